@@ -1,0 +1,34 @@
+"""sparsetile: sparse × dense matrix products, on Tensor Cores where they pay.
+
+>>> import sparsetile as st
+>>> plan = st.plan(A, n=128)
+>>> C = plan @ B
+
+Importing the package touches no CUDA; kernels are compiled when a plan first needs them.
+"""
+
+from __future__ import annotations
+
+from sparsetile._version import __version__
+from sparsetile.errors import CompileError, DataError, PlanFileError, UnsupportedError
+from sparsetile.intake import CSR
+from sparsetile.plan import Plan
+from sparsetile.planfile import load_plan
+from sparsetile.planner import plan
+from sparsetile.product import clear_plan_cache, spmm
+from sparsetile.systems.table import systems
+
+__all__ = [
+    "CSR",
+    "CompileError",
+    "DataError",
+    "Plan",
+    "PlanFileError",
+    "UnsupportedError",
+    "__version__",
+    "clear_plan_cache",
+    "load_plan",
+    "plan",
+    "spmm",
+    "systems",
+]

@@ -1,0 +1,7 @@
+"""Work lists: format -> Schedule. One file a policy; each is checked by tests/contracts."""
+
+from __future__ import annotations
+
+from sparsetile.balance.segments import SegmentSchedule, schedule_segments
+
+__all__ = ["SegmentSchedule", "schedule_segments"]

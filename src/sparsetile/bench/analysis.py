@@ -1,0 +1,214 @@
+"""Records -> ratios: best baseline per product, speedups, geomeans, losses, break-even.
+
+Everything that prints or draws figures takes them from here, so that the console, the page and
+docs/results.md cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparsetile.bench.record import Record
+
+__all__ = [
+    "BASELINE_GROUPS",
+    "Group",
+    "Loss",
+    "attach_baselines",
+    "break_even",
+    "geomean",
+    "product_key",
+    "summarise",
+]
+
+# What a system has to beat, by device and operation: the fastest of these in the same file.
+BASELINE_GROUPS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("cuda", "spmm"): ("cusparse-csr1", "cusparse-csr2", "cusparse-csr3"),
+    ("cuda", "transpose"): ("cusparse-csr1", "cusparse-csr2", "cusparse-csr3"),
+    ("cuda", "sddmm"): ("cusparse-sddmm",),
+    ("cpu", "spmm"): ("scipy", "torch-csr"),
+    ("cpu", "transpose"): ("scipy", "torch-csr"),
+    ("cpu", "sddmm"): ("torch-sddmm",),
+}
+
+# Ratios from here up count as won: closer than this, two p50 of one machine do not differ.
+_TIE = 0.995
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Return the geometric mean; NaN of nothing.
+
+    >>> geomean([1.0, 4.0])
+    2.0
+    """
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def product_key(record: Record) -> tuple[Any, ...]:
+    """What two systems must share to be compared: machine, matrix and product."""
+    return (
+        record["environment"].get("device_name", ""),
+        record["suite"],
+        record["matrix"],
+        record["op"],
+        record["reduce"],
+        record["weighted"],
+        record["dtype"],
+        record["n"],
+    )
+
+
+def _device_kind(record: Record) -> str:
+    return str(record["environment"].get("device", "cpu"))
+
+
+def _is_yardstick(record: Record) -> bool:
+    group = BASELINE_GROUPS.get((_device_kind(record), record["op"]), ())
+    return record["status"] == "ok" and not record["config"] and record["system"] in group
+
+
+def break_even(record: Record, baseline: Record) -> float | None:
+    """Products after which planning has paid for itself; None when it never does.
+
+    Compilation is left out: its result is kept on disk, so it is paid once per machine.
+    """
+    gain = baseline["time"]["p50"] - record["time"]["p50"]
+    if gain <= 0:
+        return None
+
+    def cost(planned: Record) -> float:
+        split = planned.get("planning") or {}
+        return sum(seconds for name, seconds in split.items() if name not in ("compile", "total"))
+
+    return max(0.0, (cost(record) - cost(baseline)) / gain)
+
+
+def attach_baselines(records: Sequence[Record]) -> list[Record]:
+    """Return the records with ``baseline``, ``baseline_seconds``, ``speedup``, ``break_even``.
+
+    The baseline is the fastest of its group on the same machine, matrix and product. Records
+    without one carry None.
+    """
+    best: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        if _is_yardstick(record):
+            key = product_key(record)
+            held = best.get(key)
+            if held is None or record["time"]["p50"] < held["time"]["p50"]:
+                best[key] = record
+    attached = []
+    for record in records:
+        yardstick = best.get(product_key(record))
+        filled = dict(record)
+        timed = record["status"] == "ok" and yardstick is not None
+        filled["baseline"] = yardstick["system"] if yardstick is not None else None
+        filled["baseline_seconds"] = yardstick["time"]["p50"] if yardstick is not None else None
+        filled["speedup"] = (
+            yardstick["time"]["p50"] / record["time"]["p50"] if timed and yardstick else None
+        )
+        filled["break_even"] = break_even(record, yardstick) if timed and yardstick else None
+        attached.append(filled)
+    return attached
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A product on which a system was slower than the best baseline."""
+
+    matrix: str
+    speedup: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """One system over one suite at one width."""
+
+    suite: str
+    device_name: str
+    op: str
+    reduce: str
+    dtype: str
+    n: int
+    system: str
+    label: str
+    kind: str
+    count: int
+    geomean: float
+    won: int
+    worst_matrix: str
+    worst: float
+    best: float
+    floor_share: float | None
+    gflops: float
+    losses: tuple[Loss, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def system_label(record: Record) -> str:
+    """Name of a system with its configuration: ``csr``, or ``csr reorder=rcm``."""
+    if record.get("label"):
+        return str(record["label"])
+    extra = " ".join(f"{name}={value}" for name, value in sorted(record["config"].items()))
+    return f"{record['system']} {extra}".strip()
+
+
+def summarise(records: Sequence[Record]) -> list[Group]:
+    """Group by suite, operation, dtype, width and system; systems first, then baselines.
+
+    A baseline is summarised too, against the best of its own group, so that the table shows what
+    picking one algorithm blindly would cost. Only products with a baseline count.
+    """
+    if records and "speedup" not in records[0]:
+        records = attach_baselines(records)
+    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        if record.get("speedup") is not None:
+            key = (
+                record["suite"],
+                record["environment"].get("device_name", ""),
+                record["op"],
+                record["reduce"],
+                record["dtype"],
+                record["n"],
+                record["kind"] == "baseline",
+                record["system"],
+                system_label(record),
+            )
+            groups[key].append(record)
+    return [_group(key, members) for key, members in sorted(groups.items())]
+
+
+def _group(key: tuple[Any, ...], members: list[Record]) -> Group:
+    suite, device_name, op, reduce, dtype, n, is_baseline, system, label = key
+    ordered = sorted(members, key=lambda record: record["speedup"])
+    shares = [record["floor_share"] for record in members if record.get("floor_share")]
+    losses = tuple(
+        Loss(record["matrix"], record["speedup"]) for record in ordered if record["speedup"] < _TIE
+    )
+    return Group(
+        suite=suite,
+        device_name=device_name,
+        op=op,
+        reduce=reduce,
+        dtype=dtype,
+        n=n,
+        system=system,
+        label=label,
+        kind="baseline" if is_baseline else "system",
+        count=len(members),
+        geomean=geomean(record["speedup"] for record in members),
+        won=len(members) - len(losses),
+        worst_matrix=ordered[0]["matrix"],
+        worst=ordered[0]["speedup"],
+        best=ordered[-1]["speedup"],
+        floor_share=geomean(shares) if shares else None,
+        gflops=geomean(record["gflops"] for record in members if record.get("gflops")),
+        losses=losses,
+    )

@@ -1,0 +1,207 @@
+"""The record of one measurement: its schema, its validation, and JSONL files of records.
+
+A record is one JSON object on one line. It stands alone: it repeats the environment it was made
+in, so that files can be joined, cut and compared freely. ``SCHEMA`` changes when a reader of
+older files would misread a newer one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsetile.errors import DataError
+
+__all__ = [
+    "DTYPES",
+    "OPS",
+    "SCHEMA",
+    "STATUSES",
+    "Damage",
+    "Record",
+    "append_record",
+    "entry_key",
+    "read_records",
+    "validate",
+]
+
+SCHEMA = 1
+
+OPS = ("spmm", "transpose", "sddmm")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+# ok: right and timed. wrong: outside the error bound, so not timed. skipped: cannot serve this
+# product, or not built. error, crash, timeout: the entry failed, the run went on.
+STATUSES = ("ok", "wrong", "skipped", "error", "crash", "timeout")
+
+Record = dict[str, Any]
+
+_TEXT = ("key", "suite", "matrix", "source", "op", "reduce", "dtype", "system", "kind", "reorder")
+_COUNTS = ("n", "rows", "cols", "nnz")
+_TIMES = ("p20", "p50", "p80")
+_KINDS = ("system", "baseline")
+
+
+def entry_key(entry: Mapping[str, Any]) -> str:
+    """Return what identifies a measurement within a file, whatever machine made it."""
+    config = json.dumps(entry.get("config") or {}, sort_keys=True, separators=(",", ":"))
+    return "|".join(
+        str(part)
+        for part in (
+            entry["suite"],
+            entry["matrix"],
+            entry["op"],
+            entry["reduce"],
+            "weighted" if entry["weighted"] else "pattern",
+            entry["dtype"],
+            entry["n"],
+            entry["system"],
+            config,
+        )
+    )
+
+
+def _require(found: Mapping[str, Any], name: str, kinds: tuple[type, ...], what: str) -> Any:
+    if name not in found:
+        raise DataError(f"record: {name} must be present, got nothing. Make the record again.")
+    value = found[name]
+    if isinstance(value, bool) and bool not in kinds or not isinstance(value, kinds):
+        raise DataError(f"record: {name} must be {what}, got {value!r}. Make the record again.")
+    return value
+
+
+def _among(found: Mapping[str, Any], name: str, allowed: Iterable[str]) -> None:
+    value = _require(found, name, (str,), "text")
+    names = list(allowed)
+    if value not in names:
+        raise DataError(
+            f"record: {name} must be one of {names}, got {value!r}. Make the record again."
+        )
+
+
+def _seconds(found: Mapping[str, Any], where: str) -> None:
+    for name in _TIMES:
+        value = found.get(name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type]
+            raise DataError(
+                f"record: {where}.{name} must be seconds above 0, got {value!r}. "
+                "Make the record again."
+            )
+    if not found["p20"] <= found["p50"] <= found["p80"]:
+        raise DataError(
+            f"record: {where} must have p20 <= p50 <= p80, got "
+            f"{found['p20']}, {found['p50']}, {found['p80']}. Make the record again."
+        )
+
+
+def validate(found: object) -> Record:
+    """Return ``found`` if it is a record of this schema, else raise DataError saying why not."""
+    if not isinstance(found, dict):
+        raise DataError(
+            f"record: line must be a JSON object, got {type(found).__name__}. Remove the line."
+        )
+    schema = found.get("schema")
+    if schema != SCHEMA:
+        raise DataError(
+            f"record: schema must be {SCHEMA}, got {schema!r}. "
+            "Read it with the version of sparsetile that made it, or measure again."
+        )
+    for name in _TEXT:
+        _require(found, name, (str,), "text")
+    for name in _COUNTS:
+        if _require(found, name, (int,), "a whole number") < 0:
+            raise DataError(
+                f"record: {name} must be 0 or more, got {found[name]}. Make the record again."
+            )
+    _require(found, "weighted", (bool,), "true or false")
+    _require(found, "config", (dict,), "an object")
+    _require(found, "environment", (dict,), "an object")
+    _among(found, "status", STATUSES)
+    _among(found, "op", OPS)
+    _among(found, "dtype", DTYPES)
+    _among(found, "kind", _KINDS)
+    if found["status"] == "ok":
+        _seconds(_require(found, "time", (dict,), "an object"), "time")
+        _require(found, "error", (dict,), "an object")
+        if found.get("cold") is not None:
+            _seconds(_require(found, "cold", (dict,), "an object"), "cold")
+    else:
+        _require(found, "reason", (str,), "text")
+    return found
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A line of a records file that could not be used, and why."""
+
+    path: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.reason}"
+
+
+def read_records(path: str | os.PathLike[str]) -> tuple[list[Record], list[Damage]]:
+    """Read a JSONL file of records.
+
+    Returns
+    -------
+    records : list of dict
+        The valid ones; of several with one key the last, since a later run corrects an earlier.
+    damaged : list of Damage
+        Every other line, with its number and the reason.
+
+    Raises
+    ------
+    FileNotFoundError, DataError
+        There is no such file, or it is not text.
+    """
+    file = Path(path)
+    if file.is_dir() or not file.exists():
+        raise FileNotFoundError(
+            f"read_records: path must be an existing file of records, got {str(file)!r}. "
+            "Check the path."
+        )
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (UnicodeDecodeError, OSError) as error:
+        raise DataError(
+            f"read_records: path must be a text file of records, got {str(file)!r} ({error}). "
+            "Give a .jsonl file that sparsetile bench wrote."
+        ) from None
+    found: dict[str, Record] = {}
+    damaged: list[Damage] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = validate(json.loads(line))
+        except json.JSONDecodeError as error:
+            damaged.append(Damage(file.name, number, f"not JSON ({error.msg})"))
+        except DataError as error:
+            damaged.append(Damage(file.name, number, str(error)))
+        else:
+            found.pop(record["key"], None)
+            found[record["key"]] = record
+    return list(found.values()), damaged
+
+
+def append_record(path: str | os.PathLike[str], record: Record) -> None:
+    """Validate a record and append it as one line, flushed, so that a crash keeps it."""
+    text = json.dumps(validate(record), separators=(",", ":"), allow_nan=False)
+    file = Path(path)
+    # A run killed in the middle of a write leaves half a line; start on a fresh one.
+    torn = False
+    if file.exists() and file.stat().st_size:
+        with file.open("rb") as stream:
+            stream.seek(-1, os.SEEK_END)
+            torn = stream.read(1) != b"\n"
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(("\n" if torn else "") + text + "\n")
+        stream.flush()

@@ -1,0 +1,166 @@
+"""The application: registers the commands, and turns every error into one line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from sparsetile.cli import (
+    cache,
+    compile,
+    data,
+    doctor,
+    inspect,
+    plan,
+    run,
+    systems,
+    verify,
+)
+from sparsetile.cli.console import note
+from sparsetile.errors import CompileError, UnsupportedError
+
+__all__ = ["app", "main"]
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="sparsetile",
+    help="Sparse x dense matrix products: run, check and time them, and look inside.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("doctor")(doctor.doctor)
+app.command("systems")(systems.systems)
+app.command("inspect")(inspect.inspect)
+app.command("plan")(plan.plan)
+app.command("compile")(compile.compile_kernels)
+app.command("verify")(verify.verify)
+app.command("cache")(cache.cache)
+app.add_typer(data.app, name="data")
+
+
+class _Options:
+    """What the options before the command's name asked for."""
+
+    traceback = False
+
+
+class _Lines(logging.Handler):
+    """Log lines to whatever stderr is now, so that progress bars can step aside for them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(f"sparsetile: {record.getMessage()}")
+
+
+@app.callback(invoke_without_command=True)
+def _before(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No log lines, only errors on stderr.")
+    ] = False,
+    show_traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show where an error came from, for bug reports.")
+    ] = False,
+) -> None:
+    _Options.traceback = show_traceback
+    if quiet:
+        logging.getLogger("sparsetile").setLevel(logging.ERROR)
+    if version:
+        import sparsetile
+
+        print(sparsetile.__version__)
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        note(context.get_help())
+        raise typer.Exit(USAGE)
+
+
+def _one_line(error: BaseException) -> str:
+    """Return an error's text on one line; lists of reasons are joined by semicolons."""
+    head, *rest = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
+    return f"{head} {'; '.join(rest)}".strip()
+
+
+def _is_usage_error(error: Exception) -> bool:
+    # Releases of typer differ in where the base class of their own errors lives.
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _report(error: Exception) -> int:
+    """Say on stderr what went wrong; return the exit code."""
+    if _Options.traceback:
+        traceback.print_exception(error)
+    if _is_usage_error(error):
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "sparsetile"
+        text = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        note(f"sparsetile: error: {text} Try `{where} --help`.")
+        return USAGE
+    if isinstance(error, CompileError):
+        note(f"sparsetile: error: {error}")
+        return FAILED
+    if _out_of_memory(error):
+        note(f"sparsetile: error: not enough memory here: {_one_line(error)}")
+        return USAGE
+    if isinstance(error, (ValueError, TypeError, OSError, UnsupportedError)):
+        note(f"sparsetile: error: {_one_line(error)}")
+        return USAGE
+    hint = "" if _Options.traceback else " Add --traceback before the command for a bug report."
+    note(f"sparsetile: error: {type(error).__name__}: {_one_line(error)}{hint}")
+    return FAILED
+
+
+def _out_of_memory(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in text or "allocate memory" in text)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Words after the program's name; those of this process when None.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without × is no reason to fail
+    log, handler = logging.getLogger("sparsetile"), _Lines()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    _Options.traceback = False
+    try:
+        command = typer.main.get_command(app)
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        code = command.main(args=words, prog_name="sparsetile", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        note("sparsetile: stopped")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has left; point stdout elsewhere so that exit does not trip on it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except typer.Abort:
+        return FAILED
+    except Exception as error:
+        return _report(error)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

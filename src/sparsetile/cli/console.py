@@ -1,0 +1,118 @@
+"""Where output goes: data on stdout, everything else on stderr.
+
+Streams are looked up at each call, so that redirections are obeyed. Progress is drawn on stderr
+and only where that is a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["activity", "note", "print_json", "print_table", "print_text", "progress_bar"]
+
+# Tables keep their natural width in a pipe: cut or folded cells are no use to a reader of logs.
+_PIPE_WIDTH = 1000
+
+
+def note(text: str) -> None:
+    """Write one line to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_text(text: str) -> None:
+    """Write plain text to stdout."""
+    print(text, flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON has no word for (Infinity, NaN) by None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def print_json(value: Any) -> None:
+    """Write ``value`` to stdout as JSON."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False), flush=True)
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    title: str | None = None,
+) -> None:
+    """Write a table to stdout.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Headings.
+    rows : sequence of sequences of str
+        Cells; markup is not interpreted.
+    right : sequence of str
+        Headings of the columns that are aligned to the right.
+    title : str, optional
+        Line above the table.
+    """
+    on_terminal = sys.stdout.isatty()
+    table = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False
+    )
+    for name in columns:
+        table.add_column(
+            name, justify="right" if name in right else "left", overflow="fold", no_wrap=False
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(file=sys.stdout, width=None if on_terminal else _PIPE_WIDTH).print(table)
+
+
+@contextmanager
+def activity(text: str) -> Iterator[None]:
+    """Show a spinner with ``text`` on stderr while the block runs."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(file=sys.stderr).status(text):
+        yield
+
+
+@contextmanager
+def progress_bar(text: str, total: int) -> Iterator[Any]:
+    """Show a bar on stderr; yields a function that advances it by one."""
+    shown = sys.stderr.isatty()
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,89 @@
+"""Arguments that several commands share, and their way into the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from sparsetile.checks import one_of
+from sparsetile.errors import value_error
+from sparsetile.intake.csr import CSR, VALUE_DTYPES
+
+__all__ = [
+    "DTYPES",
+    "Data",
+    "Device",
+    "Dtype",
+    "Json",
+    "Matrix",
+    "SystemName",
+    "Tune",
+    "Width",
+    "dtype_of",
+    "load_matrix",
+    "resolve_device",
+]
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in VALUE_DTYPES}
+
+_MATRIX_HELP = (
+    "File (.mtx, .mtx.gz, .npz), name within --data, stand-in name such as reddit-like, "
+    "or spec such as 'gen:power_law?rows=1e4&nnz=2e5'."
+)
+Matrix = Annotated[str, typer.Argument(metavar="MATRIX", help=_MATRIX_HELP)]
+Matrices = Annotated[list[str], typer.Argument(metavar="MATRIX...", help=_MATRIX_HELP)]
+Width = Annotated[int, typer.Option("-n", "--n", min=1, help="Columns of the dense matrix B.")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", metavar="DTYPE", help=f"Type of B and C: {', '.join(DTYPES)}.")
+]
+SystemName = Annotated[
+    str, typer.Option("--system", metavar="NAME", help="auto, or a name from `sparsetile systems`.")
+]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="auto (the GPU if any), cpu, or cuda.")
+]
+Tune = Annotated[
+    str,
+    typer.Option("--tune", metavar="HOW", help="Choose the system by model or by measure."),
+]
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Folder in which names are looked up.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def dtype_of(function: str, name: str) -> torch.dtype:
+    """Return the torch type called ``name``."""
+    return DTYPES[one_of(function, "--dtype", name, DTYPES)]
+
+
+def resolve_device(function: str, name: str) -> torch.device:
+    """Return the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:1``."""
+    available = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if available else "cpu"
+    kind, _, index = name.partition(":")
+    one_of(function, "--device", kind, ["auto", "cpu", "cuda"])
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not available:
+        raise value_error(
+            function, "--device", "auto or cpu where torch finds no CUDA GPU", name,
+            "Run `sparsetile doctor` to see what is missing",
+        )  # fmt: skip
+    count = torch.cuda.device_count()
+    number = torch.cuda.current_device() if not index else int(index) if index.isdigit() else -1
+    if not 0 <= number < count:
+        names = [f"cuda:{i}" for i in range(count)]
+        raise value_error(function, "--device", f"one of {names}", name, "Choose one of those")
+    return torch.device("cuda", number)
+
+
+def load_matrix(name: str, data: Path | None) -> CSR:
+    """Read or generate the matrix that a MATRIX argument names, on the CPU."""
+    from sparsetile.data import load
+
+    return load(name, data_dir=data)

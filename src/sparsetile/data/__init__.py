@@ -1,0 +1,1 @@
+"""Matrices to work on: generators, stand-ins for published graphs, downloads, folders."""

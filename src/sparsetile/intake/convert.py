@@ -1,0 +1,97 @@
+"""``as_csr``: the one door through which every matrix enters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sparsetile.errors import type_error, value_error
+from sparsetile.intake.csr import CSR
+from sparsetile.intake.files import read_matrix
+from sparsetile.intake.foreign import from_scipy, from_torch_sparse
+from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.intake.torch_inputs import from_torch
+from sparsetile.intake.tuples import from_csr_tuple, from_edge_index, from_edge_tuple
+
+__all__ = ["as_csr"]
+
+_ACCEPTED = (
+    "Pass a torch sparse tensor, a scipy or cupyx sparse matrix, a PyG EdgeIndex or SparseTensor, "
+    "(edge_index, weight, shape), (indptr, indices, values, shape), "
+    "or a path to .mtx, .mtx.gz or .npz"
+)
+
+
+def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None = None) -> CSR:
+    """Return any supported sparse matrix as canonical CSR, or raise one clear error.
+
+    Rows come out sorted, duplicates summed (half types in float32), explicit zeros kept.
+    ``CSR.entry_map`` says where each entry of the input went. Values stay in the autograd graph
+    and keep their float type; whole numbers and bools become the default float type where it
+    holds them exactly. A pattern (no values) stays one, unless it has duplicates: then the values
+    are the multiplicities. The result may share memory with ``A``.
+
+    Parameters
+    ----------
+    A
+        - torch sparse tensor, M x K: CSR, CSC, COO (coalesced or not), BSR, BSC
+        - scipy or cupyx sparse matrix or array of any format
+        - ``(edge_index, weight, shape)``: integer [2, E] (row 0 holds A's rows, row 1 its
+          columns), float [E] or None, (M, K); ``edge_index`` may be a PyG ``EdgeIndex``, which
+          may also stand alone, or leave ``shape`` None, when it knows its sparse_size
+        - ``(indptr, indices, values, shape)``: integer [M + 1], integer [nnz], float [nnz] or None
+        - torch_sparse ``SparseTensor``
+        - path to ``.mtx``, ``.mtx.gz`` or ``.npz`` (see :func:`sparsetile.intake.read_matrix`)
+        - CSR: returned as it is
+
+        Indices are int32 or int64; numpy arrays serve wherever tensors do.
+    function
+        The name that error texts begin with.
+    device
+        Where the result should lie; None leaves it where ``A`` lies (files: CPU). The work is
+        done where ``A`` lies.
+
+    Raises
+    ------
+    TypeError
+        ``A`` or a part of it is of a type that is not supported.
+    ValueError
+        The parts contradict each other or the shape. ``DataError`` when a file does.
+    """
+    target = None if device is None else _device(function, device)
+    kind = kind_of(A)
+    if kind is Kind.CSR:
+        csr = A
+    elif kind is Kind.PATH:
+        csr = read_matrix(A, function=function)
+    elif kind is Kind.TENSOR:
+        csr = from_torch(function, A)
+    elif kind is Kind.EDGE_INDEX:
+        csr = from_edge_index(function, A)
+    elif kind is Kind.EDGE_TUPLE:
+        csr = from_edge_tuple(function, A)
+    elif kind is Kind.CSR_TUPLE:
+        csr = from_csr_tuple(function, A)
+    elif kind is Kind.SCIPY or kind is Kind.CUPYX:
+        csr = from_scipy(function, A)
+    elif kind is Kind.TORCH_SPARSE:
+        csr = from_torch_sparse(function, A)
+    else:
+        raise type_error(function, "A", "a sparse matrix", _describe(A), _ACCEPTED)
+    return csr if target is None else csr.to(target)
+
+
+def _describe(A: Any) -> str:
+    if isinstance(A, (tuple, list)):
+        return f"a {type(A).__name__} of {len(A)} elements"
+    return type(A).__name__
+
+
+def _device(function: str, device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise value_error(
+            function, "device", "a torch device", repr(device), "Use 'cpu' or 'cuda'"
+        ) from None

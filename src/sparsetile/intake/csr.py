@@ -1,0 +1,95 @@
+"""The canonical matrix that every later stage reads: CSR, sorted, without duplicates.
+
+``indptr`` is int64 [M+1], ``indices`` int32 [nnz] strictly increasing inside each row, ``values``
+None for a pattern (every stored entry counts as 1) or a float tensor [nnz]. All on one device.
+``entry_map`` tells where the caller's k-th stored entry went (int64 [input entries]); None means
+that the input was already canonical, so that entry k of the caller is entry k here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["CSR", "VALUE_DTYPES"]
+
+VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class CSR:
+    """A sparse matrix in canonical compressed-row form. See the module's text for the contract."""
+
+    indptr: Tensor
+    indices: Tensor
+    values: Tensor | None
+    shape: tuple[int, int]
+    entry_map: Tensor | None = None
+
+    @property
+    def nnz(self) -> int:
+        return self.indices.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self.indptr.device
+
+    def row_lengths(self) -> Tensor:
+        """Stored entries per row, int64 [M]."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    def row_ids(self) -> Tensor:
+        """Row of each stored entry, int64 [nnz]."""
+        rows = torch.arange(self.shape[0], device=self.device)
+        return torch.repeat_interleave(rows, self.row_lengths(), output_size=self.nnz)
+
+    def with_values(self, values: Tensor | None) -> CSR:
+        """Return the same pattern with other values (canonical order)."""
+        return replace(self, values=values)
+
+    def to(self, device: torch.device | str) -> CSR:
+        """Return the matrix on ``device``; itself when it is already there."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        return CSR(
+            self.indptr.to(device),
+            self.indices.to(device),
+            None if self.values is None else self.values.to(device),
+            self.shape,
+            None if self.entry_map is None else self.entry_map.to(device),
+        )
+
+    def canonical_values(self, entry_values: Tensor) -> Tensor:
+        """Bring values from the caller's entry order to canonical order, duplicates summed.
+
+        Differentiable. ``entry_values`` has one element per entry of the caller's input.
+        """
+        if self.entry_map is None:
+            return entry_values
+        if self.entry_map.numel() == self.nnz:  # a permutation: a gather is exact and cheap
+            inverse = torch.empty_like(self.entry_map)
+            inverse[self.entry_map] = torch.arange(self.nnz, device=self.device)
+            return entry_values[inverse]
+        wide = entry_values.float() if entry_values.dtype.itemsize < 4 else entry_values
+        summed = torch.zeros(self.nnz, dtype=wide.dtype, device=wide.device)
+        return summed.index_add(0, self.entry_map, wide).to(entry_values.dtype)
+
+    def transpose_order(self) -> Tensor:
+        """Stable order of the entries by (column, row), int64 [nnz]: values of the transpose."""
+        return torch.argsort(self.indices, stable=True)
+
+    def transposed(self, order: Tensor | None = None) -> CSR:
+        """Return Aᵀ in canonical form; ``order`` is :meth:`transpose_order` when known."""
+        order = self.transpose_order() if order is None else order
+        counts = torch.bincount(self.indices, minlength=self.shape[1])
+        indptr = torch.zeros(self.shape[1] + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(counts, 0, out=indptr[1:])
+        return CSR(
+            indptr,
+            self.row_ids()[order].to(torch.int32),
+            None if self.values is None else self.values[order],
+            (self.shape[1], self.shape[0]),
+        )

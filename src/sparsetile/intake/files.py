@@ -1,0 +1,322 @@
+"""Matrix files: reads Matrix Market (``.mtx``, ``.mtx.gz``) and ``.npz``, writes ``.npz``.
+
+A file is hostile until proved otherwise: headers are checked here, against the size of the file,
+before any memory is reserved on their word, and nothing is ever unpickled. Entries are parsed by
+scipy's parallel reader, which is imported when a file needs it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import torch
+
+from sparsetile.checks import MAX_DIM, dimension
+from sparsetile.errors import DataError, describe, value_error
+from sparsetile.intake.arrays import index_tensor, scipy_index_tensor, values_tensor
+from sparsetile.intake.canonical import Names, from_compressed, from_coordinates
+from sparsetile.intake.csr import CSR
+from sparsetile.intake.foreign import from_scipy
+
+__all__ = ["read_matrix", "write_npz"]
+
+# Deflate cannot expand more than this, so a .gz of n bytes holds no more than n times as much.
+_DEFLATE_LIMIT = 1032
+# Row pointers of this many rows take 128 MiB: below it a header may claim any number of rows.
+_FREE_ROWS = 2**24
+_LINE_LIMIT = 2**16
+_FIELDS = ("real", "double", "integer", "unsigned-integer", "pattern")
+_SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
+# What the readers of numpy, scipy, zipfile, gzip and zlib raise on a damaged file.
+_DAMAGE = (
+    ValueError,
+    OverflowError,
+    EOFError,
+    OSError,
+    KeyError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def read_matrix(path: str | os.PathLike[str], *, function: str = "read_matrix") -> CSR:
+    """Read a matrix file into canonical CSR on the CPU.
+
+    Parameters
+    ----------
+    path
+        ``.mtx`` or ``.mtx.gz``: Matrix Market, coordinate format, field real, integer or pattern,
+        any symmetry (the other half is filled in). ``.npz``: arrays ``indptr``, ``indices``,
+        ``shape`` and, unless it is a pattern, ``data``; or what ``scipy.sparse.save_npz`` writes.
+    function
+        The name that error texts begin with.
+
+    Returns
+    -------
+    CSR
+        ``values`` is None for a pattern, float64 for a Matrix Market file of reals, and of the
+        stored type for ``.npz``.
+
+    Raises
+    ------
+    FileNotFoundError, IsADirectoryError
+        There is no such file, or it is a folder.
+    ValueError
+        The name ends in none of the known extensions.
+    DataError
+        The file is damaged, truncated, or holds something else.
+    """
+    file = Path(path)
+    name = file.name.lower()
+    if not name.endswith((".mtx", ".mtx.gz", ".npz")):
+        raise value_error(
+            function,
+            "path",
+            "a file named .mtx, .mtx.gz or .npz",
+            repr(str(file)),
+            "Convert the matrix to one of these",
+        )
+    if file.is_dir():
+        raise IsADirectoryError(
+            describe(function, "path", "a file", f"the folder {str(file)!r}", "Name a file in it")
+        )
+    if not file.exists():
+        raise FileNotFoundError(
+            describe(function, "path", "an existing file", repr(str(file)), "Check the path")
+        )
+    try:
+        return _read_npz(function, file) if name.endswith(".npz") else _read_mtx(function, file)
+    except DataError:
+        raise
+    except (TypeError, ValueError) as error:  # from the checks every input goes through
+        raise DataError(str(error)) from None
+
+
+def write_npz(path: str | os.PathLike[str], csr: CSR, *, compress: bool = False) -> None:
+    """Write ``csr`` as ``.npz``: indptr int64, indices int32, shape, and data unless a pattern.
+
+    The file appears whole or not at all. bfloat16 values, which numpy lacks, are stored as
+    float32 without loss. ``compress`` makes the file smaller and writing much slower.
+    """
+    file = Path(path)
+    if not file.name.lower().endswith(".npz"):
+        raise value_error(
+            "write_npz", "path", "a file named .npz", repr(str(file)), "Add .npz to its name"
+        )
+    arrays = {
+        "indptr": csr.indptr.cpu().numpy(),
+        "indices": csr.indices.cpu().numpy(),
+        "shape": np.array(csr.shape, dtype=np.int64),
+    }
+    if csr.values is not None:
+        values = csr.values.detach().cpu()
+        arrays["data"] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            (np.savez_compressed if compress else np.savez)(stream, **cast(Any, arrays))
+        os.chmod(temporary, 0o644)  # mkstemp makes it private
+        os.replace(temporary, file)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _damaged(function: str, file: Path, expected: str, actual: object) -> DataError:
+    remedy = "The file is damaged, truncated or of another kind: fetch or write it again"
+    return DataError(describe(function, file.name, expected, actual, remedy))
+
+
+@contextmanager
+def _reading(function: str, file: Path, expected: str) -> Iterator[None]:
+    """Turn whatever a library raises on a damaged file into one DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except _DAMAGE as error:
+        text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise _damaged(function, file, expected, f"an error in reading it: {text}") from None
+
+
+def _check_rows(function: str, file: Path, rows: int, room: int) -> None:
+    # Row pointers are made of the row count alone, so a header of a few bytes could ask for 16 GB.
+    if rows > max(_FREE_ROWS, 8 * room):
+        raise _damaged(
+            function, file, "a matrix with rows that the size of the file bears out", f"{rows} rows"
+        )
+
+
+# --- Matrix Market -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _MarketHeader:
+    rows: int
+    columns: int
+    entries: int
+    field: str
+    symmetry: str
+
+
+def _read_mtx(function: str, file: Path) -> CSR:
+    packed = file.name.lower().endswith(".gz")
+    room = file.stat().st_size * (_DEFLATE_LIMIT if packed else 1)
+    with _reading(function, file, "a Matrix Market file"), _open(file, packed) as stream:
+        header = _read_market_header(function, file, stream)
+    least = 4 if header.field == "pattern" else 6  # "1 1\n" and "1 1 1\n"
+    if header.entries * least > room + 1:
+        raise _damaged(
+            function,
+            file,
+            f"large enough for the {header.entries} entries its header announces",
+            f"{file.stat().st_size} bytes",
+        )
+    _check_rows(function, file, header.rows, room)
+
+    from scipy.io import mmread
+
+    with _reading(function, file, "a Matrix Market file"), _open(file, packed) as stream:
+        # By path, the reader maps lines to threads itself; a stream it must read through Python.
+        matrix = mmread(stream if packed else file, spmatrix=False)
+    names = Names(function).inside(file.name)
+    pattern = header.field == "pattern"
+    return from_coordinates(
+        names,
+        scipy_index_tensor(function, names.rows, matrix.row),
+        scipy_index_tensor(function, names.columns, matrix.col),
+        None if pattern else values_tensor(function, names.values, matrix.data),
+        (header.rows, header.columns),
+    )
+
+
+def _open(file: Path, packed: bool) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(file, "rb")) if packed else open(file, "rb")
+
+
+def _read_market_header(function: str, file: Path, stream: BinaryIO) -> _MarketHeader:
+    banner = stream.readline(_LINE_LIMIT).decode("latin-1").split()
+    if not banner or not re.fullmatch("%{1,2}MatrixMarket", banner[0]):
+        raise _damaged(
+            function, file, "a Matrix Market file that begins with %%MatrixMarket", "no such line"
+        )
+    words = [word.lower() for word in banner[1:]]
+    if len(words) != 4 or words[0] != "matrix":
+        raise _damaged(
+            function,
+            file,
+            "headed '%%MatrixMarket matrix coordinate FIELD SYMMETRY'",
+            repr(" ".join(banner)[:80]),
+        )
+    _, layout, field, symmetry = words
+    for given, allowed, what, remedy in (
+        (layout, ("coordinate",), "format", "Convert it with scipy.sparse.coo_array and mmwrite"),
+        (field, _FIELDS, "field", "Split it into real and imaginary parts, or into real values"),
+        (symmetry, _SYMMETRIES, "symmetry", "Write it as general"),
+    ):
+        if given not in allowed:
+            expected = f"a Matrix Market file of {what} {' or '.join(allowed)}"
+            raise DataError(describe(function, file.name, expected, repr(given[:80]), remedy))
+    if field == "pattern" and symmetry == "skew-symmetric":
+        raise _damaged(
+            function, file, "free of contradictions", "a pattern (no signs) that is skew-symmetric"
+        )
+
+    rows, columns, entries = _read_size_line(function, file, stream)
+    if symmetry != "general" and rows != columns:
+        raise _damaged(function, file, f"square, being {symmetry}", f"{rows} x {columns}")
+    return _MarketHeader(rows, columns, entries, field, symmetry)
+
+
+def _read_size_line(function: str, file: Path, stream: BinaryIO) -> tuple[int, int, int]:
+    while True:
+        line = stream.readline(_LINE_LIMIT)
+        if line.startswith(b"%"):
+            while line and not line.endswith(b"\n"):  # a comment longer than the limit
+                line = stream.readline(_LINE_LIMIT)
+        elif line.strip() or not line:
+            break
+    text = line.decode("latin-1").strip()
+    if not re.fullmatch(r"[+-]?\d+\s+[+-]?\d+\s+[+-]?\d+", text, flags=re.ASCII):
+        got = repr(text[:80]) if text else "the end of the file"
+        raise _damaged(function, file, "sized by a line 'ROWS COLUMNS ENTRIES'", got)
+    if len(text) > 80:  # Python refuses to convert thousands of digits, and no count has them
+        raise _damaged(function, file, "sized by counts of at most 19 digits", repr(text[:80]))
+    rows, columns, entries = (int(word) for word in text.split())
+    if min(rows, columns, entries) < 0 or max(rows, columns) > MAX_DIM:
+        raise _damaged(
+            function,
+            file,
+            f"sized by ROWS and COLUMNS from 0 to {MAX_DIM} and ENTRIES from 0",
+            repr(text),
+        )
+    return rows, columns, entries
+
+
+# --- npz -----------------------------------------------------------------------------------------
+
+
+def _read_npz(function: str, file: Path) -> CSR:
+    with _reading(function, file, "an .npz file"):
+        arrays = _load_arrays(function, file)
+    names = Names(function, values="data").inside(file.name)
+    if arrays is None:
+        from scipy.sparse import load_npz
+
+        with _reading(function, file, "a matrix written by scipy.sparse.save_npz"):
+            matrix = load_npz(file)
+        rows, _ = _stored_shape(function, file, matrix.shape)
+        _check_rows(function, file, rows, file.stat().st_size * _DEFLATE_LIMIT)
+        return from_scipy(function, matrix, names)
+    data = arrays.get("data")
+    return from_compressed(
+        names,
+        index_tensor(function, names.indptr, arrays["indptr"]),
+        index_tensor(function, names.indices, arrays["indices"]),
+        None if data is None else values_tensor(function, names.values, data),
+        _stored_shape(function, file, arrays["shape"].reshape(-1).tolist()),
+    )
+
+
+def _stored_shape(function: str, file: Path, shape: Sequence[object]) -> tuple[int, int]:
+    if len(shape) != 2:
+        raise _damaged(function, file, "an .npz file of a matrix", f"shape {list(shape)}")
+    rows, columns = (
+        dimension(function, f"shape[{axis}] in {file.name}", size)
+        for axis, size in enumerate(shape)
+    )
+    return rows, columns
+
+
+def _load_arrays(function: str, file: Path) -> dict[str, np.ndarray] | None:
+    """Return the arrays of our own layout, or None when scipy wrote the file."""
+    archive = np.load(file, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise _damaged(function, file, "an .npz file", "a single .npy array")
+    with archive:
+        if "format" in archive.files:
+            return None
+        missing = [key for key in ("indptr", "indices", "shape") if key not in archive.files]
+        if missing:
+            raise _damaged(
+                function,
+                file,
+                "an .npz file with indptr, indices and shape",
+                f"only {sorted(archive.files)}",
+            )
+        keys = ("indptr", "indices", "shape", "data")
+        return {key: archive[key] for key in keys if key in archive.files}

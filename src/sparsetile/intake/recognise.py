@@ -1,0 +1,65 @@
+"""Tells what kind of matrix an object is without importing the library it comes from.
+
+A class is known by the module it was defined in, its own or that of a base class, so a matrix of
+a library that is not installed costs nothing and a subclass is still recognised.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+
+from sparsetile.intake.csr import CSR
+
+__all__ = ["Kind", "kind_of"]
+
+
+class Kind(Enum):
+    """What :func:`kind_of` found."""
+
+    CSR = "CSR"
+    PATH = "path"
+    TENSOR = "tensor"
+    EDGE_INDEX = "EdgeIndex"
+    EDGE_TUPLE = "(edge_index, weight, shape)"
+    CSR_TUPLE = "(indptr, indices, values, shape)"
+    SCIPY = "scipy.sparse"
+    CUPYX = "cupyx.scipy.sparse"
+    TORCH_SPARSE = "torch_sparse.SparseTensor"
+
+
+def kind_of(A: Any) -> Kind | None:
+    """Return the kind of input ``A`` is, or None when it is none that intake reads."""
+    if isinstance(A, CSR):
+        return Kind.CSR
+    if isinstance(A, (str, os.PathLike)):
+        return Kind.PATH
+    if _comes_from(A, "torch_geometric", "EdgeIndex"):
+        return Kind.EDGE_INDEX
+    if isinstance(A, Tensor):
+        return Kind.TENSOR
+    if isinstance(A, (tuple, list)):
+        return {3: Kind.EDGE_TUPLE, 4: Kind.CSR_TUPLE}.get(len(A))
+    # A scipy matrix is whatever has a format and derives from a class of scipy.sparse.
+    if hasattr(A, "format"):
+        if _comes_from(A, "scipy.sparse"):
+            return Kind.SCIPY
+        if _comes_from(A, "cupyx.scipy.sparse"):
+            return Kind.CUPYX
+    if _comes_from(A, "torch_sparse", "SparseTensor"):
+        return Kind.TORCH_SPARSE
+    return None
+
+
+def _comes_from(A: Any, package: str, name: str | None = None) -> bool:
+    for base in type(A).__mro__:
+        module = getattr(base, "__module__", "") or ""
+        if (module == package or module.startswith(package + ".")) and name in (
+            None,
+            base.__name__,
+        ):
+            return True
+    return False

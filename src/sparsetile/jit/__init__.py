@@ -1,0 +1,35 @@
+"""Run-time compiler: source tree + configuration -> loaded kernel. The only importer of cuda.*.
+
+Nothing here imports cuda.core until a kernel is compiled, so ``import sparsetile`` stays free of
+CUDA on machines without it.
+"""
+
+from __future__ import annotations
+
+from sparsetile.jit.compiler import (
+    ARCHITECTURES,
+    Compiled,
+    Resources,
+    compile_source,
+    compiler_available,
+    nvrtc_version,
+)
+from sparsetile.jit.loader import LoadedKernel, device_arch, load, params_bytes
+from sparsetile.jit.source import KernelSource, code_digest, config_header, device_tree_digest
+
+__all__ = [
+    "ARCHITECTURES",
+    "Compiled",
+    "KernelSource",
+    "LoadedKernel",
+    "Resources",
+    "code_digest",
+    "compile_source",
+    "compiler_available",
+    "config_header",
+    "device_arch",
+    "device_tree_digest",
+    "load",
+    "nvrtc_version",
+    "params_bytes",
+]

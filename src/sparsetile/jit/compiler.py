@@ -1,0 +1,194 @@
+"""Source + architecture -> cubin, through NVRTC and cuda.core's program cache.
+
+The cache is cuda.core's ``FileStreamProgramCache`` (atomic writes, least-recently-read eviction,
+safe between processes). Beside each cubin it holds a small report: the cubin's digest and what
+ptxas said of it. A cubin whose digest does not match its report is compiled again, so a damaged
+cache costs a compile and nothing else. Compiling needs neither a GPU nor nvcc.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import logging
+import re
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from sparsetile import settings
+from sparsetile.errors import CompileError, value_error
+from sparsetile.jit.source import DEVICE_TREE, KernelSource, device_tree_digest
+
+if TYPE_CHECKING:
+    from cuda.core.utils import FileStreamProgramCache
+
+__all__ = [
+    "ARCHITECTURES",
+    "Compiled",
+    "Resources",
+    "compile_source",
+    "compiler_available",
+    "nvrtc_version",
+]
+
+log = logging.getLogger("sparsetile")
+
+# Architectures that every kernel is compiled for in the tests. The "a" targets carry the
+# instructions of one chip (wgmma and setmaxnreg on sm_90a).
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90a")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas reported for one kernel."""
+
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    static_shared_bytes: int
+
+    @property
+    def spills(self) -> bool:
+        return self.spill_store_bytes > 0 or self.spill_load_bytes > 0
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A cubin with its resource report; ``seconds`` is 0.0 when it came from the cache."""
+
+    source: KernelSource
+    arch: str
+    cubin: bytes
+    resources: Resources
+    seconds: float
+    from_cache: bool
+
+
+def compiler_available() -> str | None:
+    """Return None when NVRTC and cuda.core work here, else the reason why they do not."""
+    try:
+        nvrtc_version()
+    except Exception as error:  # whatever the loader raises, the answer is "not here, because"
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def nvrtc_version() -> tuple[int, int]:
+    """Version of the NVRTC that compiles here."""
+    from cuda.bindings import nvrtc
+
+    status, major, minor = nvrtc.nvrtcVersion()
+    if int(status) != 0:
+        raise RuntimeError(f"nvrtcVersion answered {status}")
+    return int(major), int(minor)
+
+
+def open_cache() -> FileStreamProgramCache:
+    from cuda.core.utils import FileStreamProgramCache
+
+    return FileStreamProgramCache(settings.cache_dir(), max_size_bytes=settings.cache_limit_bytes())
+
+
+def _parse_resources(text: str) -> Resources:
+    def number(pattern: str) -> int:
+        found = re.search(pattern, text)
+        return int(found.group(1)) if found else 0
+
+    return Resources(
+        registers=number(r"Used (\d+) registers"),
+        spill_store_bytes=number(r"(\d+) bytes spill stores"),
+        spill_load_bytes=number(r"(\d+) bytes spill loads"),
+        stack_bytes=number(r"(\d+) bytes stack frame"),
+        static_shared_bytes=number(r"(\d+) bytes smem"),
+    )
+
+
+def _report(cubin: bytes, resources: Resources) -> bytes:
+    body = {"sha256": hashlib.sha256(cubin).hexdigest(), "resources": asdict(resources)}
+    return json.dumps(body).encode()
+
+
+def _read_cached(
+    cache: FileStreamProgramCache, key: bytes, report_key: bytes
+) -> tuple[bytes, Resources] | None:
+    """Return the cached cubin if it is whole, None if it is missing or damaged in any way."""
+    try:
+        cubin, report = cache.get(key), cache.get(report_key)
+        if cubin is None or report is None:
+            return None
+        body = json.loads(bytes(report))
+        if hashlib.sha256(bytes(cubin)).hexdigest() != body["sha256"]:
+            return None
+        return bytes(cubin), Resources(**body["resources"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -> Compiled:
+    """Compile one kernel to a cubin for ``arch`` (for example ``sm_90a``).
+
+    Raises
+    ------
+    CompileError
+        NVRTC refused the source; the error carries its log and the source's path.
+    """
+    from cuda.core import Program, ProgramOptions
+    from cuda.core.utils import make_program_cache_key
+
+    if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
+        raise value_error(
+            "compile", "arch", "a name such as sm_80 or sm_90a", repr(arch), "Give one of those"
+        )
+    options = ProgramOptions(
+        name=source.entry,
+        arch=arch,
+        std="c++17",
+        include_path=str(DEVICE_TREE),
+        ptxas_options=["-v"],
+        ftz=False,
+    )
+    text = source.text()
+    key = make_program_cache_key(
+        code=text,
+        code_type="c++",
+        options=options,
+        target_type="cubin",
+        extra_digest=bytes.fromhex(device_tree_digest()),
+    )
+    report_key = hashlib.sha256(key + b"report").digest()
+    cache = open_cache() if use_cache else None
+    try:
+        if cache is not None:
+            found = _read_cached(cache, key, report_key)
+            if found is not None:
+                return Compiled(source, arch, found[0], found[1], 0.0, True)
+        log.info("compiling %s for %s", source.label, arch)
+        started = time.perf_counter()
+        ptxas_log = io.StringIO()
+        try:
+            program = Program(text, "c++", options=options)
+            cubin = bytes(program.compile("cubin", logs=ptxas_log).code)
+        except Exception as error:
+            compiler_log = f"{error}\n{ptxas_log.getvalue()}".strip()
+            raise CompileError(
+                f"compile: {source.label} must compile for {arch}, got an NVRTC error. "
+                f"Source {source.path}; the compiler said:\n{compiler_log}",
+                log=compiler_log,
+                source_path=str(source.path),
+            ) from error
+        resources = _parse_resources(ptxas_log.getvalue())
+        if cache is not None:
+            try:
+                cache[key] = cubin
+                cache[report_key] = _report(cubin, resources)
+            except OSError as error:  # a full or read-only disk costs the cache, not the run
+                log.info("kernel cache %s not written: %s", settings.cache_dir(), error)
+        return Compiled(source, arch, cubin, resources, time.perf_counter() - started, False)
+    finally:
+        if cache is not None:
+            cache.close()

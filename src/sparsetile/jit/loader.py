@@ -1,0 +1,148 @@
+"""Loaded kernels and their launch: cubin -> CUkernel -> cuLaunchKernel on torch's stream.
+
+cuda.core loads the module; the launch itself calls the driver through cuda.bindings with one
+packed parameter struct, because cuda.core's ``launch`` converts each argument anew on every call.
+A kernel takes exactly one parameter: a struct whose layout a ``struct`` format string describes
+(native alignment, the same rules as the device compiler's), so packing it is one call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import struct
+import threading
+from typing import Any
+
+import torch
+
+from sparsetile.errors import value_error
+from sparsetile.jit.compiler import Compiled, Resources, compile_source
+from sparsetile.jit.source import KernelSource
+
+__all__ = [
+    "LoadedKernel",
+    "current_stream_handle",
+    "device_arch",
+    "load",
+    "on_device",
+    "params_bytes",
+]
+
+# Shared memory a block may use without asking the driver for more.
+_DEFAULT_SHARED_BYTES = 48 * 1024
+# Chips whose own instructions need the "a" target.
+_ARCH_SPECIFIC = {(9, 0), (10, 0), (10, 3)}
+
+
+def params_bytes(params_format: str) -> int:
+    """Size of the parameter struct in bytes, padded to its alignment as C++ pads it."""
+    return struct.calcsize("@" + params_format + "0P")
+
+
+def device_arch(device: torch.device | int) -> str:
+    """Return the compile target of a CUDA device, such as ``sm_90a``."""
+    major, minor = torch.cuda.get_device_capability(device)
+    suffix = "a" if (major, minor) in _ARCH_SPECIFIC else ""
+    return f"sm_{major}{minor}{suffix}"
+
+
+class LoadedKernel:
+    """A kernel ready to launch on one device."""
+
+    def __init__(
+        self, compiled: Compiled, params_format: str, dynamic_shared: int, device: int
+    ) -> None:
+        from cuda.bindings import driver
+        from cuda.core import ObjectCode
+
+        self.compiled = compiled
+        self.resources: Resources = compiled.resources
+        self.dynamic_shared = dynamic_shared
+        self.device = device
+        self._module = ObjectCode.from_cubin(compiled.cubin, name=compiled.source.entry)
+        self._kernel = self._module.get_kernel(compiled.source.entry)
+        self._handle: Any = driver.CUkernel(int(self._kernel.handle))
+        self._launch = driver.cuLaunchKernel
+        self._struct = struct.Struct("@" + params_format + "0P")
+        self._local = threading.local()
+        if dynamic_shared > _DEFAULT_SHARED_BYTES:
+            attribute = driver.CUfunction_attribute
+            (status,) = driver.cuKernelSetAttribute(
+                attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                dynamic_shared,
+                self._handle,
+                driver.CUdevice(device),
+            )
+            if int(status) != 0:
+                raise value_error(
+                    "launch",
+                    "shared memory",
+                    "within the device's limit",
+                    f"{dynamic_shared} bytes ({status})",
+                    "Use a configuration with smaller tiles or fewer stages",
+                )
+
+    def _parameters(self) -> tuple[Any, int]:
+        # One buffer a thread: the driver copies it before cuLaunchKernel returns, but releases
+        # the interpreter lock meanwhile, so threads must not share it.
+        buffer = ctypes.create_string_buffer(self._struct.size)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+        self._local.keep = pointers
+        self._local.parameters = (buffer, ctypes.addressof(pointers))
+        return self._local.parameters
+
+    def launch(
+        self, grid: tuple[int, int, int], threads: int, stream: int, *params: int | float
+    ) -> None:
+        """Launch with the struct's fields in order. Never synchronises, never allocates."""
+        try:
+            buffer, address = self._local.parameters
+        except AttributeError:
+            buffer, address = self._parameters()
+        self._struct.pack_into(buffer, 0, *params)
+        (status,) = self._launch(
+            self._handle,
+            grid[0], grid[1], grid[2],
+            threads, 1, 1,
+            self.dynamic_shared, stream, address, 0,
+        )  # fmt: skip
+        if status:
+            raise RuntimeError(
+                f"launch: {self.compiled.source.label} must start, got {status!r} for grid "
+                f"{grid}, {threads} threads. Run `sparsetile doctor`; if the GPU is healthy, "
+                "report this as a bug."
+            )
+
+
+@functools.cache
+def load(
+    source: KernelSource, params_format: str, dynamic_shared: int, device: int
+) -> LoadedKernel:
+    """Compile (or find in the cache) and load a kernel on CUDA device number ``device``."""
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()  # makes torch's primary context current
+        compiled = compile_source(source, device_arch(device))
+        return LoadedKernel(compiled, params_format, dynamic_shared, device)
+
+
+# The raw handle costs 0.1 µs; torch.cuda.current_stream builds an object around it for 1 µs.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def current_stream_handle(device: int) -> int:
+    """Return torch's current CUDA stream on ``device`` as an integer handle."""
+    if _raw_stream is not None:
+        return _raw_stream(device)
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+_ALREADY_THERE = contextlib.nullcontext()
+
+
+def on_device(device: int) -> contextlib.AbstractContextManager[object]:
+    """Make ``device`` current for a block; free when it already is."""
+    if torch.cuda.current_device() == device:
+        return _ALREADY_THERE
+    return torch.cuda.device(device)

@@ -1,0 +1,10 @@
+"""Device kernels and the CPU's numba kernels. One KernelSpec a device kernel, all in KERNELS."""
+
+from __future__ import annotations
+
+from sparsetile.kernels.csr import SDDMM_CSR, SPMM_CSR
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = ["KERNELS", "KernelSpec"]
+
+KERNELS: dict[str, KernelSpec] = {spec.name: spec for spec in (SPMM_CSR, SDDMM_CSR)}

@@ -1,0 +1,327 @@
+"""The CPU's numba kernels: sparse-dense product, max/min reduction, sampled dense-dense product.
+
+Each kernel is one ``nogil`` function on raw addresses that several threads enter together; each
+thread claims tasks from a shared counter until none is left. A task is a chunk of rows, or, for a
+chunk with far more than its share of the entries (one dense row), one part of its columns.
+
+Whoever computes an element of C adds the row's entries in stored order by fused multiply-adds: C
+is the same bit for bit from run to run, for any number of threads and any split of the columns.
+
+Nothing here checks anything: `cpu_api` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+
+from sparsetile.kernels import cpu_vector
+from sparsetile.kernels.cpu_vector import (
+    UNIT_BYTES,
+    add,
+    claim,
+    divide_by,
+    fma,
+    get,
+    keep_value,
+    keep_where,
+    lane_count,
+    load,
+    multiply,
+    prefetch,
+    put,
+    splat,
+    splat_position,
+    store,
+    store_positions,
+    total,
+    zeros,
+)
+
+__all__ = ["sddmm", "spmm_extremum", "spmm_sum"]
+
+# Widest block of C held in registers: 8 of AVX-512's 32 registers; elsewhere a unit takes two to
+# four of 16 or 32 registers, so that half the width is what fits without spilling.
+_WIDE = 8 if llvm.get_host_cpu_features().get("avx512f", False) else 4
+# Entries ahead of the current one whose rows of B are fetched into cache. Narrow blocks finish an
+# entry sooner and must look further ahead.
+_AHEAD_WIDE, _AHEAD_NARROW = 8, 16
+# A chunk is split by columns when it holds this many times the mean number of entries.
+_HEAVY = 4
+
+_INDEX = np.int32(0)  # element type of indices
+_COUNT = np.int64(0)  # element type of indptr, bounds and arg
+
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    # No ZeroDivisionError paths. fastmath stays off: NaN, Inf and the order of additions count.
+    "error_model": "numpy",
+}
+_inner = numba.njit(**_OPTIONS)
+
+
+def _sources_digest() -> str:
+    digest = hashlib.sha256()
+    for path in (__file__, cpu_vector.__file__):
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _entry_point(function: Callable[..., Any]) -> Any:
+    # numba renews its disk cache by the time stamp of the defining file alone; with the digest in
+    # the name, a change of the vector module is noticed too.
+    function.__qualname__ = f"{function.__name__}_{_sources_digest()}"
+    try:
+        return numba.njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # no folder to write to: each process compiles for itself
+        return numba.njit(**_OPTIONS)(function)
+
+
+@_inner
+def _next_task(counter, schedule, A, n, width, unit):  # type: ignore[no-untyped-def]
+    """Claim a task: (rows from, to, columns from, to); no more are left when ``from`` is -1.
+
+    Columns come in panels of ``width``, all chunks of one panel before the next, so that the
+    panel of B stays in cache. A heavy chunk is shared out in ``parts`` ranges of whole units.
+    """
+    bounds, chunks, parts = schedule
+    indptr, _, _, nnz = A
+    task = claim(counter)
+    panel = task // (chunks * parts)
+    first = panel * width
+    if first >= n:
+        return -1, -1, 0, 0
+    stop = min(first + width, n)
+    chunk = task // parts % chunks
+    row = get(_COUNT, bounds, chunk)
+    end = get(_COUNT, bounds, chunk + 1)
+    part = task % parts
+    entries = get(_COUNT, indptr, end) - get(_COUNT, indptr, row)
+    if entries * chunks > _HEAVY * nnz:
+        share = -(-(stop - first) // (parts * unit)) * unit
+        first += part * share
+        stop = min(first + share, stop)
+    elif part > 0:
+        stop = first
+    return row, end, first, stop
+
+
+def _sum_block(units: int, masked: bool) -> Any:
+    """Make the product of a range of rows and one block of columns.
+
+    The block is ``units`` wide from column ``j`` on; if ``masked``, the first ``count`` of that.
+    """
+    ahead = _AHEAD_WIDE if units > 2 else _AHEAD_NARROW
+
+    @_inner
+    def block(row, stop, j, count, A, B, C, alpha, beta, mean):  # type: ignore[no-untyped-def]
+        indptr, indices, values, nnz = A
+        b, ldb = B
+        c, ldc = C
+        start = get(_COUNT, indptr, row)
+        for i in range(row, stop):
+            end = get(_COUNT, indptr, i + 1)
+            acc = zeros(alpha, units)
+            for e in range(start, end):
+                later = get(_INDEX, indices, min(e + ahead, nnz - 1))
+                prefetch(alpha, b, later * ldb + j, units)
+                k = get(_INDEX, indices, e)
+                entry = load(alpha, b, k * ldb + j, units, masked, count)
+                if values == 0:
+                    acc = add(acc, entry)
+                else:
+                    acc = fma(splat(get(alpha, values, e), units), entry, acc)
+            if mean and end > start:
+                acc = divide_by(acc, end - start)
+            acc = multiply(splat(alpha, units), acc)
+            if beta != 0:  # 0 must not read C: it may be uninitialised
+                old = load(alpha, c, i * ldc + j, units, masked, count)
+                acc = fma(splat(beta, units), old, acc)
+            store(c, i * ldc + j, acc, masked, count)
+            start = end
+
+    return block
+
+
+_sum_wide = _sum_block(_WIDE, False)
+_sum_4 = _sum_block(4, False)
+_sum_2 = _sum_block(2, False)
+_sum_1 = _sum_block(1, False)
+_sum_tail = _sum_block(1, True)
+
+
+@_entry_point
+def spmm_sum(counter, schedule, A, B, C, n, alpha, beta, mean):  # type: ignore[no-untyped-def]
+    """C = alpha * (A @ B) + beta * C, with the mean of each row's products instead if ``mean``.
+
+    ``counter``: address of an int64 0 that all threads of this call share. ``schedule``: (address
+    of bounds, chunks, parts of a heavy chunk). ``A``: (addresses of indptr, indices, values or 0,
+    nnz). ``B``, ``C``: (address, row stride in elements). ``n``: columns. The types of ``alpha``
+    and ``beta`` are the element type.
+    """
+    unit = lane_count(alpha, 1)
+    while True:
+        row, stop, j, end = _next_task(counter, schedule, A, n, _WIDE * unit, unit)
+        if row < 0:
+            break
+        while j < end:
+            left = end - j
+            if left >= _WIDE * unit:
+                _sum_wide(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j += _WIDE * unit
+            elif left >= 4 * unit:
+                _sum_4(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j += 4 * unit
+            elif left >= 2 * unit:
+                _sum_2(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j += 2 * unit
+            elif left >= unit:
+                _sum_1(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j += unit
+            else:
+                _sum_tail(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j = end
+
+
+def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
+    """Make the max or min over a range of rows and one block of columns; see `_sum_block`."""
+
+    @_inner
+    def block(row, stop, j, count, A, B, C, arg, like):  # type: ignore[no-untyped-def]
+        indptr, indices, values, nnz = A
+        b, ldb = B
+        c, ldc = C
+        start = get(_COUNT, indptr, row)
+        for i in range(row, stop):
+            end = get(_COUNT, indptr, i + 1)
+            best = zeros(like, units)
+            # Entry numbers count from the row's first, so that 32 bits hold them.
+            where = splat_position(like, 0, units)
+            for e in range(start, end):
+                later = get(_INDEX, indices, min(e + _AHEAD_WIDE, nnz - 1))
+                prefetch(like, b, later * ldb + j, units)
+                k = get(_INDEX, indices, e)
+                entry = load(like, b, k * ldb + j, units, masked, count)
+                if values != 0:
+                    entry = multiply(splat(get(like, values, e), units), entry)
+                if e == start:
+                    best = entry
+                else:
+                    here = splat_position(like, e - start, units)
+                    where = keep_where(maximum, entry, best, here, where)
+                    best = keep_value(maximum, entry, best)
+            store(c, i * ldc + j, best, masked, count)
+            first = start if end > start else -1  # an empty row has no winner
+            address, stride = arg
+            store_positions(address, i * stride + j, first, where, masked, count)
+            start = end
+
+    return block
+
+
+_max_4 = _extremum_block(4, False, True)
+_max_1 = _extremum_block(1, False, True)
+_max_tail = _extremum_block(1, True, True)
+_min_4 = _extremum_block(4, False, False)
+_min_1 = _extremum_block(1, False, False)
+_min_tail = _extremum_block(1, True, False)
+
+
+@_entry_point
+def spmm_extremum(counter, schedule, A, B, C, n, arg, maximum, like):  # type: ignore[no-untyped-def]
+    """C = max (or min) over each row's products, ``arg`` = the number of the entry that won.
+
+    Arguments as in `spmm_sum`; ``arg``: (address, row stride) of int64; ``like``: a scalar of the
+    element type.
+    """
+    unit = lane_count(like, 1)
+    while True:
+        row, stop, j, end = _next_task(counter, schedule, A, n, 4 * unit, unit)
+        if row < 0:
+            break
+        while j < end:
+            left = end - j
+            if left >= 4 * unit:
+                if maximum:
+                    _max_4(row, stop, j, left, A, B, C, arg, like)
+                else:
+                    _min_4(row, stop, j, left, A, B, C, arg, like)
+                j += 4 * unit
+            elif left >= unit:
+                if maximum:
+                    _max_1(row, stop, j, left, A, B, C, arg, like)
+                else:
+                    _min_1(row, stop, j, left, A, B, C, arg, like)
+                j += unit
+            else:
+                if maximum:
+                    _max_tail(row, stop, j, left, A, B, C, arg, like)
+                else:
+                    _min_tail(row, stop, j, left, A, B, C, arg, like)
+                j = end
+
+
+@_inner
+def _dot(g, b, n, later, like):  # type: ignore[no-untyped-def]
+    """Dot product of two rows of ``n`` elements, summed lane by lane, then over the lanes."""
+    unit = lane_count(like, 1)
+    four = zeros(like, 4)
+    one = zeros(like, 1)
+    j = 0
+    while j + 4 * unit <= n:
+        prefetch(like, later, j, 4)
+        four = fma(load(like, g, j, 4, False, 0), load(like, b, j, 4, False, 0), four)
+        j += 4 * unit
+    while j + unit <= n:
+        prefetch(like, later, j, 1)
+        one = fma(load(like, g, j, 1, False, 0), load(like, b, j, 1, False, 0), one)
+        j += unit
+    if j < n:
+        left = n - j
+        one = fma(load(like, g, j, 1, True, left), load(like, b, j, 1, True, left), one)
+    if n >= 4 * unit:
+        return total(four) + total(one)
+    return total(one)
+
+
+@_entry_point
+def sddmm(counter, schedule, A, G, B, n, out, like):  # type: ignore[no-untyped-def]
+    """out[e] = dot(G[row of e], B[column of e]) for every stored entry ``e``.
+
+    Arguments as in `spmm_sum`, ``out`` an address. A heavy chunk is shared out by entries.
+    """
+    bounds, chunks, parts = schedule
+    indptr, indices, _, nnz = A
+    g, ldg = G
+    b, ldb = B
+    size = UNIT_BYTES // lane_count(like, 1)
+    while True:
+        task = claim(counter)
+        if task >= chunks * parts:
+            break
+        row = get(_COUNT, bounds, task // parts)
+        stop = get(_COUNT, bounds, task // parts + 1)
+        first = get(_COUNT, indptr, row)
+        last = get(_COUNT, indptr, stop)
+        part = task % parts
+        if (last - first) * chunks > _HEAVY * nnz:
+            share = -(-(last - first) // parts)
+            first += part * share
+            last = min(first + share, last)
+        elif part > 0:
+            continue
+        for i in range(row, stop):
+            start = max(get(_COUNT, indptr, i), first)
+            end = min(get(_COUNT, indptr, i + 1), last)
+            for e in range(start, end):
+                k = get(_INDEX, indices, e)
+                later = get(_INDEX, indices, min(e + _AHEAD_WIDE, nnz - 1))
+                row_g = g + i * ldg * size
+                row_b = b + k * ldb * size
+                put(like, out, e, _dot(row_g, row_b, n, b + later * ldb * size, like))

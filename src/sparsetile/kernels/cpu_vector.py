@@ -1,0 +1,361 @@
+"""Wide vectors for numba: the loads, stores and fused multiply-adds the CPU kernels are made of.
+
+numba's own vectoriser keeps C in memory between a row's entries. These intrinsics let a kernel
+hold a block of C in registers instead: a vector may be far wider than a machine register
+(``<128 x float>``), LLVM splits it over as many as it needs, on any instruction set.
+
+Conventions: an address is an int64, an offset counts elements. ``like`` is any scalar of the
+element type. ``units`` (width in 64-byte units) and ``masked`` must be compile-time constants,
+that is literals, globals or variables of an enclosing function; where ``masked`` is True only the
+first ``count`` lanes touch memory. Nothing checks an address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+__all__ = [
+    "UNIT_BYTES",
+    "add",
+    "claim",
+    "divide_by",
+    "fma",
+    "get",
+    "keep_value",
+    "keep_where",
+    "lane_count",
+    "load",
+    "multiply",
+    "prefetch",
+    "put",
+    "splat",
+    "splat_position",
+    "store",
+    "store_positions",
+    "total",
+    "zeros",
+]
+
+# The widest register of today's CPUs (AVX-512), also one cache line.
+UNIT_BYTES = 64
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+class Vector(types.Type):
+    """numba's type for an LLVM vector of ``lanes`` elements."""
+
+    def __init__(self, dtype: Any, lanes: int) -> None:
+        self.dtype = dtype
+        self.lanes = lanes
+        super().__init__(name=f"Vector({dtype}, {lanes})")
+
+    @property
+    def llvm(self) -> Any:
+        return ir.VectorType(_element(self.dtype), self.lanes)
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        super().__init__(manager, vector, vector.llvm)
+
+
+def _element(dtype: Any) -> Any:
+    if dtype == types.float32:
+        return ir.FloatType()
+    return ir.DoubleType() if dtype == types.float64 else ir.IntType(dtype.bitwidth)
+
+
+def _of(like: Any, units: Any) -> Vector:
+    return Vector(like, units.literal_value * UNIT_BYTES * 8 // like.bitwidth)
+
+
+def _positions_of(vector: Vector) -> Vector:
+    """Vector of entry numbers that matches ``vector`` lane for lane, bit for bit."""
+    return Vector(types.int32 if vector.dtype.bitwidth == 32 else types.int64, vector.lanes)
+
+
+def _pointer(builder: Any, base: Any, offset: Any, dtype: Any) -> Any:
+    element = _element(dtype)
+    pointer = builder.inttoptr(base, element.as_pointer())
+    return builder.gep(pointer, [offset], source_etype=element)
+
+
+def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
+    undefined = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, _I32(0))
+    zeros = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, undefined, zeros)
+
+
+def _mask(builder: Any, count: Any, lanes: int) -> Any:
+    numbers = ir.Constant(ir.VectorType(_I64, lanes), list(range(lanes)))
+    return builder.icmp_signed("<", numbers, _splat(builder, count, numbers.type))
+
+
+def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    signature = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), arguments)
+
+
+def _name(operation: str, vector: Vector) -> str:
+    kind = "f" if isinstance(vector.dtype, types.Float) else "i"
+    return f"llvm.{operation}.v{vector.lanes}{kind}{vector.dtype.bitwidth}"
+
+
+def _emit_store(
+    builder: Any, vector: Vector, value: Any, pointer: Any, masked: Any, count: Any
+) -> None:
+    align = vector.dtype.bitwidth // 8  # of the element: nothing is promised about the vector
+    if masked.literal_value:
+        arguments = [value, pointer, _I32(align), _mask(builder, count, vector.lanes)]
+        _call(builder, _name("masked.store", vector) + ".p0", ir.VoidType(), arguments)
+    else:
+        builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=align)
+
+
+@intrinsic(prefer_literal=True)
+def lane_count(typing: Any, like: Any, units: Any) -> Any:
+    """Elements in a vector of ``units``, as a constant."""
+    lanes = _of(like, units).lanes
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _I64(lanes)
+
+    return types.int64(like, units), emit
+
+
+@intrinsic
+def get(typing: Any, like: Any, base: Any, offset: Any) -> Any:
+    """Read one element."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_pointer(builder, arguments[1], arguments[2], like))
+
+    return like(like, types.int64, types.int64), emit
+
+
+@intrinsic
+def put(typing: Any, like: Any, base: Any, offset: Any, value: Any) -> Any:
+    """Write one element."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[3], _pointer(builder, arguments[1], arguments[2], like))
+        return context.get_dummy_value()
+
+    return types.void(like, types.int64, types.int64, like), emit
+
+
+@intrinsic(prefer_literal=True)
+def splat(typing: Any, scalar: Any, units: Any) -> Any:
+    """Return the vector whose lanes all hold ``scalar``."""
+    vector = _of(scalar, units)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _splat(builder, arguments[0], vector.llvm)
+
+    return vector(scalar, units), emit
+
+
+@intrinsic(prefer_literal=True)
+def zeros(typing: Any, like: Any, units: Any) -> Any:
+    """Return the vector of zeros."""
+    vector = _of(like, units)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.Constant(vector.llvm, [0] * vector.lanes)
+
+    return vector(like, units), emit
+
+
+@intrinsic(prefer_literal=True)
+def load(
+    typing: Any, like: Any, base: Any, offset: Any, units: Any, masked: Any, count: Any
+) -> Any:
+    """Read a vector from any address; lanes that ``masked`` leaves out are 0."""
+    vector = _of(like, units)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        align = like.bitwidth // 8
+        pointer = _pointer(builder, arguments[1], arguments[2], like)
+        if masked.literal_value:
+            mask = _mask(builder, arguments[5], vector.lanes)
+            nothing = ir.Constant(vector.llvm, [0.0] * vector.lanes)
+            name = _name("masked.load", vector) + ".p0"
+            return _call(builder, name, vector.llvm, [pointer, _I32(align), mask, nothing])
+        return builder.load(builder.bitcast(pointer, vector.llvm.as_pointer()), align=align)
+
+    return vector(like, types.int64, types.int64, units, masked, types.int64), emit
+
+
+@intrinsic(prefer_literal=True)
+def store(typing: Any, base: Any, offset: Any, vector: Any, masked: Any, count: Any) -> Any:
+    """Write a vector to any address."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _pointer(builder, arguments[0], arguments[1], vector.dtype)
+        _emit_store(builder, vector, arguments[2], pointer, masked, arguments[4])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, vector, masked, types.int64), emit
+
+
+@intrinsic
+def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c`` lane by lane, rounded once where the machine has the instruction."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, _name("fmuladd", a), a.llvm, list(arguments))
+
+    return a(a, a, a), emit
+
+
+@intrinsic
+def add(typing: Any, a: Any, b: Any) -> Any:
+    """``a + b`` lane by lane."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fadd(*arguments)
+
+    return a(a, a), emit
+
+
+@intrinsic
+def multiply(typing: Any, a: Any, b: Any) -> Any:
+    """``a * b`` lane by lane."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fmul(*arguments)
+
+    return a(a, a), emit
+
+
+@intrinsic
+def divide_by(typing: Any, a: Any, count: Any) -> Any:
+    """``a / count`` lane by lane, ``count`` an int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        divisor = builder.sitofp(arguments[1], a.llvm.element)
+        return builder.fdiv(arguments[0], _splat(builder, divisor, a.llvm))
+
+    return a(a, types.int64), emit
+
+
+@intrinsic
+def total(typing: Any, a: Any) -> Any:
+    """Sum of the lanes, halves added pairwise: one order on every machine."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value, lanes = arguments[0], a.lanes
+        while lanes > 1:
+            lanes //= 2
+            undefined = ir.Constant(value.type, ir.Undefined)
+            index = ir.VectorType(_I32, lanes)
+            low = ir.Constant(index, list(range(lanes)))
+            high = ir.Constant(index, list(range(lanes, 2 * lanes)))
+            value = builder.fadd(
+                builder.shuffle_vector(value, undefined, low),
+                builder.shuffle_vector(value, undefined, high),
+            )
+        return builder.extract_element(value, _I32(0))
+
+    return a.dtype(a), emit
+
+
+def _wins(builder: Any, maximum: bool, candidate: Any, best: Any) -> Any:
+    # Unordered comparison is true where either side is NaN: a NaN candidate wins, unless the best
+    # is NaN already (then it is the first NaN, and stays). Equal values keep the first.
+    better = builder.fcmp_unordered(">" if maximum else "<", candidate, best)
+    return builder.and_(better, builder.fcmp_ordered("ord", best, best))
+
+
+@intrinsic(prefer_literal=True)
+def keep_value(typing: Any, maximum: Any, candidate: Any, best: Any) -> Any:
+    """Larger (``maximum``, a constant) or smaller of the two; the first NaN beats all."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wins = _wins(builder, maximum.literal_value, *arguments[1:])
+        return builder.select(wins, *arguments[1:])
+
+    return best(maximum, best, best), emit
+
+
+@intrinsic(prefer_literal=True)
+def keep_where(
+    typing: Any, maximum: Any, candidate: Any, best: Any, position: Any, best_position: Any
+) -> Any:
+    """``position`` in the lanes where `keep_value` takes the candidate, else ``best_position``."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wins = _wins(builder, maximum.literal_value, *arguments[1:3])
+        return builder.select(wins, *arguments[3:])
+
+    return best_position(maximum, best, best, best_position, best_position), emit
+
+
+@intrinsic(prefer_literal=True)
+def splat_position(typing: Any, like: Any, position: Any, units: Any) -> Any:
+    """Vector of one entry number (int64, under 2^31 for 4-byte elements) beside `splat`'s."""
+    vector = _positions_of(_of(like, units))
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        narrow = arguments[1]
+        if vector.dtype.bitwidth == 32:
+            narrow = builder.trunc(narrow, _I32)
+        return _splat(builder, narrow, vector.llvm)
+
+    return vector(like, types.int64, units), emit
+
+
+@intrinsic(prefer_literal=True)
+def store_positions(
+    typing: Any, base: Any, offset: Any, first: Any, vector: Any, masked: Any, count: Any
+) -> Any:
+    """Write ``first + position`` of each lane as int64."""
+    wide = Vector(types.int64, vector.lanes)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = arguments[3]
+        if vector.dtype.bitwidth == 32:
+            value = builder.sext(value, wide.llvm)
+        value = builder.add(value, _splat(builder, arguments[2], wide.llvm))
+        pointer = _pointer(builder, arguments[0], arguments[1], types.int64)
+        _emit_store(builder, wide, value, pointer, masked, arguments[5])
+        return context.get_dummy_value()
+
+    signature = types.void(types.int64, types.int64, types.int64, vector, masked, types.int64)
+    return signature, emit
+
+
+@intrinsic(prefer_literal=True)
+def prefetch(typing: Any, like: Any, base: Any, offset: Any, units: Any) -> Any:
+    """Ask for the cache lines of ``units`` from an address on; a wrong address does no harm."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8)
+        start = _pointer(builder, arguments[1], arguments[2], like)
+        for unit in range(units.literal_value):
+            line = builder.gep(start, [_I64(unit * UNIT_BYTES)], source_etype=byte)
+            # read, keep in all cache levels, data
+            hints = [_I32(0), _I32(3), _I32(1)]
+            _call(builder, "llvm.prefetch.p0", ir.VoidType(), [line, *hints])
+        return context.get_dummy_value()
+
+    return types.void(like, types.int64, types.int64, units), emit
+
+
+@intrinsic
+def claim(typing: Any, counter: Any) -> Any:
+    """Atomically add 1 to the int64 at an address and return what it held before."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, _I64(1), "seq_cst")
+
+    return types.int64(types.int64), emit

@@ -1,0 +1,82 @@
+// Element types as traits: how B, C and A's values are stored, and in what they are summed.
+//
+// A kernel is written once against `Element<kind>`: Storage is what memory holds, Acc is what the
+// sum is kept in (float32 for every type of at most 32 bits, float64 for float64).
+// load_vector / store_vector move kVec consecutive elements with one access of kVec * sizeof
+// bytes; the host chooses kVec so that every address is aligned to that size.
+#pragma once
+
+#include "ptx.cuh"
+
+struct F32 {
+  using Storage = float;
+  using Acc = float;
+  __device__ static float widen(float value) { return value; }
+  __device__ static float narrow(float value) { return value; }
+};
+
+struct F64 {
+  using Storage = double;
+  using Acc = double;
+  __device__ static double widen(double value) { return value; }
+  __device__ static double narrow(double value) { return value; }
+};
+
+struct F16 {
+  using Storage = u16;
+  using Acc = float;
+  __device__ static float widen(u16 bits) { return ptx::f16_to_f32(bits); }
+  __device__ static u16 narrow(float value) { return ptx::f32_to_f16(value); }
+};
+
+struct BF16 {
+  using Storage = u16;
+  using Acc = float;
+  __device__ static float widen(u16 bits) { return ptx::bf16_to_f32(bits); }
+  __device__ static u16 narrow(float value) { return ptx::f32_to_bf16(value); }
+};
+
+// The unsigned word of kBytes bytes that one access moves.
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<2> {
+  using Type = u16;
+};
+template <>
+struct WordOf<4> {
+  using Type = u32;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using Type = uint4;
+};
+
+// kVec raw elements as one register word; reinterpreted, never converted.
+template <typename E, int kVec>
+union Packed {
+  using Word = typename WordOf<kVec * sizeof(typename E::Storage)>::Type;
+  Word word;
+  typename E::Storage element[kVec];
+  __device__ Packed() {}
+};
+
+template <typename E, int kVec>
+__device__ __forceinline__ Packed<E, kVec> load_vector(const typename E::Storage* address) {
+  Packed<E, kVec> packed;
+  packed.word = ptx::load_nc(reinterpret_cast<const typename Packed<E, kVec>::Word*>(address));
+  return packed;
+}
+
+template <typename E, int kVec>
+__device__ __forceinline__ void store_vector(typename E::Storage* address,
+                                             const typename E::Acc (&value)[kVec]) {
+  Packed<E, kVec> packed;
+#pragma unroll
+  for (int v = 0; v < kVec; ++v) packed.element[v] = E::narrow(value[v]);
+  ptx::store_cs(reinterpret_cast<typename Packed<E, kVec>::Word*>(address), packed.word);
+}

@@ -1,0 +1,328 @@
+"""torch operators over flat tensors: ``spmm``, ``spmm_out``, ``spmm_extremum``, ``sddmm``.
+
+An operator sees nothing but tensors, numbers and a recipe text, so torch can trace, export and
+differentiate it. ``tensors`` is the flat form of a ``Bundle``:
+
+    indptr, forward parts…, pattern parts…            what a product needs
+    order, inverse, t_indptr, t_forward…, t_pattern…  what its gradients need (may be missing)
+
+*Forward* is the chosen system; *pattern* is the exact system of the device (``csr`` or ``cpu``)
+that serves max, min and the values' gradient, left out when forward is that system already.
+``order`` brings values from A's order to Aᵀ's. Swapping the halves gives the bundle of Aᵀ, so
+gradients of gradients come for free.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.systems import Stage, runner
+from sparsetile.systems.base import Epilogue, PatternRunner, Runner
+
+__all__ = ["Bundle", "flatten", "row_major"]
+
+_LIB = torch.library.Library("sparsetile", "DEF")
+_LIB.define(
+    "spmm(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor B, str recipe, str reduce, "
+    "float alpha) -> Tensor"
+)
+_LIB.define(
+    "spmm_out(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor B, Tensor(a!) out, "
+    "str recipe, str reduce, float alpha, float beta) -> ()"
+)
+_LIB.define(
+    "spmm_extremum(Tensor[] tensors, Tensor? values, Tensor B, str recipe, str reduce) "
+    "-> (Tensor, Tensor)"
+)
+_LIB.define("sddmm(Tensor[] tensors, Tensor G, Tensor B, str recipe) -> Tensor")
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """One direction of a bundle: its row pointers, its chosen stage, its exact stage."""
+
+    indptr: Tensor
+    forward: Stage
+    pattern: Stage
+
+    def tensors(self) -> list[Tensor]:
+        same = self.pattern is self.forward
+        return [self.indptr, *self.forward.parts, *(() if same else self.pattern.parts)]
+
+    def layout(self) -> list[Any]:
+        same = self.pattern is self.forward
+        return [
+            self.forward.recipe,
+            len(self.forward.parts),
+            None if same else self.pattern.recipe,
+            0 if same else len(self.pattern.parts),
+        ]
+
+
+def flatten(
+    half: Half, transposed: Half | None, order: Tensor | None, inverse: Tensor | None
+) -> tuple[list[Tensor], str]:
+    """Return the operators' ``tensors`` and ``recipe``."""
+    tensors = half.tensors()
+    layout: list[Any] = [half.layout()]
+    if transposed is not None and order is not None and inverse is not None:
+        tensors += [order, inverse, *transposed.tensors()]
+        layout.append(transposed.layout())
+    return tensors, json.dumps(layout)
+
+
+class Bundle:
+    """The parsed recipe: where each part lies in the flat list. One object per recipe text."""
+
+    def __init__(self, recipe: str) -> None:
+        layout = json.loads(recipe)
+        forward, forward_parts, pattern, pattern_parts = layout[0]
+        self.forward: Runner = runner(forward)
+        exact = self.forward if pattern is None else runner(pattern)
+        if not isinstance(exact, PatternRunner):
+            raise TypeError(f"spmm: recipe must name an exact system, got {recipe}.")
+        self.pattern: PatternRunner = exact
+        self.forward_slice = slice(1, 1 + forward_parts)
+        start = 1 + forward_parts
+        self.pattern_slice = (
+            self.forward_slice if pattern is None else slice(start, start + pattern_parts)
+        )
+        self.size = start + pattern_parts
+        self.rows, self.cols, self.nnz = self.forward.rows, self.forward.cols, self.forward.nnz
+        self.differentiable = len(layout) == 2
+        self.mirrored = json.dumps(layout[::-1]) if self.differentiable else ""
+
+    def mirror(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the flat list of the transpose's bundle."""
+        order, inverse = tensors[self.size], tensors[self.size + 1]
+        return [*tensors[self.size + 2 :], inverse, order, *tensors[: self.size]]
+
+
+@functools.lru_cache(maxsize=4096)
+def _bundle(recipe: str) -> Bundle:
+    return Bundle(recipe)
+
+
+def row_major(tensor: Tensor) -> Tensor:
+    """Return the tensor itself if its columns have unit stride, else a row-major copy."""
+    if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
+        return tensor
+    return tensor.contiguous()
+
+
+def spmm(
+    tensors: Sequence[Tensor],
+    values: Tensor | None,
+    packed: Tensor | None,
+    B: Tensor,
+    recipe: str,
+    reduce: str,
+    alpha: float,
+) -> Tensor:
+    """C = alpha · A·B (sum or mean): the operator's kernel, also called straight by plans."""
+    bundle = _bundle(recipe)
+    out = B.new_empty((*B.shape[:-2], bundle.rows, B.shape[-1]))
+    bundle.forward.spmm(
+        tensors[bundle.forward_slice],
+        values,
+        packed,
+        row_major(B),
+        out,
+        Epilogue(alpha=alpha, mean=reduce == "mean"),
+    )
+    return out
+
+
+def spmm_out(
+    tensors: Sequence[Tensor],
+    values: Tensor | None,
+    packed: Tensor | None,
+    B: Tensor,
+    out: Tensor,
+    recipe: str,
+    reduce: str,
+    alpha: float,
+    beta: float,
+) -> None:
+    """out = alpha · A·B + beta · out, in place."""
+    bundle = _bundle(recipe)
+    target = row_major(out)
+    epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
+    bundle.forward.spmm(
+        tensors[bundle.forward_slice], values, packed, row_major(B), target, epilogue
+    )
+    if target is not out:
+        out.copy_(target)
+
+
+def spmm_extremum(
+    tensors: Sequence[Tensor], values: Tensor | None, B: Tensor, recipe: str, reduce: str
+) -> tuple[Tensor, Tensor]:
+    """Return max or min over each row's entries, and the entry that won (-1 on empty rows)."""
+    bundle = _bundle(recipe)
+    shape = (*B.shape[:-2], bundle.rows, B.shape[-1])
+    out = B.new_empty(shape)
+    args = torch.empty(shape, dtype=torch.int64, device=B.device)
+    parts = tensors[bundle.pattern_slice]
+    bundle.pattern.extremum(parts, values, row_major(B), out, args, reduce == "max")
+    return out, args
+
+
+def sddmm(tensors: Sequence[Tensor], G: Tensor, B: Tensor, recipe: str) -> Tensor:
+    """Return dot(G[row], B[column]) per entry of A, summed over batches."""
+    bundle = _bundle(recipe)
+    return bundle.pattern.sddmm(tensors[bundle.pattern_slice], row_major(G), row_major(B))
+
+
+for _name, _kernel in (
+    ("spmm", spmm),
+    ("spmm_out", spmm_out),
+    ("spmm_extremum", spmm_extremum),
+    ("sddmm", sddmm),
+):
+    for _key in ("CPU", "CUDA"):
+        _LIB.impl(_name, _kernel, _key)
+
+
+@torch.library.register_fake("sparsetile::spmm", lib=_LIB)
+def _(tensors, values, packed, B, recipe, reduce, alpha):  # type: ignore[no-untyped-def]
+    return B.new_empty((*B.shape[:-2], _bundle(recipe).rows, B.shape[-1]))
+
+
+@torch.library.register_fake("sparsetile::spmm_out", lib=_LIB)
+def _(tensors, values, packed, B, out, recipe, reduce, alpha, beta):  # type: ignore[no-untyped-def]
+    return None
+
+
+@torch.library.register_fake("sparsetile::spmm_extremum", lib=_LIB)
+def _(tensors, values, B, recipe, reduce):  # type: ignore[no-untyped-def]
+    shape = (*B.shape[:-2], _bundle(recipe).rows, B.shape[-1])
+    return B.new_empty(shape), B.new_empty(shape, dtype=torch.int64)
+
+
+@torch.library.register_fake("sparsetile::sddmm", lib=_LIB)
+def _(tensors, G, B, recipe):  # type: ignore[no-untyped-def]
+    return B.new_empty((_bundle(recipe).nnz,))
+
+
+def _need_transpose(bundle: Bundle) -> None:
+    if not bundle.differentiable:
+        raise RuntimeError(
+            "spmm: tensors must hold the planned transpose to compute gradients, got the forward "
+            "half only. Call plan.run, which plans the transpose when gradients are needed."
+        )
+
+
+def _row_scale(indptr: Tensor, like: Tensor) -> Tensor:
+    """1 / row length, [M, 1], for the mean; 1 for empty rows."""
+    lengths = torch.clamp(indptr[1:] - indptr[:-1], min=1)
+    return lengths.to(like.dtype).reciprocal().unsqueeze(-1)
+
+
+def _reordered(values: Tensor | None, order: Tensor) -> Tensor | None:
+    return None if values is None else values[order]
+
+
+def _spmm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensors, values, _, B, ctx.recipe, ctx.reduce, ctx.alpha = inputs
+    ctx.weighted = values is not None
+    ctx.count = len(tensors)
+    ctx.save_for_backward(*tensors, B, *([values] if ctx.weighted else []))
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    tensors, B = list(saved[: ctx.count]), saved[ctx.count]
+    values = saved[ctx.count + 1] if ctx.weighted else None
+    bundle = _bundle(ctx.recipe)
+    _need_transpose(bundle)
+    if ctx.reduce == "mean":
+        grad = grad * _row_scale(tensors[0], grad)
+    d_values = d_B = None
+    if ctx.needs_input_grad[1]:
+        d_values = torch.ops.sparsetile.sddmm(tensors, grad, B, ctx.recipe) * ctx.alpha
+    if ctx.needs_input_grad[3]:
+        d_B = torch.ops.sparsetile.spmm(
+            bundle.mirror(tensors),
+            _reordered(values, tensors[bundle.size]),
+            None,
+            grad,
+            bundle.mirrored,
+            "sum",
+            ctx.alpha,
+        )
+    return [None] * ctx.count, d_values, None, d_B, None, None, None
+
+
+torch.library.register_autograd(
+    "sparsetile::spmm", _spmm_backward, setup_context=_spmm_context, lib=_LIB
+)
+
+
+def _sddmm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensors, G, B, ctx.recipe = inputs
+    ctx.count = len(tensors)
+    ctx.save_for_backward(*tensors, G, B)
+
+
+def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *tensors, G, B = ctx.saved_tensors
+    bundle = _bundle(ctx.recipe)
+    _need_transpose(bundle)
+    d_G = d_B = None
+    if ctx.needs_input_grad[1]:
+        d_G = torch.ops.sparsetile.spmm(tensors, grad, None, B, ctx.recipe, "sum", 1.0)
+    if ctx.needs_input_grad[2]:
+        d_B = torch.ops.sparsetile.spmm(
+            bundle.mirror(tensors), grad[tensors[bundle.size]], None, G, bundle.mirrored, "sum", 1.0
+        )
+    return [None] * ctx.count, d_G, d_B, None
+
+
+torch.library.register_autograd(
+    "sparsetile::sddmm", _sddmm_backward, setup_context=_sddmm_context, lib=_LIB
+)
+
+
+def _extremum_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors, values, B, ctx.recipe, _ = inputs
+    ctx.weighted = values is not None
+    ctx.mark_non_differentiable(output[1])
+    columns = tensors[_bundle(ctx.recipe).pattern_slice][1]
+    ctx.count = len(tensors)
+    ctx.save_for_backward(columns, output[1], B, *([values] if ctx.weighted else []))
+
+
+def _extremum_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+    columns, args, B, *rest = ctx.saved_tensors
+    values = rest[0] if rest else None
+    d_values = d_B = None
+    if columns.numel() == 0:
+        d_B = torch.zeros_like(B) if ctx.needs_input_grad[2] else None
+        d_values = torch.zeros_like(values) if values is not None else None
+        return [None] * ctx.count, d_values, d_B, None, None
+    entry = args.clamp(min=0)
+    grad = torch.where(args >= 0, grad, torch.zeros_like(grad))
+    winner = columns.to(torch.int64)[entry]  # row of B behind each element of C
+    if ctx.needs_input_grad[2]:
+        weighted = grad if values is None else grad * values[entry]
+        d_B = torch.zeros_like(B).scatter_add(-2, winner, weighted)
+    if values is not None and ctx.needs_input_grad[1]:
+        products = grad * torch.gather(B, -2, winner)
+        d_values = torch.zeros_like(values).index_add(0, entry.flatten(), products.flatten())
+    return [None] * ctx.count, d_values, d_B, None, None
+
+
+torch.library.register_autograd(
+    "sparsetile::spmm_extremum",
+    _extremum_backward,
+    setup_context=_extremum_context,
+    lib=_LIB,
+)

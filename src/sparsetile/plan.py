@@ -1,0 +1,457 @@
+"""Plan: everything about a product that does not depend on B, decided once, run many times.
+
+Made by ``planner.plan()``, which may synchronise, compile and allocate. ``Plan.run`` allocates C
+and launches on torch's current stream. Where nothing has to be traced or differentiated, it calls
+the system directly and skips torch's dispatcher, which alone would cost more than the launch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile import ops
+from sparsetile.checks import reduce_name
+from sparsetile.errors import type_error, value_error
+from sparsetile.intake import CSR
+from sparsetile.intake.csr import VALUE_DTYPES
+from sparsetile.reorder import Permutation
+from sparsetile.systems import SYSTEMS, Request, Stage, candidates, runner
+from sparsetile.systems.registry import PATTERN_SYSTEMS, unsupported
+from sparsetile.tune import floor_seconds, machine
+
+__all__ = ["Plan"]
+
+# torch has no public way to ask whether a dispatch mode or a functorch transform is active. Where
+# these private functions are missing, every call goes through the dispatcher, which is right too.
+_dispatch_depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_function_depth = getattr(torch._C, "_len_torch_function_stack", None)
+_functorch = getattr(torch._C, "_functorch", None)
+_transform_level = getattr(_functorch, "maybe_current_level", None)
+_CAN_BYPASS = None not in (_dispatch_depth, _function_depth, _transform_level)
+
+
+def _plain_call() -> bool:
+    """True when no mode, transform or tracer needs to see the operator."""
+    return (
+        _CAN_BYPASS
+        and not torch.compiler.is_compiling()
+        and not _dispatch_depth()  # type: ignore[misc]
+        and not _function_depth()  # type: ignore[misc]
+        and _transform_level() is None  # type: ignore[misc]
+    )
+
+
+class Plan:
+    """A sparse matrix prepared for products of about one width. Made by :func:`sparsetile.plan`.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (M, K) of A.
+    n : int
+        Width that was planned for; other widths work too.
+    dtype : torch.dtype
+        Type of B, of A's values and of C.
+    device : torch.device
+    system, reorder : str
+        What was chosen.
+    """
+
+    def __init__(
+        self,
+        csr: CSR,
+        n: int,
+        dtype: torch.dtype,
+        stage: Stage,
+        permutation: Permutation,
+        *,
+        deterministic: bool,
+        report: Mapping[str, Any],
+    ) -> None:
+        self.shape = csr.shape
+        self.n = n
+        self.dtype = dtype
+        self.device = csr.device
+        self.system = stage.system
+        self.reorder = permutation.name
+        self.deterministic = deterministic
+        self._csr = csr.with_values(None)
+        self._stage = stage
+        self._permutation = permutation
+        self._report = dict(report)
+        self._runner = runner(stage.recipe)
+        self._half = self._make_half()
+        self._tensors, self._recipe = ops.flatten(self._half, None, None, None)
+        self._order: Tensor | None = None
+        self._transposed: Plan | None = None
+        self._values: Tensor | None = None
+        self._packed: Tensor | None = None
+        self._casts: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
+        # Values that require grad are not copied but followed: each run asks for them anew, so
+        # that an optimiser's step is seen and each run has an autograd graph of its own.
+        self._follow: Callable[[], Tensor | None] | None = None
+        self._set_values(None if csr.values is None else csr.values.detach())
+
+    def _make_half(self) -> ops.Half:
+        exact = PATTERN_SYSTEMS[self.device.type]
+        if exact.name == self.system:
+            return ops.Half(self._csr.indptr, self._stage, self._stage)
+        request = Request(self._csr, self.n, self.dtype, self._permutation, self.deterministic)
+        return ops.Half(self._csr.indptr, self._stage, exact.build(request))
+
+    # -- values ---------------------------------------------------------------------------------
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries of A, duplicates summed."""
+        return self._csr.nnz
+
+    @property
+    def values(self) -> Tensor | None:
+        """A's values in canonical order (rows, then columns); None for a pattern."""
+        return self._values if self._follow is None else self._follow()
+
+    def _set_values(self, values: Tensor | None) -> None:
+        if values is not None:
+            values = values.to(self.dtype)
+        self._values = values
+        self._casts.clear()
+        if self._runner.packs:
+            packed = self._runner.pack(self._stage.parts, values, self.dtype)
+            if self._packed is None:
+                self._packed = packed
+            else:
+                self._packed.copy_(packed)  # in place: captured graphs keep reading it
+        if self._transposed is not None:
+            self._transposed._set_values(self._values_transposed())
+
+    def update_values(self, values: Tensor) -> Plan:
+        """Replace A's values, keeping the pattern and everything planned for it.
+
+        Parameters
+        ----------
+        values : Tensor [entries]
+            One value per entry of the matrix that was planned, in that matrix's own order
+            (before sorting and summing of duplicates). If it requires grad, later products follow
+            it: gradients flow into it and its changes are seen. Otherwise it is copied in place,
+            so that CUDA graphs captured with this plan see the new values.
+
+        Returns
+        -------
+        Plan
+            The plan itself.
+        """
+        self._check_values("update_values", values)
+        if values.requires_grad:
+            self._follow = functools.partial(self._csr.canonical_values, values)
+        else:
+            self._follow = None
+        canonical = self._csr.canonical_values(values.detach()).to(self.dtype)
+        held = self._values
+        if held is not None:
+            canonical = held.copy_(canonical)
+        elif canonical.data_ptr() == values.data_ptr():
+            canonical = canonical.clone()  # the plan must not change when the caller's tensor does
+        self._set_values(canonical)
+        return self
+
+    def _check_values(self, function: str, values: Tensor) -> None:
+        entries = self.nnz if self._csr.entry_map is None else self._csr.entry_map.numel()
+        if not isinstance(values, Tensor):
+            raise type_error(
+                function, "values", "a torch tensor", type(values).__name__,
+                "Convert it with torch.as_tensor",
+            )  # fmt: skip
+        if values.shape != (entries,):
+            raise value_error(
+                function, "values", f"of shape ({entries},)", tuple(values.shape),
+                "Give one value per entry of the matrix that was planned",
+            )  # fmt: skip
+        if values.device != self.device:
+            raise value_error(
+                function, "values", f"on {self.device}", values.device,
+                f"Call values.to({str(self.device)!r})",
+            )  # fmt: skip
+        if values.dtype not in VALUE_DTYPES:
+            raise type_error(
+                function, "values", "a float tensor", values.dtype,
+                f"Call values.to({self.dtype})",
+            )  # fmt: skip
+
+    def _values_transposed(self) -> Tensor | None:
+        return None if self._values is None else self._values[self._order]
+
+    def _cast(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """Values and packed values in another dtype (autocast); kept until they change."""
+        if dtype is self.dtype:
+            return self._values, self._packed
+        if dtype not in self._casts:
+            cast = None if self._values is None else self._values.to(dtype)
+            packs = self._runner.packs
+            packed = self._runner.pack(self._stage.parts, cast, dtype) if packs else None
+            self._casts[dtype] = (cast, packed)
+        return self._casts[dtype]
+
+    # -- products -------------------------------------------------------------------------------
+
+    def _check_operand(self, B: Tensor) -> None:
+        if not isinstance(B, Tensor):
+            raise type_error(
+                "run", "B", "a torch tensor", type(B).__name__, "Convert it with torch.as_tensor"
+            )
+        if B.dim() < 2 or B.shape[-2] != self.shape[1]:
+            raise value_error(
+                "run", "B", f"of shape [..., {self.shape[1]}, N]", tuple(B.shape),
+                f"A is {self.shape[0]}x{self.shape[1]}: B needs one row per column of A",
+            )  # fmt: skip
+        if B.device != self.device:
+            raise value_error(
+                "run", "B", f"on {self.device} like the plan", B.device,
+                f"Move it with B.to({str(self.device)!r}), or plan with A on B's device",
+            )  # fmt: skip
+        if B.layout is not torch.strided:
+            raise type_error("run", "B", "a dense tensor", B.layout, "Call B.to_dense()")
+
+    def run(
+        self,
+        B: Tensor,
+        out: Tensor | None = None,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        reduce: str = "sum",
+        values: Tensor | None = None,
+    ) -> Tensor:
+        """Return C = alpha · A·B (+ beta · out).
+
+        Parameters
+        ----------
+        B : Tensor [..., K, N]
+            Dense, of the plan's dtype, any strides; leading dimensions are batches.
+        out : Tensor [..., M, N], optional
+            Written in place and returned; not differentiable.
+        alpha, beta : float
+            Scale of the product and of what ``out`` held. ``beta`` needs ``out``.
+        reduce : {"sum", "mean", "max", "min"}
+            How the entries of a row are joined; ``add``, ``amax``, ``amin`` mean the same.
+            Empty rows give 0.
+        values : Tensor [entries], optional
+            Values for this product only, in the order of the matrix that was planned; gradients
+            flow into them. The plan's own values when None.
+        """
+        if (
+            out is None
+            and values is None
+            and reduce == "sum"
+            and type(B) is Tensor
+            and B.dim() == 2
+            and B.dtype is self.dtype
+            and B.shape[0] == self.shape[1]
+            and B.device == self.device
+            and self._follow is None
+            and not (B.requires_grad and torch.is_grad_enabled())
+            and not torch.is_autocast_enabled(self.device.type)
+            and _plain_call()
+        ):
+            return ops.spmm(
+                self._tensors, self._values, self._packed, B, self._recipe, "sum", alpha
+            )
+        if values is not None:
+            self._check_values("run", values)
+            values = self._csr.canonical_values(values)
+        return self._run_checked(B, out, alpha, beta, reduce, values)
+
+    def __matmul__(self, B: Tensor) -> Tensor:
+        if not isinstance(B, Tensor):
+            return NotImplemented
+        return self.run(B)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # torch.compile traces `plan @ B` as Tensor.matmul(B, plan), operands swapped, because it
+        # looks for a tensor first. Outside of tracing only `B @ plan` and torch.xxx(plan) come
+        # here, and those are mistakes.
+        name = getattr(func, "__name__", "")
+        if torch.compiler.is_compiling() and name in ("matmul", "__matmul__", "__rmatmul__"):
+            left, right = args
+            return left.run(right) if isinstance(left, Plan) else right.run(left)
+        raise TypeError(
+            f"plan: operands must be plan @ B, got {name} of {len(args)} arguments. "
+            "Write plan @ B, or plan.T for the transpose."
+        )
+
+    def _run_checked(
+        self,
+        B: Tensor,
+        out: Tensor | None,
+        alpha: float,
+        beta: float,
+        reduce: str,
+        given: Tensor | None,
+    ) -> Tensor:
+        self._check_operand(B)
+        reduce = reduce_name("run", reduce)
+        dtype = self.dtype
+        if torch.is_autocast_enabled(self.device.type) and B.dtype is not torch.float64:
+            dtype = torch.get_autocast_dtype(self.device.type)
+            B = B.to(dtype)
+        elif B.dtype is not dtype:
+            raise type_error(
+                "run", "B", f"{dtype} like the plan", B.dtype,
+                f"Cast it with B.to({dtype}), or make a plan with dtype={B.dtype}",
+            )  # fmt: skip
+        if given is None and self._follow is not None:
+            given = self._follow()
+        if given is None:
+            values, packed = self._cast(dtype)
+        else:
+            values, packed = given.to(dtype), None
+        if beta != 0.0 and out is None:
+            raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")
+        needs_grad = torch.is_grad_enabled() and (
+            B.requires_grad or (values is not None and values.requires_grad)
+        )
+        lead = B.shape[:-2]
+        flat = B if len(lead) in (0, 1) else B.reshape(-1, *B.shape[-2:])
+        if out is not None:
+            self._check_out(B, out, reduce, needs_grad)
+            target = out if len(lead) in (0, 1) else out.view(-1, *out.shape[-2:])
+            torch.ops.sparsetile.spmm_out(
+                self._tensors, values, packed, flat, target, self._recipe, reduce,
+                float(alpha), float(beta),
+            )  # fmt: skip
+            return out
+        if needs_grad:
+            self._prepare_gradients()
+        if reduce in ("max", "min"):
+            C, _ = torch.ops.sparsetile.spmm_extremum(
+                self._tensors, values, flat, self._recipe, reduce
+            )
+            C = C if alpha == 1.0 else C * alpha
+        else:
+            C = torch.ops.sparsetile.spmm(
+                self._tensors, values, packed, flat, self._recipe, reduce, float(alpha)
+            )
+        return C.reshape(*lead, *C.shape[-2:]) if len(lead) > 1 else C
+
+    def _check_out(self, B: Tensor, out: Tensor, reduce: str, needs_grad: bool) -> None:
+        shape = (*B.shape[:-2], self.shape[0], B.shape[-1])
+        if not isinstance(out, Tensor):
+            raise type_error("run", "out", "a torch tensor", type(out).__name__, "Pass a tensor")
+        if out.shape != shape or out.dtype != B.dtype or out.device != B.device:
+            raise value_error(
+                "run", "out", f"{B.dtype} of shape {shape} on {B.device}",
+                f"{out.dtype} of shape {tuple(out.shape)} on {out.device}",
+                "Allocate it with torch.empty, or leave out= away",
+            )  # fmt: skip
+        if reduce in ("max", "min"):
+            raise value_error(
+                "run", "reduce", "sum or mean when out is given", reduce, "Leave out= away"
+            )
+        if needs_grad:
+            raise value_error(
+                "run", "out", "left away when gradients are needed", "a tensor",
+                "Leave out= away, or run under torch.no_grad()",
+            )  # fmt: skip
+
+    # -- transpose and gradients ----------------------------------------------------------------
+
+    def _transpose(self) -> Plan:
+        if self._transposed is None:
+            self._order = self._csr.transpose_order()
+            flipped = self._csr.transposed(self._order)
+            request = Request(
+                flipped, self.n, self.dtype, Permutation("identity", None), self.deterministic
+            )
+            able, rejected = candidates(request)
+            name = self.system if self.system in able else PATTERN_SYSTEMS[self.device.type].name
+            if name not in able:
+                raise unsupported("plan.T", rejected, f"the transpose of {self.shape}")
+            started = time.perf_counter()
+            stage = SYSTEMS[name].build(request)
+            self._transposed = Plan(
+                flipped.with_values(self._values_transposed()), self.n, self.dtype, stage,
+                request.permutation, deterministic=self.deterministic,
+                report={"seconds": {"build": time.perf_counter() - started}, "rejected": rejected},
+            )  # fmt: skip
+        return self._transposed
+
+    @torch.compiler.assume_constant_result
+    def _prepare_gradients(self) -> bool:
+        """Plan the transpose and put it into the flat tensors; once, also while tracing."""
+        if len(self._tensors) == len(self._half.tensors()):
+            transposed = self._transpose()
+            if self._order is None:
+                raise RuntimeError("plan: the transpose was planned without its order")
+            inverse = torch.empty_like(self._order)
+            inverse[self._order] = torch.arange(self.nnz, device=self.device)
+            self._tensors, self._recipe = ops.flatten(
+                self._half, transposed._half, self._order, inverse
+            )
+        return True
+
+    @property
+    def T(self) -> Plan:
+        """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept."""
+        return self._transpose()
+
+    # -- words ----------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What was planned, as plain data: sizes, choices, times in seconds, bytes."""
+        return {
+            "shape": list(self.shape),
+            "nnz": self.nnz,
+            "n": self.n,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "weighted": self._values is not None,
+            "system": self.system,
+            "reorder": self.reorder,
+            "deterministic": self.deterministic,
+            "format_bytes": self._stage.bytes,
+            "choices": dict(self._stage.choices),
+            **{key: self._report[key] for key in self._report},
+        }
+
+    def floor(self) -> tuple[float, str]:
+        """Return the least seconds physics allows for this product, and the term that binds."""
+        found = floor_seconds(
+            self._csr.with_values(self._values), self.n, self.dtype, machine(self.device),
+            self._permutation.perm,
+        )  # fmt: skip
+        return found.seconds, found.term
+
+    def explain(self) -> str:
+        """Return, in words, each stage's choice and cost and why other systems were passed by."""
+        from sparsetile.explain import explain_plan
+
+        return explain_plan(self)
+
+    def __repr__(self) -> str:
+        rows, cols = self.shape
+        kind = "pattern" if self._values is None else "weighted"
+        return (
+            f"Plan({rows}x{cols}, {self.nnz} entries, {kind}, n={self.n}, "
+            f"{str(self.dtype).removeprefix('torch.')}, {self.device}, system={self.system})"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a safetensors file that :func:`sparsetile.load_plan` reads."""
+        from sparsetile.planfile import save_plan
+
+        save_plan(self, path)

@@ -1,0 +1,146 @@
+"""``plan()``: intake, row order, choice of a system, build, compile; timed stage by stage."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import time
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sparsetile.checks import dimension, one_of
+from sparsetile.errors import type_error
+from sparsetile.intake import CSR, as_csr, current_values
+from sparsetile.intake.csr import VALUE_DTYPES
+from sparsetile.plan import Plan
+from sparsetile.reorder import REORDERERS, Permutation
+from sparsetile.systems import SYSTEMS, Request, candidates, runner
+from sparsetile.systems.registry import unsupported
+from sparsetile.tune import measure_systems, predict_systems
+
+__all__ = ["plan"]
+
+
+def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
+    if device is not None:
+        chosen = torch.device(device)
+        if chosen.type == "cuda" and chosen.index is None and torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return chosen
+    on_host = isinstance(A, (str, os.PathLike)) or type(A).__module__.startswith("scipy.")
+    if on_host and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return None
+
+
+def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
+    if isinstance(reorder, Tensor):
+        order = reorder.to(device=csr.device, dtype=torch.int64)
+        return Permutation("given", order).checked(csr.shape[0])
+    name = one_of("plan", "reorder", reorder, ["auto", *REORDERERS])
+    return REORDERERS["identity" if name == "auto" else name](csr)
+
+
+def plan(
+    A: Any,
+    n: int,
+    *,
+    dtype: torch.dtype | None = None,
+    system: str = "auto",
+    reorder: str | Tensor = "auto",
+    deterministic: bool | None = None,
+    tune: Literal["model", "measure"] = "model",
+    device: torch.device | str | None = None,
+) -> Plan:
+    """Prepare A for products with dense matrices of about ``n`` columns.
+
+    Parameters
+    ----------
+    A : sparse matrix [M, K]
+        torch CSR/CSC/COO/BSR, scipy, cupyx, ``(edge_index, weight, shape)``,
+        ``(indptr, indices, values, shape)``, or the path of a .mtx, .mtx.gz or .npz file.
+    n : int
+        Columns of B. Products of other widths work, with this width's plan.
+    dtype : torch.dtype, optional
+        Type of B and C; that of A's values (torch's default for a pattern) when None.
+    system : str
+        ``auto``, or a name from :func:`sparsetile.systems`.
+    reorder : str or Tensor [M]
+        Row order: ``auto``, the name of an algorithm, or a permutation of the rows.
+    deterministic : bool, optional
+        Take only bit-reproducible systems; torch's own setting when None.
+    tune : {"model", "measure"}
+        Choose the system by a cost model, or by timing each on random input.
+    device : torch.device, optional
+        Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
+
+    Returns
+    -------
+    Plan
+    """
+    n = dimension("plan", "n", n)
+    one_of("plan", "tune", tune, ["model", "measure"])
+    one_of("plan", "system", system, ["auto", *SYSTEMS])
+    clock = {"begun": time.perf_counter()}
+    source = as_csr(A, function="plan", device=_target_device(A, device))
+    csr = _own(source)
+    if dtype is None:
+        dtype = torch.get_default_dtype() if csr.values is None else csr.values.dtype
+    if dtype not in VALUE_DTYPES:
+        names = ", ".join(str(d) for d in VALUE_DTYPES)
+        raise type_error("plan", "dtype", f"one of {names}", dtype, "Choose one of those")
+    clock["intake"] = time.perf_counter()
+    permutation = _permutation(reorder, csr)
+    clock["reorder"] = time.perf_counter()
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    request = Request(csr, n, dtype, permutation, deterministic)
+    able, rejected = candidates(request)
+    if not able or (system != "auto" and system not in able):
+        raise unsupported("plan", rejected, "no system" if system == "auto" else system)
+    if system != "auto":
+        able = [system]
+    guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
+    with guard:
+        if tune == "measure" and len(able) > 1:
+            seconds, stages = measure_systems(request, able)
+            chosen = min(seconds, key=seconds.__getitem__)
+            stage = stages[chosen]
+        else:
+            seconds = predict_systems(request, able)
+            chosen = min(seconds, key=seconds.__getitem__)
+            stage = SYSTEMS[chosen].build(request)
+        clock["build"] = time.perf_counter()
+        runner(stage.recipe).prepare(n, dtype, csr.values is not None, csr.device)
+        clock["compile"] = time.perf_counter()
+        stamps = list(clock.items())
+        spent = {
+            name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)
+        }
+        made = Plan(
+            csr, n, dtype, stage, permutation, deterministic=deterministic,
+            report={
+                "seconds": spent,
+                "considered": seconds,
+                "considered_by": tune if len(able) > 1 else "request",
+                "rejected": rejected,
+            },
+        )  # fmt: skip
+    if source.values is not None and source.values.requires_grad:
+        made._follow = functools.partial(current_values, A, csr, function="run")
+    return made
+
+
+def _own(csr: CSR) -> CSR:
+    """Return a copy that shares no memory with the caller's matrix."""
+    return CSR(
+        csr.indptr.clone(),
+        csr.indices.clone(),
+        None if csr.values is None else csr.values.detach().clone(),
+        csr.shape,
+        csr.entry_map,
+    )

@@ -1,0 +1,10 @@
+"""Row orders: CSR -> Permutation. Pure functions, one file an algorithm."""
+
+from __future__ import annotations
+
+from sparsetile.reorder.identity import identity
+from sparsetile.reorder.permutation import Permutation, Reorderer
+
+__all__ = ["REORDERERS", "Permutation", "Reorderer"]
+
+REORDERERS: dict[str, Reorderer] = {"identity": identity}

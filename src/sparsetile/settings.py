@@ -1,0 +1,56 @@
+"""The only reader of ``os.environ``: every setting, its default and what it means.
+
+Settings are read when asked for, never cached, so that a test or a caller that changes the
+environment is obeyed at once. There are few of them on purpose; what a caller may want to vary
+per call is an argument instead.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cache_dir", "cache_limit_bytes", "data_dir", "describe_settings"]
+
+_DEFAULT_CACHE_MEGABYTES = 512
+
+
+def _user_cache_root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "sparsetile"
+
+
+def cache_dir() -> Path:
+    """Folder of compiled kernels: ``SPARSETILE_CACHE_DIR``, else the user's cache folder."""
+    chosen = os.environ.get("SPARSETILE_CACHE_DIR")
+    return Path(chosen) if chosen else _user_cache_root() / "kernels"
+
+
+def cache_limit_bytes() -> int:
+    """Size limit of the kernel cache: ``SPARSETILE_CACHE_MEGABYTES``, default 512."""
+    text = os.environ.get("SPARSETILE_CACHE_MEGABYTES", "")
+    try:
+        megabytes = int(text) if text else _DEFAULT_CACHE_MEGABYTES
+    except ValueError:
+        megabytes = 0
+    if megabytes <= 0:
+        raise ValueError(
+            "settings: SPARSETILE_CACHE_MEGABYTES must be a positive whole number, "
+            f"got {text!r}. Unset it or give a size in megabytes."
+        )
+    return megabytes * 1024 * 1024
+
+
+def data_dir() -> Path:
+    """Folder of downloaded matrices: ``SPARSETILE_DATA_DIR``, else the user's cache folder."""
+    chosen = os.environ.get("SPARSETILE_DATA_DIR")
+    return Path(chosen) if chosen else _user_cache_root() / "data"
+
+
+def describe_settings() -> dict[str, str]:
+    """Name -> value in force, for ``sparsetile doctor``."""
+    return {
+        "SPARSETILE_CACHE_DIR": str(cache_dir()),
+        "SPARSETILE_CACHE_MEGABYTES": str(cache_limit_bytes() // (1024 * 1024)),
+        "SPARSETILE_DATA_DIR": str(data_dir()),
+    }

@@ -1,0 +1,169 @@
+"""What a system is: it says whether it can, builds its parts once, and runs them many times.
+
+``System.build`` turns a request into a ``Stage``: a tuple of tensors plus a recipe, a short JSON
+text that says everything else. ``runner(recipe)`` gives the object that multiplies. Tensors and
+text are all that torch's operators see, so plans can be saved, traced and exported.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder import Permutation
+
+__all__ = ["Epilogue", "Request", "Runner", "Stage", "System", "make_recipe", "tensor_bytes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What the caller wants multiplied, and how."""
+
+    csr: CSR
+    n: int
+    dtype: torch.dtype
+    permutation: Permutation
+    deterministic: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.csr.device
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """What a system built: tensors, recipe, and its choices in words for ``explain``."""
+
+    system: str
+    parts: tuple[Tensor, ...]
+    recipe: str
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the parts."""
+        return tensor_bytes(self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Epilogue:
+    """What happens to a sum before it is stored: alpha, mean, beta, bias, ReLU, in that order."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    mean: bool = False
+    bias: Tensor | None = None
+    relu: bool = False
+
+
+PLAIN = Epilogue()
+
+
+class Runner(ABC):
+    """Multiplies with the parts of one recipe. Never synchronises.
+
+    ``values`` are A's values in canonical order, None for a pattern. A system whose kernel reads
+    them in another order or shape sets ``packs`` and makes that copy in :meth:`pack`; a plan
+    keeps the copy, so that packing is paid when values change and not when they are used.
+    """
+
+    packs: ClassVar[bool] = False
+
+    def __init__(self, meta: Mapping[str, Any]) -> None:
+        self.meta = meta
+        self.rows = int(meta["rows"])
+        self.cols = int(meta["cols"])
+        self.nnz = int(meta["nnz"])
+
+    @abstractmethod
+    def spmm(
+        self,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        packed: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+    ) -> None:
+        """Write C into ``out``. B is [K, N] or [batch, K, N] with unit column stride."""
+
+    def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return the copy of A's values that :meth:`spmm` wants as ``packed``."""
+        raise NotImplementedError(f"{type(self).__name__} does not pack values")
+
+    def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
+        """Compile what a product of width ``n`` will need (nothing by default)."""
+        return
+
+
+class PatternRunner(Runner):
+    """A runner that also serves max, min and the gradient of the values (``csr``, ``cpu``)."""
+
+    @abstractmethod
+    def extremum(
+        self,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        args: Tensor,
+        maximum: bool,
+    ) -> None:
+        """Write the max or min over each row's entries, and which entry it was."""
+
+    @abstractmethod
+    def sddmm(self, parts: Sequence[Tensor], G: Tensor, B: Tensor) -> Tensor:
+        """Return dot(G[row], B[column]) for each entry, summed over batches."""
+
+
+class System(ABC):
+    """One way to multiply. Subclasses are stateless; one instance is registered each."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    devices: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[torch.dtype, ...]]
+    deterministic: ClassVar[bool]
+    architectures: ClassVar[str] = "any"
+
+    def reasons(self, request: Request) -> list[str]:
+        """Return every reason why this system cannot serve the request; empty if it can."""
+        found = []
+        if request.device.type not in self.devices:
+            found.append(f"runs on {' or '.join(self.devices)}, A is on {request.device.type}")
+        if request.dtype not in self.dtypes:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+            found.append(f"takes {names}, not {str(request.dtype).removeprefix('torch.')}")
+        if request.deterministic and not self.deterministic:
+            found.append("is not bit-reproducible, and determinism was asked for")
+        return [*found, *self.further_reasons(request)]
+
+    def further_reasons(self, request: Request) -> list[str]:
+        """Return reasons beyond device, dtype and determinism."""
+        return []
+
+    @abstractmethod
+    def build(self, request: Request) -> Stage:
+        """Do all the work that does not depend on B."""
+
+    @abstractmethod
+    def make_runner(self, meta: Mapping[str, Any]) -> Runner:
+        """Return the runner for a recipe of this system."""
+
+
+def make_recipe(name: str, csr: CSR, **meta: int | str | bool) -> str:
+    """Return the recipe text of a stage."""
+    body = {"rows": csr.shape[0], "cols": csr.shape[1], "nnz": csr.nnz, **meta}
+    return f"{name}:{json.dumps(body, sort_keys=True)}"
+
+
+def tensor_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the memory of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

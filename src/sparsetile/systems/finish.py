@@ -1,0 +1,34 @@
+"""The epilogue in torch operations, for systems whose library has none of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsetile.systems.base import Epilogue
+
+__all__ = ["finish"]
+
+
+def finish(product: Tensor, out: Tensor, indptr: Tensor, epilogue: Epilogue) -> None:
+    """Write ``relu(alpha · product [/ row length] + beta · out + bias)`` into ``out``.
+
+    Parameters
+    ----------
+    product, out : Tensor [..., M, N]
+    indptr : Tensor int64 [M+1]
+        Row pointers, for the mean; empty rows stay 0.
+    """
+    if epilogue.mean:
+        lengths = torch.clamp(indptr[1:] - indptr[:-1], min=1).to(product.dtype)
+        product = product / lengths.unsqueeze(-1)
+    if epilogue.alpha != 1.0:
+        product = product * epilogue.alpha
+    if epilogue.beta != 0.0:
+        product = product + epilogue.beta * out
+    if epilogue.bias is not None:
+        product = product + epilogue.bias
+    if epilogue.relu:
+        product = torch.relu(product)
+    if product is not out:
+        out.copy_(product)

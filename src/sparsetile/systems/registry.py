@@ -1,0 +1,51 @@
+"""The systems there are, by name, and the way from a recipe to its runner.
+
+A new system is one file plus one line here; every contract suite then runs on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+
+from sparsetile.errors import UnsupportedError
+from sparsetile.systems.base import Request, Runner, System
+from sparsetile.systems.cpu import CPUSystem
+from sparsetile.systems.csr import CSRSystem
+from sparsetile.systems.cusparse import CuSparseSystem
+from sparsetile.systems.dense import DenseSystem
+
+__all__ = ["PATTERN_SYSTEMS", "SYSTEMS", "candidates", "runner", "unsupported"]
+
+_CSR, _CPU = CSRSystem(), CPUSystem()
+
+# The system of each device type that serves max, min and the gradient of A's values, and that
+# computes exactly what the entries of A say.
+PATTERN_SYSTEMS: dict[str, System] = {"cuda": _CSR, "cpu": _CPU}
+
+SYSTEMS: dict[str, System] = {
+    system.name: system for system in (_CSR, CuSparseSystem(), DenseSystem(PATTERN_SYSTEMS), _CPU)
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def runner(recipe: str) -> Runner:
+    """Return the runner of a recipe; the same object for the same text."""
+    name, _, body = recipe.partition(":")
+    return SYSTEMS[name].make_runner(json.loads(body))
+
+
+def candidates(request: Request) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the systems that can serve the request, and the reasons of those that cannot."""
+    rejected = {name: system.reasons(request) for name, system in SYSTEMS.items()}
+    able = [name for name, reasons in rejected.items() if not reasons]
+    return able, {name: reasons for name, reasons in rejected.items() if reasons}
+
+
+def unsupported(function: str, rejected: dict[str, list[str]], wanted: str) -> UnsupportedError:
+    """Build the error that lists every rejected system with its reasons."""
+    lines = [f"  {name}: {'; '.join(reasons)}" for name, reasons in rejected.items()]
+    return UnsupportedError(
+        f"{function}: system must be able to serve this product, got {wanted}. "
+        "Each system's reason:\n" + "\n".join(lines)
+    )

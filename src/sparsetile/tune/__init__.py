@@ -1,0 +1,17 @@
+"""Roofline floor, cost models and the measured choice of a system."""
+
+from __future__ import annotations
+
+from sparsetile.tune.choose import measure, measure_systems, predict_systems
+from sparsetile.tune.roofline import Floor, Machine, distinct_pairs, floor_seconds, machine
+
+__all__ = [
+    "Floor",
+    "Machine",
+    "distinct_pairs",
+    "floor_seconds",
+    "machine",
+    "measure",
+    "measure_systems",
+    "predict_systems",
+]

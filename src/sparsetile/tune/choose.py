@@ -1,0 +1,98 @@
+"""Which system serves a request: by model, or by measuring each on random input."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from sparsetile.systems import Request, Stage
+from sparsetile.systems.registry import SYSTEMS, runner
+from sparsetile.tune.roofline import Machine, machine
+
+__all__ = ["measure", "measure_systems", "predict_systems"]
+
+# Share of each ceiling that the systems reach; see docs/planning.md for where they come from.
+_CSR_SHARE = 0.55
+_CUSPARSE_SHARE = 0.33
+_DENSE_SHARE = 0.7
+# A sparse product on CPU cores runs at about this share of a dense one per flop.
+_CPU_SPARSE_SHARE = 0.15
+
+
+def _gather_seconds(request: Request, ceilings: Machine) -> float:
+    csr, item = request.csr, request.dtype.itemsize
+    rows, cols = csr.shape
+    resident = item * request.n * cols <= ceilings.l2_bytes
+    rate = ceilings.l2_gather if resident else ceilings.dram
+    value_bytes = 0 if csr.values is None else item
+    traffic = item * request.n * (csr.nnz + rows) / rate
+    return ceilings.launch + traffic + (4 + value_bytes) * csr.nnz / ceilings.dram
+
+
+def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
+    """Return the predicted seconds of each able system."""
+    ceilings = machine(request.device)
+    rows, cols = request.csr.shape
+    dense_flops = 2.0 * rows * cols * request.n
+    sparse_flops = 2.0 * request.csr.nnz * request.n
+    speedup = 4 / request.dtype.itemsize
+    if request.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+        speedup = 0.13  # plain FP32 units: about 50 TFLOP/s where TF32 has 390
+    elif request.dtype is torch.float64:
+        speedup = 0.13
+    dense_bytes = request.dtype.itemsize * (rows * cols + request.n * (cols + rows))
+    dense = max(
+        dense_flops / (ceilings.dense_flops * _DENSE_SHARE * speedup), dense_bytes / ceilings.dram
+    )
+    gathered = _gather_seconds(request, ceilings)
+    predicted = {
+        "csr": gathered / _CSR_SHARE,
+        "cusparse": gathered / _CUSPARSE_SHARE,
+        "dense": ceilings.launch + dense,
+        "cpu": ceilings.launch
+        + sparse_flops / (ceilings.dense_flops * _CPU_SPARSE_SHARE)
+        + rows * 1e-9,
+    }
+    return {name: predicted[name] for name in able}
+
+
+def measure(run: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
+    """Return the median seconds of ``run`` after two warm-up calls."""
+    run()
+    run()
+    times = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            stop.record()
+            stop.synchronize()
+            times.append(start.elapsed_time(stop) * 1e-3)
+        else:
+            begun = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begun)
+    return sorted(times)[len(times) // 2]
+
+
+def measure_systems(request: Request, able: list[str]) -> tuple[dict[str, float], dict[str, Stage]]:
+    """Build and time every able system on random input; return seconds and stages by name."""
+    csr = request.csr
+    values = None if csr.values is None else csr.values.detach().to(request.dtype)
+    B = torch.randn(csr.shape[1], request.n, device=request.device).to(request.dtype)
+    out = torch.empty((csr.shape[0], request.n), dtype=request.dtype, device=request.device)
+    seconds: dict[str, float] = {}
+    stages: dict[str, Stage] = {}
+    for name in able:
+        stage = stages[name] = SYSTEMS[name].build(request)
+        work = runner(stage.recipe)
+        packed = work.pack(stage.parts, values, request.dtype) if work.packs else None
+
+        def product(stage: Stage = stage, packed: torch.Tensor | None = packed) -> None:
+            runner(stage.recipe).spmm(stage.parts, values, packed, B, out)
+
+        seconds[name] = measure(product, request.device)
+    return seconds, stages

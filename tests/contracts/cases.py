@@ -1,0 +1,101 @@
+"""The hard matrices and the reference arithmetic that all contract suites share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from sparsetile import CSR
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def csr_of(matrix: sp.csr_array, *, pattern: bool = False, dtype=torch.float32) -> CSR:
+    """scipy -> canonical CSR on the CPU."""
+    matrix = sp.csr_array(matrix)
+    matrix.sum_duplicates()
+    return CSR(
+        torch.from_numpy(matrix.indptr.astype(np.int64)),
+        torch.from_numpy(matrix.indices.astype(np.int32)),
+        None if pattern else torch.from_numpy(matrix.data.astype(np.float64)).to(dtype),
+        matrix.shape,
+    )
+
+
+def random_matrix(rows: int, cols: int, density: float, seed: int = 0) -> sp.csr_array:
+    rng = np.random.default_rng(seed)
+    return sp.csr_array(
+        sp.random_array(
+            (rows, cols), density=density, rng=rng, data_sampler=lambda size: rng.normal(size=size)
+        )
+    )
+
+
+def with_dense_row(rows: int, cols: int, row: int) -> sp.csr_array:
+    dense = random_matrix(rows, cols, 0.01, seed=3).tolil()
+    dense[row, :] = np.linspace(-1, 1, cols) + 0.001
+    return sp.csr_array(dense)
+
+
+def with_dense_column(rows: int, cols: int, column: int) -> sp.csr_array:
+    return sp.csr_array(with_dense_row(cols, rows, column).T)
+
+
+def equal_rows(rows: int, cols: int) -> sp.csr_array:
+    one = np.zeros(cols)
+    one[::7] = np.arange(1, len(one[::7]) + 1)
+    return sp.csr_array(np.tile(one, (rows, 1)))
+
+
+MATRICES: dict[str, Callable[[], sp.csr_array]] = {
+    "no rows": lambda: sp.csr_array((0, 5)),
+    "no columns": lambda: sp.csr_array((5, 0)),
+    "no entries": lambda: sp.csr_array((9, 6)),
+    "one by one": lambda: sp.csr_array(np.array([[2.5]])),
+    "one row": lambda: random_matrix(1, 300, 0.5),
+    "one column": lambda: random_matrix(300, 1, 0.5),
+    "odd sizes": lambda: random_matrix(131, 77, 0.08),
+    "empty rows": lambda: random_matrix(200, 90, 0.01),
+    "one dense row": lambda: with_dense_row(40, 5000, 17),
+    "one dense column": lambda: with_dense_column(3000, 50, 20),
+    "equal rows": lambda: equal_rows(67, 400),
+    "wide": lambda: random_matrix(20, 2000, 0.05),
+    "tall": lambda: random_matrix(2000, 20, 0.05),
+}
+
+
+def reference(csr: CSR, B: Tensor) -> Tensor:
+    """A·B in float64 on the CPU, entry by entry, so that Inf and NaN go where A's entries say."""
+    rows, columns = csr.row_ids().cpu(), csr.indices.cpu().long()
+    values = torch.ones(csr.nnz) if csr.values is None else csr.values.detach().cpu()
+    C = torch.zeros((csr.shape[0], B.shape[-1]), dtype=torch.float64)
+    return C.index_add(0, rows, values.double().unsqueeze(1) * B.cpu().double()[columns])
+
+
+def error_bound(csr: CSR, B: Tensor, expected: Tensor) -> Tensor:
+    """What rounding can cost at most: any order of float32 sums, then one rounding to B's type."""
+    absolute = csr.with_values(None if csr.values is None else csr.values.detach().abs())
+    magnitude = reference(absolute, B.abs())
+    lengths = csr.row_lengths().cpu().double().unsqueeze(1)
+    accumulate = torch.float64 if B.dtype is torch.float64 else torch.float32
+    unit, tiny = torch.finfo(accumulate).eps, torch.finfo(B.dtype).tiny
+    return (
+        (lengths + 2) * unit * magnitude + torch.finfo(B.dtype).eps * expected.abs() + tiny
+    )
+
+
+def assert_close(C: Tensor, csr: CSR, B: Tensor) -> None:
+    """C must be A·B within rounding, element by element."""
+    expected = reference(csr, B)
+    assert C.shape == expected.shape
+    error = (C.detach().cpu().double() - expected).abs()
+    bound = error_bound(csr, B, expected)
+    excess = error - bound
+    assert C.numel() == 0 or float(excess.max()) <= 0, (
+        f"largest excess {float(excess.max()):.3e} at {int(excess.argmax())}, "
+        f"error {float(error.max()):.3e}"
+    )

@@ -1,0 +1,165 @@
+"""How products behave on a GPU: streams, graphs, threads, memory, no hidden waits."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import sparsetile as st
+from sparsetile.systems.registry import SYSTEMS
+from tests.contracts.cases import assert_close, csr_of, random_matrix, with_dense_row
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+]
+
+OURS = sorted(name for name in SYSTEMS if "cuda" in SYSTEMS[name].devices and name == "csr")
+
+
+def plan_of(system: str, n: int = 64) -> tuple[st.CSR, st.Plan]:
+    csr = csr_of(with_dense_row(400, 6000, 11)).to("cuda")
+    return csr, st.plan(csr, n, system=system)
+
+
+@pytest.mark.parametrize("system", OURS)
+def test_runs_on_the_current_stream_after_what_was_queued_there(system):
+    csr, plan = plan_of(system)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        B = torch.randn(6000, 64, device="cuda")
+        C = plan @ B
+    stream.synchronize()
+    assert_close(C, csr, B)
+
+
+@pytest.mark.parametrize("system", OURS)
+def test_two_streams_do_not_disturb_each_other(system):
+    csr, plan = plan_of(system)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    inputs = [torch.randn(6000, 64, device="cuda") for _ in streams]
+    torch.cuda.synchronize()
+    expected = [plan @ B for B in inputs]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        results = []
+        for stream, B in zip(streams, inputs, strict=True):
+            with torch.cuda.stream(stream):
+                results.append([plan @ B for _ in range(4)])
+        torch.cuda.synchronize()
+        for got, want in zip(results, expected, strict=True):
+            assert all(torch.equal(C, want) for C in got)
+
+
+@pytest.mark.parametrize("system", OURS)
+def test_a_captured_graph_replays_with_new_input_and_new_values(system):
+    csr, plan = plan_of(system)
+    B = torch.randn(6000, 64, device="cuda")
+    plan @ B
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        C = plan @ B
+    for _ in range(3):
+        B.copy_(torch.randn(6000, 64, device="cuda"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(C, plan @ B)
+    fresh = torch.randn(csr.nnz, device="cuda")
+    plan.update_values(fresh)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_close(C, csr.with_values(fresh), B)
+
+
+@pytest.mark.parametrize("system", OURS)
+def test_never_waits_for_the_gpu(system):
+    _, plan = plan_of(system)
+    B = torch.randn(6000, 64, device="cuda")
+    G = torch.randn(400, 64, device="cuda")
+    plan @ B
+    plan.T @ G
+    plan.run(B, reduce="max")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        plan @ B
+        plan.T @ G
+        plan.run(B, reduce="max")
+        plan.run(B, out=G)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("system", OURS)
+def test_allocates_nothing_but_the_result(system):
+    _, plan = plan_of(system)
+    B = torch.randn(6000, 64, device="cuda")
+    plan @ B
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    C = plan @ B
+    after = torch.cuda.memory_stats()["allocation.all.allocated"]
+    assert after - before == 1
+    assert C.shape == (400, 64)
+
+
+@pytest.mark.parametrize("system", OURS)
+def test_every_element_of_the_result_is_written(system):
+    csr = csr_of(random_matrix(1003, 500, 0.002)).to("cuda")
+    plan = st.plan(csr, 33, system=system)
+    for n in (1, 33, 127, 260):
+        B = torch.randn(500, n, device="cuda")
+        out = torch.full((1003, n), float("nan"), device="cuda")
+        assert_close(plan.run(B, out=out), csr, B)
+
+
+@pytest.mark.parametrize("system", OURS)
+def test_threads_may_share_a_plan(system):
+    csr, plan = plan_of(system)
+    failures: list[str] = []
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            B = torch.randn(6000, 64, device="cuda")
+            results = [plan @ B for _ in range(50)]
+            torch.cuda.current_stream().synchronize()
+            if not all(torch.equal(C, results[0]) for C in results):
+                failures.append("runs differ")
+            try:
+                assert_close(results[0], csr, B)
+            except AssertionError as error:
+                failures.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_cupy_matrices_are_taken_as_they_are():
+    cupyx = pytest.importorskip("cupyx.scipy.sparse")
+    matrix = random_matrix(70, 50, 0.1)
+    matrix.data = matrix.data.astype("float32")
+    csr = csr_of(matrix).to("cuda")
+    B = torch.randn(50, 16, device="cuda")
+    for form in ("csr", "csc", "coo"):
+        A = getattr(cupyx, f"{form}_matrix")(matrix.asformat(form))
+        assert_close(st.spmm(A, B), csr, B)
+
+
+def test_a_large_offset_into_B_and_C_is_right():
+    """M·N and K·N past 2^31 elements: 64-bit offsets."""
+    n, rows = 4096, 530_000
+    if torch.cuda.mem_get_info()[0] < 3 * rows * n * 2:
+        pytest.skip("needs 13 GB of GPU memory")
+    indptr = torch.arange(rows + 1, device="cuda")
+    indices = torch.arange(rows, device="cuda").flip(0)
+    B = torch.empty((rows, n), dtype=torch.float16, device="cuda")
+    B.copy_(torch.arange(rows, device="cuda").remainder(1009).unsqueeze(1))
+    C = st.plan((indptr, indices, None, (rows, rows)), n, dtype=torch.float16, system="csr") @ B
+    assert torch.equal(C[:, 0], B[:, 0].flip(0))
+    assert torch.equal(C[:, n - 1], B[:, n - 1].flip(0))

@@ -1,0 +1,279 @@
+"""What every system must do, on every device it runs on. A system joins by being registered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import sparsetile as st
+from sparsetile.systems.registry import SYSTEMS
+from tests.contracts.cases import (
+    DTYPES,
+    MATRICES,
+    assert_close,
+    csr_of,
+    random_matrix,
+    reference,
+    with_dense_row,
+)
+
+WIDTHS = (0, 1, 7, 32, 130)
+
+
+@pytest.fixture(params=sorted(SYSTEMS))
+def system(request: pytest.FixtureRequest, device: torch.device) -> str:
+    if device.type not in SYSTEMS[request.param].devices:
+        pytest.skip(f"{request.param} does not run on {device.type}")
+    return request.param
+
+
+def dense_like(rows: int, cols: int, device: torch.device, dtype=torch.float32) -> Tensor:
+    return torch.randn(rows, cols, dtype=torch.float64).to(dtype).to(device)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])
+def test_agrees_with_float64_within_rounding(system, device, name, pattern):
+    csr = csr_of(MATRICES[name](), pattern=pattern).to(device)
+    plan = st.plan(csr, 32, system=system)
+    for n in WIDTHS:
+        B = dense_like(csr.shape[1], n, device)
+        assert_close(plan @ B, csr, B)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 7, 64, 1000])
+def test_takes_every_dtype_and_width(system, device, dtype, n):
+    csr = csr_of(random_matrix(100, 300, 0.1), dtype=dtype).to(device)
+    B = dense_like(300, n, device, dtype)
+    C = st.plan(csr, n, system=system) @ B
+    assert C.dtype is dtype
+    assert_close(C, csr, B)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_small_integers_match_bit_for_bit(system, device, dtype):
+    matrix = with_dense_row(90, 600, 4)
+    matrix.data[:] = torch.randint(-3, 4, (matrix.nnz,)).numpy()
+    csr = csr_of(matrix, dtype=dtype).to(device)
+    B = torch.randint(0, 2, (600, 33)).to(dtype).to(device)
+    expected = reference(csr, B)
+    exact = expected.abs() <= 256  # integers that bfloat16 holds
+    C = (st.plan(csr, 33, system=system) @ B).cpu().double()
+    assert torch.equal(C[exact], expected[exact])
+
+
+def test_non_finite_values_of_B_reach_only_rows_that_reference_them(system, device):
+    csr = csr_of(random_matrix(150, 200, 0.05)).to(device)
+    B = dense_like(200, 40, device)
+    B[0], B[17, 5], B[80, 39] = float("nan"), float("inf"), -float("inf")
+    expected = reference(csr, B)
+    C = (st.plan(csr, 40, system=system) @ B).cpu().double()
+    assert torch.equal(C.isnan(), expected.isnan())
+    assert torch.equal(C.isinf(), expected.isinf())
+    assert torch.equal(C[C.isinf()], expected[expected.isinf()])
+    finite = expected.isfinite()
+    assert torch.allclose(C[finite], expected[finite], rtol=1e-4, atol=1e-4)
+
+
+def test_non_finite_values_of_A_act_as_in_csr_arithmetic(system, device):
+    csr = csr_of(random_matrix(60, 50, 0.1)).to(device)
+    csr.values[3], csr.values[11], csr.values[40] = float("inf"), float("nan"), 0.0
+    B = dense_like(50, 9, device)
+    B[int(csr.indices[40]), 2] = float("inf")  # a stored zero times Inf is NaN
+    expected = reference(csr, B)
+    C = (st.plan(csr, 9, system=system) @ B).cpu().double()
+    assert torch.equal(C.isnan(), expected.isnan())
+    assert torch.equal(C.isinf(), expected.isinf())
+
+
+def _strided(B: Tensor, how: str) -> Tensor:
+    rows, cols = B.shape
+    if how == "row stride":
+        wide = torch.full((rows, cols + 5), float("nan"), dtype=B.dtype, device=B.device)
+        wide[:, :cols] = B
+        return wide[:, :cols]
+    if how == "transposed":
+        return B.t().contiguous().t()
+    if how == "misaligned":
+        flat = torch.full((rows * cols + 1,), float("nan"), dtype=B.dtype, device=B.device)
+        flat[1:] = B.flatten()
+        return flat[1:].view(rows, cols)
+    if how == "every other column":
+        wide = torch.full((rows, 2 * cols), float("nan"), dtype=B.dtype, device=B.device)
+        wide[:, ::2] = B
+        return wide[:, ::2]
+    return B[:1].expand(rows, cols)  # "expanded"
+
+
+@pytest.mark.parametrize(
+    "how", ["row stride", "transposed", "misaligned", "every other column", "expanded"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_takes_any_stride_of_B(system, device, how, dtype):
+    csr = csr_of(random_matrix(70, 64, 0.1), dtype=dtype).to(device)
+    B = _strided(dense_like(64, 40, device, dtype), how)
+    assert_close(st.plan(csr, 40, system=system) @ B, csr, B)
+
+
+def test_writes_into_out_with_alpha_and_beta(system, device):
+    csr = csr_of(random_matrix(70, 64, 0.1)).to(device)
+    plan, B = st.plan(csr, 24, system=system), dense_like(64, 24, device)
+    plain = plan @ B
+    out = torch.full((70, 24), float("nan"), device=device)
+    assert plan.run(B, out=out) is out
+    assert torch.allclose(out, plain)
+    before = dense_like(70, 24, device)
+    out = before.clone()
+    plan.run(B, out=out, alpha=2.0, beta=-0.5)
+    assert torch.allclose(out, 2 * plain - 0.5 * before, atol=1e-4)
+    wide = torch.full((70, 50), 7.0, device=device)
+    plan.run(B, out=wide[:, :24])
+    assert torch.allclose(wide[:, :24], plain)
+    assert bool((wide[:, 24:] == 7.0).all()), "columns beyond out were written"
+    columns = torch.empty((24, 70), device=device).t()
+    assert torch.allclose(plan.run(B, out=columns), plain)
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 3), (0,), (1, 1)], ids=str)
+def test_leading_dimensions_are_batches(system, device, lead):
+    csr = csr_of(with_dense_row(40, 900, 3)).to(device)
+    B = torch.randn(*lead, 900, 12, device=device)
+    C = st.plan(csr, 12, system=system) @ B
+    assert C.shape == (*lead, 40, 12)
+    for index in range(B[..., 0, 0].numel()):
+        at = torch.unravel_index(torch.tensor(index), lead)
+        assert_close(C[at], csr, B[at])
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max", "min", "amax", "add"])
+def test_reduces_rows_as_told_and_gives_zero_for_empty_ones(system, device, reduce):
+    csr = csr_of(with_dense_row(60, 1500, 9)).to(device)
+    B = dense_like(1500, 20, device)
+    C = st.plan(csr, 20, system=system).run(B, reduce=reduce).cpu().double()
+    rows, columns = csr.row_ids().cpu(), csr.indices.cpu().long()
+    products = csr.values.cpu().double().unsqueeze(1) * B.cpu().double()[columns]
+    lengths = csr.row_lengths().cpu()
+    for row in range(60):
+        mine = products[rows == row]
+        if not lengths[row]:
+            assert not bool(C[row].any())
+            continue
+        expected = {
+            "mean": mine.mean(0), "max": mine.amax(0), "amax": mine.amax(0),
+            "min": mine.amin(0), "add": mine.sum(0),
+        }[reduce]  # fmt: skip
+        assert torch.allclose(C[row], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_gradients_of_B_and_of_the_values_are_right(system, device, reduce):
+    csr = csr_of(random_matrix(17, 23, 0.2), dtype=torch.float64).to(device)
+    plan = st.plan(csr, 5, system=system)
+    values = csr.values.clone().requires_grad_()
+    B = torch.randn(23, 5, dtype=torch.float64, device=device, requires_grad=True)
+    product = lambda v, b: plan.run(b, values=v, reduce=reduce, alpha=1.5)  # noqa: E731
+    assert torch.autograd.gradcheck(product, (values, B))
+    if reduce == "sum":
+        assert torch.autograd.gradgradcheck(product, (values, B))
+
+
+def test_batched_gradients_add_up_over_the_batch(system, device):
+    csr = csr_of(random_matrix(9, 11, 0.3), dtype=torch.float64).to(device)
+    plan = st.plan(csr, 4, system=system)
+    values = csr.values.clone().requires_grad_()
+    B = torch.randn(3, 11, 4, dtype=torch.float64, device=device, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v, b: plan.run(b, values=v), (values, B))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_runs_in_the_lower_precision_and_gives_float32_gradients(system, device, dtype):
+    csr = csr_of(random_matrix(40, 60, 0.1)).to(device)
+    plan = st.plan(csr, 16, system=system)
+    B = torch.randn(60, 16, device=device, requires_grad=True)
+    with torch.autocast(device.type, dtype=dtype):
+        C = plan @ B
+    assert C.dtype is dtype
+    low = csr.with_values(csr.values.to(dtype))
+    assert_close(C, low, B.detach().to(dtype))
+    C.float().sum().backward()
+    assert B.grad.dtype is torch.float32
+    expected = reference(low.transposed(), torch.ones(40, 16))
+    assert torch.allclose(B.grad.cpu().double(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_hundred_runs_are_bit_identical_when_asked(system, device):
+    if not SYSTEMS[system].deterministic:
+        pytest.skip(f"{system} does not promise reproducible bits")
+    csr = csr_of(with_dense_row(300, 9000, 100)).to(device)
+    plan = st.plan(csr, 40, system=system, deterministic=True)
+    B = dense_like(9000, 40, device)
+    first = plan @ B
+    for _ in range(99):
+        assert torch.equal(plan @ B, first)
+
+
+def test_updated_values_are_used_at_once_by_product_and_transpose(system, device):
+    csr = csr_of(random_matrix(50, 40, 0.1)).to(device)
+    plan, B, G = st.plan(csr, 8, system=system), dense_like(40, 8, device), dense_like(50, 8, device)
+    assert_close(plan.T @ G, csr.transposed(), G)
+    fresh = torch.randn(csr.nnz, device=device)
+    assert plan.update_values(fresh) is plan
+    assert_close(plan @ B, csr.with_values(fresh), B)
+    assert_close(plan.T @ G, csr.with_values(fresh).transposed(), G)
+    fresh.zero_()
+    assert float((plan @ B).abs().max()) > 0, "the plan must hold a copy"
+
+
+def test_transpose_of_transpose_is_the_matrix(system, device):
+    csr = csr_of(random_matrix(50, 40, 0.1)).to(device)
+    B = dense_like(40, 8, device)
+    assert_close(st.plan(csr, 8, system=system).T.T @ B, csr, B)
+
+
+def test_saved_plan_gives_the_same_bits(system, device, tmp_path):
+    csr = csr_of(with_dense_row(80, 2000, 5)).to(device)
+    plan, B = st.plan(csr, 16, system=system), dense_like(2000, 16, device)
+    plan.save(tmp_path / "a.safetensors")
+    loaded = st.load_plan(tmp_path / "a.safetensors")
+    assert loaded.system == system
+    assert torch.equal(loaded @ B, plan @ B)
+    G = dense_like(80, 16, device)
+    assert torch.equal(loaded.T @ G, plan.T @ G)
+
+
+def test_compiles_without_graph_breaks(system, device):
+    csr = csr_of(random_matrix(50, 40, 0.1)).to(device)
+    plan = st.plan(csr, 8, system=system)
+    layer = torch.compile(lambda b: torch.relu(plan @ b) * 2, fullgraph=True, backend="aot_eager")
+    B = torch.randn(40, 8, device=device, requires_grad=True)
+    C = layer(B)
+    assert torch.allclose(C, torch.relu(plan @ B) * 2)
+    C.sum().backward()
+    compiled, B.grad = B.grad, None
+    (torch.relu(plan @ B) * 2).sum().backward()
+    assert torch.allclose(compiled, B.grad)
+
+
+def test_operators_pass_opcheck(system, device):
+    csr = csr_of(random_matrix(20, 15, 0.2), dtype=torch.float64).to(device)
+    plan = st.plan(csr, 4, system=system)
+    plan._prepare_gradients()
+    values = csr.values.clone().requires_grad_()
+    B = torch.randn(15, 4, dtype=torch.float64, device=device, requires_grad=True)
+    G = torch.randn(20, 4, dtype=torch.float64, device=device, requires_grad=True)
+    ops, tensors, recipe = torch.ops.sparsetile, plan._tensors, plan._recipe
+    torch.library.opcheck(ops.spmm.default, (tensors, values, None, B, recipe, "sum", 1.0))
+    torch.library.opcheck(ops.sddmm.default, (tensors, G, B, recipe))
+    torch.library.opcheck(ops.spmm_extremum.default, (tensors, values, B, recipe, "max"))
+    plain = (tensors, values.detach(), None, B.detach(), G.detach(), recipe, "sum", 1.0, 0.5)
+    torch.library.opcheck(ops.spmm_out.default, plain)
+
+
+def test_runs_under_inference_mode(system, device):
+    csr = csr_of(random_matrix(30, 25, 0.2)).to(device)
+    plan, B = st.plan(csr, 6, system=system), dense_like(25, 6, device)
+    with torch.inference_mode():
+        C = plan @ B.clone()
+    assert_close(C, csr, B)
