@@ -129,6 +129,7 @@ class Plan:
                 self._packed = packed
             else:
                 self._packed.copy_(packed)  # in place: captured graphs keep reading it
+        self._bound = self._runner.bind(self._stage.parts, self._values, self._packed)
         if self._transposed is not None:
             self._transposed._set_values(self._values_transposed())
 
@@ -260,6 +261,8 @@ class Plan:
             and not torch.is_autocast_enabled(self.device.type)
             and _plain_call()
         ):
+            if self._bound is not None and alpha == 1.0 and B.stride(1) == 1:
+                return self._bound(B)
             return ops.spmm(
                 self._tensors, self._values, self._packed, B, self._recipe, "sum", alpha
             )

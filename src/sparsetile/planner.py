@@ -118,9 +118,7 @@ def plan(
         runner(stage.recipe).prepare(n, dtype, csr.values is not None, csr.device)
         clock["compile"] = time.perf_counter()
         stamps = list(clock.items())
-        spent = {
-            name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)
-        }
+        spent = {name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)}
         made = Plan(
             csr, n, dtype, stage, permutation, deterministic=deterministic,
             report={

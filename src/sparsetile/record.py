@@ -28,6 +28,7 @@ from sparsetile.errors import value_error
 from sparsetile.jit import code_digest, compiler_available, device_arch, nvrtc_version
 
 __all__ = [
+    "RECORD_NAME",
     "SCHEMA",
     "check_record",
     "checkout_root",

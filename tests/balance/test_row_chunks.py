@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sparsetile.balance.row_chunks import row_chunks
 from torch import Tensor
+
+from sparsetile.balance.row_chunks import row_chunks
 
 
 def pointers(lengths: list[int]) -> Tensor:

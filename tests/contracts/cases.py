@@ -83,9 +83,7 @@ def error_bound(csr: CSR, B: Tensor, expected: Tensor) -> Tensor:
     lengths = csr.row_lengths().cpu().double().unsqueeze(1)
     accumulate = torch.float64 if B.dtype is torch.float64 else torch.float32
     unit, tiny = torch.finfo(accumulate).eps, torch.finfo(B.dtype).tiny
-    return (
-        (lengths + 2) * unit * magnitude + torch.finfo(B.dtype).eps * expected.abs() + tiny
-    )
+    return (lengths + 2) * unit * magnitude + torch.finfo(B.dtype).eps * expected.abs() + tiny
 
 
 def assert_close(C: Tensor, csr: CSR, B: Tensor) -> None:

@@ -38,7 +38,7 @@ def test_runs_on_the_current_stream_after_what_was_queued_there(system):
 
 @pytest.mark.parametrize("system", OURS)
 def test_two_streams_do_not_disturb_each_other(system):
-    csr, plan = plan_of(system)
+    _, plan = plan_of(system)
     streams = [torch.cuda.Stream() for _ in range(2)]
     inputs = [torch.randn(6000, 64, device="cuda") for _ in streams]
     torch.cuda.synchronize()

@@ -216,7 +216,11 @@ def test_a_hundred_runs_are_bit_identical_when_asked(system, device):
 
 def test_updated_values_are_used_at_once_by_product_and_transpose(system, device):
     csr = csr_of(random_matrix(50, 40, 0.1)).to(device)
-    plan, B, G = st.plan(csr, 8, system=system), dense_like(40, 8, device), dense_like(50, 8, device)
+    plan, B, G = (
+        st.plan(csr, 8, system=system),
+        dense_like(40, 8, device),
+        dense_like(50, 8, device),
+    )
     assert_close(plan.T @ G, csr.transposed(), G)
     fresh = torch.randn(csr.nnz, device=device)
     assert plan.update_values(fresh) is plan

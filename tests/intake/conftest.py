@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -42,10 +43,10 @@ def _dense(csr: CSR) -> Tensor:
     assert len({part.device for part in (csr.indptr, csr.indices)}) == 1
     indptr, indices = csr.indptr.tolist(), csr.indices.tolist()
     assert indptr[0] == 0 and indptr[-1] == len(indices)
-    for begin, end in zip(indptr[:-1], indptr[1:], strict=True):
+    for begin, end in itertools.pairwise(indptr):
         line = indices[begin:end]
         assert all(0 <= column < columns for column in line)
-        assert all(left < right for left, right in zip(line[:-1], line[1:], strict=True))
+        assert all(left < right for left, right in itertools.pairwise(line))
     if csr.values is None:
         values = torch.ones(csr.nnz)
     else:
@@ -58,6 +59,6 @@ def _dense(csr: CSR) -> Tensor:
     return out
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def dense() -> Callable[[CSR], Tensor]:
     return _dense

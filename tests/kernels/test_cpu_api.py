@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from sparsetile.balance.row_chunks import row_chunks
 from sparsetile.kernels import cpu_api
-from torch import Tensor
 
 INDPTR = torch.tensor([0, 2, 2, 5])
 INDICES = torch.tensor([0, 3, 1, 2, 3], dtype=torch.int32)
@@ -108,9 +109,7 @@ def test_half_types_are_summed_in_float32_and_rounded_once(dtype: torch.dtype) -
     assert torch.equal(out, torch.full((1, 20), 2100.0).to(dtype))
     grad = torch.empty(1, dtype=dtype)
     wide = torch.ones(1, 2100, dtype=dtype)
-    cpu_api.sddmm(
-        torch.tensor([0, 1]), torch.zeros(1, dtype=torch.int32), wide, wide, grad, bounds
-    )
+    cpu_api.sddmm(torch.tensor([0, 1]), torch.zeros(1, dtype=torch.int32), wide, wide, grad, bounds)
     assert grad == torch.tensor(2100.0).to(dtype)
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numba
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from sparsetile.balance.row_chunks import row_chunks
 from sparsetile.intake.csr import CSR
-from sparsetile.kernels import cpu_api
-from torch import Tensor
+from sparsetile.kernels import cpu_api, cpu_numba
 
 # One vector register holds 16 float32; blocks are 1, 2, 4 and 8 of them: every path has a width.
 WIDTHS = (1, 7, 16, 31, 32, 64, 100, 128, 129, 1000)
@@ -36,8 +42,13 @@ def csr(dense: Tensor, pattern: bool = False) -> CSR:
 
 
 def spmm(
-    A: CSR, B: Tensor, alpha: float = 1.0, beta: float = 0.0, out: Tensor | None = None,
-    mean: bool = False, chunks: int = 5,
+    A: CSR,
+    B: Tensor,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Tensor | None = None,
+    mean: bool = False,
+    chunks: int = 5,
 ) -> Tensor:
     if out is None:
         out = torch.full((A.shape[0], B.shape[1]), float("nan"), dtype=B.dtype)
@@ -138,14 +149,23 @@ def test_small_integers_come_out_exact(name: str, dtype: torch.dtype, pattern: b
         assert torch.equal(spmm(A, B.to(dtype)).double(), expected)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     rows=st.integers(0, 40), inner=st.integers(1, 40), n=st.integers(0, 150),
     density=st.sampled_from([0.0, 0.05, 0.5, 1.0]), chunks=st.integers(1, 60),
     threads=st.integers(1, 5), pattern=st.booleans(), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_any_shape_chunking_and_thread_count_is_exact_on_integers(
-    rows: int, inner: int, n: int, density: float, chunks: int, threads: int, pattern: bool, seed: int
+    rows: int,
+    inner: int,
+    n: int,
+    density: float,
+    chunks: int,
+    threads: int,
+    pattern: bool,
+    seed: int,
 ) -> None:
     torch.set_num_threads(threads)
     dense = (random_dense(rows, inner, density, seed) * 3).round().float()
@@ -223,7 +243,10 @@ def test_a_non_finite_element_of_B_reaches_only_the_rows_that_refer_to_it(
 
 def test_a_stored_zero_times_infinity_is_nan_and_an_absent_one_is_nothing() -> None:
     A = CSR(
-        torch.tensor([0, 1, 2]), torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0.0, 1.0]), (2, 2)
+        torch.tensor([0, 1, 2]),
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([0.0, 1.0]),
+        (2, 2),
     )
     B = torch.tensor([[float("inf")] * 3, [1.0] * 3])
     C = spmm(A, B)
@@ -318,3 +341,41 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
     B = torch.randn(150, 37)
     first = spmm(A, B)
     assert all(torch.equal(spmm(A, B), first) for _ in range(100))
+
+
+def test_a_second_process_takes_the_compiled_kernel_from_the_cache(tmp_path: Path) -> None:
+    script = """
+import torch
+from sparsetile.kernels import cpu_api, cpu_numba
+indptr, bounds = torch.tensor([0, 1]), torch.tensor([0, 1])
+out = torch.empty(1, 3)
+cpu_api.spmm_sum(indptr, indptr[:1].int(), None, torch.ones(1, 3), out, 1.0, 0.0, bounds)
+print(sum(cpu_numba.spmm_sum.stats.cache_hits.values()), out.tolist())
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        for _ in range(2)
+    ]
+    assert [run.stdout.strip() for run in runs] == [
+        "0 [[1.0, 1.0, 1.0]]",
+        "1 [[1.0, 1.0, 1.0]]",
+    ]
+
+
+def test_a_machine_without_a_folder_to_cache_in_compiles_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert cpu_numba._entry_point(double)(21) == 42

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+
 from sparsetile.kernels import cpu_pool
 from sparsetile.kernels.cpu_pool import run_shared
 
@@ -78,9 +79,7 @@ def test_an_error_in_a_helper_reaches_the_caller_and_the_pool_lives_on() -> None
     with pytest.raises(ValueError, match="of the helper"):
         run_shared(work, (), (), threads=2)
     inside.reset()
-    caller = None  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="of the helper"):
-        run_shared(work, (), (), threads=2)
+    run_shared(inside.wait, (), (), threads=2)
 
 
 def test_a_process_that_may_not_start_threads_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,12 +123,14 @@ rows, columns = dense.nonzero(as_tuple=True)
 indptr = torch.searchsorted(rows, torch.arange(301))
 indices, values = columns.int(), dense[rows, columns]
 bounds = row_chunks(indptr, 16)
+exact = dense.int().numpy()
 
 def check(seed):
     B = torch.randint(-4, 5, (200, 70), generator=torch.Generator().manual_seed(seed)).float()
     out = torch.empty(300, 70)
     cpu_api.spmm_sum(indptr, indices, values, B, out, 1.0, 0.0, bounds)
-    return bool(torch.equal(out.double(), dense.double() @ B.double()))
+    # NumPy's integer product has no threads: torch's own would hang in a forked child.
+    return (out.numpy() == exact @ B.numpy().astype("int32")).all()
 """
 
 
@@ -138,7 +139,7 @@ def run_script(script: str) -> str:
         [sys.executable, "-c", SETUP + script],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -155,13 +156,16 @@ with ThreadPoolExecutor(4) as callers:  # the first calls also race for the comp
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="fork exists on Unix only")
-def test_a_forked_child_works_although_its_parent_had_helpers() -> None:
+def test_a_forked_child_has_its_own_helpers() -> None:
     script = """
-import multiprocessing
-print(check(0))
+import multiprocessing, threading
+def helped(seed):
+    right = check(seed)
+    return right and any(t.name.startswith("sparsetile-cpu") for t in threading.enumerate())
+print(helped(0))
 with multiprocessing.get_context("fork").Pool(2) as children:
-    print(all(children.map(check, range(20))))
-print(check(1))
+    print(all(children.map(helped, range(20))))
+print(helped(1))
 """
     assert run_script(script).split() == ["True"] * 3
 
@@ -173,7 +177,7 @@ class Products(torch.utils.data.Dataset):
     def __len__(self): return 12
     def __getitem__(self, i):
         torch.set_num_threads(1 + i % 2)
-        return torch.tensor(check(i))
+        return torch.tensor(bool(check(i)))
 print(check(0))
 loader = torch.utils.data.DataLoader(
     Products(), num_workers=2, batch_size=3, multiprocessing_context="fork")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from sparsetile.balance.segments import SegmentSchedule, schedule_segments
+from sparsetile.balance.segments import (
+    SegmentSchedule,
+    Units,
+    concat_units,
+    row_units,
+    schedule_segments,
+)
 
-__all__ = ["SegmentSchedule", "schedule_segments"]
+__all__ = ["SegmentSchedule", "Units", "concat_units", "row_units", "schedule_segments"]

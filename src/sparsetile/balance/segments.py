@@ -1,4 +1,4 @@
-"""Work items of the CUDA-core kernels: rows, long ones cut, their pieces joined by a tree.
+"""Work items of the CUDA-core kernels: rows and bundles of rows, long ones cut and joined again.
 
 The device side is ``kernels/cuda/segment.cuh``; its comment draws the arrays. Built with tensor
 operations on whichever device holds the matrix. Every part of the library that walks rows on CUDA
@@ -15,11 +15,58 @@ from torch import Tensor
 from sparsetile.errors import value_error
 from sparsetile.intake.csr import CSR
 
-__all__ = ["SegmentSchedule", "schedule_segments"]
+__all__ = ["SegmentSchedule", "Units", "concat_units", "row_units", "schedule_segments"]
 
 # Children a node of the tree adds up. 16 keeps the climb of a row of 64 Ki entries at two steps
 # while no single group reads more than 16 partial rows in sequence.
 FAN_IN = 16
+# Entries from which an item is worth a whole warp when groups are narrower than that.
+WIDE_LENGTH = 32
+# Items are sorted by length inside windows of this many, so that the groups of a warp have equal
+# work while neighbours stay near each other.
+SORT_WINDOW = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """What is to be scheduled: rows of A, or bundles of rows; all int64 [units].
+
+    Attributes
+    ----------
+    label : Tensor
+        Row of A, or number of the bundle.
+    begin, length : Tensor
+        Range in the unit's entry list.
+    bundled : Tensor of bool
+        Whether the unit is a bundle.
+    """
+
+    label: Tensor
+    begin: Tensor
+    length: Tensor
+    bundled: Tensor
+
+
+def row_units(csr: CSR, rows: Tensor | None = None) -> Units:
+    """Every row of A, or those given in ``rows`` in that order, as a unit of its own."""
+    if rows is None:
+        rows = torch.arange(csr.shape[0], device=csr.device)
+    return Units(
+        rows,
+        csr.indptr[:-1][rows],
+        csr.row_lengths()[rows],
+        torch.zeros(rows.numel(), dtype=torch.bool, device=csr.device),
+    )
+
+
+def concat_units(first: Units, second: Units) -> Units:
+    """Both lists, one after the other."""
+    return Units(
+        *(
+            torch.cat([getattr(first, name), getattr(second, name)])
+            for name in ("label", "begin", "length", "bundled")
+        )
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +76,22 @@ class SegmentSchedule:
     Attributes
     ----------
     items : Tensor [items, 4]
-        ``row, begin, end, slot``; ``slot`` is -1 for a row that was not cut. Pieces of cut rows
-        come first, because their sums finish in several steps.
+        ``label, begin, end, slot``; ``slot`` is -1 for a unit that was not cut. Four sections
+        follow each other: wide bundles, wide rows, bundles, rows; wide ones are long enough for
+        a whole warp. In each wide section pieces of cut units come first, because their sums
+        finish in several steps.
     parent_of_slot : Tensor [slots]
         Node that adds the slot's partial sum.
     nodes : Tensor [nodes, 4]
-        ``first child slot, children, own slot or -1 at the root, entries of the row``.
+        ``first child slot, children, own slot or -1 at the root, 0``.
+    sections : tuple of int
+        Items in each of the four sections.
     """
 
     items: Tensor
     parent_of_slot: Tensor
     nodes: Tensor
+    sections: tuple[int, int, int, int]
 
     @property
     def item_count(self) -> int:
@@ -65,73 +117,83 @@ def _ranges(counts: Tensor) -> tuple[Tensor, Tensor]:
     return owner, number
 
 
-def _tree(children: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
-    """Join each cut row's pieces: ``children`` pieces per cut row, ``entries`` its row lengths."""
-    device = children.device
+def _tree(children: Tensor) -> tuple[Tensor, Tensor]:
+    """Join each cut unit's pieces; ``children`` counts the pieces of each cut unit."""
     parents: list[Tensor] = []
     nodes: list[Tensor] = []
     first_slot = node_base = 0
     counts = children
     while counts.numel():
         groups = (counts + FAN_IN - 1) // FAN_IN
-        row, number = _ranges(counts)
+        unit, number = _ranges(counts)
         # Even groups: 17 children become 9 + 8, not 16 + 1.
-        group_in_row = number * groups[row] // counts[row]
-        group = _exclusive_cumsum(groups)[row] + group_in_row
+        group_in_unit = number * groups[unit] // counts[unit]
+        group = _exclusive_cumsum(groups)[unit] + group_in_unit
         parents.append(group + node_base)
         total = int(groups.sum())
         sizes = torch.bincount(group, minlength=total)
-        group_row, _ = _ranges(groups)
-        is_root = groups[group_row] == 1
+        group_unit, _ = _ranges(groups)
+        is_root = groups[group_unit] == 1
         # Nodes that are not roots take the next slots, in order, as children of the next level.
-        next_slot = first_slot + row.numel()
+        next_slot = first_slot + unit.numel()
         own = torch.where(is_root, -1, next_slot + torch.cumsum((~is_root).to(torch.int64), 0) - 1)
-        nodes.append(
-            torch.stack([first_slot + _exclusive_cumsum(sizes), sizes, own, entries[group_row]], 1)
-        )
+        first = first_slot + _exclusive_cumsum(sizes)
+        nodes.append(torch.stack([first, sizes, own, torch.zeros_like(own)], 1))
         first_slot, node_base = next_slot, node_base + total
-        unfinished = groups > 1
-        counts, entries = groups[unfinished], entries[unfinished]
+        counts = groups[groups > 1]
     if not nodes:
-        empty = torch.empty(0, dtype=torch.int32, device=device)
+        empty = torch.empty(0, dtype=torch.int32, device=children.device)
         return empty, empty.reshape(0, 4)
     return torch.cat(parents).to(torch.int32), torch.cat(nodes).to(torch.int32)
 
 
-def schedule_segments(
-    csr: CSR, max_length: int, *, row_order: Tensor | None = None
-) -> SegmentSchedule:
-    """Cut rows longer than ``max_length`` entries into even pieces and list all items.
+def _by_length(positions: Tensor, length: Tensor) -> Tensor:
+    """Sort positions longest first inside windows of ``SORT_WINDOW``, stably."""
+    window = torch.arange(positions.numel(), device=positions.device) // SORT_WINDOW
+    order = torch.argsort(-length[positions], stable=True)
+    return positions[order[torch.argsort(window[order], stable=True)]]
+
+
+def schedule_segments(units: Units, max_length: int) -> SegmentSchedule:
+    """Cut units longer than ``max_length`` entries into even pieces and list all items.
 
     Parameters
     ----------
-    csr : CSR
-        The matrix; fewer than 2^31 entries.
+    units : Units
+        What to schedule, in the order in which it should be visited.
     max_length : int
         Most entries an item may have.
-    row_order : Tensor [M], optional
-        Order in which rows are visited (a permutation of the rows); row order when None.
     """
     if max_length < 1:
         raise value_error(
             "schedule_segments", "max_length", "at least 1", max_length, "Give a positive length"
         )
-    if csr.nnz >= 2**31:
-        raise value_error(
-            "schedule_segments", "A", "under 2^31 entries", csr.nnz, "Split A by rows"
-        )
-    lengths = csr.row_lengths()
-    starts = csr.indptr[:-1]
-    rows = torch.arange(csr.shape[0], device=csr.device) if row_order is None else row_order
-    pieces = torch.clamp((lengths[rows] + max_length - 1) // max_length, min=1)
-    position, number = _ranges(pieces)
-    row = rows[position]
-    cut = pieces[position] > 1
-    begin = starts[row] + lengths[row] * number // pieces[position]
-    end = starts[row] + lengths[row] * (number + 1) // pieces[position]
+    if units.length.numel() and int((units.begin + units.length).max()) >= 2**31:
+        raise value_error("schedule_segments", "A", "under 2^31 entries", "more", "Split A by rows")
+    pieces = torch.clamp((units.length + max_length - 1) // max_length, min=1)
+    unit, number = _ranges(pieces)
+    count = pieces[unit]
+    begin = units.begin[unit] + units.length[unit] * number // count
+    end = units.begin[unit] + units.length[unit] * (number + 1) // count
+    cut = count > 1
     slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
-    items = torch.stack([row, begin, end, slot], 1).to(torch.int32)
-    cut_rows = pieces > 1
-    parent_of_slot, nodes = _tree(pieces[cut_rows], lengths[rows][cut_rows])
-    items = torch.cat([items[cut], items[~cut]]).contiguous()
-    return SegmentSchedule(items, parent_of_slot.contiguous(), nodes.contiguous())
+    items = torch.stack([units.label[unit], begin, end, slot], 1).to(torch.int32)
+    length, bundled = end - begin, units.bundled[unit]
+    wide = cut | (length > WIDE_LENGTH)
+    order, sections = [], []
+    for is_wide in (True, False):
+        for is_bundle in (True, False):
+            mine = torch.nonzero((wide == is_wide) & (bundled == is_bundle)).squeeze(1)
+            sections.append(mine.numel())
+            order.append(
+                torch.cat([mine[cut[mine]], mine[~cut[mine]]])
+                if is_wide
+                else _by_length(mine, length)
+            )
+    parent_of_slot, nodes = _tree(pieces[pieces > 1])
+    return SegmentSchedule(
+        items[torch.cat(order)].contiguous(),
+        parent_of_slot.contiguous(),
+        nodes.contiguous(),
+        (sections[0], sections[1], sections[2], sections[3]),
+    )

@@ -57,7 +57,7 @@ def product_key(record: Record) -> tuple[Any, ...]:
         record["matrix"],
         record["op"],
         record["reduce"],
-        record["weighted"],
+        record["weights"],
         record["dtype"],
         record["n"],
     )
@@ -153,8 +153,6 @@ class Group:
 
 def system_label(record: Record) -> str:
     """Name of a system with its configuration: ``csr``, or ``csr reorder=rcm``."""
-    if record.get("label"):
-        return str(record["label"])
     extra = " ".join(f"{name}={value}" for name, value in sorted(record["config"].items()))
     return f"{record['system']} {extra}".strip()
 

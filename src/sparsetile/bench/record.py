@@ -40,7 +40,10 @@ STATUSES = ("ok", "wrong", "skipped", "error", "crash", "timeout")
 
 Record = dict[str, Any]
 
-_TEXT = ("key", "suite", "matrix", "source", "op", "reduce", "dtype", "system", "kind", "reorder")
+_TEXT = (
+    "key", "suite", "matrix", "source", "op", "reduce", "weights", "dtype", "system", "kind",
+    "reorder",
+)  # fmt: skip
 _COUNTS = ("n", "rows", "cols", "nnz")
 _TIMES = ("p20", "p50", "p80")
 _KINDS = ("system", "baseline")
@@ -56,7 +59,7 @@ def entry_key(entry: Mapping[str, Any]) -> str:
             entry["matrix"],
             entry["op"],
             entry["reduce"],
-            "weighted" if entry["weighted"] else "pattern",
+            entry["weights"],
             entry["dtype"],
             entry["n"],
             entry["system"],
@@ -69,7 +72,7 @@ def _require(found: Mapping[str, Any], name: str, kinds: tuple[type, ...], what:
     if name not in found:
         raise DataError(f"record: {name} must be present, got nothing. Make the record again.")
     value = found[name]
-    if isinstance(value, bool) and bool not in kinds or not isinstance(value, kinds):
+    if (isinstance(value, bool) and bool not in kinds) or not isinstance(value, kinds):
         raise DataError(f"record: {name} must be {what}, got {value!r}. Make the record again.")
     return value
 
@@ -87,7 +90,7 @@ def _seconds(found: Mapping[str, Any], where: str) -> None:
     for name in _TIMES:
         value = found.get(name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type]
+        if value is None or not number or not math.isfinite(value) or value <= 0:
             raise DataError(
                 f"record: {where}.{name} must be seconds above 0, got {value!r}. "
                 "Make the record again."

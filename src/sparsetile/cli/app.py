@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,17 +11,19 @@ from typing import Annotated
 import typer
 
 from sparsetile.cli import (
+    bench,
     cache,
     compile,
     data,
     doctor,
     inspect,
     plan,
+    report,
     run,
     systems,
     verify,
 )
-from sparsetile.cli.console import note
+from sparsetile.cli.console import note, print_text
 from sparsetile.errors import CompileError, UnsupportedError
 
 __all__ = ["app", "main"]
@@ -33,6 +34,7 @@ app = typer.Typer(
     name="sparsetile",
     help="Sparse x dense matrix products: run, check and time them, and look inside.",
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -44,6 +46,8 @@ app.command("plan")(plan.plan)
 app.command("compile")(compile.compile_kernels)
 app.command("verify")(verify.verify)
 app.command("cache")(cache.cache)
+app.command("bench")(bench.bench)
+app.command("report")(report.report)
 app.add_typer(data.app, name="data")
 
 
@@ -77,7 +81,7 @@ def _before(
     if version:
         import sparsetile
 
-        print(sparsetile.__version__)
+        print_text(sparsetile.__version__)
         raise typer.Exit(0)
     if context.invoked_subcommand is None:
         note(context.get_help())
@@ -104,8 +108,8 @@ def _report(error: Exception) -> int:
     if _is_usage_error(error):
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "sparsetile"
-        text = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-        note(f"sparsetile: error: {text} Try `{where} --help`.")
+        text = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+        note(f"sparsetile: error: {text}. Try `{where} --help`.")
         return USAGE
     if isinstance(error, CompileError):
         note(f"sparsetile: error: {error}")
@@ -148,15 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = typer.main.get_command(app)
         words = sys.argv[1:] if arguments is None else list(arguments)
         code = command.main(args=words, prog_name="sparsetile", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         note("sparsetile: stopped")
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has left; point stdout elsewhere so that exit does not trip on it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except typer.Abort:
         return FAILED
     except Exception as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +40,11 @@ def note(text: str) -> None:
 
 def print_text(text: str) -> None:
     """Write plain text to stdout."""
-    print(text, flush=True)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The reader (`| head`) has left, which is no error. Later output goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _finite(value: Any) -> Any:
@@ -55,7 +60,7 @@ def _finite(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """Write ``value`` to stdout as JSON."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False), flush=True)
+    print_text(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 
 def print_table(
@@ -63,7 +68,6 @@ def print_table(
     rows: Sequence[Sequence[str]],
     *,
     right: Sequence[str] = (),
-    title: str | None = None,
 ) -> None:
     """Write a table to stdout.
 
@@ -75,20 +79,28 @@ def print_table(
         Cells; markup is not interpreted.
     right : sequence of str
         Headings of the columns that are aligned to the right.
-    title : str, optional
-        Line above the table.
     """
-    on_terminal = sys.stdout.isatty()
-    table = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False
-    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        table.add_column(
-            name, justify="right" if name in right else "left", overflow="fold", no_wrap=False
-        )
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    Console(file=sys.stdout, width=None if on_terminal else _PIPE_WIDTH).print(table)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    unbound = console.options.update(width=_PIPE_WIDTH)
+    if console.measure(table, options=unbound).maximum > console.width:
+        print_text("\n\n".join(_block(columns, row) for row in rows))
+        return
+    # Rendered first, printed after: rich ends the process by itself when a reader leaves early.
+    with console.capture() as rendered:
+        console.print(table)
+    lines = [line.rstrip() for line in rendered.get().splitlines()]
+    print_text("\n".join(line for line in lines if line))
+
+
+def _block(columns: Sequence[str], row: Sequence[str]) -> str:
+    """Return one row as lines of heading and cell, for terminals too narrow for the table."""
+    width = max(map(len, columns))
+    return "\n".join(f"{name:{width}}  {cell}" for name, cell in zip(columns, row, strict=True))
 
 
 @contextmanager

@@ -34,8 +34,10 @@ _MATRIX_HELP = (
     "or spec such as 'gen:power_law?rows=1e4&nnz=2e5'."
 )
 Matrix = Annotated[str, typer.Argument(metavar="MATRIX", help=_MATRIX_HELP)]
-Matrices = Annotated[list[str], typer.Argument(metavar="MATRIX...", help=_MATRIX_HELP)]
-Width = Annotated[int, typer.Option("-n", "--n", min=1, help="Columns of the dense matrix B.")]
+Matrices = Annotated[list[str], typer.Argument(metavar="MATRIX", help=_MATRIX_HELP)]
+Width = Annotated[
+    int, typer.Option("-n", "--n", min=1, metavar="N", help="Columns of the dense matrix B.")
+]
 Dtype = Annotated[
     str, typer.Option("--dtype", metavar="DTYPE", help=f"Type of B and C: {', '.join(DTYPES)}.")
 ]
@@ -84,6 +86,6 @@ def resolve_device(function: str, name: str) -> torch.device:
 
 def load_matrix(name: str, data: Path | None) -> CSR:
     """Read or generate the matrix that a MATRIX argument names, on the CPU."""
-    from sparsetile.data import load
+    from sparsetile.data.catalog import load
 
     return load(name, data_dir=data)

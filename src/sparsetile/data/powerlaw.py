@@ -111,14 +111,16 @@ def power_law(
     degrees = _expected_degrees(rows, mean * rows, exponent, cap)
     outgoing = _Stubs.make(rng, rng.permutation(degrees), bounds, mixing)
     incoming = outgoing if symmetric else _Stubs.make(rng, rng.permutation(degrees), bounds, mixing)
-    labels = rng.permutation(rows) if shuffle else np.arange(rows)
+    labels = np.arange(rows, dtype=np.int32)
+    if shuffle:
+        rng.shuffle(labels)
 
     def propose(count: int) -> Keys:
         source, destination = _draw_edges(rng, outgoing, incoming, count)
         low, high = labels[source], labels[destination]
         if symmetric:
             low, high = np.minimum(low, high), np.maximum(low, high)
-        return (low * rows + high)[low != high]
+        return (low.astype(np.int64) * rows + high)[low != high]
 
     keys = _collect(rng, propose, target)
     if keys.size < target:

@@ -129,7 +129,8 @@ def merge_disjoint(first: Keys, second: Keys) -> Keys:
 
 def mirrored(upper: Keys, rows: int, *, diagonal: bool = False) -> Keys:
     """Return the keys of a symmetric pattern from those above its diagonal, sorted."""
-    row, column = np.divmod(upper, max(rows, 1))
+    row = upper // max(rows, 1)  # NumPy divides by one number far faster than divmod does
+    column = upper - row * rows
     parts = [upper, column * rows + row]
     if diagonal:
         parts.append(np.arange(rows, dtype=np.int64) * (rows + 1))

@@ -36,8 +36,8 @@ class StandIn:
     def scaled(self, scale: float) -> dict[str, Any]:
         """Return the generator's parameters for ``scale`` times the rows and the nonzeros.
 
-        The mean degree stays. A graph too small to hold such long rows gets half of its cells
-        filled instead.
+        The mean degree and the size of communities stay. A graph too small to hold such long
+        rows gets half of its cells filled instead.
         """
         params = dict(self.params)
         if self.generator == "molecules":
@@ -50,8 +50,11 @@ class StandIn:
             nnz = min(round(self.nnz * scale), rows * (rows - 1) // 2 + loops)
             params["nnz"] = max(nnz, loops)
             mean = params["nnz"] / rows
-            # The longest row keeps its length as long as it stays under a quarter of the rows.
-            params["max_degree"] = max(min(params["max_degree"], rows // 4), int(2 * mean) + 1)
+            # The longest row keeps its length while that is under a quarter of the rows.
+            room = max(rows // 4, round(params["max_degree"] * scale), int(2 * mean) + 1)
+            params["max_degree"] = min(params["max_degree"], room)
+            if "communities" in params:
+                params["communities"] = max(round(params["communities"] * scale), 1)
         return params
 
 
@@ -126,11 +129,11 @@ _ALL = (
         "ddi-like",
         4_267,
         2_140_089,
-        2_234,
+        3_500,
         f"{_VOLTRIX}; {_RSH}",
-        exponent=3.0,
-        communities=4,
-        mixing=0.5,
+        exponent=2.0,
+        communities=3,
+        mixing=0.6,
         self_loops=True,
     ),
     _power(

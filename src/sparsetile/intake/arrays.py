@@ -157,7 +157,7 @@ def float_values(function: str, argument: str, values: Tensor) -> Tensor:
     # Compared in float64, where +-2^63 exists: casting back what rounded up to 2^63 is undefined.
     wide = converted.to(torch.float64)
     inside = (wide >= -(2.0**63)) & (wide < 2.0**63)
-    exact = inside & (torch.where(inside, wide, 0.0).to(torch.int64) == whole)
+    exact = torch.where(inside, wide, 0.0).to(torch.int64) == whole  # what lies outside is not 0
     if values.dtype == torch.uint64:
         exact &= whole >= 0  # what does not fit int64 came out negative
     if not bool(exact.all()):

@@ -15,6 +15,7 @@ from torch import Tensor
 from sparsetile.errors import value_error
 from sparsetile.intake.arrays import float_values
 from sparsetile.intake.csr import CSR
+from sparsetile.intake.ordering import sort_entries
 
 __all__ = ["Names", "from_compressed", "from_coordinates"]
 
@@ -87,7 +88,7 @@ def from_compressed(
         names, indptr, indices, minor, f"{unit}{'rows' if by_column else 'columns'}"
     )
     if values is not None:
-        values = float_values(names.function, names.values, values.reshape(-1))
+        values = float_values(names.function, names.values, values.flatten())
 
     blocked = block != (1, 1)
     if ascending and not by_column and not blocked:
@@ -152,7 +153,7 @@ def _sorted(rows: Tensor, columns: Tensor, values: Tensor | None, shape: tuple[i
     """Sort valid entries (int64 rows and columns), merge duplicates, record where each went."""
     if rows.numel() == 0:
         return _empty(rows.device, values, shape)
-    keys, order = torch.sort(rows * shape[1] + columns, stable=True)
+    keys, order = sort_entries(rows, columns, shape)
     first = torch.ones_like(keys, dtype=torch.bool)
     torch.ne(keys[1:], keys[:-1], out=first[1:])
     entry_map = torch.empty_like(order).scatter_(0, order, torch.cumsum(first, 0) - 1)
@@ -177,9 +178,8 @@ def _empty(device: torch.device, values: Tensor | None, shape: tuple[int, int]) 
 
 def _indptr_of(sorted_rows: Tensor, count: int) -> Tensor:
     # A binary search per row needs no synchronisation on a GPU, where bincount needs one.
-    return torch.searchsorted(
-        sorted_rows, torch.arange(count + 1, device=sorted_rows.device), right=False
-    )
+    edges = torch.arange(count + 1, device=sorted_rows.device)
+    return torch.searchsorted(sorted_rows.contiguous(), edges)
 
 
 def _expand_blocks(rows: Tensor, columns: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -240,7 +240,7 @@ def _check_compressed_content(
         facts += torch.aminmax(indices)
         # indptr is not yet known to be sound, so it is clamped before it addresses memory.
         starts = torch.zeros(entries + 1, dtype=torch.bool, device=indices.device)
-        starts[indptr.to(torch.int64).clamp(0, entries)] = True
+        starts.index_fill_(0, indptr.to(torch.int64).clamp(0, entries), True)
         facts.append(((indices[1:] > indices[:-1]) | starts[1:-1]).all())
     first, last, falling, *rest = torch.stack([fact.to(torch.int64) for fact in facts]).tolist()
     if first != 0:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.intake.arrays import values_tensor
+from sparsetile.intake.arrays import float_values, values_tensor
 from sparsetile.intake.convert import as_csr
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.recognise import Kind, kind_of
@@ -32,4 +32,5 @@ def current_values(A: Any, known: CSR, *, function: str = "spmm") -> Tensor | No
         values = A[1]
     if values is None:
         return as_csr(A, function=function, device=known.device).values
-    return known.canonical_values(values_tensor(function, "values", values).to(known.device))
+    plain = float_values(function, "values", values_tensor(function, "values", values))
+    return known.canonical_values(plain.to(known.device))

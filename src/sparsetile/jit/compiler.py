@@ -14,6 +14,7 @@ import io
 import json
 import logging
 import re
+import threading
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 log = logging.getLogger("sparsetile")
+# cuda.core fills its namespace while it is imported: two threads must not do that at once.
+_IMPORT_LOCK = threading.Lock()
 
 # Architectures that every kernel is compiled for in the tests. The "a" targets carry the
 # instructions of one chip (wgmma and setmaxnreg on sm_90a).
@@ -137,8 +140,9 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
     CompileError
         NVRTC refused the source; the error carries its log and the source's path.
     """
-    from cuda.core import Program, ProgramOptions
-    from cuda.core.utils import make_program_cache_key
+    with _IMPORT_LOCK:
+        from cuda.core import Program, ProgramOptions
+        from cuda.core.utils import make_program_cache_key
 
     if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
         raise value_error(

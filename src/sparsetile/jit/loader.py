@@ -84,6 +84,12 @@ class LoadedKernel:
                     "Use a configuration with smaller tiles or fewer stages",
                 )
 
+    def prepare(
+        self, grid: tuple[int, int, int], threads: int, params: tuple[int | float, ...]
+    ) -> PreparedLaunch:
+        """Return a launch whose parameters are packed once and patched at each call."""
+        return PreparedLaunch(self, grid, threads, params)
+
     def _parameters(self) -> tuple[Any, int]:
         # One buffer a thread: the driver copies it before cuLaunchKernel returns, but releases
         # the interpreter lock meanwhile, so threads must not share it.
@@ -113,6 +119,48 @@ class LoadedKernel:
                 f"launch: {self.compiled.source.label} must start, got {status!r} for grid "
                 f"{grid}, {threads} threads. Run `sparsetile doctor`; if the GPU is healthy, "
                 "report this as a bug."
+            )
+
+
+class PreparedLaunch:
+    """A launch repeated with few changes: the struct is packed once, then patched.
+
+    Each thread has its own copy of the struct, for the same reason as in ``LoadedKernel``.
+    """
+
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        grid: tuple[int, int, int],
+        threads: int,
+        params: tuple[int | float, ...],
+    ) -> None:
+        self._struct = kernel._struct
+        self._params = params
+        self._call = kernel._launch
+        self._head = (kernel._handle, *grid, threads, 1, 1, kernel.dynamic_shared)
+        self._buffers: dict[int, tuple[Any, int]] = {}
+        self._keep: list[Any] = []
+        self._label = kernel.compiled.source.label
+
+    def _buffer(self, thread: int) -> tuple[Any, int]:
+        buffer = ctypes.create_string_buffer(self._struct.size)
+        self._struct.pack_into(buffer, 0, *self._params)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+        self._keep.append(pointers)
+        self._buffers[thread] = (buffer, ctypes.addressof(pointers))
+        return self._buffers[thread]
+
+    def launch(self, stream: int, patch: struct.Struct, offset: int, *fields: int) -> None:
+        """Write ``fields`` at byte ``offset`` of the struct and launch."""
+        thread = threading.get_ident()
+        buffer, address = self._buffers.get(thread) or self._buffer(thread)
+        patch.pack_into(buffer, offset, *fields)
+        (status,) = self._call(*self._head, stream, address, 0)
+        if status:
+            raise RuntimeError(
+                f"launch: {self._label} must start, got {status!r}. Run `sparsetile doctor`; if "
+                "the GPU is healthy, report this as a bug."
             )
 
 

@@ -20,11 +20,7 @@ from torch import Tensor
 from sparsetile.errors import type_error, value_error
 from sparsetile.kernels.cpu_pool import run_shared
 
-__all__ = ["CHUNKS", "empty_output", "sddmm", "spmm_extremum", "spmm_sum"]
-
-# Chunks of rows a plan should make (balance.row_chunks) for these kernels: enough that the last
-# one to finish is a small part of the whole on many cores, few enough that a claim costs nothing.
-CHUNKS = 256
+__all__ = ["empty_output", "sddmm", "spmm_extremum", "spmm_sum"]
 
 # NumPy asks for huge pages from this size on.
 _HUGE_BYTES = 1 << 22
@@ -94,7 +90,8 @@ def spmm_sum(
     indices : Tensor
         int32 [nnz], column of each entry. Trusted to be below K.
     values : Tensor or None
-        [nnz], a float dtype; None where every entry is 1.
+        [nnz], a float dtype, converted to the one the product is computed in; None where every
+        entry is 1.
     B : Tensor
         [K, N], float16, bfloat16, float32 or float64, any strides.
     out : Tensor
@@ -220,9 +217,7 @@ def sddmm(
         out.copy_(target)
 
 
-def _launch(
-    kernel: Any, owners: tuple[Any, ...], columns: int, arguments: tuple[Any, ...]
-) -> None:
+def _launch(kernel: Any, owners: tuple[Any, ...], columns: int, arguments: tuple[Any, ...]) -> None:
     """Turn tensors into addresses and run the kernel on as many threads as the work pays for."""
     indptr, indices, values, bounds, first, second = owners[:6]
     nnz = indices.numel()
@@ -234,7 +229,12 @@ def _launch(
         (
             ctypes.addressof(counter),
             (bounds.data_ptr(), bounds.numel() - 1, threads),
-            (indptr.data_ptr(), indices.data_ptr(), 0 if values is None else values.data_ptr(), nnz),
+            (
+                indptr.data_ptr(),
+                indices.data_ptr(),
+                0 if values is None else values.data_ptr(),
+                nnz,
+            ),
             (first.data_ptr(), first.stride(0)),
             (second.data_ptr(), second.stride(0)),
             columns,
@@ -261,7 +261,7 @@ def _readable(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _staging(out: Tensor, dtype: torch.dtype, *, copy: bool) -> Tensor:
     """Return a matrix that the kernel can write in place of ``out``."""
-    staging = empty_output(*out.shape, dtype)
+    staging = empty_output(out.shape[0], out.shape[1], dtype)
     return staging.copy_(out) if copy else staging
 
 

@@ -55,6 +55,11 @@ _AHEAD_WIDE, _AHEAD_NARROW = 8, 16
 # A chunk is split by columns when it holds this many times the mean number of entries.
 _HEAVY = 4
 
+# What the entry points take; all are addresses and counts.
+Schedule = tuple[int, int, int]  # bounds, number of chunks, parts of a heavy chunk
+Sparse = tuple[int, int, int, int]  # indptr, indices, values or 0, nnz
+Dense = tuple[int, int]  # matrix, row stride in elements
+
 _INDEX = np.int32(0)  # element type of indices
 _COUNT = np.int64(0)  # element type of indptr, bounds and arg
 
@@ -66,17 +71,15 @@ _OPTIONS: dict[str, Any] = {
 _inner = numba.njit(**_OPTIONS)
 
 
-def _sources_digest() -> str:
-    digest = hashlib.sha256()
-    for path in (__file__, cpu_vector.__file__):
-        digest.update(Path(path).read_bytes())
-    return digest.hexdigest()[:12]
+_DIGEST = hashlib.sha256(
+    Path(__file__).read_bytes() + Path(cpu_vector.__file__).read_bytes()
+).hexdigest()[:12]
 
 
 def _entry_point(function: Callable[..., Any]) -> Any:
     # numba renews its disk cache by the time stamp of the defining file alone; with the digest in
     # the name, a change of the vector module is noticed too.
-    function.__qualname__ = f"{function.__name__}_{_sources_digest()}"
+    function.__qualname__ = f"{function.__name__}_{_DIGEST}"
     try:
         return numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # no folder to write to: each process compiles for itself
@@ -84,7 +87,9 @@ def _entry_point(function: Callable[..., Any]) -> Any:
 
 
 @_inner
-def _next_task(counter, schedule, A, n, width, unit):  # type: ignore[no-untyped-def]
+def _next_task(
+    counter: int, schedule: Schedule, A: Sparse, n: int, width: int, unit: int
+) -> tuple[int, int, int, int]:
     """Claim a task: (rows from, to, columns from, to); no more are left when ``from`` is -1.
 
     Columns come in panels of ``width``, all chunks of one panel before the next, so that the
@@ -120,7 +125,18 @@ def _sum_block(units: int, masked: bool) -> Any:
     ahead = _AHEAD_WIDE if units > 2 else _AHEAD_NARROW
 
     @_inner
-    def block(row, stop, j, count, A, B, C, alpha, beta, mean):  # type: ignore[no-untyped-def]
+    def block(
+        row: int,
+        stop: int,
+        j: int,
+        count: int,
+        A: Sparse,
+        B: Dense,
+        C: Dense,
+        alpha: Any,
+        beta: Any,
+        mean: bool,
+    ) -> None:
         indptr, indices, values, nnz = A
         b, ldb = B
         c, ldc = C
@@ -157,13 +173,21 @@ _sum_tail = _sum_block(1, True)
 
 
 @_entry_point
-def spmm_sum(counter, schedule, A, B, C, n, alpha, beta, mean):  # type: ignore[no-untyped-def]
+def spmm_sum(
+    counter: int,
+    schedule: Schedule,
+    A: Sparse,
+    B: Dense,
+    C: Dense,
+    n: int,
+    alpha: Any,
+    beta: Any,
+    mean: bool,
+) -> None:
     """C = alpha * (A @ B) + beta * C, with the mean of each row's products instead if ``mean``.
 
-    ``counter``: address of an int64 0 that all threads of this call share. ``schedule``: (address
-    of bounds, chunks, parts of a heavy chunk). ``A``: (addresses of indptr, indices, values or 0,
-    nnz). ``B``, ``C``: (address, row stride in elements). ``n``: columns. The types of ``alpha``
-    and ``beta`` are the element type.
+    ``counter`` is the address of an int64 that holds 0 and that all threads of a call share.
+    ``alpha`` and ``beta`` are of the element type.
     """
     unit = lane_count(alpha, 1)
     while True:
@@ -193,7 +217,17 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
     """Make the max or min over a range of rows and one block of columns; see `_sum_block`."""
 
     @_inner
-    def block(row, stop, j, count, A, B, C, arg, like):  # type: ignore[no-untyped-def]
+    def block(
+        row: int,
+        stop: int,
+        j: int,
+        count: int,
+        A: Sparse,
+        B: Dense,
+        C: Dense,
+        arg: Dense,
+        like: Any,
+    ) -> None:
         indptr, indices, values, nnz = A
         b, ldb = B
         c, ldc = C
@@ -234,11 +268,20 @@ _min_tail = _extremum_block(1, True, False)
 
 
 @_entry_point
-def spmm_extremum(counter, schedule, A, B, C, n, arg, maximum, like):  # type: ignore[no-untyped-def]
+def spmm_extremum(
+    counter: int,
+    schedule: Schedule,
+    A: Sparse,
+    B: Dense,
+    C: Dense,
+    n: int,
+    arg: Dense,
+    maximum: bool,
+    like: Any,
+) -> None:
     """C = max (or min) over each row's products, ``arg`` = the number of the entry that won.
 
-    Arguments as in `spmm_sum`; ``arg``: (address, row stride) of int64; ``like``: a scalar of the
-    element type.
+    ``arg`` is int64; ``like`` is any scalar of the element type.
     """
     unit = lane_count(like, 1)
     while True:
@@ -268,7 +311,7 @@ def spmm_extremum(counter, schedule, A, B, C, n, arg, maximum, like):  # type: i
 
 
 @_inner
-def _dot(g, b, n, later, like):  # type: ignore[no-untyped-def]
+def _dot(g: int, b: int, n: int, later: int, like: Any) -> Any:
     """Dot product of two rows of ``n`` elements, summed lane by lane, then over the lanes."""
     unit = lane_count(like, 1)
     four = zeros(like, 4)
@@ -291,10 +334,12 @@ def _dot(g, b, n, later, like):  # type: ignore[no-untyped-def]
 
 
 @_entry_point
-def sddmm(counter, schedule, A, G, B, n, out, like):  # type: ignore[no-untyped-def]
+def sddmm(
+    counter: int, schedule: Schedule, A: Sparse, G: Dense, B: Dense, n: int, out: int, like: Any
+) -> None:
     """out[e] = dot(G[row of e], B[column of e]) for every stored entry ``e``.
 
-    Arguments as in `spmm_sum`, ``out`` an address. A heavy chunk is shared out by entries.
+    ``out`` is an address. A heavy chunk is shared out by entries, not by columns.
     """
     bounds, chunks, parts = schedule
     indptr, indices, _, nnz = A

@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
 
 __all__ = [
     "UNIT_BYTES",
@@ -43,6 +43,9 @@ __all__ = [
 
 # The widest register of today's CPUs (AVX-512), also one cache line.
 UNIT_BYTES = 64
+
+# numba's annotation counts the typing context, which no caller passes.
+intrinsic: Any = extending.intrinsic
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 

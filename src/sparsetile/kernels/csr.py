@@ -11,9 +11,12 @@ from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
+    "BUNDLE_DTYPES",
     "ELEMENTS",
+    "LANES",
     "SDDMM_CSR",
     "SPMM_CSR",
+    "THREADS",
     "RowTile",
     "choose_tile",
     "sddmm_config",
@@ -28,13 +31,16 @@ ELEMENTS = {
     torch.bfloat16: "BF16",
     torch.float64: "F64",
 }
-REDUCE_CODES = {"sum": 0, "mean": 0, "max": 1, "min": 2}
+# Types whose four values of a bundle fit one access.
+BUNDLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 THREADS = 128
-# 16-byte accesses are the widest; a group narrower than 8 lanes would read under 128 bytes of a
-# row of B at a time, which wastes DRAM sectors.
+# 16-byte accesses are the widest.
 MAX_ACCESS_BYTES = 16
-LANES = (8, 16, 32)
-UNROLL = 4
+# Lanes of a group for full vectors; narrower vectors are for odd widths and strides only, and
+# four lanes for rows of 64 bytes.
+LANES = (4, 8, 16, 32)
+NARROW_LANES = (8, 32)
+BUNDLE_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,6 @@ class RowTile:
 
     vector: int
     lanes: int
-    unroll: int = UNROLL
 
     @property
     def slab(self) -> int:
@@ -53,39 +58,70 @@ class RowTile:
         return -(-n // self.slab)
 
 
+def _widths(dtype: torch.dtype) -> tuple[int, ...]:
+    full = MAX_ACCESS_BYTES // dtype.itemsize
+    return (full, full // 2, 1) if full > 2 else (full, 1)
+
+
 def vector_width(dtype: torch.dtype, *alignments: int) -> int:
     """Return the widest vector (elements) that divides every alignment given in elements."""
-    width = MAX_ACCESS_BYTES // dtype.itemsize
-    while width > 1 and any(alignment % width for alignment in alignments):
-        width //= 2
-    return width
+    for width in _widths(dtype):
+        if not any(alignment % width for alignment in alignments):
+            return width
+    return 1
 
 
-def choose_tile(n: int, vector: int) -> RowTile:
-    """Return the narrowest group that covers ``n`` columns, 8 lanes at least, 32 at most."""
-    for lanes in LANES:
+def _lanes(dtype: torch.dtype, vector: int) -> tuple[int, ...]:
+    if vector < MAX_ACCESS_BYTES // dtype.itemsize:
+        return NARROW_LANES
+    return LANES if dtype.itemsize == 2 else LANES[1:]
+
+
+def choose_tile(dtype: torch.dtype, n: int, vector: int, bundles: bool = False) -> RowTile:
+    """Return the narrowest group that covers ``n`` columns: at most a warp, half for bundles.
+
+    A bundle has four rows of sums in registers, so that fewer of its warps fit an SM; half-warp
+    groups make up for that with twice as many items in flight (measured: docs/csr.md).
+    """
+    allowed = [lanes for lanes in _lanes(dtype, vector) if not bundles or lanes <= LANES[-2]]
+    for lanes in allowed:
         if lanes * vector >= n:
             return RowTile(vector, lanes)
-    return RowTile(vector, LANES[-1])
+    return RowTile(vector, allowed[-1])
+
+
+def _in_flight(tile: RowTile, bundles: bool) -> int:
+    """Rows of B that a group has in flight in whole chunks."""
+    return 8 if tile.lanes == 8 and not bundles else 4
+
+
+def _min_blocks(dtype: torch.dtype, tile: RowTile, bundles: bool) -> int:
+    """Blocks an SM should hold: bounds the registers as far as nothing spills."""
+    if bundles:
+        return 5
+    return 7 if dtype.itemsize < 4 or _in_flight(tile, bundles) > 4 else 8
 
 
 def spmm_config(
     dtype: torch.dtype,
-    out_dtype: torch.dtype,
     tile: RowTile,
-    reduce: str,
     weighted: bool,
+    *,
+    extremum: bool = False,
+    bundles: bool = False,
     repair: bool = False,
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_csr.cu``."""
     return {
         "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": ELEMENTS[out_dtype],
+        "OUTPUT": ELEMENTS[dtype],
         "kVec": tile.vector,
         "kLanes": tile.lanes,
-        "kUnroll": tile.unroll,
+        "kUnroll": _in_flight(tile, bundles),
         "kThreads": THREADS,
-        "kReduce": REDUCE_CODES[reduce],
+        "kMinBlocks": _min_blocks(dtype, tile, bundles),
+        "kExtremum": extremum,
+        "kRows": BUNDLE_ROWS if bundles else 1,
         "kWeighted": weighted,
         "kRepair": repair,
     }
@@ -97,27 +133,27 @@ def sddmm_config(dtype: torch.dtype, tile: RowTile) -> dict[str, ConfigValue]:
         "ELEMENT": ELEMENTS[dtype],
         "kVec": tile.vector,
         "kLanes": tile.lanes,
-        "kUnroll": tile.unroll,
+        "kUnroll": min(4, tile.lanes),
         "kThreads": THREADS,
     }
 
 
 def _tiles(dtype: torch.dtype) -> Iterator[RowTile]:
-    width = MAX_ACCESS_BYTES // dtype.itemsize
-    while width >= 1:
-        for lanes in LANES:
+    for width in _widths(dtype):
+        for lanes in _lanes(dtype, width):
             yield RowTile(width, lanes)
-        width //= 2
 
 
 def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype in ELEMENTS:
         for tile in _tiles(dtype):
             for weighted in (True, False):
-                for reduce in ("sum", "max", "min"):
-                    yield spmm_config(dtype, dtype, tile, reduce, weighted)
+                yield spmm_config(dtype, tile, weighted)
+                yield spmm_config(dtype, tile, weighted, extremum=True)
+                if dtype in BUNDLE_DTYPES and tile.lanes <= LANES[-2]:
+                    yield spmm_config(dtype, tile, weighted, bundles=True)
                 if tile.lanes == LANES[-1]:
-                    yield spmm_config(dtype, dtype, tile, "sum", weighted, repair=True)
+                    yield spmm_config(dtype, tile, weighted, repair=True)
 
 
 def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:
@@ -126,5 +162,5 @@ def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:
             yield sddmm_config(dtype, tile)
 
 
-SPMM_CSR = KernelSpec(name="spmm_csr", params_format="12P4q2d8i", configs=_spmm_configs)
+SPMM_CSR = KernelSpec(name="spmm_csr", params_format="16P4q2d16i", configs=_spmm_configs)
 SDDMM_CSR = KernelSpec(name="sddmm_csr", params_format="5P5q2i", configs=_sddmm_configs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -74,7 +74,7 @@ class Runner(ABC):
     keeps the copy, so that packing is paid when values change and not when they are used.
     """
 
-    packs: ClassVar[bool] = False
+    packs: bool = False
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         self.meta = meta
@@ -93,6 +93,16 @@ class Runner(ABC):
         epilogue: Epilogue = PLAIN,
     ) -> None:
         """Write C into ``out``. B is [K, N] or [batch, K, N] with unit column stride."""
+
+    def bind(
+        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None
+    ) -> Callable[[Tensor], Tensor] | None:
+        """Return a function B [K, N] -> C with the least host time, or None to use ``spmm``.
+
+        It is called with tensors that are already checked, and only while ``parts``, ``values``
+        and ``packed`` stay the same tensors.
+        """
+        return None
 
     def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the copy of A's values that :meth:`spmm` wants as ``packed``."""
@@ -158,7 +168,7 @@ class System(ABC):
         """Return the runner for a recipe of this system."""
 
 
-def make_recipe(name: str, csr: CSR, **meta: int | str | bool) -> str:
+def make_recipe(name: str, csr: CSR, **meta: Any) -> str:
     """Return the recipe text of a stage."""
     body = {"rows": csr.shape[0], "cols": csr.shape[1], "nnz": csr.nnz, **meta}
     return f"{name}:{json.dumps(body, sort_keys=True)}"

@@ -46,15 +46,15 @@ extern "C" __global__ void __launch_bounds__(kThreads) sddmm_csr(const __grid_co
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       dot[u] = Acc(0);
-      if (entry + u < item.z) column[u] = __ldg(p.columns + entry + u);
+      column[u] = entry + u < item.z ? __ldg(p.columns + entry + u) : 0;
     }
     for (int at = lane * kVec; at < p.n; at += kLanes * kVec) {
       const Packed<E, kVec> left = load_vector<E, kVec>(g + at);
       Packed<E, kVec> right[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (entry + u < item.z)
-          right[u] = load_vector<E, kVec>(b + column[u] * p.b_row_stride + at);
+        const E::Storage* address = b + i64(column[u]) * p.b_row_stride + at;
+        right[u] = load_vector<E, kVec>(address);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {

@@ -1,24 +1,28 @@
 // Work items of the CUDA-core kernels and the deterministic sum of rows that were cut.
 //
-// An item is a row, or a piece of a long row, handled by a group of kLanes neighbouring lanes.
-// A cut row's pieces are the leaves of a tree: each node's partial sum has a slot in the
+// A unit is a row of A, or a bundle of four rows that share columns (formats/bundles.py). An item
+// is a unit, or a piece of a long one. A short item is handled by a group of kLanes neighbouring
+// lanes; a wide one by all groups of a warp, which share its entries and add their sums by
+// shuffles. The item list has four sections: wide bundles, wide rows, bundles, rows.
+//
+// The pieces of a cut unit are the leaves of a tree: each node's partial sum has a slot in the
 // workspace; the last child to arrive at a parent adds all children in slot order, and climbs.
 // Which child arrives last depends on timing, the order of the additions does not: the result is
 // bit-identical from run to run, with one launch and no atomics on data.
 //
-//   items[i]          = {row, begin, end, slot}      slot -1: a whole row
+//   items[i]          = {row or bundle, begin, end, slot}      slot -1: a whole unit
 //   parent_of_slot[s] = parent node p of slot s
-//   nodes[p]          = {first child slot, children, own slot or -1 at the root, entries in row}
+//   nodes[p]          = {first child slot, children, own slot or -1 at the root, 0}
 //   arrivals[p, slab] counts arrived children; whoever completes it puts it back to 0, so the
 //                     buffer is all zero before and after each launch.
 #pragma once
 
 #include "element.cuh"
 
-struct SegmentTree {
-  const int* parent_of_slot;
-  const int4* nodes;
-  int* arrivals;  // [batch][slab][node]
+// Where each section ends, in items and in blocks.
+struct Sections {
+  int item_end[4];
+  int block_end[4];
 };
 
 // The lanes of this thread's group, as a mask for the *_sync functions.
@@ -32,7 +36,34 @@ __device__ __forceinline__ u32 group_mask() {
   }
 }
 
-// Arrive at node `node`; true in every lane of the group that completed it.
+// Which item this thread's group works on, and on which of its entries.
+struct GroupWork {
+  int index;     // item; past the list where there is none
+  int first;     // offset of the group's first chunk of kLanes entries in the item
+  int stride;    // entries from one of the group's chunks to the next: 32 or kLanes
+  bool wide;     // the warp's groups share one item
+  bool bundled;  // items are bundles; the same for the whole block, like `wide`
+};
+
+template <int kLanes, int kThreads>
+__device__ __forceinline__ GroupWork group_work(int block, const Sections& sections) {
+  int section = 0;
+#pragma unroll
+  for (int s = 0; s < 3; ++s) section += block >= sections.block_end[s];
+  const int first_item = section == 0 ? 0 : sections.item_end[section - 1];
+  const int first_block = section == 0 ? 0 : sections.block_end[section - 1];
+  GroupWork work;
+  work.wide = section < 2;
+  work.bundled = (section & 1) == 0;
+  const u32 thread = (block - first_block) * kThreads + threadIdx.x;
+  work.index = first_item + (work.wide ? thread / 32 : thread / kLanes);
+  if (work.index >= sections.item_end[section]) work.index = -1;
+  work.first = work.wide ? threadIdx.x % 32 / kLanes * kLanes : 0;
+  work.stride = work.wide ? 32 : kLanes;
+  return work;
+}
+
+// Arrive at a node; true in every lane of the group that completed it.
 template <int kLanes>
 __device__ __forceinline__ bool arrive_last(int* counter, int children, int lane) {
   __threadfence();  // this group's partial is visible before its arrival is

@@ -1,0 +1,134 @@
+"""Two runs of the same suite: what got slower beyond the noise of both.
+
+A product regressed when the new p20 lies above the old p80 (the spreads do not touch) and the
+medians differ by more than both spreads together, and at least by 3 %. A product that was right
+and now fails has regressed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+
+from sparsetile.bench.analysis import geomean
+from sparsetile.bench.record import Record
+from sparsetile.errors import value_error
+
+__all__ = ["Change", "Comparison", "compare", "print_comparison"]
+
+_LEAST_CHANGE = 0.03
+
+
+@dataclass(frozen=True)
+class Change:
+    """One product in both files."""
+
+    key: str
+    matrix: str
+    n: int
+    dtype: str
+    system: str
+    ratio: float  # new time over old; above 1 is slower
+    noise: float
+    verdict: str  # "slower", "faster", "same", "broken"
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All changes, and what only one of the files has."""
+
+    changes: tuple[Change, ...]
+    missing: tuple[str, ...]
+    added: tuple[str, ...]
+    machines: tuple[str, ...]
+
+    @property
+    def regressions(self) -> list[Change]:
+        return [change for change in self.changes if change.verdict in ("slower", "broken")]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _noise(record: Record) -> float:
+    spread: float = (record["time"]["p80"] - record["time"]["p20"]) / record["time"]["p50"]
+    return spread
+
+
+def _change(old: Record, new: Record) -> Change | None:
+    if old["status"] != "ok":
+        return None
+    shared = {name: new[name] for name in ("key", "matrix", "n", "dtype", "system")}
+    if new["status"] != "ok":
+        reason = f"{new['status']}, {new['reason']}"
+        return Change(**shared, ratio=float("inf"), noise=0.0, verdict="broken", reason=reason)
+    ratio = new["time"]["p50"] / old["time"]["p50"]
+    noise = max(_LEAST_CHANGE, _noise(old) + _noise(new))
+    verdict = "same"
+    if ratio > 1 + noise and new["time"]["p20"] > old["time"]["p80"]:
+        verdict = "slower"
+    elif 1 / ratio > 1 + noise and new["time"]["p80"] < old["time"]["p20"]:
+        verdict = "faster"
+    return Change(**shared, ratio=ratio, noise=noise, verdict=verdict)
+
+
+def compare(old: Sequence[Record], new: Sequence[Record]) -> Comparison:
+    """Compare two lists of records by key.
+
+    Raises
+    ------
+    ValueError
+        They have no measurement in common.
+    """
+    before = {record["key"]: record for record in old}
+    after = {record["key"]: record for record in new}
+    shared = [key for key in before if key in after]
+    if not shared:
+        raise value_error(
+            "compare", "OLD and NEW", "of the same suite", "no measurement in common",
+            "Compare two files that the same bench command wrote",
+        )  # fmt: skip
+    machines = {record["environment"].get("device_name", "?") for record in (*old, *new)}
+    changes = [_change(before[key], after[key]) for key in shared]
+    return Comparison(
+        tuple(change for change in changes if change is not None),
+        tuple(key for key in before if key not in after),
+        tuple(key for key in after if key not in before),
+        tuple(sorted(machines)),
+    )
+
+
+def print_comparison(found: Comparison, *, console: Console) -> None:
+    """Print regressions first, then gains, then the overall ratio."""
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    if len(found.machines) > 1:
+        say(f"warning: records of several machines: {'; '.join(found.machines)}")
+    for change in sorted(found.changes, key=lambda change: -change.ratio):
+        name = f"{change.matrix} N={change.n} {change.dtype} {change.system}"
+        if change.verdict == "broken":
+            say(f"regression: {name}: {change.reason}")
+        elif change.verdict == "slower":
+            say(
+                f"regression: {name}: {100 * (change.ratio - 1):.1f} % slower "
+                f"(noise {100 * change.noise:.1f} %)"
+            )
+        elif change.verdict == "faster":
+            say(f"faster: {name}: {100 * (1 / change.ratio - 1):.1f} %")
+    timed = [change.ratio for change in found.changes if change.verdict != "broken"]
+    say(
+        f"{len(found.changes)} products compared, {len(found.regressions)} regressions, "
+        f"time ratio new/old {geomean(timed):.3f} (geomean)"
+        if timed
+        else f"{len(found.changes)} products compared, {len(found.regressions)} regressions"
+    )
+    if found.missing:
+        say(f"not in NEW: {len(found.missing)} measurements, first {found.missing[0]}")
+    if found.added:
+        say(f"not in OLD: {len(found.added)} measurements, first {found.added[0]}")

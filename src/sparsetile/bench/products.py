@@ -1,0 +1,194 @@
+"""From an entry to a product ready to check and time: matrix, operands, plan or baseline.
+
+Used inside a worker. Matrices are read once and kept while entries of the same matrix follow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.bench.baselines import BASELINES, Operands, Prepared
+from sparsetile.errors import UnsupportedError
+from sparsetile.intake import CSR, read_matrix
+from sparsetile.planner import plan
+from sparsetile.tune import floor_seconds, machine
+
+__all__ = ["Workbench", "prepare", "traffic_bytes"]
+
+# These compute with exact float32 products whatever torch allows.
+_EXACT_SYSTEMS = ("csr", "cusparse", "cpu")
+_MEMORY_SHARE = 0.8
+
+
+def matrix_hash(csr: CSR) -> str:
+    """Return 16 hex digits over shape, pattern and values."""
+    digest = hashlib.sha256(repr(csr.shape).encode())
+    for tensor in (csr.indptr, csr.indices, csr.values):
+        if tensor is not None:
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _weighted(csr: CSR, weights: str) -> CSR:
+    if weights == "pattern":
+        return csr.with_values(None)
+    if weights == "random":
+        generator = torch.Generator().manual_seed(0)
+        return csr.with_values(torch.randn(csr.nnz, generator=generator))
+    return csr
+
+
+class Workbench:
+    """The matrix at hand, on the device, and what was already computed about it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._path = ""
+        self._host: CSR | None = None
+        self._hash = ""
+        self._placed: dict[tuple[str, bool], CSR] = {}
+        self._floors: dict[tuple[Any, ...], tuple[float, str]] = {}
+
+    def matrix(self, path: str, weights: str, transposed: bool) -> CSR:
+        """Return the matrix of a file on the device."""
+        if path != self._path or self._host is None:
+            self._placed.clear()
+            self._floors.clear()
+            self._host = read_matrix(path, function="bench")
+            self._hash = matrix_hash(self._host)
+            self._path = path
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        key = (weights, transposed)
+        if key not in self._placed:
+            placed = _weighted(self._host, weights).to(self.device)
+            self._placed[key] = placed.transposed() if transposed else placed
+        return self._placed[key]
+
+    @property
+    def hash(self) -> str:
+        return self._hash
+
+    def floor(self, operands: Operands, weights: str) -> tuple[float, str] | None:
+        """Return the floor and its term; None where the ceilings were never measured."""
+        if self.device.type != "cuda" or operands.op == "sddmm" or operands.csr.nnz == 0:
+            return None
+        key = (operands.op, weights, operands.dtype, operands.B.shape[1])
+        if key not in self._floors:
+            found = floor_seconds(
+                operands.csr, operands.B.shape[1], operands.dtype, machine(self.device)
+            )
+            self._floors[key] = (found.seconds, found.term)
+        return self._floors[key]
+
+    def operands(self, entry: Mapping[str, Any]) -> Operands:
+        """Return A, B and G of an entry; B and G are random, made on the device."""
+        dtype = getattr(torch, entry["dtype"])
+        csr = self.matrix(entry["path"], entry["weights"], entry["op"] == "transpose")
+        n = int(entry["n"])
+        rows, cols = csr.shape
+        needed = dtype.itemsize * n * (rows + cols) * 2
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            if needed > _MEMORY_SHARE * free:
+                raise UnsupportedError(
+                    f"B and C take {needed / 2**30:.1f} GiB of {free / 2**30:.1f} GiB free"
+                )
+        generator = torch.Generator(device=self.device).manual_seed(n)
+
+        def random(height: int) -> Tensor:
+            return torch.randn(height, n, device=self.device, generator=generator).to(dtype)
+
+        G = random(rows) if entry["op"] == "sddmm" else None
+        return Operands(csr, random(cols), G, entry["op"], entry["reduce"])
+
+
+def traffic_bytes(operands: Operands) -> int:
+    """Bytes that any method must move once: A, B and C."""
+    csr, item = operands.csr, operands.dtype.itemsize
+    values = 0 if csr.values is None else item
+    dense = item * operands.B.shape[1] * (csr.shape[0] + csr.shape[1])
+    return 4 * (csr.shape[0] + 1) + (4 + values) * csr.nnz + dense
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def prepare(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> Prepared:
+    """Plan the product. Raises UnsupportedError, with the reason, where it cannot be served."""
+    name = entry["system"]
+    _synchronise(operands.device)
+    begun = time.perf_counter()
+    if entry["kind"] == "baseline":
+        baseline = BASELINES[name]
+        reason = baseline.reason(operands)
+        if reason is not None:
+            raise UnsupportedError(reason)
+        _synchronise(operands.device)
+        begun = time.perf_counter()
+        ready = baseline.prepare(operands)
+        _synchronise(operands.device)
+        ready.planning = {"build": time.perf_counter() - begun}
+        ready.chosen = ready.chosen or name
+    else:
+        ready = _planned(entry, operands, bench)
+        _synchronise(operands.device)
+    ready.planning["total"] = time.perf_counter() - begun
+    return ready
+
+
+def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> Prepared:
+    config = dict(entry["config"])
+    known = inspect.signature(plan).parameters
+    unknown = [name for name in config if name not in known]
+    if unknown:
+        raise UnsupportedError(f"plan() does not take {', '.join(unknown)} yet")
+    csr = bench.matrix(entry["path"], entry["weights"], False)
+    n, dtype = int(entry["n"]), operands.dtype
+    config.setdefault("system", entry["system"])
+    planned = plan(csr, n, dtype=dtype, device=operands.device, **config)
+    planning = {name: float(spent) for name, spent in planned.info["seconds"].items()}
+    product, reduce, B = planned, operands.reduce, operands.B
+    if operands.op == "transpose":
+        begun = time.perf_counter()
+        product = planned.T
+        _synchronise(operands.device)
+        planning["transpose"] = time.perf_counter() - begun
+    if operands.op == "sddmm":
+        tensors, recipe, G = planned._tensors, planned._recipe, operands.G
+
+        def run() -> Tensor:
+            return torch.ops.sparsetile.sddmm(tensors, G, B, recipe)
+
+    elif reduce == "sum":
+
+        def run() -> Tensor:
+            return product.run(B)
+
+    else:
+
+        def run() -> Tensor:
+            return product.run(B, reduce=reduce)
+
+    tensor_cores = product.system not in _EXACT_SYSTEMS
+    allowed = torch.backends.cuda.matmul.allow_tf32 and operands.device.type == "cuda"
+    return Prepared(
+        run,
+        planning=planning,
+        format_bytes=int(product.info["format_bytes"]),
+        reorder=product.reorder,
+        chosen=product.system,
+        choices=dict(product.info["choices"]),
+        # The explanation counts distinct pairs once more, which the host does slowly.
+        explain=product.explain() if operands.device.type == "cuda" else "",
+        uses_tf32=tensor_cores and allowed and dtype is torch.float32,
+    )

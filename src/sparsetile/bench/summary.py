@@ -1,0 +1,107 @@
+"""What a run prints at its end: per width the geomean, wins, worst case, share of the floor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sparsetile.bench.analysis import Group, attach_baselines, summarise
+from sparsetile.bench.record import Record
+
+__all__ = ["print_summary", "summary_data"]
+
+
+def summary_data(
+    records: Sequence[Record], left_out: Sequence[str], troubles: Sequence[str]
+) -> dict[str, Any]:
+    """Return the summary as plain data, for ``--json``."""
+    groups = summarise(attach_baselines(records))
+    return {
+        "schema": 1,
+        "groups": [group.as_dict() for group in groups],
+        "skipped": _skipped(records),
+        "left_out": list(left_out),
+        "troubles": list(troubles),
+    }
+
+
+def _skipped(records: Sequence[Record]) -> list[dict[str, Any]]:
+    counted = Counter(
+        (record["system"], record["reason"]) for record in records if record["status"] == "skipped"
+    )
+    return [
+        {"system": system, "reason": reason, "entries": count}
+        for (system, reason), count in counted.items()
+    ]
+
+
+def _share(group: Group) -> str:
+    return "" if group.floor_share is None else f"{100 * group.floor_share:.0f} %"
+
+
+def _title(group: Group) -> str:
+    op = group.op if group.reduce == "sum" else f"{group.op} {group.reduce}"
+    return f"{group.suite}, {op}, {group.dtype}, {group.device_name}"
+
+
+def print_summary(
+    records: Sequence[Record],
+    left_out: Sequence[str],
+    troubles: Sequence[str],
+    *,
+    console: Console,
+) -> None:
+    """Print tables of ratios to the best baseline, every loss, and what was left out."""
+    groups = summarise(attach_baselines(records))
+    for title in dict.fromkeys(_title(group) for group in groups):
+        table = Table(title=f"{title}: ratio to the best baseline", title_justify="left")
+        table.add_column("N", justify="right")
+        table.add_column("system", no_wrap=True)
+        for name in ("geomean", "won", "worst"):
+            table.add_column(name, justify="right")
+        table.add_column("on", no_wrap=True)
+        table.add_column("of floor", justify="right")
+        table.add_column("GFLOP/s", justify="right")
+        previous = None
+        for group in groups:
+            if _title(group) != title:
+                continue
+            if previous not in (None, group.n):
+                table.add_section()
+            previous = group.n
+            table.add_row(
+                str(group.n),
+                group.label,
+                f"{group.geomean:.2f}",
+                f"{group.won}/{group.count}",
+                f"{group.worst:.2f}",
+                group.worst_matrix,
+                _share(group),
+                f"{group.gflops:.0f}",
+                style="dim" if group.kind == "baseline" else "",
+            )
+        console.print(table)
+    _print_losses(groups, console)
+    for item in _skipped(records):
+        console.print(
+            f"skipped: {item['system']} on {item['entries']} products: {item['reason']}",
+            soft_wrap=True, highlight=False, markup=False,
+        )  # fmt: skip
+    for text in left_out:
+        console.print(f"left out: {text}", soft_wrap=True, highlight=False, markup=False)
+    for text in troubles:
+        console.print(f"failed: {text}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _print_losses(groups: Sequence[Group], console: Console) -> None:
+    for group in groups:
+        if group.kind == "system" and group.losses:
+            listed = ", ".join(f"{loss.matrix} {loss.speedup:.2f}" for loss in group.losses)
+            console.print(
+                f"lost: {group.label} N={group.n} {group.dtype}: {listed}",
+                soft_wrap=True, highlight=False, markup=False,
+            )  # fmt: skip

@@ -1,0 +1,180 @@
+"""``sparsetile bench``: run a suite, or compare two runs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sparsetile.cli.console import note, print_json, print_text
+
+__all__ = ["bench"]
+
+_DEVICES = ("auto", "cuda", "cpu")
+
+
+def _names(texts: list[str] | None) -> list[str]:
+    """Split ``--systems csr,dense --systems auto`` into names."""
+    return [name for text in texts or [] for name in text.split(",") if name]
+
+
+def _numbers(texts: list[str] | None) -> list[int]:
+    from sparsetile.errors import value_error
+
+    found = []
+    for name in _names(texts):
+        if not name.isdigit() or int(name) < 1:
+            raise value_error(
+                "bench", "-n", "whole numbers from 1 up", repr(name), "Write -n 32,128"
+            )
+        found.append(int(name))
+    return found
+
+
+def bench(
+    suite: Annotated[
+        str | None, typer.Argument(help="Suite's name or .toml file; --list shows them.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of matrix files (.npz, .mtx, .mtx.gz).")
+    ] = None,
+    systems: Annotated[
+        list[str] | None, typer.Option(help="Systems and baselines, comma-separated.")
+    ] = None,
+    n: Annotated[list[str] | None, typer.Option("-n", help="Widths of B, comma-separated.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="float32, float16, bfloat16; comma-separated.")
+    ] = None,
+    matrices: Annotated[
+        list[str] | None, typer.Option(help="Only these matrices, comma-separated.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="asis, pattern or random.")] = None,
+    op: Annotated[str | None, typer.Option(help="spmm, transpose or sddmm.")] = None,
+    reduce: Annotated[str | None, typer.Option(help="sum, mean, max or min.")] = None,
+    device: Annotated[str, typer.Option(help="auto (the suite's own), cuda or cpu.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Records file; what it holds is not measured again.")
+    ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Also time with a cold L2.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure failed entries again.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds an entry may take.")] = 120.0,
+    commit: Annotated[str, typer.Option(help="Commit to record where git is missing.")] = "",
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Compare two records files instead of measuring."),
+    ] = None,
+    list_suites: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Measure a suite of matrices against the best baselines, or compare two runs."""
+    if list_suites:
+        _list_suites()
+        return
+    if compare is not None:
+        raise typer.Exit(_compare(compare[0], compare[1], as_json))
+    narrowed: dict[str, Any] = {
+        "systems": _names(systems),
+        "n": _numbers(n),
+        "dtypes": _names(dtype),
+        "matrices": _names(matrices),
+        "weighted": weights,
+        "op": op,
+        "reduce": reduce,
+    }
+    run = {"cold": cold, "retry": retry, "timeout": timeout, "commit": commit}
+    raise typer.Exit(_run(suite, data, device, out, narrowed, run, as_json))
+
+
+def _stdout() -> Console:
+    """A console whose tables keep their natural width in a pipe."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
+
+
+def _list_suites() -> None:
+    from sparsetile.bench.suites import load_suite, suite_names
+
+    for name in suite_names():
+        print_text(f"{name:12s} {load_suite(name).title}")
+
+
+def _command_line(words: list[str]) -> str:
+    """The command as recorded: absolute paths, which say nothing elsewhere, by their last part."""
+    shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    return shlex.join(["sparsetile", *shown])
+
+
+def _compare(old: Path, new: Path, as_json: bool) -> int:
+    from sparsetile.bench.compare import compare, print_comparison
+    from sparsetile.bench.record import read_records
+
+    files = [read_records(path) for path in (old, new)]
+    for _, damaged in files:
+        for line in damaged:
+            note(f"skipped {line}")
+    found = compare(files[0][0], files[1][0])
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        print_comparison(found, console=_stdout())
+    return 1 if found.regressions else 0
+
+
+def _chosen_device(asked: str, suite_device: str) -> str:
+    import torch
+
+    from sparsetile.checks import one_of
+    from sparsetile.errors import value_error
+
+    one_of("bench", "device", asked, _DEVICES)
+    device = suite_device if asked == "auto" else asked
+    if device == "cuda" and not torch.cuda.is_available():
+        raise value_error(
+            "bench", "device", "a CUDA GPU for this suite", "none",
+            "Add --device cpu to run what runs on the host, or run the cpu suite",
+        )  # fmt: skip
+    return device
+
+
+def _run(
+    name: str | None,
+    data: Path | None,
+    asked_device: str,
+    out: Path | None,
+    narrowed: dict[str, Any],
+    run: dict[str, Any],
+    as_json: bool,
+) -> int:
+    from sparsetile.bench.driver import Options, run_suite
+    from sparsetile.bench.record import read_records
+    from sparsetile.bench.suites import expand, load_suite, suite_names
+    from sparsetile.bench.summary import print_summary, summary_data
+    from sparsetile.errors import value_error
+
+    if name is None:
+        raise value_error("bench", "SUITE", f"one of {suite_names()}", "nothing", "Name a suite")
+    suite = load_suite(name)
+    device = _chosen_device(asked_device, suite.device)
+    expansion = expand(suite, data=data, device=device, **narrowed)
+    path = out or Path(f"sparsetile-{suite.name}.jsonl")
+    command = _command_line(sys.argv[1:])
+    options = Options(device=device, out=path, command=command, **run)
+    try:
+        outcome = run_suite(expansion, options, console=Console(stderr=True))
+    except KeyboardInterrupt:
+        note(f"interrupted: the same command goes on where it stopped ({path} is kept)")
+        raise
+    keys = {entry.key for entry in expansion.entries}
+    records = [record for record in read_records(path)[0] if record["key"] in keys]
+    if as_json:
+        print_json(summary_data(records, expansion.left_out, outcome.troubles))
+    else:
+        print_summary(records, expansion.left_out, outcome.troubles, console=_stdout())
+    note(
+        f"{outcome.measured} measured in {outcome.seconds:.0f} s, {outcome.resumed} already in "
+        f"{path}"
+    )
+    return 1 if any(record["status"] == "wrong" for record in records) else 0

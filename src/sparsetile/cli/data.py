@@ -1,0 +1,134 @@
+"""``sparsetile data``: list, fetch and generate matrices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from sparsetile import settings
+from sparsetile.cli.console import activity, note, print_json, print_table, print_text
+from sparsetile.cli.options import Data, Json
+from sparsetile.data import download
+from sparsetile.data.catalog import catalog
+from sparsetile.data.generators import from_spec
+from sparsetile.errors import value_error
+from sparsetile.intake.files import write_npz
+
+__all__ = ["app"]
+
+app = typer.Typer(help="List, fetch and generate matrices.", no_args_is_help=False)
+
+
+@app.command("list")
+def list_matrices(data: Data = None, as_json: Json = False) -> int:
+    """List the matrices of a folder (the folder of downloads when --data is left out)."""
+    entries = catalog(data)
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": entry.name,
+                    "path": str(entry.path),
+                    "rows": entry.rows,
+                    "columns": entry.cols,
+                    "entries": entry.nnz,
+                    "kind": entry.kind,
+                    "core": entry.core,
+                    "problem": entry.problem or None,
+                }
+                for entry in entries
+            ]
+        )
+        return 0
+    if not entries:
+        note(f"sparsetile: no matrices in {data or settings.data_dir()}")
+        return 0
+    print_table(
+        ("name", "rows", "columns", "entries", "kind", "core"),
+        [
+            [entry.name, "-", "-", "-", f"unreadable: {entry.problem}", ""]
+            if entry.problem
+            else [
+                entry.name,
+                str(entry.rows),
+                str(entry.cols),
+                str(entry.nnz),
+                entry.kind,
+                "yes" if entry.core else "",
+            ]
+            for entry in entries
+        ],
+        right=("rows", "columns", "entries"),
+    )
+    return 0
+
+
+@contextmanager
+def _download_bar(name: str) -> Iterator[download.Progress]:
+    shown = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    console = Console(file=sys.stderr)
+    with Progress(*shown, console=console, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@app.command("fetch")
+def fetch(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="SuiteSparse Group/Name, or a SNAP name with --source snap."
+        ),
+    ],
+    source: Annotated[
+        str, typer.Option("--source", metavar="SITE", help="suitesparse or snap.")
+    ] = "suitesparse",
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Folder to download into.")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", metavar="URL", help="A mirror of the site.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Download again.")] = False,
+) -> int:
+    """Download a matrix from the SuiteSparse collection or SNAP; print the path of its file."""
+    with _download_bar(name) as progress:
+        path = download.fetch(
+            name, source=source, base_url=base_url, directory=data, force=force, progress=progress
+        )
+    print_text(str(path))
+    return 0
+
+
+@app.command("generate")
+def generate(
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar="SPEC", help="Such as 'gen:road_grid?rows=1e5' or 'reddit-like?scale=0.01'."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="File to write.")],
+) -> int:
+    """Generate a matrix and write it as .npz; print the path of its file."""
+    if out.suffix.lower() != ".npz":
+        raise value_error(
+            "generate", "--out", "a file named .npz", repr(str(out)), "Add .npz to its name"
+        )
+    if not out.absolute().parent.is_dir():
+        raise value_error(
+            "generate", "--out", "in a folder that exists", repr(str(out)), "Make the folder first"
+        )
+    with activity(f"generating {spec}"):
+        csr = from_spec(spec)
+        write_npz(out, csr)
+    note(f"sparsetile: {csr.shape[0]} x {csr.shape[1]}, {csr.nnz} entries")
+    print_text(str(out))
+    return 0

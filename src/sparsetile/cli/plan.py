@@ -1,0 +1,67 @@
+"""``sparsetile plan``: plan a matrix, say what was chosen and why, and save the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+
+import sparsetile
+from sparsetile.checks import one_of
+from sparsetile.cli.console import activity, note, print_json, print_text
+from sparsetile.cli.options import (
+    Data,
+    Device,
+    Dtype,
+    Json,
+    Matrix,
+    SystemName,
+    Tune,
+    Width,
+    dtype_of,
+    load_matrix,
+    resolve_device,
+)
+from sparsetile.errors import value_error
+
+__all__ = ["plan"]
+
+
+def plan(
+    matrix: Matrix,
+    n: Width = 128,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.safetensors", help="Save the plan to this file."),
+    ] = None,
+    dtype: Dtype = "float32",
+    system: SystemName = "auto",
+    device: Device = "auto",
+    tune: Tune = "model",
+    data: Data = None,
+    as_json: Json = False,
+) -> int:
+    """Plan a product, explain each choice, and save the plan for `sparsetile.load_plan`."""
+    if out is not None and out.suffix != ".safetensors":
+        raise value_error(
+            "plan", "--out", "a file named .safetensors", repr(str(out)), "Rename the file"
+        )
+    if out is not None and not out.absolute().parent.is_dir():
+        raise value_error(
+            "plan", "--out", "in a folder that exists", repr(str(out)), "Make the folder first"
+        )
+    kind, place = dtype_of("plan", dtype), resolve_device("plan", device)
+    how = cast(Literal["model", "measure"], one_of("plan", "--tune", tune, ["model", "measure"]))
+    with activity(f"planning {matrix}"):
+        csr = load_matrix(matrix, data)
+        made = sparsetile.plan(csr, n, dtype=kind, system=system, tune=how, device=place)
+    if as_json:
+        floor, term = made.floor()
+        print_json({"matrix": matrix, **made.info, "floor_seconds": floor, "floor_term": term})
+    else:
+        print_text(made.explain())
+    if out is not None:
+        made.save(out)
+        note(f"sparsetile: saved {out} ({out.stat().st_size} bytes)")
+    return 0

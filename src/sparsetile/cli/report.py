@@ -1,0 +1,53 @@
+"""``sparsetile report``: records -> one HTML page, or Markdown for the documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsetile.cli.console import note
+
+__all__ = ["report"]
+
+
+def report(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES", help="Records that sparsetile bench wrote.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Page to write; report.html unless --markdown is given.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the summary as Markdown to this file.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the matrices, for the pictures.")
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "sparsetile benchmarks",
+) -> None:
+    """Make a self-contained page, or Markdown, from records only."""
+    from sparsetile.bench.record import Damage, Record, read_records
+    from sparsetile.bench.report import render_markdown, render_page
+
+    records: dict[tuple[str, str], Record] = {}
+    damaged: list[Damage] = []
+    for path in files:
+        found, broken = read_records(path)
+        # Several machines may have measured the same entry: each keeps its own.
+        for record in found:
+            machine = str(record["environment"].get("device_name", ""))
+            records[machine, record["key"]] = record
+        damaged += broken
+    for line in damaged:
+        note(f"skipped {line}")
+    kept = list(records.values())
+    if markdown is not None:
+        markdown.write_text(render_markdown(kept), encoding="utf-8")
+        note(f"wrote {markdown}")
+    if out is not None or markdown is None:
+        page = out or Path("report.html")
+        text = render_page(kept, title=title, damaged=damaged, data=data)
+        page.write_text(text, encoding="utf-8")
+        note(f"wrote {page}, {len(text.encode()) / 1e6:.1f} MB, {len(kept)} records")

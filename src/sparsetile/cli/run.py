@@ -1,0 +1,209 @@
+"""``sparsetile run``: read, plan, multiply, check against float64, time, print a table."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+import sparsetile
+from sparsetile.checks import one_of, reduce_name
+from sparsetile.cli.console import activity, note, print_json, print_table
+from sparsetile.cli.options import (
+    Data,
+    Device,
+    Dtype,
+    Json,
+    Matrices,
+    SystemName,
+    Tune,
+    Width,
+    dtype_of,
+    load_matrix,
+    resolve_device,
+)
+from sparsetile.cli.reference import check_product
+from sparsetile.cli.timing import compulsory_bytes, time_product
+from sparsetile.intake.csr import CSR
+
+__all__ = ["run"]
+
+_COLUMNS = (
+    "matrix", "shape", "nnz", "system", "N", "dtype", "time", "GFLOP/s", "GB/s", "of floor",
+    "error", "checked", "verdict",
+)  # fmt: skip
+_RIGHT = ("nnz", "N", "time", "GFLOP/s", "GB/s", "of floor", "error")
+
+
+def _random_values(csr: CSR, generator: torch.Generator) -> CSR:
+    return csr.with_values(torch.randn(csr.nnz, generator=generator))
+
+
+def _note_overflow(name: str, csr: CSR, dtype: torch.dtype) -> None:
+    if csr.values is None:
+        return
+    lost = int((torch.isfinite(csr.values) & ~torch.isfinite(csr.values.to(dtype))).sum())
+    if lost:
+        label = str(dtype).removeprefix("torch.")
+        note(f"sparsetile: {name}: {lost} values of A are too large for {label} and become Inf")
+
+
+def _product(
+    name: str,
+    csr: CSR,
+    n: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Plan, multiply, check and time one matrix; return its row of the table as plain data."""
+    reduce, seed = options["reduce"], options["seed"]
+    started = time.perf_counter()
+    plan = sparsetile.plan(
+        csr, n, dtype=dtype, system=options["system"], tune=options["tune"], device=device
+    )
+    planning = time.perf_counter() - started
+    generator = torch.Generator().manual_seed(seed)
+    # Drawn on the CPU whatever the device, so that a seed means the same B everywhere.
+    wide = torch.promote_types(dtype, torch.float32)
+    B = torch.randn(csr.shape[1], n, generator=generator, dtype=wide).to(dtype).to(device)
+    with torch.no_grad():
+        C = plan.run(B, reduce=reduce)
+    tf32 = device.type == "cuda" and dtype is torch.float32 and options["tf32"]
+    verdict = check_product(csr.with_values(plan.values), B, C, reduce=reduce, tf32=tf32, seed=seed)
+    timing = time_product(plan, B, reduce=reduce, repeats=options["repeats"])
+    seconds = timing.best
+    # A CPU's ceilings are not known well enough to call anything a floor.
+    floor, term = plan.floor() if device.type == "cuda" else (None, None)
+    return {
+        "matrix": name,
+        "shape": list(plan.shape),
+        "nnz": plan.nnz,
+        "weighted": plan.values is not None,
+        "system": plan.system,
+        "n": n,
+        "dtype": str(dtype).removeprefix("torch."),
+        "tf32": tf32,
+        "reduce": reduce,
+        "device": str(device),
+        "plan_seconds": planning,
+        "seconds": seconds,
+        "timing": timing.method,
+        "call_seconds": timing.call,
+        "graph_seconds": timing.graph,
+        "gflops": 2 * plan.nnz * n / seconds / 1e9,
+        "gbytes_per_second": compulsory_bytes(plan, n) / seconds / 1e9,
+        "floor_seconds": floor,
+        "floor_term": term,
+        "floor_share": None if floor is None else floor / seconds,
+        "error": verdict.worst,
+        "rows_checked": verdict.rows_checked,
+        "checked": verdict.coverage,
+        "ok": verdict.ok,
+    }
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    share = row["floor_share"]
+    return [
+        row["matrix"],
+        f"{row['shape'][0]} x {row['shape'][1]}",
+        str(row["nnz"]),
+        row["system"],
+        str(row["n"]),
+        row["dtype"],
+        _duration(row["seconds"]),
+        f"{row['gflops']:.1f}",
+        f"{row['gbytes_per_second']:.1f}",
+        "-" if share is None else f"{100 * share:.0f} %",
+        f"{row['error']:.3f}",
+        row["checked"],
+        "ok" if row["ok"] else "WRONG",
+    ]
+
+
+def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(_COLUMNS, [_cells(row) for row in rows], right=_RIGHT)
+
+
+def run(
+    matrix: Matrices,
+    n: Width = 128,
+    dtype: Dtype = "float32",
+    system: SystemName = "auto",
+    reduce: Annotated[
+        str, typer.Option("--reduce", metavar="HOW", help="sum, mean, max or min.")
+    ] = "sum",
+    device: Device = "auto",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, metavar="N", help="Timed runs.")] = 20,
+    data: Data = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of random numbers.")] = 0,
+    tune: Tune = "model",
+    weighted: Annotated[
+        bool, typer.Option("--weighted", help="Give a matrix without values random ones.")
+    ] = False,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="Allow TF32 in float32 products on a GPU.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Multiply MATRIX by a random dense matrix; check and time it.
+
+    The error column is the largest error against float64 in units of what rounding allows:
+    above 1 the product is wrong and the exit code is 1.
+    """
+    kind = dtype_of("run", dtype)
+    place = resolve_device("run", device)
+    options: dict[str, Any] = {
+        "system": one_of("run", "--system", system, ["auto", *_system_names()]),
+        "reduce": reduce_name("run", reduce),
+        "tune": one_of("run", "--tune", tune, ["model", "measure"]),
+        "seed": seed,
+        "repeats": repeats,
+        "tf32": tf32,
+    }
+    rows: list[dict[str, Any]] = []
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        for name in matrix:
+            rows.append(_one(name, data, weighted, n, kind, place, options))
+    except Exception:
+        _print(rows, as_json)  # what was measured before the error is still worth having
+        raise
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    _print(rows, as_json)
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _system_names() -> list[str]:
+    return [row["name"] for row in sparsetile.systems()]
+
+
+def _one(
+    name: str,
+    data: Path | None,
+    weighted: bool,
+    n: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    with activity(f"reading {name}"):
+        csr = load_matrix(name, data)
+        if weighted and csr.values is None:
+            csr = _random_values(csr, torch.Generator().manual_seed(options["seed"] + 1))
+        _note_overflow(name, csr, dtype)
+    with activity(f"multiplying {name}"):
+        return _product(name, csr, n, dtype, device, options)

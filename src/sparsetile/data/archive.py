@@ -1,0 +1,123 @@
+"""Unpacking of downloaded archives, which are hostile until proved otherwise.
+
+Nothing is unpacked except the one file asked for, to a place that the caller chose, so a path
+inside an archive never becomes a path on disk. Archives with absolute or climbing paths, links or
+devices are refused all the same: no collection ships them. A reader that counts what it
+decompresses stops bombs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
+
+from sparsetile.errors import DataError, describe
+
+__all__ = ["LimitedGzip", "extract_member"]
+
+_MIB = 1 << 20
+# Matrices as text shrink by 3 to 40; a small file may hold one long repetition.
+_MAX_RATIO = 200
+_FREE_BYTES = 64 * _MIB
+# tarfile reads extended headers in one piece, of a size that the archive states.
+_MAX_READ = 4 * _MIB
+_MAX_MEMBERS = 10_000
+
+
+class LimitedGzip(io.RawIOBase):
+    """Read a gzip file, refusing to decompress far more than such a file can rightly hold."""
+
+    def __init__(self, path: Path, function: str) -> None:
+        super().__init__()
+        self._path = path
+        self._function = function
+        self._limit = max(_FREE_BYTES, _MAX_RATIO * path.stat().st_size)
+        self._stream = gzip.GzipFile(path, "rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read ``size`` bytes, fewer only at the end of the file."""
+        if not 0 <= size <= _MAX_READ:
+            raise self.damaged("free of oversized headers", f"one of {size} bytes")
+        with _whole(self):
+            data = self._stream.read(size)
+        self._check(self._stream.tell())
+        return data
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if whence != 0:
+            raise io.UnsupportedOperation("LimitedGzip seeks from the start only")
+        self._check(offset)
+        with _whole(self):
+            return self._stream.seek(offset)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def damaged(self, expected: str, actual: object) -> DataError:
+        """Build the error that says what is wrong with this archive."""
+        remedy = "The download is damaged or hostile: fetch it again from the collection's site"
+        return DataError(describe(self._function, self._path.name, expected, actual, remedy))
+
+    def _check(self, position: int) -> None:
+        if position > self._limit:
+            raise self.damaged(
+                f"at most {self._limit} bytes when unpacked", "more (a decompression bomb)"
+            )
+
+
+@contextmanager
+def _whole(reader: LimitedGzip) -> Iterator[None]:
+    """Turn the several exceptions of a damaged gzip stream into one DataError."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise reader.damaged("a whole gzip file", f"a damaged one ({error})") from None
+
+
+def extract_member(archive: Path, member: str, out: BinaryIO, *, function: str) -> None:
+    """Write the file ``member`` of a .tar.gz to ``out``, after checking every entry."""
+    found = False
+    with LimitedGzip(archive, function) as reader:
+        try:
+            with tarfile.open(fileobj=reader, mode="r:") as tar:  # type: ignore[arg-type]
+                for count, entry in enumerate(tar):
+                    if count >= _MAX_MEMBERS:
+                        raise reader.damaged(f"of at most {_MAX_MEMBERS} files", "more")
+                    _refuse_unsafe(reader, entry)
+                    if entry.name == member and entry.isfile() and not found:
+                        # Not None for a file; a short one raises ReadError.
+                        shutil.copyfileobj(cast(BinaryIO, tar.extractfile(entry)), out, _MIB)
+                        found = True
+            # Past the tar's end lies the checksum of everything before it.
+            while reader.read(_MIB):
+                pass
+        except tarfile.TarError as error:
+            raise reader.damaged("a whole tar archive", f"a damaged one ({error})") from None
+        if not found:
+            raise reader.damaged(f"an archive with the file {member}", "one without it")
+
+
+def _refuse_unsafe(reader: LimitedGzip, entry: tarfile.TarInfo) -> None:
+    path = PurePosixPath(entry.name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts:
+        raise reader.damaged("free of paths that leave it", repr(entry.name))
+    # A sparse file states a size that no stored byte backs.
+    if entry.issparse() or not (entry.isfile() or entry.isdir()):
+        raise reader.damaged("free of links, devices and sparse files", repr(entry.name))

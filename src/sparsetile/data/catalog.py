@@ -1,0 +1,231 @@
+"""Matrices by name: what a data folder holds, and one loader for paths, specs and names.
+
+Listing reads only headers: the array headers inside an ``.npz``, the first lines of an ``.mtx``.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import math
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from sparsetile import settings
+from sparsetile.data.generators import SPEC_PREFIX, STAND_INS, from_spec
+from sparsetile.errors import DataError, describe, type_error, value_error
+from sparsetile.intake.csr import CSR
+from sparsetile.intake.files import read_matrix
+
+__all__ = ["Entry", "catalog", "core_names", "kinds", "load"]
+
+_SUFFIXES = (".npz", ".mtx", ".mtx.gz")
+_LINE_LIMIT = 4096
+_COMMENT_LINES = 10_000
+# What numpy, zipfile, gzip and zlib raise on a damaged file; the last two on exotic zip features.
+_DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A matrix file in a folder; ``problem`` says why its header could not be read."""
+
+    name: str
+    path: Path
+    rows: int
+    cols: int
+    nnz: int  # entries that the file stores: a symmetric .mtx stores one half
+    kind: str = ""
+    core: bool = False
+    problem: str = ""
+
+
+def catalog(directory: str | os.PathLike[str] | None = None) -> list[Entry]:
+    """List the matrices of a folder and of the folders in it, sorted by name.
+
+    An ``.npz`` that holds no matrix is left out; one that is damaged is listed with its
+    ``problem``. ``kind`` comes from ``SOURCES.tsv``, ``core`` from ``CORE.txt``, where present.
+
+    Parameters
+    ----------
+    directory : path, optional
+        Default: the folder of downloads.
+    """
+    folder = _folder("catalog", directory)
+    core, kind_of = set(core_names(directory)), kinds(directory)
+    entries = []
+    for name, path in _files(folder).items():
+        try:
+            size = _npz_size(path) if path.suffix == ".npz" else _market_size(path)
+            problem = ""
+        except _DAMAGE as error:
+            size, problem = (0, 0, 0), " ".join(str(error).split()) or type(error).__name__
+        if size is not None:
+            entries.append(Entry(name, path, *size, kind_of.get(name, ""), name in core, problem))
+    return entries
+
+
+def core_names(directory: str | os.PathLike[str] | None = None) -> list[str]:
+    """Return the names in the folder's ``CORE.txt``, in its order; none if it has no such file."""
+    path = _folder("core_names", directory) / "CORE.txt"
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def kinds(directory: str | os.PathLike[str] | None = None) -> dict[str, str]:
+    """Return name -> kind from the folder's ``SOURCES.tsv``; empty if there is no such file."""
+    path = _folder("kinds", directory) / "SOURCES.tsv"
+    if not path.is_file():
+        return {}
+    with open(path, encoding="utf-8", errors="replace", newline="") as stream:
+        table = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+        missing = {"name", "kind"} - set(table.fieldnames or [])
+        if missing:
+            raise DataError(
+                describe(
+                    "kinds",
+                    "SOURCES.tsv",
+                    "a table with the columns name and kind",
+                    f"one without {sorted(missing)}",
+                    "Add them to its first line",
+                )
+            )
+        return {row["name"]: row["kind"] or "" for row in table}
+
+
+def load(matrix: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> CSR:
+    """Return the matrix that a path, a spec or a name stands for.
+
+    Parameters
+    ----------
+    matrix : str or path
+        Tried in this order: an existing file; a spec such as ``gen:banded?rows=9&bandwidth=1``;
+        a stand-in such as ``reddit-like`` or ``reddit-like?scale=0.1``; a name in ``data_dir``.
+    data_dir : path, optional
+        Default: the folder of downloads.
+    """
+    if not isinstance(matrix, (str, os.PathLike)):
+        raise type_error(
+            "load", "matrix", "a path, a spec or a name", type(matrix).__name__, "Give a string"
+        )
+    text = str(os.fspath(matrix))
+    if os.path.isfile(text):  # unlike Path.is_file, it takes a long spec for an absent file
+        return read_matrix(text)
+    if text.startswith(SPEC_PREFIX) or text.partition("?")[0] in STAND_INS:
+        return from_spec(text)
+    folder = _folder("load", data_dir, "data_dir")
+    files = _files(folder)
+    path = files.get(_stem(text))
+    if path is None:  # HB/bcsstk17 may be called bcsstk17 while no other group has one
+        same = [file for name, file in files.items() if name.rpartition("/")[2] == _stem(text)]
+        path = same[0] if len(same) == 1 else None
+    if path is not None:
+        return read_matrix(path)
+    near = difflib.get_close_matches(_stem(text), [*files, *STAND_INS], n=3, cutoff=0.5)
+    raise value_error(
+        "load",
+        "matrix",
+        f"a file, a gen: spec, a stand-in or a name in {folder}",
+        repr(text),
+        f"Did you mean {' or '.join(near)}" if near else "List the names with catalog()",
+    )
+
+
+def _folder(
+    function: str, directory: str | os.PathLike[str] | None, argument: str = "directory"
+) -> Path:
+    if directory is None:
+        return settings.data_dir()  # empty until the first download: that is no error
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise value_error(function, argument, "a folder", repr(str(folder)), "Check the path")
+    return folder
+
+
+def _stem(name: str) -> str:
+    for suffix in _SUFFIXES:
+        if name.endswith(suffix):
+            return name[: -len(suffix)]
+    return name
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Name -> path of the matrix files, sorted; where names meet, .npz wins: it reads faster."""
+    found: dict[str, Path] = {}
+    paths = [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]
+    for path in sorted(paths, key=lambda path: (path.name.lower(), str(path))):
+        inside = path.relative_to(folder)
+        # Downloads in progress live in hidden folders.
+        if path.name.endswith(_SUFFIXES) and not any(part[0] == "." for part in inside.parts):
+            name = _stem(inside.as_posix())
+            if name not in found or path.suffix == ".npz":
+                found[name] = path
+    return dict(sorted(found.items(), key=lambda item: (item[0].lower(), item[0])))
+
+
+def _npz_size(path: Path) -> tuple[int, int, int] | None:
+    """Return (rows, columns, entries) from the array headers, or None if it is no matrix."""
+    with zipfile.ZipFile(path) as archive:
+        members = set(archive.namelist())
+        # In scipy's block format "indices" counts blocks, so the values are what to count.
+        counted = "data.npy" if "data.npy" in members else "indices.npy"
+        if not {"shape.npy", counted} <= members or not members & {"indices.npy", "row.npy"}:
+            return None
+        with archive.open("shape.npy") as stream:
+            count, dtype = _array_header(stream)
+            if count != 2 or dtype.kind not in "iu":  # a hostile type may be gigabytes wide
+                raise ValueError("its shape is not a pair of whole numbers")
+        with archive.open("shape.npy") as stream:
+            rows, cols = np.lib.format.read_array(stream, allow_pickle=False).reshape(-1).tolist()
+        with archive.open(counted) as stream:
+            entries, _ = _array_header(stream)
+    return int(rows), int(cols), entries
+
+
+def _array_header(stream: IO[bytes]) -> tuple[int, np.dtype[Any]]:
+    """Return the number of elements and their type."""
+    version = np.lib.format.read_magic(stream)  # type: ignore[arg-type]
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read(stream)  # type: ignore[arg-type]
+    return math.prod(shape), dtype
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else open(path, "rb")
+
+
+def _market_size(path: Path) -> tuple[int, int, int]:
+    """Return (rows, columns, stored entries) from a Matrix Market header."""
+    with _open(path) as stream:
+        if not stream.readline(_LINE_LIMIT).startswith(b"%%MatrixMarket"):
+            raise ValueError("it does not begin with %%MatrixMarket")
+        for _ in range(_COMMENT_LINES):
+            line = stream.readline(_LINE_LIMIT)
+            if line.strip() and not line.startswith(b"%"):
+                break
+        numbers = line.split()
+        if len(numbers) != 3:
+            raise ValueError("it has no line 'ROWS COLUMNS ENTRIES'")
+        rows, cols, entries = (int(number) for number in numbers)
+    return rows, cols, entries

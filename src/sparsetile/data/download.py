@@ -1,0 +1,271 @@
+"""Downloads from the SuiteSparse collection and SNAP, for users with internet.
+
+A file appears under its final name only when it is whole, checked and unpacked: it is written
+in a hidden folder beside it and renamed. So a broken connection, a full disk or two
+processes at once never leave half a matrix behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import re
+import shutil
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+from sparsetile import settings
+from sparsetile.checks import dimension, one_of
+from sparsetile.data.archive import extract_member
+from sparsetile.data.edges import read_edge_list
+from sparsetile.data.sampling import real
+from sparsetile.errors import DataError, describe, type_error, value_error
+from sparsetile.intake.files import write_npz
+
+__all__ = ["SOURCES", "Progress", "fetch"]
+
+Progress = Callable[[int, int | None], None]
+
+# Where each collection lives, and the path of a matrix below that.
+SOURCES: dict[str, tuple[str, str]] = {
+    "suitesparse": ("https://sparse.tamu.edu", "MM/{name}.tar.gz"),
+    "snap": ("https://snap.stanford.edu/data", "{name}.txt.gz"),
+}
+_BLOCK = 1 << 20
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"
+_GZIP = b"\x1f\x8b"
+_AGAIN = "Check the connection and try again"
+
+
+def fetch(
+    name: str,
+    *,
+    source: str = "suitesparse",
+    base_url: str | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    size: int | None = None,
+    sha256: str | None = None,
+    symmetric: bool | None = None,
+    compact: bool = False,
+    timeout: float = 30.0,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Download a matrix and return the path of a file that the library reads.
+
+    Parameters
+    ----------
+    name : str
+        SuiteSparse: ``"Group/Name"``, such as ``"HB/bcsstk17"``. SNAP: the name of the edge list
+        without ``.txt.gz``, such as ``"roadNet-CA"`` or
+        ``"bigdata/communities/com-amazon.ungraph"``.
+    source : {"suitesparse", "snap"}
+        The collection.
+    base_url : str, optional
+        Another site or a folder with the same layout: http(s) or file URL, or a path.
+    directory : path, optional
+        Where to keep matrices. Default: ``SPARSETILE_DATA_DIR``, else the user's cache folder.
+    size, sha256 : optional
+        Length in bytes and hash that the download must have.
+    symmetric, compact
+        How to read a SNAP edge list; see :func:`sparsetile.data.edges.read_edge_list`.
+    timeout : float
+        Seconds without a byte after which the download is given up.
+    force : bool
+        Download again even if the file is there.
+    progress : callable, optional
+        Called with (bytes so far, bytes in all or None if the site does not say).
+
+    Returns
+    -------
+    Path
+        ``directory/Group/Name.mtx`` or ``directory/snap/Name.npz``.
+
+    Raises
+    ------
+    DataError
+        The site cannot be reached, has no such matrix, broke off, or sent something else.
+    """
+    one_of("fetch", "source", source, SOURCES)
+    _check_name(name, source)
+    timeout = real("fetch", "timeout", timeout, 0.001, 86400.0)
+    if size is not None:
+        size = dimension("fetch", "size", size)
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise value_error("fetch", "sha256", "64 hexadecimal digits", repr(sha256), "Check it")
+    target = _target(name, source, Path(directory) if directory else settings.data_dir())
+    if target.exists() and not force:
+        return target
+    default_base, layout = SOURCES[source]
+    url = f"{_base(base_url or default_base)}/{layout.format(name=name)}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+    # A hidden folder beside the target: renaming out of it stays on one disk.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+        archive = Path(folder) / url.rpartition("/")[2]
+        with open(archive, "wb") as stream:
+            _download(url, stream, size, sha256, timeout, progress)
+        if source == "snap":
+            matrix = read_edge_list(archive, symmetric=symmetric, compact=compact, function="fetch")
+            write_npz(target, matrix)
+        else:
+            _unpack_market(archive, name.rpartition("/")[2], target)
+    return target
+
+
+def _check_name(name: object, source: str) -> None:
+    if not isinstance(name, str):
+        raise type_error("fetch", "name", "a string", type(name).__name__, "Give its name")
+    words = rf"{_WORD}/{_WORD}" if source == "suitesparse" else rf"{_WORD}(/{_WORD})*"
+    if not re.fullmatch(words, name):
+        expected = (
+            "a SuiteSparse name Group/Name" if source == "suitesparse" else "a SNAP file name"
+        )
+        example = "HB/bcsstk17" if source == "suitesparse" else "roadNet-CA"
+        raise value_error("fetch", "name", expected, repr(name), f"Write it like {example}")
+
+
+def _target(name: str, source: str, directory: Path) -> Path:
+    if source == "suitesparse":
+        return directory / f"{name}.mtx"
+    return directory / "snap" / f"{name.rpartition('/')[2]}.npz"
+
+
+def _base(base: str) -> str:
+    if "://" not in base:
+        return Path(base).resolve().as_uri()
+    try:
+        parts = urlsplit(base)
+        usable = parts.scheme == "file" or (parts.scheme in ("http", "https") and parts.hostname)
+    except ValueError:  # such as an unclosed bracket around an address
+        usable = False
+    if not usable:
+        raise value_error(
+            "fetch", "base_url", "an http, https or file URL or a path", repr(base), "Change it"
+        )
+    return base.rstrip("/")
+
+
+def _failed(url: str, expected: str, actual: object, remedy: str) -> DataError:
+    return DataError(describe("fetch", url, expected, actual, remedy))
+
+
+def _download(
+    url: str,
+    out: BinaryIO,
+    size: int | None,
+    sha256: str | None,
+    timeout: float,
+    progress: Progress | None,
+) -> None:
+    """Copy ``url`` to ``out``; check length, kind and hash."""
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": "sparsetile"})
+        response = urllib.request.urlopen(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        error.close()
+        remedy = "Check the name and the collection" if error.code == 404 else _AGAIN
+        raise _failed(url, "there", f"HTTP {error.code} {error.reason}", remedy) from None
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, FileNotFoundError):
+            raise _failed(url, "there", "no such file", "Check the name and base_url") from None
+        raise _failed(url, "reachable", error.reason, _AGAIN) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise _broken(url, error) from None
+    with response:
+        digest = _receive(url, response, out, size, progress)
+    if sha256 is not None and digest != sha256.lower():
+        raise _failed(url, f"of SHA-256 {sha256.lower()}", digest, "Check sha256, or fetch again")
+
+
+def _broken(url: str, error: Exception) -> DataError:
+    text = "silence until the timeout" if isinstance(error, TimeoutError) else repr(error)
+    return _failed(url, "sent whole", f"a broken connection ({text})", _AGAIN)
+
+
+def _receive(
+    url: str,
+    response: http.client.HTTPResponse,
+    out: BinaryIO,
+    size: int | None,
+    progress: Progress | None,
+) -> str:
+    """Copy the response to ``out`` and return its SHA-256."""
+    stated = response.headers.get("Content-Length", "")
+    total = int(stated) if stated.isdecimal() else None
+    if total is not None and size is not None and total != size:
+        raise _wrong_size(url, size, total)
+    expected = total if size is None else size
+    free = shutil.disk_usage(Path(out.name).parent).free
+    if expected is not None and expected > free:
+        raise _failed(
+            url,
+            f"smaller than the {free} bytes free on disk",
+            f"{expected} bytes",
+            "Free some space or pass another directory",
+        )
+    digest = hashlib.sha256()
+    done = 0
+    for block in _blocks(url, response):
+        if done == 0 and not block.startswith(_GZIP):
+            raise _failed(
+                url,
+                "a gzip file",
+                f"something else, beginning {block[:20]!r}",
+                "The site may answer with a page instead of the file: open the URL in a browser",
+            )
+        done += len(block)
+        if size is not None and done > size:
+            raise _wrong_size(url, size, f"{done} or more")
+        out.write(block)
+        digest.update(block)
+        if progress is not None:
+            progress(done, total)
+    if total is not None and done < total:
+        raise _failed(url, f"sent whole ({total} bytes)", f"{done} bytes", _AGAIN)
+    if done == 0:
+        raise _failed(url, "a gzip file", "an empty answer", "Check the name and the collection")
+    if size is not None and done != size:
+        raise _wrong_size(url, size, done)
+    return digest.hexdigest()
+
+
+def _wrong_size(url: str, size: int, actual: object) -> DataError:
+    return _failed(url, f"{size} bytes long", f"{actual} bytes", "Check size, or fetch again")
+
+
+def _blocks(url: str, response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Yield the response piece by piece; a connection that breaks is one clear error."""
+    while True:
+        try:
+            block = response.read(_BLOCK)
+        except (OSError, http.client.HTTPException) as error:
+            raise _broken(url, error) from None
+        if not block:
+            return
+        yield block
+
+
+def _unpack_market(archive: Path, name: str, target: Path) -> None:
+    market = archive.parent / f"{name}.mtx"
+    with open(market, "wb") as stream:
+        extract_member(archive, f"{name}/{name}.mtx", stream, function="fetch")
+    with open(market, "rb") as unpacked:
+        banner = unpacked.read(14)
+    if banner != b"%%MatrixMarket":
+        raise DataError(
+            describe(
+                "fetch",
+                market.name,
+                "a Matrix Market file",
+                f"one that begins {banner!r}",
+                "The archive is not of this collection",
+            )
+        )
+    os.replace(market, target)

@@ -1,0 +1,123 @@
+"""Row bundles: four rows that share columns, walked together on CUDA cores.
+
+Four neighbouring rows (in the plan's order) whose columns overlap are stored as one list of
+distinct columns; each list element says by four bits which of the rows hold an entry there and
+brings four values, zeros where there is none. A row of B is then read once for up to four rows
+of C. Bits decide, not zeros: an absent entry takes no part, so Inf and NaN of B stay exact.
+
+    tagged[u]   = bits << 28 | column        (columns below 2^28)
+    packed[u]   = value of row 0, 1, 2, 3    (values are packed apart, by ``slots``)
+    rows[b]     = the bundle's rows of A, -1 past the end
+    indptr[b]   = first list element of bundle b
+
+Rows whose window of four shares too little stay outside, in ``loose``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsetile.intake.csr import CSR
+
+__all__ = ["BUNDLE_ROWS", "MAX_COLUMNS", "RowBundles", "pack_bundles"]
+
+BUNDLE_ROWS = 4
+MAX_COLUMNS = 1 << 28
+
+
+@dataclass(frozen=True, eq=False)
+class RowBundles:
+    """See the module's text. ``slots`` maps each bundled entry to its place in ``packed``."""
+
+    tagged: Tensor  # int32 [elements]
+    indptr: Tensor  # int64 [bundles + 1]
+    rows: Tensor  # int32 [bundles, 4]
+    loose: Tensor  # int64 [rows outside bundles]
+    entries: Tensor  # int64 [bundled entries], canonical entry numbers
+    slots: Tensor  # int64 [bundled entries], place in the packed values
+    shape: tuple[int, int]
+
+    @property
+    def bundle_count(self) -> int:
+        return self.rows.shape[0]
+
+    @property
+    def element_count(self) -> int:
+        return self.tagged.numel()
+
+    @property
+    def format_bytes(self) -> int:
+        """Bytes the kernel reads beside values and loose rows."""
+        return sum(t.numel() * t.element_size() for t in (self.tagged, self.indptr, self.rows))
+
+    def pack_values(self, values: Tensor) -> Tensor:
+        """Canonical values [nnz] -> packed values [elements * 4]."""
+        packed = torch.zeros(
+            self.element_count * BUNDLE_ROWS, dtype=values.dtype, device=values.device
+        )
+        packed[self.slots] = values[self.entries]
+        return packed
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        """Return (row, column) of every bundled entry, in bundle order: the round trip."""
+        device = self.tagged.device
+        sizes = self.indptr[1:] - self.indptr[:-1]
+        bundle = torch.repeat_interleave(torch.arange(self.bundle_count, device=device), sizes)
+        bits = (self.tagged.to(torch.int64) >> 28) & 15
+        column = self.tagged.to(torch.int64) & (MAX_COLUMNS - 1)
+        held = (bits.unsqueeze(1) >> torch.arange(BUNDLE_ROWS, device=device)) & 1
+        element, member = torch.nonzero(held, as_tuple=True)
+        return self.rows.to(torch.int64)[bundle[element], member], column[element]
+
+
+def pack_bundles(csr: CSR, order: Tensor | None, min_sharing: float) -> RowBundles:
+    """Bundle the windows of four rows that hold ``min_sharing`` entries per distinct column.
+
+    Parameters
+    ----------
+    csr : CSR
+        Fewer than 2^28 columns.
+    order : Tensor [M], optional
+        Order of the rows; windows are cut from it. Row order when None.
+    min_sharing : float
+        Entries per distinct column from which a window is bundled.
+    """
+    device, (rows, cols) = csr.device, csr.shape
+    order = torch.arange(rows, device=device) if order is None else order
+    position = torch.empty_like(order)
+    position[order] = torch.arange(rows, device=device)
+    windows = -(-rows // BUNDLE_ROWS)
+    place = position[csr.row_ids()]  # of each entry's row in the order
+    keys, element = torch.unique((place // BUNDLE_ROWS) * cols + csr.indices, return_inverse=True)
+    owner = keys // max(cols, 1)
+    elements = torch.bincount(owner, minlength=windows)
+    entries = torch.bincount(place // BUNDLE_ROWS, minlength=windows)
+    chosen = (entries >= min_sharing * elements) & (elements > 0)
+    kept = chosen[owner]
+    renumbered = torch.cumsum(kept.to(torch.int64), 0) - 1
+    mine = torch.nonzero(kept[element]).squeeze(1) if csr.nnz else element
+    place, element = place[mine], renumbered[element[mine]]
+    count = int(kept.sum())
+    bits = torch.zeros(count, dtype=torch.int64, device=device)
+    bits.index_add_(0, element, torch.ones_like(element) << (place % BUNDLE_ROWS))
+    # Bit 3 << 28 is the sign bit of an int32: wrap by hand, torch would refuse.
+    tagged = (bits << 28) | (keys[kept] % max(cols, 1))
+    tagged = torch.where(tagged >= 2**31, tagged - 2**32, tagged).to(torch.int32)
+    indptr = torch.zeros(int(chosen.sum()) + 1, dtype=torch.int64, device=device)
+    torch.cumsum(elements[chosen], 0, out=indptr[1:])
+    padded = torch.full((windows * BUNDLE_ROWS,), -1, dtype=torch.int64, device=device)
+    padded[:rows] = order
+    by_window = padded.reshape(windows, BUNDLE_ROWS)
+    loose = by_window[~chosen].reshape(-1)
+    return RowBundles(
+        tagged,
+        indptr,
+        by_window[chosen].to(torch.int32),
+        loose[loose >= 0],
+        mine,
+        element * BUNDLE_ROWS + place % BUNDLE_ROWS,
+        csr.shape,
+    )

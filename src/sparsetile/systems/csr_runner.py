@@ -1,0 +1,344 @@
+"""Launches of ``spmm_csr`` and ``sddmm_csr``: from a plan's tensors to kernel parameters.
+
+Parts, in order: indptr, columns; items, parents, nodes of the plain schedule (every row by
+itself: max, min, repair, SDDMM); then, where rows were bundled, tagged columns, bundle rows,
+entries and slots of the packed values, and items, parents, nodes of the mixed schedule that sums
+use.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.formats import BUNDLE_ROWS
+from sparsetile.jit import LoadedKernel
+from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
+from sparsetile.jit.workspace import scratch
+from sparsetile.kernels.csr import (
+    BUNDLE_DTYPES,
+    LANES,
+    SDDMM_CSR,
+    SPMM_CSR,
+    THREADS,
+    RowTile,
+    choose_tile,
+    sddmm_config,
+    spmm_config,
+    vector_width,
+)
+from sparsetile.systems.base import PLAIN, Epilogue, PatternRunner
+
+__all__ = ["CSRRunner"]
+
+# gridDim.z, the batch, ends here; larger batches are launched in pieces.
+MAX_BATCHES = 65535
+# Fields of the parameter struct that change from call to call: b and c, after six pointers.
+_OPERANDS = struct.Struct("@2P")
+_OPERANDS_OFFSET = 6 * struct.calcsize("@P")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One schedule: where its tensors lie in the parts, and its sizes."""
+
+    start: int
+    sections: tuple[int, int, int, int]
+    slots: int
+    nodes: int
+    bundled: bool
+
+    def block_ends(self, lanes: int) -> tuple[int, ...]:
+        """Where each section ends in blocks; the first two hold wide items, one a warp."""
+        widths = (32, 32, lanes, lanes)
+        blocks = [-(-c // (THREADS // w)) for c, w in zip(self.sections, widths, strict=True)]
+        return tuple(itertools.accumulate(blocks))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A loaded kernel with what depends on the width alone."""
+
+    kernel: LoadedKernel
+    work: Work
+    tile: RowTile
+    slabs: int
+    block_ends: tuple[int, ...]
+
+
+class CSRRunner(PatternRunner):
+    """See the module's text for the parts."""
+
+    def __init__(self, meta: Mapping[str, Any]) -> None:
+        super().__init__(meta)
+        plain, mixed = meta["plain"], meta["mixed"]
+        self._plain = Work(2, tuple(plain["sections"]), plain["slots"], plain["nodes"], False)
+        self._mixed = (
+            None
+            if mixed is None
+            else Work(9, tuple(mixed["sections"]), mixed["slots"], mixed["nodes"], True)
+        )
+        self.packs = self._mixed is not None
+        self._elements = int(meta["elements"])
+        self._launches: dict[tuple[Any, ...], Launch] = {}
+
+    def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
+        bundled = self._mixed is not None and values is not None and dtype in BUNDLE_DTYPES
+        size = self._elements * BUNDLE_ROWS if bundled else 0
+        packed = torch.zeros(size, dtype=dtype, device=parts[0].device)
+        if bundled and values is not None:
+            entries, slots = parts[7], parts[8]
+            packed[slots] = values.to(dtype)[entries]
+        return packed
+
+    def _launch_for(
+        self, dtype: torch.dtype, n: int, vector: int, mode: str, weighted: bool, device: int
+    ) -> Launch:
+        key = (dtype, n, vector, mode, weighted, device)
+        found = self._launches.get(key)
+        if found is None:
+            bundles = mode == "sum" and self._mixed is not None and dtype in BUNDLE_DTYPES
+            work = self._mixed if bundles and self._mixed is not None else self._plain
+            repair = mode == "repair"
+            tile = RowTile(vector, LANES[-1]) if repair else choose_tile(dtype, n, vector, bundles)
+            config = spmm_config(
+                dtype,
+                tile,
+                weighted,
+                extremum=mode in ("max", "min"),
+                bundles=bundles,
+                repair=repair,
+            )
+            found = self._launches[key] = Launch(
+                SPMM_CSR.load(config, device),
+                work,
+                tile,
+                tile.slabs(n),
+                work.block_ends(tile.lanes),
+            )
+        return found
+
+    def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
+        if n and self.rows:
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            self._launch_for(dtype, n, vector_width(dtype, n), "sum", weighted, index)
+
+    def _params(
+        self,
+        launch: Launch,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        packed: Tensor | None,
+        n: int,
+        strides: tuple[int, int, int, int],
+        epilogue: Epilogue,
+    ) -> list[int | float]:
+        """Fields of the struct; operands, scratch and args are filled in by the caller."""
+        work = launch.work
+        items, parents, nodes = (part.data_ptr() for part in parts[work.start : work.start + 3])
+        tagged = bundle_rows = four = 0
+        if work.bundled:
+            tagged, bundle_rows = parts[5].data_ptr(), parts[6].data_ptr()
+            four = 0 if packed is None else packed.data_ptr()
+        bias = epilogue.bias
+        plain = epilogue.alpha == 1.0 and epilogue.beta == 0.0 and bias is None
+        return [
+            items, parents, nodes, 0,
+            parts[1].data_ptr(), 0 if values is None else values.data_ptr(), 0, 0,
+            tagged, four, bundle_rows, parts[0].data_ptr(),
+            0 if bias is None else bias.data_ptr(), 0, 0, 0,
+            *strides,
+            epilogue.alpha, epilogue.beta,
+            *itertools.accumulate(work.sections), *launch.block_ends,
+            n, launch.slabs, work.slots, work.nodes,
+            not plain or epilogue.mean or epilogue.relu, epilogue.mean, epilogue.relu, 0,
+        ]  # fmt: skip
+
+    def _run(
+        self,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        packed: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        args: Tensor | None,
+        mode: str,
+        epilogue: Epilogue,
+    ) -> None:
+        n = B.shape[-1]
+        batched = B.dim() == 3
+        batches = B.shape[0] if batched else 1
+        if n == 0 or self.rows == 0 or batches == 0:
+            return
+        if batches > MAX_BATCHES:
+            for at in range(0, batches, MAX_BATCHES):
+                piece = slice(at, at + MAX_BATCHES)
+                some = None if args is None else args[piece]
+                self._run(parts, values, packed, B[piece], out[piece], some, mode, epilogue)
+            return
+        b_batch, c_batch = (B.stride(0), out.stride(0)) if batched else (0, 0)
+        b_stride, c_stride, size = B.stride(-2), out.stride(-2), B.element_size()
+        b, c, device = B.data_ptr(), out.data_ptr(), B.device.index
+        vector = vector_width(
+            B.dtype, n, b_stride, c_stride, b_batch, c_batch, b // size, c // size
+        )
+        launch = self._launch_for(B.dtype, n, vector, mode, values is not None, device)
+        work = launch.work
+        if work.bundled and values is not None and packed is None:
+            packed = self.pack(parts, values, B.dtype)
+        strides = (b_stride * size, c_stride, b_batch, c_batch)
+        params = self._params(launch, parts, values, packed, n, strides, epilogue)
+        params[6:8] = b, c
+        params[15] = 0 if args is None else args.data_ptr()
+        params[-1] = mode == "min"
+        with on_device(device):
+            stream = current_stream_handle(device)
+            if work.slots:
+                rows = BUNDLE_ROWS if work.bundled else 1
+                elements = batches * work.slots * rows * launch.slabs * launch.tile.slab
+                sum_bytes = elements * (8 if B.dtype is torch.float64 else 4)
+                memory, arrivals = scratch(
+                    device,
+                    stream,
+                    sum_bytes + (0 if args is None else 4 * elements),
+                    batches * launch.slabs * work.nodes,
+                )
+                params[3] = arrivals.data_ptr()
+                params[13:15] = memory.data_ptr(), memory.data_ptr() + sum_bytes
+            grid = (launch.block_ends[-1], launch.slabs, batches)
+            launch.kernel.launch(grid, THREADS, stream, *params)
+
+    def spmm(
+        self,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        packed: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+    ) -> None:
+        self._run(parts, values, packed, B, out, None, "sum", epilogue)
+
+    def repair(
+        self, parts: Sequence[Tensor], values: Tensor | None, B: Tensor, out: Tensor
+    ) -> None:
+        """Recompute, from A's entries alone, the elements of A·B in ``out`` that are not finite.
+
+        For systems whose tiles invent zeros: a zero of theirs times an Inf or NaN of B is NaN.
+        """
+        self._run(parts, values, None, B, out, None, "repair", PLAIN)
+
+    def extremum(
+        self,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        args: Tensor,
+        maximum: bool,
+    ) -> None:
+        self._run(parts, values, None, B, out, args, "max" if maximum else "min", PLAIN)
+
+    def bind(
+        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None
+    ) -> Callable[[Tensor], Tensor] | None:
+        return BoundProduct(self, parts, values, packed) if self.rows else None
+
+    def sddmm(self, parts: Sequence[Tensor], G: Tensor, B: Tensor) -> Tensor:
+        batches = B.shape[0] if B.dim() == 3 else 1
+        n = B.shape[-1]
+        acc = torch.float64 if B.dtype is torch.float64 else torch.float32
+        out = torch.empty((batches, self.nnz), dtype=acc, device=B.device)
+        if n == 0:
+            out.zero_()
+        elif self.nnz and batches:
+            self._launch_sddmm(parts, G, B, out, batches)
+        return (out[0] if batches == 1 else out.sum(0)).to(B.dtype)
+
+    def _launch_sddmm(
+        self, parts: Sequence[Tensor], G: Tensor, B: Tensor, out: Tensor, batches: int
+    ) -> None:
+        n = B.shape[-1]
+        batched = B.dim() == 3
+        g_batch, b_batch = (G.stride(0), B.stride(0)) if batched else (0, 0)
+        size = B.element_size()
+        vector = vector_width(
+            B.dtype, n, G.stride(-2), B.stride(-2), g_batch, b_batch,
+            G.data_ptr() // size, B.data_ptr() // size,
+        )  # fmt: skip
+        tile = choose_tile(B.dtype, n, vector)
+        device = B.device.index
+        kernel = SDDMM_CSR.load(sddmm_config(B.dtype, tile), device)
+        items = sum(self._plain.sections)
+        with on_device(device):
+            kernel.launch(
+                (-(-items // (THREADS // tile.lanes)), 1, batches), THREADS,
+                current_stream_handle(device),
+                parts[2].data_ptr(), parts[1].data_ptr(), G.data_ptr(), B.data_ptr(),
+                out.data_ptr(),
+                G.stride(-2), B.stride(-2), g_batch, b_batch, self.nnz,
+                n, items,
+            )  # fmt: skip
+
+
+class BoundProduct:
+    """B -> C of one plan with little host time: parameters packed once for each kind of B.
+
+    Products that need scratch for cut rows go the general way; their kernels are long enough.
+    """
+
+    def __init__(
+        self,
+        runner: CSRRunner,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        packed: Tensor | None,
+    ) -> None:
+        self._runner = runner
+        self._rows = runner.rows
+        self._parts = tuple(parts)
+        self._values = values
+        self._packed = packed
+        self._device = parts[0].device.index
+        self._prepared: dict[tuple[int, int, int], PreparedLaunch | None] = {}
+
+    def _prepare(self, B: Tensor, n: int, stride: int, pointer: int) -> PreparedLaunch | None:
+        runner, size = self._runner, B.element_size()
+        vector = vector_width(B.dtype, n, stride, pointer // size)
+        weighted = self._values is not None
+        launch = runner._launch_for(B.dtype, n, vector, "sum", weighted, self._device)
+        if launch.work.slots:
+            return None
+        strides = (stride * size, n, 0, 0)
+        params = runner._params(launch, self._parts, self._values, self._packed, n, strides, PLAIN)
+        grid = (launch.block_ends[-1], launch.slabs, 1)
+        return launch.kernel.prepare(grid, THREADS, tuple(params))
+
+    def __call__(self, B: Tensor) -> Tensor:
+        n, stride, pointer = B.shape[1], B.stride(0), B.data_ptr()
+        out = B.new_empty((self._rows, n))
+        if n == 0:
+            return out
+        key = (n, stride, pointer & 15)
+        try:
+            prepared = self._prepared[key]
+        except KeyError:
+            prepared = self._prepared[key] = self._prepare(B, n, stride, pointer)
+        if prepared is None:
+            self._runner.spmm(self._parts, self._values, self._packed, B, out)
+            return out
+        device = self._device
+        if torch.cuda.current_device() == device:
+            stream = current_stream_handle(device)
+            prepared.launch(stream, _OPERANDS, _OPERANDS_OFFSET, pointer, out.data_ptr())
+        else:
+            with torch.cuda.device(device):
+                stream = current_stream_handle(device)
+                prepared.launch(stream, _OPERANDS, _OPERANDS_OFFSET, pointer, out.data_ptr())
+        return out

@@ -1,0 +1,49 @@
+"""A worker that speaks the protocol without torch: what it does hangs on the matrix's name."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+SAMPLES = {"seconds": [1e-3, 1.1e-3, 1.2e-3], "method": "clock", "launches": 1}
+
+
+def answer(entry: dict[str, Any]) -> dict[str, Any]:
+    name = entry["matrix"]
+    size = {"rows": 2, "cols": 2, "nnz": 2, "weighted": False}
+    if name == "crash" and entry["system"] == "cpu":
+        print("segment broken", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), 11)
+    if name == "hang" and entry["system"] == "cpu":
+        time.sleep(60)
+    if name == "wrong" and entry["system"] == "cpu":
+        return {**size, "status": "wrong", "reason": "error is 7 times the bound"}
+    if name == "skip":
+        return {**size, "status": "skipped", "reason": "takes no such matrix"}
+    return {
+        **size,
+        "status": "ok",
+        "pid": os.getpid(),
+        "error": {"worst": 0.1},
+        "flops": 1000,
+        "traffic_bytes": 1000,
+        "planning": {"build": 0.001, "total": 0.001},
+        "samples": SAMPLES,
+    }
+
+
+if sys.argv[1] == "absent":
+    print("ImportError: no such library", file=sys.stderr)
+    sys.exit(1)
+print(json.dumps({"ready": {"device": "cpu", "device_name": "Fake CPU"}}), flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    reply = (
+        {"status": "ok", "samples": SAMPLES}
+        if request["cmd"] == "again"
+        else answer(request["entry"])
+    )
+    print(json.dumps(reply), flush=True)

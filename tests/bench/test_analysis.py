@@ -1,0 +1,104 @@
+"""Ratios: the best baseline of the same product, geomeans, wins, losses, break-even."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sparsetile.bench.analysis import attach_baselines, break_even, geomean, summarise
+from sparsetile.bench.compare import compare
+
+from .fakes import environment, failed, record
+
+
+def _timed(seconds: float, spread: float = 0.0) -> dict[str, float]:
+    return {"p20": seconds * (1 - spread), "p50": seconds, "p80": seconds * (1 + spread)}
+
+
+def test_the_yardstick_is_the_fastest_cusparse_algorithm() -> None:
+    records = [
+        record(system="cusparse-csr1", seconds=4e-5),
+        record(system="cusparse-csr2", seconds=2e-5),
+        record(system="cusparse-csr3", seconds=3e-5),
+        record(system="torch-csr", seconds=1e-6),  # no yardstick, however fast
+        record(system="csr", seconds=1e-5),
+    ]
+    csr = attach_baselines(records)[-1]
+    assert csr["baseline"] == "cusparse-csr2" and csr["speedup"] == pytest.approx(2.0)
+
+
+def test_products_of_another_width_or_machine_are_no_yardstick() -> None:
+    records = [
+        record(system="cusparse-csr1", n=32),
+        record(system="cusparse-csr1", n=128, environment=environment(device_name="Other")),
+        record(system="csr", n=128),
+    ]
+    assert attach_baselines(records)[-1]["speedup"] is None
+
+
+def test_on_a_cpu_the_yardstick_is_scipy_or_torch() -> None:
+    host = environment(device="cpu")
+    records = [
+        record(system="scipy", seconds=2e-3, environment=host),
+        record(system="cpu", seconds=1e-3, environment=host),
+    ]
+    assert attach_baselines(records)[-1]["baseline"] == "scipy"
+
+
+def test_break_even_counts_planning_without_compilation() -> None:
+    slow = record(system="cusparse-csr1", seconds=2e-5, planning={"build": 0.0, "total": 0.0})
+    fast = record(seconds=1e-5, planning={"build": 1e-3, "compile": 9.0, "total": 9.001})
+    assert break_even(fast, slow) == pytest.approx(100)
+    assert break_even(slow, fast) is None
+
+
+def test_the_summary_counts_wins_and_lists_every_loss() -> None:
+    records = []
+    for matrix, seconds in (("a", 1e-5), ("b", 4e-5), ("c", 2e-5)):
+        records += [
+            record(matrix, "cusparse-csr1", seconds=2e-5),
+            record(matrix, "csr", seconds=seconds),
+        ]
+    records.append(failed(matrix="d", system="csr"))
+    group = next(g for g in summarise(records) if g.system == "csr")
+    assert group.geomean == pytest.approx(1.0)
+    assert (group.won, group.count) == (2, 3)
+    assert (group.worst_matrix, group.worst) == ("b", pytest.approx(0.5))
+    assert [loss.matrix for loss in group.losses] == ["b"]
+
+
+def test_geomean_of_nothing_is_nan() -> None:
+    assert math.isnan(geomean([]))
+
+
+def test_a_slowdown_beyond_the_noise_is_a_regression() -> None:
+    old, new = record(time=_timed(1e-5, 0.01)), record(time=_timed(1.2e-5, 0.01))
+    assert [change.verdict for change in compare([old], [new]).changes] == ["slower"]
+    assert compare([new], [old]).changes[0].verdict == "faster"
+
+
+def test_a_slowdown_within_the_noise_is_none() -> None:
+    old, new = record(time=_timed(1e-5, 0.1)), record(time=_timed(1.2e-5, 0.1))
+    assert compare([old], [new]).regressions == []
+
+
+def test_a_change_under_three_percent_is_none_however_quiet_the_clock() -> None:
+    old, new = record(time=_timed(1e-5)), record(time=_timed(1.02e-5))
+    assert compare([old], [new]).regressions == []
+
+
+def test_a_product_that_now_fails_is_a_regression() -> None:
+    found = compare([record()], [failed()])
+    assert [change.verdict for change in found.regressions] == ["broken"]
+
+
+def test_files_without_a_common_product_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="compare: OLD and NEW must be of the same suite"):
+        compare([record(n=32)], [record(n=64)])
+
+
+def test_measurements_of_one_file_only_are_listed() -> None:
+    found = compare([record(n=32), record(n=64)], [record(n=32), record(n=128)])
+    assert len(found.missing) == 1 and "|64|" in found.missing[0]
+    assert len(found.added) == 1 and "|128|" in found.added[0]

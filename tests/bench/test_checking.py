@@ -1,0 +1,131 @@
+"""The check before timing: right results pass, every kind of wrong one is caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsetile.bench import checking
+from sparsetile.bench.baselines import BASELINES, Operands, torch_bsr
+from sparsetile.data.registry import generate
+from sparsetile.intake.csr import CSR
+
+
+def _operands(
+    dtype: torch.dtype = torch.float32,
+    reduce: str = "sum",
+    op: str = "spmm",
+    weighted: bool = True,
+    device: str = "cpu",
+) -> Operands:
+    csr = generate("power_law", rows=300, nnz=3000, weighted=weighted, seed=3).to(device)
+    B = torch.randn(300, 9, device=device).to(dtype)
+    G = torch.randn(300, 9, device=device).to(dtype) if op == "sddmm" else None
+    return Operands(csr, B, G, op, reduce)
+
+
+def _dense(csr: CSR) -> Tensor:
+    A = torch.zeros(csr.shape, dtype=torch.float64)
+    ones = torch.ones(csr.nnz) if csr.values is None else csr.values
+    A[csr.row_ids(), csr.indices.long()] = ones.double()
+    return A
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_right_product_passes_in_every_type(dtype: torch.dtype, weighted: bool) -> None:
+    operands = _operands(dtype, weighted=weighted)
+    A = _dense(operands.csr).to(dtype).double()
+    found = checking.check_product(operands, (A @ operands.B.double()).to(dtype), uses_tf32=False)
+    assert found["worst"] <= 1 and found["full"] and found["rows_checked"] == 300
+
+
+def test_one_dropped_entry_fails() -> None:
+    operands = _operands()
+    A = _dense(operands.csr)
+    row, column = int(operands.csr.row_ids()[17]), int(operands.csr.indices[17])
+    A[row, column] = 0
+    found = checking.check_product(operands, (A @ operands.B.double()).float(), uses_tf32=False)
+    assert found["worst"] > 100
+
+
+def test_tf32_rounding_passes_only_where_tf32_is_used() -> None:
+    operands = _operands()
+    rounded = (operands.B.view(torch.int32) & ~0x1FFF).view(torch.float32)
+    C = (_dense(operands.csr) @ rounded.double()).float()
+    assert checking.check_product(operands, C, uses_tf32=True)["worst"] <= 1
+    assert checking.check_product(operands, C, uses_tf32=False)["worst"] > 1
+
+
+def test_a_wrong_shape_and_a_nan_are_named() -> None:
+    operands = _operands()
+    found = checking.check_product(operands, torch.zeros(299, 9), uses_tf32=False)
+    assert found["worst"] > 1 and found["why"] == "shape (299, 9) instead of (300, 9)"
+    C = torch.full((300, 9), float("nan"))
+    assert "not finite" in checking.check_product(operands, C, uses_tf32=False)["why"]
+
+
+@pytest.mark.parametrize("row", ["longest", "last"])
+def test_a_sample_always_holds_the_longest_and_the_last_row(
+    row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_CHECKED_ELEMENTS", 5000)
+    monkeypatch.setattr(checking, "_CHUNK_ELEMENTS", 1000)
+    operands = _operands()
+    C = (_dense(operands.csr) @ operands.B.double()).float()
+    found = checking.check_product(operands, C, uses_tf32=False)
+    assert found["worst"] <= 1 and not found["full"]
+    wrong = 299 if row == "last" else int(operands.csr.row_lengths().argmax())
+    C[wrong] += 1
+    assert checking.check_product(operands, C, uses_tf32=False)["worst"] > 1
+
+
+@pytest.mark.parametrize("name", ["torch-csr", "torch-dense", "scipy", "pyg"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_baselines_of_the_host_are_right(name: str, weighted: bool) -> None:
+    operands = _operands(weighted=weighted)
+    baseline = BASELINES[name]
+    assert baseline.reason(operands) is None
+    result = torch.as_tensor(baseline.prepare(operands).run())
+    assert checking.check_product(operands, result, uses_tf32=False)["worst"] <= 1
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max", "min"])
+def test_reductions_are_checked_too(reduce: str) -> None:
+    operands = _operands(reduce=reduce, weighted=False)
+    result = BASELINES["pyg"].prepare(operands).run()
+    assert checking.check_product(operands, result, uses_tf32=False)["worst"] <= 1
+    assert checking.check_product(operands, result + 0.1, uses_tf32=False)["worst"] > 1
+    assert BASELINES["scipy"].reason(operands) == f"knows sum, not {reduce}"
+
+
+def test_sddmm_is_checked_entry_by_entry() -> None:
+    operands = _operands(op="sddmm", weighted=False)
+    result = BASELINES["torch-sddmm"].prepare(operands).run()
+    assert checking.check_product(operands, result, uses_tf32=False)["worst"] <= 1
+    wrong = result.clone()
+    wrong[-1] += 1
+    assert checking.check_product(operands, wrong, uses_tf32=False)["worst"] > 1
+
+
+def test_a_dense_copy_that_would_not_fit_is_refused_with_its_size() -> None:
+    csr = CSR(torch.zeros(10**6 + 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int32), None,
+              (10**6, 10**6))  # fmt: skip
+    operands = Operands(csr, torch.zeros(1, 1), None, "spmm", "sum")
+    assert BASELINES["torch-dense"].reason(operands) == "A written out takes more than 8 GiB"
+
+
+def test_torch_bsr_holds_exactly_the_matrix() -> None:
+    csr = generate("power_law", rows=96, nnz=700, weighted=True, seed=4)
+    assert csr.values is not None
+    found = torch_bsr(csr, csr.values, 16)
+    torch.sparse_bsr_tensor(
+        found.crow_indices(), found.col_indices(), found.values(), found.shape,
+        check_invariants=True,
+    )  # fmt: skip
+    assert torch.equal(found.to_dense().double(), _dense(csr))
+
+
+def test_torch_bsr_refuses_other_shapes() -> None:
+    assert BASELINES["torch-bsr"].reason(_operands()) == "needs a shape divisible by 16"

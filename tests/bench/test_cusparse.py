@@ -1,0 +1,172 @@
+"""The cuSPARSE binding: its formats and call sequence here, its results on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+from sparsetile.bench import checking, cusparse
+from sparsetile.bench.baselines import BASELINES, Operands
+from sparsetile.data.registry import generate
+from sparsetile.errors import UnsupportedError
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+]
+
+
+class _FakeLibrary:
+    """Answers every call with success and remembers the arguments."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.failing = failing
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append((name, arguments))
+            return 10 if name == self.failing else 0
+
+        return call
+
+    def cusparseGetErrorString(self, status: int) -> bytes:
+        return b"operation not supported"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> _FakeLibrary:
+    library = _FakeLibrary()
+    monkeypatch.setattr(cusparse, "_library", lambda: library)
+    monkeypatch.setattr(cusparse, "_handle", lambda device: ctypes.c_void_p(1))
+    monkeypatch.setattr(cusparse._Product, "_bind_stream", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return library
+
+
+def test_blocked_ell_holds_exactly_the_matrix() -> None:
+    csr = generate("power_law", rows=77, nnz=400, weighted=True, seed=1)
+    assert csr.values is not None
+    columns, dense = cusparse.blocked_ell(csr, csr.values, 16)
+    rebuilt = torch.zeros(80, 80)
+    for row in range(columns.shape[0]):
+        for slot, column in enumerate(columns[row].tolist()):
+            block = dense[16 * row : 16 * row + 16, 16 * slot : 16 * slot + 16]
+            if column < 0:
+                assert not block.any()
+            else:
+                rebuilt[16 * row : 16 * row + 16, 16 * column : 16 * column + 16] = block
+    expected = torch.zeros(80, 80)
+    expected[csr.row_ids(), csr.indices.long()] = csr.values
+    assert torch.equal(rebuilt, expected)
+
+
+@pytest.mark.parametrize(("algorithm", "code"), [(1, 4), (2, 6), (3, 12)])
+def test_spmm_asks_for_its_workspace_preprocesses_then_runs(
+    fake: _FakeLibrary, algorithm: int, code: int
+) -> None:
+    csr = generate("power_law", rows=50, nnz=200, seed=1)
+    B, C = torch.zeros(50, 8), torch.zeros(50, 8)
+    product = cusparse.CsrSpmm(csr, torch.ones(200), B, C, algorithm)
+    assert product.run() is C
+    names = [name for name, _ in fake.calls]
+    assert names == [
+        "cusparseCreateCsr", "cusparseCreateDnMat", "cusparseCreateDnMat",
+        "cusparseSpMM_bufferSize", "cusparseSpMM_preprocess", "cusparseSpMM",
+    ]  # fmt: skip
+    for name, arguments in fake.calls[3:]:
+        assert len(arguments) == len(cusparse._SIGNATURES[name])
+        assert arguments[9] == code and arguments[8] == 0
+    created = fake.calls[1][1]
+    assert created[1:4] == (50, 8, 8) and created[6] == 2  # row-major
+
+
+def test_sddmm_transposes_its_second_operand(fake: _FakeLibrary) -> None:
+    csr = generate("power_law", rows=50, nnz=200, seed=1)
+    cusparse.CsrSddmm(csr, torch.zeros(50, 8), torch.zeros(50, 8)).run()
+    name, arguments = fake.calls[-1]
+    assert name == "cusparseSDDMM" and arguments[1:3] == (0, 1)
+
+
+def test_a_bad_status_is_raised_in_the_librarys_words(fake: _FakeLibrary) -> None:
+    fake.failing = "cusparseSpMM_preprocess"
+    csr = generate("power_law", rows=50, nnz=200, seed=1)
+    with pytest.raises(RuntimeError, match="cusparseSpMM_preprocess: operation not supported"):
+        cusparse.CsrSpmm(csr, torch.ones(200), torch.zeros(50, 8), torch.zeros(50, 8), 1)
+
+
+def test_a_column_major_operand_is_refused(fake: _FakeLibrary) -> None:
+    csr = generate("power_law", rows=50, nnz=200, seed=1)
+    with pytest.raises(ValueError, match="matrix must be row-major"):
+        cusparse.CsrSpmm(csr, torch.ones(200), torch.zeros(8, 50).t(), torch.zeros(50, 8), 1)
+
+
+def test_more_entries_than_32_bit_offsets_hold_are_refused(fake: _FakeLibrary) -> None:
+    class Huge:
+        nnz = 2**31
+
+    with pytest.raises(UnsupportedError, match="32-bit offsets cannot hold 2147483648 entries"):
+        cusparse._sparse(Huge(), torch.ones(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["cusparse-sddmm", "torch-sddmm"])
+def test_sddmm_needs_its_left_operand(name: str) -> None:
+    csr = generate("power_law", rows=50, nnz=200, seed=1)
+    operands = Operands(csr, torch.zeros(50, 8), None, "sddmm", "sum")
+    with pytest.raises(ValueError, match=f"{name}: G must be given, got None"):
+        BASELINES[name].prepare(operands)
+
+
+def test_a_missing_library_is_unsupported_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cusparse, "_candidates", lambda: ["/nowhere/libcusparse.so"])
+    cusparse._library.cache_clear()
+    with pytest.raises(UnsupportedError, match="libcusparse must be loadable"):
+        cusparse._library()
+
+
+def _on_gpu(dtype: torch.dtype, op: str = "spmm", n: int = 40) -> Operands:
+    csr = generate("power_law", rows=1001, nnz=20000, weighted=True, seed=2).to("cuda")
+    B = torch.randn(1001, n, device="cuda").to(dtype)
+    G = torch.randn(1001, n, device="cuda").to(dtype) if op == "sddmm" else None
+    return Operands(csr, B, G, op, "sum")
+
+
+class TestOnGpu:
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize(
+        "name", ["cusparse-csr1", "cusparse-csr2", "cusparse-csr3", "cusparse-bell", "torch-csr"]
+    )
+    def test_every_algorithm_is_right(self, name: str, dtype: torch.dtype) -> None:
+        operands = _on_gpu(dtype)
+        assert BASELINES[name].reason(operands) is None
+        ready = BASELINES[name].prepare(operands)
+        for _ in range(2):
+            found = checking.check_product(operands, ready.run(), uses_tf32=ready.uses_tf32)
+            assert found["worst"] <= 1, found
+
+    def test_sddmm_is_right(self) -> None:
+        operands = _on_gpu(torch.float32, "sddmm")
+        result = BASELINES["cusparse-sddmm"].prepare(operands).run()
+        assert checking.check_product(operands, result, uses_tf32=False)["worst"] <= 1
+
+    @pytest.mark.parametrize("name", ["cusparse-csr1", "cusparse-csr2", "cusparse-csr3"])
+    def test_a_captured_product_replays_with_new_numbers(self, name: str) -> None:
+        operands = _on_gpu(torch.float32)
+        ready = BASELINES[name].prepare(operands)
+        ready.run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            C = ready.run()
+        operands.B.mul_(3.0)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert checking.check_product(operands, C, uses_tf32=False)["worst"] <= 1
+
+    def test_the_version_reads_like_one(self) -> None:
+        major, minor, _ = cusparse.library_version().split(".")
+        assert int(major) >= 12 and int(minor) >= 0

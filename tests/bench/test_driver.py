@@ -1,0 +1,155 @@
+"""The driver: a failing entry costs itself alone, interrupted runs resume, records are whole."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from sparsetile.bench.driver import Options, Outcome, materialise, run_suite
+from sparsetile.bench.pool import Pool
+from sparsetile.bench.record import read_records
+from sparsetile.bench.suites import Expansion, MatrixSpec, expand, load_suite
+from sparsetile.intake import read_matrix
+
+FAKE = str(Path(__file__).with_name("fake_worker.py"))
+
+
+def _fake_pool(absent: str = "") -> Pool:
+    return Pool(
+        lambda family: [sys.executable, FAKE, "absent" if family == absent else family]
+    )  # fmt: skip
+
+
+def _expansion(folder: Path, names: list[str], rounds: int = 1) -> Expansion:
+    for name in names:
+        np.savez(
+            folder / f"{name}.npz",
+            indptr=np.array([0, 1, 2]),
+            indices=np.array([0, 1], dtype=np.int32),
+            shape=np.array([2, 2]),
+        )
+    listed = ", ".join(f'"{name}"' for name in names)
+    path = folder / "mine.toml"
+    path.write_text(
+        f'matrices = [{listed}]\nn = [8]\ndevice = "cpu"\nsystems = ["cpu"]\nrounds = {rounds}\n'
+    )
+    return expand(load_suite(str(path)), data=folder, device="cpu")
+
+
+def _run(
+    expansion: Expansion, out: Path, pool: Pool | None = None, **options: object
+) -> tuple[Outcome, dict[tuple[str, str], dict]]:  # type: ignore[type-arg]
+    outcome = run_suite(
+        expansion,
+        Options(device="cpu", out=out, commit="abc", timeout=3.0, **options),  # type: ignore[arg-type]
+        console=Console(file=io.StringIO()),
+        pool=pool or _fake_pool(),
+    )
+    records = read_records(out)[0]
+    return outcome, {(r["matrix"], r["system"]): r for r in records}
+
+
+def test_every_entry_gives_one_whole_record(tmp_path: Path) -> None:
+    outcome, records = _run(_expansion(tmp_path, ["a", "b"]), tmp_path / "out.jsonl")
+    assert outcome.measured == 6 and not outcome.troubles
+    found = records["a", "cpu"]
+    assert found["time"]["p50"] == pytest.approx(1.1e-3)
+    assert found["gflops"] == pytest.approx(1000 / 1.1e-3 / 1e9)
+    assert found["environment"]["device_name"] == "Fake CPU"
+    assert found["environment"]["commit"] == "abc"
+
+
+def test_a_crash_costs_its_own_entry_alone(tmp_path: Path) -> None:
+    outcome, records = _run(_expansion(tmp_path, ["a", "crash", "b"]), tmp_path / "out.jsonl")
+    broken = records["crash", "cpu"]
+    assert broken["status"] == "crash"
+    assert broken["reason"] == "ended by SIGSEGV: segment broken"
+    assert records["b", "cpu"]["status"] == records["crash", "scipy"]["status"] == "ok"
+    assert records["a", "cpu"]["pid"] != records["b", "cpu"]["pid"]
+    assert outcome.troubles == ["crash N=8 cpu: crash, ended by SIGSEGV: segment broken"]
+
+
+def test_a_timeout_costs_its_own_entry_alone(tmp_path: Path) -> None:
+    _, records = _run(_expansion(tmp_path, ["hang", "b"]), tmp_path / "out.jsonl")
+    assert records["hang", "cpu"]["status"] == "timeout"
+    assert records["hang", "cpu"]["reason"] == "no answer within 3 s"
+    assert records["b", "cpu"]["status"] == "ok"
+
+
+def test_a_family_that_does_not_start_is_named_once_and_left_for_the_next_run(
+    tmp_path: Path,
+) -> None:
+    expansion, out = _expansion(tmp_path, ["a", "b"]), tmp_path / "out.jsonl"
+    outcome, records = _run(expansion, out, _fake_pool(absent="cpu"))
+    assert len(outcome.troubles) == 1
+    assert "cpu: worker does not start" in outcome.troubles[0]
+    assert "ImportError: no such library" in outcome.troubles[0]
+    assert {system for _, system in records} == {"scipy", "torch-csr"}
+    assert _run(expansion, out)[0].measured == 2
+
+
+def test_a_finished_entry_is_not_measured_again(tmp_path: Path) -> None:
+    expansion, out = _expansion(tmp_path, ["a", "b"]), tmp_path / "out.jsonl"
+    _run(expansion, out)
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join(lines[:4]) + "\n" + lines[4][:50])
+    outcome, records = _run(expansion, out)
+    assert (outcome.resumed, outcome.measured) == (4, 2)
+    assert len(records) == 6 and "not JSON" in outcome.troubles[0]
+
+
+def test_failed_entries_are_retried_on_request_only(tmp_path: Path) -> None:
+    expansion, out = _expansion(tmp_path, ["crash"]), tmp_path / "out.jsonl"
+    _run(expansion, out)
+    assert _run(expansion, out)[0].measured == 0
+    assert _run(expansion, out, retry=True)[0].measured == 1
+
+
+def test_rounds_take_turns_and_pool_their_samples(tmp_path: Path) -> None:
+    _, records = _run(_expansion(tmp_path, ["a"], rounds=3), tmp_path / "out.jsonl")
+    assert records["a", "cpu"]["time"]["samples"] == 9
+
+
+def test_wrong_and_skipped_entries_keep_their_reasons(tmp_path: Path) -> None:
+    outcome, records = _run(_expansion(tmp_path, ["wrong", "skip"]), tmp_path / "out.jsonl")
+    assert records["wrong", "cpu"]["reason"] == "error is 7 times the bound"
+    assert records["skip", "cpu"]["status"] == "skipped"
+    assert outcome.troubles == ["wrong N=8 cpu: wrong, error is 7 times the bound"]
+
+
+def test_a_generated_matrix_is_made_once_and_kept(tmp_path: Path) -> None:
+    spec = MatrixSpec("tiny", "generated", generator="random",
+                      params={"rows": 20, "cols": 20, "nnz": 50})  # fmt: skip
+    path = materialise(spec, tmp_path)
+    made = Path(path).stat().st_mtime_ns
+    assert read_matrix(path).nnz == 50
+    assert materialise(spec, tmp_path) == path and Path(path).stat().st_mtime_ns == made
+    other = MatrixSpec("tiny", "generated", generator="random",
+                       params={"rows": 20, "cols": 20, "nnz": 60})  # fmt: skip
+    assert materialise(other, tmp_path) != path
+
+
+def test_a_small_suite_runs_for_real_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path))
+    path = tmp_path / "real.toml"
+    path.write_text(
+        'matrices = ["g"]\nn = [8]\ndevice = "cpu"\nsystems = ["cpu"]\n'
+        '[generate.g]\ngenerator = "power_law"\nparams = { rows = 500, nnz = 4000 }\n'
+    )
+    expansion = expand(load_suite(str(path)), data=None, device="cpu")
+    out = tmp_path / "out.jsonl"
+    options = Options(device="cpu", out=out)
+    outcome = run_suite(expansion, options, console=Console(file=io.StringIO()))
+    records = {record["system"]: record for record in read_records(out)[0]}
+    assert outcome.troubles == [] and set(records) == {"scipy", "torch-csr", "cpu"}
+    mine = records["cpu"]
+    assert mine["status"] == "ok" and mine["nnz"] == 4000 and mine["error"]["worst"] <= 1
+    assert mine["planning"]["total"] > 0 and len(mine["matrix_hash"]) == 16
+    assert len({record["matrix_hash"] for record in records.values()}) == 1

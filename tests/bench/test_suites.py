@@ -1,0 +1,148 @@
+"""Suites: every shipped file is sound, names resolve, what is missing is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparsetile.bench.suites import expand, load_suite, suite_names
+from sparsetile.data.registry import GENERATORS
+from sparsetile.errors import DataError
+
+EXPECTED = ["acc", "all", "asyncsparse", "brp", "core", "cpu", "rsh", "scaling", "voltrix"]
+
+
+def _matrix(folder: Path, name: str) -> None:
+    np.savez(
+        folder / f"{name}.npz",
+        indptr=np.array([0, 1, 2]),
+        indices=np.array([0, 1], dtype=np.int32),
+        shape=np.array([2, 2]),
+    )
+
+
+def _write(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_suites_are_all_there() -> None:
+    assert suite_names() == EXPECTED
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_suite_loads_and_its_generators_exist(name: str) -> None:
+    suite = load_suite(name)
+    assert suite.title and suite.about
+    for body in suite.generate.values():
+        assert body["generator"] in GENERATORS
+    for ladder in suite.ladders:
+        assert ladder["steps"] and all("label" in step for step in ladder["steps"])
+    for item in suite.published:
+        assert item["source"] and (item.get("values") or item.get("per_matrix"))
+
+
+def test_core_has_the_32_matrices_and_three_widths() -> None:
+    suite = load_suite("core")
+    assert len(set(suite.parts[0].matrices)) == 32
+    assert suite.parts[0].n == (32, 128, 512)
+
+
+@pytest.mark.parametrize("name", ["voltrix", "brp", "rsh", "acc"])
+def test_paper_suites_run_without_data_on_stand_ins_and_name_what_is_missing(name: str) -> None:
+    found = expand(load_suite(name), data=None, device="cuda")
+    assert all(entry.matrix.source == "stand-in" for entry in found.entries)
+    assert any("neither in the data folder nor a stand-in" in text for text in found.left_out)
+
+
+def test_a_real_matrix_is_preferred_to_its_stand_in(tmp_path: Path) -> None:
+    _matrix(tmp_path, "reddit")
+    found = expand(load_suite("acc"), data=tmp_path, device="cuda")
+    sources = {entry.matrix.name: entry.matrix.source for entry in found.entries}
+    assert sources["reddit"] == "file" and "reddit-like" not in sources
+
+
+def test_baselines_come_before_systems_of_the_same_product(tmp_path: Path) -> None:
+    _matrix(tmp_path, "PubMed")
+    found = expand(load_suite("core"), data=tmp_path, device="cuda", n=[32])
+    kinds = [entry.kind for entry in found.entries]
+    assert kinds == sorted(kinds) and len(set(entry.key for entry in found.entries)) == len(kinds)
+
+
+def test_asking_for_one_system_brings_the_yardstick_along(tmp_path: Path) -> None:
+    _matrix(tmp_path, "PubMed")
+    found = expand(load_suite("core"), data=tmp_path, device="cuda", systems=["csr"], n=[32])
+    assert [entry.system for entry in found.entries] == [
+        "cusparse-csr1", "cusparse-csr2", "cusparse-csr3", "csr",
+    ]  # fmt: skip
+
+
+def test_a_system_that_is_not_built_is_named_and_the_rest_runs(tmp_path: Path) -> None:
+    path = _write(
+        tmp_path,
+        'matrices = ["road"]\nn = [8]\ndevice = "cpu"\nsystems = ["starship", "cpu"]\n'
+        '[generate.road]\ngenerator = "road_grid"\nparams = { rows = 100 }\n',
+    )
+    found = expand(load_suite(path), data=None, device="cpu")
+    assert "starship: not built yet" in found.left_out
+    assert {entry.system for entry in found.entries} == {"scipy", "torch-csr", "cpu"}
+
+
+def test_all_takes_every_file_of_the_folder(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        _matrix(tmp_path, name)
+    (tmp_path / "notes.txt").write_text("no matrix")
+    found = expand(load_suite("all"), data=tmp_path, device="cuda")
+    assert {entry.matrix.name for entry in found.entries} == {"one", "two"}
+
+
+def test_narrowing_by_matrix_width_and_type(tmp_path: Path) -> None:
+    for name in ("PubMed", "DD"):
+        _matrix(tmp_path, name)
+    found = expand(
+        load_suite("core"), data=tmp_path, device="cuda",
+        n=[7], dtypes=["float16"], matrices=["DD"],
+    )  # fmt: skip
+    assert {(e.matrix.name, e.n, e.dtype) for e in found.entries} == {("DD", 7, "float16")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("n = [8]\n", "suite mine must have matrices, got none"),
+        ('matrices = ["a"]\nn = [8]\nwidth = 3\n', "field of suite mine must be one of"),
+        ('matrices = ["a"]\nn = [8]\ndtypes = ["int8"]\n', "bench: dtypes must be one of"),
+        ("matrices = [", "suite must be a TOML file, got mine.toml"),
+    ],
+)
+def test_a_bad_suite_file_is_refused_with_the_reason(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises((DataError, ValueError), match=message):
+        load_suite(_write(tmp_path, text))
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="bench: suite must be one of"):
+        load_suite("nothing")
+    with pytest.raises(ValueError, match=r"suite must be a suite's name or an existing \.toml"):
+        load_suite("nothing.toml")
+    suite = load_suite("acc")
+    with pytest.raises(ValueError, match="bench: systems must be one of"):
+        expand(suite, data=None, device="cpu", systems=["starship"])
+    with pytest.raises(ValueError, match="data must be an existing folder of matrices"):
+        expand(suite, data=tmp_path / "none", device="cpu")
+    with pytest.raises(ValueError, match="bench: weights must be one of"):
+        expand(suite, data=None, device="cpu", weighted="heavy")
+    with pytest.raises(ValueError, match="bench: dtype must be one of"):
+        expand(suite, data=None, device="cpu", dtypes=["int8"])
+    with pytest.raises(ValueError, match="bench: op must be one of"):
+        expand(suite, data=None, device="cpu", op="gemm")
+
+
+def test_a_suite_with_nothing_to_measure_says_why() -> None:
+    with pytest.raises(ValueError, match="suite core must be runnable here, got nothing"):
+        expand(load_suite("core"), data=None, device="cuda")

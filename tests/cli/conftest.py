@@ -1,0 +1,73 @@
+"""The command line called in this process, with folders of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparsetile.cli import main
+from sparsetile.data.generators import banded, random
+from sparsetile.intake import write_npz
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch, tmp_path: Path) -> Cli:
+    """Run one command and return its exit code and what it wrote where."""
+    monkeypatch.setenv("SPARSETILE_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path / "downloads"))
+
+    def run(*words: object) -> Outcome:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        written = capsys.readouterr()
+        return Outcome(code, written.out, written.err)
+
+    return run
+
+
+@pytest.fixture
+def no_gpu(monkeypatch) -> None:
+    """A machine without a GPU, whatever this one has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a weighted and a pattern matrix, and a file that is no matrix."""
+    data = tmp_path / "data"
+    data.mkdir()
+    write_npz(data / "weighted.npz", random(60, 50, nnz=400, weighted=True, seed=1))
+    write_npz(data / "band.npz", banded(40, 2))
+    (data / "broken.mtx").write_text("%%MatrixMarket matrix coordinate real general\n3 3 9\n1 1\n")
+    return data
+
+
+def assert_refused(outcome: Outcome, *texts: str) -> None:
+    """Bad usage: exit code 2, one line on stderr that says it all, nothing on stdout."""
+    assert outcome.code == 2
+    assert outcome.out == ""
+    lines = outcome.err.strip().splitlines()
+    assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("sparsetile: error: ")
+    for text in texts:
+        assert text in lines[0]

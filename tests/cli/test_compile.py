@@ -1,0 +1,114 @@
+"""``sparsetile compile``: the real compiler on a few configurations, without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from sparsetile.cli import compile as module
+from sparsetile.jit import Compiled, Resources, compile_source
+from sparsetile.kernels import KERNELS, KernelSpec
+from tests.cli.conftest import Cli, assert_refused
+
+
+def few(name: str, count: int, **changes: Any) -> KernelSpec:
+    """The kernel ``name`` with its first ``count`` configurations only."""
+    configs = KERNELS[name].configs
+    return dataclasses.replace(KERNELS[name], configs=lambda: islice(configs(), count), **changes)
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> dict[str, KernelSpec]:
+    some = {"spmm_csr": few("spmm_csr", 2), "sddmm_csr": few("sddmm_csr", 1)}
+    monkeypatch.setattr(module, "KERNELS", some)
+    return some
+
+
+def test_it_compiles_every_kernel_then_finds_them_in_the_cache(cli: Cli, kernels):
+    words = ("compile", "--arch", "sm_90a", "--all", "--jobs", 2, "--json")
+    first, again = cli(*words), cli(*words)
+    assert first.code == again.code == 0
+    assert first.err == again.err == ""
+    assert [row["kernel"] for row in first.json] == ["spmm_csr", "spmm_csr", "sddmm_csr"]
+    for cold, warm in zip(first.json, again.json, strict=True):
+        assert cold["ok"] and not cold["from_cache"] and cold["seconds"] > 0
+        assert cold["registers"] > 0 and cold["spill_store_bytes"] == 0 and cold["cubin_bytes"] > 0
+        assert warm["from_cache"] and warm["registers"] == cold["registers"]
+
+
+def test_the_table_has_a_row_per_kernel_or_per_configuration(cli: Cli, kernels):
+    words = ("compile", "--arch", "sm_80", "--arch", "sm_89", "--kernel", "spmm_csr")
+    summary, each = cli(*words), cli(*words, "--each")
+    assert summary.code == each.code == 0
+    rows = [line.split() for line in summary.out.splitlines()[2:]]
+    assert [row[:3] for row in rows] == [["spmm_csr", "sm_80", "2"], ["spmm_csr", "sm_89", "2"]]
+    assert len(each.out.splitlines()[2:]) == 4 and "kWeighted=true" in each.out
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_every_architecture_is_the_default(cli: Cli, kernels, monkeypatch):
+    monkeypatch.setattr(module, "compile_source", pretend(Resources(40, 0, 0, 0, 0)))
+    rows = cli("compile", "--kernel", "sddmm_csr", "--json").json
+    assert [row["arch"] for row in rows] == ["sm_80", "sm_89", "sm_90a"]
+
+
+def test_a_kernel_that_does_not_compile_is_exit_code_1_with_the_log(cli: Cli, monkeypatch):
+    broken = dataclasses.replace(few("spmm_csr", 1), configs=lambda: iter([{"kVec": 4}]))
+    monkeypatch.setattr(module, "KERNELS", {"spmm_csr": broken, "sddmm_csr": few("sddmm_csr", 1)})
+    outcome = cli("compile", "--arch", "sm_90a")
+    assert outcome.code == 1
+    rows = [line.split() for line in outcome.out.splitlines()[2:]]
+    assert (rows[0][-1], rows[1][-1]) == ("FAILED", "ok")  # the others are compiled all the same
+    assert "sparsetile: error: compile: spmm_csr[" in outcome.err and "error:" in outcome.err
+
+
+def pretend(resources: Resources):
+    def compiler(source, arch: str) -> Compiled:
+        return Compiled(source, arch, b"cubin", resources, 0.1, False)
+
+    return compiler
+
+
+@pytest.mark.parametrize(("allowed", "code"), [(0, 1), (15, 1), (16, 0)])
+def test_spills_are_a_failure_unless_listed(cli: Cli, monkeypatch, allowed: int, code: int):
+    label = few("sddmm_csr", 1).source(next(iter(KERNELS["sddmm_csr"].configs()))).label
+    spec = few("sddmm_csr", 1, allowed_spills={label: allowed})
+    monkeypatch.setattr(module, "KERNELS", {"sddmm_csr": spec})
+    monkeypatch.setattr(module, "compile_source", pretend(Resources(255, 16, 8, 0, 0)))
+    outcome = cli("compile", "--arch", "sm_90a")
+    assert outcome.code == code
+    assert ("spills 16 bytes on sm_90a, which its KernelSpec does not list" in outcome.err) is bool(
+        code
+    )
+
+
+def test_bad_usage_is_one_line(cli: Cli, kernels):
+    assert_refused(cli("compile", "--kernel", "magic"), "compile: --kernel must be one of")
+    assert_refused(cli("compile", "--arch", "volta"), "compile: arch must be a name such as sm_80")
+    assert_refused(
+        cli("compile", "--all", "--kernel", "spmm_csr"),
+        "compile: --kernel must be left out with --all, got spmm_csr. Give one of the two.",
+    )
+
+
+def test_an_architecture_that_no_kernel_is_written_for_is_refused(cli: Cli, monkeypatch):
+    only = few("spmm_csr", 1, architectures=("sm_90a",))
+    monkeypatch.setattr(module, "KERNELS", {"spmm_csr": only})
+    assert_refused(
+        cli("compile", "--arch", "sm_80"),
+        "compile: --arch must be one that the kernel is written for",
+    )
+
+
+def test_a_machine_without_the_compiler_says_so(cli: Cli, kernels, monkeypatch):
+    monkeypatch.setattr(module, "compiler_available", lambda: "ImportError: no nvrtc")
+    assert_refused(
+        cli("compile"), "compile: the NVRTC compiler must load, got ImportError: no nvrtc."
+    )
+
+
+def test_the_compiler_used_here_is_the_library_s_own():
+    assert module.compile_source is compile_source

@@ -1,0 +1,101 @@
+"""``sparsetile data``: list, fetch from a local mirror, generate."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsetile.data.generators import from_spec
+from sparsetile.intake import read_matrix
+from tests.cli.conftest import Cli, assert_refused
+
+MARKET = "%%MatrixMarket matrix coordinate real general\n3 2 2\n1 1 1.5\n3 2 -2\n"
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    """A folder laid out like the SuiteSparse site, with the matrix HB/tiny."""
+    root = tmp_path / "mirror"
+    (root / "MM" / "HB").mkdir(parents=True)
+    with tarfile.open(root / "MM" / "HB" / "tiny.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("tiny/tiny.mtx")
+        member.size = len(MARKET)
+        archive.addfile(member, io.BytesIO(MARKET.encode()))
+    return root
+
+
+def test_list_shows_sizes_and_names_what_is_unreadable(cli: Cli, folder: Path):
+    (folder / "torn.npz").write_bytes(b"PK\x03\x04 torn")
+    (folder / "CORE.txt").write_text("band\n")
+    outcome = cli("data", "list", "--data", folder)
+    assert outcome.code == 0 and outcome.err == ""
+    rows = {line.split()[0]: line for line in outcome.out.splitlines()[2:]}
+    assert set(rows) == {"band", "broken", "torn", "weighted"}
+    assert rows["weighted"].split()[1:4] == ["60", "50", "400"]
+    assert rows["band"].endswith("yes") and "unreadable" in rows["torn"]
+
+
+def test_list_as_json(cli: Cli, folder: Path):
+    rows = {row["name"]: row for row in cli("data", "list", "--data", folder, "--json").json}
+    assert rows["band"]["rows"] == 40 and rows["band"]["problem"] is None
+    assert rows["weighted"]["path"] == str(folder / "weighted.npz")
+
+
+def test_list_of_an_empty_folder_says_so_on_stderr(cli: Cli, tmp_path: Path):
+    outcome = cli("data", "list")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == f"sparsetile: no matrices in {tmp_path / 'downloads'}\n"
+    assert cli("data", "list", "--json").json == []
+
+
+def test_list_refuses_a_folder_that_is_not_there(cli: Cli):
+    assert_refused(cli("data", "list", "--data", "no/such"), "must be a folder, got 'no/such'")
+
+
+def test_fetch_prints_the_path_of_a_file_that_run_finds_by_name(cli: Cli, mirror, tmp_path):
+    outcome = cli("data", "fetch", "HB/tiny", "--base-url", mirror)
+    path = tmp_path / "downloads" / "HB" / "tiny.mtx"
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"{path}\n", "")
+    assert read_matrix(path).shape == (3, 2)
+    assert cli("run", "HB/tiny", "-n", 4, "--repeats", 1, "--device", "cpu").code == 0
+
+
+def test_fetch_into_a_folder_of_choice(cli: Cli, mirror: Path, tmp_path: Path):
+    outcome = cli("data", "fetch", "HB/tiny", "--base-url", mirror, "--data", tmp_path / "mine")
+    assert outcome.out == f"{tmp_path / 'mine' / 'HB' / 'tiny.mtx'}\n"
+
+
+def test_fetch_refuses_bad_names_and_reports_what_is_not_there(cli: Cli, mirror: Path):
+    assert_refused(cli("data", "fetch", "tiny"), "fetch: name must be a SuiteSparse name")
+    assert_refused(cli("data", "fetch", "a/b", "--source", "web"), "fetch: source must be one of")
+    assert_refused(cli("data", "fetch", "HB/none", "--base-url", mirror), "no such file")
+
+
+@pytest.mark.parametrize("spec", ["gen:banded?rows=30&bandwidth=2", "ddi-like?scale=0.01"])
+def test_generate_writes_the_matrix_that_the_spec_names(cli: Cli, tmp_path: Path, spec: str):
+    file = tmp_path / "made.npz"
+    outcome = cli("data", "generate", spec, "--out", file)
+    assert (outcome.code, outcome.out) == (0, f"{file}\n")
+    made, meant = read_matrix(file), from_spec(spec)
+    assert made.shape == meant.shape and torch.equal(made.indices, meant.indices)
+    assert f"{meant.nnz} entries" in outcome.err
+
+
+def test_generate_refuses_bad_usage(cli: Cli, tmp_path: Path):
+    spec = "gen:banded?rows=30&bandwidth=2"
+    assert_refused(cli("data", "generate", spec), "Missing option '--out'")
+    assert_refused(
+        cli("data", "generate", spec, "--out", "m.mtx"),
+        "generate: --out must be a file named .npz, got 'm.mtx'.",
+    )
+    assert_refused(
+        cli("data", "generate", spec, "--out", tmp_path / "no" / "m.npz"),
+        "generate: --out must be in a folder that exists",
+    )
+    assert_refused(
+        cli("data", "generate", "gen:magic", "--out", tmp_path / "m.npz"), "must be one of"
+    )

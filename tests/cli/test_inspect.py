@@ -1,0 +1,114 @@
+"""``sparsetile inspect``: measures of a matrix, and its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsetile.cli.picture import density_grid
+from sparsetile.cli.profile import length_bins, profile
+from sparsetile.data.generators import banded, random
+from sparsetile.intake import as_csr
+from tests.cli.conftest import Cli, assert_refused
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_measures_of_a_band_are_known(cli: Cli):
+    outcome = cli("inspect", "gen:banded?rows=64&bandwidth=2", "--json")
+    found = outcome.json
+    assert outcome.code == 0 and outcome.err == ""
+    assert found["shape"] == [64, 64] and found["nnz"] == 64 * 5 - 6
+    assert found["density"] == pytest.approx((64 * 5 - 6) / 64**2)
+    assert found["values"] == "pattern" and found["empty_rows"] == found["empty_columns"] == 0
+    assert found["row_lengths"]["min"] == 3 and found["row_lengths"]["max"] == 5
+    assert found["symmetric_pattern"] is True
+    assert found["bandwidth"] == {"lower": 2, "upper": 2}
+    # A window of 64 rows holds all of it: each of 64 columns once.
+    assert found["windows"][-1]["window"] == 64 and found["windows"][-1]["pairs"] == 64
+    assert [item["window"] for item in found["windows"]] == [8, 16, 64]
+    assert found["histogram"] == [
+        {"from": 2, "to": 3, "rows": 2},
+        {"from": 4, "to": 7, "rows": 62},
+    ]
+
+
+def test_the_table_says_the_same_in_words(cli: Cli, folder: Path):
+    outcome = cli("inspect", "weighted", "--data", folder)
+    assert outcome.code == 0 and outcome.err == ""
+    for text in ("60 x 50", "400", "float32", "symmetric pattern", "64 rows", "row length"):
+        assert text in outcome.out
+
+
+def test_empty_rows_and_columns_are_counted():
+    csr = as_csr(torch.tensor([[0, 1, 0], [0, 0, 0], [0, 1, 1.0]]).to_sparse_csr())
+    found = profile(csr)
+    assert (found["empty_rows"], found["empty_columns"]) == (1, 1)
+    assert found["symmetric_pattern"] is False
+    assert found["bandwidth"] == {"lower": 1, "upper": 1}
+
+
+def test_equal_row_and_column_counts_alone_do_not_make_a_pattern_symmetric():
+    cycle = torch.zeros(3, 3)
+    cycle[0, 1] = cycle[1, 2] = cycle[2, 0] = 1.0
+    assert profile(as_csr(cycle.to_sparse_csr()))["symmetric_pattern"] is False
+
+
+def test_a_wide_matrix_is_not_symmetric_and_an_empty_one_has_no_bins():
+    assert profile(random(3, 9, nnz=5))["symmetric_pattern"] is False
+    found = profile(random(0, 0, nnz=0))
+    assert found["histogram"] == [] and found["density"] == 0.0
+
+
+def test_bins_double_and_begin_at_the_shortest_row():
+    lengths = torch.tensor([0, 0, 1, 2, 3, 4, 7, 8, 1024])
+    bins = {(item["from"], item["to"]): item["rows"] for item in length_bins(lengths)}
+    assert bins[0, 0] == 2 and bins[1, 1] == 1 and bins[2, 3] == 2 and bins[4, 7] == 2
+    assert bins[8, 15] == 1 and bins[16, 31] == 0 and bins[1024, 2047] == 1
+    assert sum(bins.values()) == lengths.numel()
+    assert length_bins(torch.tensor([5, 6]))[0] == {"from": 4, "to": 7, "rows": 2}
+
+
+@pytest.mark.parametrize("shape", [(1000, 1000), (7, 3000), (3000, 7), (20, 30), (1, 1)])
+def test_every_entry_is_counted_in_the_cell_it_lies_in(shape: tuple[int, int]):
+    csr = random(*shape, nnz=min(500, shape[0] * shape[1]), seed=2)
+    grid = density_grid(csr, 100)
+    assert max(grid.shape) <= 100 and int(grid.sum()) == csr.nnz
+    expected = torch.zeros_like(grid)
+    for row, column in zip(csr.row_ids().tolist(), csr.indices.tolist(), strict=True):
+        expected[row * grid.shape[0] // shape[0], column * grid.shape[1] // shape[1]] += 1
+    assert torch.equal(grid, expected)
+
+
+def test_a_small_matrix_is_drawn_entry_by_entry():
+    grid = density_grid(banded(12, 1))
+    assert grid.shape == (12, 12) and int(grid.max()) == 1
+
+
+@pytest.mark.parametrize(
+    "matrix", ["weighted", "gen:random?rows=0&cols=0&nnz=0", "gen:random?rows=3&cols=900&nnz=80"]
+)
+def test_the_picture_is_a_png_and_leaves_stdout_to_the_table(cli, folder, tmp_path, matrix):
+    file = tmp_path / "picture.png"
+    outcome = cli("inspect", matrix, "--data", folder, "--png", file, "--json")
+    assert outcome.code == 0
+    assert file.read_bytes().startswith(PNG) and file.stat().st_size > 10_000
+    assert outcome.json["matrix"] == matrix
+    assert outcome.err == f"sparsetile: drew {file}\n"
+
+
+def test_a_picture_is_refused_before_any_work(cli: Cli, tmp_path: Path):
+    assert_refused(
+        cli("inspect", "nowhere", "--png", "picture.txt"),
+        "inspect: --png must be a file named .png or .pdf or .svg, got 'picture.txt'.",
+    )
+    assert_refused(
+        cli("inspect", "nowhere", "--png", tmp_path / "no" / "p.png"),
+        "inspect: --png must be in a folder that exists",
+    )
+
+
+def test_an_unknown_matrix_is_one_line(cli: Cli):
+    assert_refused(cli("inspect", "nowhere"), "got 'nowhere'")

@@ -1,0 +1,83 @@
+"""``systems``, ``plan``, ``cache``: tables, files, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import sparsetile
+from sparsetile.cli import compile as compile_module
+from tests.cli.conftest import Cli, assert_refused
+from tests.cli.test_compile import few
+
+
+def test_systems_prints_the_capability_table(cli: Cli):
+    outcome = cli("systems")
+    assert outcome.code == 0 and outcome.err == ""
+    names = [line.split()[0] for line in outcome.out.splitlines()[2:]]
+    assert names == [row["name"] for row in sparsetile.systems()]
+    assert cli("systems", "--json").json == sparsetile.systems()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_plan_explains_and_saves_a_plan_that_loads(cli: Cli, folder: Path, tmp_path: Path):
+    file = tmp_path / "a.safetensors"
+    outcome = cli("plan", "weighted", "--data", folder, "-n", 16, "--out", file)
+    assert outcome.code == 0
+    assert outcome.out.startswith("Plan(60x50, 400 entries") and "rejected" in outcome.out
+    assert outcome.err == f"sparsetile: saved {file} ({file.stat().st_size} bytes)\n"
+    plan = sparsetile.load_plan(file)
+    assert (plan.shape, plan.n, plan.dtype) == ((60, 50), 16, torch.float32)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_plan_as_json_names_its_choices(cli: Cli, folder: Path):
+    found = cli("plan", "band", "--data", folder, "--system", "cpu", "--json").json
+    assert found["system"] == "cpu" and found["n"] == 128 and found["floor_seconds"] > 0
+    assert "csr" in found["rejected"]
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (("nowhere",), ("got 'nowhere'",)),
+        (("x", "--out", "a.bin"), ("plan: --out must be a file named .safetensors, got 'a.bin'.",)),
+        (
+            ("x", "--out", "no/where/a.safetensors"),
+            ("plan: --out must be in a folder that exists",),
+        ),
+        (("x", "--tune", "guess"), ("plan: --tune must be one of",)),
+        (("x", "--dtype", "int8"), ("plan: --dtype must be one of",)),
+        (("gen:banded?rows=9&bandwidth=1", "--system", "magic"), ("system must be one of",)),
+    ],
+)
+def test_plan_refuses_bad_usage(cli: Cli, words: tuple[str, ...], texts: tuple[str, ...]):
+    assert_refused(cli("plan", *words), *texts)
+
+
+def test_the_cache_is_located_counted_and_cleared(cli: Cli, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(compile_module, "KERNELS", {"sddmm_csr": few("sddmm_csr", 1)})
+    folder = tmp_path / "kernels"
+    assert cli("cache", "path").out == f"{folder}\n"
+    assert cli("cache", "--json").json["files"] == 0
+    assert cli("compile", "--arch", "sm_80").code == 0
+    found = cli("cache", "show", "--json").json
+    assert found["path"] == str(folder) and found["files"] > 0 and found["bytes"] > 1000
+    assert found["limit_bytes"] == 512 * 2**20
+    assert str(found["files"]) in cli("cache").out
+    cleared = cli("cache", "clear")
+    assert cleared.code == 0 and cleared.out == ""
+    assert f"removed {found['files']} files" in cleared.err
+    assert cli("cache", "--json").json["files"] == 0
+
+
+def test_an_empty_cache_can_be_cleared(cli: Cli):
+    assert "removed 0 files" in cli("cache", "clear").err
+
+
+def test_the_cache_refuses_bad_usage(cli: Cli, monkeypatch):
+    assert_refused(cli("cache", "burn"), "cache: action must be one of ['show', 'clear', 'path']")
+    monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", "much")
+    assert_refused(cli("cache"), "SPARSETILE_CACHE_MEGABYTES must be a positive whole number")

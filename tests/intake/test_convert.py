@@ -1,0 +1,76 @@
+"""The door itself: what it refuses, where it puts the result, what it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from sparsetile.intake import as_csr
+
+ACCEPTED = (
+    "Pass a torch sparse tensor, a scipy or cupyx sparse matrix, a PyG EdgeIndex or SparseTensor, "
+    "(edge_index, weight, shape), (indptr, indices, values, shape), "
+    "or a path to .mtx, .mtx.gz or .npz."
+)
+
+
+@pytest.mark.parametrize(
+    ("thing", "called"),
+    [
+        (None, "NoneType"),
+        (3, "int"),
+        (np.ones((2, 2)), "ndarray"),
+        ((1, 2), "a tuple of 2 elements"),
+        ([[1, 0], [0, 1]], "a list of 2 elements"),
+        (b"a.mtx", "bytes"),
+    ],
+)
+def test_what_is_no_matrix_is_refused_with_the_list_of_what_is(thing, called):
+    with pytest.raises(TypeError) as refused:
+        as_csr(thing)
+    assert str(refused.value) == f"plan: A must be a sparse matrix, got {called}. {ACCEPTED}"
+
+
+def test_a_canonical_matrix_is_returned_as_it_is():
+    csr = as_csr(sp.eye_array(3))
+    assert as_csr(csr) is csr
+    assert as_csr(csr, device="cpu") is csr
+
+
+def test_errors_begin_with_the_name_of_the_function_called():
+    with pytest.raises(TypeError, match=r"^spmm: A must be a sparse matrix, got int"):
+        as_csr(1, function="spmm")
+
+
+def test_the_result_lies_on_the_device_asked_for(device):
+    csr = as_csr((torch.tensor([[1, 0], [0, 0]]), torch.ones(2), (2, 2)), device=device)
+    parts = (csr.indptr, csr.indices, csr.values, csr.entry_map)
+    assert {part.device.type for part in parts} == {device}
+
+
+def test_a_device_that_is_none_is_refused():
+    with pytest.raises(ValueError) as refused:
+        as_csr(sp.eye_array(2), device="nowhere")
+    assert str(refused.value) == (
+        "plan: device must be a torch device, got 'nowhere'. Use 'cpu' or 'cuda'."
+    )
+
+
+def test_reading_imports_no_library_that_the_caller_did_not():
+    code = (
+        "import sys, torch, sparsetile.intake as intake\n"
+        "intake.as_csr((torch.tensor([[0], [1]]), None, (2, 2)))\n"
+        "intake.fingerprint((torch.tensor([[0], [1]]), None, (2, 2)))\n"
+        "foreign = {'torch_geometric', 'torch_sparse', 'cupy', 'cupyx'} & set(sys.modules)\n"
+        "assert not foreign, foreign\n"
+        "assert not torch.cuda.is_initialized()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
