@@ -110,6 +110,11 @@ def _bundle(recipe: str) -> Bundle:
     return Bundle(recipe)
 
 
+def _packed_vector(values: Tensor | None) -> Tensor | None:
+    """Return the values with unit stride: gradients may come as one number expanded."""
+    return values if values is None or values.is_contiguous() else values.contiguous()
+
+
 def row_major(tensor: Tensor) -> Tensor:
     """Return the tensor itself if its columns have unit stride, else a row-major copy."""
     if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
@@ -131,7 +136,7 @@ def spmm(
     out = B.new_empty((*B.shape[:-2], bundle.rows, B.shape[-1]))
     bundle.forward.spmm(
         tensors[bundle.forward_slice],
-        values,
+        _packed_vector(values),
         packed,
         row_major(B),
         out,
@@ -156,7 +161,12 @@ def spmm_out(
     target = row_major(out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
     bundle.forward.spmm(
-        tensors[bundle.forward_slice], values, packed, row_major(B), target, epilogue
+        tensors[bundle.forward_slice],
+        _packed_vector(values),
+        packed,
+        row_major(B),
+        target,
+        epilogue,
     )
     if target is not out:
         out.copy_(target)
@@ -171,7 +181,7 @@ def spmm_extremum(
     out = B.new_empty(shape)
     args = torch.empty(shape, dtype=torch.int64, device=B.device)
     parts = tensors[bundle.pattern_slice]
-    bundle.pattern.extremum(parts, values, row_major(B), out, args, reduce == "max")
+    bundle.pattern.extremum(parts, _packed_vector(values), row_major(B), out, args, reduce == "max")
     return out, args
 
 

@@ -119,17 +119,23 @@ class Plan:
         return self._values if self._follow is None else self._follow()
 
     def _set_values(self, values: Tensor | None) -> None:
+        """Take over canonical values; in place where there are some, for graphs and bindings."""
         if values is not None:
             values = values.to(self.dtype)
-        self._values = values
+        first = self._values is None or values is None
+        if self._values is not None and values is not None:
+            self._values.copy_(values)
+        else:
+            self._values = values
         self._casts.clear()
         if self._runner.packs:
-            packed = self._runner.pack(self._stage.parts, values, self.dtype)
-            if self._packed is None:
+            packed = self._runner.pack(self._stage.parts, self._values, self.dtype)
+            if self._packed is None or self._packed.shape != packed.shape:
                 self._packed = packed
             else:
-                self._packed.copy_(packed)  # in place: captured graphs keep reading it
-        self._bound = self._runner.bind(self._stage.parts, self._values, self._packed)
+                self._packed.copy_(packed)
+        if first:
+            self._bound = self._runner.bind(self._stage.parts, self._values, self._packed)
         if self._transposed is not None:
             self._transposed._set_values(self._values_transposed())
 
@@ -155,10 +161,7 @@ class Plan:
         else:
             self._follow = None
         canonical = self._csr.canonical_values(values.detach()).to(self.dtype)
-        held = self._values
-        if held is not None:
-            canonical = held.copy_(canonical)
-        elif canonical.data_ptr() == values.data_ptr():
+        if self._values is None and canonical.data_ptr() == values.data_ptr():
             canonical = canonical.clone()  # the plan must not change when the caller's tensor does
         self._set_values(canonical)
         return self
@@ -253,6 +256,7 @@ class Plan:
             and reduce == "sum"
             and type(B) is Tensor
             and B.dim() == 2
+            and B.layout is torch.strided
             and B.dtype is self.dtype
             and B.shape[0] == self.shape[1]
             and B.device == self.device
@@ -328,10 +332,10 @@ class Plan:
             B.requires_grad or (values is not None and values.requires_grad)
         )
         lead = B.shape[:-2]
-        flat = B if len(lead) in (0, 1) else B.reshape(-1, *B.shape[-2:])
+        flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
         if out is not None:
             self._check_out(B, out, reduce, needs_grad)
-            target = out if len(lead) in (0, 1) else out.view(-1, *out.shape[-2:])
+            target = out if len(lead) in (0, 1) else out.view(lead.numel(), *out.shape[-2:])
             torch.ops.sparsetile.spmm_out(
                 self._tensors, values, packed, flat, target, self._recipe, reduce,
                 float(alpha), float(beta),
@@ -392,7 +396,6 @@ class Plan:
             )  # fmt: skip
         return self._transposed
 
-    @torch.compiler.assume_constant_result
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""
         if len(self._tensors) == len(self._half.tensors()):
@@ -405,6 +408,9 @@ class Plan:
                 self._half, transposed._half, self._order, inverse
             )
         return True
+
+    # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
+    _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     @property
     def T(self) -> Plan:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.errors import type_error
-from sparsetile.intake import current_values, fingerprint
+from sparsetile.intake import CSR, current_values, fingerprint
 from sparsetile.plan import Plan
 from sparsetile.planner import plan
 
@@ -75,6 +75,8 @@ def _entry(A: Any) -> _Entry:
         if not _refresh(held, A):
             held.plans.clear()
         held.values_key = values_key
+    if not watched:
+        _paths.move_to_end(key)
     return held
 
 
@@ -92,7 +94,8 @@ def _tracked(A: Any) -> bool:
     """True when A's values take part in autograd."""
     if isinstance(A, Tensor):
         return A.requires_grad
-    return any(isinstance(part, Tensor) and part.requires_grad for part in _components(A))
+    parts = [A.values] if isinstance(A, CSR) else _components(A)
+    return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
 
 
 def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
@@ -125,6 +128,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
         if kept is None:
             kept = plan(A, n, dtype=dtype, device=device)
             kept._set_values(None if kept.values is None else kept.values.detach())
+            kept._follow = None  # it would keep A alive
             entry.plans[key] = kept
     if torch.is_grad_enabled() and _tracked(A):
         return kept._run_checked(B, None, 1.0, 0.0, reduce, current_values(A, kept._csr))

@@ -63,6 +63,7 @@ MATRICES: dict[str, Callable[[], sp.csr_array]] = {
     "one dense row": lambda: with_dense_row(40, 5000, 17),
     "one dense column": lambda: with_dense_column(3000, 50, 20),
     "equal rows": lambda: equal_rows(67, 400),
+    "long shared rows": lambda: equal_rows(30, 5000),
     "wide": lambda: random_matrix(20, 2000, 0.05),
     "tall": lambda: random_matrix(2000, 20, 0.05),
 }

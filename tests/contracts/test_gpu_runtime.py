@@ -9,7 +9,13 @@ import torch
 
 import sparsetile as st
 from sparsetile.systems.registry import SYSTEMS
-from tests.contracts.cases import assert_close, csr_of, random_matrix, with_dense_row
+from tests.contracts.cases import (
+    assert_close,
+    csr_of,
+    equal_rows,
+    random_matrix,
+    with_dense_row,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -138,6 +144,32 @@ def test_threads_may_share_a_plan(system):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [128, 200, 512])
+def test_very_many_short_rows_are_right(dtype, n):
+    csr = csr_of(random_matrix(90_001, 4000, 0.001), dtype=dtype).to("cuda")
+    B = torch.randn(4000, n, device="cuda").to(dtype)
+    assert_close(st.plan(csr, n, system="csr") @ B, csr, B)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [7, 32, 128, 300])
+@pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])
+def test_rows_that_share_columns_are_right_with_non_finite_input(dtype, n, pattern):
+    matrix = equal_rows(205, 6000)
+    matrix.data[:] = torch.randn(matrix.nnz).numpy()
+    matrix[100, 3000:] = 0  # rows that differ inside a bundle
+    matrix.eliminate_zeros()
+    csr = csr_of(matrix, pattern=pattern, dtype=dtype).to("cuda")
+    plan = st.plan(csr, n, system="csr", dtype=dtype)
+    assert "bundles" in plan.info["choices"]
+    B = torch.randn(6000, n, device="cuda").to(dtype)
+    assert_close(plan @ B, csr, B)
+    B[4200] = float("inf")  # column 4200 is held by all rows but row 100
+    finite = torch.isfinite(plan @ B).all(1)
+    assert torch.equal(torch.nonzero(finite).flatten().cpu(), torch.tensor([100]))
 
 
 def test_cupy_matrices_are_taken_as_they_are():

@@ -28,6 +28,11 @@ def system(request: pytest.FixtureRequest, device: torch.device) -> str:
     return request.param
 
 
+def needs(system: str, dtype: torch.dtype) -> None:
+    if dtype not in SYSTEMS[system].dtypes:
+        pytest.skip(f"{system} does not take {dtype}")
+
+
 def dense_like(rows: int, cols: int, device: torch.device, dtype=torch.float32) -> Tensor:
     return torch.randn(rows, cols, dtype=torch.float64).to(dtype).to(device)
 
@@ -45,6 +50,7 @@ def test_agrees_with_float64_within_rounding(system, device, name, pattern):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [1, 7, 64, 1000])
 def test_takes_every_dtype_and_width(system, device, dtype, n):
+    needs(system, dtype)
     csr = csr_of(random_matrix(100, 300, 0.1), dtype=dtype).to(device)
     B = dense_like(300, n, device, dtype)
     C = st.plan(csr, n, system=system) @ B
@@ -54,6 +60,7 @@ def test_takes_every_dtype_and_width(system, device, dtype, n):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_small_integers_match_bit_for_bit(system, device, dtype):
+    needs(system, dtype)
     matrix = with_dense_row(90, 600, 4)
     matrix.data[:] = torch.randint(-3, 4, (matrix.nnz,)).numpy()
     csr = csr_of(matrix, dtype=dtype).to(device)
@@ -112,6 +119,7 @@ def _strided(B: Tensor, how: str) -> Tensor:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_takes_any_stride_of_B(system, device, how, dtype):
+    needs(system, dtype)
     csr = csr_of(random_matrix(70, 64, 0.1), dtype=dtype).to(device)
     B = _strided(dense_like(64, 40, device, dtype), how)
     assert_close(st.plan(csr, 40, system=system) @ B, csr, B)
@@ -189,6 +197,7 @@ def test_batched_gradients_add_up_over_the_batch(system, device):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast_runs_in_the_lower_precision_and_gives_float32_gradients(system, device, dtype):
+    needs(system, dtype)
     csr = csr_of(random_matrix(40, 60, 0.1)).to(device)
     plan = st.plan(csr, 16, system=system)
     B = torch.randn(60, 16, device=device, requires_grad=True)
@@ -242,9 +251,10 @@ def test_saved_plan_gives_the_same_bits(system, device, tmp_path):
     plan.save(tmp_path / "a.safetensors")
     loaded = st.load_plan(tmp_path / "a.safetensors")
     assert loaded.system == system
-    assert torch.equal(loaded @ B, plan @ B)
     G = dense_like(80, 16, device)
-    assert torch.equal(loaded.T @ G, plan.T @ G)
+    same = torch.equal if SYSTEMS[system].deterministic else torch.allclose
+    assert same(loaded @ B, plan @ B)
+    assert same(loaded.T @ G, plan.T @ G)
 
 
 def test_compiles_without_graph_breaks(system, device):

@@ -97,6 +97,14 @@ def open_cache() -> FileStreamProgramCache:
     return FileStreamProgramCache(settings.cache_dir(), max_size_bytes=settings.cache_limit_bytes())
 
 
+def _cache_if_usable() -> FileStreamProgramCache | None:
+    try:
+        return open_cache()
+    except OSError as error:  # no folder to write in costs the cache, not the run
+        log.info("kernel cache %s not used: %s", settings.cache_dir(), error)
+        return None
+
+
 def _parse_resources(text: str) -> Resources:
     def number(pattern: str) -> int:
         found = re.search(pattern, text)
@@ -165,7 +173,7 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
         extra_digest=bytes.fromhex(device_tree_digest()),
     )
     report_key = hashlib.sha256(key + b"report").digest()
-    cache = open_cache() if use_cache else None
+    cache = _cache_if_usable() if use_cache else None
     try:
         if cache is not None:
             found = _read_cached(cache, key, report_key)

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from sparsetile.jit.source import KernelSource
 
 __all__ = [
     "LoadedKernel",
+    "PreparedLaunch",
+    "current_device",
     "current_stream_handle",
     "device_arch",
     "load",
@@ -85,10 +88,15 @@ class LoadedKernel:
                 )
 
     def prepare(
-        self, grid: tuple[int, int, int], threads: int, params: tuple[int | float, ...]
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        params: tuple[int | float, ...],
+        patch: struct.Struct,
+        offset: int,
     ) -> PreparedLaunch:
-        """Return a launch whose parameters are packed once and patched at each call."""
-        return PreparedLaunch(self, grid, threads, params)
+        """Return a launch packed once, of which ``patch`` at byte ``offset`` changes a call."""
+        return PreparedLaunch(self, grid, threads, params, patch, offset)
 
     def _parameters(self) -> tuple[Any, int]:
         # One buffer a thread: the driver copies it before cuLaunchKernel returns, but releases
@@ -134,11 +142,15 @@ class PreparedLaunch:
         grid: tuple[int, int, int],
         threads: int,
         params: tuple[int | float, ...],
+        patch: struct.Struct,
+        offset: int,
     ) -> None:
         self._struct = kernel._struct
+        self._patch = patch.pack_into
+        self._offset = offset
         self._params = params
         self._call = kernel._launch
-        self._head = (kernel._handle, *grid, threads, 1, 1, kernel.dynamic_shared)
+        self._head = (kernel._handle, *grid, threads, kernel.dynamic_shared)
         self._buffers: dict[int, tuple[Any, int]] = {}
         self._keep: list[Any] = []
         self._label = kernel.compiled.source.label
@@ -151,12 +163,13 @@ class PreparedLaunch:
         self._buffers[thread] = (buffer, ctypes.addressof(pointers))
         return self._buffers[thread]
 
-    def launch(self, stream: int, patch: struct.Struct, offset: int, *fields: int) -> None:
-        """Write ``fields`` at byte ``offset`` of the struct and launch."""
+    def launch(self, stream: int, *fields: int) -> None:
+        """Write ``fields`` over the patched part of the struct and launch."""
         thread = threading.get_ident()
         buffer, address = self._buffers.get(thread) or self._buffer(thread)
-        patch.pack_into(buffer, offset, *fields)
-        (status,) = self._call(*self._head, stream, address, 0)
+        self._patch(buffer, self._offset, *fields)
+        handle, x, y, z, threads, shared = self._head
+        (status,) = self._call(handle, x, y, z, threads, 1, 1, shared, stream, address, 0)
         if status:
             raise RuntimeError(
                 f"launch: {self._label} must start, got {status!r}. Run `sparsetile doctor`; if "
@@ -175,15 +188,20 @@ def load(
         return LoadedKernel(compiled, params_format, dynamic_shared, device)
 
 
-# The raw handle costs 0.1 µs; torch.cuda.current_stream builds an object around it for 1 µs.
+# torch's own functions build objects or check for initialisation around these calls, which cost
+# ten times as much; CUDA is initialised whenever a kernel is loaded.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_raw_device = getattr(torch._C, "_cuda_getDevice", None)
 
 
-def current_stream_handle(device: int) -> int:
-    """Return torch's current CUDA stream on ``device`` as an integer handle."""
-    if _raw_stream is not None:
-        return _raw_stream(device)
+def _slow_stream(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
+
+
+# current_stream_handle(device): torch's current CUDA stream there, as an integer handle.
+current_stream_handle: Callable[[int], int] = _raw_stream or _slow_stream
+# current_device(): number of the current CUDA device.
+current_device: Callable[[], int] = _raw_device or torch.cuda.current_device
 
 
 _ALREADY_THERE = contextlib.nullcontext()
@@ -191,6 +209,6 @@ _ALREADY_THERE = contextlib.nullcontext()
 
 def on_device(device: int) -> contextlib.AbstractContextManager[object]:
     """Make ``device`` current for a block; free when it already is."""
-    if torch.cuda.current_device() == device:
+    if current_device() == device:
         return _ALREADY_THERE
     return torch.cuda.device(device)

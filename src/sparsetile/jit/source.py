@@ -97,12 +97,15 @@ def device_tree_digest() -> str:
 
 
 def code_digest() -> str:
-    """SHA-256 over ``kernels/`` and ``jit/``: what the GPU record vouches for."""
+    """SHA-256 over ``kernels/`` and ``jit/``: what the GPU record vouches for.
+
+    The CPU's own kernels (``kernels/cpu_*.py``) run in every test and take no part.
+    """
     root = DEVICE_TREE.parent.parent
     paths = [
         path
         for folder in ("kernels", "jit")
         for path in (root / folder).rglob("*")
-        if path.suffix in {".py", ".cu", ".cuh"}
+        if path.suffix in {".py", ".cu", ".cuh"} and not path.name.startswith("cpu_")
     ]
     return _digest_of(paths, root)

@@ -80,8 +80,8 @@ def spmm_sum(
 ) -> None:
     """Write ``alpha * (A @ B) + beta * out`` to ``out``; A is M x K in canonical CSR.
 
-    Each element is the sum of its row's products in stored order, by fused multiply-adds: the
-    same bits from run to run and for any number of threads (``torch.get_num_threads()``).
+    The products of a row are added in one fixed order by fused multiply-adds: the same bits from
+    run to run and for any number of threads (``torch.get_num_threads()``).
 
     Parameters
     ----------

@@ -4,8 +4,9 @@ Each kernel is one ``nogil`` function on raw addresses that several threads ente
 thread claims tasks from a shared counter until none is left. A task is a chunk of rows, or, for a
 chunk with far more than its share of the entries (one dense row), one part of its columns.
 
-Whoever computes an element of C adds the row's entries in stored order by fused multiply-adds: C
-is the same bit for bit from run to run, for any number of threads and any split of the columns.
+Whoever computes an element of C adds the row's entries in the same order (those at even places,
+those at odd places, the two sums) by fused multiply-adds: C is the same bit for bit from run to
+run, for any number of threads and any split of the columns.
 
 Nothing here checks anything: `cpu_api` does.
 """
@@ -46,12 +47,15 @@ from sparsetile.kernels.cpu_vector import (
 
 __all__ = ["sddmm", "spmm_extremum", "spmm_sum"]
 
-# Widest block of C held in registers: 8 of AVX-512's 32 registers; elsewhere a unit takes two to
-# four of 16 or 32 registers, so that half the width is what fits without spilling.
-_WIDE = 8 if llvm.get_host_cpu_features().get("avx512f", False) else 4
-# Entries ahead of the current one whose rows of B are fetched into cache. Narrow blocks finish an
-# entry sooner and must look further ahead.
-_AHEAD_WIDE, _AHEAD_NARROW = 8, 16
+# Widths of the blocks of C that stay in registers (two sums each), in units of 64 bytes. Of
+# AVX-512's 32 registers 8 units take 16; elsewhere a unit takes two to four of 16 or 32 registers,
+# and more than 2 units would spill.
+_WIDE, _HALF = (8, 4) if llvm.get_host_cpu_features().get("avx512f", False) else (2, 2)
+# Units of columns in one task: a chunk's rows of C stay in cache over the blocks of a panel.
+_PANEL = 8
+# Entries ahead of the current one whose rows of B are fetched into cache, by blocks of 4 units and
+# more. Narrower ones gain less from it than the extra instructions cost.
+_AHEAD = 8
 # A chunk is split by columns when it holds this many times the mean number of entries.
 _HEAVY = 4
 
@@ -81,9 +85,21 @@ def _entry_point(function: Callable[..., Any]) -> Any:
     # the name, a change of the vector module is noticed too.
     function.__qualname__ = f"{function.__name__}_{_DIGEST}"
     try:
-        return numba.njit(cache=True, **_OPTIONS)(function)
+        kernel = numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # no folder to write to: each process compiles for itself
         return numba.njit(**_OPTIONS)(function)
+    cache: Any = kernel._cache
+    load_overload = cache.load_overload
+
+    def load_or_forget(*arguments: Any) -> Any:
+        try:
+            return load_overload(*arguments)
+        except Exception:  # a damaged file can raise anything; it must cost a compilation only
+            cache.flush()
+            return None
+
+    cache.load_overload = load_or_forget
+    return kernel
 
 
 @_inner
@@ -122,7 +138,19 @@ def _sum_block(units: int, masked: bool) -> Any:
 
     The block is ``units`` wide from column ``j`` on; if ``masked``, the first ``count`` of that.
     """
-    ahead = _AHEAD_WIDE if units > 2 else _AHEAD_NARROW
+    ahead = _AHEAD if units > 2 else 0
+
+    @_inner
+    def add_entry(acc: Any, e: int, j: int, count: int, A: Sparse, B: Dense, like: Any) -> Any:
+        _, indices, values, nnz = A
+        b, ldb = B
+        if ahead > 0:
+            later = get(_INDEX, indices, min(e + ahead, nnz - 1))
+            prefetch(like, b, later * ldb + j, units)
+        entry = load(like, b, get(_INDEX, indices, e) * ldb + j, units, masked, count)
+        if values == 0:
+            return add(acc, entry)
+        return fma(splat(get(like, values, e), units), entry, acc)
 
     @_inner
     def block(
@@ -137,22 +165,22 @@ def _sum_block(units: int, masked: bool) -> Any:
         beta: Any,
         mean: bool,
     ) -> None:
-        indptr, indices, values, nnz = A
-        b, ldb = B
+        indptr = A[0]
         c, ldc = C
         start = get(_COUNT, indptr, row)
         for i in range(row, stop):
             end = get(_COUNT, indptr, i + 1)
-            acc = zeros(alpha, units)
-            for e in range(start, end):
-                later = get(_INDEX, indices, min(e + ahead, nnz - 1))
-                prefetch(alpha, b, later * ldb + j, units)
-                k = get(_INDEX, indices, e)
-                entry = load(alpha, b, k * ldb + j, units, masked, count)
-                if values == 0:
-                    acc = add(acc, entry)
-                else:
-                    acc = fma(splat(get(alpha, values, e), units), entry, acc)
+            # Two sums, since one would wait for each addition to finish before the next.
+            even = zeros(alpha, units)
+            odd = zeros(alpha, units)
+            e = start
+            while e + 1 < end:
+                even = add_entry(even, e, j, count, A, B, alpha)
+                odd = add_entry(odd, e + 1, j, count, A, B, alpha)
+                e += 2
+            if e < end:
+                even = add_entry(even, e, j, count, A, B, alpha)
+            acc = add(even, odd)
             if mean and end > start:
                 acc = divide_by(acc, end - start)
             acc = multiply(splat(alpha, units), acc)
@@ -166,7 +194,7 @@ def _sum_block(units: int, masked: bool) -> Any:
 
 
 _sum_wide = _sum_block(_WIDE, False)
-_sum_4 = _sum_block(4, False)
+_sum_half = _sum_block(_HALF, False)
 _sum_2 = _sum_block(2, False)
 _sum_1 = _sum_block(1, False)
 _sum_tail = _sum_block(1, True)
@@ -191,7 +219,7 @@ def spmm_sum(
     """
     unit = lane_count(alpha, 1)
     while True:
-        row, stop, j, end = _next_task(counter, schedule, A, n, _WIDE * unit, unit)
+        row, stop, j, end = _next_task(counter, schedule, A, n, _PANEL * unit, unit)
         if row < 0:
             break
         while j < end:
@@ -199,9 +227,9 @@ def spmm_sum(
             if left >= _WIDE * unit:
                 _sum_wide(row, stop, j, left, A, B, C, alpha, beta, mean)
                 j += _WIDE * unit
-            elif left >= 4 * unit:
-                _sum_4(row, stop, j, left, A, B, C, alpha, beta, mean)
-                j += 4 * unit
+            elif left >= _HALF * unit:
+                _sum_half(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j += _HALF * unit
             elif left >= 2 * unit:
                 _sum_2(row, stop, j, left, A, B, C, alpha, beta, mean)
                 j += 2 * unit
@@ -238,8 +266,9 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
             # Entry numbers count from the row's first, so that 32 bits hold them.
             where = splat_position(like, 0, units)
             for e in range(start, end):
-                later = get(_INDEX, indices, min(e + _AHEAD_WIDE, nnz - 1))
-                prefetch(like, b, later * ldb + j, units)
+                if units > 2:
+                    later = get(_INDEX, indices, min(e + _AHEAD, nnz - 1))
+                    prefetch(like, b, later * ldb + j, units)
                 k = get(_INDEX, indices, e)
                 entry = load(like, b, k * ldb + j, units, masked, count)
                 if values != 0:
@@ -259,10 +288,10 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
     return block
 
 
-_max_4 = _extremum_block(4, False, True)
+_max_half = _extremum_block(_HALF, False, True)
 _max_1 = _extremum_block(1, False, True)
 _max_tail = _extremum_block(1, True, True)
-_min_4 = _extremum_block(4, False, False)
+_min_half = _extremum_block(_HALF, False, False)
 _min_1 = _extremum_block(1, False, False)
 _min_tail = _extremum_block(1, True, False)
 
@@ -285,17 +314,17 @@ def spmm_extremum(
     """
     unit = lane_count(like, 1)
     while True:
-        row, stop, j, end = _next_task(counter, schedule, A, n, 4 * unit, unit)
+        row, stop, j, end = _next_task(counter, schedule, A, n, _PANEL * unit, unit)
         if row < 0:
             break
         while j < end:
             left = end - j
-            if left >= 4 * unit:
+            if left >= _HALF * unit:
                 if maximum:
-                    _max_4(row, stop, j, left, A, B, C, arg, like)
+                    _max_half(row, stop, j, left, A, B, C, arg, like)
                 else:
-                    _min_4(row, stop, j, left, A, B, C, arg, like)
-                j += 4 * unit
+                    _min_half(row, stop, j, left, A, B, C, arg, like)
+                j += _HALF * unit
             elif left >= unit:
                 if maximum:
                     _max_1(row, stop, j, left, A, B, C, arg, like)
@@ -366,7 +395,7 @@ def sddmm(
             end = min(get(_COUNT, indptr, i + 1), last)
             for e in range(start, end):
                 k = get(_INDEX, indices, e)
-                later = get(_INDEX, indices, min(e + _AHEAD_WIDE, nnz - 1))
+                later = get(_INDEX, indices, min(e + _AHEAD, nnz - 1))
                 row_g = g + i * ldg * size
                 row_b = b + k * ldb * size
                 put(like, out, e, _dot(row_g, row_b, n, b + later * ldb * size, like))

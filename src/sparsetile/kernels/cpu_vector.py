@@ -338,12 +338,16 @@ def store_positions(
 
 @intrinsic(prefer_literal=True)
 def prefetch(typing: Any, like: Any, base: Any, offset: Any, units: Any) -> Any:
-    """Ask for the cache lines of ``units`` from an address on; a wrong address does no harm."""
+    """Ask for ``units`` of memory to be brought to the cache; a wrong address does no harm.
+
+    Every other line is named: hardware fetches lines in pairs, and an instruction for each would
+    compete with the loads.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte = ir.IntType(8)
         start = _pointer(builder, arguments[1], arguments[2], like)
-        for unit in range(units.literal_value):
+        for unit in range(0, units.literal_value, 2):
             line = builder.gep(start, [_I64(unit * UNIT_BYTES)], source_etype=byte)
             # read, keep in all cache levels, data
             hints = [_I32(0), _I32(3), _I32(1)]

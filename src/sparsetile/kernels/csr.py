@@ -19,6 +19,7 @@ __all__ = [
     "THREADS",
     "RowTile",
     "choose_tile",
+    "pipeline_pays",
     "sddmm_config",
     "spmm_config",
     "vector_width",
@@ -40,6 +41,8 @@ MAX_ACCESS_BYTES = 16
 # four lanes for rows of 64 bytes.
 LANES = (4, 8, 16, 32)
 NARROW_LANES = (8, 32)
+# The least of a row of B that should be read at once: less wastes DRAM sectors.
+SLAB_BYTES = 128
 BUNDLE_ROWS = 4
 
 
@@ -77,17 +80,38 @@ def _lanes(dtype: torch.dtype, vector: int) -> tuple[int, ...]:
     return LANES if dtype.itemsize == 2 else LANES[1:]
 
 
-def choose_tile(dtype: torch.dtype, n: int, vector: int, bundles: bool = False) -> RowTile:
+def choose_tile(
+    dtype: torch.dtype, n: int, vector: int, *, bundles: bool = False, cols: int = 0, l2: int = 0
+) -> RowTile:
     """Return the narrowest group that covers ``n`` columns: at most a warp, half for bundles.
+
+    Where B (``cols`` rows) is over twice the L2 cache of ``l2`` bytes but a slab of 128 bytes a
+    row fits, the slab is 128 bytes: gathers from L2 run at twice DRAM's speed.
 
     A bundle has four rows of sums in registers, so that fewer of its warps fit an SM; half-warp
     groups make up for that with twice as many items in flight (measured: docs/csr.md).
     """
     allowed = [lanes for lanes in _lanes(dtype, vector) if not bundles or lanes <= LANES[-2]]
+    if cols * n * dtype.itemsize > 2 * l2 and cols * SLAB_BYTES <= 0.85 * l2:
+        fitting = [a for a in allowed if a * vector * dtype.itemsize >= SLAB_BYTES]
+        allowed = fitting[:1] or allowed
     for lanes in allowed:
         if lanes * vector >= n:
             return RowTile(vector, lanes)
     return RowTile(vector, allowed[-1])
+
+
+def _pipelined_tile(dtype: torch.dtype) -> RowTile:
+    return RowTile(MAX_ACCESS_BYTES // dtype.itemsize, LANES[-1])
+
+
+def pipeline_pays(dtype: torch.dtype, tile: RowTile, short_length: float, turns: int) -> bool:
+    """Whether a group should take several short items in turn.
+
+    It pays where rows are so short that waiting for column ids is most of their time, and where
+    there are rows enough to give each group several.
+    """
+    return tile == _pipelined_tile(dtype) and short_length <= 8 and turns >= 4
 
 
 def _in_flight(tile: RowTile, bundles: bool) -> int:
@@ -95,10 +119,12 @@ def _in_flight(tile: RowTile, bundles: bool) -> int:
     return 8 if tile.lanes == 8 and not bundles else 4
 
 
-def _min_blocks(dtype: torch.dtype, tile: RowTile, bundles: bool) -> int:
+def _min_blocks(dtype: torch.dtype, tile: RowTile, bundles: bool, pipelined: bool) -> int:
     """Blocks an SM should hold: bounds the registers as far as nothing spills."""
     if bundles:
         return 5
+    if pipelined:
+        return 8 if dtype is torch.float32 else 6
     return 7 if dtype.itemsize < 4 or _in_flight(tile, bundles) > 4 else 8
 
 
@@ -110,6 +136,7 @@ def spmm_config(
     extremum: bool = False,
     bundles: bool = False,
     repair: bool = False,
+    pipelined: bool = False,
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_csr.cu``."""
     return {
@@ -119,11 +146,12 @@ def spmm_config(
         "kLanes": tile.lanes,
         "kUnroll": _in_flight(tile, bundles),
         "kThreads": THREADS,
-        "kMinBlocks": _min_blocks(dtype, tile, bundles),
+        "kMinBlocks": _min_blocks(dtype, tile, bundles, pipelined),
         "kExtremum": extremum,
         "kRows": BUNDLE_ROWS if bundles else 1,
         "kWeighted": weighted,
         "kRepair": repair,
+        "kPipelined": pipelined,
     }
 
 
@@ -154,6 +182,8 @@ def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
                     yield spmm_config(dtype, tile, weighted, bundles=True)
                 if tile.lanes == LANES[-1]:
                     yield spmm_config(dtype, tile, weighted, repair=True)
+                if tile == _pipelined_tile(dtype):
+                    yield spmm_config(dtype, tile, weighted, pipelined=True)
 
 
 def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:
@@ -162,5 +192,5 @@ def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:
             yield sddmm_config(dtype, tile)
 
 
-SPMM_CSR = KernelSpec(name="spmm_csr", params_format="16P4q2d16i", configs=_spmm_configs)
+SPMM_CSR = KernelSpec(name="spmm_csr", params_format="16P4q2d17i", configs=_spmm_configs)
 SDDMM_CSR = KernelSpec(name="sddmm_csr", params_format="5P5q2i", configs=_sddmm_configs)

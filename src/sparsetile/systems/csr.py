@@ -23,10 +23,16 @@ from sparsetile.systems.csr_runner import CSRRunner
 __all__ = ["CSRSystem"]
 
 # A window of four rows is bundled from this many entries per distinct column on.
-MIN_SHARING = 1.5
-# Bundles are used at all when they hold this share of the entries; else the plain kernel, with
-# its smaller register count, is faster.
-MIN_BUNDLED_SHARE = 0.4
+MIN_SHARING = 1.3
+# When bundles are used at all: they hold most of the entries, save about half of the reads of B,
+# and are long enough to keep a group busy. Else the plain kernel, with its smaller register
+# count, is faster (docs/csr.md).
+MIN_BUNDLED_SHARE = 0.6
+MIN_MEAN_SHARING = 1.9
+MIN_MEAN_LENGTH = 38
+# Very long rows are bound by L2 where B does not fit the SMs' own caches; there less sharing
+# pays too. (bundles at least, distinct columns a bundle, sharing, rows of B)
+LONG_BUNDLES, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS = 512, 256, 1.4, 2048
 
 
 def segment_length(n: int, dtype: torch.dtype) -> int:
@@ -55,6 +61,12 @@ def _sizes(schedule: SegmentSchedule) -> dict[str, Any]:
         "slots": schedule.slot_count,
         "nodes": schedule.node_count,
     }
+
+
+def _short_length(schedule: SegmentSchedule) -> float:
+    """Mean entries of the items that one group handles alone."""
+    short = schedule.items[sum(schedule.sections[:2]) :]
+    return float((short[:, 2] - short[:, 1]).double().mean()) if short.numel() else 0.0
 
 
 def _lists(schedule: SegmentSchedule) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,6 +100,7 @@ class CSRSystem(System):
             plain=_sizes(plain),
             mixed=None if mixed is None else _sizes(mixed),
             elements=0 if bundles is None else bundles.element_count,
+            short_length=_short_length(plain),
         )
         parts: tuple[Tensor, ...] = (rows.indptr, rows.columns, *_lists(plain))
         choices = {"format": f"rows, {rows.format_bytes} bytes"}
@@ -115,7 +128,19 @@ class CSRSystem(System):
         if request.dtype not in BUNDLE_DTYPES or csr.shape[1] > MAX_COLUMNS or not csr.nnz:
             return None, None
         bundles = pack_bundles(csr, request.permutation.perm, MIN_SHARING)
-        if bundles.entries.numel() < MIN_BUNDLED_SHARE * csr.nnz:
+        entries, elements = bundles.entries.numel(), bundles.element_count
+        count = bundles.bundle_count
+        long_rows = (
+            count >= LONG_BUNDLES
+            and elements >= LONG_LENGTH * count
+            and csr.shape[1] >= LONG_COLUMNS
+        )
+        sharing = LONG_SHARING if long_rows else MIN_MEAN_SHARING
+        if (
+            entries < MIN_BUNDLED_SHARE * csr.nnz
+            or entries < sharing * elements
+            or elements < MIN_MEAN_LENGTH * count
+        ):
             return None, None
         units = concat_units(_bundle_units(bundles), row_units(csr, bundles.loose))
         return bundles, schedule_segments(units, length)

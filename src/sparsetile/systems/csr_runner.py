@@ -19,7 +19,12 @@ from torch import Tensor
 
 from sparsetile.formats import BUNDLE_ROWS
 from sparsetile.jit import LoadedKernel
-from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
+from sparsetile.jit.loader import (
+    PreparedLaunch,
+    current_device,
+    current_stream_handle,
+    on_device,
+)
 from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import (
     BUNDLE_DTYPES,
@@ -29,6 +34,7 @@ from sparsetile.kernels.csr import (
     THREADS,
     RowTile,
     choose_tile,
+    pipeline_pays,
     sddmm_config,
     spmm_config,
     vector_width,
@@ -39,6 +45,8 @@ __all__ = ["CSRRunner"]
 
 # gridDim.z, the batch, ends here; larger batches are launched in pieces.
 MAX_BATCHES = 65535
+# Short items a group takes in turn at most.
+MAX_STRIP = 8
 # Fields of the parameter struct that change from call to call: b and c, after six pointers.
 _OPERANDS = struct.Struct("@2P")
 _OPERANDS_OFFSET = 6 * struct.calcsize("@P")
@@ -54,10 +62,17 @@ class Work:
     nodes: int
     bundled: bool
 
-    def block_ends(self, lanes: int) -> tuple[int, ...]:
+    def turns(self, lanes: int, slabs: int, processors: int) -> int:
+        """Short items there are for each group that fits the GPU twice over, at most 8."""
+        groups = processors * (2048 // lanes)
+        waiting = (self.sections[2] + self.sections[3]) * slabs
+        return max(1, min(MAX_STRIP, waiting // (2 * groups)))
+
+    def block_ends(self, lanes: int, strip: int) -> tuple[int, ...]:
         """Where each section ends in blocks; the first two hold wide items, one a warp."""
-        widths = (32, 32, lanes, lanes)
-        blocks = [-(-c // (THREADS // w)) for c, w in zip(self.sections, widths, strict=True)]
+        wide, narrow = THREADS // 32, THREADS // lanes * strip
+        per_block = (wide, wide, narrow, narrow)
+        blocks = [-(-c // b) for c, b in zip(self.sections, per_block, strict=True)]
         return tuple(itertools.accumulate(blocks))
 
 
@@ -69,6 +84,7 @@ class Launch:
     work: Work
     tile: RowTile
     slabs: int
+    strip: int
     block_ends: tuple[int, ...]
 
 
@@ -86,6 +102,7 @@ class CSRRunner(PatternRunner):
         )
         self.packs = self._mixed is not None
         self._elements = int(meta["elements"])
+        self._short_length = float(meta["short_length"])
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
     def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -106,7 +123,16 @@ class CSRRunner(PatternRunner):
             bundles = mode == "sum" and self._mixed is not None and dtype in BUNDLE_DTYPES
             work = self._mixed if bundles and self._mixed is not None else self._plain
             repair = mode == "repair"
-            tile = RowTile(vector, LANES[-1]) if repair else choose_tile(dtype, n, vector, bundles)
+            properties = torch.cuda.get_device_properties(device)
+            tile = RowTile(vector, LANES[-1])
+            if not repair:
+                l2 = properties.L2_cache_size
+                tile = choose_tile(dtype, n, vector, bundles=bundles, cols=self.cols, l2=l2)
+            slabs = tile.slabs(n)
+            turns = work.turns(tile.lanes, slabs, properties.multi_processor_count)
+            plain = mode == "sum" and not bundles
+            pipelined = plain and pipeline_pays(dtype, tile, self._short_length, turns)
+            strip = turns if pipelined else 1
             config = spmm_config(
                 dtype,
                 tile,
@@ -114,13 +140,15 @@ class CSRRunner(PatternRunner):
                 extremum=mode in ("max", "min"),
                 bundles=bundles,
                 repair=repair,
+                pipelined=pipelined,
             )
             found = self._launches[key] = Launch(
                 SPMM_CSR.load(config, device),
                 work,
                 tile,
-                tile.slabs(n),
-                work.block_ends(tile.lanes),
+                slabs,
+                strip,
+                work.block_ends(tile.lanes, strip),
             )
         return found
 
@@ -156,7 +184,7 @@ class CSRRunner(PatternRunner):
             *strides,
             epilogue.alpha, epilogue.beta,
             *itertools.accumulate(work.sections), *launch.block_ends,
-            n, launch.slabs, work.slots, work.nodes,
+            launch.strip, n, launch.slabs, work.slots, work.nodes,
             not plain or epilogue.mean or epilogue.relu, epilogue.mean, epilogue.relu, 0,
         ]  # fmt: skip
 
@@ -318,7 +346,7 @@ class BoundProduct:
         strides = (stride * size, n, 0, 0)
         params = runner._params(launch, self._parts, self._values, self._packed, n, strides, PLAIN)
         grid = (launch.block_ends[-1], launch.slabs, 1)
-        return launch.kernel.prepare(grid, THREADS, tuple(params))
+        return launch.kernel.prepare(grid, THREADS, tuple(params), _OPERANDS, _OPERANDS_OFFSET)
 
     def __call__(self, B: Tensor) -> Tensor:
         n, stride, pointer = B.shape[1], B.stride(0), B.data_ptr()
@@ -334,11 +362,9 @@ class BoundProduct:
             self._runner.spmm(self._parts, self._values, self._packed, B, out)
             return out
         device = self._device
-        if torch.cuda.current_device() == device:
-            stream = current_stream_handle(device)
-            prepared.launch(stream, _OPERANDS, _OPERANDS_OFFSET, pointer, out.data_ptr())
+        if current_device() == device:
+            prepared.launch(current_stream_handle(device), pointer, out.data_ptr())
         else:
             with torch.cuda.device(device):
-                stream = current_stream_handle(device)
-                prepared.launch(stream, _OPERANDS, _OPERANDS_OFFSET, pointer, out.data_ptr())
+                prepared.launch(current_stream_handle(device), pointer, out.data_ptr())
         return out

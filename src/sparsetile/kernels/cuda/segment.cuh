@@ -19,10 +19,11 @@
 
 #include "element.cuh"
 
-// Where each section ends, in items and in blocks.
+// Where each section ends, in items and in blocks; how many short items a group takes in turn.
 struct Sections {
   int item_end[4];
   int block_end[4];
+  int strip;
 };
 
 // The lanes of this thread's group, as a mask for the *_sync functions.
@@ -36,9 +37,13 @@ __device__ __forceinline__ u32 group_mask() {
   }
 }
 
-// Which item this thread's group works on, and on which of its entries.
+// Which items this thread's group works on, and on which of their entries. A group takes `count`
+// items, `step` apart, so that neighbouring groups work on neighbouring items at the same time.
 struct GroupWork {
-  int index;     // item; past the list where there is none
+  int index;     // first item
+  int step;      // from one item of the group to the next
+  int count;     // items; the same for the whole block
+  int end;       // of the section's items
   int first;     // offset of the group's first chunk of kLanes entries in the item
   int stride;    // entries from one of the group's chunks to the next: 32 or kLanes
   bool wide;     // the warp's groups share one item
@@ -55,9 +60,11 @@ __device__ __forceinline__ GroupWork group_work(int block, const Sections& secti
   GroupWork work;
   work.wide = section < 2;
   work.bundled = (section & 1) == 0;
-  const u32 thread = (block - first_block) * kThreads + threadIdx.x;
-  work.index = first_item + (work.wide ? thread / 32 : thread / kLanes);
-  if (work.index >= sections.item_end[section]) work.index = -1;
+  work.count = work.wide ? 1 : sections.strip;
+  work.step = work.wide ? kThreads / 32 : kThreads / kLanes;
+  work.end = sections.item_end[section];
+  work.index = first_item + (block - first_block) * work.step * work.count +
+               (work.wide ? threadIdx.x / 32 : threadIdx.x / kLanes);
   work.first = work.wide ? threadIdx.x % 32 / kLanes * kLanes : 0;
   work.stride = work.wide ? 32 : kLanes;
   return work;

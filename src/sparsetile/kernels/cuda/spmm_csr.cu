@@ -15,8 +15,11 @@
 // each row of B serves up to four rows of C; its four values come by one broadcast load, and bits
 // say which of them count.
 //
-// Instructions, not bytes, are what short rows run out of (docs/csr.md): whole chunks take a path
-// without predicates, the rest of a row takes batches of 4, then exactly what is left.
+// Short rows run out of instructions and of loads in flight before they run out of bytes
+// (docs/csr.md): whole chunks take a path without predicates, the rest of a row takes batches of
+// 4, then exactly what is left. kPipelined: a group takes several short items in turn, reading the
+// next one's column ids while it waits for the rows of B of the one before; this costs registers,
+// so it is a kernel of its own.
 //
 // Threads: kThreads per block; grid.x = item blocks, grid.y = slabs, the slow dimension, so that
 // all items of a slab run before the next and the slab's slice of B stays in L2; grid.z = batch.
@@ -207,20 +210,43 @@ __device__ __forceinline__ void partial_chunk(const Params& p, Chunk<R> chunk, c
   }
 }
 
+// An item and what this lane reads of its first chunk, loaded ahead of its turn.
+struct Head {
+  int4 item;
+  int column;
+  E::Storage value;
+};
+
+__device__ __forceinline__ int4 load_item(const Params& p, int index, int end) {
+  return index < end ? __ldg(p.items + index) : make_int4(-1, 0, 0, -1);
+}
+
 template <int R>
-__device__ __forceinline__ void gather(const Params& p, const GroupWork& work, int4 item, int lane,
-                                       const char* b, Accumulator<R>& acc) {
+__device__ __forceinline__ Head load_head(const Params& p, const GroupWork& work, int4 item,
+                                          int lane) {
+  Head head;
+  head.item = item;
+  head.column = 0;
+  head.value = {};
+  const int at = item.y + work.first + lane;
+  if (at < item.z) {
+    head.column = __ldg((R == 1 ? p.columns : p.tagged) + at);
+    if constexpr (kWeighted && R == 1) head.value = __ldg(p.values + at);
+  }
+  return head;
+}
+
+template <int R>
+__device__ __forceinline__ void gather(const Params& p, const GroupWork& work, const Head& head,
+                                       int lane, const char* b, Accumulator<R>& acc) {
   constexpr bool kShuffledValue = kWeighted && R == 1;
+  const int4 item = head.item;
   const int* columns = (R == 1 ? p.columns : p.tagged) + item.y;
   const E::Storage* values = R == 1 ? p.values + item.y : p.packed + i64(item.y) * R;
   const int length = item.z - item.y;
   int begin = work.first;  // of the group's chunk in the item
-  int next_column = 0;
-  typename E::Storage next_value = {};
-  if (begin + lane < length) {
-    next_column = __ldg(columns + begin + lane);
-    if constexpr (kShuffledValue) next_value = __ldg(values + begin + lane);
-  }
+  int next_column = head.column;
+  E::Storage next_value = head.value;
   while (true) {
     Chunk<R> chunk;
     chunk.left = length - begin;
@@ -329,20 +355,14 @@ __device__ __forceinline__ void finish(const Params& p, int row, int column, Acc
   store_vector<Out, kVec>(c, sum);
 }
 
+// Store what a group holds for its item: add cut pieces first, then one row or four.
 template <int R>
-__device__ __forceinline__ void product(const Params& p, const GroupWork& work, int4 item,
-                                        int lane) {
-  const int column = (blockIdx.y * kLanes + lane) * kVec;
-  const bool active = column < p.n;
-  // Lanes past the last column read the first ones instead and store nothing.
-  const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + (active ? column : 0);
-  Accumulator<R> acc;
-  acc.clear();
-  gather<R>(p, work, item, lane, reinterpret_cast<const char*>(b), acc);
+__device__ __forceinline__ void deliver(const Params& p, const GroupWork& work, int4 item,
+                                        int column, int lane, Accumulator<R>& acc) {
   // A wide item's first group goes on alone.
-  if (work.index < 0 || (work.wide && work.first > 0)) return;
+  if (item.x < 0 || (work.wide && work.first > 0)) return;
   if (item.w >= 0 && !combine<R>(p, item.w, blockIdx.y, lane, acc)) return;
-  if (!active) return;
+  if (column >= p.n) return;
   if constexpr (R == 1) {
     finish(p, item.x, column, acc.sum[0], acc.arg);
   } else {
@@ -354,27 +374,55 @@ __device__ __forceinline__ void product(const Params& p, const GroupWork& work, 
   }
 }
 
+// True when this part of C is finite, so that there is nothing to repair.
+__device__ __forceinline__ bool is_finite(const Params& p, int row, int column) {
+  const i64 at = blockIdx.z * p.c_batch_stride + row * p.c_row_stride + column;
+  bool finite = true;
+#pragma unroll
+  for (int v = 0; v < kVec; ++v) {
+    const Acc x = column < p.n && row >= 0 ? Acc(Out::widen(p.c[at + v])) : Acc(0);
+    finite = finite && (x - x == Acc(0));
+  }
+  return __all_sync(kWarp, finite);
+}
+
+template <int R>
+__device__ __forceinline__ void product(const Params& p, const GroupWork& work, int lane) {
+  const int column = (blockIdx.y * kLanes + lane) * kVec;
+  // Lanes past the last column read the first ones instead and store nothing.
+  const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + (column < p.n ? column : 0);
+  const auto one = [&](const Head& head) {
+    if (kRepair && is_finite(p, head.item.x, column)) return;
+    Accumulator<R> acc;
+    acc.clear();
+    gather<R>(p, work, head, lane, reinterpret_cast<const char*>(b), acc);
+    deliver<R>(p, work, head.item, column, lane, acc);
+  };
+  Head head = load_head<R>(p, work, load_item(p, work.index, work.end), lane);
+  if constexpr (!kPipelined) {
+    one(head);
+  } else {
+    int index = work.index + work.step;
+    int4 next_item = load_item(p, work.count > 1 ? index : work.end, work.end);
+    for (int turn = 0; turn < work.count; ++turn) {
+      // Two items ahead the item, one ahead its first column ids: short rows have no other way
+      // to hide that each load needs the one before.
+      index += work.step;
+      const int4 later = load_item(p, turn + 2 < work.count ? index : work.end, work.end);
+      const Head next = load_head<R>(p, work, next_item, lane);
+      one(head);
+      head = next;
+      next_item = later;
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     spmm_csr(const __grid_constant__ Params p) {
   const GroupWork work = group_work<kLanes, kThreads>(blockIdx.x, p.sections);
   const int lane = threadIdx.x % kLanes;
-  int4 item = make_int4(0, 0, 0, -1);
-  if (work.index >= 0) item = __ldg(p.items + work.index);
-
-  if constexpr (kRepair) {
-    const int column = (blockIdx.y * kLanes + lane) * kVec;
-    const i64 at = blockIdx.z * p.c_batch_stride + item.x * p.c_row_stride + column;
-    bool finite = true;
-#pragma unroll
-    for (int v = 0; v < kVec; ++v) {
-      const bool here = column < p.n && work.index >= 0;
-      const Acc x = here ? Acc(Out::widen(p.c[at + v])) : Acc(0);
-      finite = finite && (x - x == Acc(0));
-    }
-    if (__all_sync(kWarp, finite)) return;
-  }
   if constexpr (kRows > 1) {
-    if (work.bundled) return product<kRows>(p, work, item, lane);
+    if (work.bundled) return product<kRows>(p, work, lane);
   }
-  product<1>(p, work, item, lane);
+  product<1>(p, work, lane);
 }

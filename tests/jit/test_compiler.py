@@ -1,0 +1,309 @@
+"""Source to cubin with the real NVRTC: the cache, its damage, its absence, the errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparsetile.errors import CompileError
+from sparsetile.jit import (
+    ARCHITECTURES,
+    KernelSource,
+    compile_source,
+    compiler_available,
+    device_tree_digest,
+    nvrtc_version,
+)
+from sparsetile.jit import compiler as module
+from sparsetile.jit import source as source_module
+from sparsetile.kernels import KERNELS
+
+# cuda.core prints an AttributeError when a program whose compile failed is collected as garbage.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. 'cuda.core._program.Program.__dealloc__'"
+)
+
+ARCH = "sm_90a"
+
+TINY = """
+extern "C" __global__ void tiny(float* out) { out[threadIdx.x] = kValue; }
+"""
+# 96 numbers held at once by threads that have 32 registers each, and 100 bytes shared.
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* data) {
+  __shared__ float shared[25];
+  shared[threadIdx.x % 25] = data[threadIdx.x];
+  float held[96];
+#pragma unroll
+  for (int i = 0; i < 96; ++i) held[i] = data[i * 1024 + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 96; ++i) data[i * 1024 + threadIdx.x] =
+        held[95 - i] * held[(i * 7) % 96] + shared[i % 25];
+}
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cold kernel cache of this test's own."""
+    folder = tmp_path / "kernels"
+    monkeypatch.setenv("SPARSETILE_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A device tree of this test's own, with two small kernels."""
+    folder = tmp_path / "cuda"
+    folder.mkdir()
+    (folder / "tiny.cu").write_text(TINY)
+    (folder / "spilling.cu").write_text(SPILLING)
+    for place in (source_module, module):
+        monkeypatch.setattr(place, "DEVICE_TREE", folder)
+    device_tree_digest.cache_clear()
+    yield folder
+    device_tree_digest.cache_clear()
+
+
+def tiny(value: int = 1) -> KernelSource:
+    return KernelSource.make("tiny.cu", "tiny", {"kValue": value})
+
+
+def entries(cache: Path) -> tuple[Path, Path]:
+    """The two files of a cache that holds one kernel: its cubin, its report."""
+    files = [path for path in (cache / "entries").rglob("*") if path.is_file()]
+    reports = [path for path in files if path.read_bytes().startswith(b"{")]
+    assert len(files) == 2 and len(reports) == 1
+    return next(path for path in files if path not in reports), reports[0]
+
+
+def flipped(body: bytes, at: int) -> bytes:
+    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+
+
+def test_a_kernel_of_the_library_compiles_without_a_gpu_and_is_found_again(cache):
+    spec = KERNELS["sddmm_csr"]
+    source = spec.source(next(spec.configs()))
+    cold, warm = compile_source(source, ARCH), compile_source(source, ARCH)
+    assert not cold.from_cache and cold.seconds > 0
+    assert warm.from_cache and warm.seconds == 0.0
+    assert cold.cubin == warm.cubin and cold.cubin.startswith(b"\x7fELF")
+    assert cold.resources == warm.resources
+    assert cold.resources.registers > 0 and not cold.resources.spills
+    assert (cold.source, cold.arch) == (source, ARCH)
+
+
+def test_spills_stack_and_shared_memory_are_read_from_the_compiler_s_report(cache, tree):
+    found = compile_source(KernelSource.make("spilling.cu", "spilling", {}), "sm_80").resources
+    assert found.registers == 32
+    assert found.spills and found.spill_store_bytes > 0 and found.spill_load_bytes > 0
+    assert found.stack_bytes > 0 and found.static_shared_bytes == 100
+
+
+def test_another_configuration_architecture_or_device_tree_is_another_entry(cache, tree):
+    assert not compile_source(tiny(1), ARCH).from_cache
+    assert not compile_source(tiny(2), ARCH).from_cache
+    assert not compile_source(tiny(1), "sm_80").from_cache
+    assert compile_source(tiny(1), ARCH).from_cache
+    (tree / "unrelated.cuh").write_text("// a header that a kernel might include\n")
+    device_tree_digest.cache_clear()
+    assert not compile_source(tiny(1), ARCH).from_cache
+
+
+@pytest.mark.parametrize("which", ["cubin", "report"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda body: flipped(body, 0),
+        lambda body: flipped(body, len(body) // 2),
+        lambda body: body[: len(body) // 2],
+        lambda body: b"",
+        lambda body: b"null",
+        lambda body: b'{"sha256": 1}',
+        lambda body: body + b"x",
+    ],
+    ids=["first byte", "middle byte", "truncated", "empty", "null", "other fields", "longer"],
+)
+def test_a_damaged_entry_is_compiled_again_and_mended(cache, tree, which, damage):
+    first = compile_source(tiny(), ARCH)
+    file = entries(cache)[which == "report"]
+    file.write_bytes(damage(file.read_bytes()))
+    again = compile_source(tiny(), ARCH)
+    assert not again.from_cache
+    assert (again.cubin, again.resources) == (first.cubin, first.resources)
+    assert compile_source(tiny(), ARCH).from_cache
+
+
+@pytest.mark.parametrize("which", ["cubin", "report"])
+def test_a_missing_half_of_an_entry_is_compiled_again(cache, tree, which):
+    compile_source(tiny(), ARCH)
+    entries(cache)[which == "report"].unlink()
+    assert not compile_source(tiny(), ARCH).from_cache
+    assert compile_source(tiny(), ARCH).from_cache
+
+
+def test_the_report_of_another_cubin_is_not_believed(cache, tree):
+    compile_source(tiny(), ARCH)
+    report = entries(cache)[1]
+    body = json.loads(report.read_bytes())
+    body["sha256"] = "0" * 64
+    report.write_bytes(json.dumps(body).encode())
+    assert not compile_source(tiny(), ARCH).from_cache
+
+
+def test_a_folder_that_cannot_exist_costs_the_cache_and_not_the_compile(
+    tmp_path, tree, monkeypatch, caplog
+):
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("SPARSETILE_CACHE_DIR", str(tmp_path / "file" / "kernels"))
+    with caplog.at_level(logging.INFO, "sparsetile"):
+        assert not compile_source(tiny(), ARCH).from_cache
+        assert not compile_source(tiny(), ARCH).from_cache
+    assert f"kernel cache {tmp_path / 'file' / 'kernels'} not used" in caplog.text
+
+
+def test_a_full_disk_costs_the_cache_and_not_the_compile(cache, tree, monkeypatch, caplog):
+    from cuda.core.utils import FileStreamProgramCache
+
+    def full(self, key, value):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FileStreamProgramCache, "__setitem__", full)
+    with caplog.at_level(logging.INFO, "sparsetile"):
+        assert compile_source(tiny(), ARCH).cubin.startswith(b"\x7fELF")
+    assert "not written" in caplog.text and "No space left on device" in caplog.text
+
+
+def test_the_cache_can_be_left_alone(cache, tree):
+    assert not compile_source(tiny(), ARCH, use_cache=False).from_cache
+    assert not cache.exists()
+
+
+def test_one_line_of_information_comes_before_a_compile_and_none_before_a_hit(
+    cache, tree, caplog, monkeypatch
+):
+    order = []
+    monkeypatch.setattr(module.log, "info", lambda text, *args: order.append(text % args))
+    report = module._report
+    monkeypatch.setattr(module, "_report", lambda *args: order.append("compiled") or report(*args))
+    compile_source(tiny(7), "sm_80")
+    assert order == ["compiling tiny[kValue=7] for sm_80", "compiled"]
+    compile_source(tiny(7), "sm_80")
+    assert len(order) == 2
+    assert module.log.name == "sparsetile"
+
+
+_CHILD = """
+import sys
+from sparsetile.jit import compile_source
+from sparsetile.kernels import KERNELS
+print("ready", flush=True)
+sys.stdin.readline()
+spec = KERNELS["sddmm_csr"]
+found = compile_source(spec.source(next(spec.configs())), "sm_90a")
+print(found.cubin.hex()[:40], len(found.cubin), found.resources.registers)
+"""
+
+
+def test_two_processes_on_a_cold_cache_both_succeed_and_leave_it_whole(cache):
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", _CHILD],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        for child in children:
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        answers = [child.communicate(timeout=120) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    assert [child.returncode for child in children] == [0, 0], answers
+    assert answers[0] == answers[1]
+    spec = KERNELS["sddmm_csr"]
+    found = compile_source(spec.source(next(spec.configs())), ARCH)
+    assert found.from_cache
+    assert f"{found.cubin.hex()[:40]} {len(found.cubin)}" in answers[0][0]
+
+
+def test_a_broken_source_gives_the_compiler_s_log_and_the_source_s_path(cache, tree):
+    (tree / "tiny.cu").write_text(TINY.replace("kValue", "kValue + kMissing"))
+    with pytest.raises(CompileError) as caught:
+        compile_source(tiny(), ARCH)
+    error = caught.value
+    assert error.source_path == str(tree / "tiny.cu")
+    assert "kMissing" in error.log and "tiny.cu(2)" in error.log
+    assert str(error).startswith(
+        "compile: tiny[kValue=1] must compile for sm_90a, got an NVRTC error. "
+        f"Source {tree / 'tiny.cu'}; the compiler said:\n"
+    )
+    assert error.log in str(error)
+
+
+def test_a_refused_source_is_not_remembered(cache, tree):
+    (tree / "tiny.cu").write_text("broken")
+    with pytest.raises(CompileError):
+        compile_source(tiny(), ARCH)
+    (tree / "tiny.cu").write_text(TINY)
+    assert compile_source(tiny(), ARCH).resources.registers > 0
+
+
+def test_host_and_device_that_disagree_on_the_parameters_do_not_compile(cache):
+    spec = KERNELS["sddmm_csr"]
+    source = spec.source(next(spec.configs()))
+    config = {**dict(source.config), "kParamsBytes": 8}
+    with pytest.raises(CompileError, match="host and device disagree on the parameter struct"):
+        compile_source(KernelSource.make(source.file, source.entry, config), ARCH)
+
+
+@pytest.mark.parametrize("arch", ["hopper", "sm_9", "sm_90x", "compute_90", "sm_90a ", ""])
+def test_a_name_that_is_no_architecture_is_refused(cache, arch):
+    with pytest.raises(ValueError) as caught:
+        compile_source(tiny(), arch)
+    assert str(caught.value) == (
+        f"compile: arch must be a name such as sm_80 or sm_90a, got {arch!r}. Give one of those."
+    )
+
+
+def test_an_architecture_the_compiler_does_not_know_is_a_compile_error(cache, tree):
+    with pytest.raises(CompileError, match=r"must compile for sm_10, got an NVRTC error"):
+        compile_source(tiny(), "sm_10")
+
+
+def test_the_compiler_s_absence_is_told_in_words(monkeypatch):
+    assert compiler_available() is None
+    major, minor = nvrtc_version()
+    assert major >= 13 and minor >= 0
+
+    def missing():
+        raise ImportError("libnvrtc.so.13 is not here")
+
+    monkeypatch.setattr(module, "nvrtc_version", missing)
+    assert compiler_available() == "ImportError: libnvrtc.so.13 is not here"
+
+
+def test_a_compiler_that_answers_with_an_error_says_which(monkeypatch):
+    from cuda.bindings import nvrtc
+
+    status = nvrtc.nvrtcResult.NVRTC_ERROR_INTERNAL_ERROR
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (status, 0, 0))
+    nvrtc_version.cache_clear()
+    try:
+        assert str(compiler_available()).startswith("RuntimeError: nvrtcVersion answered")
+    finally:
+        nvrtc_version.cache_clear()
+
+
+def test_the_architectures_of_the_tests_are_real_names():
+    assert {"sm_80", "sm_89", "sm_90a"} <= set(ARCHITECTURES)

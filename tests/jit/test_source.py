@@ -1,0 +1,141 @@
+"""What a kernel is compiled from: generated header, file, digest, label."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sparsetile.jit import KernelSource, code_digest, config_header, device_tree_digest
+from sparsetile.jit import source as module
+from sparsetile.kernels import KERNELS
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A copy of the device tree, in the place where the package would have it."""
+    package = tmp_path / "sparsetile"
+    for room in ("kernels", "jit"):
+        origin = module.DEVICE_TREE.parent.parent / room
+        shutil.copytree(origin, package / room, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = package / "kernels" / "cuda"
+    monkeypatch.setattr(module, "DEVICE_TREE", copy)
+    device_tree_digest.cache_clear()
+    yield copy
+    device_tree_digest.cache_clear()
+
+
+def digest() -> str:
+    device_tree_digest.cache_clear()
+    return device_tree_digest()
+
+
+def test_the_header_declares_numbers_as_constexpr_and_types_by_name():
+    config = (("ELEMENT", "F16"), ("kExtremum", False), ("kLanes", 8), ("kWeighted", True))
+    assert config_header(config) == (
+        "// Generated: the configuration of this kernel.\n"
+        "#define ELEMENT F16\n"
+        "constexpr bool kExtremum = false;\n"
+        "constexpr int kLanes = 8;\n"
+        "constexpr bool kWeighted = true;\n"
+    )
+
+
+def test_the_text_is_the_header_and_then_the_file_as_it_stands(tree):
+    (tree / "tiny.cu").write_text('extern "C" __global__ void tiny() {}\n')
+    source = KernelSource.make("tiny.cu", "tiny", {"kVec": 4})
+    assert source.path == tree / "tiny.cu"
+    assert source.text() == (
+        "// Generated: the configuration of this kernel.\nconstexpr int kVec = 4;\n"
+        '#line 1 "tiny.cu"\nextern "C" __global__ void tiny() {}\n'
+    )
+
+
+def test_the_order_in_which_a_configuration_was_written_does_not_matter():
+    one = KernelSource.make("a.cu", "a", {"kVec": 4, "ELEMENT": "F32", "kWeighted": True})
+    other = KernelSource.make("a.cu", "a", {"kWeighted": True, "ELEMENT": "F32", "kVec": 4})
+    assert one == other and hash(one) == hash(other)
+
+
+def test_the_label_names_the_kernel_and_every_constant():
+    source = KernelSource.make("a.cu", "add", {"kVec": 4, "ELEMENT": "F32", "kWeighted": True})
+    assert source.label == "add[ELEMENT=F32 kVec=4 kWeighted=true]"
+
+
+def test_the_digest_of_an_unchanged_tree_stays_the_same(tree):
+    assert digest() == digest()
+
+
+def test_the_digest_of_a_copy_is_that_of_the_tree(tree, monkeypatch):
+    copied = digest()
+    monkeypatch.undo()
+    assert digest() == copied
+
+
+@pytest.mark.parametrize("suffix", [".cu", ".cuh"])
+def test_one_changed_byte_of_device_code_changes_both_digests(tree, suffix):
+    tree_before, code_before = digest(), code_digest()
+    file = sorted(tree.glob(f"*{suffix}"))[0]
+    file.write_bytes(file.read_bytes() + b" ")
+    assert digest() != tree_before
+    assert code_digest() != code_before
+
+
+def test_an_added_a_renamed_and_a_removed_file_change_the_digest(tree):
+    seen = {digest()}
+    (tree / "extra.cuh").write_text("// nothing\n")
+    seen.add(digest())
+    (tree / "extra.cuh").rename(tree / "other.cuh")
+    seen.add(digest())
+    assert len(seen) == 3
+    (tree / "other.cuh").unlink()
+    assert digest() in seen
+
+
+def test_content_moved_from_one_file_to_the_next_changes_the_digest(tree):
+    (tree / "y.cuh").write_bytes(b"ab")
+    (tree / "z.cuh").write_bytes(b"c")
+    before = digest()
+    (tree / "y.cuh").write_bytes(b"a")
+    (tree / "z.cuh").write_bytes(b"bc")
+    assert digest() != before
+
+
+def test_host_code_is_part_of_the_record_s_digest_but_not_of_the_cache_key(tree):
+    tree_before, code_before = digest(), code_digest()
+    host = tree.parent / "spec.py"
+    host.write_text(host.read_text() + "\n# changed\n")
+    assert digest() == tree_before
+    assert code_digest() != code_before
+
+
+def test_files_that_are_not_code_do_not_count(tree):
+    tree_before, code_before = digest(), code_digest()
+    (tree / "notes.txt").write_text("no code")
+    (tree.parent / "__pycache__").mkdir()
+    (tree.parent / "__pycache__" / "spec.pyc").write_bytes(b"\0")
+    assert (digest(), code_digest()) == (tree_before, code_before)
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_every_kernel_is_one_file_with_one_entry_of_its_name(name):
+    spec = KERNELS[name]
+    source = spec.source(next(spec.configs()))
+    text = source.path.read_text()
+    assert text.count('extern "C"') == 1
+    assert f"{name}(" in text
+    assert ("kParamsBytes", dict(source.config)["kParamsBytes"]) in source.config
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_no_two_configurations_of_a_kernel_are_the_same(name):
+    labels = [KERNELS[name].source(config).label for config in KERNELS[name].configs()]
+    assert len(labels) == len(set(labels))
+
+
+def test_a_kernel_for_some_architectures_runs_on_those_alone():
+    spec = next(iter(KERNELS.values()))
+    assert spec.runs_on("sm_80") and spec.runs_on("sm_120")
+    limited = type(spec)("k", "P", spec.configs, architectures=("sm_90a",))
+    assert limited.runs_on("sm_90a") and not limited.runs_on("sm_80")

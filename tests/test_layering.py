@@ -1,0 +1,210 @@
+"""The order of the house: a module imports only from rooms above its own.
+
+Imports are read from the source, so that those inside functions count like those at the top.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "src" / "sparsetile"
+
+# From the ground up. Rooms of one floor do not know each other.
+FLOORS = (
+    ("errors", "_version"),
+    ("checks", "settings"),
+    ("intake",),
+    ("reorder",),
+    ("formats",),
+    ("balance",),
+    ("jit",),
+    ("kernels",),
+    ("systems",),
+    ("tune",),
+    ("ops",),
+    ("plan",),
+    ("explain", "planfile", "planner"),
+    ("product",),
+    ("nn",),
+    ("dist",),
+    ("record",),
+    ("data",),
+    ("bench",),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# `import sparsetile` means the package's public names, the highest of which is in this room.
+FRONT = "product"
+
+# Plan.explain and Plan.save are methods of a plan, but their texts and files would make plan.py
+# too long. They live one floor up, and the two methods fetch them when called.
+ALLOWED = {("plan", "explain"), ("plan", "planfile")}
+
+MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    """``intake/csr.py`` -> ``intake``; ``plan.py`` -> ``plan``."""
+    return module.split("/")[0].removesuffix(".py")
+
+
+def is_room(name: str) -> bool:
+    return (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file()
+
+
+def public_names() -> dict[str, str]:
+    """Name in ``sparsetile/__init__.py`` -> room it comes from."""
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    return {
+        alias.asname or alias.name: str(node.module).split(".")[1]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("sparsetile.")
+        for alias in node.names
+    }
+
+
+def imported_modules(source: str) -> Iterator[tuple[int, str, list[str]]]:
+    """Yield (line, dotted module, names) for each import anywhere in ``source``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, []
+        elif isinstance(node, ast.ImportFrom):
+            yield (
+                node.lineno,
+                "." * node.level + (node.module or ""),
+                [alias.name for alias in node.names],
+            )
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield node.lineno, str(node.args[0].value), []
+
+
+def imported_rooms(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, room) for each import of the package's own."""
+    for line, module, names in imported_modules(source):
+        parts = module.split(".")
+        if parts[0] != "sparsetile":
+            continue
+        if len(parts) > 1:
+            yield line, parts[1]
+        elif not names:
+            yield line, FRONT
+        else:
+            for name in names:
+                yield line, name if is_room(name) else public_names().get(name, FRONT)
+
+
+def violations(module: str, source: str) -> list[str]:
+    here = room_of(module)
+    return [
+        f"{module}:{line} imports from {room}"
+        for line, room in imported_rooms(source)
+        if room != here and (here, room) not in ALLOWED and FLOOR[room] >= FLOOR[here]
+    ]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "__init__.py"])
+def test_a_module_imports_only_from_rooms_above_its_own(module: str):
+    assert room_of(module) in FLOOR, f"{module} has no place in the order: add it to FLOORS"
+    assert violations(module, (ROOT / module).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "module, source",
+    [
+        ("intake/csr.py", "from sparsetile.systems import SYSTEMS"),
+        ("intake/csr.py", "def lazy():\n    from sparsetile.ops import Bundle"),
+        ("intake/csr.py", "import sparsetile"),
+        ("intake/csr.py", "from sparsetile import ops"),
+        ("systems/base.py", "from sparsetile import plan"),
+        ("tune/roofline.py", "import importlib\nimportlib.import_module('sparsetile.plan')"),
+        ("planner.py", "from sparsetile.planfile import load_plan"),
+        ("formats/rows.py", "import sparsetile.balance.segments"),
+    ],
+)
+def test_an_import_from_below_is_found_wherever_it_stands(module: str, source: str):
+    assert len(violations(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    "module, source",
+    [
+        ("plan.py", "from sparsetile import ops, settings"),
+        ("plan.py", "def explain():\n    from sparsetile.explain import explain_plan"),
+        ("bench/driver.py", "from sparsetile import __version__"),
+        ("systems/dense.py", "from sparsetile.systems.registry import runner"),
+        ("cli/run.py", "import sparsetile"),
+    ],
+)
+def test_an_import_from_above_or_beside_is_right(module: str, source: str):
+    assert violations(module, source) == []
+
+
+def test_imports_are_absolute():
+    relative = [
+        f"{module}:{line}"
+        for module in MODULES
+        for line, name, _ in imported_modules((ROOT / module).read_text())
+        if name.startswith(".")
+    ]
+    assert relative == []
+
+
+def environment_readers(source: str) -> list[int]:
+    """Lines that touch the process's environment."""
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        attribute = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os"
+        if (attribute and node.attr in names) or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "os"
+            and names & {alias.name for alias in node.names}
+        ):
+            found.append(node.lineno)
+    return found
+
+
+def importers(*packages: str) -> set[str]:
+    """Modules of ours that import one of ``packages`` anywhere."""
+    return {
+        module
+        for module in MODULES
+        for _, name, _ in imported_modules((ROOT / module).read_text())
+        if name.split(".")[0] in packages
+    }
+
+
+def test_only_settings_reads_the_environment():
+    readers = {name for name in MODULES if environment_readers((ROOT / name).read_text())}
+    assert readers == {"settings.py"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import os\nos.environ['A']", "import os\nos.getenv('A')", "from os import environ"],
+)
+def test_a_reader_of_the_environment_is_found(source: str):
+    assert environment_readers(source)
+
+
+def test_only_the_compiler_s_room_imports_cuda():
+    found = importers("cuda")
+    assert found, "the check must see jit's own imports"
+    assert {name for name in found if room_of(name) != "jit"} == set()
+
+
+def test_only_the_cpu_kernels_import_numba():
+    found = importers("numba", "llvmlite")
+    assert found, "the check must see the kernels' own imports"
+    assert {name for name in found if not name.startswith("kernels/cpu_")} == set()
