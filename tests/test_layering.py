@@ -25,7 +25,7 @@ FLOORS = (
     ("kernels",),
     ("systems",),
     ("tune",),
-    ("ops",),
+    ("ops", "operands"),
     ("plan",),
     ("explain", "planfile", "planner"),
     ("product",),

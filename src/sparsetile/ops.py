@@ -30,8 +30,8 @@ __all__ = ["Bundle", "flatten", "row_major"]
 
 _LIB = torch.library.Library("sparsetile", "DEF")
 _LIB.define(
-    "spmm(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor B, str recipe, str reduce, "
-    "float alpha) -> Tensor"
+    "spmm(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor B, Tensor? bias, str recipe, "
+    "str reduce, float alpha, bool relu, ScalarType? out_dtype) -> Tensor"
 )
 _LIB.define(
     "spmm_out(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor B, Tensor(a!) out, "
@@ -127,20 +127,26 @@ def spmm(
     values: Tensor | None,
     packed: Tensor | None,
     B: Tensor,
+    bias: Tensor | None,
     recipe: str,
     reduce: str,
     alpha: float,
+    relu: bool,
+    out_dtype: torch.dtype | None,
 ) -> Tensor:
-    """C = alpha · A·B (sum or mean): the operator's kernel, also called straight by plans."""
+    """relu(alpha · A·B + bias), sum or mean: the kernel, also called straight by plans."""
     bundle = _bundle(recipe)
-    out = B.new_empty((*B.shape[:-2], bundle.rows, B.shape[-1]))
+    out = B.new_empty((*B.shape[:-2], bundle.rows, B.shape[-1]), dtype=out_dtype or B.dtype)
+    if bias is not None:
+        wide = torch.float64 if B.dtype is torch.float64 else torch.float32
+        bias = bias.to(wide).contiguous()
     bundle.forward.spmm(
         tensors[bundle.forward_slice],
         _packed_vector(values),
         packed,
         row_major(B),
         out,
-        Epilogue(alpha=alpha, mean=reduce == "mean"),
+        Epilogue(alpha=alpha, mean=reduce == "mean", bias=bias, relu=relu),
     )
     return out
 
@@ -202,8 +208,9 @@ for _name, _kernel in (
 
 
 @torch.library.register_fake("sparsetile::spmm", lib=_LIB)
-def _(tensors, values, packed, B, recipe, reduce, alpha):  # type: ignore[no-untyped-def]
-    return B.new_empty((*B.shape[:-2], _bundle(recipe).rows, B.shape[-1]))
+def _(tensors, values, packed, B, bias, recipe, reduce, alpha, relu, out_dtype):  # type: ignore[no-untyped-def]
+    shape = (*B.shape[:-2], _bundle(recipe).rows, B.shape[-1])
+    return B.new_empty(shape, dtype=out_dtype or B.dtype)
 
 
 @torch.library.register_fake("sparsetile::spmm_out", lib=_LIB)
@@ -241,10 +248,11 @@ def _reordered(values: Tensor | None, order: Tensor) -> Tensor | None:
 
 
 def _spmm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tensors, values, _, B, ctx.recipe, ctx.reduce, ctx.alpha = inputs
+    tensors, values, _, B, _, ctx.recipe, ctx.reduce, ctx.alpha, ctx.relu, _ = inputs
     ctx.weighted = values is not None
     ctx.count = len(tensors)
-    ctx.save_for_backward(*tensors, B, *([values] if ctx.weighted else []))
+    kept = [*([values] if ctx.weighted else []), *([output] if ctx.relu else [])]
+    ctx.save_for_backward(*tensors, B, *kept)
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -253,6 +261,10 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     values = saved[ctx.count + 1] if ctx.weighted else None
     bundle = _bundle(ctx.recipe)
     _need_transpose(bundle)
+    if ctx.relu:
+        grad = torch.where(saved[-1] > 0, grad, torch.zeros_like(grad))
+    d_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[4] else None
+    grad = grad.to(B.dtype)
     if ctx.reduce == "mean":
         grad = grad * _row_scale(tensors[0], grad)
     d_values = d_B = None
@@ -264,11 +276,14 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             _reordered(values, tensors[bundle.size]),
             None,
             grad,
+            None,
             bundle.mirrored,
             "sum",
             ctx.alpha,
+            False,
+            None,
         )
-    return [None] * ctx.count, d_values, None, d_B, None, None, None
+    return [None] * ctx.count, d_values, None, d_B, d_bias, None, None, None, None, None
 
 
 torch.library.register_autograd(
@@ -288,10 +303,13 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     _need_transpose(bundle)
     d_G = d_B = None
     if ctx.needs_input_grad[1]:
-        d_G = torch.ops.sparsetile.spmm(tensors, grad, None, B, ctx.recipe, "sum", 1.0)
+        d_G = torch.ops.sparsetile.spmm(
+            tensors, grad, None, B, None, ctx.recipe, "sum", 1.0, False, None
+        )
     if ctx.needs_input_grad[2]:
+        t_grad = grad[tensors[bundle.size]]
         d_B = torch.ops.sparsetile.spmm(
-            bundle.mirror(tensors), grad[tensors[bundle.size]], None, G, bundle.mirrored, "sum", 1.0
+            bundle.mirror(tensors), t_grad, None, G, None, bundle.mirrored, "sum", 1.0, False, None
         )
     return [None] * ctx.count, d_G, d_B, None
 

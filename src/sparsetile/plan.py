@@ -20,7 +20,7 @@ from sparsetile import ops
 from sparsetile.checks import reduce_name
 from sparsetile.errors import type_error, value_error
 from sparsetile.intake import CSR
-from sparsetile.intake.csr import VALUE_DTYPES
+from sparsetile.operands import check_epilogue, check_operand, check_out, check_values
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, Stage, candidates, runner
 from sparsetile.systems.registry import PATTERN_SYSTEMS, unsupported
@@ -155,7 +155,7 @@ class Plan:
         Plan
             The plan itself.
         """
-        self._check_values("update_values", values)
+        check_values("update_values", self, values)
         if values.requires_grad:
             self._follow = functools.partial(self._csr.canonical_values, values)
         else:
@@ -165,29 +165,6 @@ class Plan:
             canonical = canonical.clone()  # the plan must not change when the caller's tensor does
         self._set_values(canonical)
         return self
-
-    def _check_values(self, function: str, values: Tensor) -> None:
-        entries = self.nnz if self._csr.entry_map is None else self._csr.entry_map.numel()
-        if not isinstance(values, Tensor):
-            raise type_error(
-                function, "values", "a torch tensor", type(values).__name__,
-                "Convert it with torch.as_tensor",
-            )  # fmt: skip
-        if values.shape != (entries,):
-            raise value_error(
-                function, "values", f"of shape ({entries},)", tuple(values.shape),
-                "Give one value per entry of the matrix that was planned",
-            )  # fmt: skip
-        if values.device != self.device:
-            raise value_error(
-                function, "values", f"on {self.device}", values.device,
-                f"Call values.to({str(self.device)!r})",
-            )  # fmt: skip
-        if values.dtype not in VALUE_DTYPES:
-            raise type_error(
-                function, "values", "a float tensor", values.dtype,
-                f"Call values.to({self.dtype})",
-            )  # fmt: skip
 
     def _values_transposed(self) -> Tensor | None:
         return None if self._values is None else self._values[self._order]
@@ -205,24 +182,6 @@ class Plan:
 
     # -- products -------------------------------------------------------------------------------
 
-    def _check_operand(self, B: Tensor) -> None:
-        if not isinstance(B, Tensor):
-            raise type_error(
-                "run", "B", "a torch tensor", type(B).__name__, "Convert it with torch.as_tensor"
-            )
-        if B.dim() < 2 or B.shape[-2] != self.shape[1]:
-            raise value_error(
-                "run", "B", f"of shape [..., {self.shape[1]}, N]", tuple(B.shape),
-                f"A is {self.shape[0]}x{self.shape[1]}: B needs one row per column of A",
-            )  # fmt: skip
-        if B.device != self.device:
-            raise value_error(
-                "run", "B", f"on {self.device} like the plan", B.device,
-                f"Move it with B.to({str(self.device)!r}), or plan with A on B's device",
-            )  # fmt: skip
-        if B.layout is not torch.strided:
-            raise type_error("run", "B", "a dense tensor", B.layout, "Call B.to_dense()")
-
     def run(
         self,
         B: Tensor,
@@ -232,8 +191,11 @@ class Plan:
         beta: float = 0.0,
         reduce: str = "sum",
         values: Tensor | None = None,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return C = alpha · A·B (+ beta · out).
+        """Return C = alpha · A·B (+ beta · out), or relu(alpha · A·B + bias).
 
         Parameters
         ----------
@@ -249,11 +211,22 @@ class Plan:
         values : Tensor [entries], optional
             Values for this product only, in the order of the matrix that was planned; gradients
             flow into them. The plan's own values when None.
+        bias : Tensor [N], optional
+            Added to every row before the result is stored; not with ``out``, max or min.
+        relu : bool
+            Replace negative results by 0; not with ``out``, max or min.
+        out_dtype : torch.dtype, optional
+            float32 to keep the sums of a 16-bit product unrounded; B's dtype when None.
         """
         if (
             out is None
+            and beta == 0.0
+            and bias is None
+            and not relu
+            and out_dtype is None
             and values is None
             and reduce == "sum"
+            and beta == 0.0
             and type(B) is Tensor
             and B.dim() == 2
             and B.layout is torch.strided
@@ -268,12 +241,13 @@ class Plan:
             if self._bound is not None and alpha == 1.0 and B.stride(1) == 1:
                 return self._bound(B)
             return ops.spmm(
-                self._tensors, self._values, self._packed, B, self._recipe, "sum", alpha
-            )
+                self._tensors, self._values, self._packed, B, None, self._recipe, "sum",
+                float(alpha), False, None,
+            )  # fmt: skip
         if values is not None:
-            self._check_values("run", values)
+            check_values("run", self, values)
             values = self._csr.canonical_values(values)
-        return self._run_checked(B, out, alpha, beta, reduce, values)
+        return self._run_checked(B, out, alpha, beta, reduce, values, bias, relu, out_dtype)
 
     def __matmul__(self, B: Tensor) -> Tensor:
         if not isinstance(B, Tensor):
@@ -308,8 +282,11 @@ class Plan:
         beta: float,
         reduce: str,
         given: Tensor | None,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        self._check_operand(B)
+        check_operand(self, B)
         reduce = reduce_name("run", reduce)
         dtype = self.dtype
         if torch.is_autocast_enabled(self.device.type) and B.dtype is not torch.float64:
@@ -328,13 +305,13 @@ class Plan:
             values, packed = given.to(dtype), None
         if beta != 0.0 and out is None:
             raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")
-        needs_grad = torch.is_grad_enabled() and (
-            B.requires_grad or (values is not None and values.requires_grad)
-        )
+        tracked = any(t is not None and t.requires_grad for t in (B, values, bias))
+        needs_grad = torch.is_grad_enabled() and tracked
+        check_epilogue(B, out, reduce, bias, relu, out_dtype)
         lead = B.shape[:-2]
         flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
         if out is not None:
-            self._check_out(B, out, reduce, needs_grad)
+            check_out(self.shape[0], B, out, reduce, needs_grad)
             target = out if len(lead) in (0, 1) else out.view(lead.numel(), *out.shape[-2:])
             torch.ops.sparsetile.spmm_out(
                 self._tensors, values, packed, flat, target, self._recipe, reduce,
@@ -350,29 +327,10 @@ class Plan:
             C = C if alpha == 1.0 else C * alpha
         else:
             C = torch.ops.sparsetile.spmm(
-                self._tensors, values, packed, flat, self._recipe, reduce, float(alpha)
-            )
+                self._tensors, values, packed, flat, bias, self._recipe, reduce, float(alpha),
+                relu, out_dtype,
+            )  # fmt: skip
         return C.reshape(*lead, *C.shape[-2:]) if len(lead) > 1 else C
-
-    def _check_out(self, B: Tensor, out: Tensor, reduce: str, needs_grad: bool) -> None:
-        shape = (*B.shape[:-2], self.shape[0], B.shape[-1])
-        if not isinstance(out, Tensor):
-            raise type_error("run", "out", "a torch tensor", type(out).__name__, "Pass a tensor")
-        if out.shape != shape or out.dtype != B.dtype or out.device != B.device:
-            raise value_error(
-                "run", "out", f"{B.dtype} of shape {shape} on {B.device}",
-                f"{out.dtype} of shape {tuple(out.shape)} on {out.device}",
-                "Allocate it with torch.empty, or leave out= away",
-            )  # fmt: skip
-        if reduce in ("max", "min"):
-            raise value_error(
-                "run", "reduce", "sum or mean when out is given", reduce, "Leave out= away"
-            )
-        if needs_grad:
-            raise value_error(
-                "run", "out", "left away when gradients are needed", "a tensor",
-                "Leave out= away, or run under torch.no_grad()",
-            )  # fmt: skip
 
     # -- transpose and gradients ----------------------------------------------------------------
 

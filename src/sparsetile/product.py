@@ -130,6 +130,8 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
             kept._set_values(None if kept.values is None else kept.values.detach())
             kept._follow = None  # it would keep A alive
             entry.plans[key] = kept
-    if torch.is_grad_enabled() and _tracked(A):
+    # Autograd keeps what a product read. It must be A's own values: the plan's copy of a sparse
+    # tensor's is written anew at each call on a GPU, which autograd would take for a change.
+    if torch.is_grad_enabled() and (_tracked(A) or (B.requires_grad and isinstance(A, Tensor))):
         return kept._run_checked(B, None, 1.0, 0.0, reduce, current_values(A, kept._csr))
     return kept.run(B, reduce=reduce)

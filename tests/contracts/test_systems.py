@@ -278,7 +278,10 @@ def test_operators_pass_opcheck(system, device):
     B = torch.randn(15, 4, dtype=torch.float64, device=device, requires_grad=True)
     G = torch.randn(20, 4, dtype=torch.float64, device=device, requires_grad=True)
     ops, tensors, recipe = torch.ops.sparsetile, plan._tensors, plan._recipe
-    torch.library.opcheck(ops.spmm.default, (tensors, values, None, B, recipe, "sum", 1.0))
+    bias = torch.randn(4, dtype=torch.float64, device=device, requires_grad=True)
+    for relu in (False, True):
+        arguments = (tensors, values, None, B, bias, recipe, "sum", 1.0, relu, None)
+        torch.library.opcheck(ops.spmm.default, arguments)
     torch.library.opcheck(ops.sddmm.default, (tensors, G, B, recipe))
     torch.library.opcheck(ops.spmm_extremum.default, (tensors, values, B, recipe, "max"))
     plain = (tensors, values.detach(), None, B.detach(), G.detach(), recipe, "sum", 1.0, 0.5)
@@ -291,3 +294,49 @@ def test_runs_under_inference_mode(system, device):
     with torch.inference_mode():
         C = plan @ B.clone()
     assert_close(C, csr, B)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_adds_a_bias_and_clips_below_zero_in_the_same_product(system, device, dtype):
+    needs(system, dtype)
+    csr = csr_of(with_dense_row(50, 700, 6), dtype=dtype).to(device)
+    plan, B = st.plan(csr, 20, system=system), dense_like(700, 20, device, dtype)
+    bias = torch.randn(20, device=device)
+    expected = torch.relu(reference(csr, B) * 0.5 + bias.cpu().double())
+    C = plan.run(B, alpha=0.5, bias=bias, relu=True)
+    assert C.dtype is dtype
+    assert torch.allclose(C.cpu().double(), expected, rtol=2e-3, atol=2e-3)
+    assert bool((C >= 0).all())
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("relu", [False, True])
+def test_gradients_flow_through_bias_and_relu(system, device, reduce, relu):
+    csr = csr_of(random_matrix(12, 14, 0.3), dtype=torch.float64).to(device)
+    plan = st.plan(csr, 3, system=system)
+    values = csr.values.clone().requires_grad_()
+    B = torch.randn(2, 14, 3, dtype=torch.float64, device=device, requires_grad=True)
+    bias = torch.randn(3, dtype=torch.float64, device=device, requires_grad=True)
+
+    def product(v, b, c):
+        return plan.run(b, values=v, bias=c, relu=relu, reduce=reduce)
+
+    assert torch.autograd.gradcheck(product, (values, B, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [7, 64, 200])
+def test_sixteen_bit_input_may_come_out_as_float32(system, device, dtype, n):
+    needs(system, dtype)
+    csr = csr_of(with_dense_row(80, 900, 6), dtype=dtype).to(device)
+    plan = st.plan(csr, n, system=system)
+    B = dense_like(900, n, device, dtype).requires_grad_()
+    C = plan.run(B, out_dtype=torch.float32)
+    assert C.dtype is torch.float32
+    expected = reference(csr, B.detach())
+    magnitude = reference(csr.with_values(csr.values.abs()), B.detach().abs())
+    lengths = csr.row_lengths().cpu().double().unsqueeze(1)
+    bound = (lengths + 2) * torch.finfo(torch.float32).eps * magnitude + 1e-30
+    assert bool(((C.detach().cpu().double() - expected).abs() <= bound).all())
+    C.sum().backward()
+    assert B.grad.dtype is dtype

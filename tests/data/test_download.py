@@ -272,6 +272,7 @@ def mirror_of(tmp_path, content, name="tiny"):
         (gzip.compress(b"no tar" * 99), "tiny.tar.gz must be a whole tar archive"),
         (ARCHIVE[:-20], "tiny.tar.gz must be a whole gzip file"),
     ],
+    ids=["other file", "other content", "no tar", "cut short"],
 )
 def test_an_archive_with_something_else_in_it_is_refused(tmp_path, content, text):
     mirror, data = mirror_of(tmp_path, content), tmp_path / "data"

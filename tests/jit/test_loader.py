@@ -113,20 +113,21 @@ def test_a_launch_that_fails_says_which_kernel_and_with_what():
 
 def test_a_prepared_launch_changes_only_the_fields_it_is_given():
     driver = Driver("4Pi")
-    prepared = kernel(driver, "4Pi").prepare((1, 1, 1), 64, (10, 20, 30, 40, 5))
+    two, second = struct.Struct("@2P"), struct.calcsize("@P")
+    prepared = kernel(driver, "4Pi").prepare((1, 1, 1), 64, (10, 20, 30, 40, 5), two, second)
     assert isinstance(prepared, PreparedLaunch)
-    two = struct.Struct("@2P")
-    prepared.launch(7, two, struct.calcsize("@P"), 21, 31)
-    prepared.launch(8, two, struct.calcsize("@P"), 22, 32)
+    prepared.launch(7, 21, 31)
+    prepared.launch(8, 22, 32)
     assert driver.fields == [(10, 21, 31, 40, 5), (10, 22, 32, 40, 5)]
     assert [call[8] for call in driver.calls] == [7, 8]
     assert driver.calls[0][:8] == ("handle", 1, 1, 1, 64, 1, 1, 1024)
 
 
 def test_a_prepared_launch_that_fails_says_which_kernel():
-    prepared = kernel(Driver("P", status=1), "P").prepare((1, 1, 1), 64, (10,))
+    one = struct.Struct("@P")
+    prepared = kernel(Driver("P", status=1), "P").prepare((1, 1, 1), 64, (10,), one, 0)
     with pytest.raises(RuntimeError) as caught:
-        prepared.launch(0, struct.Struct("@P"), 0, 3)
+        prepared.launch(0, 3)
     assert str(caught.value) == (
         "launch: toy[kVec=4] must start, got 1. Run `sparsetile doctor`; if the GPU is healthy, "
         "report this as a bug."
@@ -145,11 +146,11 @@ def test_threads_do_not_write_into_each_other_s_parameters(prepared):
 
     driver = Slow("2P")
     made = kernel(driver, "2P")
-    repeated = made.prepare((1, 1, 1), 32, (1, 2))
+    repeated = made.prepare((1, 1, 1), 32, (1, 2), struct.Struct("@P"), 0)
 
     def work(number: int) -> None:
         if prepared:
-            repeated.launch(number, struct.Struct("@P"), 0, number)
+            repeated.launch(number, number)
         else:
             made.launch((1, 1, 1), 32, number, number, 2)
 
@@ -183,16 +184,13 @@ def test_more_shared_memory_than_the_device_has_is_refused(monkeypatch):
 
 
 def test_the_current_device_is_entered_only_when_it_is_another(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(module, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda index: f"enter {index}")
     assert module.on_device(1) is module._ALREADY_THERE
     assert module.on_device(0) == "enter 0"
 
 
-def test_the_stream_s_handle_comes_from_torch_whichever_way_it_offers(monkeypatch):
-    monkeypatch.setattr(module, "_raw_stream", lambda device: 40 + device)
-    assert module.current_stream_handle(2) == 42
-    monkeypatch.setattr(module, "_raw_stream", None)
+def test_the_stream_s_handle_is_found_where_torch_has_no_quick_way(monkeypatch):
     stream = SimpleNamespace(cuda_stream=7)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    assert module.current_stream_handle(2) == 7
+    assert module._slow_stream(2) == 7

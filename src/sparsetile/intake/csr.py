@@ -73,9 +73,12 @@ class CSR:
             inverse = torch.empty_like(self.entry_map)
             inverse[self.entry_map] = torch.arange(self.nnz, device=self.device)
             return entry_values[inverse]
+        # Duplicates are added in the caller's order, segment by segment: index_add would add them
+        # in an order that changes from run to run on a GPU.
         wide = entry_values.float() if entry_values.dtype.itemsize < 4 else entry_values
-        summed = torch.zeros(self.nnz, dtype=wide.dtype, device=wide.device)
-        return summed.index_add(0, self.entry_map, wide).to(entry_values.dtype)
+        order = torch.argsort(self.entry_map, stable=True)
+        lengths = torch.bincount(self.entry_map, minlength=self.nnz)
+        return torch.segment_reduce(wide[order], "sum", lengths=lengths).to(entry_values.dtype)
 
     def transpose_order(self) -> Tensor:
         """Stable order of the entries by (column, row), int64 [nnz]: values of the transpose."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ __all__ = [
     "THREADS",
     "RowTile",
     "choose_tile",
+    "out_dtypes",
     "pipeline_pays",
     "sddmm_config",
     "spmm_config",
@@ -133,6 +135,7 @@ def spmm_config(
     tile: RowTile,
     weighted: bool,
     *,
+    out_dtype: torch.dtype | None = None,
     extremum: bool = False,
     bundles: bool = False,
     repair: bool = False,
@@ -141,7 +144,7 @@ def spmm_config(
     """Constants of ``spmm_csr.cu``."""
     return {
         "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": ELEMENTS[dtype],
+        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
         "kVec": tile.vector,
         "kLanes": tile.lanes,
         "kUnroll": _in_flight(tile, bundles),
@@ -172,18 +175,23 @@ def _tiles(dtype: torch.dtype) -> Iterator[RowTile]:
             yield RowTile(width, lanes)
 
 
+def out_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Types a product may be written in: its own, and float32 for the 16-bit ones."""
+    return (dtype, torch.float32) if dtype.itemsize == 2 else (dtype,)
+
+
 def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype in ELEMENTS:
-        for tile in _tiles(dtype):
-            for weighted in (True, False):
-                yield spmm_config(dtype, tile, weighted)
-                yield spmm_config(dtype, tile, weighted, extremum=True)
+        for tile, weighted in itertools.product(_tiles(dtype), (True, False)):
+            for out in out_dtypes(dtype):
+                yield spmm_config(dtype, tile, weighted, out_dtype=out)
                 if dtype in BUNDLE_DTYPES and tile.lanes <= LANES[-2]:
-                    yield spmm_config(dtype, tile, weighted, bundles=True)
-                if tile.lanes == LANES[-1]:
-                    yield spmm_config(dtype, tile, weighted, repair=True)
+                    yield spmm_config(dtype, tile, weighted, out_dtype=out, bundles=True)
                 if tile == _pipelined_tile(dtype):
-                    yield spmm_config(dtype, tile, weighted, pipelined=True)
+                    yield spmm_config(dtype, tile, weighted, out_dtype=out, pipelined=True)
+            yield spmm_config(dtype, tile, weighted, extremum=True)
+            if tile.lanes == LANES[-1]:
+                yield spmm_config(dtype, tile, weighted, repair=True)
 
 
 def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:

@@ -46,6 +46,9 @@ class CPURunner(PatternRunner):
         from sparsetile.kernels import cpu_api
 
         indptr, columns, bounds = parts
+        if out.dtype is not B.dtype:  # 16-bit input, float32 result: nothing is rounded between
+            B = B.to(out.dtype)
+            values = None if values is None else values.to(out.dtype)
         tail = epilogue.bias is not None or epilogue.relu
         beta = 0.0 if tail else epilogue.beta
         target = torch.empty_like(out) if tail else out

@@ -115,9 +115,16 @@ class CSRRunner(PatternRunner):
         return packed
 
     def _launch_for(
-        self, dtype: torch.dtype, n: int, vector: int, mode: str, weighted: bool, device: int
+        self,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        n: int,
+        vector: int,
+        mode: str,
+        weighted: bool,
+        device: int,
     ) -> Launch:
-        key = (dtype, n, vector, mode, weighted, device)
+        key = (dtype, out_dtype, n, vector, mode, weighted, device)
         found = self._launches.get(key)
         if found is None:
             bundles = mode == "sum" and self._mixed is not None and dtype in BUNDLE_DTYPES
@@ -137,6 +144,7 @@ class CSRRunner(PatternRunner):
                 dtype,
                 tile,
                 weighted,
+                out_dtype=out_dtype,
                 extremum=mode in ("max", "min"),
                 bundles=bundles,
                 repair=repair,
@@ -155,7 +163,7 @@ class CSRRunner(PatternRunner):
     def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
         if n and self.rows:
             index = device.index if device.index is not None else torch.cuda.current_device()
-            self._launch_for(dtype, n, vector_width(dtype, n), "sum", weighted, index)
+            self._launch_for(dtype, dtype, n, vector_width(dtype, n), "sum", weighted, index)
 
     def _params(
         self,
@@ -214,9 +222,9 @@ class CSRRunner(PatternRunner):
         b_stride, c_stride, size = B.stride(-2), out.stride(-2), B.element_size()
         b, c, device = B.data_ptr(), out.data_ptr(), B.device.index
         vector = vector_width(
-            B.dtype, n, b_stride, c_stride, b_batch, c_batch, b // size, c // size
+            B.dtype, n, b_stride, c_stride, b_batch, c_batch, b // size, c // out.element_size()
         )
-        launch = self._launch_for(B.dtype, n, vector, mode, values is not None, device)
+        launch = self._launch_for(B.dtype, out.dtype, n, vector, mode, values is not None, device)
         work = launch.work
         if work.bundled and values is not None and packed is None:
             packed = self.pack(parts, values, B.dtype)
@@ -340,7 +348,7 @@ class BoundProduct:
         runner, size = self._runner, B.element_size()
         vector = vector_width(B.dtype, n, stride, pointer // size)
         weighted = self._values is not None
-        launch = runner._launch_for(B.dtype, n, vector, "sum", weighted, self._device)
+        launch = runner._launch_for(B.dtype, B.dtype, n, vector, "sum", weighted, self._device)
         if launch.work.slots:
             return None
         strides = (stride * size, n, 0, 0)

@@ -51,6 +51,9 @@ class DenseRunner(Runner):
     ) -> None:
         exact_parts = parts[2:]
         A = self.pack(parts, values, B.dtype) if packed is None else packed
+        if out.dtype is not B.dtype:  # 16-bit input, float32 result: nothing is rounded between
+            A, B = A.to(out.dtype), B.to(out.dtype)
+            values = None if values is None else values.to(out.dtype)
         plain = epilogue.beta == 0.0
         product = torch.matmul(A, B, out=out) if plain else torch.matmul(A, B)
         self._repair(exact_parts, values, B, product)

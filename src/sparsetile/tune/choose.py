@@ -38,10 +38,9 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
     dense_flops = 2.0 * rows * cols * request.n
     sparse_flops = 2.0 * request.csr.nnz * request.n
     speedup = 4 / request.dtype.itemsize
-    if request.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
-        speedup = 0.13  # plain FP32 units: about 50 TFLOP/s where TF32 has 390
-    elif request.dtype is torch.float64:
-        speedup = 0.13
+    exact = request.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    if request.device.type == "cuda" and (exact or request.dtype is torch.float64):
+        speedup = 0.13  # plain FP32 and FP64 units: about 50 TFLOP/s where TF32 has 390
     dense_bytes = request.dtype.itemsize * (rows * cols + request.n * (cols + rows))
     dense = max(
         dense_flops / (ceilings.dense_flops * _DENSE_SHARE * speedup), dense_bytes / ceilings.dram

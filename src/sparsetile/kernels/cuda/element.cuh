@@ -105,11 +105,18 @@ __device__ __forceinline__ Packed<E, kVec> load_vector(const void* address) {
   return packed;
 }
 
+// Round kVec sums and store them, at most 16 bytes at a time (8 sums of 16-bit input may go out as
+// float32).
 template <typename E, int kVec>
 __device__ __forceinline__ void store_vector(typename E::Storage* address,
                                              const typename E::Acc (&value)[kVec]) {
-  Packed<E, kVec> packed;
+  constexpr int kMost = 16 / sizeof(typename E::Storage);
+  constexpr int kPart = kVec < kMost ? kVec : kMost;
 #pragma unroll
-  for (int v = 0; v < kVec; ++v) packed.element[v] = E::narrow(value[v]);
-  ptx::store_cs(reinterpret_cast<typename Packed<E, kVec>::Word*>(address), packed.word);
+  for (int part = 0; part < kVec; part += kPart) {
+    Packed<E, kPart> packed;
+#pragma unroll
+    for (int v = 0; v < kPart; ++v) packed.element[v] = E::narrow(value[part + v]);
+    ptx::store_cs(reinterpret_cast<typename Packed<E, kPart>::Word*>(address + part), packed.word);
+  }
 }

@@ -30,7 +30,8 @@ struct Params {
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0, "groups must not straddle warps");
 
-extern "C" __global__ void __launch_bounds__(kThreads) sddmm_csr(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 5)
+    sddmm_csr(const __grid_constant__ Params p) {
   constexpr int kItems = kThreads / kLanes;
   const int lane = threadIdx.x % kLanes;
   const int index = blockIdx.x * kItems + threadIdx.x / kLanes;

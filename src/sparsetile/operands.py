@@ -1,0 +1,119 @@
+"""What ``Plan.run`` and ``Plan.update_values`` accept: one clear error for everything else."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sparsetile.errors import type_error, value_error
+from sparsetile.intake.csr import CSR, VALUE_DTYPES
+
+__all__ = ["check_epilogue", "check_operand", "check_out", "check_values"]
+
+
+class _Planned(Protocol):
+    """The part of a plan that its checks look at."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    _csr: CSR
+
+
+def check_operand(plan: _Planned, B: Any) -> None:
+    """A dense tensor [..., K, N] on the plan's device."""
+    if not isinstance(B, Tensor):
+        raise type_error(
+            "run", "B", "a torch tensor", type(B).__name__, "Convert it with torch.as_tensor"
+        )
+    if B.dim() < 2 or B.shape[-2] != plan.shape[1]:
+        raise value_error(
+            "run", "B", f"of shape [..., {plan.shape[1]}, N]", tuple(B.shape),
+            f"A is {plan.shape[0]}x{plan.shape[1]}: B needs one row per column of A",
+        )  # fmt: skip
+    if B.device != plan.device:
+        raise value_error(
+            "run", "B", f"on {plan.device} like the plan", B.device,
+            f"Move it with B.to({str(plan.device)!r}), or plan with A on B's device",
+        )  # fmt: skip
+    if B.layout is not torch.strided:
+        raise type_error("run", "B", "a dense tensor", B.layout, "Call B.to_dense()")
+
+
+def check_values(function: str, plan: _Planned, values: Any) -> None:
+    """One float value per entry of the matrix that was planned, on the plan's device."""
+    entries = plan._csr.nnz if plan._csr.entry_map is None else plan._csr.entry_map.numel()
+    if not isinstance(values, Tensor):
+        raise type_error(
+            function, "values", "a torch tensor", type(values).__name__,
+            "Convert it with torch.as_tensor",
+        )  # fmt: skip
+    if values.shape != (entries,):
+        raise value_error(
+            function, "values", f"of shape ({entries},)", tuple(values.shape),
+            "Give one value per entry of the matrix that was planned",
+        )  # fmt: skip
+    if values.device != plan.device:
+        raise value_error(
+            function, "values", f"on {plan.device}", values.device,
+            f"Call values.to({str(plan.device)!r})",
+        )  # fmt: skip
+    if values.dtype not in VALUE_DTYPES:
+        raise type_error(
+            function, "values", "a float tensor", values.dtype,
+            f"Call values.to({plan.dtype})",
+        )  # fmt: skip
+
+
+def check_epilogue(
+    B: Tensor,
+    out: Tensor | None,
+    reduce: str,
+    bias: Tensor | None,
+    relu: bool,
+    out_dtype: torch.dtype | None,
+) -> None:
+    """Bias, ReLU and output type only where the kernels fuse them."""
+    if bias is None and not relu and out_dtype is None:
+        return
+    if out is not None or reduce in ("max", "min"):
+        raise value_error(
+            "run", "bias, relu and out_dtype", "left away with out, max or min",
+            f"reduce={reduce}" if out is None else "out=", "Apply them to the result instead",
+        )  # fmt: skip
+    if bias is not None and (bias.shape != B.shape[-1:] or bias.device != B.device):
+        raise value_error(
+            "run", "bias", f"of shape ({B.shape[-1]},) on {B.device}",
+            f"{tuple(bias.shape)} on {bias.device}", "Give one number per column of B",
+        )  # fmt: skip
+    if out_dtype not in (None, B.dtype, torch.float32) or (
+        B.dtype is torch.float64 and out_dtype is torch.float32
+    ):
+        raise type_error(
+            "run", "out_dtype", f"{B.dtype} or torch.float32", out_dtype,
+            "Cast the result instead",
+        )  # fmt: skip
+
+
+def check_out(rows: int, B: Tensor, out: Any, reduce: str, needs_grad: bool) -> None:
+    """A tensor of C's shape, type and device, for a product that is not differentiated."""
+    shape = (*B.shape[:-2], rows, B.shape[-1])
+    if not isinstance(out, Tensor):
+        raise type_error("run", "out", "a torch tensor", type(out).__name__, "Pass a tensor")
+    if out.shape != shape or out.dtype != B.dtype or out.device != B.device:
+        raise value_error(
+            "run", "out", f"{B.dtype} of shape {shape} on {B.device}",
+            f"{out.dtype} of shape {tuple(out.shape)} on {out.device}",
+            "Allocate it with torch.empty, or leave out= away",
+        )  # fmt: skip
+    if reduce in ("max", "min"):
+        raise value_error(
+            "run", "reduce", "sum or mean when out is given", reduce, "Leave out= away"
+        )
+    if needs_grad:
+        raise value_error(
+            "run", "out", "left away when gradients are needed", "a tensor",
+            "Leave out= away, or run under torch.no_grad()",
+        )  # fmt: skip

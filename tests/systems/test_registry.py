@@ -1,0 +1,132 @@
+"""The registry of systems: recipes lead to runners, reasons are complete, the table is true."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparsetile as st
+from sparsetile.reorder import Permutation
+from sparsetile.systems import SYSTEMS, Request, Runner, candidates, runner
+from sparsetile.systems.base import PatternRunner, make_recipe, tensor_bytes
+from sparsetile.systems.dense import CPU_LIMIT_BYTES
+from sparsetile.systems.registry import PATTERN_SYSTEMS
+from tests.contracts.cases import csr_of, random_matrix
+
+
+def request(**changes) -> Request:
+    csr = changes.pop("csr", None) or csr_of(random_matrix(12, 10, 0.3))
+    wanted = {"n": 4, "dtype": torch.float32, "permutation": Permutation("identity", None)}
+    return Request(csr, **{**wanted, **changes})
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_builds_a_stage_whose_recipe_finds_its_runner(name):
+    wanted = request()
+    stage = SYSTEMS[name].build(wanted)
+    found = runner(stage.recipe)
+    assert stage.system == name == SYSTEMS[name].name
+    assert (found.rows, found.cols, found.nnz) == (12, 10, wanted.csr.nnz)
+    assert runner(stage.recipe) is found, "one object for one text"
+    assert stage.bytes == sum(part.numel() * part.element_size() for part in stage.parts)
+    assert {"format", "schedule"} <= stage.choices.keys()
+    assert all(isinstance(words, str) and words for words in stage.choices.values())
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_same_request_builds_the_same_recipe(name):
+    assert SYSTEMS[name].build(request()).recipe == SYSTEMS[name].build(request()).recipe
+
+
+def test_every_system_is_able_or_gives_reasons():
+    able, rejected = candidates(request())
+    assert able == ["dense", "cpu"]
+    assert rejected == {name: ["runs on cuda, A is on cpu"] for name in ("csr", "cusparse")}
+
+
+def test_all_reasons_are_given_at_once():
+    found = SYSTEMS["cusparse"].reasons(request(dtype=torch.complex64, deterministic=True))
+    assert len(found) == 3
+    assert found[0] == "runs on cuda, A is on cpu"
+    assert found[1].startswith("takes float32") and found[1].endswith("not complex64")
+    assert found[2] == "is not bit-reproducible, and determinism was asked for"
+
+
+def huge(rows: int, cols: int) -> st.CSR:
+    """A matrix of this shape without entries, which costs no memory but its row pointers."""
+    indptr = torch.zeros(1, dtype=torch.int64).expand(rows + 1)
+    return st.CSR(indptr, torch.empty(0, dtype=torch.int32), None, (rows, cols))
+
+
+def test_dense_does_not_write_out_what_memory_could_not_hold():
+    side = int((CPU_LIMIT_BYTES // 4) ** 0.5)
+    assert SYSTEMS["dense"].reasons(request(csr=huge(side, side))) == []
+    (reason,) = SYSTEMS["dense"].reasons(request(csr=huge(4 * side, side)))
+    assert reason == "would write A out in 8.0 GiB, over 2.0 GiB"
+
+
+class Large(st.CSR):
+    """A matrix that says it has 2^31 entries."""
+
+    @property
+    def nnz(self) -> int:
+        return 2**31
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("csr", "holds under 2^31 entries, A has 2147483648"),
+        ("cusparse", "is used with 32-bit offsets, A has 2147483648 entries"),
+    ],
+)
+def test_more_entries_than_32_bits_count_are_refused_before_any_launch(name, reason):
+    csr = huge(3, 3)
+    large = Large(csr.indptr, csr.indices, None, csr.shape)
+    assert reason in SYSTEMS[name].reasons(request(csr=large))
+
+
+@pytest.mark.parametrize("device", PATTERN_SYSTEMS)
+def test_the_exact_system_of_a_device_serves_every_dtype_deterministically(device):
+    system = PATTERN_SYSTEMS[device]
+    assert device in system.devices and system.deterministic
+    assert set(system.dtypes) >= {torch.float32, torch.float16, torch.bfloat16, torch.float64}
+    assert isinstance(runner(system.build(request()).recipe), PatternRunner)
+
+
+def test_the_table_has_one_true_row_per_system():
+    table = {row["name"]: row for row in st.systems()}
+    assert list(table) == list(SYSTEMS)
+    for name, row in table.items():
+        system = SYSTEMS[name]
+        assert row["devices"] == list(system.devices) and row["summary"] == system.summary
+        assert row["deterministic"] is system.deterministic
+        assert [getattr(torch, dtype) for dtype in row["dtypes"]] == list(system.dtypes)
+        exact = system in PATTERN_SYSTEMS.values()
+        assert row["reduces"] == ["sum", "mean", *(["max", "min"] if exact else [])]
+
+
+def test_a_recipe_says_the_sizes_and_whatever_else_it_is_told():
+    csr = csr_of(random_matrix(12, 10, 0.3))
+    text = make_recipe("toy", csr, strip=4)
+    assert text == f'toy:{{"cols": 10, "nnz": {csr.nnz}, "rows": 12, "strip": 4}}'
+    assert tensor_bytes([torch.zeros(3), torch.zeros(2, dtype=torch.int64)]) == 28
+
+
+def test_a_runner_that_packs_nothing_says_so():
+    class Plain(Runner):
+        def spmm(self, *args, **kwargs) -> None: ...
+
+    made = Plain({"rows": 1, "cols": 1, "nnz": 0})
+    with pytest.raises(NotImplementedError, match="Plain does not pack values"):
+        made.pack((), None, torch.float32)
+    assert made.bind((), None, None) is None
+    assert made.prepare(4, torch.float32, True, torch.device("cpu")) is None
+
+
+def test_dense_needs_an_exact_system_beneath_it():
+    wanted = request()
+    inexact = SYSTEMS["dense"].build(wanted).recipe
+    with pytest.raises(TypeError) as caught:
+        SYSTEMS["dense"].make_runner({"rows": 12, "cols": 10, "nnz": 1, "exact": inexact})
+    assert str(caught.value) == "dense: exact must be a pattern runner, got DenseRunner."

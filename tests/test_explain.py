@@ -1,0 +1,88 @@
+"""``Plan.explain``: every stage with its cost, every system with its fate, and the floor."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import sparsetile as st
+from sparsetile.systems import SYSTEMS
+from tests.contracts.cases import MATRICES, csr_of, random_matrix
+
+
+def lines_of(plan: st.Plan) -> dict[str, str]:
+    """First word of each line after the first -> the rest of the line."""
+    first, *rest = plan.explain().splitlines()
+    assert first == repr(plan)
+    return {line.split()[0]: line.strip().partition(" ")[2].strip() for line in rest}
+
+
+def sample(**kwargs) -> st.Plan:
+    return st.plan(csr_of(random_matrix(300, 200, 0.05)), 16, **kwargs)
+
+
+@pytest.mark.parametrize("tune, word", [("model", "predicted"), ("measure", "measured")])
+def test_every_system_is_chosen_passed_by_or_rejected_with_its_reason(tune, word):
+    plan = sample(tune=tune)
+    lines = lines_of(plan)
+    for name in SYSTEMS:
+        assert name in lines, f"{name} is not mentioned"
+    assert re.fullmatch(rf"chosen: {word} \d+\.\d+ ms a product", lines[plan.system])
+    assert sum(line.startswith("chosen") for line in lines.values()) == 1
+    other = {"cpu": "dense", "dense": "cpu"}[plan.system]
+    assert re.fullmatch(rf"passed by: {word} \d+\.\d+ ms a product", lines[other])
+    assert lines["csr"] == "rejected: runs on cuda, A is on cpu"
+
+
+def test_all_reasons_of_a_rejected_system_are_given():
+    lines = lines_of(sample(deterministic=True))
+    assert lines["cusparse"] == (
+        "rejected: runs on cuda, A is on cpu; "
+        "is not bit-reproducible, and determinism was asked for"
+    )
+
+
+def test_systems_are_listed_from_the_fastest():
+    plan = sample()
+    considered = plan.info["considered"]
+    names = [line.split()[0] for line in plan.explain().splitlines() if "a product" in line]
+    assert names[:-1] == sorted(considered, key=considered.__getitem__)
+
+
+def test_a_system_asked_for_by_name_is_said_to_be():
+    assert lines_of(sample(system="dense"))["dense"] == "asked for by name"
+
+
+def test_every_stage_has_its_choice_and_its_time():
+    plan = sample(system="cpu")
+    lines = lines_of(plan)
+    assert re.fullmatch(rf"{plan.nnz} entries in canonical CSR, \d+\.\d+ ms", lines["intake"])
+    assert re.fullmatch(r"identity, \d+\.\d+ ms", lines["reorder"])
+    for name, choice in plan.info["choices"].items():
+        assert lines[name] == choice
+    assert re.fullmatch(r"\d+\.\d+ ms, \d+ bytes beside the values", lines["build"])
+    assert f", {plan.info['format_bytes']} bytes beside" in lines["build"]
+    assert re.fullmatch(r"\d+\.\d+ ms", lines["compile"])
+
+
+def test_the_order_of_the_rows_is_named():
+    order = torch.randperm(300)
+    assert lines_of(sample(reorder=order))["reorder"].startswith("given, ")
+
+
+def test_the_floor_is_given_with_what_binds_and_the_share_that_is_reached():
+    plan = sample()
+    seconds, term = plan.floor()
+    lines = lines_of(plan)
+    assert lines["floor"] == f"{seconds * 1e3:.3f} ms a product ({term})"
+    share = 100 * seconds / plan.info["considered"][plan.system]
+    assert lines["share"] == f"{share:.0f} % of the floor's speed"
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_every_matrix_can_be_explained_and_so_can_its_transpose(name):
+    plan = st.plan(csr_of(MATRICES[name]()), 3)
+    assert "floor" in lines_of(plan)
+    assert "floor" in lines_of(plan.T)
