@@ -136,7 +136,7 @@ def spmm(
 ) -> Tensor:
     """relu(alpha · A·B + bias), sum or mean: the kernel, also called straight by plans."""
     bundle = _bundle(recipe)
-    out = B.new_empty((*B.shape[:-2], bundle.rows, B.shape[-1]), dtype=out_dtype or B.dtype)
+    out = bundle.forward.new_output(B, out_dtype or B.dtype)
     if bias is not None:
         wide = torch.float64 if B.dtype is torch.float64 else torch.float32
         bias = bias.to(wide).contiguous()

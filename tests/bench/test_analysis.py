@@ -37,6 +37,15 @@ def test_products_of_another_width_or_machine_are_no_yardstick() -> None:
     assert attach_baselines(records)[-1]["speedup"] is None
 
 
+def test_sixteen_bit_products_are_held_against_float32_too() -> None:
+    records = [
+        record(system="cusparse-csr2", seconds=2e-5),
+        record(system="cusparse-csr3", dtype="bfloat16", seconds=9e-5),
+        record(system="csr", dtype="bfloat16", seconds=1e-5),
+    ]
+    assert attach_baselines(records)[-1]["speedup"] == pytest.approx(2.0)
+
+
 def test_on_a_cpu_the_yardstick_is_scipy_or_torch() -> None:
     host = environment(device="cpu")
     records = [

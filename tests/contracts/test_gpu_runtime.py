@@ -195,3 +195,20 @@ def test_a_large_offset_into_B_and_C_is_right():
     C = st.plan((indptr, indices, None, (rows, rows)), n, dtype=torch.float16, system="csr") @ B
     assert torch.equal(C[:, 0], B[:, 0].flip(0))
     assert torch.equal(C[:, n - 1], B[:, n - 1].flip(0))
+
+
+def test_a_thread_without_a_context_may_launch_first():
+    csr = csr_of(random_matrix(60, 50, 0.2)).to("cuda")
+    plan, B = st.plan(csr, 16, system="csr"), torch.randn(50, 16, device="cuda")
+    results: list[torch.Tensor] = []
+
+    def work() -> None:
+        results.append(plan @ B)
+        results.append(plan.run(B, alpha=1.0, reduce="mean"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert_close(results[0], csr, B)
+    assert len(results) == 2

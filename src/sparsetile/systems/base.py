@@ -94,6 +94,10 @@ class Runner(ABC):
     ) -> None:
         """Write C into ``out``. B is [K, N] or [batch, K, N] with unit column stride."""
 
+    def new_output(self, B: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return uninitialised memory for C."""
+        return B.new_empty((*B.shape[:-2], self.rows, B.shape[-1]), dtype=dtype)
+
     def bind(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None
     ) -> Callable[[Tensor], Tensor] | None:

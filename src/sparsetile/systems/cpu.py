@@ -60,6 +60,13 @@ class CPURunner(PatternRunner):
             rest = Epilogue(beta=epilogue.beta, bias=epilogue.bias, relu=epilogue.relu)
             finish(target, out, indptr, rest)
 
+    def new_output(self, B: Tensor, dtype: torch.dtype) -> Tensor:
+        if B.dim() != 2:
+            return super().new_output(B, dtype)
+        from sparsetile.kernels import cpu_api
+
+        return cpu_api.empty_output(self.rows, B.shape[-1], dtype)
+
     def extremum(
         self,
         parts: Sequence[Tensor],

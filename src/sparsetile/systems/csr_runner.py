@@ -40,6 +40,7 @@ from sparsetile.kernels.csr import (
     vector_width,
 )
 from sparsetile.systems.base import PLAIN, Epilogue, PatternRunner
+from sparsetile.systems.thread_context import enter
 
 __all__ = ["CSRRunner"]
 
@@ -107,7 +108,8 @@ class CSRRunner(PatternRunner):
 
     def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
         bundled = self._mixed is not None and values is not None and dtype in BUNDLE_DTYPES
-        size = self._elements * BUNDLE_ROWS if bundled else 0
+        # A group may read along, unused, with a longer one of its warp: up to a chunk past its end.
+        size = (self._elements + LANES[-2]) * BUNDLE_ROWS if bundled else 0
         packed = torch.zeros(size, dtype=dtype, device=parts[0].device)
         if bundled and values is not None:
             entries, slots = parts[7], parts[8]
@@ -234,6 +236,7 @@ class CSRRunner(PatternRunner):
         params[15] = 0 if args is None else args.data_ptr()
         params[-1] = mode == "min"
         with on_device(device):
+            enter(device)
             stream = current_stream_handle(device)
             if work.slots:
                 rows = BUNDLE_ROWS if work.bundled else 1
@@ -313,6 +316,7 @@ class CSRRunner(PatternRunner):
         kernel = SDDMM_CSR.load(sddmm_config(B.dtype, tile), device)
         items = sum(self._plain.sections)
         with on_device(device):
+            enter(device)
             kernel.launch(
                 (-(-items // (THREADS // tile.lanes)), 1, batches), THREADS,
                 current_stream_handle(device),
@@ -370,6 +374,7 @@ class BoundProduct:
             self._runner.spmm(self._parts, self._values, self._packed, B, out)
             return out
         device = self._device
+        enter(device)
         if current_device() == device:
             prepared.launch(current_stream_handle(device), pointer, out.data_ptr())
         else:

@@ -1,0 +1,378 @@
+"""Packing and decoding agree: the csr kernels, replayed in NumPy, against scipy.
+
+Numbers are small and whole, so that every order of additions gives the same bits. Rows of B that
+no entry of A refers to are NaN, C and the scratch memory are NaN before: whatever is read or left
+out by mistake shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from sparsetile import CSR
+from sparsetile.kernels import KERNELS
+from sparsetile.kernels import csr as kernel_module
+from sparsetile.reorder import Permutation
+from sparsetile.systems import Request, csr_runner
+from sparsetile.systems import csr as system_module
+from sparsetile.systems.base import Epilogue
+from tests.contracts.cases import MATRICES, csr_of, random_matrix, with_dense_row
+from tests.kernels.replay import Machine, device_fields, host_letters
+from tests.kernels.replay_csr import REPLAYS
+
+# Entries per distinct column from which four rows are bundled: none, all, some.
+BUNDLING = {"rows": 1e9, "bundles": 0.0, "both": 1.3}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(REPLAYS)
+    made.install(monkeypatch)
+    return made
+
+
+@pytest.fixture
+def bundling(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    def choose(kind: str) -> None:
+        for name in vars(system_module):
+            if name.startswith("MIN_"):
+                monkeypatch.setattr(system_module, name, 0.0)
+        monkeypatch.setattr(system_module, "MIN_SHARING", BUNDLING[kind])
+        monkeypatch.setattr(system_module, "MIN_BUNDLED_SHARE", 1e-9)
+
+    return choose
+
+
+def whole_numbers(name: str, dtype: torch.dtype, pattern: bool = False) -> CSR:
+    matrix = MATRICES[name]()
+    random = np.random.default_rng(3)
+    matrix.data = random.integers(1, 4, matrix.nnz).astype(float) * random.choice(
+        [-1, 1], matrix.nnz
+    )
+    return csr_of(matrix, pattern=pattern, dtype=dtype)
+
+
+def operand(csr: CSR, n: int, dtype: torch.dtype, batch: tuple[int, ...] = ()) -> Tensor:
+    B = torch.randint(0, 4, (*batch, csr.shape[1], n)).to(dtype)
+    unused = torch.ones(csr.shape[1], dtype=torch.bool)
+    unused[csr.indices.long()] = False
+    B[..., unused, :] = float("nan")
+    return B
+
+
+def reference(csr: CSR, B: Tensor) -> Tensor:
+    """A·B by scipy in float64, exact on whole numbers; rows of NaN meet no entry."""
+    values = np.ones(csr.nnz) if csr.values is None else csr.values.double().numpy()
+    A = sp.csr_array((values, csr.indices.numpy(), csr.indptr.numpy()), shape=csr.shape)
+    layers = B.double().nan_to_num().reshape(-1, *B.shape[-2:]).numpy()
+    C = np.stack([A @ layer for layer in layers])
+    return torch.from_numpy(C).reshape(*B.shape[:-2], *C.shape[-2:])
+
+
+class Case:
+    """A matrix as the csr system builds it, ready to be launched on a machine."""
+
+    def __init__(self, machine: Machine, csr: CSR, n: int, dtype: torch.dtype, order=None) -> None:
+        request = Request(csr, n, dtype, Permutation("given", order))
+        self.machine, self.csr = machine, csr
+        self.system = system_module.CSRSystem()
+        self.stage = self.system.build(request)
+        # Not the registry's runner, which would remember another machine's kernels.
+        self.runner = self.system.make_runner(json.loads(self.stage.recipe.partition(":")[2]))
+        self.packed = None
+        if self.runner.packs:
+            self.packed = self.runner.pack(self.stage.parts, csr.values, dtype)
+        machine.hold(*self.stage.parts, csr.values, self.packed)
+
+    def spmm(self, B: Tensor, out: Tensor | None = None, **epilogue) -> Tensor:
+        if out is None:
+            out = torch.full(
+                (*B.shape[:-2], self.csr.shape[0], B.shape[-1]), float("nan"), dtype=B.dtype
+            )
+        self.machine.hold(B, out)
+        self.runner.spmm(
+            self.stage.parts, self.csr.values, self.packed, B, out, Epilogue(**epilogue)
+        )
+        self.check_writes(out)
+        return out
+
+    def check_writes(self, out: Tensor) -> None:
+        """Each element of C was written exactly once, nothing beside C, counters are back at 0."""
+        if out.numel():
+            count = np.lib.stride_tricks.as_strided
+            written = self.machine.written[out.data_ptr()].writes
+            strides = [stride * written.itemsize for stride in out.stride()]
+            assert (count(written, out.shape, strides) == 1).all()
+            assert int(written.sum()) == out.numel()
+        assert not any(bool(counters.any()) for counters in self.machine.arrivals)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order(name):
+    assert [letter for _, letter in device_fields(KERNELS[name])] == host_letters(KERNELS[name])
+
+
+F16, F32, F64 = torch.float16, torch.float32, torch.float64
+WIDTHS = [(F32, 1), (F32, 7), (F32, 36), (F32, 130), (F16, 24), (F16, 264), (F64, 34)]
+
+
+@pytest.mark.parametrize("kind", BUNDLING)
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_replay_of_every_matrix_is_its_product(machine, bundling, name, kind):
+    bundling(kind)
+    for dtype, n in WIDTHS:
+        csr = whole_numbers(name, dtype)
+        B = operand(csr, n, dtype)
+        C = Case(machine, csr, n, dtype).spmm(B)
+        assert torch.equal(C, reference(csr, B).to(dtype)), f"{dtype} of width {n}"
+    bundled = {config["kRows"] for config in machine.configs}
+    assert kind != "bundles" or not csr.nnz or 4 in bundled
+    assert kind != "rows" or bundled <= {1}
+
+
+@pytest.mark.parametrize("kind", BUNDLING)
+@pytest.mark.parametrize("name", ["odd sizes", "one dense row", "equal rows"])
+def test_a_pattern_counts_every_entry_as_one(machine, bundling, name, kind):
+    bundling(kind)
+    csr = whole_numbers(name, F32, pattern=True)
+    B = operand(csr, 40, F32)
+    assert torch.equal(Case(machine, csr, 40, F32).spmm(B), reference(csr, B).to(F32))
+
+
+@pytest.mark.parametrize("kind", BUNDLING)
+@pytest.mark.parametrize("name", ["odd sizes", "one dense column", "long shared rows"])
+def test_an_order_of_the_rows_changes_nothing(machine, bundling, name, kind):
+    bundling(kind)
+    csr = whole_numbers(name, F32)
+    order = torch.randperm(csr.shape[0])
+    B = operand(csr, 40, F32)
+    C = Case(machine, csr, 40, F32, order).spmm(B)
+    assert torch.equal(C, reference(csr, B).to(F32))
+
+
+@pytest.mark.parametrize("threads", [32, 64, 256])
+def test_any_number_of_threads_a_block_does(machine, bundling, monkeypatch, threads):
+    bundling("both")
+    monkeypatch.setattr(kernel_module, "THREADS", threads)
+    monkeypatch.setattr(csr_runner, "THREADS", threads)
+    for name in ("odd sizes", "one dense row", "one dense column", "equal rows"):
+        csr = whole_numbers(name, F32)
+        for n in (5, 32, 132):
+            B = operand(csr, n, F32)
+            assert torch.equal(Case(machine, csr, n, F32).spmm(B), reference(csr, B).to(F32))
+
+
+@pytest.mark.parametrize("lanes", kernel_module.LANES)
+@pytest.mark.parametrize("kind", ["rows", "both"])
+def test_any_number_of_lanes_a_group_does(machine, bundling, monkeypatch, lanes, kind):
+    """Wider and narrower groups than the host would choose, with one slab and with several."""
+    bundling(kind)
+    tile = kernel_module.RowTile
+    monkeypatch.setattr(
+        csr_runner, "choose_tile", lambda dtype, n, vector, **_: tile(vector, lanes)
+    )
+    for name in ("odd sizes", "one dense row", "tall"):
+        csr = whole_numbers(name, F32)
+        for n in (3, 36, 140):
+            B = operand(csr, n, F32)
+            assert torch.equal(Case(machine, csr, n, F32).spmm(B), reference(csr, B).to(F32))
+    assert {config["kLanes"] for config in machine.configs} == {lanes}
+
+
+@pytest.mark.parametrize("name", ["one dense column", "tall", "one dense row"])
+def test_groups_that_take_several_rows_in_turn_miss_none(machine, bundling, monkeypatch, name):
+    machine.install(monkeypatch, processors=1)
+    bundling("rows")
+    for dtype, n in ((F32, 128), (F32, 388), (F16, 256)):
+        csr = whole_numbers(name, dtype)
+        B = operand(csr, n, dtype)
+        C = Case(machine, csr, n, dtype).spmm(B)
+        assert torch.equal(C, reference(csr, B).to(dtype))
+    in_turn = any(config["kPipelined"] for config in machine.configs)
+    assert in_turn == (name != "one dense row"), "the case must do what it says"
+
+
+def test_a_small_cache_makes_slabs_narrow_and_the_product_stays(machine, bundling, monkeypatch):
+    bundling("rows")
+    csr = whole_numbers("wide", F32)
+    B = operand(csr, 256, F32)
+    widths = set()
+    for l2 in (50 * 2**20, csr.shape[1] * 128 * 2):
+        machine.install(monkeypatch, l2=l2)
+        assert torch.equal(Case(machine, csr, 256, F32).spmm(B), reference(csr, B).to(F32))
+        widths.add(machine.configs[-1]["kLanes"])
+    assert len(widths) == 2
+
+
+def strided(B: Tensor, how: str) -> Tensor:
+    *lead, rows, cols = B.shape
+    if how == "row stride":
+        wide = torch.full((*lead, rows, cols + 5), float("nan"), dtype=B.dtype)
+        wide[..., :cols] = B
+        return wide[..., :cols]
+    if how == "misaligned":
+        flat = torch.full((B.numel() + 1,), float("nan"), dtype=B.dtype)
+        flat[1:] = B.flatten()
+        return flat[1:].view(B.shape)
+    if how == "same batch again":
+        return B[:1].expand(B.shape) if lead else B
+    return B
+
+
+@pytest.mark.parametrize("how", ["row stride", "misaligned", "same batch again"])
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["matrix", "batch"])
+@pytest.mark.parametrize("kind", BUNDLING)
+def test_any_stride_and_batch_is_read_and_written_in_place(machine, bundling, how, batch, kind):
+    bundling(kind)
+    csr = whole_numbers("one dense row", F16)
+    B = strided(operand(csr, 24, F16, batch), how)
+    wide = torch.full((*batch, csr.shape[0], 40), 7.0, dtype=F16)
+    C = Case(machine, csr, 24, F16).spmm(B, out=wide[..., :24])
+    assert torch.equal(C, reference(csr, B).to(F16))
+    assert bool((wide[..., 24:] == 7).all())
+
+
+@pytest.mark.parametrize("kind", BUNDLING)
+def test_alpha_beta_mean_bias_and_relu_act_on_the_right_elements(machine, bundling, kind):
+    bundling(kind)
+    csr = whole_numbers("one dense row", F64)
+    csr = csr if kind == "rows" else csr.with_values(csr.values.float())
+    dtype = csr.values.dtype
+    B = operand(csr, 20, dtype)
+    plain = reference(csr, B)
+    case = Case(machine, csr, 20, dtype)
+    before = torch.randint(-4, 4, plain.shape).to(dtype)
+    C = case.spmm(B, out=before.clone(), alpha=2.0, beta=-0.5)
+    assert torch.equal(C.double(), 2 * plain - 0.5 * before.double())
+    lengths = csr.row_lengths().clamp(min=1).unsqueeze(1)
+    assert torch.allclose(case.spmm(B, mean=True).double(), plain / lengths, rtol=1e-6)
+    bias = torch.arange(20).to(dtype)
+    machine.hold(bias)
+    C = case.spmm(B, bias=bias, relu=True)
+    assert torch.equal(C.double(), torch.relu(plain + bias.double()))
+
+
+@pytest.mark.parametrize("maximum", [True, False], ids=["max", "min"])
+@pytest.mark.parametrize("name", MATRICES)
+def test_extrema_keep_the_first_of_equals_and_the_first_nan(machine, name, maximum):
+    csr = whole_numbers(name, F32)
+    for n in (5, 36):
+        case = Case(machine, csr, n, F32)
+        B = operand(csr, n, F32)
+        if csr.nnz:
+            B[int(csr.indices[csr.nnz // 2]), 1] = float("nan")
+        shape = (csr.shape[0], n)
+        out, args = torch.full(shape, float("nan")), torch.full(shape, -7, dtype=torch.int64)
+        machine.hold(B, out, args)
+        case.runner.extremum(case.stage.parts, csr.values, B, out, args, maximum)
+        case.check_writes(out)
+        products = csr.values.unsqueeze(1) * B[csr.indices.long()]
+        for row, (begin, end) in enumerate(zip(csr.indptr[:-1], csr.indptr[1:], strict=True)):
+            mine = products[begin:end]
+            if not len(mine):
+                assert not bool(out[row].any()) and bool((args[row] == -1).all())
+                continue
+            held = torch.where(mine.isnan(), float("inf"), mine if maximum else -mine)
+            first = (held == held.amax(0)).int().argmax(0)
+            assert torch.equal(args[row], first + begin)
+            found = mine.gather(0, first.unsqueeze(0))[0]
+            assert torch.equal(out[row].isnan(), found.isnan())
+            assert torch.equal(out[row].nan_to_num(), found.nan_to_num())
+
+
+@pytest.mark.parametrize("n", [3, 36, 260])
+def test_a_repair_writes_what_is_not_finite_and_leaves_the_rest(machine, n):
+    csr = whole_numbers("one dense row", F32)
+    case = Case(machine, csr, n, F32)
+    B = operand(csr, n, F32)
+    exact = reference(csr, B).to(F32)
+    out = exact + 0.25  # finite elements must keep what they hold
+    spoilt = torch.zeros_like(out, dtype=torch.bool)
+    spoilt[3, 0] = spoilt[17, n - 1] = spoilt[39, n // 2] = True
+    out[spoilt] = float("nan")
+    machine.hold(B, out)
+    case.runner.repair(case.stage.parts, csr.values, B, out)
+    assert torch.equal(out[spoilt], exact[spoilt])
+    untouched = [row for row in range(40) if row not in (3, 17, 39)]
+    assert torch.equal(out[untouched], exact[untouched] + 0.25)
+    assert not any(bool(counters.any()) for counters in machine.arrivals)
+
+
+@pytest.mark.parametrize("kind", BUNDLING)
+@pytest.mark.parametrize("name", ["odd sizes", "tall", "one dense row"])
+def test_the_quick_way_of_a_bound_product_is_the_same(machine, bundling, name, kind):
+    bundling(kind)
+    csr = whole_numbers(name, F32)
+    case = Case(machine, csr, 32, F32)
+    bound = case.runner.bind(case.stage.parts, csr.values, case.packed)
+    for n in (32, 7):
+        for _ in range(2):
+            B = operand(csr, n, F32)
+            machine.hold(B)
+            C = bound(B)
+            case.check_writes(C)
+            assert torch.equal(C, reference(csr, B).to(F32))
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["matrix", "batch"])
+@pytest.mark.parametrize("name", ["odd sizes", "one dense row", "empty rows", "one by one"])
+def test_sampled_products_are_those_of_every_entry(machine, monkeypatch, name, batch):
+    csr = whole_numbers(name, F32)
+    empty = torch.empty
+
+    def held(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        machine.hold(made)
+        return made
+
+    monkeypatch.setattr(csr_runner.torch, "empty", held)
+    for dtype, n in ((F32, 36), (F16, 7), (F64, 6)):
+        case = Case(machine, csr.with_values(csr.values.to(dtype)), n, dtype)
+        B = operand(csr, n, dtype, batch)
+        G = torch.randint(0, 4, (*batch, csr.shape[0], n)).to(dtype)
+        machine.hold(B, G)
+        found = case.runner.sddmm(case.stage.parts, G, B)
+        rows, columns = csr.row_ids(), csr.indices.long()
+        expected = (G[..., rows, :].double() * B[..., columns, :].double()).sum(-1)
+        expected = expected.sum(0) if batch else expected
+        assert torch.equal(found, expected.to(dtype))
+
+
+def test_the_replay_notices_a_read_past_the_end_and_a_missed_column():
+    """The checks of the replay itself can fail."""
+    from tests.kernels.replay import Array
+
+    held = np.arange(8, dtype=np.float32)
+    array = Array(held.ctypes.data, held)
+    assert array.load(np.array([4]), 4).tolist() == [[4, 5, 6, 7]]
+    with pytest.raises(AssertionError, match="access to elements 6 to 10 of 8"):
+        array.load(np.array([6]), 4)
+    with pytest.raises(AssertionError, match="misaligned"):
+        array.load(np.array([2]), 4)
+
+
+def test_a_wrong_schedule_does_not_pass(machine, bundling):
+    bundling("rows")
+    csr = csr_of(random_matrix(20, 30, 0.3))
+    case = Case(machine, csr, 8, F32)
+    case.stage.parts[2][3, 0] = case.stage.parts[2][4, 0]  # two items of one row, none of another
+    with pytest.raises(AssertionError):
+        case.spmm(operand(csr, 8, F32))
+
+
+def test_the_long_row_is_cut_over_two_levels(machine, bundling):
+    bundling("rows")
+    csr = csr_of(with_dense_row(4, 9000, 2))
+    csr.values[:] = 1
+    case = Case(machine, csr, 8, F32)
+    levels = json.loads(case.stage.recipe.partition(":")[2])["plain"]
+    assert levels["nodes"] > 1
+    B = operand(csr, 8, F32)
+    assert torch.equal(case.spmm(B), reference(csr, B).to(F32))
