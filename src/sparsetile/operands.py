@@ -10,7 +10,14 @@ from torch import Tensor
 from sparsetile.errors import type_error, value_error
 from sparsetile.intake.csr import CSR, VALUE_DTYPES
 
-__all__ = ["check_epilogue", "check_operand", "check_out", "check_values"]
+__all__ = ["check_epilogue", "check_operand", "check_out", "check_values", "shares_memory"]
+
+
+def shares_memory(first: Tensor, second: Tensor) -> bool:
+    """True when two tensors are views of one piece of memory."""
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and bool(
+        first.numel() and second.numel()
+    )
 
 
 class _Planned(Protocol):
@@ -91,8 +98,9 @@ def check_epilogue(
     if out_dtype not in (None, B.dtype, torch.float32) or (
         B.dtype is torch.float64 and out_dtype is torch.float32
     ):
+        wide = B.dtype is torch.float64
         raise type_error(
-            "run", "out_dtype", f"{B.dtype} or torch.float32", out_dtype,
+            "run", "out_dtype", str(B.dtype) if wide else f"{B.dtype} or torch.float32", out_dtype,
             "Cast the result instead",
         )  # fmt: skip
 

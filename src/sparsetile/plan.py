@@ -20,7 +20,13 @@ from sparsetile import ops
 from sparsetile.checks import reduce_name
 from sparsetile.errors import type_error, value_error
 from sparsetile.intake import CSR
-from sparsetile.operands import check_epilogue, check_operand, check_out, check_values
+from sparsetile.operands import (
+    check_epilogue,
+    check_operand,
+    check_out,
+    check_values,
+    shares_memory,
+)
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, Stage, candidates, runner
 from sparsetile.systems.registry import PATTERN_SYSTEMS, unsupported
@@ -226,7 +232,6 @@ class Plan:
             and out_dtype is None
             and values is None
             and reduce == "sum"
-            and beta == 0.0
             and type(B) is Tensor
             and B.dim() == 2
             and B.layout is torch.strided
@@ -250,9 +255,9 @@ class Plan:
         return self._run_checked(B, out, alpha, beta, reduce, values, bias, relu, out_dtype)
 
     def __matmul__(self, B: Tensor) -> Tensor:
-        if not isinstance(B, Tensor):
-            return NotImplemented
         return self.run(B)
+
+    __array_ufunc__ = None  # leaves `plan @ ndarray` to __matmul__, whose error says what to do
 
     @classmethod
     def __torch_function__(
@@ -312,12 +317,16 @@ class Plan:
         flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
         if out is not None:
             check_out(self.shape[0], B, out, reduce, needs_grad)
-            target = out if len(lead) in (0, 1) else out.view(lead.numel(), *out.shape[-2:])
+            # A result that shares memory with B, or cannot be seen as one batch, is made apart.
+            apart = len(lead) > 1 or shares_memory(B, out)
+            target = out
+            if apart:
+                target = (out.flatten(0, -3) if len(lead) > 1 else out).clone()
             torch.ops.sparsetile.spmm_out(
                 self._tensors, values, packed, flat, target, self._recipe, reduce,
                 float(alpha), float(beta),
             )  # fmt: skip
-            return out
+            return out.copy_(target.reshape(out.shape)) if apart else out
         if needs_grad:
             self._prepare_gradients()
         if reduce in ("max", "min"):
@@ -372,8 +381,17 @@ class Plan:
 
     @property
     def T(self) -> Plan:
-        """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept."""
-        return self._transpose()
+        """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept.
+
+        It has the values of the plan it comes from, also when those change later.
+        """
+        transposed = self._transpose()
+        transposed._follow = None if self._follow is None else self._follow_transposed
+        return transposed
+
+    def _follow_transposed(self) -> Tensor | None:
+        values = self.values
+        return None if values is None else values[self._order]
 
     # -- words ----------------------------------------------------------------------------------
 

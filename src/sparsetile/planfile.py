@@ -78,7 +78,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         "sha256": _checksum(tensors, header),
     }
     path = Path(path)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         save_file(tensors, partial, metadata=metadata)
         os.replace(partial, path)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.checks import dimension, one_of
-from sparsetile.errors import type_error
+from sparsetile.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.plan import Plan
@@ -27,8 +27,22 @@ __all__ = ["plan"]
 
 def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
     if device is not None:
-        chosen = torch.device(device)
-        if chosen.type == "cuda" and chosen.index is None and torch.cuda.is_available():
+        try:
+            chosen = torch.device(device)
+        except RuntimeError:
+            raise value_error(
+                "plan",
+                "device",
+                "a device such as cpu or cuda:0",
+                repr(device),
+                "Name one of those",
+            ) from None
+        if chosen.type == "cuda" and not torch.cuda.is_available():
+            raise value_error(
+                "plan", "device", "a device of this machine", f"{chosen} where there is no GPU",
+                "Leave device away, or run `sparsetile doctor` to see what is missing",
+            )  # fmt: skip
+        if chosen.type == "cuda" and chosen.index is None:
             return torch.device("cuda", torch.cuda.current_device())
         return chosen
     on_host = isinstance(A, (str, os.PathLike)) or type(A).__module__.startswith("scipy.")
@@ -39,6 +53,14 @@ def _target_device(A: object, device: torch.device | str | None) -> torch.device
 
 def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
     if isinstance(reorder, Tensor):
+        if reorder.is_floating_point() or reorder.dtype is torch.bool:
+            raise type_error(
+                "plan",
+                "reorder",
+                "whole row numbers",
+                reorder.dtype,
+                "Call reorder.to(torch.int64)",
+            )
         order = reorder.to(device=csr.device, dtype=torch.int64)
         return Permutation("given", order).checked(csr.shape[0])
     name = one_of("plan", "reorder", reorder, ["auto", *REORDERERS])

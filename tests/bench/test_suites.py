@@ -11,7 +11,7 @@ from sparsetile.bench.suites import expand, load_suite, suite_names
 from sparsetile.data.registry import GENERATORS
 from sparsetile.errors import DataError
 
-EXPECTED = ["acc", "all", "asyncsparse", "brp", "core", "cpu", "rsh", "scaling", "voltrix"]
+EXPECTED = ["acc", "all", "asyncsparse", "brp", "core", "cpu", "large", "rsh", "scaling", "voltrix"]
 
 
 def _matrix(folder: Path, name: str) -> None:

@@ -71,7 +71,7 @@ def reference(csr: CSR, B: Tensor) -> Tensor:
     """A·B by scipy in float64, exact on whole numbers; rows of NaN meet no entry."""
     values = np.ones(csr.nnz) if csr.values is None else csr.values.double().numpy()
     A = sp.csr_array((values, csr.indices.numpy(), csr.indptr.numpy()), shape=csr.shape)
-    layers = B.double().nan_to_num().reshape(-1, *B.shape[-2:]).numpy()
+    layers = B.double().nan_to_num().reshape(B.shape[:-2].numel(), *B.shape[-2:]).numpy()
     C = np.stack([A @ layer for layer in layers])
     return torch.from_numpy(C).reshape(*B.shape[:-2], *C.shape[-2:])
 
@@ -120,7 +120,7 @@ def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order(nam
 
 
 F16, F32, F64 = torch.float16, torch.float32, torch.float64
-WIDTHS = [(F32, 1), (F32, 7), (F32, 36), (F32, 130), (F16, 24), (F16, 264), (F64, 34)]
+WIDTHS = [(F32, 1), (F32, 36), (F32, 130), (F16, 24), (F16, 264), (F64, 33)]
 
 
 @pytest.mark.parametrize("kind", BUNDLING)

@@ -22,7 +22,7 @@ _entered = _Entered()
 
 
 def enter(device: int) -> None:
-    """Make sure that this thread has the context of CUDA device ``device``; free after the first."""
+    """Make sure that this thread has the context of CUDA device ``device``; free but once."""
     if device not in _entered.devices:
         # The runtime makes the primary context current with the first kernel it launches.
         torch.zeros(1, device=f"cuda:{device}")
