@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "sparsetile"
 # From the ground up. Rooms of one floor do not know each other.
 FLOORS = (
     ("errors", "_version"),
-    ("checks", "settings"),
+    ("checks", "settings", "compiled"),
     ("intake",),
     ("reorder",),
     ("formats",),
@@ -207,4 +207,6 @@ def test_only_the_compiler_s_room_imports_cuda():
 def test_only_cpu_kernels_and_row_orders_import_numba():
     found = importers("numba", "llvmlite")
     assert found, "the check must see the kernels' own imports"
-    assert {name for name in found if not name.startswith(("kernels/cpu_", "reorder/"))} == set()
+    assert {
+        name for name in found if not name.startswith(("kernels/cpu_", "reorder/", "compiled"))
+    } == set()

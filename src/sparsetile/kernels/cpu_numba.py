@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
-import numba
 import numpy as np
 
+from sparsetile.compiled import entry_point, inner
 from sparsetile.kernels import cpu_vector
 from sparsetile.kernels.cpu_vector import (
     UNIT_BYTES,
@@ -67,42 +67,16 @@ Dense = tuple[int, int]  # matrix, row stride in elements
 _INDEX = np.int32(0)  # element type of indices
 _COUNT = np.int64(0)  # element type of indptr, bounds and arg
 
-_OPTIONS: dict[str, Any] = {
-    "nogil": True,
-    # No ZeroDivisionError paths. fastmath stays off: NaN, Inf and the order of additions count.
-    "error_model": "numpy",
-}
-_inner = numba.njit(**_OPTIONS)
-
-
 _DIGEST = hashlib.sha256(
     Path(__file__).read_bytes() + Path(cpu_vector.__file__).read_bytes()
 ).hexdigest()[:12]
 
 
 def _entry_point(function: Callable[..., Any]) -> Any:
-    # numba renews its disk cache by the time stamp of the defining file alone; with the digest in
-    # the name, a change of the vector module is noticed too.
-    function.__qualname__ = f"{function.__name__}_{_DIGEST}"
-    try:
-        kernel = numba.njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # no folder to write to: each process compiles for itself
-        return numba.njit(**_OPTIONS)(function)
-    cache: Any = kernel._cache
-    load_overload = cache.load_overload
-
-    def load_or_forget(*arguments: Any) -> Any:
-        try:
-            return load_overload(*arguments)
-        except Exception:  # a damaged file can raise anything; it must cost a compilation only
-            cache.flush()
-            return None
-
-    cache.load_overload = load_or_forget
-    return kernel
+    return entry_point(function, _DIGEST)
 
 
-@_inner
+@inner
 def _next_task(
     counter: int, schedule: Schedule, A: Sparse, n: int, width: int, unit: int
 ) -> tuple[int, int, int, int]:
@@ -140,7 +114,7 @@ def _sum_block(units: int, masked: bool) -> Any:
     """
     ahead = _AHEAD if units > 2 else 0
 
-    @_inner
+    @inner
     def add_entry(acc: Any, e: int, j: int, count: int, A: Sparse, B: Dense, like: Any) -> Any:
         _, indices, values, nnz = A
         b, ldb = B
@@ -152,7 +126,7 @@ def _sum_block(units: int, masked: bool) -> Any:
             return add(acc, entry)
         return fma(splat(get(like, values, e), units), entry, acc)
 
-    @_inner
+    @inner
     def block(
         row: int,
         stop: int,
@@ -244,7 +218,7 @@ def spmm_sum(
 def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
     """Make the max or min over a range of rows and one block of columns; see `_sum_block`."""
 
-    @_inner
+    @inner
     def block(
         row: int,
         stop: int,
@@ -339,7 +313,7 @@ def spmm_extremum(
                 j = end
 
 
-@_inner
+@inner
 def _dot(g: int, b: int, n: int, later: int, like: Any) -> Any:
     """Dot product of two rows of ``n`` elements, summed lane by lane, then over the lanes."""
     unit = lane_count(like, 1)

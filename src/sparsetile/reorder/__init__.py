@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from sparsetile.reorder.affinity import affinity
 from sparsetile.reorder.identity import identity
 from sparsetile.reorder.permutation import Permutation, Reorderer
+from sparsetile.reorder.rcm import rcm
 
 __all__ = ["REORDERERS", "Permutation", "Reorderer"]
 
-REORDERERS: dict[str, Reorderer] = {"identity": identity}
+REORDERERS: dict[str, Reorderer] = {"identity": identity, "rcm": rcm, "affinity": affinity}
