@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparsetile.intake.csr import CSR
 
-__all__ = ["BUNDLE_ROWS", "MAX_COLUMNS", "RowBundles", "pack_bundles"]
+__all__ = ["BUNDLE_ROWS", "MAX_COLUMNS", "RowBundles", "pack_bundles", "scatter_values"]
 
 BUNDLE_ROWS = 4
 MAX_COLUMNS = 1 << 28
@@ -55,11 +55,7 @@ class RowBundles:
 
     def pack_values(self, values: Tensor) -> Tensor:
         """Canonical values [nnz] -> packed values [elements * 4]."""
-        packed = torch.zeros(
-            self.element_count * BUNDLE_ROWS, dtype=values.dtype, device=values.device
-        )
-        packed[self.slots] = values[self.entries]
-        return packed
+        return scatter_values(values, self.entries, self.slots, self.element_count)
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """Return (row, column) of every bundled entry, in bundle order: the round trip."""
@@ -71,6 +67,13 @@ class RowBundles:
         held = (bits.unsqueeze(1) >> torch.arange(BUNDLE_ROWS, device=device)) & 1
         element, member = torch.nonzero(held, as_tuple=True)
         return self.rows.to(torch.int64)[bundle[element], member], column[element]
+
+
+def scatter_values(values: Tensor, entries: Tensor, slots: Tensor, elements: int) -> Tensor:
+    """Put canonical values into the four places of each list element; zeros elsewhere."""
+    packed = torch.zeros(elements * BUNDLE_ROWS, dtype=values.dtype, device=values.device)
+    packed[slots] = values[entries]
+    return packed
 
 
 def pack_bundles(csr: CSR, order: Tensor | None, min_sharing: float) -> RowBundles:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.formats import BUNDLE_ROWS
+from sparsetile.formats.bundles import BUNDLE_ROWS, scatter_values
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import (
     PreparedLaunch,
@@ -107,14 +107,11 @@ class CSRRunner(PatternRunner):
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
     def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
-        bundled = self._mixed is not None and values is not None and dtype in BUNDLE_DTYPES
+        if self._mixed is None or values is None or dtype not in BUNDLE_DTYPES:
+            return torch.empty(0, dtype=dtype, device=parts[0].device)
         # A group may read along, unused, with a longer one of its warp: up to a chunk past its end.
-        size = (self._elements + LANES[-2]) * BUNDLE_ROWS if bundled else 0
-        packed = torch.zeros(size, dtype=dtype, device=parts[0].device)
-        if bundled and values is not None:
-            entries, slots = parts[7], parts[8]
-            packed[slots] = values.to(dtype)[entries]
-        return packed
+        padded = self._elements + LANES[-2]
+        return scatter_values(values.to(dtype), parts[7], parts[8], padded)
 
     def _launch_for(
         self,
