@@ -57,6 +57,37 @@ def test_gradients_without_the_transpose_say_what_to_call():
     )
 
 
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_an_extremum_without_winners_is_the_same_and_has_no_gradient(reduce):
+    csr = csr_of(random_matrix(30, 20, 0.2))
+    plan = st.plan(csr, 4, system="cpu")
+    B = torch.randn(20, 4, requires_grad=True)
+    run = torch.ops.sparsetile.spmm_extremum
+    arguments = (plan._tensors, csr.values, B, plan._recipe, reduce)
+    C, none = run(*arguments, False)
+    assert none.numel() == 0
+    assert torch.equal(C, run(*arguments, True)[0])
+    with pytest.raises(RuntimeError, match=r"^spmm_extremum: winners must be True .* plan\.run"):
+        C.sum().backward()
+
+
+def test_gradients_of_an_extremum_add_up_where_one_entry_of_b_wins_often():
+    """One column of A is dense and B's row there is greatest: all rows' gradients meet in it."""
+    rows = 50
+    csr = csr_of(random_matrix(rows, 8, 1.0))
+    csr.values[:] = 1
+    B = torch.zeros(8, 3)
+    B[5] = 10
+    B.requires_grad_()
+    values = csr.values.clone().requires_grad_()
+    plan = st.plan(csr, 3, system="cpu")
+    plan.run(B, values=values, reduce="max").sum().backward()
+    expected = torch.zeros(8, 3)
+    expected[5] = rows
+    assert torch.equal(B.grad, expected)
+    assert torch.equal(values.grad, torch.where(csr.indices == 5, 30.0, 0.0))
+
+
 def test_a_recipe_without_an_exact_system_is_refused():
     plan = made("dense")
     forward, parts, _, _ = json.loads(plan._recipe)[0]

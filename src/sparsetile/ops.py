@@ -38,8 +38,8 @@ _LIB.define(
     "str recipe, str reduce, float alpha, float beta) -> ()"
 )
 _LIB.define(
-    "spmm_extremum(Tensor[] tensors, Tensor? values, Tensor B, str recipe, str reduce) "
-    "-> (Tensor, Tensor)"
+    "spmm_extremum(Tensor[] tensors, Tensor? values, Tensor B, str recipe, str reduce, "
+    "bool winners) -> (Tensor, Tensor)"
 )
 _LIB.define("sddmm(Tensor[] tensors, Tensor G, Tensor B, str recipe) -> Tensor")
 
@@ -179,15 +179,29 @@ def spmm_out(
 
 
 def spmm_extremum(
-    tensors: Sequence[Tensor], values: Tensor | None, B: Tensor, recipe: str, reduce: str
+    tensors: Sequence[Tensor],
+    values: Tensor | None,
+    B: Tensor,
+    recipe: str,
+    reduce: str,
+    winners: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return max or min over each row's entries, and the entry that won (-1 on empty rows)."""
+    """Return max or min over each row's entries, and the entry that won (-1 on empty rows).
+
+    Gradients need the winners; without ``winners`` the second result is empty, and cheaper.
+    """
     bundle = _bundle(recipe)
     shape = (*B.shape[:-2], bundle.rows, B.shape[-1])
     out = B.new_empty(shape)
-    args = torch.empty(shape, dtype=torch.int64, device=B.device)
-    parts = tensors[bundle.pattern_slice]
-    bundle.pattern.extremum(parts, _packed_vector(values), row_major(B), out, args, reduce == "max")
+    args = torch.empty(shape if winners else (0,), dtype=torch.int64, device=B.device)
+    bundle.pattern.extremum(
+        tensors[bundle.pattern_slice],
+        _packed_vector(values),
+        row_major(B),
+        out,
+        args if winners else None,
+        reduce == "max",
+    )
     return out, args
 
 
@@ -219,9 +233,9 @@ def _(tensors, values, packed, B, out, recipe, reduce, alpha, beta):  # type: ig
 
 
 @torch.library.register_fake("sparsetile::spmm_extremum", lib=_LIB)
-def _(tensors, values, B, recipe, reduce):  # type: ignore[no-untyped-def]
+def _(tensors, values, B, recipe, reduce, winners):  # type: ignore[no-untyped-def]
     shape = (*B.shape[:-2], _bundle(recipe).rows, B.shape[-1])
-    return B.new_empty(shape), B.new_empty(shape, dtype=torch.int64)
+    return B.new_empty(shape), B.new_empty(shape if winners else (0,), dtype=torch.int64)
 
 
 @torch.library.register_fake("sparsetile::sddmm", lib=_LIB)
@@ -320,7 +334,7 @@ torch.library.register_autograd(
 
 
 def _extremum_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, values, B, ctx.recipe, _ = inputs
+    tensors, values, B, ctx.recipe, _, ctx.winners = inputs
     ctx.weighted = values is not None
     ctx.mark_non_differentiable(output[1])
     columns = tensors[_bundle(ctx.recipe).pattern_slice][1]
@@ -328,24 +342,39 @@ def _extremum_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
     ctx.save_for_backward(columns, output[1], B, *([values] if ctx.weighted else []))
 
 
+def _add_at(size: int, index: Tensor, source: Tensor) -> Tensor:
+    """Return zeros with ``source`` added at ``index``, in a fixed order: torch sorts."""
+    zeros = torch.zeros(size, dtype=source.dtype, device=source.device)
+    return zeros.index_put((index.reshape(-1),), source.reshape(-1), accumulate=True)
+
+
 def _extremum_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     columns, args, B, *rest = ctx.saved_tensors
     values = rest[0] if rest else None
+    if not ctx.winners:
+        raise RuntimeError(
+            "spmm_extremum: winners must be True to compute gradients, got False. Call plan.run, "
+            "which asks for them when gradients are needed."
+        )
     d_values = d_B = None
     if columns.numel() == 0:
         d_B = torch.zeros_like(B) if ctx.needs_input_grad[2] else None
         d_values = torch.zeros_like(values) if values is not None else None
-        return [None] * ctx.count, d_values, d_B, None, None
+        return [None] * ctx.count, d_values, d_B, None, None, None
     entry = args.clamp(min=0)
     grad = torch.where(args >= 0, grad, torch.zeros_like(grad))
     winner = columns.to(torch.int64)[entry]  # row of B behind each element of C
+    rows, width = B.shape[-2:]
+    batches = B.shape[:-2].numel()
     if ctx.needs_input_grad[2]:
         weighted = grad if values is None else grad * values[entry]
-        d_B = torch.zeros_like(B).scatter_add(-2, winner, weighted)
+        batch = torch.arange(batches, device=B.device).reshape(*B.shape[:-2], 1, 1)
+        place = (batch * rows + winner) * width + torch.arange(width, device=B.device)
+        d_B = _add_at(batches * rows * width, place, weighted).reshape(B.shape)
     if values is not None and ctx.needs_input_grad[1]:
         products = grad * torch.gather(B, -2, winner)
-        d_values = torch.zeros_like(values).index_add(0, entry.flatten(), products.flatten())
-    return [None] * ctx.count, d_values, d_B, None, None
+        d_values = _add_at(values.numel(), entry, products)
+    return [None] * ctx.count, d_values, d_B, None, None, None
 
 
 torch.library.register_autograd(

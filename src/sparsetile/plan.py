@@ -331,7 +331,7 @@ class Plan:
             self._prepare_gradients()
         if reduce in ("max", "min"):
             C, _ = torch.ops.sparsetile.spmm_extremum(
-                self._tensors, values, flat, self._recipe, reduce
+                self._tensors, values, flat, self._recipe, reduce, needs_grad
             )
             C = C if alpha == 1.0 else C * alpha
         else:

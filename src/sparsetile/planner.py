@@ -77,6 +77,7 @@ def plan(
     deterministic: bool | None = None,
     tune: Literal["model", "measure"] = "model",
     device: torch.device | str | None = None,
+    ablation: str | None = None,
 ) -> Plan:
     """Prepare A for products with dense matrices of about ``n`` columns.
 
@@ -99,6 +100,8 @@ def plan(
         Choose the system by a cost model, or by timing each on random input.
     device : torch.device, optional
         Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
+    ablation : str, optional
+        For benchmarks: the last step of the named system's ladder that is on. All when None.
 
     Returns
     -------
@@ -107,6 +110,7 @@ def plan(
     n = dimension("plan", "n", n)
     one_of("plan", "tune", tune, ["model", "measure"])
     one_of("plan", "system", system, ["auto", *SYSTEMS])
+    _check_ablation(system, ablation)
     clock = {"begun": time.perf_counter()}
     source = as_csr(A, function="plan", device=_target_device(A, device))
     csr = _own(source)
@@ -120,7 +124,7 @@ def plan(
     clock["reorder"] = time.perf_counter()
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    request = Request(csr, n, dtype, permutation, deterministic)
+    request = Request(csr, n, dtype, permutation, deterministic, ablation)
     able, rejected = candidates(request)
     if not able or (system != "auto" and system not in able):
         raise unsupported("plan", rejected, "no system" if system == "auto" else system)
@@ -153,6 +157,19 @@ def plan(
     if source.values is not None and source.values.requires_grad:
         made._follow = functools.partial(current_values, A, csr, function="run")
     return made
+
+
+def _check_ablation(system: str, ablation: str | None) -> None:
+    if ablation is None:
+        return
+    steps = SYSTEMS[system].ablations if system in SYSTEMS else ()
+    if not steps:
+        able = ", ".join(name for name in SYSTEMS if SYSTEMS[name].ablations)
+        raise value_error(
+            "plan", "ablation", f"None with system={system!r}", repr(ablation),
+            f"Name a system that has a ladder: {able}",
+        )  # fmt: skip
+    one_of("plan", "ablation", ablation, steps)
 
 
 def _own(csr: CSR) -> CSR:

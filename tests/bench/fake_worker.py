@@ -19,6 +19,11 @@ def answer(entry: dict[str, Any]) -> dict[str, Any]:
         os.kill(os.getpid(), 11)
     if name == "hang" and entry["system"] == "cpu":
         time.sleep(60)
+    if name == "slow":
+        time.sleep(0.7)
+    if name.startswith("rounded") and entry["system"] == "scipy":
+        worst = 12.0 if name == "rounded" else 7.0
+        return {**size, "status": "wrong", "reason": "too far", "error": {"worst": worst}}
     if name == "wrong" and entry["system"] == "cpu":
         return {**size, "status": "wrong", "reason": "error is 7 times the bound"}
     if name == "skip":
@@ -32,18 +37,25 @@ def answer(entry: dict[str, Any]) -> dict[str, Any]:
         "traffic_bytes": 1000,
         "planning": {"build": 0.001, "total": 0.001},
         "samples": SAMPLES,
+        "given_floor": entry["floor"],
+        "floor_seconds": 1e-4 if name == "floor" else None,
+        "floor_term": "launch",
     }
 
 
 if sys.argv[1] == "absent":
     print("ImportError: no such library", file=sys.stderr)
     sys.exit(1)
+loaded: list[str] = []
 print(json.dumps({"ready": {"device": "cpu", "device_name": "Fake CPU"}}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
-    reply = (
-        {"status": "ok", "samples": SAMPLES}
-        if request["cmd"] == "again"
-        else answer(request["entry"])
-    )
+    if request["cmd"] == "load":
+        loaded.append(request["path"])
+        reply = {"status": "ok"}
+    elif request["cmd"] == "again":
+        reply = {"status": "ok", "samples": SAMPLES}
+    else:
+        reply = answer(request["entry"])
+        reply["loaded"] = list(loaded)
     print(json.dumps(reply), flush=True)

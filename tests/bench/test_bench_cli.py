@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from sparsetile.bench.driver import Outcome
 from sparsetile.bench.record import append_record
 from sparsetile.cli import main
 
-from .fakes import record
+from .fakes import failed, record
 
 
 def _file(folder: Path, name: str, *seconds: float) -> str:
@@ -35,7 +37,76 @@ def test_bad_usage_is_one_line_and_exit_two(
     _fails(capsys, ["bench", "cpu", "-n", "0"], "bench: -n must be whole numbers from 1 up")
     _fails(capsys, ["bench", "cpu", "--data", str(tmp_path / "no")], "data must be an existing")
     _fails(capsys, ["bench", "cpu", "--device", "tpu"], "bench: device must be one of")
+    _fails(capsys, ["bench", "cpu", "--time-limit", "0"], "--time-limit must be seconds above 0")
+    _fails(capsys, ["bench", "cpu", "--timeout", "nan"], "--timeout must be seconds above 0")
+    _fails(capsys, ["bench", "cpu", "--reorder", "up"], "bench: reorder must be one of")
+    _fails(capsys, ["bench", "cpu", "--weights", "up"], "bench: weights must be one of")
     _fails(capsys, ["report", str(tmp_path / "no.jsonl")], "existing file of records")
+    records = _file(tmp_path, "a.jsonl", 1e-5)
+    for option in ("--out", "--markdown"):
+        words = ["report", records, option, str(tmp_path / "no" / "r.html")]
+        _fails(capsys, words, "report: --out and --markdown must be files in a folder that exists")
+
+
+def _suite(folder: Path) -> list[str]:
+    path = folder / "mine.toml"
+    path.write_text(
+        'matrices = ["g"]\nn = [8]\ndevice = "cpu"\nsystems = ["cpu", "dense"]\n'
+        '[generate.g]\ngenerator = "random"\nparams = { rows = 50, cols = 50, nnz = 300 }\n'
+    )
+    return ["bench", str(path)]
+
+
+def test_records_are_written_to_a_file_and_not_to_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _fails(capsys, [*_suite(tmp_path), "--out", str(tmp_path)], "bench: --out must be a file")
+
+
+def _outcome(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any], left: int = 0) -> None:
+    """Make the driver write these records instead of measuring."""
+
+    def run_suite(expansion: Any, options: Any, **more: Any) -> Outcome:
+        entries = expansion.entries
+        for entry, given in zip(entries, records, strict=False):
+            body = {**given, **entry.identity(), "key": entry.key}
+            append_record(options.out, body)
+        return Outcome(measured=len(records), not_run=list(entries[len(entries) - left :]))
+
+    monkeypatch.setattr("sparsetile.bench.driver.run_suite", run_suite)
+
+
+def test_what_the_time_limit_cut_off_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _outcome(monkeypatch, record(), record(), left=2)
+    words = [*_suite(tmp_path), "--out", str(tmp_path / "o.jsonl"), "--time-limit", "60"]
+    assert main(words) == 0
+    found = capsys.readouterr()
+    assert "not run: g: 2 entries (N=8 float32)" in found.out
+    assert "time limit of 60 s: 2 entries not run; the same command goes on" in found.err
+    assert main([*words, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["not_run"]) == 2
+
+
+def test_a_run_cut_off_before_its_first_record_says_so_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _outcome(monkeypatch, left=4)
+    words = [*_suite(tmp_path), "--out", str(tmp_path / "o.jsonl"), "--time-limit", "1"]
+    assert main(words) == 0
+    assert "not run: g: 4 entries" in capsys.readouterr().out
+
+
+def test_a_wrong_system_is_exit_one_and_a_wrong_baseline_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = failed("wrong", "error is 7 times the bound")
+    _outcome(monkeypatch, wrong, record())
+    words = _suite(tmp_path)
+    assert main([*words, "--out", str(tmp_path / "a.jsonl")]) == 0  # scipy comes first
+    _outcome(monkeypatch, record(), record(), wrong)
+    assert main([*words, "--out", str(tmp_path / "b.jsonl")]) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -60,6 +131,24 @@ def test_compare_exits_one_on_a_regression_and_names_it(
     assert main(["bench", "--compare", old, old]) == 0
     assert main(["bench", "--compare", old, new, "--json"]) == 1
     assert [c["verdict"] for c in json.loads(capsys.readouterr().out.split("\n", 1)[1])["changes"]]
+
+
+def test_a_slower_baseline_is_said_and_is_no_regression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    for path, seconds in ((old, 1e-5), (new, 2e-5)):
+        append_record(path, record(system="cusparse-csr1", seconds=seconds))
+        append_record(path, record(system="csr", config={"reorder": "rcm"}))
+    assert main(["bench", "--compare", str(old), str(new)]) == 0
+    out = capsys.readouterr().out
+    assert "baseline slower: PubMed N=128 float32 cusparse-csr1: 100.0 % slower" in out
+    assert "2 products compared, 0 regressions" in out
+    (tmp_path / "new.jsonl").unlink()
+    append_record(new, failed(system="csr", config={"reorder": "rcm"}))
+    assert main(["bench", "--compare", str(old), str(new)]) == 1
+    out = capsys.readouterr().out
+    assert "regression: PubMed N=128 float32 csr rcm: crash, ended by SIGSEGV" in out
 
 
 def test_a_report_is_written_and_damaged_lines_are_said(

@@ -129,3 +129,47 @@ def test_torch_bsr_holds_exactly_the_matrix() -> None:
 
 def test_torch_bsr_refuses_other_shapes() -> None:
     assert BASELINES["torch-bsr"].reason(_operands()) == "needs a shape divisible by 16"
+
+
+def _overflowing() -> Operands:
+    csr = generate("random", rows=40, cols=30, nnz=200, weighted=True, seed=3)
+    assert csr.values is not None
+    values = csr.values.clone()
+    values[7] = 1e5  # Inf in float16
+    values[100] = 6e4  # finite, but its products are not
+    B = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).half()
+    return Operands(csr.with_values(values), B, None, "spmm", "sum")
+
+
+def test_an_infinity_is_right_where_the_type_overflows_and_wrong_elsewhere() -> None:
+    operands = _overflowing()
+    assert operands.csr.values is not None
+    A = _dense(operands.csr.with_values(operands.csr.values.half().float()))
+    exact = torch.zeros(40, 6, dtype=torch.float64)
+    for row in range(40):  # entry by entry: a dense product would meet Inf with 0
+        for column in range(30):
+            if A[row, column] != 0:
+                exact[row] += A[row, column] * operands.B[column].double()
+    C = exact.half()
+    assert not bool(torch.isfinite(C).all())
+    assert checking.check_product(operands, C, uses_tf32=False)["worst"] <= 1
+    for bad in (float("inf"), float("nan")):
+        wrong = C.clone()
+        finite = torch.isfinite(wrong).nonzero()[3]
+        wrong[finite[0], finite[1]] = bad
+        found = checking.check_product(operands, wrong, uses_tf32=False)
+        assert found["worst"] == 1e30 and found["why"] == "elements that are not finite"
+    wrong = torch.where(torch.isinf(C), -C, C)
+    assert checking.check_product(operands, wrong, uses_tf32=False)["worst"] == 1e30
+
+
+def test_a_row_that_is_not_finite_is_always_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "_CHECKED_ELEMENTS", 200)
+    monkeypatch.setattr(checking, "_SAMPLE_ROWS", 4)
+    monkeypatch.setattr(checking, "_FORCED_ROWS", 4)
+    operands = _operands()
+    C = (_dense(operands.csr) @ operands.B.double()).float()
+    for row in range(0, C.shape[0], 37):
+        wrong = C.clone()
+        wrong[row, 0] = float("nan")
+        assert checking.check_product(operands, wrong, uses_tf32=False)["worst"] == 1e30

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
-from sparsetile.bench.driver import Options, Outcome, materialise, run_suite
+from sparsetile.bench import driver
+from sparsetile.bench.driver import Options, Outcome, run_suite
+from sparsetile.bench.matrices import Matrices, NotReady, materialise
+from sparsetile.bench.orders import load_order, matrix_hash
 from sparsetile.bench.pool import Pool
 from sparsetile.bench.record import read_records
 from sparsetile.bench.suites import Expansion, MatrixSpec, expand, load_suite
 from sparsetile.intake import read_matrix
+from sparsetile.reorder import REORDERERS
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 
@@ -153,3 +159,120 @@ def test_a_small_suite_runs_for_real_on_the_host(
     assert mine["status"] == "ok" and mine["nnz"] == 4000 and mine["error"]["worst"] <= 1
     assert mine["planning"]["total"] > 0 and len(mine["matrix_hash"]) == 16
     assert len({record["matrix_hash"] for record in records.values()}) == 1
+
+
+def test_every_worker_reads_a_matrix_before_its_first_entry(tmp_path: Path) -> None:
+    _, records = _run(_expansion(tmp_path, ["a", "b"]), tmp_path / "out.jsonl")
+    for system in ("cpu", "scipy", "torch-csr"):
+        paths = [Path(path).stem for path in records["b", system]["loaded"]]
+        assert paths == ["a", "b"]
+
+
+def test_a_time_limit_ends_the_run_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    expansion, out = _expansion(tmp_path, ["slow", "b", "c"]), tmp_path / "out.jsonl"
+    outcome, records = _run(expansion, out, time_limit=0.9)
+    assert {name for name, _ in records} <= {"slow"} and not outcome.troubles
+    assert outcome.measured + len(outcome.not_run) == 9
+    assert {entry.matrix.name for entry in outcome.not_run} >= {"b", "c"}
+    again, records = _run(expansion, out)
+    assert len(records) == 9 and again.resumed == outcome.measured and again.not_run == []
+
+
+def test_an_entry_cut_short_by_the_time_limit_is_not_called_a_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_GRACE_SECONDS", 0.2)
+    expansion, out = _expansion(tmp_path, ["hang"]), tmp_path / "out.jsonl"
+    outcome = run_suite(
+        expansion,
+        Options(device="cpu", out=out, commit="abc", timeout=60.0, time_limit=1.5),
+        console=Console(file=io.StringIO()),
+        pool=_fake_pool(),
+    )
+    assert [entry.system for entry in outcome.not_run] == ["cpu"]
+    assert outcome.seconds < 15 and outcome.troubles == []
+    assert {record["system"] for record in read_records(out)[0]} == {"scipy", "torch-csr"}
+
+
+def test_the_floor_is_found_once_a_product_and_passed_on(tmp_path: Path) -> None:
+    _, records = _run(_expansion(tmp_path, ["floor"]), tmp_path / "out.jsonl")
+    given = [records["floor", system]["given_floor"] for system in ("scipy", "torch-csr", "cpu")]
+    assert given == [None, [1e-4, "launch"], [1e-4, "launch"]]
+    assert records["floor", "cpu"]["floor_share"] == pytest.approx(1e-4 / 1.1e-3)
+
+
+def test_a_baseline_that_is_often_wrong_is_one_line(tmp_path: Path) -> None:
+    outcome, records = _run(_expansion(tmp_path, ["rounded", "rounded2"]), tmp_path / "out.jsonl")
+    assert records["rounded", "scipy"]["status"] == "wrong"
+    assert outcome.troubles == [
+        "scipy float32: wrong on 2 products, first rounded N=8, worst error 12 x the bound"
+    ]
+
+
+def _generated(name: str, nnz: int) -> MatrixSpec:
+    params = {"rows": 30, "cols": 30, "nnz": nnz}
+    return MatrixSpec(name, "generated", generator="random", params=params)
+
+
+def test_several_missing_matrices_are_made_in_the_background(tmp_path: Path) -> None:
+    specs = [_generated("one", 40), _generated("two", 50)]
+    matrices = Matrices(specs, tmp_path)
+    try:
+        assert [read_matrix(matrices.path(spec, 60)).nnz for spec in specs] == [40, 50]
+        assert all(matrices.ready(spec.name) for spec in specs)
+    finally:
+        matrices.close()
+    assert Matrices(specs, tmp_path).ready("one")  # kept: nothing is started again
+
+
+def test_row_orders_are_found_in_the_background_and_left_for_the_workers(tmp_path: Path) -> None:
+    spec = _generated("one", 40)
+    matrices = Matrices([spec], tmp_path, orders={"one": ["rcm"]}, scratch=str(tmp_path))
+    try:
+        csr = read_matrix(matrices.path(spec, 60))
+    finally:
+        matrices.close()
+    found = load_order(tmp_path, matrix_hash(csr), "rcm")
+    assert found is not None and found.seconds > 0
+    assert torch.equal(found.perm, REORDERERS["rcm"](csr).perm)
+    assert load_order(tmp_path, matrix_hash(csr), "affinity") is None
+
+
+def test_a_suite_with_row_orders_runs_for_real_on_the_host(tmp_path: Path) -> None:
+    expansion = _expansion(tmp_path, ["a"])
+    ordered = [
+        replace(e, config={"reorder": "rcm"}) for e in expansion.entries if e.kind == "system"
+    ]
+    out = tmp_path / "out.jsonl"
+    outcome = run_suite(
+        replace(expansion, entries=tuple(ordered)),
+        Options(device="cpu", out=out, commit="abc"),
+        console=Console(file=io.StringIO()),
+    )
+    (found,) = read_records(out)[0]
+    assert outcome.troubles == [] and found["reorder"] == "rcm" and found["status"] == "ok"
+    assert found["planning"]["total"] > found["planning"]["reorder"] > 0
+
+
+def test_a_matrix_that_cannot_be_made_or_is_late_says_so(tmp_path: Path) -> None:
+    late, bad = _generated("late", 40), _generated("bad", 10**6)
+    matrices = Matrices([late, bad], tmp_path)
+    try:
+        with pytest.raises(NotReady, match="late was not generated within 0 s"):
+            matrices.path(late, 0)
+        with pytest.raises(ValueError, match="nnz must be"):
+            matrices.path(bad, 60)
+    finally:
+        matrices.close()
+
+
+def test_a_matrix_that_cannot_be_made_costs_its_own_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path))
+    expansion = _expansion(tmp_path, ["a"])
+    broken = [replace(entry, matrix=_generated("bad", 10**6)) for entry in expansion.entries]
+    both = replace(expansion, entries=(*broken, *expansion.entries))
+    outcome, records = _run(both, tmp_path / "out.jsonl")
+    assert records["a", "cpu"]["status"] == "ok" and records["bad", "cpu"]["status"] == "error"
+    assert len(outcome.troubles) == 3 and "matrix not made: " in outcome.troubles[0]

@@ -13,14 +13,27 @@ import numpy as np
 import pytest
 import torch
 
+from sparsetile.bench.analysis import attach_baselines
 from sparsetile.bench.record import Damage
 from sparsetile.bench.report import render_markdown, render_page
-from sparsetile.bench.report.pictures import FORMATS, png_mask, spy, tile_stats
+from sparsetile.bench.report.charts import scaling_lines
+from sparsetile.bench.report.pictures import (
+    FORMATS,
+    WINDOWS,
+    png_mask,
+    sample_rows,
+    sharing,
+    spy,
+    tile_stats,
+)
+from sparsetile.bench.report.published import ladder_steps, published_rows
 from sparsetile.bench.report.svg import Axis, log_ticks
+from sparsetile.bench.suites import load_suite
 from sparsetile.data.registry import generate
 from sparsetile.intake import write_npz
 from sparsetile.intake.csr import CSR
 from sparsetile.systems import SYSTEMS
+from sparsetile.tune import distinct_pairs
 
 from .fakes import a_run, failed, record
 
@@ -73,7 +86,86 @@ def test_published_figures_and_ladders_stand_beside_the_measured() -> None:
     assert f">{why}</td>" in page  # nothing at N = 1024
     assert f"{why.capitalize()}: + BMat, + multi-tier." in page
     text = render_markdown(records)
-    assert "| voltrix | N = 256 | 2.4 | 2.00 |" in text
+    assert "| voltrix | N = 256 | 2.4 | 2.00 | 1, 0 |" in text
+
+
+def _ladder(found: dict[tuple[str, str], float]) -> list[dict]:  # type: ignore[type-arg]
+    """Records of the acc suite's ladder: (matrix, label) -> seconds, against 8e-5."""
+    steps = {step["label"]: step["config"] for step in load_suite("acc").ladders[0]["steps"]}
+    records = []
+    for (matrix, label), seconds in found.items():
+        records.append(record(matrix, "acc", 128, seconds, suite="acc", config=steps[label]))
+        records.append(record(matrix, "cusparse-csr1", 128, 8e-5, suite="acc"))
+    return attach_baselines(records)
+
+
+def test_a_ladder_compares_its_steps_on_the_same_products() -> None:
+    records = _ladder(
+        {
+            ("a", "BitTCF"): 4e-5,
+            ("a", "+ reorder"): 2e-5,
+            ("a", "+ balance"): 1e-5,
+            ("b", "+ balance"): 9e-5,
+        }
+    )
+    (found,) = ladder_steps(load_suite("acc"), records)
+    assert found["count"] == 1  # b lacks two steps, so it counts in none
+    for text in ("2.00×", "4.00×", "8.00×"):
+        assert text in found["svg"]
+    assert found["missing"] == ["+ cache policy", "+ pipeline"]
+
+
+def test_the_steps_of_a_ladder_crowd_no_other_chart() -> None:
+    page = render_page(_ladder({("a", "BitTCF"): 4e-5, ("a", "+ balance"): 1e-5}))
+    boxes = re.search(r'aria-label="Distribution of the speedup.*?</svg>', page, re.DOTALL)
+    assert boxes is not None and ">acc affinity</text>" in boxes.group()
+    assert "bittcf" not in boxes.group() and "acc ablation=bittcf identity" in page
+
+
+def test_a_ladder_is_drawn_at_its_own_width_alone() -> None:
+    records = _ladder({("a", "BitTCF"): 4e-5})
+    other = [{**r, "n": 512} for r in records]
+    assert ladder_steps(load_suite("acc"), records)[0]["count"] == 1
+    assert ladder_steps(load_suite("acc"), other)[0]["count"] == 0
+
+
+def test_a_step_that_was_refused_says_why() -> None:
+    config = load_suite("acc").ladders[0]["steps"][0]["config"]
+    refused = failed(
+        "skipped", "needs sm_80 or newer", matrix="a", system="acc", n=128, suite="acc",
+        config=config,
+    )  # fmt: skip
+    (found,) = ladder_steps(load_suite("acc"), attach_baselines([refused]))
+    assert found["why"] == "needs sm_80 or newer" and len(found["missing"]) == 5
+    assert "Needs sm_80 or newer: BitTCF" in render_page([refused])
+
+
+def test_a_published_time_stands_beside_the_stand_in_that_was_measured() -> None:
+    records = [record("flickr-like", "brp", suite="brp", source="stand-in")]
+    rows = {row["where"]: row for row in published_rows(load_suite("brp"), records)}
+    assert rows["flickr-like"]["measured"] == pytest.approx(51.2)
+    assert rows["flickr-like"]["standins"] == 1
+    assert rows["Yelp"]["measured"] is None and rows["Yelp"]["count"] == 0
+
+
+def test_break_even_curves_are_drawn_where_planning_pays() -> None:
+    paid = [record("a", "csr", seconds=1e-5), record("a", "cusparse-csr1", seconds=2e-5)]
+    assert "When planning has paid" in render_page(paid)
+    lost = [record("a", "csr", seconds=3e-5), record("a", "cusparse-csr1", seconds=2e-5)]
+    assert "When planning has paid" not in render_page(lost)
+
+
+def test_scaling_is_drawn_against_nonzeros_rows_and_width() -> None:
+    records = [
+        *(record(f"nnz-1e{k}", "csr", 128, 10.0 ** (k - 9), nnz=10**k) for k in (4, 5, 6)),
+        *(record("nnz-1e6", "csr", n, n * 1e-7, nnz=10**6) for n in (1, 32, 512)),
+        *(record(f"rows-1e{k}", "csr", 128, 1e-5, rows=10**k) for k in (3, 4)),
+    ]
+    drawn = scaling_lines(records, {"csr": 0})
+    assert len(drawn) == 3
+    for svg, title in zip(drawn, ("nonzeros", "rows", "columns of B"), strict=True):
+        assert f"Time against {title}" in svg and svg.count("<circle") >= 2
+    assert scaling_lines(records[:1], {"csr": 0}) == []
 
 
 def test_damaged_lines_are_named_on_the_page() -> None:
@@ -86,6 +178,16 @@ def test_pictures_come_from_the_data_folder(tmp_path: Path) -> None:
     with_data = render_page([record("PubMed"), record("Cora")], data=tmp_path)
     assert "data:image/png;base64" in with_data and "16×8" in with_data
     assert "No picture: the file is not in the data folder" in with_data
+
+
+def test_pictures_of_stand_ins_come_from_where_they_were_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path))
+    (tmp_path / "generated").mkdir()
+    write_npz(tmp_path / "generated" / "road-like-01234567.npz", generate("road_grid", rows=400))
+    page = render_page([record("road-like", source="stand-in")], data=tmp_path)
+    assert "data:image/png;base64" in page and "Rows by their number of nonzeros" in page
 
 
 def test_nothing_to_report_is_an_error() -> None:
@@ -128,16 +230,48 @@ def test_tiles_are_counted_as_the_formats_count_them() -> None:
     dense = np.zeros((32, 40))
     dense[:16, 3::4] = 1  # ten distinct columns in the first window: two condensed tiles
     dense[20, 7] = 1
-    found = tile_stats(_dense(dense), "16x8", 16, 8, True)
+    found = tile_stats(sample_rows(_dense(dense)), "16x8", 16, 8, True)
     assert found.tiles == 3 and found.mean_entries == pytest.approx(161 / 3)
     assert found.fill == pytest.approx((1 + 32 / 128 + 1 / 128) / 3)
-    blocks = tile_stats(_dense(dense), "16x8", 16, 8, False)
+    blocks = tile_stats(sample_rows(_dense(dense)), "16x8", 16, 8, False)
     assert blocks.tiles == 6  # five blocks of the first window, one of the second
 
 
 def test_an_empty_matrix_has_no_tiles() -> None:
     for shape in FORMATS:
-        assert tile_stats(_dense(np.zeros((5, 5))), *shape).tiles == 0
+        assert tile_stats(sample_rows(_dense(np.zeros((5, 5)))), *shape).tiles == 0
+    assert sharing(sample_rows(_dense(np.zeros((5, 0))))) == dict.fromkeys(WINDOWS, 0.0)
+
+
+def test_a_row_order_changes_tiles_and_pictures_as_if_the_rows_had_moved() -> None:
+    rng = np.random.default_rng(3)
+    dense = (rng.random((200, 70)) < 0.1).astype(np.float64)
+    perm = torch.from_numpy(rng.permutation(200))
+    moved, ordered = sample_rows(_dense(dense[perm.numpy()])), sample_rows(_dense(dense), perm)
+    for shape in FORMATS:
+        assert tile_stats(moved, *shape) == tile_stats(ordered, *shape)
+    assert sharing(moved) == sharing(ordered)
+    assert spy(_dense(dense[perm.numpy()]), 50) == spy(_dense(dense), 50, perm=perm)
+
+
+def test_shared_columns_are_counted_as_the_library_counts_them() -> None:
+    csr = generate("power_law", rows=700, nnz=9000, seed=2)
+    perm = torch.randperm(700, generator=torch.Generator().manual_seed(1))
+    for order in (None, perm):
+        found = sharing(sample_rows(csr, order))
+        for window in WINDOWS:
+            assert found[window] == csr.nnz / distinct_pairs(csr, window, order)
+
+
+def test_blocks_spread_over_a_large_matrix_stand_for_it() -> None:
+    csr = generate("power_law", rows=64_000, nnz=600_000, seed=2)
+    whole, part = sample_rows(csr), sample_rows(csr, most=60_000)
+    assert part.partial and not whole.partial and 0.05 < part.share < 0.2
+    assert part.rows.max() >= 64 * 90  # about a hundred blocks, not the first rows alone
+    assert sharing(part)[8] == pytest.approx(sharing(whole)[8], rel=0.02)
+    for shape in FORMATS:
+        found, expected = tile_stats(part, *shape), tile_stats(whole, *shape)
+        assert found.tiles == pytest.approx(expected.tiles, rel=0.1) and found.partial
 
 
 def test_a_mask_holds_its_shade() -> None:

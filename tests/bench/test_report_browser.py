@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,40 +13,10 @@ from sparsetile.bench.report import render_page
 from sparsetile.data.registry import generate
 from sparsetile.intake import write_npz
 
+from .browser import column, contrast, needs_chromium, open_page
 from .fakes import a_run, failed, record
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium here: install the package chromium to test the page"
-)
-
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-
-
-def _open(folder: Path, page_file: Path, **context: Any) -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch_persistent_context(
-            str(folder / "profile"),
-            executable_path=CHROMIUM,
-            args=ARGUMENTS,
-            headless=True,
-            **context,
-        )
-        page = browser.new_page()
-        page.errors = []
-        page.on("console", lambda m: page.errors.append(m.text) if m.type == "error" else None)
-        page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.on("request", lambda r: page.errors.append(r.url) if r.url[:4] == "http" else None)
-        page.goto(page_file.as_uri())
-        yield page
-        assert page.errors == []
-        browser.close()
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -67,32 +36,25 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(tmp_path: Path, page_file: Path) -> Iterator[Any]:
-    yield from _open(tmp_path, page_file, viewport={"width": 1200, "height": 900})
-
-
-def _column(page: Any, table: str, place: int) -> list[str]:
-    found: list[str] = page.eval_on_selector_all(
-        f"{table} tbody tr td:nth-child({place})", "cells => cells.map(c => c.textContent.trim())"
-    )
-    return found
+    yield from open_page(tmp_path, page_file, viewport={"width": 1200, "height": 900})
 
 
 def test_a_summary_table_sorts_both_ways(page: Any) -> None:
     header = page.locator("#suite-core table thead th").nth(2)
     header.locator("button").click()
     assert header.get_attribute("aria-sort") == "descending"
-    values = [float(text) for text in _column(page, "#suite-core table", 3)]
+    values = [float(text) for text in column(page, "#suite-core table", 3)]
     assert values == sorted(values, reverse=True) and len(set(values)) > 3
     header.locator("button").click()
     assert header.get_attribute("aria-sort") == "ascending"
-    values = [float(text) for text in _column(page, "#suite-core table", 3)]
+    values = [float(text) for text in column(page, "#suite-core table", 3)]
     assert values == sorted(values)
 
 
 def test_a_table_sorts_from_the_keyboard(page: Any) -> None:
     page.locator("#suite-core table thead th button").nth(1).focus()
     page.keyboard.press("Enter")
-    systems = _column(page, "#suite-core table", 2)
+    systems = column(page, "#suite-core table", 2)
     assert systems == sorted(systems)
 
 
@@ -103,21 +65,21 @@ def test_the_first_tab_stop_skips_to_the_figures(page: Any) -> None:
 
 def test_records_filter_by_word_and_by_choice(page: Any) -> None:
     page.fill("#filter-text", "pubmed")
-    assert set(_column(page, "#all", 1)) == {"PubMed"}
+    assert set(column(page, "#all", 1)) == {"PubMed"}
     assert page.inner_text("#shown").startswith("3 of ")
     page.select_option("#filter-system", "csr")
-    assert _column(page, "#all", 3) == ["csr"]
+    assert column(page, "#all", 3) == ["csr"]
     page.fill("#filter-text", "")
-    assert set(_column(page, "#all", 3)) == {"csr"}
+    assert set(column(page, "#all", 3)) == {"csr"}
 
 
 def test_records_sort_with_empty_cells_last(page: Any) -> None:
     header = page.locator("#all thead th", has_text="speedup").locator("button")
     for _ in range(2):
         header.click()
-        column = page.locator("#all thead th").all_inner_texts()
-        place = next(i for i, text in enumerate(column, 1) if text.startswith("speedup"))
-        values = _column(page, "#all", place)
+        heads = page.locator("#all thead th").all_inner_texts()
+        place = next(i for i, text in enumerate(heads, 1) if text.startswith("speedup"))
+        values = column(page, "#all", place)
         assert values[-1] == "" and values[0] != ""
 
 
@@ -126,9 +88,11 @@ def test_a_matrix_opens_with_its_picture_records_and_plan(page: Any) -> None:
     boxes = page.locator("details.matrix:visible")
     assert boxes.count() == 1
     boxes.locator("summary").press("Enter")
+    boxes.locator(".fill table tbody tr").first.wait_for()  # drawn when the box has opened
     assert boxes.locator(".fill table tbody tr").count() == 3
     assert "Plan(100x100" in boxes.locator("pre").inner_text()
     assert boxes.locator(".mask").count() == 5
+    assert boxes.locator("svg rect").count() >= 1  # the row lengths
 
 
 def test_the_theme_button_switches_colours(page: Any) -> None:
@@ -148,21 +112,13 @@ def test_hovering_a_point_names_it(page: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_in_both_themes(tmp_path: Path, page_file: Path, scheme: str) -> None:
-    for page in _open(tmp_path, page_file, color_scheme=scheme):
-        ink, paper = page.evaluate(
-            """() => { const s = getComputedStyle(document.body);
-            const light = c => { const [r, g, b] = c.match(/\\d+/g).map(v => {
-              v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
-              return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-            return [light(s.color), light(s.backgroundColor)]; }"""
-        )
-        bright, dark = max(ink, paper), min(ink, paper)
-        assert (bright + 0.05) / (dark + 0.05) > 7
-        assert (paper > ink) == (scheme == "light")
+    for page in open_page(tmp_path, page_file, color_scheme=scheme):
+        ratio, on_light = contrast(page)
+        assert ratio > 7 and on_light == (scheme == "light")
 
 
 def test_a_phone_never_scrolls_sideways(tmp_path: Path, page_file: Path) -> None:
-    for page in _open(tmp_path, page_file, viewport={"width": 390, "height": 800}):
+    for page in open_page(tmp_path, page_file, viewport={"width": 390, "height": 800}):
         assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
@@ -171,7 +127,7 @@ def test_two_thousand_records_open_in_two_seconds(tmp_path: Path) -> None:
     assert len(records) == 2000
     path = tmp_path / "large.html"
     path.write_text(render_page(records), encoding="utf-8")
-    for page in _open(tmp_path, path):
+    for page in open_page(tmp_path, path):
         # The best of three: the machine that runs the tests may be busy with others.
         spent = []
         for _ in range(3):

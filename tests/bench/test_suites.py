@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.suites import expand, load_suite, suite_names
 from sparsetile.data.registry import GENERATORS
 from sparsetile.errors import DataError
@@ -109,12 +110,56 @@ def test_narrowing_by_matrix_width_and_type(tmp_path: Path) -> None:
     assert {(e.matrix.name, e.n, e.dtype) for e in found.entries} == {("DD", 7, "float16")}
 
 
+def test_row_orders_multiply_the_systems_that_tell_them_apart(tmp_path: Path) -> None:
+    _matrix(tmp_path, "PubMed")
+    found = expand(
+        load_suite("core"), data=tmp_path, device="cuda",
+        systems=["csr", "dense"], n=[32], orders=["auto", "rcm", "affinity"],
+    )  # fmt: skip
+    ours = [(e.system, dict(e.config)) for e in found.entries if e.kind == "system"]
+    assert ours == [
+        ("csr", {}), ("csr", {"reorder": "rcm"}), ("csr", {"reorder": "affinity"}), ("dense", {}),
+    ]  # fmt: skip
+    assert "dense with reorder=rcm: takes rows as they come" in found.left_out
+    assert len({entry.key for entry in found.entries}) == len(found.entries)
+
+
+def test_a_suite_may_ask_for_row_orders_itself(tmp_path: Path) -> None:
+    _matrix(tmp_path, "one")
+    path = _write(tmp_path, 'matrices = ["one"]\nn = [8]\nsystems = ["csr"]\nreorder = ["rcm"]\n')
+    found = expand(load_suite(path), data=tmp_path, device="cuda")
+    assert [dict(e.config) for e in found.entries if e.kind == "system"] == [{"reorder": "rcm"}]
+
+
+def test_a_ladder_keeps_to_its_own_widths_and_types(tmp_path: Path) -> None:
+    _matrix(tmp_path, "one")
+    path = _write(
+        tmp_path,
+        'matrices = ["one"]\nn = [8, 16]\ndtypes = ["float32", "float16"]\nsystems = ["csr"]\n'
+        '[[ladder]]\nname = "l"\ntitle = "L"\nn = [16]\ndtypes = ["float16"]\n'
+        'steps = [{ label = "x", system = "csr", config = { reorder = "rcm" } }]\n',
+    )
+    steps = [e for e in expand(load_suite(path), data=tmp_path, device="cuda").entries if e.config]
+    assert [(e.n, e.dtype) for e in steps] == [(16, "float16")]
+
+
+def test_a_baseline_that_is_not_installed_is_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _matrix(tmp_path, "PubMed")
+    monkeypatch.setattr(type(BASELINES["pyg"]), "missing", lambda self: "x is not installed")
+    found = expand(load_suite("core"), data=tmp_path, device="cuda", systems=["pyg", "csr"])
+    assert "pyg: x is not installed" in found.left_out
+    assert "pyg" not in {entry.system for entry in found.entries}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("n = [8]\n", "suite mine must have matrices, got none"),
         ('matrices = ["a"]\nn = [8]\nwidth = 3\n', "field of suite mine must be one of"),
         ('matrices = ["a"]\nn = [8]\ndtypes = ["int8"]\n', "bench: dtypes must be one of"),
+        ('matrices = ["a"]\nn = [8]\nreorder = ["up"]\n', "bench: reorder must be one of"),
         ("matrices = [", "suite must be a TOML file, got mine.toml"),
     ],
 )
@@ -141,6 +186,8 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
         expand(suite, data=None, device="cpu", dtypes=["int8"])
     with pytest.raises(ValueError, match="bench: op must be one of"):
         expand(suite, data=None, device="cpu", op="gemm")
+    with pytest.raises(ValueError, match="bench: reorder must be one of"):
+        expand(suite, data=None, device="cpu", orders=["up"])
 
 
 def test_a_suite_with_nothing_to_measure_says_why() -> None:

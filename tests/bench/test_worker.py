@@ -50,9 +50,9 @@ def test_other_systems_run_too(path: str, system: str) -> None:
 
 
 def test_a_configuration_that_plan_does_not_know_is_skipped(path: str) -> None:
-    found = Worker("cpu").measure(_entry(path, config={"ablation": "tma"}))
+    found = Worker("cpu").measure(_entry(path, config={"colour": "red"}))
     assert found["status"] == "skipped"
-    assert found["reason"] == "plan() does not take ablation yet"
+    assert found["reason"] == "plan() does not take colour yet"
 
 
 def test_a_known_configuration_is_passed_on(path: str) -> None:
@@ -90,6 +90,44 @@ def test_more_samples_need_a_measured_entry(path: str) -> None:
         worker.again()
     worker.measure(_entry(path, rounds=2))
     assert worker.again()["samples"]["method"] == "clock"
+
+
+def test_a_row_order_is_found_once_and_shared_with_its_time(path: str, tmp_path: Any) -> None:
+    first, second = Worker("cpu"), Worker("cpu")
+    entry = _entry(path, system="cpu", config={"reorder": "rcm"}, scratch=str(tmp_path))
+    found = first.measure(entry)
+    assert found["status"] == "ok" and found["reorder"] == "rcm"
+    (file,) = tmp_path.iterdir()
+    assert file.name.endswith("-rcm.pt")
+    held = torch.load(file, weights_only=True)
+    assert sorted(held["perm"].tolist()) == list(range(60))
+    torch.save({**held, "seconds": 123.0}, file)  # as if it had taken long
+    again = second.measure(entry)
+    assert again["status"] == "ok" and again["reorder"] == "rcm"
+    assert again["planning"]["reorder"] == 123.0 and again["planning"]["total"] > 123.0
+    assert "found_before" not in again["planning"]
+    other = first.measure({**entry, "n": 9})
+    assert other["planning"]["reorder"] == found["planning"]["reorder"]
+
+
+def test_loading_reads_the_matrix_that_is_measured_next(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparsetile.bench import products
+
+    worker = Worker("cpu")
+    assert worker.load(path, "asis") == {"status": "ok"}
+    monkeypatch.setattr(products, "read_matrix", lambda *a, **k: pytest.fail("read twice"))
+    assert worker.measure(_entry(path))["status"] == "ok"
+
+
+def test_a_floor_that_is_known_is_not_found_again(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker("cpu")
+    monkeypatch.setattr(worker.bench, "floor", lambda *a: pytest.fail("found again"))
+    found = worker.measure(_entry(path, floor=[1e-5, "launch"]))
+    assert (found["floor_seconds"], found["floor_term"]) == (1e-5, "launch")
 
 
 @pytest.mark.gpu

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsetile.cli.picture import density_grid
-from sparsetile.cli.profile import length_bins, profile
+from sparsetile.bench.report.pictures import density_grid, length_bins
+from sparsetile.cli.profile import profile
 from sparsetile.data.generators import banded, random
 from sparsetile.intake import as_csr
 from tests.cli.conftest import Cli, assert_refused
@@ -28,7 +28,7 @@ def test_the_measures_of_a_band_are_known(cli: Cli):
     assert found["bandwidth"] == {"lower": 2, "upper": 2}
     # A window of 64 rows holds all of it: each of 64 columns once.
     assert found["windows"][-1]["window"] == 64 and found["windows"][-1]["pairs"] == 64
-    assert [item["window"] for item in found["windows"]] == [8, 16, 64]
+    assert [item["window"] for item in found["windows"]] == [4, 8, 16, 64]
     assert found["histogram"] == [
         {"from": 2, "to": 3, "rows": 2},
         {"from": 4, "to": 7, "rows": 62},
@@ -74,8 +74,9 @@ def test_bins_double_and_begin_at_the_shortest_row():
 @pytest.mark.parametrize("shape", [(1000, 1000), (7, 3000), (3000, 7), (20, 30), (1, 1)])
 def test_every_entry_is_counted_in_the_cell_it_lies_in(shape: tuple[int, int]):
     csr = random(*shape, nnz=min(500, shape[0] * shape[1]), seed=2)
-    grid = density_grid(csr, 100)
+    grid = density_grid(csr, 100, flattest=0.25)
     assert max(grid.shape) <= 100 and int(grid.sum()) == csr.nnz
+    assert min(grid.shape) == min(100 if shape[0] == shape[1] else 25, *shape)
     expected = torch.zeros_like(grid)
     for row, column in zip(csr.row_ids().tolist(), csr.indices.tolist(), strict=True):
         expected[row * grid.shape[0] // shape[0], column * grid.shape[1] // shape[1]] += 1
@@ -83,7 +84,7 @@ def test_every_entry_is_counted_in_the_cell_it_lies_in(shape: tuple[int, int]):
 
 
 def test_a_small_matrix_is_drawn_entry_by_entry():
-    grid = density_grid(banded(12, 1))
+    grid = density_grid(banded(12, 1), 400)
     assert grid.shape == (12, 12) and int(grid.max()) == 1
 
 
@@ -107,6 +108,63 @@ def test_a_picture_is_refused_before_any_work(cli: Cli, tmp_path: Path):
     assert_refused(
         cli("inspect", "nowhere", "--png", tmp_path / "no" / "p.png"),
         "inspect: --png must be in a folder that exists",
+    )
+
+
+def test_a_page_needs_no_network_and_shows_every_order(cli: Cli, folder: Path, tmp_path: Path):
+    file = tmp_path / "page.html"
+    outcome = cli("inspect", "weighted", "--data", folder, "--html", file)
+    assert outcome.code == 0 and outcome.err == f"sparsetile: wrote {file}\n"
+    for text in ("row order", "nonzeros per tile", "rcm", "affinity", "BCSR 64×64"):
+        assert text in outcome.out
+    page = file.read_text()
+    assert page.startswith("<!doctype html>") and "http" not in page
+    for text in ("60 × 50", "Where the nonzeros lie, affinity order", "Row lengths", "WCSR 64×8"):
+        assert text in page
+    assert page.count("data:image/png;base64") == 3 * 5
+
+
+def test_the_figures_of_chosen_orders_are_printed_without_a_page(cli: Cli):
+    found = cli("inspect", "gen:banded?rows=64&bandwidth=2", "--reorder", "rcm", "--json").json
+    assert [item["order"] for item in found["orders"]] == ["identity", "rcm"]
+    given = found["orders"][0]
+    assert given["share"] == 1.0 and given["nnz_per_pair"]["64"] == pytest.approx(314 / 64)
+    assert [item["window"] for item in found["windows"]] == list(map(int, given["nnz_per_pair"]))
+    blocks = given["tiles"][-1]
+    assert blocks["format"] == "BCSR 64×64" and blocks["tiles"] == 1
+    assert blocks["nnz_per_tile"] == 314 and blocks["fill"] == pytest.approx(314 / 64**2)
+    assert "orders" not in cli("inspect", "gen:banded?rows=64&bandwidth=2", "--json").json
+
+
+@pytest.mark.parametrize(
+    "spec", ["rows=0&cols=0&nnz=0", "rows=4&cols=9&nnz=0", "rows=1&cols=900&nnz=80"]
+)
+def test_a_page_of_a_degenerate_matrix_is_written_too(cli: Cli, tmp_path: Path, spec: str):
+    file = tmp_path / "page.html"
+    assert cli("inspect", f"gen:random?{spec}", "--html", file).code == 0
+    assert "Tiles, before and after each row order" in file.read_text()
+
+
+def test_a_hostile_name_is_escaped_on_the_page():
+    from sparsetile.bench.report import render_matrix_page, view_orders
+
+    csr = banded(12, 1)
+    page = render_matrix_page("<script>alert(1)</script>", profile(csr), view_orders(csr, ["rcm"]))
+    assert "<script>alert" not in page
+
+
+def test_a_page_and_an_order_are_refused_before_any_work(cli: Cli, tmp_path: Path):
+    assert_refused(
+        cli("inspect", "nowhere", "--html", "page.txt"),
+        "inspect: --html must be a file named .html, got 'page.txt'.",
+    )
+    assert_refused(
+        cli("inspect", "nowhere", "--html", tmp_path / "no" / "p.html"),
+        "inspect: --html must be in a folder that exists",
+    )
+    assert_refused(
+        cli("inspect", "nowhere", "--reorder", "rcm,spiral"),
+        "inspect: --reorder must be one of ['identity', 'rcm', 'affinity'], got 'spiral'.",
     )
 
 

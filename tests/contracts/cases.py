@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,6 +13,25 @@ from torch import Tensor
 from sparsetile import CSR
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# Systems that take float32 only where torch allows TF32.
+TF32_SYSTEMS = ("acc",)
+
+
+@contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Let torch allow TF32, or not, inside a block."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def rounds_to_tf32(B: Tensor) -> bool:
+    """Whether a product with B may round its operands to TF32 here."""
+    allowed = bool(torch.backends.cuda.matmul.allow_tf32)
+    return B.is_cuda and B.dtype is torch.float32 and allowed
 
 
 def csr_of(matrix: sp.csr_array, *, pattern: bool = False, dtype=torch.float32) -> CSR:
@@ -78,13 +98,21 @@ def reference(csr: CSR, B: Tensor) -> Tensor:
 
 
 def error_bound(csr: CSR, B: Tensor, expected: Tensor) -> Tensor:
-    """What rounding can cost at most: any order of float32 sums, then one rounding to B's type."""
+    """What rounding can cost at most: any order of float32 sums, then one rounding to B's type.
+
+    Where TF32 is allowed both operands are rounded first, to 11 bits each.
+    """
     absolute = csr.with_values(None if csr.values is None else csr.values.detach().abs())
     magnitude = reference(absolute, B.abs())
     lengths = csr.row_lengths().cpu().double().unsqueeze(1)
     accumulate = torch.float64 if B.dtype is torch.float64 else torch.float32
     unit, tiny = torch.finfo(accumulate).eps, torch.finfo(B.dtype).tiny
-    return (lengths + 2) * unit * magnitude + torch.finfo(B.dtype).eps * expected.abs() + tiny
+    operands = 2.0**-10 + 2.0**-20 if rounds_to_tf32(B) else 0.0
+    return (
+        ((lengths + 2) * unit + operands) * magnitude
+        + torch.finfo(B.dtype).eps * expected.abs()
+        + tiny
+    )
 
 
 def assert_close(C: Tensor, csr: CSR, B: Tensor) -> None:

@@ -18,7 +18,7 @@ from sparsetile.balance import (
     schedule_segments,
 )
 from sparsetile.balance import segments as module
-from sparsetile.formats import pack_bundles
+from sparsetile.formats import LIST_STEP, pack_bittcf, pack_bundles
 from tests.contracts.cases import MATRICES, csr_of
 
 
@@ -45,7 +45,17 @@ def bundles_and_rows(min_sharing: float) -> Callable[[CSR], Units]:
     return units
 
 
+def windows_of_tiles(csr: CSR) -> Units:
+    offsets = pack_bittcf(csr).row_window_offset.long()
+    count = offsets.numel() - 1
+    return Units(
+        torch.arange(count), offsets[:-1], offsets[1:] - offsets[:-1],
+        torch.zeros(count, dtype=torch.bool),
+    )  # fmt: skip
+
+
 UNITS: dict[str, Callable[[CSR], Units]] = {
+    "windows of tiles": windows_of_tiles,
     "rows": rows_in_order,
     "shuffled rows": rows_shuffled,
     "bundles": bundles_and_rows(0.0),
@@ -107,11 +117,14 @@ def test_every_entry_of_every_unit_is_in_exactly_one_item(scheduled):
 
 def test_no_item_is_longer_than_allowed_and_pieces_are_even(scheduled):
     _, schedule, max_length = scheduled
-    lengths = (schedule.items[:, 2] - schedule.items[:, 1]).tolist()
-    assert all(0 <= length <= max_length for length in lengths)
-    for pieces in pieces_of_unit(schedule).values():
+    lengths = schedule.items[:, 2] - schedule.items[:, 1]
+    bundled = torch.from_numpy(section_of_items(schedule)) % 2 == 0
+    assert bool((lengths >= 0).all())
+    assert bool((lengths <= torch.where(bundled, max(max_length, LIST_STEP), max_length)).all())
+    assert not bool((schedule.items[bundled, 1:3] % LIST_STEP).any()), "whole batches of a list"
+    for (bundle, _), pieces in pieces_of_unit(schedule).items():
         sizes = [end - begin for begin, end, _ in pieces]
-        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) - min(sizes) <= (LIST_STEP if bundle else 1)
 
 
 def test_only_pieces_of_cut_units_have_slots_and_each_its_own(scheduled):
@@ -129,11 +142,14 @@ def test_only_pieces_of_cut_units_have_slots_and_each_its_own(scheduled):
 
 
 def test_sections_follow_each_other_as_documented(scheduled):
-    _, schedule, _ = scheduled
+    units, schedule, _ = scheduled
     assert sum(schedule.sections) == schedule.item_count
     items, sections = schedule.items.numpy(), section_of_items(schedule)
     length, cut = items[:, 2] - items[:, 1], items[:, 3] >= 0
-    wide = cut | (length > module.WIDE_LENGTH)
+    lengths = units.length.numpy()
+    between = lengths[(lengths > module.WIDE_LENGTH) & (lengths <= module.EVEN_WIDE_LENGTH)]
+    even = 2 * between.sum() >= lengths.sum()
+    wide = cut | (length > (module.EVEN_WIDE_LENGTH if even else module.WIDE_LENGTH))
     assert np.array_equal(wide, sections < 2)
     for section in (0, 1):
         mine = cut[sections == section]
@@ -262,3 +278,16 @@ def test_entries_past_32_bits_are_refused():
     assert str(caught.value) == (
         "schedule_segments: A must be under 2^31 entries, got more. Split A by rows."
     )
+
+
+def test_equal_parts_of_neighbouring_cut_rows_follow_each_other():
+    """They read about the same rows of B, so that warps of a block find them in the SM's cache."""
+    rows, pieces = module.INTERLEAVED + 2, 3
+    indptr = torch.arange(rows + 1) * 30
+    csr = CSR(indptr, torch.arange(30, dtype=torch.int32).repeat(rows), None, (rows, 30))
+    items = schedule_segments(row_units(csr), 10).items
+    first = module.INTERLEAVED * pieces
+    parts = ((items[:, 1] % 30) // 10).tolist()
+    assert parts[:first] == [part for part in range(pieces) for _ in range(module.INTERLEAVED)]
+    assert items[: module.INTERLEAVED, 0].tolist() == list(range(module.INTERLEAVED))
+    assert parts[first:] == [0, 0, 1, 1, 2, 2]

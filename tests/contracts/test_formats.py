@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR
-from sparsetile.formats import BUNDLE_ROWS, RowBundles, pack_bundles, pack_rows
+from sparsetile.formats import (
+    BUNDLE_ROWS,
+    LIST_STEP,
+    RowBundles,
+    pack_bittcf,
+    pack_bundles,
+    pack_rows,
+)
 from sparsetile.formats.bundles import MAX_COLUMNS
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
 
@@ -65,7 +72,24 @@ def read_bundles(min_sharing: float) -> Callable[[CSR], Unpacked]:
     return read
 
 
+def read_bittcf(order: Callable[[CSR], Tensor] | None) -> Callable[[CSR], Unpacked]:
+    def read(csr: CSR) -> Unpacked:
+        tiles = pack_bittcf(csr, order and order(csr))
+        rows, columns = tiles.unpack()
+        values = tiles.pack_values(csr.values)
+        triples = zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)
+        return Unpacked(list(triples), tiles.shape, tiles.format_bytes)
+
+    return read
+
+
+def reversed_rows(csr: CSR) -> Tensor:
+    return torch.arange(csr.shape[0]).flip(0)
+
+
 FORMATS: dict[str, Callable[[CSR], Unpacked]] = {
+    "BitTCF": read_bittcf(None),
+    "BitTCF of reversed rows": read_bittcf(reversed_rows),
     "rows": read_rows,
     "bundles of every window": read_bundles(0.0),
     "bundles of windows that share": read_bundles(1.5),
@@ -99,6 +123,10 @@ def test_keeps_negative_zeros_denormals_infinities_and_stored_zeros(form):
 @pytest.mark.parametrize("form", FORMATS)
 def test_counts_its_bytes(form):
     csr = csr_of(MATRICES["odd sizes"]())
+    if form.startswith("BitTCF"):
+        tiles = pack_bittcf(csr, reversed_rows(csr) if "reversed" in form else None).tile_count
+        assert FORMATS[form](csr).bytes == 4 * (-(-csr.shape[0] // 8) + 11 * tiles + 2)
+        return
     if form == "rows":
         assert FORMATS[form](csr).bytes == 8 * (csr.shape[0] + 1) + 4 * csr.nnz
     else:
@@ -170,8 +198,13 @@ def test_a_bundle_lists_each_column_once_in_ascending_order(name):
     _, bundles = bundled(name, 0.0)
     for bundle in range(bundles.bundle_count):
         begin, end = bundles.indptr[bundle : bundle + 2].tolist()
-        columns = (bundles.tagged[begin:end].long() & (MAX_COLUMNS - 1)).tolist()
-        assert columns == sorted(set(columns)) and columns
+        words = bundles.tagged[begin:end].long() & (2**32 - 1)
+        columns, bits = (words % MAX_COLUMNS).tolist(), (words // MAX_COLUMNS).tolist()
+        held = [column for column, bit in zip(columns, bits, strict=True) if bit]
+        assert held == sorted(set(held)) and held
+        padding = columns[len(held) :]
+        assert len(columns) % LIST_STEP == 0 and len(padding) < LIST_STEP
+        assert set(padding) <= {held[-1]}, "padding reads what was read before"
 
 
 @pytest.mark.parametrize("min_sharing", [1.2, 1.9, 4.0])

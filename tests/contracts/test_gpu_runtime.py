@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ import torch
 import sparsetile as st
 from sparsetile.systems.registry import SYSTEMS
 from tests.contracts.cases import (
+    TF32_SYSTEMS,
     assert_close,
     csr_of,
     equal_rows,
     random_matrix,
+    tf32,
     with_dense_row,
 )
 
@@ -22,7 +25,16 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
 ]
 
-OURS = sorted(name for name in SYSTEMS if "cuda" in SYSTEMS[name].devices and name == "csr")
+# Systems that launch kernels of this library.
+OURS = sorted({"acc", "csr"} & SYSTEMS.keys())
+
+
+@pytest.fixture(autouse=True)
+def _tf32(request: pytest.FixtureRequest) -> Iterator[None]:
+    parameters = getattr(request.node, "callspec", None)
+    system = "" if parameters is None else parameters.params.get("system", "")
+    with tf32(system in TF32_SYSTEMS):
+        yield
 
 
 def plan_of(system: str, n: int = 64) -> tuple[st.CSR, st.Plan]:
@@ -183,7 +195,8 @@ def test_cupy_matrices_are_taken_as_they_are():
         assert_close(st.spmm(A, B), csr, B)
 
 
-def test_a_large_offset_into_B_and_C_is_right():
+@pytest.mark.parametrize("system", OURS)
+def test_a_large_offset_into_B_and_C_is_right(system):
     """M·N and K·N past 2^31 elements: 64-bit offsets."""
     n, rows = 4096, 530_000
     if torch.cuda.mem_get_info()[0] < 3 * rows * n * 2:
@@ -192,7 +205,7 @@ def test_a_large_offset_into_B_and_C_is_right():
     indices = torch.arange(rows, device="cuda").flip(0)
     B = torch.empty((rows, n), dtype=torch.float16, device="cuda")
     B.copy_(torch.arange(rows, device="cuda").remainder(1009).unsqueeze(1))
-    C = st.plan((indptr, indices, None, (rows, rows)), n, dtype=torch.float16, system="csr") @ B
+    C = st.plan((indptr, indices, None, (rows, rows)), n, dtype=torch.float16, system=system) @ B
     assert torch.equal(C[:, 0], B[:, 0].flip(0))
     assert torch.equal(C[:, n - 1], B[:, n - 1].flip(0))
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.kernels import KernelSpec
-from sparsetile.systems import csr_runner
+from sparsetile.systems import bound, csr_runner
 
 ELEMENTS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 _LETTERS = {"i64": "q", "double": "d", "int": "i"}
@@ -179,4 +179,6 @@ class Machine:
             "current_stream_handle": lambda device: 0,
             "on_device": lambda device: contextlib.nullcontext(),
         }.items():
-            monkeypatch.setattr(csr_runner, name, stand_in)
+            for module in (csr_runner, bound):
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, stand_in)

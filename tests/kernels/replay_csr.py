@@ -16,7 +16,7 @@ import numpy as np
 from tests.kernels.replay import ELEMENTS, Array, Machine
 
 WARP = 32
-COLUMN_BITS = 28
+LIST_STEP = 4
 NO_ITEM = np.array([-1, 0, 0, -1])
 
 
@@ -26,8 +26,6 @@ class Threads:
 
     lane: np.ndarray
     index: np.ndarray
-    step: np.ndarray
-    count: np.ndarray
     end: np.ndarray
     first: np.ndarray
     stride: np.ndarray
@@ -49,13 +47,11 @@ def group_work(
     first_item = np.where(section == 0, 0, item_end[section - 1])
     first_block = np.where(section == 0, 0, block_end[section - 1])
     wide = section < 2
-    count = np.where(wide, 1, params["strip"])
-    step = np.where(wide, threads // WARP, threads // lanes)
-    own = np.where(wide, thread // WARP, thread // lanes)
-    index = first_item + (block - first_block) * step * count + own
+    together = np.where(wide, WARP, lanes)
+    index = first_item + (block - first_block) * (threads // together) + thread // together
     first = np.where(wide, thread % WARP // lanes * lanes, 0)
     stride = np.where(wide, WARP, lanes)
-    work = Threads(thread % lanes, index, step, count, item_end[section], first, stride, wide)
+    work = Threads(thread % lanes, index, item_end[section], first, stride, wide)
     return work, section % 2 == 0
 
 
@@ -63,7 +59,6 @@ def group_work(
 class Chunk:
     column: np.ndarray
     value: np.ndarray
-    weights: np.ndarray
     entry: np.ndarray
     left: np.ndarray
 
@@ -73,8 +68,14 @@ class Product:
 
     def __init__(self, machine: Machine, config: Mapping[str, Any], params: dict[str, Any]) -> None:
         self.config, self.p = config, params
-        self.lanes, self.vec = config["kLanes"], config["kVec"]
+        self.lanes, self.vec, self.times = config["kLanes"], config["kVec"], config["kTimes"]
+        self.step = self.lanes * self.vec
+        self.slab = self.step * self.times
+        self.width = self.times * self.vec  # columns of a lane
         self.weighted, self.extremum = config["kWeighted"], config["kExtremum"]
+        self.with_args = config["kArgs"]
+        self.sign = -1 if self.extremum and params["minimum"] else 1
+        self.column_bits = 32 - config["kRows"]
         self.groups = WARP // self.lanes
         element, output = ELEMENTS[config["ELEMENT"]], ELEMENTS[config["OUTPUT"]]
         self.acc = np.float64 if element is np.float64 else np.float32
@@ -93,8 +94,7 @@ class Product:
         self.bundle_rows = array(params["bundle_rows"], np.int32, 4)
         self.indptr = array(params["indptr"], np.int64)
         self.bias = array(params["bias"], self.acc)
-        self.partials = array(params["partials"], self.acc)
-        self.partial_args = array(params["partial_args"], np.int32) if self.extremum else None
+        self.partials = array(params["partials"], np.uint8)
         self.args = array(params["args"], np.int64)
         self.b_row = params["b_row_bytes"] // np.dtype(element).itemsize
         machine.written[params["c"]] = self.c
@@ -136,53 +136,39 @@ class Product:
         found[here] = self.items.data[index[here]]
         return found
 
-    def load_head(self, work: Threads, item: np.ndarray, R: int) -> tuple[np.ndarray, ...]:
-        at = item[:, 1] + work.first + work.lane
-        mask = at < item[:, 2]
-        column = (
-            self.load_where(self.columns if R == 1 else self.tagged, at, mask, np.zeros(at.size))
-            if mask.any()
-            else np.zeros(at.size, dtype=np.int32)
-        )
-        value = np.zeros(at.size, dtype=self.acc)
-        if self.weighted and R == 1 and mask.any():
-            value = self.load_where(self.values, at, mask, np.zeros(at.size)).astype(self.acc)
-        return item, column, value
+    def columns_of(self, first: np.ndarray) -> np.ndarray:
+        """Places of a lane's elements, from the place of its first."""
+        steps = np.arange(self.times)[:, None] * self.step + np.arange(self.vec)
+        return first[:, None] + steps.reshape(-1)
+
+    def load_row(self, b: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """A lane's part of row k of B, vector by vector."""
+        first = b + k * self.b_row
+        parts = [self.b.load(first + q * self.step, self.vec) for q in range(self.times)]
+        return np.concatenate(parts, axis=1).astype(self.acc)
 
     def product(self, work: Threads, R: int) -> None:
         if not work.lane.size:
             return
-        column = (self.y * self.lanes + work.lane) * self.vec
+        column = self.y * self.slab + work.lane * self.vec
         b = self.z * self.p["b_batch_stride"] + np.where(column < self.p["n"], column, 0)
-        head = self.load_head(work, self.load_item(work.index, work.end), R)
-        if not self.config["kPipelined"]:
-            self.one(work, head, column, b, R)
-            return
-        index = work.index + work.step
-        next_item = self.load_item(np.where(work.count > 1, index, work.end), work.end)
-        for turn in range(int(work.count.max())):
-            index = index + work.step
-            later = self.load_item(np.where(turn + 2 < work.count, index, work.end), work.end)
-            following = self.load_head(work, next_item, R)
-            running = turn < work.count
-            assert (running == self.by_warp(running, np.min)).all()
-            self.one(
-                work.take(running), tuple(part[running] for part in head), column[running],
-                b[running], R,
-            )  # fmt: skip
-            head, next_item = following, later
-
-    def one(self, work: Threads, head: tuple, column: np.ndarray, b: np.ndarray, R: int) -> None:
+        item = self.load_item(work.index, work.end)
         if self.config["kRepair"]:
-            todo = ~self.is_finite(head[0][:, 0], column)
-            work, head = work.take(todo), tuple(part[todo] for part in head)
-            column, b = column[todo], b[todo]
+            todo = ~self.is_finite(item[:, 0], column)
+            work, item, column, b = work.take(todo), item[todo], column[todo], b[todo]
             if not column.size:
                 return
-        total = np.zeros((column.size, R, self.vec), dtype=self.acc)
-        arg = np.full((column.size, self.vec), -1, dtype=np.int64)
-        self.gather(work, head, b, total, arg, R)
-        self.deliver(work, head[0], column, total, arg, R)
+        empty = -np.inf if self.extremum else 0
+        total = np.full((column.size, R, self.width), empty, dtype=self.acc)
+        first = item[:, 1] + work.first
+        arg = np.repeat(np.where(first < item[:, 2], first, -1)[:, None], self.width, axis=1)
+        if R == 1:
+            self.gather_row(work, item, b, total, arg)
+        else:
+            self.gather_bundle(work, item, b, total, R)
+        if self.groups > 1 and work.wide.any():
+            self.join_groups(work.wide, total, arg)
+        self.deliver(work, item, column, total, arg, R)
 
     def is_finite(self, row: np.ndarray, column: np.ndarray) -> np.ndarray:
         finite = np.ones(row.size, dtype=bool)
@@ -192,33 +178,71 @@ class Product:
             finite[here] &= np.isfinite(self.c.load(at[here] + v)[:, 0])
         return self.by_warp(finite, np.min).astype(bool)
 
-    def gather(self, work, head, b, total, arg, R: int) -> None:
-        item, next_column, next_value = head
+    def gather_row(self, work: Threads, item, b, total, arg) -> None:
         length = item[:, 2] - item[:, 1]
         begin = work.first.copy()
-        values_base = item[:, 1] * R
-        columns = self.columns if R == 1 else self.tagged
+        next_column = np.zeros(length.size, dtype=np.int32)
+        next_value = np.zeros(length.size, dtype=self.acc)
+
+        def look_ahead(running: np.ndarray) -> None:
+            nonlocal next_column, next_value
+            ahead = (begin + work.lane < length) & running
+            if ahead.any():
+                at = item[:, 1] + begin + work.lane
+                next_column = self.load_where(self.columns, at, ahead, next_column)
+                if self.weighted:
+                    loaded = self.load_where(self.values, at, ahead, np.zeros(at.size))
+                    next_value = np.where(ahead, loaded.astype(self.acc), next_value)
+
+        look_ahead(np.ones(length.size, dtype=bool))
         while True:
             left = length - begin
             most, least = self.by_warp(left, np.max), self.by_warp(left, np.min)
             if not (most > 0).any():
                 break
-            column = np.where((work.lane >= left) & (R > 1) & (self.groups > 1), 0, next_column)
-            weights = np.where((self.groups > 1) & (left <= 0), 0, values_base + begin * R)
-            chunk = Chunk(column, next_value, weights, item[:, 1] + begin, left)
+            value = (next_value if self.weighted else np.ones_like(next_value)) * self.sign
+            chunk = Chunk(next_column, value, item[:, 1] + begin, left)
             begin = begin + work.stride
-            ahead = (begin + work.lane < length) & (most > 0)
-            if ahead.any():
-                at = item[:, 1] + begin + work.lane
-                next_column = self.load_where(columns, at, ahead, next_column)
-                if self.weighted and R == 1:
-                    loaded = self.load_where(self.values, at, ahead, np.zeros(at.size))
-                    next_value = np.where(ahead, loaded.astype(self.acc), next_value)
+            look_ahead(most > 0)
             whole = (most > 0) & (least >= self.lanes)
             for sizes, chosen in self.batches(whole, most):
-                self.walk(chunk, chosen, sizes, b, total, arg, R, masked=not whole[chosen].all())
-        if self.groups > 1 and work.wide.any():
-            self.join_groups(work.wide, total, arg)
+                self.walk(chunk, chosen, sizes, b, total, arg, masked=not whole[chosen].all())
+        if self.with_args:
+            for thread, place in zip(*np.nonzero(np.isnan(total[:, 0])), strict=True):
+                arg[thread, place] = self.first_nan(work, item, b, thread, place)
+
+    def first_nan(self, work: Threads, item, b, thread: int, place: int) -> int:
+        q, v = divmod(place, self.vec)
+        begin, end = item[thread, 1] + work.first[thread], item[thread, 2]
+        for start in range(begin, end, work.stride[thread]):
+            for at in range(start, min(start + self.lanes, end)):
+                k = int(self.columns.load(np.array(at))[0])
+                x = self.b.load(np.array(b[thread] + k * self.b_row + q * self.step + v))[0]
+                weight = self.values.load(np.array(at))[0] if self.weighted else 1
+                if np.isnan(weight * x):
+                    return at
+        return -1
+
+    def gather_bundle(self, work: Threads, item, b, total, R: int) -> None:
+        """Each group walks its batches of the list by itself."""
+        step = np.where(work.wide, self.groups, 1)
+        end = item[:, 2] // LIST_STEP
+        assert not ((item[:, 1] | item[:, 2]) % LIST_STEP).any(), "pieces are whole batches"
+        at = item[:, 1] // LIST_STEP + work.first // self.lanes
+        while (running := np.nonzero(at < end)[0]).size:
+            tags = self.tagged.load(at[running] * LIST_STEP, LIST_STEP).astype(np.int64)
+            tags &= 0xFFFFFFFF
+            for m in range(LIST_STEP):
+                k = tags[:, m] & ((1 << self.column_bits) - 1)
+                x = self.load_row(b[running], k)
+                weights = None
+                if self.weighted:
+                    weights = self.packed.load((at[running] * LIST_STEP + m) * R, R)
+                for r in range(R):
+                    held = (tags[:, m] >> (self.column_bits + r) & 1).astype(bool)
+                    weight = 1 if weights is None else weights[held, r, None].astype(self.acc)
+                    total[running[held], r] += weight * x[held]
+            at = at + step
 
     def batches(self, whole: np.ndarray, most: np.ndarray):
         """Yield (sizes of the batches, threads) for each way that warps walk their chunk."""
@@ -227,51 +251,45 @@ class Product:
             yield [unroll] * (self.lanes // unroll), np.nonzero(whole)[0]
         partial = np.where((most > 0) & ~whole, np.minimum(most, self.lanes), 0)
         for count in np.unique(partial[partial > 0]).tolist():
-            rest = [count % 4] if count % 4 else []
-            yield [4] * (count // 4) + rest, np.nonzero(partial == count)[0]
+            batch = min(self.config["kUnroll"], 4)
+            rest = [count % batch] if count % batch else []
+            yield [batch] * (count // batch) + rest, np.nonzero(partial == count)[0]
 
-    def walk(self, chunk: Chunk, chosen, sizes, b, total, arg, R: int, *, masked: bool) -> None:
+    def walk(self, chunk: Chunk, chosen, sizes, b, total, arg, *, masked: bool) -> None:
         mine = replace(
             chunk, **{field.name: getattr(chunk, field.name)[chosen] for field in fields(chunk)}
         )
         sums, args = total[chosen], arg[chosen]
         for M in sizes:
             for m in range(M):
-                self.entry(mine, m, b[chosen], sums, args, R, masked and self.groups > 1)
+                self.entry(mine, m, b[chosen], sums, args, masked and self.groups > 1)
             mine.column, mine.value = self.turned(mine.column, M), self.turned(mine.value, M)
-            mine.weights, mine.entry = mine.weights + M * R, mine.entry + M
-            mine.left = mine.left - M
+            mine.entry, mine.left = mine.entry + M, mine.left - M
         total[chosen], arg[chosen] = sums, args
 
-    def entry(self, chunk: Chunk, m: int, b, sums, args, R: int, masked: bool) -> None:
-        tagged = self.shfl(chunk.column, m).astype(np.int64) & 0xFFFFFFFF
-        k = tagged if R == 1 else tagged & ((1 << COLUMN_BITS) - 1)
-        x = self.b.load(b + k * self.b_row, self.vec).astype(self.acc)
-        if R > 1:
-            weights = self.packed.load(chunk.weights + m * R, R) if self.weighted else None
-            for r in range(R):
-                held = (tagged >> (COLUMN_BITS + r) & 1).astype(bool)
-                weight = weights[held, r, None].astype(self.acc) if self.weighted else 1
-                sums[held, r] += weight * x[held]
-            return
-        here = m < chunk.left if masked else np.ones(k.size, dtype=bool)
-        weight = self.shfl(chunk.value, m)[here, None] if self.weighted else 1
+    def entry(self, chunk: Chunk, m: int, b, sums, args, masked: bool) -> None:
+        x = self.load_row(b, self.shfl(chunk.column, m).astype(np.int64))
+        here = m < chunk.left if masked else np.ones(b.size, dtype=bool)
+        candidate = self.shfl(chunk.value, m)[here, None] * x[here]
         if self.extremum:
-            entries = np.repeat((chunk.entry + m)[here, None], self.vec, axis=1)
             held, best = sums[here, 0], args[here]
-            self.join_extremum(held, best, weight * x[here], entries)
-            sums[here, 0], args[here] = held, best
+            with np.errstate(invalid="ignore"):
+                best = np.where(candidate > held, (chunk.entry + m)[here, None], best)
+            sums[here, 0], args[here] = np.maximum(held, candidate), best
         else:
-            sums[here, 0] += weight * x[here]
+            sums[here, 0] += candidate
 
-    def join_extremum(self, held, best, candidate, entry) -> None:
-        """``Accumulator::take``, in place."""
+    def join(self, held, best, other, other_arg) -> None:
+        """``Accumulator::join`` of an extremum, in place."""
+        if not self.with_args:
+            held[:] = np.maximum(held, other)
+            return
         with np.errstate(invalid="ignore"):
-            better = candidate < held if self.p["minimum"] else candidate > held
-            nan, held_nan = np.isnan(candidate), np.isnan(held)
-            tie = ((candidate == held) | (nan & held_nan)) & (entry < best)
-        taken = (entry >= 0) & ((best < 0) | better | (nan & ~held_nan) | tie)
-        held[taken], best[taken] = candidate[taken], entry[taken]
+            nan, held_nan = np.isnan(other), np.isnan(held)
+            tie = ((other == held) | (nan & held_nan)) & (other_arg < best)
+            better = (best < 0) | (other > held) | (nan & ~held_nan) | tie
+        taken = (other_arg >= 0) & better
+        held[taken], best[taken] = other[taken], other_arg[taken]
 
     def join_groups(self, wide: np.ndarray, total, arg) -> None:
         """Groups of a warp add their sums of a wide item by shuffles."""
@@ -280,7 +298,7 @@ class Product:
             other, other_arg = total[place ^ step], arg[place ^ step]
             if self.extremum:
                 held, best = total[wide, 0], arg[wide]
-                self.join_extremum(held, best, other[wide, 0], other_arg[wide])
+                self.join(held, best, other[wide, 0], other_arg[wide])
                 total[wide, 0], arg[wide] = held, best
             else:
                 total[wide] += other[wide]
@@ -297,26 +315,64 @@ class Product:
                 done[group] = True
         done &= column < self.p["n"]
         if R == 1:
-            self.finish(item[done, 0], column[done], total[done, 0], arg[done])
+            empty = item[done, 1] == item[done, 2]
+            self.finish(item[done, 0], column[done], total[done, 0], arg[done], empty)
             return
         rows = self.bundle_rows.data[item[done, 0]]
         assert (rows[:, 0] >= 0).all()
         for r in range(R):
             here = rows[:, r] >= 0
-            self.finish(rows[here, r], column[done][here], total[done][here, r], arg[done][here])
+            none = np.zeros(here.sum(), dtype=bool)
+            self.finish(
+                rows[here, r], column[done][here], total[done][here, r], arg[done][here], none
+            )
+
+    def lane_bytes(self, R: int) -> int:
+        """sizeof(Accumulator<R>): winners, if any, then sums."""
+        size = np.dtype(self.acc).itemsize
+        bytes_ = self.width * (R * size + (4 if self.with_args else 0))
+        return -(-bytes_ // size) * size
+
+    def words_of(self, R: int) -> int:
+        """Bytes of a word of ``TreeWords``."""
+        return next(word for word in (16, 8, 4) if self.lane_bytes(R) % word == 0)
+
+    def places(self, slot: int, lane: np.ndarray, R: int) -> np.ndarray:
+        """Where a slot keeps each word of each lane: [lanes, words]."""
+        word, slot_bytes = self.words_of(R), self.lane_bytes(self.config["kRows"])
+        layer = self.z * self.p["slabs"] + self.y
+        base = (layer * self.p["slot_count"] + slot) * self.lanes * slot_bytes
+        words = np.arange(self.lane_bytes(R) // word)
+        return base + (words[None, :] * self.lanes + lane[:, None]) * word
+
+    def store_partial(self, slot: int, lane, total, arg, R: int) -> None:
+        raw = np.zeros((lane.size, self.lane_bytes(R)), dtype=np.uint8)
+        parts = [arg.astype(np.int32)] if self.with_args else []
+        at = 0
+        for part in (*parts, np.ascontiguousarray(total.reshape(lane.size, -1))):
+            at = -(-at // part.itemsize) * part.itemsize
+            size = part.shape[1] * part.itemsize
+            raw[:, at : at + size] = np.ascontiguousarray(part).view(np.uint8)
+            at += size
+        word = self.words_of(R)
+        self.partials.store(self.places(slot, lane, R), raw.reshape(lane.size, -1, word))
+
+    def load_partial(self, slot: int, lane, R: int) -> tuple[np.ndarray, np.ndarray]:
+        word = self.words_of(R)
+        raw = self.partials.load(self.places(slot, lane, R), word).reshape(lane.size, -1)
+        arg, at = np.full((lane.size, self.width), -1, dtype=np.int64), 0
+        if self.with_args:
+            at = 4 * self.width
+            arg = np.ascontiguousarray(raw[:, :at]).view(np.int32).astype(np.int64)
+        size = np.dtype(self.acc).itemsize
+        at = -(-at // size) * size
+        sums = np.ascontiguousarray(raw[:, at : at + R * self.width * size]).view(self.acc)
+        return sums.reshape(lane.size, R, self.width), arg
 
     def combine(self, slot: int, lane, total, arg, R: int) -> bool:
-        width = self.p["slabs"] * self.lanes * self.vec
-        slot_stride = width * self.config["kRows"]
-        offset = (
-            self.z * self.p["slot_count"] * slot_stride + (self.y * self.lanes + lane) * self.vec
-        )
         counters = (self.z * self.p["slabs"] + self.y) * self.p["node_count"]
         while True:
-            for r in range(R):
-                self.partials.store(offset + slot * slot_stride + r * width, total[:, r])
-            if self.extremum:
-                self.partial_args.store(offset + slot * slot_stride, arg)
+            self.store_partial(slot, lane, total, arg, R)
             node = int(self.parent_of_slot.load(np.array(slot))[0])
             first, children, own, _ = self.nodes.data[node].tolist()
             counter = int(self.arrivals.load(np.array(counters + node))[0])
@@ -324,43 +380,44 @@ class Product:
             self.arrivals.data[counters + node] = 0 if last else counter + 1
             if not last:
                 return False
-            total[:], arg[:] = 0, -1
-            for child in range(children):
-                at = offset + (first + child) * slot_stride
-                for r in range(R):
-                    other = self.partials.load(at + r * width, self.vec)
-                    if self.extremum:
-                        entries = self.partial_args.load(at, self.vec).astype(np.int64)
-                        self.join_extremum(total[:, r], arg, other, entries)
-                    else:
-                        total[:, r] += other
+            total[:], arg[:] = self.load_partial(first, lane, R)
+            for child in range(1, children):
+                other, other_arg = self.load_partial(first + child, lane, R)
+                if self.extremum:
+                    self.join(total[:, 0], arg, other[:, 0], other_arg)
+                else:
+                    total += other
             if own < 0:
                 return True
             slot = own
 
-    def finish(self, row, column, sums, arg) -> None:
+    def finish(self, row, column, sums, arg, empty) -> None:
         at = (
             self.z * self.p["c_batch_stride"]
             + column
             + row.astype(np.int64) * self.p["c_row_stride"]
         )
-        if self.p["epilogue"]:
+        if self.extremum:
+            sums = np.where(empty[:, None], self.acc(0), self.sign * sums)
+        elif self.p["epilogue"]:
             scale = np.full(row.size, self.p["alpha"], dtype=self.acc)
             if self.p["mean"]:
                 entries = self.indptr.load(row + 1)[:, 0] - self.indptr.load(row)[:, 0]
                 scale = np.where(entries > 0, scale / np.maximum(entries, 1), scale)
             sums = (sums * scale[:, None]).astype(self.acc)
             if self.p["beta"] != 0.0:
-                places = at[:, None] + np.arange(self.vec)
-                sums += self.acc(self.p["beta"]) * self.c.data[places].astype(self.acc)
+                sums += self.acc(self.p["beta"]) * self.c.data[self.columns_of(at)].astype(self.acc)
             if self.bias is not None:
-                sums += self.bias.data[column[:, None] + np.arange(self.vec)]
+                sums += self.bias.data[self.columns_of(column)]
             if self.p["relu"]:
                 sums = np.where(sums < 0, self.acc(0), sums)
-        if self.extremum:
-            for v in range(self.vec):
-                self.args.store(at + v, arg[:, v : v + 1])
-        self.c.store(at, sums)
+        for q in range(self.times):
+            part = slice(q * self.vec, (q + 1) * self.vec)
+            if self.with_args:
+                for v in range(self.vec):
+                    place = q * self.vec + v
+                    self.args.store(at + q * self.step + v, arg[:, place : place + 1])
+            self.c.store(at + q * self.step, sums[:, part])
 
 
 def replay_spmm(
@@ -369,45 +426,73 @@ def replay_spmm(
     Product(machine, config, params).run(grid)
 
 
+def add_lanes(dot: np.ndarray, lanes: int) -> np.ndarray:
+    """``add_lanes``: [groups, lanes, unroll] sums -> [groups, lanes], lane l holds l % unroll."""
+    lane, step = np.arange(lanes), 1
+    held = list(np.moveaxis(dot, 2, 0))
+    while step < lanes:
+        odd = (lane & step).astype(bool)
+        if len(held) > 1:
+            pairs = list(zip(held[::2], held[1::2], strict=True))
+            mine = [np.where(odd, second, first) for first, second in pairs]
+            other = [np.where(odd, first, second) for first, second in pairs]
+            held = [m + o[:, lane ^ step] for m, o in zip(mine, other, strict=True)]
+        else:
+            held = [held[0] + held[0][:, lane ^ step]]
+        step *= 2
+    return held[0]
+
+
 def replay_sddmm(
     machine: Machine, config: Mapping[str, Any], params: dict[str, Any], grid: tuple[int, int, int]
 ) -> None:
     """``sddmm_csr``: one dot product an entry."""
     element = ELEMENTS[config["ELEMENT"]]
     acc = np.float64 if element is np.float64 else np.float32
-    lanes, vec, threads, unroll = (
-        config[name] for name in ("kLanes", "kVec", "kThreads", "kUnroll")
+    lanes, vec, times, threads, unroll = (
+        config[name] for name in ("kLanes", "kVec", "kTimes", "kThreads", "kUnroll")
     )
+    step, slab = lanes * vec, lanes * vec * times
     items = machine.array(params["items"], np.int32, 4)
     columns = machine.array(params["columns"], np.int32)
     g, b = machine.array(params["g"], element), machine.array(params["b"], element)
     out = machine.array(params["out"], acc)
     machine.written[params["out"]] = out
-    size = np.dtype(element).itemsize
-    per_block = threads // lanes
+    work, _ = group_work(grid[0], lanes, threads, params)
+    heads = np.arange(0, work.lane.size, lanes)  # the first thread of each group
+    lane = np.arange(lanes)
+
+    def dots(g_row: int, b_base: int, column: np.ndarray) -> np.ndarray:
+        """[lanes, unroll] partial sums of some entries."""
+        dot = np.zeros((lanes, unroll), dtype=acc)
+        for first in range(0, params["n"], slab):
+            for q in range(times):
+                at = first + lane * vec + q * step
+                inside = at < params["n"]
+                left = g.load(g_row + np.where(inside, at, 0), vec).astype(acc)
+                for u in range(unroll):
+                    row = b_base + column[u] * params["b_row_stride"]
+                    right = b.load(row + np.where(inside, at, 0), vec).astype(acc)
+                    dot[inside, u] += (left * right).sum(1, dtype=acc)[inside]
+        return dot
+
     for z in range(grid[2]):
-        for index in range(grid[0] * per_block):
-            if index >= params["item_count"]:
+        for head in heads.tolist():
+            if work.index[head] >= work.end[head]:
                 continue
-            row, begin, end, _ = items.data[index].tolist()
+            row, start, end, _ = items.data[work.index[head]].tolist()
             g_row = z * params["g_batch_stride"] + row * params["g_row_stride"]
             b_base = z * params["b_batch_stride"]
-            for entry in range(begin, end, unroll):
-                wanted = entry + np.arange(unroll)
-                here = wanted < end
-                column = np.zeros(unroll, dtype=np.int64)
-                column[here] = columns.load(wanted[here])[:, 0]
-                dot = np.zeros(unroll, dtype=acc)
-                for slab in range(0, params["n"], lanes * vec):
-                    at = slab + np.arange(lanes) * vec
-                    at = at[at < params["n"]]
-                    left = g.load(g_row + at, vec).astype(acc)
-                    address = b_base + column[:, None] * params["b_row_stride"] + at
-                    right = b.load(address, vec).astype(acc)
-                    dot[here] += (left[None] * right).sum((1, 2), dtype=acc)[here]
-                where = z * params["out_batch_stride"] + wanted[here]
-                out.store(where, dot[here, None])
-    assert size in (2, 4, 8)
+            for begin in range(work.first[head], end - start, work.stride[head]):
+                here = end - start - begin
+                own = columns.load(start + begin + np.where(lane < here, lane, 0))[:, 0]
+                result = np.zeros(lanes, dtype=acc)
+                for j in range(0, min(lanes, here), unroll):
+                    sums = add_lanes(dots(g_row, b_base, own[j : j + unroll])[None], lanes)[0]
+                    result = np.where(lane // unroll == j // unroll, sums, result)
+                stored = lane < here
+                place = z * params["out_batch_stride"] + start + begin + lane[stored]
+                out.store(place, result[stored, None])
 
 
 REPLAYS = {"spmm_csr": replay_spmm, "sddmm_csr": replay_sddmm}

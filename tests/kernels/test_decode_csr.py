@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR
+from sparsetile.balance import locality
 from sparsetile.kernels import KERNELS
 from sparsetile.kernels import csr as kernel_module
 from sparsetile.reorder import Permutation
@@ -43,7 +44,8 @@ def bundling(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def choose(kind: str) -> None:
         for name in vars(system_module):
             if name.startswith("MIN_"):
-                monkeypatch.setattr(system_module, name, 0.0)
+                least = {2: 0.0, 4: 0.0} if name == "MIN_MEAN_SHARING" else 0.0
+                monkeypatch.setattr(system_module, name, least)
         monkeypatch.setattr(system_module, "MIN_SHARING", BUNDLING[kind])
         monkeypatch.setattr(system_module, "MIN_BUNDLED_SHARE", 1e-9)
 
@@ -169,15 +171,16 @@ def test_any_number_of_threads_a_block_does(machine, bundling, monkeypatch, thre
             assert torch.equal(Case(machine, csr, n, F32).spmm(B), reference(csr, B).to(F32))
 
 
-@pytest.mark.parametrize("lanes", kernel_module.LANES)
+@pytest.mark.parametrize("lanes", [4, 8, 16, 32])
 @pytest.mark.parametrize("kind", ["rows", "both"])
 def test_any_number_of_lanes_a_group_does(machine, bundling, monkeypatch, lanes, kind):
     """Wider and narrower groups than the host would choose, with one slab and with several."""
     bundling(kind)
     tile = kernel_module.RowTile
-    monkeypatch.setattr(
-        csr_runner, "choose_tile", lambda dtype, n, vector, **_: tile(vector, lanes)
-    )
+    for name in ("choose_tile", "choose_bundle_tile"):
+        monkeypatch.setattr(
+            csr_runner, name, lambda dtype, n, vector, *_, **__: tile(vector, lanes)
+        )
     for name in ("odd sizes", "one dense row", "tall"):
         csr = whole_numbers(name, F32)
         for n in (3, 36, 140):
@@ -186,29 +189,61 @@ def test_any_number_of_lanes_a_group_does(machine, bundling, monkeypatch, lanes,
     assert {config["kLanes"] for config in machine.configs} == {lanes}
 
 
-@pytest.mark.parametrize("name", ["one dense column", "tall", "one dense row"])
-def test_groups_that_take_several_rows_in_turn_miss_none(machine, bundling, monkeypatch, name):
-    machine.install(monkeypatch, processors=1)
-    bundling("rows")
-    for dtype, n in ((F32, 128), (F32, 388), (F16, 256)):
-        csr = whole_numbers(name, dtype)
-        B = operand(csr, n, dtype)
-        C = Case(machine, csr, n, dtype).spmm(B)
-        assert torch.equal(C, reference(csr, B).to(dtype))
-    in_turn = any(config["kPipelined"] for config in machine.configs)
-    assert in_turn == (name != "one dense row"), "the case must do what it says"
+@pytest.mark.parametrize(("lanes", "times"), [(4, 2), (8, 2), (8, 4), (16, 2), (32, 2)])
+@pytest.mark.parametrize("kind", ["rows", "both"])
+def test_lanes_with_several_vectors_read_and_write_each_once(
+    machine, bundling, monkeypatch, lanes, times, kind
+):
+    bundling(kind)
+    tile = kernel_module.RowTile
+    for name in ("choose_tile", "choose_bundle_tile"):
+        monkeypatch.setattr(
+            csr_runner, name, lambda dtype, n, vector, *_, **__: tile(vector, lanes, times)
+        )
+    for name in ("odd sizes", "one dense row", "tall", "empty rows"):
+        csr = whole_numbers(name, F32)
+        for n in (lanes * times * 4, lanes * times * 8):
+            B = operand(csr, n, F32)
+            case = Case(machine, csr, n, F32)
+            assert torch.equal(case.spmm(B), reference(csr, B).to(F32))
+            best, none = torch.full((csr.shape[0], n), float("nan")), None
+            machine.hold(best)
+            case.runner.extremum(case.stage.parts, csr.values, B, best, none, True)
+            case.check_writes(best)
+
+
+def shape(**given) -> kernel_module.RowShape:
+    return kernel_module.RowShape(**given)
+
+
+def test_the_tile_follows_the_lengths_of_the_rows():
+    tile, choose = kernel_module.RowTile, kernel_module.choose_tile
+    many, long = shape(rows=10**6, mean=3.0), shape(long_share=0.9)
+    assert choose(F32, 32, 4, shape()) == tile(4, 8)
+    assert choose(F32, 32, 4, many) == tile(4, 4, 2)
+    assert choose(F32, 128, 4, shape()) == tile(4, 16, 2)
+    assert choose(F32, 128, 4, many) == tile(4, 8, 4)
+    assert choose(F32, 128, 4, long) == tile(4, 32)
+    assert choose(F32, 512, 4, long) == tile(4, 32, 2)
+    assert choose(F16, 128, 8, shape()) == tile(8, 8, 2)
+    assert choose(F32, 100, 4, many) == tile(4, 32), "25 vectors are no multiple of 32"
+    assert choose(F32, 128, 4, many, args=True) == tile(4, 32)
+    assert choose(F32, 7, 1, many) == tile(1, 8)
 
 
 def test_a_small_cache_makes_slabs_narrow_and_the_product_stays(machine, bundling, monkeypatch):
     bundling("rows")
     csr = whole_numbers("wide", F32)
     B = operand(csr, 256, F32)
-    widths = set()
+    monkeypatch.setattr(locality, "CACHE_BYTES", 512)  # one row of B: each entry reads anew
+    monkeypatch.setattr(kernel_module, "SPREAD", 1.05)
+    slabs = set()
     for l2 in (50 * 2**20, csr.shape[1] * 128 * 2):
         machine.install(monkeypatch, l2=l2)
         assert torch.equal(Case(machine, csr, 256, F32).spmm(B), reference(csr, B).to(F32))
-        widths.add(machine.configs[-1]["kLanes"])
-    assert len(widths) == 2
+        config = machine.configs[-1]
+        slabs.add(config["kLanes"] * config["kTimes"] * config["kVec"])
+    assert 32 in slabs and len(slabs) == 2
 
 
 def strided(B: Tensor, how: str) -> Tensor:
@@ -268,11 +303,15 @@ def test_extrema_keep_the_first_of_equals_and_the_first_nan(machine, name, maxim
         B = operand(csr, n, F32)
         if csr.nnz:
             B[int(csr.indices[csr.nnz // 2]), 1] = float("nan")
-        shape = (csr.shape[0], n)
-        out, args = torch.full(shape, float("nan")), torch.full(shape, -7, dtype=torch.int64)
-        machine.hold(B, out, args)
+        size = (csr.shape[0], n)
+        out, args = torch.full(size, float("nan")), torch.full(size, -7, dtype=torch.int64)
+        alone = out.clone()
+        machine.hold(B, out, args, alone)
         case.runner.extremum(case.stage.parts, csr.values, B, out, args, maximum)
         case.check_writes(out)
+        case.runner.extremum(case.stage.parts, csr.values, B, alone, None, maximum)
+        case.check_writes(alone)
+        assert torch.equal(alone.nan_to_num(7e9), out.nan_to_num(7e9)), "with and without winners"
         products = csr.values.unsqueeze(1) * B[csr.indices.long()]
         for row, (begin, end) in enumerate(zip(csr.indptr[:-1], csr.indptr[1:], strict=True)):
             mine = products[begin:end]
@@ -333,7 +372,7 @@ def test_sampled_products_are_those_of_every_entry(machine, monkeypatch, name, b
         return made
 
     monkeypatch.setattr(csr_runner.torch, "empty", held)
-    for dtype, n in ((F32, 36), (F16, 7), (F64, 6)):
+    for dtype, n in ((F32, 36), (F32, 260), (F16, 7), (F64, 6)):
         case = Case(machine, csr.with_values(csr.values.to(dtype)), n, dtype)
         B = operand(csr, n, dtype, batch)
         G = torch.randint(0, 4, (*batch, csr.shape[0], n)).to(dtype)

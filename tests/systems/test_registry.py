@@ -13,6 +13,8 @@ from sparsetile.systems.dense import CPU_LIMIT_BYTES
 from sparsetile.systems.registry import PATTERN_SYSTEMS
 from tests.contracts.cases import csr_of, random_matrix
 
+GPU_SYSTEMS = ("acc", "csr", "cusparse")
+
 
 def request(**changes) -> Request:
     csr = changes.pop("csr", None) or csr_of(random_matrix(12, 10, 0.3))
@@ -41,7 +43,7 @@ def test_the_same_request_builds_the_same_recipe(name):
 def test_every_system_is_able_or_gives_reasons():
     able, rejected = candidates(request())
     assert able == ["dense", "cpu"]
-    assert rejected == {name: ["runs on cuda, A is on cpu"] for name in ("csr", "cusparse")}
+    assert rejected == {name: ["runs on cuda, A is on cpu"] for name in GPU_SYSTEMS}
 
 
 def test_all_reasons_are_given_at_once():
@@ -76,6 +78,7 @@ class Large(st.CSR):
 @pytest.mark.parametrize(
     "name, reason",
     [
+        ("acc", "holds under 2^31 entries, A has 2147483648"),
         ("csr", "holds under 2^31 entries, A has 2147483648"),
         ("cusparse", "is used with 32-bit offsets, A has 2147483648 entries"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparsetile.balance.locality import spread
 from sparsetile.balance.segments import (
     SegmentSchedule,
     Units,
@@ -9,5 +10,15 @@ from sparsetile.balance.segments import (
     row_units,
     schedule_segments,
 )
+from sparsetile.balance.windows import WindowSchedule, schedule_windows
 
-__all__ = ["SegmentSchedule", "Units", "concat_units", "row_units", "schedule_segments"]
+__all__ = [
+    "SegmentSchedule",
+    "Units",
+    "WindowSchedule",
+    "concat_units",
+    "row_units",
+    "schedule_segments",
+    "schedule_windows",
+    "spread",
+]

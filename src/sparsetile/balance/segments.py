@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.errors import value_error
+from sparsetile.formats.bundles import LIST_STEP
 from sparsetile.intake.csr import CSR
 
 __all__ = ["SegmentSchedule", "Units", "concat_units", "row_units", "schedule_segments"]
@@ -20,11 +21,15 @@ __all__ = ["SegmentSchedule", "Units", "concat_units", "row_units", "schedule_se
 # Children a node of the tree adds up. 16 keeps the climb of a row of 64 Ki entries at two steps
 # while no single group reads more than 16 partial rows in sequence.
 FAN_IN = 16
-# Entries from which an item is worth a whole warp when groups are narrower than that.
+# Entries over which an item gets a whole warp where groups are narrower than that. Rows of about
+# the same length fill their warps' groups evenly, so there the longer limit is better.
 WIDE_LENGTH = 32
+EVEN_WIDE_LENGTH = 96
+# Cut units whose pieces are listed side by side.
+INTERLEAVED = 16
 # Items are sorted by length inside windows of this many, so that the groups of a warp have equal
 # work while neighbours stay near each other.
-SORT_WINDOW = 2048
+SORT_WINDOW = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +43,7 @@ class Units:
     begin, length : Tensor
         Range in the unit's entry list.
     bundled : Tensor of bool
-        Whether the unit is a bundle.
+        Whether the unit is a bundle: its list is cut at multiples of ``LIST_STEP`` only.
     """
 
     label: Tensor
@@ -154,6 +159,26 @@ def _by_length(positions: Tensor, length: Tensor) -> Tensor:
     return positions[order[torch.argsort(window[order], stable=True)]]
 
 
+def _side_by_side(mine: Tensor, unit: Tensor, number: Tensor) -> Tensor:
+    """Order pieces so that equal parts of neighbouring cut units follow each other.
+
+    Entries are sorted by column, so such pieces read about the same rows of B: the warps of a
+    block then find them in the SM's own cache.
+    """
+    if not mine.numel():
+        return mine
+    _, rank = torch.unique_consecutive(unit[mine], return_inverse=True)
+    by_number = torch.argsort(number[mine], stable=True)
+    return mine[by_number[torch.argsort((rank // INTERLEAVED)[by_number], stable=True)]]
+
+
+def _wide_length(units: Units) -> int:
+    """Return the length over which an item should have a whole warp."""
+    length = units.length
+    between = length[(length > WIDE_LENGTH) & (length <= EVEN_WIDE_LENGTH)]
+    return EVEN_WIDE_LENGTH if 2 * int(between.sum()) >= int(length.sum()) else WIDE_LENGTH
+
+
 def schedule_segments(units: Units, max_length: int) -> SegmentSchedule:
     """Cut units longer than ``max_length`` entries into even pieces and list all items.
 
@@ -162,7 +187,7 @@ def schedule_segments(units: Units, max_length: int) -> SegmentSchedule:
     units : Units
         What to schedule, in the order in which it should be visited.
     max_length : int
-        Most entries an item may have.
+        Most entries an item may have, but for bundles at least one batch of their list.
     """
     if max_length < 1:
         raise value_error(
@@ -170,23 +195,28 @@ def schedule_segments(units: Units, max_length: int) -> SegmentSchedule:
         )
     if units.length.numel() and int((units.begin + units.length).max()) >= 2**31:
         raise value_error("schedule_segments", "A", "under 2^31 entries", "more", "Split A by rows")
-    pieces = torch.clamp((units.length + max_length - 1) // max_length, min=1)
+    # Counted in grains, the least that a unit may be cut by.
+    grain = torch.where(units.bundled, LIST_STEP, 1)
+    most = torch.clamp(max_length // grain, min=1)
+    pieces = torch.clamp((units.length // grain + most - 1) // most, min=1)
     unit, number = _ranges(pieces)
     count = pieces[unit]
-    begin = units.begin[unit] + units.length[unit] * number // count
-    end = units.begin[unit] + units.length[unit] * (number + 1) // count
+    grain = grain[unit]
+    grains = units.length[unit] // grain
+    begin = units.begin[unit] + grains * number // count * grain
+    end = units.begin[unit] + grains * (number + 1) // count * grain
     cut = count > 1
     slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
     items = torch.stack([units.label[unit], begin, end, slot], 1).to(torch.int32)
     length, bundled = end - begin, units.bundled[unit]
-    wide = cut | (length > WIDE_LENGTH)
+    wide = cut | (length > _wide_length(units))
     order, sections = [], []
     for is_wide in (True, False):
         for is_bundle in (True, False):
             mine = torch.nonzero((wide == is_wide) & (bundled == is_bundle)).squeeze(1)
             sections.append(mine.numel())
             order.append(
-                torch.cat([mine[cut[mine]], mine[~cut[mine]]])
+                torch.cat([_side_by_side(mine[cut[mine]], unit, number), mine[~cut[mine]]])
                 if is_wide
                 else _by_length(mine, length)
             )

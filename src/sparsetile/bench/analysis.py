@@ -158,9 +158,11 @@ class Group:
 
 
 def system_label(record: Record) -> str:
-    """Name of a system with its configuration: ``csr``, or ``csr reorder=rcm``."""
-    extra = " ".join(f"{name}={value}" for name, value in sorted(record["config"].items()))
-    return f"{record['system']} {extra}".strip()
+    """Name of a system with its configuration: ``csr``, ``csr rcm``, ``acc ablation=cache rcm``."""
+    config = dict(record["config"])
+    order = config.pop("reorder", "")
+    extra = [f"{name}={value}" for name, value in sorted(config.items())]
+    return " ".join([record["system"], *extra, *([str(order)] if order else [])])
 
 
 def summarise(records: Sequence[Record]) -> list[Group]:

@@ -7,7 +7,9 @@ as planning.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -61,7 +63,8 @@ class Prepared:
     reorder: str = "identity"
     chosen: str = ""
     choices: Mapping[str, str] = field(default_factory=dict)
-    explain: str = ""
+    # The plan in words; asked for after planning was timed, since it counts pairs again.
+    explain: Callable[[], str] | None = None
     uses_tf32: bool = False
 
 
@@ -80,11 +83,15 @@ class Baseline(ABC):
     # Baselines of one family share a worker process, hence one copy of A.
     family: ClassVar[str]
 
+    def missing(self) -> str | None:
+        """Return what has to be installed before this baseline runs here, or None."""
+        return None
+
     def reason(self, operands: Operands) -> str | None:
         """Return why this product cannot be served, or None."""
         if operands.reduce not in self.reduces:
             return f"knows {', '.join(self.reduces)}, not {operands.reduce}"
-        return self.further_reason(operands)
+        return self.missing() or self.further_reason(operands)
 
     def further_reason(self, operands: Operands) -> str | None:
         return None
@@ -94,8 +101,9 @@ class Baseline(ABC):
         """Do all that does not depend on B's numbers."""
 
 
-def _needs(package: str) -> str | None:
-    return None if importlib.util.find_spec(package) else f"{package} is not installed"
+def _needs(module: str, package: str = "") -> str | None:
+    found = importlib.util.find_spec(module) is not None
+    return None if found else f"{package or module} is not installed"
 
 
 def _torch_csr(operands: Operands) -> Tensor:
@@ -273,36 +281,80 @@ class TorchSddmm(Baseline):
         return Prepared(run, format_bytes=_csr_bytes(operands))
 
 
+class Nvmath(Baseline):
+    """nvmath-python's sparse product: cuSPARSE chosen and driven by NVIDIA's own library."""
+
+    name, devices, family = "nvmath", ("cuda",), "nvmath"
+
+    def missing(self) -> str | None:
+        absent = _needs("nvmath", "nvmath-python")
+        if absent is not None:
+            return absent
+        try:
+            import nvmath.sparse
+        except Exception as error:  # an installation that does not load is no reason to stop
+            return f"nvmath-python does not load ({type(error).__name__}: {error})"
+        if not hasattr(nvmath.sparse, "Matmul"):
+            return "nvmath-python is too old: it has no nvmath.sparse.Matmul"
+        return None
+
+    def prepare(self, operands: Operands) -> Prepared:
+        import nvmath.sparse
+
+        A = _torch_csr(operands)
+        shape = (operands.csr.shape[0], operands.B.shape[1])
+        C = torch.zeros(shape, dtype=operands.dtype, device=operands.device)
+        product = nvmath.sparse.Matmul(A, operands.B, C, alpha=1.0, beta=0.0)
+        product.plan()
+
+        def run() -> Tensor:
+            product.execute()  # into C, on torch's current stream, without waiting
+            return C
+
+        weakref.finalize(run, product.free)  # its library objects do not free themselves
+        return Prepared(run, format_bytes=_csr_bytes(operands))
+
+
+@functools.cache
+def _pyg_layer(reduce: str) -> Any:
+    """A layer of message passing; its class is made once, as PyG generates code for each."""
+    from torch_geometric.nn import MessagePassing
+
+    class Aggregate(MessagePassing):  # type: ignore[misc]
+        def forward(
+            self, x: Tensor, edges: Tensor, weight: Tensor | None, size: tuple[int, int]
+        ) -> Tensor:
+            return self.propagate(edges, x=(x, None), weight=weight, size=size)
+
+        def message(self, x_j: Tensor, weight: Tensor | None) -> Tensor:
+            return x_j if weight is None else x_j * weight.unsqueeze(-1)
+
+    return Aggregate(aggr=reduce)
+
+
 class Pyg(Baseline):
     """PyTorch Geometric's message passing: gather a row of B per entry, scatter into C."""
 
     name, devices, family = "pyg", ("cuda", "cpu"), "pyg"
     reduces = ("sum", "mean", "max", "min")
 
+    def missing(self) -> str | None:
+        return _needs("torch_geometric", "torch-geometric")
+
     def further_reason(self, operands: Operands) -> str | None:
-        missing = _needs("torch_geometric")
         needed = operands.csr.nnz * operands.B.shape[1] * operands.dtype.itemsize
-        if missing is None and needed > _LIMIT_BYTES:
+        if needed > _LIMIT_BYTES:
             return f"messages take more than {_LIMIT_BYTES // _GIB} GiB"
-        return missing
+        return None
 
     def prepare(self, operands: Operands) -> Prepared:
-        from torch_geometric.nn import MessagePassing
-
-        class Aggregate(MessagePassing):  # type: ignore[misc]
-            def forward(self, x: Tensor, edges: Tensor, weight: Tensor | None) -> Tensor:
-                return self.propagate(edges, x=(x, None), weight=weight, size=size)
-
-            def message(self, x_j: Tensor, weight: Tensor | None) -> Tensor:
-                return x_j if weight is None else x_j * weight.unsqueeze(-1)
-
         csr = operands.csr
         size = (csr.shape[1], csr.shape[0])
         edges = torch.stack([csr.indices.to(torch.int64), csr.row_ids()])
         weight = None if csr.values is None else operands.values()
-        layer = Aggregate(aggr=operands.reduce)
+        layer = _pyg_layer(operands.reduce)
         bytes_held = 16 * csr.nnz + (0 if weight is None else weight.numel() * weight.itemsize)
-        return Prepared(lambda: layer(operands.B, edges, weight), format_bytes=bytes_held)
+        return Prepared(lambda: layer(operands.B, edges, weight, size), format_bytes=bytes_held)
 
 
 class Scipy(Baseline):
@@ -310,10 +362,13 @@ class Scipy(Baseline):
 
     name, devices, family = "scipy", ("cpu",), "scipy"
 
+    def missing(self) -> str | None:
+        return _needs("scipy")
+
     def further_reason(self, operands: Operands) -> str | None:
         if operands.dtype not in (torch.float32, torch.float64):
             return "knows float32 and float64 only"
-        return _needs("scipy")
+        return None
 
     def prepare(self, operands: Operands) -> Prepared:
         from scipy.sparse import csr_array
@@ -340,6 +395,7 @@ BASELINES: dict[str, Baseline] = {
         TorchDense(),
         TorchSddmm(),
         Pyg(),
+        Nvmath(),
         Scipy(),
     )
 }

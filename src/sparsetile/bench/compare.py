@@ -2,7 +2,8 @@
 
 A product regressed when the new p20 lies above the old p80 (the spreads do not touch) and the
 medians differ by more than both spreads together, and at least by 3 %. A product that was right
-and now fails has regressed too.
+and now fails has regressed too. Baselines are compared by the same rule and said, but their times
+are no regression: they tell that the machine or its libraries changed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sparsetile.bench.analysis import geomean
+from sparsetile.bench.analysis import geomean, system_label
 from sparsetile.bench.record import Record
 from sparsetile.errors import value_error
 
@@ -30,7 +31,8 @@ class Change:
     matrix: str
     n: int
     dtype: str
-    system: str
+    system: str  # with its configuration
+    kind: str
     ratio: float  # new time over old; above 1 is slower
     noise: float
     verdict: str  # "slower", "faster", "same", "broken"
@@ -48,7 +50,11 @@ class Comparison:
 
     @property
     def regressions(self) -> list[Change]:
-        return [change for change in self.changes if change.verdict in ("slower", "broken")]
+        return [
+            change
+            for change in self.changes
+            if change.verdict in ("slower", "broken") and change.kind == "system"
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,7 +68,8 @@ def _noise(record: Record) -> float:
 def _change(old: Record, new: Record) -> Change | None:
     if old["status"] != "ok":
         return None
-    shared = {name: new[name] for name in ("key", "matrix", "n", "dtype", "system")}
+    shared = {name: new[name] for name in ("key", "matrix", "n", "dtype", "kind")}
+    shared["system"] = system_label(new)
     if new["status"] != "ok":
         reason = f"{new['status']}, {new['reason']}"
         return Change(**shared, ratio=float("inf"), noise=0.0, verdict="broken", reason=reason)
@@ -112,11 +119,12 @@ def print_comparison(found: Comparison, *, console: Console) -> None:
         say(f"warning: records of several machines: {'; '.join(found.machines)}")
     for change in sorted(found.changes, key=lambda change: -change.ratio):
         name = f"{change.matrix} N={change.n} {change.dtype} {change.system}"
+        word = "regression" if change.kind == "system" else "baseline slower"
         if change.verdict == "broken":
-            say(f"regression: {name}: {change.reason}")
+            say(f"{word}: {name}: {change.reason}")
         elif change.verdict == "slower":
             say(
-                f"regression: {name}: {100 * (change.ratio - 1):.1f} % slower "
+                f"{word}: {name}: {100 * (change.ratio - 1):.1f} % slower "
                 f"(noise {100 * change.noise:.1f} %)"
             )
         elif change.verdict == "faster":

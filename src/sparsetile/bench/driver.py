@@ -2,13 +2,17 @@
 
 All workers live at once and take turns, matrix by matrix, so that a system and its baselines are
 measured within seconds of each other, on the same clocks. A crash or a timeout costs its own
-entry. What is already in the output file is not measured again.
+entry. What is already in the output file is not measured again, so that a run which was stopped,
+or which reached its time limit, goes on with the same command.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,15 +28,19 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sparsetile import settings
 from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.environment import commit as source_commit
+from sparsetile.bench.matrices import Matrices, NotReady
 from sparsetile.bench.pool import Pool, WorkerAbsent, WorkerDied, WorkerTimeout
 from sparsetile.bench.record import SCHEMA, Record, append_record, read_records
-from sparsetile.bench.suites import Entry, Expansion, MatrixSpec
+from sparsetile.bench.suites import Entry, Expansion
 from sparsetile.bench.timer import Samples
+from sparsetile.reorder import REORDERERS
 
-__all__ = ["Options", "Outcome", "materialise", "run_suite"]
+__all__ = ["Options", "Outcome", "run_suite"]
+
+# An entry that is under way when the time limit comes gets this long to end.
+_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Options:
     cold: bool = False
     budget: float = 0.008
     retry: bool = False
+    time_limit: float | None = None
 
 
 @dataclass
@@ -57,42 +66,7 @@ class Outcome:
     resumed: int = 0
     seconds: float = 0.0
     troubles: list[str] = field(default_factory=list)
-
-
-def materialise(spec: MatrixSpec, folder: Path | None = None) -> str:
-    """Return the path of a matrix file, generating it once where it is no file.
-
-    Generated matrices are kept in the user's data folder: every worker reads the same one, and
-    the next run does too.
-    """
-    if spec.path is not None:
-        return spec.path
-    from sparsetile.data.registry import generate
-    from sparsetile.data.standins import STAND_INS, stand_in
-    from sparsetile.intake import write_npz
-
-    folder = folder or settings.data_dir() / "generated"
-    if spec.source == "stand-in":
-        recipe = repr(STAND_INS[spec.name])
-    else:
-        recipe = f"{spec.generator}({sorted(spec.params.items())})"
-    path = folder / f"{spec.name}-{_digest(recipe)}.npz"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        if spec.source == "stand-in":
-            csr = stand_in(spec.name)
-        else:
-            csr = generate(str(spec.generator), **dict(spec.params))
-        write_npz(path, csr)
-    return str(path)
-
-
-def _digest(text: str) -> str:
-    import hashlib
-
-    from sparsetile import __version__
-
-    return hashlib.sha256(f"{__version__} {text}".encode()).hexdigest()[:8]
+    not_run: list[Entry] = field(default_factory=list)
 
 
 def _family(entry: Entry) -> str:
@@ -131,7 +105,6 @@ def run_suite(
     pending, resumed, damaged = _pending(expansion, options)
     outcome = Outcome(resumed=resumed, troubles=[f"{line} (measured again)" for line in damaged])
     pool = pool or Pool.for_device(options.device)
-    run = _Run(expansion, options, pool, outcome)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -140,21 +113,50 @@ def run_suite(
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    try:
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            task = progress.add_task(expansion.suite.name, total=len(pending))
-            for family in dict.fromkeys(_family(entry) for entry in pending):
-                pool.start(family)
-            for group in _products(pending):
-                progress.update(task, description=f"{group[0].matrix.name} N={group[0].n}")
-                run.product(group, lambda: progress.advance(task))
-    finally:
-        pool.close()
-        outcome.troubles += [
-            f"{family}: worker does not start, {why}" for family, why in pool.given_up.items()
-        ]
-        outcome.seconds = time.perf_counter() - begun
+    with tempfile.TemporaryDirectory(prefix="sparsetile-bench-") as scratch:
+        for family in dict.fromkeys(_family(entry) for entry in pending):
+            pool.start(family)
+        matrices = Matrices(
+            [entry.matrix for entry in pending], orders=_orders(pending), scratch=scratch
+        )
+        run = _Run(expansion, options, pool, matrices, outcome, scratch, begun)
+        try:
+            with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+                task = progress.add_task(expansion.suite.name, total=len(pending))
+
+                def show(entry: Entry) -> None:
+                    progress.update(task, description=f"{entry.matrix.name} N={entry.n}")
+
+                run.all(pending, show, lambda: progress.advance(task))
+        finally:
+            matrices.close()
+            pool.close()
+            outcome.troubles += run.wrong_baselines()
+            outcome.troubles += [
+                f"{family}: worker does not start, {why}" for family, why in pool.given_up.items()
+            ]
+            outcome.seconds = time.perf_counter() - begun
     return outcome
+
+
+def _by_matrix(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Entries by matrix, in the order of the suite."""
+    found: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        found[entry.matrix.name].append(entry)
+    return dict(found)
+
+
+def _orders(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """Row orders that entries ask for by name, by matrix."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        order = entry.config.get("reorder", "identity")
+        if order in REORDERERS and order != "identity":
+            names = found.setdefault(entry.matrix.name, [])
+            if order not in names:
+                names.append(order)
+    return found
 
 
 def _products(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
@@ -171,19 +173,77 @@ class _Run:
     """The state of one run."""
 
     def __init__(
-        self, expansion: Expansion, options: Options, pool: Pool, outcome: Outcome
+        self,
+        expansion: Expansion,
+        options: Options,
+        pool: Pool,
+        matrices: Matrices,
+        outcome: Outcome,
+        scratch: str,
+        begun: float,
     ) -> None:
         self._suite = expansion.suite
         self._options = options
         self._pool = pool
+        self._matrices = matrices
         self._outcome = outcome
+        self._scratch = scratch
+        self._deadline = begun + (options.time_limit or math.inf)
         self._paths: dict[str, str] = {}
+        self._floors: dict[tuple[Any, ...], list[Any]] = {}
+        self._wrong: dict[tuple[str, str], list[Record]] = defaultdict(list)
         self._commit = options.commit or source_commit()
+
+    def _left(self) -> float:
+        """Seconds until the time limit; infinite without one."""
+        return self._deadline - time.perf_counter()
+
+    def all(
+        self, entries: Sequence[Entry], show: Callable[[Entry], None], advance: Callable[[], None]
+    ) -> None:
+        """Measure every entry, matrix by matrix; those still being generated come later."""
+        waiting = _by_matrix(entries)
+        while waiting:
+            name = next(
+                (name for name in waiting if self._matrices.ready(name)), next(iter(waiting))
+            )
+            members = waiting.pop(name)
+            if self._left() > 0:
+                self._load(members)
+            for group in _products(members):
+                if self._left() <= 0:
+                    self._outcome.not_run += group
+                    continue
+                show(group[0])
+                self.product(group, advance)
+
+    def _load(self, members: Sequence[Entry]) -> None:
+        """Let all workers read the matrix at once: one after the other they would take long."""
+        entry = members[0]
+        limit = None if math.isinf(self._left()) else max(0.0, self._left())
+        try:
+            self._paths[entry.matrix.name] = self._matrices.path(entry.matrix, limit)
+        except (NotReady, OSError, ValueError, MemoryError):
+            return  # said when the first entry is measured
+        families = dict.fromkeys(_family(member) for member in members)
+        request = {
+            "cmd": "load",
+            "path": self._paths[entry.matrix.name],
+            "weights": entry.weights,
+        }
+        self._pool.ask_all(families, request, self._seconds())
+
+    def _seconds(self) -> float:
+        """How long a worker may take to answer."""
+        return min(self._options.timeout, max(self._left(), 0.0) + _GRACE_SECONDS)
 
     def product(self, group: Sequence[Entry], advance: Callable[[], None]) -> None:
         """Measure the entries of one product, in turns when the suite has several rounds."""
         replies: list[tuple[Entry, dict[str, Any]]] = []
-        for entry in group:
+        for place, entry in enumerate(group):
+            if self._left() <= 0:
+                self._outcome.not_run += group[place:]
+                break
             reply = self._measure(entry)
             replies.append((entry, reply))
             if self._suite.rounds == 1:
@@ -205,22 +265,33 @@ class _Run:
         name = entry.matrix.name
         if name not in self._paths:
             try:
-                self._paths[name] = materialise(entry.matrix)
+                limit = None if math.isinf(self._left()) else max(0.0, self._left())
+                self._paths[name] = self._matrices.path(entry.matrix, limit)
+            except NotReady as error:
+                return {"status": "not run", "reason": str(error)}
             except (OSError, ValueError, MemoryError) as error:
                 return {"status": "error", "reason": f"matrix not made: {error}"}
+        product = (name, entry.op, entry.weights, entry.dtype, entry.n)
         request = {
             **entry.identity(),
             "path": self._paths[name],
             "cold": self._options.cold,
             "budget": self._options.budget,
             "rounds": self._suite.rounds,
+            "scratch": self._scratch,
+            "floor": self._floors.get(product),
         }
-        return self._ask(entry, {"cmd": "measure", "entry": request})
+        reply = self._ask(entry, {"cmd": "measure", "entry": request})
+        if reply.get("floor_seconds"):
+            self._floors[product] = [reply["floor_seconds"], reply["floor_term"]]
+        return reply
 
     def _ask(self, entry: Entry, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return self._pool.ask(_family(entry), request, self._options.timeout)
+            return self._pool.ask(_family(entry), request, self._seconds())
         except WorkerTimeout as error:
+            if self._left() <= 0:  # cut short by the time limit: no fault of the entry
+                return {"status": "not run", "reason": str(error)}
             return {"status": "timeout", "reason": str(error)}
         except WorkerAbsent as error:
             return {"status": "absent", "reason": str(error)}
@@ -228,17 +299,34 @@ class _Run:
             return {"status": "crash", "reason": str(error)}
 
     def _write(self, entry: Entry, reply: dict[str, Any]) -> None:
-        if reply["status"] == "absent":  # nothing was tried: leave it for the next run
+        if reply["status"] in ("absent", "not run"):  # left for the next run
+            if reply["status"] == "not run":
+                self._outcome.not_run.append(entry)
             return
         record = self._record(entry, reply)
         self._options.out.parent.mkdir(parents=True, exist_ok=True)
         append_record(self._options.out, record)
         self._outcome.measured += 1
-        if record["status"] not in ("ok", "skipped"):
+        if record["status"] == "wrong" and record["kind"] == "baseline":
+            self._wrong[record["system"], record["dtype"]].append(record)
+        elif record["status"] not in ("ok", "skipped"):
             self._outcome.troubles.append(
                 f"{record['matrix']} N={record['n']} {record['system']}: "
                 f"{record['status']}, {record['reason']}"
             )
+
+    def wrong_baselines(self) -> list[str]:
+        """One line per baseline and type: some round partial sums in every 16-bit product."""
+        lines = []
+        for (system, dtype), records in self._wrong.items():
+            worst = max(record.get("error", {}).get("worst", math.inf) for record in records)
+            size = "elements that are not finite" if worst >= 1e30 else f"{worst:.3g} x the bound"
+            first = f"{records[0]['matrix']} N={records[0]['n']}"
+            lines.append(
+                f"{system} {dtype}: wrong on {len(records)} products, first {first}, "
+                f"worst error {size}"
+            )
+        return lines
 
     def _record(self, entry: Entry, reply: dict[str, Any]) -> Record:
         environment = self._pool.environment(_family(entry)) or {"device": self._options.device}

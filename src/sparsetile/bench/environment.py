@@ -18,7 +18,9 @@ from sparsetile.tune import machine
 
 __all__ = ["commit", "describe_environment"]
 
-_PACKAGES = ("sparsetile", "torch", "cuda-core", "scipy", "numba", "torch-geometric")
+_PACKAGES = (
+    "sparsetile", "torch", "cuda-core", "scipy", "numba", "torch-geometric", "nvmath-python",
+)  # fmt: skip
 _SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")
 
 

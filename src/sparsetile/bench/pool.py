@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any
 
 __all__ = ["Pool", "WorkerAbsent", "WorkerDied", "WorkerTimeout"]
@@ -90,6 +91,16 @@ class _Process:
         self.environment = answer["ready"]
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Send a request and return the answer."""
+        self.send(request)
+        return self._receive(seconds)
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """Return the answer to a request that was sent before."""
+        return self._receive(seconds)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Send a request without waiting."""
         stdin = self._process.stdin
         if stdin is None:
             raise WorkerDied("has no input")
@@ -98,18 +109,21 @@ class _Process:
             stdin.flush()
         except (BrokenPipeError, OSError):
             raise WorkerDied(self._obituary()) from None
-        return self._receive(seconds)
 
     def kill(self) -> None:
         """End the process and release what it held."""
         self._process.kill()
         self._process.wait()
 
-    def close(self) -> None:
-        """Let the process end by itself; kill it when it does not."""
+    def hang_up(self) -> None:
+        """Tell the process that nothing more comes, so that it ends by itself."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
+
+    def close(self) -> None:
+        """Let the process end by itself; kill it when it does not."""
+        self.hang_up()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -150,6 +164,41 @@ class Pool:
         WorkerAbsent
             It cannot be started here; it is not tried again.
         """
+        worker = self._ready(family)
+        try:
+            answer = worker.ask(request, seconds)
+        except (WorkerDied, WorkerTimeout):
+            self.forget(family)
+            raise
+        if answer.pop("fatal", False):
+            self.forget(family)
+        return answer
+
+    def ask_all(self, families: Iterable[str], request: Mapping[str, Any], seconds: float) -> None:
+        """Send one request to several workers at once and wait until all have answered.
+
+        For requests whose answers do not matter: a worker that dies over it or does not answer
+        is started anew when it is next asked.
+        """
+        asked = []
+        for family in families:
+            try:
+                worker = self._ready(family)
+                worker.send(request)
+                asked.append((family, worker))
+            except WorkerAbsent:
+                continue
+            except WorkerDied:
+                self.forget(family)
+        limit = time.monotonic() + seconds
+        for family, worker in asked:
+            try:
+                worker.answer(max(0.1, limit - time.monotonic()))
+            except (WorkerDied, WorkerTimeout):
+                self.forget(family)
+
+    def _ready(self, family: str) -> _Process:
+        """Return the family's worker once it says that it can work."""
         for attempt in (1, 2):
             self.start(family)
             if family in self.given_up:
@@ -163,14 +212,7 @@ class Pool:
                     self.given_up[family] = str(error)
         if family in self.given_up:
             raise WorkerAbsent(self.given_up[family])
-        try:
-            answer = self._workers[family].ask(request, seconds)
-        except (WorkerDied, WorkerTimeout):
-            self.forget(family)
-            raise
-        if answer.pop("fatal", False):
-            self.forget(family)
-        return answer
+        return self._workers[family]
 
     def forget(self, family: str) -> None:
         """Drop a worker that is of no more use."""
@@ -180,6 +222,8 @@ class Pool:
 
     def close(self) -> None:
         """End every worker."""
+        for worker in self._workers.values():  # all first: they take a second each to end
+            worker.hang_up()
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()

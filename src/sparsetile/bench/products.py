@@ -5,7 +5,6 @@ Used inside a worker. Matrices are read once and kept while entries of the same 
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.bench.baselines import BASELINES, Operands, Prepared
+from sparsetile.bench.orders import Order, load_order, matrix_hash, save_order
 from sparsetile.errors import UnsupportedError
 from sparsetile.intake import CSR, read_matrix
 from sparsetile.planner import plan
@@ -25,15 +25,9 @@ __all__ = ["Workbench", "prepare", "traffic_bytes"]
 # These compute with exact float32 products whatever torch allows.
 _EXACT_SYSTEMS = ("csr", "cusparse", "cpu")
 _MEMORY_SHARE = 0.8
-
-
-def matrix_hash(csr: CSR) -> str:
-    """Return 16 hex digits over shape, pattern and values."""
-    digest = hashlib.sha256(repr(csr.shape).encode())
-    for tensor in (csr.indptr, csr.indices, csr.values):
-        if tensor is not None:
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
+# Explaining a plan counts distinct pairs anew. Beyond this many entries it is done once per
+# matrix and system, not for every width.
+_EXPLAIN_ENTRIES = 20_000_000
 
 
 def _weighted(csr: CSR, weights: str) -> CSR:
@@ -55,12 +49,16 @@ class Workbench:
         self._hash = ""
         self._placed: dict[tuple[str, bool], CSR] = {}
         self._floors: dict[tuple[Any, ...], tuple[float, str]] = {}
+        self._orders: dict[str, Order] = {}
+        self._explained: set[str] = set()
 
     def matrix(self, path: str, weights: str, transposed: bool) -> CSR:
         """Return the matrix of a file on the device."""
         if path != self._path or self._host is None:
             self._placed.clear()
             self._floors.clear()
+            self._orders.clear()
+            self._explained.clear()
             self._host = read_matrix(path, function="bench")
             self._hash = matrix_hash(self._host)
             self._path = path
@@ -87,6 +85,28 @@ class Workbench:
             )
             self._floors[key] = (found.seconds, found.term)
         return self._floors[key]
+
+    def order(self, name: str, scratch: str | None) -> Order | None:
+        """Return a row order of this matrix that the run has found before, if it has."""
+        if name not in self._orders and scratch:
+            found = load_order(scratch, self._hash, name)
+            if found is not None:
+                perm = found.perm.to(self.device)
+                self._orders[name] = Order(name, perm, found.seconds)
+        return self._orders.get(name)
+
+    def keep_order(self, order: Order, scratch: str | None) -> None:
+        """Remember a row order, and leave it for the other workers of the run."""
+        self._orders[order.name] = order
+        if scratch:
+            save_order(scratch, self._hash, order)
+
+    def wants_explanation(self, csr: CSR, label: str) -> bool:
+        """True where a plan's explanation is worth its cost; see ``_EXPLAIN_ENTRIES``."""
+        first = label not in self._explained
+        self._explained.add(label)
+        # On the host the pairs are counted slowly.
+        return self.device.type == "cuda" and (first or csr.nnz <= _EXPLAIN_ENTRIES)
 
     def operands(self, entry: Mapping[str, Any]) -> Operands:
         """Return A, B and G of an entry; B and G are random, made on the device."""
@@ -142,21 +162,31 @@ def prepare(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> P
     else:
         ready = _planned(entry, operands, bench)
         _synchronise(operands.device)
-    ready.planning["total"] = time.perf_counter() - begun
+    found_before = ready.planning.pop("found_before", 0.0)
+    ready.planning["total"] = time.perf_counter() - begun + found_before
     return ready
 
 
 def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> Prepared:
     config = dict(entry["config"])
-    known = inspect.signature(plan).parameters
-    unknown = [name for name in config if name not in known]
+    parameters = inspect.signature(plan).parameters
+    unknown = [name for name in config if name not in parameters]
     if unknown:
         raise UnsupportedError(f"plan() does not take {', '.join(unknown)} yet")
     csr = bench.matrix(entry["path"], entry["weights"], False)
     n, dtype = int(entry["n"]), operands.dtype
     config.setdefault("system", entry["system"])
+    asked, scratch = config.get("reorder"), entry.get("scratch")
+    known = bench.order(asked, scratch) if asked else None
+    if known is not None:
+        config["reorder"] = known.perm
     planned = plan(csr, n, dtype=dtype, device=operands.device, **config)
     planning = {name: float(spent) for name, spent in planned.info["seconds"].items()}
+    if known is not None:
+        planning["reorder"] = planning["found_before"] = known.seconds
+    elif asked and planned._permutation.perm is not None:
+        order = Order(asked, planned._permutation.perm, planning["reorder"])
+        bench.keep_order(order, scratch)
     product, reduce, B = planned, operands.reduce, operands.B
     if operands.op == "transpose":
         begun = time.perf_counter()
@@ -185,10 +215,9 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
         run,
         planning=planning,
         format_bytes=int(product.info["format_bytes"]),
-        reorder=product.reorder,
+        reorder=known.name if known and product.reorder == "given" else product.reorder,
         chosen=product.system,
         choices=dict(product.info["choices"]),
-        # The explanation counts distinct pairs once more, which the host does slowly.
-        explain=product.explain() if operands.device.type == "cuda" else "",
+        explain=product.explain if known is None else None,
         uses_tf32=tensor_cores and allowed and dtype is torch.float32,
     )

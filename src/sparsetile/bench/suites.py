@@ -2,7 +2,8 @@
 
 A suite is a TOML file in ``bench/suites``. A matrix is named by its file in the data folder, by a
 stand-in of ``sparsetile.data``, or by a ``[generate.NAME]`` table of the suite; ``a|b`` takes the
-first that exists. Systems that are not built yet are named and left out.
+first that exists. Systems that are not built yet are named and left out, and so are baselines whose
+package is not installed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sparsetile.bench.record import DTYPES, OPS, entry_key
 from sparsetile.checks import one_of, reduce_name
 from sparsetile.data.standins import STAND_INS
 from sparsetile.errors import DataError, value_error
+from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 
 __all__ = ["Entry", "Expansion", "MatrixSpec", "Suite", "expand", "load_suite", "suite_names"]
@@ -28,8 +30,12 @@ _SUFFIXES = (".npz", ".mtx", ".mtx.gz")
 WEIGHTS = ("asis", "pattern", "random")
 _FIELDS = {
     "title", "about", "device", "matrices", "n", "dtypes", "weighted", "tf32", "op", "reduce",
-    "systems", "baselines", "rounds", "part", "ladder", "published", "generate",
+    "reorder", "systems", "baselines", "rounds", "part", "ladder", "published", "generate",
 }  # fmt: skip
+# Row orders an entry may ask for: the plan's own choice, or an algorithm by name.
+ORDERS = ("auto", *REORDERERS)
+# These multiply by A as it is: another row order would cost planning time and change nothing.
+_ORDERLESS = ("cusparse", "dense", "cpu")
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Part:
     weighted: str = "asis"
     op: str = "spmm"
     reduce: str = "sum"
+    orders: tuple[str, ...] = ("auto",)
     systems: tuple[str, ...] = ("*",)
     baselines: tuple[str, ...] = ()
 
@@ -189,11 +196,14 @@ def _part(suite: str, body: Mapping[str, Any], default: Part | None) -> Part:
         weighted=one_of("bench", "weighted", body.get("weighted", held.weighted), WEIGHTS),
         op=one_of("bench", "op", body.get("op", held.op), OPS),
         reduce=reduce_name("bench", body.get("reduce", held.reduce)),
+        orders=tuple(body.get("reorder", held.orders)),
         systems=tuple(body.get("systems", held.systems)),
         baselines=tuple(body.get("baselines", held.baselines)),
     )
     for dtype in part.dtypes:
         one_of("bench", "dtypes", dtype, DTYPES)
+    for order in part.orders:
+        one_of("bench", "reorder", order, ORDERS)
     return part
 
 
@@ -235,6 +245,7 @@ def expand(
     reduce: str | None = None,
     op: str | None = None,
     matrices: Sequence[str] = (),
+    orders: Sequence[str] = (),
 ) -> Expansion:
     """Turn a suite into entries, narrowed by the arguments that are given.
 
@@ -252,6 +263,8 @@ def expand(
         one_of("bench", "weights", weighted, WEIGHTS)
     if op is not None:
         one_of("bench", "op", op, OPS)
+    for order in orders:
+        one_of("bench", "reorder", order, ORDERS)
     files = _files(data)
     names = _Names(device, systems)
     left_out: list[str] = []
@@ -264,6 +277,7 @@ def expand(
             weighted=weighted or part.weighted,
             reduce=reduce_name("bench", reduce or part.reduce),
             op=op or part.op,
+            orders=tuple(orders) or part.orders,
         )
         for entry in _part_entries(suite, part, names, files, matrices, left_out):
             found.setdefault(entry.key, entry)
@@ -294,7 +308,11 @@ class _Names:
         listed = [*yardstick, *(self.asked or [*part.baselines, *part.systems])]
         for name in listed:
             if name in self.baselines and part.op in self.baselines[name].ops:
-                yield name, "baseline"
+                missing = self.baselines[name].missing()
+                if missing is None:
+                    yield name, "baseline"
+                else:
+                    left_out.append(f"{name}: {missing}")
         for name in listed:
             if name == "*":
                 yield from ((system, "system") for system in self.here)
@@ -328,11 +346,28 @@ def _part_entries(
         for dtype in part.dtypes:
             for n in part.n:
                 for system, kind in chosen:
-                    yield Entry(
-                        suite.name, spec, part.op, part.reduce, part.weighted, dtype, n,
-                        system, kind, tf32=suite.tf32,
-                    )  # fmt: skip
+                    for config in _configs(system, kind, part.orders, left_out):
+                        yield Entry(
+                            suite.name, spec, part.op, part.reduce, part.weighted, dtype, n,
+                            system, kind, config, suite.tf32,
+                        )  # fmt: skip
                 yield from _ladder_entries(suite, part, names, spec, dtype, n, left_out)
+
+
+def _configs(
+    system: str, kind: str, orders: Sequence[str], left_out: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Configurations of one system: one per row order where it can tell them apart."""
+    if kind == "baseline":
+        yield {}
+        return
+    for order in orders:
+        if order == "auto":
+            yield {}
+        elif system in _ORDERLESS:
+            left_out.append(f"{system} with reorder={order}: takes rows as they come")
+        else:
+            yield {"reorder": order}
 
 
 def _ladder_entries(
@@ -345,6 +380,8 @@ def _ladder_entries(
     left_out: list[str],
 ) -> Iterator[Entry]:
     for ladder in suite.ladders:
+        if n not in ladder.get("n", (n,)) or dtype not in ladder.get("dtypes", (dtype,)):
+            continue
         for step in ladder["steps"]:
             system = step["system"]
             if system not in names.here:

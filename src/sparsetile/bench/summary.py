@@ -11,12 +11,16 @@ from rich.table import Table
 
 from sparsetile.bench.analysis import Group, attach_baselines, summarise
 from sparsetile.bench.record import Record
+from sparsetile.bench.suites import Entry
 
 __all__ = ["print_summary", "summary_data"]
 
 
 def summary_data(
-    records: Sequence[Record], left_out: Sequence[str], troubles: Sequence[str]
+    records: Sequence[Record],
+    left_out: Sequence[str],
+    troubles: Sequence[str],
+    not_run: Sequence[Entry] = (),
 ) -> dict[str, Any]:
     """Return the summary as plain data, for ``--json``."""
     groups = summarise(attach_baselines(records))
@@ -26,6 +30,7 @@ def summary_data(
         "skipped": _skipped(records),
         "left_out": list(left_out),
         "troubles": list(troubles),
+        "not_run": [entry.key for entry in not_run],
     }
 
 
@@ -52,10 +57,11 @@ def print_summary(
     records: Sequence[Record],
     left_out: Sequence[str],
     troubles: Sequence[str],
+    not_run: Sequence[Entry] = (),
     *,
     console: Console,
 ) -> None:
-    """Print tables of ratios to the best baseline, every loss, and what was left out."""
+    """Print tables of ratios to the best baseline, every loss, and what was left out or not run."""
     groups = summarise(attach_baselines(records))
     for title in dict.fromkeys(_title(group) for group in groups):
         table = Table(title=f"{title}: ratio to the best baseline", title_justify="left")
@@ -95,6 +101,21 @@ def print_summary(
         console.print(f"left out: {text}", soft_wrap=True, highlight=False, markup=False)
     for text in troubles:
         console.print(f"failed: {text}", soft_wrap=True, highlight=False, markup=False)
+    for name, members in _by_matrix(not_run).items():
+        products = ", ".join(
+            dict.fromkeys(f"N={entry.n} {entry.dtype}" for entry in members if entry.n)
+        )
+        console.print(
+            f"not run: {name}: {len(members)} entries ({products})",
+            soft_wrap=True, highlight=False, markup=False,
+        )  # fmt: skip
+
+
+def _by_matrix(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.matrix.name, []).append(entry)
+    return found
 
 
 def _print_losses(groups: Sequence[Group], console: Console) -> None:

@@ -2,8 +2,9 @@
 
     python -m sparsetile.bench.worker cuda
 
-It answers ``ready`` with its environment, then one line per request: ``measure`` prepares,
-checks and times an entry; ``again`` takes more samples of it. Its stdout belongs to the protocol
+It answers ``ready`` with its environment, then one line per request: ``load`` reads a matrix, so
+that all workers can do so at once; ``measure`` prepares, checks and times an entry; ``again`` takes
+more samples of it. Its stdout belongs to the protocol
 alone: whatever libraries print goes to stderr. A CUDA error that poisons the process is reported,
 then the process ends, and the driver starts another.
 """
@@ -41,11 +42,20 @@ class Worker:
         self.bench = Workbench(self.device)
         self._held: tuple[Operands, Prepared, float] | None = None
 
+    def load(self, path: str, weights: str) -> dict[str, Any]:
+        """Read a matrix and bring it to the device."""
+        self._release()
+        self.bench.matrix(path, weights, False)
+        return {"status": "ok"}
+
     def measure(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Prepare, check and time one entry; return the fields of its record."""
         self._release()
         torch.backends.cuda.matmul.allow_tf32 = bool(entry["tf32"])
-        operands = self.bench.operands(entry)
+        try:
+            operands = self.bench.operands(entry)
+        except UnsupportedError as error:  # B and C are too large for this device
+            return {"status": "skipped", "reason": _one_line(error)}
         csr = operands.csr
         fields: dict[str, Any] = {
             "matrix_hash": self.bench.hash,
@@ -67,7 +77,7 @@ class Worker:
             "format_bytes": ready.format_bytes,
             "error": error_found,
             "tf32": ready.uses_tf32,
-            "explain": ready.explain,
+            "explain": self._explanation(entry, operands, ready),
         }
         if error_found["worst"] > 1:
             why = error_found.get("why") or f"error is {error_found['worst']:.3g} times the bound"
@@ -78,7 +88,8 @@ class Worker:
         if entry.get("cold") and self.device.type == "cuda":
             cold = time_product(ready.run, self.device, budget=budget, cold=True)
             fields["cold"] = cold.summary()
-        floor = self.bench.floor(operands, entry["weights"])
+        # The same for every system, so the driver passes on what the first of them found.
+        floor = entry.get("floor") or self.bench.floor(operands, entry["weights"])
         fields |= {
             "flops": 2 * csr.nnz * int(entry["n"]),
             "traffic_bytes": traffic_bytes(operands),
@@ -88,6 +99,12 @@ class Worker:
         if entry.get("rounds", 1) > 1:
             self._held = (operands, ready, budget)
         return {**fields, "status": "ok"}
+
+    def _explanation(self, entry: Mapping[str, Any], operands: Operands, ready: Prepared) -> str:
+        label = repr([entry[k] for k in ("op", "weights", "dtype", "system", "config")])
+        if ready.explain is None or not self.bench.wants_explanation(operands.csr, label):
+            return ""
+        return ready.explain()
 
     def again(self) -> dict[str, Any]:
         """Take more samples of the entry measured last."""
@@ -128,6 +145,8 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if request["cmd"] == "again":
             return worker.again()
+        if request["cmd"] == "load":
+            return worker.load(request["path"], request["weights"])
         return worker.measure(request["entry"])
     except torch.OutOfMemoryError:
         return {"status": "error", "reason": "out of device memory"}

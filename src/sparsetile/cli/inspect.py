@@ -1,16 +1,18 @@
-"""``sparsetile inspect``: what a matrix looks like, in a table and in a picture."""
+"""``sparsetile inspect``: what a matrix looks like, in a table, in a picture and on a page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
 from sparsetile.cli.options import Data, Json, Matrix, load_matrix
-from sparsetile.cli.picture import check_image_path, draw
-from sparsetile.cli.profile import profile
+
+if TYPE_CHECKING:
+    from sparsetile.bench.report.orders import OrderView
 
 __all__ = ["inspect"]
 
@@ -41,6 +43,8 @@ def _print(name: str, found: dict[str, Any]) -> None:
         ],
         right=("distinct pairs", "entries per pair"),
     )
+    if found["windows_share"] < 1:
+        print_text(f"estimated from {100 * found['windows_share']:.0f} % of the entries")
     print_text("")
     most = max((item["rows"] for item in found["histogram"]), default=1) or 1
     print_table(
@@ -59,27 +63,85 @@ def _print(name: str, found: dict[str, Any]) -> None:
     )
 
 
+def _print_orders(views: Sequence[OrderView]) -> None:
+    print_text("")
+    windows = list(views[0].sharing)
+    print_table(
+        ("row order", *(f"{window} rows" for window in windows), "found in"),
+        [
+            [view.name, *(f"{view.sharing[w]:.2f}" for w in windows), f"{view.seconds:.3f} s"]
+            for view in views
+        ],
+        right=(*(f"{window} rows" for window in windows), "found in"),
+    )
+    print_text("")
+    names = [tile.name for tile in views[0].tiles]
+    print_table(
+        ("nonzeros per tile", *names),
+        [[view.name, *(f"{tile.mean_entries:.2f}" for tile in view.tiles)] for view in views],
+        right=names,
+    )
+
+
 def inspect(
     matrix: Matrix,
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Draw it (.png, .pdf or .svg).")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page: picture, rows, tiles by order."),
+    ] = None,
+    reorder: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reorder",
+            metavar="NAMES",
+            help="Row orders to compare, comma-separated; all of them with --html.",
+        ),
+    ] = None,
     data: Data = None,
     as_json: Json = False,
 ) -> int:
-    """Describe a matrix: rows, symmetry, bandwidth, sharing of columns; --png draws it."""
+    """Describe a matrix: rows, symmetry, bandwidth, shared columns; --png and --html draw it."""
+    # Here and not above: matplotlib, jinja2 and numba are slow to import.
+    from sparsetile.bench.report import render_matrix_page, view_orders
+    from sparsetile.checks import one_of
+    from sparsetile.cli.picture import check_image_path, check_page_path, draw
+    from sparsetile.cli.profile import profile
+    from sparsetile.reorder import REORDERERS
+
     if png is not None:
         check_image_path("inspect", png)
+    if html is not None:
+        check_page_path("inspect", html)
+    orders = [name for text in reorder or [] for name in text.split(",") if name]
+    for order in orders:
+        one_of("inspect", "--reorder", order, REORDERERS)
+    if html is not None and not orders:
+        orders = list(REORDERERS)
     with activity(f"reading {matrix}"):
         csr = load_matrix(matrix, data)
     with activity(f"measuring {matrix}"):
         found = profile(csr)
+    views = []
+    if orders:
+        # What others are compared with comes first: the order given.
+        with activity(f"ordering the rows of {matrix}"):
+            views = view_orders(csr, ["identity", *orders])
     if as_json:
-        print_json({"matrix": matrix, **found})
+        more = {"orders": [view.as_dict() for view in views]} if views else {}
+        print_json({"matrix": matrix, **found, **more})
     else:
         _print(matrix, found)
+        if views:
+            _print_orders(views)
+    title = Path(matrix).stem if Path(matrix).is_file() else matrix
     if png is not None:
         with activity(f"drawing {png}"):
-            draw(csr, found, Path(matrix).stem if Path(matrix).is_file() else matrix, png)
+            draw(csr, found, title, png)
         note(f"sparsetile: drew {png}")
+    if html is not None:
+        html.write_text(render_matrix_page(title, found, views), encoding="utf-8")
+        note(f"sparsetile: wrote {html}")
     return 0

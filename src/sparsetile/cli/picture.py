@@ -12,12 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from sparsetile.bench.report.pictures import density_grid
 from sparsetile.errors import value_error
 from sparsetile.intake.csr import CSR
 
-__all__ = ["IMAGE_SUFFIXES", "check_image_path", "density_grid", "draw"]
+__all__ = ["IMAGE_SUFFIXES", "check_image_path", "check_page_path", "draw"]
 
 IMAGE_SUFFIXES = (".png", ".pdf", ".svg")
 _GRID = 400  # cells along the longer side of the matrix
@@ -34,41 +33,27 @@ def check_image_path(function: str, path: Path) -> None:
             function, "--png", f"a file named {' or '.join(IMAGE_SUFFIXES)}", repr(str(path)),
             "Change its name",
         )  # fmt: skip
+    _check_folder(function, "--png", path)
+
+
+def check_page_path(function: str, path: Path) -> None:
+    """Refuse a path that no page can be written to, before any work is done."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise value_error(
+            function, "--html", "a file named .html", repr(str(path)), "Change its name"
+        )
+    _check_folder(function, "--html", path)
+
+
+def _check_folder(function: str, option: str, path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise value_error(
-            function, "--png", "in a folder that exists", repr(str(path)), "Make the folder first"
+            function, option, "in a folder that exists", repr(str(path)), "Make the folder first"
         )
 
 
-def density_grid(csr: CSR, longest: int = _GRID) -> torch.Tensor:
-    """Count the entries in each cell of a grid laid over the matrix.
-
-    Parameters
-    ----------
-    csr : CSR
-    longest : int
-        Cells along the longer side; the shorter side gets its share, a quarter at least. A side
-        never gets more cells than it has rows or columns.
-
-    Returns
-    -------
-    Tensor [grid rows, grid columns], int64
-        Sums to nnz.
-    """
-    rows, columns = csr.shape
-    side = max(rows, columns, 1)
-
-    def cells(size: int) -> int:
-        return max(min(size, max(round(longest * size / side), round(longest * _FLATTEST))), 1)
-
-    down, across = cells(rows), cells(columns)
-    i = csr.row_ids() * down // max(rows, 1)
-    j = csr.indices.to(torch.int64) * across // max(columns, 1)
-    return torch.bincount(i * across + j, minlength=down * across).reshape(down, across)
-
-
 def _cell_sizes(size: int, cells: int) -> list[int]:
-    """Rows (or columns) that :func:`density_grid` counts into each cell."""
+    """Rows (or columns) that ``density_grid`` counts into each cell."""
     edges = [-(-cell * size // cells) for cell in range(cells + 1)]
     return [high - low for low, high in pairwise(edges)]
 
@@ -85,7 +70,7 @@ def _spy(figure: Any, axes: Any, csr: CSR) -> None:
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.ticker import NullFormatter
 
-    grid = density_grid(csr).numpy()
+    grid = density_grid(csr, _GRID, flattest=_FLATTEST).numpy()
     rows, columns = csr.shape
     # Entries per position of a cell: the same colour means the same density in every picture.
     area = np.outer(_cell_sizes(rows, grid.shape[0]), _cell_sizes(columns, grid.shape[1]))

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
+from sparsetile.bench.report.pictures import length_bins, sample_rows, sharing
 from sparsetile.intake.csr import CSR
-from sparsetile.tune import distinct_pairs
 
-__all__ = ["QUANTILES", "WINDOWS", "length_bins", "profile"]
+__all__ = ["QUANTILES", "profile"]
 
-WINDOWS = (8, 16, 64)
+# Sorting a larger matrix's entries by window takes minutes on the host.
+_EXACT_ENTRIES = 20_000_000
 QUANTILES = {
     "min": 0.0,
     "p25": 0.25,
@@ -31,28 +32,6 @@ def _quantiles(lengths: torch.Tensor) -> dict[str, int]:
     return {name: int(ordered[round(share * last)]) for name, share in QUANTILES.items()}
 
 
-def length_bins(lengths: torch.Tensor) -> list[dict[str, int]]:
-    """Return row counts by length: 0, 1, 2-3, 4-7, and so on; bins below the shortest row left out.
-
-    Parameters
-    ----------
-    lengths : Tensor [M], int64
-    """
-    longest = int(lengths.max()) if lengths.numel() else 0
-    edges = [0, 1]
-    while edges[-1] <= longest:
-        edges.append(2 * edges[-1])
-    counts = torch.bincount(
-        torch.bucketize(lengths, torch.tensor(edges), right=True) - 1, minlength=len(edges) - 1
-    )
-    bins = [
-        {"from": low, "to": high - 1, "rows": int(count)}
-        for low, high, count in zip(edges, edges[1:], counts, strict=False)
-    ]
-    filled = [index for index, item in enumerate(bins) if item["rows"]]
-    return bins[filled[0] :] if filled else []
-
-
 def _symmetric(csr: CSR) -> bool:
     if csr.shape[0] != csr.shape[1]:
         return False
@@ -61,6 +40,16 @@ def _symmetric(csr: CSR) -> bool:
     if not torch.equal(columns, csr.row_lengths()):
         return False
     return torch.equal(csr.transposed().indices, csr.indices)
+
+
+def _windows(csr: CSR) -> tuple[list[dict[str, Any]], float]:
+    """Shared columns by height of the window, and the share of the entries looked at."""
+    sample = sample_rows(csr, most=_EXACT_ENTRIES)
+    found = sharing(sample)
+    return [
+        {"window": window, "pairs": round(csr.nnz / ratio) if ratio else 0, "nnz_per_pair": ratio}
+        for window, ratio in found.items()
+    ], sample.share
 
 
 def profile(csr: CSR) -> dict[str, Any]:
@@ -72,17 +61,14 @@ def profile(csr: CSR) -> dict[str, Any]:
         ``shape, nnz, density, values, empty_rows, empty_columns, row_lengths`` (``mean`` and
         quantiles), ``histogram`` (row counts by length), ``symmetric_pattern, bandwidth``
         (``lower``, ``upper``: furthest entry below and above the diagonal), ``windows`` (per
-        height: distinct (window, column) pairs, and entries that share one).
+        height: distinct (window, column) pairs, and entries that share one), ``windows_share``
+        (of the entries that the windows were counted on: below 1 for a large matrix, of which
+        evenly spread blocks of rows stand for the rest).
     """
     rows, columns = csr.shape
     lengths = csr.row_lengths()
     offsets = csr.indices.to(torch.int64) - csr.row_ids()
-    windows = []
-    for window in WINDOWS:
-        pairs = distinct_pairs(csr, window)
-        windows.append(
-            {"window": window, "pairs": pairs, "nnz_per_pair": csr.nnz / pairs if pairs else 0.0}
-        )
+    windows, share = _windows(csr)
     return {
         "shape": [rows, columns],
         "nnz": csr.nnz,
@@ -98,4 +84,5 @@ def profile(csr: CSR) -> dict[str, Any]:
             "upper": max(int(offsets.max()), 0) if csr.nnz else 0,
         },
         "windows": windows,
+        "windows_share": share,
     }

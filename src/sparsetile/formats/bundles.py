@@ -8,9 +8,12 @@ of C. Bits decide, not zeros: an absent entry takes no part, so Inf and NaN of B
     tagged[u]   = bits << 28 | column        (columns below 2^28)
     packed[u]   = value of row 0, 1, 2, 3    (values are packed apart, by ``slots``)
     rows[b]     = the bundle's rows of A, -1 past the end
-    indptr[b]   = first list element of bundle b
+    indptr[b]   = first list element of bundle b, a multiple of 4
 
-Rows whose window of four shares too little stay outside, in ``loose``.
+Lists are padded to whole batches of 4 elements, the kernel's step, with elements that have no
+bits and repeat the bundle's last column (which is in the cache by then).
+
+Rows whose window shares too little stay outside, in ``loose``.
 """
 
 from __future__ import annotations
@@ -22,22 +25,33 @@ from torch import Tensor
 
 from sparsetile.intake.csr import CSR
 
-__all__ = ["BUNDLE_ROWS", "MAX_COLUMNS", "RowBundles", "pack_bundles", "scatter_values"]
+__all__ = [
+    "BUNDLE_ROWS",
+    "LIST_STEP",
+    "MAX_COLUMNS",
+    "RowBundles",
+    "pack_bundles",
+    "scatter_values",
+]
 
+# Eight rows were tried: more sums in registers cost more than fewer reads of B saved.
 BUNDLE_ROWS = 4
-MAX_COLUMNS = 1 << 28
+MAX_COLUMNS = 1 << (32 - BUNDLE_ROWS)
+# List elements that the kernel takes with one load.
+LIST_STEP = 4
 
 
 @dataclass(frozen=True, eq=False)
 class RowBundles:
     """See the module's text. ``slots`` maps each bundled entry to its place in ``packed``."""
 
-    tagged: Tensor  # int32 [elements]
+    tagged: Tensor  # int32 [elements], padding included
     indptr: Tensor  # int64 [bundles + 1]
     rows: Tensor  # int32 [bundles, 4]
     loose: Tensor  # int64 [rows outside bundles]
     entries: Tensor  # int64 [bundled entries], canonical entry numbers
     slots: Tensor  # int64 [bundled entries], place in the packed values
+    distinct: int  # list elements that are not padding
     shape: tuple[int, int]
 
     @property
@@ -62,8 +76,8 @@ class RowBundles:
         device = self.tagged.device
         sizes = self.indptr[1:] - self.indptr[:-1]
         bundle = torch.repeat_interleave(torch.arange(self.bundle_count, device=device), sizes)
-        bits = (self.tagged.to(torch.int64) >> 28) & 15
-        column = self.tagged.to(torch.int64) & (MAX_COLUMNS - 1)
+        tagged = self.tagged.to(torch.int64) & (2**32 - 1)
+        bits, column = tagged // MAX_COLUMNS, tagged % MAX_COLUMNS
         held = (bits.unsqueeze(1) >> torch.arange(BUNDLE_ROWS, device=device)) & 1
         element, member = torch.nonzero(held, as_tuple=True)
         return self.rows.to(torch.int64)[bundle[element], member], column[element]
@@ -99,21 +113,28 @@ def pack_bundles(csr: CSR, order: Tensor | None, min_sharing: float) -> RowBundl
     elements = torch.bincount(owner, minlength=windows)
     entries = torch.bincount(place // BUNDLE_ROWS, minlength=windows)
     chosen = (entries >= min_sharing * elements) & (elements > 0)
+    # Where each chosen window's list begins and ends once padded, and where each element goes.
+    padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
+    begin = torch.cumsum(padded, 0) - padded
+    first_key = torch.cumsum(elements, 0) - elements
+    target = begin[owner] + torch.arange(keys.numel(), device=device) - first_key[owner]
     kept = chosen[owner]
-    renumbered = torch.cumsum(kept.to(torch.int64), 0) - 1
     mine = torch.nonzero(kept[element]).squeeze(1) if csr.nnz else element
-    place, element = place[mine], renumbered[element[mine]]
-    count = int(kept.sum())
-    bits = torch.zeros(count, dtype=torch.int64, device=device)
+    place, element = place[mine], element[mine]
+    bits = torch.zeros(keys.numel(), dtype=torch.int64, device=device)
     bits.index_add_(0, element, torch.ones_like(element) << (place % BUNDLE_ROWS))
-    # Bit 3 << 28 is the sign bit of an int32: wrap by hand, torch would refuse.
-    tagged = (bits << 28) | (keys[kept] % max(cols, 1))
+    column = keys % max(cols, 1)
+    # Padding repeats the window's last column.
+    last = column[(first_key + elements - 1)[chosen]]
+    tagged = torch.repeat_interleave(last, padded[chosen])
+    tagged[target[kept]] = (bits * MAX_COLUMNS + column)[kept]
+    # The uppermost bit is the sign bit of an int32: wrap by hand, torch would refuse.
     tagged = torch.where(tagged >= 2**31, tagged - 2**32, tagged).to(torch.int32)
     indptr = torch.zeros(int(chosen.sum()) + 1, dtype=torch.int64, device=device)
-    torch.cumsum(elements[chosen], 0, out=indptr[1:])
-    padded = torch.full((windows * BUNDLE_ROWS,), -1, dtype=torch.int64, device=device)
-    padded[:rows] = order
-    by_window = padded.reshape(windows, BUNDLE_ROWS)
+    torch.cumsum(padded[chosen], 0, out=indptr[1:])
+    members = torch.full((windows * BUNDLE_ROWS,), -1, dtype=torch.int64, device=device)
+    members[:rows] = order
+    by_window = members.reshape(windows, BUNDLE_ROWS)
     loose = by_window[~chosen].reshape(-1)
     return RowBundles(
         tagged,
@@ -121,6 +142,7 @@ def pack_bundles(csr: CSR, order: Tensor | None, min_sharing: float) -> RowBundl
         by_window[chosen].to(torch.int32),
         loose[loose >= 0],
         mine,
-        element * BUNDLE_ROWS + place % BUNDLE_ROWS,
+        target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS,
+        int(elements[chosen].sum()),
         csr.shape,
     )

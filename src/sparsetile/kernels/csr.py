@@ -8,21 +8,23 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsetile.formats.bundles import BUNDLE_ROWS
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
     "BUNDLE_DTYPES",
     "ELEMENTS",
-    "LANES",
     "SDDMM_CSR",
     "SPMM_CSR",
     "THREADS",
+    "RowShape",
     "RowTile",
+    "choose_bundle_tile",
     "choose_tile",
     "out_dtypes",
-    "pipeline_pays",
     "sddmm_config",
+    "sddmm_tile",
     "spmm_config",
     "vector_width",
 ]
@@ -34,33 +36,82 @@ ELEMENTS = {
     torch.bfloat16: "BF16",
     torch.float64: "F64",
 }
-# Types whose four values of a bundle fit one access.
+# Types whose values of a bundle's column fit one access.
 BUNDLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 THREADS = 128
 # 16-byte accesses are the widest.
 MAX_ACCESS_BYTES = 16
-# Lanes of a group for full vectors; narrower vectors are for odd widths and strides only, and
-# four lanes for rows of 64 bytes.
-LANES = (4, 8, 16, 32)
-NARROW_LANES = (8, 32)
 # The least of a row of B that should be read at once: less wastes DRAM sectors.
 SLAB_BYTES = 128
-BUNDLE_ROWS = 4
+# Below this many entries a row is short: what it costs beside its entries counts.
+SHORT_ROW = 9
+VERY_SHORT_ROW = 6
+# Rows there must be before four (eight) of them share a warp, so that every SM has warps enough.
+MANY_ROWS = 30_000
+VERY_MANY_ROWS = 100_000
+# Share of entries in long rows from which the whole warp should work on one row.
+LONG_SHARE = 0.6
+FEW_LONG = 0.05
+# How often a row of B comes into the cache from which on narrow slabs, which make it come once,
+# cost less than they save.
+SPREAD = 2.5
+# Bytes of a row of B in the widest slab of plain rows.
+WIDE_SLAB_BYTES = 512
+# Warps of work below which a bundle's slab is made narrower, so that there are more.
+BUNDLE_WARPS = 8_000
 
 
 @dataclass(frozen=True)
 class RowTile:
-    """Columns a group of lanes covers at once: ``lanes`` lanes of ``vector`` elements."""
+    """Columns a group covers at once: ``lanes`` lanes of ``times`` vectors of elements."""
 
     vector: int
     lanes: int
+    times: int = 1
 
     @property
     def slab(self) -> int:
-        return self.vector * self.lanes
+        return self.vector * self.lanes * self.times
 
     def slabs(self, n: int) -> int:
         return -(-n // self.slab)
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """What the choice of a tile looks at.
+
+    Attributes
+    ----------
+    rows : int
+        Items that one group handles alone.
+    mean : float
+        Their mean length.
+    long_share : float
+        Share of all entries that lie in items for a whole warp.
+    spread : float
+        How often a slab's part of a row of B comes into the L2 cache; 0 where all of it fits.
+    """
+
+    rows: int = 0
+    mean: float = 0.0
+    long_share: float = 0.0
+    spread: float = 0.0
+
+    @property
+    def short(self) -> bool:
+        """Rows are short, and many."""
+        return self.mean <= SHORT_ROW and self.rows >= MANY_ROWS
+
+    @property
+    def uniform(self) -> bool:
+        """Hardly any row is long."""
+        return self.long_share < FEW_LONG
+
+
+# The two ends: what an unknown matrix may be, and short rows alone.
+MIXED_ROWS = RowShape(long_share=1.0)
+SHORT_ROWS = RowShape(rows=MANY_ROWS)
 
 
 def _widths(dtype: torch.dtype) -> tuple[int, ...]:
@@ -76,58 +127,120 @@ def vector_width(dtype: torch.dtype, *alignments: int) -> int:
     return 1
 
 
-def _lanes(dtype: torch.dtype, vector: int) -> tuple[int, ...]:
-    if vector < MAX_ACCESS_BYTES // dtype.itemsize:
-        return NARROW_LANES
-    return LANES if dtype.itemsize == 2 else LANES[1:]
+# Tiles (lanes, times) of full vectors; narrower vectors, for odd widths and strides, have one
+# vector a lane. Measured on an H200 over the core suite (docs/csr.md).
+_FULL_TILES = {
+    torch.float32: ((4, 2), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (32, 1), (32, 2)),
+    torch.float16: ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2), (32, 1)),
+    torch.bfloat16: ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2), (32, 1)),
+    torch.float64: ((8, 1), (16, 1), (32, 1)),
+}
+_NARROW_LANES = (8, 32)
+_BUNDLE_TILES = {
+    torch.float32: ((8, 1), (16, 1), (16, 2), (32, 2)),
+    torch.float16: ((4, 1), (8, 1), (16, 1)),
+    torch.bfloat16: ((4, 1), (8, 1), (16, 1)),
+}
+
+
+def _full(dtype: torch.dtype, vector: int) -> bool:
+    return vector * dtype.itemsize == MAX_ACCESS_BYTES
+
+
+def _covering(tiles: tuple[tuple[int, int], ...], vectors: int) -> int:
+    """Return the fewest lanes, with one vector each, that cover a row; else the most there are."""
+    lanes = sorted(lanes for lanes, times in tiles if times == 1)
+    return next((count for count in lanes if count >= vectors), lanes[-1])
+
+
+def _wishes(dtype: torch.dtype, vectors: int, shape: RowShape) -> list[tuple[int, int]]:
+    """Tiles in order of preference for rows of ``vectors`` full vectors."""
+    if dtype.itemsize == 2:
+        return [(8, 2)] if vectors < 32 else [(16, 2), (8, 2)]
+    if dtype is not torch.float32:
+        return []
+    if vectors <= 8:
+        many = shape.mean <= VERY_SHORT_ROW and shape.rows >= VERY_MANY_ROWS
+        return [(4, 2)] if many else []
+    if shape.long_share >= LONG_SHARE:
+        return [(32, 2)] if vectors >= 64 else []
+    if vectors >= 64 or shape.short:
+        return [(8, 4), (8, 2)]
+    return [(16, 2), (8, 2)]
 
 
 def choose_tile(
-    dtype: torch.dtype, n: int, vector: int, *, bundles: bool = False, cols: int = 0, l2: int = 0
+    dtype: torch.dtype,
+    n: int,
+    vector: int,
+    shape: RowShape,
+    *,
+    cols: int = 0,
+    l2: int = 0,
+    args: bool = False,
 ) -> RowTile:
-    """Return the narrowest group that covers ``n`` columns: at most a warp, half for bundles.
+    """Return the tile for rows of ``n`` columns read ``vector`` elements at a time.
 
-    Where B (``cols`` rows) is over twice the L2 cache of ``l2`` bytes but a slab of 128 bytes a
-    row fits, the slab is 128 bytes: gathers from L2 run at twice DRAM's speed.
-
-    A bundle has four rows of sums in registers, so that fewer of its warps fit an SM; half-warp
-    groups make up for that with twice as many items in flight (measured: docs/csr.md).
+    Short rows get few lanes with several vectors each, so that a warp works on several rows;
+    long ones get a warp each. Where a wide slab of B (``cols`` rows) is over the L2 cache of
+    ``l2`` bytes, its rows come in no local order, and a slab of 128 bytes a row fits, the slab is
+    that narrow: gathers from L2 run at twice DRAM's speed. With ``args``, the winners of an
+    extremum take as many registers as its values, so that a lane has one vector only.
     """
-    allowed = [lanes for lanes in _lanes(dtype, vector) if not bundles or lanes <= LANES[-2]]
-    if cols * n * dtype.itemsize > 2 * l2 and cols * SLAB_BYTES <= 0.85 * l2:
-        fitting = [a for a in allowed if a * vector * dtype.itemsize >= SLAB_BYTES]
-        allowed = fitting[:1] or allowed
-    for lanes in allowed:
-        if lanes * vector >= n:
-            return RowTile(vector, lanes)
-    return RowTile(vector, allowed[-1])
+    if not _full(dtype, vector):
+        lanes = next((a for a in _NARROW_LANES if a * vector >= n), _NARROW_LANES[-1])
+        return RowTile(vector, lanes)
+    wide = cols * min(n * dtype.itemsize, WIDE_SLAB_BYTES)
+    if shape.spread >= SPREAD and wide > l2 and cols * SLAB_BYTES <= 0.85 * l2:
+        return RowTile(vector, SLAB_BYTES // MAX_ACCESS_BYTES)
+    vectors = -(-n // vector)
+    tiles = _FULL_TILES[dtype]
+    for lanes, times in [] if args else _wishes(dtype, vectors, shape):
+        if vectors % (lanes * times) == 0 and n % vector == 0:
+            return RowTile(vector, lanes, times)
+    return RowTile(vector, _covering(tiles, vectors))
 
 
-def _pipelined_tile(dtype: torch.dtype) -> RowTile:
-    return RowTile(MAX_ACCESS_BYTES // dtype.itemsize, LANES[-1])
+def choose_bundle_tile(dtype: torch.dtype, n: int, vector: int, items: int) -> RowTile:
+    """Return the tile for ``items`` bundles of rows, or pieces of them.
 
-
-def pipeline_pays(dtype: torch.dtype, tile: RowTile, short_length: float, turns: int) -> bool:
-    """Whether a group should take several short items in turn.
-
-    It pays where rows are so short that waiting for column ids is most of their time, and where
-    there are rows enough to give each group several.
+    Every lane needs all values of an element, so a lane should have many columns; four rows of
+    sums in registers are what limits them.
     """
-    return tile == _pipelined_tile(dtype) and short_length <= 8 and turns >= 4
+    if not _full(dtype, vector):
+        return RowTile(vector, _NARROW_LANES[0])
+    vectors = -(-n // vector)
+    for lanes, times in ((32, 2), (16, 2)):
+        fits = (lanes, times) in _BUNDLE_TILES[dtype] and vectors % (lanes * times) == 0
+        enough = lanes < 32 or items * (vectors // (lanes * times)) >= BUNDLE_WARPS
+        if fits and enough and n % vector == 0:
+            return RowTile(vector, lanes, times)
+    return RowTile(vector, _covering(_BUNDLE_TILES[dtype], vectors))
 
 
-def _in_flight(tile: RowTile, bundles: bool) -> int:
+def _in_flight(dtype: torch.dtype, tile: RowTile, shape: RowShape) -> int:
     """Rows of B that a group has in flight in whole chunks."""
-    return 8 if tile.lanes == 8 and not bundles else 4
+    few_long = shape.short and shape.long_share < 0.5
+    if tile.times == 1:
+        return 8 if tile.lanes == 8 and dtype.itemsize >= 4 and not shape.uniform else 4
+    if tile.times == 4 or (dtype.itemsize == 2 and (tile.lanes == 16 or few_long)):
+        return 2
+    return 4
 
 
-def _min_blocks(dtype: torch.dtype, tile: RowTile, bundles: bool, pipelined: bool) -> int:
+def _min_blocks(dtype: torch.dtype, tile: RowTile, in_flight: int, args: bool) -> int:
     """Blocks an SM should hold: bounds the registers as far as nothing spills."""
-    if bundles:
-        return 5
-    if pipelined:
-        return 8 if dtype is torch.float32 else 6
-    return 7 if dtype.itemsize < 4 or _in_flight(tile, bundles) > 4 else 8
+    if args:
+        return 4 if dtype.itemsize == 2 else 5
+    if tile.times == 4 or (dtype.itemsize == 2 and tile.times > 1):
+        return 7 if tile.lanes == 8 and tile.times == 2 and in_flight == 2 else 6
+    if dtype.itemsize == 2 or in_flight > 4 or (tile.times > 1 and tile.lanes > 4):
+        return 7
+    return 8
+
+
+def _bundle_blocks(tile: RowTile) -> int:
+    return 4 if tile.times > 1 else 5
 
 
 def spmm_config(
@@ -137,25 +250,39 @@ def spmm_config(
     *,
     out_dtype: torch.dtype | None = None,
     extremum: bool = False,
+    args: bool = False,
     bundles: bool = False,
     repair: bool = False,
-    pipelined: bool = False,
+    shape: RowShape = MIXED_ROWS,
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_csr.cu``."""
+    in_flight = 4 if bundles else _in_flight(dtype, tile, shape)
+    blocks = _bundle_blocks(tile) if bundles else _min_blocks(dtype, tile, in_flight, args)
     return {
         "ELEMENT": ELEMENTS[dtype],
         "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
         "kVec": tile.vector,
         "kLanes": tile.lanes,
-        "kUnroll": _in_flight(tile, bundles),
+        "kTimes": tile.times,
+        "kUnroll": in_flight,
         "kThreads": THREADS,
-        "kMinBlocks": _min_blocks(dtype, tile, bundles, pipelined),
+        "kMinBlocks": blocks,
         "kExtremum": extremum,
+        "kArgs": args,
         "kRows": BUNDLE_ROWS if bundles else 1,
         "kWeighted": weighted,
         "kRepair": repair,
-        "kPipelined": pipelined,
     }
+
+
+SDDMM_LANES = 8
+
+
+def sddmm_tile(dtype: torch.dtype, n: int, vector: int) -> RowTile:
+    """Return the tile of a sampled product: few lanes, so that few shuffles add their sums."""
+    times = -(-n // (vector * SDDMM_LANES))
+    most = 4 if _full(dtype, vector) and dtype.itemsize > 2 else 2
+    return RowTile(vector, SDDMM_LANES, next(t for t in (1, 2, 4) if t >= min(times, most)))
 
 
 def sddmm_config(dtype: torch.dtype, tile: RowTile) -> dict[str, ConfigValue]:
@@ -164,15 +291,27 @@ def sddmm_config(dtype: torch.dtype, tile: RowTile) -> dict[str, ConfigValue]:
         "ELEMENT": ELEMENTS[dtype],
         "kVec": tile.vector,
         "kLanes": tile.lanes,
-        "kUnroll": min(4, tile.lanes),
+        "kTimes": tile.times,
+        "kUnroll": 4 if tile.times < 4 else 2,
         "kThreads": THREADS,
+        "kMinBlocks": 5,
     }
 
 
 def _tiles(dtype: torch.dtype) -> Iterator[RowTile]:
-    for width in _widths(dtype):
-        for lanes in _lanes(dtype, width):
-            yield RowTile(width, lanes)
+    full, *narrow = _widths(dtype)
+    for lanes, times in _FULL_TILES[dtype]:
+        yield RowTile(full, lanes, times)
+    for vector, lanes in itertools.product(narrow, _NARROW_LANES):
+        yield RowTile(vector, lanes)
+
+
+def _bundle_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
+    full, *narrow = _widths(dtype)
+    for lanes, times in _BUNDLE_TILES.get(dtype, ()):
+        yield RowTile(full, lanes, times)
+    for vector in narrow if dtype in _BUNDLE_TILES else ():
+        yield RowTile(vector, _NARROW_LANES[0])
 
 
 def out_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -180,25 +319,38 @@ def out_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return (dtype, torch.float32) if dtype.itemsize == 2 else (dtype,)
 
 
+def _distinct(configs: Iterator[dict[str, ConfigValue]]) -> Iterator[dict[str, ConfigValue]]:
+    seen: set[tuple[tuple[str, ConfigValue], ...]] = set()
+    for config in configs:
+        key = tuple(config.items())
+        if key not in seen:
+            seen.add(key)
+            yield config
+
+
 def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype in ELEMENTS:
-        for tile, weighted in itertools.product(_tiles(dtype), (True, False)):
-            for out in out_dtypes(dtype):
-                yield spmm_config(dtype, tile, weighted, out_dtype=out)
-                if dtype in BUNDLE_DTYPES and tile.lanes <= LANES[-2]:
-                    yield spmm_config(dtype, tile, weighted, out_dtype=out, bundles=True)
-                if tile == _pipelined_tile(dtype):
-                    yield spmm_config(dtype, tile, weighted, out_dtype=out, pipelined=True)
+    for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
+        for tile in _tiles(dtype):
+            for out, shape in itertools.product(out_dtypes(dtype), (MIXED_ROWS, SHORT_ROWS)):
+                yield spmm_config(dtype, tile, weighted, out_dtype=out, shape=shape)
             yield spmm_config(dtype, tile, weighted, extremum=True)
-            if tile.lanes == LANES[-1]:
+            if tile.times == 1:
+                yield spmm_config(dtype, tile, weighted, extremum=True, args=True)
+            if tile.lanes == 32 and tile.times == 1:
                 yield spmm_config(dtype, tile, weighted, repair=True)
+        for tile, out in itertools.product(_bundle_tiles(dtype), out_dtypes(dtype)):
+            yield spmm_config(dtype, tile, weighted, out_dtype=out, bundles=True)
 
 
 def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype in ELEMENTS:
-        for tile in _tiles(dtype):
-            yield sddmm_config(dtype, tile)
+        for vector, n in itertools.product(_widths(dtype), (8, 64, 128)):
+            yield sddmm_config(dtype, sddmm_tile(dtype, n, vector))
 
 
-SPMM_CSR = KernelSpec(name="spmm_csr", params_format="16P4q2d17i", configs=_spmm_configs)
-SDDMM_CSR = KernelSpec(name="sddmm_csr", params_format="5P5q2i", configs=_sddmm_configs)
+SPMM_CSR = KernelSpec(
+    name="spmm_csr", params_format="15P4q2d16i", configs=lambda: _distinct(_spmm_configs())
+)
+SDDMM_CSR = KernelSpec(
+    name="sddmm_csr", params_format="5P5q9i", configs=lambda: _distinct(_sddmm_configs())
+)

@@ -31,6 +31,7 @@ class Request:
     dtype: torch.dtype
     permutation: Permutation
     deterministic: bool = False
+    ablation: str | None = None  # last step of the system's ladder that is on; all when None
 
     @property
     def device(self) -> torch.device:
@@ -127,10 +128,10 @@ class PatternRunner(Runner):
         values: Tensor | None,
         B: Tensor,
         out: Tensor,
-        args: Tensor,
+        args: Tensor | None,
         maximum: bool,
     ) -> None:
-        """Write the max or min over each row's entries, and which entry it was."""
+        """Write the max or min over each row's entries and, if asked for, which entry it was."""
 
     @abstractmethod
     def sddmm(self, parts: Sequence[Tensor], G: Tensor, B: Tensor) -> Tensor:
@@ -146,6 +147,7 @@ class System(ABC):
     dtypes: ClassVar[tuple[torch.dtype, ...]]
     deterministic: ClassVar[bool]
     architectures: ClassVar[str] = "any"
+    ablations: ClassVar[tuple[str, ...]] = ()  # steps of its ladder that a benchmark may ask for
 
     def reasons(self, request: Request) -> list[str]:
         """Return every reason why this system cannot serve the request; empty if it can."""

@@ -73,12 +73,14 @@ class CPURunner(PatternRunner):
         values: Tensor | None,
         B: Tensor,
         out: Tensor,
-        args: Tensor,
+        args: Tensor | None,
         maximum: bool,
     ) -> None:
         from sparsetile.kernels import cpu_api
 
         indptr, columns, bounds = parts
+        if args is None:
+            args = torch.empty(out.shape, dtype=torch.int64)
         for b, c, arg in zip(_batches(B), _batches(out), _batches(args), strict=True):
             cpu_api.spmm_extremum(indptr, columns, values, b, c, arg, maximum, bounds)
 

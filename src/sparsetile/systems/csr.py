@@ -7,16 +7,30 @@ FP32 arithmetic, any shape, every dtype. What was measured is in docs/csr.md.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetile.balance import SegmentSchedule, Units, concat_units, row_units, schedule_segments
+from sparsetile.balance import (
+    SegmentSchedule,
+    Units,
+    concat_units,
+    row_units,
+    schedule_segments,
+    spread,
+)
 from sparsetile.formats import RowBundles, pack_bundles, pack_rows
 from sparsetile.formats.bundles import MAX_COLUMNS
-from sparsetile.kernels.csr import BUNDLE_DTYPES, ELEMENTS
+from sparsetile.intake.csr import CSR
+from sparsetile.kernels.csr import (
+    BUNDLE_DTYPES,
+    ELEMENTS,
+    WIDE_SLAB_BYTES,
+    RowShape,
+)
 from sparsetile.systems.base import Request, Stage, System, make_recipe
 from sparsetile.systems.csr_runner import CSRRunner
 
@@ -28,11 +42,12 @@ MIN_SHARING = 1.3
 # and are long enough to keep a group busy. Else the plain kernel, with its smaller register
 # count, is faster (docs/csr.md).
 MIN_BUNDLED_SHARE = 0.6
-MIN_MEAN_SHARING = 1.9
+MIN_MEAN_SHARING = {4: 1.9, 2: 2.4}  # by bytes of an element
 MIN_MEAN_LENGTH = 38
 # Very long rows are bound by L2 where B does not fit the SMs' own caches; there less sharing
-# pays too. (bundles at least, distinct columns a bundle, sharing, rows of B)
-LONG_BUNDLES, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS = 512, 256, 1.4, 2048
+# pays too, in float32. (list elements in all, distinct columns a bundle, sharing, rows of B,
+# bytes of a row of B)
+LONG_ELEMENTS, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS, LONG_BYTES = 2**17, 256, 1.4, 2048, 256
 
 
 def segment_length(n: int, dtype: torch.dtype) -> int:
@@ -63,10 +78,17 @@ def _sizes(schedule: SegmentSchedule) -> dict[str, Any]:
     }
 
 
-def _short_length(schedule: SegmentSchedule) -> float:
-    """Mean entries of the items that one group handles alone."""
+def _shape(csr: CSR, schedule: SegmentSchedule, apart: float) -> RowShape:
+    """Return what the choice of a tile looks at."""
     short = schedule.items[sum(schedule.sections[:2]) :]
-    return float((short[:, 2] - short[:, 1]).double().mean()) if short.numel() else 0.0
+    lengths = (short[:, 2] - short[:, 1]).double()
+    rows, total = lengths.numel(), float(lengths.sum())
+    return RowShape(
+        rows=rows,
+        mean=total / rows if rows else 0.0,
+        long_share=1.0 - total / csr.nnz if csr.nnz else 0.0,
+        spread=apart,
+    )
 
 
 def _lists(schedule: SegmentSchedule) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,6 +115,8 @@ class CSRSystem(System):
         rows = pack_rows(csr)
         length = segment_length(request.n, request.dtype)
         plain = schedule_segments(row_units(csr, order), length)
+        slab_bytes = min(request.n * request.dtype.itemsize, WIDE_SLAB_BYTES)
+        shape = _shape(csr, plain, spread(csr, order, slab_bytes))
         bundles, mixed = self._bundles(request, length)
         recipe = make_recipe(
             self.name,
@@ -100,7 +124,7 @@ class CSRSystem(System):
             plain=_sizes(plain),
             mixed=None if mixed is None else _sizes(mixed),
             elements=0 if bundles is None else bundles.element_count,
-            short_length=_short_length(plain),
+            shape=dataclasses.asdict(shape),
         )
         parts: tuple[Tensor, ...] = (rows.indptr, rows.columns, *_lists(plain))
         choices = {"format": f"rows, {rows.format_bytes} bytes"}
@@ -110,7 +134,7 @@ class CSRSystem(System):
             parts += (
                 bundles.tagged, bundles.rows, bundles.entries, bundles.slots, *_lists(mixed)
             )  # fmt: skip
-            sharing = bundles.entries.numel() / bundles.element_count
+            sharing = bundles.entries.numel() / bundles.distinct
             choices["bundles"] = (
                 f"{bundles.bundle_count} bundles of four rows hold {bundles.entries.numel()} of "
                 f"{csr.nnz} entries, {sharing:.2f} per row of B read, {bundles.format_bytes} bytes"
@@ -128,14 +152,16 @@ class CSRSystem(System):
         if request.dtype not in BUNDLE_DTYPES or csr.shape[1] > MAX_COLUMNS or not csr.nnz:
             return None, None
         bundles = pack_bundles(csr, request.permutation.perm, MIN_SHARING)
-        entries, elements = bundles.entries.numel(), bundles.element_count
+        entries, elements = bundles.entries.numel(), bundles.distinct
         count = bundles.bundle_count
         long_rows = (
-            count >= LONG_BUNDLES
+            elements >= LONG_ELEMENTS
             and elements >= LONG_LENGTH * count
             and csr.shape[1] >= LONG_COLUMNS
+            and request.dtype is torch.float32
+            and request.n * request.dtype.itemsize >= LONG_BYTES
         )
-        sharing = LONG_SHARING if long_rows else MIN_MEAN_SHARING
+        sharing = LONG_SHARING if long_rows else MIN_MEAN_SHARING[request.dtype.itemsize]
         if (
             entries < MIN_BUNDLED_SHARE * csr.nnz
             or entries < sharing * elements

@@ -21,36 +21,37 @@ from sparsetile.formats.bundles import BUNDLE_ROWS, scatter_values
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import (
     PreparedLaunch,
-    current_device,
     current_stream_handle,
     on_device,
 )
 from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import (
     BUNDLE_DTYPES,
-    LANES,
+    MIXED_ROWS,
     SDDMM_CSR,
     SPMM_CSR,
     THREADS,
+    RowShape,
     RowTile,
+    choose_bundle_tile,
     choose_tile,
-    pipeline_pays,
     sddmm_config,
+    sddmm_tile,
     spmm_config,
     vector_width,
 )
 from sparsetile.systems.base import PLAIN, Epilogue, PatternRunner
+from sparsetile.systems.bound import BoundProduct
 from sparsetile.systems.thread_context import enter
 
 __all__ = ["CSRRunner"]
 
 # gridDim.z, the batch, ends here; larger batches are launched in pieces.
 MAX_BATCHES = 65535
-# Short items a group takes in turn at most.
-MAX_STRIP = 8
 # Fields of the parameter struct that change from call to call: b and c, after six pointers.
 _OPERANDS = struct.Struct("@2P")
 _OPERANDS_OFFSET = 6 * struct.calcsize("@P")
+_ARRIVALS, _PARTIALS, _ARGS = 3, 13, 14
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,9 @@ class Work:
     nodes: int
     bundled: bool
 
-    def turns(self, lanes: int, slabs: int, processors: int) -> int:
-        """Short items there are for each group that fits the GPU twice over, at most 8."""
-        groups = processors * (2048 // lanes)
-        waiting = (self.sections[2] + self.sections[3]) * slabs
-        return max(1, min(MAX_STRIP, waiting // (2 * groups)))
-
-    def block_ends(self, lanes: int, strip: int) -> tuple[int, ...]:
+    def block_ends(self, lanes: int) -> tuple[int, ...]:
         """Where each section ends in blocks; the first two hold wide items, one a warp."""
-        wide, narrow = THREADS // 32, THREADS // lanes * strip
-        per_block = (wide, wide, narrow, narrow)
+        per_block = (THREADS // 32, THREADS // 32, THREADS // lanes, THREADS // lanes)
         blocks = [-(-c // b) for c, b in zip(self.sections, per_block, strict=True)]
         return tuple(itertools.accumulate(blocks))
 
@@ -85,8 +79,15 @@ class Launch:
     work: Work
     tile: RowTile
     slabs: int
-    strip: int
     block_ends: tuple[int, ...]
+
+    def partial_bytes(self, dtype: torch.dtype, args: bool) -> int:
+        """Bytes of a slot: the device's Accumulator for each lane of a group."""
+        wide = dtype is torch.float64
+        rows = BUNDLE_ROWS if self.work.bundled else 1
+        vectors = self.tile.vector * self.tile.times
+        lane = vectors * (rows * (8 if wide else 4) + (4 if args else 0))
+        return self.tile.lanes * (-(-lane // 8) * 8 if wide else lane)
 
 
 class CSRRunner(PatternRunner):
@@ -103,15 +104,13 @@ class CSRRunner(PatternRunner):
         )
         self.packs = self._mixed is not None
         self._elements = int(meta["elements"])
-        self._short_length = float(meta["short_length"])
+        self._shape = RowShape(**meta["shape"])
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
     def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
         if self._mixed is None or values is None or dtype not in BUNDLE_DTYPES:
             return torch.empty(0, dtype=dtype, device=parts[0].device)
-        # A group may read along, unused, with a longer one of its warp: up to a chunk past its end.
-        padded = self._elements + LANES[-2]
-        return scatter_values(values.to(dtype), parts[7], parts[8], padded)
+        return scatter_values(values.to(dtype), parts[7], parts[8], self._elements)
 
     def _launch_for(
         self,
@@ -128,34 +127,32 @@ class CSRRunner(PatternRunner):
         if found is None:
             bundles = mode == "sum" and self._mixed is not None and dtype in BUNDLE_DTYPES
             work = self._mixed if bundles and self._mixed is not None else self._plain
-            repair = mode == "repair"
-            properties = torch.cuda.get_device_properties(device)
-            tile = RowTile(vector, LANES[-1])
-            if not repair:
-                l2 = properties.L2_cache_size
-                tile = choose_tile(dtype, n, vector, bundles=bundles, cols=self.cols, l2=l2)
-            slabs = tile.slabs(n)
-            turns = work.turns(tile.lanes, slabs, properties.multi_processor_count)
-            plain = mode == "sum" and not bundles
-            pipelined = plain and pipeline_pays(dtype, tile, self._short_length, turns)
-            strip = turns if pipelined else 1
+            if mode == "repair":
+                tile = RowTile(vector, 32)
+            elif bundles:
+                items = work.sections[0] + work.sections[2]
+                tile = choose_bundle_tile(dtype, n, vector, items)
+            else:
+                l2 = torch.cuda.get_device_properties(device).L2_cache_size
+                args = mode in ("argmax", "argmin")
+                tile = choose_tile(dtype, n, vector, self._shape, cols=self.cols, l2=l2, args=args)
             config = spmm_config(
                 dtype,
                 tile,
                 weighted,
                 out_dtype=out_dtype,
-                extremum=mode in ("max", "min"),
+                extremum=mode in ("max", "min", "argmax", "argmin"),
+                args=mode in ("argmax", "argmin"),
                 bundles=bundles,
-                repair=repair,
-                pipelined=pipelined,
+                repair=mode == "repair",
+                shape=self._shape if mode == "sum" else MIXED_ROWS,
             )
             found = self._launches[key] = Launch(
                 SPMM_CSR.load(config, device),
                 work,
                 tile,
-                slabs,
-                strip,
-                work.block_ends(tile.lanes, strip),
+                tile.slabs(n),
+                work.block_ends(tile.lanes),
             )
         return found
 
@@ -187,11 +184,11 @@ class CSRRunner(PatternRunner):
             items, parents, nodes, 0,
             parts[1].data_ptr(), 0 if values is None else values.data_ptr(), 0, 0,
             tagged, four, bundle_rows, parts[0].data_ptr(),
-            0 if bias is None else bias.data_ptr(), 0, 0, 0,
+            0 if bias is None else bias.data_ptr(), 0, 0,
             *strides,
             epilogue.alpha, epilogue.beta,
             *itertools.accumulate(work.sections), *launch.block_ends,
-            launch.strip, n, launch.slabs, work.slots, work.nodes,
+            n, launch.slabs, work.slots, work.nodes,
             not plain or epilogue.mean or epilogue.relu, epilogue.mean, epilogue.relu, 0,
         ]  # fmt: skip
 
@@ -230,23 +227,18 @@ class CSRRunner(PatternRunner):
         strides = (b_stride * size, c_stride, b_batch, c_batch)
         params = self._params(launch, parts, values, packed, n, strides, epilogue)
         params[6:8] = b, c
-        params[15] = 0 if args is None else args.data_ptr()
-        params[-1] = mode == "min"
+        params[_ARGS] = 0 if args is None else args.data_ptr()
+        params[-1] = mode in ("min", "argmin")
         with on_device(device):
             enter(device)
             stream = current_stream_handle(device)
             if work.slots:
-                rows = BUNDLE_ROWS if work.bundled else 1
-                elements = batches * work.slots * rows * launch.slabs * launch.tile.slab
-                sum_bytes = elements * (8 if B.dtype is torch.float64 else 4)
+                layers = batches * launch.slabs
+                size = launch.partial_bytes(B.dtype, args is not None)
                 memory, arrivals = scratch(
-                    device,
-                    stream,
-                    sum_bytes + (0 if args is None else 4 * elements),
-                    batches * launch.slabs * work.nodes,
+                    device, stream, layers * work.slots * size, layers * work.nodes
                 )
-                params[3] = arrivals.data_ptr()
-                params[13:15] = memory.data_ptr(), memory.data_ptr() + sum_bytes
+                params[_ARRIVALS], params[_PARTIALS] = arrivals.data_ptr(), memory.data_ptr()
             grid = (launch.block_ends[-1], launch.slabs, batches)
             launch.kernel.launch(grid, THREADS, stream, *params)
 
@@ -276,10 +268,26 @@ class CSRRunner(PatternRunner):
         values: Tensor | None,
         B: Tensor,
         out: Tensor,
-        args: Tensor,
+        args: Tensor | None,
         maximum: bool,
     ) -> None:
-        self._run(parts, values, None, B, out, args, "max" if maximum else "min", PLAIN)
+        mode = ("" if args is None else "arg") + ("max" if maximum else "min")
+        self._run(parts, values, None, B, out, args, mode, PLAIN)
+
+    def prepare_launch(
+        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
+    ) -> PreparedLaunch | None:
+        """Return the launch of B -> C, both plain matrices; None where rows were cut."""
+        n, stride, size = B.shape[1], B.stride(0), B.element_size()
+        vector = vector_width(B.dtype, n, stride, B.data_ptr() // size)
+        weighted = values is not None
+        device = parts[0].device.index
+        launch = self._launch_for(B.dtype, B.dtype, n, vector, "sum", weighted, device)
+        if launch.work.slots:
+            return None
+        params = self._params(launch, parts, values, packed, n, (stride * size, n, 0, 0), PLAIN)
+        grid = (launch.block_ends[-1], launch.slabs, 1)
+        return launch.kernel.prepare(grid, THREADS, tuple(params), _OPERANDS, _OPERANDS_OFFSET)
 
     def bind(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None
@@ -308,73 +316,18 @@ class CSRRunner(PatternRunner):
             B.dtype, n, G.stride(-2), B.stride(-2), g_batch, b_batch,
             G.data_ptr() // size, B.data_ptr() // size,
         )  # fmt: skip
-        tile = choose_tile(B.dtype, n, vector)
+        tile = sddmm_tile(B.dtype, n, vector)
         device = B.device.index
         kernel = SDDMM_CSR.load(sddmm_config(B.dtype, tile), device)
-        items = sum(self._plain.sections)
+        work = self._plain
+        block_ends = work.block_ends(tile.lanes)
         with on_device(device):
             enter(device)
             kernel.launch(
-                (-(-items // (THREADS // tile.lanes)), 1, batches), THREADS,
+                (block_ends[-1], 1, batches), THREADS,
                 current_stream_handle(device),
                 parts[2].data_ptr(), parts[1].data_ptr(), G.data_ptr(), B.data_ptr(),
                 out.data_ptr(),
                 G.stride(-2), B.stride(-2), g_batch, b_batch, self.nnz,
-                n, items,
+                *itertools.accumulate(work.sections), *block_ends, n,
             )  # fmt: skip
-
-
-class BoundProduct:
-    """B -> C of one plan with little host time: parameters packed once for each kind of B.
-
-    Products that need scratch for cut rows go the general way; their kernels are long enough.
-    """
-
-    def __init__(
-        self,
-        runner: CSRRunner,
-        parts: Sequence[Tensor],
-        values: Tensor | None,
-        packed: Tensor | None,
-    ) -> None:
-        self._runner = runner
-        self._rows = runner.rows
-        self._parts = tuple(parts)
-        self._values = values
-        self._packed = packed
-        self._device = parts[0].device.index
-        self._prepared: dict[tuple[int, int, int], PreparedLaunch | None] = {}
-
-    def _prepare(self, B: Tensor, n: int, stride: int, pointer: int) -> PreparedLaunch | None:
-        runner, size = self._runner, B.element_size()
-        vector = vector_width(B.dtype, n, stride, pointer // size)
-        weighted = self._values is not None
-        launch = runner._launch_for(B.dtype, B.dtype, n, vector, "sum", weighted, self._device)
-        if launch.work.slots:
-            return None
-        strides = (stride * size, n, 0, 0)
-        params = runner._params(launch, self._parts, self._values, self._packed, n, strides, PLAIN)
-        grid = (launch.block_ends[-1], launch.slabs, 1)
-        return launch.kernel.prepare(grid, THREADS, tuple(params), _OPERANDS, _OPERANDS_OFFSET)
-
-    def __call__(self, B: Tensor) -> Tensor:
-        n, stride, pointer = B.shape[1], B.stride(0), B.data_ptr()
-        out = B.new_empty((self._rows, n))
-        if n == 0:
-            return out
-        key = (n, stride, pointer & 15)
-        try:
-            prepared = self._prepared[key]
-        except KeyError:
-            prepared = self._prepared[key] = self._prepare(B, n, stride, pointer)
-        if prepared is None:
-            self._runner.spmm(self._parts, self._values, self._packed, B, out)
-            return out
-        device = self._device
-        enter(device)
-        if current_device() == device:
-            prepared.launch(current_stream_handle(device), pointer, out.data_ptr())
-        else:
-            with torch.cuda.device(device):
-                prepared.launch(current_stream_handle(device), pointer, out.data_ptr())
-        return out

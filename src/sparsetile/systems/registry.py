@@ -9,6 +9,7 @@ import functools
 import json
 
 from sparsetile.errors import UnsupportedError
+from sparsetile.systems.acc import AccSystem
 from sparsetile.systems.base import Request, Runner, System
 from sparsetile.systems.cpu import CPUSystem
 from sparsetile.systems.csr import CSRSystem
@@ -24,7 +25,8 @@ _CSR, _CPU = CSRSystem(), CPUSystem()
 PATTERN_SYSTEMS: dict[str, System] = {"cuda": _CSR, "cpu": _CPU}
 
 SYSTEMS: dict[str, System] = {
-    system.name: system for system in (_CSR, CuSparseSystem(), DenseSystem(PATTERN_SYSTEMS), _CPU)
+    system.name: system
+    for system in (AccSystem(), _CSR, CuSparseSystem(), DenseSystem(PATTERN_SYSTEMS), _CPU)
 }
 
 

@@ -9,25 +9,29 @@ import torch
 
 from sparsetile.systems import Request, Stage
 from sparsetile.systems.registry import SYSTEMS, runner
-from sparsetile.tune.roofline import Machine, machine
+from sparsetile.tune.roofline import Machine, distinct_pairs, machine
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
 
 # What the systems reach of the ceilings on an H200; docs/planning.md says from which record.
 # Over 1: neighbouring rows share rows of B in L1, which the ceiling does not count.
-_CSR_SHARE = 1.19
+_CSR_SHARE = {2: 1.07, 4: 1.32, 8: 1.0}  # by bytes of an element
 _CUSPARSE_SHARE = 0.40
+# Of the gather of distinct (8-row window, column) pairs: acc is level with csr at about two entries
+# per pair.
+_ACC_SHARE = {2: 0.53, 4: 0.66}
+_ACC_WINDOW = 8
 _DENSE_SHARE = 0.55
 # A sparse product on CPU cores runs at about this share of a dense one per flop.
 _CPU_SPARSE_SHARE = 0.15
 
 
-def _gather_seconds(request: Request, ceilings: Machine) -> float:
-    """Seconds at the ceilings: a row of B per entry through L2, or everything once through DRAM."""
+def _gather_seconds(request: Request, ceilings: Machine, reads: int) -> float:
+    """Seconds at the ceilings: ``reads`` rows of B through L2, or everything once through DRAM."""
     csr, item = request.csr, request.dtype.itemsize
     rows, cols = csr.shape
     value_bytes = 0 if csr.values is None else item
-    gathered = item * request.n * (csr.nnz + rows) / ceilings.l2_gather
+    gathered = item * request.n * (reads + rows) / ceilings.l2_gather
     once = (4 + value_bytes) * csr.nnz + item * request.n * (min(cols, csr.nnz) + rows)
     return ceilings.launch + max(gathered, once / ceilings.dram)
 
@@ -44,9 +48,14 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
         speedup = 0.13  # plain FP32 and FP64 units: about 50 TFLOP/s where TF32 has 390
     dense_bytes = request.dtype.itemsize * (rows * cols + request.n * (cols + rows))
     dense = max(dense_flops / (ceilings.dense_flops * speedup), dense_bytes / ceilings.dram)
-    gathered = _gather_seconds(request, ceilings)
+    gathered = _gather_seconds(request, ceilings, request.csr.nnz)
+    tiled = 0.0
+    if "acc" in able and len(able) > 1:  # counting pairs is worth it where there is a choice
+        pairs = distinct_pairs(request.csr, _ACC_WINDOW, request.permutation.perm)
+        tiled = _gather_seconds(request, ceilings, pairs)
     predicted = {
-        "csr": gathered / _CSR_SHARE,
+        "acc": tiled / _ACC_SHARE.get(request.dtype.itemsize, 1.0),
+        "csr": gathered / _CSR_SHARE[request.dtype.itemsize],
         "cusparse": gathered / _CUSPARSE_SHARE,
         "dense": (ceilings.launch + dense) / _DENSE_SHARE,
         "cpu": ceilings.launch

@@ -6,7 +6,7 @@ or an empty text when there is nothing to draw.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from sparsetile.bench.analysis import geomean, system_label
@@ -187,26 +187,47 @@ def break_even_curves(records: Sequence[Record], colours: Colours) -> str:
     return chart.render()
 
 
-def scaling_lines(records: Sequence[Record], n: int, colours: Colours) -> str:
-    """Time against nonzeros, one line a system; for suites of generated matrices."""
+def scaling_lines(records: Sequence[Record], colours: Colours) -> list[str]:
+    """Time against nonzeros, against rows and against width, one line a system.
+
+    For suites of generated matrices, which are named by what they vary: ``nnz-1e6``, ``rows-1e4``.
+    A chart is drawn where the records hold at least two points of it.
+    """
+    timed = [r for r in records if r["status"] == "ok" and r["nnz"] > 0]
+    sizes = [r for r in timed if r["matrix"].startswith("nnz-")]
+    rows = [r for r in timed if r["matrix"].startswith("rows-")]
+    drawn = []
+    for held, varied, title in ((sizes, "nnz", "nonzeros"), (rows, "rows", "rows")):
+        widths = Counter(r["n"] for r in held)
+        if widths:
+            n = widths.most_common(1)[0][0]
+            chosen = [r for r in held if r["n"] == n]
+            drawn.append(_lines(chosen, varied, title, f"N = {n}", colours))
+    matrices = Counter(r["matrix"] for r in sizes)
+    if matrices:
+        name = matrices.most_common(1)[0][0]
+        chosen = [r for r in sizes if r["matrix"] == name]
+        drawn.append(_lines(chosen, "n", "columns of B", name, colours))
+    return [svg for svg in drawn if svg]
+
+
+def _lines(records: Sequence[Record], varied: str, title: str, where: str, colours: Colours) -> str:
     groups: dict[str, dict[int, float]] = defaultdict(dict)
     for record in records:
-        timed = record["status"] == "ok" and record["n"] == n and record["nnz"] > 0
-        if timed and record["matrix"].startswith("nnz-"):
-            groups[system_label(record)][record["nnz"]] = record["time"]["p50"] * 1e6
-    points = [(nnz, t) for line in groups.values() for nnz, t in line.items()]
-    if len({nnz for nnz, _ in points}) < 2:
+        groups[system_label(record)][record[varied]] = record["time"]["p50"] * 1e6
+    points = [(at, t) for line in groups.values() for at, t in line.items()]
+    if len({at for at, _ in points}) < 2:
         return ""
-    x = Axis.fitted([nnz for nnz, _ in points], _LEFT + 6, _RIGHT, log=True)
+    x = Axis.fitted([at for at, _ in points], _LEFT + 6, _RIGHT, log=True)
     y = Axis.fitted([t for _, t in points], _BOTTOM, _TOP, log=True)
-    chart = Chart(_WIDTH, _HEIGHT, f"Time against nonzeros at N={n}")
-    chart.frame(x, y, x_title="nonzeros", y_title=f"µs per product, N = {n}", powers=True)
+    chart = Chart(_WIDTH, _HEIGHT, f"Time against {title}, {where}")
+    chart.frame(x, y, x_title=title, y_title=f"µs per product, {where}", powers=varied != "n")
     for label in [name for name in colours if name in groups]:
         line = sorted(groups[label].items())
         series = _series(colours, label)
-        chart.path([(x.at(nnz), y.at(t)) for nnz, t in line], f"curve {series}")
-        for nnz, t in line:
-            chart.dot(x.at(nnz), y.at(t), f"dot {series}", f"{label} · {short(nnz)} · {t:.1f} µs")
+        chart.path([(x.at(at), y.at(t)) for at, t in line], f"curve {series}")
+        for at, t in line:
+            chart.dot(x.at(at), y.at(t), f"dot {series}", f"{label} · {short(at)} · {t:.1f} µs")
     return chart.render()
 
 
@@ -214,7 +235,7 @@ def ladder_bars(steps: Sequence[tuple[str, float]], title: str) -> str:
     """Horizontal bars of an ablation: geomean speedup after each step."""
     if not steps:
         return ""
-    row, left = 30, 140
+    row, left = 30, 150
     height = 20 + row * len(steps)
     chart = Chart(_WIDTH, height, f"Ablation: {title}")
     x = Axis(0, max(value for _, value in steps) * 1.15, left, _RIGHT)

@@ -56,14 +56,15 @@ def _suite(name: str, records: Sequence[Record], groups: Sequence[Group]) -> lis
     if rows:
         lines += [
             "",
-            "| published | GPU | system | at | published | measured here |",
-            "| --- | --- | --- | --- | ---: | ---: |",
+            "| published | GPU | system | at | published | measured here | products, stand-ins |",
+            "| --- | --- | --- | --- | ---: | ---: | --- |",
         ]
         for row in rows:
             measured = row["missing"] if row["measured"] is None else f"{row['measured']:.2f}"
             lines.append(
                 f"| {row['source']}: {row['what']} | {row['gpu']} | {row['system']} | "
-                f"{row['where']} | {row['published']:g} | {measured} |"
+                f"{row['where']} | {row['published']:g} | {measured} | "
+                f"{row['count']}, {row['standins']} |"
             )
     failed = [r for r in members if r["status"] not in ("ok", "skipped")]
     for record in failed:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from sparsetile.bench.analysis import (
@@ -19,10 +17,13 @@ from sparsetile.bench.analysis import (
     summarise,
     system_label,
 )
+from sparsetile.bench.matrices import generated_folder
 from sparsetile.bench.record import Damage, Record
 from sparsetile.bench.report import charts
-from sparsetile.bench.report.pictures import FORMATS, spy, tile_stats
+from sparsetile.bench.report.matrix_charts import length_histogram
+from sparsetile.bench.report.pictures import FORMATS, length_bins, sample_rows, spy, tile_stats
 from sparsetile.bench.report.published import ladder_steps, published_rows
+from sparsetile.bench.report.render import render
 from sparsetile.bench.suites import Suite, load_suite
 from sparsetile.errors import DataError, value_error
 
@@ -62,16 +63,14 @@ def render_page(
             "Give --data the folder that holds the .npz or .mtx files",
         )  # fmt: skip
     attached = attach_baselines(records)
-    labels = charts.legend_order([record for record in attached if not _is_yardstick(record)])
+    labels = charts.legend_order(
+        [r for r in attached if not _is_yardstick(r) and "ablation" not in r["config"]]
+    )
     colours = {label: place for place, label in enumerate(labels)}
-    folder = files("sparsetile.bench.report") / "templates"
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["micro"] = charts.microseconds
-    template = environment.from_string((folder / "report.html").read_text(encoding="utf-8"))
-    return template.render(
+    return render(
+        "report.html",
+        scripts=["report.js"],
         title=title,
-        style=Markup((folder / "report.css").read_text(encoding="utf-8")),
-        script=Markup((folder / "report.js").read_text(encoding="utf-8")),
         machines=_machines(attached),
         counts=Counter(record["status"] for record in attached),
         total=len(attached),
@@ -186,7 +185,12 @@ def _products(
         ]
         if not rows:
             continue
-        timed = [r for r in inner if r["status"] == "ok" and not _is_yardstick(r)]
+        # Steps of an ablation have a chart of their own.
+        timed = [
+            r
+            for r in inner
+            if r["status"] == "ok" and not _is_yardstick(r) and "ablation" not in r["config"]
+        ]
         systems = [r for r in timed if r["kind"] == "system"]
         widths = sorted({record["n"] for record in timed})
         found.append(
@@ -199,7 +203,7 @@ def _products(
                 "boxes": _svgs(charts.boxes(timed, n, colours) for n in widths[:6]),
                 "roofline": _svgs([charts.roofline(systems, colours)]),
                 "break_even": _svgs([charts.break_even_curves(systems, colours)]),
-                "scaling": _svgs([charts.scaling_lines(timed, 128, colours)]),
+                "scaling": _svgs(charts.scaling_lines(timed, colours)),
             }
         )
     return found
@@ -213,7 +217,11 @@ def _svgs(drawn: Any) -> list[Markup]:
     return [Markup(svg) for svg in drawn if svg]
 
 
-def _matrix_path(name: str, data: Path) -> Path | None:
+def _matrix_path(name: str, source: str, data: Path) -> Path | None:
+    """The file of a matrix: in the data folder, or where generated matrices are kept."""
+    if source != "file":
+        made = sorted(generated_folder().glob(f"{name}-????????.npz"))
+        return made[-1] if made else None
     for suffix in (".npz", ".mtx", ".mtx.gz"):
         path = data / f"{name}{suffix}"
         if path.exists():
@@ -237,16 +245,19 @@ def _matrices(records: Sequence[Record], data: Path | None) -> list[dict[str, An
                 "hash": record.get("matrix_hash", ""),
                 "spy": None,
                 "tiles": [],
+                "lengths": None,
             }
     for entry in sorted(found.values(), key=lambda item: item["nnz"])[:_MAX_PICTURES]:
-        path = _matrix_path(entry["name"], data) if data is not None else None
+        path = _matrix_path(entry["name"], entry["source"], data) if data is not None else None
         if path is not None:
             try:
                 csr = read_matrix(path, function="report")
             except (DataError, OSError):
                 continue  # the page says that this picture is missing
             entry["spy"] = spy(csr)
-            entry["tiles"] = [tile_stats(csr, *shape) for shape in FORMATS]
+            sample = sample_rows(csr)
+            entry["tiles"] = [tile_stats(sample, *shape) for shape in FORMATS]
+            entry["lengths"] = Markup(length_histogram(length_bins(csr.row_lengths())))
     return sorted(found.values(), key=lambda item: item["name"].lower())
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
-from sparsetile.bench.analysis import geomean
+from sparsetile.bench.analysis import geomean, product_key
 from sparsetile.bench.record import Record
 from sparsetile.bench.report.charts import ladder_bars
 from sparsetile.bench.suites import Suite
@@ -37,15 +37,17 @@ def published_rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, An
             for record in records
             if record["system"] == item["system"]
             and record["status"] == "ok"
-            and not record["config"]
+            and record["config"] == dict(item.get("config", {}))
         ]
         cells = [
             (f"N = {key}" if int(key) else "all N", float(published), _at(mine, int(key)))
             for key, published in item.get("values", {}).items()
         ]
         cells += [
-            (name, float(published), [r for r in mine if r["matrix"] == name])
-            for name, published in item.get("per_matrix", {}).items()
+            (_matched(names, mine), float(published), [r for r in mine if r["matrix"] in names])
+            for names, published in (
+                (key.split("|"), value) for key, value in item.get("per_matrix", {}).items()
+            )
         ]
         for where, published, chosen in cells:
             values = [value for record in chosen if (value := _value(record, metric)) is not None]
@@ -60,9 +62,16 @@ def published_rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, An
                     "measured": geomean(values) if values else None,
                     "missing": _why_missing(item["system"]),
                     "count": len(values),
+                    "standins": len({r["matrix"] for r in chosen if r["source"] == "stand-in"}),
                 }
             )
     return rows
+
+
+def _matched(names: Sequence[str], records: Sequence[Record]) -> str:
+    """The name under which a published matrix was measured: its own, or its stand-in's."""
+    measured = {record["matrix"] for record in records}
+    return next((name for name in names if name in measured), names[0])
 
 
 def _why_missing(system: str) -> str:
@@ -75,27 +84,51 @@ def _at(records: Sequence[Record], n: int) -> list[Record]:
 
 
 def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the suite's ladders: steps measured (geomean over all matrices), or why not."""
+    """Return the suite's ladders: the speedup after each step, and why steps are missing.
+
+    Every bar is the geomean over the same products: those on which all measured steps were timed.
+    """
     found = []
     for ladder in suite.ladders:
-        steps = []
-        for step in ladder["steps"]:
-            speedups = [
-                record["speedup"]
-                for record in records
-                if record["system"] == step["system"]
-                and record["config"] == dict(step["config"])
-                and record.get("speedup")
-            ]
-            if speedups:
-                steps.append((str(step["label"]), geomean(speedups)))
-        missing = [s["label"] for s in ladder["steps"] if s["label"] not in dict(steps)]
+        steps = [
+            (str(step["label"]), _step_records(ladder, step, records)) for step in ladder["steps"]
+        ]
+        timed = {
+            label: {product_key(r): r["speedup"] for r in members if r.get("speedup")}
+            for label, members in steps
+        }
+        measured = {label: products for label, products in timed.items() if products}
+        common = set.intersection(*(set(p) for p in measured.values())) if measured else set()
+        bars = [
+            (label, geomean(p[key] for key in common)) for label, p in measured.items() if common
+        ]
+        missing = [(label, members) for label, members in steps if label not in dict(bars)]
         found.append(
             {
                 "title": ladder["title"],
-                "svg": Markup(ladder_bars(steps, ladder["title"])),
-                "missing": missing,
-                "why": _why_missing(ladder["steps"][0]["system"]),
+                "svg": Markup(ladder_bars(bars, ladder["title"])),
+                "count": len(common),
+                "missing": [label for label, _ in missing],
+                "why": _why_step(ladder, [r for _, members in missing for r in members]),
             }
         )
     return found
+
+
+def _step_records(
+    ladder: Mapping[str, Any], step: Mapping[str, Any], records: Sequence[Record]
+) -> list[Record]:
+    """The records of one step of a ladder, at the widths and types that the ladder is for."""
+    return [
+        record
+        for record in records
+        if record["system"] == step["system"]
+        and record["config"] == dict(step["config"])
+        and record["n"] in ladder.get("n", (record["n"],))
+        and record["dtype"] in ladder.get("dtypes", (record["dtype"],))
+    ]
+
+
+def _why_step(ladder: Mapping[str, Any], tried: Sequence[Record]) -> str:
+    reasons = [record["reason"] for record in tried if record["status"] != "ok"]
+    return reasons[0] if reasons else _why_missing(ladder["steps"][0]["system"])

@@ -65,38 +65,6 @@ union Packed {
   __device__ Packed() {}
 };
 
-// kVec sums to and from memory that other blocks write: past L1, in words of up to 16 bytes.
-template <typename Acc, int kVec>
-union Sums {
-  static constexpr int kBytes = kVec * sizeof(Acc) < 16 ? kVec * sizeof(Acc) : 16;
-  using Word = typename WordOf<kBytes>::Type;
-  static constexpr int kWords = kVec * sizeof(Acc) / kBytes;
-  Acc sum[kVec];
-  Word word[kWords];
-  __device__ Sums() {}
-};
-
-template <typename Acc, int kVec>
-__device__ __forceinline__ void store_shared_sums(Acc* address, const Acc (&value)[kVec]) {
-  Sums<Acc, kVec> sums;
-#pragma unroll
-  for (int v = 0; v < kVec; ++v) sums.sum[v] = value[v];
-#pragma unroll
-  for (int w = 0; w < sums.kWords; ++w) {
-    __stcg(reinterpret_cast<typename Sums<Acc, kVec>::Word*>(address) + w, sums.word[w]);
-  }
-}
-
-template <typename Acc, int kVec>
-__device__ __forceinline__ Sums<Acc, kVec> load_shared_sums(const Acc* address) {
-  Sums<Acc, kVec> sums;
-#pragma unroll
-  for (int w = 0; w < sums.kWords; ++w) {
-    sums.word[w] = __ldcg(reinterpret_cast<const typename Sums<Acc, kVec>::Word*>(address) + w);
-  }
-  return sums;
-}
-
 // kVec elements at `address`.
 template <typename E, int kVec>
 __device__ __forceinline__ Packed<E, kVec> load_vector(const void* address) {
@@ -104,6 +72,21 @@ __device__ __forceinline__ Packed<E, kVec> load_vector(const void* address) {
   packed.word = ptx::load_nc(static_cast<const typename Packed<E, kVec>::Word*>(address));
   return packed;
 }
+
+// R values, raw, in words of up to 16 bytes.
+template <typename E, int R>
+struct RawValues {
+  static constexpr int kMost = 16 / sizeof(typename E::Storage);
+  static constexpr int kPart = R < kMost ? R : kMost;
+  Packed<E, kPart> part[R / kPart];
+  __device__ __forceinline__ void load(const typename E::Storage* address) {
+#pragma unroll
+    for (int i = 0; i < R / kPart; ++i) part[i] = load_vector<E, kPart>(address + i * kPart);
+  }
+  __device__ __forceinline__ typename E::Acc operator[](int r) const {
+    return E::widen(part[r / kPart].element[r % kPart]);
+  }
+};
 
 // Round kVec sums and store them, at most 16 bytes at a time (8 sums of 16-bit input may go out as
 // float32).

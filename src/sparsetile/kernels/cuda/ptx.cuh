@@ -34,11 +34,108 @@ __device__ __forceinline__ u16 f32_to_bf16(float value) {
   return bits;
 }
 
+template <typename T>
+__device__ __forceinline__ T infinity() {
+  return sizeof(T) == 8 ? T(__longlong_as_double(0x7ff0000000000000))
+                        : T(__int_as_float(0x7f800000));
+}
+
+// The greater of two; NaN if either is.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+__device__ __forceinline__ double max_nan(double a, double b) { return b > a || b != b ? b : a; }
+
+// sum[v] += weight * x[v] if `here`, as predicated instructions: a branch would make groups of a
+// warp wait for each other, and a select would cost a second instruction each.
+template <int kCount>
+__device__ __forceinline__ void fma_if(bool here, float weight, const float (&x)[kCount],
+                                       float (&sum)[kCount]) {
+  if constexpr (kCount % 4 == 0) {
+#pragma unroll
+    for (int v = 0; v < kCount; v += 4) {
+      asm("{.reg .pred q; setp.ne.s32 q, %9, 0; @q fma.rn.f32 %0, %4, %5, %0;"
+          "@q fma.rn.f32 %1, %4, %6, %1; @q fma.rn.f32 %2, %4, %7, %2;"
+          "@q fma.rn.f32 %3, %4, %8, %3;}"
+          : "+f"(sum[v]), "+f"(sum[v + 1]), "+f"(sum[v + 2]), "+f"(sum[v + 3])
+          : "f"(weight), "f"(x[v]), "f"(x[v + 1]), "f"(x[v + 2]), "f"(x[v + 3]), "r"(int(here)));
+    }
+  } else {
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      asm("{.reg .pred q; setp.ne.s32 q, %3, 0; @q fma.rn.f32 %0, %1, %2, %0;}"
+          : "+f"(sum[v])
+          : "f"(weight), "f"(x[v]), "r"(int(here)));
+    }
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void add_if(bool here, const float (&x)[kCount], float (&sum)[kCount]) {
+  if constexpr (kCount % 4 == 0) {
+#pragma unroll
+    for (int v = 0; v < kCount; v += 4) {
+      asm("{.reg .pred q; setp.ne.s32 q, %8, 0; @q add.rn.f32 %0, %4, %0; @q add.rn.f32 %1, %5, %1;"
+          "@q add.rn.f32 %2, %6, %2; @q add.rn.f32 %3, %7, %3;}"
+          : "+f"(sum[v]), "+f"(sum[v + 1]), "+f"(sum[v + 2]), "+f"(sum[v + 3])
+          : "f"(x[v]), "f"(x[v + 1]), "f"(x[v + 2]), "f"(x[v + 3]), "r"(int(here)));
+    }
+  } else {
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      asm("{.reg .pred q; setp.ne.s32 q, %2, 0; @q add.rn.f32 %0, %1, %0;}"
+          : "+f"(sum[v])
+          : "f"(x[v]), "r"(int(here)));
+    }
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void fma_if(bool here, double weight, const double (&x)[kCount],
+                                       double (&sum)[kCount]) {
+#pragma unroll
+  for (int v = 0; v < kCount; ++v) {
+    if (here) sum[v] += weight * x[v];
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void add_if(bool here, const double (&x)[kCount],
+                                       double (&sum)[kCount]) {
+#pragma unroll
+  for (int v = 0; v < kCount; ++v) {
+    if (here) sum[v] += x[v];
+  }
+}
+
 // Read-only loads: the data is not written while the kernel runs.
 __device__ __forceinline__ uint4 load_nc(const uint4* address) { return __ldg(address); }
 __device__ __forceinline__ uint2 load_nc(const uint2* address) { return __ldg(address); }
 __device__ __forceinline__ u32 load_nc(const u32* address) { return __ldg(address); }
 __device__ __forceinline__ u16 load_nc(const u16* address) { return __ldg(address); }
+
+// 16 bytes from global to shared memory, not waited for; zeros if not `inside`. kCached: through
+// L1, where other warps may find them; else L2 only.
+template <bool kCached>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
+  const u32 to = static_cast<u32>(__cvta_generic_to_shared(shared));
+  const int bytes = inside ? 16 : 0;
+  if constexpr (kCached) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
+                 : "memory");
+  }
+}
+
+// All copies since the last commit are a group; wait until at most kPending groups are under way.
+__device__ __forceinline__ void copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 // Streaming stores: C is not read again here, so it should leave L2 before B does.
 __device__ __forceinline__ void store_cs(uint4* address, uint4 value) { __stcs(address, value); }

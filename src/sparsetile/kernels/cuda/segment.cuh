@@ -1,6 +1,6 @@
 // Work items of the CUDA-core kernels and the deterministic sum of rows that were cut.
 //
-// A unit is a row of A, or a bundle of four rows that share columns (formats/bundles.py). An item
+// A unit is a row of A, or a bundle of rows that share columns (formats/bundles.py). An item
 // is a unit, or a piece of a long one. A short item is handled by a group of kLanes neighbouring
 // lanes; a wide one by all groups of a warp, which share its entries and add their sums by
 // shuffles. The item list has four sections: wide bundles, wide rows, bundles, rows.
@@ -19,11 +19,10 @@
 
 #include "element.cuh"
 
-// Where each section ends, in items and in blocks; how many short items a group takes in turn.
+// Where each section ends, in items and in blocks.
 struct Sections {
   int item_end[4];
   int block_end[4];
-  int strip;
 };
 
 // The lanes of this thread's group, as a mask for the *_sync functions.
@@ -37,12 +36,9 @@ __device__ __forceinline__ u32 group_mask() {
   }
 }
 
-// Which items this thread's group works on, and on which of their entries. A group takes `count`
-// items, `step` apart, so that neighbouring groups work on neighbouring items at the same time.
+// Which item this thread's group works on, and on which of its entries.
 struct GroupWork {
-  int index;     // first item
-  int step;      // from one item of the group to the next
-  int count;     // items; the same for the whole block
+  int index;     // the item
   int end;       // of the section's items
   int first;     // offset of the group's first chunk of kLanes entries in the item
   int stride;    // entries from one of the group's chunks to the next: 32 or kLanes
@@ -60,11 +56,9 @@ __device__ __forceinline__ GroupWork group_work(int block, const Sections& secti
   GroupWork work;
   work.wide = section < 2;
   work.bundled = (section & 1) == 0;
-  work.count = work.wide ? 1 : sections.strip;
-  work.step = work.wide ? kThreads / 32 : kThreads / kLanes;
+  const int lanes = work.wide ? 32 : kLanes;  // that work on one item
   work.end = sections.item_end[section];
-  work.index = first_item + (block - first_block) * work.step * work.count +
-               (work.wide ? threadIdx.x / 32 : threadIdx.x / kLanes);
+  work.index = first_item + (block - first_block) * (kThreads / lanes) + threadIdx.x / lanes;
   work.first = work.wide ? threadIdx.x % 32 / kLanes * kLanes : 0;
   work.stride = work.wide ? 32 : kLanes;
   return work;

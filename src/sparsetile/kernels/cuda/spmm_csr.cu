@@ -1,25 +1,24 @@
 // C = epilogue(A . B) for CSR A on CUDA cores: sum, mean, max or min over each row's entries.
 //
-// A group of kLanes lanes works on one item (a row, a bundle of four rows that share columns, or
-// a piece of either, see segment.cuh) and one slab of kLanes * kVec columns of B:
+// A group of kLanes lanes works on one item (a row, a bundle of rows that share columns, or a
+// piece of either, see segment.cuh) and one slab of kTimes * kLanes * kVec columns of B:
 //
-//              slab 0      slab 1                      lane l of the group holds columns
-//   item 0   [ group ]   [ group ]      B row k:       [l * kVec, (l + 1) * kVec) of its slab
-//   item 1   [ group ]   [ group ]      |l0|l1|l2|..|  and reads them with one access of
-//                                                      kVec * sizeof(element) = up to 16 bytes
+//              slab 0      slab 1                  lane l of the group holds kTimes vectors of kVec
+//   item 0   [ group ]   [ group ]   B row k:      columns, kLanes * kVec apart, and reads each
+//   item 1   [ group ]   [ group ]   |l0|l1|..|l0| with one access of up to 16 bytes
 //
-// Entries are taken in chunks of kLanes: lane l reads column id and value of the chunk's l-th
-// entry (coalesced, one chunk ahead), and hands them to the group by shuffles; kUnroll rows of B
-// are then in flight at once. All lanes of a warp run the same number of chunks, with predicates
-// where an item is shorter, so groups of one warp never wait for each other in turn. In a bundle
-// each row of B serves up to four rows of C; its four values come by one broadcast load, and bits
+// Few lanes with several vectors each suit short rows: a warp then has 32 / kLanes rows at work at
+// once, and what a row costs beside its entries (about 140 instructions) is paid once for all of
+// them. Many lanes suit long rows.
+//
+// Rows: entries are taken in chunks of kLanes: lane l reads column id and value of the chunk's
+// l-th entry (coalesced, one chunk ahead), and hands them to the group by shuffles; kUnroll rows
+// of B are then in flight at once. All lanes of a warp run the same number of chunks. Whole chunks
+// take a path without predicates; the rest of a row takes whole batches, then what is left.
+//
+// Bundles: each row of B serves up to kRows rows of C. The list comes in batches of 4 tagged
+// columns, one load each for all lanes of the group, as are the kRows values of an element; bits
 // say which of them count.
-//
-// Short rows run out of instructions and of loads in flight before they run out of bytes
-// (docs/csr.md): whole chunks take a path without predicates, the rest of a row takes batches of
-// 4, then exactly what is left. kPipelined: a group takes several short items in turn, reading the
-// next one's column ids while it waits for the rows of B of the one before; this costs registers,
-// so it is a kernel of its own.
 //
 // Threads: kThreads per block; grid.x = item blocks, grid.y = slabs, the slow dimension, so that
 // all items of a slab run before the next and the slab's slice of B stays in L2; grid.z = batch.
@@ -30,10 +29,10 @@
 // it anew from A's entries alone. All pieces of a cut row look before its root writes.
 //
 // Assumes: B and C row-major with unit column stride and the row strides given; addresses aligned
-// to kVec elements and n a multiple of kVec (host checks in kernels/csr.py); fewer than 2^31
-// entries; rows of B under 2^32 bytes and of C under 2^32 elements apart; arrivals all zero;
-// kRows is 1 without bundles.
-#include "segment.cuh"
+// to kVec elements and n a multiple of kVec, and of a slab where kTimes > 1 (host checks in
+// kernels/csr.py); fewer than 2^31 entries; rows of B under 2^32 bytes and of C under 2^32
+// elements apart; arrivals all zero; kRows is 1 without bundles.
+#include "tree.cuh"
 
 using E = ELEMENT;
 using Out = OUTPUT;
@@ -41,7 +40,10 @@ using Acc = E::Acc;
 
 constexpr int kGroups = 32 / kLanes;
 constexpr u32 kWarp = 0xffffffffu;
-constexpr int kColumnBits = 28;
+constexpr int kStep = kLanes * kVec;  // columns from one of a lane's vectors to its next
+constexpr int kSlab = kTimes * kStep;
+constexpr int kColumnBits = 32 - kRows;  // of a tagged column
+constexpr int kListStep = 4;             // elements of a bundle's list that come with one load
 
 struct Params {
   const int4* items;
@@ -52,14 +54,13 @@ struct Params {
   const E::Storage* values;
   const E::Storage* b;
   Out::Storage* c;
-  const int* tagged;         // bundles: bits and column of each list element
-  const E::Storage* packed;  // bundles: four values of each list element
+  const uint4* tagged;       // bundles: bits and column of four list elements
+  const E::Storage* packed;  // bundles: kRows values of each list element
   const int4* bundle_rows;   // bundles: their rows of C, -1 where there is none
   const i64* indptr;         // row pointers, for the mean
   const Acc* bias;           // null: none; [n]
-  Acc* partials;             // [batch][slot][kRows][columns padded to whole slabs]
-  int* partial_args;
-  i64* args;  // winning entry of each element of C, -1 where the row is empty
+  char* partials;            // [batch][slab][slot][Accumulator<kRows> of a group's lanes]
+  i64* args;                 // winning entry of each element of C, -1 where the row is empty
   i64 b_row_bytes;
   i64 c_row_stride;
   i64 b_batch_stride;
@@ -81,52 +82,83 @@ static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the p
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0, "groups must not straddle warps");
 static_assert(!kRepair || kLanes == 32, "all pieces of a cut row must decide alike");
 static_assert(kLanes % kUnroll == 0, "a chunk is a whole number of batches");
-static_assert(kRows == 1 || (kRows == 4 && !kExtremum && !kRepair), "bundles have four rows");
+static_assert(kRows == 1 || (!kExtremum && !kRepair), "bundles only sum");
+static_assert(kRows == 1 || kRows == 4, "a bundle's rows come as one int4");
+static_assert(!kArgs || kExtremum, "a sum has no winner");
+
+// The winning entries of an extremum; nothing where they are not asked for.
+template <bool>
+struct Winners {
+  int arg[kTimes][kVec];
+  __device__ __forceinline__ int winner(int q, int v) const { return arg[q][v]; }
+  __device__ __forceinline__ void set_winner(int q, int v, int entry) { arg[q][v] = entry; }
+};
+template <>
+struct Winners<false> {
+  __device__ __forceinline__ int winner(int, int) const { return -1; }
+  __device__ __forceinline__ void set_winner(int, int, int) {}
+};
 
 template <int R>
-struct Accumulator {
-  Acc sum[R][kVec];
-  int arg[kVec];  // used by max and min only, which know no bundles
+struct Accumulator : Winners<kArgs> {
+  Acc sum[R][kTimes][kVec];  // an extremum's sign is turned where the least is wanted
 
-  __device__ void clear() {
+  // `first`: the entry that wins where all are equally small; -1 where there is none.
+  __device__ void clear(int first) {
 #pragma unroll
-    for (int v = 0; v < kVec; ++v) {
+    for (int q = 0; q < kTimes; ++q) {
 #pragma unroll
-      for (int r = 0; r < R; ++r) sum[r][v] = Acc(0);
-      if constexpr (kExtremum) arg[v] = -1;
+      for (int v = 0; v < kVec; ++v) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) sum[r][q][v] = kExtremum ? -ptx::infinity<Acc>() : Acc(0);
+        this->set_winner(q, v, first);
+      }
     }
   }
 
-  // An extremum keeps the first of equals, and the first NaN for good, also where partial
-  // results meet out of order.
-  __device__ void take(bool minimum, int v, Acc candidate, int entry) {
-    const Acc held = sum[0][v];
-    const bool better = minimum ? candidate < held : candidate > held;
-    const bool nan = candidate != candidate, held_nan = held != held;
-    const bool tie = (candidate == held || (nan && held_nan)) && entry < arg[v];
-    if (entry >= 0 && (arg[v] < 0 || better || (nan && !held_nan) || tie)) {
-      sum[0][v] = candidate;
-      arg[v] = entry;
-    }
+  // The next entry in order: the first of equals stays. A NaN stays too, but `arg` then is not
+  // its entry yet (first_nan puts that right).
+  __device__ void offer(int q, int v, Acc candidate, int entry) {
+    this->set_winner(q, v, candidate > sum[0][q][v] ? entry : this->winner(q, v));
+    sum[0][q][v] = ptx::max_nan(sum[0][q][v], candidate);
   }
 
-  __device__ void join(bool minimum, int r, int v, Acc other, int other_arg) {
-    if constexpr (kExtremum) {
-      take(minimum, v, other, other_arg);
-    } else {
-      sum[r][v] += other;
+  // Another part of the row, in any order: the first of equals wins, and the first NaN.
+  template <typename Sum, typename Arg>
+  __device__ __forceinline__ void join(const Sum& other_sum, const Arg& other_arg_of) {
+#pragma unroll
+    for (int q = 0; q < kTimes; ++q) {
+#pragma unroll
+      for (int v = 0; v < kVec; ++v) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          Acc& held = sum[r][q][v];
+          const Acc other = other_sum(r, q, v);
+          if constexpr (!kExtremum) {
+            held += other;
+          } else if constexpr (!kArgs) {
+            held = ptx::max_nan(held, other);
+          } else {
+            const int held_arg = this->winner(q, v), other_arg = other_arg_of(q, v);
+            const bool nan = other != other, held_nan = held != held;
+            const bool tie = (other == held || (nan && held_nan)) && other_arg < held_arg;
+            if (other_arg >= 0 && (held_arg < 0 || other > held || (nan && !held_nan) || tie)) {
+              held = other;
+              this->set_winner(q, v, other_arg);
+            }
+          }
+        }
+      }
     }
   }
 };
 
 // One chunk's operands as a group holds them: lane l has column and value of entry l.
-template <int R>
 struct Chunk {
-  int column;                 // tagged with bits in a bundle
-  Acc value;                  // of a plain row
-  const E::Storage* weights;  // of a bundle: four values for each entry of the chunk
-  int entry;                  // number of the chunk's first entry in A
-  int left;                   // its entries, may exceed kLanes or be <= 0
+  int column;
+  Acc value;
+  int entry;  // number of the chunk's first entry in A
+  int left;   // its entries, may exceed kLanes or be <= 0
 
   // Drop the first M entries. Turning the operands round costs two shuffles, and lets a loop over
   // batches stay a loop: unrolled, the compiler would start all loads at once and run out of
@@ -134,207 +166,239 @@ struct Chunk {
   template <int M>
   __device__ __forceinline__ void drop(int lane) {
     column = __shfl_sync(kWarp, column, lane + M, kLanes);
-    if constexpr (kWeighted && R == 1) value = __shfl_sync(kWarp, value, lane + M, kLanes);
-    if constexpr (R > 1) weights += M * R;
+    if constexpr (kWeighted) value = __shfl_sync(kWarp, value, lane + M, kLanes);
     entry += M;
     left -= M;
   }
 };
 
+// A lane's part of row k of B.
+__device__ __forceinline__ void load_row(const Params& p, const char* b, u32 k,
+                                         Packed<E, kVec> (&row)[kTimes]) {
+  const char* address = b + static_cast<u64>(k) * static_cast<u32>(p.b_row_bytes);
+#pragma unroll
+  for (int q = 0; q < kTimes; ++q) {
+    row[q] = load_vector<E, kVec>(address + q * kStep * sizeof(E::Storage));
+  }
+}
+
+// sum += weight * row where `here`; predicated, not multiplied by zero: an entry that is not there
+// takes no part, also where B is not finite.
+template <bool kAlways>
+__device__ __forceinline__ void add_row(bool here, Acc weight, const Packed<E, kVec> (&row)[kTimes],
+                                        Acc (&sum)[kTimes][kVec]) {
+#pragma unroll
+  for (int q = 0; q < kTimes; ++q) {
+    Acc x[kVec];
+#pragma unroll
+    for (int v = 0; v < kVec; ++v) x[v] = E::widen(row[q].element[v]);
+    if constexpr (kAlways) {
+#pragma unroll
+      for (int v = 0; v < kVec; ++v) sum[q][v] += kWeighted ? weight * x[v] : x[v];
+    } else if constexpr (kWeighted) {
+      ptx::fma_if<kVec>(here, weight, x, sum[q]);
+    } else {
+      ptx::add_if<kVec>(here, x, sum[q]);
+    }
+  }
+}
+
 // The first M entries of a chunk: their rows of B are all in flight before the first is used.
 // kMasked: groups of the warp have different numbers of entries. A group that has fewer loads
 // along (some row of B, whose column it read before, or row 0) and uses nothing of it: predicates
 // on every load would cost more than a load that hits in L1.
-template <int R, int M, bool kMasked>
-__device__ __forceinline__ void batch(const Params& p, const Chunk<R>& chunk, const char* b,
-                                      Accumulator<R>& acc) {
-  Packed<E, kVec> row[M];
-  Packed<E, R> weights[M];
-  u32 tagged[M];
+template <int M, bool kMasked>
+__device__ __forceinline__ void batch(const Params& p, const Chunk& chunk, const char* b,
+                                      Accumulator<1>& acc) {
+  Packed<E, kVec> row[M][kTimes];
 #pragma unroll
   for (int m = 0; m < M; ++m) {
-    tagged[m] = __shfl_sync(kWarp, chunk.column, m, kLanes);
-    const u32 k = R == 1 ? tagged[m] : tagged[m] & ((1u << kColumnBits) - 1u);
-    const char* address = b + static_cast<u64>(k) * static_cast<u32>(p.b_row_bytes);
-    row[m] = load_vector<E, kVec>(address);
-    if constexpr (R > 1 && kWeighted) weights[m] = load_vector<E, R>(chunk.weights + m * R);
+    load_row(p, b, __shfl_sync(kWarp, chunk.column, m, kLanes), row[m]);
   }
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     const bool here = !kMasked || m < chunk.left;
-    if constexpr (R > 1) {
+    const Acc weight = kWeighted ? __shfl_sync(kWarp, chunk.value, m, kLanes) : chunk.value;
+    if constexpr (!kExtremum) {
+      add_row<!kMasked>(here, weight, row[m], acc.sum[0]);
+    } else if (here) {
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
-        if (tagged[m] & (1u << (kColumnBits + r))) {
-#pragma unroll
-          for (int v = 0; v < kVec; ++v) {
-            const Acc x = E::widen(row[m].element[v]);
-            acc.sum[r][v] += kWeighted ? E::widen(weights[m].element[r]) * x : x;
-          }
-        }
-      }
-    } else {
-      Acc weight = Acc(1);
-      if constexpr (kWeighted) weight = __shfl_sync(kWarp, chunk.value, m, kLanes);
-      if (here) {
+      for (int q = 0; q < kTimes; ++q) {
 #pragma unroll
         for (int v = 0; v < kVec; ++v) {
-          const Acc x = E::widen(row[m].element[v]);
-          if constexpr (kExtremum) {
-            acc.take(p.minimum, v, kWeighted ? weight * x : x, chunk.entry + m);
-          } else {
-            acc.sum[0][v] += kWeighted ? weight * x : x;
-          }
+          acc.offer(q, v, weight * E::widen(row[m][q].element[v]), chunk.entry + m);
         }
       }
+    }
+  }
+}
+
+// Exactly `most` entries, fewer than M.
+template <int M>
+__device__ __forceinline__ void rest(const Params& p, const Chunk& chunk, const char* b, int most,
+                                     Accumulator<1>& acc) {
+  if constexpr (M > 1) {
+    if (most == M - 1) {
+      batch<M - 1, (kGroups > 1)>(p, chunk, b, acc);
+    } else {
+      rest<M - 1>(p, chunk, b, most, acc);
     }
   }
 }
 
 // A chunk of fewer than kLanes entries in some group of the warp; `most` in the fullest.
-template <int R>
-__device__ __forceinline__ void partial_chunk(const Params& p, Chunk<R> chunk, const char* b,
-                                              int lane, int most, Accumulator<R>& acc) {
-  constexpr bool kMasked = kGroups > 1;
+__device__ __forceinline__ void partial_chunk(const Params& p, Chunk chunk, const char* b, int lane,
+                                              int most, Accumulator<1>& acc) {
+  constexpr int kBatch = kUnroll < 4 ? kUnroll : 4;
 #pragma unroll 1
-  for (; most >= 4; most -= 4) {
-    batch<R, 4, kMasked>(p, chunk, b, acc);
-    chunk.template drop<4>(lane);
+  for (; most >= kBatch; most -= kBatch) {
+    batch<kBatch, (kGroups > 1)>(p, chunk, b, acc);
+    chunk.drop<kBatch>(lane);
   }
-  if (most == 1) {
-    batch<R, 1, kMasked>(p, chunk, b, acc);
-  } else if (most == 2) {
-    batch<R, 2, kMasked>(p, chunk, b, acc);
-  } else if (most == 3) {
-    batch<R, 3, kMasked>(p, chunk, b, acc);
-  }
+  rest<kBatch>(p, chunk, b, most, acc);
 }
 
-// An item and what this lane reads of its first chunk, loaded ahead of its turn.
-struct Head {
-  int4 item;
-  int column;
-  E::Storage value;
-};
+// The first NaN among the group's own entries, in one column of B; rare, so it may be slow.
+__device__ __forceinline__ int first_nan(const Params& p, const GroupWork& work, int4 item,
+                                         const char* b, Acc sign) {
+  for (int begin = item.y + work.first; begin < item.z; begin += work.stride) {
+    const int end = begin + kLanes < item.z ? begin + kLanes : item.z;
+    for (int at = begin; at < end; ++at) {
+      const u64 k = static_cast<u32>(__ldg(p.columns + at));
+      const char* address = b + k * static_cast<u32>(p.b_row_bytes);
+      const Acc x = E::widen(*reinterpret_cast<const E::Storage*>(address));
+      const Acc candidate = (kWeighted ? sign * E::widen(__ldg(p.values + at)) : sign) * x;
+      if (candidate != candidate) return at;
+    }
+  }
+  return -1;
+}
 
 __device__ __forceinline__ int4 load_item(const Params& p, int index, int end) {
   return index < end ? __ldg(p.items + index) : make_int4(-1, 0, 0, -1);
 }
 
-template <int R>
-__device__ __forceinline__ Head load_head(const Params& p, const GroupWork& work, int4 item,
-                                          int lane) {
-  Head head;
-  head.item = item;
-  head.column = 0;
-  head.value = {};
-  const int at = item.y + work.first + lane;
-  if (at < item.z) {
-    head.column = __ldg((R == 1 ? p.columns : p.tagged) + at);
-    if constexpr (kWeighted && R == 1) head.value = __ldg(p.values + at);
-  }
-  return head;
-}
-
-template <int R>
-__device__ __forceinline__ void gather(const Params& p, const GroupWork& work, const Head& head,
-                                       int lane, const char* b, Accumulator<R>& acc) {
-  constexpr bool kShuffledValue = kWeighted && R == 1;
-  const int4 item = head.item;
-  const int* columns = (R == 1 ? p.columns : p.tagged) + item.y;
-  const E::Storage* values = R == 1 ? p.values + item.y : p.packed + i64(item.y) * R;
+// Sum or extremum of the group's share of an item.
+__device__ __forceinline__ void gather_row(const Params& p, const GroupWork& work, int4 item,
+                                           int lane, const char* b, Accumulator<1>& acc) {
+  const Acc sign = kExtremum && p.minimum ? Acc(-1) : Acc(1);
+  const int* columns = p.columns + item.y;
+  const E::Storage* values = p.values + item.y;
   const int length = item.z - item.y;
   int begin = work.first;  // of the group's chunk in the item
-  int next_column = head.column;
-  E::Storage next_value = head.value;
+  int next_column = 0;
+  E::Storage next_value = {};
+  const auto look_ahead = [&] {
+    if (begin + lane < length) {
+      next_column = __ldg(columns + begin + lane);
+      if constexpr (kWeighted) next_value = __ldg(values + begin + lane);
+    }
+  };
+  look_ahead();
   while (true) {
-    Chunk<R> chunk;
+    Chunk chunk;
     chunk.left = length - begin;
     const int most = kGroups == 1 ? chunk.left : __reduce_max_sync(kWarp, chunk.left);
     if (most <= 0) break;
-    // Past the end of a bundle no bits are set; past the end of a row the batch looks at `left`.
-    chunk.column = R > 1 && kGroups > 1 && lane >= chunk.left ? 0 : next_column;
-    chunk.value = E::widen(next_value);
-    chunk.weights = kGroups > 1 && chunk.left <= 0 ? p.packed : values + begin * R;
+    chunk.column = next_column;
+    chunk.value = kWeighted ? E::widen(next_value) : Acc(1);
+    if constexpr (kExtremum) chunk.value *= sign;
     chunk.entry = item.y + begin;
     begin += work.stride;
-    if (begin + lane < length) {
-      next_column = __ldg(columns + begin + lane);
-      if constexpr (kShuffledValue) next_value = __ldg(values + begin + lane);
-    }
+    look_ahead();
     const int least = kGroups == 1 ? chunk.left : __reduce_min_sync(kWarp, chunk.left);
     if (least >= kLanes) {
 #pragma unroll 1
       for (int j = 0; j < kLanes; j += kUnroll) {
-        batch<R, kUnroll, false>(p, chunk, b, acc);
-        if (kLanes > kUnroll) chunk.template drop<kUnroll>(lane);
+        batch<kUnroll, false>(p, chunk, b, acc);
+        if (kLanes > kUnroll) chunk.drop<kUnroll>(lane);
       }
     } else {
-      partial_chunk<R>(p, chunk, b, lane, most < kLanes ? most : kLanes, acc);
+      partial_chunk(p, chunk, b, lane, most < kLanes ? most : kLanes, acc);
     }
   }
-  if (kGroups > 1 && work.wide) {
+  if constexpr (kArgs) {
+    // Where the greatest is NaN, its entry is still to be found.
 #pragma unroll
-    for (int step = kLanes; step < 32; step *= 2) {
+    for (int q = 0; q < kTimes; ++q) {
 #pragma unroll
       for (int v = 0; v < kVec; ++v) {
-        const int arg = kExtremum ? __shfl_xor_sync(kWarp, acc.arg[v], step) : 0;
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-          acc.join(p.minimum, r, v, __shfl_xor_sync(kWarp, acc.sum[r][v], step), arg);
+        if (acc.sum[0][q][v] != acc.sum[0][q][v]) {
+          const int column = q * kStep + v;
+          const char* place = b + column * sizeof(E::Storage);
+          acc.set_winner(q, v, first_nan(p, work, item, place, sign));
         }
       }
     }
   }
 }
 
-// Climb the tree of a cut unit; true in the one group that holds the whole unit's result.
+// The group's share of a bundle. Groups of a warp go their own ways: nothing is shuffled.
 template <int R>
-__device__ __forceinline__ bool combine(const Params& p, int slot, int slab, int lane,
-                                        Accumulator<R>& acc) {
-  const i64 width = i64(p.slabs) * kLanes * kVec;
-  const i64 slot_stride = width * kRows;
-  const i64 offset =
-      i64(blockIdx.z) * p.slot_count * slot_stride + i64(slab * kLanes + lane) * kVec;
-  Acc* partials = p.partials + offset;
-  int* partial_args = p.partial_args + offset;
-  int* arrivals = p.arrivals + (i64(blockIdx.z) * p.slabs + slab) * p.node_count;
-  while (true) {
+__device__ __forceinline__ void gather_bundle(const Params& p, const GroupWork& work, int4 item,
+                                              const char* b, Accumulator<R>& acc) {
+  const int step = work.wide ? kGroups : 1;
+  const int end = item.z / kListStep;
+  int at = item.y / kListStep + work.first / kLanes;
+  uint4 next = {};
+  if (at < end) next = ptx::load_nc(p.tagged + at);
+#pragma unroll 1
+  while (at < end) {
+    const u32 tags[kListStep] = {next.x, next.y, next.z, next.w};
+    const E::Storage* values = p.packed + static_cast<i64>(at) * (kListStep * R);
+    at += step;
+    if (at < end) next = ptx::load_nc(p.tagged + at);
+    Packed<E, kVec> row[kListStep][kTimes];
+    RawValues<E, R> weights[kListStep];
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      store_shared_sums<Acc, kVec>(partials + slot * slot_stride + r * width, acc.sum[r]);
+    for (int m = 0; m < kListStep; ++m) {
+      load_row(p, b, tags[m] & ((1u << kColumnBits) - 1u), row[m]);
+      if constexpr (kWeighted) weights[m].load(values + m * R);
     }
-    if constexpr (kExtremum) {
-      store_shared_sums<int, kVec>(partial_args + slot * slot_stride, acc.arg);
-    }
-    const int node = __ldg(p.parent_of_slot + slot);
-    const int4 info = __ldg(p.nodes + node);
-    if (!arrive_last<kLanes>(arrivals + node, info.y, lane)) return false;
-    acc.clear();
-#pragma unroll(R == 1 ? 4 : 1)
-    for (int child = 0; child < info.y; ++child) {
-      const i64 at = (info.x + child) * slot_stride;
+#pragma unroll
+    for (int m = 0; m < kListStep; ++m) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        const Sums<Acc, kVec> other = load_shared_sums<Acc, kVec>(partials + at + r * width);
-        Sums<int, kVec> arg;
-        if constexpr (kExtremum) arg = load_shared_sums<int, kVec>(partial_args + at);
-#pragma unroll
-        for (int v = 0; v < kVec; ++v)
-          acc.join(p.minimum, r, v, other.sum[v], kExtremum ? arg.sum[v] : 0);
+        add_row<false>(tags[m] & (1u << (kColumnBits + r)), kWeighted ? weights[m][r] : Acc(1),
+                       row[m], acc.sum[r]);
       }
     }
-    if (info.z < 0) return true;
-    slot = info.z;
   }
+}
+
+// The groups of a warp shared an item: add what they hold.
+template <int R>
+__device__ __forceinline__ void join_groups(Accumulator<R>& acc) {
+#pragma unroll
+  for (int step = kLanes; step < 32; step *= 2) {
+    acc.join([&](int r, int q, int v) { return __shfl_xor_sync(kWarp, acc.sum[r][q][v], step); },
+             [&](int q, int v) { return __shfl_xor_sync(kWarp, acc.winner(q, v), step); });
+  }
+}
+
+// Climb the tree of a cut unit; true in the one group that holds the whole unit's result.
+template <int R>
+__device__ __forceinline__ bool combine(const Params& p, int slot, int lane, Accumulator<R>& acc) {
+  constexpr int kSlotBytes = sizeof(Accumulator<kRows>);
+  const i64 layer = i64(blockIdx.z) * p.slabs + blockIdx.y;
+  const Tree tree = {p.parent_of_slot, p.nodes, p.arrivals + layer * p.node_count,
+                     p.partials + layer * p.slot_count * kLanes * kSlotBytes};
+  const auto join = [](Accumulator<R>& mine, const Accumulator<R>& other) {
+    mine.join([&](int r, int q, int v) { return other.sum[r][q][v]; },
+              [&](int q, int v) { return other.winner(q, v); });
+  };
+  return climb<kLanes, Accumulator<R>, decltype(join), kSlotBytes>(tree, slot, lane, acc, join);
 }
 
 // Scale, add what the caller wants added, and store kVec elements of one row of C.
 __device__ __forceinline__ void finish(const Params& p, int row, int column, Acc (&sum)[kVec],
-                                       const int (&arg)[kVec]) {
+                                       bool empty) {
   Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + column;
   c += static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(p.c_row_stride);
-  if (p.epilogue) {
+  if constexpr (kExtremum) {
+#pragma unroll
+    for (int v = 0; v < kVec; ++v) sum[v] = empty ? Acc(0) : p.minimum ? -sum[v] : sum[v];
+  } else if (p.epilogue) {
     Acc scale = Acc(p.alpha);
     if (p.mean) {
       const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
@@ -348,29 +412,41 @@ __device__ __forceinline__ void finish(const Params& p, int row, int column, Acc
       if (p.relu && sum[v] < Acc(0)) sum[v] = Acc(0);
     }
   }
-  if constexpr (kExtremum) {
-#pragma unroll
-    for (int v = 0; v < kVec; ++v) p.args[c - p.c + v] = arg[v];
-  }
   store_vector<Out, kVec>(c, sum);
 }
 
-// Store what a group holds for its item: add cut pieces first, then one row or four.
+// The winning entries beside them; args is laid out as C.
+template <int R>
+__device__ __forceinline__ void finish_args(const Params& p, int row, int column,
+                                            const Accumulator<R>& acc, int q) {
+  i64* args = p.args + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride + column;
+#pragma unroll
+  for (int v = 0; v < kVec; ++v) args[v] = acc.winner(q, v);
+}
+
+// Store what a group holds for its item: add cut pieces first, then one row or a bundle's.
 template <int R>
 __device__ __forceinline__ void deliver(const Params& p, const GroupWork& work, int4 item,
                                         int column, int lane, Accumulator<R>& acc) {
   // A wide item's first group goes on alone.
   if (item.x < 0 || (work.wide && work.first > 0)) return;
-  if (item.w >= 0 && !combine<R>(p, item.w, blockIdx.y, lane, acc)) return;
+  if (item.w >= 0 && !combine<R>(p, item.w, lane, acc)) return;
   if (column >= p.n) return;
+  int row[R];
   if constexpr (R == 1) {
-    finish(p, item.x, column, acc.sum[0], acc.arg);
+    row[0] = item.x;
   } else {
-    const int4 rows = __ldg(p.bundle_rows + item.x);
-    finish(p, rows.x, column, acc.sum[0], acc.arg);
-    if (rows.y >= 0) finish(p, rows.y, column, acc.sum[1], acc.arg);
-    if (rows.z >= 0) finish(p, rows.z, column, acc.sum[2], acc.arg);
-    if (rows.w >= 0) finish(p, rows.w, column, acc.sum[3], acc.arg);
+    const int4 four = __ldg(p.bundle_rows + item.x);
+    row[0] = four.x, row[1] = four.y, row[2] = four.z, row[3] = four.w;
+  }
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if (row[r] < 0) continue;
+#pragma unroll
+    for (int q = 0; q < kTimes; ++q) {
+      finish(p, row[r], column + q * kStep, acc.sum[r][q], item.y == item.z);
+      if constexpr (kArgs) finish_args<R>(p, row[r], column + q * kStep, acc, q);
+    }
   }
 }
 
@@ -386,35 +462,38 @@ __device__ __forceinline__ bool is_finite(const Params& p, int row, int column) 
   return __all_sync(kWarp, finite);
 }
 
-template <int R>
-__device__ __forceinline__ void product(const Params& p, const GroupWork& work, int lane) {
-  const int column = (blockIdx.y * kLanes + lane) * kVec;
-  // Lanes past the last column read the first ones instead and store nothing.
+// A lane's first column; lanes past the last one read the first ones instead and store nothing.
+struct Place {
+  int column;
+  const char* b;
+};
+
+__device__ __forceinline__ Place place(const Params& p, int lane) {
+  const int column = blockIdx.y * kSlab + lane * kVec;
   const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + (column < p.n ? column : 0);
-  const auto one = [&](const Head& head) {
-    if (kRepair && is_finite(p, head.item.x, column)) return;
-    Accumulator<R> acc;
-    acc.clear();
-    gather<R>(p, work, head, lane, reinterpret_cast<const char*>(b), acc);
-    deliver<R>(p, work, head.item, column, lane, acc);
-  };
-  Head head = load_head<R>(p, work, load_item(p, work.index, work.end), lane);
-  if constexpr (!kPipelined) {
-    one(head);
-  } else {
-    int index = work.index + work.step;
-    int4 next_item = load_item(p, work.count > 1 ? index : work.end, work.end);
-    for (int turn = 0; turn < work.count; ++turn) {
-      // Two items ahead the item, one ahead its first column ids: short rows have no other way
-      // to hide that each load needs the one before.
-      index += work.step;
-      const int4 later = load_item(p, turn + 2 < work.count ? index : work.end, work.end);
-      const Head next = load_head<R>(p, work, next_item, lane);
-      one(head);
-      head = next;
-      next_item = later;
-    }
-  }
+  return {column, reinterpret_cast<const char*>(b)};
+}
+
+__device__ __forceinline__ void rows(const Params& p, const GroupWork& work, int lane) {
+  const Place at = place(p, lane);
+  const int4 item = load_item(p, work.index, work.end);
+  if (kRepair && is_finite(p, item.x, at.column)) return;
+  Accumulator<1> acc;
+  const int first = item.y + work.first;
+  acc.clear(first < item.z ? first : -1);
+  gather_row(p, work, item, lane, at.b, acc);
+  if (kGroups > 1 && work.wide) join_groups<1>(acc);
+  deliver<1>(p, work, item, at.column, lane, acc);
+}
+
+__device__ __forceinline__ void bundles(const Params& p, const GroupWork& work, int lane) {
+  const Place at = place(p, lane);
+  const int4 item = load_item(p, work.index, work.end);
+  Accumulator<kRows> acc;
+  acc.clear(-1);
+  gather_bundle<kRows>(p, work, item, at.b, acc);
+  if (kGroups > 1 && work.wide) join_groups<kRows>(acc);
+  deliver<kRows>(p, work, item, at.column, lane, acc);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
@@ -422,7 +501,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   const GroupWork work = group_work<kLanes, kThreads>(blockIdx.x, p.sections);
   const int lane = threadIdx.x % kLanes;
   if constexpr (kRows > 1) {
-    if (work.bundled) return product<kRows>(p, work, lane);
+    if (work.bundled) return bundles(p, work, lane);
   }
-  product<1>(p, work, lane);
+  rows(p, work, lane);
 }

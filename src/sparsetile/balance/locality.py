@@ -1,0 +1,35 @@
+"""How far apart A uses the same row of B: whether a product should be walked in narrow slabs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsetile.intake.csr import CSR
+
+__all__ = ["spread"]
+
+# A cache that a GPU of the data centre has at least.
+CACHE_BYTES = 40 * 2**20
+
+
+def spread(csr: CSR, order: Tensor | None, row_bytes: int) -> float:
+    """Return how often ``row_bytes`` of a row of B come into a cache of ``CACHE_BYTES``.
+
+    Entries are counted off in the order of the rows, as many at a time as there are rows of B in
+    the cache; each such window reads its distinct columns once. 0 where B fits the cache.
+    """
+    window = max(1, CACHE_BYTES // max(row_bytes, 1))
+    if csr.shape[1] <= window or not csr.nnz:
+        return 0.0
+    lengths = csr.row_lengths()
+    if order is None:
+        number = torch.arange(csr.nnz, device=csr.device)
+    else:
+        ordered = lengths[order]
+        start = torch.empty_like(ordered)
+        start[order] = torch.cumsum(ordered, 0) - ordered
+        row = csr.row_ids()
+        number = start[row] + torch.arange(csr.nnz, device=csr.device) - csr.indptr[row]
+    keys = torch.unique(number // window * csr.shape[1] + csr.indices)
+    return keys.numel() / int(torch.unique(csr.indices).numel())

@@ -1,0 +1,186 @@
+"""Work items of the tile kernels: runs of windows, long windows cut and joined again.
+
+Acc-SpMM, section 3.5. A worker (a warp with its slab of B) should neither wait for one that has
+more nor spend its time on starting: three loads, each of which needs the one before, come before
+its first product. So short windows are concatenated to runs, whose tiles follow each other in
+memory and go through the worker's pipeline without a break, and windows longer than a run are cut.
+How long a run is, at most 32 tiles, is what the time model of Equation 4 says for the number of
+workers, with the start of an item as one more term.
+
+IBD, the mean distance of a window's tiles from the average, is what the paper looks at before it
+redistributes anything; it is reported. Here the model decides alone: runs cost balanced matrices
+nothing.
+
+The tree that adds cut windows up is that of ``balance/segments.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsetile.balance.segments import Units, schedule_segments
+
+__all__ = ["MAX_TILES", "TileTimes", "WindowSchedule", "imbalance", "schedule_windows"]
+
+# The paper's limit of tiles an item; the kernel counts a run's windows in 32 bits, too.
+MAX_TILES = 32
+# Item lengths that the time model chooses from.
+LENGTHS = (4, 6, 8, 12, 16, 24, MAX_TILES)
+# Tiles at which a run ends: long enough to pay for its start, and short enough that neighbouring
+# windows, which share rows of B, are at work at the same time.
+RUN_TILES = 8
+
+
+@dataclass(frozen=True)
+class TileTimes:
+    """Equation 4's terms, in units of the time to load one tile's rows of B.
+
+    Attributes
+    ----------
+    load_b, mma : float
+        A tile's rows of B; its products.
+    write_back : float
+        Eight rows of C, or of partial sums, written or read once.
+    start : float
+        What an item waits for before its first product.
+    """
+
+    load_b: float = 1.0
+    mma: float = 0.14
+    write_back: float = 1.0
+    start: float = 3.0
+
+
+EQUATION_4 = TileTimes()
+
+
+@dataclass(frozen=True, eq=False)
+class WindowSchedule:
+    """Flat work lists, all int32; see ``SegmentSchedule`` for the tree.
+
+    Attributes
+    ----------
+    items : Tensor [items, 4]
+        ``first window, first tile, end, -windows`` of a run of windows, ``window, first tile, end,
+        slot`` of a piece of a cut one. Pieces come first, runs in the order of their windows,
+        because neighbours share rows of B.
+    parent_of_slot : Tensor [slots]
+    nodes : Tensor [nodes, 4]
+    imbalance : float
+        IBD of the windows.
+    longest : int
+        Tiles at which a run ends, and to which longer windows are cut.
+    """
+
+    items: Tensor
+    parent_of_slot: Tensor
+    nodes: Tensor
+    imbalance: float
+    longest: int
+
+    @property
+    def item_count(self) -> int:
+        return self.items.shape[0]
+
+    @property
+    def slot_count(self) -> int:
+        return self.parent_of_slot.shape[0]
+
+    @property
+    def node_count(self) -> int:
+        return self.nodes.shape[0]
+
+
+def imbalance(tiles: Tensor) -> float:
+    """Return IBD (Equation 3): the mean distance of the windows' tiles from their average."""
+    if not tiles.numel():
+        return 0.0
+    counts = tiles.double()
+    return float((counts - counts.mean()).abs().mean())
+
+
+def _most(length: int) -> int:
+    """Tiles over which a window is cut, where runs end at ``length``: cutting has its price."""
+    return min(2 * length, MAX_TILES)
+
+
+def _choose_length(tiles: Tensor, workers: float, times: TileTimes) -> int:
+    """Return the item length with the least time bound.
+
+    A list of items ends on ``workers`` of them before its mean share plus its longest item.
+    """
+    counts = tiles.double()
+    a_tile = times.load_b + times.mma
+    bounds = []
+    for length in LENGTHS:
+        cut = counts > _most(length)
+        pieces = float(torch.ceil(counts[cut] / length).sum())
+        runs = float(torch.clamp(counts[~cut], min=1.0).sum()) / min(length, RUN_TILES)
+        # Partial sums of cut windows are written and read, then C is written.
+        stores = float((~cut).sum()) + 2.0 * pieces + float(cut.sum())
+        spent = float(counts.sum()) * a_tile + stores * times.write_back
+        spent += (pieces + runs) * times.start
+        bounds.append(spent / workers + length * a_tile + times.start)
+    return LENGTHS[bounds.index(min(bounds))]
+
+
+def _runs(offsets: Tensor, tiles: Tensor, cut: Tensor, length: int) -> Tensor:
+    """Concatenate neighbouring windows that are not cut to runs of about ``length`` tiles."""
+    window = torch.nonzero(~cut).squeeze(1)
+    if not window.numel():
+        return torch.empty((0, 4), dtype=torch.int64, device=tiles.device)
+    # An empty window counts as one tile: its rows of C are written, too.
+    weight = torch.clamp(tiles[window], min=1)
+    place = torch.cumsum(weight, 0) - weight
+    cut_before = torch.cumsum(cut.to(torch.int64), 0)[window]  # no run reaches across one
+    key = place // length * (tiles.numel() + 1) + cut_before
+    _, count = torch.unique_consecutive(key, return_counts=True)
+    first = window[torch.cumsum(count, 0) - count]
+    last = window[torch.cumsum(count, 0) - 1]
+    return torch.stack([first, offsets[first], offsets[last + 1], -count], 1)
+
+
+def schedule_windows(
+    row_window_offset: Tensor,
+    *,
+    workers: float,
+    balance: bool = True,
+    times: TileTimes = EQUATION_4,
+) -> WindowSchedule:
+    """List the items of windows whose tiles are ``row_window_offset[w]`` to ``[w + 1]``.
+
+    Parameters
+    ----------
+    row_window_offset : Tensor of int32 [windows + 1]
+    workers : float
+        Warps that the GPU runs at a time, for each slab of B.
+    balance : bool
+        Concatenate and cut windows; one whole window an item, however long, when False.
+    times : TileTimes
+        Constants of the time model.
+    """
+    offsets = row_window_offset.to(torch.int64)
+    tiles = offsets[1:] - offsets[:-1]
+    count, device = tiles.numel(), tiles.device
+    if balance and count:
+        longest = _choose_length(tiles, max(workers, 1.0), times)
+        cut = tiles > _most(longest)
+        runs = _runs(offsets, tiles, cut, min(longest, RUN_TILES))
+        long = torch.nonzero(cut).squeeze(1)
+    else:
+        longest = max(int(tiles.max()), 1) if count else 1
+        window = torch.arange(count, device=device)
+        runs = torch.stack([window, offsets[:-1], offsets[1:], torch.full_like(window, -1)], 1)
+        long = window[:0]
+    pieces = schedule_segments(
+        Units(
+            long, offsets[long], tiles[long],
+            torch.zeros(long.numel(), dtype=torch.bool, device=device),
+        ),
+        longest,
+    )  # fmt: skip
+    items = torch.cat([pieces.items, runs.to(torch.int32)]).contiguous()
+    return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)

@@ -1,0 +1,211 @@
+"""BitTCF: windows of eight rows as condensed 8x8 tiles, one 64-bit bitmap a tile.
+
+Acc-SpMM, section 3.3. Within a window of eight rows (in the plan's order) columns without an
+entry are dropped; the others, in ascending order, are numbered 0, 1, 2, ... and cut into tiles of
+eight. Names are the paper's:
+
+    RowWindowOffset[w]  first tile of window w                              [windows + 1]
+    TCOffset[t]         first value of tile t in the packed values          [tiles + 1]
+    SparseAToB[8t + c]  column of A (row of B) behind tile column c         [8 tiles]
+    TCLocalBit[t]       bit 8r + c: the tile's row r has an entry in column c   [tiles]
+
+Values lie in tile order and in bit order inside a tile, so that an entry's place is TCOffset plus
+the number of set bits below its own. Slots past a window's last column repeat that column: a
+kernel that reads their rows of B reads what it has read already, and their bits are zero. Windows
+without entries have no tiles.
+
+Built with tensor operations on A's own device: one sort of (window, column) keys, then gathers;
+no loop over windows and no atomics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsetile.intake.csr import CSR
+
+__all__ = ["WINDOW_ROWS", "BitTCF", "gather_values", "pack_bittcf", "round_tf32"]
+
+WINDOW_ROWS = 8
+TILE_COLUMNS = 8
+_SHIFT = 3  # log2 of both
+
+
+@dataclass(frozen=True, eq=False)
+class BitTCF:
+    """See the module's text for the four arrays.
+
+    Attributes
+    ----------
+    row_window_offset, tc_offset, sparse_a_to_b : Tensor of int32
+    tc_local_bit : Tensor of int64
+        Bits of a uint64: torch has no unsigned shifts.
+    entries : Tensor of int32 [nnz]
+        Canonical entry number of each packed value.
+    order : Tensor of int32 [M] or None
+        Row of A at each position; window w holds positions 8w to 8w + 7. None: the given order.
+    shape : tuple of int
+        (M, K) of A.
+    """
+
+    row_window_offset: Tensor
+    tc_offset: Tensor
+    sparse_a_to_b: Tensor
+    tc_local_bit: Tensor
+    entries: Tensor
+    order: Tensor | None
+    shape: tuple[int, int]
+
+    @property
+    def window_count(self) -> int:
+        return self.row_window_offset.numel() - 1
+
+    @property
+    def tile_count(self) -> int:
+        return self.tc_local_bit.numel()
+
+    @property
+    def format_bytes(self) -> int:
+        """Bytes of the four arrays: 4 * (ceil(M / 8) + 11 * tiles + 2)."""
+        arrays = (self.row_window_offset, self.tc_offset, self.sparse_a_to_b, self.tc_local_bit)
+        return sum(t.numel() * t.element_size() for t in arrays)
+
+    @property
+    def mean_tile_entries(self) -> float:
+        """Entries a tile holds on average, of 64."""
+        return self.entries.numel() / max(self.tile_count, 1)
+
+    def tiles_per_window(self) -> Tensor:
+        """Tiles of each window, int32 [windows]."""
+        return self.row_window_offset[1:] - self.row_window_offset[:-1]
+
+    def pack_values(self, values: Tensor) -> Tensor:
+        """Canonical values [nnz] -> packed values [nnz]."""
+        return gather_values(values, self.entries)
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        """Return (row, column) of every packed value in order: the round trip, from bits alone."""
+        device = self.tc_local_bit.device
+        window = torch.repeat_interleave(
+            torch.arange(self.window_count, device=device), self.tiles_per_window()
+        )
+        bits = torch.arange(WINDOW_ROWS * TILE_COLUMNS, device=device)
+        held = (self.tc_local_bit.unsqueeze(1) >> bits) & 1
+        tile, bit = torch.nonzero(held, as_tuple=True)
+        position = window[tile] * WINDOW_ROWS + (bit >> _SHIFT)
+        row = position if self.order is None else self.order.to(torch.int64)[position]
+        column = self.sparse_a_to_b[tile * TILE_COLUMNS + (bit & (TILE_COLUMNS - 1))]
+        return row, column.to(torch.int64)
+
+
+def gather_values(values: Tensor, entries: Tensor) -> Tensor:
+    """Bring canonical values into tile order."""
+    return values[entries]
+
+
+def round_tf32(values: Tensor) -> Tensor:
+    """Round float32 to TF32 (10 bits after the point): to nearest, ties to even.
+
+    What ``cvt.rn.tf32.f32`` does on the device. Infinities and NaN stay.
+    """
+    bits = values.view(torch.int32)
+    rounded = ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+    return torch.where(torch.isfinite(values), rounded, values)
+
+
+def _popcount(words: Tensor) -> Tensor:
+    """Set bits of each non-negative int64."""
+    words = words - ((words >> 1) & 0x5555555555555555)
+    words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
+    words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
+    words = words + (words >> 8)
+    words = words + (words >> 16)
+    return (words + (words >> 32)) & 0x7F
+
+
+def _offsets(counts: Tensor) -> Tensor:
+    """Counts [n] -> where each begins, and the end of the last: [n + 1]."""
+    offsets = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
+    torch.cumsum(counts, 0, out=offsets[1:])
+    return offsets
+
+
+def _bitmaps(bit: Tensor, first_entry: Tensor) -> Tensor:
+    """OR of 1 << bit over each tile's entries; tile t holds entries first_entry[t] to [t + 1].
+
+    Each bit occurs once a tile, so that OR is a sum, and a sum is a difference of running sums.
+    The halves are summed apart: 2^31 terms below 2^32 do not overflow.
+    """
+    halves = []
+    for half in range(2):
+        place = bit - 32 * half
+        inside = (place >= 0) & (place < 32)
+        terms = torch.where(inside, torch.ones_like(bit) << place.clamp(0, 31), 0)
+        running = _offsets(terms)
+        halves.append(running[first_entry[1:]] - running[first_entry[:-1]])
+    return halves[0] | (halves[1] << 32)
+
+
+def pack_bittcf(csr: CSR, order: Tensor | None = None) -> BitTCF:
+    """CSR -> BitTCF.
+
+    Parameters
+    ----------
+    csr : CSR
+        Fewer than 2^31 entries.
+    order : Tensor [M], optional
+        Order of the rows; windows are cut from it. Row order when None.
+    """
+    device, (rows, cols) = csr.device, csr.shape
+    windows = -(-rows // WINDOW_ROWS)
+    place = csr.row_ids()
+    if order is not None:
+        position = torch.empty_like(order)
+        position[order] = torch.arange(rows, device=device)
+        place = position[place]
+    # One sort brings equal (window, column) pairs together, pairs of a window into order, and
+    # windows after each other. Which entry of a pair comes first does not matter: bits decide.
+    keys, entry = torch.sort((place >> _SHIFT) * cols + csr.indices)
+    is_first = torch.ones(csr.nnz, dtype=torch.bool, device=device)
+    torch.ne(keys[1:], keys[:-1], out=is_first[1:])
+    pair = torch.cumsum(is_first, 0) - 1  # of each sorted entry
+    pair_entry = torch.nonzero(is_first).squeeze(1)  # first sorted entry of each pair
+    pair_keys = keys[pair_entry]
+    bounds = torch.arange(windows + 1, device=device) * cols
+    window_pair = torch.searchsorted(pair_keys, bounds)  # first pair of each window
+    pairs = window_pair[1:] - window_pair[:-1]
+    window_tile = _offsets((pairs + TILE_COLUMNS - 1) >> _SHIFT)
+    tiles = int(window_tile[-1])
+    tile_window = torch.repeat_interleave(
+        torch.arange(windows, device=device), window_tile[1:] - window_tile[:-1], output_size=tiles
+    )
+    # First pair of each tile, and the last pair of its window.
+    tile_number = torch.arange(tiles, device=device) - window_tile[tile_window]
+    tile_pair = window_pair[tile_window] + tile_number * TILE_COLUMNS
+    last_pair = window_pair[tile_window + 1] - 1
+    slot_pair = tile_pair.unsqueeze(1) + torch.arange(TILE_COLUMNS, device=device)
+    slot_pair = torch.minimum(slot_pair, last_pair.unsqueeze(1))
+    columns = pair_keys[slot_pair] - (tile_window * cols).unsqueeze(1)
+    first_entry = torch.cat([pair_entry[tile_pair], entry.new_full((1,), csr.nnz)])
+    # Tile and bit of each sorted entry.
+    window = keys // max(cols, 1)
+    number = pair - window_pair[window]  # of the entry's column in its window
+    tile = window_tile[window] + (number >> _SHIFT)
+    row = place[entry] & (WINDOW_ROWS - 1)
+    bit = (row << _SHIFT) | (number & (TILE_COLUMNS - 1))
+    bitmaps = _bitmaps(bit, first_entry)
+    below = bitmaps[tile] & ~(torch.full_like(bit, -1) << bit)
+    entries = torch.empty(csr.nnz, dtype=torch.int32, device=device)
+    entries[first_entry[tile] + _popcount(below)] = entry.to(torch.int32)
+    return BitTCF(
+        window_tile.to(torch.int32),
+        first_entry.to(torch.int32),
+        columns.reshape(-1).to(torch.int32),
+        bitmaps,
+        entries,
+        None if order is None else order.to(torch.int32),
+        csr.shape,
+    )

@@ -1,0 +1,189 @@
+"""Host side of ``spmm_bittcf.cu``: configurations, limits, choice of the slab's width."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sparsetile.jit.source import ConfigValue
+from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
+from sparsetile.kernels.csr import SPREAD, out_dtypes
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = [
+    "DEFAULT",
+    "ELEMENTS",
+    "SPMM_BITTCF",
+    "THREADS",
+    "Policy",
+    "Slab",
+    "bittcf_config",
+    "choose_slab",
+    "slabs",
+]
+
+# torch dtype -> trait of element.cuh; mma.sync has no float64 instruction of these tiles' shape.
+ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
+THREADS = 64
+# 16-byte accesses are the widest; 128 bytes the least of a row of B that should be read at once.
+ACCESS_BYTES = 16
+SLAB_BYTES = 128
+# Lanes of a warp side by side along a row of B.
+GROUPS = 8
+# Pieces a warp may hold side by side; narrow accesses are for odd widths and strides only.
+PIECES = (1, 2, 4)
+NARROW_PIECES = (1, 2)
+# Tiles of B in the ring of a warp, the one at work included. More would hide more of the memory's
+# latency, and take L1 from the warps that share rows of B (docs/acc.md).
+STAGES = 2
+# What a slab costs beside its columns (column ids, bitmap, weights), in columns a lane.
+SLAB_COST = 6
+# Warps that an SM should have at least; narrower slabs make more of them.
+BUSY_WARPS = 16
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Columns of B that a warp covers: ``pieces`` times eight lanes of ``span`` columns."""
+
+    span: int
+    pieces: int
+
+    @property
+    def columns(self) -> int:
+        return GROUPS * self.span * self.pieces
+
+    @property
+    def sums(self) -> int:
+        """Sums that a lane holds: its columns for two rows of the window."""
+        return 2 * self.span * self.pieces
+
+    def count(self, n: int) -> int:
+        """Slabs that cover ``n`` columns."""
+        return -(-n // self.columns)
+
+    def cost(self, n: int) -> int:
+        """Work of a tile over all slabs of ``n`` columns, in columns."""
+        return self.count(n) * (self.columns + SLAB_COST * self.span)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an ablation turns off.
+
+    Attributes
+    ----------
+    pipelined : bool
+        Copy the next tile's rows of B while this tile is multiplied.
+    cached : bool
+        Keep B in L1 and let C leave the caches early; else B from L2 only, and plain stores.
+    """
+
+    pipelined: bool = True
+    cached: bool = True
+
+
+DEFAULT = Policy()
+# Each step of the paper's ablation that the kernel has to know.
+ABLATED = (Policy(pipelined=False, cached=False), Policy(pipelined=False))
+
+
+def slabs(dtype: torch.dtype, vector: int) -> list[Slab]:
+    """Return the slabs there are for accesses of ``vector`` elements, narrowest first."""
+    span = ACCESS_BYTES // dtype.itemsize
+    found = [Slab(span, pieces) for pieces in (PIECES if vector == span else NARROW_PIECES)]
+    return found if dtype.itemsize == 4 else [Slab(span // 2, 1), *found]
+
+
+def choose_slab(
+    dtype: torch.dtype,
+    n: int,
+    vector: int,
+    *,
+    items: int,
+    processors: int,
+    cols: int = 0,
+    l2: int = 0,
+    spread: float = 0.0,
+) -> Slab:
+    """Return the slab with the least work for ``n`` columns that still fills the GPU.
+
+    Slabs under 128 bytes a row are for products that are no wider. Where rows of B (``cols`` of
+    them) come in no local order (``spread``), the slab is the widest whose part of B fits the L2
+    cache of ``l2`` bytes, if any does: gathers from L2 run at twice DRAM's speed.
+    """
+    allowed = [
+        slab
+        for slab in slabs(dtype, vector)
+        if slab.columns >= n or slab.columns * dtype.itemsize >= SLAB_BYTES
+    ]
+    if spread >= SPREAD:
+        fits = [s for s in allowed if cols * s.columns * dtype.itemsize <= 0.85 * l2]
+        allowed = fits or allowed
+    filling = [s for s in allowed if items * s.count(n) >= processors * BUSY_WARPS]
+    return min(reversed(filling or allowed[:1]), key=lambda s: s.cost(n))
+
+
+def _min_blocks(dtype: torch.dtype, slab: Slab) -> int:
+    """Blocks an SM should hold: bounds the registers as far as nothing spills."""
+    if dtype.itemsize == 4:
+        return {1: 12, 2: 10, 4: 8}[slab.pieces]
+    if slab.span < ACCESS_BYTES // dtype.itemsize:
+        return 14
+    return {1: 12, 2: 8, 4: 6}[slab.pieces]
+
+
+def bittcf_config(
+    dtype: torch.dtype,
+    slab: Slab,
+    vector: int,
+    weighted: bool,
+    *,
+    out_dtype: torch.dtype | None = None,
+    policy: Policy = DEFAULT,
+) -> dict[str, ConfigValue]:
+    """Constants of ``spmm_bittcf.cu``.
+
+    Ablations are measured on aligned products of their own type, float32 or float16; others take
+    the default policy.
+    """
+    aligned = vector * dtype.itemsize == ACCESS_BYTES
+    own_type = out_dtype is None or out_dtype is dtype
+    if not aligned or not own_type or dtype is torch.bfloat16:
+        policy = DEFAULT
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kSpan": slab.span,
+        "kPieces": slab.pieces,
+        "kVec": min(vector, slab.span),
+        "kThreads": THREADS,
+        "kMinBlocks": _min_blocks(dtype, slab),
+        "kStages": 0 if not aligned else STAGES if policy.pipelined else 1,
+        "kWeighted": weighted,
+        "kCacheB": policy.cached,
+        "kStreamC": policy.cached,
+    }
+
+
+def _vectors(dtype: torch.dtype) -> tuple[int, ...]:
+    full = ACCESS_BYTES // dtype.itemsize
+    return full, full // 2, 1
+
+
+def _configs() -> Iterator[dict[str, ConfigValue]]:
+    seen: list[dict[str, ConfigValue]] = []
+    for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
+        for vector in _vectors(dtype):
+            for slab, out in itertools.product(slabs(dtype, vector), out_dtypes(dtype)):
+                seen.append(bittcf_config(dtype, slab, vector, weighted, out_dtype=out))
+        full = _vectors(dtype)[0]
+        for slab, policy in itertools.product(slabs(dtype, full), ABLATED):
+            seen.append(bittcf_config(dtype, slab, full, weighted, policy=policy))
+    yield from {tuple(config.items()): config for config in seen}.values()
+
+
+SPMM_BITTCF = KernelSpec(name="spmm_bittcf", params_format="15P4q2d8i", configs=_configs)

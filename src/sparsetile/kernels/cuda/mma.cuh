@@ -1,0 +1,106 @@
+// mma.sync on B's columns times A's rows: the operands are swapped, so that eight rows of A are
+// the N side of the instruction and sixteen columns of B its M side. Acc-SpMM and RSH-SpMM both
+// multiply this way: a tile of A is then 8x8, and holds more entries per cell than one of 16x8.
+//
+// lane = 4g + t. What a lane holds of one instruction; m counts columns of B, n rows of the tile:
+//
+//   m16n8k8 TF32     a: (m=g, k=t) (g+8, t) (g, t+4) (g+8, t+4)     b: (k=t, n=g) (t+4, g)
+//   m16n8k8 16 bit   a: (g, 2t 2t+1) (g+8, 2t 2t+1)                 b: (2t 2t+1, g)
+//   both             c: (g, n=2t) (g, 2t+1) (g+8, 2t) (g+8, 2t+1)
+//
+// The sum over k does not care how k is numbered, as long as both operands agree. For TF32, k = t
+// stands for the tile's column 2t and k = t + 4 for its column 2t + 1. So with every type a lane
+// has the neighbouring tile columns 2t and 2t + 1, whose bits and values lie side by side.
+//
+// Which column of B is which m is free too. A lane holds kSpan neighbouring columns of B;
+// instruction q takes its columns 2q as m = g and 2q + 1 as m = g + 8. So the lane's sums are of
+// the same kSpan columns, for rows 2t and 2t + 1 of the tile: 16-byte accesses on the way in and
+// out, and nothing moves between lanes.
+//
+// 16-bit types could take k = 16, two tiles an instruction. Instructions are not what a tile waits
+// for, and one tile at a time needs no pairs: windows may have any number of tiles.
+#pragma once
+
+#include "element.cuh"
+
+// kWords words of one row of B: kWords columns of 32 bits, or twice as many of 16.
+template <int kWords>
+struct BRow {
+  u32 word[kWords];
+};
+
+// Bits of a float32 rounded to the nearest TF32: the instruction alone would truncate. From sm_90
+// on this is one instruction (ties to even); before, rounding ties away from zero takes three.
+__device__ __forceinline__ u32 round_tf32(u32 bits) {
+  u32 rounded;
+#if __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+#else
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+#endif
+  return rounded;
+}
+
+// Mma<E>::multiply adds columns 2q and 2q + 1 of the lane's rows of B, row[0 or 1] for tile columns
+// 2t and 2t + 1, times the lane's weights to c.
+template <typename E>
+struct Mma;
+
+template <>
+struct Mma<F32> {
+  static constexpr int kWeights = 2;  // words of the weights of tile columns 2t, 2t + 1
+  static constexpr u32 kOne = 0x3f800000u;
+
+  template <int kWords>
+  __device__ __forceinline__ static void multiply(const BRow<kWords> (&row)[2], int q,
+                                                  const u32 (&weight)[2], float (&c)[4]) {
+    const u32 a0 = round_tf32(row[0].word[2 * q]);
+    const u32 a1 = round_tf32(row[0].word[2 * q + 1]);
+    const u32 a2 = round_tf32(row[1].word[2 * q]);
+    const u32 a3 = round_tf32(row[1].word[2 * q + 1]);
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(weight[0]), "r"(weight[1]));
+  }
+};
+
+// Two rows of B come as words of neighbouring columns; the instruction wants words of neighbouring
+// rows. Low halves are column 2q, high halves column 2q + 1.
+template <int kWords>
+__device__ __forceinline__ uint2 pair_rows(const BRow<kWords> (&row)[2], int q) {
+  return make_uint2(__byte_perm(row[0].word[q], row[1].word[q], 0x5410),
+                    __byte_perm(row[0].word[q], row[1].word[q], 0x7632));
+}
+
+template <>
+struct Mma<F16> {
+  static constexpr int kWeights = 1;  // both weights in one word
+  static constexpr u32 kOne = 0x3c00u;
+
+  template <int kWords>
+  __device__ __forceinline__ static void multiply(const BRow<kWords> (&row)[2], int q,
+                                                  const u32 (&weight)[1], float (&c)[4]) {
+    const uint2 a = pair_rows(row, q);
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(weight[0]));
+  }
+};
+
+template <>
+struct Mma<BF16> {
+  static constexpr int kWeights = 1;
+  static constexpr u32 kOne = 0x3f80u;
+
+  template <int kWords>
+  __device__ __forceinline__ static void multiply(const BRow<kWords> (&row)[2], int q,
+                                                  const u32 (&weight)[1], float (&c)[4]) {
+    const uint2 a = pair_rows(row, q);
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(weight[0]));
+  }
+};

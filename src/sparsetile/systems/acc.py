@@ -1,0 +1,109 @@
+"""``acc``: Acc-SpMM, condensed 8x8 tiles with bitmaps on tensor cores.
+
+Parts: BitTCF (formats/bittcf.py), windows balanced by IBD and Equation 4 (balance/windows.py), the
+pipelined kernel with swapped operands (kernels/cuda/spmm_bittcf.cu), and, when asked for, the
+data-affinity row order (``reorder="affinity"``). Deterministic: cut windows are added in a fixed
+order. What is decided and why is in docs/acc.md.
+
+``ablation`` names the last part of the paper's ladder that is on: ``bittcf`` (the format alone),
+``reorder`` (the same kernel; the order is the plan's ``reorder``), ``cache``, ``pipeline``;
+everything, balance included, when None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sparsetile.balance import schedule_windows, spread
+from sparsetile.formats import pack_bittcf
+from sparsetile.kernels.bittcf import BUSY_WARPS, ELEMENTS
+from sparsetile.kernels.csr import WIDE_SLAB_BYTES
+from sparsetile.systems.acc_runner import AccRunner
+from sparsetile.systems.base import Request, Stage, System, make_recipe
+
+__all__ = ["AccSystem"]
+
+# The steps of the ladder, each with all before it.
+LADDER = ("bittcf", "reorder", "cache", "pipeline")
+# SMs assumed where a plan is built away from its GPU.
+PROCESSORS = 132
+MIN_CAPABILITY = (8, 0)
+
+
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+class AccSystem(System):
+    """Tensor cores on BitTCF tiles."""
+
+    name = "acc"
+    summary = "Acc-SpMM: 8x8 bitmap tiles on Tensor Cores, TF32 or 16-bit, sums in a fixed order"
+    devices = ("cuda",)
+    dtypes = tuple(ELEMENTS)
+    deterministic = True
+    architectures = "sm_80 and newer"
+    ablations = LADDER
+
+    def further_reasons(self, request: Request) -> list[str]:
+        found = []
+        if request.csr.nnz >= 2**31:
+            found.append(f"holds under 2^31 entries, A has {request.csr.nnz}")
+        if request.device.type != "cuda":
+            return found
+        if request.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+            found.append(
+                "rounds float32 to TF32, which torch does not allow now: set "
+                "torch.backends.cuda.matmul.allow_tf32 = True"
+            )
+        capability = torch.cuda.get_device_capability(request.device)
+        if capability < MIN_CAPABILITY:
+            found.append(f"needs sm_80 or newer, this GPU is sm_{capability[0]}{capability[1]}")
+        return found
+
+    def build(self, request: Request) -> Stage:
+        csr = request.csr
+        step = len(LADDER) if request.ablation is None else LADDER.index(request.ablation)
+        tiles = pack_bittcf(csr, request.permutation.perm)
+        row_bytes = request.n * request.dtype.itemsize
+        slabs = max(1, -(-row_bytes // WIDE_SLAB_BYTES))
+        schedule = schedule_windows(
+            tiles.row_window_offset,
+            workers=_processors(request.device) * BUSY_WARPS / slabs,
+            balance=request.ablation is None,
+        )
+        recipe = make_recipe(
+            self.name,
+            csr,
+            items=schedule.item_count,
+            slots=schedule.slot_count,
+            nodes=schedule.node_count,
+            spread=spread(csr, request.permutation.perm, min(row_bytes, WIDE_SLAB_BYTES)),
+            cached=step >= LADDER.index("cache"),
+            pipelined=step >= LADDER.index("pipeline"),
+        )
+        order = tiles.order
+        if order is None:
+            order = torch.empty(0, dtype=torch.int32, device=csr.device)
+        parts = (
+            tiles.row_window_offset, tiles.tc_offset, tiles.sparse_a_to_b, tiles.tc_local_bit,
+            tiles.entries, order, csr.indptr,
+            schedule.items, schedule.parent_of_slot, schedule.nodes,
+        )  # fmt: skip
+        choices = {
+            "format": f"BitTCF, {tiles.tile_count} tiles of {tiles.mean_tile_entries:.1f} entries, "
+            f"{tiles.format_bytes} bytes",
+            "schedule": f"{schedule.item_count} items of at most {schedule.longest} tiles, "
+            f"IBD {schedule.imbalance:.2f}, {schedule.slot_count} partial sums",
+        }
+        if request.ablation is not None:
+            choices["ablation"] = request.ablation
+        return Stage(self.name, parts, recipe, choices)
+
+    def make_runner(self, meta: Mapping[str, Any]) -> AccRunner:
+        return AccRunner(meta)

@@ -1,0 +1,151 @@
+"""BitTCF against its own definition, entry by entry, on matrices of every kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sparsetile import CSR
+from sparsetile.formats.bittcf import BitTCF, gather_values, pack_bittcf, round_tf32
+from tests.contracts.cases import MATRICES, csr_of
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> tuple[CSR, Tensor | None]:
+    """A small matrix and, sometimes, an order of its rows."""
+    rows, cols = draw(st.integers(0, 40)), draw(st.integers(0, 40))
+    cells = st.integers(0, max(rows * cols - 1, 0))
+    chosen = sorted(draw(st.sets(cells, max_size=200))) if rows * cols else []
+    row = torch.tensor([cell // cols for cell in chosen], dtype=torch.int64)
+    column = torch.tensor([cell % cols for cell in chosen], dtype=torch.int32)
+    indptr = torch.zeros(rows + 1, dtype=torch.int64)
+    indptr[1:] = torch.cumsum(torch.bincount(row, minlength=rows), 0)
+    order = draw(st.one_of(st.none(), st.permutations(range(rows))))
+    csr = CSR(indptr, column, torch.arange(1.0, len(chosen) + 1), (rows, cols))
+    return csr, None if order is None else torch.tensor(order, dtype=torch.int64)
+
+
+def check(csr: CSR, order: Tensor | None, tiles: BitTCF) -> None:
+    """Compare every array with a walk over the windows, one after the other."""
+    rows = list(range(csr.shape[0])) if order is None else order.tolist()
+    columns_of = [
+        csr.indices[csr.indptr[r] : csr.indptr[r + 1]].tolist() for r in range(csr.shape[0])
+    ]
+    offset, values, bitmaps, ids, entries = [0], [0], [], [], []
+    for first in range(0, csr.shape[0], 8):
+        window = rows[first : first + 8]
+        columns = sorted({c for row in window for c in columns_of[row]})
+        for at in range(0, len(columns), 8):
+            mine = columns[at : at + 8]
+            ids += mine + [columns[-1]] * (8 - len(mine))
+            bits = 0
+            for r, row in enumerate(window):
+                for c, column in enumerate(mine):
+                    if column in columns_of[row]:
+                        bits |= 1 << (8 * r + c)
+                        entries.append(int(csr.indptr[row]) + columns_of[row].index(column))
+            bitmaps.append(bits)
+            values.append(values[-1] + bits.bit_count())
+        offset.append(len(bitmaps))
+    assert tiles.row_window_offset.tolist() == offset
+    assert tiles.tc_offset.tolist() == values
+    assert tiles.sparse_a_to_b.tolist() == ids
+    assert tiles.tc_local_bit.numpy().view(np.uint64).tolist() == bitmaps
+    assert tiles.entries.tolist() == entries, "values lie in tile order, in bit order inside"
+
+
+@settings(max_examples=150, deadline=None)
+@given(matrices())
+def test_every_array_is_what_its_definition_says(drawn):
+    csr, order = drawn
+    check(csr, order, pack_bittcf(csr, order))
+
+
+@settings(max_examples=100, deadline=None)
+@given(matrices())
+def test_bits_alone_give_every_entry_back(drawn):
+    csr, order = drawn
+    tiles = pack_bittcf(csr, order)
+    row, column = tiles.unpack()
+    packed = tiles.pack_values(csr.values)
+    dense = torch.zeros(csr.shape)
+    dense[row, column] = packed
+    expected = torch.zeros(csr.shape)
+    expected[csr.row_ids(), csr.indices.long()] = csr.values
+    assert torch.equal(dense, expected)
+    assert row.numel() == csr.nnz
+
+
+@pytest.mark.parametrize("order", [None, "shuffled"])
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_size_is_the_papers(name, order):
+    csr = csr_of(MATRICES[name]())
+    tiles = pack_bittcf(csr, None if order is None else torch.randperm(csr.shape[0]))
+    assert tiles.format_bytes == 4 * (-(-csr.shape[0] // 8) + 11 * tiles.tile_count + 2)
+    assert tiles.window_count == -(-csr.shape[0] // 8)
+    assert tiles.tc_local_bit.dtype is torch.int64
+    for part in (tiles.row_window_offset, tiles.tc_offset, tiles.sparse_a_to_b, tiles.entries):
+        assert part.dtype is torch.int32 and part.is_contiguous()
+
+
+def test_a_full_window_uses_all_64_bits():
+    csr = csr_of(torch.ones(8, 16).numpy())
+    tiles = pack_bittcf(csr)
+    assert tiles.tc_local_bit.tolist() == [-1, -1] and tiles.mean_tile_entries == 64
+    assert tiles.tc_offset.tolist() == [0, 64, 128]
+
+
+def test_windows_are_cut_from_the_order_given():
+    csr = csr_of(MATRICES["equal rows"]())
+    order = torch.arange(csr.shape[0]).flip(0)
+    tiles = pack_bittcf(csr, order)
+    assert torch.equal(tiles.order, order.int())
+    rows, _ = tiles.unpack()
+    first = rows[: int(tiles.tc_offset[int(tiles.row_window_offset[1])])]
+    assert sorted(first.unique().tolist()) == sorted(order[:8].tolist())
+
+
+def test_equal_columns_in_far_windows_do_not_mix():
+    indptr = torch.tensor([0, 1, *[1] * 15, 2])
+    csr = CSR(indptr, torch.tensor([4, 4], dtype=torch.int32), None, (17, 5))
+    tiles = pack_bittcf(csr)
+    assert tiles.tiles_per_window().tolist() == [1, 0, 1]
+    assert tiles.tc_local_bit.tolist() == [1, 1]
+
+
+def test_columns_past_32_bits_of_keys_are_kept_apart():
+    cols = 2**31 - 1
+    indices = torch.tensor([0, cols - 1, cols - 1], dtype=torch.int32)
+    csr = CSR(torch.tensor([0, *[2] * 40, 3]), indices, None, (41, cols))
+    tiles = pack_bittcf(csr)
+    rows, columns = tiles.unpack()
+    assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [
+        (0, 0), (0, cols - 1), (40, cols - 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_values_of_every_type_follow_their_entries(dtype):
+    csr = csr_of(MATRICES["odd sizes"](), dtype=dtype)
+    tiles = pack_bittcf(csr)
+    packed = gather_values(csr.values, tiles.entries)
+    assert packed.dtype is dtype
+    assert torch.equal(packed, csr.values[tiles.entries.long()])
+
+
+def test_tf32_keeps_ten_bits_and_rounds_ties_to_even():
+    step = 2.0**-10
+    values = torch.tensor([1 + 0.51 * step, 1 + 0.5 * step, -1 - 1.5 * step, 3e38, -0.0])
+    rounded = round_tf32(values)
+    assert rounded[:3].tolist() == [1 + step, 1.0, -1 - 2 * step]
+    assert abs(float(rounded[3]) / 3e38 - 1) <= 2.0**-11
+    assert torch.equal(rounded.view(torch.int32) & 0x1FFF, torch.zeros(5, dtype=torch.int32))
+    assert torch.signbit(rounded[4])
+    special = torch.tensor([float("inf"), -float("inf"), float("nan")])
+    assert torch.equal(round_tf32(special)[:2], special[:2]) and bool(
+        round_tf32(special)[2].isnan()
+    )

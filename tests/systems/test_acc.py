@@ -1,0 +1,163 @@
+"""The acc system: when it can serve, what it builds, and the ladder of its ablation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import sparsetile as st
+from sparsetile.kernels.csr import WIDE_SLAB_BYTES
+from sparsetile.reorder import Permutation
+from sparsetile.systems import Request, acc
+from sparsetile.systems.acc import LADDER, AccSystem
+from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32, with_dense_row
+
+ACC = AccSystem()
+
+
+@dataclass(frozen=True, eq=False)
+class OnGPU(Request):
+    """A request that says its matrix is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+def request(kind: type[Request] = Request, csr: st.CSR | None = None, **changes) -> Request:
+    wanted = {"n": 16, "dtype": torch.float32, "permutation": Permutation("identity", None)}
+    return kind(csr or csr_of(random_matrix(40, 30, 0.2)), **{**wanted, **changes})
+
+
+@pytest.fixture
+def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    found = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[-1])
+    return found
+
+
+def test_float32_waits_until_torch_allows_tf32(capability):
+    with tf32(False):
+        found = ACC.reasons(request(OnGPU))
+        assert ACC.reasons(request(OnGPU, dtype=torch.float16)) == []
+    assert found == [
+        "rounds float32 to TF32, which torch does not allow now: set "
+        "torch.backends.cuda.matmul.allow_tf32 = True"
+    ]
+    with tf32(True):
+        assert ACC.reasons(request(OnGPU)) == []
+
+
+def test_older_gpus_and_float64_are_refused_with_reasons(capability):
+    capability.append((7, 5))
+    assert ACC.reasons(request(OnGPU, dtype=torch.bfloat16)) == [
+        "needs sm_80 or newer, this GPU is sm_75"
+    ]
+    capability.append((8, 0))
+    assert ACC.reasons(request(OnGPU, dtype=torch.float64)) == [
+        "takes float32, float16, bfloat16, not float64"
+    ]
+
+
+def test_where_there_is_no_gpu_the_device_is_the_only_reason():
+    assert ACC.reasons(request()) == ["runs on cuda, A is on cpu"]
+
+
+def meta_of(wanted: Request) -> dict[str, object]:
+    return json.loads(ACC.build(wanted).recipe.partition(":")[2])
+
+
+def test_the_ladder_turns_one_part_on_after_the_other():
+    csr = csr_of(with_dense_row(40, 5000, 17))
+    found = {step: meta_of(request(csr=csr, ablation=step)) for step in (*LADDER, None)}
+    switches = {
+        step: (meta["cached"], meta["pipelined"], meta["slots"] > 0) for step, meta in found.items()
+    }
+    assert switches == {
+        "bittcf": (False, False, False),
+        "reorder": (False, False, False),
+        "cache": (True, False, False),
+        "pipeline": (True, True, False),
+        None: (True, True, True),
+    }
+
+
+def test_the_stage_says_what_was_decided():
+    csr = csr_of(MATRICES["equal rows"]())
+    stage = ACC.build(request(csr=csr))
+    assert stage.choices["format"] == "BitTCF, 72 tiles of 54.0 entries, 3212 bytes"
+    assert stage.choices["schedule"] == "9 items of at most 4 tiles, IBD 0.00, 0 partial sums"
+    assert ACC.build(request(csr=csr, ablation="cache")).choices["ablation"] == "cache"
+
+
+def test_short_windows_are_put_together_to_runs_unless_balance_is_off():
+    csr = csr_of(random_matrix(800, 20, 0.05))
+    windows = 100
+    together = ACC.build(request(csr=csr)).parts[7]
+    assert together.shape[0] < windows and int(-together[:, 3].sum()) == windows
+    alone = ACC.build(request(csr=csr, ablation="pipeline")).parts[7]
+    assert alone.shape[0] == windows and bool((alone[:, 3] == -1).all())
+
+
+def test_the_recipe_says_how_far_apart_rows_of_B_are_used_in_the_plans_order(monkeypatch):
+    seen = []
+
+    def noted(csr: st.CSR, order: torch.Tensor | None, row_bytes: int) -> float:
+        seen.append((order, row_bytes))
+        return 3.25
+
+    monkeypatch.setattr(acc, "spread", noted)
+    order = torch.randperm(40)
+    meta = meta_of(request(permutation=Permutation("given", order), n=16))
+    assert meta["spread"] == 3.25 and ACC.make_runner(meta)._spread == 3.25
+    assert seen == [(order, 64)]
+    meta_of(request(n=4096))
+    assert seen[1:] == [(None, WIDE_SLAB_BYTES)], "wider products are walked in slabs"
+
+
+def test_rows_are_visited_in_the_order_asked_for():
+    csr = csr_of(random_matrix(40, 30, 0.2))
+    order = torch.randperm(40)
+    stage = ACC.build(request(csr=csr, permutation=Permutation("given", order)))
+    assert torch.equal(stage.parts[5], order.int())
+    assert ACC.build(request(csr=csr)).parts[5].numel() == 0
+
+
+def test_packed_values_are_in_tile_order_and_float32_ones_are_tf32():
+    csr = csr_of(random_matrix(40, 30, 0.2))
+    stage = ACC.build(request(csr=csr))
+    work = ACC.make_runner(json.loads(stage.recipe.partition(":")[2]))
+    packed = work.pack(stage.parts, csr.values, torch.float32)
+    assert not bool((packed.view(torch.int32) & 0x1FFF).any())
+    assert torch.allclose(packed, csr.values[stage.parts[4].long()], rtol=2.0**-11)
+    half = work.pack(stage.parts, csr.values, torch.float16)
+    assert torch.equal(half, csr.values.half()[stage.parts[4].long()])
+    assert work.pack(stage.parts, None, torch.float16).shape == (0,)
+
+
+def test_nothing_is_launched_for_nothing():
+    for name in ("no rows", "odd sizes"):
+        csr = csr_of(MATRICES[name]())
+        stage = ACC.build(request(csr=csr))
+        work = ACC.make_runner(json.loads(stage.recipe.partition(":")[2]))
+        n = 4 if name == "no rows" else 0
+        B, out = torch.ones(csr.shape[1], n), torch.empty(csr.shape[0], n)
+        assert work.spmm(stage.parts, csr.values, None, B, out) is None
+        assert work.prepare(n, torch.float32, True, torch.device("cuda", 0)) is None
+
+
+def test_ablation_needs_a_system_that_has_a_ladder():
+    A = (torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
+    for system in ("auto", "cpu"):
+        with pytest.raises(ValueError) as caught:
+            st.plan(A, 4, system=system, ablation="cache")
+        assert str(caught.value) == (
+            f"plan: ablation must be None with system='{system}', got 'cache'. "
+            "Name a system that has a ladder: acc."
+        )
+    with pytest.raises(ValueError) as caught:
+        st.plan(A, 4, system="acc", ablation="tma")
+    assert str(caught.value).startswith(f"plan: ablation must be one of {list(LADDER)}, got 'tma'.")
