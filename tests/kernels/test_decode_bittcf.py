@@ -28,6 +28,7 @@ from tests.kernels.replay import device_fields, host_letters
 from tests.kernels.replay_bittcf import REPLAYS, TileMachine
 from tests.kernels.replay_mma import round_tf32 as device_rounding
 from tests.kernels.replay_ring import Ring
+from tests.kernels.whole_numbers import operand, reference, whole_numbers
 
 F16, F32 = torch.float16, torch.float32
 # Multiples of 16 bytes go through the ring; of these 36 and 200 end inside a slab.
@@ -53,31 +54,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> TileMachine:
     made = TileMachine(REPLAYS)
     made.install(monkeypatch)
     return made
-
-
-def whole_numbers(name: str, dtype: torch.dtype, pattern: bool = False) -> CSR:
-    matrix = MATRICES[name]()
-    random = np.random.default_rng(3)
-    signs = random.choice([-1, 1], matrix.nnz)
-    matrix.data = random.integers(1, 4, matrix.nnz).astype(float) * signs
-    return csr_of(matrix, pattern=pattern, dtype=dtype)
-
-
-def operand(csr: CSR, n: int, dtype: torch.dtype, batch: tuple[int, ...] = ()) -> Tensor:
-    B = torch.randint(0, 4, (*batch, csr.shape[1], n)).to(dtype)
-    unused = torch.ones(csr.shape[1], dtype=torch.bool)
-    unused[csr.indices.long()] = False
-    B[..., unused, :] = float("nan")
-    return B
-
-
-def reference(csr: CSR, B: Tensor) -> Tensor:
-    """A·B by scipy in float64, exact on whole numbers; rows of NaN meet no entry."""
-    values = np.ones(csr.nnz) if csr.values is None else csr.values.double().numpy()
-    A = sp.csr_array((values, csr.indices.numpy(), csr.indptr.numpy()), shape=csr.shape)
-    layers = B.double().nan_to_num().reshape(B.shape[:-2].numel(), *B.shape[-2:]).numpy()
-    C = np.stack([A @ layer for layer in layers])
-    return torch.from_numpy(C).reshape(*B.shape[:-2], *C.shape[-2:])
 
 
 def with_tiles(tiles: list[int], dtype: torch.dtype, pattern: bool = False) -> CSR:

@@ -16,7 +16,14 @@ from sparsetile.errors import value_error
 from sparsetile.formats.bundles import LIST_STEP
 from sparsetile.intake.csr import CSR
 
-__all__ = ["SegmentSchedule", "Units", "concat_units", "row_units", "schedule_segments"]
+__all__ = [
+    "SegmentSchedule",
+    "Units",
+    "WorkLists",
+    "concat_units",
+    "row_units",
+    "schedule_segments",
+]
 
 # Children a node of the tree adds up. 16 keeps the climb of a row of 64 Ki entries at two steps
 # while no single group reads more than 16 partial rows in sequence.
@@ -75,28 +82,22 @@ def concat_units(first: Units, second: Units) -> Units:
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentSchedule:
-    """Flat work lists, all int32.
+class WorkLists:
+    """Items of work and the tree that adds cut ones up; all int32.
 
     Attributes
     ----------
     items : Tensor [items, 4]
-        ``label, begin, end, slot``; ``slot`` is -1 for a unit that was not cut. Four sections
-        follow each other: wide bundles, wide rows, bundles, rows; wide ones are long enough for
-        a whole warp. In each wide section pieces of cut units come first, because their sums
-        finish in several steps.
+        What each kind of schedule says.
     parent_of_slot : Tensor [slots]
         Node that adds the slot's partial sum.
     nodes : Tensor [nodes, 4]
         ``first child slot, children, own slot or -1 at the root, 0``.
-    sections : tuple of int
-        Items in each of the four sections.
     """
 
     items: Tensor
     parent_of_slot: Tensor
     nodes: Tensor
-    sections: tuple[int, int, int, int]
 
     @property
     def item_count(self) -> int:
@@ -109,6 +110,23 @@ class SegmentSchedule:
     @property
     def node_count(self) -> int:
         return self.nodes.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentSchedule(WorkLists):
+    """Items ``label, begin, end, slot``; ``slot`` is -1 for a unit that was not cut.
+
+    Four sections follow each other: wide bundles, wide rows, bundles, rows; wide ones are long
+    enough for a whole warp. In each wide section pieces of cut units come first, because their
+    sums finish in several steps.
+
+    Attributes
+    ----------
+    sections : tuple of int
+        Items in each of the four sections.
+    """
+
+    sections: tuple[int, int, int, int]
 
 
 def _exclusive_cumsum(counts: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.balance.segments import Units, schedule_segments
+from sparsetile.balance.segments import Units, WorkLists, schedule_segments
 
 __all__ = ["MAX_TILES", "TileTimes", "WindowSchedule", "imbalance", "schedule_windows"]
 
@@ -58,40 +58,22 @@ EQUATION_4 = TileTimes()
 
 
 @dataclass(frozen=True, eq=False)
-class WindowSchedule:
-    """Flat work lists, all int32; see ``SegmentSchedule`` for the tree.
+class WindowSchedule(WorkLists):
+    """Items ``first window, first tile, end, -windows`` of a run of windows, or ``window, first
+    tile, end, slot`` of a piece of a cut one.
+
+    Pieces come first, runs in the order of their windows, because neighbours share rows of B.
 
     Attributes
     ----------
-    items : Tensor [items, 4]
-        ``first window, first tile, end, -windows`` of a run of windows, ``window, first tile, end,
-        slot`` of a piece of a cut one. Pieces come first, runs in the order of their windows,
-        because neighbours share rows of B.
-    parent_of_slot : Tensor [slots]
-    nodes : Tensor [nodes, 4]
     imbalance : float
         IBD of the windows.
     longest : int
         Tiles at which a run ends, and to which longer windows are cut.
     """
 
-    items: Tensor
-    parent_of_slot: Tensor
-    nodes: Tensor
     imbalance: float
     longest: int
-
-    @property
-    def item_count(self) -> int:
-        return self.items.shape[0]
-
-    @property
-    def slot_count(self) -> int:
-        return self.parent_of_slot.shape[0]
-
-    @property
-    def node_count(self) -> int:
-        return self.nodes.shape[0]
 
 
 def imbalance(tiles: Tensor) -> float:
