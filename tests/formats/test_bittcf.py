@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsetile import CSR
-from sparsetile.formats.bittcf import BitTCF, gather_values, pack_bittcf, round_tf32
+from sparsetile.formats.bittcf import BitTCF, pack_bittcf, round_tf32
 from tests.contracts.cases import MATRICES, csr_of
 
 
@@ -132,7 +132,7 @@ def test_columns_past_32_bits_of_keys_are_kept_apart():
 def test_values_of_every_type_follow_their_entries(dtype):
     csr = csr_of(MATRICES["odd sizes"](), dtype=dtype)
     tiles = pack_bittcf(csr)
-    packed = gather_values(csr.values, tiles.entries)
+    packed = tiles.pack_values(csr.values)
     assert packed.dtype is dtype
     assert torch.equal(packed, csr.values[tiles.entries.long()])
 

@@ -20,7 +20,7 @@ from sparsetile.formats.bittcf import round_tf32
 from sparsetile.kernels import KERNELS
 from sparsetile.kernels import bittcf as kernel_module
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request, acc_runner
+from sparsetile.systems import Request, acc_runner, geometry
 from sparsetile.systems.acc import LADDER, AccSystem
 from sparsetile.systems.base import Epilogue
 from tests.contracts.cases import MATRICES, csr_of, with_dense_row
@@ -413,7 +413,7 @@ def test_a_wrong_bit_does_not_pass(machine):
 
 
 def test_batches_past_the_grid_are_launched_in_pieces(machine, monkeypatch):
-    monkeypatch.setattr(acc_runner, "MAX_BATCHES", 2)
+    monkeypatch.setattr(geometry, "MAX_BATCHES", 2)
     csr = whole_numbers("odd sizes", F32)
     B = operand(csr, 4, F32, (5,))
     case, out = Case(machine, csr, 4, F32), torch.full((5, 131, 4), float("nan"))

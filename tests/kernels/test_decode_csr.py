@@ -20,7 +20,7 @@ from sparsetile.balance import locality
 from sparsetile.kernels import KERNELS
 from sparsetile.kernels import csr as kernel_module
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request, csr_runner
+from sparsetile.systems import Request, csr_runner, geometry
 from sparsetile.systems import csr as system_module
 from sparsetile.systems.base import Epilogue
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, with_dense_row
@@ -356,6 +356,33 @@ def test_sampled_products_are_those_of_every_entry(machine, monkeypatch, name, b
         expected = (G[..., rows, :].double() * B[..., columns, :].double()).sum(-1)
         expected = expected.sum(0) if batch else expected
         assert torch.equal(found, expected.to(dtype))
+
+
+def test_batches_beyond_a_grid_are_launched_in_pieces(machine, bundling, monkeypatch):
+    bundling("rows")
+    monkeypatch.setattr(geometry, "MAX_BATCHES", 2)
+    csr = whole_numbers("odd sizes", F32)
+    B = operand(csr, 8, F32, (5,))
+    case = Case(machine, csr, 8, F32)
+    C = torch.full((5, csr.shape[0], 8), float("nan"))
+    machine.hold(B, C)
+    case.runner.spmm(case.stage.parts, csr.values, case.packed, B, C)
+    assert torch.equal(C, reference(csr, B).to(F32))
+    assert len(machine.configs) == 3
+    empty = torch.empty
+
+    def held(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        machine.hold(made)
+        return made
+
+    monkeypatch.setattr(csr_runner.torch, "empty", held)
+    G = torch.randint(0, 4, (5, csr.shape[0], 8)).to(F32)
+    machine.hold(G)
+    found = case.runner.sddmm(case.stage.parts, G, B)
+    rows, columns = csr.row_ids(), csr.indices.long()
+    assert torch.equal(found, (G[:, rows] * B[:, columns]).sum((0, -1)))
+    assert len(machine.configs) == 6
 
 
 def test_the_replay_notices_a_read_past_the_end_and_a_missed_column():

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import positions
 
-__all__ = ["WINDOW_ROWS", "BitTCF", "gather_values", "pack_bittcf", "round_tf32"]
+__all__ = ["WINDOW_ROWS", "BitTCF", "pack_bittcf", "round_tf32"]
 
 WINDOW_ROWS = 8
 TILE_COLUMNS = 8
@@ -84,7 +85,7 @@ class BitTCF:
 
     def pack_values(self, values: Tensor) -> Tensor:
         """Canonical values [nnz] -> packed values [nnz]."""
-        return gather_values(values, self.entries)
+        return values[self.entries]
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """Return (row, column) of every packed value in order: the round trip, from bits alone."""
@@ -99,11 +100,6 @@ class BitTCF:
         row = position if self.order is None else self.order.to(torch.int64)[position]
         column = self.sparse_a_to_b[tile * TILE_COLUMNS + (bit & (TILE_COLUMNS - 1))]
         return row, column.to(torch.int64)
-
-
-def gather_values(values: Tensor, entries: Tensor) -> Tensor:
-    """Bring canonical values into tile order."""
-    return values[entries]
 
 
 def round_tf32(values: Tensor) -> Tensor:
@@ -163,9 +159,7 @@ def pack_bittcf(csr: CSR, order: Tensor | None = None) -> BitTCF:
     windows = -(-rows // WINDOW_ROWS)
     place = csr.row_ids()
     if order is not None:
-        position = torch.empty_like(order)
-        position[order] = torch.arange(rows, device=device)
-        place = position[place]
+        place = positions(order)[place]
     # One sort brings equal (window, column) pairs together, pairs of a window into order, and
     # windows after each other. Which entry of a pair comes first does not matter: bits decide.
     keys, entry = torch.sort((place >> _SHIFT) * cols + csr.indices)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import positions
 
 __all__ = [
     "BUNDLE_ROWS",
@@ -104,10 +105,8 @@ def pack_bundles(csr: CSR, order: Tensor | None, min_sharing: float) -> RowBundl
     """
     device, (rows, cols) = csr.device, csr.shape
     order = torch.arange(rows, device=device) if order is None else order
-    position = torch.empty_like(order)
-    position[order] = torch.arange(rows, device=device)
     windows = -(-rows // BUNDLE_ROWS)
-    place = position[csr.row_ids()]  # of each entry's row in the order
+    place = positions(order)[csr.row_ids()]  # of each entry's row in the order
     keys, element = torch.unique((place // BUNDLE_ROWS) * cols + csr.indices, return_inverse=True)
     owner = keys // max(cols, 1)
     elements = torch.bincount(owner, minlength=windows)

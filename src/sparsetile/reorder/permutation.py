@@ -11,7 +11,14 @@ from torch import Tensor
 from sparsetile.errors import value_error
 from sparsetile.intake.csr import CSR
 
-__all__ = ["Permutation", "Reorderer"]
+__all__ = ["Permutation", "Reorderer", "positions"]
+
+
+def positions(order: Tensor) -> Tensor:
+    """Return the place of each row in an order: the inverse permutation."""
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel(), dtype=order.dtype, device=order.device)
+    return place
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.formats.bittcf import gather_values, round_tf32
+from sparsetile.formats.bittcf import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
 from sparsetile.jit.workspace import scratch
@@ -29,12 +29,11 @@ from sparsetile.kernels.bittcf import (
 from sparsetile.kernels.csr import vector_width
 from sparsetile.systems.base import PLAIN, Epilogue, Runner
 from sparsetile.systems.bound import BoundProduct
+from sparsetile.systems.geometry import Geometry, batch_count, batch_pieces
 from sparsetile.systems.thread_context import enter
 
 __all__ = ["AccRunner"]
 
-# gridDim.z, the batch, ends here; larger batches are launched in pieces.
-MAX_BATCHES = 65535
 WARPS = THREADS // 32
 _ENTRIES, _ORDER, _INDPTR, _ITEMS = 4, 5, 6, 7
 # Fields of the parameter struct that change from call to call: b and c, after four pointers.
@@ -69,7 +68,7 @@ class AccRunner(Runner):
     def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
         if values is None:
             return torch.empty(0, dtype=dtype, device=parts[0].device)
-        packed = gather_values(values.to(dtype), parts[_ENTRIES])
+        packed = values.to(dtype)[parts[_ENTRIES]]
         return round_tf32(packed) if dtype is torch.float32 else packed
 
     def _launch_for(
@@ -117,7 +116,6 @@ class AccRunner(Runner):
         offsets, tc_offset, columns, bits = (part.data_ptr() for part in parts[:_ENTRIES])
         items, parents, nodes = (part.data_ptr() for part in parts[_ITEMS : _ITEMS + 3])
         bias = epilogue.bias
-        plain = epilogue.alpha == 1.0 and epilogue.beta == 0.0 and bias is None
         return [
             items, parents, nodes, 0, 0, 0,
             offsets, tc_offset, columns, bits,
@@ -127,7 +125,7 @@ class AccRunner(Runner):
             *strides,
             epilogue.alpha, epilogue.beta,
             self._items, self.rows, n, self._slots, self._nodes,
-            not plain or epilogue.mean or epilogue.relu, epilogue.mean, epilogue.relu,
+            not epilogue.plain, epilogue.mean, epilogue.relu,
         ]  # fmt: skip
 
     def spmm(
@@ -139,28 +137,20 @@ class AccRunner(Runner):
         out: Tensor,
         epilogue: Epilogue = PLAIN,
     ) -> None:
-        n = B.shape[-1]
-        batched = B.dim() == 3
-        batches = B.shape[0] if batched else 1
+        n, batches = B.shape[-1], batch_count(B)
         if n == 0 or self.rows == 0 or batches == 0:
             return
         if values is not None and packed is None:
             packed = self.pack(parts, values, B.dtype)
-        if batches > MAX_BATCHES:
-            for at in range(0, batches, MAX_BATCHES):
-                piece = slice(at, at + MAX_BATCHES)
+        if len(pieces := batch_pieces(batches)) > 1:
+            for piece in pieces:
                 self.spmm(parts, values, packed, B[piece], out[piece], epilogue)
             return
-        b_batch, c_batch = (B.stride(0), out.stride(0)) if batched else (0, 0)
-        b_stride, c_stride, size = B.stride(-2), out.stride(-2), B.element_size()
-        b, c, device = B.data_ptr(), out.data_ptr(), B.device.index
-        vector = vector_width(
-            B.dtype, n, b_stride, c_stride, b_batch, c_batch, b // size, c // out.element_size()
-        )
-        launch = self._launch_for(B.dtype, out.dtype, n, vector, values is not None, device)
-        strides = (b_stride * size, c_stride, b_batch, c_batch)
-        params = self._params(parts, packed, n, strides, epilogue)
-        params[_B], params[_C] = b, c
+        shape = Geometry.of(B, out)
+        device = shape.device
+        launch = self._launch_for(B.dtype, out.dtype, n, shape.vector, values is not None, device)
+        params = self._params(parts, packed, n, shape.strides, epilogue)
+        params[_B], params[_C] = shape.b, shape.c
         with on_device(device):
             enter(device)
             stream = current_stream_handle(device)

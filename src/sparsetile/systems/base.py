@@ -63,6 +63,17 @@ class Epilogue:
     bias: Tensor | None = None
     relu: bool = False
 
+    @property
+    def plain(self) -> bool:
+        """Whether a sum is stored as it is."""
+        return (
+            self.alpha == 1.0
+            and self.beta == 0.0
+            and self.bias is None
+            and not self.mean
+            and not self.relu
+        )
+
 
 PLAIN = Epilogue()
 

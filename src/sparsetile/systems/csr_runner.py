@@ -42,16 +42,15 @@ from sparsetile.kernels.csr import (
 )
 from sparsetile.systems.base import PLAIN, Epilogue, PatternRunner
 from sparsetile.systems.bound import BoundProduct
+from sparsetile.systems.geometry import Geometry, batch_count, batch_pieces
 from sparsetile.systems.thread_context import enter
 
 __all__ = ["CSRRunner"]
 
-# gridDim.z, the batch, ends here; larger batches are launched in pieces.
-MAX_BATCHES = 65535
 # Fields of the parameter struct that change from call to call: b and c, after six pointers.
 _OPERANDS = struct.Struct("@2P")
 _OPERANDS_OFFSET = 6 * struct.calcsize("@P")
-_ARRIVALS, _PARTIALS, _ARGS = 3, 13, 14
+_ARRIVALS, _B, _C, _PARTIALS, _ARGS = 3, 6, 7, 13, 14
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,6 @@ class CSRRunner(PatternRunner):
             tagged, bundle_rows = parts[5].data_ptr(), parts[6].data_ptr()
             four = 0 if packed is None else packed.data_ptr()
         bias = epilogue.bias
-        plain = epilogue.alpha == 1.0 and epilogue.beta == 0.0 and bias is None
         return [
             items, parents, nodes, 0,
             parts[1].data_ptr(), 0 if values is None else values.data_ptr(), 0, 0,
@@ -189,7 +187,7 @@ class CSRRunner(PatternRunner):
             epilogue.alpha, epilogue.beta,
             *itertools.accumulate(work.sections), *launch.block_ends,
             n, launch.slabs, work.slots, work.nodes,
-            not plain or epilogue.mean or epilogue.relu, epilogue.mean, epilogue.relu, 0,
+            not epilogue.plain, epilogue.mean, epilogue.relu, 0,
         ]  # fmt: skip
 
     def _run(
@@ -203,30 +201,22 @@ class CSRRunner(PatternRunner):
         mode: str,
         epilogue: Epilogue,
     ) -> None:
-        n = B.shape[-1]
-        batched = B.dim() == 3
-        batches = B.shape[0] if batched else 1
+        n, batches = B.shape[-1], batch_count(B)
         if n == 0 or self.rows == 0 or batches == 0:
             return
-        if batches > MAX_BATCHES:
-            for at in range(0, batches, MAX_BATCHES):
-                piece = slice(at, at + MAX_BATCHES)
+        if len(pieces := batch_pieces(batches)) > 1:
+            for piece in pieces:
                 some = None if args is None else args[piece]
                 self._run(parts, values, packed, B[piece], out[piece], some, mode, epilogue)
             return
-        b_batch, c_batch = (B.stride(0), out.stride(0)) if batched else (0, 0)
-        b_stride, c_stride, size = B.stride(-2), out.stride(-2), B.element_size()
-        b, c, device = B.data_ptr(), out.data_ptr(), B.device.index
-        vector = vector_width(
-            B.dtype, n, b_stride, c_stride, b_batch, c_batch, b // size, c // out.element_size()
-        )
-        launch = self._launch_for(B.dtype, out.dtype, n, vector, mode, values is not None, device)
+        shape = Geometry.of(B, out)
+        device, weighted = shape.device, values is not None
+        launch = self._launch_for(B.dtype, out.dtype, n, shape.vector, mode, weighted, device)
         work = launch.work
         if work.bundled and values is not None and packed is None:
             packed = self.pack(parts, values, B.dtype)
-        strides = (b_stride * size, c_stride, b_batch, c_batch)
-        params = self._params(launch, parts, values, packed, n, strides, epilogue)
-        params[6:8] = b, c
+        params = self._params(launch, parts, values, packed, n, shape.strides, epilogue)
+        params[_B], params[_C] = shape.b, shape.c
         params[_ARGS] = 0 if args is None else args.data_ptr()
         params[-1] = mode in ("min", "argmin")
         with on_device(device):
@@ -234,9 +224,9 @@ class CSRRunner(PatternRunner):
             stream = current_stream_handle(device)
             if work.slots:
                 layers = batches * launch.slabs
-                size = launch.partial_bytes(B.dtype, args is not None)
+                slot_bytes = launch.partial_bytes(B.dtype, args is not None)
                 memory, arrivals = scratch(
-                    device, stream, layers * work.slots * size, layers * work.nodes
+                    device, stream, layers * work.slots * slot_bytes, layers * work.nodes
                 )
                 params[_ARRIVALS], params[_PARTIALS] = arrivals.data_ptr(), memory.data_ptr()
             grid = (launch.block_ends[-1], launch.slabs, batches)
@@ -295,20 +285,19 @@ class CSRRunner(PatternRunner):
         return BoundProduct(self, parts, values, packed) if self.rows else None
 
     def sddmm(self, parts: Sequence[Tensor], G: Tensor, B: Tensor) -> Tensor:
-        batches = B.shape[0] if B.dim() == 3 else 1
-        n = B.shape[-1]
+        n, batches = B.shape[-1], batch_count(B)
         acc = torch.float64 if B.dtype is torch.float64 else torch.float32
         out = torch.empty((batches, self.nnz), dtype=acc, device=B.device)
         if n == 0:
             out.zero_()
-        elif self.nnz and batches:
-            self._launch_sddmm(parts, G, B, out, batches)
+        elif self.nnz:
+            for piece in batch_pieces(batches):
+                cut = piece if B.dim() == 3 else slice(None)
+                self._launch_sddmm(parts, G[cut], B[cut], out[piece])
         return (out[0] if batches == 1 else out.sum(0)).to(B.dtype)
 
-    def _launch_sddmm(
-        self, parts: Sequence[Tensor], G: Tensor, B: Tensor, out: Tensor, batches: int
-    ) -> None:
-        n = B.shape[-1]
+    def _launch_sddmm(self, parts: Sequence[Tensor], G: Tensor, B: Tensor, out: Tensor) -> None:
+        n, batches = B.shape[-1], batch_count(B)
         batched = B.dim() == 3
         g_batch, b_batch = (G.stride(0), B.stride(0)) if batched else (0, 0)
         size = B.element_size()

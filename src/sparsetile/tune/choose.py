@@ -15,11 +15,11 @@ __all__ = ["measure", "measure_systems", "predict_systems"]
 
 # What the systems reach of the ceilings on an H200; docs/planning.md says from which record.
 # Over 1: neighbouring rows share rows of B in L1, which the ceiling does not count.
-_CSR_SHARE = {2: 1.07, 4: 1.32, 8: 1.0}  # by bytes of an element
+_CSR_SHARE = {2: 0.91, 4: 1.23, 8: 1.0}  # by bytes of an element
 _CUSPARSE_SHARE = 0.40
-# Of the gather of distinct (8-row window, column) pairs: acc is level with csr at about two entries
-# per pair.
-_ACC_SHARE = {2: 0.53, 4: 0.66}
+# What acc reaches of the gather of distinct (8-row window, column) pairs, over csr's share, for
+# rows of B of up to so many bytes: a tile costs about the same however few its columns are.
+_ACC_OVER_CSR = ((128, 0.20), (512, 0.40), (float("inf"), 0.52))
 _ACC_WINDOW = 8
 _DENSE_SHARE = 0.55
 # A sparse product on CPU cores runs at about this share of a dense one per flop.
@@ -53,9 +53,12 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
     if "acc" in able and len(able) > 1:  # counting pairs is worth it where there is a choice
         pairs = distinct_pairs(request.csr, _ACC_WINDOW, request.permutation.perm)
         tiled = _gather_seconds(request, ceilings, pairs)
+    csr_share = _CSR_SHARE[request.dtype.itemsize]
+    row_bytes = request.n * request.dtype.itemsize
+    acc_over_csr = next(share for most, share in _ACC_OVER_CSR if row_bytes <= most)
     predicted = {
-        "acc": tiled / _ACC_SHARE.get(request.dtype.itemsize, 1.0),
-        "csr": gathered / _CSR_SHARE[request.dtype.itemsize],
+        "acc": tiled / (csr_share * acc_over_csr),
+        "csr": gathered / csr_share,
         "cusparse": gathered / _CUSPARSE_SHARE,
         "dense": (ceilings.launch + dense) / _DENSE_SHARE,
         "cpu": ceilings.launch

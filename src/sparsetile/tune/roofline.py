@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import positions
 
 __all__ = ["Floor", "Machine", "distinct_pairs", "floor_seconds", "machine"]
 
@@ -73,9 +74,7 @@ def distinct_pairs(csr: CSR, window: int, perm: torch.Tensor | None = None) -> i
         return csr.nnz
     rows = csr.row_ids()
     if perm is not None:
-        position = torch.empty_like(perm)
-        position[perm] = torch.arange(perm.numel(), device=perm.device)
-        rows = position[rows]
+        rows = positions(perm)[rows]
     keys = (rows // window) * csr.shape[1] + csr.indices
     return int(torch.unique(keys).numel())
 

@@ -1,0 +1,64 @@
+"""What a kernel has to know of B and C: sizes, strides, alignment; the same for every runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparsetile.kernels.csr import vector_width
+
+__all__ = ["Geometry", "batch_count", "batch_pieces"]
+
+# gridDim.z, the batch, ends here; larger batches are launched in pieces.
+MAX_BATCHES = 65535
+
+
+def batch_count(B: Tensor) -> int:
+    """Matrices in B [K, N] or [batch, K, N]."""
+    return B.shape[0] if B.dim() == 3 else 1
+
+
+def batch_pieces(batches: int) -> list[slice]:
+    """Cut a batch into what one grid can hold: one piece as a rule."""
+    return [slice(at, at + MAX_BATCHES) for at in range(0, batches, MAX_BATCHES)]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One launch's operands.
+
+    Attributes
+    ----------
+    n, batches : int
+        Columns of B and matrices in it.
+    strides : tuple of int
+        Bytes from a row of B to the next; elements from a row of C, a matrix of B, a matrix of C.
+    vector : int
+        Elements that one access may move: every address and stride is a multiple of it.
+    b, c : int
+        Addresses.
+    device : int
+        CUDA device number.
+    """
+
+    n: int
+    batches: int
+    strides: tuple[int, int, int, int]
+    vector: int
+    b: int
+    c: int
+    device: int
+
+    @classmethod
+    def of(cls, B: Tensor, out: Tensor) -> Geometry:
+        """Read both tensors; their columns have unit stride."""
+        n, batched = B.shape[-1], B.dim() == 3
+        b_batch, c_batch = (B.stride(0), out.stride(0)) if batched else (0, 0)
+        b_row, c_row, size = B.stride(-2), out.stride(-2), B.element_size()
+        b, c = B.data_ptr(), out.data_ptr()
+        vector = vector_width(
+            B.dtype, n, b_row, c_row, b_batch, c_batch, b // size, c // out.element_size()
+        )
+        strides = (b_row * size, c_row, b_batch, c_batch)
+        return cls(n, batch_count(B), strides, vector, b, c, B.device.index)
