@@ -11,13 +11,16 @@ from typing import Any
 
 import numba
 
-__all__ = ["entry_point", "inner"]
+__all__ = ["entry_point", "inlined", "inner"]
 
 # No ZeroDivisionError paths. fastmath stays off: NaN, Inf and the order of additions count.
 _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 
 inner = numba.njit(**_OPTIONS)
 """Decorator of a function that only compiled code calls."""
+
+inlined = numba.njit(forceinline=True, **_OPTIONS)
+"""The same for one that is called often with many arrays: an array is seven arguments of a call."""
 
 
 def entry_point(function: Callable[..., Any], digest: str = "") -> Any:

@@ -25,6 +25,8 @@ def explain_plan(plan: Plan) -> str:
         f"  reorder   {plan.reorder}"
         + (f", {_milliseconds(spent['reorder'])}" if "reorder" in spent else ""),
     ]
+    if plan.column_order is not None:
+        lines.append("  columns   as first used in that order: run takes plan.permute(B), not B")
     for name, choice in info["choices"].items():
         lines.append(f"  {name:9s} {choice}")
     lines.append(

@@ -29,24 +29,24 @@ class _Planned(Protocol):
     _csr: CSR
 
 
-def check_operand(plan: _Planned, B: Any) -> None:
+def check_operand(plan: _Planned, B: Any, function: str = "run") -> None:
     """A dense tensor [..., K, N] on the plan's device."""
     if not isinstance(B, Tensor):
         raise type_error(
-            "run", "B", "a torch tensor", type(B).__name__, "Convert it with torch.as_tensor"
+            function, "B", "a torch tensor", type(B).__name__, "Convert it with torch.as_tensor"
         )
     if B.dim() < 2 or B.shape[-2] != plan.shape[1]:
         raise value_error(
-            "run", "B", f"of shape [..., {plan.shape[1]}, N]", tuple(B.shape),
+            function, "B", f"of shape [..., {plan.shape[1]}, N]", tuple(B.shape),
             f"A is {plan.shape[0]}x{plan.shape[1]}: B needs one row per column of A",
         )  # fmt: skip
     if B.device != plan.device:
         raise value_error(
-            "run", "B", f"on {plan.device} like the plan", B.device,
+            function, "B", f"on {plan.device} like the plan", B.device,
             f"Move it with B.to({str(plan.device)!r}), or plan with A on B's device",
         )  # fmt: skip
     if B.layout is not torch.strided:
-        raise type_error("run", "B", "a dense tensor", B.layout, "Call B.to_dense()")
+        raise type_error(function, "B", "a dense tensor", B.layout, "Call B.to_dense()")
 
 
 def check_values(function: str, plan: _Planned, values: Any) -> None:

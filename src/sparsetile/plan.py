@@ -28,6 +28,7 @@ from sparsetile.operands import (
     shares_memory,
 )
 from sparsetile.reorder import Permutation
+from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS, Request, Stage, candidates, runner
 from sparsetile.systems.registry import PATTERN_SYSTEMS, unsupported
 from sparsetile.tune import floor_seconds, machine
@@ -68,6 +69,9 @@ class Plan:
     device : torch.device
     system, reorder : str
         What was chosen.
+    column_order : Tensor [K] or None
+        With ``reorder_columns=True``: the row of B that belongs at each position; see
+        :meth:`permute`.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Plan:
         *,
         deterministic: bool,
         report: Mapping[str, Any],
+        column_order: Tensor | None = None,
     ) -> None:
         self.shape = csr.shape
         self.n = n
@@ -88,6 +93,7 @@ class Plan:
         self.system = stage.system
         self.reorder = permutation.name
         self.deterministic = deterministic
+        self.column_order = column_order
         self._csr = csr.with_values(None)
         self._stage = stage
         self._permutation = permutation
@@ -121,7 +127,7 @@ class Plan:
 
     @property
     def values(self) -> Tensor | None:
-        """A's values in canonical order (rows, then columns); None for a pattern."""
+        """A's values by rows, then columns in the plan's numbering; None for a pattern."""
         return self._values if self._follow is None else self._follow()
 
     def _set_values(self, values: Tensor | None) -> None:
@@ -206,7 +212,8 @@ class Plan:
         Parameters
         ----------
         B : Tensor [..., K, N]
-            Dense, of the plan's dtype, any strides; leading dimensions are batches.
+            Dense, of the plan's dtype, any strides; leading dimensions are batches. Of a plan with
+            ``reorder_columns=True`` it must come from :meth:`permute`.
         out : Tensor [..., M, N], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
@@ -256,6 +263,33 @@ class Plan:
 
     def __matmul__(self, B: Tensor) -> Tensor:
         return self.run(B)
+
+    def permute(self, B: Tensor) -> Tensor:
+        """Return B as this plan takes it: with ``reorder_columns=True`` a copy, its rows permuted.
+
+        Without that option B itself, so that ``plan @ plan.permute(B)`` is A·B for every plan.
+        Differentiable: gradients of B come back in B's own order.
+
+        Parameters
+        ----------
+        B : Tensor [..., K, N]
+            Rows in the order of A's columns, on the plan's device, of any dtype.
+        """
+        check_operand(self, B, "permute")
+        return B if self.column_order is None else B.index_select(-2, self.column_order)
+
+    def unpermute(self, B: Tensor) -> Tensor:
+        """Undo :meth:`permute`: ``plan.unpermute(plan.T @ G)`` is Aᵀ·G for every plan.
+
+        Parameters
+        ----------
+        B : Tensor [..., K, N]
+            Rows in the order of :attr:`column_order`, on the plan's device, of any dtype.
+        """
+        check_operand(self, B, "unpermute")
+        if self.column_order is None:
+            return B
+        return B.index_select(-2, positions(self.column_order))
 
     __array_ufunc__ = None  # leaves `plan @ ndarray` to __matmul__, whose error says what to do
 
@@ -383,7 +417,9 @@ class Plan:
     def T(self) -> Plan:
         """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept.
 
-        It has the values of the plan it comes from, also when those change later.
+        It has the values of the plan it comes from, also when those change later. With
+        ``reorder_columns=True`` the rows of its results are those of the permuted B, as a
+        gradient of that B would be; :meth:`unpermute` brings them into the order of A's columns.
         """
         transposed = self._transpose()
         transposed._follow = None if self._follow is None else self._follow_transposed
@@ -407,6 +443,7 @@ class Plan:
             "weighted": self._values is not None,
             "system": self.system,
             "reorder": self.reorder,
+            "reorder_columns": self.column_order is not None,
             "deterministic": self.deterministic,
             "format_bytes": self._stage.bytes,
             "choices": dict(self._stage.choices),

@@ -1,7 +1,7 @@
 """Plans on disk: one safetensors file with a version and a checksum.
 
-A file holds the canonical pattern, A's values, the row order, the built parts and the recipe, so
-loading does no planning. Anything that is not exactly what was written is refused.
+A file holds the canonical pattern, A's values, the row and column orders, the built parts and the
+recipe, so loading does no planning. Anything that is not exactly what was written is refused.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         "entry_map": csr.entry_map,
         "values": plan.values,
         "perm": plan._permutation.perm,
+        "column_order": plan.column_order,
         **{f"part{i}": part for i, part in enumerate(plan._stage.parts)},
     }
     # safetensors refuses tensors that share memory, so each is written as its own copy.
@@ -167,4 +168,5 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
     return Plan(
         csr, header["n"], dtype, stage, permutation,
         deterministic=header["deterministic"], report=header["report"],
+        column_order=held.get("column_order"),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.plan import Plan
 from sparsetile.reorder import REORDERERS, Permutation
+from sparsetile.reorder.columns import first_use, with_columns
 from sparsetile.systems import SYSTEMS, Request, candidates, runner
 from sparsetile.systems.registry import unsupported
 from sparsetile.tune import measure_systems, predict_systems
@@ -74,6 +75,7 @@ def plan(
     dtype: torch.dtype | None = None,
     system: str = "auto",
     reorder: str | Tensor = "auto",
+    reorder_columns: bool = False,
     deterministic: bool | None = None,
     tune: Literal["model", "measure"] = "model",
     device: torch.device | str | None = None,
@@ -93,7 +95,12 @@ def plan(
     system : str
         ``auto``, or a name from :func:`sparsetile.systems`.
     reorder : str or Tensor [M]
-        Row order: ``auto``, the name of an algorithm, or a permutation of the rows.
+        Row order: ``auto`` and ``identity`` (as given), ``rcm``, ``louvain``, ``lsh``,
+        ``affinity``, or a permutation of the rows.
+    reorder_columns : bool
+        Number A's columns anew, as they are first used in the row order, so that rows of B used
+        together lie together. Products then take ``plan.permute(B)`` instead of B: a B that many
+        products share is permuted once. C stays in the order of A's rows.
     deterministic : bool, optional
         Take only bit-reproducible systems; torch's own setting when None.
     tune : {"model", "measure"}
@@ -110,6 +117,11 @@ def plan(
     n = dimension("plan", "n", n)
     one_of("plan", "tune", tune, ["model", "measure"])
     one_of("plan", "system", system, ["auto", *SYSTEMS])
+    if not isinstance(reorder_columns, bool):
+        raise type_error(
+            "plan", "reorder_columns", "True or False", repr(reorder_columns),
+            "Row orders are named by reorder=",
+        )  # fmt: skip
     _check_ablation(system, ablation)
     clock = {"begun": time.perf_counter()}
     source = as_csr(A, function="plan", device=_target_device(A, device))
@@ -121,6 +133,10 @@ def plan(
         raise type_error("plan", "dtype", f"one of {names}", dtype, "Choose one of those")
     clock["intake"] = time.perf_counter()
     permutation = _permutation(reorder, csr)
+    given, entries, column_order = csr, None, None
+    if reorder_columns:
+        column_order = first_use(csr, permutation)
+        csr, entries = with_columns(csr, column_order)
     clock["reorder"] = time.perf_counter()
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -147,6 +163,7 @@ def plan(
         spent = {name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)}
         made = Plan(
             csr, n, dtype, stage, permutation, deterministic=deterministic,
+            column_order=column_order,
             report={
                 "seconds": spent,
                 "considered": seconds,
@@ -155,8 +172,14 @@ def plan(
             },
         )  # fmt: skip
     if source.values is not None and source.values.requires_grad:
-        made._follow = functools.partial(current_values, A, csr, function="run")
+        made._follow = functools.partial(_current, A, given.with_values(None), entries)
     return made
+
+
+def _current(A: Any, given: CSR, entries: Tensor | None) -> Tensor | None:
+    """A's values now, in the order of the plan's entries; differentiable."""
+    values = current_values(A, given, function="run")
+    return values if values is None or entries is None else values[entries]
 
 
 def _check_ablation(system: str, ablation: str | None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from sparsetile.data.catalog import Entry, catalog, core_names, kinds, load
+from sparsetile.data.catalog import Entry, catalog, core_names, find, kinds, load
 from sparsetile.data.generators import banded, from_spec, random, stand_in
 from sparsetile.errors import DataError
 from sparsetile.intake.files import write_npz
@@ -237,3 +237,17 @@ def test_load_refuses_what_is_no_name(folder):
         load(7, folder)
     with pytest.raises(ValueError, match=r"^load: data_dir must be a folder, got"):
         load("alpha", folder / "absent")
+
+
+def test_a_matrix_is_found_without_being_read(folder):
+    (folder / "alpha.npz").write_bytes(b"damaged")
+    assert find("alpha", folder) == folder / "alpha.npz"
+    assert find("tiny", folder) == folder / "HB" / "tiny.mtx"
+    assert find(folder / "Zebra.npz") == folder / "Zebra.npz"
+    assert find("reddit-like?scale=0.1") is find("gen:banded?rows=9&bandwidth=1") is None
+    with pytest.raises(
+        ValueError, match=r"^load: matrix must be a file, .* got 'Zebro'\. Did you "
+    ):
+        find("Zebro", folder)
+    with pytest.raises(TypeError, match=r"^load: matrix must be a path, a spec or a name, got int"):
+        find(3)

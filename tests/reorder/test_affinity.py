@@ -137,6 +137,19 @@ HEAVY = {
 }
 
 
+def hubs(size: int, count: int = 3) -> sp.csr_array:
+    """A ring with a few vertices that are joined to all others."""
+    ring = sp.diags_array([1.0, 1.0], offsets=[-1, 1], shape=(size, size)).tolil()
+    ring[:count], ring[:, :count] = 1, 1
+    return sp.csr_array(ring.tocsr())
+
+
+HEAVY["hubs of all rows"] = lambda: hubs(60_000)
+HEAVY["a hub and short rows, directed"] = lambda: sp.csr_array(
+    sp.hstack([np.ones((60_000, 1)), sp.eye_array(60_000, 59_999)])
+)
+
+
 @pytest.mark.parametrize("name", HEAVY)
 def test_popular_rows_and_columns_do_not_cost_the_square_of_their_entries(name):
     csr = csr_of(HEAVY[name]())
@@ -166,11 +179,20 @@ def test_many_rows_joined_by_a_few_hubs_stay_bounded():
 @pytest.fixture(scope="module")
 def merging(graph):
     """Return a function that builds the dendrogram of ``graph`` with given limits."""
-    from sparsetile.reorder import affinity_numba
+    from sparsetile.reorder import affinity_communities as communities
 
-    pointers, neighbours = graph.indptr.numpy(), graph.indices.numpy()
-    order = affinity_numba._by_degree(pointers)
-    return lambda room, most: affinity_numba._dendrogram(pointers, neighbours, order, room, most)
+    pointers, neighbours = graph.indptr.numpy(), graph.indices.numpy().view(np.uint32)
+    rows = graph.shape[0]
+    order = np.empty(rows, np.uint32)
+    communities._by_degree(pointers, np.zeros(rows + 2, np.int64), order)
+
+    def merge(room, most):
+        node, links = np.empty((2, rows, 4), np.uint32)
+        pool, touched = np.empty((room, 2), np.uint32), np.empty(rows + 1, np.uint32)
+        communities._dendrogram(pointers, neighbours, order, node, links, pool, touched, most)
+        return node, links[:, communities._SIBLING]
+
+    return merge
 
 
 @pytest.mark.parametrize("room", [1, 64, 500])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,8 +150,16 @@ class Damage:
         return f"{self.path}:{self.line}: {self.reason}"
 
 
-def read_records(path: str | os.PathLike[str]) -> tuple[list[Record], list[Damage]]:
+def read_records(
+    path: str | os.PathLike[str], check: Callable[[object], Record] = validate
+) -> tuple[list[Record], list[Damage]]:
     """Read a JSONL file of records.
+
+    Parameters
+    ----------
+    path : path
+    check : callable
+        Returns what a line holds if it is a record, with a ``key``, else raises DataError.
 
     Returns
     -------
@@ -184,7 +192,7 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[Record], list[Damag
         if not line.strip():
             continue
         try:
-            record = validate(json.loads(line))
+            record = check(json.loads(line))
         except json.JSONDecodeError as error:
             damaged.append(Damage(file.name, number, f"not JSON ({error.msg})"))
         except DataError as error:
@@ -195,9 +203,11 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[Record], list[Damag
     return list(found.values()), damaged
 
 
-def append_record(path: str | os.PathLike[str], record: Record) -> None:
+def append_record(
+    path: str | os.PathLike[str], record: Record, check: Callable[[object], Record] = validate
+) -> None:
     """Validate a record and append it as one line, flushed, so that a crash keeps it."""
-    text = json.dumps(validate(record), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(check(record), separators=(",", ":"), allow_nan=False)
     file = Path(path)
     # A run killed in the middle of a write leaves half a line; start on a fresh one.
     torn = False

@@ -21,6 +21,7 @@ from sparsetile.cli import (
     report,
     run,
     systems,
+    tiles,
     verify,
 )
 from sparsetile.cli.console import note, print_text
@@ -42,6 +43,7 @@ app.command("run")(run.run)
 app.command("doctor")(doctor.doctor)
 app.command("systems")(systems.systems)
 app.command("inspect")(inspect.inspect)
+app.command("tiles")(tiles.tiles)
 app.command("plan")(plan.plan)
 app.command("compile")(compile.compile_kernels)
 app.command("verify")(verify.verify)

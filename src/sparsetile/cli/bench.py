@@ -66,7 +66,9 @@ def bench(
     reduce: Annotated[str | None, typer.Option(help="sum, mean, max or min.")] = None,
     reorder: Annotated[
         list[str] | None,
-        typer.Option(help="Row orders: auto, identity, rcm, affinity; comma-separated."),
+        typer.Option(
+            help="Row orders: auto, identity, rcm, louvain, lsh, affinity; comma-separated."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto (the suite's own), cuda or cpu.")] = "auto",
     out: Annotated[

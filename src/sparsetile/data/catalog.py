@@ -24,7 +24,7 @@ from sparsetile.errors import DataError, describe, type_error, value_error
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.files import read_matrix
 
-__all__ = ["Entry", "catalog", "core_names", "kinds", "load"]
+__all__ = ["Entry", "catalog", "core_names", "find", "kinds", "load"]
 
 _SUFFIXES = (".npz", ".mtx", ".mtx.gz")
 _LINE_LIMIT = 4096
@@ -110,6 +110,45 @@ def kinds(directory: str | os.PathLike[str] | None = None) -> dict[str, str]:
         return {row["name"]: row["kind"] or "" for row in table}
 
 
+def find(
+    matrix: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None
+) -> Path | None:
+    """Return the file that a path or a name stands for; None for a spec or a stand-in.
+
+    Parameters
+    ----------
+    matrix : str or path
+        As :func:`load` takes it; an unknown one is refused with the same words.
+    data_dir : path, optional
+        Default: the folder of downloads.
+    """
+    if not isinstance(matrix, (str, os.PathLike)):
+        raise type_error(
+            "load", "matrix", "a path, a spec or a name", type(matrix).__name__, "Give a string"
+        )
+    text = str(os.fspath(matrix))
+    if os.path.isfile(text):  # unlike Path.is_file, it takes a long spec for an absent file
+        return Path(text)
+    if text.startswith(SPEC_PREFIX) or text.partition("?")[0] in STAND_INS:
+        return None
+    folder = _folder("load", data_dir, "data_dir")
+    files = _files(folder)
+    path = files.get(_stem(text))
+    if path is None:  # HB/bcsstk17 may be called bcsstk17 while no other group has one
+        same = [file for name, file in files.items() if name.rpartition("/")[2] == _stem(text)]
+        path = same[0] if len(same) == 1 else None
+    if path is not None:
+        return path
+    near = difflib.get_close_matches(_stem(text), [*files, *STAND_INS], n=3, cutoff=0.5)
+    raise value_error(
+        "load",
+        "matrix",
+        f"a file, a gen: spec, a stand-in or a name in {folder}",
+        repr(text),
+        f"Did you mean {' or '.join(near)}" if near else "List the names with catalog()",
+    )
+
+
 def load(matrix: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> CSR:
     """Return the matrix that a path, a spec or a name stands for.
 
@@ -121,31 +160,8 @@ def load(matrix: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None
     data_dir : path, optional
         Default: the folder of downloads.
     """
-    if not isinstance(matrix, (str, os.PathLike)):
-        raise type_error(
-            "load", "matrix", "a path, a spec or a name", type(matrix).__name__, "Give a string"
-        )
-    text = str(os.fspath(matrix))
-    if os.path.isfile(text):  # unlike Path.is_file, it takes a long spec for an absent file
-        return read_matrix(text)
-    if text.startswith(SPEC_PREFIX) or text.partition("?")[0] in STAND_INS:
-        return from_spec(text)
-    folder = _folder("load", data_dir, "data_dir")
-    files = _files(folder)
-    path = files.get(_stem(text))
-    if path is None:  # HB/bcsstk17 may be called bcsstk17 while no other group has one
-        same = [file for name, file in files.items() if name.rpartition("/")[2] == _stem(text)]
-        path = same[0] if len(same) == 1 else None
-    if path is not None:
-        return read_matrix(path)
-    near = difflib.get_close_matches(_stem(text), [*files, *STAND_INS], n=3, cutoff=0.5)
-    raise value_error(
-        "load",
-        "matrix",
-        f"a file, a gen: spec, a stand-in or a name in {folder}",
-        repr(text),
-        f"Did you mean {' or '.join(near)}" if near else "List the names with catalog()",
-    )
+    path = find(matrix, data_dir)
+    return from_spec(str(matrix)) if path is None else read_matrix(path)
 
 
 def _folder(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,9 @@ __all__ = [
     "sample_rows",
     "sharing",
     "spy",
+    "take_rows",
     "tile_stats",
+    "window_pairs",
 ]
 
 # Tile of each format: (name, rows of a window, columns of a tile, condensed or not).
@@ -158,17 +161,9 @@ class Sample:
         return self.share < 1.0
 
 
-def sample_rows(csr: CSR, perm: torch.Tensor | None = None, most: int = _MAX_ENTRIES) -> Sample:
-    """Take a matrix's entries under a row order; of a large one about ``most`` of them."""
-    rows = csr.shape[0]
+def take_rows(csr: CSR, order: NDArray[np.int64]) -> Sample:
+    """Take the entries of the rows named in ``order``, in that order."""
     indptr = csr.indptr.numpy()
-    order = np.arange(rows) if perm is None else perm.numpy()
-    if csr.nnz > most:
-        blocks = -(-rows // _BLOCK)
-        wanted = max(1, min(blocks, int(blocks * most / csr.nnz)))
-        first = (np.arange(wanted) * blocks // wanted) * _BLOCK
-        places = (first[:, None] + np.arange(_BLOCK)).reshape(-1)
-        order = order[places[places < rows]]
     lengths = np.diff(indptr)[order]
     total = int(lengths.sum())
     starts = indptr[order] - (np.cumsum(lengths) - lengths)
@@ -181,16 +176,42 @@ def sample_rows(csr: CSR, perm: torch.Tensor | None = None, most: int = _MAX_ENT
     )
 
 
+def sample_rows(csr: CSR, perm: torch.Tensor | None = None, most: int = _MAX_ENTRIES) -> Sample:
+    """Take a matrix's entries under a row order; of a large one about ``most`` of them."""
+    rows = csr.shape[0]
+    order = np.arange(rows) if perm is None else perm.numpy()
+    if csr.nnz > most:
+        blocks = -(-rows // _BLOCK)
+        wanted = max(1, min(blocks, int(blocks * most / csr.nnz)))
+        first = (np.arange(wanted) * blocks // wanted) * _BLOCK
+        places = (first[:, None] + np.arange(_BLOCK)).reshape(-1)
+        order = order[places[places < rows]]
+    return take_rows(csr, order)
+
+
+def window_pairs(
+    sample: Sample, windows: Sequence[int] = WINDOWS
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield each height of ``windows`` with the window of every distinct (window, column) pair.
+
+    Heights ascend and each divides the next. Pairs are sorted, so that those of a window follow
+    each other.
+    """
+    rows, cols, columns = sample.rows, sample.cols, max(sample.columns, 1)
+    for window in windows:
+        # Pairs of a window come from the pairs of the windows inside it: fewer at each step.
+        keys = _distinct(rows // window * columns + cols)
+        owner = keys // columns
+        yield window, owner
+        rows, cols = owner * window, keys - owner * columns
+
+
 def sharing(sample: Sample) -> dict[int, float]:
     """Entries per distinct (window, column), by height of the window; 1 where nothing is shared."""
-    found = {}
-    rows, cols = sample.rows, sample.cols
-    for window in WINDOWS:
-        # Pairs of a window come from the pairs of the windows inside it: fewer at each step.
-        keys = _distinct(rows // window * sample.columns + cols)
-        rows, cols = keys // max(sample.columns, 1) * window, keys % max(sample.columns, 1)
-        found[window] = sample.cols.size / keys.size if keys.size else 0.0
-    return found
+    return {
+        window: sample.cols.size / owner.size if owner.size else 0.0
+        for window, owner in window_pairs(sample)
+    }
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,0 +1,65 @@
+"""Column order: rows of B that are used together lie together (Acc-SpMM, section 4.3.1).
+
+A row order says which rows of A are worked on at the same time. Numbering A's columns as they are
+first used in that order, and permuting B's rows alike, lets neighbouring rows of A read
+neighbouring rows of B. The pattern of sharing does not change, where B lies in memory does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import Permutation, positions
+
+__all__ = ["first_use", "with_columns"]
+
+
+def first_use(csr: CSR, permutation: Permutation) -> Tensor:
+    """Order columns by the first row that uses them; those of one row as given, unused ones last.
+
+    Parameters
+    ----------
+    csr : CSR [M, K]
+    permutation : Permutation
+        Order of the rows.
+
+    Returns
+    -------
+    Tensor [K] of int64
+        Column at each position.
+    """
+    place = csr.row_ids()
+    if permutation.perm is not None:
+        place = positions(permutation.perm)[place]
+    first = torch.full((csr.shape[1],), csr.shape[0], dtype=torch.int64, device=csr.device)
+    first.scatter_reduce_(0, csr.indices.to(torch.int64), place, "amin")
+    return torch.argsort(first, stable=True)
+
+
+def with_columns(csr: CSR, order: Tensor) -> tuple[CSR, Tensor]:
+    """Return A with column ``order[j]`` numbered j, and where its entries were.
+
+    The result is canonical and still takes values in the order of the caller's entries.
+
+    Returns
+    -------
+    CSR [M, K]
+    Tensor [nnz] of int64
+        Entry k of the result is this entry of ``csr``.
+    """
+    columns = positions(order)[csr.indices.to(torch.int64)]
+    entries = torch.argsort(csr.row_ids() * csr.shape[1] + columns)
+    moved = positions(entries)
+    return (
+        replace(
+            csr,
+            indices=columns[entries].to(torch.int32),
+            values=None if csr.values is None else csr.values[entries],
+            entry_map=moved if csr.entry_map is None else moved[csr.entry_map],
+        ),
+        entries,
+    )

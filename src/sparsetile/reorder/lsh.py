@@ -1,0 +1,74 @@
+"""Locality order by hashing: rows with alike sets of columns get alike signatures.
+
+MinHash: a hash function puts the columns into a random order, and a row's signature is the first
+of its own columns there. Two rows have the same one with a probability of their Jaccard
+similarity. Several such signatures, compared one after the other, sort the rows: rows that agree in
+the first lie together, among them those that agree in the second, and so on. Nothing else is
+known of the rows, so that it costs little and finds less than orders that look at the graph: it is
+what Acc-SpMM's affinity order is held against (section 4.3.1, LSH64 and DTC-LSH).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import Permutation
+
+__all__ = ["lsh"]
+
+# Signatures of a row, an even number. Rows that agree in four are all but equal: eight, at twice
+# the time, changed the sharing of columns by less than 1 % on eight graphs, two by up to 7 %.
+_SIGNATURES = 4
+
+# Odd multipliers of the finaliser of splitmix64, as signed numbers.
+_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND = 0x94D049BB133111EB - 2**64
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+# Bits of a hash. Two of them fit a sort key, and each is exact in float64, which segment_reduce
+# needs. Columns that share a hash count as one: two thousand of three million.
+_BITS = 31
+
+
+def _hashed(numbers: Tensor, seed: int) -> Tensor:
+    """Mix int64 numbers of 0 and more to _BITS random bits, the same on every device."""
+    mixed = (numbers + 1) * _STEP + seed
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        # Shifts of int64 bring the sign along: what they bring is cut off.
+        mixed = (mixed ^ ((mixed >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return (mixed >> 32) & ((1 << _BITS) - 1)
+
+
+def lsh(csr: CSR) -> Permutation:
+    """Order rows by the MinHash signatures of their column sets.
+
+    Parameters
+    ----------
+    csr : CSR [M, K]
+        Any shape; values are not read. The work is done by tensor operations on its device.
+
+    Returns
+    -------
+    Permutation
+        int64 [M] on the device of ``csr``, the same for the same pattern on every device. Rows
+        with equal signatures stay in the given order; empty rows come last.
+    """
+    order = torch.arange(csr.shape[0], device=csr.device)
+    if csr.nnz == 0:
+        return Permutation("lsh", order)
+    # Of a wide matrix only the columns that occur are hashed.
+    wide = csr.shape[1] > csr.nnz
+    columns = csr.indices if wide else torch.arange(csr.shape[1], device=csr.device)
+
+    def signature(seed: int) -> Tensor:
+        hashes = _hashed(columns.to(torch.int64), seed).to(torch.float64)
+        entries = hashes if wide else hashes.index_select(0, csr.indices)
+        least = torch.segment_reduce(entries, "min", offsets=csr.indptr)  # inf of no entries
+        return least.clamp(max=2.0**_BITS).to(torch.int64)  # whole numbers sort faster
+
+    # Least important first: each stable sort keeps what the one before did among equals.
+    for seed in reversed(range(0, _SIGNATURES, 2)):
+        key = (signature(seed) << _BITS) + signature(seed + 1)
+        order = order[torch.argsort(key[order], stable=True)]
+    return Permutation("lsh", order)
