@@ -15,9 +15,11 @@ from sparsetile.formats import (
     BUNDLE_ROWS,
     LIST_STEP,
     RowBundles,
+    pack_bcsr,
     pack_bittcf,
     pack_bundles,
     pack_rows,
+    pack_wcsr,
 )
 from sparsetile.formats.bundles import MAX_COLUMNS
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
@@ -72,11 +74,36 @@ def read_bundles(min_sharing: float) -> Callable[[CSR], Unpacked]:
     return read
 
 
-def read_bittcf(order: Callable[[CSR], Tensor] | None) -> Callable[[CSR], Unpacked]:
+def read_bittcf(order: Callable[[CSR], Tensor] | None, stack: int = 1) -> Callable[[CSR], Unpacked]:
     def read(csr: CSR) -> Unpacked:
-        tiles = pack_bittcf(csr, order and order(csr))
+        tiles = pack_bittcf(csr, order and order(csr), stack)
         rows, columns = tiles.unpack()
         values = tiles.pack_values(csr.values)
+        triples = zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)
+        return Unpacked(list(triples), tiles.shape, tiles.format_bytes)
+
+    return read
+
+
+def read_bcsr(block: int, order: Callable[[CSR], Tensor] | None) -> Callable[[CSR], Unpacked]:
+    def read(csr: CSR) -> Unpacked:
+        blocks = pack_bcsr(csr, block, order and order(csr))
+        rows, columns, places = blocks.unpack()
+        values = blocks.pack_values(csr.values).flatten()[places]
+        triples = zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)
+        return Unpacked(list(triples), blocks.shape, blocks.format_bytes)
+
+    return read
+
+
+def read_wcsr(
+    height: int, pad: int, variant: str, order: Callable[[CSR], Tensor] | None
+) -> Callable[[CSR], Unpacked]:
+    def read(csr: CSR) -> Unpacked:
+        tiles = pack_wcsr(csr, height, pad, order and order(csr))
+        rows, columns, places = tiles.unpack()
+        values = tiles.pack_values(csr.values, variant=variant)
+        values = values.flatten()[places] if variant == "dense" else values
         triples = zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)
         return Unpacked(list(triples), tiles.shape, tiles.format_bytes)
 
@@ -88,8 +115,17 @@ def reversed_rows(csr: CSR) -> Tensor:
 
 
 FORMATS: dict[str, Callable[[CSR], Unpacked]] = {
+    "BCSR of 32": read_bcsr(32, None),
+    "BCSR of 64, reversed rows": read_bcsr(64, reversed_rows),
+    "BCSR of 128": read_bcsr(128, None),
+    "WCSR 16x8, bitmap": read_wcsr(16, 8, "bitmap", None),
+    "WCSR 64x8, dense": read_wcsr(64, 8, "dense", None),
+    "WCSR 64x16, bitmap, reversed rows": read_wcsr(64, 16, "bitmap", reversed_rows),
+    "WCSR 128x16, dense, reversed rows": read_wcsr(128, 16, "dense", reversed_rows),
     "BitTCF": read_bittcf(None),
     "BitTCF of reversed rows": read_bittcf(reversed_rows),
+    "stacked BitTCF": read_bittcf(None, 2),
+    "stacked BitTCF of reversed rows": read_bittcf(reversed_rows, 2),
     "rows": read_rows,
     "bundles of every window": read_bundles(0.0),
     "bundles of windows that share": read_bundles(1.5),
@@ -123,9 +159,24 @@ def test_keeps_negative_zeros_denormals_infinities_and_stored_zeros(form):
 @pytest.mark.parametrize("form", FORMATS)
 def test_counts_its_bytes(form):
     csr = csr_of(MATRICES["odd sizes"]())
-    if form.startswith("BitTCF"):
-        tiles = pack_bittcf(csr, reversed_rows(csr) if "reversed" in form else None).tile_count
-        assert FORMATS[form](csr).bytes == 4 * (-(-csr.shape[0] // 8) + 11 * tiles + 2)
+    if "BitTCF" in form:
+        stack, words = (2, 14) if form.startswith("stacked") else (1, 11)
+        order = reversed_rows(csr) if "reversed" in form else None
+        tiles, windows = pack_bittcf(csr, order, stack).tile_count, -(-csr.shape[0] // (8 * stack))
+        assert FORMATS[form](csr).bytes == 4 * (windows + words * tiles + 2)
+        return
+    if form.startswith("BCSR"):
+        block = int(form.split()[2].rstrip(","))
+        blocks = pack_bcsr(csr, block, reversed_rows(csr) if "reversed" in form else None)
+        rows, bits = -(-csr.shape[0] // block), block * block // 8  # A has holes: bits are there
+        expected = 4 * (rows + 1) + (4 + bits) * blocks.block_count
+        assert FORMATS[form](csr).bytes == expected
+        return
+    if form.startswith("WCSR"):
+        height, pad = (int(side) for side in form.split()[1].rstrip(",").split("x"))
+        order = reversed_rows(csr) if "reversed" in form else None
+        slots = pad * pack_wcsr(csr, height, pad, order).tile_count
+        assert FORMATS[form](csr).bytes == 4 * (-(-csr.shape[0] // height) + 1 + slots)
         return
     if form == "rows":
         assert FORMATS[form](csr).bytes == 8 * (csr.shape[0] + 1) + 4 * csr.nnz

@@ -29,47 +29,61 @@ def matrices(draw: st.DrawFn) -> tuple[CSR, Tensor | None]:
     return csr, None if order is None else torch.tensor(order, dtype=torch.int64)
 
 
-def check(csr: CSR, order: Tensor | None, tiles: BitTCF) -> None:
+def check(csr: CSR, order: Tensor | None, tiles: BitTCF, stack: int) -> None:
     """Compare every array with a walk over the windows, one after the other."""
     rows = list(range(csr.shape[0])) if order is None else order.tolist()
     columns_of = [
         csr.indices[csr.indptr[r] : csr.indptr[r + 1]].tolist() for r in range(csr.shape[0])
     ]
     offset, values, bitmaps, ids, entries = [0], [0], [], [], []
-    for first in range(0, csr.shape[0], 8):
-        window = rows[first : first + 8]
+    for first in range(0, csr.shape[0], 8 * stack):
+        window = rows[first : first + 8 * stack]
         columns = sorted({c for row in window for c in columns_of[row]})
         for at in range(0, len(columns), 8):
             mine = columns[at : at + 8]
             ids += mine + [columns[-1]] * (8 - len(mine))
-            bits = 0
-            for r, row in enumerate(window):
-                for c, column in enumerate(mine):
-                    if column in columns_of[row]:
-                        bits |= 1 << (8 * r + c)
-                        entries.append(int(csr.indptr[row]) + columns_of[row].index(column))
-            bitmaps.append(bits)
-            values.append(values[-1] + bits.bit_count())
-        offset.append(len(bitmaps))
+            for s in range(stack):
+                bits = 0
+                for r, row in enumerate(window[8 * s : 8 * s + 8]):
+                    for c, column in enumerate(mine):
+                        if column in columns_of[row]:
+                            bits |= 1 << (8 * r + c)
+                            entries.append(int(csr.indptr[row]) + columns_of[row].index(column))
+                bitmaps.append(bits)
+                values.append(values[-1] + bits.bit_count())
+        offset.append(len(ids) // 8)
     assert tiles.row_window_offset.tolist() == offset
     assert tiles.tc_offset.tolist() == values
     assert tiles.sparse_a_to_b.tolist() == ids
     assert tiles.tc_local_bit.numpy().view(np.uint64).tolist() == bitmaps
     assert tiles.entries.tolist() == entries, "values lie in tile order, in bit order inside"
+    assert tiles.stack == stack and tiles.shape == csr.shape
 
 
-@settings(max_examples=150, deadline=None)
-@given(matrices())
-def test_every_array_is_what_its_definition_says(drawn):
+STACKS = st.sampled_from([1, 2])
+
+
+@settings(max_examples=200, deadline=None)
+@given(matrices(), STACKS)
+def test_every_array_is_what_its_definition_says(drawn, stack):
     csr, order = drawn
-    check(csr, order, pack_bittcf(csr, order))
+    check(csr, order, pack_bittcf(csr, order, stack), stack)
 
 
 @settings(max_examples=100, deadline=None)
 @given(matrices())
-def test_bits_alone_give_every_entry_back(drawn):
+def test_tiles_of_eight_rows_are_counted_without_packing_them(drawn):
     csr, order = drawn
-    tiles = pack_bittcf(csr, order)
+    expected = pack_bittcf(csr, order).tile_count
+    assert pack_bittcf(csr, order, 2).tiles_of_eight() == expected
+    assert pack_bittcf(csr, order).tiles_of_eight() == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(matrices(), STACKS)
+def test_bits_alone_give_every_entry_back(drawn, stack):
+    csr, order = drawn
+    tiles = pack_bittcf(csr, order, stack)
     row, column = tiles.unpack()
     packed = tiles.pack_values(csr.values)
     dense = torch.zeros(csr.shape)
@@ -92,21 +106,87 @@ def test_the_size_is_the_papers(name, order):
         assert part.dtype is torch.int32 and part.is_contiguous()
 
 
+@pytest.mark.parametrize("order", [None, "shuffled"])
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_tile_of_sixteen_rows_has_a_bitmap_and_an_offset_more(name, order):
+    csr = csr_of(MATRICES[name]())
+    perm = None if order is None else torch.randperm(csr.shape[0])
+    tiles = pack_bittcf(csr, perm, 2)
+    assert tiles.format_bytes == 4 * (-(-csr.shape[0] // 16) + 14 * tiles.tile_count + 2)
+    assert tiles.window_count == -(-csr.shape[0] // 16)
+    assert tiles.tc_offset.numel() == 2 * tiles.tile_count + 1
+    assert tiles.tc_local_bit.numel() == 2 * tiles.tile_count
+    assert tiles.tiles_of_eight() == pack_bittcf(csr, perm).tile_count
+    assert tiles.tile_count <= tiles.tiles_of_eight()
+    for part in (tiles.row_window_offset, tiles.tc_offset, tiles.sparse_a_to_b, tiles.entries):
+        assert part.dtype is torch.int32 and part.is_contiguous()
+    assert tiles.tc_local_bit.dtype is torch.int64 and tiles.tc_local_bit.is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (40, 6)])
+@pytest.mark.parametrize("stack", [1, 2])
+def test_a_matrix_without_entries_has_windows_and_no_tiles(shape, stack):
+    csr = CSR(torch.zeros(shape[0] + 1, dtype=torch.int64), torch.empty(0).int(), None, shape)
+    tiles = pack_bittcf(csr, None, stack)
+    windows = -(-shape[0] // (8 * stack))
+    assert tiles.row_window_offset.tolist() == [0] * (windows + 1)
+    assert (tiles.tile_count, tiles.tiles_of_eight(), tiles.mean_tile_entries) == (0, 0, 0.0)
+    assert tiles.tc_offset.tolist() == [0]
+    assert [part.numel() for part in tiles.unpack()] == [0, 0]
+
+
+@pytest.mark.parametrize("rows", [17, 24, 25, 31, 32])
+def test_rows_past_the_last_leave_their_bits_empty(rows):
+    csr = csr_of(np.ones((rows, 9)))
+    tiles = pack_bittcf(csr, None, 2)
+    assert tiles.tiles_per_window().tolist() == [2, 2]
+    bitmaps = tiles.tc_local_bit.numpy().view(np.uint64).reshape(2, 2, 2).tolist()
+    for window, first in enumerate((0, 16)):
+        for s in range(2):
+            held = min(max(rows - first - 8 * s, 0), 8)
+            full, one = 2 ** (8 * held) - 1, sum(1 << (8 * r) for r in range(held))
+            assert [bitmaps[window][tile][s] for tile in range(2)] == [full, one]
+    assert tiles.sparse_a_to_b.tolist() == ([*range(8)] + [8] * 8) * 2
+
+
+def test_halves_of_a_stack_lie_one_after_the_other_in_the_values():
+    csr = csr_of(np.arange(1.0, 16 * 10 + 1).reshape(16, 10))
+    tiles = pack_bittcf(csr, None, 2)
+    values = tiles.pack_values(csr.values)
+    dense = csr.values.reshape(16, 10)
+    parts = [dense[:8, :8], dense[8:, :8], dense[:8, 8:], dense[8:, 8:]]
+    assert tiles.tc_offset.tolist() == [0, 64, 128, 144, 160]
+    assert torch.equal(values, torch.cat([part.flatten() for part in parts]))
+
+
+def test_columns_of_one_half_only_leave_the_other_halfs_bitmap_empty():
+    dense = np.zeros((16, 20))
+    dense[3, :9], dense[12, 9:] = 1, 1
+    tiles = pack_bittcf(csr_of(dense), None, 2)
+    assert tiles.tile_count == 3 and tiles.tiles_of_eight() == 4
+    assert tiles.tc_offset.tolist() == [0, 8, 8, 9, 16, 16, 20]
+    assert [bool(bits) for bits in tiles.tc_local_bit] == [True, False, True, True, False, True]
+
+
 def test_a_full_window_uses_all_64_bits():
     csr = csr_of(torch.ones(8, 16).numpy())
     tiles = pack_bittcf(csr)
     assert tiles.tc_local_bit.tolist() == [-1, -1] and tiles.mean_tile_entries == 64
     assert tiles.tc_offset.tolist() == [0, 64, 128]
+    stacked = pack_bittcf(csr_of(np.ones((16, 16))), None, 2)
+    assert stacked.tc_local_bit.tolist() == [-1] * 4 and stacked.mean_tile_entries == 128
+    assert stacked.tiles_of_eight() == 4, "all bits set is a negative number"
 
 
-def test_windows_are_cut_from_the_order_given():
+@pytest.mark.parametrize("stack", [1, 2])
+def test_windows_are_cut_from_the_order_given(stack):
     csr = csr_of(MATRICES["equal rows"]())
     order = torch.arange(csr.shape[0]).flip(0)
-    tiles = pack_bittcf(csr, order)
+    tiles = pack_bittcf(csr, order, stack)
     assert torch.equal(tiles.order, order.int())
     rows, _ = tiles.unpack()
-    first = rows[: int(tiles.tc_offset[int(tiles.row_window_offset[1])])]
-    assert sorted(first.unique().tolist()) == sorted(order[:8].tolist())
+    first = rows[: int(tiles.tc_offset[stack * int(tiles.row_window_offset[1])])]
+    assert sorted(first.unique().tolist()) == sorted(order[: 8 * stack].tolist())
 
 
 def test_equal_columns_in_far_windows_do_not_mix():
@@ -117,11 +197,12 @@ def test_equal_columns_in_far_windows_do_not_mix():
     assert tiles.tc_local_bit.tolist() == [1, 1]
 
 
-def test_columns_past_32_bits_of_keys_are_kept_apart():
+@pytest.mark.parametrize("stack", [1, 2])
+def test_columns_past_32_bits_of_keys_are_kept_apart(stack):
     cols = 2**31 - 1
     indices = torch.tensor([0, cols - 1, cols - 1], dtype=torch.int32)
     csr = CSR(torch.tensor([0, *[2] * 40, 3]), indices, None, (41, cols))
-    tiles = pack_bittcf(csr)
+    tiles = pack_bittcf(csr, None, stack)
     rows, columns = tiles.unpack()
     assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [
         (0, 0), (0, cols - 1), (40, cols - 1),

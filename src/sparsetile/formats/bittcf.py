@@ -10,9 +10,14 @@ eight. Names are the paper's:
     TCLocalBit[t]       bit 8r + c: the tile's row r has an entry in column c   [tiles]
 
 Values lie in tile order and in bit order inside a tile, so that an entry's place is TCOffset plus
-the number of set bits below its own. Slots past a window's last column repeat that column: a
-kernel that reads their rows of B reads what it has read already, and their bits are zero. Windows
-without entries have no tiles.
+the number of set bits below its own.
+
+``stack`` 2 is our own: windows of sixteen rows, whose tiles are two of eight rows that share their
+columns. TCOffset and TCLocalBit then have two elements a tile, 2t and 2t + 1, all else is the same;
+rows of B that both halves need are read once.
+
+Slots past a window's last column repeat that column: a kernel that reads their rows of B reads what
+it has read already, and their bits are zero. Windows without entries have no tiles.
 
 Built with tensor operations on A's own device: one sort of (window, column) keys, then gathers;
 no loop over windows and no atomics.
@@ -47,9 +52,12 @@ class BitTCF:
     entries : Tensor of int32 [nnz]
         Canonical entry number of each packed value.
     order : Tensor of int32 [M] or None
-        Row of A at each position; window w holds positions 8w to 8w + 7. None: the given order.
+        Row of A at each position; window w holds the positions from 8 * stack * w on. None: the
+        given order.
     shape : tuple of int
         (M, K) of A.
+    stack : int
+        Tiles of eight rows that share their columns, 1 or 2.
     """
 
     row_window_offset: Tensor
@@ -59,6 +67,7 @@ class BitTCF:
     entries: Tensor
     order: Tensor | None
     shape: tuple[int, int]
+    stack: int = 1
 
     @property
     def window_count(self) -> int:
@@ -66,22 +75,35 @@ class BitTCF:
 
     @property
     def tile_count(self) -> int:
-        return self.tc_local_bit.numel()
+        return self.sparse_a_to_b.numel() // TILE_COLUMNS
 
     @property
     def format_bytes(self) -> int:
-        """Bytes of the four arrays: 4 * (ceil(M / 8) + 11 * tiles + 2)."""
+        """Bytes of the four arrays: 4 * (ceil(M / 8) + 11 * tiles + 2) where ``stack`` is 1."""
         arrays = (self.row_window_offset, self.tc_offset, self.sparse_a_to_b, self.tc_local_bit)
         return sum(t.numel() * t.element_size() for t in arrays)
 
     @property
     def mean_tile_entries(self) -> float:
-        """Entries a tile holds on average, of 64."""
+        """Entries a tile holds on average, of 64 (of 128 where two are stacked)."""
         return self.entries.numel() / max(self.tile_count, 1)
 
     def tiles_per_window(self) -> Tensor:
         """Tiles of each window, int32 [windows]."""
         return self.row_window_offset[1:] - self.row_window_offset[:-1]
+
+    def tiles_of_eight(self) -> int:
+        """Tiles that windows of eight rows of the same order would have."""
+        # Which of a tile's eight columns each eight rows use: the OR of a bitmap's bytes.
+        used = self.tc_local_bit
+        for shift in (32, 16, 8):
+            used = used | (used >> shift)
+        columns = _popcount(used & 0xFF).reshape(-1, self.stack)
+        window = torch.repeat_interleave(
+            torch.arange(self.window_count, device=used.device), self.tiles_per_window()
+        )
+        counts = columns.new_zeros((self.window_count, self.stack)).index_add_(0, window, columns)
+        return int(((counts + TILE_COLUMNS - 1) >> _SHIFT).sum())
 
     def pack_values(self, values: Tensor) -> Tensor:
         """Canonical values [nnz] -> packed values [nnz]."""
@@ -95,8 +117,10 @@ class BitTCF:
         )
         bits = torch.arange(WINDOW_ROWS * TILE_COLUMNS, device=device)
         held = (self.tc_local_bit.unsqueeze(1) >> bits) & 1
-        tile, bit = torch.nonzero(held, as_tuple=True)
-        position = window[tile] * WINDOW_ROWS + (bit >> _SHIFT)
+        part, bit = torch.nonzero(held, as_tuple=True)
+        tile = part // self.stack
+        row_in_window = part % self.stack * WINDOW_ROWS + (bit >> _SHIFT)
+        position = window[tile] * WINDOW_ROWS * self.stack + row_in_window
         row = position if self.order is None else self.order.to(torch.int64)[position]
         column = self.sparse_a_to_b[tile * TILE_COLUMNS + (bit & (TILE_COLUMNS - 1))]
         return row, column.to(torch.int64)
@@ -129,23 +153,24 @@ def _offsets(counts: Tensor) -> Tensor:
     return offsets
 
 
-def _bitmaps(bit: Tensor, first_entry: Tensor) -> Tensor:
-    """OR of 1 << bit over each tile's entries; tile t holds entries first_entry[t] to [t + 1].
+def _bitmaps(bit: Tensor, first_entry: Tensor, stack: int) -> Tensor:
+    """OR of 1 << bit over each tile's entries, 64 bits a word: [tiles, stack].
 
-    Each bit occurs once a tile, so that OR is a sum, and a sum is a difference of running sums.
-    The halves are summed apart: 2^31 terms below 2^32 do not overflow.
+    Tile t holds entries first_entry[t] to [t + 1]. Each bit occurs once a tile, so that OR is a
+    sum, and a sum is a difference of running sums. Halves of a word are summed apart: 2^31 terms
+    below 2^32 do not overflow.
     """
     halves = []
-    for half in range(2):
+    for half in range(2 * stack):
         place = bit - 32 * half
         inside = (place >= 0) & (place < 32)
         terms = torch.where(inside, torch.ones_like(bit) << place.clamp(0, 31), 0)
         running = _offsets(terms)
         halves.append(running[first_entry[1:]] - running[first_entry[:-1]])
-    return halves[0] | (halves[1] << 32)
+    return torch.stack([halves[2 * s] | (halves[2 * s + 1] << 32) for s in range(stack)], 1)
 
 
-def pack_bittcf(csr: CSR, order: Tensor | None = None) -> BitTCF:
+def pack_bittcf(csr: CSR, order: Tensor | None = None, stack: int = 1) -> BitTCF:
     """CSR -> BitTCF.
 
     Parameters
@@ -154,15 +179,18 @@ def pack_bittcf(csr: CSR, order: Tensor | None = None) -> BitTCF:
         Fewer than 2^31 entries.
     order : Tensor [M], optional
         Order of the rows; windows are cut from it. Row order when None.
+    stack : int
+        1: windows of eight rows. 2: of sixteen.
     """
     device, (rows, cols) = csr.device, csr.shape
-    windows = -(-rows // WINDOW_ROWS)
+    window_rows = WINDOW_ROWS * stack
+    windows = -(-rows // window_rows)
     place = csr.row_ids()
     if order is not None:
         place = positions(order)[place]
     # One sort brings equal (window, column) pairs together, pairs of a window into order, and
     # windows after each other. Which entry of a pair comes first does not matter: bits decide.
-    keys, entry = torch.sort((place >> _SHIFT) * cols + csr.indices)
+    keys, entry = torch.sort(place // window_rows * cols + csr.indices)
     is_first = torch.ones(csr.nnz, dtype=torch.bool, device=device)
     torch.ne(keys[1:], keys[:-1], out=is_first[1:])
     pair = torch.cumsum(is_first, 0) - 1  # of each sorted entry
@@ -188,18 +216,23 @@ def pack_bittcf(csr: CSR, order: Tensor | None = None) -> BitTCF:
     window = keys // max(cols, 1)
     number = pair - window_pair[window]  # of the entry's column in its window
     tile = window_tile[window] + (number >> _SHIFT)
-    row = place[entry] & (WINDOW_ROWS - 1)
+    row = place[entry] % window_rows
     bit = (row << _SHIFT) | (number & (TILE_COLUMNS - 1))
-    bitmaps = _bitmaps(bit, first_entry)
-    below = bitmaps[tile] & ~(torch.full_like(bit, -1) << bit)
+    bitmaps = _bitmaps(bit, first_entry, stack).reshape(-1)
+    part = tile * stack + (row >> _SHIFT)  # of each sorted entry: which bitmap
+    part_entry = first_entry  # first packed value of each bitmap
+    if stack > 1:
+        part_entry = _offsets(_popcount(bitmaps))
+    below = bitmaps[part] & ~(torch.full_like(bit, -1) << (bit & 63))
     entries = torch.empty(csr.nnz, dtype=torch.int32, device=device)
-    entries[first_entry[tile] + _popcount(below)] = entry.to(torch.int32)
+    entries[part_entry[part] + _popcount(below)] = entry.to(torch.int32)
     return BitTCF(
         window_tile.to(torch.int32),
-        first_entry.to(torch.int32),
+        part_entry.to(torch.int32),
         columns.reshape(-1).to(torch.int32),
         bitmaps,
         entries,
         None if order is None else order.to(torch.int32),
         csr.shape,
+        stack,
     )

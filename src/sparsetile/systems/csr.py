@@ -8,6 +8,7 @@ FP32 arithmetic, any shape, every dtype. What was measured is in docs/csr.md.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,15 +50,34 @@ MIN_MEAN_LENGTH = 38
 # bytes of a row of B)
 LONG_ELEMENTS, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS, LONG_BYTES = 2**17, 256, 1.4, 2048, 256
 
+# How long items are. Rows up to UNCUT entries are not cut where no row is longer (UNCUT_NARROW in
+# products whose rows of B are narrow: there a tree costs as much as hundreds of entries). Where
+# nearly all entries lie in long rows, each of the GPU's warps gets one item, or long ones.
+SHORT_SEGMENT, LONGEST_SEGMENT = 128, 2048
+MANY, MANY_NARROW = 1_000_000, 400_000  # entries from which on items are twice as long
+UNCUT, UNCUT_NARROW, NARROW_BYTES = 256, 512, 256
+LONG_UNIT, LONG_UNITS_SHARE = 256, 0.8
+BUSY_WARPS = 3_700
 
-def segment_length(n: int, dtype: torch.dtype) -> int:
-    """Entries of the longest item.
 
-    Long enough that a group's start-up is a small share of its work, short enough that one dense
-    row spreads over the whole GPU. Narrow products have several groups a warp share a wide item,
-    so theirs may be longer.
+def segment_length(units: Units, row_bytes: int) -> int:
+    """Return the entries (or list elements) of the longest item, for rows of B of that many bytes.
+
+    Long enough that starting an item and joining pieces are a small share of its work, short
+    enough that the longest is done before the rest is. Where no row is very long, none is cut:
+    the first cut row costs a second wait for memory, whatever its length. (docs/csr.md)
     """
-    return 256 if n * dtype.itemsize <= 256 else 128
+    length = units.length
+    if not length.numel():
+        return SHORT_SEGMENT
+    narrow = row_bytes <= NARROW_BYTES
+    if int(length.max()) <= (UNCUT_NARROW if narrow else UNCUT):
+        return UNCUT_NARROW
+    total = int(length.sum())
+    if int(length[length > LONG_UNIT].sum()) >= LONG_UNITS_SHARE * total:
+        fair = 2 ** round(math.log2(total / BUSY_WARPS))
+        return min(max(fair, SHORT_SEGMENT), LONGEST_SEGMENT)
+    return 2 * SHORT_SEGMENT if total >= (MANY_NARROW if narrow else MANY) else SHORT_SEGMENT
 
 
 def _bundle_units(bundles: RowBundles) -> Units:
@@ -113,11 +133,12 @@ class CSRSystem(System):
     def build(self, request: Request) -> Stage:
         csr, order = request.csr, request.permutation.perm
         rows = pack_rows(csr)
-        length = segment_length(request.n, request.dtype)
-        plain = schedule_segments(row_units(csr, order), length)
-        slab_bytes = min(request.n * request.dtype.itemsize, WIDE_SLAB_BYTES)
+        row_bytes = request.n * request.dtype.itemsize
+        units = row_units(csr, order)
+        plain = schedule_segments(units, segment_length(units, row_bytes))
+        slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
         shape = _shape(csr, plain, spread(csr, order, slab_bytes))
-        bundles, mixed = self._bundles(request, length)
+        bundles, mixed = self._bundles(request)
         recipe = make_recipe(
             self.name,
             csr,
@@ -139,15 +160,15 @@ class CSRSystem(System):
                 f"{bundles.bundle_count} bundles of four rows hold {bundles.entries.numel()} of "
                 f"{csr.nnz} entries, {sharing:.2f} per row of B read, {bundles.format_bytes} bytes"
             )
+        ends = schedule.items[:, 2] - schedule.items[:, 1]
+        longest = int(ends.max()) if ends.numel() else 0
         choices["schedule"] = (
-            f"{schedule.item_count} items of at most {length} entries, "
+            f"{schedule.item_count} items of at most {longest} entries, "
             f"{schedule.slot_count} partial sums"
         )
         return Stage(self.name, parts, recipe, choices)
 
-    def _bundles(
-        self, request: Request, length: int
-    ) -> tuple[RowBundles | None, SegmentSchedule | None]:
+    def _bundles(self, request: Request) -> tuple[RowBundles | None, SegmentSchedule | None]:
         csr = request.csr
         if request.dtype not in BUNDLE_DTYPES or csr.shape[1] > MAX_COLUMNS or not csr.nnz:
             return None, None
@@ -169,6 +190,7 @@ class CSRSystem(System):
         ):
             return None, None
         units = concat_units(_bundle_units(bundles), row_units(csr, bundles.loose))
+        length = segment_length(units, request.n * request.dtype.itemsize)
         return bundles, schedule_segments(units, length)
 
     def make_runner(self, meta: Mapping[str, Any]) -> CSRRunner:

@@ -1,0 +1,208 @@
+"""BCSR: the square blocks of A that hold an entry, dense, in block rows.
+
+AsyncSparse, section II-C, for structured sparsity (pruned weights, FEM). Rows (in the plan's order)
+and columns are cut every ``block``; a block with no entry is left out. Names are the paper's:
+
+    block_row_ptr[i]    first block of block row i                            [block rows + 1]
+    block_col_idx[k]    block column of block k, ascending in a block row     [blocks]
+    blocks[k, r, c]     value of row r, column c of block k                   [blocks, b, b]
+
+Blocks are row-major: a row's columns, the sum's index, lie side by side (K-major), which is the
+layout that every type of WGMMA takes for either operand, and which one TMA box with its swizzle
+brings. They are made apart, by ``pack_values``, so that new values cost one scatter.
+
+Cells that hold no entry are zeros, and zero times Inf is not nothing. ``bitmaps`` says which cells
+count, for the exact recomputation of such rows; it is left out (None) where every cell of every
+block that lies inside A holds an entry. Rows and columns past the end of A then need no bits
+either: those rows are not stored, and loads give zeros for rows of B past its end.
+
+Built with tensor operations on A's own device: runs of entries of one row in one block come first,
+because canonical entries are sorted, so that only these runs are sorted by block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsetile.errors import value_error
+from sparsetile.formats.cells import (
+    WORD_BITS,
+    checked_values,
+    pack_bits,
+    scatter_cells,
+    set_places,
+)
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import positions
+
+__all__ = ["BCSR", "BLOCK_SIZES", "pack_bcsr"]
+
+BLOCK_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True, eq=False)
+class BCSR:
+    """See the module's text for the arrays.
+
+    Attributes
+    ----------
+    block_row_ptr, block_col_idx : Tensor of int32
+        Offsets are in blocks, as ``balance/windows.py`` takes them.
+    places : Tensor of int64 [nnz]
+        Place of each canonical entry in the flattened blocks.
+    bitmaps : Tensor of int64 [blocks, b * b / 64] or None
+        Bits of uint64, cell by cell, row-major; None where all cells inside A hold entries.
+    order : Tensor of int32 [M] or None
+        Row of A at each position; block row i holds the positions from i * b on. None: the given
+        order.
+    shape : tuple of int
+        (M, K) of A.
+    block : int
+        Rows and columns of a block, b.
+    """
+
+    block_row_ptr: Tensor
+    block_col_idx: Tensor
+    places: Tensor
+    bitmaps: Tensor | None
+    order: Tensor | None
+    shape: tuple[int, int]
+    block: int
+
+    @property
+    def block_row_count(self) -> int:
+        return self.block_row_ptr.numel() - 1
+
+    @property
+    def block_count(self) -> int:
+        return self.block_col_idx.numel()
+
+    @property
+    def cell_count(self) -> int:
+        return self.block_count * self.block**2
+
+    @property
+    def padded_shape(self) -> tuple[int, int]:
+        """(M, K) rounded up to whole blocks."""
+        columns = -(-self.shape[1] // self.block) * self.block
+        return self.block_row_count * self.block, columns
+
+    @property
+    def fill(self) -> float:
+        """Entries per stored cell: the paper's fill ratio."""
+        return self.places.numel() / max(self.cell_count, 1)
+
+    @property
+    def format_bytes(self) -> int:
+        """Bytes beside the blocks: 4 * (block rows + 1 + blocks), and b * b / 8 a block of bits."""
+        arrays = [self.block_row_ptr, self.block_col_idx]
+        arrays += [] if self.bitmaps is None else [self.bitmaps]
+        return sum(t.numel() * t.element_size() for t in arrays)
+
+    def value_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the dense blocks."""
+        return self.cell_count * dtype.itemsize
+
+    def blocks_per_row(self) -> Tensor:
+        """Blocks of each block row, int32 [block rows]."""
+        return self.block_row_ptr[1:] - self.block_row_ptr[:-1]
+
+    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Canonical values [nnz] -> dense blocks [blocks, b, b], zeros where there is no entry.
+
+        Parameters
+        ----------
+        values : Tensor [nnz] or None
+            None: ones, for a pattern.
+        dtype : torch.dtype, optional
+            Type of the blocks; rounded to nearest. That of ``values`` (float32 for a pattern) when
+            None. float8 does not saturate: scale first.
+        """
+        values = checked_values(values, self.places.numel(), dtype, self.places.device)
+        packed = scatter_cells(values, self.places, self.cell_count)
+        return packed.reshape(self.block_count, self.block, self.block)
+
+    def unpack(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (row, column, place) of every entry in block order: the round trip.
+
+        From the block lists and bits alone; ``place`` is that in the flattened blocks.
+        """
+        size, device = self.block, self.block_col_idx.device
+        if self.bitmaps is None:
+            place = torch.arange(self.cell_count, device=device)
+        else:
+            place = set_places(self.bitmaps)
+        block = place // size**2
+        block_row = torch.repeat_interleave(
+            torch.arange(self.block_row_count, device=device), self.blocks_per_row()
+        )
+        position = block_row[block] * size + place // size % size
+        column = self.block_col_idx.to(torch.int64)[block] * size + place % size
+        inside = (position < self.shape[0]) & (column < self.shape[1])
+        position, column, place = position[inside], column[inside], place[inside]
+        row = position if self.order is None else self.order.to(torch.int64)[position]
+        return row, column, place
+
+
+def _inside(ptr: Tensor, idx: Tensor, shape: tuple[int, int], size: int) -> int:
+    """Cells of the stored blocks that lie inside A."""
+    starts = torch.arange(ptr.numel() - 1, device=ptr.device) * size
+    heights = torch.clamp(shape[0] - starts, max=size)
+    widths = torch.clamp(shape[1] - idx * size, max=size)
+    return int((torch.repeat_interleave(heights, ptr[1:] - ptr[:-1]) * widths).sum())
+
+
+def pack_bcsr(csr: CSR, block: int = 64, order: Tensor | None = None) -> BCSR:
+    """CSR -> BCSR.
+
+    Parameters
+    ----------
+    csr : CSR
+        Fewer than 2^31 entries.
+    block : int
+        Rows and columns of a block: 32, 64 or 128.
+    order : Tensor [M], optional
+        Order of the rows; block rows are cut from it. Row order when None.
+
+    Raises
+    ------
+    ValueError
+        ``block`` is none of these.
+    """
+    if block not in BLOCK_SIZES:
+        raise value_error(
+            "pack_bcsr", "block", f"one of {BLOCK_SIZES}", block, "Choose a size from that list"
+        )
+    device, (rows, cols) = csr.device, csr.shape
+    block_rows, block_cols = -(-rows // block), -(-cols // block)
+    row, column = csr.row_ids(), csr.indices.to(torch.int64)
+    # Entries of one row in one block follow each other: number these runs, then sort only them.
+    piece = row * block_cols + column // block
+    pieces, run = torch.unique_consecutive(piece, return_inverse=True)
+    position = pieces // max(block_cols, 1)
+    if order is not None:
+        position = positions(order.to(torch.int64))[position]
+    keys, key_of_run = torch.unique(
+        position // block * block_cols + pieces % max(block_cols, 1), return_inverse=True
+    )
+    bounds = torch.arange(block_rows + 1, device=device) * block_cols
+    ptr = torch.searchsorted(keys, bounds)
+    idx = keys % max(block_cols, 1)
+    first_cell = (key_of_run * block + position % block) * block  # of each run's row in its block
+    places = first_cell[run] + column % block
+    bitmaps = None
+    if csr.nnz != _inside(ptr, idx, csr.shape, block):
+        bits = pack_bits(torch.sort(places).values, keys.numel() * block**2)
+        bitmaps = bits.reshape(keys.numel(), block**2 // WORD_BITS)
+    return BCSR(
+        ptr.to(torch.int32),
+        idx.to(torch.int32),
+        places,
+        bitmaps,
+        None if order is None else order.to(torch.int32),
+        csr.shape,
+        block,
+    )

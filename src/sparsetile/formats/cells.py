@@ -1,0 +1,87 @@
+"""Cells of packed tiles: values put into them, and one bit for each that holds an entry.
+
+What BCSR and WCSR share. Both store tiles one after the other, row-major inside, so that an
+entry's *place* is one number: cells before it. Bit ``place % 64`` of word ``place // 64`` says that
+the cell holds an entry; tiles are whole words. Tensor operations on any device: no loop over
+tiles, no atomics, the same bits in every run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsetile.errors import value_error
+
+__all__ = [
+    "WORD_BITS",
+    "checked_values",
+    "gather_values",
+    "pack_bits",
+    "scatter_cells",
+    "set_places",
+]
+
+WORD_BITS = 64
+
+
+def checked_values(
+    values: Tensor | None, count: int, dtype: torch.dtype | None, device: torch.device
+) -> Tensor:
+    """Return ``values`` [count] as ``dtype`` (None: their own); ones for a pattern."""
+    if values is None:
+        return torch.ones(count, dtype=dtype or torch.float32, device=device)
+    if values.shape != (count,):
+        raise value_error(
+            "pack_values", "values", f"a tensor of {count} values", f"shape {tuple(values.shape)}",
+            "Give one value for each stored entry, in canonical order",
+        )  # fmt: skip
+    return values if dtype is None else values.to(dtype)
+
+
+def scatter_cells(values: Tensor, places: Tensor, cells: int) -> Tensor:
+    """Values [n] to their places among ``cells`` cells; zeros elsewhere. Differentiable."""
+    packed = torch.zeros(cells, dtype=values.dtype, device=values.device)
+    if values.dtype.itemsize == 1:  # bytes: indexing float8 is not there on every device
+        packed.view(torch.uint8)[places] = values.view(torch.uint8)
+    else:
+        packed[places] = values
+    return packed
+
+
+def gather_values(values: Tensor, entries: Tensor) -> Tensor:
+    """Values in the order of ``entries``. Differentiable."""
+    if values.dtype.itemsize == 1:
+        return values.view(torch.uint8)[entries].view(values.dtype)
+    return values[entries]
+
+
+def pack_bits(places: Tensor, cells: int) -> Tensor:
+    """Ascending, distinct places -> int64 [cells / 64], their bits set.
+
+    Bits of a word occur once, so that OR is a sum, and a sum is a difference of running sums.
+    Halves of a word are summed apart: fewer than 2^31 terms below 2^32 do not overflow.
+    """
+    words = torch.zeros(cells // WORD_BITS, dtype=torch.int64, device=places.device)
+    word, count = torch.unique_consecutive(places // WORD_BITS, return_counts=True)
+    end = torch.cumsum(count, 0)
+    halves = []
+    for half in range(2):
+        inside = places // 32 % 2 == half
+        terms = torch.where(inside, torch.ones_like(places) << (places % 32), 0)
+        running = torch.zeros(places.numel() + 1, dtype=torch.int64, device=places.device)
+        torch.cumsum(terms, 0, out=running[1:])
+        halves.append(running[end] - running[end - count])
+    words[word] = halves[0] | (halves[1] << 32)
+    return words
+
+
+def set_places(words: Tensor) -> Tensor:
+    """Words of any shape -> places of the set bits, ascending: what ``pack_bits`` was given."""
+    words = words.reshape(-1)
+    used = torch.nonzero(words).squeeze(1)
+    # Byte k of a word has bits 8k to 8k + 7 on every machine that torch runs on.
+    octets = words[used].view(torch.uint8).unsqueeze(1)
+    held = (octets >> torch.arange(8, dtype=torch.uint8, device=words.device)) & 1
+    octet, bit = torch.nonzero(held, as_tuple=True)
+    return used[octet // 8] * WORD_BITS + octet % 8 * 8 + bit

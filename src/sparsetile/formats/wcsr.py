@@ -1,0 +1,268 @@
+"""WCSR: windows of rows whose distinct columns are condensed into tiles.
+
+AsyncSparse, section II-C, for irregular sparsity. Within a window of ``height`` rows (in the plan's
+order) columns without an entry are dropped; the others, ascending, are cut into tiles of ``pad``
+columns. Names are the paper's, offsets are in tiles:
+
+    window_row_ptr[w]           first tile of window w                      [windows + 1]
+    window_col_idx[pad t + c]   column of A (row of B) behind tile column c [tiles * pad]
+
+Slots past a window's last column repeat that column (the paper stores -1): a kernel that gathers
+their rows of B reads what it has read already, and asks nothing. Windows without entries have no
+tiles. The paper has windows of 64 rows and pads to 8.
+
+A is packed in one of two ways, whichever has fewer bytes (``smaller``):
+
+    dense     values [tiles, height, pad], zeros where there is no entry
+    bitmap    bitmaps [tiles, height * pad / 64] of uint64, bit pad r + c of a tile: its row r has
+              an entry in column c; values [nnz] in tile and bit order; tile_value_ptr[t]: the first
+              of tile t, so that an entry's place is that plus the set bits below its own
+
+A dense tile is contiguous and K-major (row-major), in the order of the bits: one copy of whole
+16-byte pieces brings it, in the layout that WGMMA reads. Its zeros are not entries: bits decide
+where B is not finite, so that the bitmap stays beside dense tiles too, read in that case only.
+
+With 16 rows and a pad of 8 the bitmap form is BitTCF of ``stack`` 2, array by array.
+
+Built with tensor operations on A's own device: one sort of (window, column) keys, one of places,
+then gathers; no loop over windows and no atomics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsetile.checks import one_of
+from sparsetile.errors import value_error
+from sparsetile.formats.cells import (
+    WORD_BITS,
+    checked_values,
+    gather_values,
+    pack_bits,
+    scatter_cells,
+    set_places,
+)
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import positions
+
+__all__ = ["PADS", "VARIANTS", "WCSR", "WINDOW_HEIGHTS", "pack_wcsr"]
+
+WINDOW_HEIGHTS = (16, 32, 64, 128)
+PADS = (8, 16)
+VARIANTS = ("dense", "bitmap")
+MAX_ENTRIES = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class WCSR:
+    """See the module's text for the arrays.
+
+    Attributes
+    ----------
+    window_row_ptr, window_col_idx, tile_value_ptr : Tensor of int32
+        ``window_row_ptr`` is what ``balance/windows.py`` cuts long windows by.
+    bitmaps : Tensor of int64 [tiles, height * pad / 64]
+        Bits of uint64: torch has no unsigned shifts.
+    places : Tensor of int64 [nnz]
+        Place of each canonical entry in the flattened dense tiles.
+    entries : Tensor of int32 [nnz]
+        Canonical entry number of each value of the bitmap form.
+    distinct : int
+        (window, column) pairs: slots that are not padding.
+    order : Tensor of int32 [M] or None
+        Row of A at each position; window w holds the positions from w * height on. None: the given
+        order.
+    shape : tuple of int
+        (M, K) of A.
+    height, pad : int
+        Rows and columns of a tile.
+    """
+
+    window_row_ptr: Tensor
+    window_col_idx: Tensor
+    tile_value_ptr: Tensor
+    bitmaps: Tensor
+    places: Tensor
+    entries: Tensor
+    distinct: int
+    order: Tensor | None
+    shape: tuple[int, int]
+    height: int
+    pad: int
+
+    @property
+    def window_count(self) -> int:
+        return self.window_row_ptr.numel() - 1
+
+    @property
+    def tile_count(self) -> int:
+        return self.window_col_idx.numel() // self.pad
+
+    @property
+    def cell_count(self) -> int:
+        return self.tile_count * self.height * self.pad
+
+    @property
+    def entries_per_pair(self) -> float:
+        """Entries per (window, column) pair, of ``height``: how often a row of B is used."""
+        return self.entries.numel() / max(self.distinct, 1)
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the column slots that only repeat a column."""
+        slots = self.window_col_idx.numel()
+        return (slots - self.distinct) / max(slots, 1)
+
+    @property
+    def fill(self) -> float:
+        """Entries per stored cell."""
+        return self.entries.numel() / max(self.cell_count, 1)
+
+    @property
+    def format_bytes(self) -> int:
+        """Bytes of offsets and column ids: 4 * (windows + 1 + pad * tiles)."""
+        arrays = (self.window_row_ptr, self.window_col_idx)
+        return sum(t.numel() * t.element_size() for t in arrays)
+
+    def packed_bytes(self, variant: str, dtype: torch.dtype) -> int:
+        """Bytes of A's packed values, beside ``format_bytes``.
+
+        dense: ``height * pad`` values a tile. bitmap: a value an entry, ``height * pad / 8`` bytes
+        of bits a tile and 4 * (tiles + 1) of offsets.
+        """
+        one_of("packed_bytes", "variant", variant, VARIANTS)
+        if variant == "dense":
+            return self.cell_count * dtype.itemsize
+        offsets = self.tile_value_ptr.numel() * self.tile_value_ptr.element_size()
+        return self.entries.numel() * dtype.itemsize + self.cell_count // 8 + offsets
+
+    def smaller(self, dtype: torch.dtype) -> str:
+        """Return the variant with fewer bytes; dense, which needs no decoding, where equal."""
+        dense, bitmap = (self.packed_bytes(variant, dtype) for variant in VARIANTS)
+        return "bitmap" if bitmap < dense else "dense"
+
+    def tiles_per_window(self) -> Tensor:
+        """Tiles of each window, int32 [windows]."""
+        return self.window_row_ptr[1:] - self.window_row_ptr[:-1]
+
+    def pack_values(
+        self, values: Tensor | None, dtype: torch.dtype | None = None, *, variant: str = "dense"
+    ) -> Tensor:
+        """Canonical values [nnz] -> [tiles, height, pad] (dense) or [nnz] in bit order (bitmap).
+
+        Parameters
+        ----------
+        values : Tensor [nnz] or None
+            None: ones, for a pattern.
+        dtype : torch.dtype, optional
+            Type of the packed values; rounded to nearest. That of ``values`` (float32 for a
+            pattern) when None. float8 does not saturate: scale first.
+        variant : str
+            ``dense`` or ``bitmap``.
+        """
+        one_of("pack_values", "variant", variant, VARIANTS)
+        values = checked_values(values, self.entries.numel(), dtype, self.entries.device)
+        if variant == "bitmap":
+            return gather_values(values, self.entries)
+        packed = scatter_cells(values, self.places, self.cell_count)
+        return packed.reshape(self.tile_count, self.height, self.pad)
+
+    def unpack(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (row, column, place) of every entry in tile and bit order: the round trip.
+
+        From column ids and bits alone. ``place`` is that in the flattened dense tiles; value k of
+        the bitmap form belongs to element k.
+        """
+        place = set_places(self.bitmaps)
+        tile = place // (self.height * self.pad)
+        window = torch.repeat_interleave(
+            torch.arange(self.window_count, device=place.device), self.tiles_per_window()
+        )
+        position = window[tile] * self.height + place // self.pad % self.height
+        row = position if self.order is None else self.order.to(torch.int64)[position]
+        column = self.window_col_idx[tile * self.pad + place % self.pad]
+        return row, column.to(torch.int64), place
+
+
+def _check(csr: CSR, height: int, pad: int) -> None:
+    if height not in WINDOW_HEIGHTS:
+        raise value_error(
+            "pack_wcsr", "height", f"one of {WINDOW_HEIGHTS}", height,
+            "Choose a height from that list",
+        )  # fmt: skip
+    if pad not in PADS:
+        raise value_error("pack_wcsr", "pad", f"one of {PADS}", pad, "Choose a pad from that list")
+    if csr.nnz > MAX_ENTRIES:
+        raise value_error(
+            "pack_wcsr", "csr", "a matrix of fewer than 2^31 entries", csr.nnz,
+            "Cut A into parts by rows",
+        )  # fmt: skip
+
+
+def pack_wcsr(csr: CSR, height: int = 64, pad: int = 8, order: Tensor | None = None) -> WCSR:
+    """CSR -> WCSR.
+
+    Parameters
+    ----------
+    csr : CSR
+        Fewer than 2^31 entries.
+    height : int
+        Rows of a window: 16, 32, 64 or 128.
+    pad : int
+        Columns of a tile, 8 or 16; each window has a multiple of it.
+    order : Tensor [M], optional
+        Order of the rows; windows are cut from it. Row order when None.
+
+    Raises
+    ------
+    ValueError
+        ``height`` or ``pad`` is none of these, or A has too many entries.
+    """
+    _check(csr, height, pad)
+    device, (rows, cols) = csr.device, csr.shape
+    windows = -(-rows // height)
+    position = csr.row_ids()
+    if order is not None:
+        position = positions(order.to(torch.int64))[position]
+    # One sort brings equal (window, column) pairs together, pairs of a window into order, and
+    # windows after each other. Which entry of a pair comes first does not matter: places decide.
+    keys, entry = torch.sort(position // height * cols + csr.indices)
+    pair_keys, pair = torch.unique_consecutive(keys, return_inverse=True)
+    bounds = torch.arange(windows + 1, device=device) * cols
+    window_pair = torch.searchsorted(pair_keys, bounds)  # first pair of each window
+    ptr = torch.zeros(windows + 1, dtype=torch.int64, device=device)
+    torch.cumsum((window_pair[1:] - window_pair[:-1] + pad - 1) // pad, 0, out=ptr[1:])
+    tiles = int(ptr[-1])
+    tile_window = torch.repeat_interleave(
+        torch.arange(windows, device=device), ptr[1:] - ptr[:-1], output_size=tiles
+    )
+    number = torch.arange(tiles, device=device) - ptr[tile_window]  # of a tile in its window
+    slot_pair = (window_pair[tile_window] + number * pad).unsqueeze(1)
+    slot_pair = slot_pair + torch.arange(pad, device=device)
+    slot_pair = torch.minimum(slot_pair, (window_pair[tile_window + 1] - 1).unsqueeze(1))
+    columns = pair_keys[slot_pair] - (tile_window * cols).unsqueeze(1)
+    # Where each sorted entry lies.
+    window = keys // max(cols, 1)
+    slot = pair - window_pair[window]
+    tile = ptr[window] + slot // pad
+    places = torch.empty(csr.nnz, dtype=torch.int64, device=device)
+    places[entry] = (tile * height + position[entry] % height) * pad + slot % pad
+    in_order, entries = torch.sort(places)
+    bitmaps = pack_bits(in_order, tiles * height * pad)
+    tile_starts = torch.arange(tiles + 1, device=device) * (height * pad)
+    return WCSR(
+        ptr.to(torch.int32),
+        columns.reshape(-1).to(torch.int32),
+        torch.searchsorted(in_order, tile_starts).to(torch.int32),
+        bitmaps.reshape(tiles, height * pad // WORD_BITS),
+        places,
+        entries.to(torch.int32),
+        pair_keys.numel(),
+        None if order is None else order.to(torch.int32),
+        csr.shape,
+        height,
+        pad,
+    )
