@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import sparsetile as st
-from tests.contracts.cases import csr_of, random_matrix
+from sparsetile.reorder import REORDERERS
+from sparsetile.systems.registry import SYSTEMS
+from tests.contracts.cases import assert_close, csr_of, random_matrix
 from tests.plans import MATRIX, dense, made, said
 
 
@@ -189,6 +191,40 @@ def test_the_transpose_is_planned_once_and_kept():
     plan = made()
     assert plan.T is plan.T
     assert plan.T.shape == (20, 30) and plan.T.T.shape == (30, 20)
+
+
+@pytest.fixture
+def ordered_cpu(monkeypatch):
+    """The cpu system as one that visits rows in the plan's order."""
+    monkeypatch.setattr(type(SYSTEMS["cpu"]), "ordered", True)
+
+
+@pytest.mark.parametrize("order", ["rcm", "lsh", "affinity"])
+def test_the_transpose_is_ordered_as_the_plan_is(ordered_cpu, order):
+    csr = csr_of(MATRIX)
+    transposed = made(system="cpu", reorder=order).T
+    assert transposed.reorder == order
+    expected = REORDERERS[order](csr.transposed())
+    assert torch.equal(transposed._permutation.perm, expected.perm)
+    G = torch.randn(30, 4)
+    assert_close(transposed @ G, csr.transposed(), G)
+
+
+def test_a_symmetric_pattern_keeps_its_order_for_the_transpose(ordered_cpu, monkeypatch):
+    half = random_matrix(25, 25, 0.1)
+    csr = csr_of(half + half.T)
+    plan = st.plan(csr, 4, system="cpu", reorder="rcm")
+    monkeypatch.setitem(REORDERERS, "rcm", None)  # not called again
+    assert plan.T._permutation is plan._permutation
+
+
+def test_rows_given_by_number_order_the_plan_alone(ordered_cpu):
+    plan = made(system="cpu", reorder=torch.randperm(30))
+    assert plan.reorder == "given" and plan.T.reorder == "identity"
+
+
+def test_a_system_that_takes_rows_as_they_come_orders_no_transpose():
+    assert made(system="cpu", reorder="rcm").T.reorder == "identity"
 
 
 def test_a_result_may_share_memory_with_B():

@@ -11,6 +11,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from sparsetile.operands import (
     check_values,
     shares_memory,
 )
-from sparsetile.reorder import Permutation
+from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS, Request, Stage, candidates, runner
 from sparsetile.systems.registry import PATTERN_SYSTEMS, unsupported
@@ -389,6 +390,8 @@ class Plan:
             if name not in able:
                 raise unsupported("plan.T", rejected, f"the transpose of {self.shape}")
             started = time.perf_counter()
+            if SYSTEMS[name].ordered:
+                request = replace(request, permutation=self._permutation_of(flipped))
             stage = SYSTEMS[name].build(request)
             self._transposed = Plan(
                 flipped.with_values(self._values_transposed()), self.n, self.dtype, stage,
@@ -396,6 +399,20 @@ class Plan:
                 report={"seconds": {"build": time.perf_counter() - started}, "rejected": rejected},
             )  # fmt: skip
         return self._transposed
+
+    def _permutation_of(self, flipped: CSR) -> Permutation:
+        """Order the transpose's rows as this plan's were; a tensor of row numbers has no say there.
+
+        Where the pattern is symmetric the order is at hand.
+        """
+        mine = self._permutation
+        if mine.perm is None:
+            return mine
+        if torch.equal(flipped.indptr, self._csr.indptr) and torch.equal(
+            flipped.indices, self._csr.indices
+        ):
+            return mine
+        return REORDERERS.get(mine.name, REORDERERS["identity"])(flipped)
 
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""

@@ -34,8 +34,6 @@ _FIELDS = {
 }  # fmt: skip
 # Row orders an entry may ask for: the plan's own choice, or an algorithm by name.
 ORDERS = ("auto", *REORDERERS)
-# These multiply by A as it is: another row order would cost planning time and change nothing.
-_ORDERLESS = ("cusparse", "dense", "cpu")
 
 
 @dataclass(frozen=True)
@@ -357,14 +355,14 @@ def _part_entries(
 def _configs(
     system: str, kind: str, orders: Sequence[str], left_out: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """Configurations of one system: one per row order where it can tell them apart."""
+    """Configurations of one system: one per row order where it visits rows in that order."""
     if kind == "baseline":
         yield {}
         return
     for order in orders:
         if order == "auto":
             yield {}
-        elif system in _ORDERLESS:
+        elif system in SYSTEMS and not SYSTEMS[system].ordered:
             left_out.append(f"{system} with reorder={order}: takes rows as they come")
         else:
             yield {"reorder": order}

@@ -64,6 +64,7 @@ class AccSystem(System):
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_80 and newer"
+    ordered = True
     ablations = LADDER
 
     def further_reasons(self, request: Request) -> list[str]:

@@ -158,6 +158,7 @@ class System(ABC):
     dtypes: ClassVar[tuple[torch.dtype, ...]]
     deterministic: ClassVar[bool]
     architectures: ClassVar[str] = "any"
+    ordered: ClassVar[bool] = False  # visits rows in the plan's order; else as they come
     ablations: ClassVar[tuple[str, ...]] = ()  # steps of its ladder that a benchmark may ask for
 
     def reasons(self, request: Request) -> list[str]:

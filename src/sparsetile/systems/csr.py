@@ -129,6 +129,7 @@ class CSRSystem(System):
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_80 and newer"
+    ordered = True
 
     def further_reasons(self, request: Request) -> list[str]:
         if request.csr.nnz >= 2**31:
