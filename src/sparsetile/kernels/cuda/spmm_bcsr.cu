@@ -13,11 +13,13 @@
 // Grid: x = block rows, longest first, so that blocks that run together share their columns of B in
 // L2; y = slabs of kCols columns, the slow dimension. Shared memory: dynamic, kStages stages of
 // 8 KB + kCols * 128 bytes, 1024-byte aligned, then the barriers. No atomics; sums in block order.
+// With 128 columns two blocks share an SM, so that one stores C while the other multiplies.
 //
 // Zeros of blocks multiply too: where B is not finite the host has C repaired from A's entries.
 //
-// Assumes: n, strides of B and C multiples of 8 elements, addresses aligned to 16 bytes (host
-// copies otherwise); tensor maps made for this A and B; rows of C under 2^31.
+// Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C have
+// room up to a multiple of 8 columns (host copies otherwise); tensor maps made for this A and B,
+// never read where A has no block; rows of C under 2^31, blocks of A under 2^25.
 #include "wgmma.cuh"
 
 using E = ELEMENT;
@@ -25,6 +27,7 @@ using Out = OUTPUT;
 
 constexpr int kBlock = 64;
 constexpr int kConsumers = kCols / 128;
+constexpr int kBlocksPerSM = kConsumers == 1 ? 2 : 1;
 constexpr int kBlockBytes = kBlock * kBlock * 2;
 constexpr int kBoxBytes = kBlock * 128;  // 64 rows of B, 64 columns
 constexpr int kBoxes = kCols / 64;
@@ -33,23 +36,25 @@ constexpr int kStageBytes = kBlockBytes + kBoxes * kBoxBytes;
 struct Params {
   TensorMap a;  // [64 * blocks, 64], boxes of 64 x 64
   TensorMap b;  // [k, n], boxes of 64 rows x 64 columns
+  Out::Storage* c;
   const int* block_row_ptr;
   const int* block_col_idx;
-  const int* row_order;  // block row at each place of the grid
-  Out::Storage* c;
-  const float* bias;  // null: none; [n]
+  const int* longest_first;  // block row at each place of the grid
+  const int* order;          // null: as given; row of C at each position
+  const i64* indptr;         // null: no mean; row pointers
+  const float* bias;         // null: none; [n]
   i64 c_row_stride;
   double alpha;
   double beta;
   int rows;
   int n;
-  int epilogue;  // 0: alpha 1, beta 0, no bias or relu
+  int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
   int relu;
-  int pad[8];
 };
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
 static_assert(kCols % 128 == 0 && sizeof(E::Storage) == 2,
               "a consumer takes 128 columns of 16 bits");
+static_assert(kThreads == (kConsumers + 1) * 128, "one warpgroup copies, the others multiply");
 
 struct Ring {
   char* stages;
@@ -123,13 +128,27 @@ __device__ __forceinline__ void store_eight(Out::Storage* c, const u32 (&word)[4
   ptx::store_cs(reinterpret_cast<uint4*>(c), make_uint4(word[0], word[1], word[2], word[3]));
 }
 
+// Row of C at a position of the plan's order; -1 past the last.
+__device__ __forceinline__ int row_of(const Params& p, int position) {
+  if (position >= p.rows) return -1;
+  return p.order == nullptr ? position : __ldg(p.order + position);
+}
+
+// alpha, over the row's entries where the mean is wanted.
+__device__ __forceinline__ float scale_of(const Params& p, int row) {
+  if (p.indptr == nullptr || row < 0) return float(p.alpha);
+  const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
+  return entries > 0 ? float(p.alpha) / float(entries) : float(p.alpha);
+}
+
 __device__ __forceinline__ void finish(const Params& p, int block_row, int first_column,
                                        float (&sum)[64]) {
   const int thread = threadIdx.x % 128, q = thread % 4;
-  const int row0 = block_row * kBlock + thread / 32 * 16 + thread % 32 / 4;
+  const int position = block_row * kBlock + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = row0 + 8 * half;
+    const int row = row_of(p, position + 8 * half);
+    const float scale = p.epilogue ? scale_of(p, row) : 1.0f;
     Out::Storage* c = p.c + i64(row) * p.c_row_stride;
 #pragma unroll
     for (int group = 0; group < 4; ++group) {  // of four times eight columns
@@ -145,8 +164,8 @@ __device__ __forceinline__ void finish(const Params& p, int block_row, int first
           const int column = first_column + (group * 4 + i) * 8 + q * 2;
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            x[i][e] *= float(p.alpha);
-            if (column + e < p.n && row < p.rows) {
+            x[i][e] *= scale;
+            if (column + e < p.n && row >= 0) {
               if (p.beta != 0.0) x[i][e] += float(p.beta) * Out::widen(c[column + e]);
               if (p.bias != nullptr) x[i][e] += p.bias[column + e];
             }
@@ -162,12 +181,12 @@ __device__ __forceinline__ void finish(const Params& p, int block_row, int first
         }
         transpose(word, q);
         const int column = first_column + (group * 4 + q) * 8;
-        if (row < p.rows && column < p.n) store_eight(c + column, word);
+        if (row >= 0 && column < p.n) store_eight(c + column, word);
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int column = first_column + (group * 4 + i) * 8 + q * 2;
-          if (row < p.rows && column < p.n) {
+          if (row >= 0 && column < p.n) {
             ptx::store_cs(reinterpret_cast<uint2*>(c + column),
                           make_uint2(__float_as_uint(x[i][0]), __float_as_uint(x[i][1])));
           }
@@ -204,10 +223,10 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int b
   finish(p, block_row, blockIdx.y * kCols + consumer * 128, sum);
 }
 
-extern "C" __global__ void __launch_bounds__((kConsumers + 1) * 128, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     spmm_bcsr(const __grid_constant__ Params p) {
   const Ring ring = ring_memory();
-  const int block_row = __ldg(p.row_order + blockIdx.x);
+  const int block_row = __ldg(p.longest_first + blockIdx.x);
   const int begin = __ldg(p.block_row_ptr + block_row);
   const int end = __ldg(p.block_row_ptr + block_row + 1);
   if (threadIdx.x == 0) {
@@ -216,15 +235,18 @@ extern "C" __global__ void __launch_bounds__((kConsumers + 1) * 128, 1)
       wg::barrier_init(ring.empty + s, kConsumers * 4);
     }
     wg::barrier_init_done();
-    wg::prefetch_map(&p.a);
-    wg::prefetch_map(&p.b);
+    if (begin < end) {
+      wg::prefetch_map(&p.a);
+      wg::prefetch_map(&p.b);
+    }
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     wg::fewer_registers<40>();
     if (threadIdx.x < 32) produce(p, ring, begin, end);
   } else {
-    wg::more_registers<kConsumers == 2 ? 232 : 160>();
+    // What the copying warpgroup gave back: 168 * 384 and 128 * 256 registers in all.
+    wg::more_registers<kConsumers == 2 ? 232 : 216>();
     consume(p, ring, block_row, end - begin);
   }
 }
