@@ -217,6 +217,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int b
     }
     wg::commit();
     wg::wait<0>();
+    wg::settle(sum);
     if (lane == 0) wg::barrier_arrive(ring.empty + turn.stage);
     turn.next();
   }
