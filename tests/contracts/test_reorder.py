@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
+import sparsetile as st
 from sparsetile.reorder import REORDERERS, Permutation
-from tests.contracts.cases import MATRICES, csr_of
+from tests.contracts.cases import MATRICES, assert_close, csr_of, random_matrix
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -20,6 +23,29 @@ def test_every_row_comes_exactly_once(reorderer, name):
     assert order.dtype is torch.int64 and order.device == csr.device
     assert torch.equal(order.sort().values, rows)
     assert found.checked(csr.shape[0]) is found
+
+
+@pytest.mark.parametrize("reorderer", [name for name in REORDERERS if name != "identity"])
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=some.integers(0, 40),
+    columns=some.integers(0, 40),
+    density=some.floats(0, 0.5),
+    seed=some.integers(0, 2**31 - 1),
+)
+def test_any_matrix_is_ordered_whole(reorderer, rows, columns, density, seed):
+    csr = csr_of(random_matrix(rows, columns, density, seed=seed))
+    order = REORDERERS[reorderer](csr).perm
+    assert torch.equal(order.sort().values, torch.arange(rows))
+
+
+@pytest.mark.parametrize("reorderer", REORDERERS)
+def test_a_plan_with_any_order_gives_the_same_product(reorderer):
+    csr = csr_of(random_matrix(60, 45, 0.1), dtype=torch.float64)
+    B = torch.randn(45, 3, dtype=torch.float64)
+    plan = st.plan((csr.indptr, csr.indices, csr.values, csr.shape), 3, reorder=reorderer)
+    assert plan.info["reorder"] == reorderer
+    assert_close(plan @ B, csr, B)
 
 
 @pytest.mark.parametrize("reorderer", REORDERERS)

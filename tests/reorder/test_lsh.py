@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as some
 
 import sparsetile as st
-from sparsetile.reorder import REORDERERS
 from sparsetile.reorder.lsh import _hashed, lsh
 from sparsetile.tune.roofline import distinct_pairs
-from tests.contracts.cases import assert_close, csr_of, random_matrix
+from tests.contracts.cases import csr_of, random_matrix
 
 
 def test_equal_rows_come_together_in_the_given_order():
@@ -85,32 +82,8 @@ def test_a_matrix_without_entries_keeps_its_order(shape):
     assert torch.equal(lsh(csr_of(sp.csr_array(shape))).perm, torch.arange(shape[0]))
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=some.integers(0, 40),
-    columns=some.integers(0, 40),
-    density=some.floats(0, 0.5),
-    seed=some.integers(0, 2**31 - 1),
-)
-def test_any_matrix_is_ordered_whole(rows, columns, density, seed):
-    csr = csr_of(random_matrix(rows, columns, density, seed=seed))
-    assert torch.equal(lsh(csr).perm.sort().values, torch.arange(rows))
-
-
-def test_a_plan_with_this_order_gives_the_same_product():
-    csr = csr_of(random_matrix(60, 45, 0.1), dtype=torch.float64)
-    B = torch.randn(45, 3, dtype=torch.float64)
-    plan = st.plan((csr.indptr, csr.indices, csr.values, csr.shape), 3, reorder="lsh")
-    assert plan.info["reorder"] == "lsh"
-    assert_close(plan @ B, csr, B)
-
-
 def test_the_order_is_found_on_the_device_of_the_matrix_and_the_same_everywhere(device):
     csr = csr_of(random_matrix(5000, 3000, 0.01), pattern=True)
     found = lsh(csr.to(device)).perm
     assert found.device == device and torch.equal(found.cpu(), lsh(csr).perm)
     assert found[:5].tolist() == [846, 3876, 2086, 3158, 4581]
-
-
-def test_it_is_registered_by_name():
-    assert REORDERERS["lsh"] is lsh

@@ -23,10 +23,11 @@ Where this departs from the paper, because it measured better (docs/reordering.m
 
 from __future__ import annotations
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from sparsetile.intake.csr import CSR
-from sparsetile.reorder.pattern import host_pattern
+from sparsetile.reorder.pattern import order_on_host
 from sparsetile.reorder.permutation import Permutation
 
 __all__ = ["affinity"]
@@ -51,9 +52,12 @@ def affinity(csr: CSR) -> Permutation:
     ValueError
         Where A has 2**31 rows and columns together, or more.
     """
-    if csr.nnz == 0:
-        return Permutation("affinity", torch.arange(csr.shape[0], device=csr.device))
+    return order_on_host(csr, "affinity", _order)
+
+
+def _order(
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], columns: int
+) -> NDArray[np.int64]:
     from sparsetile.reorder.affinity_numba import order_rows  # numba is slow to import
 
-    order = order_rows(*host_pattern(csr, "affinity"))
-    return Permutation("affinity", torch.from_numpy(order).to(csr.device))
+    return order_rows(indptr, indices, columns)

@@ -15,10 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from sparsetile.intake.csr import CSR
-from sparsetile.reorder.pattern import host_pattern
+from sparsetile.reorder.pattern import order_on_host
 from sparsetile.reorder.permutation import Permutation
 
 if TYPE_CHECKING:
@@ -64,13 +63,15 @@ def louvain(csr: CSR) -> Permutation:
     ValueError
         Where A has 2**31 rows and columns together, or more.
     """
-    if csr.nnz == 0:
-        return Permutation("louvain", torch.arange(csr.shape[0], device=csr.device))
+    return order_on_host(csr, "louvain", _order)
+
+
+def _order(
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], columns: int
+) -> NDArray[np.int64]:
     from sparsetile.reorder.louvain_numba import order_vertices  # numba is slow to import
 
-    indptr, indices, columns = host_pattern(csr, "louvain")
     order = order_vertices(*_graph(indptr, indices, columns))
-    order = order[order < csr.shape[0]]
+    order = order[order < indptr.size - 1]
     empty = np.diff(indptr)[order] == 0
-    order = np.concatenate([order[~empty], np.sort(order[empty])])
-    return Permutation("louvain", torch.from_numpy(order).to(csr.device))
+    return np.concatenate([order[~empty], np.sort(order[empty])])

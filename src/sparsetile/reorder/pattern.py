@@ -1,14 +1,21 @@
-"""The pattern of a matrix as NumPy arrays on the host, for the orders that run there."""
+"""What the orders that run on the host share: the pattern as NumPy arrays, the way back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sparsetile.errors import value_error
 from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import Permutation
 
-__all__ = ["host_pattern"]
+__all__ = ["host_pattern", "order_on_host"]
+
+# (indptr, indices, columns) -> rows in order, maybe with columns, numbered after them, in between
+HostOrder = Callable[[NDArray[np.int64], NDArray[np.int32], int], NDArray[np.int64]]
 
 _VERTICES_MAX = 2**31 - 1
 
@@ -38,3 +45,12 @@ def host_pattern(csr: CSR, function: str) -> tuple[NDArray[np.int64], NDArray[np
             'Plan it with reorder="identity"',
         )
     return csr.indptr.cpu().contiguous().numpy(), indices, columns
+
+
+def order_on_host(csr: CSR, name: str, find: HostOrder) -> Permutation:
+    """Let ``find`` order the rows of a matrix on the host; one without entries keeps its order."""
+    rows = csr.shape[0]
+    if csr.nnz == 0:
+        return Permutation(name, torch.arange(rows, device=csr.device))
+    order = find(*host_pattern(csr, name))
+    return Permutation(name, torch.from_numpy(order[order < rows]).to(csr.device))

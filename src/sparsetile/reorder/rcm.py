@@ -6,11 +6,13 @@ levels that it follows then hold most of the graph.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from sparsetile.intake.csr import CSR
-from sparsetile.reorder.pattern import host_pattern
+from sparsetile.reorder.pattern import order_on_host
 from sparsetile.reorder.permutation import Permutation
 
 __all__ = ["rcm"]
@@ -38,18 +40,21 @@ def rcm(csr: CSR) -> Permutation:
     ValueError
         Where A has 2**31 rows and columns together, or more.
     """
-    rows = csr.shape[0]
-    if csr.nnz == 0:
-        return Permutation("rcm", torch.arange(rows, device=csr.device))
+    square = csr.shape[0] == csr.shape[1]
+    return order_on_host(csr, "rcm", functools.partial(_order, square))
+
+
+def _order(
+    square: bool, indptr: NDArray[np.int64], indices: NDArray[np.int32], columns: int
+) -> NDArray[np.int64]:
     import scipy.sparse as sp  # slow to import
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-    indptr, indices, columns = host_pattern(csr, "rcm")
+    rows = indptr.size - 1
     # Only the pattern counts; a sum of two ones must not vanish.
-    pattern = sp.csr_array((np.ones(csr.nnz, np.int8), indices, indptr), shape=(rows, columns))
-    if csr.shape[0] == csr.shape[1]:
+    pattern = sp.csr_array((np.ones(indices.size, np.int8), indices, indptr), shape=(rows, columns))
+    if square:
         graph = sp.csr_array(pattern + pattern.T)
     else:
         graph = sp.csr_array(sp.block_array([[None, pattern], [pattern.T, None]]))
-    order = np.asarray(reverse_cuthill_mckee(graph, symmetric_mode=True), dtype=np.int64)
-    return Permutation("rcm", torch.from_numpy(order[order < rows]).to(csr.device))
+    return np.asarray(reverse_cuthill_mckee(graph, symmetric_mode=True), dtype=np.int64)
