@@ -420,10 +420,8 @@ class Plan:
             transposed = self._transpose()
             if self._order is None:
                 raise RuntimeError("plan: the transpose was planned without its order")
-            inverse = torch.empty_like(self._order)
-            inverse[self._order] = torch.arange(self.nnz, device=self.device)
             self._tensors, self._recipe = ops.flatten(
-                self._half, transposed._half, self._order, inverse
+                self._half, transposed._half, self._order, positions(self._order)
             )
         return True
 

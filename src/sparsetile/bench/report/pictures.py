@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import positions
 
 __all__ = [
     "FORMATS",
@@ -79,9 +80,7 @@ def density_grid(
         return max(min(size, share), 1)
 
     down, across = cells(rows), cells(columns)
-    place = torch.arange(rows) if perm is None else torch.empty_like(perm)
-    if perm is not None:
-        place[perm] = torch.arange(rows)
+    place = torch.arange(rows) if perm is None else positions(perm)
     band = place * down // max(rows, 1)  # of each row; spread over its entries below
     i = torch.repeat_interleave(band, csr.row_lengths(), output_size=csr.nnz)
     j = csr.indices.to(torch.int64) * across // max(columns, 1)
