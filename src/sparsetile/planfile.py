@@ -23,7 +23,7 @@ from sparsetile.systems import SYSTEMS, Request, Stage
 
 __all__ = ["FORMAT_VERSION", "load_plan", "save_plan"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MAGIC = "sparsetile-plan"
 
 

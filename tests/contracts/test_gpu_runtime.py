@@ -92,6 +92,37 @@ def test_a_captured_graph_replays_with_new_input_and_new_values(system):
     assert_close(C, csr.with_values(fresh), B)
 
 
+@pytest.mark.parametrize("rows", [300, 60_000])
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("system", OURS)
+def test_products_that_start_early_still_see_what_came_before(system, captured, rows):
+    """A kernel may start before its predecessor has ended; it must wait before it reads."""
+    csr = csr_of(random_matrix(rows, rows, 5 / rows, seed=9)).to("cuda")
+    plan = st.plan(csr.with_values(csr.values.sign() / 5), 32, system=system)
+    start = torch.randn(rows, 32, device="cuda")
+    steps = 24
+
+    def chain(x: torch.Tensor, wait: bool) -> torch.Tensor:
+        for step in range(steps):
+            x = plan @ (x + 1 if step % 3 else x)  # sometimes another library's kernel between
+            if wait:
+                torch.cuda.synchronize()
+        return x
+
+    expected = chain(start, wait=True)
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = chain(start, wait=False)
+        for _ in range(20):
+            found.fill_(float("nan"))
+            graph.replay()
+            assert torch.equal(found, expected)
+    else:
+        for _ in range(20):
+            assert torch.equal(chain(start, wait=False), expected)
+
+
 @pytest.mark.parametrize("system", OURS)
 def test_never_waits_for_the_gpu(system):
     _, plan = plan_of(system)

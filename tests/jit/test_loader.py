@@ -66,7 +66,7 @@ def test_a_chip_with_instructions_of_its_own_gets_the_a_target(monkeypatch, capa
 
 
 class Driver:
-    """Stands for cuLaunchKernel: keeps what it was called with, and the struct's fields."""
+    """Stands for cuLaunchKernelEx: keeps the launch's sizes, and the struct's fields."""
 
     def __init__(self, params_format: str, status: int = 0) -> None:
         self.kind = structure(params_format)
@@ -74,12 +74,13 @@ class Driver:
         self.calls: list[tuple] = []
         self.fields: list[tuple] = []
 
-    def __call__(self, *arguments):
-        address = arguments[9]
+    def __call__(self, sizes, handle, address, extra):
         pointer = ctypes.c_void_p.from_address(address).value
         found = self.kind.from_address(pointer)
         self.fields.append(tuple(getattr(found, name) for name, _ in self.kind._fields_))
-        self.calls.append(arguments)
+        names = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ")
+        numbers = tuple(getattr(sizes, name) for name in (*names, "sharedMemBytes", "numAttrs"))
+        self.calls.append((handle, *numbers, int(sizes.hStream)))
         return (self.status,)
 
 
@@ -90,6 +91,7 @@ def kernel(driver: Driver, params_format: str) -> LoadedKernel:
     made.dynamic_shared = 1024
     made._handle = "handle"
     made._launch = driver
+    made._may_overlap = True
     made._struct = struct.Struct("@" + params_format + "0P")
     made._local = threading.local()
     return made
@@ -98,8 +100,29 @@ def kernel(driver: Driver, params_format: str) -> LoadedKernel:
 def test_a_launch_hands_grid_threads_stream_and_struct_to_the_driver():
     driver = Driver("2Pqdi")
     kernel(driver, "2Pqdi").launch((3, 2, 1), 128, 77, 4096, 8192, -5, 0.25, True)
-    assert driver.calls[0][:9] == ("handle", 3, 2, 1, 128, 1, 1, 1024, 77)
+    assert driver.calls == [("handle", 3, 2, 1, 128, 1, 1, 1024, 0, 77)]
     assert driver.fields == [(4096, 8192, -5, 0.25, 1)]
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_a_kernel_starts_before_its_predecessor_ends_only_where_asked_and_able(able):
+    driver = Driver("P")
+    made = kernel(driver, "P")
+    made._may_overlap = able
+    patch = struct.Struct("@P")
+    for overlap in (True, False):
+        made.launch((1, 1, 1), 32, 0, 1, overlap=overlap)
+        made.prepare((1, 1, 1), 32, (1,), patch, 0, overlap=overlap).launch(0, 2)
+    assert [call[8] for call in driver.calls] == [able, able, False, False]
+
+
+def test_overlap_is_the_driver_s_programmatic_serialisation():
+    from cuda.bindings import driver
+
+    (attribute,) = module._launch_config(True).attrs
+    wanted = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert attribute.id == wanted
+    assert attribute.value.programmaticStreamSerializationAllowed == 1
 
 
 def test_a_launch_that_fails_says_which_kernel_and_with_what():
@@ -119,8 +142,8 @@ def test_a_prepared_launch_changes_only_the_fields_it_is_given():
     prepared.launch(7, 21, 31)
     prepared.launch(8, 22, 32)
     assert driver.fields == [(10, 21, 31, 40, 5), (10, 22, 32, 40, 5)]
-    assert [call[8] for call in driver.calls] == [7, 8]
-    assert driver.calls[0][:8] == ("handle", 1, 1, 1, 64, 1, 1, 1024)
+    assert [call[-1] for call in driver.calls] == [7, 8]
+    assert driver.calls[0] == ("handle", 1, 1, 1, 64, 1, 1, 1024, 0, 7)
 
 
 def test_a_prepared_launch_that_fails_says_which_kernel():
@@ -159,7 +182,7 @@ def test_threads_do_not_write_into_each_other_s_parameters(prepared):
         thread.start()
     for thread in threads:
         thread.join(30)
-    streams = [call[8] for call in driver.calls]
+    streams = [call[-1] for call in driver.calls]
     assert sorted(streams) == [100, 101, 102, 103]
     assert [first for first, _ in driver.fields] == streams
 
@@ -173,6 +196,7 @@ def test_more_shared_memory_than_the_device_has_is_refused(monkeypatch):
     monkeypatch.setattr(cuda.core, "ObjectCode", code)
     status = driver.CUresult.CUDA_ERROR_INVALID_VALUE
     monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (status,))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     compiled = SimpleNamespace(cubin=b"", resources=None, source=SimpleNamespace(entry="toy"))
     with pytest.raises(ValueError) as caught:
         LoadedKernel(compiled, "P", 300_000, 0)

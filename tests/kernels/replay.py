@@ -24,7 +24,7 @@ from torch import Tensor
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.kernels import KernelSpec
-from sparsetile.systems import bound, csr_runner
+from sparsetile.systems import acc_runner, bound, csr_runner
 
 ELEMENTS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 _LETTERS = {"i64": "q", "double": "d", "int": "i"}
@@ -90,7 +90,7 @@ class Array:
         access = min(widest, count * self.data.itemsize)
         places = self._places(np.asarray(first), count, access)
         self.data[places] = values
-        np.add.at(self.writes, places, 1)
+        np.add.at(self.writes, places.reshape(-1), 1)
 
 
 class Machine:
@@ -101,6 +101,7 @@ class Machine:
         self.configs: list[dict[str, Any]] = []
         self.written: dict[int, Array] = {}
         self.arrivals: list[Tensor] = []
+        self.recomputed = 0  # windows of the latest launch whose sums were not finite
         self._held: list[Tensor] = []
 
     def hold(self, *tensors: Tensor | None) -> None:
@@ -137,13 +138,14 @@ class Machine:
             "Params", (ctypes.Structure,), {"_fields_": [(f, kinds[k]) for f, k in fields]}
         )
 
-        def launch(handle, x, y, z, threads, *rest):
-            assert threads == config["kThreads"]
-            address = ctypes.c_uint64.from_address(rest[4]).value
+        def launch(sizes, handle, pointers, extra):
+            assert sizes.blockDimX == config["kThreads"]
+            address = ctypes.c_uint64.from_address(pointers).value
             found = layout.from_address(address)
             params = {name: getattr(found, name) for name, _ in fields}
             self.configs.append(dict(config))
-            self.replays[spec.name](self, config, params, (x, y, z))
+            grid = (sizes.gridDimX, sizes.gridDimY, sizes.gridDimZ)
+            self.replays[spec.name](self, config, params, grid)
             return (0,)
 
         kernel = LoadedKernel.__new__(LoadedKernel)
@@ -151,6 +153,7 @@ class Machine:
         kernel.dynamic_shared = 0
         kernel._handle = 0
         kernel._launch = launch
+        kernel._may_overlap = True
         kernel._struct = struct.Struct("@" + spec.params_format + "0P")
         kernel._local = threading.local()
         return kernel
@@ -158,7 +161,7 @@ class Machine:
     def install(
         self, monkeypatch: pytest.MonkeyPatch, processors: int = 132, l2: int = 50 * 2**20
     ) -> None:
-        """Let the runner of the csr system work on this machine."""
+        """Let the systems' runners work on this machine."""
         properties = SimpleNamespace(multi_processor_count=processors, L2_cache_size=l2)
         new_empty = Tensor.new_empty
 
@@ -179,6 +182,6 @@ class Machine:
             "current_stream_handle": lambda device: 0,
             "on_device": lambda device: contextlib.nullcontext(),
         }.items():
-            for module in (csr_runner, bound):
+            for module in (csr_runner, acc_runner, bound):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, stand_in)

@@ -2,50 +2,23 @@
 
 Functions and names are those of the device code. Arrays are [items, 32 lanes]: the warps of one
 slab and batch run together, except that the pieces of cut windows arrive at their tree in random
-order, one after the other. Rows of B pass through the ring of ``replay_ring.py``, which checks that
-no byte is read too early or overwritten too early; products are those of ``replay_mma.py``.
+order, one after the other. Rows of B and tiles of A pass through the ring of ``replay_ring.py``,
+which checks that no byte is read too early or overwritten too early; tiles are decoded by
+``replay_tile.py``, products are those of ``replay_mma.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 
-from sparsetile.systems import acc_runner, bound
-from tests.kernels.replay import ELEMENTS, Array, Machine
-from tests.kernels.replay_mma import LANE, LANES, U32, G, T, byte_perm, mma, popc, round_tf32
+from tests.kernels.replay import Machine
+from tests.kernels.replay_mma import LANE, LANES, TRAITS, U32, G, T, multiply, popc, round_tf32
 from tests.kernels.replay_ring import CHUNK, Ring, assert_no_conflicts
-
-
-class TileMachine(Machine):
-    """A machine on which the runner of the acc system works."""
-
-    def install(
-        self, monkeypatch: pytest.MonkeyPatch, processors: int = 132, l2: int = 50 * 2**20
-    ) -> None:
-        super().install(monkeypatch, processors, l2)
-        stand_ins = {
-            "scratch": self.scratch,
-            "enter": lambda device: None,
-            "current_device": lambda: None,
-            "current_stream_handle": lambda device: 0,
-            "on_device": lambda device: contextlib.nullcontext(),
-        }
-        for module in (acc_runner, bound):
-            for name, stand_in in stand_ins.items():
-                if hasattr(module, name):
-                    monkeypatch.setattr(module, name, stand_in)
-
-
-@dataclass
-class Head:
-    bits: np.ndarray  # [items, 32, 2]
-    offset: np.ndarray  # [items, 32]
+from tests.kernels.replay_tile import TileStore, decode
+from tests.kernels.replay_tree import Tree
 
 
 class Windows:
@@ -88,24 +61,24 @@ class Product:
     def __init__(self, machine: Machine, config: Mapping[str, Any], params: dict[str, Any]) -> None:
         self.config, self.p = config, params
         self.span, self.pieces, self.vec = (config[k] for k in ("kSpan", "kPieces", "kVec"))
+        self.stack, self.stages = config["kStack"], config["kStages"]
         self.weighted = config["kWeighted"]
-        element, output = ELEMENTS[config["ELEMENT"]], ELEMENTS[config["OUTPUT"]]
-        self.element = np.dtype(element)
-        self.halves = self.element.itemsize == 2
+        self.element, self.output = TRAITS[config["ELEMENT"]], TRAITS[config["OUTPUT"]]
+        self.size = self.element.size
         self.piece_cols = 8 * self.span
         self.cols = self.pieces * self.piece_cols
         self.pairs = self.span // 2
-        self.stages = config["kStages"]
-        self.row_bytes = self.cols * self.element.itemsize
+        self.row_bytes = self.cols * self.size
         self.side = self.row_bytes // 16 if self.row_bytes < 128 else 8
         self.load_rows_at_once = 32 // self.side
         self.heights = 8 // self.load_rows_at_once
         self.segments = self.row_bytes // (16 * self.side)
         self.row_stride = self.row_bytes + 16
-        self.stage_bytes = 8 * self.row_stride
+        self.tile_at = 8 * self.row_stride
+        self.store = TileStore(self.element, self.weighted, self.stack)
+        self.stage_bytes = self.tile_at + self.store.bytes
         self.ring_bytes = self.stages * self.stage_bytes
-        self.words = self.span * self.element.itemsize // 4
-        self.unsigned = np.uint16 if self.halves else U32
+        self.words = self.span * self.size // 4
         array = machine.array
         self.items = array(params["items"], np.int32, 4)
         self.parent_of_slot = (
@@ -113,18 +86,20 @@ class Product:
         )
         self.nodes = array(params["nodes"], np.int32, 4) if params["node_count"] else None
         self.arrivals = array(params["arrivals"], np.int32)
-        self.partials = array(params["partials"], np.float32)
-        self.b, self.c = array(params["b"], self.unsigned), array(params["c"], output)
+        self.partials = array(params["partials"], np.uint8)
+        self.b = array(params["b"], self.element.storage)
+        self.c = array(params["c"], self.output.storage)
         self.row_window_offset = array(params["row_window_offset"], np.int32)
         self.tc_offset = array(params["tc_offset"], np.int32)
         self.sparse_a_to_b = array(params["sparse_a_to_b"], np.int32)
         self.tc_local_bit = array(params["tc_local_bit"], np.uint64)
         self.half_bits = array(params["tc_local_bit"], U32)
-        self.values = array(params["values"], self.unsigned)
+        self.values = array(params["values"], self.element.storage)
+        self.value_words = array(params["values"], U32)
         self.order = array(params["order"], np.int32)
         self.indptr = array(params["indptr"], np.int64)
         self.bias = array(params["bias"], np.float32)
-        self.b_row = params["b_row_bytes"] // self.element.itemsize
+        self.b_row = params["b_row_bytes"] // self.size
         machine.written[params["c"]] = self.c
         self.random = np.random.default_rng(7)
         self.recomputed = 0
@@ -146,7 +121,8 @@ class Product:
                 self.warps(item)
 
     def warps(self, item: np.ndarray) -> None:
-        tally = np.zeros((len(item), self.pieces, self.pairs, LANES, 4), dtype=np.float32)
+        shape = (len(item), self.pieces * self.pairs, self.stack, LANES, 4)
+        tally = np.zeros(shape, dtype=np.float32)
         windows = Windows(self, item)
         if self.stages == 0:
             self.walk(item, windows, tally)
@@ -167,60 +143,28 @@ class Product:
         return int(self.row_window_offset.load(np.array(window))[0])
 
     def store_window(self, window: int, tally: np.ndarray) -> bool:
-        """``tally`` [kPieces, kPairs, 32, 4]; False, and C as it was, if it is not finite."""
+        """``tally`` [kPieces * kPairs, kStack, 32, 4]; False, and C as it was, if not finite."""
         with np.errstate(invalid="ignore"):
             if (tally * np.float32(0) != 0).any():
                 return False
-        for r in range(2):
-            row = self.row_of(window, 2 * T + r)
+        for place in range(2 * self.stack):
+            stack, r = divmod(place, 2)
+            row = self.row_of(window, 8 * stack + 2 * T + r)
             for j in range(self.pieces):
                 sums = np.empty((LANES, self.span), dtype=np.float32)
                 for v in range(self.span):
-                    sums[:, v] = tally[j, v // 2, :, (v & 1) * 2 + r]
+                    sums[:, v] = tally[j * self.pairs + v // 2, stack, :, (v & 1) * 2 + r]
                 self.finish(row, j, sums)
         return True
 
     # -- the loop over tiles
 
-    def load_head(self, tile: np.ndarray) -> Head:
-        at = np.repeat(tile[:, None], LANES, axis=1)
-        bits = np.zeros((*at.shape, 2), dtype=U32)
-        offset = np.zeros(at.shape, dtype=np.int64)
-        if self.weighted:
-            bits[:] = self.half_bits.load(at * 2, 2)
-            offset[:] = self.tc_offset.load(at)[..., 0]
-        else:
-            bits[..., 0] = self.half_bits.load(at * 2 + G // 4)[..., 0]
-        return Head(bits, offset)
-
-    def load_weights(self, head: Head) -> np.ndarray:
-        """[words, items, 32]."""
-        shift = ((G & 3) * 8 + T * 2).astype(U32)
-        half = head.bits[..., 0]
-        if self.weighted:
-            half = np.where(G < 4, half, head.bits[..., 1])
-        pair = half >> shift
-        first, second = np.zeros(half.shape, dtype=U32), np.zeros(half.shape, dtype=U32)
-        has_first, has_second = (pair & 1).astype(bool), (pair & 2).astype(bool)
-        if self.weighted:
-            below = popc(half & ~(U32(0xFFFFFFFF) << shift))
-            at = head.offset + np.where(G < 4, 0, popc(head.bits[..., 0])) + below
-            first[has_first] = self.values.load(at[has_first])[..., 0]
-            at = at + has_first
-            second[has_second] = self.values.load(at[has_second])[..., 0]
-        else:
-            one = np.float16(1).view(np.uint16) if self.halves else np.float32(1).view(U32)
-            first[has_first], second[has_second] = one, one
-        return np.stack([first | second << U32(16)] if self.halves else [first, second])
-
-    def multiply(self, rows: list[np.ndarray], weights: np.ndarray, sums: np.ndarray) -> None:
-        """Two rows of B [items, 32, kWords] of one piece, sums [items, kPairs, 32, 4] in place."""
+    def multiply(self, rows: list[np.ndarray], weights: np.ndarray, j: int, tally, warp) -> None:
+        """Two rows of B [items, 32, kWords] of piece j, added to the items' sums."""
         for q in range(self.pairs):
-            if self.halves:
-                a = [byte_perm(rows[0][..., q], rows[1][..., q], s) for s in (0x5410, 0x7632)]
-            else:
-                a = [round_tf32(rows[k][..., 2 * q + m]) for k in range(2) for m in range(2)]
-            mma(sums[:, q], a, list(weights), self.halves)
+            sums = tally[warp, j * self.pairs + q]
+            multiply(self.element, rows, q, weights, sums)
+            tally[warp, j * self.pairs + q] = sums
 
     def closing(self, windows: Windows, tile: np.ndarray, end: np.ndarray, tally, alive) -> Any:
         """Store what ends at each item's tile; return the items that have tiles left."""
@@ -238,7 +182,7 @@ class Product:
     def copy_rows(self, ring: Ring, warp, rows: np.ndarray, stage: np.ndarray, whole: bool) -> None:
         place = LANE % self.side * 16
         to = stage[:, None] + LANE // self.side * self.row_stride + place
-        size = self.element.itemsize
+        size = self.size
         slab = self.z * self.p["b_batch_stride"] + self.y * self.cols
         for h in range(self.heights):
             for j in range(self.segments):
@@ -252,7 +196,7 @@ class Product:
                 at = to + h * self.load_rows_at_once * self.row_stride + step
                 if self.row_bytes >= 128:
                     assert_no_conflicts(at, CHUNK)
-                ring.copy(warp, at, data)
+                ring.copy(warp[:, None], at, data)
 
     def stream(self, item: np.ndarray, windows: Windows, tally: np.ndarray, whole: bool) -> None:
         count, end = len(item), item[:, 2]
@@ -260,56 +204,55 @@ class Product:
         ring = Ring(count, self.ring_bytes)
         rows = np.zeros((count, LANES, self.heights), dtype=np.int64)
         following, fill = item[:, 1].copy(), np.zeros(count, dtype=np.int64)
+        next_begin, next_end, begin, read = (np.zeros(count, dtype=np.int64) for _ in range(4))
+
+        def offset(tile: np.ndarray) -> np.ndarray:
+            return self.tc_offset.load(tile * self.stack)[..., 0].astype(np.int64)
 
         def copy_next(warp: np.ndarray) -> None:
             more = warp[following[warp] < end[warp]]
             self.copy_rows(ring, more, rows[more], fill[more], whole)
+            self.store.copy(
+                self.tc_local_bit, self.value_words, following[more], next_begin[more],
+                next_end[more], ring, more, fill[more] + self.tile_at,
+            )  # fmt: skip
             further = fill[more] + self.stage_bytes
             fill[more] = np.where(further < self.ring_bytes, further, 0)
             following[more] += 1
+            next_begin[more] = next_end[more]
             rows[more] = self.load_rows(np.minimum(following[more], last[more]))
+            if self.weighted:
+                next_end[more] = offset(np.minimum(following[more], last[more]) + 1)
             ring.commit(warp)
-
-        head = Head(
-            np.zeros((count, LANES, 2), dtype=U32), np.zeros((count, LANES), dtype=np.int64)
-        )
-        weights = np.zeros((1 if self.halves else 2, count, LANES), dtype=U32)
-
-        def take_head(warp: np.ndarray, tile: np.ndarray) -> None:
-            new = self.load_head(tile)
-            head.bits[warp], head.offset[warp] = new.bits, new.offset
 
         busy = np.nonzero(following < end)[0]
         if busy.size:
             rows[busy] = self.load_rows(following[busy])
-            take_head(busy, following[busy])
+            if self.weighted:
+                begin[busy] = next_begin[busy] = offset(following[busy])
+                next_end[busy] = offset(following[busy] + 1)
             for _ in range(self.stages - 1):
                 copy_next(busy)
-            weights[:, busy] = self.load_weights(Head(head.bits[busy], head.offset[busy]))
-            take_head(busy, np.minimum(item[busy, 1] + 1, last[busy]))
-        read = 2 * T * self.row_stride + G * self.span * self.element.itemsize
-        read = np.repeat(read[None], count, axis=0)
-        wrap = read + self.ring_bytes
         tile, alive = item[:, 1].copy(), np.arange(count)
         while (alive := self.closing(windows, tile, end, tally, alive)).size:
             ring.sync(alive)
             copy_next(alive)
-            later = self.load_weights(Head(head.bits[alive], head.offset[alive]))
-            take_head(alive, np.minimum(tile[alive] + 2, last[alive]))
             ring.wait(alive, self.stages - 1)
             ring.sync(alive)
+            stage = read[alive]
+            weights, values = self.store.read(ring, alive, stage + self.tile_at, begin[alive])
+            begin[alive] += values
             for j in range(self.pieces):
                 pair = []
                 for r in range(2):
-                    at = read[alive] + r * self.row_stride
-                    at = at + j * self.piece_cols * self.element.itemsize
-                    pair.append(ring.read(alive, at, 4 * self.words).view(U32))
-                sums = tally[alive, j]
-                self.multiply(pair, weights[:, alive], sums)
-                tally[alive, j] = sums
-            read[alive] += self.stage_bytes
-            read = np.where(read >= wrap, read - self.ring_bytes, read)
-            weights[:, alive] = later
+                    at = (2 * T + r) * self.row_stride
+                    at = at + (G * self.span + j * self.piece_cols) * self.size
+                    at = stage[:, None] + at
+                    assert_no_conflicts(at, 4 * self.words)
+                    pair.append(ring.read(alive[:, None], at, 4 * self.words).view(U32))
+                self.multiply(pair, weights, j, tally, alive)
+            further = stage + self.stage_bytes
+            read[alive] = np.where(further < self.ring_bytes, further, 0)
             tile[alive] += 1
         ring.end()
 
@@ -317,7 +260,7 @@ class Product:
 
     def load_row(self, row: np.ndarray, offset: int) -> np.ndarray:
         """Rows [items, 32] of B as words [items, 32, kWords]; zeros past the last column."""
-        loaded = np.zeros((*row.shape, self.span), dtype=self.unsigned)
+        loaded = np.zeros((*row.shape, self.span), dtype=self.element.storage)
         for v in range(0, self.span, self.vec):
             here = np.broadcast_to(self.inside(offset + v), row.shape)
             place = self.base + row * self.b_row + offset + v
@@ -327,44 +270,48 @@ class Product:
     def walk(self, item: np.ndarray, windows: Windows, tally: np.ndarray) -> None:
         tile, alive = item[:, 1].copy(), np.arange(len(item))
         while (alive := self.closing(windows, tile, item[:, 2], tally, alive)).size:
-            weights = self.load_weights(self.load_head(tile[alive]))
-            id = self.sparse_a_to_b.load((tile[alive, None] * 4 + T) * 2, 2).astype(np.int64)
+            here = tile[alive]
+            at = (here[:, None] * self.stack + np.arange(self.stack)) * 2
+            bits = self.half_bits.load(at, 2)
+            bits = np.repeat(bits[:, None], LANES, axis=1)
+            first = np.zeros_like(here)
+            if self.weighted:
+                first[:] = self.tc_offset.load(here * self.stack)[..., 0]
+
+            def value(n: np.ndarray, wanted: np.ndarray, first: np.ndarray = first) -> np.ndarray:
+                return self.values.load((first[:, None] + n)[wanted])[..., 0]
+
+            weights, _ = decode(self.element, self.weighted, bits, value)
+            id = self.sparse_a_to_b.load((here[:, None] * 4 + T) * 2, 2).astype(np.int64)
             for j in range(self.pieces):
                 pair = [self.load_row(id[..., k], j * self.piece_cols) for k in range(2)]
-                sums = tally[alive, j]
-                self.multiply(pair, weights, sums)
-                tally[alive, j] = sums
+                self.multiply(pair, weights, j, tally, alive)
             tile[alive] += 1
 
     # -- what follows
 
     def climb(self, slot: int, tally: np.ndarray) -> bool:
-        """``tally`` [kPieces, kPairs, 32, 4], in place."""
-        words = self.pieces * self.pairs  # of 16 bytes a lane
-        slots = self.layer * self.p["slot_count"]
-        counters = self.layer * self.p["node_count"]
+        """``tally`` [kPieces * kPairs, kStack, 32, 4], in place."""
+        bytes_a_lane = tally.size // LANES * 4
+        tree = Tree(
+            self.parent_of_slot, self.nodes, self.arrivals, self.partials,
+            first_counter=self.layer * self.p["node_count"],
+            first_slot=self.layer * self.p["slot_count"],
+            lanes=LANES, slot_bytes=bytes_a_lane,
+        )  # fmt: skip
+        of_lanes = np.ascontiguousarray(np.moveaxis(tally, 2, 0))
 
-        def place(s: int) -> np.ndarray:
-            return (slots + s) * LANES * words * 4 + (np.arange(words)[:, None] * LANES + LANE) * 4
+        def add(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+            return (mine.view(np.float32) + other.view(np.float32)).view(np.uint8)
 
-        while True:
-            self.partials.store(place(slot), tally.reshape(words, LANES, 4))
-            node = int(self.parent_of_slot.load(np.array(slot))[0])
-            first, children, own, _ = self.nodes.data[node].tolist()
-            counter = int(self.arrivals.load(np.array(counters + node))[0])
-            last = counter == children - 1
-            self.arrivals.data[counters + node] = 0 if last else counter + 1
-            if not last:
-                return False
-            for child in range(children):
-                other = self.partials.load(place(first + child), 4).reshape(tally.shape)
-                tally[:] = other if child == 0 else tally + other
-            if own < 0:
-                return True
-            slot = own
+        found = tree.climb(slot, of_lanes.view(np.uint8).reshape(LANES, bytes_a_lane), add)
+        if found is None:
+            return False
+        tally[:] = np.moveaxis(found.view(np.float32).reshape(of_lanes.shape), 0, 2)
+        return True
 
     def row_of(self, window: int, r: np.ndarray) -> np.ndarray:
-        position = window * 8 + r
+        position = window * (8 * self.stack) + r
         here = position < self.p["rows"]
         rows = np.where(here, position, -1)
         if self.order is not None:
@@ -374,59 +321,64 @@ class Product:
     def exact(self, window: int) -> None:
         self.recomputed += 1
         begin, end = self.row_window_offset.load(np.array([window, window + 1]))[:, 0].tolist()
-        for r in range(2):
-            row = self.row_of(window, 2 * T + r)
+        for place in range(2 * self.stack):
+            stack, place_row = place // 2, 2 * T + place % 2
+            row = self.row_of(window, 8 * stack + place_row)
             for j in range(self.pieces):
                 sums = np.zeros((LANES, self.span), dtype=np.float32)
                 for tile in range(begin, end):
-                    bits = int(self.tc_local_bit.load(np.array(tile))[0])
+                    part = tile * self.stack + stack
+                    bits = self.tc_local_bit.load(np.array(part))[0]
                     for column in range(8):
-                        for lane in np.nonzero(row >= 0)[0].tolist():
-                            bit = int(2 * T[lane] + r) * 8 + column
-                            if bits >> bit & 1:
-                                k = int(self.sparse_a_to_b.load(np.array(tile * 8 + column))[0])
-                                self.add_entry(tile, bits, bit, k, lane, j, sums)
+                        bit = (place_row * 8 + column).astype(np.uint64)
+                        here = (row >= 0) & (bits >> bit & np.uint64(1)).astype(bool)
+                        if here.any():
+                            k = int(self.sparse_a_to_b.load(np.array(tile * 8 + column))[0])
+                            below = popc(bits & ~(~np.uint64(0) << bit))
+                            self.add_entry(part, below, k, np.nonzero(here)[0], j, sums)
                 self.finish(row, j, sums)
 
-    def add_entry(self, tile, bits, bit, k, lane, j, sums) -> None:
-        weight = np.float32(1)
+    def add_entry(self, part: int, below: np.ndarray, k: int, lanes, j: int, sums) -> None:
+        """Entries of some lanes' rows in one column of a tile."""
+        weight = np.ones(lanes.size, dtype=np.float32)
         if self.weighted:
-            at = int(self.tc_offset.load(np.array(tile))[0]) + (bits & (1 << bit) - 1).bit_count()
-            weight = self.values.load(np.array(at)).view(self.element).astype(np.float32)[0]
+            at = int(self.tc_offset.load(np.array(part))[0]) + below[lanes]
+            weight = self.element.widen(self.values.load(at)[:, 0])
         for v in range(self.span):
             offset = j * self.piece_cols + v
-            if self.inside(offset)[lane]:
-                raw = self.b.load(np.array(self.base[lane] + k * self.b_row + offset))
-                x = raw if self.halves else round_tf32(raw)
-                with np.errstate(invalid="ignore"):
-                    sums[lane, v] += weight * x.view(self.element).astype(np.float32)[0]
+            here = self.inside(offset)[lanes]
+            mine = lanes[here]
+            raw = self.b.load(self.base[mine] + k * self.b_row + offset)[:, 0]
+            x = round_tf32(raw) if self.size == 4 else raw
+            with np.errstate(invalid="ignore"):
+                sums[mine, v] += weight[here] * self.element.widen(x)
 
     def finish(self, row: np.ndarray, j: int, sums: np.ndarray) -> None:
         offset = j * self.piece_cols
         at = self.z * self.p["c_batch_stride"] + self.column + offset + row * self.p["c_row_stride"]
+        scale = np.full(LANES, self.p["alpha"], dtype=np.float32)
+        if self.p["mean"]:
+            here = row >= 0
+            entries = np.ones(LANES, dtype=np.int64)
+            entries[here] = (
+                self.indptr.load(row[here] + 1)[:, 0] - self.indptr.load(row[here])[:, 0]
+            )
+            scale = np.where(entries > 0, scale / np.maximum(entries, 1), scale)
+        sums = (sums * scale[:, None]).astype(np.float32)
         if self.p["epilogue"]:
-            scale = np.full(LANES, self.p["alpha"], dtype=np.float32)
-            if self.p["mean"]:
-                here = row >= 0
-                entries = np.ones(LANES, dtype=np.int64)
-                entries[here] = (
-                    self.indptr.load(row[here] + 1)[:, 0] - self.indptr.load(row[here])[:, 0]
-                )
-                scale = np.where(entries > 0, scale / np.maximum(entries, 1), scale)
-            sums = (sums * scale[:, None]).astype(np.float32)
             for v in range(self.span):
                 here = (row >= 0) & self.inside(offset + v)
                 if self.p["beta"] != 0.0:
-                    old = self.c.data[at[here] + v].astype(np.float32)
+                    old = self.output.widen(self.c.load(at[here] + v)[:, 0])
                     sums[here, v] += np.float32(self.p["beta"]) * old
                 if self.bias is not None:
                     sums[here, v] += self.bias.load(self.column[here] + offset + v)[:, 0]
             if self.p["relu"]:
                 sums = np.where(sums < 0, np.float32(0), sums)
-        part = min(self.vec, 16 // self.c.data.itemsize)
+        part = min(self.vec, 16 // self.output.size)
         for v in range(0, self.span, part):
             here = (row >= 0) & self.inside(offset + v)
-            self.c.store(at[here] + v, sums[here, v : v + part])
+            self.c.store(at[here] + v, self.output.narrow(sums[here, v : v + part]))
 
 
 def replay_spmm(
@@ -434,9 +386,7 @@ def replay_spmm(
 ) -> None:
     product = Product(machine, config, params)
     product.run(grid)
-    machine.recomputed = product.recomputed  # type: ignore[attr-defined]
+    machine.recomputed = product.recomputed
 
 
 REPLAYS = {"spmm_bittcf": replay_spmm}
-
-__all__ = ["REPLAYS", "Array", "TileMachine"]

@@ -1,4 +1,4 @@
-"""``spmm_csr.cu`` and ``sddmm_csr.cu`` in NumPy: the same index arithmetic, thread by thread.
+"""``spmm_csr.cu`` in NumPy: the same index arithmetic, thread by thread.
 
 Functions and names are those of the device code; a thread is an element of an array, and a
 shuffle is an indexing of the groups' lanes. Threads of one slab and batch run together, except
@@ -14,45 +14,12 @@ from typing import Any
 import numpy as np
 
 from tests.kernels.replay import ELEMENTS, Array, Machine
+from tests.kernels.replay_sddmm import replay_sddmm
+from tests.kernels.replay_threads import WARP, Threads, group_work
+from tests.kernels.replay_tree import Tree
 
-WARP = 32
 LIST_STEP = 4
 NO_ITEM = np.array([-1, 0, 0, -1])
-
-
-@dataclass
-class Threads:
-    """GroupWork of every thread: some threads of a launch, whole warps."""
-
-    lane: np.ndarray
-    index: np.ndarray
-    end: np.ndarray
-    first: np.ndarray
-    stride: np.ndarray
-    wide: np.ndarray
-
-    def take(self, chosen: np.ndarray) -> Threads:
-        return Threads(*(getattr(self, field.name)[chosen] for field in fields(self)))
-
-
-def group_work(
-    blocks: int, lanes: int, threads: int, params: Mapping[str, Any]
-) -> tuple[Threads, np.ndarray]:
-    """Return the work of every thread, and whether its items are bundles."""
-    item_end = np.array([params[f"item_end[{s}]"] for s in range(4)])
-    block_end = np.array([params[f"block_end[{s}]"] for s in range(4)])
-    block = np.repeat(np.arange(blocks), threads)
-    thread = np.tile(np.arange(threads), blocks)
-    section = sum((block >= block_end[s]).astype(int) for s in range(3))
-    first_item = np.where(section == 0, 0, item_end[section - 1])
-    first_block = np.where(section == 0, 0, block_end[section - 1])
-    wide = section < 2
-    together = np.where(wide, WARP, lanes)
-    index = first_item + (block - first_block) * (threads // together) + thread // together
-    first = np.where(wide, thread % WARP // lanes * lanes, 0)
-    stride = np.where(wide, WARP, lanes)
-    work = Threads(thread % lanes, index, item_end[section], first, stride, wide)
-    return work, section % 2 == 0
 
 
 @dataclass
@@ -120,9 +87,14 @@ class Product:
     # -- the kernel
 
     def run(self, grid: tuple[int, int, int]) -> None:
-        work, bundled = group_work(grid[0], self.lanes, self.config["kThreads"], self.p)
+        blocks, slabs = grid[0], grid[1]
+        if self.p["slab_fast"]:
+            # Slabs of a block follow each other in the grid; the order is none of the replay's.
+            assert grid[1] == 1 and grid[0] % self.p["slabs"] == 0
+            blocks, slabs = grid[0] // self.p["slabs"], self.p["slabs"]
+        work, bundled = group_work(blocks, self.lanes, self.config["kThreads"], self.p)
         for self.z in range(grid[2]):
-            for self.y in range(grid[1]):
+            for self.y in range(slabs):
                 if self.config["kRows"] > 1:
                     self.product(work.take(bundled), self.config["kRows"])
                     self.product(work.take(~bundled), 1)
@@ -311,7 +283,7 @@ class Product:
         groups = np.nonzero(cut & (work.lane == 0))[0]
         for start in self.random.permutation(groups).tolist():
             group = slice(start, start + self.lanes)
-            if self.combine(int(item[start, 3]), work.lane[group], total[group], arg[group], R):
+            if self.combine(int(item[start, 3]), total[group], arg[group], R):
                 done[group] = True
         done &= column < self.p["n"]
         if R == 1:
@@ -333,63 +305,53 @@ class Product:
         bytes_ = self.width * (R * size + (4 if self.with_args else 0))
         return -(-bytes_ // size) * size
 
-    def words_of(self, R: int) -> int:
-        """Bytes of a word of ``TreeWords``."""
-        return next(word for word in (16, 8, 4) if self.lane_bytes(R) % word == 0)
-
-    def places(self, slot: int, lane: np.ndarray, R: int) -> np.ndarray:
-        """Where a slot keeps each word of each lane: [lanes, words]."""
-        word, slot_bytes = self.words_of(R), self.lane_bytes(self.config["kRows"])
-        layer = self.z * self.p["slabs"] + self.y
-        base = (layer * self.p["slot_count"] + slot) * self.lanes * slot_bytes
-        words = np.arange(self.lane_bytes(R) // word)
-        return base + (words[None, :] * self.lanes + lane[:, None]) * word
-
-    def store_partial(self, slot: int, lane, total, arg, R: int) -> None:
-        raw = np.zeros((lane.size, self.lane_bytes(R)), dtype=np.uint8)
+    def raw(self, total: np.ndarray, arg: np.ndarray, R: int) -> np.ndarray:
+        """``Accumulator<R>`` of each lane, as bytes."""
+        lanes = total.shape[0]
+        raw = np.zeros((lanes, self.lane_bytes(R)), dtype=np.uint8)
         parts = [arg.astype(np.int32)] if self.with_args else []
         at = 0
-        for part in (*parts, np.ascontiguousarray(total.reshape(lane.size, -1))):
+        for part in (*parts, np.ascontiguousarray(total.reshape(lanes, -1))):
             at = -(-at // part.itemsize) * part.itemsize
             size = part.shape[1] * part.itemsize
             raw[:, at : at + size] = np.ascontiguousarray(part).view(np.uint8)
             at += size
-        word = self.words_of(R)
-        self.partials.store(self.places(slot, lane, R), raw.reshape(lane.size, -1, word))
+        return raw
 
-    def load_partial(self, slot: int, lane, R: int) -> tuple[np.ndarray, np.ndarray]:
-        word = self.words_of(R)
-        raw = self.partials.load(self.places(slot, lane, R), word).reshape(lane.size, -1)
-        arg, at = np.full((lane.size, self.width), -1, dtype=np.int64), 0
+    def from_raw(self, raw: np.ndarray, R: int) -> tuple[np.ndarray, np.ndarray]:
+        lanes = raw.shape[0]
+        arg, at = np.full((lanes, self.width), -1, dtype=np.int64), 0
         if self.with_args:
             at = 4 * self.width
             arg = np.ascontiguousarray(raw[:, :at]).view(np.int32).astype(np.int64)
         size = np.dtype(self.acc).itemsize
         at = -(-at // size) * size
         sums = np.ascontiguousarray(raw[:, at : at + R * self.width * size]).view(self.acc)
-        return sums.reshape(lane.size, R, self.width), arg
+        return sums.reshape(lanes, R, self.width), arg
 
-    def combine(self, slot: int, lane, total, arg, R: int) -> bool:
-        counters = (self.z * self.p["slabs"] + self.y) * self.p["node_count"]
-        while True:
-            self.store_partial(slot, lane, total, arg, R)
-            node = int(self.parent_of_slot.load(np.array(slot))[0])
-            first, children, own, _ = self.nodes.data[node].tolist()
-            counter = int(self.arrivals.load(np.array(counters + node))[0])
-            last = counter == children - 1
-            self.arrivals.data[counters + node] = 0 if last else counter + 1
-            if not last:
-                return False
-            total[:], arg[:] = self.load_partial(first, lane, R)
-            for child in range(1, children):
-                other, other_arg = self.load_partial(first + child, lane, R)
-                if self.extremum:
-                    self.join(total[:, 0], arg, other[:, 0], other_arg)
-                else:
-                    total += other
-            if own < 0:
-                return True
-            slot = own
+    def combine(self, slot: int, total: np.ndarray, arg: np.ndarray, R: int) -> bool:
+        """Sums and winners of a group's lanes, in place."""
+        layer = self.z * self.p["slabs"] + self.y
+        tree = Tree(
+            self.parent_of_slot, self.nodes, self.arrivals, self.partials,
+            first_counter=layer * self.p["node_count"],
+            first_slot=layer * self.p["slot_count"],
+            lanes=self.lanes, slot_bytes=self.lane_bytes(self.config["kRows"]),
+        )  # fmt: skip
+
+        def join(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+            (sums, best), (more, more_arg) = self.from_raw(mine, R), self.from_raw(other, R)
+            if self.extremum:
+                self.join(sums[:, 0], best, more[:, 0], more_arg)
+            else:
+                sums = sums + more
+            return self.raw(sums, best, R)
+
+        found = tree.climb(slot, self.raw(total, arg, R), join)
+        if found is None:
+            return False
+        total[:], arg[:] = self.from_raw(found, R)
+        return True
 
     def finish(self, row, column, sums, arg, empty) -> None:
         at = (
@@ -424,75 +386,6 @@ def replay_spmm(
     machine: Machine, config: Mapping[str, Any], params: dict[str, Any], grid: tuple[int, int, int]
 ) -> None:
     Product(machine, config, params).run(grid)
-
-
-def add_lanes(dot: np.ndarray, lanes: int) -> np.ndarray:
-    """``add_lanes``: [groups, lanes, unroll] sums -> [groups, lanes], lane l holds l % unroll."""
-    lane, step = np.arange(lanes), 1
-    held = list(np.moveaxis(dot, 2, 0))
-    while step < lanes:
-        odd = (lane & step).astype(bool)
-        if len(held) > 1:
-            pairs = list(zip(held[::2], held[1::2], strict=True))
-            mine = [np.where(odd, second, first) for first, second in pairs]
-            other = [np.where(odd, first, second) for first, second in pairs]
-            held = [m + o[:, lane ^ step] for m, o in zip(mine, other, strict=True)]
-        else:
-            held = [held[0] + held[0][:, lane ^ step]]
-        step *= 2
-    return held[0]
-
-
-def replay_sddmm(
-    machine: Machine, config: Mapping[str, Any], params: dict[str, Any], grid: tuple[int, int, int]
-) -> None:
-    """``sddmm_csr``: one dot product an entry."""
-    element = ELEMENTS[config["ELEMENT"]]
-    acc = np.float64 if element is np.float64 else np.float32
-    lanes, vec, times, threads, unroll = (
-        config[name] for name in ("kLanes", "kVec", "kTimes", "kThreads", "kUnroll")
-    )
-    step, slab = lanes * vec, lanes * vec * times
-    items = machine.array(params["items"], np.int32, 4)
-    columns = machine.array(params["columns"], np.int32)
-    g, b = machine.array(params["g"], element), machine.array(params["b"], element)
-    out = machine.array(params["out"], acc)
-    machine.written[params["out"]] = out
-    work, _ = group_work(grid[0], lanes, threads, params)
-    heads = np.arange(0, work.lane.size, lanes)  # the first thread of each group
-    lane = np.arange(lanes)
-
-    def dots(g_row: int, b_base: int, column: np.ndarray) -> np.ndarray:
-        """[lanes, unroll] partial sums of some entries."""
-        dot = np.zeros((lanes, unroll), dtype=acc)
-        for first in range(0, params["n"], slab):
-            for q in range(times):
-                at = first + lane * vec + q * step
-                inside = at < params["n"]
-                left = g.load(g_row + np.where(inside, at, 0), vec).astype(acc)
-                for u in range(unroll):
-                    row = b_base + column[u] * params["b_row_stride"]
-                    right = b.load(row + np.where(inside, at, 0), vec).astype(acc)
-                    dot[inside, u] += (left * right).sum(1, dtype=acc)[inside]
-        return dot
-
-    for z in range(grid[2]):
-        for head in heads.tolist():
-            if work.index[head] >= work.end[head]:
-                continue
-            row, start, end, _ = items.data[work.index[head]].tolist()
-            g_row = z * params["g_batch_stride"] + row * params["g_row_stride"]
-            b_base = z * params["b_batch_stride"]
-            for begin in range(work.first[head], end - start, work.stride[head]):
-                here = end - start - begin
-                own = columns.load(start + begin + np.where(lane < here, lane, 0))[:, 0]
-                result = np.zeros(lanes, dtype=acc)
-                for j in range(0, min(lanes, here), unroll):
-                    sums = add_lanes(dots(g_row, b_base, own[j : j + unroll])[None], lanes)[0]
-                    result = np.where(lane // unroll == j // unroll, sums, result)
-                stored = lane < here
-                place = z * params["out_batch_stride"] + start + begin + lane[stored]
-                out.store(place, result[stored, None])
 
 
 REPLAYS = {"spmm_csr": replay_spmm, "sddmm_csr": replay_sddmm}

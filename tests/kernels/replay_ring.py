@@ -2,14 +2,17 @@
 
 A copy is under way from its issue until its group has been waited for; until then the bytes it
 goes to are rubbish. What landed is there for all lanes after the next ``__syncwarp``, and what
-lanes have read may be overwritten after the next one. Each byte copied is read exactly once.
+lanes have read may be overwritten after the next one. Whoever copies says how often each byte will
+be read: so often it must have been before it is overwritten, and when all is over.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-CHUNK = 16  # bytes of a copy
+CHUNK = 16  # bytes of a copy of B
+WORD = 4  # bytes of the smallest copy
+UNIT = 2  # bytes of the smallest read
 BANKS = 32  # of four bytes
 FREE, PENDING, LANDED, VISIBLE = range(4)
 
@@ -22,67 +25,92 @@ def assert_no_conflicts(at: np.ndarray, width: int) -> None:
 
 
 class Ring:
-    """The ring of each warp: [warps, chunks of 16 bytes]."""
+    """The rings of some warps, one after the other; state by words of four bytes.
+
+    ``warp`` and ``at`` of copies and reads broadcast to one element an access.
+    """
 
     def __init__(self, warps: int, size: int) -> None:
-        chunks = size // CHUNK
+        assert size % CHUNK == 0, "stages are whole chunks"
         self.size = size
-        self.data = np.full((warps, chunks, CHUNK), 0xFF, dtype=np.uint8)
+        words, units = warps * size // WORD, warps * size // UNIT
+        self.data = np.full(units, 0xFFFF, dtype=np.uint16)
         self.coming = self.data.copy()
-        self.state = np.full((warps, chunks), FREE, dtype=np.uint8)
-        self.group = np.zeros((warps, chunks), dtype=np.int64)
-        self.reads = np.zeros((warps, chunks, CHUNK), dtype=np.int64)
-        self.being_read = np.zeros((warps, chunks), dtype=bool)
+        self.state = np.full(words, FREE, dtype=np.uint8)
+        self.group = np.zeros(words, dtype=np.int64)
+        self.being_read = np.zeros(words, dtype=bool)
+        self.lane = np.zeros(words, dtype=np.int64)  # of the latest copy
+        self.due = np.zeros(units, dtype=np.int16)  # reads still to come
         self.committed = np.zeros(warps, dtype=np.int64)
 
-    def _chunks(self, at: np.ndarray, width: int) -> np.ndarray:
+    def _places(self, warp: np.ndarray, at: np.ndarray, width: int, step: int) -> np.ndarray:
+        """Numbers of the words or units of each access: [..., width / step]."""
         assert ((at >= 0) & (at + width <= self.size)).all(), "outside the warp's ring"
         assert not (at % width).any(), "misaligned"
-        return at // CHUNK
+        first = (np.asarray(warp) * self.size + at) // step
+        return first[..., None] + np.arange(max(width // step, 1))
 
-    def copy(self, warp: np.ndarray, at: np.ndarray, data: np.ndarray) -> None:
-        """``cp.async`` of 16 bytes a lane: data [warps, 32, 16] to ``at`` [warps, 32]."""
-        chunk = self._chunks(at, CHUNK)
-        ordered = np.sort(chunk, axis=1)
-        assert (ordered[:, 1:] != ordered[:, :-1]).all(), "two lanes copy to one place"
-        here = warp[:, None], chunk
-        state = self.state[here]
+    def copy(
+        self,
+        warp: np.ndarray,
+        at: np.ndarray,
+        data: np.ndarray,
+        reads: np.ndarray | int = 1,
+    ) -> None:
+        """``cp.async`` of the bytes ``data`` [..., 4, 8 or 16] to ``at``.
+
+        ``reads``: how often each byte, by twos, will be read before it is overwritten.
+        """
+        width = data.shape[-1]
+        words = self._places(warp, at, width, WORD)
+        units = self._places(warp, at, width, UNIT)
+        number = np.arange(words.size).reshape(words.shape)
+        self.lane[words] = number
+        assert (self.lane[words] == number).all(), "two lanes copy to one place"
+        state = self.state[words]
         assert not ((state == PENDING) | (state == LANDED)).any(), "overwritten before it was read"
-        assert (self.reads[here][state == VISIBLE] == 1).all(), "overwritten before it was read"
-        assert not self.being_read[here].any(), "overwritten while lanes may still read"
-        self.state[here], self.group[here] = PENDING, self.committed[warp][:, None] + 1
-        self.data[here], self.coming[here], self.reads[here] = 0xFF, data, 0
+        assert not self.due[units].any(), "overwritten before it was read"
+        assert not self.being_read[words].any(), "overwritten while lanes may still read"
+        group = self.committed[warp] + 1
+        self.state[words] = PENDING
+        self.group[words] = np.broadcast_to(group, words.shape[:-1])[..., None]
+        self.data[units] = 0xFFFF
+        self.coming[units] = np.ascontiguousarray(data).view(np.uint16)
+        self.due[units] = reads
 
     def commit(self, warp: np.ndarray) -> None:
         self.committed[warp] += 1
 
+    def _by_warp(self, array: np.ndarray) -> np.ndarray:
+        return array.reshape(self.committed.size, -1)
+
     def wait(self, warp: np.ndarray, pending: int) -> None:
         """``cp.async.wait_group``."""
         due = (self.committed[warp] - pending)[:, None]
-        row, chunk = np.nonzero((self.state[warp] == PENDING) & (self.group[warp] <= due))
-        here = warp[row], chunk
-        self.data[here], self.state[here] = self.coming[here], LANDED
+        state, group = self._by_warp(self.state)[warp], self._by_warp(self.group)[warp]
+        row, word = np.nonzero((state == PENDING) & (group <= due))
+        word = warp[row] * (self.size // WORD) + word
+        unit = word[:, None] * (WORD // UNIT) + np.arange(WORD // UNIT)
+        self.data[unit], self.state[word] = self.coming[unit], LANDED
 
     def sync(self, warp: np.ndarray) -> None:
         """``__syncwarp``."""
-        state = self.state[warp]
-        self.state[warp] = np.where(state == LANDED, VISIBLE, state)
-        self.being_read[warp] = False
+        state = self._by_warp(self.state)
+        mine = state[warp]
+        state[warp] = np.where(mine == LANDED, VISIBLE, mine)
+        self._by_warp(self.being_read)[warp] = False
 
     def read(self, warp: np.ndarray, at: np.ndarray, width: int) -> np.ndarray:
-        """``width`` bytes a lane from ``at`` [warps, 32], as bytes."""
-        chunk = self._chunks(at, width)
-        here = warp[:, None], chunk
-        assert (self.state[here] == VISIBLE).all(), "read before it was copied"
-        assert_no_conflicts(at, width)
-        self.being_read[here] = True
-        places = warp[:, None, None], chunk[..., None], (at % CHUNK)[..., None] + np.arange(width)
-        np.add.at(self.reads, places, 1)
-        return self.data[places]
+        """``width`` bytes from each of ``at``, as bytes."""
+        words = self._places(warp, at, width, WORD)
+        assert (self.state[words] == VISIBLE).all(), "read before it was copied"
+        self.being_read[words] = True
+        units = self._places(warp, at, width, UNIT)
+        np.subtract.at(self.due, units.reshape(-1), 1)
+        assert (self.due[units] >= 0).all(), "read more often than its copy said"
+        return self.data[units].view(np.uint8)
 
     def end(self) -> None:
         """Nothing was copied in vain."""
         copied = self.state != FREE
-        assert (self.state[copied] == VISIBLE).all() and (self.reads[copied] == 1).all(), (
-            "copied and not read"
-        )
+        assert (self.state[copied] == VISIBLE).all() and not self.due.any(), "copied and not read"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from sparsetile.kernels.bittcf import (
     ABLATED,
     DEFAULT,
     ELEMENTS,
+    STACKS,
     STAGES,
     Policy,
     Slab,
@@ -67,16 +70,46 @@ def test_rows_of_B_in_no_order_are_walked_in_the_widest_slab_that_fits_the_cache
     assert local.columns * dtype.itemsize == 512, "near rows are in the cache anyway"
 
 
-def test_sums_of_a_lane_are_its_columns_for_two_rows():
+def test_sums_of_a_lane_are_its_columns_for_two_of_each_eight_rows():
     assert Slab(4, 4).sums == 32 and Slab(8, 2).columns == 128
+    assert Slab(4, 4, 2).sums == 64 and Slab(8, 2, 2).columns == 128
 
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_narrow_accesses_have_narrow_slabs(dtype):
     full = 16 // dtype.itemsize
+    for stack, widest in ((1, 2), (2, 1)):
+        narrow = slabs(dtype, 1, stack)
+        assert max(slab.pieces for slab in narrow) == widest
+        assert [s.columns for s in narrow] == sorted(s.columns for s in narrow)
     assert max(slab.pieces for slab in slabs(dtype, full)) == 4
-    assert max(slab.pieces for slab in slabs(dtype, 1)) == 2
-    assert [s.columns for s in slabs(dtype, 1)] == sorted(s.columns for s in slabs(dtype, 1))
+
+
+@pytest.mark.parametrize("n", [1, 36, 128, 512])
+@pytest.mark.parametrize("vector", [4, 2, 1])
+def test_slabs_of_sixteen_rows_are_chosen_as_those_of_eight_are(n, vector):
+    for items in (10, 10**6):
+        wanted = {"items": items, "processors": 132}
+        eight = choose_slab(torch.float32, n, vector, **wanted)
+        sixteen = choose_slab(torch.float32, n, vector, stack=2, **wanted)
+        assert (eight.stack, sixteen.stack) == (1, 2)
+        widest = slabs(torch.float32, vector, 2)[-1].columns
+        assert sixteen.columns == min(eight.columns, widest)
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+def test_every_slab_bounds_its_registers_and_more_sums_get_more(dtype):
+    full = 16 // dtype.itemsize
+    blocks: dict[int, int] = {}
+    for stack in STACKS:
+        for vector in (full, full // 2, 1):
+            for slab in slabs(dtype, vector, stack):
+                config = bittcf_config(dtype, slab, vector, True)
+                assert config["kStack"] == stack
+                assert blocks.setdefault(slab.sums, config["kMinBlocks"]) == config["kMinBlocks"]
+    by_sums = [blocks[sums] for sums in sorted(blocks)]
+    assert by_sums == sorted(by_sums, reverse=True) and by_sums[-1] >= 1
+    assert by_sums[0] * 2 <= 64, "warps that an SM can hold"
 
 
 def test_aligned_rows_go_through_a_ring_and_others_straight_to_registers():
@@ -113,12 +146,12 @@ def test_every_configuration_a_runner_may_ask_for_is_listed_once():
     assert len(set(listed)) == len(listed)
     for dtype in ELEMENTS:
         full = 16 // dtype.itemsize
-        for vector in (full, full // 2, 1):
-            for slab in slabs(dtype, vector):
-                for policy in (DEFAULT, *ABLATED):
-                    for weighted in (True, False):
-                        for out in {dtype, torch.float32}:
-                            config = bittcf_config(
-                                dtype, slab, vector, weighted, out_dtype=out, policy=policy
-                            )
-                            assert tuple(sorted(config.items())) in listed
+        for stack, vector, weighted in itertools.product(
+            STACKS, (full, full // 2, 1), (True, False)
+        ):
+            policies = (DEFAULT, *ABLATED) if stack == 1 else (DEFAULT,)
+            for slab, policy, out in itertools.product(
+                slabs(dtype, vector, stack), policies, {dtype, torch.float32}
+            ):
+                config = bittcf_config(dtype, slab, vector, weighted, out_dtype=out, policy=policy)
+                assert tuple(sorted(config.items())) in listed

@@ -7,24 +7,20 @@ out by mistake shows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from sparsetile import CSR
 from sparsetile.balance import locality
 from sparsetile.kernels import KERNELS
 from sparsetile.kernels import csr as kernel_module
-from sparsetile.reorder import Permutation
-from sparsetile.systems import Request, csr_runner, geometry
 from sparsetile.systems import csr as system_module
-from sparsetile.systems.base import Epilogue
+from sparsetile.systems import csr_runner, geometry
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, with_dense_row
-from tests.kernels.replay import Machine, device_fields, host_letters
+from tests.kernels.replay import Array, Machine, device_fields, host_letters
+from tests.kernels.replay_cases import RowCase, strided
 from tests.kernels.replay_csr import REPLAYS
 from tests.kernels.whole_numbers import operand, reference, whole_numbers
 
@@ -52,44 +48,6 @@ def bundling(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return choose
 
 
-class Case:
-    """A matrix as the csr system builds it, ready to be launched on a machine."""
-
-    def __init__(self, machine: Machine, csr: CSR, n: int, dtype: torch.dtype, order=None) -> None:
-        request = Request(csr, n, dtype, Permutation("given", order))
-        self.machine, self.csr = machine, csr
-        self.system = system_module.CSRSystem()
-        self.stage = self.system.build(request)
-        # Not the registry's runner, which would remember another machine's kernels.
-        self.runner = self.system.make_runner(json.loads(self.stage.recipe.partition(":")[2]))
-        self.packed = None
-        if self.runner.packs:
-            self.packed = self.runner.pack(self.stage.parts, csr.values, dtype)
-        machine.hold(*self.stage.parts, csr.values, self.packed)
-
-    def spmm(self, B: Tensor, out: Tensor | None = None, **epilogue) -> Tensor:
-        if out is None:
-            out = torch.full(
-                (*B.shape[:-2], self.csr.shape[0], B.shape[-1]), float("nan"), dtype=B.dtype
-            )
-        self.machine.hold(B, out)
-        self.runner.spmm(
-            self.stage.parts, self.csr.values, self.packed, B, out, Epilogue(**epilogue)
-        )
-        self.check_writes(out)
-        return out
-
-    def check_writes(self, out: Tensor) -> None:
-        """Each element of C was written exactly once, nothing beside C, counters are back at 0."""
-        if out.numel():
-            count = np.lib.stride_tricks.as_strided
-            written = self.machine.written[out.data_ptr()].writes
-            strides = [stride * written.itemsize for stride in out.stride()]
-            assert (count(written, out.shape, strides) == 1).all()
-            assert int(written.sum()) == out.numel()
-        assert not any(bool(counters.any()) for counters in self.machine.arrivals)
-
-
 @pytest.mark.parametrize("name", KERNELS)
 def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order(name):
     assert [letter for _, letter in device_fields(KERNELS[name])] == host_letters(KERNELS[name])
@@ -106,7 +64,7 @@ def test_the_replay_of_every_matrix_is_its_product(machine, bundling, name, kind
     for dtype, n in WIDTHS:
         csr = whole_numbers(name, dtype)
         B = operand(csr, n, dtype)
-        C = Case(machine, csr, n, dtype).spmm(B)
+        C = RowCase(machine, csr, n, dtype).spmm(B)
         assert torch.equal(C, reference(csr, B).to(dtype)), f"{dtype} of width {n}"
     bundled = {config["kRows"] for config in machine.configs}
     assert kind != "bundles" or not csr.nnz or 4 in bundled
@@ -119,7 +77,7 @@ def test_a_pattern_counts_every_entry_as_one(machine, bundling, name, kind):
     bundling(kind)
     csr = whole_numbers(name, F32, pattern=True)
     B = operand(csr, 40, F32)
-    assert torch.equal(Case(machine, csr, 40, F32).spmm(B), reference(csr, B).to(F32))
+    assert torch.equal(RowCase(machine, csr, 40, F32).spmm(B), reference(csr, B).to(F32))
 
 
 @pytest.mark.parametrize("kind", BUNDLING)
@@ -129,7 +87,7 @@ def test_an_order_of_the_rows_changes_nothing(machine, bundling, name, kind):
     csr = whole_numbers(name, F32)
     order = torch.randperm(csr.shape[0])
     B = operand(csr, 40, F32)
-    C = Case(machine, csr, 40, F32, order).spmm(B)
+    C = RowCase(machine, csr, 40, F32, order).spmm(B)
     assert torch.equal(C, reference(csr, B).to(F32))
 
 
@@ -142,7 +100,7 @@ def test_any_number_of_threads_a_block_does(machine, bundling, monkeypatch, thre
         csr = whole_numbers(name, F32)
         for n in (5, 32, 132):
             B = operand(csr, n, F32)
-            assert torch.equal(Case(machine, csr, n, F32).spmm(B), reference(csr, B).to(F32))
+            assert torch.equal(RowCase(machine, csr, n, F32).spmm(B), reference(csr, B).to(F32))
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
@@ -159,7 +117,7 @@ def test_any_number_of_lanes_a_group_does(machine, bundling, monkeypatch, lanes,
         csr = whole_numbers(name, F32)
         for n in (3, 36, 140):
             B = operand(csr, n, F32)
-            assert torch.equal(Case(machine, csr, n, F32).spmm(B), reference(csr, B).to(F32))
+            assert torch.equal(RowCase(machine, csr, n, F32).spmm(B), reference(csr, B).to(F32))
     assert {config["kLanes"] for config in machine.configs} == {lanes}
 
 
@@ -178,7 +136,7 @@ def test_lanes_with_several_vectors_read_and_write_each_once(
         csr = whole_numbers(name, F32)
         for n in (lanes * times * 4, lanes * times * 8):
             B = operand(csr, n, F32)
-            case = Case(machine, csr, n, F32)
+            case = RowCase(machine, csr, n, F32)
             assert torch.equal(case.spmm(B), reference(csr, B).to(F32))
             best, none = torch.full((csr.shape[0], n), float("nan")), None
             machine.hold(best)
@@ -214,25 +172,24 @@ def test_a_small_cache_makes_slabs_narrow_and_the_product_stays(machine, bundlin
     slabs = set()
     for l2 in (50 * 2**20, csr.shape[1] * 128 * 2):
         machine.install(monkeypatch, l2=l2)
-        assert torch.equal(Case(machine, csr, 256, F32).spmm(B), reference(csr, B).to(F32))
+        assert torch.equal(RowCase(machine, csr, 256, F32).spmm(B), reference(csr, B).to(F32))
         config = machine.configs[-1]
         slabs.add(config["kLanes"] * config["kTimes"] * config["kVec"])
     assert 32 in slabs and len(slabs) == 2
 
 
-def strided(B: Tensor, how: str) -> Tensor:
-    *lead, rows, cols = B.shape
-    if how == "row stride":
-        wide = torch.full((*lead, rows, cols + 5), float("nan"), dtype=B.dtype)
-        wide[..., :cols] = B
-        return wide[..., :cols]
-    if how == "misaligned":
-        flat = torch.full((B.numel() + 1,), float("nan"), dtype=B.dtype)
-        flat[1:] = B.flatten()
-        return flat[1:].view(B.shape)
-    if how == "same batch again":
-        return B[:1].expand(B.shape) if lead else B
-    return B
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["matrix", "batch"])
+@pytest.mark.parametrize("kind", BUNDLING)
+def test_slabs_may_be_the_fast_dimension_of_the_grid(machine, bundling, monkeypatch, kind, batch):
+    bundling(kind)
+    monkeypatch.setattr(kernel_module.RowShape, "slabs_first", lambda shape, bundles: True)
+    csr = whole_numbers("one dense row", F32)
+    B = operand(csr, 640, F32, batch)
+    case = RowCase(machine, csr, 640, F32)
+    assert torch.equal(case.spmm(B), reference(csr, B).to(F32))
+    (launch,) = case.runner._launches.values()
+    assert launch.slabs > 1
+    assert launch.grid(3) == (launch.slabs * launch.block_ends[-1], 1, 3)
 
 
 @pytest.mark.parametrize("how", ["row stride", "misaligned", "same batch again"])
@@ -243,7 +200,7 @@ def test_any_stride_and_batch_is_read_and_written_in_place(machine, bundling, ho
     csr = whole_numbers("one dense row", F16)
     B = strided(operand(csr, 24, F16, batch), how)
     wide = torch.full((*batch, csr.shape[0], 40), 7.0, dtype=F16)
-    C = Case(machine, csr, 24, F16).spmm(B, out=wide[..., :24])
+    C = RowCase(machine, csr, 24, F16).spmm(B, out=wide[..., :24])
     assert torch.equal(C, reference(csr, B).to(F16))
     assert bool((wide[..., 24:] == 7).all())
 
@@ -256,7 +213,7 @@ def test_alpha_beta_mean_bias_and_relu_act_on_the_right_elements(machine, bundli
     dtype = csr.values.dtype
     B = operand(csr, 20, dtype)
     plain = reference(csr, B)
-    case = Case(machine, csr, 20, dtype)
+    case = RowCase(machine, csr, 20, dtype)
     before = torch.randint(-4, 4, plain.shape).to(dtype)
     C = case.spmm(B, out=before.clone(), alpha=2.0, beta=-0.5)
     assert torch.equal(C.double(), 2 * plain - 0.5 * before.double())
@@ -273,7 +230,7 @@ def test_alpha_beta_mean_bias_and_relu_act_on_the_right_elements(machine, bundli
 def test_extrema_keep_the_first_of_equals_and_the_first_nan(machine, name, maximum):
     csr = whole_numbers(name, F32)
     for n in (5, 36):
-        case = Case(machine, csr, n, F32)
+        case = RowCase(machine, csr, n, F32)
         B = operand(csr, n, F32)
         if csr.nnz:
             B[int(csr.indices[csr.nnz // 2]), 1] = float("nan")
@@ -303,7 +260,7 @@ def test_extrema_keep_the_first_of_equals_and_the_first_nan(machine, name, maxim
 @pytest.mark.parametrize("n", [3, 36, 260])
 def test_a_repair_writes_what_is_not_finite_and_leaves_the_rest(machine, n):
     csr = whole_numbers("one dense row", F32)
-    case = Case(machine, csr, n, F32)
+    case = RowCase(machine, csr, n, F32)
     B = operand(csr, n, F32)
     exact = reference(csr, B).to(F32)
     out = exact + 0.25  # finite elements must keep what they hold
@@ -323,7 +280,7 @@ def test_a_repair_writes_what_is_not_finite_and_leaves_the_rest(machine, n):
 def test_the_quick_way_of_a_bound_product_is_the_same(machine, bundling, name, kind):
     bundling(kind)
     csr = whole_numbers(name, F32)
-    case = Case(machine, csr, 32, F32)
+    case = RowCase(machine, csr, 32, F32)
     bound = case.runner.bind(case.stage.parts, csr.values, case.packed)
     for n in (32, 7):
         for _ in range(2):
@@ -347,7 +304,7 @@ def test_sampled_products_are_those_of_every_entry(machine, monkeypatch, name, b
 
     monkeypatch.setattr(csr_runner.torch, "empty", held)
     for dtype, n in ((F32, 36), (F32, 260), (F16, 7), (F64, 6)):
-        case = Case(machine, csr.with_values(csr.values.to(dtype)), n, dtype)
+        case = RowCase(machine, csr.with_values(csr.values.to(dtype)), n, dtype)
         B = operand(csr, n, dtype, batch)
         G = torch.randint(0, 4, (*batch, csr.shape[0], n)).to(dtype)
         machine.hold(B, G)
@@ -363,7 +320,7 @@ def test_batches_beyond_a_grid_are_launched_in_pieces(machine, bundling, monkeyp
     monkeypatch.setattr(geometry, "MAX_BATCHES", 2)
     csr = whole_numbers("odd sizes", F32)
     B = operand(csr, 8, F32, (5,))
-    case = Case(machine, csr, 8, F32)
+    case = RowCase(machine, csr, 8, F32)
     C = torch.full((5, csr.shape[0], 8), float("nan"))
     machine.hold(B, C)
     case.runner.spmm(case.stage.parts, csr.values, case.packed, B, C)
@@ -387,8 +344,6 @@ def test_batches_beyond_a_grid_are_launched_in_pieces(machine, bundling, monkeyp
 
 def test_the_replay_notices_a_read_past_the_end_and_a_missed_column():
     """The checks of the replay itself can fail."""
-    from tests.kernels.replay import Array
-
     held = np.arange(8, dtype=np.float32)
     array = Array(held.ctypes.data, held)
     assert array.load(np.array([4]), 4).tolist() == [[4, 5, 6, 7]]
@@ -401,7 +356,7 @@ def test_the_replay_notices_a_read_past_the_end_and_a_missed_column():
 def test_a_wrong_schedule_does_not_pass(machine, bundling):
     bundling("rows")
     csr = csr_of(random_matrix(20, 30, 0.3))
-    case = Case(machine, csr, 8, F32)
+    case = RowCase(machine, csr, 8, F32)
     case.stage.parts[2][3, 0] = case.stage.parts[2][4, 0]  # two items of one row, none of another
     with pytest.raises(AssertionError):
         case.spmm(operand(csr, 8, F32))
@@ -411,8 +366,7 @@ def test_the_long_row_is_cut_over_two_levels(machine, bundling):
     bundling("rows")
     csr = csr_of(with_dense_row(4, 9000, 2))
     csr.values[:] = 1
-    case = Case(machine, csr, 8, F32)
-    levels = json.loads(case.stage.recipe.partition(":")[2])["plain"]
-    assert levels["nodes"] > 1
+    case = RowCase(machine, csr, 8, F32)
+    assert case.meta["plain"]["nodes"] > 1
     B = operand(csr, 8, F32)
     assert torch.equal(case.spmm(B), reference(csr, B).to(F32))

@@ -17,7 +17,7 @@ DATA = np.arange(512, dtype=np.uint8).reshape(1, 32, 16)
 def ring() -> Ring:
     """A ring of two stages of 512 bytes, whose first is being copied."""
     made = Ring(1, 1024)
-    made.copy(WARP, AT, DATA)
+    made.copy(WARP[:, None], AT, DATA)
     made.commit(WARP)
     return made
 
@@ -59,6 +59,46 @@ def test_overwriting_is_refused_before_all_has_been_read_and_a_barrier_passed(ri
     ring.copy(WARP, AT, DATA)
     with pytest.raises(AssertionError, match="copied and not read"):
         ring.end()
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_small_copies_have_the_same_rules(width):
+    ring, at = Ring(2, 64), np.array([16, 16])
+    both, data = np.array([0, 1]), np.arange(2 * width, dtype=np.uint8).reshape(2, width)
+    ring.copy(both, at, data)
+    ring.commit(both)
+    ring.wait(np.array([1]), 0)
+    ring.sync(both)
+    assert np.array_equal(ring.read(np.array([1]), at[:1], width), data[1:])
+    with pytest.raises(AssertionError, match="read before it was copied"):
+        ring.read(np.array([0]), at[:1], width)
+    with pytest.raises(AssertionError, match="read before it was copied"):
+        ring.read(np.array([1]), at[:1] + width, width)
+    with pytest.raises(AssertionError, match="misaligned"):
+        ring.copy(both, at + 2, data)
+    with pytest.raises(AssertionError, match="overwritten while lanes may still read"):
+        ring.copy(np.array([1]), at[:1], data[1:])
+    ring.sync(both)
+    ring.copy(np.array([1]), at[:1], data[1:])
+
+
+def test_bytes_are_read_as_often_as_their_copy_says():
+    ring, at = Ring(1, 16), np.array([4])
+    word = np.arange(4, dtype=np.uint8).reshape(1, 4)
+    ring.copy(WARP, at, word, reads=np.array([[0, 2]]))  # its upper half twice
+    ring.commit(WARP)
+    ring.wait(WARP, 0)
+    ring.sync(WARP)
+    assert ring.read(WARP, at + 2, 2).tolist() == [[2, 3]]
+    with pytest.raises(AssertionError, match="copied and not read"):
+        ring.end()
+    ring.sync(WARP)
+    with pytest.raises(AssertionError, match="overwritten before it was read"):
+        ring.copy(WARP, at, word)
+    ring.read(WARP, at + 2, 2)
+    ring.end()
+    with pytest.raises(AssertionError, match="more often than its copy said"):
+        ring.read(WARP, at, 2)
 
 
 def test_places_outside_the_ring_misaligned_or_copied_twice_are_refused(ring):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 import sparsetile as st
+from sparsetile.kernels import KernelSpec
+from sparsetile.kernels.bittcf import slabs
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request, acc
+from sparsetile.systems import Request, acc, acc_runner
 from sparsetile.systems.acc import LADDER, AccSystem
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32, with_dense_row
 
@@ -88,7 +93,9 @@ def test_the_ladder_turns_one_part_on_after_the_other():
 def test_the_stage_says_what_was_decided():
     csr = csr_of(MATRICES["equal rows"]())
     stage = ACC.build(request(csr=csr))
-    assert stage.choices["format"] == "BitTCF, 72 tiles of 54.0 entries, 3212 bytes"
+    assert stage.choices["format"] == (
+        "BitTCF, windows of 8 rows, 72 tiles of 54.0 entries, 3212 bytes"
+    )
     assert stage.choices["schedule"] == "9 items of at most 4 tiles, IBD 0.00, 0 partial sums"
     assert ACC.build(request(csr=csr, ablation="cache")).choices["ablation"] == "cache"
 
@@ -136,6 +143,119 @@ def test_packed_values_are_in_tile_order_and_float32_ones_are_tf32():
     half = work.pack(stage.parts, csr.values, torch.float16)
     assert torch.equal(half, csr.values.half()[stage.parts[4].long()])
     assert work.pack(stage.parts, None, torch.float16).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_packed_values_of_16_bits_are_whole_words(dtype):
+    for rows in (1, 2, 3):
+        csr = csr_of(sp.csr_array(np.arange(1.0, 5 * rows + 1).reshape(rows, 5)), dtype=dtype)
+        stage = ACC.build(request(csr=csr, dtype=dtype))
+        work = ACC.make_runner(json.loads(stage.recipe.partition(":")[2]))
+        packed = work.pack(stage.parts, csr.values, dtype)
+        assert packed.numel() == csr.nnz + csr.nnz % 2
+        assert torch.equal(packed[: csr.nnz], csr.values[stage.parts[4].long()])
+        assert not bool(packed[csr.nnz :].any())
+        exact = work.pack(stage.parts, csr.values.float(), torch.float32)
+        assert exact.numel() == csr.nnz, "words as they are"
+
+
+# -- windows of sixteen rows
+
+
+def overlapping(windows: int, each: int, shared: int) -> st.CSR:
+    """Sixteen rows a window: either eight use ``each`` columns, ``shared`` of them in common."""
+    dense = np.zeros((16 * windows, 2 * each - shared))
+    dense[0::16, :each], dense[8::16, each - shared :] = 1, 1
+    return csr_of(sp.csr_array(dense))
+
+
+def stack_of(csr: st.CSR, n: int, dtype: torch.dtype = torch.float32, **changes) -> int:
+    meta = meta_of(request(csr=csr, n=n, dtype=dtype, **changes))
+    assert ACC.make_runner(meta)._stack == meta["stack"], "the runner reads it from the recipe"
+    return meta["stack"]
+
+
+@pytest.fixture
+def one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen workers, so that small matrices have enough tiles for each."""
+    monkeypatch.setattr(acc, "PROCESSORS", 1)
+
+
+@pytest.mark.parametrize(
+    "each, shared, saved, wide, narrower",
+    [
+        (32, 32, 2.0, 2, 2), (24, 16, 1.5, 2, 2), (40, 24, 10 / 7, 2, 1), (40, 16, 1.25, 2, 1),
+        (24, 8, 1.2, 1, 1), (32, 0, 1.0, 1, 1),
+    ],
+)  # fmt: skip
+def test_windows_of_sixteen_rows_are_cut_where_they_save_enough_reads_of_B(
+    one_processor, each, shared, saved, wide, narrower
+):
+    csr = overlapping(60, each, shared)
+    stacked = acc.pack_bittcf(csr, None, 2)
+    assert stacked.tiles_of_eight() / stacked.tile_count == pytest.approx(saved)
+    assert [stack_of(csr, n) for n in (256, 512)] == [wide, wide], "1024 bytes of a row and more"
+    assert [stack_of(csr, n) for n in (128, 255)] == [narrower, narrower]
+    assert [stack_of(csr, n) for n in (127, 32, 1)] == [1, 1, 1], "under 512 bytes never"
+
+
+def test_sixteen_bit_products_and_steps_of_the_ladder_keep_windows_of_eight_rows(one_processor):
+    csr = overlapping(60, 32, 32)
+    assert stack_of(csr, 512) == 2
+    for dtype in (torch.float16, torch.bfloat16):
+        assert stack_of(csr.with_values(csr.values.to(dtype)), 512, dtype) == 1
+    for step in LADDER:
+        assert stack_of(csr, 512, ablation=step) == 1
+
+
+@pytest.mark.parametrize("n, windows", [(128, 32), (256, 16), (512, 8)])
+def test_every_worker_keeps_a_run_of_tiles(one_processor, n, windows):
+    """Sixteen workers, fewer for each slab of 128 columns, and eight tiles a run."""
+    assert stack_of(overlapping(windows, 32, 32), n) == 2
+    assert stack_of(overlapping(windows - 1, 32, 32), n) == 1
+
+
+def test_the_gpus_own_processors_count(monkeypatch, capability):
+    csr = overlapping(32, 32, 32)
+    for processors, stack in ((1, 2), (2, 1)):
+        properties = SimpleNamespace(multi_processor_count=processors, L2_cache_size=2**20)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, p=properties: p)
+        assert meta_of(request(OnGPU, csr=csr, n=128))["stack"] == stack
+
+
+def test_what_is_saved_is_counted_in_the_plans_order(one_processor):
+    csr = overlapping(60, 32, 0)
+    assert stack_of(csr, 128) == 1
+    position = torch.arange(csr.shape[0])
+    order = torch.argsort(position // 8 % 2, stable=True)  # all first eights, then all second
+    assert stack_of(csr, 128, permutation=Permutation("given", order)) == 2
+
+
+@pytest.mark.parametrize("name", ["no rows", "no columns", "no entries"])
+def test_a_matrix_without_entries_keeps_windows_of_eight_rows(one_processor, name):
+    assert stack_of(csr_of(MATRICES[name]()), 512) == 1
+
+
+def test_the_stage_tells_windows_of_sixteen_rows(one_processor):
+    stage = ACC.build(request(csr=overlapping(32, 32, 32), n=128))
+    assert stage.choices["format"] == (
+        f"BitTCF, windows of 16 rows, 128 tiles of 16.0 entries, {4 * (32 + 14 * 128 + 2)} bytes"
+    )
+    assert stage.parts[1].numel() == 2 * 128 + 1 and stage.parts[3].numel() == 2 * 128
+
+
+def test_the_runner_takes_slabs_and_kernels_of_the_plans_windows(one_processor, monkeypatch):
+    properties = SimpleNamespace(multi_processor_count=1, L2_cache_size=2**20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    loaded = []
+    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, device: loaded.append(config))
+    for shared, stack in ((32, 2), (0, 1)):
+        work = ACC.make_runner(meta_of(request(csr=overlapping(60, 32, shared), n=128)))
+        for n, vector in ((128, 4), (6, 2), (7, 1)):
+            launch = work._launch_for(torch.float32, torch.float32, n, vector, True, 0)
+            assert launch.slab in slabs(torch.float32, vector, stack)
+            assert loaded[-1]["kStack"] == stack
+            assert loaded[-1] in list(acc_runner.SPMM_BITTCF.configs())
 
 
 def test_nothing_is_launched_for_nothing():

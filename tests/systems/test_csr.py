@@ -1,11 +1,17 @@
-"""What the csr system decides: how long items are."""
+"""What the csr system decides: how long items are, and in which order slabs are walked."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
 
 from sparsetile.balance import Units
+from sparsetile.intake import as_csr
+from sparsetile.kernels.csr import LOCAL, LOCAL_BUNDLES, RowShape
+from sparsetile.reorder import Permutation
+from sparsetile.systems.base import Request
 from sparsetile.systems.csr import (
     BUSY_WARPS,
     LONGEST_SEGMENT,
@@ -14,6 +20,7 @@ from sparsetile.systems.csr import (
     SHORT_SEGMENT,
     UNCUT,
     UNCUT_NARROW,
+    CSRSystem,
     segment_length,
 )
 
@@ -52,3 +59,40 @@ def test_the_share_of_a_warp_has_limits(total, expected):
 
 def test_a_matrix_without_rows_has_an_item_length_all_the_same():
     assert segment_length(rows_of(), WIDE) == SHORT_SEGMENT
+
+
+@pytest.mark.parametrize("bundles, limit", [(False, LOCAL), (True, LOCAL_BUNDLES)])
+def test_slabs_come_first_where_rows_of_b_are_used_near_each_other(bundles, limit):
+    assert RowShape(whole=limit).slabs_first(bundles)
+    assert not RowShape(whole=limit + 0.01).slabs_first(bundles)
+    assert not RowShape(whole=0.0).slabs_first(bundles)  # B fits the cache: nothing to gain
+
+
+def recipe_of(csr, n: int) -> dict:
+    request = Request(csr, n, torch.float32, Permutation("identity", None))
+    return json.loads(CSRSystem().build(request).recipe.partition(":")[2])
+
+
+def band(rows: int):
+    row = torch.arange(rows).repeat_interleave(3)
+    col = (row + torch.tensor([-1, 0, 1]).repeat(rows)).clamp(0, rows - 1)
+    coo = torch.sparse_coo_tensor(torch.stack([row, col]), torch.ones(row.numel()), (rows, rows))
+    return as_csr(coo.coalesce())
+
+
+def test_a_band_is_walked_row_by_row_in_wide_products_only(monkeypatch):
+    monkeypatch.setattr("sparsetile.balance.locality.CACHE_BYTES", 64 * 2048)
+    matrix = band(3000)
+    whole = RowShape(**recipe_of(matrix, 512)["shape"]).whole
+    assert 1.0 <= whole <= LOCAL
+    assert recipe_of(matrix, 128)["shape"]["whole"] == 0.0  # one slab
+
+
+def test_rows_of_b_in_no_order_take_narrow_slabs_one_after_the_other(monkeypatch):
+    monkeypatch.setattr("sparsetile.balance.locality.CACHE_BYTES", 64 * 512)
+    generator = torch.Generator().manual_seed(1)
+    col = torch.randint(0, 3000, (30_000,), generator=generator)
+    row = torch.arange(3000).repeat_interleave(10)
+    coo = torch.sparse_coo_tensor(torch.stack([row, col]), torch.ones(30_000), (3000, 3000))
+    shape = recipe_of(as_csr(coo.coalesce()), 512)["shape"]
+    assert shape["spread"] > 2.5 and shape["whole"] == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -54,21 +55,19 @@ def test_a_small_product_costs_a_launch():
     assert (found.seconds, found.term) == (2.5e-6, "launch")
 
 
-def test_compulsory_traffic_is_A_the_used_rows_of_B_and_C():
+@pytest.mark.parametrize(
+    "kind, dtype, entry_bytes",
+    [("weighted", torch.float32, 8), ("pattern", torch.float32, 4), ("weighted", torch.float16, 6)],
+)
+def test_compulsory_traffic_is_A_the_used_rows_of_B_and_C(kind, dtype, entry_bytes):
+    """A column of four bytes an entry, and its value; N of each of 70 columns used and 70 rows."""
     slow = replace(FREE, dram=1000.0)
-    found = floor_seconds(ladder(), 8, torch.float32, slow)
-    # 8 bytes an entry; 4 * N bytes for each of 70 columns used and 70 rows.
-    assert found.seconds == pytest.approx((8 * 139 + 4 * 8 * (70 + 70)) / 1000)
+    csr = ladder() if kind == "weighted" else ladder().with_values(None)
+    found = floor_seconds(csr, 8, dtype, slow)
+    assert found.seconds == pytest.approx(
+        (entry_bytes * 139 + dtype.itemsize * 8 * (70 + 70)) / 1000
+    )
     assert found.term == "compulsory traffic"
-
-
-def test_a_pattern_has_no_values_to_move_and_half_types_move_half():
-    slow = replace(FREE, dram=1000.0)
-    pattern = ladder().with_values(None)
-    found = floor_seconds(pattern, 8, torch.float32, slow)
-    assert found.seconds == pytest.approx((4 * 139 + 4 * 8 * 140) / 1000)
-    half = floor_seconds(ladder(), 8, torch.float16, slow)
-    assert half.seconds == pytest.approx((6 * 139 + 2 * 8 * 140) / 1000)
 
 
 def test_the_cheapest_way_to_gather_counts():
@@ -134,43 +133,39 @@ def test_a_matrix_without_entries_costs_a_launch_or_the_zeros_of_C():
     assert floor_seconds(empty, 4, torch.float32, slow).seconds == pytest.approx(4 * 4 * 9 / 1000)
 
 
-def test_the_measured_ceilings_are_those_of_the_h200(monkeypatch):
-    properties = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    machine.cache_clear()
-    try:
-        found = machine(torch.device("cuda", 0))
-    finally:
+@pytest.fixture
+def ceilings_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Machine]]:
+    """What is found for a GPU with these properties."""
+
+    def find(**properties: object) -> Machine:
+        told = SimpleNamespace(**properties)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
         machine.cache_clear()
+        return machine(torch.device("cuda", 0))
+
+    yield find
+    machine.cache_clear()
+
+
+def test_the_measured_ceilings_are_those_of_the_h200(ceilings_of):
+    found = ceilings_of(name="NVIDIA H200", multi_processor_count=132)
     assert (found.dram, found.l2_gather, found.launch) == (4.2e12, 9.1e12, 2.5e-6)
     assert (found.tensor_flops_16, found.tensor_flops_64) == (250e12, 350e12)
 
 
-def test_another_gpu_is_scaled_by_its_clocks_and_processors(monkeypatch):
-    properties = SimpleNamespace(
+def test_another_gpu_is_scaled_by_its_clocks_and_processors(ceilings_of):
+    found = ceilings_of(
         name="Half an H200", multi_processor_count=66,
         memory_clock_rate=1_000_000, memory_bus_width=4096, L2_cache_size=12345,
     )  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    machine.cache_clear()
-    try:
-        found = machine(torch.device("cuda", 0))
-    finally:
-        machine.cache_clear()
     # Two transfers a clock of 512 bytes at 1 GHz, 87.5 % of which a copy reaches.
     assert found.dram == pytest.approx(2 * 1e9 * 512 * 0.875)
     assert found.l2_gather == pytest.approx(9.1e12 / 2) and found.l2_bytes == 12345
     assert found.tensor_flops_64 == pytest.approx(175e12)
 
 
-def test_a_gpu_that_tells_nothing_of_its_memory_is_scaled_by_processors(monkeypatch):
-    properties = SimpleNamespace(name="Silent", multi_processor_count=33)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    machine.cache_clear()
-    try:
-        found = machine(torch.device("cuda", 0))
-    finally:
-        machine.cache_clear()
+def test_a_gpu_that_tells_nothing_of_its_memory_is_scaled_by_processors(ceilings_of):
+    found = ceilings_of(name="Silent", multi_processor_count=33)
     assert found.dram == pytest.approx(4.2e12 / 4) and found.l2_bytes > 0
 
 

@@ -1,9 +1,12 @@
-"""Loaded kernels and their launch: cubin -> CUkernel -> cuLaunchKernel on torch's stream.
+"""Loaded kernels and their launch: cubin -> CUkernel -> cuLaunchKernelEx on torch's stream.
 
 cuda.core loads the module; the launch itself calls the driver through cuda.bindings with one
 packed parameter struct, because cuda.core's ``launch`` converts each argument anew on every call.
 A kernel takes exactly one parameter: a struct whose layout a ``struct`` format string describes
 (native alignment, the same rules as the device compiler's), so packing it is one call.
+
+Launches may be programmatic where the GPU knows that (sm_90 on): the kernel then starts while the
+one before it on the stream still ends, and waits for it itself (``ptx::wait_previous``).
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ __all__ = [
 
 # Shared memory a block may use without asking the driver for more.
 _DEFAULT_SHARED_BYTES = 48 * 1024
+# Chips on which a kernel may start before its predecessor on the stream has ended.
+_PROGRAMMATIC_FROM = (9, 0)
 # Chips whose own instructions need the "a" target.
 _ARCH_SPECIFIC = {(9, 0), (10, 0), (10, 3)}
 
@@ -49,6 +54,31 @@ def device_arch(device: torch.device | int) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     suffix = "a" if (major, minor) in _ARCH_SPECIFIC else ""
     return f"sm_{major}{minor}{suffix}"
+
+
+def _launch_config(programmatic: bool) -> Any:
+    """Return a CUlaunchConfig of one-dimensional blocks, its sizes still to be filled in."""
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    config.blockDimY = config.blockDimZ = 1
+    config.numAttrs = 0
+    if programmatic:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = (
+            driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        )
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs = [attribute]
+        config.numAttrs = 1
+    return config
+
+
+def _resize(config: Any, grid: tuple[int, int, int], threads: int, shared: int) -> Any:
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX = threads
+    config.sharedMemBytes = shared
+    return config
 
 
 class LoadedKernel:
@@ -67,7 +97,8 @@ class LoadedKernel:
         self._module = ObjectCode.from_cubin(compiled.cubin, name=compiled.source.entry)
         self._kernel = self._module.get_kernel(compiled.source.entry)
         self._handle: Any = driver.CUkernel(int(self._kernel.handle))
-        self._launch = driver.cuLaunchKernel
+        self._launch = driver.cuLaunchKernelEx
+        self._may_overlap = torch.cuda.get_device_capability(device) >= _PROGRAMMATIC_FROM
         self._struct = struct.Struct("@" + params_format + "0P")
         self._local = threading.local()
         if dynamic_shared > _DEFAULT_SHARED_BYTES:
@@ -94,34 +125,45 @@ class LoadedKernel:
         params: tuple[int | float, ...],
         patch: struct.Struct,
         offset: int,
+        *,
+        overlap: bool = False,
     ) -> PreparedLaunch:
         """Return a launch packed once, of which ``patch`` at byte ``offset`` changes a call."""
-        return PreparedLaunch(self, grid, threads, params, patch, offset)
+        return PreparedLaunch(self, grid, threads, params, patch, offset, overlap)
 
-    def _parameters(self) -> tuple[Any, int]:
-        # One buffer a thread: the driver copies it before cuLaunchKernel returns, but releases
-        # the interpreter lock meanwhile, so threads must not share it.
+    def _config(self, overlap: bool) -> Any:
+        return _launch_config(overlap and self._may_overlap)
+
+    def _parameters(self) -> tuple[Any, int, tuple[Any, Any]]:
+        # One buffer a thread: the driver copies it before the launch returns, but releases the
+        # interpreter lock meanwhile, so threads must not share it.
         buffer = ctypes.create_string_buffer(self._struct.size)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         self._local.keep = pointers
-        self._local.parameters = (buffer, ctypes.addressof(pointers))
+        configs = (self._config(False), self._config(True))
+        self._local.parameters = (buffer, ctypes.addressof(pointers), configs)
         return self._local.parameters
 
     def launch(
-        self, grid: tuple[int, int, int], threads: int, stream: int, *params: int | float
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        stream: int,
+        *params: int | float,
+        overlap: bool = False,
     ) -> None:
-        """Launch with the struct's fields in order. Never synchronises, never allocates."""
+        """Launch with the struct's fields in order. Never synchronises, never allocates.
+
+        With ``overlap`` the kernel may start before its predecessor has ended.
+        """
         try:
-            buffer, address = self._local.parameters
+            buffer, address, configs = self._local.parameters
         except AttributeError:
-            buffer, address = self._parameters()
+            buffer, address, configs = self._parameters()
         self._struct.pack_into(buffer, 0, *params)
-        (status,) = self._launch(
-            self._handle,
-            grid[0], grid[1], grid[2],
-            threads, 1, 1,
-            self.dynamic_shared, stream, address, 0,
-        )  # fmt: skip
+        config = configs[overlap]
+        _resize(config, grid, threads, self.dynamic_shared).hStream = stream
+        (status,) = self._launch(config, self._handle, address, 0)
         if status:
             raise RuntimeError(
                 f"launch: {self.compiled.source.label} must start, got {status!r} for grid "
@@ -144,32 +186,42 @@ class PreparedLaunch:
         params: tuple[int | float, ...],
         patch: struct.Struct,
         offset: int,
+        overlap: bool = False,
     ) -> None:
         self._struct = kernel._struct
         self._patch = patch.pack_into
         self._offset = offset
         self._params = params
         self._call = kernel._launch
-        self._head = (kernel._handle, *grid, threads, kernel.dynamic_shared)
-        self._buffers: dict[int, tuple[Any, int]] = {}
+        self._kernel = kernel
+        self._handle = kernel._handle
+        self._grid = grid
+        self._threads = threads
+        self._overlap = overlap
+        # Of each thread: the struct, where the driver finds it, the launch's sizes, its stream.
+        self._buffers: dict[int, list[Any]] = {}
         self._keep: list[Any] = []
         self._label = kernel.compiled.source.label
 
-    def _buffer(self, thread: int) -> tuple[Any, int]:
+    def _buffer(self, thread: int) -> list[Any]:
         buffer = ctypes.create_string_buffer(self._struct.size)
         self._struct.pack_into(buffer, 0, *self._params)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         self._keep.append(pointers)
-        self._buffers[thread] = (buffer, ctypes.addressof(pointers))
+        config = self._kernel._config(self._overlap)
+        _resize(config, self._grid, self._threads, self._kernel.dynamic_shared)
+        self._buffers[thread] = [buffer, ctypes.addressof(pointers), config, None]
         return self._buffers[thread]
 
     def launch(self, stream: int, *fields: int) -> None:
         """Write ``fields`` over the patched part of the struct and launch."""
         thread = threading.get_ident()
-        buffer, address = self._buffers.get(thread) or self._buffer(thread)
+        mine = self._buffers.get(thread) or self._buffer(thread)
+        buffer, address, config, last_stream = mine
         self._patch(buffer, self._offset, *fields)
-        handle, x, y, z, threads, shared = self._head
-        (status,) = self._call(handle, x, y, z, threads, 1, 1, shared, stream, address, 0)
+        if stream != last_stream:
+            config.hStream = mine[3] = stream
+        (status,) = self._call(config, self._handle, address, 0)
         if status:
             raise RuntimeError(
                 f"launch: {self._label} must start, got {status!r}. Run `sparsetile doctor`; if "

@@ -17,6 +17,7 @@ __all__ = [
     "DEFAULT",
     "ELEMENTS",
     "SPMM_BITTCF",
+    "STACKS",
     "THREADS",
     "Policy",
     "Slab",
@@ -33,9 +34,13 @@ ACCESS_BYTES = 16
 SLAB_BYTES = 128
 # Lanes of a warp side by side along a row of B.
 GROUPS = 8
-# Pieces a warp may hold side by side; narrow accesses are for odd widths and strides only.
-PIECES = (1, 2, 4)
-NARROW_PIECES = (1, 2)
+# Pieces a warp may hold side by side, as far as registers go: by bytes of an element and tiles that
+# are stacked. Narrow accesses are for odd widths and strides only.
+PIECES = {(4, 1): (1, 2, 4), (4, 2): (1, 2, 4), (2, 1): (1, 2, 4), (2, 2): (1, 2)}
+NARROW_PIECES = {1: (1, 2), 2: (1,)}
+# Tiles that may be stacked. Plans are stacked in float32 only, where it pays (docs/acc.md); under
+# autocast they serve operands of 16 bits all the same.
+STACKS = (1, 2)
 # Tiles of B in the ring of a warp, the one at work included. More would hide more of the memory's
 # latency, and take L1 from the warps that share rows of B (docs/acc.md).
 STAGES = 2
@@ -47,10 +52,12 @@ BUSY_WARPS = 16
 
 @dataclass(frozen=True)
 class Slab:
-    """Columns of B that a warp covers: ``pieces`` times eight lanes of ``span`` columns."""
+    """What a warp covers: ``pieces`` times eight lanes of ``span`` columns of B, for ``stack``
+    times eight rows."""
 
     span: int
     pieces: int
+    stack: int = 1
 
     @property
     def columns(self) -> int:
@@ -58,8 +65,8 @@ class Slab:
 
     @property
     def sums(self) -> int:
-        """Sums that a lane holds: its columns for two rows of the window."""
-        return 2 * self.span * self.pieces
+        """Sums that a lane holds: its columns for two of each eight rows of the window."""
+        return 2 * self.span * self.pieces * self.stack
 
     def count(self, n: int) -> int:
         """Slabs that cover ``n`` columns."""
@@ -91,11 +98,12 @@ DEFAULT = Policy()
 ABLATED = (Policy(pipelined=False, cached=False), Policy(pipelined=False))
 
 
-def slabs(dtype: torch.dtype, vector: int) -> list[Slab]:
+def slabs(dtype: torch.dtype, vector: int, stack: int = 1) -> list[Slab]:
     """Return the slabs there are for accesses of ``vector`` elements, narrowest first."""
     span = ACCESS_BYTES // dtype.itemsize
-    found = [Slab(span, pieces) for pieces in (PIECES if vector == span else NARROW_PIECES)]
-    return found if dtype.itemsize == 4 else [Slab(span // 2, 1), *found]
+    pieces = PIECES[dtype.itemsize, stack] if vector == span else NARROW_PIECES[stack]
+    found = [Slab(span, count, stack) for count in pieces]
+    return found if dtype.itemsize == 4 else [Slab(span // 2, 1, stack), *found]
 
 
 def choose_slab(
@@ -108,6 +116,7 @@ def choose_slab(
     cols: int = 0,
     l2: int = 0,
     spread: float = 0.0,
+    stack: int = 1,
 ) -> Slab:
     """Return the slab with the least work for ``n`` columns that still fills the GPU.
 
@@ -117,7 +126,7 @@ def choose_slab(
     """
     allowed = [
         slab
-        for slab in slabs(dtype, vector)
+        for slab in slabs(dtype, vector, stack)
         if slab.columns >= n or slab.columns * dtype.itemsize >= SLAB_BYTES
     ]
     if spread >= SPREAD:
@@ -127,13 +136,12 @@ def choose_slab(
     return min(reversed(filling or allowed[:1]), key=lambda s: s.cost(n))
 
 
+# By sums of a lane: blocks an SM should hold, which bounds the registers as far as nothing spills.
+_MIN_BLOCKS = {4: {8: 12, 16: 10, 32: 8, 64: 6}, 2: {8: 14, 16: 12, 32: 9, 64: 6}}
+
+
 def _min_blocks(dtype: torch.dtype, slab: Slab) -> int:
-    """Blocks an SM should hold: bounds the registers as far as nothing spills."""
-    if dtype.itemsize == 4:
-        return {1: 12, 2: 10, 4: 8}[slab.pieces]
-    if slab.span < ACCESS_BYTES // dtype.itemsize:
-        return 14
-    return {1: 12, 2: 8, 4: 6}[slab.pieces]
+    return _MIN_BLOCKS[dtype.itemsize][slab.sums]
 
 
 def bittcf_config(
@@ -160,6 +168,7 @@ def bittcf_config(
         "kSpan": slab.span,
         "kPieces": slab.pieces,
         "kVec": min(vector, slab.span),
+        "kStack": slab.stack,
         "kThreads": THREADS,
         "kMinBlocks": _min_blocks(dtype, slab),
         "kStages": 0 if not aligned else STAGES if policy.pipelined else 1,
@@ -177,8 +186,8 @@ def _vectors(dtype: torch.dtype) -> tuple[int, ...]:
 def _configs() -> Iterator[dict[str, ConfigValue]]:
     seen: list[dict[str, ConfigValue]] = []
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
-        for vector in _vectors(dtype):
-            for slab, out in itertools.product(slabs(dtype, vector), out_dtypes(dtype)):
+        for stack, vector in itertools.product(STACKS, _vectors(dtype)):
+            for slab, out in itertools.product(slabs(dtype, vector, stack), out_dtypes(dtype)):
                 seen.append(bittcf_config(dtype, slab, vector, weighted, out_dtype=out))
         full = _vectors(dtype)[0]
         for slab, policy in itertools.product(slabs(dtype, full), ABLATED):

@@ -55,6 +55,10 @@ FEW_LONG = 0.05
 # How often a row of B comes into the cache from which on narrow slabs, which make it come once,
 # cost less than they save.
 SPREAD = 2.5
+# The same for whole rows of B: up to here all slabs of an item should run before the next item,
+# which reads rows of B in one piece. Bundles read each row of B less often, and lose less.
+LOCAL = 1.3
+LOCAL_BUNDLES = 6.0
 # Bytes of a row of B in the widest slab of plain rows.
 WIDE_SLAB_BYTES = 512
 # Warps of work below which a bundle's slab is made narrower, so that there are more.
@@ -91,12 +95,19 @@ class RowShape:
         Share of all entries that lie in items for a whole warp.
     spread : float
         How often a slab's part of a row of B comes into the L2 cache; 0 where all of it fits.
+    whole : float
+        The same for whole rows of B.
     """
 
     rows: int = 0
     mean: float = 0.0
     long_share: float = 0.0
     spread: float = 0.0
+    whole: float = 0.0
+
+    def slabs_first(self, bundles: bool) -> bool:
+        """Whether all slabs of an item should run before the next item."""
+        return 0.0 < self.whole <= (LOCAL_BUNDLES if bundles else LOCAL)
 
     @property
     def short(self) -> bool:
@@ -349,7 +360,7 @@ def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 SPMM_CSR = KernelSpec(
-    name="spmm_csr", params_format="15P4q2d16i", configs=lambda: _distinct(_spmm_configs())
+    name="spmm_csr", params_format="15P4q2d18i", configs=lambda: _distinct(_spmm_configs())
 )
 SDDMM_CSR = KernelSpec(
     name="sddmm_csr", params_format="5P5q9i", configs=lambda: _distinct(_sddmm_configs())

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from sparsetile.balance import schedule_windows, spread
-from sparsetile.formats import pack_bittcf
+from sparsetile.balance.windows import RUN_TILES
+from sparsetile.formats import BitTCF, pack_bittcf
 from sparsetile.kernels.bittcf import BUSY_WARPS, ELEMENTS
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.systems.acc_runner import AccRunner
@@ -28,6 +29,9 @@ __all__ = ["AccSystem"]
 
 # The steps of the ladder, each with all before it.
 LADDER = ("bittcf", "reorder", "cache", "pipeline")
+# How many fewer tiles windows of sixteen rows must have than those of eight before they pay: in
+# wide products (bytes of a row of B), and in others.
+WIDE_BYTES, FEWER_WIDE, FEWER = 1024, 1.22, 1.45
 # SMs assumed where a plan is built away from its GPU.
 PROCESSORS = 132
 MIN_CAPABILITY = (8, 0)
@@ -37,6 +41,18 @@ def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _pack(request: Request, row_bytes: int, workers: float) -> BitTCF:
+    """Return tiles of windows of sixteen rows where they save enough reads of B, else of eight."""
+    csr, order = request.csr, request.permutation.perm
+    if request.dtype is torch.float32 and row_bytes >= WIDE_SLAB_BYTES and not request.ablation:
+        stacked = pack_bittcf(csr, order, 2)
+        fewer = FEWER_WIDE if row_bytes >= WIDE_BYTES else FEWER
+        saves = stacked.tiles_of_eight() >= fewer * max(stacked.tile_count, 1)
+        if saves and stacked.tile_count >= RUN_TILES * workers:
+            return stacked
+    return pack_bittcf(csr, order)
 
 
 class AccSystem(System):
@@ -70,12 +86,13 @@ class AccSystem(System):
     def build(self, request: Request) -> Stage:
         csr = request.csr
         step = len(LADDER) if request.ablation is None else LADDER.index(request.ablation)
-        tiles = pack_bittcf(csr, request.permutation.perm)
         row_bytes = request.n * request.dtype.itemsize
         slabs = max(1, -(-row_bytes // WIDE_SLAB_BYTES))
+        workers = _processors(request.device) * BUSY_WARPS / slabs
+        tiles = _pack(request, row_bytes, workers)
         schedule = schedule_windows(
             tiles.row_window_offset,
-            workers=_processors(request.device) * BUSY_WARPS / slabs,
+            workers=workers,
             balance=request.ablation is None,
         )
         recipe = make_recipe(
@@ -84,6 +101,7 @@ class AccSystem(System):
             items=schedule.item_count,
             slots=schedule.slot_count,
             nodes=schedule.node_count,
+            stack=tiles.stack,
             spread=spread(csr, request.permutation.perm, min(row_bytes, WIDE_SLAB_BYTES)),
             cached=step >= LADDER.index("cache"),
             pipelined=step >= LADDER.index("pipeline"),
@@ -97,8 +115,8 @@ class AccSystem(System):
             schedule.items, schedule.parent_of_slot, schedule.nodes,
         )  # fmt: skip
         choices = {
-            "format": f"BitTCF, {tiles.tile_count} tiles of {tiles.mean_tile_entries:.1f} entries, "
-            f"{tiles.format_bytes} bytes",
+            "format": f"BitTCF, windows of {8 * tiles.stack} rows, {tiles.tile_count} tiles of "
+            f"{tiles.mean_tile_entries:.1f} entries, {tiles.format_bytes} bytes",
             "schedule": f"{schedule.item_count} items of at most {schedule.longest} tiles, "
             f"IBD {schedule.imbalance:.2f}, {schedule.slot_count} partial sums",
         }

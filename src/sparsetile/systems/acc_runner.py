@@ -61,6 +61,7 @@ class AccRunner(Runner):
         self._items = int(meta["items"])
         self._slots = int(meta["slots"])
         self._nodes = int(meta["nodes"])
+        self._stack = int(meta["stack"])
         self._spread = float(meta["spread"])
         self._policy = Policy(bool(meta["pipelined"]), bool(meta["cached"]))
         self._launches: dict[tuple[Any, ...], Launch] = {}
@@ -69,7 +70,10 @@ class AccRunner(Runner):
         if values is None:
             return torch.empty(0, dtype=dtype, device=parts[0].device)
         packed = values.to(dtype)[parts[_ENTRIES]]
-        return round_tf32(packed) if dtype is torch.float32 else packed
+        if dtype is torch.float32:
+            return round_tf32(packed)
+        # The kernel copies words of four bytes.
+        return torch.cat([packed, packed.new_zeros(packed.numel() % 2)])
 
     def _launch_for(
         self,
@@ -87,7 +91,7 @@ class AccRunner(Runner):
             slab = choose_slab(
                 dtype, n, vector, items=self._items,
                 processors=properties.multi_processor_count, cols=self.cols,
-                l2=properties.L2_cache_size, spread=self._spread,
+                l2=properties.L2_cache_size, spread=self._spread, stack=self._stack,
             )  # fmt: skip
             config = bittcf_config(
                 dtype, slab, vector, weighted, out_dtype=out_dtype, policy=self._policy
@@ -162,7 +166,8 @@ class AccRunner(Runner):
                 )  # fmt: skip
                 params[_ARRIVALS] = arrivals.data_ptr()
                 params[_PARTIALS] = memory.data_ptr()
-            launch.kernel.launch(self._grid(launch, batches), THREADS, stream, *params)
+            grid = self._grid(launch, batches)
+            launch.kernel.launch(grid, THREADS, stream, *params, overlap=not self._slots)
 
     def prepare_launch(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
@@ -176,7 +181,9 @@ class AccRunner(Runner):
         launch = self._launch_for(B.dtype, B.dtype, n, vector, weighted, parts[0].device.index)
         params = self._params(parts, packed, n, (stride * size, n, 0, 0), PLAIN)
         grid = self._grid(launch, 1)
-        return launch.kernel.prepare(grid, THREADS, tuple(params), _OPERANDS, _OPERANDS_OFFSET)
+        return launch.kernel.prepare(
+            grid, THREADS, tuple(params), _OPERANDS, _OPERANDS_OFFSET, overlap=True
+        )
 
     def bind(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None

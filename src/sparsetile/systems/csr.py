@@ -29,6 +29,7 @@ from sparsetile.intake.csr import CSR
 from sparsetile.kernels.csr import (
     BUNDLE_DTYPES,
     ELEMENTS,
+    SPREAD,
     WIDE_SLAB_BYTES,
     RowShape,
 )
@@ -98,16 +99,20 @@ def _sizes(schedule: SegmentSchedule) -> dict[str, Any]:
     }
 
 
-def _shape(csr: CSR, schedule: SegmentSchedule, apart: float) -> RowShape:
+def _shape(csr: CSR, schedule: SegmentSchedule, order: Tensor | None, row_bytes: int) -> RowShape:
     """Return what the choice of a tile looks at."""
     short = schedule.items[sum(schedule.sections[:2]) :]
     lengths = (short[:, 2] - short[:, 1]).double()
     rows, total = lengths.numel(), float(lengths.sum())
+    slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
+    apart = spread(csr, order, slab_bytes)
+    whole = 0.0 if apart >= SPREAD or row_bytes <= slab_bytes else spread(csr, order, row_bytes)
     return RowShape(
         rows=rows,
         mean=total / rows if rows else 0.0,
         long_share=1.0 - total / csr.nnz if csr.nnz else 0.0,
         spread=apart,
+        whole=whole,
     )
 
 
@@ -136,9 +141,9 @@ class CSRSystem(System):
         rows = pack_rows(csr)
         row_bytes = request.n * request.dtype.itemsize
         units = row_units(csr, order)
-        plain = schedule_segments(units, segment_length(units, row_bytes))
-        slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
-        shape = _shape(csr, plain, spread(csr, order, slab_bytes))
+        length = segment_length(units, row_bytes)
+        plain = schedule_segments(units, length)
+        shape = _shape(csr, plain, order, row_bytes)
         bundles, mixed = self._bundles(request)
         recipe = make_recipe(
             self.name,

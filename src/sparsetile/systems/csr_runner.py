@@ -50,7 +50,9 @@ __all__ = ["CSRRunner"]
 # Fields of the parameter struct that change from call to call: b and c, after six pointers.
 _OPERANDS = struct.Struct("@2P")
 _OPERANDS_OFFSET = 6 * struct.calcsize("@P")
-_ARRIVALS, _B, _C, _PARTIALS, _ARGS = 3, 6, 7, 13, 14
+_ARRIVALS, _B, _C, _PARTIALS, _ARGS, _MINIMUM = 3, 6, 7, 13, 14, -3
+# Blocks an SM holds, about, and waves of them from which on the next kernel may start early.
+BLOCKS_PER_SM, MANY_WAVES = 8, 2
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,22 @@ class Launch:
     tile: RowTile
     slabs: int
     block_ends: tuple[int, ...]
+    slab_fast: bool
+    early: bool
+
+    @property
+    def overlap(self) -> bool:
+        """Whether the kernel may start before its predecessor ends: not where rows are cut.
+
+        There it measured slower (docs/csr.md).
+        """
+        return self.work.slots == 0
+
+    def grid(self, batches: int) -> tuple[int, int, int]:
+        """Blocks of items and slabs, one of them as the fast dimension."""
+        blocks = self.block_ends[-1]
+        x, y = (blocks * self.slabs, 1) if self.slab_fast else (blocks, self.slabs)
+        return x, y, batches
 
     def partial_bytes(self, dtype: torch.dtype, args: bool) -> int:
         """Bytes of a slot: the device's Accumulator for each lane of a group."""
@@ -126,13 +144,14 @@ class CSRRunner(PatternRunner):
         if found is None:
             bundles = mode == "sum" and self._mixed is not None and dtype in BUNDLE_DTYPES
             work = self._mixed if bundles and self._mixed is not None else self._plain
+            properties = torch.cuda.get_device_properties(device)
             if mode == "repair":
                 tile = RowTile(vector, 32)
             elif bundles:
                 items = work.sections[0] + work.sections[2]
                 tile = choose_bundle_tile(dtype, n, vector, items)
             else:
-                l2 = torch.cuda.get_device_properties(device).L2_cache_size
+                l2 = properties.L2_cache_size
                 args = mode in ("argmax", "argmin")
                 tile = choose_tile(dtype, n, vector, self._shape, cols=self.cols, l2=l2, args=args)
             config = spmm_config(
@@ -146,12 +165,18 @@ class CSRRunner(PatternRunner):
                 repair=mode == "repair",
                 shape=self._shape if mode == "sum" else MIXED_ROWS,
             )
+            slabs, block_ends = tile.slabs(n), work.block_ends(tile.lanes)
+            # Blocks of the next kernel go to the SMs that are done first: uneven unless they are
+            # many.
+            waves = block_ends[-1] * slabs / (properties.multi_processor_count * BLOCKS_PER_SM)
             found = self._launches[key] = Launch(
                 SPMM_CSR.load(config, device),
                 work,
                 tile,
-                tile.slabs(n),
-                work.block_ends(tile.lanes),
+                slabs,
+                block_ends,
+                slab_fast=slabs > 1 and self._shape.slabs_first(bundles),
+                early=work.slots == 0 and waves >= MANY_WAVES,
             )
         return found
 
@@ -187,7 +212,7 @@ class CSRRunner(PatternRunner):
             epilogue.alpha, epilogue.beta,
             *itertools.accumulate(work.sections), *launch.block_ends,
             n, launch.slabs, work.slots, work.nodes,
-            not epilogue.plain, epilogue.mean, epilogue.relu, 0,
+            not epilogue.plain, epilogue.mean, epilogue.relu, 0, launch.slab_fast, launch.early,
         ]  # fmt: skip
 
     def _run(
@@ -218,7 +243,7 @@ class CSRRunner(PatternRunner):
         params = self._params(launch, parts, values, packed, n, shape.strides, epilogue)
         params[_B], params[_C] = shape.b, shape.c
         params[_ARGS] = 0 if args is None else args.data_ptr()
-        params[-1] = mode in ("min", "argmin")
+        params[_MINIMUM] = mode in ("min", "argmin")
         with on_device(device):
             enter(device)
             stream = current_stream_handle(device)
@@ -229,8 +254,9 @@ class CSRRunner(PatternRunner):
                     device, stream, layers * work.slots * slot_bytes, layers * work.nodes
                 )
                 params[_ARRIVALS], params[_PARTIALS] = arrivals.data_ptr(), memory.data_ptr()
-            grid = (launch.block_ends[-1], launch.slabs, batches)
-            launch.kernel.launch(grid, THREADS, stream, *params)
+            launch.kernel.launch(
+                launch.grid(batches), THREADS, stream, *params, overlap=launch.overlap
+            )
 
     def spmm(
         self,
@@ -276,8 +302,10 @@ class CSRRunner(PatternRunner):
         if launch.work.slots:
             return None
         params = self._params(launch, parts, values, packed, n, (stride * size, n, 0, 0), PLAIN)
-        grid = (launch.block_ends[-1], launch.slabs, 1)
-        return launch.kernel.prepare(grid, THREADS, tuple(params), _OPERANDS, _OPERANDS_OFFSET)
+        return launch.kernel.prepare(
+            launch.grid(1), THREADS, tuple(params), _OPERANDS, _OPERANDS_OFFSET,
+            overlap=launch.overlap,
+        )  # fmt: skip
 
     def bind(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None

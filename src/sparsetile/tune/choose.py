@@ -15,11 +15,11 @@ __all__ = ["measure", "measure_systems", "predict_systems"]
 
 # What the systems reach of the ceilings on an H200; docs/planning.md says from which record.
 # Over 1: neighbouring rows share rows of B in L1, which the ceiling does not count.
-_CSR_SHARE = {2: 0.91, 4: 1.23, 8: 1.0}  # by bytes of an element
+_CSR_SHARE = {2: 0.95, 4: 1.25, 8: 1.0}  # by bytes of an element
 _CUSPARSE_SHARE = 0.40
 # What acc reaches of the gather of distinct (8-row window, column) pairs, over csr's share, for
 # rows of B of up to so many bytes: a tile costs about the same however few its columns are.
-_ACC_OVER_CSR = ((128, 0.20), (512, 0.40), (float("inf"), 0.52))
+_ACC_OVER_CSR = ((128, 0.25), (512, 0.45), (float("inf"), 0.55))
 _ACC_WINDOW = 8
 _DENSE_SHARE = 0.55
 # A sparse product on CPU cores runs at about this share of a dense one per flop.

@@ -59,11 +59,29 @@ struct WordOf<16> {
 // kVec raw elements as one register word; reinterpreted, never converted.
 template <typename E, int kVec>
 union Packed {
-  using Word = typename WordOf<kVec * sizeof(typename E::Storage)>::Type;
+  static constexpr int kBytes = kVec * sizeof(typename E::Storage);
+  using Word = typename WordOf<kBytes>::Type;
   Word word;
   typename E::Storage element[kVec];
+  u32 pair[kBytes < 4 ? 1 : kBytes / 4];
   __device__ Packed() {}
 };
+
+// Two bfloat16 of a word become float32 with one instruction each; taken out first, the upper one
+// would cost two.
+template <int kVec>
+__device__ __forceinline__ float widen(const Packed<BF16, kVec>& packed, int v) {
+  if constexpr (kVec % 2 != 0) {
+    return BF16::widen(packed.element[v]);
+  } else {
+    const u32 word = packed.pair[v / 2];
+    return __uint_as_float(v % 2 == 0 ? word << 16 : word & 0xffff0000u);
+  }
+}
+template <typename E, int kVec>
+__device__ __forceinline__ typename E::Acc widen(const Packed<E, kVec>& packed, int v) {
+  return E::widen(packed.element[v]);
+}
 
 // kVec elements at `address`.
 template <typename E, int kVec>
@@ -84,7 +102,7 @@ struct RawValues {
     for (int i = 0; i < R / kPart; ++i) part[i] = load_vector<E, kPart>(address + i * kPart);
   }
   __device__ __forceinline__ typename E::Acc operator[](int r) const {
-    return E::widen(part[r / kPart].element[r % kPart]);
+    return widen(part[r / kPart], r % kPart);
   }
 };
 

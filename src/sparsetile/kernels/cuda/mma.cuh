@@ -42,7 +42,7 @@ __device__ __forceinline__ u32 round_tf32(u32 bits) {
 }
 
 // Mma<E>::multiply adds columns 2q and 2q + 1 of the lane's rows of B, row[0 or 1] for tile columns
-// 2t and 2t + 1, times the lane's weights to c.
+// 2t and 2t + 1, times the lane's weights to c, for each of kStack tiles that share the columns.
 template <typename E>
 struct Mma;
 
@@ -51,17 +51,21 @@ struct Mma<F32> {
   static constexpr int kWeights = 2;  // words of the weights of tile columns 2t, 2t + 1
   static constexpr u32 kOne = 0x3f800000u;
 
-  template <int kWords>
+  template <int kWords, int kStack>
   __device__ __forceinline__ static void multiply(const BRow<kWords> (&row)[2], int q,
-                                                  const u32 (&weight)[2], float (&c)[4]) {
+                                                  const u32 (&weight)[kStack][2],
+                                                  float (&c)[kStack][4]) {
     const u32 a0 = round_tf32(row[0].word[2 * q]);
     const u32 a1 = round_tf32(row[0].word[2 * q + 1]);
     const u32 a2 = round_tf32(row[1].word[2 * q]);
     const u32 a3 = round_tf32(row[1].word[2 * q + 1]);
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(weight[0]), "r"(weight[1]));
+#pragma unroll
+    for (int s = 0; s < kStack; ++s) {
+      asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
+          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(weight[s][0]), "r"(weight[s][1]));
+    }
   }
 };
 
@@ -78,14 +82,18 @@ struct Mma<F16> {
   static constexpr int kWeights = 1;  // both weights in one word
   static constexpr u32 kOne = 0x3c00u;
 
-  template <int kWords>
+  template <int kWords, int kStack>
   __device__ __forceinline__ static void multiply(const BRow<kWords> (&row)[2], int q,
-                                                  const u32 (&weight)[1], float (&c)[4]) {
+                                                  const u32 (&weight)[kStack][1],
+                                                  float (&c)[kStack][4]) {
     const uint2 a = pair_rows(row, q);
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(weight[0]));
+#pragma unroll
+    for (int s = 0; s < kStack; ++s) {
+      asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+          : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
+          : "r"(a.x), "r"(a.y), "r"(weight[s][0]));
+    }
   }
 };
 
@@ -94,13 +102,17 @@ struct Mma<BF16> {
   static constexpr int kWeights = 1;
   static constexpr u32 kOne = 0x3f80u;
 
-  template <int kWords>
+  template <int kWords, int kStack>
   __device__ __forceinline__ static void multiply(const BRow<kWords> (&row)[2], int q,
-                                                  const u32 (&weight)[1], float (&c)[4]) {
+                                                  const u32 (&weight)[kStack][1],
+                                                  float (&c)[kStack][4]) {
     const uint2 a = pair_rows(row, q);
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(weight[0]));
+#pragma unroll
+    for (int s = 0; s < kStack; ++s) {
+      asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+          : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
+          : "r"(a.x), "r"(a.y), "r"(weight[s][0]));
+    }
   }
 };

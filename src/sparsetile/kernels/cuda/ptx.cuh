@@ -34,6 +34,21 @@ __device__ __forceinline__ u16 f32_to_bf16(float value) {
   return bits;
 }
 
+// Programmatic dependent launch (sm_90 on; nothing elsewhere). A kernel may start while the one
+// before it on the stream still ends: wait_previous() returns when that one has ended and all that
+// it wrote can be seen, and must come before anything is read. let_next_start() comes after it, so
+// that a kernel two back is never still at work.
+__device__ __forceinline__ void wait_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 template <typename T>
 __device__ __forceinline__ T infinity() {
   return sizeof(T) == 8 ? T(__longlong_as_double(0x7ff0000000000000))
@@ -126,6 +141,14 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
                  : "memory");
   }
+}
+
+// The same for 4, 8 or 16 bytes, all inside.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_small(void* shared, const void* global) {
+  const u32 to = static_cast<u32>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes)
+               : "memory");
 }
 
 // All copies since the last commit are a group; wait until at most kPending groups are under way.

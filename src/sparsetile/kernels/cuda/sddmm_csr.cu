@@ -85,7 +85,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Left& left, cons
       if (!left.inside[q]) continue;
 #pragma unroll
       for (int v = 0; v < kVec; ++v) {
-        dot[u] += E::widen(left.part[q].element[v]) * E::widen(right[u][q].element[v]);
+        dot[u] += widen(left.part[q], v) * widen(right[u][q], v);
       }
     }
   }

@@ -1,12 +1,13 @@
 // C = epilogue(A . B) for A in BitTCF tiles on tensor cores (mma.sync), Acc-SpMM's product.
 //
 // One warp works on one item and one slab of kCols columns of B. An item is a run of windows of
-// eight rows of A, or a piece of a long one; its 8x8 tiles follow each other in memory, whatever
+// 8 * kStack rows of A, or a piece of a long one; its tiles follow each other in memory, whatever
 // window they belong to, so that a warp's stream of tiles never stops at the end of a window:
 //
 //   tiles      | w0 w0 w0 | w1 w1 | w3 w3 w3 w3 |        w2 has none
-//   rows of B  in flight ->  ring of kStages tiles       eight rows each, 16-byte asynchronous
-//                                                        copies, 128 bytes of a row by eight lanes
+//   copies     in flight ->  ring of kStages tiles       eight rows of B each, 16-byte asynchronous
+//                                                        copies, 128 bytes of a row by eight lanes;
+//                                                        bitmaps and values of the tile beside them
 //   products                 ring -> registers -> MMA    lane 4g + t takes rows 2t and 2t + 1
 //   C                        stored where a window ends
 //
@@ -22,8 +23,8 @@
 //
 // Threads: kThreads per block, warps independent; grid.x = blocks of items, grid.y = slabs, the
 // slow dimension, so that a slab of B stays in L2; grid.z = batch. Shared memory: kStages tiles of
-// eight rows of kCols columns and 16 bytes, for each warp. Windows that were cut are joined by a
-// tree (tree.cuh): one launch, a fixed order of additions, no atomics on data.
+// eight rows of kCols columns and 16 bytes, and a tile of A, for each warp. Windows that were cut
+// are joined by a tree (tree.cuh): one launch, a fixed order of additions, no atomics on data.
 //
 // kStages 0: rows of B go straight to registers, one tile at a time; for odd widths and strides,
 // whose rows are not aligned to the copies' 16 bytes.
@@ -32,7 +33,7 @@
 // elements, of 16 bytes with a ring (host check in kernels/bittcf.py); rows of B under 2^32 bytes
 // and of C under 2^32 elements apart; fewer than 2^31 entries; float32 values rounded to TF32 by
 // the host; arrivals all zero.
-#include "mma.cuh"
+#include "bittcf.cuh"
 #include "tree.cuh"
 
 using E = ELEMENT;
@@ -55,7 +56,8 @@ constexpr int kLoadRows = 32 / kSide;
 constexpr int kHeights = 8 / kLoadRows;
 constexpr int kSegments = kRowBytes / (16 * kSide);
 constexpr int kRowStride = kRowBytes + 16;
-constexpr int kStageBytes = 8 * kRowStride;
+constexpr int kTileAt = 8 * kRowStride;  // the tile of A behind its rows of B
+constexpr int kStageBytes = kTileAt + TileStore<E, kWeighted, kStack>::kBytes;
 constexpr int kRingBytes = kStages * kStageBytes;
 
 struct Params {
@@ -92,16 +94,25 @@ struct Params {
 
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
 static_assert(kThreads % 32 == 0, "a warp an item");
+static_assert(kStack == 1 || kStack == 2, "windows of eight or sixteen rows");
 static_assert(kSpan % kVec == 0 && kSpan * kSize <= 16, "whole accesses a lane");
 static_assert(kSpan % 2 == 0 && kWords > 0, "an MMA takes two of a lane's columns");
 static_assert(kRowBytes % 64 == 0, "rows of the ring lie 16 bytes apart modulo 64");
 
-// A lane's sums: columns of its pieces for rows 2t and 2t + 1 of the window, as MMAs hold them.
+// A lane's sums: columns of its pieces for rows 2t and 2t + 1 of each eight rows of the window, as
+// MMAs hold them.
 struct Tally {
-  float sum[kPieces][kPairs][4];
+  float sum[kPieces * kPairs][kStack][4];
 
-  __device__ __forceinline__ float at(int piece, int row, int column) const {
-    return sum[piece][column / 2][(column & 1) * 2 + row];
+  __device__ __forceinline__ float at(int piece, int stack, int row, int column) const {
+    return sum[piece * kPairs + column / 2][stack][(column & 1) * 2 + row];
+  }
+  template <typename Use>
+  __device__ __forceinline__ void each(const Use& use) {
+#pragma unroll
+    for (int i = 0; i < kPieces * kPairs * kStack * 4; ++i) {
+      use(i / 4 / kStack, i / 4 % kStack, i % 4);
+    }
   }
 };
 
@@ -120,65 +131,18 @@ struct Lane {
   __device__ __forceinline__ bool inside(int offset) const { return offset < left; }
 };
 
-// What a tile begins with: its bitmap, and where its values begin.
-struct Head {
-  uint2 bits;  // rows 0 to 3 and 4 to 7; a pattern needs the half with row g only
-  int offset;
-};
-
-__device__ __forceinline__ Head load_head(const Params& p, const Lane& me, int tile) {
-  Head head;
-  const u64* bitmap = p.tc_local_bit + tile;
-  if constexpr (kWeighted) {
-    head.bits = __ldg(reinterpret_cast<const uint2*>(bitmap));
-    head.offset = __ldg(p.tc_offset + tile);
-  } else {
-    head.bits.x = __ldg(reinterpret_cast<const u32*>(bitmap) + me.g / 4);
-  }
-  return head;
-}
-
-struct Weights {
-  u32 word[M::kWeights];
-};
-
-// The lane's weights: row g of the tile, columns 2t and 2t + 1.
-__device__ __forceinline__ Weights load_weights(const Params& p, const Lane& me, const Head& head) {
-  const int shift = (me.g & 3) * 8 + me.t * 2;  // of the first of two bits in its half
-  const u32 half = !kWeighted || me.g < 4 ? head.bits.x : head.bits.y;
-  const u32 pair = half >> shift;
-  u32 first = 0, second = 0;
-  if constexpr (kWeighted) {
-    const int skipped = me.g < 4 ? 0 : __popc(head.bits.x);
-    const int below = __popc(half & ~(kWarp << shift));
-    const E::Storage* value = p.values + head.offset + skipped + below;
-    using Word = typename WordOf<sizeof(E::Storage)>::Type;
-    const Word* word = reinterpret_cast<const Word*>(value);
-    if (pair & 1) first = __ldg(word);
-    if (pair & 2) second = __ldg(word + (pair & 1));
-  } else {
-    first = pair & 1 ? M::kOne : 0;
-    second = pair & 2 ? M::kOne : 0;
-  }
-  Weights weights;
-  if constexpr (kIsF32) {
-    weights.word[0] = first;
-    weights.word[1] = second;
-  } else {
-    weights.word[0] = first | second << 16;
-  }
-  return weights;
-}
+using Store = TileStore<E, kWeighted, kStack>;
+using Weights = TileWeights<E, kWeighted, kStack>;
 
 __device__ __forceinline__ void multiply(const BRow<kWords> (&row)[2], const Weights& weights,
                                          int j, Tally& tally) {
 #pragma unroll
-  for (int q = 0; q < kPairs; ++q) M::multiply(row, q, weights.word, tally.sum[j][q]);
+  for (int q = 0; q < kPairs; ++q) M::multiply(row, q, weights.word, tally.sum[j * kPairs + q]);
 }
 
-// Row of C at place r of the window's eight; -1 past the last row.
+// Row of C at place r of the window; -1 past the last row.
 __device__ __forceinline__ int row_of(const Params& p, int window, int r) {
-  const int position = window * 8 + r;
+  const int position = window * (8 * kStack) + r;
   if (position >= p.rows) return -1;
   return p.order == nullptr ? position : __ldg(p.order + position);
 }
@@ -198,15 +162,18 @@ __device__ __forceinline__ void finish(const Params& p, const Lane& me, int row,
   const int column = me.column + offset;
   Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + column;
   c += static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(p.c_row_stride);
+  // Scaled always, if only by one: sums then need not lie in registers as the stores want them,
+  // which would cost the loop over tiles a hundred moves (half of its instructions).
+  float scale = float(p.alpha);
+  if (p.mean) {
+    const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
+    if (entries > 0) scale /= float(entries);
+  }
+#pragma unroll
+  for (int v = 0; v < kSpan; ++v) sum[v] *= scale;
   if (p.epilogue) {
-    float scale = float(p.alpha);
-    if (p.mean) {
-      const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
-      if (entries > 0) scale /= float(entries);
-    }
 #pragma unroll
     for (int v = 0; v < kSpan; ++v) {
-      sum[v] *= scale;
       if (me.inside(offset + v)) {
         if (p.beta != 0.0) sum[v] += float(p.beta) * Out::widen(c[v]);
         if (p.bias != nullptr) sum[v] += p.bias[column + v];
@@ -243,20 +210,21 @@ __device__ __noinline__ void exact(const Params& p, int window) {
   const int begin = __ldg(p.row_window_offset + window);
   const int end = __ldg(p.row_window_offset + window + 1);
 #pragma unroll 1
-  for (int r = 0; r < 2; ++r) {
-    const int row = row_of(p, window, 2 * me.t + r);
+  for (int place = 0; place < 2 * kStack; ++place) {
+    const int stack = place / 2, place_row = 2 * me.t + place % 2;
+    const int row = row_of(p, window, 8 * stack + place_row);
     if (row < 0) continue;
 #pragma unroll 1
     for (int offset = 0; offset < kCols; offset += kPieceCols) {
       float sum[kSpan] = {};
 #pragma unroll 1
       for (int tile = begin; tile < end; ++tile) {
-        const u64 bits = __ldg(p.tc_local_bit + tile);
+        const u64 bits = __ldg(p.tc_local_bit + i64(tile) * kStack + stack);
         const E::Storage* value = p.values;
-        if (kWeighted) value += __ldg(p.tc_offset + tile);
+        if (kWeighted) value += __ldg(p.tc_offset + i64(tile) * kStack + stack);
 #pragma unroll 1
         for (int column = 0; column < 8; ++column) {
-          const int bit = (2 * me.t + r) * 8 + column;
+          const int bit = place_row * 8 + column;
           if (!(bits >> bit & 1)) continue;
           const i64 k = __ldg(p.sparse_a_to_b + i64(tile) * 8 + column);
           float weight = 1.0f;
@@ -276,22 +244,20 @@ __device__ __noinline__ void exact(const Params& p, int window) {
 
 // Store a window's sums if all are finite; else false, and C is as it was.
 __device__ __forceinline__ bool store_window(const Params& p, const Lane& me, int window,
-                                             const Tally& tally) {
+                                             Tally& tally) {
   float check = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kPieces * kPairs * 4; ++i) {
-    check = fmaf(tally.sum[i / 4 / kPairs][i / 4 % kPairs][i % 4], 0.0f, check);
-  }
+  tally.each([&](int i, int s, int e) { check = fmaf(tally.sum[i][s][e], 0.0f, check); });
   if (__any_sync(kWarp, check != 0.0f)) return false;  // NaN is not 0 either
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = row_of(p, window, 2 * me.t + r);
+  for (int place = 0; place < 2 * kStack; ++place) {
+    const int stack = place / 2, r = place % 2;
+    const int row = row_of(p, window, 8 * stack + 2 * me.t + r);
     if (row < 0) continue;
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
       float sum[kSpan];
 #pragma unroll
-      for (int v = 0; v < kSpan; ++v) sum[v] = tally.at(j, r, v);
+      for (int v = 0; v < kSpan; ++v) sum[v] = tally.at(j, stack, r, v);
       finish(p, me, row, j * kPieceCols, sum);
     }
   }
@@ -379,52 +345,57 @@ __device__ __forceinline__ void stream(const Params& p, const Lane& me, int4 ite
   const int last = max(end - 1, 0);  // stands in for tiles past the end, whose data is not used
   char* ring = ring_memory();
   Rows rows = {};
-  int next = item.y, fill = 0;  // tile to copy, and where to
+  int next = item.y, fill = 0;       // tile to copy, and where to
+  int next_begin = 0, next_end = 0;  // its values
+  const auto offset = [&](int tile) { return __ldg(p.tc_offset + i64(tile) * kStack); };
   const auto copy_next = [&] {
     if (next < end) {
       copy_rows<kWhole>(p, me, b, rows, ring + fill);
+      Store::copy(p.tc_local_bit, p.values, next, next_begin, next_end, ring + fill + kTileAt,
+                  me.lane);
       fill = fill + kStageBytes < kRingBytes ? fill + kStageBytes : 0;
       ++next;
+      next_begin = next_end;
       rows = load_rows(p, me, min(next, last));
+      if constexpr (kWeighted) next_end = offset(min(next, last) + 1);
     }
     ptx::copy_commit();
   };
-  Head head = {};
-  Weights weights = {};
+  int begin = 0;  // where the values of the tile at work begin
   if (next < end) {
     rows = load_rows(p, me, next);
-    head = load_head(p, me, next);
+    if constexpr (kWeighted) {
+      begin = next_begin = offset(next);
+      next_end = offset(next + 1);
+    }
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) copy_next();
-    weights = load_weights(p, me, head);
-    head = load_head(p, me, min(item.y + 1, last));
   }
-  int read = (2 * me.t) * kRowStride + me.g * kSpan * kSize;  // in the ring
-  const int wrap = read + kRingBytes;
+  int read = 0;  // in the ring
 #pragma unroll 1
   for (int tile = item.y;; ++tile) {
     if (tile == windows.stop) windows.close(p, me, tile, tally);
     if (tile >= end) break;
     __syncwarp();  // all lanes have read the stage that is filled now
     copy_next();
-    const Weights later = load_weights(p, me, head);
-    head = load_head(p, me, min(tile + 2, last));
     ptx::copy_wait<kStages - 1>();
     __syncwarp();  // this tile's copies of all lanes are there
+    const char* stage = ring + read;
+    Weights weights;
+    begin += Store::read(stage + kTileAt, begin, me.g, me.t, weights);
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
       BRow<kWords> row[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const char* at = ring + read + r * kRowStride + j * kPieceCols * kSize;
+        const char* at =
+            stage + (2 * me.t + r) * kRowStride + (me.g * kSpan + j * kPieceCols) * kSize;
         using Word = typename WordOf<4 * kWords>::Type;
         *reinterpret_cast<Word*>(row[r].word) = *reinterpret_cast<const Word*>(at);
       }
       multiply(row, weights, j, tally);
     }
-    read += kStageBytes;
-    if (read >= wrap) read -= kRingBytes;
-    weights = later;
+    read = read + kStageBytes < kRingBytes ? read + kStageBytes : 0;
   }
 }
 
@@ -456,7 +427,16 @@ __device__ __forceinline__ void walk(const Params& p, const Lane& me, int4 item,
   for (int tile = item.y;; ++tile) {
     if (tile == windows.stop) windows.close(p, me, tile, tally);
     if (tile >= item.z) break;
-    const Weights weights = load_weights(p, me, load_head(p, me, tile));
+    TileBits<kStack> bits;
+#pragma unroll
+    for (int s = 0; s < kStack; ++s) {
+      bits.half[s] = __ldg(reinterpret_cast<const uint2*>(p.tc_local_bit) + i64(tile) * kStack + s);
+    }
+    const int first = kWeighted ? __ldg(p.tc_offset + i64(tile) * kStack) : 0;
+    using Value = typename WordOf<kSize>::Type;
+    const Value* values = reinterpret_cast<const Value*>(p.values) + first;
+    Weights weights;
+    weights.decode(bits, me.g, me.t, [&](int n) { return u32(__ldg(values + n)); });
     const int2 id = __ldg(reinterpret_cast<const int2*>(p.sparse_a_to_b) + i64(tile) * 4 + me.t);
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
@@ -475,6 +455,7 @@ __device__ __forceinline__ Tree tree_of(const Params& p) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     spmm_bittcf(const __grid_constant__ Params p) {
+  ptx::wait_previous();
   const int index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
   if (index >= p.item_count) return;
   const int4 item = __ldg(p.items + index);
@@ -490,11 +471,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   }
   if (item.w >= 0) {
     const auto add = [](Tally& mine, const Tally& other) {
-#pragma unroll
-      for (int i = 0; i < kPieces * kPairs * 4; ++i) {
-        mine.sum[i / 4 / kPairs][i / 4 % kPairs][i % 4] +=
-            other.sum[i / 4 / kPairs][i / 4 % kPairs][i % 4];
-      }
+      mine.each([&](int i, int s, int e) { mine.sum[i][s][e] += other.sum[i][s][e]; });
     };
     if (!climb<32>(tree_of(p), item.w, me.lane, tally, add)) return;
     windows.spoilt = !store_window(p, me, windows.window++, tally);

@@ -21,8 +21,10 @@
 // say which of them count.
 //
 // Threads: kThreads per block; grid.x = item blocks, grid.y = slabs, the slow dimension, so that
-// all items of a slab run before the next and the slab's slice of B stays in L2; grid.z = batch.
-// Shared memory: none. The order of the additions is fixed by the schedule alone.
+// all items of a slab run before the next and the slab's slice of B stays in L2; where rows of A
+// use neighbouring rows of B, slabs are the fast dimension instead (grid.x counts both), so that
+// rows of B are read whole. grid.z = batch. Shared memory: none. The order of the additions is
+// fixed by the schedule alone.
 //
 // kRepair: C already holds a product made with tiles or a dense A, in which an invented zero may
 // have met an Inf or NaN of B. Groups whose part of C is finite leave at once; the others compute
@@ -37,6 +39,8 @@
 using E = ELEMENT;
 using Out = OUTPUT;
 using Acc = E::Acc;
+
+#include "accumulator.cuh"
 
 constexpr int kGroups = 32 / kLanes;
 constexpr u32 kWarp = 0xffffffffu;
@@ -75,7 +79,9 @@ struct Params {
   int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
   int mean;
   int relu;
-  int minimum;  // an extremum is the least, not the greatest
+  int minimum;    // an extremum is the least, not the greatest
+  int slab_fast;  // grid.x counts slabs within blocks of items
+  int early;      // let the next kernel start as soon as all blocks are at work
 };
 
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
@@ -85,73 +91,6 @@ static_assert(kLanes % kUnroll == 0, "a chunk is a whole number of batches");
 static_assert(kRows == 1 || (!kExtremum && !kRepair), "bundles only sum");
 static_assert(kRows == 1 || kRows == 4, "a bundle's rows come as one int4");
 static_assert(!kArgs || kExtremum, "a sum has no winner");
-
-// The winning entries of an extremum; nothing where they are not asked for.
-template <bool>
-struct Winners {
-  int arg[kTimes][kVec];
-  __device__ __forceinline__ int winner(int q, int v) const { return arg[q][v]; }
-  __device__ __forceinline__ void set_winner(int q, int v, int entry) { arg[q][v] = entry; }
-};
-template <>
-struct Winners<false> {
-  __device__ __forceinline__ int winner(int, int) const { return -1; }
-  __device__ __forceinline__ void set_winner(int, int, int) {}
-};
-
-template <int R>
-struct Accumulator : Winners<kArgs> {
-  Acc sum[R][kTimes][kVec];  // an extremum's sign is turned where the least is wanted
-
-  // `first`: the entry that wins where all are equally small; -1 where there is none.
-  __device__ void clear(int first) {
-#pragma unroll
-    for (int q = 0; q < kTimes; ++q) {
-#pragma unroll
-      for (int v = 0; v < kVec; ++v) {
-#pragma unroll
-        for (int r = 0; r < R; ++r) sum[r][q][v] = kExtremum ? -ptx::infinity<Acc>() : Acc(0);
-        this->set_winner(q, v, first);
-      }
-    }
-  }
-
-  // The next entry in order: the first of equals stays. A NaN stays too, but `arg` then is not
-  // its entry yet (first_nan puts that right).
-  __device__ void offer(int q, int v, Acc candidate, int entry) {
-    this->set_winner(q, v, candidate > sum[0][q][v] ? entry : this->winner(q, v));
-    sum[0][q][v] = ptx::max_nan(sum[0][q][v], candidate);
-  }
-
-  // Another part of the row, in any order: the first of equals wins, and the first NaN.
-  template <typename Sum, typename Arg>
-  __device__ __forceinline__ void join(const Sum& other_sum, const Arg& other_arg_of) {
-#pragma unroll
-    for (int q = 0; q < kTimes; ++q) {
-#pragma unroll
-      for (int v = 0; v < kVec; ++v) {
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-          Acc& held = sum[r][q][v];
-          const Acc other = other_sum(r, q, v);
-          if constexpr (!kExtremum) {
-            held += other;
-          } else if constexpr (!kArgs) {
-            held = ptx::max_nan(held, other);
-          } else {
-            const int held_arg = this->winner(q, v), other_arg = other_arg_of(q, v);
-            const bool nan = other != other, held_nan = held != held;
-            const bool tie = (other == held || (nan && held_nan)) && other_arg < held_arg;
-            if (other_arg >= 0 && (held_arg < 0 || other > held || (nan && !held_nan) || tie)) {
-              held = other;
-              this->set_winner(q, v, other_arg);
-            }
-          }
-        }
-      }
-    }
-  }
-};
 
 // One chunk's operands as a group holds them: lane l has column and value of entry l.
 struct Chunk {
@@ -191,7 +130,7 @@ __device__ __forceinline__ void add_row(bool here, Acc weight, const Packed<E, k
   for (int q = 0; q < kTimes; ++q) {
     Acc x[kVec];
 #pragma unroll
-    for (int v = 0; v < kVec; ++v) x[v] = E::widen(row[q].element[v]);
+    for (int v = 0; v < kVec; ++v) x[v] = widen(row[q], v);
     if constexpr (kAlways) {
 #pragma unroll
       for (int v = 0; v < kVec; ++v) sum[q][v] += kWeighted ? weight * x[v] : x[v];
@@ -226,7 +165,7 @@ __device__ __forceinline__ void batch(const Params& p, const Chunk& chunk, const
       for (int q = 0; q < kTimes; ++q) {
 #pragma unroll
         for (int v = 0; v < kVec; ++v) {
-          acc.offer(q, v, weight * E::widen(row[m][q].element[v]), chunk.entry + m);
+          acc.offer(q, v, weight * widen(row[m][q], v), chunk.entry + m);
         }
       }
     }
@@ -378,9 +317,10 @@ __device__ __forceinline__ void join_groups(Accumulator<R>& acc) {
 
 // Climb the tree of a cut unit; true in the one group that holds the whole unit's result.
 template <int R>
-__device__ __forceinline__ bool combine(const Params& p, int slot, int lane, Accumulator<R>& acc) {
+__device__ __forceinline__ bool combine(const Params& p, int slot, int column, int lane,
+                                        Accumulator<R>& acc) {
   constexpr int kSlotBytes = sizeof(Accumulator<kRows>);
-  const i64 layer = i64(blockIdx.z) * p.slabs + blockIdx.y;
+  const i64 layer = i64(blockIdx.z) * p.slabs + column / kSlab;
   const Tree tree = {p.parent_of_slot, p.nodes, p.arrivals + layer * p.node_count,
                      p.partials + layer * p.slot_count * kLanes * kSlotBytes};
   const auto join = [](Accumulator<R>& mine, const Accumulator<R>& other) {
@@ -430,7 +370,7 @@ __device__ __forceinline__ void deliver(const Params& p, const GroupWork& work, 
                                         int column, int lane, Accumulator<R>& acc) {
   // A wide item's first group goes on alone.
   if (item.x < 0 || (work.wide && work.first > 0)) return;
-  if (item.w >= 0 && !combine<R>(p, item.w, lane, acc)) return;
+  if (item.w >= 0 && !combine<R>(p, item.w, column, lane, acc)) return;
   if (column >= p.n) return;
   int row[R];
   if constexpr (R == 1) {
@@ -468,14 +408,14 @@ struct Place {
   const char* b;
 };
 
-__device__ __forceinline__ Place place(const Params& p, int lane) {
-  const int column = blockIdx.y * kSlab + lane * kVec;
+__device__ __forceinline__ Place place(const Params& p, int slab, int lane) {
+  const int column = slab * kSlab + lane * kVec;
   const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + (column < p.n ? column : 0);
   return {column, reinterpret_cast<const char*>(b)};
 }
 
-__device__ __forceinline__ void rows(const Params& p, const GroupWork& work, int lane) {
-  const Place at = place(p, lane);
+__device__ __forceinline__ void rows(const Params& p, const GroupWork& work, int slab, int lane) {
+  const Place at = place(p, slab, lane);
   const int4 item = load_item(p, work.index, work.end);
   if (kRepair && is_finite(p, item.x, at.column)) return;
   Accumulator<1> acc;
@@ -486,8 +426,9 @@ __device__ __forceinline__ void rows(const Params& p, const GroupWork& work, int
   deliver<1>(p, work, item, at.column, lane, acc);
 }
 
-__device__ __forceinline__ void bundles(const Params& p, const GroupWork& work, int lane) {
-  const Place at = place(p, lane);
+__device__ __forceinline__ void bundles(const Params& p, const GroupWork& work, int slab,
+                                        int lane) {
+  const Place at = place(p, slab, lane);
   const int4 item = load_item(p, work.index, work.end);
   Accumulator<kRows> acc;
   acc.clear(-1);
@@ -498,10 +439,17 @@ __device__ __forceinline__ void bundles(const Params& p, const GroupWork& work, 
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     spmm_csr(const __grid_constant__ Params p) {
-  const GroupWork work = group_work<kLanes, kThreads>(blockIdx.x, p.sections);
+  ptx::wait_previous();
+  if (p.early) ptx::let_next_start();
+  int block = blockIdx.x, slab = blockIdx.y;
+  if (p.slab_fast) {
+    block = blockIdx.x / static_cast<u32>(p.slabs);
+    slab = blockIdx.x - block * p.slabs;
+  }
+  const GroupWork work = group_work<kLanes, kThreads>(block, p.sections);
   const int lane = threadIdx.x % kLanes;
   if constexpr (kRows > 1) {
-    if (work.bundled) return bundles(p, work, lane);
+    if (work.bundled) return bundles(p, work, slab, lane);
   }
-  rows(p, work, lane);
+  rows(p, work, slab, lane);
 }

@@ -37,7 +37,7 @@ __device__ __forceinline__ bool climb(const Tree& tree, int slot, int lane, Part
   static_assert(sizeof(Partial) % 4 == 0, "partials are moved in words of at least four bytes");
   static_assert(kSlotBytes >= sizeof(Partial) && kSlotBytes % Words::kBytes == 0, "slots fit");
   // Children whose loads are under way at once: each waits for memory, and registers are few.
-  constexpr int kAhead = sizeof(Partial) <= 32 ? 4 : 2;
+  constexpr int kAhead = sizeof(Partial) <= 32 ? 4 : sizeof(Partial) <= 64 ? 2 : 1;
   const auto place = [&](int s) {
     return reinterpret_cast<Word*>(tree.partials + i64(s) * kLanes * kSlotBytes) + lane;
   };
@@ -49,16 +49,22 @@ __device__ __forceinline__ bool climb(const Tree& tree, int slot, int lane, Part
     const int node = __ldg(tree.parent_of_slot + slot);
     const int4 info = __ldg(tree.nodes + node);
     if (!arrive_last<kLanes>(tree.arrivals + node, info.y, lane)) return false;
-#pragma unroll(kAhead)
-    for (int child = 0; child < info.y; ++child) {
+#pragma unroll 1
+    for (int first = 0; first < info.y; first += kAhead) {
+      Words child[kAhead];
 #pragma unroll
-      for (int w = 0; w < Words::kWords; ++w) {
-        words.word[w] = __ldcg(place(info.x + child) + w * kLanes);
+      for (int a = 0; a < kAhead; ++a) {
+        // Past the last child the last is read again: one wait for all, whatever their number.
+        const int number = min(first + a, info.y - 1);
+#pragma unroll
+        for (int w = 0; w < Words::kWords; ++w) {
+          child[a].word[w] = __ldcg(place(info.x + number) + w * kLanes);
+        }
       }
-      if (child == 0) {
-        mine = words.partial;
-      } else {
-        join(mine, words.partial);
+      if (first == 0) mine = child[0].partial;
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        if (first + a > 0 && first + a < info.y) join(mine, child[a].partial);
       }
     }
     if (info.z < 0) return true;
