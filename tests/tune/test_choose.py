@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request
-from sparsetile.tune import measure, measure_systems, predict_systems
+from sparsetile.tune import Machine, choose, measure, measure_systems, predict_systems
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
 CPU = torch.device("cpu")
@@ -39,6 +43,61 @@ def test_a_wider_product_is_predicted_to_cost_more():
     able = list(SYSTEMS)
     narrow, wide = predict_systems(request(n=8), able), predict_systems(request(n=800), able)
     assert all(narrow[name] < wide[name] for name in able)
+
+
+def in_blocks(kept: int, of: int, *, holes: bool = False) -> Request:
+    """A pruned weight of 16 bits: ``kept`` of each ``of`` blocks of 64 are there."""
+    mask = (np.arange(40 * 40).reshape(40, 40) * 7 % of) < kept
+    dense = np.kron(mask, np.ones((64, 64)))
+    if holes:
+        dense[:, ::2] = 0
+    csr = csr_of(sp.csr_array(dense), dtype=torch.float16)
+    return Request(csr, 4096, torch.float16, Permutation("identity", None))
+
+
+def test_blocks_are_predicted_by_the_largest_of_their_three_terms(monkeypatch):
+    ceilings = Machine("toy", 4e12, 9.1e12, 0, 0, 0, 400e12, 1e-6)
+    monkeypatch.setattr(choose, "machine", lambda device: ceilings)
+    wanted = in_blocks(1, 10)
+    blocks = 160
+    tensor = blocks * 8192 * 4096 / (0.6 * 800e12)
+    copied = blocks * (64 * 2 * 4096 + 8192 * 16) / 5.7e12
+    once = (blocks * 8192 + 2 * 4096 * (2560 + 2560)) / 4e12
+    assert copied > max(tensor, once)
+    found = predict_systems(wanted, ["bcsr", "csr"])["bcsr"]
+    assert found == pytest.approx(1e-6 + copied)
+    slow = dataclasses.replace(ceilings, dense_flops=1e12)
+    monkeypatch.setattr(choose, "machine", lambda device: slow)
+    found = predict_systems(wanted, ["bcsr", "csr"])["bcsr"]
+    assert found == pytest.approx(1e-6 + tensor * 400)
+    far = dataclasses.replace(ceilings, dram=1e10)
+    monkeypatch.setattr(choose, "machine", lambda device: far)
+    found = predict_systems(wanted, ["bcsr", "csr"])["bcsr"]
+    assert found == pytest.approx(1e-6 + once * 400)
+
+
+def test_empty_cells_cost_a_look_at_all_of_C(monkeypatch):
+    ceilings = Machine("toy", 4e12, 9.1e12, 0, 0, 0, 400e12, 1e-6)
+    monkeypatch.setattr(choose, "machine", lambda device: ceilings)
+    full, holes = (
+        predict_systems(in_blocks(1, 10, holes=holes), ["bcsr", "csr"])["bcsr"]
+        for holes in (False, True)
+    )
+    assert holes - full == pytest.approx(1e-6 + 2 * 4096 * 2560 / 4e12)
+
+
+def test_a_weight_pruned_by_blocks_is_predicted_to_prefer_blocks_and_scattered_entries_not(
+    monkeypatch,
+):
+    ceilings = Machine("toy", 4.2e12, 9.1e12, 0, 0, 0, 390e12, 2.5e-6)
+    monkeypatch.setattr(choose, "machine", lambda device: ceilings)
+    able = ["acc", "bcsr", "csr", "cusparse", "dense"]
+    pruned = predict_systems(in_blocks(1, 10), able)
+    assert min(pruned, key=pruned.__getitem__) == "bcsr"
+    csr = csr_of(random_matrix(2560, 2560, 0.002), dtype=torch.float16)
+    wanted = Request(csr, 4096, torch.float16, Permutation("identity", None))
+    scattered = predict_systems(wanted, able)
+    assert scattered["csr"] < scattered["bcsr"]
 
 
 def test_measuring_warms_up_and_takes_the_median():

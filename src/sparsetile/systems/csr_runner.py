@@ -270,13 +270,28 @@ class CSRRunner(PatternRunner):
         self._run(parts, values, packed, B, out, None, "sum", epilogue)
 
     def repair(
-        self, parts: Sequence[Tensor], values: Tensor | None, B: Tensor, out: Tensor
+        self,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
     ) -> None:
-        """Recompute, from A's entries alone, the elements of A·B in ``out`` that are not finite.
+        """Recompute, from A's entries alone, the elements of ``out`` that are not finite.
 
-        For systems whose tiles invent zeros: a zero of theirs times an Inf or NaN of B is NaN.
+        For systems whose tiles invent zeros: a zero of theirs times an Inf or NaN of B is NaN, and
+        stays NaN through an epilogue, which is then part of what is computed again. ``beta`` must
+        be 0: what ``out`` held is gone.
         """
-        self._run(parts, values, None, B, out, None, "repair", PLAIN)
+        self._run(parts, values, None, B, out, None, "repair", epilogue)
+
+    def prepare_repair(
+        self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device
+    ) -> None:
+        """Compile what :meth:`repair` of a product of width ``n`` will need."""
+        if n and self.rows:
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            self._launch_for(dtype, dtype, n, vector_width(dtype, n), "repair", weighted, index)
 
     def extremum(
         self,

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from sparsetile.formats import count_blocks
+from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems import Request, Stage
 from sparsetile.systems.registry import SYSTEMS, runner
 from sparsetile.tune.roofline import Machine, distinct_pairs, machine
@@ -21,6 +23,9 @@ _CUSPARSE_SHARE = 0.40
 # rows of B of up to so many bytes: a tile costs about the same however few its columns are.
 _ACC_OVER_CSR = ((128, 0.25), (512, 0.45), (float("inf"), 0.55))
 _ACC_WINDOW = 8
+# What bcsr is expected to reach; no record yet (docs/asyncsparse.md). Of the dense product's flops,
+# and of what gathers reach from L2: copies into shared memory are slower.
+_BCSR_FLOPS, _BCSR_L2 = 0.6, 5.7 / 9.1
 _DENSE_SHARE = 0.55
 # A sparse product on CPU cores runs at about this share of a dense one per flop.
 _CPU_SPARSE_SHARE = 0.15
@@ -34,6 +39,22 @@ def _gather_seconds(request: Request, ceilings: Machine, reads: int) -> float:
     gathered = item * request.n * (reads + rows) / ceilings.l2_gather
     once = (4 + value_bytes) * csr.nnz + item * request.n * (min(cols, csr.nnz) + rows)
     return ceilings.launch + max(gathered, once / ceilings.dram)
+
+
+def _block_seconds(request: Request, ceilings: Machine) -> float:
+    """Seconds of ``bcsr``: the largest of Tensor Cores, L2 into shared memory, and DRAM."""
+    csr, item, n = request.csr, request.dtype.itemsize, request.n
+    rows, cols = csr.shape
+    blocks = count_blocks(csr, BLOCK, request.permutation.perm)
+    cells = blocks * BLOCK**2
+    columns = -(-n // WARPGROUP_COLUMNS) * WARPGROUP_COLUMNS  # multiplied, whatever B has
+    tensor = 2.0 * cells * columns / (_BCSR_FLOPS * ceilings.dense_flops * 4 / item)
+    copied = item * (blocks * BLOCK * n + cells * WIDE.slabs(n))
+    once = item * (cells + n * (min(cols, blocks * BLOCK) + rows))
+    seconds = max(tensor, copied / (_BCSR_L2 * ceilings.l2_gather), once / ceilings.dram)
+    if csr.nnz < cells:  # a second kernel looks at all of C
+        seconds += ceilings.launch + item * n * rows / ceilings.dram
+    return ceilings.launch + seconds
 
 
 def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
@@ -53,11 +74,15 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
     if "acc" in able and len(able) > 1:  # counting pairs is worth it where there is a choice
         pairs = distinct_pairs(request.csr, _ACC_WINDOW, request.permutation.perm)
         tiled = _gather_seconds(request, ceilings, pairs)
+    blocked = 0.0
+    if "bcsr" in able and len(able) > 1:
+        blocked = _block_seconds(request, ceilings)
     csr_share = _CSR_SHARE[request.dtype.itemsize]
     row_bytes = request.n * request.dtype.itemsize
     acc_over_csr = next(share for most, share in _ACC_OVER_CSR if row_bytes <= most)
     predicted = {
         "acc": tiled / (csr_share * acc_over_csr),
+        "bcsr": blocked,
         "csr": gathered / csr_share,
         "cusparse": gathered / _CUSPARSE_SHARE,
         "dense": (ceilings.launch + dense) / _DENSE_SHARE,

@@ -1,0 +1,107 @@
+"""Host side of ``spmm_bcsr.cu``: configurations, limits, choice of the tile's width."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sparsetile.jit.source import ConfigValue
+from sparsetile.jit.tensor_map import MAP_WORDS, pad_params
+from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
+from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = [
+    "BLOCK",
+    "BOX",
+    "ELEMENTS",
+    "SPMM_BCSR",
+    "STORE_COLUMNS",
+    "TILES",
+    "BlockTile",
+    "bcsr_config",
+    "choose_block_tile",
+]
+
+# torch dtype -> trait of element.cuh: the types whose B is read as it lies, row-major.
+ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float16, torch.bfloat16)}
+# Rows and columns of a block of A.
+BLOCK = 64
+# Rows and columns of a copy, of A and of B: 128 bytes a row.
+BOX = (64, 64)
+# Columns of C that a lane stores at once.
+STORE_COLUMNS = 8
+# Columns of C that one warpgroup multiplies, and threads of a warpgroup.
+WARPGROUP_COLUMNS, WARPGROUP = 128, 128
+# What shared memory takes to begin at a multiple of the swizzle's 1024 bytes.
+SWIZZLE_ATOM = 1024
+# Two barriers a stage.
+BARRIER_BYTES = 16
+
+
+@dataclass(frozen=True)
+class BlockTile:
+    """What a block of threads makes: ``columns`` columns of a block row, ``stages`` in its ring."""
+
+    columns: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """One warpgroup that copies, and one for each 128 columns."""
+        return WARPGROUP * (1 + self.columns // WARPGROUP_COLUMNS)
+
+    @property
+    def stage_bytes(self) -> int:
+        """A block of A and the rows of B that it meets."""
+        return 2 * BLOCK * (BLOCK + self.columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the ring, its alignment and its barriers."""
+        return SWIZZLE_ATOM + self.stages * (self.stage_bytes + BARRIER_BYTES)
+
+    def slabs(self, n: int) -> int:
+        return -(-n // self.columns)
+
+
+# 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.
+WIDE, NARROW = BlockTile(256, 5), BlockTile(128, 4)
+TILES = (WIDE, NARROW)
+
+
+def choose_block_tile(n: int, block_rows: int, processors: int) -> BlockTile:
+    """Return the wide tile where ``n`` columns fill it and there is one for every SM."""
+    if n <= NARROW.columns or block_rows * WIDE.slabs(n) < processors:
+        return NARROW
+    return WIDE
+
+
+def bcsr_config(
+    dtype: torch.dtype, tile: BlockTile, *, out_dtype: torch.dtype | None = None
+) -> dict[str, ConfigValue]:
+    """Constants of ``spmm_bcsr.cu``."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kCols": tile.columns,
+        "kStages": tile.stages,
+        "kThreads": tile.threads,
+    }
+
+
+def _configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, tile in itertools.product(ELEMENTS, TILES):
+        for out in out_dtypes(dtype):
+            yield bcsr_config(dtype, tile, out_dtype=out)
+
+
+SPMM_BCSR = KernelSpec(
+    name="spmm_bcsr",
+    params_format=pad_params(f"{2 * MAP_WORDS}Q7Pq2d4i"),
+    configs=_configs,
+    architectures=("sm_90a",),
+)

@@ -1,0 +1,253 @@
+// C = epilogue(A . B) for A in BCSR blocks of 64 x 64 on WGMMA, AsyncSparse's product (sm_90a).
+//
+// A block of threads makes 64 rows (a block row of A) times kCols columns of C. One warp copies:
+// for each block of the row, the block itself and the 64 rows of B that it meets, both by the bulk
+// tensor engine into a ring of kStages. kConsumers warpgroups multiply, 128 columns each:
+//
+//   producer    wait empty[s] -> block (8 KB), 64 x kCols of B (128 bytes a row and box) -> full[s]
+//   consumers   wait full[s]  -> four WGMMAs of k = 16, sums in registers       -> empty[s]
+//
+// B is taken as it lies, row-major: WGMMA reads 16-bit operands from shared memory along either
+// side. The first product of a row overwrites its sums instead of adding to zeros.
+//
+// Grid: x = block rows, longest first, so that blocks that run together share their columns of B in
+// L2; y = slabs of kCols columns, the slow dimension. Shared memory: dynamic, kStages stages of
+// 8 KB + kCols * 128 bytes, 1024-byte aligned, then the barriers. No atomics; sums in block order.
+// With 128 columns two blocks share an SM, so that one stores C while the other multiplies.
+//
+// Zeros of blocks multiply too: where B is not finite the host has C repaired from A's entries.
+//
+// Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C have
+// room up to a multiple of 8 columns (host copies otherwise); tensor maps made for this A and B,
+// never read where A has no block; rows of C under 2^31, blocks of A under 2^25.
+#include "wgmma.cuh"
+
+using E = ELEMENT;
+using Out = OUTPUT;
+
+constexpr int kBlock = 64;
+constexpr int kConsumers = kCols / 128;
+constexpr int kBlocksPerSM = kConsumers == 1 ? 2 : 1;
+constexpr int kBlockBytes = kBlock * kBlock * 2;
+constexpr int kBoxBytes = kBlock * 128;  // 64 rows of B, 64 columns
+constexpr int kBoxes = kCols / 64;
+constexpr int kStageBytes = kBlockBytes + kBoxes * kBoxBytes;
+
+struct Params {
+  TensorMap a;  // [64 * blocks, 64], boxes of 64 x 64
+  TensorMap b;  // [k, n], boxes of 64 rows x 64 columns
+  Out::Storage* c;
+  const int* block_row_ptr;
+  const int* block_col_idx;
+  const int* longest_first;  // block row at each place of the grid
+  const int* order;          // null: as given; row of C at each position
+  const i64* indptr;         // null: no mean; row pointers
+  const float* bias;         // null: none; [n]
+  i64 c_row_stride;
+  double alpha;
+  double beta;
+  int rows;
+  int n;
+  int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
+  int relu;
+};
+static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
+static_assert(kCols % 128 == 0 && sizeof(E::Storage) == 2,
+              "a consumer takes 128 columns of 16 bits");
+static_assert(kThreads == (kConsumers + 1) * 128, "one warpgroup copies, the others multiply");
+
+struct Ring {
+  char* stages;
+  u64* full;
+  u64* empty;
+};
+
+__device__ __forceinline__ Ring ring_memory() {
+  extern __shared__ char s_dynamic[];
+  const u32 address = wg::shared_address(s_dynamic);
+  char* stages = s_dynamic + ((1024 - address % 1024) % 1024);
+  u64* barriers = reinterpret_cast<u64*>(stages + kStages * kStageBytes);
+  return {stages, barriers, barriers + kStages};
+}
+
+// Where a pipeline stands: its stage, and the parity of the barriers' phase.
+struct Turn {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+__device__ __forceinline__ void produce(const Params& p, const Ring& ring, int begin, int end) {
+  const int lane = threadIdx.x % 32, first_column = blockIdx.y * kCols;
+  Turn turn;
+  for (int chunk = begin; chunk < end; chunk += 32) {
+    const int mine = chunk + lane < end ? __ldg(p.block_col_idx + chunk + lane) : 0;
+    const int count = min(32, end - chunk);
+    for (int i = 0; i < count; ++i) {
+      const int row = __shfl_sync(0xffffffffu, mine, i) * kBlock;
+      if (lane == 0) {
+        wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
+        u64* full = ring.full + turn.stage;
+        char* stage = ring.stages + turn.stage * kStageBytes;
+        wg::barrier_expect(full, kStageBytes);
+        wg::copy_box(stage, &p.a, 0, (chunk + i) * kBlock, full);
+#pragma unroll
+        for (int j = 0; j < kBoxes; ++j) {
+          wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, first_column + j * 64, row, full);
+        }
+      }
+      __syncwarp();
+      turn.next();
+    }
+  }
+}
+
+// Rows to columns among four neighbouring lanes: lane q then has word q of each, in lane order.
+__device__ __forceinline__ void transpose(u32 (&word)[4], int q) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = q & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const u32 sent = upper ? word[i] : word[i | step];
+      const u32 got = __shfl_xor_sync(0xffffffffu, sent, step);
+      if (upper) {
+        word[i] = got;
+      } else {
+        word[i | step] = got;
+      }
+    }
+  }
+}
+
+// Eight neighbouring columns of one row of C.
+__device__ __forceinline__ void store_eight(Out::Storage* c, const u32 (&word)[4]) {
+  ptx::store_cs(reinterpret_cast<uint4*>(c), make_uint4(word[0], word[1], word[2], word[3]));
+}
+
+// Row of C at a position of the plan's order; -1 past the last.
+__device__ __forceinline__ int row_of(const Params& p, int position) {
+  if (position >= p.rows) return -1;
+  return p.order == nullptr ? position : __ldg(p.order + position);
+}
+
+// alpha, over the row's entries where the mean is wanted.
+__device__ __forceinline__ float scale_of(const Params& p, int row) {
+  if (p.indptr == nullptr || row < 0) return float(p.alpha);
+  const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
+  return entries > 0 ? float(p.alpha) / float(entries) : float(p.alpha);
+}
+
+__device__ __forceinline__ void finish(const Params& p, int block_row, int first_column,
+                                       float (&sum)[64]) {
+  const int thread = threadIdx.x % 128, q = thread % 4;
+  const int position = block_row * kBlock + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of(p, position + 8 * half);
+    const float scale = p.epilogue ? scale_of(p, row) : 1.0f;
+    Out::Storage* c = p.c + i64(row) * p.c_row_stride;
+#pragma unroll
+    for (int group = 0; group < 4; ++group) {  // of four times eight columns
+      float x[4][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) x[i][e] = sum[(group * 4 + i) * 4 + half * 2 + e];
+      }
+      if (p.epilogue) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int column = first_column + (group * 4 + i) * 8 + q * 2;
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            x[i][e] *= scale;
+            if (column + e < p.n && row >= 0) {
+              if (p.beta != 0.0) x[i][e] += float(p.beta) * Out::widen(c[column + e]);
+              if (p.bias != nullptr) x[i][e] += p.bias[column + e];
+            }
+            if (p.relu && x[i][e] < 0.0f) x[i][e] = 0.0f;
+          }
+        }
+      }
+      if constexpr (sizeof(Out::Storage) == 2) {
+        u32 word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          word[i] = u32(Out::narrow(x[i][0])) | u32(Out::narrow(x[i][1])) << 16;
+        }
+        transpose(word, q);
+        const int column = first_column + (group * 4 + q) * 8;
+        if (row >= 0 && column < p.n) store_eight(c + column, word);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int column = first_column + (group * 4 + i) * 8 + q * 2;
+          if (row >= 0 && column < p.n) {
+            ptx::store_cs(reinterpret_cast<uint2*>(c + column),
+                          make_uint2(__float_as_uint(x[i][0]), __float_as_uint(x[i][1])));
+          }
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void consume(const Params& p, const Ring& ring, int block_row,
+                                        int blocks) {
+  const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
+  float sum[64];
+  if (blocks == 0) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
+  }
+  Turn turn;
+  for (int i = 0; i < blocks; ++i) {
+    wg::barrier_wait(ring.full + turn.stage, turn.parity);
+    const char* stage = ring.stages + turn.stage * kStageBytes;
+    const char* b = stage + kBlockBytes + consumer * 2 * kBoxBytes;
+    wg::fence();
+#pragma unroll
+    for (int k = 0; k < kBlock / 16; ++k) {
+      Wgmma128<E>::multiply(sum, wg::descriptor(stage + k * 32, 16, 1024),
+                            wg::descriptor(b + k * 2048, kBoxBytes, 1024), i > 0 || k > 0);
+    }
+    wg::commit();
+    wg::wait<0>();
+    wg::settle(sum);
+    if (lane == 0) wg::barrier_arrive(ring.empty + turn.stage);
+    turn.next();
+  }
+  finish(p, block_row, blockIdx.y * kCols + consumer * 128, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
+    spmm_bcsr(const __grid_constant__ Params p) {
+  const Ring ring = ring_memory();
+  const int block_row = __ldg(p.longest_first + blockIdx.x);
+  const int begin = __ldg(p.block_row_ptr + block_row);
+  const int end = __ldg(p.block_row_ptr + block_row + 1);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      wg::barrier_init(ring.full + s, 1);
+      wg::barrier_init(ring.empty + s, kConsumers * 4);
+    }
+    wg::barrier_init_done();
+    if (begin < end) {
+      wg::prefetch_map(&p.a);
+      wg::prefetch_map(&p.b);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    wg::fewer_registers<40>();
+    if (threadIdx.x < 32) produce(p, ring, begin, end);
+  } else {
+    // What the copying warpgroup gave back: 168 * 384 and 128 * 256 registers in all.
+    wg::more_registers<kConsumers == 2 ? 232 : 216>();
+    consume(p, ring, block_row, end - begin);
+  }
+}

@@ -1,0 +1,110 @@
+"""The block system on matrices of full blocks, which the contract's scattered ones hardly have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+import sparsetile as st
+from tests.contracts.cases import assert_close, csr_of, reference
+
+
+def _hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not _hopper(), reason="no Hopper GPU here"),
+]
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def pruned(
+    shape: tuple[int, int], kept: float, dtype: torch.dtype = F16, *, whole: bool = False
+) -> st.CSR:
+    """A share of the blocks of 64 of a matrix; small whole numbers if ``whole``."""
+    random = np.random.default_rng(6)
+    blocks = [-(-side // 64) for side in shape]
+    dense = np.kron(random.random(blocks) < kept, np.ones((64, 64)))[: shape[0], : shape[1]]
+    values = random.integers(1, 4, dense.shape) if whole else random.normal(size=dense.shape)
+    return csr_of(sp.csr_array(dense * values), dtype=dtype).to("cuda")
+
+
+def dense(rows: int, n: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(rows, n, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("n", [1, 8, 100, 128, 136, 256, 264, 1000, 4096])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 777), (64, 6400), (19008, 256)], ids=str)
+def test_full_blocks_agree_with_float64_within_rounding(dtype, n, shape):
+    csr = pruned(shape, 0.3, dtype)
+    plan = st.plan(csr, n, system="bcsr")
+    assert "repair" not in plan.info["choices"]
+    B = dense(shape[1], n, dtype)
+    assert_close(plan @ B, csr, B)
+
+
+@pytest.mark.parametrize("n", [72, 512])
+def test_small_whole_numbers_match_bit_for_bit(n):
+    csr = pruned((700, 900), 0.4, whole=True)
+    B = torch.randint(0, 2, (900, n), device="cuda").to(F16)
+    C = st.plan(csr, n, system="bcsr").run(B, out_dtype=F32)
+    assert torch.equal(C.cpu().double(), reference(csr, B))
+
+
+@pytest.mark.parametrize("out_dtype", [F16, F32], ids=str)
+@pytest.mark.parametrize("n", [256, 251])
+def test_the_epilogue_and_the_row_order_reach_every_element(out_dtype, n):
+    csr = pruned((450, 300), 0.5, whole=True)
+    # Within block rows, so that blocks stay full.
+    order = torch.argsort(torch.arange(450) // 64 + torch.rand(450, dtype=torch.float64))
+    plan = st.plan(csr, n, system="bcsr", reorder=order)
+    assert "repair" not in plan.info["choices"]
+    B = torch.randint(0, 2, (300, n), device="cuda").to(F16)
+    bias, plain = torch.arange(n, device="cuda") / 4 - 9, reference(csr, B)
+    C = plan.run(B, alpha=0.5, bias=bias, relu=True, out_dtype=out_dtype)
+    expected = torch.relu(plain / 2 + bias.cpu().double())
+    assert torch.equal(C.cpu(), expected.to(out_dtype))
+    before = torch.randint(-3, 4, (450, n), device="cuda").to(F16)
+    C = plan.run(B, out=before.clone(), alpha=0.5, beta=2.0)
+    assert torch.equal(C.cpu(), (plain / 2 + 2 * before.cpu().double()).to(F16))
+
+
+def test_many_operands_at_many_addresses_are_told_apart():
+    csr = pruned((640, 512), 0.3)
+    plan = st.plan(csr, 128, system="bcsr")
+    operands = [dense(512, n, F16) for n in (128, 64, 256) for _ in range(120)]
+    results = [plan @ B for B in operands]
+    for B, C in zip(operands[::37], results[::37], strict=True):
+        assert_close(C, csr, B)
+    assert all(torch.equal(plan @ B, C) for B, C in zip(operands, results, strict=True))
+
+
+def test_a_captured_graph_replays_with_new_input_and_new_values():
+    csr = pruned((640, 512), 0.3)
+    plan, B = st.plan(csr, 128, system="bcsr"), dense(512, 128, F16)
+    plan @ B
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        C = plan @ B
+    for _ in range(3):
+        B.copy_(dense(512, 128, F16))
+        fresh = torch.randn(csr.nnz, device="cuda").to(F16)
+        plan.update_values(fresh)
+        graph.replay()
+        assert_close(C, csr.with_values(fresh), B)
+
+
+def test_full_blocks_give_csr_arithmetic_where_B_is_not_finite():
+    csr = pruned((300, 250), 0.4)
+    B = dense(250, 64, F16)
+    B[70, 3], B[249, 5] = float("nan"), float("inf")
+    expected = reference(csr, B)
+    C = (st.plan(csr, 64, system="bcsr") @ B).cpu()
+    assert torch.equal(C.isnan(), expected.isnan()) and torch.equal(C.isinf(), expected.isinf())

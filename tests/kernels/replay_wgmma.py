@@ -1,0 +1,173 @@
+"""The copy engine, barriers and WGMMA operands of ``wgmma.cuh`` in NumPy, from their definitions.
+
+Two definitions meet in shared memory. The engine writes a box row by row, 128 bytes each, and puts
+16-byte chunk j of row r where chunk ``j ^ (r mod 8)`` would be. WGMMA finds an element by the
+canonical layouts of the PTX ISA (in elements of 16 bits, T = 8 of them a chunk),
+
+    K-major   ((8, m), (T, 2)) : ((8T, SBO), (1, T))
+    MN-major  ((T, 8, m), (8, k)) : ((1, T, LBO), (8T, SBO))
+
+from the descriptor's start on, and then exchanges bits 4-6 of the address by XOR with bits 7-9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sparsetile.jit import tensor_map
+from sparsetile.jit.tensor_map import MAP_WORDS, TensorMap
+from tests.kernels.replay import Machine
+
+ITEM = 2  # bytes of an element
+SWIZZLE = 128  # bytes of a row in the swizzle
+ATOM = 1024
+CHUNK = 16
+RUBBISH = 0xFFFF  # NaN in both types
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What a tensor map says."""
+
+    pointer: int
+    dtype: torch.dtype
+    shape: tuple[int, int]
+    row_bytes: int
+    box: tuple[int, int]
+
+
+class Maps:
+    """Stands for ``encode_matrix``: a map's first word is the number of its matrix here."""
+
+    def __init__(self) -> None:
+        self.known: list[Matrix] = []
+
+    def encode(
+        self,
+        pointer: int,
+        dtype: torch.dtype,
+        shape: tuple[int, int],
+        row_bytes: int,
+        box: tuple[int, int],
+    ) -> TensorMap:
+        tensor_map._check(pointer, row_bytes, shape[1], box, dtype.itemsize)
+        assert min(shape) > 0, "the driver refuses an empty matrix"
+        self.known.append(Matrix(pointer, dtype, shape, row_bytes, box))
+        return (len(self.known), *[7] * (MAP_WORDS - 1))
+
+    def matrix(self, words: list[int]) -> Matrix:
+        assert words[1:] == [7] * (MAP_WORDS - 1), "a map is whole"
+        return self.known[words[0] - 1]
+
+
+def box_places(to: int, rows: int, columns: int) -> np.ndarray:
+    """Where the engine puts element (r, c) of a box that goes to ``to``: byte addresses."""
+    assert to % ATOM == 0, "the swizzle begins at a multiple of 1024 bytes"
+    assert columns * ITEM == SWIZZLE, "rows of the box are rows of the swizzle"
+    r, c = np.arange(rows)[:, None], np.arange(columns)
+    chunk, inside = np.divmod(c * ITEM, CHUNK)
+    return to + r * SWIZZLE + (chunk ^ r % 8) * CHUNK + inside
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """The fields of a matrix descriptor."""
+
+    start: int
+    leading: int
+    stride: int
+    swizzle: int
+
+    @classmethod
+    def of(cls, word: int) -> Descriptor:
+        """Bits 0-13, 16-29, 32-45 in units of 16 bytes, 62-63."""
+        fields = (word >> shift & 0x3FFF for shift in (0, 16, 32))
+        start, leading, stride = (16 * field for field in fields)
+        return cls(start, leading, stride, word >> 62)
+
+    def _swizzled(self, at: np.ndarray) -> np.ndarray:
+        assert self.swizzle == 1, "the 128-byte swizzle"
+        return at ^ (at >> 7 & 7) << 4
+
+    def k_major(self, m: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """Byte address of element (m, k); k < 16."""
+        return self._swizzled(self.start + m % 8 * SWIZZLE + m // 8 * self.stride + k * ITEM)
+
+    def mn_major(self, k: np.ndarray, n: np.ndarray) -> np.ndarray:
+        """Byte address of element (k, n)."""
+        along_n = n % 64 * ITEM + n // 64 * self.leading
+        return self._swizzled(self.start + along_n + k % 8 * SWIZZLE + k // 8 * self.stride)
+
+
+def descriptor(address: int, leading: int, stride: int) -> int:
+    """``wg::descriptor``."""
+    return (address & 0x3FFFF) >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | 1 << 62
+
+
+class Barrier:
+    """An mbarrier: a phase ends when all have arrived and all bytes have come."""
+
+    def __init__(self, arrivals: int) -> None:
+        self.arrivals = self.pending = arrivals
+        self.bytes = 0
+        self.phase = 0
+
+    def _settle(self) -> None:
+        assert self.pending >= 0, "more arrivals than the barrier was made for"
+        if self.pending == 0 and self.bytes == 0:
+            self.phase += 1
+            self.pending = self.arrivals
+
+    def arrive(self) -> None:
+        self.pending -= 1
+        self._settle()
+
+    def expect(self, count: int) -> None:
+        self.bytes += count
+        self.arrive()
+
+    def complete(self, count: int) -> None:
+        self.bytes -= count
+        self._settle()
+
+    def wait(self, parity: int) -> Iterator[None]:
+        """``try_wait.parity``: until the phase of that parity has ended."""
+        while self.phase % 2 == parity:
+            yield
+
+
+class Shared:
+    """Shared memory of a block, and copies that are on their way to it."""
+
+    def __init__(self, machine: Machine, maps: Maps, base: int, size: int) -> None:
+        self.machine, self.maps = machine, maps
+        self.base, self.size = base, size
+        self.data = np.full(base + size, RUBBISH, dtype=np.uint16)  # by address / 2
+        self.coming: list[Callable[[], None]] = []
+
+    def copy_box(self, to: int, words: list[int], column: int, row: int, barrier: Barrier) -> None:
+        """Rubbish until it lands, at some time; then the box, zeros outside of the matrix."""
+        matrix = self.maps.matrix(words)
+        rows, columns = matrix.box
+        places = box_places(to, rows, columns)
+        assert self.base <= places.min() and places.max() < self.base + self.size, "outside"
+        r, c = row + np.arange(rows)[:, None], column + np.arange(columns)
+        inside = (r < matrix.shape[0]) & (c < matrix.shape[1])
+        source = self.machine.array(matrix.pointer, np.uint16)
+        at = np.where(inside, r * (matrix.row_bytes // ITEM) + c, 0)
+        found = np.where(inside, source.load(at)[..., 0], 0).astype(np.uint16)
+        self.data[places // ITEM] = RUBBISH
+
+        def land() -> None:
+            self.data[places // ITEM] = found
+            barrier.complete(places.size * ITEM)
+
+        self.coming.append(land)
+
+    def read(self, addresses: np.ndarray) -> np.ndarray:
+        assert self.base <= addresses.min() and addresses.max() < self.base + self.size, "outside"
+        return self.data[addresses // ITEM]

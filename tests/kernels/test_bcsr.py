@@ -1,0 +1,58 @@
+"""Configurations and tiles of the block kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparsetile.jit import ARCHITECTURES, params_bytes
+from sparsetile.kernels.bcsr import (
+    NARROW,
+    SPMM_BCSR,
+    TILES,
+    WIDE,
+    bcsr_config,
+    choose_block_tile,
+)
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+# What sm_90 gives a block, and an SM for its blocks with 1 KB each of the system's.
+BLOCK_SHARED, SM_SHARED = 227 * 1024, 228 * 1024
+
+
+def test_the_kernel_exists_for_hopper_alone():
+    assert [arch for arch in ARCHITECTURES if SPMM_BCSR.runs_on(arch)] == ["sm_90a"]
+    assert not SPMM_BCSR.runs_on("sm_100a"), "wgmma is sm_90a's own"
+
+
+def test_the_struct_is_a_multiple_of_a_tensor_maps_alignment():
+    assert params_bytes(SPMM_BCSR.params_format) % 64 == 0
+
+
+def test_every_configuration_a_runner_may_ask_for_is_listed_once():
+    listed = [tuple(config.items()) for config in SPMM_BCSR.configs()]
+    asked = {
+        tuple(bcsr_config(dtype, tile, out_dtype=out).items())
+        for dtype in (F16, BF16)
+        for tile in TILES
+        for out in (None, dtype, F32)
+    }
+    assert len(listed) == len(asked) == 8 and set(listed) == asked
+
+
+@pytest.mark.parametrize("tile, blocks", [(WIDE, 1), (NARROW, 2)])
+def test_rings_are_as_deep_as_shared_memory_allows(tile, blocks):
+    assert tile.shared_bytes <= BLOCK_SHARED
+    assert blocks * (tile.shared_bytes + 1024) <= SM_SHARED
+    assert tile.threads == 128 + tile.columns
+    deeper = tile.shared_bytes + tile.stage_bytes + 16
+    assert blocks * (deeper + 1024) > SM_SHARED, "another stage would fit"
+
+
+@pytest.mark.parametrize(
+    "n, block_rows, tile",
+    [(8, 1000, NARROW), (128, 1000, NARROW), (129, 1000, WIDE), (512, 66, WIDE), (512, 65, NARROW)],
+)
+def test_tiles_are_wide_where_columns_fill_them_and_every_sm_has_one(n, block_rows, tile):
+    assert choose_block_tile(n, block_rows, 132) == tile
+    assert tile.slabs(n) == -(-n // tile.columns)
