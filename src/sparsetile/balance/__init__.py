@@ -10,13 +10,14 @@ from sparsetile.balance.segments import (
     row_units,
     schedule_segments,
 )
-from sparsetile.balance.windows import WindowSchedule, schedule_windows
+from sparsetile.balance.windows import WindowSchedule, cut_windows, schedule_windows
 
 __all__ = [
     "SegmentSchedule",
     "Units",
     "WindowSchedule",
     "concat_units",
+    "cut_windows",
     "row_units",
     "schedule_segments",
     "schedule_windows",

@@ -23,7 +23,14 @@ from torch import Tensor
 
 from sparsetile.balance.segments import Units, WorkLists, schedule_segments
 
-__all__ = ["MAX_TILES", "TileTimes", "WindowSchedule", "imbalance", "schedule_windows"]
+__all__ = [
+    "MAX_TILES",
+    "TileTimes",
+    "WindowSchedule",
+    "cut_windows",
+    "imbalance",
+    "schedule_windows",
+]
 
 # The paper's limit of tiles an item; the kernel counts a run's windows in 32 bits, too.
 MAX_TILES = 32
@@ -32,6 +39,8 @@ LENGTHS = (4, 6, 8, 12, 16, 24, MAX_TILES)
 # Tiles at which a run ends: long enough to pay for its start, and short enough that neighbouring
 # windows, which share rows of B, are at work at the same time.
 RUN_TILES = 8
+# Piece lengths that windows of a block of threads may be cut to.
+CUT_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,9 @@ class TileTimes:
 
 
 EQUATION_4 = TileTimes()
+# The same for a block of threads that makes a window of 64 rows or more (docs/asyncsparse.md): C is
+# eight times as high, and blocks are few.
+BLOCK_TIMES = TileTimes(mma=0.0, write_back=8.0, start=10.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,4 +177,54 @@ def schedule_windows(
         longest,
     )  # fmt: skip
     items = torch.cat([pieces.items, runs.to(torch.int32)]).contiguous()
+    return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)
+
+
+def _cut_length(tiles: Tensor, workers: float, times: TileTimes) -> int:
+    """Return the piece length with the least time bound; the longest window's where none is cut."""
+    counts = tiles.double()
+    most = max(int(tiles.max()), 1)
+    lengths = [most, *(length for length in CUT_LENGTHS if length < most)]
+    bounds = []
+    for length in lengths:
+        cut = counts > length
+        pieces = float(torch.ceil(counts[cut] / length).sum())
+        stores = tiles.numel() + 2.0 * pieces
+        spent = float(counts.sum()) * times.load_b + stores * times.write_back
+        spent += (float((~cut).sum()) + pieces) * times.start
+        bounds.append(spent / workers + length * times.load_b)
+    return lengths[bounds.index(min(bounds))]
+
+
+def cut_windows(
+    window_row_ptr: Tensor, *, workers: float, times: TileTimes = BLOCK_TIMES
+) -> WindowSchedule:
+    """List whole windows, longest first, and pieces of those that would keep the others waiting.
+
+    Parameters
+    ----------
+    window_row_ptr : Tensor of int32 [windows + 1]
+    workers : float
+        Blocks of threads that the GPU runs at a time, for each slab of B.
+    times : TileTimes
+        Constants of the time model.
+    """
+    offsets = window_row_ptr.to(torch.int64)
+    tiles = offsets[1:] - offsets[:-1]
+    if not tiles.numel():
+        return schedule_windows(window_row_ptr, workers=workers, balance=False)
+    longest = _cut_length(tiles, max(workers, 1.0), times)
+    cut = tiles > longest
+    long = torch.nonzero(cut).squeeze(1)
+    pieces = schedule_segments(
+        Units(
+            long, offsets[long], tiles[long],
+            torch.zeros(long.numel(), dtype=torch.bool, device=tiles.device),
+        ),
+        longest,
+    )  # fmt: skip
+    whole = torch.nonzero(~cut).squeeze(1)
+    whole = whole[torch.argsort(tiles[whole], descending=True, stable=True)]
+    rest = torch.stack([whole, offsets[whole], offsets[whole + 1], torch.full_like(whole, -1)], 1)
+    items = torch.cat([pieces.items, rest.to(torch.int32)]).contiguous()
     return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)

@@ -24,6 +24,7 @@ from sparsetile.kernels.bittcf import BUSY_WARPS, ELEMENTS
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.systems.acc_runner import AccRunner
 from sparsetile.systems.base import Request, Stage, System, make_recipe
+from sparsetile.systems.processors import processors
 
 __all__ = ["AccSystem"]
 
@@ -32,15 +33,7 @@ LADDER = ("bittcf", "reorder", "cache", "pipeline")
 # How many fewer tiles windows of sixteen rows must have than those of eight before they pay: in
 # wide products (bytes of a row of B), and in others.
 WIDE_BYTES, FEWER_WIDE, FEWER = 1024, 1.22, 1.45
-# SMs assumed where a plan is built away from its GPU.
-PROCESSORS = 132
 MIN_CAPABILITY = (8, 0)
-
-
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _pack(request: Request, row_bytes: int, workers: float) -> BitTCF:
@@ -88,7 +81,7 @@ class AccSystem(System):
         step = len(LADDER) if request.ablation is None else LADDER.index(request.ablation)
         row_bytes = request.n * request.dtype.itemsize
         slabs = max(1, -(-row_bytes // WIDE_SLAB_BYTES))
-        workers = _processors(request.device) * BUSY_WARPS / slabs
+        workers = processors(request.device) * BUSY_WARPS / slabs
         tiles = _pack(request, row_bytes, workers)
         schedule = schedule_windows(
             tiles.row_window_offset,

@@ -16,6 +16,7 @@ from sparsetile.systems.cpu import CPUSystem
 from sparsetile.systems.csr import CSRSystem
 from sparsetile.systems.cusparse import CuSparseSystem
 from sparsetile.systems.dense import DenseSystem
+from sparsetile.systems.wcsr import WCSRSystem
 
 __all__ = ["PATTERN_SYSTEMS", "SYSTEMS", "candidates", "runner", "unsupported"]
 
@@ -33,6 +34,7 @@ SYSTEMS: dict[str, System] = {
         _CSR,
         CuSparseSystem(),
         DenseSystem(PATTERN_SYSTEMS),
+        WCSRSystem(),
         _CPU,
     )
 }

@@ -85,6 +85,7 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
         "bcsr": blocked,
         "csr": gathered / csr_share,
         "cusparse": gathered / _CUSPARSE_SHARE,
+        "wcsr": tiled / (csr_share * acc_over_csr) * 10,  # PLACEHOLDER
         "dense": (ceilings.launch + dense) / _DENSE_SHARE,
         "cpu": ceilings.launch
         + sparse_flops / (ceilings.dense_flops * _CPU_SPARSE_SHARE)

@@ -71,3 +71,44 @@ __device__ __forceinline__ bool climb(const Tree& tree, int slot, int lane, Part
     slot = info.z;
   }
 }
+
+// The same for sums that fill the registers: children are read and added a few words at a time.
+template <int kLanes, int kCount>
+__device__ __forceinline__ bool climb_sums(const Tree& tree, int slot, int lane,
+                                           float (&sum)[kCount]) {
+  static_assert(kCount % 16 == 0, "four words of four sums at a time");
+  const auto place = [&](int s) {
+    return reinterpret_cast<float4*>(tree.partials + i64(s) * kLanes * kCount * 4) + lane;
+  };
+  while (true) {
+#pragma unroll
+    for (int w = 0; w < kCount / 4; ++w) {
+      __stcg(place(slot) + w * kLanes,
+             make_float4(sum[4 * w], sum[4 * w + 1], sum[4 * w + 2], sum[4 * w + 3]));
+    }
+    const int node = __ldg(tree.parent_of_slot + slot);
+    const int4 info = __ldg(tree.nodes + node);
+    if (!arrive_last<kLanes>(tree.arrivals + node, info.y, lane)) return false;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+#pragma unroll 1
+    for (int child = 0; child < info.y; ++child) {
+      const float4* from = place(info.x + child);
+#pragma unroll
+      for (int w = 0; w < kCount / 4; w += 4) {
+        float4 word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = __ldcg(from + (w + i) * kLanes);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum[4 * (w + i)] += word[i].x;
+          sum[4 * (w + i) + 1] += word[i].y;
+          sum[4 * (w + i) + 2] += word[i].z;
+          sum[4 * (w + i) + 3] += word[i].w;
+        }
+      }
+    }
+    if (info.z < 0) return true;
+    slot = info.z;
+  }
+}

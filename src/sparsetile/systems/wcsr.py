@@ -1,0 +1,115 @@
+"""``wcsr``: AsyncSparse's half for irregular patterns, windows of rows on WGMMA (sm_90a).
+
+Parts: WCSR with bitmaps (formats/wcsr.py), windows cut where one would keep the others waiting
+(balance/windows.py), the kernel that gathers rows of B into shared memory and decodes A's tiles
+into operand registers (kernels/cuda/spmm_wcsr.cu). For matrices whose neighbouring rows share columns,
+as they are or in another row order. Deterministic: cut windows are added in a fixed order. What is
+decided and why is in docs/asyncsparse.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sparsetile.balance import cut_windows
+from sparsetile.formats import WCSR, pack_wcsr
+from sparsetile.kernels.wcsr import (
+    ELEMENTS,
+    STAGED_COLUMNS,
+    STRIP,
+    TILE,
+    choose_window_tile,
+)
+from sparsetile.systems.base import Request, Stage, System, make_recipe
+from sparsetile.systems.processors import processors
+from sparsetile.systems.wcsr_runner import WCSRRunner
+
+__all__ = ["WCSRSystem"]
+
+CAPABILITY = (9, 0)
+# How many fewer tiles windows of 128 rows must have than those of 64 before they pay.
+FEWER = 1.35
+
+
+def _pack(request: Request) -> WCSR:
+    """Return windows of 128 rows where they save enough reads of B, else of 64."""
+    csr, order = request.csr, request.permutation.perm
+    low = pack_wcsr(csr, 64, TILE, order)
+    high = pack_wcsr(csr, 128, TILE, order)
+    return high if low.tile_count >= FEWER * max(high.tile_count, 1) else low
+
+
+def _strip_value_ptr(windows: WCSR) -> torch.Tensor:
+    """First value of each sixteen rows of each tile, int32 [tiles * strips + 1]."""
+    count = windows.tile_count * windows.height // STRIP
+    places, _ = torch.sort(windows.places)
+    starts = torch.arange(count + 1, device=places.device) * (STRIP * TILE)
+    return torch.searchsorted(places, starts).to(torch.int32)
+
+
+class WCSRSystem(System):
+    """Tensor cores on windows of rows."""
+
+    name = "wcsr"
+    summary = "AsyncSparse: windows of 64 or 128 rows on WGMMA, TF32 or 16-bit, sums in order"
+    devices = ("cuda",)
+    dtypes = tuple(ELEMENTS)
+    deterministic = True
+    architectures = "sm_90a"
+    ordered = True
+
+    def further_reasons(self, request: Request) -> list[str]:
+        found = []
+        if request.csr.nnz >= 2**31:
+            found.append(f"holds under 2^31 entries, A has {request.csr.nnz}")
+        if request.device.type != "cuda":
+            return found
+        if request.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+            found.append(
+                "rounds float32 to TF32, which torch does not allow now: set "
+                "torch.backends.cuda.matmul.allow_tf32 = True"
+            )
+        capability = torch.cuda.get_device_capability(request.device)
+        if capability != CAPABILITY:
+            found.append(
+                f"needs a Hopper GPU (sm_90a), this GPU is sm_{capability[0]}{capability[1]}"
+            )
+        return found
+
+    def build(self, request: Request) -> Stage:
+        csr = request.csr
+        windows = _pack(request)
+        tile = choose_window_tile(windows.height, request.n)
+        workers = processors(request.device) * tile.blocks_per_sm / tile.slabs(max(request.n, 1))
+        schedule = cut_windows(windows.window_row_ptr, workers=workers)
+        recipe = make_recipe(
+            self.name,
+            csr,
+            items=schedule.item_count,
+            slots=schedule.slot_count,
+            nodes=schedule.node_count,
+            height=windows.height,
+        )
+        order = windows.order
+        if order is None:
+            order = torch.empty(0, dtype=torch.int32, device=csr.device)
+        columns = windows.window_col_idx.reshape(-1, TILE)[:, list(STAGED_COLUMNS)].contiguous()
+        parts = (
+            windows.window_row_ptr, _strip_value_ptr(windows), columns, windows.bitmaps,
+            windows.entries, order, csr.indptr,
+            schedule.items, schedule.parent_of_slot, schedule.nodes,
+        )  # fmt: skip
+        choices = {
+            "format": f"WCSR, windows of {windows.height} rows, {windows.tile_count} tiles of "
+            f"{TILE} columns, {windows.entries_per_pair:.1f} entries a column, "
+            f"{windows.format_bytes} bytes",
+            "schedule": f"{schedule.item_count} items of at most {schedule.longest} tiles, "
+            f"{schedule.slot_count} partial sums",
+        }
+        return Stage(self.name, parts, recipe, choices)
+
+    def make_runner(self, meta: Mapping[str, Any]) -> WCSRRunner:
+        return WCSRRunner(meta)
