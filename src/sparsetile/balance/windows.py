@@ -199,7 +199,9 @@ def _cut_length(tiles: Tensor, workers: float, times: TileTimes) -> int:
 def cut_windows(
     window_row_ptr: Tensor, *, workers: float, times: TileTimes = BLOCK_TIMES
 ) -> WindowSchedule:
-    """List whole windows, longest first, and pieces of those that would keep the others waiting.
+    """List pieces of windows that would keep the others waiting, then whole windows.
+
+    Windows stay in order: neighbours share rows of B, which are then in L2.
 
     Parameters
     ----------
@@ -224,7 +226,6 @@ def cut_windows(
         longest,
     )  # fmt: skip
     whole = torch.nonzero(~cut).squeeze(1)
-    whole = whole[torch.argsort(tiles[whole], descending=True, stable=True)]
     rest = torch.stack([whole, offsets[whole], offsets[whole + 1], torch.full_like(whole, -1)], 1)
     items = torch.cat([pieces.items, rest.to(torch.int32)]).contiguous()
     return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)

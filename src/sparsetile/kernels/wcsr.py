@@ -29,17 +29,23 @@ __all__ = [
 # torch dtype -> trait of element.cuh; float32 is multiplied as TF32.
 ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
 # Rows of a window, and columns of C that a block of threads makes of it.
-HEIGHTS = (64, 128)
+HEIGHTS = (64,)
 WIDTHS = (128, 256)
 # Columns of A in a tile, and rows of a window that a warp decodes.
 TILE, STRIP = 8, 16
 # Order in which a tile's column ids are stored: the even ones are k = 0 to 3 of TF32's product.
 STAGED_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
-# 16-byte loads of B that a thread has under way, by columns: 32 KB an SM in either case.
-LOADS = {128: 4, 256: 8}
 # What shared memory takes to begin at a multiple of the swizzle's 1024 bytes.
 SWIZZLE_ATOM = 1024
-HEADS = 4
+# Threads that bring B in a step, groups of them in turn; 16-byte loads that each has under way, by
+# columns: 64 KB an SM for the wide tile.
+PRODUCERS, GROUPS = 128, 2
+LOADS = {128: 8, 256: 16}
+# Stages of B, and of A's tiles, which are copied further ahead.
+STAGES, TILE_STAGES = 4, 8
+# Registers of a consuming and of a producing thread. A block starts with 168 for each of its 384
+# threads, and would wait for ever for more than that in all.
+REGISTERS = (200, 152)
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,13 @@ class WindowTile:
     columns: int
 
     @property
-    def threads(self) -> int:
-        return 2 * self.height
+    def warps(self) -> int:
+        """Warps that multiply, each a strip of sixteen rows."""
+        return self.height // STRIP
 
     @property
-    def warps(self) -> int:
-        return self.threads // 32
+    def threads(self) -> int:
+        return 32 * self.warps + GROUPS * PRODUCERS
 
     @property
     def sums(self) -> int:
@@ -64,24 +71,19 @@ class WindowTile:
 
     def step_tiles(self, dtype: torch.dtype) -> int:
         """Tiles whose rows of B are loaded at once."""
-        return LOADS[self.columns] * 16 * self.threads // (TILE * self.columns * dtype.itemsize)
+        return LOADS[self.columns] * 16 * PRODUCERS // (TILE * self.columns * dtype.itemsize)
 
     def shared_bytes(self, dtype: torch.dtype, weighted: bool) -> int:
-        """Dynamic shared memory: stages of B, tiles of A, column ids, alignment."""
+        """Dynamic shared memory: stages of B, tiles of A, barriers, alignment."""
         tiles, size = self.step_tiles(dtype), dtype.itemsize
-        words = STRIP * TILE * size // 4 + (size < 4)
-        tile_bytes = 16 + (-(-words * 4 // 16) * 16 if weighted else 0)
-        head_ints = -(-(TILE * tiles + tiles * self.warps + 1) // 4) * 4
-        stage = 2 * TILE * tiles * self.columns * size
-        return stage + 2 * self.warps * tiles * tile_bytes + HEADS * head_ints * 4 + SWIZZLE_ATOM
+        a_bytes = 4 * TILE * tiles + self.height * tiles
+        if weighted:
+            a_bytes += 4 * tiles * self.warps + 16 + TILE * tiles * self.height * size + 16
+        b_bytes = TILE * tiles * self.columns * size
+        return STAGES * (b_bytes + 16) + TILE_STAGES * (a_bytes + 16) + SWIZZLE_ATOM
 
     def slabs(self, n: int) -> int:
         return -(-n // self.columns)
-
-    @property
-    def blocks_per_sm(self) -> int:
-        """Blocks that an SM's registers should hold."""
-        return {(64, 256): 2, (64, 128): 4, (128, 256): 1, (128, 128): 2}[self.height, self.columns]
 
 
 def window_tiles() -> list[WindowTile]:
@@ -104,11 +106,13 @@ def wcsr_config(
     return {
         "ELEMENT": ELEMENTS[dtype],
         "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
-        "kHeight": tile.height,
         "kCols": tile.columns,
         "kStepTiles": tile.step_tiles(dtype),
+        "kStages": STAGES,
+        "kTileStages": TILE_STAGES,
         "kThreads": tile.threads,
-        "kMinBlocks": tile.blocks_per_sm,
+        "kConsumerRegisters": REGISTERS[0],
+        "kProducerRegisters": REGISTERS[1],
         "kWeighted": weighted,
         "kSharedBytes": tile.shared_bytes(dtype, weighted),
     }

@@ -74,9 +74,9 @@ class TileRunner(Runner):
             return torch.empty(0, dtype=dtype, device=parts[0].device)
         packed = values.to(dtype)[parts[_ENTRIES]]
         if dtype is torch.float32:
-            return round_tf32(packed)
-        # The kernels copy words of four bytes.
-        return torch.cat([packed, packed.new_zeros(packed.numel() % 2)])
+            packed = round_tf32(packed)
+        # The kernels copy words of four bytes, or pieces of sixteen.
+        return torch.cat([packed, packed.new_zeros(-packed.numel() % 8)])
 
     @abstractmethod
     def _load(

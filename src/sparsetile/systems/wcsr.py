@@ -2,9 +2,9 @@
 
 Parts: WCSR with bitmaps (formats/wcsr.py), windows cut where one would keep the others waiting
 (balance/windows.py), the kernel that gathers rows of B into shared memory and decodes A's tiles
-into operand registers (kernels/cuda/spmm_wcsr.cu). For matrices whose neighbouring rows share columns,
-as they are or in another row order. Deterministic: cut windows are added in a fixed order. What is
-decided and why is in docs/asyncsparse.md.
+into operand registers (kernels/cuda/spmm_wcsr.cu). For matrices whose neighbouring rows
+share columns, as they are or in another row order. Deterministic: cut windows are added in a fixed
+order. What is decided and why is in docs/asyncsparse.md.
 """
 
 from __future__ import annotations
@@ -30,24 +30,22 @@ from sparsetile.systems.wcsr_runner import WCSRRunner
 __all__ = ["WCSRSystem"]
 
 CAPABILITY = (9, 0)
-# How many fewer tiles windows of 128 rows must have than those of 64 before they pay.
-FEWER = 1.35
-
-
-def _pack(request: Request) -> WCSR:
-    """Return windows of 128 rows where they save enough reads of B, else of 64."""
-    csr, order = request.csr, request.permutation.perm
-    low = pack_wcsr(csr, 64, TILE, order)
-    high = pack_wcsr(csr, 128, TILE, order)
-    return high if low.tile_count >= FEWER * max(high.tile_count, 1) else low
+HEIGHT = 64
+# Tiles past the last that the kernel may read with the last: a step, and one more strip.
+MARGIN = 17
 
 
 def _strip_value_ptr(windows: WCSR) -> torch.Tensor:
-    """First value of each sixteen rows of each tile, int32 [tiles * strips + 1]."""
-    count = windows.tile_count * windows.height // STRIP
+    """First value of each sixteen rows of each tile, and of MARGIN tiles more."""
+    count = (windows.tile_count + MARGIN) * windows.height // STRIP
     places, _ = torch.sort(windows.places)
     starts = torch.arange(count + 1, device=places.device) * (STRIP * TILE)
     return torch.searchsorted(places, starts).to(torch.int32)
+
+
+def _with_margin(part: torch.Tensor) -> torch.Tensor:
+    """Add MARGIN tiles of zeros to ``part`` [tiles, words of a tile]."""
+    return torch.cat([part, part.new_zeros((MARGIN, part.shape[1]))])
 
 
 class WCSRSystem(System):
@@ -81,9 +79,9 @@ class WCSRSystem(System):
 
     def build(self, request: Request) -> Stage:
         csr = request.csr
-        windows = _pack(request)
+        windows = pack_wcsr(csr, HEIGHT, TILE, request.permutation.perm)
         tile = choose_window_tile(windows.height, request.n)
-        workers = processors(request.device) * tile.blocks_per_sm / tile.slabs(max(request.n, 1))
+        workers = processors(request.device) / tile.slabs(max(request.n, 1))
         schedule = cut_windows(windows.window_row_ptr, workers=workers)
         recipe = make_recipe(
             self.name,
@@ -96,9 +94,10 @@ class WCSRSystem(System):
         order = windows.order
         if order is None:
             order = torch.empty(0, dtype=torch.int32, device=csr.device)
-        columns = windows.window_col_idx.reshape(-1, TILE)[:, list(STAGED_COLUMNS)].contiguous()
+        columns = windows.window_col_idx.reshape(-1, TILE)[:, list(STAGED_COLUMNS)]
         parts = (
-            windows.window_row_ptr, _strip_value_ptr(windows), columns, windows.bitmaps,
+            windows.window_row_ptr, _strip_value_ptr(windows), _with_margin(columns),
+            _with_margin(windows.bitmaps),
             windows.entries, order, csr.indptr,
             schedule.items, schedule.parent_of_slot, schedule.nodes,
         )  # fmt: skip

@@ -37,8 +37,9 @@ class WCSRRunner(TileRunner):
         tile = choose_window_tile(self._height, n)
         config = wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
         kernel = SPMM_WCSR.load(config, device, tile.shared_bytes(dtype, weighted))
+        workers = torch.cuda.get_device_properties(device).multi_processor_count
         return TileLaunch(
-            kernel, tile.threads, self._items, tile.slabs(n),
+            kernel, tile.threads, min(self._items, workers), tile.slabs(n),
             trees=tile.warps, slot_bytes=32 * tile.sums * 4,
         )  # fmt: skip
 

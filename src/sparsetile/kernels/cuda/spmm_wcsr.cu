@@ -3,12 +3,16 @@
 //
 // A block of threads makes kHeight rows (a window of A, or a piece of a long one) times kCols
 // columns of C. It goes through the window's tiles, kStepTiles a step: eight columns of A each, and
-// the eight rows of B behind them.
+// the eight rows of B behind them. Two warpgroups bring B, in turn, and one multiplies:
 //
-//   step s      16-byte loads of the rows of B of step s + 1, into registers
-//               copies of A's tiles of step s + 1 and of column ids of step s + 2, asynchronous
-//               A's tiles of step s: bits and values -> operand registers -> WGMMA, asynchronous
-//               rows of B of step s + 1 -> shared memory, the stage that step s does not read
+//   producers   one thread: column ids, bits, value offsets, values of a step, each one bulk copy
+//                                                                      -> ring of kTileStages
+//               all: ids -> 16-byte loads of rows of B -> registers -> shared memory
+//                                                                      -> ring of kStages
+//   consumer    bits and values of its own sixteen rows a warp -> operand registers -> WGMMA; those
+//               of the next step are decoded while the Tensor Cores work
+//
+// A block goes through its items without stopping: while C is stored, the rings fill for the next.
 //
 // B goes through registers because TF32 is rounded there (the Tensor Cores would truncate), and
 // because WGMMA reads a float32 operand from shared memory K-major only: a lane loads four
@@ -16,8 +20,7 @@
 // transposition that costs nothing. Which column of B is which n is free: columns 4l + j of 32 are
 // n = 8j + l, so that eight lanes store 128 neighbouring bytes, and so that a lane's sums are eight
 // neighbouring columns of C. Types of 16 bits lie N-major, as they come, in the 128-byte swizzle.
-// A's tiles are operands in registers: a warp decodes the bits of its own sixteen rows
-// (bittcf.cuh), no tile is ever expanded in memory.
+// A's tiles are operands in registers (bittcf.cuh decodes them): no tile is expanded in memory.
 //
 // For TF32, k = t stands for a tile's column 2t and k = t + 4 for 2t + 1, as in mma.cuh; column ids
 // are stored in that order.
@@ -26,12 +29,13 @@
 // again from A's entries (`exact`). Windows that were cut are joined by a tree (tree.cuh), warp by
 // warp: one launch, a fixed order of additions, no atomics on data.
 //
-// Grid: x = items, y = slabs of kCols columns, the slow dimension; z = batch. Shared memory:
-// dynamic, two stages of B, two of A's tiles, four of column ids.
+// Grid: x = blocks that share the items, y = slabs of kCols columns, the slow dimension; z = batch.
+// Shared memory: dynamic, both rings and their barriers.
 //
 // Assumes: B and C row-major; addresses and row strides multiples of 16 bytes, n of 16 bytes of
 // either (the host copies otherwise); rows of B under 2^32 bytes, fewer than 2^31 entries; float32
-// values rounded to TF32 by the host; arrivals all zero.
+// values rounded to TF32 by the host; columns, bits and value offsets readable for kStepTiles tiles
+// past the last, values for 16 bytes; arrivals all zero.
 #include "bittcf.cuh"
 #include "tree.cuh"
 #include "wgmma_regs.cuh"
@@ -42,23 +46,32 @@ using Out = OUTPUT;
 constexpr u32 kWarp = 0xffffffffu;
 constexpr int kSize = sizeof(E::Storage);
 constexpr bool kIsF32 = kSize == 4;
-constexpr int kWarps = kHeight / 16;  // a strip of sixteen rows each
+constexpr int kHeight = 64;
+constexpr int kWarps = kHeight / 16;  // that multiply, a strip of sixteen rows each
+constexpr int kConsumers = kWarps * 32;
+constexpr int kProducers = 128;  // of a step
+constexpr int kGroups = 2;       // of producers
 constexpr int kSums = kCols / 2;
 constexpr int kStore = 16 / sizeof(Out::Storage);  // columns of C a store
-constexpr int kOctets = kThreads / 8;  // eight lanes read 128 bytes of a row of B
+constexpr int kOctets = kProducers / 8;            // eight lanes read 128 bytes of a row of B
 
-using Store = TileStore<E, kWeighted, 2>;
 using Weights = TileWeights<E, kWeighted, 2>;
 
 constexpr int kStepRows = 8 * kStepTiles;
 constexpr int kStageBytes = kStepRows * kCols * kSize;
-constexpr int kLoads = kStageBytes / 16 / kThreads;
-constexpr int kStripBytes = kStepTiles * Store::kBytes;  // of a warp
-constexpr int kTilesAt = 2 * kStageBytes;
-constexpr int kHeadsAt = kTilesAt + 2 * kWarps * kStripBytes;
-constexpr int kOffsets = kStepTiles * kWarps + 1;  // of values: each warp's part of each tile
-constexpr int kHeadInts = (kStepRows + kOffsets + 3) / 4 * 4;
-constexpr int kHeads = 4;
+constexpr int kLoads = kStageBytes / 16 / kProducers;
+
+// A step's part of A in shared memory: ids, bits, value offsets of strips, values.
+constexpr int kIdBytes = kStepRows * 4;
+constexpr int kBitsAt = kIdBytes;
+constexpr int kBitBytes = kStepTiles * kHeight;
+constexpr int kOffsetsAt = kBitsAt + kBitBytes;
+constexpr int kOffsetBytes = kStepTiles * kWarps * 4 + 16;  // one more strip, in 16-byte pieces
+constexpr int kValuesAt = kOffsetsAt + kOffsetBytes;
+constexpr int kTileBytes = kWeighted ? kValuesAt + kStepRows * kHeight * kSize + 16 : kOffsetsAt;
+constexpr int kAhead = 4;  // steps that A is copied before its rows of B are loaded
+constexpr int kTilesAt = kStages * kStageBytes;
+constexpr int kBarriersAt = kTilesAt + kTileStages * kTileBytes;
 
 struct Params {
   const int4* items;  // window, first tile, end, slot of a piece or -1
@@ -93,8 +106,13 @@ struct Params {
 };
 
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
-static_assert(kThreads == 2 * kHeight && kHeight % 64 == 0, "a warpgroup for each 64 rows");
-static_assert(kSharedBytes == kHeadsAt + kHeads * kHeadInts * 4 + 1024, "host and device disagree");
+static_assert(kThreads == kConsumers + kGroups * kProducers, "three warpgroups");
+static_assert(kSharedBytes == kBarriersAt + 16 * (kStages + kTileStages) + 1024,
+              "host and device disagree on shared memory");
+static_assert(kConsumerRegisters * kConsumers + kProducerRegisters * kGroups * kProducers <=
+                  65536 / kThreads / 8 * 8 * kThreads,
+              "warpgroups would wait for registers that the block does not have");
+static_assert(kTileStages > kAhead + kGroups, "copies never wait for what they feed");
 static_assert(kIsF32 || kStepTiles % 2 == 0, "two tiles an instruction");
 
 // Where a thread stands.
@@ -104,26 +122,45 @@ struct Lane {
       : warp(threadIdx.x / 32), lane(threadIdx.x % 32), g(lane / 4), t(lane % 4) {}
 };
 
-struct Memory {
+// Both rings. A barrier pair for each stage: data has come, data is done with.
+struct Rings {
   char* stages;
   char* tiles;
-  int* heads;
+  u64* full;
+  u64* empty;
+  u64* tiles_full;
+  u64* tiles_empty;
 
-  __device__ __forceinline__ Memory() {
+  __device__ __forceinline__ Rings() {
     extern __shared__ char s_dynamic[];
     const u32 address = wg::shared_address(s_dynamic);
     stages = s_dynamic + ((1024 - address % 1024) % 1024);
     tiles = stages + kTilesAt;
-    heads = reinterpret_cast<int*>(stages + kHeadsAt);
+    full = reinterpret_cast<u64*>(stages + kBarriersAt);
+    empty = full + kStages;
+    tiles_full = empty + kStages;
+    tiles_empty = tiles_full + kTileStages;
   }
-  __device__ __forceinline__ char* stage(int step) const {
-    return stages + step % 2 * kStageBytes;
+  __device__ __forceinline__ void init() const {
+    for (int s = 0; s < kStages; ++s) {
+      wg::barrier_init(full + s, kProducers / 32);
+      wg::barrier_init(empty + s, kWarps);
+    }
+    for (int s = 0; s < kTileStages; ++s) {
+      wg::barrier_init(tiles_full + s, 1);
+      wg::barrier_init(tiles_empty + s, kWarps + kProducers / 32);
+    }
+    wg::barrier_init_done();
   }
-  __device__ __forceinline__ int* head(int step) const {
-    return heads + step % kHeads * kHeadInts;
-  }
-  __device__ __forceinline__ char* tile(int step, int warp, int i) const {
-    return tiles + (step % 2 * kWarps + warp) * kStripBytes + i * Store::kBytes;
+};
+
+// Where a pipeline stands: its stage, and the parity of the barriers' phase.
+template <int kCount>
+struct Turn {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kCount) stage = 0, parity ^= 1;
   }
 };
 
@@ -141,7 +178,7 @@ struct Rows {
 // float32: blocks of four rows, those of a staged chunk of ids.
 constexpr int kChunks = 2 * kStepTiles;
 __device__ __forceinline__ int load_column(int i) {
-  const int octet = threadIdx.x / 8, l = threadIdx.x % 8;
+  const int octet = threadIdx.x % kProducers / 8, l = threadIdx.x % 8;
   if constexpr (kIsF32) {
     return (octet / kChunks + i / 4 * (kOctets / kChunks)) * 32 + l * 4;
   } else {
@@ -149,17 +186,17 @@ __device__ __forceinline__ int load_column(int i) {
   }
 }
 
-__device__ __forceinline__ Rows load_rows(const Params& p, const char* b, const int* head) {
+__device__ __forceinline__ Rows load_rows(const Params& p, const char* b, const int* ids) {
   Rows rows;
-  const int octet = threadIdx.x / 8;
+  const int octet = threadIdx.x % kProducers / 8;
   int id[kIsF32 ? 4 : kLoads];
   if constexpr (kIsF32) {
-    *reinterpret_cast<int4*>(id) = *reinterpret_cast<const int4*>(head + octet % kChunks * 4);
+    *reinterpret_cast<int4*>(id) = *reinterpret_cast<const int4*>(ids + octet % kChunks * 4);
   } else {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int row = (octet + i * kOctets) % kStepRows;
-      id[i] = head[row / 8 * 8 + staged(row % 8)];
+      id[i] = ids[row / 8 * 8 + staged(row % 8)];
     }
   }
 #pragma unroll
@@ -176,7 +213,7 @@ __device__ __forceinline__ Rows load_rows(const Params& p, const char* b, const 
 }
 
 __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
-  const int octet = threadIdx.x / 8, l = threadIdx.x % 8;
+  const int octet = threadIdx.x % kProducers / 8, l = threadIdx.x % 8;
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     if constexpr (kIsF32) {
@@ -201,50 +238,123 @@ __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
 
 // ---- tiles of A
 
-// Start copying column ids and value offsets of the step's tiles, from `first` on. Past the item's
-// last tile the last is taken again: its rows of B are multiplied by zeros.
-__device__ __forceinline__ void copy_head(const Params& p, int first, int end, int* head) {
-  const int thread = threadIdx.x;
-  if (thread < 2 * kStepTiles) {
-    const int tile = min(first + thread / 2, end - 1);
-    ptx::copy_async_small<16>(head + thread * 4, p.columns + i64(tile) * 8 + thread % 2 * 4);
+// Copies the steps of the block's items, one after the other; of the first producer warp.
+struct TileCopies {
+  const Params& p;
+  const Rings& rings;
+  int place;   // item at work
+  int first;   // tile of the next step
+  int end;     // of the item's tiles
+  int used;    // lanes of `begins` already used
+  int begins;  // where the values of the next steps begin, a lane each
+  Turn<kTileStages> turn;
+
+  __device__ __forceinline__ TileCopies(const Params& p, const Rings& rings)
+      : p(p), rings(rings), place(int(blockIdx.x) - int(gridDim.x)), first(0), end(0), begins(0) {}
+
+  __device__ __forceinline__ void next() {
+    while (first >= end) {
+      place += gridDim.x;
+      if (place >= p.item_count) return;
+      const int4 item = __ldg(p.items + place);
+      first = item.y;
+      end = item.z;
+      used = 31;
+    }
+    int value = 0, stop = 0;
+    if constexpr (kWeighted) {
+      if (used == 31) {
+        const int tile = min(first + int(threadIdx.x % 32) * kStepTiles, end);
+        begins = __ldg(p.strip_value_ptr + i64(tile) * kWarps);
+        used = 0;
+      }
+      value = __shfl_sync(kWarp, begins, used);
+      stop = __shfl_sync(kWarp, begins, used + 1);
+      ++used;
+    }
+    if (threadIdx.x % 32 == 0) {
+      wg::barrier_wait(rings.tiles_empty + turn.stage, turn.parity ^ 1);
+      char* to = rings.tiles + turn.stage * kTileBytes;
+      u64* full = rings.tiles_full + turn.stage;
+      constexpr int kEach = 16 / kSize;
+      const int aligned = value / kEach * kEach;
+      const u32 bytes = (stop - aligned + kEach - 1) / kEach * 16;
+      u32 all = kIdBytes + kBitBytes;
+      if constexpr (kWeighted) all += kOffsetBytes + bytes;
+      wg::barrier_expect(full, all);
+      wg::copy_bytes(to, p.columns + i64(first) * 8, kIdBytes, full);
+      wg::copy_bytes(to + kBitsAt, p.bitmaps + i64(first) * (kHeight / 8), kBitBytes, full);
+      if constexpr (kWeighted) {
+        wg::copy_bytes(to + kOffsetsAt, p.strip_value_ptr + i64(first) * kWarps, kOffsetBytes,
+                       full);
+        if (bytes != 0) wg::copy_bytes(to + kValuesAt, p.values + aligned, bytes, full);
+      }
+    }
+    __syncwarp();
+    first += kStepTiles;
+    turn.next();
   }
-  if constexpr (kWeighted) {
-    const int i = thread - 32;
-    if (i >= 0 && i < kOffsets) {
-      const i64 place = min(i64(first) * kWarps + i, i64(end) * kWarps);
-      ptx::copy_async_small<4>(head + kStepRows + i, p.strip_value_ptr + place);
+};
+
+__device__ __forceinline__ void produce(const Params& p, const Rings& rings) {
+  const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + i64(blockIdx.y) * kCols;
+  const char* b = reinterpret_cast<const char*>(slab);
+  const int group = (threadIdx.x - kConsumers) / kProducers;
+  const bool copies = threadIdx.x < kConsumers + 32;
+  const bool first_lane = threadIdx.x % 32 == 0;
+  TileCopies tiles(p, rings);
+  if (copies) {
+    for (int i = 0; i < kAhead; ++i) tiles.next();
+  }
+  Turn<kGroups> whose;
+  Turn<kStages> turn;
+  Turn<kTileStages> tile_turn;
+#pragma unroll 1
+  for (int place = blockIdx.x; place < p.item_count; place += gridDim.x) {
+    const int4 item = __ldg(p.items + place);
+#pragma unroll 1
+    for (int first = item.y; first < item.z; first += kStepTiles) {
+      if (copies) tiles.next();
+      if (whose.stage == group) {
+        wg::barrier_wait(rings.tiles_full + tile_turn.stage, tile_turn.parity);
+        const char* tile = rings.tiles + tile_turn.stage * kTileBytes;
+        const Rows rows = load_rows(p, b, reinterpret_cast<const int*>(tile));
+        __syncwarp();
+        if (first_lane) wg::barrier_arrive(rings.tiles_empty + tile_turn.stage);
+        wg::barrier_wait(rings.empty + turn.stage, turn.parity ^ 1);
+        store_rows(rows, rings.stages + turn.stage * kStageBytes);
+        wg::fence_shared();
+        __syncwarp();
+        if (first_lane) wg::barrier_arrive(rings.full + turn.stage);
+      }
+      whose.next();
+      turn.next();
+      tile_turn.next();
     }
   }
 }
 
-__device__ __forceinline__ void copy_tiles(const Params& p, const Lane& me, const Memory& memory,
-                                           int step, int first, int end) {
-  const int* offsets = memory.head(step) + kStepRows + me.warp;
+// The lane's operands of a step from its tiles in shared memory; zeros past the item's last tile.
+__device__ __forceinline__ void decode(const Lane& me, const char* from, int tiles,
+                                       Weights (&weights)[kStepTiles]) {
+  const int* offsets = reinterpret_cast<const int*>(from + kOffsetsAt);
+  using Value = typename WordOf<kSize>::Type;
+  const Value* values = reinterpret_cast<const Value*>(from + kValuesAt);
+  if constexpr (kWeighted) values -= offsets[0] & ~(16 / kSize - 1);
 #pragma unroll
   for (int i = 0; i < kStepTiles; ++i) {
-    if (first + i < end) {
-      const int begin = kWeighted ? offsets[i * kWarps] : 0;
-      const int stop = kWeighted ? offsets[i * kWarps + 1] : 0;
-      Store::copy(p.bitmaps, p.values, (first + i) * kWarps + me.warp, begin, stop,
-                  memory.tile(step, me.warp, i), me.lane);
-    }
+    const int strip = i * kWarps + me.warp;
+    TileBits<2> bits;
+    *reinterpret_cast<uint4*>(bits.half) =
+        i < tiles ? *reinterpret_cast<const uint4*>(from + kBitsAt + strip * 16)
+                  : make_uint4(0, 0, 0, 0);
+    const Value* mine = kWeighted ? values + offsets[strip] : values;
+    weights[i].decode(bits, me.g, me.t, [&](int n) { return u32(mine[n]); });
   }
 }
 
-__device__ __forceinline__ void multiply(const Lane& me, const Memory& memory, int step, int first,
-                                         int end, float (&sum)[kSums]) {
-  Weights weights[kStepTiles];
-  const int* offsets = memory.head(step) + kStepRows + me.warp;
-#pragma unroll
-  for (int i = 0; i < kStepTiles; ++i) {
-    weights[i] = {};
-    if (first + i < end) {
-      const int begin = kWeighted && !kIsF32 ? offsets[i * kWarps] : 0;
-      Store::read(memory.tile(step, me.warp, i), begin, me.g, me.t, weights[i]);
-    }
-  }
-  const char* stage = memory.stage(step);
+__device__ __forceinline__ void multiply(const char* stage, const Weights (&weights)[kStepTiles],
+                                         float (&sum)[kSums]) {
   wg::fence();
   if constexpr (kIsF32) {
 #pragma unroll
@@ -266,37 +376,40 @@ __device__ __forceinline__ void multiply(const Lane& me, const Memory& memory, i
   wg::commit();
 }
 
-__device__ __forceinline__ void stream(const Params& p, const Lane& me, const Memory& memory,
-                                       int begin, int end, float (&sum)[kSums]) {
-  const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + i64(blockIdx.y) * kCols;
-  const char* b = reinterpret_cast<const char*>(slab);
-  const auto everyone = [] {
-    ptx::copy_wait<0>();
-    wg::fence_shared();
-    __syncthreads();
-  };
-  copy_head(p, begin, end, memory.head(0));
-  copy_head(p, begin + kStepTiles, end, memory.head(1));
-  ptx::copy_commit();
-  everyone();
-  copy_tiles(p, me, memory, 0, begin, end);
-  ptx::copy_commit();
-  store_rows(load_rows(p, b, memory.head(0)), memory.stage(0));
-  everyone();
-#pragma unroll 1
-  for (int step = 0, first = begin; first < end; ++step, first += kStepTiles) {
-    const int next = first + kStepTiles;
-    Rows rows;
-    if (next < end) {
-      rows = load_rows(p, b, memory.head(step + 1));
-      copy_tiles(p, me, memory, step + 1, next, end);
-      copy_head(p, next + kStepTiles, end, memory.head(step + 2));
-    }
-    ptx::copy_commit();
-    multiply(me, memory, step, first, end, sum);
-    if (next < end) store_rows(rows, memory.stage(step + 1));
+// Where the consumer stands in both rings, over all items.
+struct Progress {
+  Turn<kStages> turn;
+  Turn<kTileStages> tiles;
+};
+
+__device__ __forceinline__ void take_tiles(const Lane& me, const Rings& rings,
+                                           Turn<kTileStages>& turn, int tiles,
+                                           Weights (&weights)[kStepTiles]) {
+  wg::barrier_wait(rings.tiles_full + turn.stage, turn.parity);
+  decode(me, rings.tiles + turn.stage * kTileBytes, tiles, weights);
+  __syncwarp();
+  if (me.lane == 0) wg::barrier_arrive(rings.tiles_empty + turn.stage);
+  turn.next();
+}
+
+__device__ __forceinline__ void consume(const Lane& me, const Rings& rings, Progress& at, int begin,
+                                        int end, float (&sum)[kSums]) {
+  // Start the products of a step, decode the next one's operands meanwhile, then wait.
+  const auto step = [&](int first, const Weights (&now)[kStepTiles], Weights (&next)[kStepTiles]) {
+    wg::barrier_wait(rings.full + at.turn.stage, at.turn.parity);
+    multiply(rings.stages + at.turn.stage * kStageBytes, now, sum);
+    const int left = end - first - kStepTiles;
+    if (left > 0) take_tiles(me, rings, at.tiles, left, next);
     wg::wait<0>();
-    everyone();
+    if (me.lane == 0) wg::barrier_arrive(rings.empty + at.turn.stage);
+    at.turn.next();
+  };
+  Weights even[kStepTiles], odd[kStepTiles];
+  take_tiles(me, rings, at.tiles, end - begin, even);
+#pragma unroll 1
+  for (int first = begin; first < end; first += 2 * kStepTiles) {
+    step(first, even, odd);
+    if (first + kStepTiles < end) step(first + kStepTiles, odd, even);
   }
   wg::settle(sum);
 }
@@ -350,7 +463,7 @@ __device__ __forceinline__ float operand(E::Storage value) {
 }
 
 // A warp's sixteen rows of the window from A's entries alone, slowly.
-__device__ __noinline__ void exact(const Params& p, int window) {
+__device__ __forceinline__ void exact(const Params& p, int window) {
   const Lane me;
   const int begin = __ldg(p.window_row_ptr + window), end = __ldg(p.window_row_ptr + window + 1);
   const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride);
@@ -460,15 +573,28 @@ __device__ __forceinline__ Tree tree_of(const Params& p, const Lane& me) {
           p.partials + layer * p.slot_count * 32 * i64(kSums) * 4};
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     spmm_wcsr(const __grid_constant__ Params p) {
+  const Rings rings;
+  if (threadIdx.x == 0) rings.init();
+  __syncthreads();
   ptx::wait_previous();
-  const int4 item = __ldg(p.items + blockIdx.x);
-  const Lane me;
-  float sum[kSums];
+  if (threadIdx.x >= kConsumers) {
+    wg::fewer_registers<kProducerRegisters>();
+    produce(p, rings);
+  } else {
+    wg::more_registers<kConsumerRegisters>();
+    const Lane me;
+    Progress at;
+#pragma unroll 1
+    for (int place = blockIdx.x; place < p.item_count; place += gridDim.x) {
+      const int4 item = __ldg(p.items + place);
+      float sum[kSums];
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) sum[i] = 0.0f;
-  if (item.y < item.z) stream(p, me, Memory(), item.y, item.z, sum);
-  if (item.w >= 0 && !climb_sums<32>(tree_of(p, me), item.w, me.lane, sum)) return;
-  if (!store_window(p, me, item.x, sum)) exact(p, item.x);
+      for (int i = 0; i < kSums; ++i) sum[i] = 0.0f;
+      if (item.y < item.z) consume(me, rings, at, item.y, item.z, sum);
+      if (item.w >= 0 && !climb_sums<32>(tree_of(p, me), item.w, me.lane, sum)) continue;
+      if (!store_window(p, me, item.x, sum)) exact(p, item.x);
+    }
+  }
 }
