@@ -50,6 +50,16 @@ def test_full_blocks_agree_with_float64_within_rounding(dtype, n, shape):
     assert_close(plan @ B, csr, B)
 
 
+@pytest.mark.parametrize("kept", [0.0, 0.05])
+@pytest.mark.parametrize("n", [128, 4096])
+def test_many_block_rows_without_blocks_give_zeros_between_the_others(n, kept):
+    csr = pruned((19008, 256), kept, BF16)
+    plan, B = st.plan(csr, n, system="bcsr"), dense(256, n, BF16)
+    C = plan @ B
+    assert_close(C, csr, B)
+    assert all(torch.equal(plan @ B, C) for _ in range(5))
+
+
 @pytest.mark.parametrize("n", [72, 512])
 def test_small_whole_numbers_match_bit_for_bit(n):
     csr = pruned((700, 900), 0.4, whole=True)

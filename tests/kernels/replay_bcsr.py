@@ -2,13 +2,15 @@
 
 Functions and names are those of the device code. Of each block of threads the copying warp and the
 consumers run in random turns, copies land at random times: what is read too early, or overwritten
-too early, is NaN. Numbers that the code spells out in calls are read from its text.
+too early, is NaN. Products read their operands from their start until they are waited for. Numbers
+that the code spells out in calls are read from its text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,8 @@ def steps_of(operand: str) -> tuple[int, int, int]:
 
 
 A_STEPS, B_STEPS = steps_of("stage"), steps_of("b")
+# Groups of products under way when a stage is given back, and when sums are read.
+PENDING = [int(count) for count in re.findall(r"wg::wait<(\d)>", TEXT)]
 
 
 class Turn:
@@ -47,6 +51,24 @@ class Turn:
         self.stage += 1
         if self.stage == self.stages:
             self.stage, self.parity = 0, self.parity ^ 1
+
+
+@dataclass(frozen=True)
+class Item:
+    block_row: int
+    first_block: int
+    blocks: int
+    first_column: int
+
+
+@dataclass(frozen=True)
+class Multiplication:
+    """A WGMMA that has been issued: its operands by their descriptors, and as they were then."""
+
+    left: int
+    right: int
+    add: bool
+    operands: tuple[np.ndarray, np.ndarray]
 
 
 def transpose(word: np.ndarray) -> np.ndarray:
@@ -77,9 +99,8 @@ class Product:
         self.stage_bytes = BLOCK_BYTES + self.boxes * BOX_BYTES
         self.element, self.output = TRAITS[config["ELEMENT"]], TRAITS[config["OUTPUT"]]
         array = machine.array
-        self.block_row_ptr = array(params["block_row_ptr"], np.int32)
+        self.work = array(params["work"], np.int32)
         self.block_col_idx = array(params["block_col_idx"], np.int32)
-        self.longest_first = array(params["longest_first"], np.int32)
         self.order = array(params["order"], np.int32)
         self.indptr = array(params["indptr"], np.int64)
         self.bias = array(params["bias"], np.float32)
@@ -90,9 +111,10 @@ class Product:
         }
 
     def run(self, grid: tuple[int, int, int]) -> None:
-        for self.y in range(grid[1]):
-            for x in range(grid[0]):
-                self.thread_block(int(self.longest_first.load(np.array(x))[0]))
+        assert grid[1:] == (1, 1)
+        self.grid, self.items = grid[0], self.p["block_rows"] * self.p["slabs"]
+        for index in range(self.grid):
+            self.thread_block(index)
         self.check_writes()
 
     def check_writes(self) -> None:
@@ -105,8 +127,25 @@ class Product:
 
     # -- one block of threads
 
-    def thread_block(self, block_row: int) -> None:
-        begin, end = self.block_row_ptr.load(np.array([block_row, block_row + 1]))[:, 0].tolist()
+    def item_at(self, index: int) -> Item:
+        p = self.p
+        if index >= self.items:
+            return Item(0, 0, 0, 0)
+        first_slab = index // (p["block_rows"] * p["together"]) * p["together"]
+        rest = index - first_slab * p["block_rows"]
+        width = min(p["together"], p["slabs"] - first_slab)
+        row = self.work.load(np.array(4 * (rest // width)), 4).tolist()
+        return Item(*row[:3], (first_slab + rest % width) * self.cols)
+
+    def column_at(self, item: Item, start: int) -> np.ndarray:
+        block = start + np.arange(WARP)
+        column = np.zeros(WARP, dtype=np.int32)
+        here = block < item.blocks
+        if here.any():
+            column[here] = self.block_col_idx.load(item.first_block + block[here])[:, 0]
+        return column
+
+    def thread_block(self, index: int) -> None:
         base = 16 * int(self.random.integers(1, 65))  # wherever dynamic shared memory begins
         self.shared = Shared(self.machine, self.maps, base, self.machine.shared_bytes)
         self.ring = base + (1024 - base % 1024) % 1024
@@ -114,9 +153,10 @@ class Product:
         assert barriers_end <= base + self.machine.shared_bytes, "outside of shared memory"
         self.full = [Barrier(1) for _ in range(self.stages)]
         self.empty = [Barrier(self.consumers * 4) for _ in range(self.stages)]
-        running = [self.produce(begin, end)]
-        running += [self.consume(c, block_row, end - begin) for c in range(self.consumers)]
-        for _ in range(2000 * (end - begin + 1)):
+        running = [self.produce(index)]
+        running += [self.consume(c, index) for c in range(self.consumers)]
+        mine = [self.item_at(i) for i in range(index, self.items, self.grid)]
+        for _ in range(2000 * sum(item.blocks + 1 for item in mine)):
             if not running and not self.shared.coming:
                 break
             self.take_turn(running)
@@ -132,60 +172,95 @@ class Product:
         if next(one, "done") == "done":
             running.remove(one)
 
-    def produce(self, begin: int, end: int) -> Iterator[None]:
-        first_column = self.y * self.cols
+    def produce(self, index: int) -> Iterator[None]:
+        item, following = self.item_at(index), self.item_at(index + self.grid)
+        first_columns = self.column_at(item, 0)
         turn = Turn(self.stages)
-        for chunk in range(begin, end, WARP):
-            count = min(WARP, end - chunk)
-            mine = self.block_col_idx.load(chunk + np.arange(count))[:, 0]
-            for i in range(count):
-                row = int(mine[i]) * BLOCK
-                yield from self.empty[turn.stage].wait(turn.parity ^ 1)
-                full = self.full[turn.stage]
-                stage = self.ring + turn.stage * self.stage_bytes
-                full.expect(self.stage_bytes)
-                copy = self.shared.copy_box
-                copy(stage, self.maps_of["a"], 0, (chunk + i) * BLOCK, full)
-                for j in range(self.boxes):
-                    to = stage + BLOCK_BYTES + j * BOX_BYTES
-                    copy(to, self.maps_of["b"], first_column + j * 64, row, full)
-                    yield
-                turn.next()
+        for i in range(index, self.items, self.grid):
+            after = self.item_at(i + 2 * self.grid)
+            mine = first_columns
+            first_columns = self.column_at(following, 0)
+            for start in range(0, item.blocks, WARP):
+                if start > 0:
+                    mine = self.column_at(item, start)
+                for lane in range(min(WARP, item.blocks - start)):
+                    yield from self.copy(item, start + lane, int(mine[lane]) * BLOCK, turn)
+                    turn.next()
+            item, following = following, after
 
-    def consume(self, consumer: int, block_row: int, blocks: int) -> Iterator[None]:
-        tile = np.zeros((BLOCK, 128), dtype=np.float32)
-        turn = Turn(self.stages)
+    def copy(self, item: Item, block: int, row: int, turn: Turn) -> Iterator[None]:
+        yield from self.empty[turn.stage].wait(turn.parity ^ 1)
+        full = self.full[turn.stage]
+        stage = self.ring + turn.stage * self.stage_bytes
+        full.expect(self.stage_bytes)
+        copy_box = self.shared.copy_box
+        copy_box(stage, self.maps_of["a"], 0, (item.first_block + block) * BLOCK, full)
+        for j in range(self.boxes):
+            to = stage + BLOCK_BYTES + j * BOX_BYTES
+            copy_box(to, self.maps_of["b"], item.first_column + j * 64, row, full)
+            yield
+
+    def consume(self, consumer: int, index: int) -> Iterator[None]:
+        item, turn = self.item_at(index), Turn(self.stages)
+        for i in range(index, self.items, self.grid):
+            following = self.item_at(i + self.grid)
+            tile = np.full((BLOCK, 128), np.nan, dtype=np.float32)
+            yield from self.accumulate(consumer, item.blocks, turn, tile)
+            self.finish(item.block_row, item.first_column + consumer * 128, fragments(tile))
+            item = following
+
+    def accumulate(
+        self, consumer: int, blocks: int, turn: Turn, tile: np.ndarray
+    ) -> Iterator[None]:
+        if blocks == 0:
+            tile[:] = 0.0
+            return
+        under_way: list[list[Multiplication]] = []
+        previous = None
         for i in range(blocks):
             yield from self.full[turn.stage].wait(turn.parity)
             stage = self.ring + turn.stage * self.stage_bytes
             b = stage + BLOCK_BYTES + consumer * 2 * BOX_BYTES
-            under_way = []
+            issued = []
             for k in range(BLOCK // 16):
                 left = descriptor(stage + k * A_STEPS[0], *A_STEPS[1:])
                 right = descriptor(b + k * B_STEPS[0], *B_STEPS[1:])
-                under_way.append((left, right, i > 0 or k > 0))
-            yield from self.wait_products(under_way, tile)
-            for _ in range(4):  # lane 0 of each warp
-                self.empty[turn.stage].arrive()
-                yield
+                issued.append(
+                    Multiplication(left, right, i > 0 or k > 0, self.operands(left, right))
+                )
+            under_way.append(issued)
+            yield from self.wait_products(PENDING[0], under_way, tile)
+            if previous is not None:
+                yield from self.release(previous)
+            previous = self.empty[turn.stage]
             turn.next()
-        self.finish(block_row, self.y * self.cols + consumer * 128, fragments(tile))
+        yield from self.wait_products(PENDING[1], under_way, tile)
+        yield from self.release(previous)
 
-    def wait_products(self, under_way: list, tile: np.ndarray) -> Iterator[None]:
-        """Operands are read until the products have been waited for."""
+    def release(self, empty: Barrier) -> Iterator[None]:
+        for _ in range(4):  # lane 0 of each warp
+            empty.arrive()
+            yield
+
+    def wait_products(
+        self, pending: int, under_way: list[list[Multiplication]], tile: np.ndarray
+    ) -> Iterator[None]:
+        """Until at most ``pending`` groups are under way; sums are changed only then."""
         yield
-        for left, right, add in under_way:
-            product = self.multiply(left, right)
-            with np.errstate(invalid="ignore"):
-                tile[:] = tile + product if add else product
+        while len(under_way) > pending:
+            for one in under_way.pop(0):
+                a, b = map(self.element.widen, self.operands(one.left, one.right))
+                steady = all(map(np.array_equal, one.operands, self.operands(one.left, one.right)))
+                with np.errstate(invalid="ignore"):
+                    product = a @ b if steady else np.float32(np.nan)
+                    tile[:] = tile + product if one.add else product
 
-    def multiply(self, left: int, right: int) -> np.ndarray:
-        """64 x 16 times 16 x 128, operands found by their descriptors."""
+    def operands(self, left: int, right: int) -> tuple[np.ndarray, np.ndarray]:
+        """64 x 16 and 16 x 128, found by their descriptors: raw bits."""
         k = np.arange(16)
         a = self.shared.read(Descriptor.of(left).k_major(np.arange(BLOCK)[:, None], k))
         b = self.shared.read(Descriptor.of(right).mn_major(k[:, None], np.arange(128)))
-        with np.errstate(invalid="ignore"):
-            return self.element.widen(a) @ self.element.widen(b)
+        return a, b
 
     # -- what follows
 

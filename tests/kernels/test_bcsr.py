@@ -56,3 +56,12 @@ def test_rings_are_as_deep_as_shared_memory_allows(tile, blocks):
 def test_tiles_are_wide_where_columns_fill_them_and_every_sm_has_one(n, block_rows, tile):
     assert choose_block_tile(n, block_rows, 132) == tile
     assert tile.slabs(n) == -(-n // tile.columns)
+
+
+@pytest.mark.parametrize(
+    "tile, n, block_rows, blocks",
+    [(WIDE, 4096, 296, 132), (WIDE, 300, 66, 132), (WIDE, 256, 5, 5), (NARROW, 128, 296, 264),
+     (NARROW, 129, 100, 200)],
+)  # fmt: skip
+def test_the_grid_fills_the_gpu_once_and_no_further(tile, n, block_rows, blocks):
+    assert tile.grid(n, block_rows, 132) == (blocks, 1, 1)

@@ -78,8 +78,8 @@ def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order():
     fields = device_fields(SPMM_BCSR)
     assert [letter for _, letter in fields] == host_letters(SPMM_BCSR)
     assert [name for name, _ in fields if "[" not in name] == [
-        "c", "block_row_ptr", "block_col_idx", "longest_first", "order", "indptr", "bias",
-        "c_row_stride", "alpha", "beta", "rows", "n", "epilogue", "relu",
+        "c", "work", "block_col_idx", "order", "indptr", "bias", "c_row_stride", "alpha", "beta",
+        "rows", "n", "block_rows", "slabs", "together", "epilogue", "relu",
     ]  # fmt: skip
 
 
@@ -159,6 +159,19 @@ def test_few_block_rows_take_narrow_tiles_so_that_more_sms_have_work(machine):
     B = operand(csr, 520, F16)
     assert torch.equal(BlockCase(machine, csr, 520, F16).spmm(B), reference(csr, B).to(F16))
     assert machine.configs[-1]["kCols"] == 128
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3, 132])
+@pytest.mark.parametrize("together", [1, 2, 3, 8])
+def test_every_item_is_made_once_however_many_blocks_of_threads_there_are(
+    machine, monkeypatch, processors, together
+):
+    """The replay sees to it that each element of C is written once."""
+    machine.install(monkeypatch, processors=processors)
+    monkeypatch.setattr(bcsr_runner, "SLABS_TOGETHER", together)
+    csr = full_blocks([*CORNERS, [0, 0, 1]], F16, (300, 190))
+    B = operand(csr, 650, F16)
+    assert torch.equal(BlockCase(machine, csr, 650, F16).spmm(B), reference(csr, B).to(F16))
 
 
 @pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])
@@ -312,6 +325,19 @@ def _without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             patch.setattr(replay_bcsr, "A_STEPS", (64, *A_STEPS[1:]))
         elif name == "transpose":
             patch.setattr(replay_bcsr, "transpose", lambda word: word)
+        elif name == "wait for products":
+            patch.setattr(replay_bcsr, "PENDING", [2, 0])
+        elif name == "wait for sums":
+            patch.setattr(replay_bcsr, "PENDING", [1, 1])
+        elif name == "one ring for all items":
+            accumulate = product.accumulate
+            patch.setattr(
+                product,
+                "accumulate",
+                lambda self, consumer, blocks, turn, tile: accumulate(
+                    self, consumer, blocks, replay_bcsr.Turn(self.stages), tile
+                ),
+            )
         elif name == "rows":
             row_of = product.row_of
             patch.setattr(product, "row_of", lambda self, at: row_of(self, at ^ 1))
@@ -322,12 +348,12 @@ def _without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 @pytest.mark.parametrize(
     "rule",
     [
-        "wait for copies", "wait for readers", "leading", "stride of B", "step of A", "transpose",
-        "rows",
+        "wait for copies", "wait for readers", "wait for products", "wait for sums",
+        "one ring for all items", "leading", "stride of B", "step of A", "transpose", "rows",
     ],
 )  # fmt: skip
 def test_the_product_needs_each_of_its_rules(wide, monkeypatch, rule):
-    csr = full_blocks([[1] * 12], F16)
+    csr = full_blocks([[1] * 12, [1] * 12], F16)
     B = operand(csr, 136, F16)
     case = BlockCase(wide, csr, 136, F16)
     assert torch.equal(case.spmm(B), reference(csr, B).to(F16))

@@ -107,9 +107,10 @@ def test_blocks_are_not_counted_where_they_cannot_be_too_many(gpu, monkeypatch):
 def test_a_matrix_of_full_blocks_is_built_without_what_repairs():
     csr = blocks_of([[1, 0], [0, 0], [1, 1]])
     stage = BCSR.build(request(csr=csr))
-    ptr, idx, longest_first, order, places, indptr = stage.parts
-    assert ptr.tolist() == [0, 1, 1, 3] and idx.tolist() == [0, 0, 1]
-    assert longest_first.tolist() == [2, 0, 1] and longest_first.dtype is torch.int32
+    work, idx, order, places, indptr = stage.parts
+    assert work.tolist() == [[2, 1, 2, 0], [0, 0, 1, 0], [1, 1, 0, 0]]
+    assert work.dtype is torch.int32 and work.is_contiguous()
+    assert idx.tolist() == [0, 0, 1]
     assert order.numel() == 0 and places.numel() == csr.nnz and indptr is csr.indptr
     assert json.loads(stage.recipe.partition(":")[2]) == {
         "rows": 192, "cols": 128, "nnz": csr.nnz, "blocks": 3, "exact": None,
@@ -125,8 +126,8 @@ def test_where_cells_are_empty_the_exact_systems_parts_come_along():
     stage = BCSR.build(request(csr=csr))
     exact = SYSTEMS["csr"].build(request(csr=csr))
     assert meta_of(request(csr=csr))["exact"] == exact.recipe
-    assert len(stage.parts) == 6 + len(exact.parts)
-    assert all(map(torch.equal, stage.parts[6:], exact.parts))
+    assert len(stage.parts) == 5 + len(exact.parts)
+    assert all(map(torch.equal, stage.parts[5:], exact.parts))
     assert stage.choices["repair"] == "elements that are not finite, by csr"
     assert isinstance(runner(stage.recipe)._exact, CSRRunner)
 
@@ -135,7 +136,7 @@ def test_rows_are_cut_in_the_order_asked_for():
     csr = csr_of(random_matrix(150, 130, 0.2))
     order = torch.randperm(150)
     stage = BCSR.build(request(csr=csr, permutation=Permutation("given", order)))
-    assert torch.equal(stage.parts[3], order.int())
+    assert torch.equal(stage.parts[2], order.int())
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -146,7 +147,7 @@ def test_matrices_of_every_kind_are_built_and_packed(name):
     assert isinstance(work, BCSRRunner)
     packed = work.pack(stage.parts, csr.values, F16)
     assert packed.shape == (stage.parts[1].numel(), 64, 64) and packed.dtype is F16
-    assert torch.equal(packed.flatten()[stage.parts[4]], csr.values)
+    assert torch.equal(packed.flatten()[stage.parts[3]], csr.values)
     assert int((packed != 0).sum()) == int((csr.values != 0).sum())
     ones = work.pack(stage.parts, None, BF16)
     assert ones.dtype is BF16 and float(ones.float().sum()) == csr.nnz

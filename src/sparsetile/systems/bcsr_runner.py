@@ -1,8 +1,8 @@
 """Launches of ``spmm_bcsr``: from a plan's tensors to kernel parameters and tensor maps.
 
-Parts, in order: block_row_ptr, block_col_idx, block rows longest first, row order (empty: the
-given one), place of each entry in the blocks, row pointers; then, where some cell of a block holds
-no entry, the parts of the exact system that repairs C.
+Parts, in order: block rows longest first, each with its first block and how many it has;
+block_col_idx; row order (empty: the given one); place of each entry in the blocks; row pointers;
+then, where some cell of a block holds no entry, the parts of the exact system that repairs C.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matri
 from sparsetile.kernels.bcsr import (
     BLOCK,
     BOX,
+    SLABS_TOGETHER,
     SPMM_BCSR,
     STORE_COLUMNS,
     BlockTile,
@@ -38,7 +39,7 @@ from sparsetile.systems.thread_context import enter
 
 __all__ = ["BCSRRunner"]
 
-_PTR, _IDX, _LONGEST_FIRST, _ORDER, _PLACES, _INDPTR, _EXACT = range(7)
+_WORK, _IDX, _ORDER, _PLACES, _INDPTR, _EXACT = range(6)
 # Fields of the parameter struct that change from call to call: B's map and c, after A's map.
 _OPERANDS = struct.Struct(f"@{MAP_WORDS}QP")
 _OPERANDS_OFFSET = 8 * MAP_WORDS
@@ -122,7 +123,7 @@ class BCSRRunner(Runner):
             tile = choose_block_tile(n, self._block_rows, processors)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
-            grid = (self._block_rows, tile.slabs(n), 1)
+            grid = tile.grid(n, self._block_rows, processors)
             found = self._launches[key] = Launch(kernel, tile, grid)
         return found
 
@@ -153,18 +154,24 @@ class BCSRRunner(Runner):
         return functools.partial(self._operand_map, B.dtype, shape, row_bytes)
 
     def _params(
-        self, parts: Sequence[Tensor], n: int, c_row_stride: int, epilogue: Epilogue
+        self,
+        parts: Sequence[Tensor],
+        tile: BlockTile,
+        n: int,
+        c_row_stride: int,
+        epilogue: Epilogue,
     ) -> tuple[int | float, ...]:
         """Fields of the struct after B's map and c."""
         bias, order = epilogue.bias, parts[_ORDER]
         return (
-            parts[_PTR].data_ptr(), parts[_IDX].data_ptr(), parts[_LONGEST_FIRST].data_ptr(),
+            parts[_WORK].data_ptr(), parts[_IDX].data_ptr(),
             order.data_ptr() if order.numel() else 0,
             parts[_INDPTR].data_ptr() if epilogue.mean else 0,
             0 if bias is None else bias.data_ptr(),
             c_row_stride,
             epilogue.alpha, epilogue.beta,
-            self.rows, n, not epilogue.plain, epilogue.relu,
+            self.rows, n, self._block_rows, tile.slabs(n), SLABS_TOGETHER,
+            not epilogue.plain, epilogue.relu,
         )  # fmt: skip
 
     def spmm(
@@ -205,7 +212,7 @@ class BCSRRunner(Runner):
         device, n = B.device.index, B.shape[-1]
         launch = self._launch_for(B.dtype, out.dtype, n, device)
         block_map, map_of = self._block_map(packed), self._mapped_like(B)
-        params = self._params(parts, n, target.stride(-2), epilogue)
+        params = self._params(parts, launch.tile, n, target.stride(-2), epilogue)
         pairs = [(B, target)] if B.dim() == 2 else list(zip(B, target, strict=True))
         with on_device(device):
             enter(device)
@@ -226,7 +233,7 @@ class BCSRRunner(Runner):
         if packed is None or not _copies_well(B) or n % STORE_COLUMNS:
             return None
         launch = self._launch_for(B.dtype, B.dtype, n, parts[0].device.index)
-        params = self._params(parts, n, n, PLAIN)
+        params = self._params(parts, launch.tile, n, n, PLAIN)
         prepared = launch.kernel.prepare(
             launch.grid, launch.tile.threads,
             (*self._block_map(packed), *NO_MAP, 0, *params), _OPERANDS, _OPERANDS_OFFSET,

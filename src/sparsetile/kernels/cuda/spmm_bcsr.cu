@@ -1,25 +1,32 @@
 // C = epilogue(A . B) for A in BCSR blocks of 64 x 64 on WGMMA, AsyncSparse's product (sm_90a).
 //
-// A block of threads makes 64 rows (a block row of A) times kCols columns of C. One warp copies:
-// for each block of the row, the block itself and the 64 rows of B that it meets, both by the bulk
-// tensor engine into a ring of kStages. kConsumers warpgroups multiply, 128 columns each:
+// C is cut into items: 64 rows (a block row of A) times kCols columns. A block of threads stays on
+// its SM and makes item blockIdx.x, then every gridDim.x-th after it. One warp copies: for each
+// block of the row, the block itself and the 64 rows of B that it meets, both by the bulk tensor
+// engine into a ring of kStages. kConsumers warpgroups multiply, 128 columns each:
 //
 //   producer    wait empty[s] -> block (8 KB), 64 x kCols of B (128 bytes a row and box) -> full[s]
 //   consumers   wait full[s]  -> four WGMMAs of k = 16, sums in registers       -> empty[s]
 //
-// B is taken as it lies, row-major: WGMMA reads 16-bit operands from shared memory along either
-// side. The first product of a row overwrites its sums instead of adding to zeros.
+// The producer goes from item to item without a stop, so that blocks of the next ones are in the
+// ring while the consumers store C: of an item nothing is waited for but its first products. What
+// an item needs to know (its block row and blocks) is asked for one item ahead, its columns too.
 //
-// Grid: x = block rows, longest first, so that blocks that run together share their columns of B in
-// L2; y = slabs of kCols columns, the slow dimension. Shared memory: dynamic, kStages stages of
-// 8 KB + kCols * 128 bytes, 1024-byte aligned, then the barriers. No atomics; sums in block order.
-// With 128 columns two blocks share an SM, so that one stores C while the other multiplies.
+// B is taken as it lies, row-major: WGMMA reads 16-bit operands from shared memory along either
+// side. The first product of an item overwrites its sums instead of adding to zeros. A stage is
+// given back when the products after its own have been started: Tensor Cores always have some.
+//
+// Order of items: block rows longest first, for `together` slabs of kCols columns at a time, slab
+// by slab: blocks that run together share their columns of B, and blocks of A, in L2. Shared
+// memory: dynamic, kStages stages of 8 KB + kCols * 128 bytes, 1024-byte aligned, then the
+// barriers. No atomics; sums in block order. With 128 columns two blocks share an SM.
 //
 // Zeros of blocks multiply too: where B is not finite the host has C repaired from A's entries.
 //
 // Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C have
 // room up to a multiple of 8 columns (host copies otherwise); tensor maps made for this A and B,
-// never read where A has no block; rows of C under 2^31, blocks of A under 2^25.
+// never read where A has no block; rows of C under 2^31, blocks of A under 2^25, items and two
+// grids under 2^31.
 #include "wgmma.cuh"
 
 using E = ELEMENT;
@@ -37,9 +44,8 @@ struct Params {
   TensorMap a;  // [64 * blocks, 64], boxes of 64 x 64
   TensorMap b;  // [k, n], boxes of 64 rows x 64 columns
   Out::Storage* c;
-  const int* block_row_ptr;
-  const int* block_col_idx;
-  const int* longest_first;  // block row at each place of the grid
+  const int4* work;          // longest first: block row, its first block, how many; 0
+  const int* block_col_idx;  // of each block
   const int* order;          // null: as given; row of C at each position
   const i64* indptr;         // null: no mean; row pointers
   const float* bias;         // null: none; [n]
@@ -48,6 +54,9 @@ struct Params {
   double beta;
   int rows;
   int n;
+  int block_rows;
+  int slabs;
+  int together;  // slabs whose items alternate
   int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
   int relu;
 };
@@ -79,28 +88,74 @@ struct Turn {
   }
 };
 
-__device__ __forceinline__ void produce(const Params& p, const Ring& ring, int begin, int end) {
-  const int lane = threadIdx.x % 32, first_column = blockIdx.y * kCols;
+// What is known of an item before it is begun.
+struct Item {
+  int block_row;
+  int first_block;
+  int blocks;
+  int first_column;
+};
+
+// Past the last item: one without blocks. The load is not waited for here.
+__device__ __forceinline__ Item item_at(const Params& p, int index) {
+  if (index >= p.block_rows * p.slabs) return {0, 0, 0, 0};
+  const int first_slab = index / (p.block_rows * p.together) * p.together;
+  const int rest = index - first_slab * p.block_rows, width = min(p.together, p.slabs - first_slab);
+  int4 row;
+  asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(row.x), "=r"(row.y), "=r"(row.z), "=r"(row.w)
+               : "l"(p.work + rest / width));
+  return {row.x, row.y, row.z, (first_slab + rest % width) * kCols};
+}
+
+// Column of the item's block `from` + lane. Not waited for either.
+__device__ __forceinline__ int column_at(const Params& p, const Item& item, int from) {
+  const int block = from + threadIdx.x % 32;
+  int column = 0;
+  if (block < item.blocks) {
+    asm volatile("ld.global.nc.s32 %0, [%1];"
+                 : "=r"(column)
+                 : "l"(p.block_col_idx + item.first_block + block));
+  }
+  return column;
+}
+
+__device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
+  const int lane = threadIdx.x % 32, items = p.block_rows * p.slabs;
+  int index = blockIdx.x;
+  Item item = item_at(p, index), next = item_at(p, index + gridDim.x);
+  int first_columns = column_at(p, item, 0);
+  if (lane == 0 && item.blocks > 0) {
+    wg::prefetch_map(&p.a);
+    wg::prefetch_map(&p.b);
+  }
   Turn turn;
-  for (int chunk = begin; chunk < end; chunk += 32) {
-    const int mine = chunk + lane < end ? __ldg(p.block_col_idx + chunk + lane) : 0;
-    const int count = min(32, end - chunk);
-    for (int i = 0; i < count; ++i) {
-      const int row = __shfl_sync(0xffffffffu, mine, i) * kBlock;
-      if (lane == 0) {
-        wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
-        u64* full = ring.full + turn.stage;
-        char* stage = ring.stages + turn.stage * kStageBytes;
-        wg::barrier_expect(full, kStageBytes);
-        wg::copy_box(stage, &p.a, 0, (chunk + i) * kBlock, full);
+  for (; index < items; index += gridDim.x) {
+    const Item after = item_at(p, index + 2 * gridDim.x);
+    int mine = first_columns;
+    first_columns = column_at(p, next, 0);
+    for (int from = 0; from < item.blocks; from += 32) {
+      if (from > 0) mine = column_at(p, item, from);
+      const int count = min(32, item.blocks - from);
+      for (int i = 0; i < count; ++i) {
+        const int row = __shfl_sync(0xffffffffu, mine, i) * kBlock;
+        if (lane == 0) {
+          wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
+          u64* full = ring.full + turn.stage;
+          char* stage = ring.stages + turn.stage * kStageBytes;
+          wg::barrier_expect(full, kStageBytes);
+          wg::copy_box(stage, &p.a, 0, (item.first_block + from + i) * kBlock, full);
 #pragma unroll
-        for (int j = 0; j < kBoxes; ++j) {
-          wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, first_column + j * 64, row, full);
+          for (int j = 0; j < kBoxes; ++j) {
+            wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, item.first_column + j * 64, row,
+                         full);
+          }
         }
+        __syncwarp();
+        turn.next();
       }
-      __syncwarp();
-      turn.next();
     }
+    item = next, next = after;
   }
 }
 
@@ -196,15 +251,16 @@ __device__ __forceinline__ void finish(const Params& p, int block_row, int first
   }
 }
 
-__device__ __forceinline__ void consume(const Params& p, const Ring& ring, int block_row,
-                                        int blocks) {
-  const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
-  float sum[64];
+// The item's sums; `turn` goes on through the ring.
+__device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int blocks, Turn& turn,
+                                           float (&sum)[64]) {
   if (blocks == 0) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
+    return;
   }
-  Turn turn;
+  const bool releases = threadIdx.x % 32 == 0;
+  u64* previous = nullptr;
   for (int i = 0; i < blocks; ++i) {
     wg::barrier_wait(ring.full + turn.stage, turn.parity);
     const char* stage = ring.stages + turn.stage * kStageBytes;
@@ -216,38 +272,47 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int b
                             wg::descriptor(b + k * 2048, kBoxBytes, 1024), i > 0 || k > 0);
     }
     wg::commit();
-    wg::wait<0>();
-    wg::settle(sum);
-    if (lane == 0) wg::barrier_arrive(ring.empty + turn.stage);
+    wg::wait<1>();  // for the products before these
+    if (releases && i > 0) wg::barrier_arrive(previous);
+    previous = ring.empty + turn.stage;
     turn.next();
   }
-  finish(p, block_row, blockIdx.y * kCols + consumer * 128, sum);
+  wg::wait<0>();
+  wg::settle(sum);
+  if (releases) wg::barrier_arrive(previous);
+}
+
+__device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
+  const int consumer = threadIdx.x / 128 - 1, items = p.block_rows * p.slabs;
+  int index = blockIdx.x;
+  Item item = item_at(p, index);
+  Turn turn;
+  for (; index < items; index += gridDim.x) {
+    const Item next = item_at(p, index + gridDim.x);
+    float sum[64];
+    accumulate(ring, consumer, item.blocks, turn, sum);
+    finish(p, item.block_row, item.first_column + consumer * 128, sum);
+    item = next;
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     spmm_bcsr(const __grid_constant__ Params p) {
   const Ring ring = ring_memory();
-  const int block_row = __ldg(p.longest_first + blockIdx.x);
-  const int begin = __ldg(p.block_row_ptr + block_row);
-  const int end = __ldg(p.block_row_ptr + block_row + 1);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       wg::barrier_init(ring.full + s, 1);
       wg::barrier_init(ring.empty + s, kConsumers * 4);
     }
     wg::barrier_init_done();
-    if (begin < end) {
-      wg::prefetch_map(&p.a);
-      wg::prefetch_map(&p.b);
-    }
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     wg::fewer_registers<40>();
-    if (threadIdx.x < 32) produce(p, ring, begin, end);
+    if (threadIdx.x < 32) produce(p, ring);
   } else {
     // What the copying warpgroup gave back: 168 * 384 and 128 * 256 registers in all.
     wg::more_registers<kConsumers == 2 ? 232 : 216>();
-    consume(p, ring, block_row, end - begin);
+    consume(p, ring);
   }
 }
