@@ -19,13 +19,17 @@ from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.jit.tensor_map import MAP_WORDS
 from tests.kernels.replay import Machine
 from tests.kernels.replay_mma import TRAITS, U32
-from tests.kernels.replay_wgmma import Barrier, Descriptor, Maps, Shared, descriptor
+from tests.kernels.replay_wgmma import Barrier, Descriptor, Leaving, Maps, Shared, descriptor
 
 BLOCK, GROUP, WARP = 64, 128, 32
 BLOCK_BYTES = BLOCK * BLOCK * 2
 BOX_BYTES = BLOCK * 128
+STORE_BOX_BYTES = 16 * 128
+WARP_STORE_BYTES = 2 * STORE_BOX_BYTES
 THREAD = np.arange(GROUP)
 Q = THREAD % 4
+# How often in a turn a box of C is read: seldom, so that the next item may come before.
+SLOW_STORES = 0.05
 TEXT = (DEVICE_TREE / "spmm_bcsr.cu").read_text()
 
 
@@ -39,6 +43,8 @@ def steps_of(operand: str) -> tuple[int, int, int]:
 
 
 A_STEPS, B_STEPS = steps_of("stage"), steps_of("b")
+# What dynamic shared memory is declared to begin at a multiple of.
+ALIGNMENT = int(re.search(r"extern __shared__ __align__\((\d+)\)", TEXT).group(1))
 # Groups of products under way when a stage is given back, and when sums are read.
 PENDING = [int(count) for count in re.findall(r"wg::wait<(\d)>", TEXT)]
 
@@ -107,8 +113,10 @@ class Product:
         self.c = array(params["c"], self.output.storage)
         self.random = np.random.default_rng(11)
         self.maps_of = {
-            name: [params[f"{name}[{i}]"] for i in range(MAP_WORDS)] for name in ("a", "b")
+            name: [params[f"{name}[{i}]"] for i in range(MAP_WORDS)]
+            for name in ("a", "b", "stored")
         }
+        assert not (params["bulk"] and (self.order is not None or self.output.size != 2))
 
     def run(self, grid: tuple[int, int, int]) -> None:
         assert grid[1:] == (1, 1)
@@ -118,8 +126,8 @@ class Product:
         self.check_writes()
 
     def check_writes(self) -> None:
-        """Each element of C once; of a row past its end only what fills an access."""
-        step = 8 if self.output.size == 2 else 2
+        """Each element of C once; of a row past its end only what fills a thread's access."""
+        step = 1 if self.p["bulk"] else 8 if self.output.size == 2 else 2
         row, column = np.arange(self.p["rows"]), np.arange(-(-self.p["n"] // step) * step)
         expected = np.zeros_like(self.c.writes)
         expected[row[:, None] * self.p["c_row_stride"] + column] = 1
@@ -146,24 +154,28 @@ class Product:
         return column
 
     def thread_block(self, index: int) -> None:
-        base = 16 * int(self.random.integers(1, 65))  # wherever dynamic shared memory begins
-        self.shared = Shared(self.machine, self.maps, base, self.machine.shared_bytes)
-        self.ring = base + (1024 - base % 1024) % 1024
-        barriers_end = self.ring + self.stages * (self.stage_bytes + 16)
-        assert barriers_end <= base + self.machine.shared_bytes, "outside of shared memory"
+        self.ring = ALIGNMENT * int(self.random.integers(1, 5))  # where shared memory begins
+        self.shared = Shared(self.machine, self.maps, self.ring, self.machine.shared_bytes)
+        self.stored = self.ring + self.stages * self.stage_bytes
+        barriers = self.stored + self.consumers * 4 * WARP_STORE_BYTES
+        assert barriers + self.stages * 16 == self.ring + self.machine.shared_bytes
         self.full = [Barrier(1) for _ in range(self.stages)]
         self.empty = [Barrier(self.consumers * 4) for _ in range(self.stages)]
         running = [self.produce(index)]
         running += [self.consume(c, index) for c in range(self.consumers)]
         mine = [self.item_at(i) for i in range(index, self.items, self.grid)]
         for _ in range(2000 * sum(item.blocks + 1 for item in mine)):
-            if not running and not self.shared.coming:
+            if not running:
                 break
             self.take_turn(running)
         assert not running and not self.shared.coming, "threads wait for ever"
+        assert not self.shared.leaving, "shared memory is gone before it was read"
 
     def take_turn(self, running: list[Iterator[None]]) -> None:
-        coming = self.shared.coming
+        coming, leaving = self.shared.coming, self.shared.leaving
+        if leaving and self.random.random() < SLOW_STORES:
+            leaving.pop(int(self.random.integers(len(leaving))))()
+            return
         which = int(self.random.integers(len(running) + len(coming)))
         if which < len(coming):
             coming.pop(which)()
@@ -202,12 +214,16 @@ class Product:
 
     def consume(self, consumer: int, index: int) -> Iterator[None]:
         item, turn = self.item_at(index), Turn(self.stages)
+        leaving = [Leaving() for _ in range(4)]  # of each warp
         for i in range(index, self.items, self.grid):
             following = self.item_at(i + self.grid)
             tile = np.full((BLOCK, 128), np.nan, dtype=np.float32)
             yield from self.accumulate(consumer, item.blocks, turn, tile)
-            self.finish(item.block_row, item.first_column + consumer * 128, fragments(tile))
+            yield from self.finish(consumer, item, fragments(tile), leaving)
             item = following
+        if self.p["bulk"]:
+            for one in leaving:
+                yield from one.wait_read()
 
     def accumulate(
         self, consumer: int, blocks: int, turn: Turn, tile: np.ndarray
@@ -280,48 +296,87 @@ class Product:
             scale[here] = scale[here] / entries
         return scale
 
-    def finish(self, block_row: int, first_column: int, sums: np.ndarray) -> None:
+    def finish(
+        self, consumer: int, item: Item, sums: np.ndarray, leaving: list[Leaving]
+    ) -> Iterator[None]:
         """``sums`` [128 threads, 64]."""
-        position = block_row * BLOCK + THREAD // 32 * 16 + THREAD % 32 // 4
+        first_column = item.first_column + consumer * 128
+        position = item.block_row * BLOCK + THREAD // 32 * 16 + THREAD % 32 // 4
+        if self.p["epilogue"]:
+            self.apply_epilogue(position, first_column, sums)
+        if not self.p["bulk"]:
+            self.store_rows(position, first_column, sums)
+            return
+        for warp in range(4):
+            mine = sums[warp * WARP : (warp + 1) * WARP]
+            stored = self.stored + (consumer * 4 + warp) * WARP_STORE_BYTES
+            first_position = item.block_row * BLOCK + warp * 16
+            yield from leaving[warp].wait_read()
+            self.store_bulk(stored, first_position, first_column, mine, leaving[warp])
+            yield
+
+    def apply_epilogue(self, position: np.ndarray, first_column: int, sums: np.ndarray) -> None:
         for half in range(2):
             row = self.row_of(position + 8 * half)
-            scale = self.scale_of(row) if self.p["epilogue"] else np.ones(GROUP, np.float32)
+            scale = self.scale_of(row)
+            c = row * self.p["c_row_stride"]
+            for j in range(16):
+                for e in range(2):
+                    column = first_column + j * 8 + Q * 2 + e
+                    x = sums[:, j * 4 + half * 2 + e] * scale
+                    here = (column < self.p["n"]) & (row >= 0)
+                    if self.p["beta"] != 0.0:
+                        old = self.output.widen(self.c.load((c + column)[here])[:, 0])
+                        x[here] += np.float32(self.p["beta"]) * old
+                    if self.bias is not None:
+                        x[here] += self.bias.load(column[here])[:, 0]
+                    if self.p["relu"]:
+                        x = np.where(x < 0, np.float32(0), x)
+                    sums[:, j * 4 + half * 2 + e] = x
+
+    def narrow_pair(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        return self.output.narrow(low).astype(U32) | self.output.narrow(high).astype(U32) << U32(16)
+
+    def store_bulk(
+        self, stored: int, first_position: int, first_column: int, sums: np.ndarray, who: Leaving
+    ) -> None:
+        """``sums`` [32 lanes, 64]."""
+        lane = np.arange(WARP)
+        address = stored + lane % 16 * 128 + ((lane // 16) ^ (lane % 8)) * 16
+        for pair in range(8):
+            word = np.empty((WARP, 4), dtype=U32)
+            for i in range(4):
+                at = pair * 8 + i * 2
+                word[:, i] = self.narrow_pair(sums[:, at], sums[:, at + 1])
+            to = (address ^ (pair % 4 * 32)) + pair // 4 * STORE_BOX_BYTES
+            self.shared.store_matrices(to, word)
+        self.shared.fence(stored, WARP_STORE_BYTES)
+        if first_position < self.p["rows"]:
+            for j in range(2):
+                column, box = first_column + j * 64, stored + j * STORE_BOX_BYTES
+                if column < self.p["n"]:
+                    self.shared.store_box(
+                        self.maps_of["stored"], column, first_position, box, self.c, who
+                    )
+
+    def store_rows(self, position: np.ndarray, first_column: int, sums: np.ndarray) -> None:
+        for half in range(2):
+            row = self.row_of(position + 8 * half)
             c = row * self.p["c_row_stride"]
             for group in range(4):
-                x = np.empty((GROUP, 4, 2), dtype=np.float32)
+                at = [(group * 4 + i) * 4 + half * 2 for i in range(4)]
+                if self.output.size == 2:
+                    pairs = [self.narrow_pair(sums[:, i], sums[:, i + 1]) for i in at]
+                    word = transpose(np.stack(pairs, axis=1))
+                    column = first_column + (group * 4 + Q) * 8
+                    here = (row >= 0) & (column < self.p["n"])
+                    self.c.store((c + column)[here], word[here].view(np.uint16))
+                    continue
                 for i in range(4):
-                    for e in range(2):
-                        x[:, i, e] = sums[:, (group * 4 + i) * 4 + half * 2 + e]
-                if self.p["epilogue"]:
-                    self.epilogue(x, row, c, scale, first_column, group)
-                self.store(x, row, c, first_column, group)
-
-    def epilogue(self, x, row, c, scale, first_column: int, group: int) -> None:
-        for i in range(4):
-            column = first_column + (group * 4 + i) * 8 + Q * 2
-            for e in range(2):
-                x[:, i, e] *= scale
-                here = (column + e < self.p["n"]) & (row >= 0)
-                if self.p["beta"] != 0.0:
-                    old = self.output.widen(self.c.load((c + column + e)[here])[:, 0])
-                    x[here, i, e] += np.float32(self.p["beta"]) * old
-                if self.bias is not None:
-                    x[here, i, e] += self.bias.load((column + e)[here])[:, 0]
-                if self.p["relu"]:
-                    x[:, i, e] = np.where(x[:, i, e] < 0, np.float32(0), x[:, i, e])
-
-    def store(self, x, row, c, first_column: int, group: int) -> None:
-        if self.output.size == 2:
-            halves = self.output.narrow(x).astype(U32)
-            word = transpose(halves[..., 0] | halves[..., 1] << U32(16))
-            column = first_column + (group * 4 + Q) * 8
-            here = (row >= 0) & (column < self.p["n"])
-            self.c.store((c + column)[here], word[here].view(np.uint16))
-            return
-        for i in range(4):
-            column = first_column + (group * 4 + i) * 8 + Q * 2
-            here = (row >= 0) & (column < self.p["n"])
-            self.c.store((c + column)[here], self.output.narrow(x[here, i]))
+                    column = first_column + (group * 4 + i) * 8 + Q * 2
+                    here = (row >= 0) & (column < self.p["n"])
+                    pair = self.output.narrow(sums[here, at[i] : at[i] + 2])
+                    self.c.store((c + column)[here], pair)
 
 
 def fragment_places() -> tuple[np.ndarray, np.ndarray]:
