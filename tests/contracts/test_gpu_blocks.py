@@ -50,6 +50,16 @@ def test_full_blocks_agree_with_float64_within_rounding(dtype, n, shape):
     assert_close(plan @ B, csr, B)
 
 
+@pytest.mark.parametrize("kept", [0.0, 0.05])
+@pytest.mark.parametrize("n", [128, 4096])
+def test_many_block_rows_without_blocks_give_zeros_between_the_others(n, kept):
+    csr = pruned((19008, 256), kept, BF16)
+    plan, B = st.plan(csr, n, system="bcsr"), dense(256, n, BF16)
+    C = plan @ B
+    assert_close(C, csr, B)
+    assert all(torch.equal(plan @ B, C) for _ in range(5))
+
+
 @pytest.mark.parametrize("n", [72, 512])
 def test_small_whole_numbers_match_bit_for_bit(n):
     csr = pruned((700, 900), 0.4, whole=True)
@@ -58,13 +68,25 @@ def test_small_whole_numbers_match_bit_for_bit(n):
     assert torch.equal(C.cpu().double(), reference(csr, B))
 
 
+@pytest.mark.parametrize("n", [8, 120, 251, 500])
+@pytest.mark.parametrize("rows", [64, 70, 450])
+def test_nothing_beside_c_is_written(n, rows):
+    csr, B = pruned((rows, 300), 0.5, whole=True), torch.ones(300, n, device="cuda", dtype=F16)
+    around = torch.full((rows + 2, 512), 7.0, device="cuda", dtype=F16)
+    st.plan(csr, n, system="bcsr").run(B, out=around[1:-1, :n])
+    assert torch.equal(around[1:-1, :n].cpu().double(), reference(csr, B))
+    around[1:-1, :n] = 7
+    assert bool((around == 7).all())
+
+
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("out_dtype", [F16, F32], ids=str)
 @pytest.mark.parametrize("n", [256, 251])
-def test_the_epilogue_and_the_row_order_reach_every_element(out_dtype, n):
+def test_the_epilogue_and_the_row_order_reach_every_element(out_dtype, n, ordered):
     csr = pruned((450, 300), 0.5, whole=True)
     # Within block rows, so that blocks stay full.
     order = torch.argsort(torch.arange(450) // 64 + torch.rand(450, dtype=torch.float64))
-    plan = st.plan(csr, n, system="bcsr", reorder=order)
+    plan = st.plan(csr, n, system="bcsr", reorder=order if ordered else "identity")
     assert "repair" not in plan.info["choices"]
     B = torch.randint(0, 2, (300, n), device="cuda").to(F16)
     bias, plain = torch.arange(n, device="cuda") / 4 - 9, reference(csr, B)

@@ -2,13 +2,15 @@
 
 Functions and names are those of the device code. Of each block of threads the copying warp and the
 consumers run in random turns, copies land at random times: what is read too early, or overwritten
-too early, is NaN. Numbers that the code spells out in calls are read from its text.
+too early, is NaN. Products read their operands from their start until they are waited for. Numbers
+that the code spells out in calls are read from its text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,17 @@ from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.jit.tensor_map import MAP_WORDS
 from tests.kernels.replay import Machine
 from tests.kernels.replay_mma import TRAITS, U32
-from tests.kernels.replay_wgmma import Barrier, Descriptor, Maps, Shared, descriptor
+from tests.kernels.replay_wgmma import Barrier, Descriptor, Leaving, Maps, Shared, descriptor
 
 BLOCK, GROUP, WARP = 64, 128, 32
 BLOCK_BYTES = BLOCK * BLOCK * 2
 BOX_BYTES = BLOCK * 128
+STORE_BOX_BYTES = 16 * 128
+WARP_STORE_BYTES = 2 * STORE_BOX_BYTES
 THREAD = np.arange(GROUP)
 Q = THREAD % 4
+# How often in a turn a box of C is read: seldom, so that the next item may come before.
+SLOW_STORES = 0.05
 TEXT = (DEVICE_TREE / "spmm_bcsr.cu").read_text()
 
 
@@ -37,6 +43,10 @@ def steps_of(operand: str) -> tuple[int, int, int]:
 
 
 A_STEPS, B_STEPS = steps_of("stage"), steps_of("b")
+# What dynamic shared memory is declared to begin at a multiple of.
+ALIGNMENT = int(re.search(r"extern __shared__ __align__\((\d+)\)", TEXT).group(1))
+# Groups of products under way when a stage is given back, and when sums are read.
+PENDING = [int(count) for count in re.findall(r"wg::wait<(\d)>", TEXT)]
 
 
 class Turn:
@@ -47,6 +57,24 @@ class Turn:
         self.stage += 1
         if self.stage == self.stages:
             self.stage, self.parity = 0, self.parity ^ 1
+
+
+@dataclass(frozen=True)
+class Item:
+    block_row: int
+    first_block: int
+    blocks: int
+    first_column: int
+
+
+@dataclass(frozen=True)
+class Multiplication:
+    """A WGMMA that has been issued: its operands by their descriptors, and as they were then."""
+
+    left: int
+    right: int
+    add: bool
+    operands: tuple[np.ndarray, np.ndarray]
 
 
 def transpose(word: np.ndarray) -> np.ndarray:
@@ -77,27 +105,29 @@ class Product:
         self.stage_bytes = BLOCK_BYTES + self.boxes * BOX_BYTES
         self.element, self.output = TRAITS[config["ELEMENT"]], TRAITS[config["OUTPUT"]]
         array = machine.array
-        self.block_row_ptr = array(params["block_row_ptr"], np.int32)
+        self.work = array(params["work"], np.int32)
         self.block_col_idx = array(params["block_col_idx"], np.int32)
-        self.longest_first = array(params["longest_first"], np.int32)
         self.order = array(params["order"], np.int32)
         self.indptr = array(params["indptr"], np.int64)
         self.bias = array(params["bias"], np.float32)
         self.c = array(params["c"], self.output.storage)
         self.random = np.random.default_rng(11)
         self.maps_of = {
-            name: [params[f"{name}[{i}]"] for i in range(MAP_WORDS)] for name in ("a", "b")
+            name: [params[f"{name}[{i}]"] for i in range(MAP_WORDS)]
+            for name in ("a", "b", "stored")
         }
+        assert not (params["bulk"] and (self.order is not None or self.output.size != 2))
 
     def run(self, grid: tuple[int, int, int]) -> None:
-        for self.y in range(grid[1]):
-            for x in range(grid[0]):
-                self.thread_block(int(self.longest_first.load(np.array(x))[0]))
+        assert grid[1:] == (1, 1)
+        self.grid, self.items = grid[0], self.p["block_rows"] * self.p["slabs"]
+        for index in range(self.grid):
+            self.thread_block(index)
         self.check_writes()
 
     def check_writes(self) -> None:
-        """Each element of C once; of a row past its end only what fills an access."""
-        step = 8 if self.output.size == 2 else 2
+        """Each element of C once; of a row past its end only what fills a thread's access."""
+        step = 1 if self.p["bulk"] else 8 if self.output.size == 2 else 2
         row, column = np.arange(self.p["rows"]), np.arange(-(-self.p["n"] // step) * step)
         expected = np.zeros_like(self.c.writes)
         expected[row[:, None] * self.p["c_row_stride"] + column] = 1
@@ -105,25 +135,47 @@ class Product:
 
     # -- one block of threads
 
-    def thread_block(self, block_row: int) -> None:
-        begin, end = self.block_row_ptr.load(np.array([block_row, block_row + 1]))[:, 0].tolist()
-        base = 16 * int(self.random.integers(1, 65))  # wherever dynamic shared memory begins
-        self.shared = Shared(self.machine, self.maps, base, self.machine.shared_bytes)
-        self.ring = base + (1024 - base % 1024) % 1024
-        barriers_end = self.ring + self.stages * (self.stage_bytes + 16)
-        assert barriers_end <= base + self.machine.shared_bytes, "outside of shared memory"
+    def item_at(self, index: int) -> Item:
+        p = self.p
+        if index >= self.items:
+            return Item(0, 0, 0, 0)
+        first_slab = index // (p["block_rows"] * p["together"]) * p["together"]
+        rest = index - first_slab * p["block_rows"]
+        width = min(p["together"], p["slabs"] - first_slab)
+        row = self.work.load(np.array(4 * (rest // width)), 4).tolist()
+        return Item(*row[:3], (first_slab + rest % width) * self.cols)
+
+    def column_at(self, item: Item, start: int) -> np.ndarray:
+        block = start + np.arange(WARP)
+        column = np.zeros(WARP, dtype=np.int32)
+        here = block < item.blocks
+        if here.any():
+            column[here] = self.block_col_idx.load(item.first_block + block[here])[:, 0]
+        return column
+
+    def thread_block(self, index: int) -> None:
+        self.ring = ALIGNMENT * int(self.random.integers(1, 5))  # where shared memory begins
+        self.shared = Shared(self.machine, self.maps, self.ring, self.machine.shared_bytes)
+        self.stored = self.ring + self.stages * self.stage_bytes
+        barriers = self.stored + self.consumers * 4 * WARP_STORE_BYTES
+        assert barriers + self.stages * 16 == self.ring + self.machine.shared_bytes
         self.full = [Barrier(1) for _ in range(self.stages)]
         self.empty = [Barrier(self.consumers * 4) for _ in range(self.stages)]
-        running = [self.produce(begin, end)]
-        running += [self.consume(c, block_row, end - begin) for c in range(self.consumers)]
-        for _ in range(2000 * (end - begin + 1)):
-            if not running and not self.shared.coming:
+        running = [self.produce(index)]
+        running += [self.consume(c, index) for c in range(self.consumers)]
+        mine = [self.item_at(i) for i in range(index, self.items, self.grid)]
+        for _ in range(2000 * sum(item.blocks + 1 for item in mine)):
+            if not running:
                 break
             self.take_turn(running)
         assert not running and not self.shared.coming, "threads wait for ever"
+        assert not self.shared.leaving, "shared memory is gone before it was read"
 
     def take_turn(self, running: list[Iterator[None]]) -> None:
-        coming = self.shared.coming
+        coming, leaving = self.shared.coming, self.shared.leaving
+        if leaving and self.random.random() < SLOW_STORES:
+            leaving.pop(int(self.random.integers(len(leaving))))()
+            return
         which = int(self.random.integers(len(running) + len(coming)))
         if which < len(coming):
             coming.pop(which)()
@@ -132,60 +184,99 @@ class Product:
         if next(one, "done") == "done":
             running.remove(one)
 
-    def produce(self, begin: int, end: int) -> Iterator[None]:
-        first_column = self.y * self.cols
+    def produce(self, index: int) -> Iterator[None]:
+        item, following = self.item_at(index), self.item_at(index + self.grid)
+        first_columns = self.column_at(item, 0)
         turn = Turn(self.stages)
-        for chunk in range(begin, end, WARP):
-            count = min(WARP, end - chunk)
-            mine = self.block_col_idx.load(chunk + np.arange(count))[:, 0]
-            for i in range(count):
-                row = int(mine[i]) * BLOCK
-                yield from self.empty[turn.stage].wait(turn.parity ^ 1)
-                full = self.full[turn.stage]
-                stage = self.ring + turn.stage * self.stage_bytes
-                full.expect(self.stage_bytes)
-                copy = self.shared.copy_box
-                copy(stage, self.maps_of["a"], 0, (chunk + i) * BLOCK, full)
-                for j in range(self.boxes):
-                    to = stage + BLOCK_BYTES + j * BOX_BYTES
-                    copy(to, self.maps_of["b"], first_column + j * 64, row, full)
-                    yield
-                turn.next()
+        for i in range(index, self.items, self.grid):
+            after = self.item_at(i + 2 * self.grid)
+            mine = first_columns
+            first_columns = self.column_at(following, 0)
+            for start in range(0, item.blocks, WARP):
+                if start > 0:
+                    mine = self.column_at(item, start)
+                for lane in range(min(WARP, item.blocks - start)):
+                    yield from self.copy(item, start + lane, int(mine[lane]) * BLOCK, turn)
+                    turn.next()
+            item, following = following, after
 
-    def consume(self, consumer: int, block_row: int, blocks: int) -> Iterator[None]:
-        tile = np.zeros((BLOCK, 128), dtype=np.float32)
-        turn = Turn(self.stages)
+    def copy(self, item: Item, block: int, row: int, turn: Turn) -> Iterator[None]:
+        yield from self.empty[turn.stage].wait(turn.parity ^ 1)
+        full = self.full[turn.stage]
+        stage = self.ring + turn.stage * self.stage_bytes
+        full.expect(self.stage_bytes)
+        copy_box = self.shared.copy_box
+        copy_box(stage, self.maps_of["a"], 0, (item.first_block + block) * BLOCK, full)
+        for j in range(self.boxes):
+            to = stage + BLOCK_BYTES + j * BOX_BYTES
+            copy_box(to, self.maps_of["b"], item.first_column + j * 64, row, full)
+            yield
+
+    def consume(self, consumer: int, index: int) -> Iterator[None]:
+        item, turn = self.item_at(index), Turn(self.stages)
+        leaving = [Leaving() for _ in range(4)]  # of each warp
+        for i in range(index, self.items, self.grid):
+            following = self.item_at(i + self.grid)
+            tile = np.full((BLOCK, 128), np.nan, dtype=np.float32)
+            yield from self.accumulate(consumer, item.blocks, turn, tile)
+            yield from self.finish(consumer, item, fragments(tile), leaving)
+            item = following
+        if self.p["bulk"]:
+            for one in leaving:
+                yield from one.wait_read()
+
+    def accumulate(
+        self, consumer: int, blocks: int, turn: Turn, tile: np.ndarray
+    ) -> Iterator[None]:
+        if blocks == 0:
+            tile[:] = 0.0
+            return
+        under_way: list[list[Multiplication]] = []
+        previous = None
         for i in range(blocks):
             yield from self.full[turn.stage].wait(turn.parity)
             stage = self.ring + turn.stage * self.stage_bytes
             b = stage + BLOCK_BYTES + consumer * 2 * BOX_BYTES
-            under_way = []
+            issued = []
             for k in range(BLOCK // 16):
                 left = descriptor(stage + k * A_STEPS[0], *A_STEPS[1:])
                 right = descriptor(b + k * B_STEPS[0], *B_STEPS[1:])
-                under_way.append((left, right, i > 0 or k > 0))
-            yield from self.wait_products(under_way, tile)
-            for _ in range(4):  # lane 0 of each warp
-                self.empty[turn.stage].arrive()
-                yield
+                issued.append(
+                    Multiplication(left, right, i > 0 or k > 0, self.operands(left, right))
+                )
+            under_way.append(issued)
+            yield from self.wait_products(PENDING[0], under_way, tile)
+            if previous is not None:
+                yield from self.release(previous)
+            previous = self.empty[turn.stage]
             turn.next()
-        self.finish(block_row, self.y * self.cols + consumer * 128, fragments(tile))
+        yield from self.wait_products(PENDING[1], under_way, tile)
+        yield from self.release(previous)
 
-    def wait_products(self, under_way: list, tile: np.ndarray) -> Iterator[None]:
-        """Operands are read until the products have been waited for."""
+    def release(self, empty: Barrier) -> Iterator[None]:
+        for _ in range(4):  # lane 0 of each warp
+            empty.arrive()
+            yield
+
+    def wait_products(
+        self, pending: int, under_way: list[list[Multiplication]], tile: np.ndarray
+    ) -> Iterator[None]:
+        """Until at most ``pending`` groups are under way; sums are changed only then."""
         yield
-        for left, right, add in under_way:
-            product = self.multiply(left, right)
-            with np.errstate(invalid="ignore"):
-                tile[:] = tile + product if add else product
+        while len(under_way) > pending:
+            for one in under_way.pop(0):
+                a, b = map(self.element.widen, self.operands(one.left, one.right))
+                steady = all(map(np.array_equal, one.operands, self.operands(one.left, one.right)))
+                with np.errstate(invalid="ignore"):
+                    product = a @ b if steady else np.float32(np.nan)
+                    tile[:] = tile + product if one.add else product
 
-    def multiply(self, left: int, right: int) -> np.ndarray:
-        """64 x 16 times 16 x 128, operands found by their descriptors."""
+    def operands(self, left: int, right: int) -> tuple[np.ndarray, np.ndarray]:
+        """64 x 16 and 16 x 128, found by their descriptors: raw bits."""
         k = np.arange(16)
         a = self.shared.read(Descriptor.of(left).k_major(np.arange(BLOCK)[:, None], k))
         b = self.shared.read(Descriptor.of(right).mn_major(k[:, None], np.arange(128)))
-        with np.errstate(invalid="ignore"):
-            return self.element.widen(a) @ self.element.widen(b)
+        return a, b
 
     # -- what follows
 
@@ -205,48 +296,87 @@ class Product:
             scale[here] = scale[here] / entries
         return scale
 
-    def finish(self, block_row: int, first_column: int, sums: np.ndarray) -> None:
+    def finish(
+        self, consumer: int, item: Item, sums: np.ndarray, leaving: list[Leaving]
+    ) -> Iterator[None]:
         """``sums`` [128 threads, 64]."""
-        position = block_row * BLOCK + THREAD // 32 * 16 + THREAD % 32 // 4
+        first_column = item.first_column + consumer * 128
+        position = item.block_row * BLOCK + THREAD // 32 * 16 + THREAD % 32 // 4
+        if self.p["epilogue"]:
+            self.apply_epilogue(position, first_column, sums)
+        if not self.p["bulk"]:
+            self.store_rows(position, first_column, sums)
+            return
+        for warp in range(4):
+            mine = sums[warp * WARP : (warp + 1) * WARP]
+            stored = self.stored + (consumer * 4 + warp) * WARP_STORE_BYTES
+            first_position = item.block_row * BLOCK + warp * 16
+            yield from leaving[warp].wait_read()
+            self.store_bulk(stored, first_position, first_column, mine, leaving[warp])
+            yield
+
+    def apply_epilogue(self, position: np.ndarray, first_column: int, sums: np.ndarray) -> None:
         for half in range(2):
             row = self.row_of(position + 8 * half)
-            scale = self.scale_of(row) if self.p["epilogue"] else np.ones(GROUP, np.float32)
+            scale = self.scale_of(row)
+            c = row * self.p["c_row_stride"]
+            for j in range(16):
+                for e in range(2):
+                    column = first_column + j * 8 + Q * 2 + e
+                    x = sums[:, j * 4 + half * 2 + e] * scale
+                    here = (column < self.p["n"]) & (row >= 0)
+                    if self.p["beta"] != 0.0:
+                        old = self.output.widen(self.c.load((c + column)[here])[:, 0])
+                        x[here] += np.float32(self.p["beta"]) * old
+                    if self.bias is not None:
+                        x[here] += self.bias.load(column[here])[:, 0]
+                    if self.p["relu"]:
+                        x = np.where(x < 0, np.float32(0), x)
+                    sums[:, j * 4 + half * 2 + e] = x
+
+    def narrow_pair(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        return self.output.narrow(low).astype(U32) | self.output.narrow(high).astype(U32) << U32(16)
+
+    def store_bulk(
+        self, stored: int, first_position: int, first_column: int, sums: np.ndarray, who: Leaving
+    ) -> None:
+        """``sums`` [32 lanes, 64]."""
+        lane = np.arange(WARP)
+        address = stored + lane % 16 * 128 + ((lane // 16) ^ (lane % 8)) * 16
+        for pair in range(8):
+            word = np.empty((WARP, 4), dtype=U32)
+            for i in range(4):
+                at = pair * 8 + i * 2
+                word[:, i] = self.narrow_pair(sums[:, at], sums[:, at + 1])
+            to = (address ^ (pair % 4 * 32)) + pair // 4 * STORE_BOX_BYTES
+            self.shared.store_matrices(to, word)
+        self.shared.fence(stored, WARP_STORE_BYTES)
+        if first_position < self.p["rows"]:
+            for j in range(2):
+                column, box = first_column + j * 64, stored + j * STORE_BOX_BYTES
+                if column < self.p["n"]:
+                    self.shared.store_box(
+                        self.maps_of["stored"], column, first_position, box, self.c, who
+                    )
+
+    def store_rows(self, position: np.ndarray, first_column: int, sums: np.ndarray) -> None:
+        for half in range(2):
+            row = self.row_of(position + 8 * half)
             c = row * self.p["c_row_stride"]
             for group in range(4):
-                x = np.empty((GROUP, 4, 2), dtype=np.float32)
+                at = [(group * 4 + i) * 4 + half * 2 for i in range(4)]
+                if self.output.size == 2:
+                    pairs = [self.narrow_pair(sums[:, i], sums[:, i + 1]) for i in at]
+                    word = transpose(np.stack(pairs, axis=1))
+                    column = first_column + (group * 4 + Q) * 8
+                    here = (row >= 0) & (column < self.p["n"])
+                    self.c.store((c + column)[here], word[here].view(np.uint16))
+                    continue
                 for i in range(4):
-                    for e in range(2):
-                        x[:, i, e] = sums[:, (group * 4 + i) * 4 + half * 2 + e]
-                if self.p["epilogue"]:
-                    self.epilogue(x, row, c, scale, first_column, group)
-                self.store(x, row, c, first_column, group)
-
-    def epilogue(self, x, row, c, scale, first_column: int, group: int) -> None:
-        for i in range(4):
-            column = first_column + (group * 4 + i) * 8 + Q * 2
-            for e in range(2):
-                x[:, i, e] *= scale
-                here = (column + e < self.p["n"]) & (row >= 0)
-                if self.p["beta"] != 0.0:
-                    old = self.output.widen(self.c.load((c + column + e)[here])[:, 0])
-                    x[here, i, e] += np.float32(self.p["beta"]) * old
-                if self.bias is not None:
-                    x[here, i, e] += self.bias.load((column + e)[here])[:, 0]
-                if self.p["relu"]:
-                    x[:, i, e] = np.where(x[:, i, e] < 0, np.float32(0), x[:, i, e])
-
-    def store(self, x, row, c, first_column: int, group: int) -> None:
-        if self.output.size == 2:
-            halves = self.output.narrow(x).astype(U32)
-            word = transpose(halves[..., 0] | halves[..., 1] << U32(16))
-            column = first_column + (group * 4 + Q) * 8
-            here = (row >= 0) & (column < self.p["n"])
-            self.c.store((c + column)[here], word[here].view(np.uint16))
-            return
-        for i in range(4):
-            column = first_column + (group * 4 + i) * 8 + Q * 2
-            here = (row >= 0) & (column < self.p["n"])
-            self.c.store((c + column)[here], self.output.narrow(x[here, i]))
+                    column = first_column + (group * 4 + i) * 8 + Q * 2
+                    here = (row >= 0) & (column < self.p["n"])
+                    pair = self.output.narrow(sums[here, at[i] : at[i] + 2])
+                    self.c.store((c + column)[here], pair)
 
 
 def fragment_places() -> tuple[np.ndarray, np.ndarray]:

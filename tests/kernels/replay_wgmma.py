@@ -20,7 +20,7 @@ import torch
 
 from sparsetile.jit import tensor_map
 from sparsetile.jit.tensor_map import MAP_WORDS, TensorMap
-from tests.kernels.replay import Machine
+from tests.kernels.replay import Array, Machine
 
 ITEM = 2  # bytes of an element
 SWIZZLE = 128  # bytes of a row in the swizzle
@@ -140,14 +140,28 @@ class Barrier:
             yield
 
 
+class Leaving:
+    """The boxes that one thread has stored: how many the engine has still to read."""
+
+    def __init__(self) -> None:
+        self.boxes = 0
+
+    def wait_read(self) -> Iterator[None]:
+        """``cp.async.bulk.wait_group.read 0``."""
+        while self.boxes:
+            yield
+
+
 class Shared:
-    """Shared memory of a block, and copies that are on their way to it."""
+    """Shared memory of a block, and copies that are on their way to it or from it."""
 
     def __init__(self, machine: Machine, maps: Maps, base: int, size: int) -> None:
         self.machine, self.maps = machine, maps
         self.base, self.size = base, size
         self.data = np.full(base + size, RUBBISH, dtype=np.uint16)  # by address / 2
+        self.unseen = np.zeros(base + size, dtype=bool)  # written, but not for the engine yet
         self.coming: list[Callable[[], None]] = []
+        self.leaving: list[Callable[[], None]] = []
 
     def copy_box(self, to: int, words: list[int], column: int, row: int, barrier: Barrier) -> None:
         """Rubbish until it lands, at some time; then the box, zeros outside of the matrix."""
@@ -171,3 +185,43 @@ class Shared:
     def read(self, addresses: np.ndarray) -> np.ndarray:
         assert self.base <= addresses.min() and addresses.max() < self.base + self.size, "outside"
         return self.data[addresses // ITEM]
+
+    def store_matrices(self, addresses: np.ndarray, word: np.ndarray) -> None:
+        """``stmatrix.x4`` of a warp: ``addresses`` [32], ``word`` [32, 4].
+
+        Row r of matrix i, words i of lanes 4 r to 4 r + 3, goes to the address of lane 8 i + r.
+        """
+        assert not (addresses % CHUNK).any(), "misaligned"
+        assert self.base <= addresses.min() and addresses.max() < self.base + self.size, "outside"
+        rows = np.ascontiguousarray(word.reshape(8, 4, 4).transpose(2, 0, 1)).reshape(32, 4)
+        for phase in addresses.reshape(4, 8):
+            assert len({*(phase % SWIZZLE)}) == 8, "rows of a matrix meet in a bank"
+        places = addresses[:, None] // ITEM + np.arange(CHUNK // ITEM)
+        self.data[places] = rows.view(np.uint16)
+        self.unseen[places] = True
+
+    def fence(self, begin: int, size: int) -> None:
+        """``fence.proxy.async`` of the threads that wrote there."""
+        self.unseen[begin // ITEM : (begin + size) // ITEM] = False
+
+    def store_box(
+        self, words: list[int], column: int, row: int, begin: int, c: Array, who: Leaving
+    ) -> None:
+        """A box to ``c``, the map's matrix; read at some time, and not to change until then."""
+        matrix = self.maps.matrix(words)
+        assert matrix.pointer == c.address
+        rows, columns = matrix.box
+        places = box_places(begin, rows, columns) // ITEM
+        assert not self.unseen[places].any(), "written, but not for the engine"
+        r, at = row + np.arange(rows)[:, None], column + np.arange(columns)
+        inside = (r < matrix.shape[0]) & (at < matrix.shape[1])
+        before = self.data[places]
+        who.boxes += 1
+
+        def leave() -> None:
+            assert np.array_equal(self.data[places], before), "overwritten on its way out"
+            to = (r * (matrix.row_bytes // ITEM) + at)[inside]
+            c.store(to, before[inside][:, None])
+            who.boxes -= 1
+
+        self.leaving.append(leave)

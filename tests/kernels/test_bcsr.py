@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+
 import pytest
 import torch
+from cuda.core import Program, ProgramOptions
 
 from sparsetile.jit import ARCHITECTURES, params_bytes
+from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.kernels.bcsr import (
     NARROW,
     SPMM_BCSR,
@@ -23,6 +28,19 @@ BLOCK_SHARED, SM_SHARED = 227 * 1024, 228 * 1024
 def test_the_kernel_exists_for_hopper_alone():
     assert [arch for arch in ARCHITECTURES if SPMM_BCSR.runs_on(arch)] == ["sm_90a"]
     assert not SPMM_BCSR.runs_on("sm_100a"), "wgmma is sm_90a's own"
+
+
+def test_the_compiler_adds_no_waits_between_products():
+    """ptxas says so where it cannot leave products under way, and then waits for each."""
+    for tile, out_dtype in itertools.product(TILES, (BF16, F32)):
+        source = SPMM_BCSR.source(bcsr_config(BF16, tile, out_dtype=out_dtype))
+        options = ProgramOptions(
+            name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
+            ptxas_options=["-v"],
+        )  # fmt: skip
+        said = io.StringIO()
+        Program(source.text(), "c++", options=options).compile("cubin", logs=said)
+        assert "Used" in said.getvalue() and "wgmma" not in said.getvalue(), source.label
 
 
 def test_the_struct_is_a_multiple_of_a_tensor_maps_alignment():
@@ -56,3 +74,12 @@ def test_rings_are_as_deep_as_shared_memory_allows(tile, blocks):
 def test_tiles_are_wide_where_columns_fill_them_and_every_sm_has_one(n, block_rows, tile):
     assert choose_block_tile(n, block_rows, 132) == tile
     assert tile.slabs(n) == -(-n // tile.columns)
+
+
+@pytest.mark.parametrize(
+    "tile, n, block_rows, blocks",
+    [(WIDE, 4096, 296, 132), (WIDE, 300, 66, 132), (WIDE, 256, 5, 5), (NARROW, 128, 296, 264),
+     (NARROW, 129, 100, 200)],
+)  # fmt: skip
+def test_the_grid_fills_the_gpu_once_and_no_further(tile, n, block_rows, blocks):
+    assert tile.grid(n, block_rows, 132) == (blocks, 1, 1)

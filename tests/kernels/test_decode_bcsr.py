@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR
-from sparsetile.kernels.bcsr import BLOCK, SPMM_BCSR, TILES, bcsr_config
+from sparsetile.kernels.bcsr import BLOCK, SPMM_BCSR, STORE_BOX, TILES, bcsr_config
 from sparsetile.systems import bcsr_runner
 from sparsetile.systems.csr_runner import CSRRunner
 from sparsetile.systems.registry import runner
@@ -27,12 +27,21 @@ from tests.kernels.replay_bcsr import (
     B_STEPS,
     BLOCK_BYTES,
     BOX_BYTES,
+    STORE_BOX_BYTES,
     Q,
     fragment_places,
     transpose,
 )
 from tests.kernels.replay_cases import BlockCase, strided
-from tests.kernels.replay_wgmma import Barrier, Descriptor, Maps, box_places, descriptor
+from tests.kernels.replay_wgmma import (
+    Barrier,
+    Descriptor,
+    Leaving,
+    Maps,
+    Shared,
+    box_places,
+    descriptor,
+)
 from tests.kernels.whole_numbers import operand, reference, whole_numbers
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -78,8 +87,8 @@ def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order():
     fields = device_fields(SPMM_BCSR)
     assert [letter for _, letter in fields] == host_letters(SPMM_BCSR)
     assert [name for name, _ in fields if "[" not in name] == [
-        "c", "block_row_ptr", "block_col_idx", "longest_first", "order", "indptr", "bias",
-        "c_row_stride", "alpha", "beta", "rows", "n", "epilogue", "relu",
+        "c", "work", "block_col_idx", "order", "indptr", "bias", "c_row_stride", "alpha", "beta",
+        "rows", "n", "block_rows", "slabs", "together", "bulk", "epilogue", "relu",
     ]  # fmt: skip
 
 
@@ -131,6 +140,17 @@ def test_registers_of_a_warpgroup_hold_every_sum_once():
     assert len({*zip(row.ravel().tolist(), column.ravel().tolist(), strict=True)}) == 64 * 128
 
 
+def test_a_warps_sums_lie_in_its_boxes_as_the_engine_reads_them():
+    """Addresses of ``store_bulk``: 8 columns of a row where the swizzle of a box has them."""
+    put = [box_places(4096 + j * STORE_BOX_BYTES, *STORE_BOX) for j in range(2)]
+    lane = np.arange(32)
+    address = 4096 + lane % 16 * 128 + ((lane // 16) ^ (lane % 8)) * 16
+    for pair in range(8):
+        to = (address ^ (pair % 4 * 32)) + pair // 4 * STORE_BOX_BYTES
+        column = (pair % 4 * 2 + lane // 16) * 8
+        assert np.array_equal(to, put[pair // 4][lane % 16, column])
+
+
 def test_four_lanes_exchange_rows_for_columns():
     word = np.arange(128 * 4, dtype=np.uint32).reshape(128, 4)  # lane * 4 + word
     found = transpose(word)
@@ -159,6 +179,19 @@ def test_few_block_rows_take_narrow_tiles_so_that_more_sms_have_work(machine):
     B = operand(csr, 520, F16)
     assert torch.equal(BlockCase(machine, csr, 520, F16).spmm(B), reference(csr, B).to(F16))
     assert machine.configs[-1]["kCols"] == 128
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3, 132])
+@pytest.mark.parametrize("together", [1, 2, 3, 8])
+def test_every_item_is_made_once_however_many_blocks_of_threads_there_are(
+    machine, monkeypatch, processors, together
+):
+    """The replay sees to it that each element of C is written once."""
+    machine.install(monkeypatch, processors=processors)
+    monkeypatch.setattr(bcsr_runner, "SLABS_TOGETHER", together)
+    csr = full_blocks([*CORNERS, [0, 0, 1]], F16, (300, 190))
+    B = operand(csr, 650, F16)
+    assert torch.equal(BlockCase(machine, csr, 650, F16).spmm(B), reference(csr, B).to(F16))
 
 
 @pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])
@@ -207,17 +240,31 @@ def test_b_with_aligned_rows_of_any_width_is_not_copied(machine, maps):
     csr = full_blocks([[1]], F16)
     B = operand(csr, 16, F16)[:, :11]
     assert torch.equal(BlockCase(machine, csr, 11, F16).spmm(B), reference(csr, B).to(F16))
-    assert [m.pointer for m in maps.known][1:] == [B.data_ptr()]
+    assert maps.known[1].pointer == B.data_ptr(), "after A's"
     overlapping = torch.ones(1, 16, dtype=F16).expand(64, 16)
     found = BlockCase(machine, csr, 16, F16).spmm(overlapping)
     assert torch.equal(found, reference(csr, overlapping).to(F16))
-    assert maps.known[-1].row_bytes == 32, "rows that overlap are copied apart"
+    copied = [matrix for matrix in maps.known if matrix.shape == (64, 16)]
+    assert copied[0].row_bytes == 32, "rows that overlap are copied apart"
+
+
+def test_c_with_aligned_rows_of_any_width_is_stored_in_place_by_the_engine(machine, maps):
+    csr = full_blocks(CORNERS, F16, (200, 150))
+    B = operand(csr, 11, F16)
+    out = torch.full((200, 16), 7.0, dtype=F16)
+    machine.hold(out)
+    BlockCase(machine, csr, 11, F16).spmm(B, out[:, :11])
+    assert torch.equal(out[:, :11], reference(csr, B).to(F16)) and bool((out[:, 11:] == 7).all())
+    assert (maps.known[-1].pointer, maps.known[-1].shape) == (out.data_ptr(), (200, 11))
 
 
 @pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("out_dtype", [F16, F32], ids=str)
 @pytest.mark.parametrize("n", [24, 21])
-def test_alpha_beta_mean_bias_and_relu_act_on_the_right_elements(machine, holes, out_dtype, n):
+def test_alpha_beta_mean_bias_and_relu_act_on_the_right_elements(
+    machine, holes, ordered, out_dtype, n
+):
     csr = full_blocks([[1, 0], [0, 1], [0, 0]], F16, (150, 100))
     if holes:
         csr = whole_numbers("odd sizes", F16)
@@ -226,7 +273,7 @@ def test_alpha_beta_mean_bias_and_relu_act_on_the_right_elements(machine, holes,
     plain, before = reference(csr, B), torch.randint(-3, 4, (rows, n)).to(out_dtype)
     # Within block rows, so that blocks stay full.
     order = torch.argsort(torch.arange(rows) // BLOCK + torch.rand(rows, dtype=torch.float64))
-    case = BlockCase(machine, csr, n, F16, order=order)
+    case = BlockCase(machine, csr, n, F16, order=order if ordered else None)
     assert (case.meta["exact"] is not None) is holes
     machine.hold(bias)
 
@@ -285,9 +332,9 @@ def test_the_quick_way_of_a_bound_product_is_the_same(machine, maps):
             B = operand(csr, n, F16)
             machine.hold(B)
             assert torch.equal(bound(B), reference(csr, B).to(F16))
-            before = len(maps.known)
             assert torch.equal(bound(B), reference(csr, B).to(F16))
-            assert n == 7 or len(maps.known) == before, "a map is made once for each address"
+            of_b = [matrix for matrix in maps.known if matrix.pointer == B.data_ptr()]
+            assert n == 7 or len(of_b) == 1, "a map is made once for each address"
     holes = BlockCase(machine, whole_numbers("odd sizes", F16), 32, F16)
     assert holes.runner.bind(holes.stage.parts, None, None) is None, "a repair follows"
 
@@ -310,6 +357,28 @@ def _without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
             patch.setattr(replay_bcsr, "B_STEPS", (*B_STEPS[:2], 2048))
         elif name == "step of A":
             patch.setattr(replay_bcsr, "A_STEPS", (64, *A_STEPS[1:]))
+        elif name == "wait for stores":
+            patch.setattr(Leaving, "wait_read", lambda who: iter(()))
+        elif name == "fence for stores":
+            patch.setattr(Shared, "fence", lambda shared, *where: None)
+        elif name == "swizzle of stores":
+            store = Shared.store_matrices
+            patch.setattr(
+                Shared, "store_matrices", lambda shared, at, word: store(shared, at ^ 32, word)
+            )
+        elif name == "wait for products":
+            patch.setattr(replay_bcsr, "PENDING", [2, 0])
+        elif name == "wait for sums":
+            patch.setattr(replay_bcsr, "PENDING", [1, 1])
+        elif name == "one ring for all items":
+            accumulate = product.accumulate
+            patch.setattr(
+                product,
+                "accumulate",
+                lambda self, consumer, blocks, turn, tile: accumulate(
+                    self, consumer, blocks, replay_bcsr.Turn(self.stages), tile
+                ),
+            )
         elif name == "transpose":
             patch.setattr(replay_bcsr, "transpose", lambda word: word)
         elif name == "rows":
@@ -322,14 +391,26 @@ def _without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 @pytest.mark.parametrize(
     "rule",
     [
-        "wait for copies", "wait for readers", "leading", "stride of B", "step of A", "transpose",
-        "rows",
+        "wait for copies", "wait for readers", "wait for products", "wait for sums",
+        "one ring for all items", "leading", "stride of B", "step of A", "wait for stores",
+        "fence for stores", "swizzle of stores",
     ],
 )  # fmt: skip
 def test_the_product_needs_each_of_its_rules(wide, monkeypatch, rule):
-    csr = full_blocks([[1] * 12], F16)
+    assert _product_needs(rule, wide, monkeypatch, None)
+
+
+@pytest.mark.parametrize("rule", ["transpose", "rows"])
+def test_the_product_in_an_order_of_its_own_needs_each_of_its_rules(wide, monkeypatch, rule):
+    assert _product_needs(rule, wide, monkeypatch, torch.arange(512))
+
+
+def _product_needs(
+    rule: str, machine: Machine, monkeypatch: pytest.MonkeyPatch, order: Tensor | None
+) -> bool:
+    csr = full_blocks([[1] * 12] * 2 + [[1] + [0] * 11] * 6, F16)
     B = operand(csr, 136, F16)
-    case = BlockCase(wide, csr, 136, F16)
+    case = BlockCase(machine, csr, 136, F16, order=order)
     assert torch.equal(case.spmm(B), reference(csr, B).to(F16))
     with monkeypatch.context() as patch:
         _without(rule)(patch)
@@ -337,7 +418,7 @@ def test_the_product_needs_each_of_its_rules(wide, monkeypatch, rule):
             same = torch.equal(case.spmm(B), reference(csr, B).to(F16))
         except AssertionError:
             same = False
-    assert not same
+    return not same
 
 
 def test_a_barrier_that_expects_other_bytes_never_opens(wide, monkeypatch):

@@ -107,9 +107,10 @@ def test_blocks_are_not_counted_where_they_cannot_be_too_many(gpu, monkeypatch):
 def test_a_matrix_of_full_blocks_is_built_without_what_repairs():
     csr = blocks_of([[1, 0], [0, 0], [1, 1]])
     stage = BCSR.build(request(csr=csr))
-    ptr, idx, longest_first, order, places, indptr = stage.parts
-    assert ptr.tolist() == [0, 1, 1, 3] and idx.tolist() == [0, 0, 1]
-    assert longest_first.tolist() == [2, 0, 1] and longest_first.dtype is torch.int32
+    work, idx, order, places, indptr = stage.parts
+    assert work.tolist() == [[2, 1, 2, 0], [0, 0, 1, 0], [1, 1, 0, 0]]
+    assert work.dtype is torch.int32 and work.is_contiguous()
+    assert idx.tolist() == [0, 0, 1]
     assert order.numel() == 0 and places.numel() == csr.nnz and indptr is csr.indptr
     assert json.loads(stage.recipe.partition(":")[2]) == {
         "rows": 192, "cols": 128, "nnz": csr.nnz, "blocks": 3, "exact": None,
@@ -125,8 +126,8 @@ def test_where_cells_are_empty_the_exact_systems_parts_come_along():
     stage = BCSR.build(request(csr=csr))
     exact = SYSTEMS["csr"].build(request(csr=csr))
     assert meta_of(request(csr=csr))["exact"] == exact.recipe
-    assert len(stage.parts) == 6 + len(exact.parts)
-    assert all(map(torch.equal, stage.parts[6:], exact.parts))
+    assert len(stage.parts) == 5 + len(exact.parts)
+    assert all(map(torch.equal, stage.parts[5:], exact.parts))
     assert stage.choices["repair"] == "elements that are not finite, by csr"
     assert isinstance(runner(stage.recipe)._exact, CSRRunner)
 
@@ -135,7 +136,7 @@ def test_rows_are_cut_in_the_order_asked_for():
     csr = csr_of(random_matrix(150, 130, 0.2))
     order = torch.randperm(150)
     stage = BCSR.build(request(csr=csr, permutation=Permutation("given", order)))
-    assert torch.equal(stage.parts[3], order.int())
+    assert torch.equal(stage.parts[2], order.int())
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -146,7 +147,7 @@ def test_matrices_of_every_kind_are_built_and_packed(name):
     assert isinstance(work, BCSRRunner)
     packed = work.pack(stage.parts, csr.values, F16)
     assert packed.shape == (stage.parts[1].numel(), 64, 64) and packed.dtype is F16
-    assert torch.equal(packed.flatten()[stage.parts[4]], csr.values)
+    assert torch.equal(packed.flatten()[stage.parts[3]], csr.values)
     assert int((packed != 0).sum()) == int((csr.values != 0).sum())
     ones = work.pack(stage.parts, None, BF16)
     assert ones.dtype is BF16 and float(ones.float().sum()) == csr.nnz
@@ -180,7 +181,7 @@ def test_a_plan_compiles_the_product_and_its_repair(loaded):
     work = runner(BCSR.build(request()).recipe)
     work.prepare(512, F16, True, torch.device("cuda", 0))
     (name, config, device, shared), (repair, repair_config, _) = loaded
-    assert (name, device, config["kCols"], shared) == ("spmm_bcsr", 0, 256, 205904)
+    assert (name, device, config["kCols"], shared) == ("spmm_bcsr", 0, 256, 196672)
     assert config in list(SPMM_BCSR.configs())
     assert repair == "spmm_csr" and repair_config["kRepair"]
     work.prepare(512, F16, True, torch.device("cuda", 0))
@@ -216,14 +217,23 @@ def test_a_tensor_map_is_made_once_for_each_place_and_shape_of_B(monkeypatch):
     monkeypatch.setattr(bcsr_runner, "encode_matrix", encode)
     work = BCSR.make_runner(meta_of(request(csr=blocks_of([[1]]))))
     B = torch.zeros(64, 16, dtype=F16)
-    first = work._mapped_like(B)(4096)
-    assert work._mapped_like(B.clone())(4096) == first and len(made) == 1
+    first = work._map_of_b(B)(4096)
+    assert work._map_of_b(B.clone())(4096) == first and len(made) == 1
     assert made == [(4096, F16, (64, 16), 32, (64, 64))]
     others = [
-        work._mapped_like(B)(8192), work._mapped_like(B[:, :8])(4096),
-        work._mapped_like(B[:, :8].clone())(4096), work._mapped_like(B.to(BF16))(4096),
+        work._map_of_b(B)(8192), work._map_of_b(B[:, :8])(4096),
+        work._map_of_b(B[:, :8].clone())(4096), work._map_of_b(B.to(BF16))(4096),
+        work._map_of_c(F16, 16, 16, True)(4096),
     ]  # fmt: skip
-    assert len({first, *others}) == len(made) == 5
+    assert len({first, *others}) == len(made) == 6
+    assert made[-1] == (4096, F16, (64, 16), 32, (16, 64))
+
+
+def test_no_tensor_map_is_made_of_what_the_copy_engine_will_not_touch(monkeypatch):
+    monkeypatch.setattr(bcsr_runner, "encode_matrix", lambda *what: pytest.fail("made"))
+    empty = BCSR.make_runner(meta_of(request(csr=csr_of(sp.csr_array((70, 64)), dtype=F16))))
+    assert not any(empty._map_of_b(torch.zeros(64, 16, dtype=F16))(4096))
+    assert not any(empty._map_of_c(F32, 16, 16, False)(4096))
 
 
 @pytest.mark.parametrize(
@@ -241,15 +251,19 @@ def test_b_is_taken_as_it_is_where_rows_are_aligned_and_apart(shape, offset, str
 
 
 @pytest.mark.parametrize(
-    "dtype, n, stride, well",
+    "dtype, n, stride, by_threads, in_bulk",
     [
-        (F16, 16, 16, True), (F16, 12, 16, False), (F16, 16, 20, False), (F32, 16, 20, True),
-        (F32, 12, 12, False), (F32, 16, 18, False),
+        (F16, 16, 16, True, True), (F16, 12, 16, False, True), (F16, 16, 20, False, False),
+        (F32, 16, 20, True, True), (F32, 12, 12, False, True), (F32, 16, 18, False, False),
+        (F16, 16, 8, True, False),
     ],
 )  # fmt: skip
-def test_c_is_written_in_place_where_eight_columns_fit_an_access(dtype, n, stride, well):
+def test_c_is_written_in_place_where_rows_are_aligned_and_threads_have_eight_columns(
+    dtype, n, stride, by_threads, in_bulk
+):
     out = torch.zeros(512, dtype=dtype).as_strided((4, n), (stride, 1))
-    assert bcsr_runner._stores_well(out) is well
+    assert bcsr_runner._stores_well(out, False) is by_threads
+    assert bcsr_runner._stores_well(out, True) is in_bulk
     padded = bcsr_runner._padded_like(out)
     assert padded.shape == out.shape and padded.stride(0) == -(-n // 8) * 8
 

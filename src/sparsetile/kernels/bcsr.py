@@ -1,4 +1,4 @@
-"""Host side of ``spmm_bcsr.cu``: configurations, limits, choice of the tile's width."""
+"""Host side of ``spmm_bcsr.cu``: configurations, limits, choice of the tile's width, grid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ __all__ = [
     "BLOCK",
     "BOX",
     "ELEMENTS",
+    "SLABS_TOGETHER",
     "SPMM_BCSR",
+    "STORE_BOX",
     "STORE_COLUMNS",
     "TILES",
     "BlockTile",
@@ -32,14 +34,16 @@ ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float16, torch.bfloat16)}
 BLOCK = 64
 # Rows and columns of a copy, of A and of B: 128 bytes a row.
 BOX = (64, 64)
-# Columns of C that a lane stores at once.
+# Rows and columns of C that the copy engine stores at once, and columns that a lane does.
+STORE_BOX = (16, 64)
 STORE_COLUMNS = 8
 # Columns of C that one warpgroup multiplies, and threads of a warpgroup.
 WARPGROUP_COLUMNS, WARPGROUP = 128, 128
-# What shared memory takes to begin at a multiple of the swizzle's 1024 bytes.
-SWIZZLE_ATOM = 1024
 # Two barriers a stage.
 BARRIER_BYTES = 16
+# Slabs of columns whose items alternate: one keeps the fewest bytes of B in use at a time, several
+# read A's blocks from DRAM less often where L2 does not hold them.
+SLABS_TOGETHER = 1
 
 
 @dataclass(frozen=True)
@@ -61,15 +65,24 @@ class BlockTile:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of the ring, its alignment and its barriers."""
-        return SWIZZLE_ATOM + self.stages * (self.stage_bytes + BARRIER_BYTES)
+        """Dynamic shared memory: the ring, C on its way out, the barriers."""
+        return self.stages * (self.stage_bytes + BARRIER_BYTES) + 2 * BLOCK * self.columns
+
+    @property
+    def blocks_per_processor(self) -> int:
+        """Blocks of threads that share an SM."""
+        return 2 if self.columns == WARPGROUP_COLUMNS else 1
 
     def slabs(self, n: int) -> int:
         return -(-n // self.columns)
 
+    def grid(self, n: int, block_rows: int, processors: int) -> tuple[int, int, int]:
+        """As many blocks of threads as the GPU holds, or as there are items."""
+        return (min(block_rows * self.slabs(n), processors * self.blocks_per_processor), 1, 1)
+
 
 # 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.
-WIDE, NARROW = BlockTile(256, 5), BlockTile(128, 4)
+WIDE, NARROW = BlockTile(256, 4), BlockTile(128, 4)
 TILES = (WIDE, NARROW)
 
 
@@ -101,7 +114,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 SPMM_BCSR = KernelSpec(
     name="spmm_bcsr",
-    params_format=pad_params(f"{2 * MAP_WORDS}Q7Pq2d4i"),
+    params_format=pad_params(f"{3 * MAP_WORDS}Q6Pq2d8i"),
     configs=_configs,
     architectures=("sm_90a",),
 )

@@ -1,10 +1,10 @@
 """``bcsr``: AsyncSparse's structured half, dense 64x64 blocks on WGMMA (sm_90a).
 
-Parts: BCSR (formats/bcsr.py), block rows longest first, the warp-specialised kernel whose operands
-the copy engine brings (kernels/cuda/spmm_bcsr.cu). For matrices whose entries lie in blocks, as in
-pruned weights: every cell of a stored block is multiplied. Where some hold no entry, elements of C
-that are not finite are computed again from A's entries (``CSRRunner.repair``). Deterministic:
-blocks of a row are added in order. What is decided and why is in docs/asyncsparse.md.
+Parts: BCSR (formats/bcsr.py), block rows longest first, the warp-specialised persistent kernel
+whose operands the copy engine brings (kernels/cuda/spmm_bcsr.cu). For matrices whose entries lie in
+blocks, as in pruned weights: every cell of a stored block is multiplied. Where some hold no entry,
+elements of C that are not finite are computed again from A's entries (``CSRRunner.repair``).
+Deterministic: blocks of a row are added in order. docs/asyncsparse.md says what is decided and why.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sparsetile.formats import count_blocks, pack_bcsr
+from sparsetile.formats import BCSR, count_blocks, pack_bcsr
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bcsr import BLOCK, ELEMENTS
 from sparsetile.systems.base import Request, Stage, System, make_recipe
@@ -34,6 +34,14 @@ def _block_bytes(csr: CSR, order: torch.Tensor | None, item: int, limit: int) ->
     rows, cols = csr.shape
     most = min(csr.nnz, -(-rows // BLOCK) * -(-cols // BLOCK)) * BLOCK**2 * item
     return most if most <= limit else count_blocks(csr, BLOCK, order) * BLOCK**2 * item
+
+
+def _work(blocks: BCSR) -> torch.Tensor:
+    """[block rows, 4], longest first: block row, its first block, how many it has, and 0."""
+    lengths = blocks.blocks_per_row().to(torch.int32)
+    rows = torch.argsort(lengths, descending=True, stable=True)
+    columns = (rows.to(torch.int32), blocks.block_row_ptr[rows], lengths[rows])
+    return torch.stack([*columns, torch.zeros_like(columns[0])], dim=1)
 
 
 class BCSRSystem(System):
@@ -72,10 +80,9 @@ class BCSRSystem(System):
     def build(self, request: Request) -> Stage:
         csr, order = request.csr, request.permutation.perm
         blocks = pack_bcsr(csr, BLOCK, order)
-        lengths = blocks.blocks_per_row()
-        longest_first = torch.argsort(lengths, descending=True, stable=True).to(torch.int32)
+        work = _work(blocks)
         parts = (
-            blocks.block_row_ptr, blocks.block_col_idx, longest_first,
+            work, blocks.block_col_idx,
             torch.empty(0, dtype=torch.int32, device=csr.device)
             if blocks.order is None else blocks.order,
             blocks.places, csr.indptr,
@@ -84,7 +91,7 @@ class BCSRSystem(System):
         recipe = make_recipe(
             self.name, csr, blocks=blocks.block_count, exact=None if exact is None else exact.recipe
         )
-        longest = int(lengths.max()) if lengths.numel() else 0
+        longest = int(work[0, 2]) if len(work) else 0
         choices = {
             "format": f"BCSR, {blocks.block_count} blocks of {BLOCK}x{BLOCK}, "
             f"{100 * blocks.fill:.1f} % of their cells hold entries, "

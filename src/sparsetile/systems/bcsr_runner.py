@@ -1,8 +1,8 @@
 """Launches of ``spmm_bcsr``: from a plan's tensors to kernel parameters and tensor maps.
 
-Parts, in order: block_row_ptr, block_col_idx, block rows longest first, row order (empty: the
-given one), place of each entry in the blocks, row pointers; then, where some cell of a block holds
-no entry, the parts of the exact system that repairs C.
+Parts, in order: block rows longest first, each with its first block and how many it has;
+block_col_idx; row order (empty: the given one); place of each entry in the blocks; row pointers;
+then, where some cell of a block holds no entry, the parts of the exact system that repairs C.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matri
 from sparsetile.kernels.bcsr import (
     BLOCK,
     BOX,
+    SLABS_TOGETHER,
     SPMM_BCSR,
+    STORE_BOX,
     STORE_COLUMNS,
     BlockTile,
     bcsr_config,
@@ -38,14 +40,18 @@ from sparsetile.systems.thread_context import enter
 
 __all__ = ["BCSRRunner"]
 
-_PTR, _IDX, _LONGEST_FIRST, _ORDER, _PLACES, _INDPTR, _EXACT = range(7)
-# Fields of the parameter struct that change from call to call: B's map and c, after A's map.
-_OPERANDS = struct.Struct(f"@{MAP_WORDS}QP")
+_WORK, _IDX, _ORDER, _PLACES, _INDPTR, _EXACT = range(6)
+# Fields of the parameter struct that change from call to call, after A's map: those of B and C,
+# and c.
+_OPERANDS = struct.Struct(f"@{2 * MAP_WORDS}QP")
 _OPERANDS_OFFSET = 8 * MAP_WORDS
 # Addresses and strides that the copy engine and 16-byte stores take.
 _STEP_BYTES = 16
-# Tensor maps that a runner keeps: those of the B's in use, each some hundred bytes.
-_KEPT_MAPS = 256
+# Tensor maps that a runner keeps: those of the B's and C's in use, each some hundred bytes.
+_KEPT_MAPS = 512
+
+# Address -> map of the matrix there.
+MapOf = Callable[[int], TensorMap]
 
 
 @dataclass(frozen=True)
@@ -58,16 +64,17 @@ class Launch:
 
 
 class PreparedBlocks:
-    """A launch for matrices like one B: each address of B has a tensor map of its own."""
+    """A launch for matrices like one B: each address of B and C has a tensor map of its own."""
 
-    def __init__(self, launch: PreparedLaunch, encode: Callable[[int], TensorMap]) -> None:
+    def __init__(self, launch: PreparedLaunch, map_of_b: MapOf, map_of_c: MapOf) -> None:
         self._launch = launch.launch
-        self._encode = encode
+        self._map_of_b = map_of_b
+        self._map_of_c = map_of_c
 
     def launch(self, stream: int, *fields: int) -> None:
         """Multiply B, at the first address, into C, at the second."""
         b, c = fields
-        self._launch(stream, *self._encode(b), c)
+        self._launch(stream, *self._map_of_b(b), *self._map_of_c(c), c)
 
 
 def _aligned(matrix: Tensor) -> bool:
@@ -77,14 +84,21 @@ def _aligned(matrix: Tensor) -> bool:
     return not any(at % _STEP_BYTES for at in (matrix.data_ptr(), *strides))
 
 
-def _copies_well(B: Tensor) -> bool:
-    """Whether the copy engine takes B as it is."""
-    return _aligned(B) and B.stride(-2) >= B.shape[-1]
+def _copies_well(matrix: Tensor) -> bool:
+    """Whether the copy engine takes B, or C, as it is."""
+    return _aligned(matrix) and matrix.stride(-2) >= matrix.shape[-1]
 
 
-def _stores_well(out: Tensor) -> bool:
-    """Whether eight neighbouring columns of C may be stored at once, from every eighth on."""
-    return _aligned(out) and out.shape[-1] % STORE_COLUMNS == 0
+def _stores_well(out: Tensor, bulk: bool) -> bool:
+    """Whether C is written in place.
+
+    By the copy engine if ``bulk``; else eight neighbouring columns at once, from every eighth on.
+    """
+    return _copies_well(out) if bulk else _aligned(out) and out.shape[-1] % STORE_COLUMNS == 0
+
+
+def _no_map(pointer: int) -> TensorMap:
+    return NO_MAP
 
 
 def _padded_like(matrix: Tensor) -> Tensor:
@@ -122,7 +136,7 @@ class BCSRRunner(Runner):
             tile = choose_block_tile(n, self._block_rows, processors)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
-            grid = (self._block_rows, tile.slabs(n), 1)
+            grid = tile.grid(n, self._block_rows, processors)
             found = self._launches[key] = Launch(kernel, tile, grid)
         return found
 
@@ -141,30 +155,49 @@ class BCSRRunner(Runner):
         row_bytes = BLOCK * packed.element_size()
         return self._encode(packed.data_ptr(), packed.dtype, shape, row_bytes, BOX)
 
-    def _operand_map(
-        self, dtype: torch.dtype, shape: tuple[int, int], row_bytes: int, pointer: int
-    ) -> TensorMap:
-        """Map of a B at ``pointer``."""
-        return self._encode(pointer, dtype, shape, row_bytes, BOX) if self._blocks else NO_MAP
+    def _map_of(
+        self, dtype: torch.dtype, shape: tuple[int, int], row_stride: int, box: tuple[int, int]
+    ) -> MapOf:
+        """Address -> map of a matrix there."""
+        row_bytes, encode = row_stride * dtype.itemsize, self._encode
+        return lambda pointer: encode(pointer, dtype, shape, row_bytes, box)
 
-    def _mapped_like(self, B: Tensor) -> Callable[[int], TensorMap]:
+    def _map_of_b(self, B: Tensor) -> MapOf:
         """Address -> map of a matrix there that is laid out as those of B."""
-        shape, row_bytes = (B.shape[-2], B.shape[-1]), B.stride(-2) * B.element_size()
-        return functools.partial(self._operand_map, B.dtype, shape, row_bytes)
+        if not self._blocks:
+            return _no_map
+        return self._map_of(B.dtype, (B.shape[-2], B.shape[-1]), B.stride(-2), BOX)
+
+    def _map_of_c(self, dtype: torch.dtype, n: int, row_stride: int, bulk: bool) -> MapOf:
+        if not bulk:
+            return _no_map
+        return self._map_of(dtype, (self.rows, n), row_stride, STORE_BOX)
+
+    @staticmethod
+    def _stores_in_bulk(parts: Sequence[Tensor], out_dtype: torch.dtype) -> bool:
+        """Whether C leaves by the copy engine: 16 bits, whose rows lie in the plan's order."""
+        return out_dtype.itemsize == 2 and not parts[_ORDER].numel()
 
     def _params(
-        self, parts: Sequence[Tensor], n: int, c_row_stride: int, epilogue: Epilogue
+        self,
+        parts: Sequence[Tensor],
+        tile: BlockTile,
+        n: int,
+        c_row_stride: int,
+        bulk: bool,
+        epilogue: Epilogue,
     ) -> tuple[int | float, ...]:
-        """Fields of the struct after B's map and c."""
+        """Fields of the struct after the maps and c."""
         bias, order = epilogue.bias, parts[_ORDER]
         return (
-            parts[_PTR].data_ptr(), parts[_IDX].data_ptr(), parts[_LONGEST_FIRST].data_ptr(),
+            parts[_WORK].data_ptr(), parts[_IDX].data_ptr(),
             order.data_ptr() if order.numel() else 0,
             parts[_INDPTR].data_ptr() if epilogue.mean else 0,
             0 if bias is None else bias.data_ptr(),
             c_row_stride,
             epilogue.alpha, epilogue.beta,
-            self.rows, n, not epilogue.plain, epilogue.relu,
+            self.rows, n, self._block_rows, tile.slabs(n), SLABS_TOGETHER, bulk,
+            not epilogue.plain, epilogue.relu,
         )  # fmt: skip
 
     def spmm(
@@ -197,15 +230,16 @@ class BCSRRunner(Runner):
         """All batches, through aligned copies of B and C where they are not aligned themselves."""
         if self._blocks and not _copies_well(B):
             B = _padded_like(B).copy_(B)
-        target = out
-        if not _stores_well(out):
+        target, bulk = out, self._stores_in_bulk(parts, out.dtype)
+        if not _stores_well(out, bulk):
             target = _padded_like(out)
             if epilogue.beta != 0.0:
                 target.copy_(out)
         device, n = B.device.index, B.shape[-1]
         launch = self._launch_for(B.dtype, out.dtype, n, device)
-        block_map, map_of = self._block_map(packed), self._mapped_like(B)
-        params = self._params(parts, n, target.stride(-2), epilogue)
+        block_map, map_of_b = self._block_map(packed), self._map_of_b(B)
+        map_of_c = self._map_of_c(out.dtype, n, target.stride(-2), bulk)
+        params = self._params(parts, launch.tile, n, target.stride(-2), bulk, epilogue)
         pairs = [(B, target)] if B.dim() == 2 else list(zip(B, target, strict=True))
         with on_device(device):
             enter(device)
@@ -213,7 +247,8 @@ class BCSRRunner(Runner):
             for one, c in pairs:
                 launch.kernel.launch(
                     launch.grid, launch.tile.threads, stream,
-                    *block_map, *map_of(one.data_ptr()), c.data_ptr(), *params,
+                    *block_map, *map_of_b(one.data_ptr()), *map_of_c(c.data_ptr()), c.data_ptr(),
+                    *params,
                 )  # fmt: skip
         if target is not out:
             out.copy_(target)
@@ -226,12 +261,13 @@ class BCSRRunner(Runner):
         if packed is None or not _copies_well(B) or n % STORE_COLUMNS:
             return None
         launch = self._launch_for(B.dtype, B.dtype, n, parts[0].device.index)
-        params = self._params(parts, n, n, PLAIN)
+        bulk = self._stores_in_bulk(parts, B.dtype)
+        params = self._params(parts, launch.tile, n, n, bulk, PLAIN)
         prepared = launch.kernel.prepare(
             launch.grid, launch.tile.threads,
-            (*self._block_map(packed), *NO_MAP, 0, *params), _OPERANDS, _OPERANDS_OFFSET,
+            (*self._block_map(packed), *NO_MAP, *NO_MAP, 0, *params), _OPERANDS, _OPERANDS_OFFSET,
         )  # fmt: skip
-        return PreparedBlocks(prepared, self._mapped_like(B))
+        return PreparedBlocks(prepared, self._map_of_b(B), self._map_of_c(B.dtype, n, n, bulk))
 
     def bind(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None

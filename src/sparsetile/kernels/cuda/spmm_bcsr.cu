@@ -1,25 +1,36 @@
 // C = epilogue(A . B) for A in BCSR blocks of 64 x 64 on WGMMA, AsyncSparse's product (sm_90a).
 //
-// A block of threads makes 64 rows (a block row of A) times kCols columns of C. One warp copies:
-// for each block of the row, the block itself and the 64 rows of B that it meets, both by the bulk
-// tensor engine into a ring of kStages. kConsumers warpgroups multiply, 128 columns each:
+// C is cut into items: 64 rows (a block row of A) times kCols columns. A block of threads stays on
+// its SM and makes item blockIdx.x, then every gridDim.x-th after it. One warp copies: for each
+// block of the row, the block itself and the 64 rows of B that it meets, both by the bulk tensor
+// engine into a ring of kStages. kConsumers warpgroups multiply, 128 columns each:
 //
 //   producer    wait empty[s] -> block (8 KB), 64 x kCols of B (128 bytes a row and box) -> full[s]
 //   consumers   wait full[s]  -> four WGMMAs of k = 16, sums in registers       -> empty[s]
 //
-// B is taken as it lies, row-major: WGMMA reads 16-bit operands from shared memory along either
-// side. The first product of a row overwrites its sums instead of adding to zeros.
+// The producer goes from item to item without a stop, so that blocks of the next ones are in the
+// ring while the consumers store C: of an item nothing is waited for but its first products. What
+// an item needs to know (its block row and blocks) is asked for one item ahead, its columns too.
 //
-// Grid: x = block rows, longest first, so that blocks that run together share their columns of B in
-// L2; y = slabs of kCols columns, the slow dimension. Shared memory: dynamic, kStages stages of
-// 8 KB + kCols * 128 bytes, 1024-byte aligned, then the barriers. No atomics; sums in block order.
-// With 128 columns two blocks share an SM, so that one stores C while the other multiplies.
+// B is taken as it lies, row-major: WGMMA reads 16-bit operands from shared memory along either
+// side. The first product of an item overwrites its sums instead of adding to zeros. A stage is
+// given back when the products after its own have been started: Tensor Cores always have some.
+//
+// Order of items: block rows longest first, for `together` slabs of kCols columns at a time, slab
+// by slab: blocks that run together share their columns of B, and blocks of A, in L2.
+//
+// C of 16 bits in the given row order goes through shared memory, 4 KB a warp, and leaves by the
+// engine, so that its warp may go on with the next item; else threads store it, 16 bytes at a time.
+//
+// Shared memory: dynamic, kStages stages of 8 KB + kCols * 128 bytes, kCols * 128 bytes of C, the
+// barriers. No atomics; sums in block order. With 128 columns two blocks share an SM.
 //
 // Zeros of blocks multiply too: where B is not finite the host has C repaired from A's entries.
 //
-// Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C have
-// room up to a multiple of 8 columns (host copies otherwise); tensor maps made for this A and B,
-// never read where A has no block; rows of C under 2^31, blocks of A under 2^25.
+// Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C that
+// threads store have room up to a multiple of 8 columns (host copies otherwise); tensor maps made
+// for this A and B, never read where A has no block, and for this C where `bulk`; rows of C under
+// 2^31, blocks of A under 2^25, items and two grids under 2^31.
 #include "wgmma.cuh"
 
 using E = ELEMENT;
@@ -32,14 +43,16 @@ constexpr int kBlockBytes = kBlock * kBlock * 2;
 constexpr int kBoxBytes = kBlock * 128;  // 64 rows of B, 64 columns
 constexpr int kBoxes = kCols / 64;
 constexpr int kStageBytes = kBlockBytes + kBoxes * kBoxBytes;
+constexpr int kStoreBoxBytes = 16 * 128;  // a warp's rows of C, 64 columns
+constexpr int kWarpStoreBytes = 2 * kStoreBoxBytes;
 
 struct Params {
-  TensorMap a;  // [64 * blocks, 64], boxes of 64 x 64
-  TensorMap b;  // [k, n], boxes of 64 rows x 64 columns
+  TensorMap a;       // [64 * blocks, 64], boxes of 64 x 64
+  TensorMap b;       // [k, n], boxes of 64 rows x 64 columns
+  TensorMap stored;  // C [rows, n], boxes of 16 rows x 64 columns
   Out::Storage* c;
-  const int* block_row_ptr;
-  const int* block_col_idx;
-  const int* longest_first;  // block row at each place of the grid
+  const int4* work;          // longest first: block row, its first block, how many; 0
+  const int* block_col_idx;  // of each block
   const int* order;          // null: as given; row of C at each position
   const i64* indptr;         // null: no mean; row pointers
   const float* bias;         // null: none; [n]
@@ -48,6 +61,10 @@ struct Params {
   double beta;
   int rows;
   int n;
+  int block_rows;
+  int slabs;
+  int together;  // slabs whose items alternate
+  int bulk;      // 1: C leaves by the engine; 16 bits, no order
   int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
   int relu;
 };
@@ -58,16 +75,16 @@ static_assert(kThreads == (kConsumers + 1) * 128, "one warpgroup copies, the oth
 
 struct Ring {
   char* stages;
+  char* stored;  // C, by consumer and warp
   u64* full;
   u64* empty;
 };
 
 __device__ __forceinline__ Ring ring_memory() {
-  extern __shared__ char s_dynamic[];
-  const u32 address = wg::shared_address(s_dynamic);
-  char* stages = s_dynamic + ((1024 - address % 1024) % 1024);
-  u64* barriers = reinterpret_cast<u64*>(stages + kStages * kStageBytes);
-  return {stages, barriers, barriers + kStages};
+  extern __shared__ __align__(1024) char s_dynamic[];
+  char* stored = s_dynamic + kStages * kStageBytes;
+  u64* barriers = reinterpret_cast<u64*>(stored + kConsumers * 4 * kWarpStoreBytes);
+  return {s_dynamic, stored, barriers, barriers + kStages};
 }
 
 // Where a pipeline stands: its stage, and the parity of the barriers' phase.
@@ -79,28 +96,74 @@ struct Turn {
   }
 };
 
-__device__ __forceinline__ void produce(const Params& p, const Ring& ring, int begin, int end) {
-  const int lane = threadIdx.x % 32, first_column = blockIdx.y * kCols;
+// What is known of an item before it is begun.
+struct Item {
+  int block_row;
+  int first_block;
+  int blocks;
+  int first_column;
+};
+
+// Past the last item: one without blocks. The load is not waited for here.
+__device__ __forceinline__ Item item_at(const Params& p, int index) {
+  if (index >= p.block_rows * p.slabs) return {0, 0, 0, 0};
+  const int first_slab = index / (p.block_rows * p.together) * p.together;
+  const int rest = index - first_slab * p.block_rows, width = min(p.together, p.slabs - first_slab);
+  int4 row;
+  asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(row.x), "=r"(row.y), "=r"(row.z), "=r"(row.w)
+               : "l"(p.work + rest / width));
+  return {row.x, row.y, row.z, (first_slab + rest % width) * kCols};
+}
+
+// Column of the item's block `from` + lane. Not waited for either.
+__device__ __forceinline__ int column_at(const Params& p, const Item& item, int from) {
+  const int block = from + threadIdx.x % 32;
+  int column = 0;
+  if (block < item.blocks) {
+    asm volatile("ld.global.nc.s32 %0, [%1];"
+                 : "=r"(column)
+                 : "l"(p.block_col_idx + item.first_block + block));
+  }
+  return column;
+}
+
+__device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
+  const int lane = threadIdx.x % 32, items = p.block_rows * p.slabs;
+  int index = blockIdx.x;
+  Item item = item_at(p, index), next = item_at(p, index + gridDim.x);
+  int first_columns = column_at(p, item, 0);
+  if (lane == 0 && item.blocks > 0) {
+    wg::prefetch_map(&p.a);
+    wg::prefetch_map(&p.b);
+  }
   Turn turn;
-  for (int chunk = begin; chunk < end; chunk += 32) {
-    const int mine = chunk + lane < end ? __ldg(p.block_col_idx + chunk + lane) : 0;
-    const int count = min(32, end - chunk);
-    for (int i = 0; i < count; ++i) {
-      const int row = __shfl_sync(0xffffffffu, mine, i) * kBlock;
-      if (lane == 0) {
-        wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
-        u64* full = ring.full + turn.stage;
-        char* stage = ring.stages + turn.stage * kStageBytes;
-        wg::barrier_expect(full, kStageBytes);
-        wg::copy_box(stage, &p.a, 0, (chunk + i) * kBlock, full);
+  for (; index < items; index += gridDim.x) {
+    const Item after = item_at(p, index + 2 * gridDim.x);
+    int mine = first_columns;
+    first_columns = column_at(p, next, 0);
+    for (int from = 0; from < item.blocks; from += 32) {
+      if (from > 0) mine = column_at(p, item, from);
+      const int count = min(32, item.blocks - from);
+      for (int i = 0; i < count; ++i) {
+        const int row = __shfl_sync(0xffffffffu, mine, i) * kBlock;
+        if (lane == 0) {
+          wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
+          u64* full = ring.full + turn.stage;
+          char* stage = ring.stages + turn.stage * kStageBytes;
+          wg::barrier_expect(full, kStageBytes);
+          wg::copy_box(stage, &p.a, 0, (item.first_block + from + i) * kBlock, full);
 #pragma unroll
-        for (int j = 0; j < kBoxes; ++j) {
-          wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, first_column + j * 64, row, full);
+          for (int j = 0; j < kBoxes; ++j) {
+            wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, item.first_column + j * 64, row,
+                         full);
+          }
         }
+        __syncwarp();
+        turn.next();
       }
-      __syncwarp();
-      turn.next();
     }
+    item = next, next = after;
   }
 }
 
@@ -141,43 +204,85 @@ __device__ __forceinline__ float scale_of(const Params& p, int row) {
   return entries > 0 ? float(p.alpha) / float(entries) : float(p.alpha);
 }
 
-__device__ __forceinline__ void finish(const Params& p, int block_row, int first_column,
-                                       float (&sum)[64]) {
-  const int thread = threadIdx.x % 128, q = thread % 4;
-  const int position = block_row * kBlock + thread / 32 * 16 + thread % 32 / 4;
+// A thread's sums: rows `position` and 8 further on, sum[4 j + 2 half + e] in column 8 j + 2 q + e.
+
+// alpha, mean, beta, bias and ReLU.
+__device__ __forceinline__ void apply_epilogue(const Params& p, int position, int first_column,
+                                               float (&sum)[64]) {
+  const int q = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = row_of(p, position + 8 * half);
-    const float scale = p.epilogue ? scale_of(p, row) : 1.0f;
+    const float scale = scale_of(p, row);
+    const Out::Storage* c = p.c + i64(row) * p.c_row_stride;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = first_column + j * 8 + q * 2 + e;
+        float x = sum[j * 4 + half * 2 + e] * scale;
+        if (column < p.n && row >= 0) {
+          if (p.beta != 0.0) x += float(p.beta) * Out::widen(c[column]);
+          if (p.bias != nullptr) x += p.bias[column];
+        }
+        if (p.relu && x < 0.0f) x = 0.0f;
+        sum[j * 4 + half * 2 + e] = x;
+      }
+    }
+  }
+}
+
+// By the engine: a warp's 16 rows as two boxes of 64 columns.
+template <typename O>
+__device__ __forceinline__ void store_bulk(const Params& p, char* stored, int first_position,
+                                           int first_column, const float (&sum)[64]) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) wg::store_wait_read();  // the item before
+  __syncwarp();
+  // Lane l has row l mod 16 of chunks l / 16, l / 16 + 2, ..; chunks lie in the 128-byte swizzle.
+  const u32 address =
+      wg::shared_address(stored) + lane % 16 * 128 + ((lane / 16) ^ (lane % 8)) * 16;
+#pragma unroll
+  for (int pair = 0; pair < 8; ++pair) {  // of chunks
+    u32 word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = narrow_pair<O>(sum[pair * 8 + i * 2], sum[pair * 8 + i * 2 + 1]);
+    }
+    wg::store_matrices((address ^ (pair % 4 * 32)) + pair / 4 * kStoreBoxBytes, word);
+  }
+  wg::fence_for_copies();
+  __syncwarp();
+  if (lane == 0 && first_position < p.rows) {
+    const u64 policy = wg::leave_first();
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int column = first_column + j * 64;
+      if (column < p.n) {
+        wg::store_box(&p.stored, column, first_position, stored + j * kStoreBoxBytes, policy);
+      }
+    }
+    wg::store_commit();
+  }
+}
+
+// By threads.
+template <typename O>
+__device__ __forceinline__ void store_rows(const Params& p, int position, int first_column,
+                                           const float (&sum)[64]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of(p, position + 8 * half);
     Out::Storage* c = p.c + i64(row) * p.c_row_stride;
 #pragma unroll
     for (int group = 0; group < 4; ++group) {  // of four times eight columns
-      float x[4][2];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) x[i][e] = sum[(group * 4 + i) * 4 + half * 2 + e];
-      }
-      if (p.epilogue) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int column = first_column + (group * 4 + i) * 8 + q * 2;
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            x[i][e] *= scale;
-            if (column + e < p.n && row >= 0) {
-              if (p.beta != 0.0) x[i][e] += float(p.beta) * Out::widen(c[column + e]);
-              if (p.bias != nullptr) x[i][e] += p.bias[column + e];
-            }
-            if (p.relu && x[i][e] < 0.0f) x[i][e] = 0.0f;
-          }
-        }
-      }
-      if constexpr (sizeof(Out::Storage) == 2) {
+      if constexpr (sizeof(typename O::Storage) == 2) {
         u32 word[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          word[i] = u32(Out::narrow(x[i][0])) | u32(Out::narrow(x[i][1])) << 16;
+          const int at = (group * 4 + i) * 4 + half * 2;
+          word[i] = narrow_pair<O>(sum[at], sum[at + 1]);
         }
         transpose(word, q);
         const int column = first_column + (group * 4 + q) * 8;
@@ -185,10 +290,10 @@ __device__ __forceinline__ void finish(const Params& p, int block_row, int first
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+          const int at = (group * 4 + i) * 4 + half * 2;
           const int column = first_column + (group * 4 + i) * 8 + q * 2;
           if (row >= 0 && column < p.n) {
-            ptx::store_cs(reinterpret_cast<uint2*>(c + column),
-                          make_uint2(__float_as_uint(x[i][0]), __float_as_uint(x[i][1])));
+            __stcs(reinterpret_cast<float2*>(c + column), make_float2(sum[at], sum[at + 1]));
           }
         }
       }
@@ -196,15 +301,31 @@ __device__ __forceinline__ void finish(const Params& p, int block_row, int first
   }
 }
 
-__device__ __forceinline__ void consume(const Params& p, const Ring& ring, int block_row,
-                                        int blocks) {
-  const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
-  float sum[64];
+__device__ __forceinline__ void finish(const Params& p, const Ring& ring, int block_row,
+                                       int first_column, float (&sum)[64]) {
+  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;  // of those that multiply
+  const int first_position = block_row * kBlock + warp % 4 * 16,
+            position = first_position + lane / 4;
+  if (p.epilogue) apply_epilogue(p, position, first_column, sum);
+  if constexpr (sizeof(Out::Storage) == 2) {
+    if (p.bulk) {
+      store_bulk<Out>(p, ring.stored + warp * kWarpStoreBytes, first_position, first_column, sum);
+      return;
+    }
+  }
+  store_rows<Out>(p, position, first_column, sum);
+}
+
+// The item's sums; `turn` goes on through the ring.
+__device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int blocks, Turn& turn,
+                                           float (&sum)[64]) {
   if (blocks == 0) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
+    return;
   }
-  Turn turn;
+  const bool releases = threadIdx.x % 32 == 0;
+  u64* previous = nullptr;
   for (int i = 0; i < blocks; ++i) {
     wg::barrier_wait(ring.full + turn.stage, turn.parity);
     const char* stage = ring.stages + turn.stage * kStageBytes;
@@ -216,38 +337,48 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int b
                             wg::descriptor(b + k * 2048, kBoxBytes, 1024), i > 0 || k > 0);
     }
     wg::commit();
-    wg::wait<0>();
-    wg::settle(sum);
-    if (lane == 0) wg::barrier_arrive(ring.empty + turn.stage);
+    wg::wait<1>();  // for the products before these
+    if (releases && i > 0) wg::barrier_arrive(previous);
+    previous = ring.empty + turn.stage;
     turn.next();
   }
-  finish(p, block_row, blockIdx.y * kCols + consumer * 128, sum);
+  wg::wait<0>();
+  wg::settle(sum);
+  if (releases) wg::barrier_arrive(previous);
+}
+
+__device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
+  const int consumer = threadIdx.x / 128 - 1, items = p.block_rows * p.slabs;
+  int index = blockIdx.x;
+  Item item = item_at(p, index);
+  Turn turn;
+  for (; index < items; index += gridDim.x) {
+    const Item next = item_at(p, index + gridDim.x);
+    float sum[64];
+    accumulate(ring, consumer, item.blocks, turn, sum);
+    finish(p, ring, item.block_row, item.first_column + consumer * 128, sum);
+    item = next;
+  }
+  if (p.bulk) wg::store_wait_read();  // shared memory lives as long as its threads
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     spmm_bcsr(const __grid_constant__ Params p) {
   const Ring ring = ring_memory();
-  const int block_row = __ldg(p.longest_first + blockIdx.x);
-  const int begin = __ldg(p.block_row_ptr + block_row);
-  const int end = __ldg(p.block_row_ptr + block_row + 1);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       wg::barrier_init(ring.full + s, 1);
       wg::barrier_init(ring.empty + s, kConsumers * 4);
     }
     wg::barrier_init_done();
-    if (begin < end) {
-      wg::prefetch_map(&p.a);
-      wg::prefetch_map(&p.b);
-    }
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     wg::fewer_registers<40>();
-    if (threadIdx.x < 32) produce(p, ring, begin, end);
+    if (threadIdx.x < 32) produce(p, ring);
   } else {
     // What the copying warpgroup gave back: 168 * 384 and 128 * 256 registers in all.
     wg::more_registers<kConsumers == 2 ? 232 : 216>();
-    consume(p, ring, block_row, end - begin);
+    consume(p, ring);
   }
 }

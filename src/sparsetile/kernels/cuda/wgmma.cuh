@@ -70,6 +70,42 @@ __device__ __forceinline__ void copy_box(void* shared, const TensorMap* map, int
       : "memory");
 }
 
+// ---- copies back: written by threads, then read by the engine
+
+// What the calling thread has written to shared memory can then be read by the engine.
+__device__ __forceinline__ void fence_for_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// What is stored by this policy leaves L2 before the rest.
+__device__ __forceinline__ u64 leave_first() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// A box in shared memory to a matrix; what of it lies outside of the matrix is not stored.
+__device__ __forceinline__ void store_box(const TensorMap* map, int column, int row,
+                                          const void* shared, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint"
+      " [%0, {%1, %2}], [%3], %4;" ::"l"(map),
+      "r"(column), "r"(row), "r"(shared_address(shared)), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until the boxes that the calling thread has stored may be overwritten.
+__device__ __forceinline__ void store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// Four 8 x 8 matrices of 16 bits, each a word a lane: row r of matrix i goes to the address of lane
+// 8 i + r.
+__device__ __forceinline__ void store_matrices(u32 address, const u32 (&word)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+               : "memory");
+}
+
 // ---- products
 
 __device__ __forceinline__ u64 descriptor(const void* shared, u32 leading, u32 stride) {
@@ -104,6 +140,22 @@ __device__ __forceinline__ void fewer_registers() {
 }
 
 }  // namespace wg
+
+// Two sums rounded to 16 bits in one instruction, the first in the lower half.
+template <typename E>
+__device__ __forceinline__ u32 narrow_pair(float low, float high);
+template <>
+__device__ __forceinline__ u32 narrow_pair<F16>(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <>
+__device__ __forceinline__ u32 narrow_pair<BF16>(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 
 // One warpgroup: 64 x 128 sums += A (64 x 16, K-major) . B (16 x 128, N-major), both in shared
 // memory. The only generated-looking text of the tree: the instruction names its 64 sums one by
