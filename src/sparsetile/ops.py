@@ -122,6 +122,11 @@ def row_major(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
+def _as_taken(forward: Runner, tensor: Tensor) -> Tensor:
+    """Return B or ``out`` as the runner takes it."""
+    return tensor if forward.any_strides else row_major(tensor)
+
+
 def spmm(
     tensors: Sequence[Tensor],
     values: Tensor | None,
@@ -144,7 +149,7 @@ def spmm(
         tensors[bundle.forward_slice],
         _packed_vector(values),
         packed,
-        row_major(B),
+        _as_taken(bundle.forward, B),
         out,
         Epilogue(alpha=alpha, mean=reduce == "mean", bias=bias, relu=relu),
     )
@@ -164,13 +169,13 @@ def spmm_out(
 ) -> None:
     """out = alpha · A·B + beta · out, in place."""
     bundle = _bundle(recipe)
-    target = row_major(out)
+    target = _as_taken(bundle.forward, out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
     bundle.forward.spmm(
         tensors[bundle.forward_slice],
         _packed_vector(values),
         packed,
-        row_major(B),
+        _as_taken(bundle.forward, B),
         target,
         epilogue,
     )

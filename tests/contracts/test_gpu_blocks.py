@@ -130,3 +130,80 @@ def test_full_blocks_give_csr_arithmetic_where_B_is_not_finite():
     expected = reference(csr, B)
     C = (st.plan(csr, 64, system="bcsr") @ B).cpu()
     assert torch.equal(C.isnan(), expected.isnan()) and torch.equal(C.isinf(), expected.isinf())
+
+
+# -- as a linear layer has its operands: X and Y row-major, B = Xᵀ, C = Yᵀ
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("n", [1, 8, 100, 128, 200, 256, 1000, 4096])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 776), (64, 6400), (19008, 256)], ids=str)
+def test_row_major_input_and_output_of_a_linear_layer_are_used_where_they_lie(dtype, n, shape):
+    csr = pruned(shape, 0.3, dtype)
+    plan, X = st.plan(csr, n, system="bcsr"), dense(n, shape[1], dtype)
+    expected = plan @ X.T.contiguous()
+    Y = torch.empty(n, shape[0], device="cuda", dtype=dtype)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    plan.run(X.T, out=Y.T)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, "nothing is copied"
+    assert torch.equal(Y.T, expected)
+    assert torch.equal(plan @ X.T, expected)
+    assert torch.equal(plan.run(X.T.contiguous(), out=torch.empty_like(Y).T), expected)
+
+
+@pytest.mark.parametrize("n", [72, 251, 512])
+def test_small_whole_numbers_of_a_linear_layer_match_bit_for_bit(n):
+    csr = pruned((700, 904), 0.4, whole=True)
+    X = torch.randint(0, 2, (n, 904), device="cuda").to(F16)
+    C = st.plan(csr, n, system="bcsr").run(X.T, out_dtype=F32)
+    assert torch.equal(C.cpu().double(), reference(csr, X.T))
+
+
+@pytest.mark.parametrize("n", [8, 120, 251, 500])
+@pytest.mark.parametrize("rows", [64, 70, 450])
+def test_nothing_beside_a_transposed_c_is_written(n, rows):
+    csr, X = pruned((rows, 304), 0.5, whole=True), torch.ones(n, 304, device="cuda", dtype=F16)
+    around = torch.full((n + 2, 512), 7.0, device="cuda", dtype=F16)
+    st.plan(csr, n, system="bcsr").run(X.T, out=around[1:-1, :rows].T)
+    assert torch.equal(around[1:-1, :rows].T.cpu().double(), reference(csr, X.T))
+    around[1:-1, :rows] = 7
+    assert bool((around == 7).all())
+
+
+def test_batches_scales_and_odd_strides_of_a_linear_layer_are_right():
+    csr = pruned((450, 304), 0.5, whole=True)
+    plan, X = st.plan(csr, 40, system="bcsr"), torch.randint(0, 2, (3, 40, 304), device="cuda")
+    X, Y = X.to(F16), torch.randint(-3, 4, (3, 40, 456), device="cuda").to(F16)[..., :450]
+    plain, before = torch.stack([reference(csr, one.T) for one in X]), Y.cpu().double()
+    plan.run(X.mT, out=Y.mT, alpha=0.5, beta=2.0)
+    assert torch.equal(Y.cpu().double(), plain.mT / 2 + 2 * before)
+    part = csr_of(sp.csr_array(np.ones((100, 303))), dtype=F16).to("cuda")
+    X = X[..., :303]
+    for odd in (X.contiguous(), X[:, ::2], X[:, :1].expand(3, 9, 303)):
+        out = torch.empty(3, odd.shape[1], 103, device="cuda", dtype=F16)[..., 3:]
+        st.plan(part, 40, system="bcsr").run(odd.mT, out=out.mT)
+        expected = torch.stack([reference(part, one.T) for one in odd]).mT
+        assert torch.equal(out.cpu().double(), expected)
+
+
+def test_a_captured_graph_of_a_linear_layer_replays_with_new_input():
+    csr = pruned((640, 512), 0.3)
+    plan, X = st.plan(csr, 128, system="bcsr"), dense(128, 512, F16)
+    Y = torch.empty(128, 640, device="cuda", dtype=F16)
+    plan.run(X.T, out=Y.T)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.run(X.T, out=Y.T)
+    for _ in range(3):
+        X.copy_(dense(128, 512, F16))
+        graph.replay()
+        assert_close(Y.T, csr, X.T)
+
+
+def test_scattered_matrices_whose_c_is_repaired_take_transposed_operands_too():
+    csr = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
+    plan, X = st.plan(csr, 64, system="bcsr"), dense(64, 248, F16)
+    assert "repair" in plan.info["choices"]
+    Y = torch.empty(64, 300, device="cuda", dtype=F16)
+    plan.run(X.T, out=Y.T)
+    assert_close(Y.T, csr, X.T)

@@ -26,6 +26,7 @@ BLOCK_BYTES = BLOCK * BLOCK * 2
 BOX_BYTES = BLOCK * 128
 STORE_BOX_BYTES = 16 * 128
 WARP_STORE_BYTES = 2 * STORE_BOX_BYTES
+BY_THREADS, BY_ENGINE, TRANSPOSED = range(3)
 THREAD = np.arange(GROUP)
 Q = THREAD % 4
 # How often in a turn a box of C is read: seldom, so that the next item may come before.
@@ -33,16 +34,15 @@ SLOW_STORES = 0.05
 TEXT = (DEVICE_TREE / "spmm_bcsr.cu").read_text()
 
 
-def steps_of(operand: str) -> tuple[int, int, int]:
-    """(bytes a k step, leading, stride) of ``wg::descriptor(operand + k * ..)`` in the code."""
-    found = re.search(rf"descriptor\({operand} \+ k \* (\d+), (\w+), (\d+)\)", TEXT)
-    assert found is not None, f"no descriptor of {operand}"
+def steps_of(operand: str) -> list[tuple[int, ...]]:
+    """(bytes a k step, leading, stride) of each ``wg::descriptor(operand + k * ..)``."""
+    found = re.findall(rf"descriptor\({operand} \+ k \* (\d+), (\w+), (\d+)\)", TEXT)
     names = {"kBoxBytes": BOX_BYTES}
-    step, leading, stride = (names.get(word) or int(word) for word in found.groups())
-    return step, leading, stride
+    return [tuple(names.get(word) or int(word) for word in words) for words in found]
 
 
-A_STEPS, B_STEPS = steps_of("stage"), steps_of("b")
+(A_STEPS,) = steps_of("stage")
+K_MAJOR_STEPS, B_STEPS = steps_of("b")
 # What dynamic shared memory is declared to begin at a multiple of.
 ALIGNMENT = int(re.search(r"extern __shared__ __align__\((\d+)\)", TEXT).group(1))
 # Groups of products under way when a stage is given back, and when sums are read.
@@ -100,6 +100,7 @@ class Product:
     ) -> None:
         self.machine, self.maps, self.p = machine, maps, params
         self.cols, self.stages = config["kCols"], config["kStages"]
+        self.k_major = config["kKMajor"]
         self.consumers = self.cols // 128
         self.boxes = self.cols // 64
         self.stage_bytes = BLOCK_BYTES + self.boxes * BOX_BYTES
@@ -116,7 +117,7 @@ class Product:
             name: [params[f"{name}[{i}]"] for i in range(MAP_WORDS)]
             for name in ("a", "b", "stored")
         }
-        assert not (params["bulk"] and (self.order is not None or self.output.size != 2))
+        assert params["store"] == BY_THREADS or (self.order is None and self.output.size == 2)
 
     def run(self, grid: tuple[int, int, int]) -> None:
         assert grid[1:] == (1, 1)
@@ -127,10 +128,10 @@ class Product:
 
     def check_writes(self) -> None:
         """Each element of C once; of a row past its end only what fills a thread's access."""
-        step = 1 if self.p["bulk"] else 8 if self.output.size == 2 else 2
+        step = 1 if self.p["store"] != BY_THREADS else 8 if self.output.size == 2 else 2
         row, column = np.arange(self.p["rows"]), np.arange(-(-self.p["n"] // step) * step)
         expected = np.zeros_like(self.c.writes)
-        expected[row[:, None] * self.p["c_row_stride"] + column] = 1
+        expected[self.element_at(row[:, None], column)] = 1
         assert (self.c.writes == expected).all()
 
     # -- one block of threads
@@ -207,6 +208,9 @@ class Product:
         full.expect(self.stage_bytes)
         copy_box = self.shared.copy_box
         copy_box(stage, self.maps_of["a"], 0, (item.first_block + block) * BLOCK, full)
+        if self.k_major:
+            copy_box(stage + BLOCK_BYTES, self.maps_of["b"], row, item.first_column, full)
+            return
         for j in range(self.boxes):
             to = stage + BLOCK_BYTES + j * BOX_BYTES
             copy_box(to, self.maps_of["b"], item.first_column + j * 64, row, full)
@@ -214,14 +218,14 @@ class Product:
 
     def consume(self, consumer: int, index: int) -> Iterator[None]:
         item, turn = self.item_at(index), Turn(self.stages)
-        leaving = [Leaving() for _ in range(4)]  # of each warp
+        leaving = [Leaving() for _ in range(4)]  # of each warp; transposed of the first for all
         for i in range(index, self.items, self.grid):
             following = self.item_at(i + self.grid)
             tile = np.full((BLOCK, 128), np.nan, dtype=np.float32)
             yield from self.accumulate(consumer, item.blocks, turn, tile)
             yield from self.finish(consumer, item, fragments(tile), leaving)
             item = following
-        if self.p["bulk"]:
+        if self.p["store"] != BY_THREADS:
             for one in leaving:
                 yield from one.wait_read()
 
@@ -239,8 +243,9 @@ class Product:
             b = stage + BLOCK_BYTES + consumer * 2 * BOX_BYTES
             issued = []
             for k in range(BLOCK // 16):
+                steps = K_MAJOR_STEPS if self.k_major else B_STEPS
                 left = descriptor(stage + k * A_STEPS[0], *A_STEPS[1:])
-                right = descriptor(b + k * B_STEPS[0], *B_STEPS[1:])
+                right = descriptor(b + k * steps[0], *steps[1:])
                 issued.append(
                     Multiplication(left, right, i > 0 or k > 0, self.operands(left, right))
                 )
@@ -275,8 +280,11 @@ class Product:
         """64 x 16 and 16 x 128, found by their descriptors: raw bits."""
         k = np.arange(16)
         a = self.shared.read(Descriptor.of(left).k_major(np.arange(BLOCK)[:, None], k))
-        b = self.shared.read(Descriptor.of(right).mn_major(k[:, None], np.arange(128)))
-        return a, b
+        if self.k_major:
+            places = Descriptor.of(right).k_major(np.arange(128), k[:, None])
+        else:
+            places = Descriptor.of(right).mn_major(k[:, None], np.arange(128))
+        return a, self.shared.read(places)
 
     # -- what follows
 
@@ -296,6 +304,10 @@ class Product:
             scale[here] = scale[here] / entries
         return scale
 
+    def element_at(self, row: np.ndarray, column: np.ndarray) -> np.ndarray:
+        stride = self.p["c_stride"]
+        return column * stride + row if self.p["store"] == TRANSPOSED else row * stride + column
+
     def finish(
         self, consumer: int, item: Item, sums: np.ndarray, leaving: list[Leaving]
     ) -> Iterator[None]:
@@ -304,8 +316,13 @@ class Product:
         position = item.block_row * BLOCK + THREAD // 32 * 16 + THREAD % 32 // 4
         if self.p["epilogue"]:
             self.apply_epilogue(position, first_column, sums)
-        if not self.p["bulk"]:
+        if self.p["store"] == BY_THREADS:
             self.store_rows(position, first_column, sums)
+            return
+        if self.p["store"] == TRANSPOSED:
+            yield from leaving[0].wait_read()
+            stored = self.stored + consumer * 4 * WARP_STORE_BYTES
+            self.store_transposed(stored, item.block_row, first_column, sums, leaving[0])
             return
         for warp in range(4):
             mine = sums[warp * WARP : (warp + 1) * WARP]
@@ -319,14 +336,15 @@ class Product:
         for half in range(2):
             row = self.row_of(position + 8 * half)
             scale = self.scale_of(row)
-            c = row * self.p["c_row_stride"]
             for j in range(16):
                 for e in range(2):
                     column = first_column + j * 8 + Q * 2 + e
                     x = sums[:, j * 4 + half * 2 + e] * scale
                     here = (column < self.p["n"]) & (row >= 0)
                     if self.p["beta"] != 0.0:
-                        old = self.output.widen(self.c.load((c + column)[here])[:, 0])
+                        old = self.output.widen(
+                            self.c.load(self.element_at(row, column)[here])[:, 0]
+                        )
                         x[here] += np.float32(self.p["beta"]) * old
                     if self.bias is not None:
                         x[here] += self.bias.load(column[here])[:, 0]
@@ -359,10 +377,32 @@ class Product:
                         self.maps_of["stored"], column, first_position, box, self.c, who
                     )
 
+    def store_transposed(
+        self, stored: int, block_row: int, first_column: int, sums: np.ndarray, who: Leaving
+    ) -> None:
+        """``sums`` [128 threads, 64]."""
+        lane = np.arange(WARP)
+        column = lane % 8 + lane // 16 * 8
+        for warp in range(4):
+            mine = sums[warp * WARP : (warp + 1) * WARP]
+            chunk = warp * 2 + lane // 8 % 2
+            address = stored + column * 128 + (chunk ^ (lane % 8)) * 16
+            for sixteen in range(8):
+                word = np.empty((WARP, 4), dtype=U32)
+                for i in range(4):
+                    at = sixteen * 8 + i * 2
+                    word[:, i] = self.narrow_pair(mine[:, at], mine[:, at + 1])
+                self.shared.store_matrices(address + sixteen * 16 * 128, transposed(word))
+        self.shared.fence(stored, 4 * WARP_STORE_BYTES)
+        if first_column < self.p["n"]:
+            self.shared.store_box(
+                self.maps_of["stored"], block_row * BLOCK, first_column, stored, self.c, who
+            )
+
     def store_rows(self, position: np.ndarray, first_column: int, sums: np.ndarray) -> None:
         for half in range(2):
             row = self.row_of(position + 8 * half)
-            c = row * self.p["c_row_stride"]
+            c = row * self.p["c_stride"]
             for group in range(4):
                 at = [(group * 4 + i) * 4 + half * 2 for i in range(4)]
                 if self.output.size == 2:
@@ -377,6 +417,14 @@ class Product:
                     here = (row >= 0) & (column < self.p["n"])
                     pair = self.output.narrow(sums[here, at[i] : at[i] + 2])
                     self.c.store((c + column)[here], pair)
+
+
+def transposed(word: np.ndarray) -> np.ndarray:
+    """``.trans`` of stmatrix: each of the four 8 x 8 matrices of ``word`` [32 lanes, 4] turned."""
+    halves = word[..., None].view(np.uint16)  # lane, matrix, element of the pair
+    matrices = halves.reshape(8, 4, 4, 2).transpose(2, 0, 1, 3).reshape(4, 8, 8)
+    turned = matrices.transpose(0, 2, 1).reshape(4, 8, 4, 2).transpose(1, 2, 0, 3)
+    return np.ascontiguousarray(turned).reshape(WARP, 4, 2).view(U32)[..., 0]
 
 
 def fragment_places() -> tuple[np.ndarray, np.ndarray]:

@@ -32,8 +32,9 @@ def test_the_kernel_exists_for_hopper_alone():
 
 def test_the_compiler_adds_no_waits_between_products():
     """ptxas says so where it cannot leave products under way, and then waits for each."""
-    for tile, out_dtype in itertools.product(TILES, (BF16, F32)):
-        source = SPMM_BCSR.source(bcsr_config(BF16, tile, out_dtype=out_dtype))
+    for tile, out_dtype, k_major in itertools.product(TILES, (BF16, F32), (False, True)):
+        config = bcsr_config(BF16, tile, out_dtype=out_dtype, k_major=k_major)
+        source = SPMM_BCSR.source(config)
         options = ProgramOptions(
             name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
             ptxas_options=["-v"],
@@ -50,12 +51,13 @@ def test_the_struct_is_a_multiple_of_a_tensor_maps_alignment():
 def test_every_configuration_a_runner_may_ask_for_is_listed_once():
     listed = [tuple(config.items()) for config in SPMM_BCSR.configs()]
     asked = {
-        tuple(bcsr_config(dtype, tile, out_dtype=out).items())
+        tuple(bcsr_config(dtype, tile, out_dtype=out, k_major=k_major).items())
         for dtype in (F16, BF16)
+        for k_major in (False, True)
         for tile in TILES
         for out in (None, dtype, F32)
     }
-    assert len(listed) == len(asked) == 8 and set(listed) == asked
+    assert len(listed) == len(asked) == 16 and set(listed) == asked
 
 
 @pytest.mark.parametrize("tile, blocks", [(WIDE, 1), (NARROW, 2)])

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR
-from sparsetile.kernels.bcsr import BLOCK, SPMM_BCSR, STORE_BOX, TILES, bcsr_config
+from sparsetile.kernels.bcsr import (
+    BLOCK,
+    SPMM_BCSR,
+    STORE_BOX,
+    TILES,
+    TRANSPOSED_BOX,
+    bcsr_config,
+)
 from sparsetile.systems import bcsr_runner
 from sparsetile.systems.csr_runner import CSRRunner
 from sparsetile.systems.registry import runner
@@ -27,10 +34,12 @@ from tests.kernels.replay_bcsr import (
     B_STEPS,
     BLOCK_BYTES,
     BOX_BYTES,
+    K_MAJOR_STEPS,
     STORE_BOX_BYTES,
     Q,
     fragment_places,
     transpose,
+    transposed,
 )
 from tests.kernels.replay_cases import BlockCase, strided
 from tests.kernels.replay_wgmma import (
@@ -87,8 +96,8 @@ def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order():
     fields = device_fields(SPMM_BCSR)
     assert [letter for _, letter in fields] == host_letters(SPMM_BCSR)
     assert [name for name, _ in fields if "[" not in name] == [
-        "c", "work", "block_col_idx", "order", "indptr", "bias", "c_row_stride", "alpha", "beta",
-        "rows", "n", "block_rows", "slabs", "together", "bulk", "epilogue", "relu",
+        "c", "work", "block_col_idx", "order", "indptr", "bias", "c_stride", "alpha", "beta",
+        "rows", "n", "block_rows", "slabs", "together", "store", "epilogue", "relu",
     ]  # fmt: skip
 
 
@@ -116,6 +125,21 @@ def test_a_tile_of_B_is_read_from_where_its_copies_put_it(tile, k_step):
             found = Descriptor.of(descriptor(start, *B_STEPS[1:]))
             addresses = found.mn_major(np.arange(16)[:, None], np.arange(128))
             wanted = put[16 * k_step : 16 * k_step + 16, 128 * consumer : 128 * consumer + 128]
+            assert np.array_equal(addresses, wanted)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.columns} columns")
+@pytest.mark.parametrize("k_step", range(4))
+def test_a_k_major_tile_of_B_is_read_from_where_its_copy_put_it(tile, k_step):
+    for stage in range(tile.stages):
+        first = 2048 + stage * tile.stage_bytes + BLOCK_BYTES
+        put = box_places(first, *tile.box(True))  # row n, column k
+        assert put.max() < first + tile.stage_bytes - BLOCK_BYTES
+        for consumer in range(tile.columns // 128):
+            start = first + consumer * 2 * BOX_BYTES + k_step * K_MAJOR_STEPS[0]
+            found = Descriptor.of(descriptor(start, *K_MAJOR_STEPS[1:]))
+            addresses = found.k_major(np.arange(128)[:, None], np.arange(16))
+            wanted = put[128 * consumer : 128 * consumer + 128, 16 * k_step : 16 * k_step + 16]
             assert np.array_equal(addresses, wanted)
 
 
@@ -151,6 +175,30 @@ def test_a_warps_sums_lie_in_its_boxes_as_the_engine_reads_them():
         assert np.array_equal(to, put[pair // 4][lane % 16, column])
 
 
+def test_a_warpgroups_sums_lie_in_their_transposed_box_as_the_engine_reads_it():
+    """Addresses of ``store_transposed``: eight rows of C side by side, in the row of a column."""
+    put, lane = box_places(4096, *TRANSPOSED_BOX), np.arange(32)
+    column = lane % 8 + lane // 16 * 8
+    for warp in range(4):
+        chunk = warp * 2 + lane // 8 % 2
+        address = 4096 + column * 128 + (chunk ^ (lane % 8)) * 16
+        for sixteen in range(8):
+            row = warp * 16 + lane // 8 % 2 * 8
+            found = address + sixteen * 16 * 128
+            assert np.array_equal(found, put[sixteen * 16 + column, row])
+
+
+def test_four_matrices_are_turned_each_by_itself():
+    element = np.arange(4 * 64, dtype=np.uint16).reshape(4, 8, 8)  # matrix, row, column
+    pairs = element.reshape(4, 8, 4, 2)
+    word = np.ascontiguousarray(pairs.transpose(1, 2, 0, 3)).reshape(32, 4, 2).view(np.uint32)
+    found = transposed(np.ascontiguousarray(word[..., 0]))
+    for lane, matrix in np.ndindex(32, 4):
+        low, high = int(found[lane, matrix]) & 0xFFFF, int(found[lane, matrix]) >> 16
+        row, at = lane // 4, lane % 4 * 2
+        assert (low, high) == (element[matrix, at, row], element[matrix, at + 1, row])
+
+
 def test_four_lanes_exchange_rows_for_columns():
     word = np.arange(128 * 4, dtype=np.uint32).reshape(128, 4)  # lane * 4 + word
     found = transpose(word)
@@ -172,6 +220,72 @@ def test_the_replay_of_full_blocks_is_their_product(wide, dtype, n):
         assert torch.equal(case.spmm(B), reference(csr, B).to(dtype))
         assert case.meta["exact"] is None
     assert wide.configs[-1] == bcsr_config(dtype, TILES[0] if n > 128 else TILES[1])
+
+
+def k_major(B: Tensor) -> Tensor:
+    """The same matrix as the transpose of a row-major one, rows of that 16 bytes aligned."""
+    *lead, rows, n = B.shape
+    memory = torch.full((*lead, n, -(-rows // 8) * 8), float("nan"), dtype=B.dtype)
+    memory[..., :rows] = B.mT
+    return memory[..., :rows].mT
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("n", [1, 8, 128, 136, 264, 520])
+def test_a_transposed_B_is_multiplied_where_it_lies(wide, maps, dtype, n):
+    for shape in (None, (200, 150), (193, 129)):
+        csr = full_blocks(CORNERS, dtype, shape)
+        B = k_major(operand(csr, n, dtype))
+        case = BlockCase(wide, csr, n, dtype)
+        assert case.runner.any_strides
+        assert torch.equal(case.spmm(B), reference(csr, B).to(dtype))
+        of_b = [matrix for matrix in maps.known if matrix.pointer == B.data_ptr()]
+        assert [matrix.shape for matrix in of_b] == [(n, csr.shape[1])]
+    tile = TILES[0] if n > 128 else TILES[1]
+    assert wide.configs[-1] == bcsr_config(dtype, tile, k_major=True)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("n", [1, 8, 136, 264, 520])
+@pytest.mark.parametrize("transposed_b", [False, True])
+def test_c_is_stored_as_the_transpose_that_it_is(wide, maps, dtype, n, transposed_b):
+    for shape in ((256, 192), (200, 150), (193, 129)):
+        csr = full_blocks(CORNERS, dtype, shape)
+        B = operand(csr, n, dtype)
+        memory = torch.full((n, shape[0] // 8 * 8 + 16), 7.0, dtype=dtype)
+        wide.hold(memory)
+        case, out = BlockCase(wide, csr, n, dtype), memory[:, : shape[0]].T
+        case.spmm(k_major(B) if transposed_b else B, out)
+        assert torch.equal(out, reference(csr, B).to(dtype))
+        assert bool((memory[:, shape[0] :] == 7).all()), "nothing beside C is written"
+        assert (maps.known[-1].pointer, maps.known[-1].shape) == (memory.data_ptr(), (n, shape[0]))
+
+
+def test_a_linear_layers_batch_has_no_copies(wide, maps):
+    csr = full_blocks(CORNERS, F16)
+    X = operand(csr, 40, F16, (3,)).mT.contiguous()
+    Y = torch.full((3, 40, 256), float("nan"), dtype=F16)
+    wide.hold(X, Y)
+    BlockCase(wide, csr, 40, F16).spmm(X.mT, Y.mT)
+    assert torch.equal(Y.mT, reference(csr, X.mT).to(F16))
+    assert {one.pointer for one in maps.known[1:]} == {one.data_ptr() for one in (*X, *Y)}
+
+
+@pytest.mark.parametrize("how", ["rows not aligned", "every second column", "one for all", "order"])
+def test_other_strides_are_copied(wide, how):
+    csr = full_blocks(CORNERS, F16, (200, 150))
+    B, out = operand(csr, 24, F16), torch.full((24, 200), float("nan"), dtype=F16).T
+    if how == "rows not aligned":
+        B, out = B.T.contiguous().T, torch.full((24, 203), float("nan"), dtype=F16)[:, 3:].T
+    elif how == "every second column":
+        B, out = B.repeat_interleave(2, 1)[:, ::2], out.new_empty(200, 48)[:, ::2]
+    elif how == "one for all":
+        B = B[:, :1].expand(150, 24)
+    order = torch.arange(200).flip(0).view(-1, 8).flip(0).flatten() if how == "order" else None
+    case = BlockCase(wide, csr, 24, F16, order=order)
+    assert torch.equal(case.spmm(B, out), reference(csr, B).to(F16))
+    before = out.clone()
+    assert torch.equal(case.spmm(B, out, beta=2.0), (reference(csr, B) + 2 * before).to(F16))
 
 
 def test_few_block_rows_take_narrow_tiles_so_that_more_sms_have_work(machine):
@@ -290,6 +404,16 @@ def test_alpha_beta_mean_bias_and_relu_act_on_the_right_elements(
     assert torch.allclose(mean, plain / lengths, rtol=torch.finfo(out_dtype).eps)
 
 
+@pytest.mark.parametrize("n", [24, 21])
+def test_alpha_and_beta_act_on_the_right_elements_of_a_transposed_c(machine, n):
+    csr = full_blocks([[1, 0], [0, 1], [0, 0]], F16, (152, 100))
+    B, before = operand(csr, n, F16), torch.randint(-3, 4, (n, 152)).to(F16)
+    out = before.clone().T
+    found = BlockCase(machine, csr, n, F16).spmm(k_major(B), out, alpha=0.5, beta=2.0)
+    assert torch.equal(found, (reference(csr, B) / 2 + 2 * before.T).to(F16))
+    assert machine.configs[-1]["kKMajor"]
+
+
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("n", [8, 130, 300])
 def test_sixteen_bit_input_may_be_stored_as_float32(wide, dtype, n):
@@ -379,6 +503,12 @@ def _without(name: str) -> Callable[[pytest.MonkeyPatch], None]:
                     self, consumer, blocks, replay_bcsr.Turn(self.stages), tile
                 ),
             )
+        elif name == "K-major stride":
+            patch.setattr(replay_bcsr, "K_MAJOR_STEPS", (*K_MAJOR_STEPS[:2], 2048))
+        elif name == "step of K-major B":
+            patch.setattr(replay_bcsr, "K_MAJOR_STEPS", (2048, *K_MAJOR_STEPS[1:]))
+        elif name == "turned matrices":
+            patch.setattr(replay_bcsr, "transposed", lambda word: word)
         elif name == "transpose":
             patch.setattr(replay_bcsr, "transpose", lambda word: word)
         elif name == "rows":
@@ -405,17 +535,37 @@ def test_the_product_in_an_order_of_its_own_needs_each_of_its_rules(wide, monkey
     assert _product_needs(rule, wide, monkeypatch, torch.arange(512))
 
 
+@pytest.mark.parametrize(
+    "rule",
+    ["K-major stride", "step of K-major B", "wait for stores", "fence for stores",
+     "turned matrices", "swizzle of stores"],
+)  # fmt: skip
+def test_the_product_of_a_linear_layer_needs_each_of_its_rules(wide, monkeypatch, rule):
+    assert _product_needs(rule, wide, monkeypatch, None, linear=True)
+
+
 def _product_needs(
-    rule: str, machine: Machine, monkeypatch: pytest.MonkeyPatch, order: Tensor | None
+    rule: str,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    order: Tensor | None,
+    linear: bool = False,
 ) -> bool:
     csr = full_blocks([[1] * 12] * 2 + [[1] + [0] * 11] * 6, F16)
     B = operand(csr, 136, F16)
+    if linear:
+        B = k_major(B)
     case = BlockCase(machine, csr, 136, F16, order=order)
-    assert torch.equal(case.spmm(B), reference(csr, B).to(F16))
+
+    def right() -> bool:
+        out = torch.full((136, 512), float("nan"), dtype=F16).T if linear else None
+        return torch.equal(case.spmm(B, out), reference(csr, B).to(F16))
+
+    assert right()
     with monkeypatch.context() as patch:
         _without(rule)(patch)
         try:
-            same = torch.equal(case.spmm(B), reference(csr, B).to(F16))
+            same = right()
         except AssertionError:
             same = False
     return not same

@@ -15,7 +15,7 @@ import torch
 import sparsetile as st
 from sparsetile import planfile
 from sparsetile.kernels import KernelSpec
-from sparsetile.kernels.bcsr import SPMM_BCSR
+from sparsetile.kernels.bcsr import NARROW, SPMM_BCSR, WIDE, Store
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, bcsr_runner, runner
 from sparsetile.systems import bcsr as system_module
@@ -217,23 +217,34 @@ def test_a_tensor_map_is_made_once_for_each_place_and_shape_of_B(monkeypatch):
     monkeypatch.setattr(bcsr_runner, "encode_matrix", encode)
     work = BCSR.make_runner(meta_of(request(csr=blocks_of([[1]]))))
     B = torch.zeros(64, 16, dtype=F16)
-    first = work._map_of_b(B)(4096)
-    assert work._map_of_b(B.clone())(4096) == first and len(made) == 1
+
+    def map_of(B: torch.Tensor, address: int = 4096) -> tuple[int, ...]:
+        return work._map_of_b(B, WIDE, False)(address)
+
+    first = map_of(B)
+    assert map_of(B.clone()) == work._map_of_b(B, NARROW, False)(4096) == first and len(made) == 1
     assert made == [(4096, F16, (64, 16), 32, (64, 64))]
     others = [
-        work._map_of_b(B)(8192), work._map_of_b(B[:, :8])(4096),
-        work._map_of_b(B[:, :8].clone())(4096), work._map_of_b(B.to(BF16))(4096),
-        work._map_of_c(F16, 16, 16, True)(4096),
+        map_of(B, 8192), map_of(B[:, :8]), map_of(B[:, :8].clone()), map_of(B.to(BF16)),
+        work._map_of_c(F16, 16, 16, Store.BY_ENGINE)(4096),
     ]  # fmt: skip
     assert len({first, *others}) == len(made) == 6
     assert made[-1] == (4096, F16, (64, 16), 32, (16, 64))
+    transposed = torch.zeros(16, 64, dtype=F16).T
+    work._map_of_b(transposed, WIDE, True)(4096)
+    work._map_of_b(transposed, NARROW, True)(4096)
+    work._map_of_c(F16, 16, 72, Store.TRANSPOSED)(4096)
+    assert made[-3:] == [
+        (4096, F16, (16, 64), 128, (256, 64)), (4096, F16, (16, 64), 128, (128, 64)),
+        (4096, F16, (16, 64), 144, (128, 64)),
+    ]  # fmt: skip
 
 
 def test_no_tensor_map_is_made_of_what_the_copy_engine_will_not_touch(monkeypatch):
     monkeypatch.setattr(bcsr_runner, "encode_matrix", lambda *what: pytest.fail("made"))
     empty = BCSR.make_runner(meta_of(request(csr=csr_of(sp.csr_array((70, 64)), dtype=F16))))
-    assert not any(empty._map_of_b(torch.zeros(64, 16, dtype=F16))(4096))
-    assert not any(empty._map_of_c(F32, 16, 16, False)(4096))
+    assert not any(empty._map_of_b(torch.zeros(64, 16, dtype=F16), WIDE, False)(4096))
+    assert not any(empty._map_of_c(F32, 16, 16, Store.BY_THREADS)(4096))
 
 
 @pytest.mark.parametrize(
@@ -242,12 +253,17 @@ def test_no_tensor_map_is_made_of_what_the_copy_engine_will_not_touch(monkeypatc
         ((4, 16), 0, (16, 1), True), ((4, 11), 0, (16, 1), True), ((4, 16), 1, (16, 1), False),
         ((4, 16), 8, (24, 1), True), ((4, 11), 0, (11, 1), False), ((4, 16), 0, (0, 1), False),
         ((2, 4, 16), 0, (64, 16, 1), True), ((2, 4, 16), 0, (68, 16, 1), False),
+        ((4, 16), 0, (64, 2), False), ((4, 1), 0, (8, 4), True), ((16, 4), 0, (1, 16), False),
     ],
 )  # fmt: skip
 def test_b_is_taken_as_it_is_where_rows_are_aligned_and_apart(shape, offset, strides, well):
     memory = torch.zeros(1024, dtype=F16)
     assert memory.data_ptr() % 16 == 0
-    assert bcsr_runner._copies_well(memory.as_strided(shape, strides, offset)) is well
+    matrix = memory.as_strided(shape, strides, offset)
+    assert bcsr_runner._copies_well(matrix) is well
+    if shape[-1] > 1:
+        assert bcsr_runner._transposed_well(matrix.mT) is well
+        assert not bcsr_runner._transposed_well(matrix) or strides[-1] != 1
 
 
 @pytest.mark.parametrize(
@@ -262,10 +278,15 @@ def test_c_is_written_in_place_where_rows_are_aligned_and_threads_have_eight_col
     dtype, n, stride, by_threads, in_bulk
 ):
     out = torch.zeros(512, dtype=dtype).as_strided((4, n), (stride, 1))
-    assert bcsr_runner._stores_well(out, False) is by_threads
-    assert bcsr_runner._stores_well(out, True) is in_bulk
-    padded = bcsr_runner._padded_like(out)
-    assert padded.shape == out.shape and padded.stride(0) == -(-n // 8) * 8
+    assert bcsr_runner._stores_well(out, Store.BY_THREADS) is by_threads
+    assert bcsr_runner._stores_well(out, Store.BY_ENGINE) is in_bulk
+    assert bcsr_runner._stores_well(out.mT, Store.TRANSPOSED) is in_bulk
+    assert not bcsr_runner._stores_well(out.mT, Store.BY_THREADS)
+
+
+def test_operands_of_any_strides_are_taken_where_nothing_is_repaired():
+    assert BCSR.make_runner(meta_of(request(csr=blocks_of([[1]])))).any_strides
+    assert not BCSR.make_runner(meta_of(request())).any_strides
 
 
 # -- plan files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,19 +24,22 @@ __all__ = [
     "STORE_BOX",
     "STORE_COLUMNS",
     "TILES",
+    "TRANSPOSED_BOX",
     "BlockTile",
+    "Store",
     "bcsr_config",
     "choose_block_tile",
 ]
 
-# torch dtype -> trait of element.cuh: the types whose B is read as it lies, row-major.
+# torch dtype -> trait of element.cuh: the types whose B is read as it lies, along either side.
 ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float16, torch.bfloat16)}
 # Rows and columns of a block of A.
 BLOCK = 64
-# Rows and columns of a copy, of A and of B: 128 bytes a row.
+# Rows and columns of a copy, of A and of a row-major B: 128 bytes a row.
 BOX = (64, 64)
-# Rows and columns of C that the copy engine stores at once, and columns that a lane does.
-STORE_BOX = (16, 64)
+# Rows and columns of C, and of its transpose, that the copy engine stores at once, and columns that
+# a lane does.
+STORE_BOX, TRANSPOSED_BOX = (16, 64), (128, 64)
 STORE_COLUMNS = 8
 # Columns of C that one warpgroup multiplies, and threads of a warpgroup.
 WARPGROUP_COLUMNS, WARPGROUP = 128, 128
@@ -44,6 +48,14 @@ BARRIER_BYTES = 16
 # Slabs of columns whose items alternate: one keeps the fewest bytes of B in use at a time, several
 # read A's blocks from DRAM less often where L2 does not hold them.
 SLABS_TOGETHER = 1
+
+
+class Store(enum.IntEnum):
+    """Who stores C. The engine takes 16 bits in the given row order."""
+
+    BY_THREADS = 0
+    BY_ENGINE = 1
+    TRANSPOSED = 2  # by the engine, columns of C as rows
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,10 @@ class BlockTile:
         """Blocks of threads that share an SM."""
         return 2 if self.columns == WARPGROUP_COLUMNS else 1
 
+    def box(self, k_major: bool) -> tuple[int, int]:
+        """Rows and columns of a copy of B; of its transpose if ``k_major``: all columns at once."""
+        return (self.columns, BOX[1]) if k_major else BOX
+
     def slabs(self, n: int) -> int:
         return -(-n // self.columns)
 
@@ -94,12 +110,17 @@ def choose_block_tile(n: int, block_rows: int, processors: int) -> BlockTile:
 
 
 def bcsr_config(
-    dtype: torch.dtype, tile: BlockTile, *, out_dtype: torch.dtype | None = None
+    dtype: torch.dtype,
+    tile: BlockTile,
+    *,
+    out_dtype: torch.dtype | None = None,
+    k_major: bool = False,
 ) -> dict[str, ConfigValue]:
-    """Constants of ``spmm_bcsr.cu``."""
+    """Constants of ``spmm_bcsr.cu``; ``k_major``: B is the transpose of a row-major matrix."""
     return {
         "ELEMENT": ELEMENTS[dtype],
         "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kKMajor": k_major,
         "kCols": tile.columns,
         "kStages": tile.stages,
         "kThreads": tile.threads,
@@ -107,9 +128,9 @@ def bcsr_config(
 
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype, tile in itertools.product(ELEMENTS, TILES):
+    for dtype, tile, k_major in itertools.product(ELEMENTS, TILES, (False, True)):
         for out in out_dtypes(dtype):
-            yield bcsr_config(dtype, tile, out_dtype=out)
+            yield bcsr_config(dtype, tile, out_dtype=out, k_major=k_major)
 
 
 SPMM_BCSR = KernelSpec(

@@ -27,7 +27,9 @@ from sparsetile.kernels.bcsr import (
     SPMM_BCSR,
     STORE_BOX,
     STORE_COLUMNS,
+    TRANSPOSED_BOX,
     BlockTile,
+    Store,
     bcsr_config,
     choose_block_tile,
 )
@@ -35,7 +37,7 @@ from sparsetile.systems.base import PLAIN, Epilogue, Runner
 from sparsetile.systems.bound import BoundProduct
 from sparsetile.systems.csr_runner import CSRRunner
 from sparsetile.systems.finish import finish
-from sparsetile.systems.geometry import batch_count
+from sparsetile.systems.geometry import aligned, batch_count, padded_like
 from sparsetile.systems.thread_context import enter
 
 __all__ = ["BCSRRunner"]
@@ -45,8 +47,6 @@ _WORK, _IDX, _ORDER, _PLACES, _INDPTR, _EXACT = range(6)
 # and c.
 _OPERANDS = struct.Struct(f"@{2 * MAP_WORDS}QP")
 _OPERANDS_OFFSET = 8 * MAP_WORDS
-# Addresses and strides that the copy engine and 16-byte stores take.
-_STEP_BYTES = 16
 # Tensor maps that a runner keeps: those of the B's and C's in use, each some hundred bytes.
 _KEPT_MAPS = 512
 
@@ -77,34 +77,30 @@ class PreparedBlocks:
         self._launch(stream, *self._map_of_b(b), *self._map_of_c(c), c)
 
 
-def _aligned(matrix: Tensor) -> bool:
-    """Whether every row begins at a multiple of 16 bytes."""
-    size = matrix.element_size()
-    strides = (stride * size for stride in matrix.stride()[:-1])
-    return not any(at % _STEP_BYTES for at in (matrix.data_ptr(), *strides))
+def _side_by_side(matrix: Tensor) -> bool:
+    """Whether elements of a row are neighbours."""
+    return matrix.stride(-1) == 1 or matrix.shape[-1] == 1
 
 
 def _copies_well(matrix: Tensor) -> bool:
-    """Whether the copy engine takes B, or C, as it is."""
-    return _aligned(matrix) and matrix.stride(-2) >= matrix.shape[-1]
+    """Whether the copy engine takes B, or C, as it is: row-major, aligned, rows apart."""
+    return _side_by_side(matrix) and aligned(matrix) and matrix.stride(-2) >= matrix.shape[-1]
 
 
-def _stores_well(out: Tensor, bulk: bool) -> bool:
-    """Whether C is written in place.
+def _transposed_well(matrix: Tensor) -> bool:
+    """Whether B, or C, is the transpose of what the copy engine takes as it is."""
+    return matrix.stride(-1) != 1 and _copies_well(matrix.mT)
 
-    By the copy engine if ``bulk``; else eight neighbouring columns at once, from every eighth on.
-    """
-    return _copies_well(out) if bulk else _aligned(out) and out.shape[-1] % STORE_COLUMNS == 0
+
+def _stores_well(out: Tensor, store: Store) -> bool:
+    """Whether C is written in place: by threads eight neighbouring columns at once."""
+    if store is Store.BY_THREADS:
+        return _side_by_side(out) and aligned(out) and out.shape[-1] % STORE_COLUMNS == 0
+    return _copies_well(out.mT if store is Store.TRANSPOSED else out)
 
 
 def _no_map(pointer: int) -> TensorMap:
     return NO_MAP
-
-
-def _padded_like(matrix: Tensor) -> Tensor:
-    """Uninitialised memory of the same shape; rows have room for whole groups of columns."""
-    width = -(-matrix.shape[-1] // STORE_COLUMNS) * STORE_COLUMNS
-    return matrix.new_empty((*matrix.shape[:-1], width))[..., : matrix.shape[-1]]
 
 
 class BCSRRunner(Runner):
@@ -117,6 +113,7 @@ class BCSRRunner(Runner):
         self._blocks = int(meta["blocks"])
         self._block_rows = -(-self.rows // BLOCK)
         self._exact = exact
+        self.any_strides = exact is None  # what repairs takes row-major operands
         self._launches: dict[tuple[Any, ...], Launch] = {}
         self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode_matrix)
 
@@ -127,14 +124,14 @@ class BCSRRunner(Runner):
         return packed.reshape(self._blocks, BLOCK, BLOCK)
 
     def _launch_for(
-        self, dtype: torch.dtype, out_dtype: torch.dtype, n: int, device: int
+        self, dtype: torch.dtype, out_dtype: torch.dtype, n: int, k_major: bool, device: int
     ) -> Launch:
-        key = (dtype, out_dtype, n, device)
+        key = (dtype, out_dtype, n, k_major, device)
         found = self._launches.get(key)
         if found is None:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
             tile = choose_block_tile(n, self._block_rows, processors)
-            config = bcsr_config(dtype, tile, out_dtype=out_dtype)
+            config = bcsr_config(dtype, tile, out_dtype=out_dtype, k_major=k_major)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
             grid = tile.grid(n, self._block_rows, processors)
             found = self._launches[key] = Launch(kernel, tile, grid)
@@ -143,7 +140,7 @@ class BCSRRunner(Runner):
     def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
         if n and self.rows:
             index = device.index if device.index is not None else torch.cuda.current_device()
-            self._launch_for(dtype, dtype, n, index)
+            self._launch_for(dtype, dtype, n, False, index)
             if self._exact is not None:
                 self._exact.prepare_repair(n, dtype, weighted, device)
 
@@ -162,29 +159,38 @@ class BCSRRunner(Runner):
         row_bytes, encode = row_stride * dtype.itemsize, self._encode
         return lambda pointer: encode(pointer, dtype, shape, row_bytes, box)
 
-    def _map_of_b(self, B: Tensor) -> MapOf:
+    def _map_of_b(self, B: Tensor, tile: BlockTile, k_major: bool) -> MapOf:
         """Address -> map of a matrix there that is laid out as those of B."""
         if not self._blocks:
             return _no_map
-        return self._map_of(B.dtype, (B.shape[-2], B.shape[-1]), B.stride(-2), BOX)
+        rows = B.mT if k_major else B
+        shape = (rows.shape[-2], rows.shape[-1])
+        return self._map_of(B.dtype, shape, rows.stride(-2), tile.box(k_major))
 
-    def _map_of_c(self, dtype: torch.dtype, n: int, row_stride: int, bulk: bool) -> MapOf:
-        if not bulk:
+    def _map_of_c(self, dtype: torch.dtype, n: int, stride: int, store: Store) -> MapOf:
+        if store is Store.BY_THREADS:
             return _no_map
-        return self._map_of(dtype, (self.rows, n), row_stride, STORE_BOX)
+        if store is Store.TRANSPOSED:
+            return self._map_of(dtype, (n, self.rows), stride, TRANSPOSED_BOX)
+        return self._map_of(dtype, (self.rows, n), stride, STORE_BOX)
 
     @staticmethod
-    def _stores_in_bulk(parts: Sequence[Tensor], out_dtype: torch.dtype) -> bool:
+    def _engine_stores(parts: Sequence[Tensor], out_dtype: torch.dtype) -> bool:
         """Whether C leaves by the copy engine: 16 bits, whose rows lie in the plan's order."""
         return out_dtype.itemsize == 2 and not parts[_ORDER].numel()
+
+    def _store_of(self, parts: Sequence[Tensor], out: Tensor) -> Store:
+        if not self._engine_stores(parts, out.dtype):
+            return Store.BY_THREADS
+        return Store.TRANSPOSED if _transposed_well(out) else Store.BY_ENGINE
 
     def _params(
         self,
         parts: Sequence[Tensor],
         tile: BlockTile,
         n: int,
-        c_row_stride: int,
-        bulk: bool,
+        c_stride: int,
+        store: Store,
         epilogue: Epilogue,
     ) -> tuple[int | float, ...]:
         """Fields of the struct after the maps and c."""
@@ -194,9 +200,9 @@ class BCSRRunner(Runner):
             order.data_ptr() if order.numel() else 0,
             parts[_INDPTR].data_ptr() if epilogue.mean else 0,
             0 if bias is None else bias.data_ptr(),
-            c_row_stride,
+            c_stride,
             epilogue.alpha, epilogue.beta,
-            self.rows, n, self._block_rows, tile.slabs(n), SLABS_TOGETHER, bulk,
+            self.rows, n, self._block_rows, tile.slabs(n), SLABS_TOGETHER, store,
             not epilogue.plain, epilogue.relu,
         )  # fmt: skip
 
@@ -228,18 +234,20 @@ class BCSRRunner(Runner):
         self, parts: Sequence[Tensor], packed: Tensor, B: Tensor, out: Tensor, epilogue: Epilogue
     ) -> None:
         """All batches, through aligned copies of B and C where they are not aligned themselves."""
-        if self._blocks and not _copies_well(B):
-            B = _padded_like(B).copy_(B)
-        target, bulk = out, self._stores_in_bulk(parts, out.dtype)
-        if not _stores_well(out, bulk):
-            target = _padded_like(out)
+        k_major = _transposed_well(B)
+        if self._blocks and not k_major and not _copies_well(B):
+            B = padded_like(B, STORE_COLUMNS).copy_(B)
+        target, store = out, self._store_of(parts, out)
+        if not _stores_well(out, store):
+            target = padded_like(out, STORE_COLUMNS)
             if epilogue.beta != 0.0:
                 target.copy_(out)
         device, n = B.device.index, B.shape[-1]
-        launch = self._launch_for(B.dtype, out.dtype, n, device)
-        block_map, map_of_b = self._block_map(packed), self._map_of_b(B)
-        map_of_c = self._map_of_c(out.dtype, n, target.stride(-2), bulk)
-        params = self._params(parts, launch.tile, n, target.stride(-2), bulk, epilogue)
+        launch = self._launch_for(B.dtype, out.dtype, n, k_major, device)
+        block_map, map_of_b = self._block_map(packed), self._map_of_b(B, launch.tile, k_major)
+        stride = target.stride(-1 if store is Store.TRANSPOSED else -2)
+        map_of_c = self._map_of_c(out.dtype, n, stride, store)
+        params = self._params(parts, launch.tile, n, stride, store, epilogue)
         pairs = [(B, target)] if B.dim() == 2 else list(zip(B, target, strict=True))
         with on_device(device):
             enter(device)
@@ -260,14 +268,16 @@ class BCSRRunner(Runner):
         n = B.shape[1]
         if packed is None or not _copies_well(B) or n % STORE_COLUMNS:
             return None
-        launch = self._launch_for(B.dtype, B.dtype, n, parts[0].device.index)
-        bulk = self._stores_in_bulk(parts, B.dtype)
-        params = self._params(parts, launch.tile, n, n, bulk, PLAIN)
+        launch = self._launch_for(B.dtype, B.dtype, n, False, parts[0].device.index)
+        engine = self._engine_stores(parts, B.dtype)
+        store = Store.BY_ENGINE if engine else Store.BY_THREADS
+        params = self._params(parts, launch.tile, n, n, store, PLAIN)
         prepared = launch.kernel.prepare(
             launch.grid, launch.tile.threads,
             (*self._block_map(packed), *NO_MAP, *NO_MAP, 0, *params), _OPERANDS, _OPERANDS_OFFSET,
         )  # fmt: skip
-        return PreparedBlocks(prepared, self._map_of_b(B), self._map_of_c(B.dtype, n, n, bulk))
+        map_of_c = self._map_of_c(B.dtype, n, n, store)
+        return PreparedBlocks(prepared, self._map_of_b(B, launch.tile, False), map_of_c)
 
     def bind(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None

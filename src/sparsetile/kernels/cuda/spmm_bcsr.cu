@@ -12,15 +12,17 @@
 // ring while the consumers store C: of an item nothing is waited for but its first products. What
 // an item needs to know (its block row and blocks) is asked for one item ahead, its columns too.
 //
-// B is taken as it lies, row-major: WGMMA reads 16-bit operands from shared memory along either
-// side. The first product of an item overwrites its sums instead of adding to zeros. A stage is
-// given back when the products after its own have been started: Tensor Cores always have some.
+// B is taken as it lies, row-major, or where kKMajor as the transpose of a row-major matrix, as a
+// linear layer has it: WGMMA reads 16-bit operands from shared memory along either side. The first
+// product of an item overwrites its sums instead of adding to zeros. A stage is given back when the
+// products after its own have been started: Tensor Cores always have some.
 //
 // Order of items: block rows longest first, for `together` slabs of kCols columns at a time, slab
 // by slab: blocks that run together share their columns of B, and blocks of A, in L2.
 //
 // C of 16 bits in the given row order goes through shared memory, 4 KB a warp, and leaves by the
-// engine, so that its warp may go on with the next item; else threads store it, 16 bytes at a time.
+// engine, so that its warp may go on with the next item; transposed, as a linear layer wants it, 16
+// KB a warpgroup at a time. Else threads store it, 16 bytes at a time.
 //
 // Shared memory: dynamic, kStages stages of 8 KB + kCols * 128 bytes, kCols * 128 bytes of C, the
 // barriers. No atomics; sums in block order. With 128 columns two blocks share an SM.
@@ -29,8 +31,8 @@
 //
 // Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C that
 // threads store have room up to a multiple of 8 columns (host copies otherwise); tensor maps made
-// for this A and B, never read where A has no block, and for this C where `bulk`; rows of C under
-// 2^31, blocks of A under 2^25, items and two grids under 2^31.
+// for this A and B, never read where A has no block, and for this C where the engine stores it;
+// rows of C under 2^31, blocks of A under 2^25, items and two grids under 2^31.
 #include "wgmma.cuh"
 
 using E = ELEMENT;
@@ -40,7 +42,7 @@ constexpr int kBlock = 64;
 constexpr int kConsumers = kCols / 128;
 constexpr int kBlocksPerSM = kConsumers == 1 ? 2 : 1;
 constexpr int kBlockBytes = kBlock * kBlock * 2;
-constexpr int kBoxBytes = kBlock * 128;  // 64 rows of B, 64 columns
+constexpr int kBoxBytes = kBlock * 128;  // of B: 64 rows x 64 columns, or 64 columns x 64 k
 constexpr int kBoxes = kCols / 64;
 constexpr int kStageBytes = kBlockBytes + kBoxes * kBoxBytes;
 constexpr int kStoreBoxBytes = 16 * 128;  // a warp's rows of C, 64 columns
@@ -48,15 +50,15 @@ constexpr int kWarpStoreBytes = 2 * kStoreBoxBytes;
 
 struct Params {
   TensorMap a;       // [64 * blocks, 64], boxes of 64 x 64
-  TensorMap b;       // [k, n], boxes of 64 rows x 64 columns
-  TensorMap stored;  // C [rows, n], boxes of 16 rows x 64 columns
+  TensorMap b;       // [k, n], boxes of 64 rows x 64 columns; K-major [n, k], kCols rows x 64
+  TensorMap stored;  // C [rows, n], boxes of 16 rows x 64 columns; transposed [n, rows], 128 x 64
   Out::Storage* c;
   const int4* work;          // longest first: block row, its first block, how many; 0
   const int* block_col_idx;  // of each block
   const int* order;          // null: as given; row of C at each position
   const i64* indptr;         // null: no mean; row pointers
   const float* bias;         // null: none; [n]
-  i64 c_row_stride;
+  i64 c_stride;              // of rows of C; transposed of columns
   double alpha;
   double beta;
   int rows;
@@ -64,7 +66,7 @@ struct Params {
   int block_rows;
   int slabs;
   int together;  // slabs whose items alternate
-  int bulk;      // 1: C leaves by the engine; 16 bits, no order
+  int store;     // kByThreads, or where C is of 16 bits and in no order, kByEngine, kTransposed
   int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
   int relu;
 };
@@ -72,6 +74,8 @@ static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the p
 static_assert(kCols % 128 == 0 && sizeof(E::Storage) == 2,
               "a consumer takes 128 columns of 16 bits");
 static_assert(kThreads == (kConsumers + 1) * 128, "one warpgroup copies, the others multiply");
+
+enum Store { kByThreads, kByEngine, kTransposed };
 
 struct Ring {
   char* stages;
@@ -153,10 +157,14 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
           char* stage = ring.stages + turn.stage * kStageBytes;
           wg::barrier_expect(full, kStageBytes);
           wg::copy_box(stage, &p.a, 0, (item.first_block + from + i) * kBlock, full);
+          if constexpr (kKMajor) {
+            wg::copy_box(stage + kBlockBytes, &p.b, row, item.first_column, full);
+          } else {
 #pragma unroll
-          for (int j = 0; j < kBoxes; ++j) {
-            wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, item.first_column + j * 64, row,
-                         full);
+            for (int j = 0; j < kBoxes; ++j) {
+              wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, item.first_column + j * 64,
+                           row, full);
+            }
           }
         }
         __syncwarp();
@@ -204,6 +212,11 @@ __device__ __forceinline__ float scale_of(const Params& p, int row) {
   return entries > 0 ? float(p.alpha) / float(entries) : float(p.alpha);
 }
 
+// Element of C in a row and column.
+__device__ __forceinline__ i64 element_at(const Params& p, int row, int column) {
+  return p.store == kTransposed ? column * p.c_stride + row : row * p.c_stride + column;
+}
+
 // A thread's sums: rows `position` and 8 further on, sum[4 j + 2 half + e] in column 8 j + 2 q + e.
 
 // alpha, mean, beta, bias and ReLU.
@@ -214,7 +227,6 @@ __device__ __forceinline__ void apply_epilogue(const Params& p, int position, in
   for (int half = 0; half < 2; ++half) {
     const int row = row_of(p, position + 8 * half);
     const float scale = scale_of(p, row);
-    const Out::Storage* c = p.c + i64(row) * p.c_row_stride;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
 #pragma unroll
@@ -222,7 +234,7 @@ __device__ __forceinline__ void apply_epilogue(const Params& p, int position, in
         const int column = first_column + j * 8 + q * 2 + e;
         float x = sum[j * 4 + half * 2 + e] * scale;
         if (column < p.n && row >= 0) {
-          if (p.beta != 0.0) x += float(p.beta) * Out::widen(c[column]);
+          if (p.beta != 0.0) x += float(p.beta) * Out::widen(p.c[element_at(p, row, column)]);
           if (p.bias != nullptr) x += p.bias[column];
         }
         if (p.relu && x < 0.0f) x = 0.0f;
@@ -266,6 +278,34 @@ __device__ __forceinline__ void store_bulk(const Params& p, char* stored, int fi
   }
 }
 
+// By the engine, transposed: a warpgroup's 64 rows and 128 columns as one box of 128 rows. A warp
+// has 16 rows of C side by side in each of them, the four together 64: 128 bytes.
+template <typename O>
+__device__ __forceinline__ void store_transposed(const Params& p, char* stored, int block_row,
+                                                 int first_column, const float (&sum)[64]) {
+  const int thread = threadIdx.x % 128, lane = thread % 32, barrier = threadIdx.x / 128 + 1;
+  if (thread == 0) wg::store_wait_read();  // the item before
+  wg::group_sync(barrier);
+  // Lane l has column l mod 8 + l / 16 * 8 of each sixteen, and chunk l / 8 mod 2 of its warp's.
+  const int column = lane % 8 + lane / 16 * 8, chunk = thread / 32 * 2 + lane / 8 % 2;
+  const u32 address = wg::shared_address(stored) + column * 128 + (chunk ^ (lane % 8)) * 16;
+#pragma unroll
+  for (int sixteen = 0; sixteen < 8; ++sixteen) {  // columns
+    u32 word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = narrow_pair<O>(sum[sixteen * 8 + i * 2], sum[sixteen * 8 + i * 2 + 1]);
+    }
+    wg::store_matrices_transposed(address + sixteen * 16 * 128, word);
+  }
+  wg::fence_for_copies();
+  wg::group_sync(barrier);
+  if (thread == 0 && first_column < p.n) {
+    wg::store_box(&p.stored, block_row * kBlock, first_column, stored, wg::leave_first());
+    wg::store_commit();
+  }
+}
+
 // By threads.
 template <typename O>
 __device__ __forceinline__ void store_rows(const Params& p, int position, int first_column,
@@ -274,7 +314,7 @@ __device__ __forceinline__ void store_rows(const Params& p, int position, int fi
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = row_of(p, position + 8 * half);
-    Out::Storage* c = p.c + i64(row) * p.c_row_stride;
+    Out::Storage* c = p.c + i64(row) * p.c_stride;
 #pragma unroll
     for (int group = 0; group < 4; ++group) {  // of four times eight columns
       if constexpr (sizeof(typename O::Storage) == 2) {
@@ -308,7 +348,12 @@ __device__ __forceinline__ void finish(const Params& p, const Ring& ring, int bl
             position = first_position + lane / 4;
   if (p.epilogue) apply_epilogue(p, position, first_column, sum);
   if constexpr (sizeof(Out::Storage) == 2) {
-    if (p.bulk) {
+    if (p.store == kTransposed) {
+      store_transposed<Out>(p, ring.stored + warp / 4 * 4 * kWarpStoreBytes, block_row,
+                            first_column, sum);
+      return;
+    }
+    if (p.store == kByEngine) {
       store_bulk<Out>(p, ring.stored + warp * kWarpStoreBytes, first_position, first_column, sum);
       return;
     }
@@ -333,8 +378,13 @@ __device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int b
     wg::fence();
 #pragma unroll
     for (int k = 0; k < kBlock / 16; ++k) {
-      Wgmma128<E>::multiply(sum, wg::descriptor(stage + k * 32, 16, 1024),
-                            wg::descriptor(b + k * 2048, kBoxBytes, 1024), i > 0 || k > 0);
+      const u64 block = wg::descriptor(stage + k * 32, 16, 1024);
+      if constexpr (kKMajor) {
+        Wgmma128<E, 0>::multiply(sum, block, wg::descriptor(b + k * 32, 16, 1024), i > 0 || k > 0);
+      } else {
+        Wgmma128<E>::multiply(sum, block, wg::descriptor(b + k * 2048, kBoxBytes, 1024),
+                              i > 0 || k > 0);
+      }
     }
     wg::commit();
     wg::wait<1>();  // for the products before these
@@ -359,7 +409,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
     finish(p, ring, item.block_row, item.first_column + consumer * 128, sum);
     item = next;
   }
-  if (p.bulk) wg::store_wait_read();  // shared memory lives as long as its threads
+  if (p.store != kByThreads) wg::store_wait_read();  // shared memory lives as long as its threads
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)

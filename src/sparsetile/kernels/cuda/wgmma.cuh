@@ -105,6 +105,17 @@ __device__ __forceinline__ void store_matrices(u32 address, const u32 (&word)[4]
                "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                : "memory");
 }
+// The same for columns: column r of matrix i goes to the address of lane 8 i + r.
+__device__ __forceinline__ void store_matrices_transposed(u32 address, const u32 (&word)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+      : "memory");
+}
+// Until all threads of the warpgroup are here; `barrier` is a number from 1 to 15 of its own.
+__device__ __forceinline__ void group_sync(int barrier) {
+  asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+}
 
 // ---- products
 
@@ -157,13 +168,13 @@ __device__ __forceinline__ u32 narrow_pair<BF16>(float low, float high) {
   return pair;
 }
 
-// One warpgroup: 64 x 128 sums += A (64 x 16, K-major) . B (16 x 128, N-major), both in shared
-// memory. The only generated-looking text of the tree: the instruction names its 64 sums one by
-// one.
-template <typename E>
+// One warpgroup: 64 x 128 sums += A (64 x 16, K-major) . B (16 x 128, N-major, or K-major where
+// kNMajor is 0), both in shared memory. The only generated-looking text of the tree: the
+// instruction names its 64 sums one by one.
+template <typename E, int kNMajor = 1>
 struct Wgmma128;
-template <>
-struct Wgmma128<F16> {
+template <int kNMajor>
+struct Wgmma128<F16, kNMajor> {
   __device__ __forceinline__ static void multiply(float (&d)[64], u64 a, u64 b, int add) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %66, 0;"
@@ -176,7 +187,7 @@ struct Wgmma128<F16> {
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, "
         "%56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, p, 1, 1, 0, 1;}"
+        "}, %64, %65, p, 1, 1, 0, %67;}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
           "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
           "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -187,11 +198,11 @@ struct Wgmma128<F16> {
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
           "+f"(d[63])
-        : "l"(a), "l"(b), "r"(add));
+        : "l"(a), "l"(b), "r"(add), "n"(kNMajor));
   }
 };
-template <>
-struct Wgmma128<BF16> {
+template <int kNMajor>
+struct Wgmma128<BF16, kNMajor> {
   __device__ __forceinline__ static void multiply(float (&d)[64], u64 a, u64 b, int add) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %66, 0;"
@@ -204,7 +215,7 @@ struct Wgmma128<BF16> {
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, "
         "%56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, p, 1, 1, 0, 1;}"
+        "}, %64, %65, p, 1, 1, 0, %67;}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
           "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
           "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -215,6 +226,6 @@ struct Wgmma128<BF16> {
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
           "+f"(d[63])
-        : "l"(a), "l"(b), "r"(add));
+        : "l"(a), "l"(b), "r"(add), "n"(kNMajor));
   }
 };
