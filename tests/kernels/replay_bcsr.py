@@ -27,6 +27,7 @@ BOX_BYTES = BLOCK * 128
 STORE_BOX_BYTES = 16 * 128
 WARP_STORE_BYTES = 2 * STORE_BOX_BYTES
 BY_THREADS, BY_ENGINE, TRANSPOSED = range(3)
+SPECIALISED = 3
 THREAD = np.arange(GROUP)
 Q = THREAD % 4
 # How often in a turn a box of C is read: seldom, so that the next item may come before.
@@ -100,7 +101,7 @@ class Product:
     ) -> None:
         self.machine, self.maps, self.p = machine, maps, params
         self.cols, self.stages = config["kCols"], config["kStages"]
-        self.k_major = config["kKMajor"]
+        self.k_major, self.step = config["kKMajor"], config["kStep"]
         self.consumers = self.cols // 128
         self.boxes = self.cols // 64
         self.stage_bytes = BLOCK_BYTES + self.boxes * BOX_BYTES
@@ -154,12 +155,16 @@ class Product:
             column[here] = self.block_col_idx.load(item.first_block + block[here])[:, 0]
         return column
 
-    def thread_block(self, index: int) -> None:
+    def begin(self) -> None:
+        """Shared memory of a block of threads."""
         self.ring = ALIGNMENT * int(self.random.integers(1, 5))  # where shared memory begins
         self.shared = Shared(self.machine, self.maps, self.ring, self.machine.shared_bytes)
         self.stored = self.ring + self.stages * self.stage_bytes
         barriers = self.stored + self.consumers * 4 * WARP_STORE_BYTES
         assert barriers + self.stages * 16 == self.ring + self.machine.shared_bytes
+
+    def thread_block(self, index: int) -> None:
+        self.begin()
         self.full = [Barrier(1) for _ in range(self.stages)]
         self.empty = [Barrier(self.consumers * 4) for _ in range(self.stages)]
         running = [self.produce(index)]
@@ -203,18 +208,21 @@ class Product:
 
     def copy(self, item: Item, block: int, row: int, turn: Turn) -> Iterator[None]:
         yield from self.empty[turn.stage].wait(turn.parity ^ 1)
-        full = self.full[turn.stage]
         stage = self.ring + turn.stage * self.stage_bytes
+        full = self.full[turn.stage]
+        self.copy_stage(stage, full, item.first_block + block, row, item.first_column)
+        yield
+
+    def copy_stage(self, stage: int, full: Barrier, block: int, row: int, column: int) -> None:
         full.expect(self.stage_bytes)
         copy_box = self.shared.copy_box
-        copy_box(stage, self.maps_of["a"], 0, (item.first_block + block) * BLOCK, full)
+        copy_box(stage, self.maps_of["a"], 0, block * BLOCK, full)
         if self.k_major:
-            copy_box(stage + BLOCK_BYTES, self.maps_of["b"], row, item.first_column, full)
+            copy_box(stage + BLOCK_BYTES, self.maps_of["b"], row, column, full)
             return
         for j in range(self.boxes):
             to = stage + BLOCK_BYTES + j * BOX_BYTES
-            copy_box(to, self.maps_of["b"], item.first_column + j * 64, row, full)
-            yield
+            copy_box(to, self.maps_of["b"], column + j * 64, row, full)
 
     def consume(self, consumer: int, index: int) -> Iterator[None]:
         item, turn = self.item_at(index), Turn(self.stages)
@@ -232,8 +240,10 @@ class Product:
     def accumulate(
         self, consumer: int, blocks: int, turn: Turn, tile: np.ndarray
     ) -> Iterator[None]:
-        if blocks == 0:
+        elided = self.step >= 5
+        if blocks == 0 or not elided:
             tile[:] = 0.0
+        if blocks == 0:
             return
         under_way: list[list[Multiplication]] = []
         previous = None
@@ -241,15 +251,7 @@ class Product:
             yield from self.full[turn.stage].wait(turn.parity)
             stage = self.ring + turn.stage * self.stage_bytes
             b = stage + BLOCK_BYTES + consumer * 2 * BOX_BYTES
-            issued = []
-            for k in range(BLOCK // 16):
-                steps = K_MAJOR_STEPS if self.k_major else B_STEPS
-                left = descriptor(stage + k * A_STEPS[0], *A_STEPS[1:])
-                right = descriptor(b + k * steps[0], *steps[1:])
-                issued.append(
-                    Multiplication(left, right, i > 0 or k > 0, self.operands(left, right))
-                )
-            under_way.append(issued)
+            under_way.append(self.start_products(stage, b, i > 0 or not elided))
             yield from self.wait_products(PENDING[0], under_way, tile)
             if previous is not None:
                 yield from self.release(previous)
@@ -257,6 +259,14 @@ class Product:
             turn.next()
         yield from self.wait_products(PENDING[1], under_way, tile)
         yield from self.release(previous)
+
+    def start_products(self, stage: int, b: int, add: bool) -> list[Multiplication]:
+        steps, issued = K_MAJOR_STEPS if self.k_major else B_STEPS, []
+        for k in range(BLOCK // 16):
+            left = descriptor(stage + k * A_STEPS[0], *A_STEPS[1:])
+            right = descriptor(b + k * steps[0], *steps[1:])
+            issued.append(Multiplication(left, right, add or k > 0, self.operands(left, right)))
+        return issued
 
     def release(self, empty: Barrier) -> Iterator[None]:
         for _ in range(4):  # lane 0 of each warp
@@ -441,7 +451,10 @@ def fragments(tile: np.ndarray) -> np.ndarray:
 
 
 def replays(maps: Maps) -> dict[str, Any]:
+    from tests.kernels.replay_bcsr_steps import StepProduct
+
     def replay_spmm(machine, config, params, grid) -> None:
-        Product(machine, maps, config, params).run(grid)
+        kind = Product if config["kStep"] >= SPECIALISED else StepProduct
+        kind(machine, maps, config, params).run(grid)
 
     return {"spmm_bcsr": replay_spmm}

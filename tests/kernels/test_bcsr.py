@@ -12,6 +12,7 @@ from cuda.core import Program, ProgramOptions
 from sparsetile.jit import ARCHITECTURES, params_bytes
 from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.kernels.bcsr import (
+    LADDER,
     NARROW,
     SPMM_BCSR,
     TILES,
@@ -32,8 +33,10 @@ def test_the_kernel_exists_for_hopper_alone():
 
 def test_the_compiler_adds_no_waits_between_products():
     """ptxas says so where it cannot leave products under way, and then waits for each."""
-    for tile, out_dtype, k_major in itertools.product(TILES, (BF16, F32), (False, True)):
-        config = bcsr_config(BF16, tile, out_dtype=out_dtype, k_major=k_major)
+    layouts = itertools.product(TILES, (BF16, F32), (False, True))
+    configs = [bcsr_config(BF16, t, out_dtype=out, k_major=k_major) for t, out, k_major in layouts]
+    steps = [bcsr_config(BF16, WIDE.at_step(step)) for step in (1, 2, 3, 5)]
+    for config in (*configs, *steps):
         source = SPMM_BCSR.source(config)
         options = ProgramOptions(
             name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
@@ -57,7 +60,15 @@ def test_every_configuration_a_runner_may_ask_for_is_listed_once():
         for tile in TILES
         for out in (None, dtype, F32)
     }
-    assert len(listed) == len(asked) == 16 and set(listed) == asked
+    steps = {
+        tuple(bcsr_config(dtype, tile.at_step(step), out_dtype=out).items())
+        for dtype in (F16, BF16)
+        for tile in TILES
+        for step in LADDER.values()
+        for out in (dtype, F32)
+    }
+    assert len(asked) == 16 and len(steps | asked) == 56
+    assert len(listed) == 56 and set(listed) == asked | steps
 
 
 @pytest.mark.parametrize("tile, blocks", [(WIDE, 1), (NARROW, 2)])
@@ -85,3 +96,14 @@ def test_tiles_are_wide_where_columns_fill_them_and_every_sm_has_one(n, block_ro
 )  # fmt: skip
 def test_the_grid_fills_the_gpu_once_and_no_further(tile, n, block_rows, blocks):
     assert tile.grid(n, block_rows, 132) == (blocks, 1, 1)
+
+
+def test_steps_of_the_ladder_differ_in_threads_stages_and_grid():
+    assert WIDE.at_step(LADDER["opt6"]) == WIDE
+    found = {name: WIDE.at_step(step) for name, step in LADDER.items()}
+    assert {name: (tile.threads, tile.stages) for name, tile in found.items()} == {
+        "opt0": (256, 1), "opt1": (256, 1), "opt2": (256, 1),
+        "opt3": (384, 4), "opt5": (384, 4), "opt6": (384, 4),
+    }  # fmt: skip
+    grids = {name: tile.grid(4096, 296, 132)[0] for name, tile in found.items()}
+    assert grids.pop("opt6") == 132 and set(grids.values()) == {296 * 16}

@@ -17,6 +17,8 @@ from torch import Tensor
 from sparsetile import CSR
 from sparsetile.kernels.bcsr import (
     BLOCK,
+    ENGINE,
+    LADDER,
     SPMM_BCSR,
     STORE_BOX,
     TILES,
@@ -286,6 +288,37 @@ def test_other_strides_are_copied(wide, how):
     assert torch.equal(case.spmm(B, out), reference(csr, B).to(F16))
     before = out.clone()
     assert torch.equal(case.spmm(B, out, beta=2.0), (reference(csr, B) + 2 * before).to(F16))
+
+
+@pytest.mark.parametrize("step", LADDER)
+@pytest.mark.parametrize("n, out_dtype", [(264, F16), (136, F16), (16, F16), (13, F16), (24, F32)])
+def test_every_step_of_the_ladder_gives_the_same_product(wide, maps, step, n, out_dtype):
+    csr = full_blocks(CORNERS, F16, (200, 150))
+    B = operand(csr, n, F16)
+    case = BlockCase(wide, csr, n, F16, ablation=step)
+    found = case.spmm(B, torch.full((200, n), float("nan"), dtype=out_dtype))
+    assert torch.equal(found, reference(csr, B).to(out_dtype))
+    tile = TILES[0] if n > 128 else TILES[1]
+    config = bcsr_config(F16, tile.at_step(LADDER[step]), out_dtype=out_dtype)
+    assert wide.configs[-1] == config
+    assert bool(maps.known) is (LADDER[step] >= ENGINE), "below, nothing has a tensor map"
+
+
+@pytest.mark.parametrize("step", LADDER)
+def test_steps_of_the_ladder_take_what_the_product_takes(machine, step):
+    csr = whole_numbers("odd sizes", F16)
+    case = BlockCase(machine, csr, 24, F16, ablation=step)
+    assert not case.runner.any_strides
+    B = operand(csr, 24, F16)
+    assert torch.equal(case.spmm(B, alpha=0.5), (reference(csr, B) / 2).to(F16))
+    empty = full_blocks([[0, 0], [1, 0]], F16)
+    B = operand(empty, 24, F16)
+    case = BlockCase(machine, empty, 24, F16, order=torch.arange(128).flip(0), ablation=step)
+    assert torch.equal(case.spmm(B), reference(empty, B).to(F16))
+    case = BlockCase(machine, empty, 24, F16, ablation=step)
+    bound = case.runner.bind(case.stage.parts, empty.values, case.packed)
+    machine.hold(B)
+    assert all(torch.equal(bound(B), reference(empty, B).to(F16)) for _ in range(2))
 
 
 def test_few_block_rows_take_narrow_tiles_so_that_more_sms_have_work(machine):

@@ -113,12 +113,27 @@ def test_a_matrix_of_full_blocks_is_built_without_what_repairs():
     assert idx.tolist() == [0, 0, 1]
     assert order.numel() == 0 and places.numel() == csr.nnz and indptr is csr.indptr
     assert json.loads(stage.recipe.partition(":")[2]) == {
-        "rows": 192, "cols": 128, "nnz": csr.nnz, "blocks": 3, "exact": None,
+        "rows": 192, "cols": 128, "nnz": csr.nnz, "blocks": 3, "exact": None, "step": 6,
     }  # fmt: skip
     assert stage.choices == {
         "format": "BCSR, 3 blocks of 64x64, 100.0 % of their cells hold entries, 24576 bytes",
         "schedule": "3 block rows, longest first, at most 2 blocks",
     }
+
+
+def test_a_step_of_the_ladder_is_in_the_recipe_and_in_the_choices():
+    csr = blocks_of([[1]])
+    for name, step in (("opt0", 0), ("opt5", 5), ("opt6", 6)):
+        wanted = request(csr=csr, ablation=name)
+        assert meta_of(wanted)["step"] == step
+        assert BCSR.build(wanted).choices["ablation"] == name
+    assert "ablation" not in BCSR.build(request(csr=csr)).choices
+
+
+@pytest.mark.parametrize("name", ["opt4", "opt7"])
+def test_steps_that_are_not_built_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"'opt3', 'opt5', 'opt6'], got '{name}'"):
+        st.plan(blocks_of([[1]]), 8, system="bcsr", ablation=name)
 
 
 def test_where_cells_are_empty_the_exact_systems_parts_come_along():

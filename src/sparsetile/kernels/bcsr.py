@@ -19,6 +19,9 @@ __all__ = [
     "BLOCK",
     "BOX",
     "ELEMENTS",
+    "ENGINE",
+    "LADDER",
+    "PRODUCT",
     "SLABS_TOGETHER",
     "SPMM_BCSR",
     "STORE_BOX",
@@ -41,6 +44,11 @@ BOX = (64, 64)
 # a lane does.
 STORE_BOX, TRANSPOSED_BOX = (16, 64), (128, 64)
 STORE_COLUMNS = 8
+# The paper's ladder: the last step that is on, each with all before it. The engine copies from
+# ENGINE on, a warpgroup is kept for copies from SPECIALISED on, PRODUCT is everything. Barriers are
+# mbarriers wherever there are some, so that opt4 is opt3; opt7, multicast, is not built.
+LADDER = {"opt0": 0, "opt1": 1, "opt2": 2, "opt3": 3, "opt5": 5, "opt6": 6}
+ENGINE, SPECIALISED, PRODUCT = 2, 3, 6
 # Columns of C that one warpgroup multiplies, and threads of a warpgroup.
 WARPGROUP_COLUMNS, WARPGROUP = 128, 128
 # Two barriers a stage.
@@ -60,15 +68,23 @@ class Store(enum.IntEnum):
 
 @dataclass(frozen=True)
 class BlockTile:
-    """What a block of threads makes: ``columns`` columns of a block row, ``stages`` in its ring."""
+    """What a block of threads makes: ``columns`` columns of a block row, ``stages`` in its ring.
+
+    ``step`` is that of the ladder.
+    """
 
     columns: int
     stages: int
+    step: int = PRODUCT
+
+    def at_step(self, step: int) -> BlockTile:
+        """Return the same columns at a step of the ladder."""
+        return BlockTile(self.columns, self.stages if step >= SPECIALISED else 1, step)
 
     @property
     def threads(self) -> int:
-        """One warpgroup that copies, and one for each 128 columns."""
-        return WARPGROUP * (1 + self.columns // WARPGROUP_COLUMNS)
+        """One warpgroup for each 128 columns, and one that copies."""
+        return WARPGROUP * (self.columns // WARPGROUP_COLUMNS + (self.step >= SPECIALISED))
 
     @property
     def stage_bytes(self) -> int:
@@ -94,7 +110,10 @@ class BlockTile:
 
     def grid(self, n: int, block_rows: int, processors: int) -> tuple[int, int, int]:
         """As many blocks of threads as the GPU holds, or as there are items."""
-        return (min(block_rows * self.slabs(n), processors * self.blocks_per_processor), 1, 1)
+        items = block_rows * self.slabs(n)
+        if self.step < PRODUCT:
+            return (items, 1, 1)
+        return (min(items, processors * self.blocks_per_processor), 1, 1)
 
 
 # 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.
@@ -124,6 +143,7 @@ def bcsr_config(
         "kCols": tile.columns,
         "kStages": tile.stages,
         "kThreads": tile.threads,
+        "kStep": tile.step,
     }
 
 
@@ -131,6 +151,9 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, tile, k_major in itertools.product(ELEMENTS, TILES, (False, True)):
         for out in out_dtypes(dtype):
             yield bcsr_config(dtype, tile, out_dtype=out, k_major=k_major)
+    for dtype, tile, step in itertools.product(ELEMENTS, TILES, LADDER.values()):
+        for out in out_dtypes(dtype) if step < PRODUCT else ():
+            yield bcsr_config(dtype, tile.at_step(step), out_dtype=out)
 
 
 SPMM_BCSR = KernelSpec(

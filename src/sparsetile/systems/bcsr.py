@@ -5,6 +5,9 @@ whose operands the copy engine brings (kernels/cuda/spmm_bcsr.cu). For matrices 
 blocks, as in pruned weights: every cell of a stored block is multiplied. Where some hold no entry,
 elements of C that are not finite are computed again from A's entries (``CSRRunner.repair``).
 Deterministic: blocks of a row are added in order. docs/asyncsparse.md says what is decided and why.
+
+``ablation`` names the last step of the paper's ladder that is on (kernels/bcsr.py), ``opt0`` to
+``opt6``; opt4 is opt3, opt7 is not built.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import torch
 
 from sparsetile.formats import BCSR, count_blocks, pack_bcsr
 from sparsetile.intake.csr import CSR
-from sparsetile.kernels.bcsr import BLOCK, ELEMENTS
+from sparsetile.kernels.bcsr import BLOCK, ELEMENTS, LADDER, PRODUCT
 from sparsetile.systems.base import Request, Stage, System, make_recipe
 from sparsetile.systems.bcsr_runner import BCSRRunner
 from sparsetile.systems.csr import CSRSystem
@@ -53,6 +56,7 @@ class BCSRSystem(System):
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_90a"
+    ablations = tuple(LADDER)
 
     def __init__(self, exact: CSRSystem) -> None:
         self._exact = exact
@@ -89,7 +93,11 @@ class BCSRSystem(System):
         )  # fmt: skip
         exact = None if blocks.bitmaps is None else self._exact.build(request)
         recipe = make_recipe(
-            self.name, csr, blocks=blocks.block_count, exact=None if exact is None else exact.recipe
+            self.name,
+            csr,
+            blocks=blocks.block_count,
+            exact=None if exact is None else exact.recipe,
+            step=PRODUCT if request.ablation is None else LADDER[request.ablation],
         )
         longest = int(work[0, 2]) if len(work) else 0
         choices = {
@@ -101,6 +109,8 @@ class BCSRSystem(System):
         }
         if exact is not None:
             choices["repair"] = "elements that are not finite, by csr"
+        if request.ablation is not None:
+            choices["ablation"] = request.ablation
         return Stage(self.name, parts if exact is None else (*parts, *exact.parts), recipe, choices)
 
     def make_runner(self, meta: Mapping[str, Any]) -> BCSRRunner:

@@ -23,6 +23,8 @@ from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matri
 from sparsetile.kernels.bcsr import (
     BLOCK,
     BOX,
+    ENGINE,
+    PRODUCT,
     SLABS_TOGETHER,
     SPMM_BCSR,
     STORE_BOX,
@@ -99,6 +101,17 @@ def _stores_well(out: Tensor, store: Store) -> bool:
     return _copies_well(out.mT if store is Store.TRANSPOSED else out)
 
 
+def _described(
+    pointer: int,
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+    row_bytes: int,
+    box: tuple[int, int],
+) -> TensorMap:
+    """In place of a map where threads copy what the engine would: address and sizes."""
+    return (pointer, *shape, row_bytes, *[0] * (MAP_WORDS - 4))
+
+
 def _no_map(pointer: int) -> TensorMap:
     return NO_MAP
 
@@ -113,9 +126,12 @@ class BCSRRunner(Runner):
         self._blocks = int(meta["blocks"])
         self._block_rows = -(-self.rows // BLOCK)
         self._exact = exact
-        self.any_strides = exact is None  # what repairs takes row-major operands
+        self._step = int(meta["step"])
+        # What repairs takes row-major operands, and so do steps of the ladder.
+        self.any_strides = exact is None and self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
-        self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode_matrix)
+        encode = encode_matrix if self._step >= ENGINE else _described
+        self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode)
 
     def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
         places = parts[_PLACES]
@@ -130,7 +146,7 @@ class BCSRRunner(Runner):
         found = self._launches.get(key)
         if found is None:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
-            tile = choose_block_tile(n, self._block_rows, processors)
+            tile = choose_block_tile(n, self._block_rows, processors).at_step(self._step)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype, k_major=k_major)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
             grid = tile.grid(n, self._block_rows, processors)
@@ -174,10 +190,9 @@ class BCSRRunner(Runner):
             return self._map_of(dtype, (n, self.rows), stride, TRANSPOSED_BOX)
         return self._map_of(dtype, (self.rows, n), stride, STORE_BOX)
 
-    @staticmethod
-    def _engine_stores(parts: Sequence[Tensor], out_dtype: torch.dtype) -> bool:
+    def _engine_stores(self, parts: Sequence[Tensor], out_dtype: torch.dtype) -> bool:
         """Whether C leaves by the copy engine: 16 bits, whose rows lie in the plan's order."""
-        return out_dtype.itemsize == 2 and not parts[_ORDER].numel()
+        return self._step >= ENGINE and out_dtype.itemsize == 2 and not parts[_ORDER].numel()
 
     def _store_of(self, parts: Sequence[Tensor], out: Tensor) -> Store:
         if not self._engine_stores(parts, out.dtype):

@@ -24,6 +24,11 @@
 // engine, so that its warp may go on with the next item; transposed, as a linear layer wants it, 16
 // KB a warpgroup at a time. Else threads store it, 16 bytes at a time.
 //
+// kStep is the last step of the paper's ladder that is on, each with all before it: 0 CUDA cores, 1
+// WGMMA, 2 the copy engine, 3 a warp that copies and the ring, 5 sums that are not zeroed first, 6
+// blocks of threads that stay (a matter of the grid). Below 3 one stage is filled and multiplied in
+// turns by all threads.
+//
 // Shared memory: dynamic, kStages stages of 8 KB + kCols * 128 bytes, kCols * 128 bytes of C, the
 // barriers. No atomics; sums in block order. With 128 columns two blocks share an SM.
 //
@@ -33,14 +38,18 @@
 // threads store have room up to a multiple of 8 columns (host copies otherwise); tensor maps made
 // for this A and B, never read where A has no block, and for this C where the engine stores it;
 // rows of C under 2^31, blocks of A under 2^25, items and two grids under 2^31.
+#include "block_steps.cuh"
 #include "wgmma.cuh"
 
 using E = ELEMENT;
 using Out = OUTPUT;
 
 constexpr int kBlock = 64;
+constexpr bool kTensorCores = kStep >= 1, kEngine = kStep >= 2, kSpecialised = kStep >= 3,
+               kElided = kStep >= 5;
 constexpr int kConsumers = kCols / 128;
-constexpr int kBlocksPerSM = kConsumers == 1 ? 2 : 1;
+constexpr int kFirstConsumer = kSpecialised ? 128 : 0;  // thread
+constexpr int kBlocksPerSM = kConsumers == 1 || !kSpecialised ? 2 : 1;
 constexpr int kBlockBytes = kBlock * kBlock * 2;
 constexpr int kBoxBytes = kBlock * 128;  // of B: 64 rows x 64 columns, or 64 columns x 64 k
 constexpr int kBoxes = kCols / 64;
@@ -73,7 +82,8 @@ struct Params {
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
 static_assert(kCols % 128 == 0 && sizeof(E::Storage) == 2,
               "a consumer takes 128 columns of 16 bits");
-static_assert(kThreads == (kConsumers + 1) * 128, "one warpgroup copies, the others multiply");
+static_assert(kThreads == kFirstConsumer + kConsumers * 128 && (kSpecialised || kStages == 1),
+              "one warpgroup copies, the others multiply");
 
 enum Store { kByThreads, kByEngine, kTransposed };
 
@@ -132,6 +142,21 @@ __device__ __forceinline__ int column_at(const Params& p, const Item& item, int 
   return column;
 }
 
+// Block `block` and the rows of B that it meets, from `row` on.
+__device__ __forceinline__ void copy_stage(const Params& p, char* stage, u64* full, int block,
+                                           int row, int first_column) {
+  wg::barrier_expect(full, kStageBytes);
+  wg::copy_box(stage, &p.a, 0, block * kBlock, full);
+  if constexpr (kKMajor) {
+    wg::copy_box(stage + kBlockBytes, &p.b, row, first_column, full);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kBoxes; ++j) {
+      wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, first_column + j * 64, row, full);
+    }
+  }
+}
+
 __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
   const int lane = threadIdx.x % 32, items = p.block_rows * p.slabs;
   int index = blockIdx.x;
@@ -153,19 +178,8 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
         const int row = __shfl_sync(0xffffffffu, mine, i) * kBlock;
         if (lane == 0) {
           wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
-          u64* full = ring.full + turn.stage;
-          char* stage = ring.stages + turn.stage * kStageBytes;
-          wg::barrier_expect(full, kStageBytes);
-          wg::copy_box(stage, &p.a, 0, (item.first_block + from + i) * kBlock, full);
-          if constexpr (kKMajor) {
-            wg::copy_box(stage + kBlockBytes, &p.b, row, item.first_column, full);
-          } else {
-#pragma unroll
-            for (int j = 0; j < kBoxes; ++j) {
-              wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, item.first_column + j * 64,
-                           row, full);
-            }
-          }
+          copy_stage(p, ring.stages + turn.stage * kStageBytes, ring.full + turn.stage,
+                     item.first_block + from + i, row, item.first_column);
         }
         __syncwarp();
         turn.next();
@@ -343,7 +357,7 @@ __device__ __forceinline__ void store_rows(const Params& p, int position, int fi
 
 __device__ __forceinline__ void finish(const Params& p, const Ring& ring, int block_row,
                                        int first_column, float (&sum)[64]) {
-  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;  // of those that multiply
+  const int warp = (threadIdx.x - kFirstConsumer) / 32, lane = threadIdx.x % 32;
   const int first_position = block_row * kBlock + warp % 4 * 16,
             position = first_position + lane / 4;
   if (p.epilogue) apply_epilogue(p, position, first_column, sum);
@@ -361,32 +375,39 @@ __device__ __forceinline__ void finish(const Params& p, const Ring& ring, int bl
   store_rows<Out>(p, position, first_column, sum);
 }
 
+__device__ __forceinline__ void clear(float (&sum)[64]) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
+}
+
+// Starts the products of a stage, whose B is this consumer's at `b`.
+__device__ __forceinline__ void start_products(const char* stage, const char* b, bool add,
+                                               float (&sum)[64]) {
+  wg::fence();
+#pragma unroll
+  for (int k = 0; k < kBlock / 16; ++k) {
+    const u64 block = wg::descriptor(stage + k * 32, 16, 1024);
+    if constexpr (kKMajor) {
+      Wgmma128<E, 0>::multiply(sum, block, wg::descriptor(b + k * 32, 16, 1024), add || k > 0);
+    } else {
+      Wgmma128<E>::multiply(sum, block, wg::descriptor(b + k * 2048, kBoxBytes, 1024),
+                            add || k > 0);
+    }
+  }
+  wg::commit();
+}
+
 // The item's sums; `turn` goes on through the ring.
 __device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int blocks, Turn& turn,
                                            float (&sum)[64]) {
-  if (blocks == 0) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
-    return;
-  }
+  if (blocks == 0 || !kElided) clear(sum);
+  if (blocks == 0) return;
   const bool releases = threadIdx.x % 32 == 0;
   u64* previous = nullptr;
   for (int i = 0; i < blocks; ++i) {
     wg::barrier_wait(ring.full + turn.stage, turn.parity);
     const char* stage = ring.stages + turn.stage * kStageBytes;
-    const char* b = stage + kBlockBytes + consumer * 2 * kBoxBytes;
-    wg::fence();
-#pragma unroll
-    for (int k = 0; k < kBlock / 16; ++k) {
-      const u64 block = wg::descriptor(stage + k * 32, 16, 1024);
-      if constexpr (kKMajor) {
-        Wgmma128<E, 0>::multiply(sum, block, wg::descriptor(b + k * 32, 16, 1024), i > 0 || k > 0);
-      } else {
-        Wgmma128<E>::multiply(sum, block, wg::descriptor(b + k * 2048, kBoxBytes, 1024),
-                              i > 0 || k > 0);
-      }
-    }
-    wg::commit();
+    start_products(stage, stage + kBlockBytes + consumer * 2 * kBoxBytes, i > 0 || !kElided, sum);
     wg::wait<1>();  // for the products before these
     if (releases && i > 0) wg::barrier_arrive(previous);
     previous = ring.empty + turn.stage;
@@ -412,6 +433,43 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
   if (p.store != kByThreads) wg::store_wait_read();  // shared memory lives as long as its threads
 }
 
+// ---- steps 0 to 2: in turns
+
+__device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
+  const int consumer = threadIdx.x / 128;
+  const Item item = item_at(p, blockIdx.x);
+  char* stage = ring.stages;
+  const char* b = stage + kBlockBytes + consumer * 2 * kBoxBytes;
+  float sum[64];
+  clear(sum);
+  for (int i = 0; i < item.blocks; ++i) {
+    const int block = item.first_block + i, row = __ldg(p.block_col_idx + block) * kBlock;
+    if constexpr (kEngine) {
+      if (threadIdx.x == 0) copy_stage(p, stage, ring.full, block, row, item.first_column);
+      wg::barrier_wait(ring.full, i % 2);
+    } else {
+      copy_by_threads<kThreads>(stage, p.a, 0, block * kBlock);
+#pragma unroll
+      for (int j = 0; j < kBoxes; ++j) {
+        copy_by_threads<kThreads>(stage + kBlockBytes + j * kBoxBytes, p.b,
+                                  item.first_column + j * 64, row);
+      }
+      wg::fence_for_copies();  // WGMMA reads as the engine does
+      __syncthreads();
+    }
+    if constexpr (kTensorCores) {
+      start_products(stage, b, true, sum);
+      wg::wait<0>();
+      wg::settle(sum);
+    } else {
+      multiply_by_cores<E>(stage, b, sum);
+    }
+    __syncthreads();
+  }
+  finish(p, ring, item.block_row, item.first_column + consumer * 128, sum);
+  if (p.store != kByThreads) wg::store_wait_read();
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     spmm_bcsr(const __grid_constant__ Params p) {
   const Ring ring = ring_memory();
@@ -423,7 +481,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     wg::barrier_init_done();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
+  if constexpr (!kSpecialised) {
+    take_turns(p, ring);
+  } else if (threadIdx.x < 128) {
     wg::fewer_registers<40>();
     if (threadIdx.x < 32) produce(p, ring);
   } else {
