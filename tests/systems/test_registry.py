@@ -13,7 +13,7 @@ from sparsetile.systems.dense import CPU_LIMIT_BYTES
 from sparsetile.systems.registry import PATTERN_SYSTEMS
 from tests.contracts.cases import csr_of, random_matrix
 
-GPU_SYSTEMS = ("acc", "bcsr", "csr", "cusparse")
+GPU_SYSTEMS = ("acc", "bcsr", "csr", "cusparse", "wcsr")
 
 
 def request(**changes) -> Request:
