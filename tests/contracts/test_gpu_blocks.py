@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+FP8 = torch.float8_e4m3fn
 
 
 def pruned(
@@ -235,3 +236,56 @@ def test_a_step_of_the_ladder_writes_nothing_beside_c():
         assert torch.equal(around[1:-1, :251].cpu().double(), reference(csr, B))
         around[1:-1, :251] = 7
         assert bool((around == 7).all()), step
+
+
+# -- FP8
+
+
+def eight(n: int, k: int) -> Tensor:
+    return (torch.randn(n, k, device="cuda") / 2).to(FP8)
+
+
+@pytest.mark.parametrize("n", [1, 100, 128, 200, 4096])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 784), (64, 6400)], ids=str)
+def test_fp8_agrees_with_the_exact_product_of_its_operands(n, shape):
+    csr = pruned(shape, 0.3, BF16)
+    plan, X = st.plan(csr, n, dtype=FP8, system="bcsr"), eight(n, shape[1])
+    rounded = csr.with_values(csr.values.to(FP8).float())
+    expected = reference(rounded, X.T.float())
+    magnitude = reference(rounded.with_values(rounded.values.abs()), X.T.float().abs())
+    Y = torch.empty(n, shape[0], device="cuda", dtype=BF16)
+    plan.run(X.T, out=Y.T, alpha=0.25)
+    for C, bits in ((Y.T, 8), (plan.run(X.T, alpha=0.25, out_dtype=F32), 24)):
+        error = (C.cpu().double() - expected / 4).abs()
+        # Tensor Cores keep some 14 bits over 128 of k; then C is rounded once.
+        bound = magnitude / 4 * 2.0**-10 + expected.abs() / 4 * 2.0**-bits + 1e-6
+        assert bool((error <= bound).all()), float((error / bound).max())
+
+
+@pytest.mark.parametrize("out_dtype", [None, BF16, F16, F32], ids=str)
+@pytest.mark.parametrize("n", [72, 251, 512])
+def test_small_whole_numbers_in_fp8_match_bit_for_bit(n, out_dtype):
+    csr = pruned((700, 912), 0.2, whole=True)
+    plan = st.plan(csr, n, dtype=FP8, system="bcsr")
+    X = torch.randint(0, 2, (n, 912), device="cuda").to(FP8)
+    expected = reference(csr, X.T.float())
+    wanted = out_dtype or BF16
+    for B in (X.T, X.float().T.contiguous().to(FP8), X.float().T.contiguous().T.to(FP8)):
+        C = plan.run(B, out_dtype=out_dtype)
+        assert C.dtype is wanted and torch.equal(C.cpu(), expected.to(wanted))
+    assert torch.equal((plan @ X.T).cpu(), expected.to(BF16))
+
+
+def test_fp8_plans_take_new_values_and_say_what_they_cannot():
+    csr = pruned((640, 512), 0.3)
+    plan, X = st.plan(csr, 64, dtype=FP8, system="bcsr"), eight(64, 512)
+    before = plan @ X.T
+    plan.update_values(-csr.values)
+    assert torch.equal(plan @ X.T, -before)
+    with pytest.raises(
+        ValueError, match="a float8 product must be a sum or mean without gradients"
+    ):
+        plan.run(X.T, reduce="max")
+    scattered = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
+    with pytest.raises(st.UnsupportedError, match="only where blocks of 64x64 are full"):
+        st.plan(scattered, 64, dtype=FP8, system="bcsr")

@@ -79,6 +79,18 @@ def test_types_are_told_apart(driver):
     assert len({asked["kind"] for asked in driver.asked}) == 3
 
 
+def test_fp8_is_copied_as_bytes_in_a_swizzle_of_half_the_width(driver):
+    from cuda.bindings import driver as bindings
+
+    encode_matrix(0, torch.float8_e4m3fn, (300, 70), 80, (256, 64))
+    (asked,) = driver.asked
+    assert asked["kind"] == int(bindings.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8)
+    assert asked["modes"][1] == int(bindings.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B)
+    with pytest.raises(ValueError) as caught:
+        encode_matrix(0, torch.float8_e4m3fn, (300, 70), 80, (64, 65))
+    assert str(caught.value).startswith("tensor map: box must be at most 256 rows of 64 bytes, got")
+
+
 def test_sizes_beyond_32_bits_reach_the_driver(driver):
     encode_matrix(2**40, torch.float16, (2**31, 8), 2**39, (64, 64))
     assert driver.asked[0]["pointer"] == 2**40

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.jit.tensor_map import MAP_WORDS
@@ -35,19 +36,32 @@ SLOW_STORES = 0.05
 TEXT = (DEVICE_TREE / "spmm_bcsr.cu").read_text()
 
 
-def steps_of(operand: str) -> list[tuple[int, ...]]:
+def steps_of(operand: str, row_bytes: int = 128) -> list[tuple[int, ...]]:
     """(bytes a k step, leading, stride) of each ``wg::descriptor(operand + k * ..)``."""
-    found = re.findall(rf"descriptor\({operand} \+ k \* (\d+), (\w+), (\d+)\)", TEXT)
-    names = {"kBoxBytes": BOX_BYTES}
-    return [tuple(names.get(word) or int(word) for word in words) for words in found]
+    pattern = rf"descriptor(?:<kRowBytes>)?\({operand} \+ k \* (\d+), (\w+), ([\w* ]+)\)"
+    names = {"kBoxBytes": BLOCK * row_bytes, "kRowBytes": row_bytes}
+    return [tuple(eval(word, {}, names) for word in words) for words in re.findall(pattern, TEXT)]
 
 
-(A_STEPS,) = steps_of("stage")
+(A_STEPS,), (FP8_A_STEPS,) = steps_of("stage"), steps_of("stage", 64)
 K_MAJOR_STEPS, B_STEPS = steps_of("b")
+FP8_B_STEPS = steps_of("b", 64)[0]
 # What dynamic shared memory is declared to begin at a multiple of.
 ALIGNMENT = int(re.search(r"extern __shared__ __align__\((\d+)\)", TEXT).group(1))
 # Groups of products under way when a stage is given back, and when sums are read.
 PENDING = [int(count) for count in re.findall(r"wg::wait<(\d)>", TEXT)]
+
+
+@dataclass(frozen=True)
+class FP8:
+    """``E4M3``: bytes."""
+
+    size: int = 1
+
+    @staticmethod
+    def widen(octets: np.ndarray) -> np.ndarray:
+        exact = torch.from_numpy(np.ascontiguousarray(octets)).view(torch.float8_e4m3fn)
+        return exact.float().numpy()
 
 
 class Turn:
@@ -104,8 +118,11 @@ class Product:
         self.k_major, self.step = config["kKMajor"], config["kStep"]
         self.consumers = self.cols // 128
         self.boxes = self.cols // 64
-        self.stage_bytes = BLOCK_BYTES + self.boxes * BOX_BYTES
-        self.element, self.output = TRAITS[config["ELEMENT"]], TRAITS[config["OUTPUT"]]
+        self.element = FP8() if config["ELEMENT"] == "E4M3" else TRAITS[config["ELEMENT"]]
+        self.output = TRAITS[config["OUTPUT"]]
+        self.row_bytes = BLOCK * self.element.size
+        self.block_bytes = self.box_bytes = BLOCK * self.row_bytes
+        self.stage_bytes = self.block_bytes + self.boxes * self.box_bytes
         array = machine.array
         self.work = array(params["work"], np.int32)
         self.block_col_idx = array(params["block_col_idx"], np.int32)
@@ -218,7 +235,7 @@ class Product:
         copy_box = self.shared.copy_box
         copy_box(stage, self.maps_of["a"], 0, block * BLOCK, full)
         if self.k_major:
-            copy_box(stage + BLOCK_BYTES, self.maps_of["b"], row, column, full)
+            copy_box(stage + self.block_bytes, self.maps_of["b"], row, column, full)
             return
         for j in range(self.boxes):
             to = stage + BLOCK_BYTES + j * BOX_BYTES
@@ -230,7 +247,8 @@ class Product:
         for i in range(index, self.items, self.grid):
             following = self.item_at(i + self.grid)
             tile = np.full((BLOCK, 128), np.nan, dtype=np.float32)
-            yield from self.accumulate(consumer, item.blocks, turn, tile)
+            accumulate = self.accumulate_pairs if self.element.size == 1 else self.accumulate
+            yield from accumulate(consumer, item.blocks, turn, tile)
             yield from self.finish(consumer, item, fragments(tile), leaving)
             item = following
         if self.p["store"] != BY_THREADS:
@@ -260,11 +278,32 @@ class Product:
         yield from self.wait_products(PENDING[1], under_way, tile)
         yield from self.release(previous)
 
+    def accumulate_pairs(
+        self, consumer: int, blocks: int, turn: Turn, tile: np.ndarray
+    ) -> Iterator[None]:
+        tile[:] = 0.0
+        for i in range(0, blocks, 2):
+            part = np.full((BLOCK, 128), np.nan, dtype=np.float32)
+            under_way, used = [], []
+            for half in range(min(2, blocks - i)):
+                yield from self.full[turn.stage].wait(turn.parity)
+                stage = self.ring + turn.stage * self.stage_bytes
+                b = stage + self.block_bytes + consumer * 2 * self.box_bytes
+                under_way.append(self.start_products(stage, b, half > 0))
+                used.append(self.empty[turn.stage])
+                turn.next()
+            yield from self.wait_products(PENDING[2], under_way, part)
+            for one in used:
+                yield from self.release(one)
+            tile += part
+
     def start_products(self, stage: int, b: int, add: bool) -> list[Multiplication]:
-        steps, issued = K_MAJOR_STEPS if self.k_major else B_STEPS, []
-        for k in range(BLOCK // 16):
-            left = descriptor(stage + k * A_STEPS[0], *A_STEPS[1:])
-            right = descriptor(b + k * steps[0], *steps[1:])
+        first, steps, issued = A_STEPS, K_MAJOR_STEPS if self.k_major else B_STEPS, []
+        if self.element.size == 1:
+            first, steps = FP8_A_STEPS, FP8_B_STEPS
+        for k in range(self.row_bytes // 32):
+            left = descriptor(stage + k * first[0], *first[1:], self.row_bytes)
+            right = descriptor(b + k * steps[0], *steps[1:], self.row_bytes)
             issued.append(Multiplication(left, right, add or k > 0, self.operands(left, right)))
         return issued
 
@@ -287,14 +326,15 @@ class Product:
                     tile[:] = tile + product if one.add else product
 
     def operands(self, left: int, right: int) -> tuple[np.ndarray, np.ndarray]:
-        """64 x 16 and 16 x 128, found by their descriptors: raw bits."""
-        k = np.arange(16)
-        a = self.shared.read(Descriptor.of(left).k_major(np.arange(BLOCK)[:, None], k))
+        """64 x 16 and 16 x 128 (FP8: 32), found by their descriptors: raw bits."""
+        item = self.element.size
+        k = np.arange(32 // item)
+        a = self.shared.read(Descriptor.of(left).k_major(np.arange(BLOCK)[:, None], k), item)
         if self.k_major:
             places = Descriptor.of(right).k_major(np.arange(128), k[:, None])
         else:
             places = Descriptor.of(right).mn_major(k[:, None], np.arange(128))
-        return a, self.shared.read(places)
+        return a, self.shared.read(places, item)
 
     # -- what follows
 

@@ -66,7 +66,7 @@ class StepProduct(Product):
             return
         assert not self.shared.unseen.any(), "written, but not for WGMMA"
         under_way: list[list[Multiplication]] = [self.start_products(stage, b, True)]
-        yield from self.wait_products(PENDING[2], under_way, tile)
+        yield from self.wait_products(PENDING[3], under_way, tile)
         assert not under_way
 
     def copy_by_threads(self, to: int, name: str, column: int, row: int) -> None:

@@ -8,6 +8,8 @@ canonical layouts of the PTX ISA (in elements of 16 bits, T = 8 of them a chunk)
     MN-major  ((T, 8, m), (8, k)) : ((1, T, LBO), (8T, SBO))
 
 from the descriptor's start on, and then exchanges bits 4-6 of the address by XOR with bits 7-9.
+Rows of 64 bytes, of FP8, have a swizzle of that width: chunk ``j ^ (r / 2 mod 4)``, bits 4-5 and
+7-8.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from sparsetile.jit import tensor_map
 from sparsetile.jit.tensor_map import MAP_WORDS, TensorMap
 from tests.kernels.replay import Array, Machine
 
-ITEM = 2  # bytes of an element
+ITEM = 2  # bytes of an element; FP8's is 1
 SWIZZLE = 128  # bytes of a row in the swizzle
 ATOM = 1024
 CHUNK = 16
-RUBBISH = 0xFFFF  # NaN in both types
+RUBBISH = 0xFFFF  # NaN in all types
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,14 @@ class Maps:
         return self.known[words[0] - 1]
 
 
-def box_places(to: int, rows: int, columns: int) -> np.ndarray:
+def box_places(to: int, rows: int, columns: int, item: int = ITEM) -> np.ndarray:
     """Where the engine puts element (r, c) of a box that goes to ``to``: byte addresses."""
-    assert to % ATOM == 0, "the swizzle begins at a multiple of 1024 bytes"
-    assert columns * ITEM == SWIZZLE, "rows of the box are rows of the swizzle"
+    width = SWIZZLE // 2 if item == 1 else SWIZZLE
+    assert to % (8 * width) == 0, "the swizzle begins at a multiple of its atom"
+    assert columns * item == width, "rows of the box are rows of the swizzle"
     r, c = np.arange(rows)[:, None], np.arange(columns)
-    chunk, inside = np.divmod(c * ITEM, CHUNK)
-    return to + r * SWIZZLE + (chunk ^ r % 8) * CHUNK + inside
+    chunk, inside = np.divmod(c * item, CHUNK)
+    return to + r * width + (chunk ^ (r // 2 % 4 if item == 1 else r % 8)) * CHUNK + inside
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,13 @@ class Descriptor:
         return cls(start, leading, stride, word >> 62)
 
     def _swizzled(self, at: np.ndarray) -> np.ndarray:
-        assert self.swizzle == 1, "the 128-byte swizzle"
-        return at ^ (at >> 7 & 7) << 4
+        assert self.swizzle in (1, 2), "the swizzle of 128 bytes, or of 64"
+        return at ^ (at >> 7 & (7 if self.swizzle == 1 else 3)) << 4
 
     def k_major(self, m: np.ndarray, k: np.ndarray) -> np.ndarray:
-        """Byte address of element (m, k); k < 16."""
-        return self._swizzled(self.start + m % 8 * SWIZZLE + m // 8 * self.stride + k * ITEM)
+        """Byte address of element (m, k) of 32 bytes of k; FP8 in the swizzle of 64 bytes."""
+        width, item = (SWIZZLE, ITEM) if self.swizzle == 1 else (SWIZZLE // 2, 1)
+        return self._swizzled(self.start + m % 8 * width + m // 8 * self.stride + k * item)
 
     def mn_major(self, k: np.ndarray, n: np.ndarray) -> np.ndarray:
         """Byte address of element (k, n)."""
@@ -103,9 +107,10 @@ class Descriptor:
         return self._swizzled(self.start + along_n + k % 8 * SWIZZLE + k // 8 * self.stride)
 
 
-def descriptor(address: int, leading: int, stride: int) -> int:
+def descriptor(address: int, leading: int, stride: int, row_bytes: int = SWIZZLE) -> int:
     """``wg::descriptor``."""
-    return (address & 0x3FFFF) >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | 1 << 62
+    swizzle = {128: 1, 64: 2}[row_bytes]
+    return (address & 0x3FFFF) >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | swizzle << 62
 
 
 class Barrier:
@@ -159,6 +164,7 @@ class Shared:
         self.machine, self.maps = machine, maps
         self.base, self.size = base, size
         self.data = np.full(base + size, RUBBISH, dtype=np.uint16)  # by address / 2
+        self.octets = self.data.view(np.uint8)  # by address
         self.unseen = np.zeros(base + size, dtype=bool)  # written, but not for the engine yet
         self.coming: list[Callable[[], None]] = []
         self.leaving: list[Callable[[], None]] = []
@@ -167,24 +173,26 @@ class Shared:
         """Rubbish until it lands, at some time; then the box, zeros outside of the matrix."""
         matrix = self.maps.matrix(words)
         rows, columns = matrix.box
-        places = box_places(to, rows, columns)
+        item = matrix.dtype.itemsize
+        places = box_places(to, rows, columns, item)
         assert self.base <= places.min() and places.max() < self.base + self.size, "outside"
         r, c = row + np.arange(rows)[:, None], column + np.arange(columns)
         inside = (r < matrix.shape[0]) & (c < matrix.shape[1])
-        source = self.machine.array(matrix.pointer, np.uint16)
-        at = np.where(inside, r * (matrix.row_bytes // ITEM) + c, 0)
-        found = np.where(inside, source.load(at)[..., 0], 0).astype(np.uint16)
-        self.data[places // ITEM] = RUBBISH
+        kind, memory = (np.uint8, self.octets) if item == 1 else (np.uint16, self.data)
+        source = self.machine.array(matrix.pointer, kind)
+        at = np.where(inside, r * (matrix.row_bytes // item) + c, 0)
+        found = np.where(inside, source.load(at)[..., 0], 0).astype(kind)
+        memory[places // item] = RUBBISH & (0xFF if item == 1 else 0xFFFF)
 
         def land() -> None:
-            self.data[places // ITEM] = found
-            barrier.complete(places.size * ITEM)
+            memory[places // item] = found
+            barrier.complete(places.size * item)
 
         self.coming.append(land)
 
-    def read(self, addresses: np.ndarray) -> np.ndarray:
+    def read(self, addresses: np.ndarray, item: int = ITEM) -> np.ndarray:
         assert self.base <= addresses.min() and addresses.max() < self.base + self.size, "outside"
-        return self.data[addresses // ITEM]
+        return self.octets[addresses] if item == 1 else self.data[addresses // ITEM]
 
     def store_matrices(self, addresses: np.ndarray, word: np.ndarray) -> None:
         """``stmatrix.x4`` of a warp: ``addresses`` [32], ``word`` [32, 4].

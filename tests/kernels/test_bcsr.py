@@ -12,6 +12,8 @@ from cuda.core import Program, ProgramOptions
 from sparsetile.jit import ARCHITECTURES, params_bytes
 from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.kernels.bcsr import (
+    FP8,
+    FP8_TILES,
     LADDER,
     NARROW,
     SPMM_BCSR,
@@ -36,7 +38,10 @@ def test_the_compiler_adds_no_waits_between_products():
     layouts = itertools.product(TILES, (BF16, F32), (False, True))
     configs = [bcsr_config(BF16, t, out_dtype=out, k_major=k_major) for t, out, k_major in layouts]
     steps = [bcsr_config(BF16, WIDE.at_step(step)) for step in (1, 2, 3, 5)]
-    for config in (*configs, *steps):
+    eight = [
+        bcsr_config(FP8, t, out_dtype=out, k_major=True) for t in FP8_TILES for out in (BF16, F32)
+    ]
+    for config in (*configs, *steps, *eight):
         source = SPMM_BCSR.source(config)
         options = ProgramOptions(
             name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
@@ -67,11 +72,18 @@ def test_every_configuration_a_runner_may_ask_for_is_listed_once():
         for step in LADDER.values()
         for out in (dtype, F32)
     }
-    assert len(asked) == 16 and len(steps | asked) == 56
-    assert len(listed) == 56 and set(listed) == asked | steps
+    eight = {
+        tuple(bcsr_config(FP8, tile, out_dtype=out, k_major=True).items())
+        for tile in FP8_TILES
+        for out in (None, BF16, F16, F32)
+    }
+    assert len(asked) == 16 and len(steps | asked) == 56 and len(eight) == 6
+    assert len(listed) == 62 and set(listed) == asked | steps | eight
 
 
-@pytest.mark.parametrize("tile, blocks", [(WIDE, 1), (NARROW, 2)])
+@pytest.mark.parametrize(
+    "tile, blocks", [(WIDE, 1), (NARROW, 2), (FP8_TILES[0], 1), (FP8_TILES[1], 2)]
+)
 def test_rings_are_as_deep_as_shared_memory_allows(tile, blocks):
     assert tile.shared_bytes <= BLOCK_SHARED
     assert blocks * (tile.shared_bytes + 1024) <= SM_SHARED
@@ -87,6 +99,8 @@ def test_rings_are_as_deep_as_shared_memory_allows(tile, blocks):
 def test_tiles_are_wide_where_columns_fill_them_and_every_sm_has_one(n, block_rows, tile):
     assert choose_block_tile(n, block_rows, 132) == tile
     assert tile.slabs(n) == -(-n // tile.columns)
+    eight = choose_block_tile(n, block_rows, 132, FP8)
+    assert eight in FP8_TILES and eight.columns == tile.columns
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from sparsetile import CSR
 from sparsetile.kernels.bcsr import (
     BLOCK,
     ENGINE,
+    FP8,
+    FP8_TILES,
     LADDER,
     SPMM_BCSR,
     STORE_BOX,
@@ -36,6 +38,8 @@ from tests.kernels.replay_bcsr import (
     B_STEPS,
     BLOCK_BYTES,
     BOX_BYTES,
+    FP8_A_STEPS,
+    FP8_B_STEPS,
     K_MAJOR_STEPS,
     STORE_BOX_BYTES,
     Q,
@@ -288,6 +292,52 @@ def test_other_strides_are_copied(wide, how):
     assert torch.equal(case.spmm(B, out), reference(csr, B).to(F16))
     before = out.clone()
     assert torch.equal(case.spmm(B, out, beta=2.0), (reference(csr, B) + 2 * before).to(F16))
+
+
+@pytest.mark.parametrize("tile", FP8_TILES, ids=lambda tile: f"{tile.columns} columns")
+@pytest.mark.parametrize("k_step", range(2))
+def test_blocks_and_tiles_of_fp8_are_read_from_where_their_copies_put_them(tile, k_step):
+    k = slice(32 * k_step, 32 * k_step + 32)
+    assert tile.stage_bytes % 1024 == 0
+    for stage in (1024, 1024 + tile.stage_bytes):
+        put = box_places(stage, BLOCK, BLOCK, 1)
+        start = stage + k_step * FP8_A_STEPS[0]
+        found = Descriptor.of(descriptor(start, *FP8_A_STEPS[1:], 64))
+        assert np.array_equal(found.k_major(np.arange(64)[:, None], np.arange(32)), put[:, k])
+        put = box_places(stage + 4096, *tile.box(True), 1)
+        for consumer in range(tile.columns // 128):
+            start = stage + 4096 + consumer * 2 * 4096 + k_step * FP8_B_STEPS[0]
+            found = Descriptor.of(descriptor(start, *FP8_B_STEPS[1:], 64))
+            addresses = found.k_major(np.arange(128)[:, None], np.arange(32))
+            assert np.array_equal(addresses, put[128 * consumer : 128 * consumer + 128, k])
+
+
+@pytest.mark.parametrize("out_dtype", [BF16, F16, F32], ids=str)
+@pytest.mark.parametrize("n", [1, 16, 136, 264])
+def test_the_replay_of_fp8_is_the_product_whatever_strides_b_has(wide, maps, out_dtype, n):
+    for shape in (None, (200, 150)):
+        csr = full_blocks([*CORNERS, [1, 1, 0]], F16, shape)
+        case = BlockCase(wide, csr, n, FP8)
+        X = torch.randint(0, 3, (n, -(-csr.shape[1] // 16) * 16)).to(FP8)[:, : csr.shape[1]]
+        expected = (reference(csr, X.T.float()) / 2).to(out_dtype)
+        for B in (X.T, X.float().T.contiguous().to(FP8)):
+            found = case.spmm(B, torch.empty(csr.shape[0], n, dtype=out_dtype), alpha=0.5)
+            assert torch.equal(found, expected)
+        Y = torch.empty(n, csr.shape[0], dtype=out_dtype)
+        assert torch.equal(case.spmm(X.T, Y.T, alpha=0.5), expected)
+        of_b = [matrix for matrix in maps.known if matrix.pointer == X.data_ptr()]
+        assert len(of_b) == 1 and of_b[0].shape == (n, csr.shape[1]), "X is not copied"
+    tile = FP8_TILES[0] if n > 128 else FP8_TILES[1]
+    assert wide.configs[-1] == bcsr_config(FP8, tile, out_dtype=out_dtype, k_major=True)
+    assert case.runner.bind(case.stage.parts, csr.values, case.packed) is None
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 9, 10, 19, 40])
+def test_a_block_row_of_fp8_of_any_length_goes_through_the_ring(wide, blocks):
+    csr = full_blocks([[1] * blocks, [1] + [0] * (blocks - 1)], BF16)
+    X = torch.randint(0, 2, (136, 64 * blocks)).to(FP8)
+    found = BlockCase(wide, csr, 136, FP8).spmm(X.T, torch.empty(128, 136))
+    assert torch.equal(found.double(), reference(csr, X.T.float()))
 
 
 @pytest.mark.parametrize("step", LADDER)

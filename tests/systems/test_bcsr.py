@@ -15,7 +15,7 @@ import torch
 import sparsetile as st
 from sparsetile import planfile
 from sparsetile.kernels import KernelSpec
-from sparsetile.kernels.bcsr import NARROW, SPMM_BCSR, WIDE, Store
+from sparsetile.kernels.bcsr import FP8, NARROW, SPMM_BCSR, WIDE, Store
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, bcsr_runner, runner
 from sparsetile.systems import bcsr as system_module
@@ -75,7 +75,27 @@ def test_sixteen_bit_types_are_served_on_hopper_and_others_refused(gpu):
     assert BCSR.reasons(request(OnGPU)) == BCSR.reasons(request(OnGPU, dtype=BF16)) == []
     for dtype in (F32, torch.float64):
         name = str(dtype).removeprefix("torch.")
-        assert BCSR.reasons(request(OnGPU, dtype=dtype)) == [f"takes float16, bfloat16, not {name}"]
+        assert BCSR.reasons(request(OnGPU, dtype=dtype)) == [
+            f"takes float16, bfloat16, float8_e4m3fn, not {name}"
+        ]
+
+
+def test_fp8_is_served_where_nothing_has_to_be_repaired(gpu):
+    full = blocks_of([[1, 0], [1, 1]])
+    assert BCSR.reasons(request(OnGPU, dtype=FP8, csr=full)) == []
+    assert BCSR.reasons(request(OnGPU, dtype=FP8, csr=full, ablation="opt6")) == []
+    assert BCSR.reasons(request(OnGPU, dtype=FP8, ablation="opt3")) == [
+        "has no opt3 in float8_e4m3fn",
+        "takes float8_e4m3fn only where blocks of 64x64 are full",
+    ]
+
+
+def test_a_plan_in_fp8_compiles_what_a_linear_layer_needs(loaded):
+    work = runner(BCSR.build(request(csr=blocks_of([[1]]), dtype=FP8)).recipe)
+    work.prepare(512, FP8, True, torch.device("cuda", 0))
+    ((_, config, *_),) = loaded
+    assert config in list(SPMM_BCSR.configs())
+    assert (config["ELEMENT"], config["OUTPUT"], config["kKMajor"]) == ("E4M3", "BF16", True)
 
 
 def test_determinism_is_no_reason(gpu):

@@ -25,8 +25,8 @@ MAP_WORDS = 16
 NO_MAP: TensorMap = (0,) * MAP_WORDS
 _ALIGNMENT = 64
 _MAP_BYTES = 8 * MAP_WORDS
-# Rows of a box are copied in this swizzle, so they cannot be wider.
-_SWIZZLE_BYTES = 128
+# Rows of a box are copied in a swizzle of so many bytes, so they cannot be wider.
+_SWIZZLE_BYTES, _FP8_SWIZZLE_BYTES = 128, 64
 _MAX_BOX_ROWS = 256
 _ADDRESS_STEP = 16
 _STRIDE_LIMIT = 2**40
@@ -34,6 +34,7 @@ _DATA_TYPES = {
     torch.float16: "CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
     torch.bfloat16: "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
     torch.float32: "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
+    torch.float8_e4m3fn: "CU_TENSOR_MAP_DATA_TYPE_UINT8",
 }
 # The driver's interface that has tensor maps.
 _SINCE = 12000
@@ -62,6 +63,10 @@ def _encoder() -> Any:
     return ctypes.CFUNCTYPE(integer, *arguments)(int(address))
 
 
+def _swizzle_bytes(item: int) -> int:
+    return _FP8_SWIZZLE_BYTES if item == 1 else _SWIZZLE_BYTES
+
+
 def _check(pointer: int, row_bytes: int, width: int, box: tuple[int, int], item: int) -> None:
     if pointer % _ADDRESS_STEP or row_bytes % _ADDRESS_STEP:
         raise value_error(
@@ -73,9 +78,10 @@ def _check(pointer: int, row_bytes: int, width: int, box: tuple[int, int], item:
             "tensor map", "the rows", f"at least {width * item} and under 2^40 bytes apart",
             f"{row_bytes} bytes", "Copy the matrix to rows of their own",
         )  # fmt: skip
-    if not 0 < box[0] <= _MAX_BOX_ROWS or not 0 < box[1] * item <= _SWIZZLE_BYTES:
+    widest = _swizzle_bytes(item)
+    if not 0 < box[0] <= _MAX_BOX_ROWS or not 0 < box[1] * item <= widest:
         raise value_error(
-            "tensor map", "box", f"at most {_MAX_BOX_ROWS} rows of {_SWIZZLE_BYTES} bytes", box,
+            "tensor map", "box", f"at most {_MAX_BOX_ROWS} rows of {widest} bytes", box,
             "Copy several boxes",
         )  # fmt: skip
 
@@ -89,18 +95,20 @@ def encode_matrix(
 ) -> TensorMap:
     """Return the map of a row-major matrix, copied box by box in the 128-byte swizzle.
 
+    Of FP8 it is the 64-byte swizzle: 64 columns are its widest box.
+
     Parameters
     ----------
     pointer : int
         Address of the first element; a multiple of 16.
     dtype : torch.dtype
-        float16, bfloat16 or float32.
+        float16, bfloat16, float32 or float8_e4m3fn.
     shape : tuple of int
         (rows, columns), neither 0. What a box holds outside of them is copied as zeros.
     row_bytes : int
         Bytes from a row to the next; a multiple of 16, no less than a row has.
     box : tuple of int
-        (rows, columns) of a copy: at most 256 rows of 128 bytes.
+        (rows, columns) of a copy: at most 256 rows of 128 bytes, or 64 of FP8.
 
     Raises
     ------
@@ -112,6 +120,7 @@ def encode_matrix(
     _check(pointer, row_bytes, shape[1], box, dtype.itemsize)
     from cuda.bindings import driver
 
+    swizzle = f"CU_TENSOR_MAP_SWIZZLE_{_swizzle_bytes(dtype.itemsize)}B"
     memory = ctypes.create_string_buffer(_MAP_BYTES + _ALIGNMENT)
     address = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
     # The driver counts dimensions from the one whose elements lie side by side.
@@ -125,7 +134,7 @@ def encode_matrix(
         (ctypes.c_uint32 * 2)(box[1], box[0]),
         (ctypes.c_uint32 * 2)(1, 1),
         int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-        int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+        int(getattr(driver.CUtensorMapSwizzle, swizzle)),
         int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
         int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
     )

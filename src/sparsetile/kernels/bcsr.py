@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsetile.intake.csr import FP8, FP8_RESULTS
 from sparsetile.jit.source import ConfigValue
 from sparsetile.jit.tensor_map import MAP_WORDS, pad_params
 from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
@@ -20,6 +21,8 @@ __all__ = [
     "BOX",
     "ELEMENTS",
     "ENGINE",
+    "FP8",
+    "FP8_TILES",
     "LADDER",
     "PRODUCT",
     "SLABS_TOGETHER",
@@ -32,10 +35,11 @@ __all__ = [
     "Store",
     "bcsr_config",
     "choose_block_tile",
+    "out_types",
 ]
 
 # torch dtype -> trait of element.cuh: the types whose B is read as it lies, along either side.
-ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float16, torch.bfloat16)}
+ELEMENTS = {**{d: CSR_ELEMENTS[d] for d in (torch.float16, torch.bfloat16)}, FP8: "E4M3"}
 # Rows and columns of a block of A.
 BLOCK = 64
 # Rows and columns of a copy, of A and of a row-major B: 128 bytes a row.
@@ -76,10 +80,11 @@ class BlockTile:
     columns: int
     stages: int
     step: int = PRODUCT
+    item: int = 2  # bytes of an element
 
     def at_step(self, step: int) -> BlockTile:
         """Return the same columns at a step of the ladder."""
-        return BlockTile(self.columns, self.stages if step >= SPECIALISED else 1, step)
+        return BlockTile(self.columns, self.stages if step >= SPECIALISED else 1, step, self.item)
 
     @property
     def threads(self) -> int:
@@ -89,7 +94,7 @@ class BlockTile:
     @property
     def stage_bytes(self) -> int:
         """A block of A and the rows of B that it meets."""
-        return 2 * BLOCK * (BLOCK + self.columns)
+        return self.item * BLOCK * (BLOCK + self.columns)
 
     @property
     def shared_bytes(self) -> int:
@@ -119,13 +124,22 @@ class BlockTile:
 # 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.
 WIDE, NARROW = BlockTile(256, 4), BlockTile(128, 4)
 TILES = (WIDE, NARROW)
+FP8_TILES = (BlockTile(256, 9, item=1), BlockTile(128, 8, item=1))
 
 
-def choose_block_tile(n: int, block_rows: int, processors: int) -> BlockTile:
+def out_types(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Types that C of a product in ``dtype`` may have, the usual one first."""
+    return FP8_RESULTS if dtype is FP8 else out_dtypes(dtype)
+
+
+def choose_block_tile(
+    n: int, block_rows: int, processors: int, dtype: torch.dtype = torch.bfloat16
+) -> BlockTile:
     """Return the wide tile where ``n`` columns fill it and there is one for every SM."""
-    if n <= NARROW.columns or block_rows * WIDE.slabs(n) < processors:
-        return NARROW
-    return WIDE
+    wide, narrow = FP8_TILES if dtype is FP8 else TILES
+    if n <= narrow.columns or block_rows * wide.slabs(n) < processors:
+        return narrow
+    return wide
 
 
 def bcsr_config(
@@ -138,7 +152,7 @@ def bcsr_config(
     """Constants of ``spmm_bcsr.cu``; ``k_major``: B is the transpose of a row-major matrix."""
     return {
         "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "OUTPUT": CSR_ELEMENTS[out_types(dtype)[0] if out_dtype is None else out_dtype],
         "kKMajor": k_major,
         "kCols": tile.columns,
         "kStages": tile.stages,
@@ -147,13 +161,18 @@ def bcsr_config(
     }
 
 
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+
+
 def _configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype, tile, k_major in itertools.product(ELEMENTS, TILES, (False, True)):
-        for out in out_dtypes(dtype):
+    for dtype, tile, k_major in itertools.product(_SIXTEEN_BITS, TILES, (False, True)):
+        for out in out_types(dtype):
             yield bcsr_config(dtype, tile, out_dtype=out, k_major=k_major)
-    for dtype, tile, step in itertools.product(ELEMENTS, TILES, LADDER.values()):
-        for out in out_dtypes(dtype) if step < PRODUCT else ():
+    for dtype, tile, step in itertools.product(_SIXTEEN_BITS, TILES, LADDER.values()):
+        for out in out_types(dtype) if step < PRODUCT else ():
             yield bcsr_config(dtype, tile.at_step(step), out_dtype=out)
+    for tile, out in itertools.product(FP8_TILES, out_types(FP8)):
+        yield bcsr_config(FP8, tile, out_dtype=out, k_major=True)
 
 
 SPMM_BCSR = KernelSpec(

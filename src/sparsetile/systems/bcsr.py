@@ -19,7 +19,7 @@ import torch
 
 from sparsetile.formats import BCSR, count_blocks, pack_bcsr
 from sparsetile.intake.csr import CSR
-from sparsetile.kernels.bcsr import BLOCK, ELEMENTS, LADDER, PRODUCT
+from sparsetile.kernels.bcsr import BLOCK, ELEMENTS, FP8, LADDER, PRODUCT
 from sparsetile.systems.base import Request, Stage, System, make_recipe
 from sparsetile.systems.bcsr_runner import BCSRRunner
 from sparsetile.systems.csr import CSRSystem
@@ -39,6 +39,16 @@ def _block_bytes(csr: CSR, order: torch.Tensor | None, item: int, limit: int) ->
     return most if most <= limit else count_blocks(csr, BLOCK, order) * BLOCK**2 * item
 
 
+def _fp8_reasons(request: Request) -> list[str]:
+    """In FP8 nothing repairs C, and the ladder is not built."""
+    found = []
+    if request.ablation not in (None, "opt6"):
+        found.append(f"has no {request.ablation} in float8_e4m3fn")
+    if pack_bcsr(request.csr, BLOCK, request.permutation.perm).bitmaps is not None:
+        found.append(f"takes float8_e4m3fn only where blocks of {BLOCK}x{BLOCK} are full")
+    return found
+
+
 def _work(blocks: BCSR) -> torch.Tensor:
     """[block rows, 4], longest first: block row, its first block, how many it has, and 0."""
     lengths = blocks.blocks_per_row().to(torch.int32)
@@ -51,7 +61,7 @@ class BCSRSystem(System):
     """Tensor cores on dense blocks."""
 
     name = "bcsr"
-    summary = "AsyncSparse: dense 64x64 blocks on WGMMA, 16-bit, sums in block order"
+    summary = "AsyncSparse: dense 64x64 blocks on WGMMA, 16 or 8 bits, sums in block order"
     devices = ("cuda",)
     dtypes = tuple(ELEMENTS)
     deterministic = True
@@ -72,6 +82,8 @@ class BCSRSystem(System):
             )
         if found or request.dtype not in self.dtypes:
             return found
+        if request.dtype is FP8:
+            found += _fp8_reasons(request)
         limit = int(MEMORY_SHARE * torch.cuda.mem_get_info(request.device)[0])
         order, item = request.permutation.perm, request.dtype.itemsize
         needed = _block_bytes(request.csr, order, item, limit)

@@ -24,6 +24,7 @@ from sparsetile.kernels.bcsr import (
     BLOCK,
     BOX,
     ENGINE,
+    FP8,
     PRODUCT,
     SLABS_TOGETHER,
     SPMM_BCSR,
@@ -34,12 +35,13 @@ from sparsetile.kernels.bcsr import (
     Store,
     bcsr_config,
     choose_block_tile,
+    out_types,
 )
 from sparsetile.systems.base import PLAIN, Epilogue, Runner
 from sparsetile.systems.bound import BoundProduct
 from sparsetile.systems.csr_runner import CSRRunner
 from sparsetile.systems.finish import finish
-from sparsetile.systems.geometry import aligned, batch_count, padded_like
+from sparsetile.systems.geometry import ACCESS_BYTES, aligned, batch_count, padded_like
 from sparsetile.systems.thread_context import enter
 
 __all__ = ["BCSRRunner"]
@@ -146,7 +148,7 @@ class BCSRRunner(Runner):
         found = self._launches.get(key)
         if found is None:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
-            tile = choose_block_tile(n, self._block_rows, processors).at_step(self._step)
+            tile = choose_block_tile(n, self._block_rows, processors, dtype).at_step(self._step)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype, k_major=k_major)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
             grid = tile.grid(n, self._block_rows, processors)
@@ -156,7 +158,7 @@ class BCSRRunner(Runner):
     def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
         if n and self.rows:
             index = device.index if device.index is not None else torch.cuda.current_device()
-            self._launch_for(dtype, dtype, n, False, index)
+            self._launch_for(dtype, out_types(dtype)[0], n, dtype is FP8, index)
             if self._exact is not None:
                 self._exact.prepare_repair(n, dtype, weighted, device)
 
@@ -250,6 +252,8 @@ class BCSRRunner(Runner):
     ) -> None:
         """All batches, through aligned copies of B and C where they are not aligned themselves."""
         k_major = _transposed_well(B)
+        if B.dtype is FP8 and not k_major:  # the only way that Tensor Cores take it
+            B, k_major = padded_like(B.mT, ACCESS_BYTES).copy_(B.mT).mT, True
         if self._blocks and not k_major and not _copies_well(B):
             B = padded_like(B, STORE_COLUMNS).copy_(B)
         target, store = out, self._store_of(parts, out)
@@ -297,6 +301,6 @@ class BCSRRunner(Runner):
     def bind(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None
     ) -> Callable[[Tensor], Tensor] | None:
-        if not self.rows or self._exact is not None:
+        if not self.rows or self._exact is not None or (packed is not None and packed.dtype is FP8):
             return None
         return BoundProduct(self, parts, values, packed)

@@ -17,7 +17,7 @@ __all__ = ["measure", "measure_systems", "predict_systems"]
 
 # What the systems reach of the ceilings on an H200; docs/planning.md says from which record.
 # Over 1: neighbouring rows share rows of B in L1, which the ceiling does not count.
-_CSR_SHARE = {2: 0.95, 4: 1.25, 8: 1.0}  # by bytes of an element
+_CSR_SHARE = {1: 0.95, 2: 0.95, 4: 1.25, 8: 1.0}  # by bytes of an element
 _CUSPARSE_SHARE = 0.40
 # What acc reaches of the gather of distinct (8-row window, column) pairs, over csr's share, for
 # rows of B of up to so many bytes: a tile costs about the same however few its columns are.

@@ -24,6 +24,9 @@
 // engine, so that its warp may go on with the next item; transposed, as a linear layer wants it, 16
 // KB a warpgroup at a time. Else threads store it, 16 bytes at a time.
 //
+// FP8 (e4m3): rows of 64 bytes, K-major B alone. Tensor Cores keep some 14 bits of a sum of such
+// products, so theirs run over 128 of k, two blocks, and are added up in float32.
+//
 // kStep is the last step of the paper's ladder that is on, each with all before it: 0 CUDA cores, 1
 // WGMMA, 2 the copy engine, 3 a warp that copies and the ring, 5 sums that are not zeroed first, 6
 // blocks of threads that stay (a matter of the grid). Below 3 one stage is filled and multiplied in
@@ -50,8 +53,9 @@ constexpr bool kTensorCores = kStep >= 1, kEngine = kStep >= 2, kSpecialised = k
 constexpr int kConsumers = kCols / 128;
 constexpr int kFirstConsumer = kSpecialised ? 128 : 0;  // thread
 constexpr int kBlocksPerSM = kConsumers == 1 || !kSpecialised ? 2 : 1;
-constexpr int kBlockBytes = kBlock * kBlock * 2;
-constexpr int kBoxBytes = kBlock * 128;  // of B: 64 rows x 64 columns, or 64 columns x 64 k
+constexpr int kRowBytes = kBlock * sizeof(E::Storage);  // of a block, and of a K-major B
+constexpr int kBlockBytes = kBlock * kRowBytes;
+constexpr int kBoxBytes = kBlock * kRowBytes;  // of B: 64 rows x 64 columns, or 64 columns x 64 k
 constexpr int kBoxes = kCols / 64;
 constexpr int kStageBytes = kBlockBytes + kBoxes * kBoxBytes;
 constexpr int kStoreBoxBytes = 16 * 128;  // a warp's rows of C, 64 columns
@@ -80,8 +84,8 @@ struct Params {
   int relu;
 };
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
-static_assert(kCols % 128 == 0 && sizeof(E::Storage) == 2,
-              "a consumer takes 128 columns of 16 bits");
+static_assert(kCols % 128 == 0 && (kRowBytes == 128 || (kKMajor && kElided)),
+              "a consumer takes 128 columns of 16 bits, or K-major of 8");
 static_assert(kThreads == kFirstConsumer + kConsumers * 128 && (kSpecialised || kStages == 1),
               "one warpgroup copies, the others multiply");
 
@@ -385,14 +389,12 @@ __device__ __forceinline__ void start_products(const char* stage, const char* b,
                                                float (&sum)[64]) {
   wg::fence();
 #pragma unroll
-  for (int k = 0; k < kBlock / 16; ++k) {
-    const u64 block = wg::descriptor(stage + k * 32, 16, 1024);
-    if constexpr (kKMajor) {
-      Wgmma128<E, 0>::multiply(sum, block, wg::descriptor(b + k * 32, 16, 1024), add || k > 0);
-    } else {
-      Wgmma128<E>::multiply(sum, block, wg::descriptor(b + k * 2048, kBoxBytes, 1024),
-                            add || k > 0);
-    }
+  for (int k = 0; k < kRowBytes / 32; ++k) {
+    Wgmma128<E, kKMajor ? 0 : 1>::multiply(
+        sum, wg::descriptor<kRowBytes>(stage + k * 32, 16, 8 * kRowBytes),
+        kKMajor ? wg::descriptor<kRowBytes>(b + k * 32, 16, 8 * kRowBytes)
+                : wg::descriptor(b + k * 2048, kBoxBytes, 1024),
+        add || k > 0);
   }
   wg::commit();
 }
@@ -418,6 +420,34 @@ __device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int b
   if (releases) wg::barrier_arrive(previous);
 }
 
+// The same for FP8: products of two blocks at a time.
+__device__ __forceinline__ void accumulate_pairs(const Ring& ring, int consumer, int blocks,
+                                                 Turn& turn, float (&sum)[64]) {
+  const bool releases = threadIdx.x % 32 == 0;
+  clear(sum);
+  for (int i = 0; i < blocks; i += 2) {
+    float part[64];
+    u64* used[2] = {nullptr, nullptr};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (i + half >= blocks) break;
+      wg::barrier_wait(ring.full + turn.stage, turn.parity);
+      const char* stage = ring.stages + turn.stage * kStageBytes;
+      start_products(stage, stage + kBlockBytes + consumer * 2 * kBoxBytes, half > 0, part);
+      used[half] = ring.empty + turn.stage;
+      turn.next();
+    }
+    wg::wait<0>();
+    wg::settle(part);
+    if (releases) {
+      wg::barrier_arrive(used[0]);
+      if (used[1] != nullptr) wg::barrier_arrive(used[1]);
+    }
+#pragma unroll
+    for (int j = 0; j < 64; ++j) sum[j] += part[j];
+  }
+}
+
 __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
   const int consumer = threadIdx.x / 128 - 1, items = p.block_rows * p.slabs;
   int index = blockIdx.x;
@@ -426,7 +456,11 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
   for (; index < items; index += gridDim.x) {
     const Item next = item_at(p, index + gridDim.x);
     float sum[64];
-    accumulate(ring, consumer, item.blocks, turn, sum);
+    if constexpr (sizeof(E::Storage) == 1) {
+      accumulate_pairs(ring, consumer, item.blocks, turn, sum);
+    } else {
+      accumulate(ring, consumer, item.blocks, turn, sum);
+    }
     finish(p, ring, item.block_row, item.first_column + consumer * 128, sum);
     item = next;
   }
@@ -435,6 +469,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
 
 // ---- steps 0 to 2: in turns
 
+template <typename Element>
 __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
   const int consumer = threadIdx.x / 128;
   const Item item = item_at(p, blockIdx.x);
@@ -462,7 +497,7 @@ __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
       wg::wait<0>();
       wg::settle(sum);
     } else {
-      multiply_by_cores<E>(stage, b, sum);
+      multiply_by_cores<Element>(stage, b, sum);
     }
     __syncthreads();
   }
@@ -482,7 +517,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
   }
   __syncthreads();
   if constexpr (!kSpecialised) {
-    take_turns(p, ring);
+    take_turns<E>(p, ring);
   } else if (threadIdx.x < 128) {
     wg::fewer_registers<40>();
     if (threadIdx.x < 32) produce(p, ring);

@@ -7,12 +7,20 @@
 //   K-major   (A: a row of 128 bytes is 64 k)    atoms follow along M or N: stride = 1024
 //   MN-major  (B as it is: a row is 64 columns)  atoms follow along K: stride = 1024; the next 64
 //                                                columns begin `leading` bytes on
+//
+// Rows of 64 bytes (64 k of FP8) lie in the swizzle of that width: atoms of 512 bytes, chunks
+// exchanged by XOR with r / 2 mod 4.
 #pragma once
 
 #include "element.cuh"
 
 struct alignas(64) TensorMap {
   u64 opaque[16];
+};
+
+// Bytes that only Tensor Cores read.
+struct E4M3 {
+  using Storage = unsigned char;
 };
 
 namespace wg {
@@ -119,9 +127,12 @@ __device__ __forceinline__ void group_sync(int barrier) {
 
 // ---- products
 
+template <int kRowBytes = 128>
 __device__ __forceinline__ u64 descriptor(const void* shared, u32 leading, u32 stride) {
-  const u64 address = shared_address(shared);
-  return (address & 0x3ffff) >> 4 | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | u64(1) << 62;
+  static_assert(kRowBytes == 128 || kRowBytes == 64, "a swizzle that copies are made in");
+  const u64 address = shared_address(shared), swizzle = kRowBytes == 128 ? 1 : 2;
+  return (address & 0x3ffff) >> 4 | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 |
+         swizzle << 62;
 }
 
 __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -227,5 +238,34 @@ struct Wgmma128<BF16, kNMajor> {
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
           "+f"(d[63])
         : "l"(a), "l"(b), "r"(add), "n"(kNMajor));
+  }
+};
+// 32 of k, B always K-major.
+template <>
+struct Wgmma128<E4M3, 0> {
+  __device__ __forceinline__ static void multiply(float (&d)[64], u64 a, u64 b, int add) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %66, 0;"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, "
+        "%56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, p, 1, 1;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+          "+f"(d[63])
+        : "l"(a), "l"(b), "r"(add));
   }
 };
