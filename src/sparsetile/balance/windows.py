@@ -21,15 +21,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.balance.segments import Units, WorkLists, schedule_segments
+from sparsetile.balance.segments import Units, WorkLists, join_pieces, schedule_segments
 
 __all__ = [
     "MAX_TILES",
     "TileTimes",
     "WindowSchedule",
-    "cut_windows",
+    "WindowShares",
     "imbalance",
     "schedule_windows",
+    "share_windows",
 ]
 
 # The paper's limit of tiles an item; the kernel counts a run's windows in 32 bits, too.
@@ -39,8 +40,8 @@ LENGTHS = (4, 6, 8, 12, 16, 24, MAX_TILES)
 # Tiles at which a run ends: long enough to pay for its start, and short enough that neighbouring
 # windows, which share rows of B, are at work at the same time.
 RUN_TILES = 8
-# Piece lengths that windows of a block of threads may be cut to.
-CUT_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# What a window of a block of threads costs beside its tiles, in tiles, and the least piece of one.
+A_WINDOW, LEAST_TILES = 8, 8
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,6 @@ class TileTimes:
 
 
 EQUATION_4 = TileTimes()
-# The same for a block of threads that makes a window of 64 rows or more (docs/asyncsparse.md): C is
-# eight times as high, and blocks are few.
-BLOCK_TIMES = TileTimes(mma=0.0, write_back=8.0, start=10.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,52 +178,70 @@ def schedule_windows(
     return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)
 
 
-def _cut_length(tiles: Tensor, workers: float, times: TileTimes) -> int:
-    """Return the piece length with the least time bound; the longest window's where none is cut."""
-    counts = tiles.double()
-    most = max(int(tiles.max()), 1)
-    lengths = [most, *(length for length in CUT_LENGTHS if length < most)]
-    bounds = []
-    for length in lengths:
-        cut = counts > length
-        pieces = float(torch.ceil(counts[cut] / length).sum())
-        stores = tiles.numel() + 2.0 * pieces
-        spent = float(counts.sum()) * times.load_b + stores * times.write_back
-        spent += (float((~cut).sum()) + pieces) * times.start
-        bounds.append(spent / workers + length * times.load_b)
-    return lengths[bounds.index(min(bounds))]
+@dataclass(frozen=True, eq=False)
+class WindowShares(WorkLists):
+    """Items ``window, first tile, end, slot of a piece or -1``, in the order of their windows.
+
+    Attributes
+    ----------
+    first_of_worker : Tensor of int32 [workers + 1]
+        Where each worker's items begin.
+    """
+
+    first_of_worker: Tensor
 
 
-def cut_windows(
-    window_row_ptr: Tensor, *, workers: float, times: TileTimes = BLOCK_TIMES
-) -> WindowSchedule:
-    """List pieces of windows that would keep the others waiting, then whole windows.
+def share_windows(
+    window_row_ptr: Tensor, *, workers: int, a_window: int = A_WINDOW, least: int = LEAST_TILES
+) -> WindowShares:
+    """Share out windows evenly: each worker takes neighbouring ones, the next goes on from there.
 
-    Windows stay in order: neighbours share rows of B, which are then in L2.
+    Windows in which one worker's share ends and another's begins are cut there, unless that leaves
+    a piece of fewer than ``least`` tiles. Neighbouring windows share rows of B, which a worker then
+    finds in the caches.
 
     Parameters
     ----------
     window_row_ptr : Tensor of int32 [windows + 1]
-    workers : float
-        Blocks of threads that the GPU runs at a time, for each slab of B.
-    times : TileTimes
-        Constants of the time model.
+    workers : int
+        Blocks of threads that work at the same time.
+    a_window : int
+        What a window costs beside its tiles, in tiles: C is stored.
+    least : int
+        Tiles that a piece has at least.
     """
     offsets = window_row_ptr.to(torch.int64)
     tiles = offsets[1:] - offsets[:-1]
-    if not tiles.numel():
-        return schedule_windows(window_row_ptr, workers=workers, balance=False)
-    longest = _cut_length(tiles, max(workers, 1.0), times)
-    cut = tiles > longest
-    long = torch.nonzero(cut).squeeze(1)
-    pieces = schedule_segments(
-        Units(
-            long, offsets[long], tiles[long],
-            torch.zeros(long.numel(), dtype=torch.bool, device=tiles.device),
-        ),
-        longest,
-    )  # fmt: skip
-    whole = torch.nonzero(~cut).squeeze(1)
-    rest = torch.stack([whole, offsets[whole], offsets[whole + 1], torch.full_like(whole, -1)], 1)
-    items = torch.cat([pieces.items, rest.to(torch.int32)]).contiguous()
-    return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)
+    device = tiles.device
+    cost = tiles + a_window
+    start = torch.cumsum(cost, 0) - cost
+    total = int(cost.sum())
+    ends = torch.arange(1, workers, device=device) * total // workers
+    window = torch.clamp(torch.searchsorted(start, ends, right=True) - 1, min=0)
+    at = torch.minimum(ends - start[window], tiles[window]) if total else ends
+    at = torch.where(at < least, 0, at)
+    past = tiles[window] - at < least
+    window, at = torch.where(past, window + 1, window), torch.where(past, 0, at)
+    span = int(tiles.max()) + 1 if tiles.numel() else 1
+    keys = window * span + at  # where shares end
+    whole = torch.arange(tiles.numel(), device=device) * span
+    items = torch.cat([whole, torch.unique(keys[at > 0])]).sort().values
+    owner, begin = items // span, items % span
+    same = torch.zeros_like(owner, dtype=torch.bool)
+    same[:-1] = owner[:-1] == owner[1:]
+    following = torch.cat([begin[1:], begin[:1]])
+    end = torch.where(same, following, tiles[owner])
+    pieces = torch.bincount(owner, minlength=tiles.numel())
+    cut = pieces[owner] > 1
+    slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
+    parent_of_slot, nodes = join_pieces(pieces[pieces > 1])
+    first = torch.zeros(workers + 1, dtype=torch.int64, device=device)
+    first[1:-1] = torch.searchsorted(items, keys)
+    first[-1] = items.numel()
+    listed = torch.stack([owner, offsets[owner] + begin, offsets[owner] + end, slot], 1)
+    return WindowShares(
+        listed.to(torch.int32).contiguous(),
+        parent_of_slot.contiguous(),
+        nodes.contiguous(),
+        first.to(torch.int32),
+    )

@@ -42,7 +42,7 @@ SWIZZLE_ATOM = 1024
 PRODUCERS, GROUPS = 128, 2
 LOADS = {128: 8, 256: 16}
 # Stages of B, and of A's tiles, which are copied further ahead.
-STAGES, TILE_STAGES = 4, 8
+STAGES, TILE_STAGES = 4, 10
 # Registers of a consuming and of a producing thread. A block starts with 168 for each of its 384
 # threads, and would wait for ever for more than that in all.
 REGISTERS = (200, 152)

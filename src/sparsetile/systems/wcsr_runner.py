@@ -24,6 +24,7 @@ class WCSRRunner(TileRunner):
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
         self._height = int(meta["height"])
+        self._workers = int(meta["workers"])
 
     def _load(
         self,
@@ -37,9 +38,8 @@ class WCSRRunner(TileRunner):
         tile = choose_window_tile(self._height, n)
         config = wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
         kernel = SPMM_WCSR.load(config, device, tile.shared_bytes(dtype, weighted))
-        workers = torch.cuda.get_device_properties(device).multi_processor_count
         return TileLaunch(
-            kernel, tile.threads, min(self._items, workers), tile.slabs(n),
+            kernel, tile.threads, self._workers, tile.slabs(n),
             trees=tile.warps, slot_bytes=32 * tile.sums * 4,
         )  # fmt: skip
 

@@ -13,13 +13,14 @@
 //               of the next step are decoded while the Tensor Cores work
 //
 // A block goes through its items without stopping: while C is stored, the rings fill for the next.
+// The host shares out tiles evenly, and cuts the windows in which one block ends and another begins.
 //
 // B goes through registers because TF32 is rounded there (the Tensor Cores would truncate), and
 // because WGMMA reads a float32 operand from shared memory K-major only: a lane loads four
 // neighbouring columns of four rows and stores them as four times four rows of a column, which is a
-// transposition that costs nothing. Which column of B is which n is free: columns 4l + j of 32 are
-// n = 8j + l, so that eight lanes store 128 neighbouring bytes, and so that a lane's sums are eight
-// neighbouring columns of C. Types of 16 bits lie N-major, as they come, in the 128-byte swizzle.
+// transposition that costs nothing. Which column of B is which n is free: of 32, column 4l + j is
+// n = 8j + 2 (l % 4) + l / 4, so that eight lanes store 128 neighbouring bytes, and so that lanes t
+// have sums of four neighbouring columns each, side by side. Types of 16 bits lie N-major, as they come, in the 128-byte swizzle.
 // A's tiles are operands in registers (bittcf.cuh decodes them): no tile is expanded in memory.
 //
 // For TF32, k = t stands for a tile's column 2t and k = t + 4 for 2t + 1, as in mma.cuh; column ids
@@ -29,7 +30,7 @@
 // again from A's entries (`exact`). Windows that were cut are joined by a tree (tree.cuh), warp by
 // warp: one launch, a fixed order of additions, no atomics on data.
 //
-// Grid: x = blocks that share the items, y = slabs of kCols columns, the slow dimension; z = batch.
+// Grid: x = blocks, each with items of its own, y = slabs of kCols columns, the slow dimension; z = batch.
 // Shared memory: dynamic, both rings and their barriers.
 //
 // Assumes: B and C row-major; addresses and row strides multiples of 16 bytes, n of 16 bytes of
@@ -69,12 +70,12 @@ constexpr int kOffsetsAt = kBitsAt + kBitBytes;
 constexpr int kOffsetBytes = kStepTiles * kWarps * 4 + 16;  // one more strip, in 16-byte pieces
 constexpr int kValuesAt = kOffsetsAt + kOffsetBytes;
 constexpr int kTileBytes = kWeighted ? kValuesAt + kStepRows * kHeight * kSize + 16 : kOffsetsAt;
-constexpr int kAhead = 4;  // steps that A is copied before its rows of B are loaded
+constexpr int kAhead = 6;  // steps that A is copied before its rows of B are loaded
 constexpr int kTilesAt = kStages * kStageBytes;
 constexpr int kBarriersAt = kTilesAt + kTileStages * kTileBytes;
 
 struct Params {
-  const int4* items;  // window, first tile, end, slot of a piece or -1
+  const int4* items;  // window, first tile, end, slot of a piece or -1; then first items of blocks
   const int* parent_of_slot;
   const int4* nodes;
   int* arrivals;
@@ -120,6 +121,16 @@ struct Lane {
   int warp, lane, g, t;
   __device__ __forceinline__ Lane()
       : warp(threadIdx.x / 32), lane(threadIdx.x % 32), g(lane / 4), t(lane % 4) {}
+};
+
+// The items of a block.
+struct Share {
+  int first, end;
+  __device__ __forceinline__ explicit Share(const Params& p) {
+    const int* firsts = reinterpret_cast<const int*>(p.items + p.item_count) + blockIdx.x;
+    first = __ldg(firsts);
+    end = __ldg(firsts + 1);
+  }
 };
 
 // Both rings. A barrier pair for each stage: data has come, data is done with.
@@ -169,67 +180,77 @@ __device__ __forceinline__ int staged(int column) { return column % 2 * 4 + colu
 
 // ---- rows of B
 
-// What a thread moves of a step: kLoads times 16 bytes.
+// What a thread moves of a step: kLoads times 16 bytes. Eight lanes read 128 bytes side by side.
+//
+// float32: blocks of four columns of four rows. The rows are those of a chunk of four staged ids,
+// the same for all of the thread's blocks. 16 bits: eight columns of one row at a time.
 struct Rows {
   uint4 word[kLoads];
 };
 
-// Column of the slab and row of the step of a thread's i-th load. Eight lanes read side by side.
-// float32: blocks of four rows, those of a staged chunk of ids.
-constexpr int kChunks = 2 * kStepTiles;
-__device__ __forceinline__ int load_column(int i) {
-  const int octet = threadIdx.x % kProducers / 8, l = threadIdx.x % 8;
-  if constexpr (kIsF32) {
-    return (octet / kChunks + i / 4 * (kOctets / kChunks)) * 32 + l * 4;
-  } else {
-    return (octet + i * kOctets) / kStepRows * 64 + l * 8;
-  }
+constexpr int kChunks = 2 * kStepTiles;  // of four ids, in a step
+// Columns from one of a thread's blocks of float32 to the next.
+constexpr int kBlockColumns = kOctets / kChunks * 32;
+
+__device__ __forceinline__ int octet() { return threadIdx.x % kProducers / 8; }
+
+// 16 bytes at `from` if the slab's column is inside B, else zeros.
+template <bool kWhole>
+__device__ __forceinline__ uint4 load_inside(const Params& p, const char* from, int column) {
+  const bool inside = kWhole || int(blockIdx.y * kCols) + column < p.n;
+  return inside ? ptx::load_nc(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
 }
 
+template <bool kWhole>
 __device__ __forceinline__ Rows load_rows(const Params& p, const char* b, const int* ids) {
   Rows rows;
-  const int octet = threadIdx.x % kProducers / 8;
-  int id[kIsF32 ? 4 : kLoads];
+  const u32 row_bytes = p.b_row_bytes;
   if constexpr (kIsF32) {
-    *reinterpret_cast<int4*>(id) = *reinterpret_cast<const int4*>(ids + octet % kChunks * 4);
+    const int column = octet() / kChunks * 32 + threadIdx.x % 8 * 4;
+    const int4 id = *reinterpret_cast<const int4*>(ids + octet() % kChunks * 4);
+    const int row_id[4] = {id.x, id.y, id.z, id.w};
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const char* row = b + column * 4 + u64(u32(row_id[r])) * row_bytes;
+#pragma unroll
+      for (int block = 0; block < kLoads / 4; ++block) {
+        const int further = block * kBlockColumns;
+        rows.word[block * 4 + r] = load_inside<kWhole>(p, row + further * 4, column + further);
+      }
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int row = (octet + i * kOctets) % kStepRows;
-      id[i] = ids[row / 8 * 8 + staged(row % 8)];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int column = load_column(i);
-    const char* from = b + static_cast<u64>(static_cast<u32>(id[kIsF32 ? i % 4 : i])) *
-                               static_cast<u32>(p.b_row_bytes);
-    rows.word[i] = make_uint4(0, 0, 0, 0);
-    if (int(blockIdx.y * kCols) + column < p.n) {
-      rows.word[i] = ptx::load_nc(reinterpret_cast<const uint4*>(from + column * kSize));
+      const int unit = octet() + i * kOctets, row = unit % kStepRows;
+      const int column = unit / kStepRows * 64 + threadIdx.x % 8 * 8;
+      const u32 id = ids[row / 8 * 8 + staged(row % 8)];
+      rows.word[i] = load_inside<kWhole>(p, b + column * 2 + u64(id) * row_bytes, column);
     }
   }
   return rows;
 }
 
 __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
-  const int octet = threadIdx.x % kProducers / 8, l = threadIdx.x % 8;
+  const int l = threadIdx.x % 8;
+  if constexpr (kIsF32) {
+    const int n = l % 4 * 2 + l / 4;
+    char* to = stage + octet() % kChunks * (kCols * 16) + octet() / kChunks * 512 + n * 16;
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    if constexpr (kIsF32) {
-      // Of block i / 4: column j = i % 4 of each lane, its four rows side by side.
-      const int chunk = octet % kChunks, block = i / 4, j = i % 4;
-      const int group = octet / kChunks + block * (kOctets / kChunks);
-      char* to = stage + chunk * (kCols * 16) + (group * 4 + j) * 128 + l * 16;
-      uint4 column;
-      const auto element = [&](int r) {
-        const uint4& word = rows.word[block * 4 + r];
-        return round_tf32(j == 0 ? word.x : j == 1 ? word.y : j == 2 ? word.z : word.w);
+    for (int block = 0; block < kLoads / 4; ++block) {
+      const uint4* row = rows.word + block * 4;
+      const auto column = [](u32 a, u32 b, u32 c, u32 d) {
+        return make_uint4(round_tf32(a), round_tf32(b), round_tf32(c), round_tf32(d));
       };
-      column = make_uint4(element(0), element(1), element(2), element(3));
-      *reinterpret_cast<uint4*>(to) = column;
-    } else {
-      const int unit = octet + i * kOctets, row = unit % kStepRows, box = unit / kStepRows;
+      uint4* at = reinterpret_cast<uint4*>(to + block * kBlockColumns * 16);
+      at[0] = column(row[0].x, row[1].x, row[2].x, row[3].x);
+      at[8] = column(row[0].y, row[1].y, row[2].y, row[3].y);
+      at[16] = column(row[0].z, row[1].z, row[2].z, row[3].z);
+      at[24] = column(row[0].w, row[1].w, row[2].w, row[3].w);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int unit = octet() + i * kOctets, row = unit % kStepRows, box = unit / kStepRows;
       char* to = stage + (box * kStepRows + row) * 128 + (l ^ row % 8) * 16;
       *reinterpret_cast<uint4*>(to) = rows.word[i];
     }
@@ -242,21 +263,21 @@ __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
 struct TileCopies {
   const Params& p;
   const Rings& rings;
-  int place;   // item at work
+  int place;   // item after the one at work
+  int items;   // where the block's end
   int first;   // tile of the next step
   int end;     // of the item's tiles
   int used;    // lanes of `begins` already used
   int begins;  // where the values of the next steps begin, a lane each
   Turn<kTileStages> turn;
 
-  __device__ __forceinline__ TileCopies(const Params& p, const Rings& rings)
-      : p(p), rings(rings), place(int(blockIdx.x) - int(gridDim.x)), first(0), end(0), begins(0) {}
+  __device__ __forceinline__ TileCopies(const Params& p, const Rings& rings, const Share& share)
+      : p(p), rings(rings), place(share.first), items(share.end), first(0), end(0), begins(0) {}
 
   __device__ __forceinline__ void next() {
     while (first >= end) {
-      place += gridDim.x;
-      if (place >= p.item_count) return;
-      const int4 item = __ldg(p.items + place);
+      if (place >= items) return;
+      const int4 item = __ldg(p.items + place++);
       first = item.y;
       end = item.z;
       used = 31;
@@ -296,29 +317,31 @@ struct TileCopies {
   }
 };
 
-__device__ __forceinline__ void produce(const Params& p, const Rings& rings) {
+template <bool kWhole>
+__device__ __forceinline__ void produce(const Params& p, const Rings& rings, const Share& share) {
   const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + i64(blockIdx.y) * kCols;
   const char* b = reinterpret_cast<const char*>(slab);
   const int group = (threadIdx.x - kConsumers) / kProducers;
   const bool copies = threadIdx.x < kConsumers + 32;
   const bool first_lane = threadIdx.x % 32 == 0;
-  TileCopies tiles(p, rings);
+  TileCopies tiles(p, rings, share);
   if (copies) {
     for (int i = 0; i < kAhead; ++i) tiles.next();
   }
   Turn<kGroups> whose;
   Turn<kStages> turn;
   Turn<kTileStages> tile_turn;
+  int4 item = __ldg(p.items + share.first);
 #pragma unroll 1
-  for (int place = blockIdx.x; place < p.item_count; place += gridDim.x) {
-    const int4 item = __ldg(p.items + place);
+  for (int place = share.first; place < share.end; ++place) {
+    const int4 later = __ldg(p.items + min(place + 1, p.item_count - 1));
 #pragma unroll 1
     for (int first = item.y; first < item.z; first += kStepTiles) {
       if (copies) tiles.next();
       if (whose.stage == group) {
         wg::barrier_wait(rings.tiles_full + tile_turn.stage, tile_turn.parity);
         const char* tile = rings.tiles + tile_turn.stage * kTileBytes;
-        const Rows rows = load_rows(p, b, reinterpret_cast<const int*>(tile));
+        const Rows rows = load_rows<kWhole>(p, b, reinterpret_cast<const int*>(tile));
         __syncwarp();
         if (first_lane) wg::barrier_arrive(rings.tiles_empty + tile_turn.stage);
         wg::barrier_wait(rings.empty + turn.stage, turn.parity ^ 1);
@@ -331,6 +354,7 @@ __device__ __forceinline__ void produce(const Params& p, const Rings& rings) {
       turn.next();
       tile_turn.next();
     }
+    item = later;
   }
 }
 
@@ -433,13 +457,16 @@ __device__ __forceinline__ float scale_of(const Params& p, int row) {
 }
 
 // Scale, add what the caller wants added, and store kCount neighbouring columns of a row of C.
-template <int kCount>
+// kPlain: the product is all that is wanted, and the slab lies inside C.
+template <bool kPlain, int kCount>
 __device__ __forceinline__ void finish(const Params& p, Out::Storage* c, int column, float scale,
                                        float (&x)[kCount]) {
-  if (column >= p.n) return;
+  if (!kPlain && column >= p.n) return;
+  if constexpr (!kPlain) {
 #pragma unroll
-  for (int v = 0; v < kCount; ++v) x[v] *= scale;
-  if (p.epilogue) {
+    for (int v = 0; v < kCount; ++v) x[v] *= scale;
+  }
+  if (!kPlain && p.epilogue) {
 #pragma unroll
     for (int v = 0; v < kCount; ++v) {
       if (p.beta != 0.0) x[v] += float(p.beta) * Out::widen(c[column + v]);
@@ -494,7 +521,7 @@ __device__ __forceinline__ void exact(const Params& p, int window) {
           sum[0] = fmaf(weight, operand(*reinterpret_cast<const E::Storage*>(from)), sum[0]);
         }
       }
-      finish(p, c, column, scale_of(p, row), sum);
+      finish<false>(p, c, column, scale_of(p, row), sum);
     }
   }
 }
@@ -517,28 +544,24 @@ __device__ __forceinline__ void exchange(u32 (&word)[4], int t) {
   }
 }
 
-// Store the warp's rows if all sums are finite; else false, and C is as it was.
-__device__ __forceinline__ bool store_window(const Params& p, const Lane& me, int window,
-                                             float (&sum)[kSums]) {
-  float check = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) check = fmaf(sum[i], 0.0f, check);
-  if (__any_sync(kWarp, check != 0.0f)) return false;  // NaN is not 0 either
+template <bool kPlain>
+__device__ __forceinline__ void store_rows_of_c(const Params& p, const Lane& me, int window,
+                                                float (&sum)[kSums]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = row_of(p, window, me.warp * 16 + half * 8 + me.g);
-    const float scale = row < 0 ? 0.0f : scale_of(p, row);
+    const float scale = kPlain || row < 0 ? 1.0f : scale_of(p, row);
     Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
 #pragma unroll
     for (int group = 0; group < kCols / 32; ++group) {
       const float* mine = sum + group * 16 + half * 2;
+      const int first_column = blockIdx.y * kCols + group * 32;
       if constexpr (kIsF32) {
-        // n = 8j + l of 32 is column 4l + j; the lane has l = 2t and 2t + 1.
+        // n = 8j + 2t + e of 32 is column 16e + 4t + j.
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float x[4] = {mine[e], mine[4 + e], mine[8 + e], mine[12 + e]};
-          const int column = blockIdx.y * kCols + group * 32 + me.t * 8 + e * 4;
-          if (row >= 0) finish(p, c, column, scale, x);
+          if (row >= 0) finish<kPlain>(p, c, first_column + e * 16 + me.t * 4, scale, x);
         }
       } else {
         // Columns 2t and 2t + 1 of four times eight; after the exchange eight of one.
@@ -550,7 +573,6 @@ __device__ __forceinline__ bool store_window(const Params& p, const Lane& me, in
         }
         exchange(first, me.t);
         exchange(second, me.t);
-        const int column = blockIdx.y * kCols + group * 32 + me.t * 8;
 #pragma unroll
         for (int part = 0; part < 8; part += kStore) {
           float x[kStore];
@@ -559,10 +581,25 @@ __device__ __forceinline__ bool store_window(const Params& p, const Lane& me, in
             const int at = part + v;
             x[v] = __uint_as_float(at % 2 == 0 ? first[at / 2] : second[at / 2]);
           }
-          if (row >= 0) finish(p, c, column + part, scale, x);
+          if (row >= 0) finish<kPlain>(p, c, first_column + me.t * 8 + part, scale, x);
         }
       }
     }
+  }
+}
+
+// Store the warp's rows if all sums are finite; else false, and C is as it was.
+__device__ __forceinline__ bool store_window(const Params& p, const Lane& me, int window,
+                                             float (&sum)[kSums]) {
+  float check[4] = {};
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) check[i % 4] = fmaf(sum[i], 0.0f, check[i % 4]);
+  const float all = check[0] + check[1] + (check[2] + check[3]);
+  if (__any_sync(kWarp, all != 0.0f)) return false;  // NaN is not 0 either
+  if (!p.epilogue && int(blockIdx.y + 1) * kCols <= p.n) {
+    store_rows_of_c<true>(p, me, window, sum);
+  } else {
+    store_rows_of_c<false>(p, me, window, sum);
   }
   return true;
 }
@@ -579,15 +616,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) rings.init();
   __syncthreads();
   ptx::wait_previous();
+  const Share share(p);
   if (threadIdx.x >= kConsumers) {
     wg::fewer_registers<kProducerRegisters>();
-    produce(p, rings);
+    if (int(blockIdx.y + 1) * kCols <= p.n) {
+      produce<true>(p, rings, share);  // most slabs lie inside B: no checks
+    } else {
+      produce<false>(p, rings, share);
+    }
   } else {
     wg::more_registers<kConsumerRegisters>();
     const Lane me;
     Progress at;
 #pragma unroll 1
-    for (int place = blockIdx.x; place < p.item_count; place += gridDim.x) {
+    for (int place = share.first; place < share.end; ++place) {
       const int4 item = __ldg(p.items + place);
       float sum[kSums];
 #pragma unroll
