@@ -53,14 +53,19 @@ def _with_margin(part: torch.Tensor) -> torch.Tensor:
     return torch.cat([part, part.new_zeros((MARGIN, part.shape[1]))])
 
 
-def _workers(request: Request, windows: WCSR) -> int:
-    """Blocks of threads for each slab of B: all SMs, or its part of them where B fits L2."""
+def _share(request: Request, windows: WCSR) -> WindowShares:
+    """Share out windows for each slab of B between all SMs, or its part of them where B fits L2.
+
+    Where it does not fit, neighbouring windows go to different SMs, so that the rows of B that they
+    share are read by both before they leave L2.
+    """
     csr, device = request.csr, request.device
     slabs = choose_window_tile(windows.height, request.n).slabs(max(request.n, 1))
     fits = csr.shape[1] * request.n * request.dtype.itemsize <= L2_SHARE * l2_bytes(device)
     most = processors(device) // slabs if fits else processors(device)
     work = windows.tile_count + A_WINDOW * windows.window_count
-    return max(1, min(most, work // A_SHARE))
+    workers = max(1, min(most, work // A_SHARE))
+    return share_windows(windows.window_row_ptr, workers=workers, dealt=not fits)
 
 
 def _with_workers(schedule: WindowShares) -> torch.Tensor:
@@ -102,8 +107,8 @@ class WCSRSystem(System):
     def build(self, request: Request) -> Stage:
         csr = request.csr
         windows = pack_wcsr(csr, HEIGHT, TILE, request.permutation.perm)
-        workers = _workers(request, windows)
-        schedule = share_windows(windows.window_row_ptr, workers=workers)
+        schedule = _share(request, windows)
+        workers = schedule.first_of_worker.numel() - 1
         recipe = make_recipe(
             self.name,
             csr,

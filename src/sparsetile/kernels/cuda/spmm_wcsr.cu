@@ -60,7 +60,7 @@ using Weights = TileWeights<E, kWeighted, 2>;
 
 constexpr int kStepRows = 8 * kStepTiles;
 constexpr int kStageBytes = kStepRows * kCols * kSize;
-constexpr int kLoads = kStageBytes / 16 / kProducers;
+constexpr int kLoads = kStageBytes / 32 / kProducers;  // of a thread in half a step
 
 // A step's part of A in shared memory: ids, bits, value offsets of strips, values.
 constexpr int kIdBytes = kStepRows * 4;
@@ -113,7 +113,7 @@ static_assert(kSharedBytes == kBarriersAt + 16 * (kStages + kTileStages) + 1024,
 static_assert(kConsumerRegisters * kConsumers + kProducerRegisters * kGroups * kProducers <=
                   65536 / kThreads / 8 * 8 * kThreads,
               "warpgroups would wait for registers that the block does not have");
-static_assert(kTileStages > kAhead + kGroups, "copies never wait for what they feed");
+static_assert(kTileStages >= kAhead + 2 * kGroups, "copies never wait for what they feed");
 static_assert(kIsF32 || kStepTiles % 2 == 0, "two tiles an instruction");
 
 // Where a thread stands.
@@ -180,10 +180,11 @@ __device__ __forceinline__ int staged(int column) { return column % 2 * 4 + colu
 
 // ---- rows of B
 
-// What a thread moves of a step: kLoads times 16 bytes. Eight lanes read 128 bytes side by side.
+// What a thread moves of half a step: kLoads times 16 bytes. Eight lanes read 128 bytes side by side.
 //
 // float32: blocks of four columns of four rows. The rows are those of a chunk of four staged ids,
-// the same for all of the thread's blocks. 16 bits: eight columns of one row at a time.
+// the same for all of the thread's blocks; the halves of a step are halves of the slab. 16 bits:
+// eight columns of one row at a time.
 struct Rows {
   uint4 word[kLoads];
 };
@@ -201,17 +202,20 @@ __device__ __forceinline__ uint4 load_inside(const Params& p, const char* from, 
   return inside ? ptx::load_nc(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
 }
 
-template <bool kWhole>
-__device__ __forceinline__ Rows load_rows(const Params& p, const char* b, const int* ids) {
-  Rows rows;
+// Rows of B of one half of a step. Without `wanted`, row 0 is read, and not used: a load that might
+// not be would cost moves of registers that wait for it.
+template <bool kWhole, int kHalf>
+__device__ __forceinline__ void load_rows(const Params& p, const char* b, const int* ids,
+                                          bool wanted, Rows& rows) {
   const u32 row_bytes = p.b_row_bytes;
   if constexpr (kIsF32) {
-    const int column = octet() / kChunks * 32 + threadIdx.x % 8 * 4;
+    const int column =
+        octet() / kChunks * 32 + threadIdx.x % 8 * 4 + kHalf * kLoads / 4 * kBlockColumns;
     const int4 id = *reinterpret_cast<const int4*>(ids + octet() % kChunks * 4);
     const int row_id[4] = {id.x, id.y, id.z, id.w};
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const char* row = b + column * 4 + u64(u32(row_id[r])) * row_bytes;
+      const char* row = b + column * 4 + u64(wanted ? u32(row_id[r]) : 0u) * row_bytes;
 #pragma unroll
       for (int block = 0; block < kLoads / 4; ++block) {
         const int further = block * kBlockColumns;
@@ -221,15 +225,15 @@ __device__ __forceinline__ Rows load_rows(const Params& p, const char* b, const 
   } else {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int unit = octet() + i * kOctets, row = unit % kStepRows;
+      const int unit = octet() + (kHalf * kLoads + i) * kOctets, row = unit % kStepRows;
       const int column = unit / kStepRows * 64 + threadIdx.x % 8 * 8;
-      const u32 id = ids[row / 8 * 8 + staged(row % 8)];
+      const u32 id = wanted ? ids[row / 8 * 8 + staged(row % 8)] : 0;
       rows.word[i] = load_inside<kWhole>(p, b + column * 2 + u64(id) * row_bytes, column);
     }
   }
-  return rows;
 }
 
+template <int kHalf>
 __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
   const int l = threadIdx.x % 8;
   if constexpr (kIsF32) {
@@ -241,7 +245,8 @@ __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
       const auto column = [](u32 a, u32 b, u32 c, u32 d) {
         return make_uint4(round_tf32(a), round_tf32(b), round_tf32(c), round_tf32(d));
       };
-      uint4* at = reinterpret_cast<uint4*>(to + block * kBlockColumns * 16);
+      const int further = (kHalf * kLoads / 4 + block) * kBlockColumns;
+      uint4* at = reinterpret_cast<uint4*>(to + further * 16);
       at[0] = column(row[0].x, row[1].x, row[2].x, row[3].x);
       at[8] = column(row[0].y, row[1].y, row[2].y, row[3].y);
       at[16] = column(row[0].z, row[1].z, row[2].z, row[3].z);
@@ -250,7 +255,8 @@ __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
   } else {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int unit = octet() + i * kOctets, row = unit % kStepRows, box = unit / kStepRows;
+      const int unit = octet() + (kHalf * kLoads + i) * kOctets;
+      const int row = unit % kStepRows, box = unit / kStepRows;
       char* to = stage + (box * kStepRows + row) * 128 + (l ^ row % 8) * 16;
       *reinterpret_cast<uint4*>(to) = rows.word[i];
     }
@@ -317,44 +323,90 @@ struct TileCopies {
   }
 };
 
+// The steps of a block's items that one group of producers takes, every kGroups-th.
+struct Steps {
+  const Params& p;
+  int place;  // item
+  int end;    // of the block's items
+  int first;  // tile
+  int stop;   // of the item's tiles
+  Turn<kStages> turn;
+  Turn<kTileStages> tiles;
+
+  __device__ __forceinline__ Steps(const Params& p, const Share& share, int group)
+      : p(p), place(share.first), end(share.end), first(0), stop(0) {
+    if (place < end) open();
+    settle();
+    for (int i = 0; i < group; ++i) next();
+  }
+  __device__ __forceinline__ void open() {
+    const int4 item = __ldg(p.items + place);
+    first = item.y;
+    stop = item.z;
+  }
+  // On to the next item that has tiles.
+  __device__ __forceinline__ void settle() {
+    while (first >= stop && place < end) {
+      if (++place < end) open();
+    }
+  }
+  __device__ __forceinline__ bool more() const { return place < end; }
+  __device__ __forceinline__ void next() {
+    first += kStepTiles;
+    turn.next();
+    tiles.next();
+    settle();
+  }
+};
+
 template <bool kWhole>
 __device__ __forceinline__ void produce(const Params& p, const Rings& rings, const Share& share) {
   const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + i64(blockIdx.y) * kCols;
   const char* b = reinterpret_cast<const char*>(slab);
-  const int group = (threadIdx.x - kConsumers) / kProducers;
   const bool copies = threadIdx.x < kConsumers + 32;
   const bool first_lane = threadIdx.x % 32 == 0;
   TileCopies tiles(p, rings, share);
-  if (copies) {
-    for (int i = 0; i < kAhead; ++i) tiles.next();
-  }
-  Turn<kGroups> whose;
-  Turn<kStages> turn;
-  Turn<kTileStages> tile_turn;
-  int4 item = __ldg(p.items + share.first);
+  const auto copy_ahead = [&](int steps) {
+    if (copies) {
 #pragma unroll 1
-  for (int place = share.first; place < share.end; ++place) {
-    const int4 later = __ldg(p.items + min(place + 1, p.item_count - 1));
-#pragma unroll 1
-    for (int first = item.y; first < item.z; first += kStepTiles) {
-      if (copies) tiles.next();
-      if (whose.stage == group) {
-        wg::barrier_wait(rings.tiles_full + tile_turn.stage, tile_turn.parity);
-        const char* tile = rings.tiles + tile_turn.stage * kTileBytes;
-        const Rows rows = load_rows<kWhole>(p, b, reinterpret_cast<const int*>(tile));
-        __syncwarp();
-        if (first_lane) wg::barrier_arrive(rings.tiles_empty + tile_turn.stage);
-        wg::barrier_wait(rings.empty + turn.stage, turn.parity ^ 1);
-        store_rows(rows, rings.stages + turn.stage * kStageBytes);
-        wg::fence_shared();
-        __syncwarp();
-        if (first_lane) wg::barrier_arrive(rings.full + turn.stage);
-      }
-      whose.next();
-      turn.next();
-      tile_turn.next();
+      for (int i = 0; i < steps; ++i) tiles.next();
     }
-    item = later;
+  };
+  copy_ahead(kAhead);
+  Steps at(p, share, (threadIdx.x - kConsumers) / kProducers);
+  if (!at.more()) return;  // else B has rows
+  const auto ids = [&] {
+    return reinterpret_cast<const int*>(rings.tiles + at.tiles.stage * kTileBytes);
+  };
+  const auto wait_for_ids = [&] {
+    if (at.more()) wg::barrier_wait(rings.tiles_full + at.tiles.stage, at.tiles.parity);
+  };
+  const auto ids_are_read = [&] {
+    __syncwarp();
+    if (first_lane && at.more()) wg::barrier_arrive(rings.tiles_empty + at.tiles.stage);
+  };
+  // Half of the next step's rows are under way while half of this one's are stored.
+  Rows low, high;
+  wait_for_ids();
+  load_rows<kWhole, 0>(p, b, ids(), at.more(), low);
+  load_rows<kWhole, 1>(p, b, ids(), at.more(), high);
+  ids_are_read();
+#pragma unroll 1
+  while (at.more()) {
+    char* stage = rings.stages + at.turn.stage * kStageBytes;
+    u64* full = rings.full + at.turn.stage;
+    wg::barrier_wait(rings.empty + at.turn.stage, at.turn.parity ^ 1);
+    store_rows<0>(low, stage);
+    copy_ahead(kGroups);
+    for (int i = 0; i < kGroups; ++i) at.next();
+    wait_for_ids();
+    load_rows<kWhole, 0>(p, b, ids(), at.more(), low);
+    store_rows<1>(high, stage);
+    wg::fence_shared();
+    __syncwarp();
+    if (first_lane) wg::barrier_arrive(full);
+    load_rows<kWhole, 1>(p, b, ids(), at.more(), high);
+    ids_are_read();
   }
 }
 
