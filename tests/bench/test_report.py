@@ -16,7 +16,7 @@ import torch
 from sparsetile.bench.analysis import attach_baselines
 from sparsetile.bench.record import Damage
 from sparsetile.bench.report import render_markdown, render_page
-from sparsetile.bench.report.charts import scaling_lines
+from sparsetile.bench.report.charts import scaling_lines, speedup_scatter
 from sparsetile.bench.report.pictures import (
     FORMATS,
     WINDOWS,
@@ -200,6 +200,56 @@ def test_nothing_to_report_is_an_error() -> None:
 def test_a_missing_data_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="report: data must be an existing folder"):
         render_page([record()], data=tmp_path / "none")
+
+
+def test_the_page_says_wrong_baselines_once_and_other_failures_one_by_one() -> None:
+    wrong = [
+        {**failed("wrong", "far out", matrix=name, system="cusparse-csr1"), "error": {"worst": 9.0}}
+        for name in ("a", "b")
+    ]
+    page = render_page([record("a"), *wrong, failed("wrong", "far out", matrix="c", system="csr")])
+    assert "core: cusparse-csr1 float32: 2 products, by 9 to 9 times the error bound" in page
+    assert "core: c N=128 float32 csr: far out" in page and "core: a N=128" not in page
+
+
+def test_many_commands_are_folded_and_two_are_not() -> None:
+    def page(count: int) -> str:
+        made = [environment(command=f"sparsetile bench core -n {n}") for n in range(1, count + 1)]
+        return render_page([record(n=n, environment=e) for n, e in enumerate(made, 1)])
+
+    assert "Measured by 3 commands" in page(3) and "sparsetile bench core -n 3" in page(3)
+    assert "Measured by" not in page(2) and "sparsetile bench core -n 2" in page(2)
+
+
+def test_a_product_far_slower_than_the_others_does_not_press_them_together() -> None:
+    records = []
+    for matrix, nnz in (("a", 1000), ("b", 100_000)):
+        records += [
+            record(matrix, "cusparse-csr1", seconds=1e-5, nnz=nnz),
+            record(matrix, "csr", seconds=5e-6, nnz=nnz),
+            record(matrix, "dense", seconds=1e-3, nnz=nnz),
+        ]
+    shown = [r for r in attach_baselines(records) if r["kind"] == "system"]
+    slow = speedup_scatter(shown, 128, {"csr": 0, "dense": 1})
+    assert "(below 0.2: at the edge)" in slow and ">0.01<" not in slow
+    alone = [r for r in shown if r["system"] == "csr"]
+    assert "at the edge" not in speedup_scatter(alone, 128, {"csr": 0})
+
+
+def test_widths_at_which_few_matrices_were_measured_have_no_chart() -> None:
+    records = []
+    for matrix, widths in (("a", (7, 128)), ("b", (128,)), ("c", (128,))):
+        for n in widths:
+            records += [record(matrix, "csr", n), record(matrix, "cusparse-csr1", n, 2e-5)]
+    page = render_page(records)
+    assert "Speedup over the best baseline at N=128, by matrix" in page
+    assert "Speedup over the best baseline at N=7, by matrix" not in page
+
+
+def test_the_page_gives_sixteen_bit_products_over_float32_alone_too() -> None:
+    records = [record(system="cusparse-csr2", seconds=4e-5), record(system="csr", dtype="float16")]
+    assert "over float32" in render_page(records)
+    assert "over float32" not in render_page(records[:1])
 
 
 def test_markdown_lists_every_loss() -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "geomean",
     "product_key",
     "summarise",
+    "wrong_baselines",
 ]
 
 # What a system has to beat, by device and operation: the fastest of these in the same file.
@@ -293,3 +294,21 @@ def against_sum(records: Sequence[Record]) -> list[Relative]:
         mean = geomean(ratio for ratio, _ in found)
         rows.append(Relative(*key, len(found), mean, least, most, most_matrix))
     return rows
+
+
+def wrong_baselines(records: Sequence[Record]) -> dict[tuple[str, str, str], str]:
+    """Say for each suite, baseline and type that gave wrong products how many and how wrong.
+
+    They are whole algorithms rather than accidents (cuSPARSE's first two round partial sums of
+    16-bit products), so that one line says as much as a hundred.
+    """
+    found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        if record["status"] == "wrong" and record["kind"] == "baseline":
+            found[record["suite"], record["system"], record["dtype"]].append(record)
+    said = {}
+    for key, members in found.items():
+        worst = [r["error"]["worst"] for r in members if (r.get("error") or {}).get("worst")]
+        excess = f", by {min(worst):.0f} to {max(worst):.0f} times the error bound" if worst else ""
+        said[key] = f"{len(members)} product{'' if len(members) == 1 else 's'}{excess}"
+    return said

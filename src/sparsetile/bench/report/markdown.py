@@ -11,7 +11,13 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sparsetile.bench.analysis import Group, against_sum, attach_baselines, summarise
+from sparsetile.bench.analysis import (
+    Group,
+    against_sum,
+    attach_baselines,
+    summarise,
+    wrong_baselines,
+)
 from sparsetile.bench.record import DTYPES, OPS, Record
 from sparsetile.bench.report.published import ladder_steps, published_rows
 from sparsetile.bench.suites import Suite, load_suite
@@ -213,24 +219,18 @@ def _published(suite: Suite, records: Sequence[Record]) -> list[str]:
 def _troubles(records: Sequence[Record]) -> list[str]:
     """What is in no table: failures one by one, wrong baselines and skipped entries by group."""
     lines: list[str] = []
-    wrong: dict[tuple[str, str], list[Record]] = defaultdict(list)
     skipped: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
     for record in records:
         system, status = record["system"], record["status"]
         if status == "skipped":
             skipped[system, record["op"], record["reduce"]].append(record)
-        elif status == "wrong" and record["kind"] == "baseline":
-            wrong[system, record["dtype"]].append(record)
-        elif status != "ok":
+        elif status != "ok" and (status, record["kind"]) != ("wrong", "baseline"):
             lines.append(
                 f"- Failed: {record['matrix']}, N = {record['n']}, {record['dtype']}, {system}: "
                 f"{status}, {record['reason']}"
             )
-    for (system, dtype), found in wrong.items():
-        lines.append(
-            f"- Wrong, so not timed: {system} in {dtype} on "
-            f"{_products(len(found))}{_excess(found)}."
-        )
+    for (_, system, dtype), said in wrong_baselines(records).items():
+        lines.append(f"- Wrong, so not timed: {system} in {dtype} on {said}.")
     for (system, op, reduce), found in skipped.items():
         product = op if reduce == "sum" else f"{op} {reduce}"
         names = sorted({record["matrix"] for record in found})
@@ -244,12 +244,6 @@ def _troubles(records: Sequence[Record]) -> list[str]:
 
 def _products(count: int) -> str:
     return f"{count} product{'' if count == 1 else 's'}"
-
-
-def _excess(records: Sequence[Record]) -> str:
-    """How far outside the bound they were, where the records say so."""
-    found = [r["error"]["worst"] for r in records if (r.get("error") or {}).get("worst")]
-    return f", by {min(found):.0f} to {max(found):.0f} times the error bound" if found else ""
 
 
 def _own_reason(record: Record) -> str:
