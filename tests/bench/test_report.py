@@ -30,10 +30,10 @@ from sparsetile.bench.report.published import ladder_steps, published_rows
 from sparsetile.bench.report.svg import Axis, log_ticks
 from sparsetile.bench.suites import load_suite
 from sparsetile.data.registry import generate
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake import write_npz
 from sparsetile.intake.csr import CSR
 from sparsetile.systems import SYSTEMS
-from sparsetile.tune import distinct_pairs
 
 from .fakes import a_run, environment, failed, record
 

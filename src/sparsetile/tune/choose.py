@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import torch
 
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.systems import Request, Stage
 from sparsetile.systems.registry import SYSTEMS, runner
-from sparsetile.tune.roofline import Machine, distinct_pairs, machine
+from sparsetile.tune.roofline import Machine, machine
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
 
