@@ -7,11 +7,15 @@ from collections.abc import Callable
 
 import torch
 
+<<<<<<< HEAD
 from sparsetile.formats import count_blocks
 from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
+=======
+from sparsetile.formats.pairs import distinct_pairs
+>>>>>>> main
 from sparsetile.systems import Request, Stage
 from sparsetile.systems.registry import SYSTEMS, runner
-from sparsetile.tune.roofline import Machine, distinct_pairs, machine
+from sparsetile.tune.roofline import Machine, machine
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
 

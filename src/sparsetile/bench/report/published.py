@@ -106,6 +106,7 @@ def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]
         found.append(
             {
                 "title": ladder["title"],
+                "bars": bars,
                 "svg": Markup(ladder_bars(bars, ladder["title"])),
                 "count": len(common),
                 "missing": [label for label, _ in missing],

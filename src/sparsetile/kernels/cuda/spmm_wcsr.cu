@@ -13,15 +13,17 @@
 //               of the next step are decoded while the Tensor Cores work
 //
 // A block goes through its items without stopping: while C is stored, the rings fill for the next.
-// The host shares out tiles evenly, and cuts the windows in which one block ends and another begins.
+// The host shares out tiles evenly, and cuts the windows in which one block ends and another
+// begins.
 //
 // B goes through registers because TF32 is rounded there (the Tensor Cores would truncate), and
 // because WGMMA reads a float32 operand from shared memory K-major only: a lane loads four
 // neighbouring columns of four rows and stores them as four times four rows of a column, which is a
 // transposition that costs nothing. Which column of B is which n is free: of 32, column 4l + j is
 // n = 8j + 2 (l % 4) + l / 4, so that eight lanes store 128 neighbouring bytes, and so that lanes t
-// have sums of four neighbouring columns each, side by side. Types of 16 bits lie N-major, as they come, in the 128-byte swizzle.
-// A's tiles are operands in registers (bittcf.cuh decodes them): no tile is expanded in memory.
+// have sums of four neighbouring columns each, side by side. Types of 16 bits lie N-major, as they
+// come, in the 128-byte swizzle. A's tiles are operands in registers (bittcf.cuh decodes them): no
+// tile is expanded in memory.
 //
 // For TF32, k = t stands for a tile's column 2t and k = t + 4 for 2t + 1, as in mma.cuh; column ids
 // are stored in that order.
@@ -30,8 +32,8 @@
 // again from A's entries (`exact`). Windows that were cut are joined by a tree (tree.cuh), warp by
 // warp: one launch, a fixed order of additions, no atomics on data.
 //
-// Grid: x = blocks, each with items of its own, y = slabs of kCols columns, the slow dimension; z = batch.
-// Shared memory: dynamic, both rings and their barriers.
+// Grid: x = blocks, each with items of its own, y = slabs of kCols columns, the slow dimension; z =
+// batch. Shared memory: dynamic, both rings and their barriers.
 //
 // Assumes: B and C row-major; addresses and row strides multiples of 16 bytes, n of 16 bytes of
 // either (the host copies otherwise); rows of B under 2^32 bytes, fewer than 2^31 entries; float32
@@ -180,7 +182,8 @@ __device__ __forceinline__ int staged(int column) { return column % 2 * 4 + colu
 
 // ---- rows of B
 
-// What a thread moves of half a step: kLoads times 16 bytes. Eight lanes read 128 bytes side by side.
+// What a thread moves of half a step: kLoads times 16 bytes. Eight lanes read 128 bytes side by
+// side.
 //
 // float32: blocks of four columns of four rows. The rows are those of a chunk of four staged ids,
 // the same for all of the thread's blocks; the halves of a step are halves of the slab. 16 bits:
@@ -445,8 +448,8 @@ __device__ __forceinline__ void multiply(const char* stage, const Weights (&weig
     for (int i = 0; i < kStepTiles; i += 2) {
       const u32 a[4] = {weights[i].word[0][0], weights[i].word[1][0], weights[i + 1].word[0][0],
                         weights[i + 1].word[1][0]};
-      WgmmaRegisters<E, kCols>::multiply(
-          sum, a, wg::descriptor(stage + i * 1024, kStepRows * 128, 1024));
+      WgmmaRegisters<E, kCols>::multiply(sum, a,
+                                         wg::descriptor(stage + i * 1024, kStepRows * 128, 1024));
     }
   }
   wg::commit();
@@ -471,7 +474,7 @@ __device__ __forceinline__ void take_tiles(const Lane& me, const Rings& rings,
 __device__ __forceinline__ void consume(const Lane& me, const Rings& rings, Progress& at, int begin,
                                         int end, float (&sum)[kSums]) {
   // Start the products of a step, decode the next one's operands meanwhile, then wait.
-  const auto step = [&](int first, const Weights (&now)[kStepTiles], Weights (&next)[kStepTiles]) {
+  const auto step = [&](int first, const Weights(&now)[kStepTiles], Weights(&next)[kStepTiles]) {
     wg::barrier_wait(rings.full + at.turn.stage, at.turn.parity);
     multiply(rings.stages + at.turn.stage * kStageBytes, now, sum);
     const int left = end - first - kStepTiles;

@@ -76,7 +76,8 @@ __device__ __forceinline__ bool climb(const Tree& tree, int slot, int lane, Part
 template <int kLanes, int kCount>
 __device__ __forceinline__ bool climb_sums(const Tree& tree, int slot, int lane,
                                            float (&sum)[kCount]) {
-  static_assert(kCount % 16 == 0, "four words of four sums at a time");
+  constexpr int kAtOnce = 8;  // words under way: each waits for memory, and registers are few
+  static_assert(kCount % (4 * kAtOnce) == 0, "whole rounds of words of four sums");
   const auto place = [&](int s) {
     return reinterpret_cast<float4*>(tree.partials + i64(s) * kLanes * kCount * 4) + lane;
   };
@@ -95,12 +96,12 @@ __device__ __forceinline__ bool climb_sums(const Tree& tree, int slot, int lane,
     for (int child = 0; child < info.y; ++child) {
       const float4* from = place(info.x + child);
 #pragma unroll
-      for (int w = 0; w < kCount / 4; w += 4) {
-        float4 word[4];
+      for (int w = 0; w < kCount / 4; w += kAtOnce) {
+        float4 word[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) word[i] = __ldcg(from + (w + i) * kLanes);
+        for (int i = 0; i < kAtOnce; ++i) word[i] = __ldcg(from + (w + i) * kLanes);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < kAtOnce; ++i) {
           sum[4 * (w + i)] += word[i].x;
           sum[4 * (w + i) + 1] += word[i].y;
           sum[4 * (w + i) + 2] += word[i].z;
