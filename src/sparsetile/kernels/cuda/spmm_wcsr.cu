@@ -5,7 +5,7 @@
 // columns of C. It goes through the window's tiles, kStepTiles a step: eight columns of A each, and
 // the eight rows of B behind them. Two warpgroups bring B, in turn, and one multiplies:
 //
-//   producers   one thread: column ids, bits, value offsets, values of a step, each one bulk copy
+//   producers   some in turn: column ids, bits, value offsets, values of a step, each one bulk copy
 //                                                                      -> ring of kTileStages
 //               all: ids -> 16-byte loads of rows of B -> registers -> shared memory
 //                                                                      -> ring of kStages
@@ -72,7 +72,7 @@ constexpr int kOffsetsAt = kBitsAt + kBitBytes;
 constexpr int kOffsetBytes = kStepTiles * kWarps * 4 + 16;  // one more strip, in 16-byte pieces
 constexpr int kValuesAt = kOffsetsAt + kOffsetBytes;
 constexpr int kTileBytes = kWeighted ? kValuesAt + kStepRows * kHeight * kSize + 16 : kOffsetsAt;
-constexpr int kAhead = 6;  // steps that A is copied before its rows of B are loaded
+constexpr int kCopiers = kGroups * kProducers / 32;  // warps that copy A, each a step in turn
 constexpr int kTilesAt = kStages * kStageBytes;
 constexpr int kBarriersAt = kTilesAt + kTileStages * kTileBytes;
 
@@ -115,7 +115,7 @@ static_assert(kSharedBytes == kBarriersAt + 16 * (kStages + kTileStages) + 1024,
 static_assert(kConsumerRegisters * kConsumers + kProducerRegisters * kGroups * kProducers <=
                   65536 / kThreads / 8 * 8 * kThreads,
               "warpgroups would wait for registers that the block does not have");
-static_assert(kTileStages >= kAhead + 2 * kGroups, "copies never wait for what they feed");
+static_assert(kTileStages > kCopiers, "a copy waits for earlier steps alone");
 static_assert(kIsF32 || kStepTiles % 2 == 0, "two tiles an instruction");
 
 // Where a thread stands.
@@ -268,65 +268,7 @@ __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
 
 // ---- tiles of A
 
-// Copies the steps of the block's items, one after the other; of the first producer warp.
-struct TileCopies {
-  const Params& p;
-  const Rings& rings;
-  int place;   // item after the one at work
-  int items;   // where the block's end
-  int first;   // tile of the next step
-  int end;     // of the item's tiles
-  int used;    // lanes of `begins` already used
-  int begins;  // where the values of the next steps begin, a lane each
-  Turn<kTileStages> turn;
-
-  __device__ __forceinline__ TileCopies(const Params& p, const Rings& rings, const Share& share)
-      : p(p), rings(rings), place(share.first), items(share.end), first(0), end(0), begins(0) {}
-
-  __device__ __forceinline__ void next() {
-    while (first >= end) {
-      if (place >= items) return;
-      const int4 item = __ldg(p.items + place++);
-      first = item.y;
-      end = item.z;
-      used = 31;
-    }
-    int value = 0, stop = 0;
-    if constexpr (kWeighted) {
-      if (used == 31) {
-        const int tile = min(first + int(threadIdx.x % 32) * kStepTiles, end);
-        begins = __ldg(p.strip_value_ptr + i64(tile) * kWarps);
-        used = 0;
-      }
-      value = __shfl_sync(kWarp, begins, used);
-      stop = __shfl_sync(kWarp, begins, used + 1);
-      ++used;
-    }
-    if (threadIdx.x % 32 == 0) {
-      wg::barrier_wait(rings.tiles_empty + turn.stage, turn.parity ^ 1);
-      char* to = rings.tiles + turn.stage * kTileBytes;
-      u64* full = rings.tiles_full + turn.stage;
-      constexpr int kEach = 16 / kSize;
-      const int aligned = value / kEach * kEach;
-      const u32 bytes = (stop - aligned + kEach - 1) / kEach * 16;
-      u32 all = kIdBytes + kBitBytes;
-      if constexpr (kWeighted) all += kOffsetBytes + bytes;
-      wg::barrier_expect(full, all);
-      wg::copy_bytes(to, p.columns + i64(first) * 8, kIdBytes, full);
-      wg::copy_bytes(to + kBitsAt, p.bitmaps + i64(first) * (kHeight / 8), kBitBytes, full);
-      if constexpr (kWeighted) {
-        wg::copy_bytes(to + kOffsetsAt, p.strip_value_ptr + i64(first) * kWarps, kOffsetBytes,
-                       full);
-        if (bytes != 0) wg::copy_bytes(to + kValuesAt, p.values + aligned, bytes, full);
-      }
-    }
-    __syncwarp();
-    first += kStepTiles;
-    turn.next();
-  }
-};
-
-// The steps of a block's items that one group of producers takes, every kGroups-th.
+// Where a walk over the steps of a block's items stands.
 struct Steps {
   const Params& p;
   int place;  // item
@@ -336,11 +278,10 @@ struct Steps {
   Turn<kStages> turn;
   Turn<kTileStages> tiles;
 
-  __device__ __forceinline__ Steps(const Params& p, const Share& share, int group)
+  __device__ __forceinline__ Steps(const Params& p, const Share& share)
       : p(p), place(share.first), end(share.end), first(0), stop(0) {
     if (place < end) open();
     settle();
-    for (int i = 0; i < group; ++i) next();
   }
   __device__ __forceinline__ void open() {
     const int4 item = __ldg(p.items + place);
@@ -354,11 +295,61 @@ struct Steps {
     }
   }
   __device__ __forceinline__ bool more() const { return place < end; }
+  __device__ __forceinline__ void skip(int steps) {
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      first += kStepTiles;
+      turn.next();
+      tiles.next();
+      settle();
+    }
+  }
+};
+
+// Copies every kCopiers-th step's part of A, by one warp. Copies cost a warp as much as half a step
+// of rows of B, and the consumer waits for the slowest: so they are shared out among warps.
+struct TileCopies {
+  const Rings& rings;
+  Steps at;         // what is copied next
+  int value, last;  // its values, begin and end: loaded well before
+
+  __device__ __forceinline__ TileCopies(const Params& p, const Rings& rings, const Share& share,
+                                        int first)
+      : rings(rings), at(p, share), value(0), last(0) {
+    at.skip(first);
+    look_up();
+  }
+  __device__ __forceinline__ void look_up() {
+    if constexpr (kWeighted) {
+      if (!at.more()) return;
+      value = __ldg(at.p.strip_value_ptr + i64(at.first) * kWarps);
+      last = __ldg(at.p.strip_value_ptr + i64(min(at.first + kStepTiles, at.stop)) * kWarps);
+    }
+  }
   __device__ __forceinline__ void next() {
-    first += kStepTiles;
-    turn.next();
-    tiles.next();
-    settle();
+    if (!at.more()) return;
+    if (threadIdx.x % 32 == 0) {
+      const Params& p = at.p;
+      wg::barrier_wait(rings.tiles_empty + at.tiles.stage, at.tiles.parity ^ 1);
+      char* to = rings.tiles + at.tiles.stage * kTileBytes;
+      u64* full = rings.tiles_full + at.tiles.stage;
+      constexpr int kEach = 16 / kSize;
+      const int aligned = value / kEach * kEach;
+      const u32 bytes = (last - aligned + kEach - 1) / kEach * 16;
+      u32 all = kIdBytes + kBitBytes;
+      if constexpr (kWeighted) all += kOffsetBytes + bytes;
+      wg::barrier_expect(full, all);
+      wg::copy_bytes(to, p.columns + i64(at.first) * 8, kIdBytes, full);
+      wg::copy_bytes(to + kBitsAt, p.bitmaps + i64(at.first) * (kHeight / 8), kBitBytes, full);
+      if constexpr (kWeighted) {
+        wg::copy_bytes(to + kOffsetsAt, p.strip_value_ptr + i64(at.first) * kWarps, kOffsetBytes,
+                       full);
+        if (bytes != 0) wg::copy_bytes(to + kValuesAt, p.values + aligned, bytes, full);
+      }
+    }
+    __syncwarp();
+    at.skip(kCopiers);
+    look_up();
   }
 };
 
@@ -366,17 +357,14 @@ template <bool kWhole>
 __device__ __forceinline__ void produce(const Params& p, const Rings& rings, const Share& share) {
   const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + i64(blockIdx.y) * kCols;
   const char* b = reinterpret_cast<const char*>(slab);
-  const bool copies = threadIdx.x < kConsumers + 32;
+  const int group = (threadIdx.x - kConsumers) / kProducers;
+  const int warp = threadIdx.x % kProducers / 32;
   const bool first_lane = threadIdx.x % 32 == 0;
-  TileCopies tiles(p, rings, share);
-  const auto copy_ahead = [&](int steps) {
-    if (copies) {
-#pragma unroll 1
-      for (int i = 0; i < steps; ++i) tiles.next();
-    }
-  };
-  copy_ahead(kAhead);
-  Steps at(p, share, (threadIdx.x - kConsumers) / kProducers);
+  // A group's warps copy in turn the steps that the group will take, kCopiers ahead.
+  TileCopies tiles(p, rings, share, warp * kGroups + group);
+  tiles.next();
+  Steps at(p, share);
+  at.skip(group);
   if (!at.more()) return;  // else B has rows
   const auto ids = [&] {
     return reinterpret_cast<const int*>(rings.tiles + at.tiles.stage * kTileBytes);
@@ -395,13 +383,12 @@ __device__ __forceinline__ void produce(const Params& p, const Rings& rings, con
   load_rows<kWhole, 1>(p, b, ids(), at.more(), high);
   ids_are_read();
 #pragma unroll 1
-  while (at.more()) {
+  for (int turn = 0; at.more(); turn = turn + 1 < kCopiers / kGroups ? turn + 1 : 0) {
     char* stage = rings.stages + at.turn.stage * kStageBytes;
     u64* full = rings.full + at.turn.stage;
     wg::barrier_wait(rings.empty + at.turn.stage, at.turn.parity ^ 1);
     store_rows<0>(low, stage);
-    copy_ahead(kGroups);
-    for (int i = 0; i < kGroups; ++i) at.next();
+    at.skip(kGroups);
     wait_for_ids();
     load_rows<kWhole, 0>(p, b, ids(), at.more(), low);
     store_rows<1>(high, stage);
@@ -410,6 +397,7 @@ __device__ __forceinline__ void produce(const Params& p, const Rings& rings, con
     if (first_lane) wg::barrier_arrive(full);
     load_rows<kWhole, 1>(p, b, ids(), at.more(), high);
     ids_are_read();
+    if (turn == warp) tiles.next();  // while the loads are under way
   }
 }
 
