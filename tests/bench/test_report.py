@@ -148,6 +148,49 @@ def test_a_published_time_stands_beside_the_stand_in_that_was_measured() -> None
     assert rows["Yelp"]["measured"] is None and rows["Yelp"]["count"] == 0
 
 
+def test_a_published_figure_of_dense_enough_matrices_leaves_the_others_out() -> None:
+    """Table I of AsyncSparse: the same products, by density and type."""
+    size = {"rows": 1000, "cols": 1000, "n": 512}
+    records = [
+        {**record("thin", "wcsr", suite="asyncsparse"), **size, "nnz": 900, "gflops": 1000.0},
+        {**record("full", "wcsr", suite="asyncsparse"), **size, "nnz": 9000, "gflops": 4000.0},
+        {
+            **record("half", "wcsr", suite="asyncsparse", dtype="bfloat16"),
+            **size, "nnz": 9000, "gflops": 64000.0,
+        },
+    ]  # fmt: skip
+    rows = published_rows(load_suite("asyncsparse"), records)
+    found = {
+        row["what"].rpartition(", ")[2]: (row["measured"], row["published"])
+        for row in rows
+        if row["system"] == "wcsr" and row["where"] == "N = 512"
+    }
+    assert found["all 414 matrices"] == (pytest.approx(2.0), 4.04)
+    assert found["density over 0.1 %"] == (pytest.approx(4.0), 11.76)
+    assert found["density over 0.5 %"] == (pytest.approx(4.0), 19.33)
+    assert found["density over 1 %"] == (None, 21.89)
+
+
+def test_a_published_ratio_to_one_baseline_is_held_against_that_baseline() -> None:
+    """Table III of AsyncSparse is over torch.mm, which is no yardstick of sparse products."""
+    names = {"suite": "asyncsparse", "dtype": "bfloat16"}
+    records = [
+        record("gate_proj-90", "bcsr", 4096, 2e-5, **names),
+        record("gate_proj-90", "torch-dense", 4096, 9e-5, **names),
+        record("gate_proj-90", "cusparse-csr3", 4096, 4e-5, **names),
+        record("gate_proj-90", "bcsr", 1024, 1e-5, **names),
+    ]
+    rows = {
+        row["where"]: row
+        for row in published_rows(load_suite("asyncsparse"), attach_baselines(records))
+        if "torch.mm" in row["what"]
+    }
+    assert rows["gate_proj-90, N = 4096"]["measured"] == pytest.approx(4.5)
+    assert rows["gate_proj-90, N = 4096"]["published"] == 1.98
+    assert rows["gate_proj-90, N = 1024"]["measured"] is None  # no dense time at that width
+    assert rows["gate_proj-99, N = 16384"]["published"] == 3.19
+
+
 def test_break_even_curves_are_drawn_where_planning_pays() -> None:
     paid = [record("a", "csr", seconds=1e-5), record("a", "cusparse-csr1", seconds=2e-5)]
     assert "When planning has paid" in render_page(paid)
