@@ -140,7 +140,7 @@ def _ranges(counts: Tensor) -> tuple[Tensor, Tensor]:
     return owner, number
 
 
-def join_pieces(children: Tensor) -> tuple[Tensor, Tensor]:
+def _tree(children: Tensor) -> tuple[Tensor, Tensor]:
     """Join each cut unit's pieces; ``children`` counts the pieces of each cut unit."""
     parents: list[Tensor] = []
     nodes: list[Tensor] = []
@@ -238,7 +238,7 @@ def schedule_segments(units: Units, max_length: int) -> SegmentSchedule:
                 if is_wide
                 else _by_length(mine, length)
             )
-    parent_of_slot, nodes = join_pieces(pieces[pieces > 1])
+    parent_of_slot, nodes = _tree(pieces[pieces > 1])
     return SegmentSchedule(
         items[torch.cat(order)].contiguous(),
         parent_of_slot.contiguous(),

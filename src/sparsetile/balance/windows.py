@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.balance.segments import Units, WorkLists, join_pieces, schedule_segments
+from sparsetile.balance.segments import Units, WorkLists, schedule_segments
 
 __all__ = [
     "MAX_TILES",
@@ -181,16 +181,39 @@ def schedule_windows(
 
 
 @dataclass(frozen=True, eq=False)
-class WindowShares(WorkLists):
-    """Items ``window, first tile, end, slot of a piece or -1``, worker by worker.
+class WindowShares:
+    """Windows shared out between workers; all int32.
 
     Attributes
     ----------
-    first_of_worker : Tensor of int32 [workers + 1]
+    items : Tensor [items, 4]
+        ``window, first tile, end, slot of a piece or -1``, worker by worker.
+    first_of_worker : Tensor [workers + 1]
         Where each worker's items begin.
+    cuts : Tensor [cuts, 4]
+        ``window, first slot, slots, 0`` of each window in pieces, whose partial sums are added in
+        the order of their slots.
     """
 
+    items: Tensor
     first_of_worker: Tensor
+    cuts: Tensor
+
+    @property
+    def item_count(self) -> int:
+        return self.items.shape[0]
+
+    @property
+    def worker_count(self) -> int:
+        return self.first_of_worker.numel() - 1
+
+    @property
+    def slot_count(self) -> int:
+        return int(self.cuts[:, 2].sum())
+
+    @property
+    def cut_count(self) -> int:
+        return self.cuts.shape[0]
 
 
 def _pieces(tiles: Tensor, ends: Tensor, a_window: int, least: int) -> tuple[Tensor, Tensor]:
@@ -264,7 +287,10 @@ def share_windows(
     pieces = torch.bincount(owner, minlength=rest.numel())
     cut = pieces[owner] > 1
     slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
-    parent_of_slot, nodes = join_pieces(pieces[pieces > 1])
+    in_pieces = torch.nonzero(pieces > 1).squeeze(1)
+    slots = pieces[in_pieces]
+    first_slot = torch.cumsum(slots, 0) - slots
+    cuts = torch.stack([in_pieces + head, first_slot, slots, torch.zeros_like(slots)], 1)
     # Items by worker: first those dealt to it, then its part of the others.
     window = torch.cat([torch.arange(head, device=device), owner + head])
     worker = torch.cat(
@@ -287,7 +313,6 @@ def share_windows(
     torch.cumsum(torch.bincount(worker, minlength=workers), 0, out=first[1:])
     return WindowShares(
         listed[order].to(torch.int32).contiguous(),
-        parent_of_slot.contiguous(),
-        nodes.contiguous(),
         first.to(torch.int32),
+        cuts.to(torch.int32).contiguous(),
     )

@@ -108,15 +108,14 @@ class WCSRSystem(System):
         csr = request.csr
         windows = pack_wcsr(csr, HEIGHT, TILE, request.permutation.perm)
         schedule = _share(request, windows)
-        workers = schedule.first_of_worker.numel() - 1
         recipe = make_recipe(
             self.name,
             csr,
             items=schedule.item_count,
             slots=schedule.slot_count,
-            nodes=schedule.node_count,
+            nodes=schedule.cut_count,
             height=windows.height,
-            workers=workers,
+            workers=schedule.worker_count,
         )
         order = windows.order
         if order is None:
@@ -126,14 +125,14 @@ class WCSRSystem(System):
             windows.window_row_ptr, _strip_value_ptr(windows), _with_margin(columns),
             _with_margin(windows.bitmaps),
             windows.entries, order, csr.indptr,
-            _with_workers(schedule), schedule.parent_of_slot, schedule.nodes,
+            _with_workers(schedule), schedule.cuts[:0], schedule.cuts,
         )  # fmt: skip
         choices = {
             "format": f"WCSR, windows of {windows.height} rows, {windows.tile_count} tiles of "
             f"{TILE} columns, {windows.entries_per_pair:.1f} entries a column, "
             f"{windows.format_bytes} bytes",
-            "schedule": f"{schedule.item_count} items for {workers} blocks of threads a slab, "
-            f"{schedule.slot_count} partial sums",
+            "schedule": f"{schedule.item_count} items for {schedule.worker_count} blocks of "
+            f"threads a slab, {schedule.cut_count} windows in {schedule.slot_count} pieces",
         }
         return Stage(self.name, parts, recipe, choices)
 

@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsetile.jit.loader import PreparedLaunch
-from sparsetile.kernels.wcsr import SPMM_WCSR, choose_window_tile, wcsr_config
+from sparsetile.kernels.wcsr import (
+    JOIN_COLUMNS,
+    JOIN_WCSR,
+    SPMM_WCSR,
+    choose_window_tile,
+    join_config,
+    wcsr_config,
+)
 from sparsetile.systems.base import PLAIN, Epilogue
 from sparsetile.systems.geometry import ACCESS_BYTES, aligned, padded_like
 from sparsetile.systems.tile_runner import TileLaunch, TileRunner
@@ -38,9 +45,14 @@ class WCSRRunner(TileRunner):
         tile = choose_window_tile(self._height, n)
         config = wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
         kernel = SPMM_WCSR.load(config, device, tile.shared_bytes(dtype, weighted))
+        join = None
+        if self._slots:
+            config = join_config(dtype, tile, weighted, out_dtype=out_dtype)
+            join = JOIN_WCSR.load(config, device)
         return TileLaunch(
             kernel, tile.threads, self._workers, tile.slabs(n),
-            trees=tile.warps, slot_bytes=32 * tile.sums * 4,
+            slot_bytes=tile.warps * 32 * tile.sums * 4, join=join,
+            join_threads=32 * tile.warps, join_blocks=tile.columns // JOIN_COLUMNS,
         )  # fmt: skip
 
     def spmm(

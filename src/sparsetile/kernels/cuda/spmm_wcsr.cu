@@ -29,8 +29,8 @@
 // are stored in that order.
 //
 // Exactness: zero bits multiply too. A warp whose sums are not all finite computes its part of C
-// again from A's entries (`exact`). Windows that were cut are joined by a tree (tree.cuh), warp by
-// warp: one launch, a fixed order of additions, no atomics on data.
+// again from A's entries (`exact`). Pieces of windows that were cut leave partial sums, which a
+// second kernel adds up in order (join_wcsr.cu): no atomics.
 //
 // Grid: x = blocks, each with items of its own, y = slabs of kCols columns, the slow dimension; z =
 // batch. Shared memory: dynamic, both rings and their barriers.
@@ -40,23 +40,13 @@
 // values rounded to TF32 by the host; columns, bits and value offsets readable for kStepTiles tiles
 // past the last, values for 16 bytes; arrivals all zero.
 #include "bittcf.cuh"
-#include "tree.cuh"
+#include "wcsr.cuh"
 #include "wgmma_regs.cuh"
 
-using E = ELEMENT;
-using Out = OUTPUT;
-
-constexpr u32 kWarp = 0xffffffffu;
-constexpr int kSize = sizeof(E::Storage);
-constexpr bool kIsF32 = kSize == 4;
-constexpr int kHeight = 64;
-constexpr int kWarps = kHeight / 16;  // that multiply, a strip of sixteen rows each
 constexpr int kConsumers = kWarps * 32;
-constexpr int kProducers = 128;  // of a step
-constexpr int kGroups = 2;       // of producers
-constexpr int kSums = kCols / 2;
-constexpr int kStore = 16 / sizeof(Out::Storage);  // columns of C a store
-constexpr int kOctets = kProducers / 8;            // eight lanes read 128 bytes of a row of B
+constexpr int kProducers = 128;          // of a step
+constexpr int kGroups = 2;               // of producers
+constexpr int kOctets = kProducers / 8;  // eight lanes read 128 bytes of a row of B
 
 using Weights = TileWeights<E, kWeighted, 2>;
 
@@ -76,39 +66,6 @@ constexpr int kCopiers = kGroups * kProducers / 32;  // warps that copy A, each 
 constexpr int kTilesAt = kStages * kStageBytes;
 constexpr int kBarriersAt = kTilesAt + kTileStages * kTileBytes;
 
-struct Params {
-  const int4* items;  // window, first tile, end, slot of a piece or -1; then first items of blocks
-  const int* parent_of_slot;
-  const int4* nodes;
-  int* arrivals;
-  const E::Storage* b;
-  Out::Storage* c;
-  const int* window_row_ptr;
-  const int* strip_value_ptr;  // first value of sixteen rows of a tile [tiles * kWarps + 1]
-  const int* columns;          // of a tile, in the order 0 2 4 6 1 3 5 7
-  const u64* bitmaps;
-  const E::Storage* values;  // packed; null for a pattern
-  const int* order;          // row of A at each position; null: the position itself
-  const i64* indptr;         // row pointers, for the mean
-  const float* bias;         // null: none; [n]
-  char* partials;            // [batch][slab][warp][slot][sums of 32 lanes]
-  i64 b_row_bytes;
-  i64 c_row_stride;
-  i64 b_batch_stride;
-  i64 c_batch_stride;
-  double alpha;
-  double beta;
-  int item_count;
-  int rows;
-  int n;
-  int slot_count;
-  int node_count;
-  int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
-  int mean;
-  int relu;
-};
-
-static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
 static_assert(kThreads == kConsumers + kGroups * kProducers, "three warpgroups");
 static_assert(kSharedBytes == kBarriersAt + 16 * (kStages + kTileStages) + 1024,
               "host and device disagree on shared memory");
@@ -117,13 +74,6 @@ static_assert(kConsumerRegisters * kConsumers + kProducerRegisters * kGroups * k
               "warpgroups would wait for registers that the block does not have");
 static_assert(kTileStages > kCopiers, "a copy waits for earlier steps alone");
 static_assert(kIsF32 || kStepTiles % 2 == 0, "two tiles an instruction");
-
-// Where a thread stands.
-struct Lane {
-  int warp, lane, g, t;
-  __device__ __forceinline__ Lane()
-      : warp(threadIdx.x / 32), lane(threadIdx.x % 32), g(lane / 4), t(lane % 4) {}
-};
 
 // The items of a block.
 struct Share {
@@ -176,9 +126,6 @@ struct Turn {
     if (++stage == kCount) stage = 0, parity ^= 1;
   }
 };
-
-// Place of a tile's column among its staged column ids.
-__device__ __forceinline__ int staged(int column) { return column % 2 * 4 + column / 2; }
 
 // ---- rows of B
 
@@ -481,176 +428,13 @@ __device__ __forceinline__ void consume(const Lane& me, const Rings& rings, Prog
   wg::settle(sum);
 }
 
-// ---- C
-
-// Row of C at place r of the window; -1 past the last row.
-__device__ __forceinline__ int row_of(const Params& p, int window, int r) {
-  const int position = window * kHeight + r;
-  if (position >= p.rows) return -1;
-  return p.order == nullptr ? position : __ldg(p.order + position);
-}
-
-__device__ __forceinline__ float scale_of(const Params& p, int row) {
-  float scale = float(p.alpha);
-  if (p.mean) {
-    const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
-    if (entries > 0) scale /= float(entries);
+__device__ __forceinline__ void store_partial(const Params& p, const Lane& me, int slot,
+                                              const float (&sum)[kSums]) {
+  float4* to = partial_sums(p, slot, me.warp) + me.lane;
+#pragma unroll
+  for (int w = 0; w < kSums / 4; ++w) {
+    to[w * 32] = make_float4(sum[4 * w], sum[4 * w + 1], sum[4 * w + 2], sum[4 * w + 3]);
   }
-  return scale;
-}
-
-// Scale, add what the caller wants added, and store kCount neighbouring columns of a row of C.
-// kPlain: the product is all that is wanted, and the slab lies inside C.
-template <bool kPlain, int kCount>
-__device__ __forceinline__ void finish(const Params& p, Out::Storage* c, int column, float scale,
-                                       float (&x)[kCount]) {
-  if (!kPlain && column >= p.n) return;
-  if constexpr (!kPlain) {
-#pragma unroll
-    for (int v = 0; v < kCount; ++v) x[v] *= scale;
-  }
-  if (!kPlain && p.epilogue) {
-#pragma unroll
-    for (int v = 0; v < kCount; ++v) {
-      if (p.beta != 0.0) x[v] += float(p.beta) * Out::widen(c[column + v]);
-      if (p.bias != nullptr) x[v] += p.bias[column + v];
-      if (p.relu && x[v] < 0.0f) x[v] = 0.0f;
-    }
-  }
-  Packed<Out, kCount> packed;
-#pragma unroll
-  for (int v = 0; v < kCount; ++v) packed.element[v] = Out::narrow(x[v]);
-  ptx::store_cs(reinterpret_cast<typename Packed<Out, kCount>::Word*>(c + column), packed.word);
-}
-
-// A value of B as the Tensor Cores see it.
-__device__ __forceinline__ float operand(E::Storage value) {
-  if constexpr (kIsF32) {
-    return __uint_as_float(round_tf32(__float_as_uint(value)));
-  } else {
-    return E::widen(value);
-  }
-}
-
-// A warp's sixteen rows of the window from A's entries alone, slowly.
-__device__ __forceinline__ void exact(const Params& p, int window) {
-  const Lane me;
-  const int begin = __ldg(p.window_row_ptr + window), end = __ldg(p.window_row_ptr + window + 1);
-  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride);
-#pragma unroll 1
-  for (int r = 0; r < 16; ++r) {
-    const int row = row_of(p, window, me.warp * 16 + r);
-    if (row < 0) continue;
-    Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
-#pragma unroll 1
-    for (int column = blockIdx.y * kCols + me.lane; column < min(p.n, int(blockIdx.y + 1) * kCols);
-         column += 32) {
-      float sum[1] = {0.0f};
-#pragma unroll 1
-      for (int tile = begin; tile < end; ++tile) {
-        const i64 strip = i64(tile) * kWarps + me.warp;
-        const u64 low = __ldg(p.bitmaps + strip * 2), high = __ldg(p.bitmaps + strip * 2 + 1);
-        const u64 bits = r < 8 ? low : high;
-        const E::Storage* value = p.values;
-        if (kWeighted) value += __ldg(p.strip_value_ptr + strip) + (r < 8 ? 0 : __popcll(low));
-#pragma unroll 1
-        for (int k = 0; k < 8; ++k) {
-          const int bit = r % 8 * 8 + k;
-          if (!(bits >> bit & 1)) continue;
-          const u32 id = __ldg(p.columns + i64(tile) * 8 + staged(k));
-          float weight = 1.0f;
-          if constexpr (kWeighted) weight = E::widen(value[__popcll(bits & ~(~0ull << bit))]);
-          const char* from = b + u64(id) * u32(p.b_row_bytes) + i64(column) * kSize;
-          sum[0] = fmaf(weight, operand(*reinterpret_cast<const E::Storage*>(from)), sum[0]);
-        }
-      }
-      finish<false>(p, c, column, scale_of(p, row), sum);
-    }
-  }
-}
-
-// The four words of four neighbouring lanes, rows to columns: lane t then has word t of each.
-__device__ __forceinline__ void exchange(u32 (&word)[4], int t) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool upper = t & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const u32 got = __shfl_xor_sync(kWarp, upper ? word[i] : word[i | step], step);
-      if (upper) {
-        word[i] = got;
-      } else {
-        word[i | step] = got;
-      }
-    }
-  }
-}
-
-template <bool kPlain>
-__device__ __forceinline__ void store_rows_of_c(const Params& p, const Lane& me, int window,
-                                                float (&sum)[kSums]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = row_of(p, window, me.warp * 16 + half * 8 + me.g);
-    const float scale = kPlain || row < 0 ? 1.0f : scale_of(p, row);
-    Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
-#pragma unroll
-    for (int group = 0; group < kCols / 32; ++group) {
-      const float* mine = sum + group * 16 + half * 2;
-      const int first_column = blockIdx.y * kCols + group * 32;
-      if constexpr (kIsF32) {
-        // n = 8j + 2t + e of 32 is column 16e + 4t + j.
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float x[4] = {mine[e], mine[4 + e], mine[8 + e], mine[12 + e]};
-          if (row >= 0) finish<kPlain>(p, c, first_column + e * 16 + me.t * 4, scale, x);
-        }
-      } else {
-        // Columns 2t and 2t + 1 of four times eight; after the exchange eight of one.
-        u32 first[4], second[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          first[i] = __float_as_uint(mine[4 * i]);
-          second[i] = __float_as_uint(mine[4 * i + 1]);
-        }
-        exchange(first, me.t);
-        exchange(second, me.t);
-#pragma unroll
-        for (int part = 0; part < 8; part += kStore) {
-          float x[kStore];
-#pragma unroll
-          for (int v = 0; v < kStore; ++v) {
-            const int at = part + v;
-            x[v] = __uint_as_float(at % 2 == 0 ? first[at / 2] : second[at / 2]);
-          }
-          if (row >= 0) finish<kPlain>(p, c, first_column + me.t * 8 + part, scale, x);
-        }
-      }
-    }
-  }
-}
-
-// Store the warp's rows if all sums are finite; else false, and C is as it was.
-__device__ __forceinline__ bool store_window(const Params& p, const Lane& me, int window,
-                                             float (&sum)[kSums]) {
-  float check[4] = {};
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) check[i % 4] = fmaf(sum[i], 0.0f, check[i % 4]);
-  const float all = check[0] + check[1] + (check[2] + check[3]);
-  if (__any_sync(kWarp, all != 0.0f)) return false;  // NaN is not 0 either
-  if (!p.epilogue && int(blockIdx.y + 1) * kCols <= p.n) {
-    store_rows_of_c<true>(p, me, window, sum);
-  } else {
-    store_rows_of_c<false>(p, me, window, sum);
-  }
-  return true;
-}
-
-__device__ __forceinline__ Tree tree_of(const Params& p, const Lane& me) {
-  const i64 slab = i64(blockIdx.z) * gridDim.y + blockIdx.y, layer = slab * kWarps + me.warp;
-  return {p.parent_of_slot, p.nodes, p.arrivals + layer * p.node_count,
-          p.partials + layer * p.slot_count * 32 * i64(kSums) * 4};
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -678,8 +462,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sum[i] = 0.0f;
       if (item.y < item.z) consume(me, rings, at, item.y, item.z, sum);
-      if (item.w >= 0 && !climb_sums<32>(tree_of(p, me), item.w, me.lane, sum)) continue;
-      if (!store_window(p, me, item.x, sum)) exact(p, item.x);
+      const int first_column = blockIdx.y * kCols;
+      if (item.w >= 0) {
+        store_partial(p, me, item.w, sum);
+      } else if (!store_groups(p, me, item.x, first_column, sum)) {
+        exact(p, item.x, first_column, first_column + kCols);
+      }
     }
   }
 }
