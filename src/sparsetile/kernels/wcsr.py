@@ -1,4 +1,4 @@
-"""Host side of ``spmm_wcsr.cu`` and ``join_wcsr.cu``: configurations, choice of the tile's width."""
+"""Host side of ``spmm_wcsr.cu`` and ``join_wcsr.cu``: configurations, choice of the tile."""
 
 from __future__ import annotations
 
