@@ -6,7 +6,13 @@ import math
 
 import pytest
 
-from sparsetile.bench.analysis import attach_baselines, break_even, geomean, summarise
+from sparsetile.bench.analysis import (
+    against_sum,
+    attach_baselines,
+    break_even,
+    geomean,
+    summarise,
+)
 from sparsetile.bench.compare import compare
 
 from .fakes import environment, failed, record
@@ -60,6 +66,45 @@ def test_break_even_counts_planning_without_compilation() -> None:
     fast = record(seconds=1e-5, planning={"build": 1e-3, "compile": 9.0, "total": 9.001})
     assert break_even(fast, slow) == pytest.approx(100)
     assert break_even(slow, fast) is None
+
+
+def test_break_even_counts_what_no_stage_of_planning_is_named_for() -> None:
+    slow = record(system="cusparse-csr1", seconds=2e-5, planning={"build": 0.0, "total": 0.0})
+    split = {"reorder": 2e-3, "build": 1e-3, "compile": 9.0, "total": 9.005}
+    assert break_even(record(seconds=1e-5, planning=split), slow) == pytest.approx(500)
+
+
+def test_break_even_adds_up_the_stages_of_a_record_without_a_total() -> None:
+    slow = record(system="cusparse-csr1", seconds=2e-5, planning={"build": 0.0})
+    split = {"reorder": 2e-3, "build": 1e-3, "compile": 9.0}
+    assert break_even(record(seconds=1e-5, planning=split), slow) == pytest.approx(300)
+
+
+def test_other_products_are_held_against_the_sum_of_the_same_system_and_order() -> None:
+    records = [
+        record("a", "csr", seconds=1e-5),
+        record("a", "csr", seconds=5e-5, config={"reorder": "rcm"}),
+        record("a", "csr", seconds=2e-5, op="transpose"),
+        record("a", "csr", seconds=2e-5, op="sddmm"),  # another computation
+        record("b", "csr", seconds=2e-5, op="transpose"),  # whose sum was not measured
+        record("a", "cusparse-csr1", seconds=2e-5, op="transpose"),
+    ]
+    (found,) = against_sum(records)
+    assert (found.op, found.label, found.count) == ("transpose", "csr", 1)
+    assert found.geomean == pytest.approx(2.0) and found.most_matrix == "a"
+
+
+def test_sixteen_bit_products_know_their_ratio_to_float32_alone() -> None:
+    records = [
+        record(system="cusparse-csr2", seconds=4e-5),
+        record(system="cusparse-csr3", dtype="float16", seconds=2e-5),
+        record(system="csr", dtype="float16", seconds=1e-5),
+        record(system="csr", dtype="bfloat16", n=64),  # no baseline of this width
+    ]
+    _, _, half, alone = attach_baselines(records)
+    assert half["speedup"] == pytest.approx(2.0)
+    assert half["float32_speedup"] == pytest.approx(4.0)
+    assert alone.get("float32_speedup") is None
 
 
 def test_the_summary_counts_wins_and_lists_every_loss() -> None:

@@ -48,6 +48,30 @@ def test_bad_usage_is_one_line_and_exit_two(
         _fails(capsys, words, "report: --out and --markdown must be files in a folder that exists")
 
 
+def test_a_file_of_something_else_is_refused_in_a_dozen_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("{\n" * 500)
+    assert main(["report", str(path), "--out", str(tmp_path / "r.html")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("skipped other.json:1: not JSON")
+    assert lines[10] == "... and 490 more such lines" and len(lines) == 12
+    assert "report: FILES must be records of at least one measurement" in lines[11]
+
+
+def test_a_matrix_that_the_suite_lacks_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = _suite(tmp_path)
+    text = "suite mine must be runnable here, got nothing to measure. h: no matrix of suite mine"
+    _fails(capsys, [*words, "--matrices", "h"], text)
+    _outcome(monkeypatch)
+    out = str(tmp_path / "r.jsonl")
+    assert main([*words, "--matrices", "g,h", "--out", out]) == 0
+    assert "left out: h: no matrix of suite mine" in capsys.readouterr().out
+
+
 def _suite(folder: Path) -> list[str]:
     path = folder / "mine.toml"
     path.write_text(

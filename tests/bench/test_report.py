@@ -16,7 +16,7 @@ import torch
 from sparsetile.bench.analysis import attach_baselines
 from sparsetile.bench.record import Damage
 from sparsetile.bench.report import render_markdown, render_page
-from sparsetile.bench.report.charts import scaling_lines
+from sparsetile.bench.report.charts import scaling_lines, speedup_scatter
 from sparsetile.bench.report.pictures import (
     FORMATS,
     WINDOWS,
@@ -30,12 +30,12 @@ from sparsetile.bench.report.published import ladder_steps, published_rows
 from sparsetile.bench.report.svg import Axis, log_ticks
 from sparsetile.bench.suites import load_suite
 from sparsetile.data.registry import generate
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake import write_npz
 from sparsetile.intake.csr import CSR
 from sparsetile.systems import SYSTEMS
-from sparsetile.tune import distinct_pairs
 
-from .fakes import a_run, failed, record
+from .fakes import a_run, environment, failed, record
 
 
 def _mask(uri: str) -> np.ndarray:
@@ -86,7 +86,7 @@ def test_published_figures_and_ladders_stand_beside_the_measured() -> None:
     assert f">{why}</td>" in page  # nothing at N = 1024
     assert f"{why.capitalize()}: + BMat, + multi-tier." in page
     text = render_markdown(records)
-    assert "| voltrix | N = 256 | 2.4 | 2.00 | 1, 0 |" in text
+    assert "| voltrix | N = 256 | 2.4 | H100 | 2.00 | 1 | 0 |" in text
 
 
 def _ladder(found: dict[tuple[str, str], float]) -> list[dict]:  # type: ignore[type-arg]
@@ -148,6 +148,49 @@ def test_a_published_time_stands_beside_the_stand_in_that_was_measured() -> None
     assert rows["Yelp"]["measured"] is None and rows["Yelp"]["count"] == 0
 
 
+def test_a_published_figure_of_dense_enough_matrices_leaves_the_others_out() -> None:
+    """Table I of AsyncSparse: the same products, by density and type."""
+    size = {"rows": 1000, "cols": 1000, "n": 512}
+    records = [
+        {**record("thin", "wcsr", suite="asyncsparse"), **size, "nnz": 900, "gflops": 1000.0},
+        {**record("full", "wcsr", suite="asyncsparse"), **size, "nnz": 9000, "gflops": 4000.0},
+        {
+            **record("half", "wcsr", suite="asyncsparse", dtype="bfloat16"),
+            **size, "nnz": 9000, "gflops": 64000.0,
+        },
+    ]  # fmt: skip
+    rows = published_rows(load_suite("asyncsparse"), records)
+    found = {
+        row["what"].rpartition(", ")[2]: (row["measured"], row["published"])
+        for row in rows
+        if row["system"] == "wcsr" and row["where"] == "N = 512"
+    }
+    assert found["all 414 matrices"] == (pytest.approx(2.0), 4.04)
+    assert found["density over 0.1 %"] == (pytest.approx(4.0), 11.76)
+    assert found["density over 0.5 %"] == (pytest.approx(4.0), 19.33)
+    assert found["density over 1 %"] == (None, 21.89)
+
+
+def test_a_published_ratio_to_one_baseline_is_held_against_that_baseline() -> None:
+    """Table III of AsyncSparse is over torch.mm, which is no yardstick of sparse products."""
+    names = {"suite": "asyncsparse", "dtype": "bfloat16"}
+    records = [
+        record("gate_proj-90", "bcsr", 4096, 2e-5, **names),
+        record("gate_proj-90", "torch-dense", 4096, 9e-5, **names),
+        record("gate_proj-90", "cusparse-csr3", 4096, 4e-5, **names),
+        record("gate_proj-90", "bcsr", 1024, 1e-5, **names),
+    ]
+    rows = {
+        row["where"]: row
+        for row in published_rows(load_suite("asyncsparse"), attach_baselines(records))
+        if "torch.mm" in row["what"]
+    }
+    assert rows["gate_proj-90, N = 4096"]["measured"] == pytest.approx(4.5)
+    assert rows["gate_proj-90, N = 4096"]["published"] == 1.98
+    assert rows["gate_proj-90, N = 1024"]["measured"] is None  # no dense time at that width
+    assert rows["gate_proj-99, N = 16384"]["published"] == 3.19
+
+
 def test_break_even_curves_are_drawn_where_planning_pays() -> None:
     paid = [record("a", "csr", seconds=1e-5), record("a", "cusparse-csr1", seconds=2e-5)]
     assert "When planning has paid" in render_page(paid)
@@ -202,6 +245,56 @@ def test_a_missing_data_folder_is_an_error(tmp_path: Path) -> None:
         render_page([record()], data=tmp_path / "none")
 
 
+def test_the_page_says_wrong_baselines_once_and_other_failures_one_by_one() -> None:
+    wrong = [
+        {**failed("wrong", "far out", matrix=name, system="cusparse-csr1"), "error": {"worst": 9.0}}
+        for name in ("a", "b")
+    ]
+    page = render_page([record("a"), *wrong, failed("wrong", "far out", matrix="c", system="csr")])
+    assert "core: cusparse-csr1 float32: 2 products, by 9 to 9 times the error bound" in page
+    assert "core: c N=128 float32 csr: far out" in page and "core: a N=128" not in page
+
+
+def test_many_commands_are_folded_and_two_are_not() -> None:
+    def page(count: int) -> str:
+        made = [environment(command=f"sparsetile bench core -n {n}") for n in range(1, count + 1)]
+        return render_page([record(n=n, environment=e) for n, e in enumerate(made, 1)])
+
+    assert "Measured by 3 commands" in page(3) and "sparsetile bench core -n 3" in page(3)
+    assert "Measured by" not in page(2) and "sparsetile bench core -n 2" in page(2)
+
+
+def test_a_product_far_slower_than_the_others_does_not_press_them_together() -> None:
+    records = []
+    for matrix, nnz in (("a", 1000), ("b", 100_000)):
+        records += [
+            record(matrix, "cusparse-csr1", seconds=1e-5, nnz=nnz),
+            record(matrix, "csr", seconds=5e-6, nnz=nnz),
+            record(matrix, "dense", seconds=1e-3, nnz=nnz),
+        ]
+    shown = [r for r in attach_baselines(records) if r["kind"] == "system"]
+    slow = speedup_scatter(shown, 128, {"csr": 0, "dense": 1})
+    assert "(below 0.2: at the edge)" in slow and ">0.01<" not in slow
+    alone = [r for r in shown if r["system"] == "csr"]
+    assert "at the edge" not in speedup_scatter(alone, 128, {"csr": 0})
+
+
+def test_widths_at_which_few_matrices_were_measured_have_no_chart() -> None:
+    records = []
+    for matrix, widths in (("a", (7, 128)), ("b", (128,)), ("c", (128,))):
+        for n in widths:
+            records += [record(matrix, "csr", n), record(matrix, "cusparse-csr1", n, 2e-5)]
+    page = render_page(records)
+    assert "Speedup over the best baseline at N=128, by matrix" in page
+    assert "Speedup over the best baseline at N=7, by matrix" not in page
+
+
+def test_the_page_gives_sixteen_bit_products_over_float32_alone_too() -> None:
+    records = [record(system="cusparse-csr2", seconds=4e-5), record(system="csr", dtype="float16")]
+    assert "over float32" in render_page(records)
+    assert "over float32" not in render_page(records[:1])
+
+
 def test_markdown_lists_every_loss() -> None:
     records = [
         record("a", "cusparse-csr1", seconds=1e-5),
@@ -209,8 +302,105 @@ def test_markdown_lists_every_loss() -> None:
         failed(matrix="b", system="csr"),
     ]
     text = render_markdown(records)
-    assert "- csr, N = 128, float32: a 0.50" in text
-    assert "Failed: b N=128 csr: crash, ended by SIGSEGV" in text
+    assert "- csr, N = 128: a 0.50" in text
+    assert "- Failed: b, N = 128, float32, csr: crash, ended by SIGSEGV" in text
+
+
+def test_markdown_lists_losses_under_the_product_they_belong_to() -> None:
+    records = []
+    for op, seconds in (("spmm", 1e-5), ("transpose", 4e-5)):
+        records += [
+            record("a", "cusparse-csr1", seconds=2e-5, op=op),
+            record("a", "csr", seconds=seconds, op=op),
+        ]
+    text = render_markdown(records)
+    plain, transposed = text.index("### spmm, float32"), text.index("### transpose, float32")
+    assert plain < transposed < text.index("- csr, N = 128: a 0.50")
+    assert text.count("Losses:") == 1
+
+
+def test_markdown_counts_what_dense_loses_and_names_what_sparse_systems_lose() -> None:
+    records = [record("a", "cusparse-csr1", seconds=1e-5)]
+    records += [record("a", system, seconds=2e-5) for system in ("csr", "dense")]
+    text = render_markdown(records)
+    assert "- csr, N = 128: a 0.50" in text and "- dense, N = 128: 1 of 1" in text
+
+
+def test_markdown_names_the_matrix_of_the_best_and_the_worst_ratio() -> None:
+    records = []
+    for matrix, seconds in (("slow", 1e-5), ("fast", 0.5e-5)):
+        records += [
+            record(matrix, "cusparse-csr1", seconds=2e-5),
+            record(matrix, "csr", seconds=seconds),
+        ]
+    row = "| 128 | csr | 2.83 | 2/2 | 2.00 slow | 4.00 fast | 50 % |"
+    assert row in render_markdown(records)
+
+
+def test_markdown_gives_sixteen_bit_products_over_float32_alone_too() -> None:
+    records = [
+        record(system="cusparse-csr2", seconds=4e-5),
+        record(system="cusparse-csr3", seconds=2e-5, dtype="float16"),
+        record(system="csr", seconds=1e-5, dtype="float16"),
+    ]
+    text = render_markdown(records)
+    assert "| N | system | geomean | over float32 | won |" in text
+    assert "| 128 | csr | 2.00 | 4.00 | 1/1 |" in text
+    assert "| 128 | cusparse-csr2 | 1.00 | 1/1 |" in text  # its own table has no such column
+
+
+def test_markdown_gives_every_command_and_commit_of_a_suite() -> None:
+    made = [environment(command=f"sparsetile bench core -n {n}", commit=f"c{n}") for n in (32, 64)]
+    text = render_markdown([record(n=32, environment=made[0]), record(n=64, environment=made[1])])
+    assert "```\nsparsetile bench core -n 32\nsparsetile bench core -n 64\n```" in text
+    assert "commit c32, c64." in text
+
+
+def test_markdown_holds_other_products_against_the_forward_sum() -> None:
+    records = []
+    for matrix, seconds in (("a", 1e-5), ("b", 4e-5)):
+        records += [
+            record(matrix, "csr", seconds=1e-5),
+            record(matrix, "csr", seconds=seconds, reduce="max"),
+        ]
+    text = render_markdown(records)
+    assert "| spmm max, float32, Test GPU | 128 | csr | 2.00 | 1.00 | 4.00 b | 2 |" in text
+
+
+def test_markdown_has_a_ladder_as_a_table() -> None:
+    text = render_markdown(_ladder({("a", "BitTCF"): 4e-5, ("a", "+ balance"): 1e-5}))
+    assert "| BitTCF | 2.00 |  |" in text and "| + balance | 8.00 | 4.00 |" in text
+    assert "Not measured: + reorder, + cache policy, + pipeline." in text
+
+
+def test_markdown_says_in_one_line_what_was_wrong_or_skipped() -> None:
+    every = "plan: no. Each system's reason: dense: would write A out in 9 GiB cpu: runs on cpu"
+    records = [
+        record("a", "csr"),
+        failed("skipped", every, matrix="a", system="dense"),
+        failed("skipped", every, matrix="b", system="dense"),
+        *(
+            {
+                **failed("wrong", "outside", matrix="a", system="cusparse-csr1", n=n),
+                "error": {"worst": worst},
+            }
+            for n, worst in ((32, 40.0), (64, 7.0))
+        ),
+        failed("wrong", "error is 3 times the bound", matrix="a", system="csr", n=64),
+    ]
+    text = render_markdown(records)
+    assert "- Skipped: dense, spmm, 2 products (a, b): would write A out in 9 GiB." in text
+    assert (
+        "- Wrong, so not timed: cusparse-csr1 in float32 on 2 products, by 7 to 40 times the "
+        "error bound." in text
+    )
+    assert "- Failed: a, N = 64, float32, csr: wrong, error is 3 times the bound" in text
+
+
+def test_markdown_counts_the_stand_ins_of_a_suite() -> None:
+    records = [record("a"), record("b-like", source="stand-in")]
+    text = render_markdown(records)
+    assert "Stand-ins, not the published graphs, 1 of 2: b-like." in text
 
 
 def test_a_spy_picture_keeps_a_single_entry_of_a_large_matrix_visible() -> None:

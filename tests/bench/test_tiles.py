@@ -28,9 +28,9 @@ from sparsetile.bench.tiles import (
 from sparsetile.data.generators import banded, random
 from sparsetile.errors import DataError
 from sparsetile.formats.bittcf import pack_bittcf
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake import write_npz
 from sparsetile.reorder import REORDERERS
-from sparsetile.tune.roofline import distinct_pairs
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
 
 ORDERS = ("identity", "lsh")

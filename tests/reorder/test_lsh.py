@@ -10,8 +10,8 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.reorder.lsh import _hashed, lsh
-from sparsetile.tune.roofline import distinct_pairs
 from tests.contracts.cases import csr_of, random_matrix
 
 

@@ -8,9 +8,9 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.reorder import REORDERERS
 from sparsetile.reorder.rcm import rcm
-from sparsetile.tune.roofline import distinct_pairs
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
 

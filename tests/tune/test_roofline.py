@@ -12,8 +12,9 @@ import scipy.sparse as sp
 import torch
 
 from sparsetile import CSR
-from sparsetile.tune import Machine, distinct_pairs, floor_seconds, machine
-from tests.contracts.cases import MATRICES, csr_of, random_matrix
+from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.tune import Machine, floor_seconds, machine
+from tests.contracts.cases import csr_of, random_matrix
 
 H200 = Machine("H200", 4.2e12, 9.1e12, 60 * 2**20, 250e12, 350e12, 390e12, 2.5e-6)
 # Rates at which nothing but the term under test takes any time.
@@ -25,29 +26,6 @@ def ladder() -> CSR:
     rows = np.concatenate([np.arange(70), np.arange(1, 70)])
     columns = np.concatenate([np.arange(70), np.arange(69)])
     return csr_of(sp.csr_array((np.ones(139), (rows, columns)), shape=(70, 100)))
-
-
-def test_distinct_pairs_of_a_ladder_are_counted_by_hand():
-    # 16-row windows begin at rows 0, 16, 32, 48, 64; each but the first also uses the column
-    # before its own first row: 16 + 17 + 17 + 17 + 7.
-    assert distinct_pairs(ladder(), 16) == 74
-    assert distinct_pairs(ladder(), 64) == 64 + 7
-    assert distinct_pairs(ladder(), 1) == 139
-
-
-@pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("window", [1, 3, 16, 64])
-def test_distinct_pairs_agree_with_a_dense_count(name, window):
-    matrix = MATRICES[name]()
-    csr = csr_of(matrix)
-    order = torch.randperm(csr.shape[0])
-    for perm in (None, order):
-        dense = np.zeros(csr.shape, dtype=bool)
-        dense[csr.row_ids().numpy(), csr.indices.numpy()] = True
-        dense = dense if perm is None else dense[perm.numpy()]
-        starts = range(0, csr.shape[0], window)
-        expected = sum(int(dense[at : at + window].any(0).sum()) for at in starts)
-        assert distinct_pairs(csr, window, perm) == expected
 
 
 def test_a_small_product_costs_a_launch():

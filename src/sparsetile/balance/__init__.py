@@ -10,16 +10,17 @@ from sparsetile.balance.segments import (
     row_units,
     schedule_segments,
 )
-from sparsetile.balance.windows import WindowSchedule, cut_windows, schedule_windows
+from sparsetile.balance.windows import WindowSchedule, WindowShares, schedule_windows, share_windows
 
 __all__ = [
     "SegmentSchedule",
     "Units",
     "WindowSchedule",
+    "WindowShares",
     "concat_units",
-    "cut_windows",
     "row_units",
     "schedule_segments",
     "schedule_windows",
+    "share_windows",
     "spread",
 ]

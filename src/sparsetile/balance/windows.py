@@ -27,9 +27,10 @@ __all__ = [
     "MAX_TILES",
     "TileTimes",
     "WindowSchedule",
-    "cut_windows",
+    "WindowShares",
     "imbalance",
     "schedule_windows",
+    "share_windows",
 ]
 
 # The paper's limit of tiles an item; the kernel counts a run's windows in 32 bits, too.
@@ -39,8 +40,10 @@ LENGTHS = (4, 6, 8, 12, 16, 24, MAX_TILES)
 # Tiles at which a run ends: long enough to pay for its start, and short enough that neighbouring
 # windows, which share rows of B, are at work at the same time.
 RUN_TILES = 8
-# Piece lengths that windows of a block of threads may be cut to.
-CUT_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# What a window of a block of threads costs beside its tiles, in tiles, and the least piece of one.
+A_WINDOW, LEAST_TILES = 8, 8
+# Windows a worker, at the end of a deal, that are cut to make the shares even.
+EVEN_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,6 @@ class TileTimes:
 
 
 EQUATION_4 = TileTimes()
-# The same for a block of threads that makes a window of 64 rows or more (docs/asyncsparse.md): C is
-# eight times as high, and blocks are few.
-BLOCK_TIMES = TileTimes(mma=0.0, write_back=8.0, start=10.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,52 +180,139 @@ def schedule_windows(
     return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)
 
 
-def _cut_length(tiles: Tensor, workers: float, times: TileTimes) -> int:
-    """Return the piece length with the least time bound; the longest window's where none is cut."""
-    counts = tiles.double()
-    most = max(int(tiles.max()), 1)
-    lengths = [most, *(length for length in CUT_LENGTHS if length < most)]
-    bounds = []
-    for length in lengths:
-        cut = counts > length
-        pieces = float(torch.ceil(counts[cut] / length).sum())
-        stores = tiles.numel() + 2.0 * pieces
-        spent = float(counts.sum()) * times.load_b + stores * times.write_back
-        spent += (float((~cut).sum()) + pieces) * times.start
-        bounds.append(spent / workers + length * times.load_b)
-    return lengths[bounds.index(min(bounds))]
+@dataclass(frozen=True, eq=False)
+class WindowShares:
+    """Windows shared out between workers; all int32.
+
+    Attributes
+    ----------
+    items : Tensor [items, 4]
+        ``window, first tile, end, slot of a piece or -1``, worker by worker.
+    first_of_worker : Tensor [workers + 1]
+        Where each worker's items begin.
+    cuts : Tensor [cuts, 4]
+        ``window, first slot, slots, 0`` of each window in pieces, whose partial sums are added in
+        the order of their slots.
+    """
+
+    items: Tensor
+    first_of_worker: Tensor
+    cuts: Tensor
+
+    @property
+    def item_count(self) -> int:
+        return self.items.shape[0]
+
+    @property
+    def worker_count(self) -> int:
+        return self.first_of_worker.numel() - 1
+
+    @property
+    def slot_count(self) -> int:
+        return int(self.cuts[:, 2].sum())
+
+    @property
+    def cut_count(self) -> int:
+        return self.cuts.shape[0]
 
 
-def cut_windows(
-    window_row_ptr: Tensor, *, workers: float, times: TileTimes = BLOCK_TIMES
-) -> WindowSchedule:
-    """List pieces of windows that would keep the others waiting, then whole windows.
+def _pieces(tiles: Tensor, ends: Tensor, a_window: int, least: int) -> tuple[Tensor, Tensor]:
+    """Cut windows where shares end, at cost ``ends`` from the first window's beginning.
 
-    Windows stay in order: neighbours share rows of B, which are then in L2.
+    Returns the pieces as keys ``window * span + first tile in it``, span = longest window + 1, and
+    the keys at which the shares end.
+    """
+    cost = tiles + a_window
+    start = torch.cumsum(cost, 0) - cost
+    window = torch.clamp(torch.searchsorted(start, ends, right=True) - 1, min=0)
+    at = torch.minimum(ends - start[window], tiles[window])
+    at = torch.where(at < least, 0, at)
+    past = tiles[window] - at < least
+    window, at = torch.where(past, window + 1, window), torch.where(past, 0, at)
+    span = int(tiles.max()) + 1
+    keys = window * span + at
+    whole = torch.arange(tiles.numel(), device=tiles.device) * span
+    return torch.cat([whole, torch.unique(keys[at > 0])]).sort().values, keys
+
+
+def share_windows(
+    window_row_ptr: Tensor,
+    *,
+    workers: int,
+    dealt: bool = False,
+    a_window: int = A_WINDOW,
+    least: int = LEAST_TILES,
+) -> WindowShares:
+    """Share out windows evenly between workers.
+
+    A worker takes neighbouring windows, and the next goes on from there: windows in which one share
+    ends and another begins are cut, unless that leaves a piece of fewer than ``least`` tiles at the
+    window's end. Where ``dealt``, most windows are dealt out one by one first, so that neighbours,
+    which share rows of B, are at work at the same time; the last ones then make the shares even.
 
     Parameters
     ----------
     window_row_ptr : Tensor of int32 [windows + 1]
-    workers : float
-        Blocks of threads that the GPU runs at a time, for each slab of B.
-    times : TileTimes
-        Constants of the time model.
+    workers : int
+        Blocks of threads that work at the same time.
+    dealt : bool
+        Whether neighbouring windows should go to different workers.
+    a_window : int
+        What a window costs beside its tiles, in tiles: C is stored.
+    least : int
+        Tiles that a piece at a window's end has at least.
     """
     offsets = window_row_ptr.to(torch.int64)
     tiles = offsets[1:] - offsets[:-1]
-    if not tiles.numel():
-        return schedule_windows(window_row_ptr, workers=workers, balance=False)
-    longest = _cut_length(tiles, max(workers, 1.0), times)
-    cut = tiles > longest
-    long = torch.nonzero(cut).squeeze(1)
-    pieces = schedule_segments(
-        Units(
-            long, offsets[long], tiles[long],
-            torch.zeros(long.numel(), dtype=torch.bool, device=tiles.device),
-        ),
-        longest,
-    )  # fmt: skip
-    whole = torch.nonzero(~cut).squeeze(1)
-    rest = torch.stack([whole, offsets[whole], offsets[whole + 1], torch.full_like(whole, -1)], 1)
-    items = torch.cat([pieces.items, rest.to(torch.int32)]).contiguous()
-    return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)
+    device, count = tiles.device, tiles.numel()
+    rounds = max(count // workers - EVEN_ROUNDS, 0) if dealt else 0
+    head = rounds * workers
+    load = (tiles[:head] + a_window).reshape(rounds, workers).sum(0)
+    rest = tiles[head:]
+    empty = torch.empty(0, dtype=torch.int64, device=device)
+    items = keys = empty
+    span = 1
+    if rest.numel():
+        total = int(rest.sum()) + a_window * rest.numel()
+        mean = (total + int(load.sum())) / workers
+        budget = torch.clamp(mean - load.double(), min=0.0)
+        reach = torch.cumsum(budget, 0)
+        ends = (reach[:-1] * (total / max(float(reach[-1]), 1.0))).to(torch.int64)
+        span = int(rest.max()) + 1
+        items, keys = _pieces(rest, ends, a_window, least)
+    owner, begin = items // span, items % span
+    same = torch.zeros_like(owner, dtype=torch.bool)
+    same[:-1] = owner[:-1] == owner[1:]
+    end = torch.where(same, torch.cat([begin[1:], begin[:1]]), rest[owner])
+    pieces = torch.bincount(owner, minlength=rest.numel())
+    cut = pieces[owner] > 1
+    slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
+    in_pieces = torch.nonzero(pieces > 1).squeeze(1)
+    slots = pieces[in_pieces]
+    first_slot = torch.cumsum(slots, 0) - slots
+    cuts = torch.stack([in_pieces + head, first_slot, slots, torch.zeros_like(slots)], 1)
+    # Items by worker: first those dealt to it, then its part of the others.
+    window = torch.cat([torch.arange(head, device=device), owner + head])
+    worker = torch.cat(
+        [
+            torch.arange(head, device=device) % workers,
+            torch.searchsorted(keys, items, right=True),
+        ]
+    )
+    listed = torch.stack(
+        [
+            window,
+            offsets[window] + torch.cat([torch.zeros_like(window[:head]), begin]),
+            offsets[window] + torch.cat([tiles[:head], end]),
+            torch.cat([torch.full_like(window[:head], -1), slot]),
+        ],
+        1,
+    )
+    order = torch.argsort(worker, stable=True)
+    first = torch.zeros(workers + 1, dtype=torch.int64, device=device)
+    torch.cumsum(torch.bincount(worker, minlength=workers), 0, out=first[1:])
+    return WindowShares(
+        listed[order].to(torch.int32).contiguous(),
+        first.to(torch.int32),
+        cuts.to(torch.int32).contiguous(),
+    )

@@ -18,11 +18,14 @@ __all__ = [
     "BASELINE_GROUPS",
     "Group",
     "Loss",
+    "Relative",
+    "against_sum",
     "attach_baselines",
     "break_even",
     "geomean",
     "product_key",
     "summarise",
+    "wrong_baselines",
 ]
 
 # What a system has to beat, by device and operation: the fastest of these in the same file.
@@ -34,6 +37,8 @@ BASELINE_GROUPS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cpu", "transpose"): ("scipy", "torch-csr"),
     ("cpu", "sddmm"): ("torch-sddmm",),
 }
+
+_HALVES = ("float16", "bfloat16")
 
 # Ratios from here up count as won: closer than this, two p50 of one machine do not differ.
 _TIE = 0.995
@@ -75,33 +80,44 @@ def _is_yardstick(record: Record) -> bool:
 def break_even(record: Record, baseline: Record) -> float | None:
     """Products after which planning has paid for itself; None when it never does.
 
-    Compilation is left out: its result is kept on disk, so it is paid once per machine.
+    Everything that ``plan()`` took counts, its unnamed parts too (a plan of tiles also prepares
+    ``csr`` for gradients, after its stages). Compilation is left out: its result is kept on disk,
+    so it is paid once per machine.
     """
     gain = baseline["time"]["p50"] - record["time"]["p50"]
     if gain <= 0:
         return None
 
     def cost(planned: Record) -> float:
-        split = planned.get("planning") or {}
-        return sum(seconds for name, seconds in split.items() if name not in ("compile", "total"))
+        split = dict(planned.get("planning") or {})
+        compiling = split.pop("compile", 0.0)
+        total = split.pop("total", None)
+        return sum(split.values()) if total is None else total - compiling
 
     return max(0.0, (cost(record) - cost(baseline)) / gain)
 
 
 def attach_baselines(records: Sequence[Record]) -> list[Record]:
-    """Return the records with ``baseline``, ``baseline_seconds``, ``speedup``, ``break_even``.
+    """Return the records with what they are held against and how they stand.
+
+    Added are ``baseline``, ``baseline_seconds``, ``speedup``, ``break_even``, and for 16-bit
+    products ``float32_speedup``, the ratio to the best float32 baseline alone.
 
     The baseline is the fastest of its group on the same machine, matrix and product. A 16-bit
     product is held against the float32 baselines too: cuSPARSE is often slower in 16 bits, and
     whoever wants speed would not use it so. Records without a baseline carry None.
     """
     best: dict[tuple[Any, ...], Record] = {}
+    wide: dict[tuple[Any, ...], float] = {}  # seconds of the best float32 baseline
     for record in records:
         if not _is_yardstick(record):
             continue
+        if record["dtype"] == "float32":
+            product = product_key(record)
+            wide[product] = min(record["time"]["p50"], wide.get(product, math.inf))
         dtypes = [record["dtype"]]
         if record["dtype"] == "float32":
-            dtypes += ["float16", "bfloat16"]
+            dtypes += _HALVES
         for dtype in dtypes:
             key = product_key({**record, "dtype": dtype})
             held = best.get(key)
@@ -118,6 +134,9 @@ def attach_baselines(records: Sequence[Record]) -> list[Record]:
             yardstick["time"]["p50"] / record["time"]["p50"] if timed and yardstick else None
         )
         filled["break_even"] = break_even(record, yardstick) if timed and yardstick else None
+        if timed and record["dtype"] in _HALVES:
+            against = wide.get(product_key({**record, "dtype": "float32"}))
+            filled["float32_speedup"] = against and against / record["time"]["p50"]
         attached.append(filled)
     return attached
 
@@ -148,7 +167,9 @@ class Group:
     won: int
     worst_matrix: str
     worst: float
+    best_matrix: str
     best: float
+    float32_geomean: float | None  # of 16-bit products, over the best float32 baseline alone
     floor_share: float | None
     gflops: float
     losses: tuple[Loss, ...]
@@ -194,6 +215,7 @@ def summarise(records: Sequence[Record]) -> list[Group]:
 def _group(key: tuple[Any, ...], members: list[Record]) -> Group:
     suite, device_name, op, reduce, dtype, n, is_baseline, system, label = key
     ordered = sorted(members, key=lambda record: record["speedup"])
+    wide = [record["float32_speedup"] for record in members if record.get("float32_speedup")]
     shares = [record["floor_share"] for record in members if record.get("floor_share")]
     losses = tuple(
         Loss(record["matrix"], record["speedup"]) for record in ordered if record["speedup"] < _TIE
@@ -213,8 +235,80 @@ def _group(key: tuple[Any, ...], members: list[Record]) -> Group:
         won=len(members) - len(losses),
         worst_matrix=ordered[0]["matrix"],
         worst=ordered[0]["speedup"],
+        best_matrix=ordered[-1]["matrix"],
         best=ordered[-1]["speedup"],
+        float32_geomean=geomean(wide) if wide else None,
         floor_share=geomean(shares) if shares else None,
         gflops=geomean(record["gflops"] for record in members if record.get("gflops")),
         losses=losses,
     )
+
+
+@dataclass(frozen=True)
+class Relative:
+    """Time of another product of one system over that of its forward sum, over one suite."""
+
+    suite: str
+    device_name: str
+    op: str
+    reduce: str
+    dtype: str
+    n: int
+    label: str
+    count: int
+    geomean: float
+    least: float
+    most: float
+    most_matrix: str
+
+
+def against_sum(records: Sequence[Record]) -> list[Relative]:
+    """Hold transposes and other reductions against the plain product of the same operands.
+
+    SDDMM is another computation and is left out; so is what has no plain product in the records.
+    """
+    plain = {
+        (product_key(record), system_label(record)): record["time"]["p50"]
+        for record in records
+        if record["status"] == "ok" and (record["op"], record["reduce"]) == ("spmm", "sum")
+    }
+    ratios: dict[tuple[Any, ...], list[tuple[float, str]]] = defaultdict(list)
+    for record in records:
+        label = system_label(record)
+        same = product_key({**record, "op": "spmm", "reduce": "sum"}), label
+        other = (record["op"], record["reduce"]) != ("spmm", "sum") and record["op"] != "sddmm"
+        if record["kind"] == "system" and record["status"] == "ok" and other and same in plain:
+            key = (
+                record["suite"],
+                record["environment"].get("device_name", ""),
+                record["op"],
+                record["reduce"],
+                record["dtype"],
+                record["n"],
+                label,
+            )
+            ratios[key].append((record["time"]["p50"] / plain[same], record["matrix"]))
+    rows = []
+    for key, found in sorted(ratios.items()):
+        least, (most, most_matrix) = min(found)[0], max(found)
+        mean = geomean(ratio for ratio, _ in found)
+        rows.append(Relative(*key, len(found), mean, least, most, most_matrix))
+    return rows
+
+
+def wrong_baselines(records: Sequence[Record]) -> dict[tuple[str, str, str], str]:
+    """Say for each suite, baseline and type that gave wrong products how many and how wrong.
+
+    They are whole algorithms rather than accidents (cuSPARSE's first two round partial sums of
+    16-bit products), so that one line says as much as a hundred.
+    """
+    found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        if record["status"] == "wrong" and record["kind"] == "baseline":
+            found[record["suite"], record["system"], record["dtype"]].append(record)
+    said = {}
+    for key, members in found.items():
+        worst = [r["error"]["worst"] for r in members if (r.get("error") or {}).get("worst")]
+        excess = f", by {min(worst):.0f} to {max(worst):.0f} times the error bound" if worst else ""
+        said[key] = f"{len(members)} product{'' if len(members) == 1 else 's'}{excess}"
+    return said

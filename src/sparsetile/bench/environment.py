@@ -131,7 +131,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         _busy(index)
         found.update(_gpu_state(index))
         try:
-            found["versions"]["nvrtc"] = str(nvrtc_version())
+            found["versions"]["nvrtc"] = ".".join(map(str, nvrtc_version()))
         except Exception as error:  # no NVRTC is a fact to record, not a failure of the run
             found["versions"]["nvrtc"] = f"missing ({type(error).__name__})"
         try:

@@ -279,6 +279,13 @@ def expand(
         )
         for entry in _part_entries(suite, part, names, files, matrices, left_out):
             found.setdefault(entry.key, entry)
+    measured = {entry.matrix.name for entry in found.values()}
+    said = {text.partition(":")[0] for text in left_out}
+    left_out[:0] = [  # first, since a name that was typed matters most to who typed it
+        f"{name}: no matrix of suite {suite.name}"
+        for name in matrices
+        if name not in measured and not any(name in text.split("|") for text in said)
+    ]
     if not found:
         raise value_error(
             "bench", f"suite {suite.name}", "runnable here", "nothing to measure",

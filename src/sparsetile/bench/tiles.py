@@ -18,7 +18,7 @@ import torch
 from sparsetile.bench.environment import commit, describe_environment
 from sparsetile.bench.orders import find_order, matrix_hash
 from sparsetile.bench.record import Record, append_record, read_records
-from sparsetile.bench.report.pictures import Sample, take_rows, window_pairs
+from sparsetile.bench.report.pictures import Sample, sample_pairs, take_rows
 from sparsetile.checks import one_of
 from sparsetile.data.catalog import find, load
 from sparsetile.data.generators import SPEC_PREFIX
@@ -151,7 +151,7 @@ def count_tiles(csr: CSR, perm: torch.Tensor | None = None, most: int = _CHUNK_E
     """
     pairs, tiles = dict.fromkeys(WINDOWS, 0), dict.fromkeys(WINDOWS, 0)
     for chunk in _chunks(csr, perm, most):
-        for window, owner in window_pairs(chunk, WINDOWS):
+        for window, owner in sample_pairs(chunk, WINDOWS):
             pairs[window] += owner.size
             tiles[window] += int((-(-np.bincount(owner) // _TILE_COLUMNS)).sum())
     return Counts(csr.shape[0], csr.nnz, pairs, tiles)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sparsetile.cli.console import note, print_json, print_text
+from sparsetile.cli.console import note, note_some, print_json, print_text
 
 __all__ = ["bench"]
 
@@ -141,8 +141,7 @@ def _compare(old: Path, new: Path, as_json: bool) -> int:
 
     files = [read_records(path) for path in (old, new)]
     for _, damaged in files:
-        for line in damaged:
-            note(f"skipped {line}")
+        note_some([f"skipped {line}" for line in damaged])
     found = compare(files[0][0], files[1][0])
     if as_json:
         print_json(found.as_dict())

@@ -27,7 +27,15 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["activity", "note", "print_json", "print_table", "print_text", "progress_bar"]
+__all__ = [
+    "activity",
+    "note",
+    "note_some",
+    "print_json",
+    "print_table",
+    "print_text",
+    "progress_bar",
+]
 
 # Tables keep their natural width in a pipe: cut or folded cells are no use to a reader of logs.
 _PIPE_WIDTH = 1000
@@ -36,6 +44,14 @@ _PIPE_WIDTH = 1000
 def note(text: str) -> None:
     """Write one line to stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def note_some(lines: Sequence[object], most: int = 10) -> None:
+    """Write the first lines to stderr and say how many more there are."""
+    for line in lines[:most]:
+        note(str(line))
+    if len(lines) > most:
+        note(f"... and {len(lines) - most} more such lines")
 
 
 def print_text(text: str) -> None:

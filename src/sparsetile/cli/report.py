@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sparsetile.cli.console import note
+from sparsetile.cli.console import note, note_some
 
 __all__ = ["report"]
 
@@ -47,8 +47,7 @@ def report(
             machine = str(record["environment"].get("device_name", ""))
             records[machine, record["key"]] = record
         damaged += broken
-    for line in damaged:
-        note(f"skipped {line}")
+        note_some([f"skipped {line}" for line in broken])
     kept = list(records.values())
     if markdown is not None:
         markdown.write_text(render_markdown(kept), encoding="utf-8")

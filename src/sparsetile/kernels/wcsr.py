@@ -1,4 +1,4 @@
-"""Host side of ``spmm_wcsr.cu``: configurations, limits, choice of the tile's width."""
+"""Host side of ``spmm_wcsr.cu`` and ``join_wcsr.cu``: configurations, choice of the tile."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from sparsetile.kernels.spec import KernelSpec
 __all__ = [
     "ELEMENTS",
     "HEIGHTS",
+    "JOIN_COLUMNS",
+    "JOIN_WCSR",
     "SPMM_WCSR",
     "STAGED_COLUMNS",
     "STRIP",
     "TILE",
     "WindowTile",
     "choose_window_tile",
+    "join_config",
     "wcsr_config",
     "window_tiles",
 ]
@@ -31,6 +34,8 @@ ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfl
 # Rows of a window, and columns of C that a block of threads makes of it.
 HEIGHTS = (64,)
 WIDTHS = (128, 256)
+# Columns of C that a block of the second kernel makes.
+JOIN_COLUMNS = 32
 # Columns of A in a tile, and rows of a window that a warp decodes.
 TILE, STRIP = 8, 16
 # Order in which a tile's column ids are stored: the even ones are k = 0 to 3 of TF32's product.
@@ -42,7 +47,7 @@ SWIZZLE_ATOM = 1024
 PRODUCERS, GROUPS = 128, 2
 LOADS = {128: 8, 256: 16}
 # Stages of B, and of A's tiles, which are copied further ahead.
-STAGES, TILE_STAGES = 4, 8
+STAGES, TILE_STAGES = 4, 10
 # Registers of a consuming and of a producing thread. A block starts with 168 for each of its 384
 # threads, and would wait for ever for more than that in all.
 REGISTERS = (200, 152)
@@ -124,9 +129,33 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
             yield wcsr_config(dtype, tile, weighted, out_dtype=out)
 
 
+def join_config(
+    dtype: torch.dtype,
+    tile: WindowTile,
+    weighted: bool,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> dict[str, ConfigValue]:
+    """Constants of ``join_wcsr.cu``, which adds up the pieces that the product left."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kCols": tile.columns,
+        "kThreads": 32 * tile.warps,
+        "kWeighted": weighted,
+    }
+
+
+def _join_configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, tile, weighted in itertools.product(ELEMENTS, window_tiles(), (True, False)):
+        for out in out_dtypes(dtype):
+            yield join_config(dtype, tile, weighted, out_dtype=out)
+
+
+_PARAMS = "15P4q2d8i"
 SPMM_WCSR = KernelSpec(
-    name="spmm_wcsr",
-    params_format="15P4q2d8i",
-    configs=_configs,
-    architectures=("sm_90a",),
+    name="spmm_wcsr", params_format=_PARAMS, configs=_configs, architectures=("sm_90a",)
+)
+JOIN_WCSR = KernelSpec(
+    name="join_wcsr", params_format=_PARAMS, configs=_join_configs, architectures=("sm_90a",)
 )

@@ -46,5 +46,5 @@ class AccRunner(TileRunner):
         )
         return TileLaunch(
             SPMM_BITTCF.load(config, device), THREADS, -(-self._items // WARPS), slab.count(n),
-            trees=1, slot_bytes=32 * slab.sums * 4,
+            slot_bytes=32 * slab.sums * 4,
         )  # fmt: skip

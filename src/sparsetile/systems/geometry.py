@@ -21,9 +21,11 @@ def batch_count(B: Tensor) -> int:
     return B.shape[0] if B.dim() == 3 else 1
 
 
-def batch_pieces(batches: int) -> list[slice]:
-    """Cut a batch into what one grid can hold: one piece as a rule."""
-    return [slice(at, at + MAX_BATCHES) for at in range(0, batches, MAX_BATCHES)]
+def batch_pieces(batches: int, most: int = MAX_BATCHES) -> list[slice]:
+    """Cut a batch into what one grid can hold, at least one matrix of at most ``most``: one piece
+    as a rule."""
+    step = max(1, min(most, MAX_BATCHES))
+    return [slice(at, at + step) for at in range(0, batches, step)]
 
 
 def aligned(matrix: Tensor) -> bool:

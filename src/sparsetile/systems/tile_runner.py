@@ -2,7 +2,8 @@
 
 ``spmm_bittcf`` and ``spmm_wcsr`` take the same parameter struct and parts, in order: first tile of
 each window, first value of each part of a tile, column ids, bits, entry number of each packed
-value, row order (empty: the given one), row pointers; items, parents and nodes of the schedule.
+value, row order (empty: the given one), row pointers; items, parents and nodes of the schedule
+(of ``spmm_wcsr``: nothing, and the windows in pieces).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _ENTRIES, _ORDER, _INDPTR, _ITEMS = 4, 5, 6, 7
 _OPERANDS = struct.Struct("@2P")
 _OPERANDS_OFFSET = 4 * struct.calcsize("@P")
 _ARRIVALS, _B, _C, _PARTIALS = 3, 4, 5, 14
+# Bytes of partial sums that a launch may have; batches that need more go in pieces.
+MAX_SCRATCH = 2**28
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,21 @@ class TileLaunch:
     ----------
     threads, blocks, slabs : int
         Threads of a block, blocks for the items, slabs for the columns of B.
-    trees : int
-        Trees of partial sums a slab: one, or one for each warp of a block.
     slot_bytes : int
         Bytes of a partial sum in its slot.
+    join : LoadedKernel or None
+        The kernel that adds up what cut windows left, where the first does not do it itself, with
+        its threads and its blocks for each such window.
     """
 
     kernel: LoadedKernel
     threads: int
     blocks: int
     slabs: int
-    trees: int
     slot_bytes: int
+    join: LoadedKernel | None = None
+    join_threads: int = 0
+    join_blocks: int = 0
 
 
 class TileRunner(Runner):
@@ -139,27 +145,31 @@ class TileRunner(Runner):
             return
         if values is not None and packed is None:
             packed = self.pack(parts, values, B.dtype)
-        if len(pieces := batch_pieces(batches)) > 1:
-            for piece in pieces:
-                self.spmm(parts, values, packed, B[piece], out[piece], epilogue)
-            return
         shape = Geometry.of(B, out)
         device = shape.device
         launch = self._launch_for(B.dtype, out.dtype, n, shape.vector, values is not None, device)
+        scratch_bytes = max(launch.slabs * self._slots * launch.slot_bytes, 1)  # of a matrix
+        if len(pieces := batch_pieces(batches, MAX_SCRATCH // scratch_bytes)) > 1:
+            for piece in pieces:
+                self.spmm(parts, values, packed, B[piece], out[piece], epilogue)
+            return
         params = self._params(parts, packed, n, shape.strides, epilogue)
         params[_B], params[_C] = shape.b, shape.c
         with on_device(device):
             enter(device)
             stream = current_stream_handle(device)
             if self._slots:
-                trees = batches * launch.slabs * launch.trees
+                layers = batches * launch.slabs
                 memory, arrivals = scratch(
-                    device, stream, trees * self._slots * launch.slot_bytes, trees * self._nodes
+                    device, stream, layers * self._slots * launch.slot_bytes, layers * self._nodes
                 )
                 params[_ARRIVALS] = arrivals.data_ptr()
                 params[_PARTIALS] = memory.data_ptr()
             grid = (launch.blocks, launch.slabs, batches)
             launch.kernel.launch(grid, launch.threads, stream, *params, overlap=not self._slots)
+            if self._slots and launch.join is not None:
+                grid = (self._nodes * launch.join_blocks, launch.slabs, batches)
+                launch.join.launch(grid, launch.join_threads, stream, *params, overlap=True)
 
     def prepare_launch(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from sparsetile.balance import cut_windows
+from sparsetile.balance import WindowShares, share_windows
+from sparsetile.balance.windows import A_WINDOW
 from sparsetile.formats import WCSR, pack_wcsr
 from sparsetile.kernels.wcsr import (
     ELEMENTS,
@@ -24,13 +25,17 @@ from sparsetile.kernels.wcsr import (
     choose_window_tile,
 )
 from sparsetile.systems.base import Request, Stage, System, make_recipe
-from sparsetile.systems.processors import processors
+from sparsetile.systems.processors import l2_bytes, processors
 from sparsetile.systems.wcsr_runner import WCSRRunner
 
 __all__ = ["WCSRSystem"]
 
 CAPABILITY = (9, 0)
 HEIGHT = 64
+# B may take this share of L2 before slabs go one after the other.
+L2_SHARE = 0.6
+# Tiles that a block of threads should have at least.
+A_SHARE = 16
 # Tiles past the last that the kernel may read with the last: a step, and one more strip.
 MARGIN = 17
 
@@ -46,6 +51,28 @@ def _strip_value_ptr(windows: WCSR) -> torch.Tensor:
 def _with_margin(part: torch.Tensor) -> torch.Tensor:
     """Add MARGIN tiles of zeros to ``part`` [tiles, words of a tile]."""
     return torch.cat([part, part.new_zeros((MARGIN, part.shape[1]))])
+
+
+def _share(request: Request, windows: WCSR) -> WindowShares:
+    """Share out windows for each slab of B between all SMs, or its part of them where B fits L2.
+
+    Where it does not fit, neighbouring windows go to different SMs, so that the rows of B that they
+    share are read by both before they leave L2.
+    """
+    csr, device = request.csr, request.device
+    slabs = choose_window_tile(windows.height, request.n).slabs(max(request.n, 1))
+    fits = csr.shape[1] * request.n * request.dtype.itemsize <= L2_SHARE * l2_bytes(device)
+    most = processors(device) // slabs if fits else processors(device)
+    work = windows.tile_count + A_WINDOW * windows.window_count
+    workers = max(1, min(most, work // A_SHARE))
+    return share_windows(windows.window_row_ptr, workers=workers, dealt=not fits)
+
+
+def _with_workers(schedule: WindowShares) -> torch.Tensor:
+    """Items, and behind them where each worker's begin."""
+    first = schedule.first_of_worker
+    first = torch.cat([first, first.new_zeros(-first.numel() % 4)])
+    return torch.cat([schedule.items, first.reshape(-1, 4)])
 
 
 class WCSRSystem(System):
@@ -80,16 +107,15 @@ class WCSRSystem(System):
     def build(self, request: Request) -> Stage:
         csr = request.csr
         windows = pack_wcsr(csr, HEIGHT, TILE, request.permutation.perm)
-        tile = choose_window_tile(windows.height, request.n)
-        workers = processors(request.device) / tile.slabs(max(request.n, 1))
-        schedule = cut_windows(windows.window_row_ptr, workers=workers)
+        schedule = _share(request, windows)
         recipe = make_recipe(
             self.name,
             csr,
             items=schedule.item_count,
             slots=schedule.slot_count,
-            nodes=schedule.node_count,
+            nodes=schedule.cut_count,
             height=windows.height,
+            workers=schedule.worker_count,
         )
         order = windows.order
         if order is None:
@@ -99,14 +125,14 @@ class WCSRSystem(System):
             windows.window_row_ptr, _strip_value_ptr(windows), _with_margin(columns),
             _with_margin(windows.bitmaps),
             windows.entries, order, csr.indptr,
-            schedule.items, schedule.parent_of_slot, schedule.nodes,
+            _with_workers(schedule), schedule.cuts[:0], schedule.cuts,
         )  # fmt: skip
         choices = {
             "format": f"WCSR, windows of {windows.height} rows, {windows.tile_count} tiles of "
             f"{TILE} columns, {windows.entries_per_pair:.1f} entries a column, "
             f"{windows.format_bytes} bytes",
-            "schedule": f"{schedule.item_count} items of at most {schedule.longest} tiles, "
-            f"{schedule.slot_count} partial sums",
+            "schedule": f"{schedule.item_count} items for {schedule.worker_count} blocks of "
+            f"threads a slab, {schedule.cut_count} windows in {schedule.slot_count} pieces",
         }
         return Stage(self.name, parts, recipe, choices)
 

@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsetile.jit.loader import PreparedLaunch
-from sparsetile.kernels.wcsr import SPMM_WCSR, choose_window_tile, wcsr_config
+from sparsetile.kernels.wcsr import (
+    JOIN_COLUMNS,
+    JOIN_WCSR,
+    SPMM_WCSR,
+    choose_window_tile,
+    join_config,
+    wcsr_config,
+)
 from sparsetile.systems.base import PLAIN, Epilogue
 from sparsetile.systems.geometry import ACCESS_BYTES, aligned, padded_like
 from sparsetile.systems.tile_runner import TileLaunch, TileRunner
@@ -24,6 +31,7 @@ class WCSRRunner(TileRunner):
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
         self._height = int(meta["height"])
+        self._workers = int(meta["workers"])
 
     def _load(
         self,
@@ -37,10 +45,14 @@ class WCSRRunner(TileRunner):
         tile = choose_window_tile(self._height, n)
         config = wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
         kernel = SPMM_WCSR.load(config, device, tile.shared_bytes(dtype, weighted))
-        workers = torch.cuda.get_device_properties(device).multi_processor_count
+        join = None
+        if self._slots:
+            config = join_config(dtype, tile, weighted, out_dtype=out_dtype)
+            join = JOIN_WCSR.load(config, device)
         return TileLaunch(
-            kernel, tile.threads, min(self._items, workers), tile.slabs(n),
-            trees=tile.warps, slot_bytes=32 * tile.sums * 4,
+            kernel, tile.threads, self._workers, tile.slabs(n),
+            slot_bytes=tile.warps * 32 * tile.sums * 4, join=join,
+            join_threads=32 * tile.warps, join_blocks=tile.columns // JOIN_COLUMNS,
         )  # fmt: skip
 
     def spmm(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from sparsetile.tune.choose import measure, measure_systems, predict_systems
-from sparsetile.tune.roofline import Floor, Machine, distinct_pairs, floor_seconds, machine
+from sparsetile.tune.roofline import Floor, Machine, floor_seconds, machine
 
 __all__ = [
     "Floor",
     "Machine",
-    "distinct_pairs",
     "floor_seconds",
     "machine",
     "measure",

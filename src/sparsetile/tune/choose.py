@@ -8,10 +8,13 @@ from collections.abc import Callable
 import torch
 
 from sparsetile.formats import count_blocks
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems import Request, Stage
+from sparsetile.systems.processors import l2_bytes
 from sparsetile.systems.registry import SYSTEMS, runner
-from sparsetile.tune.roofline import Machine, distinct_pairs, machine
+from sparsetile.systems.wcsr import L2_SHARE
+from sparsetile.tune.roofline import Machine, machine
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
 
@@ -26,6 +29,10 @@ _ACC_WINDOW = 8
 # What bcsr is expected to reach; no record yet (docs/asyncsparse.md). Of the dense product's flops,
 # and of what gathers reach from L2: copies into shared memory are slower.
 _BCSR_FLOPS, _BCSR_L2 = 0.6, 5.7 / 9.1
+# What wcsr reaches of the gather of distinct (64-row window, column) pairs, where B does not and
+# where it does fit L2, and what it needs to start; development readings (docs/asyncsparse.md).
+_WCSR_SHARE, _WCSR_START = {False: 0.30, True: 0.46}, 6e-6
+_WCSR_WINDOW, _WCSR_COLUMNS = 64, 128
 _DENSE_SHARE = 0.55
 # A sparse product on CPU cores runs at about this share of a dense one per flop.
 _CPU_SPARSE_SHARE = 0.15
@@ -57,6 +64,17 @@ def _block_seconds(request: Request, ceilings: Machine) -> float:
     return ceilings.launch + seconds
 
 
+def _window_seconds(request: Request, ceilings: Machine) -> float:
+    """Seconds of ``wcsr``: rows of B behind distinct (64-row window, column) pairs."""
+    csr, item, n = request.csr, request.dtype.itemsize, request.n
+    pairs = distinct_pairs(csr, _WCSR_WINDOW, request.permutation.perm)
+    columns = -(-n // _WCSR_COLUMNS) * _WCSR_COLUMNS  # multiplied, whatever B has
+    fits = csr.shape[1] * n * item <= L2_SHARE * l2_bytes(request.device)
+    gathered = item * columns * (pairs + csr.shape[0]) / ceilings.l2_gather
+    once = item * n * (min(csr.shape[1], pairs) + csr.shape[0]) / ceilings.dram
+    return _WCSR_START + max(gathered / _WCSR_SHARE[fits], once)
+
+
 def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
     """Return the predicted seconds of each able system."""
     ceilings = machine(request.device)
@@ -77,6 +95,9 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
     blocked = 0.0
     if "bcsr" in able and len(able) > 1:
         blocked = _block_seconds(request, ceilings)
+    windowed = 0.0
+    if "wcsr" in able and len(able) > 1:
+        windowed = _window_seconds(request, ceilings)
     csr_share = _CSR_SHARE[request.dtype.itemsize]
     row_bytes = request.n * request.dtype.itemsize
     acc_over_csr = next(share for most, share in _ACC_OVER_CSR if row_bytes <= most)
@@ -85,7 +106,7 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
         "bcsr": blocked,
         "csr": gathered / csr_share,
         "cusparse": gathered / _CUSPARSE_SHARE,
-        "wcsr": tiled / (csr_share * acc_over_csr) * 10,  # PLACEHOLDER
+        "wcsr": windowed,
         "dense": (ceilings.launch + dense) / _DENSE_SHARE,
         "cpu": ceilings.launch
         + sparse_flops / (ceilings.dense_flops * _CPU_SPARSE_SHARE)

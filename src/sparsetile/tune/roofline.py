@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
-from sparsetile.reorder.permutation import positions
 
-__all__ = ["Floor", "Machine", "distinct_pairs", "floor_seconds", "machine"]
+__all__ = ["Floor", "Machine", "floor_seconds", "machine"]
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,6 @@ def machine(device: torch.device) -> Machine:
         _H200.dense_flops * share,
         _H200.launch,
     )
-
-
-def distinct_pairs(csr: CSR, window: int, perm: torch.Tensor | None = None) -> int:
-    """Count the distinct (window of ``window`` rows, column) pairs that hold an entry."""
-    if csr.nnz == 0:
-        return 0
-    if window == 1:
-        return csr.nnz
-    rows = csr.row_ids()
-    if perm is not None:
-        rows = positions(perm)[rows]
-    keys = (rows // window) * csr.shape[1] + csr.indices
-    return int(torch.unique(keys).numel())
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ __all__ = [
 
 _WIDTH, _HEIGHT = 400, 272
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38, 392, 26, 230
+# Slower than this is drawn at the edge: how much slower is in the tables.
+_LEAST_SPEEDUP = 0.2
 # Series colours that the style sheet defines.
 SERIES = 10
 
@@ -62,15 +64,25 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
+def _speedups(values: Sequence[float], bottom: float, n: int) -> tuple[Axis, str]:
+    """The axis of speedups at one width, and its title."""
+    # A dense product at a hundredth of the speed would press all others into one line.
+    kept = [max(value, _LEAST_SPEEDUP) for value in values]
+    title = f"speedup, N = {n}"
+    if min(values) < _LEAST_SPEEDUP:
+        title += f" (below {_LEAST_SPEEDUP:g}: at the edge)"
+    return Axis.fitted(kept, bottom, _TOP, log=True, include=1.0), title
+
+
 def speedup_scatter(records: Sequence[Record], n: int, colours: Colours) -> str:
     """Speedup over the best baseline against nonzeros, one dot a matrix and system."""
     shown = [r for r in records if r["n"] == n and r.get("speedup") and r["nnz"] > 0]
     if not shown:
         return ""
     x = Axis.fitted([r["nnz"] for r in shown], _LEFT, _RIGHT, log=True)
-    y = Axis.fitted([r["speedup"] for r in shown], _BOTTOM, _TOP, log=True, include=1.0)
+    y, y_title = _speedups([r["speedup"] for r in shown], _BOTTOM, n)
     chart = Chart(_WIDTH, _HEIGHT, f"Speedup over the best baseline at N={n}, by matrix")
-    chart.frame(x, y, x_title="nonzeros", y_title=f"speedup, N = {n}", powers=True)
+    chart.frame(x, y, x_title="nonzeros", y_title=y_title, powers=True)
     chart.line(x.start, y.at(1), x.stop, y.at(1), "unity")
     for record in shown:
         classes = f"dot {_series(colours, system_label(record))}"
@@ -89,10 +101,10 @@ def boxes(records: Sequence[Record], n: int, colours: Colours) -> str:
         return ""
     bottom = _BOTTOM - 12
     everything = [value for values in groups.values() for value in values]
-    y = Axis.fitted(everything, bottom, _TOP, log=True, include=1.0)
+    y, y_title = _speedups(everything, bottom, n)
     chart = Chart(_WIDTH, _HEIGHT, f"Distribution of the speedup at N={n}, by system")
     x = Axis(0, len(labels), _LEFT, _RIGHT)
-    chart.frame(Axis(1, 1, _LEFT, _RIGHT), y, x_title="", y_title=f"speedup, N = {n}")
+    chart.frame(Axis(1, 1, _LEFT, _RIGHT), y, x_title="", y_title=y_title)
     chart.parts = [part for part in chart.parts if 'class="tick" text-anchor="middle"' not in part]
     chart.line(x.start, y.at(1), x.stop, y.at(1), "unity")
     slot = (_RIGHT - _LEFT) / len(labels)

@@ -16,6 +16,7 @@ from sparsetile.bench.analysis import (
     attach_baselines,
     summarise,
     system_label,
+    wrong_baselines,
 )
 from sparsetile.bench.matrices import generated_folder
 from sparsetile.bench.record import Damage, Record
@@ -192,12 +193,13 @@ def _products(
             if r["status"] == "ok" and not _is_yardstick(r) and "ablation" not in r["config"]
         ]
         systems = [r for r in timed if r["kind"] == "system"]
-        widths = sorted({record["n"] for record in timed})
+        widths = _common_widths(timed)
         found.append(
             {
                 "name": " ".join((op, *(() if reduce == "sum" else (reduce,)), dtype)),
                 "device_name": device_name,
                 "rows": rows,
+                "halves": any(row["float32_geomean"] for row in rows),
                 "legend": [label for label in colours if label in _labels(timed)],
                 "scatter": _svgs(charts.speedup_scatter(systems, n, colours) for n in widths[:6]),
                 "boxes": _svgs(charts.boxes(timed, n, colours) for n in widths[:6]),
@@ -207,6 +209,15 @@ def _products(
             }
         )
     return found
+
+
+def _common_widths(records: Sequence[Record]) -> list[int]:
+    """Widths at which most matrices were measured: a chart of a single one shows nothing."""
+    matrices: dict[int, set[str]] = defaultdict(set)
+    for record in records:
+        matrices[record["n"]].add(record["matrix"])
+    most = max(map(len, matrices.values()), default=0)
+    return sorted(n for n, names in matrices.items() if 2 * len(names) >= most)
 
 
 def _labels(records: Sequence[Record]) -> set[str]:
@@ -262,7 +273,8 @@ def _matrices(records: Sequence[Record], data: Path | None) -> list[dict[str, An
 
 
 def _troubles(records: Sequence[Record]) -> list[dict[str, str]]:
-    return [
+    """What failed, one by one; baselines that were wrong, by suite and type."""
+    failed = [
         {
             "what": f"{record['suite']}: {record['matrix']} N={record['n']} {record['dtype']} "
             f"{system_label(record)}",
@@ -271,7 +283,13 @@ def _troubles(records: Sequence[Record]) -> list[dict[str, str]]:
         }
         for record in records
         if record["status"] not in ("ok", "skipped")
+        and (record["status"], record["kind"]) != ("wrong", "baseline")
     ]
+    wrong = [
+        {"what": f"{suite}: {system} {dtype}", "status": "wrong", "reason": said}
+        for (suite, system, dtype), said in wrong_baselines(records).items()
+    ]
+    return failed + wrong
 
 
 _COLUMNS = (

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sparsetile.formats.pairs import window_pairs
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
@@ -28,12 +29,12 @@ __all__ = [
     "density_grid",
     "length_bins",
     "png_mask",
+    "sample_pairs",
     "sample_rows",
     "sharing",
     "spy",
     "take_rows",
     "tile_stats",
-    "window_pairs",
 ]
 
 # Tile of each format: (name, rows of a window, columns of a tile, condensed or not).
@@ -188,37 +189,21 @@ def sample_rows(csr: CSR, perm: torch.Tensor | None = None, most: int = _MAX_ENT
     return take_rows(csr, order)
 
 
-def window_pairs(
+def sample_pairs(
     sample: Sample, windows: Sequence[int] = WINDOWS
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each height of ``windows`` with the window of every distinct (window, column) pair.
-
-    Heights ascend and each divides the next. Pairs are sorted, so that those of a window follow
-    each other.
-    """
-    rows, cols, columns = sample.rows, sample.cols, max(sample.columns, 1)
-    for window in windows:
-        # Pairs of a window come from the pairs of the windows inside it: fewer at each step.
-        keys = _distinct(rows // window * columns + cols)
-        owner = keys // columns
-        yield window, owner
-        rows, cols = owner * window, keys - owner * columns
+    """Yield each height of ``windows`` with the window of every distinct (window, column) pair."""
+    rows, cols = torch.from_numpy(sample.rows), torch.from_numpy(sample.cols)
+    for window, owner in window_pairs(rows, cols, sample.columns, windows):
+        yield window, owner.numpy()
 
 
 def sharing(sample: Sample) -> dict[int, float]:
     """Entries per distinct (window, column), by height of the window; 1 where nothing is shared."""
     return {
         window: sample.cols.size / owner.size if owner.size else 0.0
-        for window, owner in window_pairs(sample)
+        for window, owner in sample_pairs(sample)
     }
-
-
-def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sorted keys without repeats; np.unique hashes them instead, sixty times slower on these."""
-    ordered = np.sort(keys)
-    first = np.ones(ordered.size, dtype=bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return ordered[first]
 
 
 @dataclass(frozen=True)

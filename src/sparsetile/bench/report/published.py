@@ -15,8 +15,14 @@ from sparsetile.systems import SYSTEMS
 
 __all__ = ["ladder_steps", "published_rows"]
 
+# Metrics that hold a product against one baseline rather than the best.
+_OVER = "over "
 
-def _value(record: Record, metric: str) -> float | None:
+
+Times = Mapping[tuple[Any, ...], float]
+
+
+def _value(record: Record, metric: str, baseline: Times) -> float | None:
     if metric == "speedup":
         found: float | None = record.get("speedup")
         return found
@@ -24,33 +30,66 @@ def _value(record: Record, metric: str) -> float | None:
         return record["gflops"] / 1e3
     if metric == "planning_ms":
         return 1e3 * record["planning"]["total"]
+    if metric.startswith(_OVER):
+        seconds = baseline.get(product_key(record))
+        return None if seconds is None else seconds / record["time"]["p50"]
     return None
 
 
+def _times(records: Sequence[Record], metric: str) -> Times:
+    """Seconds of each product by the baseline that ``over ...`` names."""
+    name = metric.removeprefix(_OVER)
+    return {
+        product_key(record): record["time"]["p50"]
+        for record in records
+        if metric.startswith(_OVER) and record["system"] == name and record["status"] == "ok"
+    }
+
+
+def _is_meant(record: Record, item: Mapping[str, Any]) -> bool:
+    """Whether a published figure is about products like this one."""
+    cells = max(record["rows"] * record["cols"], 1)
+    return (
+        record["system"] == item["system"]
+        and record["status"] == "ok"
+        and record["config"] == dict(item.get("config", {}))
+        and record["dtype"] in item.get("dtypes", (record["dtype"],))
+        and record["nnz"] > item.get("density", 0.0) * cells
+    )
+
+
 def published_rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return rows of a table: source, what, published on which GPU, measured here."""
+    """Return rows of a table: source, what, published on which GPU, measured here.
+
+    A suite's ``published`` entry may say for which products it is: ``config``, ``dtypes``, and
+    ``density``, which their matrices exceed. ``metric`` is ``speedup`` over the best baseline,
+    ``over NAME`` of one baseline, ``tflops`` or ``planning_ms``.
+    """
     rows = []
     for item in suite.published:
         metric = item.get("metric", "speedup")
-        mine = [
-            record
-            for record in records
-            if record["system"] == item["system"]
-            and record["status"] == "ok"
-            and record["config"] == dict(item.get("config", {}))
-        ]
+        mine = [record for record in records if _is_meant(record, item)]
+        baseline = _times(records, metric)
         cells = [
             (f"N = {key}" if int(key) else "all N", float(published), _at(mine, int(key)))
             for key, published in item.get("values", {}).items()
         ]
         cells += [
-            (_matched(names, mine), float(published), [r for r in mine if r["matrix"] in names])
+            (
+                _matched(names, mine) + (f", N = {item['n']}" if "n" in item else ""),
+                float(published),
+                [r for r in _at(mine, item.get("n", 0)) if r["matrix"] in names],
+            )
             for names, published in (
                 (key.split("|"), value) for key, value in item.get("per_matrix", {}).items()
             )
         ]
         for where, published, chosen in cells:
-            values = [value for record in chosen if (value := _value(record, metric)) is not None]
+            values = [
+                value
+                for record in chosen
+                if (value := _value(record, metric, baseline)) is not None
+            ]
             rows.append(
                 {
                     "source": item["source"],
@@ -106,6 +145,7 @@ def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]
         found.append(
             {
                 "title": ladder["title"],
+                "bars": bars,
                 "svg": Markup(ladder_bars(bars, ladder["title"])),
                 "count": len(common),
                 "missing": [label for label, _ in missing],

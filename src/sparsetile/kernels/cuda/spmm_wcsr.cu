@@ -5,7 +5,7 @@
 // columns of C. It goes through the window's tiles, kStepTiles a step: eight columns of A each, and
 // the eight rows of B behind them. Two warpgroups bring B, in turn, and one multiplies:
 //
-//   producers   one thread: column ids, bits, value offsets, values of a step, each one bulk copy
+//   producers   some in turn: column ids, bits, value offsets, values of a step, each one bulk copy
 //                                                                      -> ring of kTileStages
 //               all: ids -> 16-byte loads of rows of B -> registers -> shared memory
 //                                                                      -> ring of kStages
@@ -13,53 +13,46 @@
 //               of the next step are decoded while the Tensor Cores work
 //
 // A block goes through its items without stopping: while C is stored, the rings fill for the next.
+// The host shares out tiles evenly, and cuts the windows in which one block ends and another
+// begins.
 //
 // B goes through registers because TF32 is rounded there (the Tensor Cores would truncate), and
 // because WGMMA reads a float32 operand from shared memory K-major only: a lane loads four
 // neighbouring columns of four rows and stores them as four times four rows of a column, which is a
-// transposition that costs nothing. Which column of B is which n is free: columns 4l + j of 32 are
-// n = 8j + l, so that eight lanes store 128 neighbouring bytes, and so that a lane's sums are eight
-// neighbouring columns of C. Types of 16 bits lie N-major, as they come, in the 128-byte swizzle.
-// A's tiles are operands in registers (bittcf.cuh decodes them): no tile is expanded in memory.
+// transposition that costs nothing. Which column of B is which n is free: of 32, column 4l + j is
+// n = 8j + 2 (l % 4) + l / 4, so that eight lanes store 128 neighbouring bytes, and so that lanes t
+// have sums of four neighbouring columns each, side by side. Types of 16 bits lie N-major, as they
+// come, in the 128-byte swizzle. A's tiles are operands in registers (bittcf.cuh decodes them): no
+// tile is expanded in memory.
 //
 // For TF32, k = t stands for a tile's column 2t and k = t + 4 for 2t + 1, as in mma.cuh; column ids
 // are stored in that order.
 //
 // Exactness: zero bits multiply too. A warp whose sums are not all finite computes its part of C
-// again from A's entries (`exact`). Windows that were cut are joined by a tree (tree.cuh), warp by
-// warp: one launch, a fixed order of additions, no atomics on data.
+// again from A's entries (`exact`). Pieces of windows that were cut leave partial sums, which a
+// second kernel adds up in order (join_wcsr.cu): no atomics.
 //
-// Grid: x = blocks that share the items, y = slabs of kCols columns, the slow dimension; z = batch.
-// Shared memory: dynamic, both rings and their barriers.
+// Grid: x = blocks, each with items of its own, y = slabs of kCols columns, the slow dimension; z =
+// batch. Shared memory: dynamic, both rings and their barriers.
 //
 // Assumes: B and C row-major; addresses and row strides multiples of 16 bytes, n of 16 bytes of
 // either (the host copies otherwise); rows of B under 2^32 bytes, fewer than 2^31 entries; float32
 // values rounded to TF32 by the host; columns, bits and value offsets readable for kStepTiles tiles
 // past the last, values for 16 bytes; arrivals all zero.
 #include "bittcf.cuh"
-#include "tree.cuh"
+#include "wcsr.cuh"
 #include "wgmma_regs.cuh"
 
-using E = ELEMENT;
-using Out = OUTPUT;
-
-constexpr u32 kWarp = 0xffffffffu;
-constexpr int kSize = sizeof(E::Storage);
-constexpr bool kIsF32 = kSize == 4;
-constexpr int kHeight = 64;
-constexpr int kWarps = kHeight / 16;  // that multiply, a strip of sixteen rows each
 constexpr int kConsumers = kWarps * 32;
-constexpr int kProducers = 128;  // of a step
-constexpr int kGroups = 2;       // of producers
-constexpr int kSums = kCols / 2;
-constexpr int kStore = 16 / sizeof(Out::Storage);  // columns of C a store
-constexpr int kOctets = kProducers / 8;            // eight lanes read 128 bytes of a row of B
+constexpr int kProducers = 128;          // of a step
+constexpr int kGroups = 2;               // of producers
+constexpr int kOctets = kProducers / 8;  // eight lanes read 128 bytes of a row of B
 
 using Weights = TileWeights<E, kWeighted, 2>;
 
 constexpr int kStepRows = 8 * kStepTiles;
 constexpr int kStageBytes = kStepRows * kCols * kSize;
-constexpr int kLoads = kStageBytes / 16 / kProducers;
+constexpr int kLoads = kStageBytes / 32 / kProducers;  // of a thread in half a step
 
 // A step's part of A in shared memory: ids, bits, value offsets of strips, values.
 constexpr int kIdBytes = kStepRows * 4;
@@ -69,57 +62,27 @@ constexpr int kOffsetsAt = kBitsAt + kBitBytes;
 constexpr int kOffsetBytes = kStepTiles * kWarps * 4 + 16;  // one more strip, in 16-byte pieces
 constexpr int kValuesAt = kOffsetsAt + kOffsetBytes;
 constexpr int kTileBytes = kWeighted ? kValuesAt + kStepRows * kHeight * kSize + 16 : kOffsetsAt;
-constexpr int kAhead = 4;  // steps that A is copied before its rows of B are loaded
+constexpr int kCopiers = kGroups * kProducers / 32;  // warps that copy A, each a step in turn
 constexpr int kTilesAt = kStages * kStageBytes;
 constexpr int kBarriersAt = kTilesAt + kTileStages * kTileBytes;
 
-struct Params {
-  const int4* items;  // window, first tile, end, slot of a piece or -1
-  const int* parent_of_slot;
-  const int4* nodes;
-  int* arrivals;
-  const E::Storage* b;
-  Out::Storage* c;
-  const int* window_row_ptr;
-  const int* strip_value_ptr;  // first value of sixteen rows of a tile [tiles * kWarps + 1]
-  const int* columns;          // of a tile, in the order 0 2 4 6 1 3 5 7
-  const u64* bitmaps;
-  const E::Storage* values;  // packed; null for a pattern
-  const int* order;          // row of A at each position; null: the position itself
-  const i64* indptr;         // row pointers, for the mean
-  const float* bias;         // null: none; [n]
-  char* partials;            // [batch][slab][warp][slot][sums of 32 lanes]
-  i64 b_row_bytes;
-  i64 c_row_stride;
-  i64 b_batch_stride;
-  i64 c_batch_stride;
-  double alpha;
-  double beta;
-  int item_count;
-  int rows;
-  int n;
-  int slot_count;
-  int node_count;
-  int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
-  int mean;
-  int relu;
-};
-
-static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
 static_assert(kThreads == kConsumers + kGroups * kProducers, "three warpgroups");
 static_assert(kSharedBytes == kBarriersAt + 16 * (kStages + kTileStages) + 1024,
               "host and device disagree on shared memory");
 static_assert(kConsumerRegisters * kConsumers + kProducerRegisters * kGroups * kProducers <=
                   65536 / kThreads / 8 * 8 * kThreads,
               "warpgroups would wait for registers that the block does not have");
-static_assert(kTileStages > kAhead + kGroups, "copies never wait for what they feed");
+static_assert(kTileStages > kCopiers, "a copy waits for earlier steps alone");
 static_assert(kIsF32 || kStepTiles % 2 == 0, "two tiles an instruction");
 
-// Where a thread stands.
-struct Lane {
-  int warp, lane, g, t;
-  __device__ __forceinline__ Lane()
-      : warp(threadIdx.x / 32), lane(threadIdx.x % 32), g(lane / 4), t(lane % 4) {}
+// The items of a block.
+struct Share {
+  int first, end;
+  __device__ __forceinline__ explicit Share(const Params& p) {
+    const int* firsts = reinterpret_cast<const int*>(p.items + p.item_count) + blockIdx.x;
+    first = __ldg(firsts);
+    end = __ldg(firsts + 1);
+  }
 };
 
 // Both rings. A barrier pair for each stage: data has come, data is done with.
@@ -164,72 +127,86 @@ struct Turn {
   }
 };
 
-// Place of a tile's column among its staged column ids.
-__device__ __forceinline__ int staged(int column) { return column % 2 * 4 + column / 2; }
-
 // ---- rows of B
 
-// What a thread moves of a step: kLoads times 16 bytes.
+// What a thread moves of half a step: kLoads times 16 bytes. Eight lanes read 128 bytes side by
+// side.
+//
+// float32: blocks of four columns of four rows. The rows are those of a chunk of four staged ids,
+// the same for all of the thread's blocks; the halves of a step are halves of the slab. 16 bits:
+// eight columns of one row at a time.
 struct Rows {
   uint4 word[kLoads];
 };
 
-// Column of the slab and row of the step of a thread's i-th load. Eight lanes read side by side.
-// float32: blocks of four rows, those of a staged chunk of ids.
-constexpr int kChunks = 2 * kStepTiles;
-__device__ __forceinline__ int load_column(int i) {
-  const int octet = threadIdx.x % kProducers / 8, l = threadIdx.x % 8;
-  if constexpr (kIsF32) {
-    return (octet / kChunks + i / 4 * (kOctets / kChunks)) * 32 + l * 4;
-  } else {
-    return (octet + i * kOctets) / kStepRows * 64 + l * 8;
-  }
+constexpr int kChunks = 2 * kStepTiles;  // of four ids, in a step
+// Columns from one of a thread's blocks of float32 to the next.
+constexpr int kBlockColumns = kOctets / kChunks * 32;
+
+__device__ __forceinline__ int octet() { return threadIdx.x % kProducers / 8; }
+
+// 16 bytes at `from` if the slab's column is inside B, else zeros.
+template <bool kWhole>
+__device__ __forceinline__ uint4 load_inside(const Params& p, const char* from, int column) {
+  const bool inside = kWhole || int(blockIdx.y * kCols) + column < p.n;
+  return inside ? ptx::load_nc(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
 }
 
-__device__ __forceinline__ Rows load_rows(const Params& p, const char* b, const int* ids) {
-  Rows rows;
-  const int octet = threadIdx.x % kProducers / 8;
-  int id[kIsF32 ? 4 : kLoads];
+// Rows of B of one half of a step. Without `wanted`, row 0 is read, and not used: a load that might
+// not be would cost moves of registers that wait for it.
+template <bool kWhole, int kHalf>
+__device__ __forceinline__ void load_rows(const Params& p, const char* b, const int* ids,
+                                          bool wanted, Rows& rows) {
+  const u32 row_bytes = p.b_row_bytes;
   if constexpr (kIsF32) {
-    *reinterpret_cast<int4*>(id) = *reinterpret_cast<const int4*>(ids + octet % kChunks * 4);
+    const int column =
+        octet() / kChunks * 32 + threadIdx.x % 8 * 4 + kHalf * kLoads / 4 * kBlockColumns;
+    const int4 id = *reinterpret_cast<const int4*>(ids + octet() % kChunks * 4);
+    const int row_id[4] = {id.x, id.y, id.z, id.w};
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const char* row = b + column * 4 + u64(wanted ? u32(row_id[r]) : 0u) * row_bytes;
+#pragma unroll
+      for (int block = 0; block < kLoads / 4; ++block) {
+        const int further = block * kBlockColumns;
+        rows.word[block * 4 + r] = load_inside<kWhole>(p, row + further * 4, column + further);
+      }
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int row = (octet + i * kOctets) % kStepRows;
-      id[i] = ids[row / 8 * 8 + staged(row % 8)];
+      const int unit = octet() + (kHalf * kLoads + i) * kOctets, row = unit % kStepRows;
+      const int column = unit / kStepRows * 64 + threadIdx.x % 8 * 8;
+      const u32 id = wanted ? ids[row / 8 * 8 + staged(row % 8)] : 0;
+      rows.word[i] = load_inside<kWhole>(p, b + column * 2 + u64(id) * row_bytes, column);
     }
   }
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int column = load_column(i);
-    const char* from = b + static_cast<u64>(static_cast<u32>(id[kIsF32 ? i % 4 : i])) *
-                               static_cast<u32>(p.b_row_bytes);
-    rows.word[i] = make_uint4(0, 0, 0, 0);
-    if (int(blockIdx.y * kCols) + column < p.n) {
-      rows.word[i] = ptx::load_nc(reinterpret_cast<const uint4*>(from + column * kSize));
-    }
-  }
-  return rows;
 }
 
+template <int kHalf>
 __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
-  const int octet = threadIdx.x % kProducers / 8, l = threadIdx.x % 8;
+  const int l = threadIdx.x % 8;
+  if constexpr (kIsF32) {
+    const int n = l % 4 * 2 + l / 4;
+    char* to = stage + octet() % kChunks * (kCols * 16) + octet() / kChunks * 512 + n * 16;
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    if constexpr (kIsF32) {
-      // Of block i / 4: column j = i % 4 of each lane, its four rows side by side.
-      const int chunk = octet % kChunks, block = i / 4, j = i % 4;
-      const int group = octet / kChunks + block * (kOctets / kChunks);
-      char* to = stage + chunk * (kCols * 16) + (group * 4 + j) * 128 + l * 16;
-      uint4 column;
-      const auto element = [&](int r) {
-        const uint4& word = rows.word[block * 4 + r];
-        return round_tf32(j == 0 ? word.x : j == 1 ? word.y : j == 2 ? word.z : word.w);
+    for (int block = 0; block < kLoads / 4; ++block) {
+      const uint4* row = rows.word + block * 4;
+      const auto column = [](u32 a, u32 b, u32 c, u32 d) {
+        return make_uint4(round_tf32(a), round_tf32(b), round_tf32(c), round_tf32(d));
       };
-      column = make_uint4(element(0), element(1), element(2), element(3));
-      *reinterpret_cast<uint4*>(to) = column;
-    } else {
-      const int unit = octet + i * kOctets, row = unit % kStepRows, box = unit / kStepRows;
+      const int further = (kHalf * kLoads / 4 + block) * kBlockColumns;
+      uint4* at = reinterpret_cast<uint4*>(to + further * 16);
+      at[0] = column(row[0].x, row[1].x, row[2].x, row[3].x);
+      at[8] = column(row[0].y, row[1].y, row[2].y, row[3].y);
+      at[16] = column(row[0].z, row[1].z, row[2].z, row[3].z);
+      at[24] = column(row[0].w, row[1].w, row[2].w, row[3].w);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int unit = octet() + (kHalf * kLoads + i) * kOctets;
+      const int row = unit % kStepRows, box = unit / kStepRows;
       char* to = stage + (box * kStepRows + row) * 128 + (l ^ row % 8) * 16;
       *reinterpret_cast<uint4*>(to) = rows.word[i];
     }
@@ -238,99 +215,136 @@ __device__ __forceinline__ void store_rows(const Rows& rows, char* stage) {
 
 // ---- tiles of A
 
-// Copies the steps of the block's items, one after the other; of the first producer warp.
-struct TileCopies {
+// Where a walk over the steps of a block's items stands.
+struct Steps {
   const Params& p;
+  int place;  // item
+  int end;    // of the block's items
+  int first;  // tile
+  int stop;   // of the item's tiles
+  Turn<kStages> turn;
+  Turn<kTileStages> tiles;
+
+  __device__ __forceinline__ Steps(const Params& p, const Share& share)
+      : p(p), place(share.first), end(share.end), first(0), stop(0) {
+    if (place < end) open();
+    settle();
+  }
+  __device__ __forceinline__ void open() {
+    const int4 item = __ldg(p.items + place);
+    first = item.y;
+    stop = item.z;
+  }
+  // On to the next item that has tiles.
+  __device__ __forceinline__ void settle() {
+    while (first >= stop && place < end) {
+      if (++place < end) open();
+    }
+  }
+  __device__ __forceinline__ bool more() const { return place < end; }
+  __device__ __forceinline__ void skip(int steps) {
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      first += kStepTiles;
+      turn.next();
+      tiles.next();
+      settle();
+    }
+  }
+};
+
+// Copies every kCopiers-th step's part of A, by one warp. Copies cost a warp as much as half a step
+// of rows of B, and the consumer waits for the slowest: so they are shared out among warps.
+struct TileCopies {
   const Rings& rings;
-  int place;   // item at work
-  int first;   // tile of the next step
-  int end;     // of the item's tiles
-  int used;    // lanes of `begins` already used
-  int begins;  // where the values of the next steps begin, a lane each
-  Turn<kTileStages> turn;
+  Steps at;         // what is copied next
+  int value, last;  // its values, begin and end: loaded well before
 
-  __device__ __forceinline__ TileCopies(const Params& p, const Rings& rings)
-      : p(p), rings(rings), place(int(blockIdx.x) - int(gridDim.x)), first(0), end(0), begins(0) {}
-
-  __device__ __forceinline__ void next() {
-    while (first >= end) {
-      place += gridDim.x;
-      if (place >= p.item_count) return;
-      const int4 item = __ldg(p.items + place);
-      first = item.y;
-      end = item.z;
-      used = 31;
-    }
-    int value = 0, stop = 0;
+  __device__ __forceinline__ TileCopies(const Params& p, const Rings& rings, const Share& share,
+                                        int first)
+      : rings(rings), at(p, share), value(0), last(0) {
+    at.skip(first);
+    look_up();
+  }
+  __device__ __forceinline__ void look_up() {
     if constexpr (kWeighted) {
-      if (used == 31) {
-        const int tile = min(first + int(threadIdx.x % 32) * kStepTiles, end);
-        begins = __ldg(p.strip_value_ptr + i64(tile) * kWarps);
-        used = 0;
-      }
-      value = __shfl_sync(kWarp, begins, used);
-      stop = __shfl_sync(kWarp, begins, used + 1);
-      ++used;
+      if (!at.more()) return;
+      value = __ldg(at.p.strip_value_ptr + i64(at.first) * kWarps);
+      last = __ldg(at.p.strip_value_ptr + i64(min(at.first + kStepTiles, at.stop)) * kWarps);
     }
+  }
+  __device__ __forceinline__ void next() {
+    if (!at.more()) return;
     if (threadIdx.x % 32 == 0) {
-      wg::barrier_wait(rings.tiles_empty + turn.stage, turn.parity ^ 1);
-      char* to = rings.tiles + turn.stage * kTileBytes;
-      u64* full = rings.tiles_full + turn.stage;
+      const Params& p = at.p;
+      wg::barrier_wait(rings.tiles_empty + at.tiles.stage, at.tiles.parity ^ 1);
+      char* to = rings.tiles + at.tiles.stage * kTileBytes;
+      u64* full = rings.tiles_full + at.tiles.stage;
       constexpr int kEach = 16 / kSize;
       const int aligned = value / kEach * kEach;
-      const u32 bytes = (stop - aligned + kEach - 1) / kEach * 16;
+      const u32 bytes = (last - aligned + kEach - 1) / kEach * 16;
       u32 all = kIdBytes + kBitBytes;
       if constexpr (kWeighted) all += kOffsetBytes + bytes;
       wg::barrier_expect(full, all);
-      wg::copy_bytes(to, p.columns + i64(first) * 8, kIdBytes, full);
-      wg::copy_bytes(to + kBitsAt, p.bitmaps + i64(first) * (kHeight / 8), kBitBytes, full);
+      wg::copy_bytes(to, p.columns + i64(at.first) * 8, kIdBytes, full);
+      wg::copy_bytes(to + kBitsAt, p.bitmaps + i64(at.first) * (kHeight / 8), kBitBytes, full);
       if constexpr (kWeighted) {
-        wg::copy_bytes(to + kOffsetsAt, p.strip_value_ptr + i64(first) * kWarps, kOffsetBytes,
+        wg::copy_bytes(to + kOffsetsAt, p.strip_value_ptr + i64(at.first) * kWarps, kOffsetBytes,
                        full);
         if (bytes != 0) wg::copy_bytes(to + kValuesAt, p.values + aligned, bytes, full);
       }
     }
     __syncwarp();
-    first += kStepTiles;
-    turn.next();
+    at.skip(kCopiers);
+    look_up();
   }
 };
 
-__device__ __forceinline__ void produce(const Params& p, const Rings& rings) {
+template <bool kWhole>
+__device__ __forceinline__ void produce(const Params& p, const Rings& rings, const Share& share) {
   const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + i64(blockIdx.y) * kCols;
   const char* b = reinterpret_cast<const char*>(slab);
   const int group = (threadIdx.x - kConsumers) / kProducers;
-  const bool copies = threadIdx.x < kConsumers + 32;
+  const int warp = threadIdx.x % kProducers / 32;
   const bool first_lane = threadIdx.x % 32 == 0;
-  TileCopies tiles(p, rings);
-  if (copies) {
-    for (int i = 0; i < kAhead; ++i) tiles.next();
-  }
-  Turn<kGroups> whose;
-  Turn<kStages> turn;
-  Turn<kTileStages> tile_turn;
+  // A group's warps copy in turn the steps that the group will take, kCopiers ahead.
+  TileCopies tiles(p, rings, share, warp * kGroups + group);
+  tiles.next();
+  Steps at(p, share);
+  at.skip(group);
+  if (!at.more()) return;  // else B has rows
+  const auto ids = [&] {
+    return reinterpret_cast<const int*>(rings.tiles + at.tiles.stage * kTileBytes);
+  };
+  const auto wait_for_ids = [&] {
+    if (at.more()) wg::barrier_wait(rings.tiles_full + at.tiles.stage, at.tiles.parity);
+  };
+  const auto ids_are_read = [&] {
+    __syncwarp();
+    if (first_lane && at.more()) wg::barrier_arrive(rings.tiles_empty + at.tiles.stage);
+  };
+  // Half of the next step's rows are under way while half of this one's are stored.
+  Rows low, high;
+  wait_for_ids();
+  load_rows<kWhole, 0>(p, b, ids(), at.more(), low);
+  load_rows<kWhole, 1>(p, b, ids(), at.more(), high);
+  ids_are_read();
 #pragma unroll 1
-  for (int place = blockIdx.x; place < p.item_count; place += gridDim.x) {
-    const int4 item = __ldg(p.items + place);
-#pragma unroll 1
-    for (int first = item.y; first < item.z; first += kStepTiles) {
-      if (copies) tiles.next();
-      if (whose.stage == group) {
-        wg::barrier_wait(rings.tiles_full + tile_turn.stage, tile_turn.parity);
-        const char* tile = rings.tiles + tile_turn.stage * kTileBytes;
-        const Rows rows = load_rows(p, b, reinterpret_cast<const int*>(tile));
-        __syncwarp();
-        if (first_lane) wg::barrier_arrive(rings.tiles_empty + tile_turn.stage);
-        wg::barrier_wait(rings.empty + turn.stage, turn.parity ^ 1);
-        store_rows(rows, rings.stages + turn.stage * kStageBytes);
-        wg::fence_shared();
-        __syncwarp();
-        if (first_lane) wg::barrier_arrive(rings.full + turn.stage);
-      }
-      whose.next();
-      turn.next();
-      tile_turn.next();
-    }
+  for (int turn = 0; at.more(); turn = turn + 1 < kCopiers / kGroups ? turn + 1 : 0) {
+    char* stage = rings.stages + at.turn.stage * kStageBytes;
+    u64* full = rings.full + at.turn.stage;
+    wg::barrier_wait(rings.empty + at.turn.stage, at.turn.parity ^ 1);
+    store_rows<0>(low, stage);
+    at.skip(kGroups);
+    wait_for_ids();
+    load_rows<kWhole, 0>(p, b, ids(), at.more(), low);
+    store_rows<1>(high, stage);
+    wg::fence_shared();
+    __syncwarp();
+    if (first_lane) wg::barrier_arrive(full);
+    load_rows<kWhole, 1>(p, b, ids(), at.more(), high);
+    ids_are_read();
+    if (turn == warp) tiles.next();  // while the loads are under way
   }
 }
 
@@ -369,8 +383,8 @@ __device__ __forceinline__ void multiply(const char* stage, const Weights (&weig
     for (int i = 0; i < kStepTiles; i += 2) {
       const u32 a[4] = {weights[i].word[0][0], weights[i].word[1][0], weights[i + 1].word[0][0],
                         weights[i + 1].word[1][0]};
-      WgmmaRegisters<E, kCols>::multiply(
-          sum, a, wg::descriptor(stage + i * 1024, kStepRows * 128, 1024));
+      WgmmaRegisters<E, kCols>::multiply(sum, a,
+                                         wg::descriptor(stage + i * 1024, kStepRows * 128, 1024));
     }
   }
   wg::commit();
@@ -395,7 +409,7 @@ __device__ __forceinline__ void take_tiles(const Lane& me, const Rings& rings,
 __device__ __forceinline__ void consume(const Lane& me, const Rings& rings, Progress& at, int begin,
                                         int end, float (&sum)[kSums]) {
   // Start the products of a step, decode the next one's operands meanwhile, then wait.
-  const auto step = [&](int first, const Weights (&now)[kStepTiles], Weights (&next)[kStepTiles]) {
+  const auto step = [&](int first, const Weights(&now)[kStepTiles], Weights(&next)[kStepTiles]) {
     wg::barrier_wait(rings.full + at.turn.stage, at.turn.parity);
     multiply(rings.stages + at.turn.stage * kStageBytes, now, sum);
     const int left = end - first - kStepTiles;
@@ -414,163 +428,13 @@ __device__ __forceinline__ void consume(const Lane& me, const Rings& rings, Prog
   wg::settle(sum);
 }
 
-// ---- C
-
-// Row of C at place r of the window; -1 past the last row.
-__device__ __forceinline__ int row_of(const Params& p, int window, int r) {
-  const int position = window * kHeight + r;
-  if (position >= p.rows) return -1;
-  return p.order == nullptr ? position : __ldg(p.order + position);
-}
-
-__device__ __forceinline__ float scale_of(const Params& p, int row) {
-  float scale = float(p.alpha);
-  if (p.mean) {
-    const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
-    if (entries > 0) scale /= float(entries);
+__device__ __forceinline__ void store_partial(const Params& p, const Lane& me, int slot,
+                                              const float (&sum)[kSums]) {
+  float4* to = partial_sums(p, slot, me.warp) + me.lane;
+#pragma unroll
+  for (int w = 0; w < kSums / 4; ++w) {
+    to[w * 32] = make_float4(sum[4 * w], sum[4 * w + 1], sum[4 * w + 2], sum[4 * w + 3]);
   }
-  return scale;
-}
-
-// Scale, add what the caller wants added, and store kCount neighbouring columns of a row of C.
-template <int kCount>
-__device__ __forceinline__ void finish(const Params& p, Out::Storage* c, int column, float scale,
-                                       float (&x)[kCount]) {
-  if (column >= p.n) return;
-#pragma unroll
-  for (int v = 0; v < kCount; ++v) x[v] *= scale;
-  if (p.epilogue) {
-#pragma unroll
-    for (int v = 0; v < kCount; ++v) {
-      if (p.beta != 0.0) x[v] += float(p.beta) * Out::widen(c[column + v]);
-      if (p.bias != nullptr) x[v] += p.bias[column + v];
-      if (p.relu && x[v] < 0.0f) x[v] = 0.0f;
-    }
-  }
-  Packed<Out, kCount> packed;
-#pragma unroll
-  for (int v = 0; v < kCount; ++v) packed.element[v] = Out::narrow(x[v]);
-  ptx::store_cs(reinterpret_cast<typename Packed<Out, kCount>::Word*>(c + column), packed.word);
-}
-
-// A value of B as the Tensor Cores see it.
-__device__ __forceinline__ float operand(E::Storage value) {
-  if constexpr (kIsF32) {
-    return __uint_as_float(round_tf32(__float_as_uint(value)));
-  } else {
-    return E::widen(value);
-  }
-}
-
-// A warp's sixteen rows of the window from A's entries alone, slowly.
-__device__ __forceinline__ void exact(const Params& p, int window) {
-  const Lane me;
-  const int begin = __ldg(p.window_row_ptr + window), end = __ldg(p.window_row_ptr + window + 1);
-  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride);
-#pragma unroll 1
-  for (int r = 0; r < 16; ++r) {
-    const int row = row_of(p, window, me.warp * 16 + r);
-    if (row < 0) continue;
-    Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
-#pragma unroll 1
-    for (int column = blockIdx.y * kCols + me.lane; column < min(p.n, int(blockIdx.y + 1) * kCols);
-         column += 32) {
-      float sum[1] = {0.0f};
-#pragma unroll 1
-      for (int tile = begin; tile < end; ++tile) {
-        const i64 strip = i64(tile) * kWarps + me.warp;
-        const u64 low = __ldg(p.bitmaps + strip * 2), high = __ldg(p.bitmaps + strip * 2 + 1);
-        const u64 bits = r < 8 ? low : high;
-        const E::Storage* value = p.values;
-        if (kWeighted) value += __ldg(p.strip_value_ptr + strip) + (r < 8 ? 0 : __popcll(low));
-#pragma unroll 1
-        for (int k = 0; k < 8; ++k) {
-          const int bit = r % 8 * 8 + k;
-          if (!(bits >> bit & 1)) continue;
-          const u32 id = __ldg(p.columns + i64(tile) * 8 + staged(k));
-          float weight = 1.0f;
-          if constexpr (kWeighted) weight = E::widen(value[__popcll(bits & ~(~0ull << bit))]);
-          const char* from = b + u64(id) * u32(p.b_row_bytes) + i64(column) * kSize;
-          sum[0] = fmaf(weight, operand(*reinterpret_cast<const E::Storage*>(from)), sum[0]);
-        }
-      }
-      finish(p, c, column, scale_of(p, row), sum);
-    }
-  }
-}
-
-// The four words of four neighbouring lanes, rows to columns: lane t then has word t of each.
-__device__ __forceinline__ void exchange(u32 (&word)[4], int t) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool upper = t & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const u32 got = __shfl_xor_sync(kWarp, upper ? word[i] : word[i | step], step);
-      if (upper) {
-        word[i] = got;
-      } else {
-        word[i | step] = got;
-      }
-    }
-  }
-}
-
-// Store the warp's rows if all sums are finite; else false, and C is as it was.
-__device__ __forceinline__ bool store_window(const Params& p, const Lane& me, int window,
-                                             float (&sum)[kSums]) {
-  float check = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) check = fmaf(sum[i], 0.0f, check);
-  if (__any_sync(kWarp, check != 0.0f)) return false;  // NaN is not 0 either
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = row_of(p, window, me.warp * 16 + half * 8 + me.g);
-    const float scale = row < 0 ? 0.0f : scale_of(p, row);
-    Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
-#pragma unroll
-    for (int group = 0; group < kCols / 32; ++group) {
-      const float* mine = sum + group * 16 + half * 2;
-      if constexpr (kIsF32) {
-        // n = 8j + l of 32 is column 4l + j; the lane has l = 2t and 2t + 1.
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float x[4] = {mine[e], mine[4 + e], mine[8 + e], mine[12 + e]};
-          const int column = blockIdx.y * kCols + group * 32 + me.t * 8 + e * 4;
-          if (row >= 0) finish(p, c, column, scale, x);
-        }
-      } else {
-        // Columns 2t and 2t + 1 of four times eight; after the exchange eight of one.
-        u32 first[4], second[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          first[i] = __float_as_uint(mine[4 * i]);
-          second[i] = __float_as_uint(mine[4 * i + 1]);
-        }
-        exchange(first, me.t);
-        exchange(second, me.t);
-        const int column = blockIdx.y * kCols + group * 32 + me.t * 8;
-#pragma unroll
-        for (int part = 0; part < 8; part += kStore) {
-          float x[kStore];
-#pragma unroll
-          for (int v = 0; v < kStore; ++v) {
-            const int at = part + v;
-            x[v] = __uint_as_float(at % 2 == 0 ? first[at / 2] : second[at / 2]);
-          }
-          if (row >= 0) finish(p, c, column + part, scale, x);
-        }
-      }
-    }
-  }
-  return true;
-}
-
-__device__ __forceinline__ Tree tree_of(const Params& p, const Lane& me) {
-  const i64 slab = i64(blockIdx.z) * gridDim.y + blockIdx.y, layer = slab * kWarps + me.warp;
-  return {p.parent_of_slot, p.nodes, p.arrivals + layer * p.node_count,
-          p.partials + layer * p.slot_count * 32 * i64(kSums) * 4};
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -579,22 +443,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) rings.init();
   __syncthreads();
   ptx::wait_previous();
+  const Share share(p);
   if (threadIdx.x >= kConsumers) {
     wg::fewer_registers<kProducerRegisters>();
-    produce(p, rings);
+    if (int(blockIdx.y + 1) * kCols <= p.n) {
+      produce<true>(p, rings, share);  // most slabs lie inside B: no checks
+    } else {
+      produce<false>(p, rings, share);
+    }
   } else {
     wg::more_registers<kConsumerRegisters>();
     const Lane me;
     Progress at;
 #pragma unroll 1
-    for (int place = blockIdx.x; place < p.item_count; place += gridDim.x) {
+    for (int place = share.first; place < share.end; ++place) {
       const int4 item = __ldg(p.items + place);
       float sum[kSums];
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sum[i] = 0.0f;
       if (item.y < item.z) consume(me, rings, at, item.y, item.z, sum);
-      if (item.w >= 0 && !climb_sums<32>(tree_of(p, me), item.w, me.lane, sum)) continue;
-      if (!store_window(p, me, item.x, sum)) exact(p, item.x);
+      const int first_column = blockIdx.y * kCols;
+      if (item.w >= 0) {
+        store_partial(p, me, item.w, sum);
+      } else if (!store_groups(p, me, item.x, first_column, sum)) {
+        exact(p, item.x, first_column, first_column + kCols);
+      }
     }
   }
 }

@@ -8,8 +8,8 @@
 //   A, 16 bit   (g, k=2t 2t+1) (g+8, same) (g, 2t+8 2t+9) (g+8, same)
 //   D           sum[4i + e]: row g (e < 2) or g + 8, column 8i + 2t + e % 2
 //
-// B lies in shared memory: TF32 K-major, without swizzle, in core matrices of eight columns times 16
-// bytes of k; 16-bit types N-major in the 128-byte swizzle (wgmma.cuh).
+// B lies in shared memory: TF32 K-major, without swizzle, in core matrices of eight columns times
+// 16 bytes of k; 16-bit types N-major in the 128-byte swizzle (wgmma.cuh).
 #pragma once
 
 #include "wgmma.cuh"
@@ -41,20 +41,23 @@ __device__ __forceinline__ void copy_bytes(void* shared, const void* global, u32
 }  // namespace wg
 
 // The instruction names its sums one by one.
-#define WGMMA_NAMES_64 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define WGMMA_NAMES_64                                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA_NAMES_128 \
-  WGMMA_NAMES_64 ", " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define WGMMA_SUMS_8(i) \
+#define WGMMA_NAMES_128                                                                            \
+  WGMMA_NAMES_64                                                                                   \
+      ", "                                                                                         \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+      "%111, "                                                                                     \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+      "%127"
+#define WGMMA_SUMS_8(i)                                                                       \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-  "+f"(d[i + 6]), "+f"(d[i + 7])
+      "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WGMMA_SUMS_32(i) \
   WGMMA_SUMS_8(i), WGMMA_SUMS_8(i + 8), WGMMA_SUMS_8(i + 16), WGMMA_SUMS_8(i + 24)
 #define WGMMA_SUMS_64 WGMMA_SUMS_32(0), WGMMA_SUMS_32(32)
@@ -62,16 +65,15 @@ __device__ __forceinline__ void copy_bytes(void* shared, const void* global, u32
 
 // kN columns, their sums, the instruction, what follows its operands' scales, numbers of the
 // operands behind the sums: A's four words and B's descriptor.
-#define WGMMA_REGISTERS(E, kN, kSums, OP, TAIL, A0, A1, A2, A3, B)                            \
-  template <>                                                                                 \
-  struct WgmmaRegisters<E, kN> {                                                              \
-    __device__ __forceinline__ static void multiply(float (&d)[kSums], const u32 (&a)[4],     \
-                                                    u64 b) {                                  \
-      asm volatile("wgmma.mma_async.sync.aligned." OP " {" WGMMA_NAMES_##kSums                \
-                   "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " B ", 1, 1, 1" TAIL ";"             \
-                   : WGMMA_SUMS_##kSums                                                       \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                     \
-    }                                                                                         \
+#define WGMMA_REGISTERS(E, kN, kSums, OP, TAIL, A0, A1, A2, A3, B)                                 \
+  template <>                                                                                      \
+  struct WgmmaRegisters<E, kN> {                                                                   \
+    __device__ __forceinline__ static void multiply(float (&d)[kSums], const u32 (&a)[4], u64 b) { \
+      asm volatile("wgmma.mma_async.sync.aligned." OP " {" WGMMA_NAMES_##kSums                     \
+                   "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " B ", 1, 1, 1" TAIL ";"                  \
+                   : WGMMA_SUMS_##kSums                                                            \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                          \
+    }                                                                                              \
   };
 
 template <typename E, int kN>
@@ -79,6 +81,9 @@ struct WgmmaRegisters;
 WGMMA_REGISTERS(F32, 128, 64, "m64n128k8.f32.tf32.tf32", "", "%64", "%65", "%66", "%67", "%68")
 WGMMA_REGISTERS(F16, 128, 64, "m64n128k16.f32.f16.f16", ", 1", "%64", "%65", "%66", "%67", "%68")
 WGMMA_REGISTERS(BF16, 128, 64, "m64n128k16.f32.bf16.bf16", ", 1", "%64", "%65", "%66", "%67", "%68")
-WGMMA_REGISTERS(F32, 256, 128, "m64n256k8.f32.tf32.tf32", "", "%128", "%129", "%130", "%131", "%132")
-WGMMA_REGISTERS(F16, 256, 128, "m64n256k16.f32.f16.f16", ", 1", "%128", "%129", "%130", "%131", "%132")
-WGMMA_REGISTERS(BF16, 256, 128, "m64n256k16.f32.bf16.bf16", ", 1", "%128", "%129", "%130", "%131", "%132")
+WGMMA_REGISTERS(F32, 256, 128, "m64n256k8.f32.tf32.tf32", "", "%128", "%129", "%130", "%131",
+                "%132")
+WGMMA_REGISTERS(F16, 256, 128, "m64n256k16.f32.f16.f16", ", 1", "%128", "%129", "%130", "%131",
+                "%132")
+WGMMA_REGISTERS(BF16, 256, 128, "m64n256k16.f32.bf16.bf16", ", 1", "%128", "%129", "%130", "%131",
+                "%132")
