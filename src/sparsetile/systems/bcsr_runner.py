@@ -132,6 +132,7 @@ class BCSRRunner(Runner):
         # What repairs takes row-major operands, and so do steps of the ladder.
         self.any_strides = exact is None and self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
+        self._flags: dict[torch.device, Tensor] = {}
         encode = encode_matrix if self._step >= ENGINE else _described
         self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode)
 
@@ -201,6 +202,16 @@ class BCSRRunner(Runner):
             return Store.BY_THREADS
         return Store.TRANSPOSED if _transposed_well(out) else Store.BY_ENGINE
 
+    def _spoilt(self, parts: Sequence[Tensor]) -> Tensor:
+        """The flag of a device: whether a sum was ever not finite. A repair looks at C only then.
+
+        It is never put back: a product with Inf or NaN costs those after it a look at C.
+        """
+        device = parts[_WORK].device
+        if device not in self._flags:
+            self._flags[device] = torch.zeros(1, dtype=torch.int64, device=device)
+        return self._flags[device]
+
     def _params(
         self,
         parts: Sequence[Tensor],
@@ -217,6 +228,7 @@ class BCSRRunner(Runner):
             order.data_ptr() if order.numel() else 0,
             parts[_INDPTR].data_ptr() if epilogue.mean else 0,
             0 if bias is None else bias.data_ptr(),
+            0 if self._exact is None else self._spoilt(parts).data_ptr(),
             c_stride,
             epilogue.alpha, epilogue.beta,
             self.rows, n, self._block_rows, tile.slabs(n), SLABS_TOGETHER, store,
@@ -240,11 +252,11 @@ class BCSRRunner(Runner):
             self._product(parts, packed, B, out, epilogue)
         elif epilogue.beta == 0.0:
             self._product(parts, packed, B, out, epilogue)
-            self._exact.repair(parts[_EXACT:], values, B, out, epilogue)
+            self._exact.repair(parts[_EXACT:], values, B, out, epilogue, self._spoilt(parts))
         else:  # a repair must not find what `out` held added to what is not finite
             product = out.new_empty(out.shape, dtype=torch.float32)
             self._product(parts, packed, B, product, PLAIN)
-            self._exact.repair(parts[_EXACT:], values, B, product)
+            self._exact.repair(parts[_EXACT:], values, B, product, only_if=self._spoilt(parts))
             finish(product, out, parts[_INDPTR], epilogue)
 
     def _product(

@@ -35,7 +35,8 @@
 // Shared memory: dynamic, kStages stages of 8 KB + kCols * 128 bytes, kCols * 128 bytes of C, the
 // barriers. No atomics; sums in block order. With 128 columns two blocks share an SM.
 //
-// Zeros of blocks multiply too: where B is not finite the host has C repaired from A's entries.
+// Zeros of blocks multiply too: where B is not finite the host has C repaired from A's entries, by
+// a kernel that does nothing unless `spoilt` says so.
 //
 // Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C that
 // threads store have room up to a multiple of 8 columns (host copies otherwise); tensor maps made
@@ -71,6 +72,7 @@ struct Params {
   const int* order;          // null: as given; row of C at each position
   const i64* indptr;         // null: no mean; row pointers
   const float* bias;         // null: none; [n]
+  i64* spoilt;               // null: nobody asks; becomes 1 where a sum is not finite
   i64 c_stride;              // of rows of C; transposed of columns
   double alpha;
   double beta;
@@ -345,6 +347,12 @@ __device__ __forceinline__ void finish(const Params& p, const Ring& ring, int bl
   const int warp = (threadIdx.x - kFirstConsumer) / 32, lane = threadIdx.x % 32;
   const int first_position = block_row * kBlock + warp % 4 * 16,
             position = first_position + lane / 4;
+  if (p.spoilt != nullptr) {
+    float check = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) check = fmaf(sum[i], 0.0f, check);
+    if (check != 0.0f) *p.spoilt = 1;  // NaN is not 0 either
+  }
   if (p.epilogue) apply_epilogue(p, position, first_column, sum);
   if constexpr (sizeof(Out::Storage) == 2) {
     if (p.store == kTransposed) {
