@@ -26,9 +26,9 @@ _CUSPARSE_SHARE = 0.40
 # rows of B of up to so many bytes: a tile costs about the same however few its columns are.
 _ACC_OVER_CSR = ((128, 0.25), (512, 0.45), (float("inf"), 0.55))
 _ACC_WINDOW = 8
-# What bcsr is expected to reach; no record yet (docs/asyncsparse.md). Of the dense product's flops,
-# and of what gathers reach from L2: copies into shared memory are slower.
-_BCSR_FLOPS, _BCSR_L2 = 0.6, 5.7 / 9.1
+# What bcsr reaches of the dense product's flops, of gathers from L2 and of DRAM; development
+# readings (docs/asyncsparse.md).
+_BCSR_FLOPS, _BCSR_L2, _BCSR_DRAM = 0.6, 0.9, 0.75
 # What wcsr reaches of the gather of distinct (64-row window, column) pairs, where B does not and
 # where it does fit L2, and what it needs to start; development readings (docs/asyncsparse.md).
 _WCSR_SHARE, _WCSR_START = {False: 0.30, True: 0.46}, 6e-6
@@ -58,9 +58,13 @@ def _block_seconds(request: Request, ceilings: Machine) -> float:
     tensor = 2.0 * cells * columns / (_BCSR_FLOPS * ceilings.dense_flops * 4 / item)
     copied = item * (blocks * BLOCK * n + cells * WIDE.slabs(n))
     once = item * (cells + n * (min(cols, blocks * BLOCK) + rows))
-    seconds = max(tensor, copied / (_BCSR_L2 * ceilings.l2_gather), once / ceilings.dram)
-    if csr.nnz < cells:  # a second kernel looks at all of C
-        seconds += ceilings.launch + item * n * rows / ceilings.dram
+    seconds = max(
+        tensor,
+        copied / (_BCSR_L2 * ceilings.l2_gather),
+        once / (_BCSR_DRAM * ceilings.dram),
+    )
+    if csr.nnz < cells:  # a second kernel asks whether C needs repair
+        seconds += ceilings.launch
     return ceilings.launch + seconds
 
 
