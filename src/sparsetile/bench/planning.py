@@ -72,12 +72,21 @@ def _split(key: tuple[Any, ...], members: Sequence[Record]) -> PlanningSplit:
             spent[name].append(planning.get(name, 0.0))
         spent["total"].append(total)
         spent["rest"].append(total - sum(planning.get(name, 0.0) for name in _PARTS))
-    middle: dict[str, Any] = {name: statistics.median(found) for name, found in spent.items()}
+    middle = {name: statistics.median(found) for name, found in spent.items()}
     paid = [r["break_even"] for r in members if r.get("break_even") is not None]
+    suite, device_name, dtype, n, label = key
     return PlanningSplit(
-        *key,
+        suite=suite,
+        device_name=device_name,
+        dtype=dtype,
+        n=n,
+        label=label,
         count=len(members),
-        **middle,
+        reorder=middle["reorder"],
+        format=middle["format"],
+        schedule=middle["schedule"],
+        rest=middle["rest"],
+        total=middle["total"],
         paid=len(paid),
         break_even=statistics.median(paid) if paid else None,
     )
