@@ -62,7 +62,11 @@ def test_every_stage_has_its_choice_and_its_time():
     assert re.fullmatch(r"identity, \d+\.\d+ ms", lines["reorder"])
     for name, choice in plan.info["choices"].items():
         assert lines[name] == choice
-    assert re.fullmatch(r"\d+\.\d+ ms, \d+ bytes beside the values", lines["build"])
+    assert re.fullmatch(
+        r"\d+\.\d+ ms \(format \d+\.\d+ ms, schedule \d+\.\d+ ms\), "
+        r"\d+ bytes beside the values",
+        lines["build"],
+    )
     assert f", {plan.info['format_bytes']} bytes beside" in lines["build"]
     assert re.fullmatch(r"\d+\.\d+ ms", lines["compile"])
 

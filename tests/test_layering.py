@@ -32,6 +32,7 @@ FLOORS = (
     ("nn",),
     ("dist",),
     ("record",),
+    ("checkers",),
     ("data",),
     ("bench",),
     ("cli",),

@@ -29,9 +29,11 @@ def explain_plan(plan: Plan) -> str:
         lines.append("  columns   as first used in that order: run takes plan.permute(B), not B")
     for name, choice in info["choices"].items():
         lines.append(f"  {name:9s} {choice}")
+    split = ", ".join(f"{name} {_milliseconds(s)}" for name, s in info.get("build", {}).items())
     lines.append(
-        f"  build     {_milliseconds(spent.get('build', 0.0))}, "
-        f"{info['format_bytes']} bytes beside the values"
+        f"  build     {_milliseconds(spent.get('build', 0.0))}"
+        + (f" ({split})" if split else "")
+        + f", {info['format_bytes']} bytes beside the values"
     )
     if "compile" in spent:
         lines.append(f"  compile   {_milliseconds(spent['compile'])}")

@@ -401,7 +401,11 @@ class Plan:
             self._transposed = Plan(
                 flipped.with_values(self._values_transposed()), self.n, self.dtype, stage,
                 request.permutation, deterministic=self.deterministic,
-                report={"seconds": {"build": time.perf_counter() - started}, "rejected": rejected},
+                report={
+                    "seconds": {"build": time.perf_counter() - started},
+                    "build": dict(stage.seconds),
+                    "rejected": rejected,
+                },
             )  # fmt: skip
         return self._transposed
 
@@ -453,7 +457,10 @@ class Plan:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What was planned, as plain data: sizes, choices, times in seconds, bytes."""
+        """What was planned, as plain data: sizes, choices, times in seconds, bytes.
+
+        ``seconds`` is by stage; ``build`` parts the stage of that name into format and schedule.
+        """
         return {
             "shape": list(self.shape),
             "nnz": self.nnz,

@@ -80,6 +80,7 @@ def plan(
     tune: Literal["model", "measure"] = "model",
     device: torch.device | str | None = None,
     ablation: str | None = None,
+    timed: bool = False,
 ) -> Plan:
     """Prepare A for products with dense matrices of about ``n`` columns.
 
@@ -108,7 +109,11 @@ def plan(
     device : torch.device, optional
         Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
     ablation : str, optional
-        For benchmarks: the last step of the named system's ladder that is on. All when None.
+        For benchmarks: the last step of the named system's ladder that is on, or the one part
+        that is off. Everything is on when None.
+    timed : bool
+        For benchmarks: wait for the device at the end of each stage, so that ``info["seconds"]``
+        and ``info["build"]`` hold each stage's own work.
 
     Returns
     -------
@@ -123,24 +128,27 @@ def plan(
             "Row orders are named by reorder=",
         )  # fmt: skip
     _check_ablation(system, ablation)
+    if not isinstance(timed, bool):
+        raise type_error("plan", "timed", "True or False", repr(timed), "Leave it away")
     clock = {"begun": time.perf_counter()}
     source = as_csr(A, function="plan", device=_target_device(A, device))
     csr = _own(source)
+    read = functools.partial(_read_clock, csr.device if timed else None)
     if dtype is None:
         dtype = torch.get_default_dtype() if csr.values is None else csr.values.dtype
     if dtype not in PRODUCT_DTYPES:
         names = ", ".join(str(d) for d in PRODUCT_DTYPES)
         raise type_error("plan", "dtype", f"one of {names}", dtype, "Choose one of those")
-    clock["intake"] = time.perf_counter()
+    clock["intake"] = read()
     permutation = _permutation(reorder, csr)
     given, entries, column_order = csr, None, None
     if reorder_columns:
         column_order = first_use(csr, permutation)
         csr, entries = with_columns(csr, column_order)
-    clock["reorder"] = time.perf_counter()
+    clock["reorder"] = read()
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    request = Request(csr, n, dtype, permutation, deterministic, ablation)
+    request = Request(csr, n, dtype, permutation, deterministic, ablation, timed)
     able, rejected = candidates(request)
     if not able or (system != "auto" and system not in able):
         raise unsupported("plan", rejected, "no system" if system == "auto" else system)
@@ -156,9 +164,9 @@ def plan(
             seconds = predict_systems(request, able)
             chosen = min(seconds, key=seconds.__getitem__)
             stage = SYSTEMS[chosen].build(request)
-        clock["build"] = time.perf_counter()
+        clock["build"] = read()
         runner(stage.recipe).prepare(n, dtype, csr.values is not None, csr.device)
-        clock["compile"] = time.perf_counter()
+        clock["compile"] = read()
         stamps = list(clock.items())
         spent = {name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)}
         made = Plan(
@@ -166,6 +174,7 @@ def plan(
             column_order=column_order,
             report={
                 "seconds": spent,
+                "build": dict(stage.seconds),
                 "considered": seconds,
                 "considered_by": tune if len(able) > 1 else "request",
                 "rejected": rejected,
@@ -174,6 +183,13 @@ def plan(
     if source.values is not None and source.values.requires_grad:
         made._follow = functools.partial(_current, A, given.with_values(None), entries)
     return made
+
+
+def _read_clock(device: torch.device | None) -> float:
+    """Seconds now, once ``device`` has done all it was given."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _current(A: Any, given: CSR, entries: Tensor | None) -> Tensor | None:

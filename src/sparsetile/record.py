@@ -35,8 +35,10 @@ __all__ = [
     "collect",
     "driver_version",
     "gpu_slug",
+    "machine_facts",
     "nvrtc_text",
     "run_tests",
+    "write_json",
     "write_record",
 ]
 
@@ -190,6 +192,36 @@ def _ran(tests: dict[str, dict[str, Any]]) -> int:
     return sum(test["outcome"] != "skipped" for test in tests.values())
 
 
+def machine_facts() -> dict[str, Any]:
+    """Return what a record says of the machine: GPU, driver and versions.
+
+    Raises
+    ------
+    ValueError
+        torch finds no GPU here.
+    """
+    if not torch.cuda.is_available():
+        raise value_error(
+            "verify", "machine", "one with a CUDA GPU that torch can use", "none",
+            "Run `sparsetile doctor` to see what is missing",
+        )  # fmt: skip
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": {
+            "name": properties.name,
+            "slug": gpu_slug(properties.name),
+            "arch": device_arch(0),
+            "count": torch.cuda.device_count(),
+            "memory_bytes": properties.total_memory,
+        },
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nvrtc": nvrtc_text(),
+        "python": platform.python_version(),
+    }
+
+
 def collect(root: Path, *, expression: str | None = None) -> dict[str, Any]:
     """Run the tests marked ``gpu`` and return the record of what came of it.
 
@@ -207,11 +239,7 @@ def collect(root: Path, *, expression: str | None = None) -> dict[str, Any]:
         Plain data, ready for JSON: ``schema``, ``date``, ``gpu``, ``driver``, ``torch``, ``cuda``,
         ``nvrtc``, ``python``, ``code_digest``, ``selection``, ``seconds``, ``counts``, ``tests``.
     """
-    if not torch.cuda.is_available():
-        raise value_error(
-            "verify", "machine", "one with a CUDA GPU that torch can use", "none",
-            "Run `sparsetile doctor` to see what is missing",
-        )  # fmt: skip
+    facts = machine_facts()
     digest = code_digest()
     started = time.perf_counter()
     tests = run_tests(root, marker="gpu", expression=expression)
@@ -220,23 +248,11 @@ def collect(root: Path, *, expression: str | None = None) -> dict[str, Any]:
             "verify: kernels/ and jit/ must stay as they are while the tests run, got a change. "
             "Run it again."
         )
-    properties = torch.cuda.get_device_properties(0)
     counts = Counter(test["outcome"] for test in tests.values())
     return {
         "schema": SCHEMA,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "gpu": {
-            "name": properties.name,
-            "slug": gpu_slug(properties.name),
-            "arch": device_arch(0),
-            "count": torch.cuda.device_count(),
-            "memory_bytes": properties.total_memory,
-        },
-        "driver": driver_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "nvrtc": nvrtc_text(),
-        "python": platform.python_version(),
+        **facts,
         "code_digest": digest,
         "selection": expression,
         "seconds": round(time.perf_counter() - started, 3),
@@ -261,11 +277,15 @@ def write_record(record: dict[str, Any], folder: str | os.PathLike[str]) -> Path
             "write_record", "record", "of at least one test that ran", "none",
             "Run it where the tests marked gpu are not skipped",
         )  # fmt: skip
-    path = Path(folder) / record["gpu"]["slug"] / RECORD_NAME
+    return write_json(record, Path(folder) / record["gpu"]["slug"] / RECORD_NAME)
+
+
+def write_json(body: dict[str, Any], path: Path) -> Path:
+    """Write ``body`` to ``path``, replacing the file at once or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(record, indent=1) + "\n")
+        partial.write_text(json.dumps(body, indent=1) + "\n")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

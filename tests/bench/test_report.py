@@ -89,13 +89,13 @@ def test_published_figures_and_ladders_stand_beside_the_measured() -> None:
     assert "| voltrix | N = 256 | 2.4 | H100 | 2.00 | 1 | 0 |" in text
 
 
-def _ladder(found: dict[tuple[str, str], float]) -> list[dict]:  # type: ignore[type-arg]
-    """Records of the acc suite's ladder: (matrix, label) -> seconds, against 8e-5."""
-    steps = {step["label"]: step["config"] for step in load_suite("acc").ladders[0]["steps"]}
+def _ladder(found: dict[tuple[str, str], float], suite: str = "acc", which: int = 0) -> list[dict]:  # type: ignore[type-arg]
+    """Records of a suite's ladder: (matrix, label) -> seconds, against 8e-5."""
+    steps = {step["label"]: step["config"] for step in load_suite(suite).ladders[which]["steps"]}
     records = []
     for (matrix, label), seconds in found.items():
-        records.append(record(matrix, "acc", 128, seconds, suite="acc", config=steps[label]))
-        records.append(record(matrix, "cusparse-csr1", 128, 8e-5, suite="acc"))
+        records.append(record(matrix, "acc", 128, seconds, suite=suite, config=steps[label]))
+        records.append(record(matrix, "cusparse-csr1", 128, 8e-5, suite=suite))
     return attach_baselines(records)
 
 
@@ -113,6 +113,28 @@ def test_a_ladder_compares_its_steps_on_the_same_products() -> None:
     for text in ("2.00×", "4.00×", "8.00×"):
         assert text in found["svg"]
     assert found["missing"] == ["+ cache policy", "+ pipeline"]
+
+
+def test_parts_that_are_off_alone_are_held_against_the_whole() -> None:
+    alone = {("a", "everything"): 1e-5, ("a", "without balance"): 2e-5}
+    records = _ladder({**alone, ("a", "nor the pipeline"): 1.25e-5}, "acc_parts", 1)
+    both = ladder_steps(load_suite("acc_parts"), records)
+    gains = [(label, gain and round(gain, 2)) for label, _, gain in both[1]["gains"]]
+    assert gains == [("everything", None), ("without balance", 0.5), ("nor the pipeline", 0.8)]
+    text = render_markdown(records)
+    assert "Each step is the first with parts off; geomeans over the same 1 products." in text
+    assert "| step | over the best baseline | over the first |" in text
+    assert "| without balance | 4.00 | 0.50 |" in text
+    assert "### Acc: BitTCF, reordering, cache policy, pipeline, balance" in text
+    page = render_page(records)
+    assert "over the first: without balance&nbsp;0.50, nor the pipeline&nbsp;0.80." in page
+
+
+def test_without_the_whole_nothing_is_held_against_it() -> None:
+    records = _ladder({("a", "without balance"): 2e-5}, "acc_parts", 1)
+    found = ladder_steps(load_suite("acc_parts"), records)[1]
+    assert found["gains"] == [("without balance", 4.0, None)]
+    assert "everything" in found["missing"]
 
 
 def test_the_steps_of_a_ladder_crowd_no_other_chart() -> None:
@@ -365,6 +387,34 @@ def test_markdown_holds_other_products_against_the_forward_sum() -> None:
         ]
     text = render_markdown(records)
     assert "| spmm max, float32, Test GPU | 128 | csr | 2.00 | 1.00 | 4.00 b | 2 |" in text
+
+
+def _planned(matrix: str, **spent: float) -> list[dict]:  # type: ignore[type-arg]
+    total = sum(spent.values()) + 4e-3
+    split = {**spent, "build": 9.0, "total": total}
+    return [
+        record(matrix, "acc", seconds=1e-5, planning=split, config={"reorder": "affinity"}),
+        record(matrix, "cusparse-csr1", seconds=3e-5, planning={"build": 0.0, "total": 0.0}),
+    ]
+
+
+def test_planning_is_parted_where_records_part_it() -> None:
+    records = _planned("a", reorder=0.1, format=2e-3, schedule=1e-3, compile=3.0)
+    records += _planned("b", reorder=0.3, format=4e-3, schedule=3e-3)
+    split = {"format": 3e-3, "schedule": 2e-3, "reorder": 0.2, "total": 0.3}
+    lost = record("c", "acc", seconds=9e-5, config={"reorder": "affinity"}, planning=split)
+    records += [lost, record("c", "cusparse-csr1", seconds=1e-5, planning={})]
+    text = render_markdown(records)
+    row = "| float32, Test GPU | 128 | acc affinity | 200.00 | 3.00 | 2.00 | 4.00 | 300.00 |"
+    assert f"{row} 10,450 | 2/3 |" in text
+    page = render_page(records)
+    assert '<td class="num" data-value="0.003">3.00</td>' in page and ">2/3</td>" in page
+
+
+def test_records_that_hold_one_figure_of_build_have_no_table_of_planning() -> None:
+    records = [record(), record(system="cusparse-csr1", seconds=2e-5)]
+    assert "Planning, milliseconds" not in render_markdown(records)
+    assert "Planning of core" not in render_page(records)
 
 
 def test_markdown_has_a_ladder_as_a_table() -> None:

@@ -11,8 +11,12 @@ from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.suites import expand, load_suite, suite_names
 from sparsetile.data.registry import GENERATORS
 from sparsetile.errors import DataError
+from sparsetile.systems import SYSTEMS
 
-EXPECTED = ["acc", "all", "asyncsparse", "brp", "core", "cpu", "large", "rsh", "scaling", "voltrix"]
+EXPECTED = [
+    "acc", "acc_parts", "all", "asyncsparse", "brp", "core", "cpu", "large", "rsh", "scaling",
+    "voltrix",
+]  # fmt: skip
 
 
 def _matrix(folder: Path, name: str) -> None:
@@ -141,6 +145,42 @@ def test_a_ladder_keeps_to_its_own_widths_and_types(tmp_path: Path) -> None:
     )
     steps = [e for e in expand(load_suite(path), data=tmp_path, device="cuda").entries if e.config]
     assert [(e.n, e.dtype) for e in steps] == [(16, "float16")]
+
+
+def test_a_ladder_compares_with_the_step_before_or_with_its_first(tmp_path: Path) -> None:
+    path = _write(
+        tmp_path,
+        'matrices = ["one"]\nn = [8]\n'
+        '[[ladder]]\nname = "l"\ntitle = "L"\ncompare = "last"\nsteps = []\n',
+    )
+    with pytest.raises(ValueError) as caught:
+        load_suite(path)
+    assert str(caught.value).startswith(
+        "bench: ladder.compare must be one of ['before', 'first'], got 'last'."
+    )
+
+
+def test_every_step_of_a_built_system_s_ladder_is_an_ablation_it_knows() -> None:
+    steps = [
+        (step["system"], step["config"]["ablation"])
+        for name in EXPECTED
+        for ladder in load_suite(name).ladders
+        for step in ladder["steps"]
+        if "ablation" in step["config"] and step["system"] in SYSTEMS
+    ]
+    assert {system for system, _ in steps} >= {"acc"}
+    assert [(s, a) for s, a in steps if a not in SYSTEMS[s].ablations] == []
+
+
+def test_the_parts_of_acc_are_measured_on_real_graphs_and_stand_ins() -> None:
+    suite = load_suite("acc_parts")
+    names = {choice for name in suite.parts[0].matrices for choice in name.split("|")}
+    assert {"usroads", "DD", "web-NotreDame", "ogbl-ddi"} <= names
+    assert {"yeasth-like", "roadnet-ca-like", "reddit-like", "protein-like"} <= names
+    found = expand(suite, data=None, device="cuda", matrices=["protein-like"])
+    configs = [dict(e.config) for e in found.entries if e.kind == "system"]
+    off = [config.get("ablation") for config in configs]
+    assert len(configs) == 9 and {"no-balance", "no-stack", "no-pipeline", "bittcf"} <= set(off)
 
 
 def test_a_baseline_that_is_not_installed_is_named_and_left_out(

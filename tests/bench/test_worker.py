@@ -106,6 +106,8 @@ def test_a_row_order_is_found_once_and_shared_with_its_time(path: str, tmp_path:
     assert again["status"] == "ok" and again["reorder"] == "rcm"
     assert again["planning"]["reorder"] == 123.0 and again["planning"]["total"] > 123.0
     assert "found_before" not in again["planning"]
+    split = found["planning"]
+    assert 0 < split["format"] + split["schedule"] <= split["build"] < split["total"]
     other = first.measure({**entry, "n": 9})
     assert other["planning"]["reorder"] == found["planning"]["reorder"]
 

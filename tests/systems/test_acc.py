@@ -13,11 +13,11 @@ import torch
 
 import sparsetile as st
 from sparsetile.kernels import KernelSpec
-from sparsetile.kernels.bittcf import slabs
+from sparsetile.kernels.bittcf import SPMM_BITTCF, Policy, bittcf_config, slabs
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.reorder import Permutation
 from sparsetile.systems import Request, acc, acc_runner, processors
-from sparsetile.systems.acc import LADDER, AccSystem
+from sparsetile.systems.acc import ABLATIONS, LADDER, AccSystem
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32, with_dense_row
 
 ACC = AccSystem()
@@ -88,6 +88,32 @@ def test_the_ladder_turns_one_part_on_after_the_other():
         "pipeline": (True, True, False),
         None: (True, True, True),
     }
+
+
+def test_one_part_is_turned_off_while_all_others_stay_on(one_processor):
+    csr = csr_of(with_dense_row(40, 5000, 17))
+    switches = {}
+    for name in ("no-balance", "no-stack", "no-pipeline"):
+        meta = meta_of(request(csr=csr, ablation=name))
+        switches[name] = (meta["cached"], meta["pipelined"], meta["slots"] > 0)
+    assert switches == {
+        "no-balance": (True, True, False),
+        "no-stack": (True, True, True),
+        "no-pipeline": (True, False, True),
+    }
+    stacks = {name: stack_of(overlapping(60, 32, 32), 512, ablation=name) for name in switches}
+    assert stacks == {"no-balance": 2, "no-stack": 1, "no-pipeline": 1}
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS)
+def test_no_ablation_needs_a_kernel_that_the_tests_do_not_compile(one_processor, ablation):
+    compiled = list(SPMM_BITTCF.configs())
+    for dtype, csr in ((torch.float32, overlapping(60, 32, 32)), (torch.float16, None)):
+        meta = meta_of(request(csr=csr, n=512, dtype=dtype, ablation=ablation))
+        policy = Policy(bool(meta["pipelined"]), bool(meta["cached"]))
+        vector = 16 // dtype.itemsize
+        for slab in slabs(dtype, vector, meta["stack"]):
+            assert bittcf_config(dtype, slab, vector, True, policy=policy) in compiled
 
 
 def test_the_stage_says_what_was_decided():
@@ -281,4 +307,5 @@ def test_ablation_needs_a_system_that_has_a_ladder():
         )
     with pytest.raises(ValueError) as caught:
         st.plan(A, 4, system="acc", ablation="tma")
-    assert str(caught.value).startswith(f"plan: ablation must be one of {list(LADDER)}, got 'tma'.")
+    said = f"plan: ablation must be one of {list(ABLATIONS)}, got 'tma'."
+    assert str(caught.value).startswith(said)

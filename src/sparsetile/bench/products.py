@@ -180,8 +180,9 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
     known = bench.order(asked, scratch) if asked else None
     if known is not None:
         config["reorder"] = known.perm
-    planned = plan(csr, n, dtype=dtype, device=operands.device, **config)
+    planned = plan(csr, n, dtype=dtype, device=operands.device, timed=True, **config)
     planning = {name: float(spent) for name, spent in planned.info["seconds"].items()}
+    planning |= planned.info["build"]  # format and schedule: parts of build, not beside it
     if known is not None:
         planning["reorder"] = planning["found_before"] = known.seconds
     elif asked and planned._permutation.perm is not None:

@@ -178,7 +178,7 @@ def _suite(name: str, body: Mapping[str, Any]) -> Suite:
         tf32=bool(body.get("tf32", True)),
         rounds=int(body.get("rounds", 1)),
         parts=(first, *more),
-        ladders=tuple(body.get("ladder", ())),
+        ladders=tuple(_ladder(ladder) for ladder in body.get("ladder", ())),
         published=tuple(body.get("published", ())),
         generate=body.get("generate", {}),
     )
@@ -203,6 +203,11 @@ def _part(suite: str, body: Mapping[str, Any], default: Part | None) -> Part:
     for order in part.orders:
         one_of("bench", "reorder", order, ORDERS)
     return part
+
+
+def _ladder(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    one_of("bench", "ladder.compare", body.get("compare", "before"), ("before", "first"))
+    return body
 
 
 def _files(data: Path | None) -> dict[str, Path]:

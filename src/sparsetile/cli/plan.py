@@ -55,7 +55,9 @@ def plan(
     how = cast(Literal["model", "measure"], one_of("plan", "--tune", tune, ["model", "measure"]))
     with activity(f"planning {matrix}"):
         csr = load_matrix(matrix, data)
-        made = sparsetile.plan(csr, n, dtype=kind, system=system, tune=how, device=place)
+        made = sparsetile.plan(
+            csr, n, dtype=kind, system=system, tune=how, device=place, timed=True
+        )
     if as_json:
         floor, term = made.floor()
         print_json({"matrix": matrix, **made.info, "floor_seconds": floor, "floor_term": term})

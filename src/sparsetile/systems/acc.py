@@ -7,12 +7,14 @@ order. What is decided and why is in docs/acc.md.
 
 ``ablation`` names the last part of the paper's ladder that is on: ``bittcf`` (the format alone),
 ``reorder`` (the same kernel; the order is the plan's ``reorder``), ``cache``, ``pipeline``;
-everything, balance included, when None.
+everything, balance included, when None. ``no-balance``, ``no-stack`` and ``no-pipeline`` turn off
+one part of the whole instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,23 +25,50 @@ from sparsetile.formats import BitTCF, pack_bittcf
 from sparsetile.kernels.bittcf import BUSY_WARPS, ELEMENTS
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.systems.acc_runner import AccRunner
-from sparsetile.systems.base import Request, Stage, System, make_recipe
+from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.processors import processors
 
 __all__ = ["AccSystem"]
 
-# The steps of the ladder, each with all before it.
-LADDER = ("bittcf", "reorder", "cache", "pipeline")
+
+@dataclass(frozen=True)
+class Parts:
+    """What is on."""
+
+    cached: bool = True
+    pipelined: bool = True
+    balanced: bool = True
+    stacked: bool = True  # windows of sixteen rows where they pay
+
+
+EVERYTHING = Parts()
+_FORMAT = Parts(cached=False, pipelined=False, balanced=False, stacked=False)
+# The steps of the ladder, each with all before it. The paper has windows of eight rows.
+LADDER = {
+    "bittcf": _FORMAT,
+    "reorder": _FORMAT,
+    "cache": Parts(pipelined=False, balanced=False, stacked=False),
+    "pipeline": Parts(balanced=False, stacked=False),
+}
+# Everything but one part. Kernels without the pipeline exist for windows of eight rows alone, so
+# that ``no-stack`` is what ``no-pipeline`` is held against. None has the pipeline without the cache
+# policy: what that policy is worth is a step of the ladder only.
+ALONE = {
+    "no-balance": Parts(balanced=False),
+    "no-stack": Parts(stacked=False),
+    "no-pipeline": Parts(pipelined=False, stacked=False),
+}
+ABLATIONS = {**LADDER, **ALONE}
 # How many fewer tiles windows of sixteen rows must have than those of eight before they pay: in
 # wide products (bytes of a row of B), and in others.
 WIDE_BYTES, FEWER_WIDE, FEWER = 1024, 1.22, 1.45
 MIN_CAPABILITY = (8, 0)
 
 
-def _pack(request: Request, row_bytes: int, workers: float) -> BitTCF:
+def _pack(request: Request, row_bytes: int, workers: float, may_stack: bool) -> BitTCF:
     """Return tiles of windows of sixteen rows where they save enough reads of B, else of eight."""
     csr, order = request.csr, request.permutation.perm
-    if request.dtype is torch.float32 and row_bytes >= WIDE_SLAB_BYTES and not request.ablation:
+    if may_stack and request.dtype is torch.float32 and row_bytes >= WIDE_SLAB_BYTES:
         stacked = pack_bittcf(csr, order, 2)
         fewer = FEWER_WIDE if row_bytes >= WIDE_BYTES else FEWER
         saves = stacked.tiles_of_eight() >= fewer * max(stacked.tile_count, 1)
@@ -58,7 +87,7 @@ class AccSystem(System):
     deterministic = True
     architectures = "sm_80 and newer"
     ordered = True
-    ablations = LADDER
+    ablations = tuple(ABLATIONS)
 
     def further_reasons(self, request: Request) -> list[str]:
         found = []
@@ -78,15 +107,17 @@ class AccSystem(System):
 
     def build(self, request: Request) -> Stage:
         csr = request.csr
-        step = len(LADDER) if request.ablation is None else LADDER.index(request.ablation)
+        on = EVERYTHING if request.ablation is None else ABLATIONS[request.ablation]
         row_bytes = request.n * request.dtype.itemsize
         slabs = max(1, -(-row_bytes // WIDE_SLAB_BYTES))
         workers = processors(request.device) * BUSY_WARPS / slabs
-        tiles = _pack(request, row_bytes, workers)
+        laps = Laps(request)
+        tiles = _pack(request, row_bytes, workers, on.stacked)
+        laps("format")
         schedule = schedule_windows(
             tiles.row_window_offset,
             workers=workers,
-            balance=request.ablation is None,
+            balance=on.balanced,
         )
         recipe = make_recipe(
             self.name,
@@ -96,8 +127,8 @@ class AccSystem(System):
             nodes=schedule.node_count,
             stack=tiles.stack,
             spread=spread(csr, request.permutation.perm, min(row_bytes, WIDE_SLAB_BYTES)),
-            cached=step >= LADDER.index("cache"),
-            pipelined=step >= LADDER.index("pipeline"),
+            cached=on.cached,
+            pipelined=on.pipelined,
         )
         order = tiles.order
         if order is None:
@@ -115,7 +146,8 @@ class AccSystem(System):
         }
         if request.ablation is not None:
             choices["ablation"] = request.ablation
-        return Stage(self.name, parts, recipe, choices)
+        laps("schedule")
+        return Stage(self.name, parts, recipe, choices, laps.seconds)
 
     def make_runner(self, meta: Mapping[str, Any]) -> AccRunner:
         return AccRunner(meta)

@@ -8,6 +8,7 @@ text are all that torch's operators see, so plans can be saved, traced and expor
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,16 @@ from torch import Tensor
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import Permutation
 
-__all__ = ["Epilogue", "Request", "Runner", "Stage", "System", "make_recipe", "tensor_bytes"]
+__all__ = [
+    "Epilogue",
+    "Laps",
+    "Request",
+    "Runner",
+    "Stage",
+    "System",
+    "make_recipe",
+    "tensor_bytes",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +41,8 @@ class Request:
     dtype: torch.dtype
     permutation: Permutation
     deterministic: bool = False
-    ablation: str | None = None  # last step of the system's ladder that is on; all when None
+    ablation: str | None = None  # one of the system's ablations; everything is on when None
+    timed: bool = False  # wait for the device before each reading of the clock
 
     @property
     def device(self) -> torch.device:
@@ -40,17 +51,42 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What a system built: tensors, recipe, and its choices in words for ``explain``."""
+    """What a system built: tensors, recipe, its choices in words for ``explain``, and its time."""
 
     system: str
     parts: tuple[Tensor, ...]
     recipe: str
     choices: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of format and schedule
 
     @property
     def bytes(self) -> int:
         """Memory of the parts."""
         return tensor_bytes(self.parts)
+
+
+class Laps:
+    """Seconds of the parts of a build: ``laps("format")`` books the time since the last call.
+
+    The device works on after a call has returned. Where ``Request.timed`` asks for it each reading
+    waits for the device, so that a part is booked with its own work and not with the next one's.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._device = request.device
+        self._waits = request.timed and request.device.type == "cuda"
+        self.seconds = {"format": 0.0, "schedule": 0.0}
+        self._last = self._now()
+
+    def _now(self) -> float:
+        if self._waits:
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def __call__(self, part: str) -> None:
+        now = self._now()
+        self.seconds[part] += now - self._last
+        self._last = now
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +201,7 @@ class System(ABC):
     deterministic: ClassVar[bool]
     architectures: ClassVar[str] = "any"
     ordered: ClassVar[bool] = False  # visits rows in the plan's order; else as they come
-    ablations: ClassVar[tuple[str, ...]] = ()  # steps of its ladder that a benchmark may ask for
+    ablations: ClassVar[tuple[str, ...]] = ()  # parts off that a benchmark may ask for, by name
 
     def reasons(self, request: Request) -> list[str]:
         """Return every reason why this system cannot serve the request; empty if it can."""

@@ -20,7 +20,7 @@ import torch
 from sparsetile.formats import BCSR, count_blocks, pack_bcsr
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bcsr import BLOCK, ELEMENTS, FP8, LADDER, PRODUCT
-from sparsetile.systems.base import Request, Stage, System, make_recipe
+from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.bcsr_runner import BCSRRunner
 from sparsetile.systems.csr import CSRSystem
 from sparsetile.systems.csr_runner import CSRRunner
@@ -94,8 +94,9 @@ class BCSRSystem(System):
         return found
 
     def build(self, request: Request) -> Stage:
-        csr, order = request.csr, request.permutation.perm
+        csr, order, laps = request.csr, request.permutation.perm, Laps(request)
         blocks = pack_bcsr(csr, BLOCK, order)
+        laps("format")
         work = _work(blocks)
         parts = (
             work, blocks.block_col_idx,
@@ -123,7 +124,10 @@ class BCSRSystem(System):
             choices["repair"] = "elements that are not finite, by csr"
         if request.ablation is not None:
             choices["ablation"] = request.ablation
-        return Stage(self.name, parts if exact is None else (*parts, *exact.parts), recipe, choices)
+        laps("schedule")
+        if exact is not None:
+            parts = (*parts, *exact.parts)
+        return Stage(self.name, parts, recipe, choices, laps.seconds)
 
     def make_runner(self, meta: Mapping[str, Any]) -> BCSRRunner:
         from sparsetile.systems.registry import runner

@@ -13,6 +13,7 @@ from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.systems.base import (
     PLAIN,
     Epilogue,
+    Laps,
     PatternRunner,
     Request,
     Stage,
@@ -106,14 +107,15 @@ class CPUSystem(System):
     deterministic = True
 
     def build(self, request: Request) -> Stage:
-        csr = request.csr
+        csr, laps = request.csr, Laps(request)
         bounds = row_chunks(csr.indptr, CHUNKS)
+        laps("schedule")
         choices = {
             "format": "rows",
             "schedule": f"{bounds.numel() - 1} chunks of rows of equal cost",
         }
         parts = (csr.indptr, csr.indices, bounds)
-        return Stage(self.name, parts, make_recipe(self.name, csr), choices)
+        return Stage(self.name, parts, make_recipe(self.name, csr), choices, laps.seconds)
 
     def make_runner(self, meta: Mapping[str, Any]) -> CPURunner:
         return CPURunner(meta)

@@ -33,7 +33,7 @@ from sparsetile.kernels.csr import (
     WIDE_SLAB_BYTES,
     RowShape,
 )
-from sparsetile.systems.base import Request, Stage, System, make_recipe
+from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.csr_runner import CSRRunner
 
 __all__ = ["CSRSystem"]
@@ -91,6 +91,13 @@ def _bundle_units(bundles: RowBundles) -> Units:
     )
 
 
+def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
+    """Return the schedule of bundles and of the rows that are in none."""
+    units = concat_units(_bundle_units(bundles), row_units(request.csr, bundles.loose))
+    length = segment_length(units, request.n * request.dtype.itemsize)
+    return schedule_segments(units, length)
+
+
 def _sizes(schedule: SegmentSchedule) -> dict[str, Any]:
     return {
         "sections": list(schedule.sections),
@@ -138,13 +145,18 @@ class CSRSystem(System):
 
     def build(self, request: Request) -> Stage:
         csr, order = request.csr, request.permutation.perm
+        laps = Laps(request)
         rows = pack_rows(csr)
+        laps("format")
         row_bytes = request.n * request.dtype.itemsize
         units = row_units(csr, order)
         length = segment_length(units, row_bytes)
         plain = schedule_segments(units, length)
         shape = _shape(csr, plain, order, row_bytes)
-        bundles, mixed = self._bundles(request)
+        laps("schedule")
+        bundles = self._bundles(request)
+        laps("format")
+        mixed = None if bundles is None else _mixed(request, bundles)
         recipe = make_recipe(
             self.name,
             csr,
@@ -172,12 +184,14 @@ class CSRSystem(System):
             f"{schedule.item_count} items of at most {longest} entries, "
             f"{schedule.slot_count} partial sums"
         )
-        return Stage(self.name, parts, recipe, choices)
+        laps("schedule")
+        return Stage(self.name, parts, recipe, choices, laps.seconds)
 
-    def _bundles(self, request: Request) -> tuple[RowBundles | None, SegmentSchedule | None]:
+    def _bundles(self, request: Request) -> RowBundles | None:
+        """Return the bundles of rows where they pay."""
         csr = request.csr
         if request.dtype not in BUNDLE_DTYPES or csr.shape[1] > MAX_COLUMNS or not csr.nnz:
-            return None, None
+            return None
         bundles = pack_bundles(csr, request.permutation.perm, MIN_SHARING)
         entries, elements = bundles.entries.numel(), bundles.distinct
         count = bundles.bundle_count
@@ -194,10 +208,8 @@ class CSRSystem(System):
             or entries < sharing * elements
             or elements < MIN_MEAN_LENGTH * count
         ):
-            return None, None
-        units = concat_units(_bundle_units(bundles), row_units(csr, bundles.loose))
-        length = segment_length(units, request.n * request.dtype.itemsize)
-        return bundles, schedule_segments(units, length)
+            return None
+        return bundles
 
     def make_runner(self, meta: Mapping[str, Any]) -> CSRRunner:
         return CSRRunner(meta)

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsetile.systems.base import (
     PLAIN,
     Epilogue,
+    Laps,
     Request,
     Runner,
     Stage,
@@ -75,10 +76,11 @@ class CuSparseSystem(System):
         return []
 
     def build(self, request: Request) -> Stage:
-        csr = request.csr
+        csr, laps = request.csr, Laps(request)
         parts = (csr.indptr.to(torch.int32), csr.indices, csr.indptr)
+        laps("format")
         choices = {"format": "torch CSR, 32-bit indices", "schedule": "cuSPARSE's own"}
-        return Stage(self.name, parts, make_recipe(self.name, csr), choices)
+        return Stage(self.name, parts, make_recipe(self.name, csr), choices, laps.seconds)
 
     def make_runner(self, meta: Mapping[str, Any]) -> CuSparseRunner:
         return CuSparseRunner(meta)

@@ -15,6 +15,7 @@ from torch import Tensor
 from sparsetile.systems.base import (
     PLAIN,
     Epilogue,
+    Laps,
     PatternRunner,
     Request,
     Runner,
@@ -103,10 +104,15 @@ class DenseSystem(System):
 
     def build(self, request: Request) -> Stage:
         csr = request.csr
+        # What repairs non-finite results is built along; its time is its own split.
         exact = self._exact[request.device.type].build(request)
+        laps = Laps(request)
         parts = (csr.row_ids(), csr.indices.to(torch.int64), *exact.parts)
+        laps("format")
+        seconds = {name: exact.seconds[name] + spent for name, spent in laps.seconds.items()}
         recipe = make_recipe(self.name, csr, exact=exact.recipe)
-        return Stage(self.name, parts, recipe, {"format": "dense", "schedule": "torch.matmul's"})
+        choices = {"format": "dense", "schedule": "torch.matmul's"}
+        return Stage(self.name, parts, recipe, choices, seconds)
 
     def make_runner(self, meta: Mapping[str, Any]) -> DenseRunner:
         from sparsetile.systems.registry import runner

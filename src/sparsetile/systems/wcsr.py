@@ -24,7 +24,7 @@ from sparsetile.kernels.wcsr import (
     TILE,
     choose_window_tile,
 )
-from sparsetile.systems.base import Request, Stage, System, make_recipe
+from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.processors import l2_bytes, processors
 from sparsetile.systems.wcsr_runner import WCSRRunner
 
@@ -105,9 +105,11 @@ class WCSRSystem(System):
         return found
 
     def build(self, request: Request) -> Stage:
-        csr = request.csr
+        csr, laps = request.csr, Laps(request)
         windows = pack_wcsr(csr, HEIGHT, TILE, request.permutation.perm)
+        laps("format")
         schedule = _share(request, windows)
+        laps("schedule")
         recipe = make_recipe(
             self.name,
             csr,
@@ -134,7 +136,8 @@ class WCSRSystem(System):
             "schedule": f"{schedule.item_count} items for {schedule.worker_count} blocks of "
             f"threads a slab, {schedule.cut_count} windows in {schedule.slot_count} pieces",
         }
-        return Stage(self.name, parts, recipe, choices)
+        laps("format")
+        return Stage(self.name, parts, recipe, choices, laps.seconds)
 
     def make_runner(self, meta: Mapping[str, Any]) -> WCSRRunner:
         return WCSRRunner(meta)

@@ -18,6 +18,7 @@ from sparsetile.bench.analysis import (
     summarise,
     wrong_baselines,
 )
+from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import DTYPES, OPS, Record
 from sparsetile.bench.report.published import ladder_steps, published_rows
 from sparsetile.bench.suites import Suite, load_suite
@@ -78,6 +79,7 @@ def _suite(name: str, records: Sequence[Record], groups: Sequence[Group]) -> lis
         ]
     lines += _tables(groups)
     lines += _relatives(members)
+    lines += _planning(members)
     if suite is not None:
         lines += _ladders(suite, members)
         lines += _published(suite, members)
@@ -167,6 +169,32 @@ def _relatives(records: Sequence[Record]) -> list[str]:
     return lines
 
 
+def _planning(records: Sequence[Record]) -> list[str]:
+    rows = planning_split(records)
+    if not rows:
+        return []  # records from before the split: one figure of build
+    lines = [
+        "",
+        "### Planning, milliseconds",
+        "",
+        "Medians over the matrices, each column on its own; compiling is left out. *Rest* is "
+        "intake, choosing and preparing gradients. *Pays after* is the median number of products "
+        "where planning ever pays.",
+        "",
+        "| product | N | system | reorder | format | schedule | rest | all | pays after | on |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        parts = (row.reorder, row.format, row.schedule, row.rest, row.total)
+        spent = " | ".join(f"{1e3 * seconds:.2f}" for seconds in parts)
+        after = "never" if row.break_even is None else f"{row.break_even:,.0f}"
+        lines.append(
+            f"| {row.dtype}, {row.device_name} | {row.n} | {row.label} | {spent} | {after} | "
+            f"{row.paid}/{row.count} |"
+        )
+    return lines
+
+
 def _ladders(suite: Suite, records: Sequence[Record]) -> list[str]:
     lines: list[str] = []
     for ladder in ladder_steps(suite, records):
@@ -176,16 +204,14 @@ def _ladders(suite: Suite, records: Sequence[Record]) -> list[str]:
             "",
             f"### {ladder['title']}",
             "",
-            f"Each step has all before it; geomeans over the same {ladder['count']} products.",
+            f"{ladder['about']}; geomeans over the same {ladder['count']} products.",
             "",
-            "| step | over the best baseline | over the step before |",
+            f"| step | over the best baseline | {ladder['against']} |",
             "| --- | ---: | ---: |",
         ]
-        before = None
-        for label, speedup in ladder["bars"]:
-            gain = "" if before is None else f"{speedup / before:.2f}"
-            lines.append(f"| {label} | {speedup:.2f} | {gain} |")
-            before = speedup
+        for label, speedup, gain in ladder["gains"]:
+            shown = "" if gain is None else f"{gain:.2f}"
+            lines.append(f"| {label} | {speedup:.2f} | {shown} |")
         if ladder["missing"]:
             lines += ["", f"{ladder['why'].capitalize()}: {', '.join(ladder['missing'])}."]
     return lines

@@ -19,6 +19,7 @@ from sparsetile.bench.analysis import (
     wrong_baselines,
 )
 from sparsetile.bench.matrices import generated_folder
+from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import Damage, Record
 from sparsetile.bench.report import charts
 from sparsetile.bench.report.matrix_charts import length_histogram
@@ -139,6 +140,7 @@ def _suites(records: Sequence[Record], colours: charts.Colours) -> list[dict[str
                 "headline": _headline([g for g in groups if g.suite == name]),
                 "products": _products(members, groups, name, colours),
                 "published": published_rows(suite, members) if suite else [],
+                "planning": planning_split(members),
                 "ladders": ladder_steps(suite, members) if suite else [],
             }
         )

@@ -126,6 +126,8 @@ def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]
     """Return the suite's ladders: the speedup after each step, and why steps are missing.
 
     Every bar is the geomean over the same products: those on which all measured steps were timed.
+    A ladder compares each step with the one before, or with its first where it says so
+    (``compare = "first"``: everything, then everything but one part).
     """
     found = []
     for ladder in suite.ladders:
@@ -146,12 +148,36 @@ def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]
             {
                 "title": ladder["title"],
                 "bars": bars,
+                "gains": _gains(bars, ladder),
+                **_WORDS[ladder.get("compare", "before")],
                 "svg": Markup(ladder_bars(bars, ladder["title"])),
                 "count": len(common),
                 "missing": [label for label, _ in missing],
                 "why": _why_step(ladder, [r for _, members in missing for r in members]),
             }
         )
+    return found
+
+
+_WORDS = {
+    "before": {"about": "Each step has all before it", "against": "over the step before"},
+    "first": {"about": "Each step is the first with parts off", "against": "over the first"},
+}
+
+
+def _gains(
+    bars: Sequence[tuple[str, float]], ladder: Mapping[str, Any]
+) -> list[tuple[str, float, float | None]]:
+    """(label, speedup, gain): the gain over the step before, or over the ladder's first."""
+    found: list[tuple[str, float, float | None]] = []
+    for place, (label, speedup) in enumerate(bars):
+        held = bars[max(0, place - 1)]
+        if ladder.get("compare") == "first":
+            held = bars[0]
+            if held[0] != ladder["steps"][0]["label"]:  # the whole was not measured
+                found.append((label, speedup, None))
+                continue
+        found.append((label, speedup, speedup / held[1] if place else None))
     return found
 
 

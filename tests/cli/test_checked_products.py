@@ -1,0 +1,107 @@
+"""The products that checkers watch: what they cover, and that a wrong one is seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import sparsetile as st
+from sparsetile.cli import checked_products as module
+from sparsetile.cli.checked_products import main
+from sparsetile.systems.cpu import CPUSystem
+
+
+def run(tmp_path: Path, *words: str) -> tuple[int, dict]:  # type: ignore[type-arg]
+    report = tmp_path / "report.json"
+    code = main([str(report), "--device", "cpu", *words])
+    return code, json.loads(report.read_text())
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[tuple[str, str]]:
+    """Where each product ran and what it was."""
+    found: list[tuple[str, str]] = []
+    real = module._Watched.product
+
+    def product(self, what, C, expected):
+        found.append((self.where, what))
+        real(self, what, C, expected)
+
+    monkeypatch.setattr(module._Watched, "product", product)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    """Give torch its settings back."""
+    matmul = torch.backends.cuda.matmul
+    names = (
+        "allow_tf32",
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    )
+    before = {name: getattr(matmul, name) for name in names}
+    yield
+    for name, value in before.items():
+        setattr(matmul, name, value)
+
+
+def test_every_kind_of_product_runs_in_every_type_and_order(tmp_path: Path, seen, monkeypatch):
+    monkeypatch.setattr(CPUSystem, "ordered", True)
+    matrices = ["odd sizes", "equal rows"]
+    code, report = run(tmp_path, "--systems", "cpu,dense", "--matrices", ",".join(matrices))
+    assert code == 0 and report["failure"] == ""
+    assert report["matrices"] == matrices and report["products"] == len(seen)
+    kinds = {what.partition(",")[0] for _, what in seen}
+    assert kinds == {
+        "sum", "sum into out", "batch", "transpose", "Inf in B", "mean", "max", "min",
+        "gradient of the values",
+    }  # fmt: skip
+    places = {where for where, _ in seen}
+    for dtype in module.DTYPES:
+        for system in ("cpu", "dense"):
+            assert f"odd sizes, weighted, {dtype}, {system}, given order" in places
+            assert f"equal rows, pattern, {dtype}, {system}, given order" in places
+        assert f"odd sizes, pattern, {dtype}, cpu, reversed rows" in places
+        assert f"equal rows, weighted, {dtype}, cpu, reversed rows" in places
+    assert not any("dense, reversed" in where for where in places), "it takes rows as they come"
+    widths = {what.partition("N=")[2] for _, what in seen if "N=" in what}
+    assert widths == {str(n) for n in module.WIDTHS}
+
+
+def test_an_element_that_nobody_writes_is_seen(tmp_path: Path, monkeypatch, capsys):
+    real = st.Plan.run
+
+    def forgetful(self, B, out=None, **changes):
+        C = real(self, B, out=out, **changes)
+        if out is not None and C.numel():
+            C.view(-1)[-1] = torch.nan
+        return C
+
+    monkeypatch.setattr(st.Plan, "run", forgetful)
+    code, report = run(tmp_path, "--systems", "dense", "--matrices", "odd sizes")
+    assert code == 1 and report["matrices"] == []
+    assert report["failure"].startswith(
+        "RuntimeError: checked_products: every product must be exact, got 1 wrong elements of "
+    )
+    assert (
+        "odd sizes, weighted, torch.float32, dense, given order, sum into out"
+        in (report["failure"])
+    )
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_system_that_runs_elsewhere_runs_nothing(tmp_path: Path):
+    code, report = run(tmp_path, "--systems", "acc", "--matrices", "one by one")
+    assert code == 0 and report["products"] == 0
+
+
+def test_settings_of_torch_are_those_that_exact_sums_need(tmp_path: Path):
+    matmul = torch.backends.cuda.matmul
+    run(tmp_path, "--systems", "acc", "--matrices", "no rows")
+    assert matmul.allow_tf32
+    assert not matmul.allow_fp16_reduced_precision_reduction
