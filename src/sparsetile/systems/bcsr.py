@@ -98,7 +98,7 @@ class BCSRSystem(System):
         blocks = pack_bcsr(csr, BLOCK, order)
         laps("format")
         work = _work(blocks)
-        parts = (
+        parts: tuple[torch.Tensor, ...] = (
             work, blocks.block_col_idx,
             torch.empty(0, dtype=torch.int32, device=csr.device)
             if blocks.order is None else blocks.order,
