@@ -16,7 +16,7 @@ from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bittcf import slabs
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request, acc, acc_runner
+from sparsetile.systems import Request, acc, acc_runner, processors
 from sparsetile.systems.acc import LADDER, AccSystem
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32, with_dense_row
 
@@ -139,24 +139,24 @@ def test_packed_values_are_in_tile_order_and_float32_ones_are_tf32():
     work = ACC.make_runner(json.loads(stage.recipe.partition(":")[2]))
     packed = work.pack(stage.parts, csr.values, torch.float32)
     assert not bool((packed.view(torch.int32) & 0x1FFF).any())
-    assert torch.allclose(packed, csr.values[stage.parts[4].long()], rtol=2.0**-11)
+    assert torch.allclose(packed[: csr.nnz], csr.values[stage.parts[4].long()], rtol=2.0**-11)
     half = work.pack(stage.parts, csr.values, torch.float16)
     assert torch.equal(half, csr.values.half()[stage.parts[4].long()])
     assert work.pack(stage.parts, None, torch.float16).shape == (0,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_packed_values_of_16_bits_are_whole_words(dtype):
+def test_packed_values_fill_whole_pieces_of_16_bytes(dtype):
     for rows in (1, 2, 3):
         csr = csr_of(sp.csr_array(np.arange(1.0, 5 * rows + 1).reshape(rows, 5)), dtype=dtype)
         stage = ACC.build(request(csr=csr, dtype=dtype))
         work = ACC.make_runner(json.loads(stage.recipe.partition(":")[2]))
         packed = work.pack(stage.parts, csr.values, dtype)
-        assert packed.numel() == csr.nnz + csr.nnz % 2
+        assert packed.numel() % 8 == 0 and packed.numel() < csr.nnz + 8
         assert torch.equal(packed[: csr.nnz], csr.values[stage.parts[4].long()])
         assert not bool(packed[csr.nnz :].any())
-        exact = work.pack(stage.parts, csr.values.float(), torch.float32)
-        assert exact.numel() == csr.nnz, "words as they are"
+        wide = work.pack(stage.parts, csr.values.float(), torch.float32)
+        assert wide.numel() == packed.numel(), "of whichever type"
 
 
 # -- windows of sixteen rows
@@ -178,7 +178,7 @@ def stack_of(csr: st.CSR, n: int, dtype: torch.dtype = torch.float32, **changes)
 @pytest.fixture
 def one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen workers, so that small matrices have enough tiles for each."""
-    monkeypatch.setattr(acc, "PROCESSORS", 1)
+    monkeypatch.setattr(processors, "PROCESSORS", 1)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,9 @@ def test_the_runner_takes_slabs_and_kernels_of_the_plans_windows(one_processor, 
         work = ACC.make_runner(meta_of(request(csr=overlapping(60, 32, shared), n=128)))
         for n, vector in ((128, 4), (6, 2), (7, 1)):
             launch = work._launch_for(torch.float32, torch.float32, n, vector, True, 0)
-            assert launch.slab in slabs(torch.float32, vector, stack)
+            columns = {8 * loaded[-1]["kSpan"] * loaded[-1]["kPieces"]}
+            assert columns <= {slab.columns for slab in slabs(torch.float32, vector, stack)}
+            assert launch.slabs == -(-n // max(columns)) and launch.trees == 1
             assert loaded[-1]["kStack"] == stack
             assert loaded[-1] in list(acc_runner.SPMM_BITTCF.configs())
 

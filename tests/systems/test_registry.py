@@ -13,7 +13,7 @@ from sparsetile.systems.dense import CPU_LIMIT_BYTES
 from sparsetile.systems.registry import PATTERN_SYSTEMS
 from tests.contracts.cases import csr_of, random_matrix
 
-GPU_SYSTEMS = ("acc", "bcsr", "csr", "cusparse")
+GPU_SYSTEMS = ("acc", "bcsr", "csr", "cusparse", "wcsr")
 
 
 def request(**changes) -> Request:
@@ -85,6 +85,7 @@ class Large(st.CSR):
         ("bcsr", "holds under 2^31 entries, A has 2147483648"),
         ("csr", "holds under 2^31 entries, A has 2147483648"),
         ("cusparse", "is used with 32-bit offsets, A has 2147483648 entries"),
+        ("wcsr", "holds under 2^31 entries, A has 2147483648"),
     ],
 )
 def test_more_entries_than_32_bits_count_are_refused_before_any_launch(name, reason):
