@@ -79,7 +79,7 @@ class WCSRSystem(System):
     """Tensor cores on windows of rows."""
 
     name = "wcsr"
-    summary = "AsyncSparse: windows of 64 or 128 rows on WGMMA, TF32 or 16-bit, sums in order"
+    summary = "AsyncSparse: windows of 64 rows on WGMMA, TF32 or 16-bit, sums in order"
     devices = ("cuda",)
     dtypes = tuple(ELEMENTS)
     deterministic = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ class WCSRRunner(TileRunner):
         whole = n % columns == 0
         if not whole or not aligned(B):  # zeros behind the last column: they are multiplied, too
             B = pad(B, (0, -n % columns))[..., :n]
+        if not whole and epilogue.bias is not None:  # stores are whole, too, and add it whole
+            epilogue = replace(epilogue, bias=pad(epilogue.bias, (0, -n % columns)))
         target = out
         if not whole or not aligned(out):
             target = padded_like(out, columns)
