@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +27,7 @@ def loads(shares: WindowShares) -> list[int]:
     """Cost of each worker's items: tiles, and what an item costs beside them."""
     first = shares.first_of_worker.tolist()
     cost = (shares.items[:, 2] - shares.items[:, 1] + A_WINDOW).tolist()
-    return [sum(cost[begin:end]) for begin, end in zip(first, first[1:], strict=False)]
+    return [sum(cost[begin:end]) for begin, end in itertools.pairwise(first)]
 
 
 def pieces_of(shares: WindowShares) -> dict[int, list[tuple[int, int, int]]]:
@@ -80,7 +82,7 @@ def test_workers_have_neighbouring_items_in_the_order_of_their_windows(tiles, wo
     first = shares.first_of_worker.tolist()
     assert len(first) == workers + 1 and first == sorted(first)
     assert (first[0], first[-1]) == (0, shares.item_count)
-    for begin, end in zip(first, first[1:], strict=False):
+    for begin, end in itertools.pairwise(first):
         mine = [(window, at) for window, at, _, _ in shares.items[begin:end].tolist()]
         assert mine == sorted(mine)
     for part in (shares.items, shares.parent_of_slot, shares.nodes, shares.first_of_worker):
@@ -174,6 +176,6 @@ def test_pieces_are_joined_in_order_by_nodes_of_few_children(counts):
     assert len(roots) == len(counts)
     bounds = torch.tensor([0, *counts]).cumsum(0).tolist()
     joined = sorted(leaves(root, parent_of_slot, nodes) for root in roots)
-    assert joined == [list(range(*pair)) for pair in zip(bounds, bounds[1:], strict=False)]
+    assert joined == [list(range(*pair)) for pair in itertools.pairwise(bounds)]
     assert all(1 < count <= FAN_IN for _, count, _, _ in nodes.tolist())
     assert parent_of_slot.dtype is nodes.dtype is torch.int32

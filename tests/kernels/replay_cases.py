@@ -23,7 +23,15 @@ from sparsetile.systems.wcsr import WCSRSystem
 from tests.contracts.cases import csr_of
 from tests.kernels.replay import Machine
 
-__all__ = ["BlockCase", "RowCase", "TileCase", "WindowCase", "stack_windows", "strided", "with_tiles"]
+__all__ = [
+    "BlockCase",
+    "RowCase",
+    "TileCase",
+    "WindowCase",
+    "stack_windows",
+    "strided",
+    "with_tiles",
+]
 
 
 class Case:

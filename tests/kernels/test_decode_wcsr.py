@@ -154,7 +154,7 @@ def test_producers_load_and_store_each_part_of_a_step_once(machine, monkeypatch,
     )
     monkeypatch.setattr(block.shared, "store", lambda at, words: stored.append(at))
     monkeypatch.setattr(
-        block.shared, "read", lambda at, kind, count=1: (at[:, None] // 4 + np.arange(count))
+        block.shared, "read", lambda at, kind, count=1: at[:, None] // 4 + np.arange(count)
     )
     for warp in range(WARPS, WARPS + PRODUCERS // WARP):
         for half in range(2):

@@ -115,7 +115,7 @@ def test_the_host_names_the_kernels_own_numbers():
     spelt = dict(re.findall(r"constexpr int (\w+) = (\d+);", TEXT))
     assert int(spelt["kHeight"]) in wcsr.HEIGHTS
     assert int(spelt["kProducers"]) == wcsr.PRODUCERS and int(spelt["kGroups"]) == wcsr.GROUPS
-    assert wcsr.TILE_STAGES >= int(spelt["kAhead"]) + 2 * wcsr.GROUPS
+    assert int(spelt["kAhead"]) + 2 * wcsr.GROUPS <= wcsr.TILE_STAGES
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,9 @@ def test_numbers_that_the_kernel_could_not_work_with_do_not_compile(change, said
         compile_source(SPMM_WCSR.source(config), "sm_90a")
 
 
-@pytest.mark.parametrize("dtype, tile, out", [(F32, WIDE, F32), (BF16, WIDE, F32), (F16, NARROW, F16)])
+@pytest.mark.parametrize(
+    "dtype, tile, out", [(F32, WIDE, F32), (BF16, WIDE, F32), (F16, NARROW, F16)]
+)
 def test_the_compiler_neither_spills_nor_adds_waits_between_products(dtype, tile, out):
     """ptxas says so where it cannot leave products under way, and then waits for each."""
     said = said_by_ptxas(wcsr_config(dtype, tile, True, out_dtype=out))

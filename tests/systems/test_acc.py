@@ -217,8 +217,8 @@ def test_every_worker_keeps_a_run_of_tiles(one_processor, n, windows):
 
 def test_the_gpus_own_processors_count(monkeypatch, capability):
     csr = overlapping(32, 32, 32)
-    for processors, stack in ((1, 2), (2, 1)):
-        properties = SimpleNamespace(multi_processor_count=processors, L2_cache_size=2**20)
+    for count, stack in ((1, 2), (2, 1)):
+        properties = SimpleNamespace(multi_processor_count=count, L2_cache_size=2**20)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, p=properties: p)
         assert meta_of(request(OnGPU, csr=csr, n=128))["stack"] == stack
 
