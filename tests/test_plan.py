@@ -175,7 +175,7 @@ def test_info_is_plain_data_about_everything_that_was_decided():
     )
     assert list(info["seconds"]) == ["intake", "reorder", "build", "compile"]
     assert all(seconds >= 0 for seconds in info["seconds"].values())
-    assert info["rejected"].keys() == {"acc", "bcsr", "csr", "cusparse"}
+    assert info["rejected"].keys() == {"acc", "bcsr", "csr", "cusparse", "wcsr"}
     assert json.loads(json.dumps(info)) == info
 
 

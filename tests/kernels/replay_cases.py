@@ -25,6 +25,7 @@ from tests.kernels.replay import Machine
 
 __all__ = [
     "BlockCase",
+    "FiniteWindowCase",
     "RowCase",
     "TileCase",
     "WindowCase",
@@ -108,6 +109,15 @@ class WindowCase(Case):
     def check_writes(self, out: Tensor) -> None:
         """The replay of each launch has done that for what it wrote: C may be a copy."""
         assert not any(bool(counters.any()) for counters in self.machine.arrivals)
+
+
+class FiniteWindowCase(WindowCase):
+    """Nothing may be computed again: what is NaN by mistake would be mended."""
+
+    def spmm(self, B: Tensor, out: Tensor | None = None, **epilogue: Any) -> Tensor:
+        found = super().spmm(B, out, **epilogue)
+        assert self.machine.recomputed == 0, "sums were not finite"
+        return found
 
 
 def stack_windows(monkeypatch: pytest.MonkeyPatch, stack: int) -> None:

@@ -3,8 +3,8 @@
 Functions and names are those of the device code. The warps of a block run in random turns, copies
 of A's tiles land at random times, blocks of threads come in random order: what is read too early,
 or overwritten too early, is NaN or a complaint. Products read B from their start until they are
-waited for, and must find it where its descriptor says. Numbers that the code spells out are read
-from its text.
+waited for, and must find it where its descriptor says. Shared memory and the rings are in
+``replay_wcsr_rings.py``.
 """
 
 from __future__ import annotations
@@ -14,32 +14,34 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
+from torch import Tensor
 
-from sparsetile.jit.source import DEVICE_TREE
-from tests.kernels.replay import Array, Machine
+from sparsetile.systems import wcsr_runner
+from tests.kernels.replay import Machine
 from tests.kernels.replay_bcsr import Turn
-from tests.kernels.replay_mma import LANE, TRAITS, U32, G, T, popc, round_tf32
-from tests.kernels.replay_ring import assert_no_conflicts
+from tests.kernels.replay_mma import LANE, TRAITS, U32, G, T, round_tf32
 from tests.kernels.replay_tile import decode
 from tests.kernels.replay_tree import Tree
-from tests.kernels.replay_wgmma import RUBBISH, Barrier, Descriptor, descriptor
+from tests.kernels.replay_wcsr_rings import (
+    AHEAD,
+    CONSUMERS,
+    GROUPS,
+    HEIGHT,
+    PRODUCERS,
+    TEXT,
+    WARP,
+    WARPS,
+    Shared,
+    Steps,
+    TileCopies,
+)
+from tests.kernels.replay_wcsr_stores import Stores, staged
+from tests.kernels.replay_wgmma import Barrier, Descriptor, descriptor
 
-TEXT = (DEVICE_TREE / "spmm_wcsr.cu").read_text()
-WARP = 32
 # Share of the warps that are far slower than others, and how often one of them takes its turn.
 SLOW_WARPS, SLOW_TURNS = 0.15, 0.03
 TF32_BITS = U32(0xFFFFE000)  # that the Tensor Cores look at
-
-
-def constant(name: str) -> int:
-    """A number that the code spells out."""
-    return int(re.search(rf"constexpr int {name} = (\d+);", TEXT).group(1))
-
-
-HEIGHT, PRODUCERS, GROUPS = (constant(name) for name in ("kHeight", "kProducers", "kGroups"))
-AHEAD = constant("kAhead")
-WARPS = HEIGHT // 16
-CONSUMERS = WARPS * 32
 OCTETS = PRODUCERS // 8
 
 
@@ -64,10 +66,6 @@ def core_matrices(found: Descriptor, k: np.ndarray, n: np.ndarray) -> np.ndarray
     return found.start + n % 8 * 16 + n // 8 * found.stride + k % 4 * 4 + k // 4 * found.leading
 
 
-def staged(column: np.ndarray) -> np.ndarray:
-    return column % 2 * 4 + column // 2
-
-
 def column_place(lane: np.ndarray) -> np.ndarray:
     """n, of eight, at which a lane of eight stores each of its four columns."""
     return lane % 4 * 2 + lane // 4
@@ -83,154 +81,6 @@ def fragment_places(sums: int) -> tuple[np.ndarray, np.ndarray]:
     register = np.arange(sums)
     row = G[:, None] + register // 2 % 2 * 8
     return row, (T * 2)[:, None] + register // 4 * 8 + register % 2
-
-
-def exchange(word: np.ndarray) -> np.ndarray:
-    """``word`` [32, 4]: rows to columns among four neighbouring lanes."""
-    word = word.copy()
-    for step in (1, 2):
-        upper = (T & step) != 0
-        for i in range(4):
-            if i & step:
-                continue
-            got = np.where(upper, word[:, i], word[:, i | step])[LANE ^ step]
-            word[upper, i] = got[upper]
-            word[~upper, i | step] = got[~upper]
-    return word
-
-
-class Shared:
-    """Shared memory of a block by units of two bytes, and copies on their way to it."""
-
-    def __init__(self, base: int, size: int) -> None:
-        self.base, self.size = base, size
-        self.data = np.full((base + size) // 2, RUBBISH, dtype=np.uint16)
-        self.unseen = np.zeros(self.data.size, dtype=bool)  # by the Tensor Cores
-        self.coming: list[Any] = []
-
-    def _units(self, at: np.ndarray, width: int) -> np.ndarray:
-        at = np.asarray(at)
-        inside = (at >= self.base) & (at + width <= self.base + self.size)
-        assert inside.all(), "outside of shared memory"
-        assert not (at % width).any(), "misaligned"
-        return at[..., None] // 2 + np.arange(width // 2)
-
-    def read(self, at: np.ndarray, kind: type, count: int = 1) -> np.ndarray:
-        """``count`` elements from each of ``at`` on, by one access: [..., count]."""
-        found = self.data[self._units(at, np.dtype(kind).itemsize * count)]
-        return np.ascontiguousarray(found).view(kind)
-
-    def operand(self, at: np.ndarray, kind: type) -> np.ndarray:
-        """What the Tensor Cores read: not before threads have fenced what they wrote."""
-        size = np.dtype(kind).itemsize
-        assert not self.unseen[self._units(at, size)].any(), "written, but not for Tensor Cores"
-        return self.read(at, kind)[..., 0]
-
-    def store(self, at: np.ndarray, words: np.ndarray) -> None:
-        """16 bytes a lane: ``words`` [lanes, 4] of four bytes."""
-        assert_no_conflicts(at.reshape(-1, WARP), 16)
-        units = self._units(at, 16)
-        self.data[units] = np.ascontiguousarray(words).view(np.uint16)
-        self.unseen[units] = True
-
-    def fence(self, at: np.ndarray) -> None:
-        """``fence.proxy.async`` of the lanes that stored 16 bytes at each of ``at``."""
-        self.unseen[self._units(at, 16)] = False
-
-    def copy_bytes(self, to: int, source: Array, first: int, size: int, barrier: Barrier) -> None:
-        """A bulk copy: rubbish until it lands, at some time."""
-        assert size > 0 and size % 16 == 0 and to % 16 == 0, "whole pieces of 16 bytes"
-        piece = 16 * np.arange(size // 16)
-        units = self._units(to + piece, 16)
-        found = np.ascontiguousarray(source.load(first + piece, 16)).view(np.uint16)
-        self.data[units] = RUBBISH
-
-        def land() -> None:
-            self.data[units] = found
-            barrier.complete(size)
-
-        self.coming.append(land)
-
-
-class TileCopies:
-    """Copies the steps of the block's items, one after the other."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.place, self.items = block.share
-        self.first = self.end = self.used = 0
-        self.begins = np.zeros(WARP, dtype=np.int64)
-        self.turn = Turn(block.p.tile_stages)
-
-    def next(self) -> Iterator[None]:
-        block, p = self.block, self.block.p
-        while self.first >= self.end:
-            if self.place >= self.items:
-                return
-            _, self.first, self.end, _ = p.item(self.place)
-            self.place += 1
-            self.used = 31
-        value = stop = 0
-        if p.weighted:
-            if self.used == 31:
-                tile = np.minimum(self.first + LANE * p.step_tiles, self.end)
-                self.begins = p.strips.load(tile * WARPS)[:, 0].astype(np.int64)
-                self.used = 0
-            value, stop = self.begins[self.used : self.used + 2].tolist()
-            self.used += 1
-        yield from block.tiles_empty[self.turn.stage].wait(self.turn.parity ^ 1)
-        to = block.tiles + self.turn.stage * p.tile_bytes
-        full, copy = block.tiles_full[self.turn.stage], block.shared.copy_bytes
-        each = 16 // p.size
-        aligned = value // each * each
-        size = (stop - aligned + each - 1) // each * 16
-        expected = p.id_bytes + p.bit_bytes
-        if p.weighted:
-            expected += p.offset_bytes + size
-        full.expect(expected)
-        copy(to, p.columns_raw, self.first * 32, p.id_bytes, full)
-        copy(to + p.bits_at, p.bitmaps_raw, self.first * HEIGHT, p.bit_bytes, full)
-        if p.weighted:
-            copy(to + p.offsets_at, p.strips_raw, self.first * WARPS * 4, p.offset_bytes, full)
-            if size:
-                assert p.values_at + size <= p.tile_bytes, "more values than a step holds"
-                copy(to + p.values_at, p.values_raw, aligned * p.size, size, full)
-        yield
-        self.first += p.step_tiles
-        self.turn.next()
-
-
-class Steps:
-    """The steps of a block's items that one group of producers takes."""
-
-    def __init__(self, block: Block, group: int) -> None:
-        self.p = block.p
-        self.place, self.end = block.share
-        self.first = self.stop = 0
-        self.turn, self.tiles = Turn(self.p.stages), Turn(self.p.tile_stages)
-        if self.place < self.end:
-            self.open()
-        self.settle()
-        for _ in range(group):
-            self.next()
-
-    def open(self) -> None:
-        _, self.first, self.stop, _ = self.p.item(self.place)
-
-    def settle(self) -> None:
-        while self.first >= self.stop and self.place < self.end:
-            self.place += 1
-            if self.place < self.end:
-                self.open()
-
-    def more(self) -> bool:
-        return self.place < self.end
-
-    def next(self) -> None:
-        self.first += self.p.step_tiles
-        self.turn.next()
-        self.tiles.next()
-        self.settle()
 
 
 class Block:
@@ -509,7 +359,7 @@ class Block:
                 p.exact(self, warp, window)
 
 
-class Product:
+class Product(Stores):
     """One launch: its configuration, parameters and memory."""
 
     def __init__(self, machine: Machine, config: Mapping[str, Any], params: dict[str, Any]) -> None:
@@ -594,104 +444,6 @@ class Product:
             lanes=WARP, slot_bytes=self.cols // 2 * 4,
         )  # fmt: skip
 
-    # -- C
-
-    def row_of(self, window: int, r: np.ndarray) -> np.ndarray:
-        position = window * HEIGHT + r
-        here = position < self.p["rows"]
-        rows = np.where(here, position, -1)
-        if self.order is not None:
-            rows[here] = self.order.load(position[here])[:, 0]
-        return rows
-
-    def scale_of(self, row: np.ndarray) -> np.ndarray:
-        scale = np.full(row.shape, self.p["alpha"], dtype=np.float32)
-        here = row >= 0
-        if self.p["mean"]:
-            ends = self.indptr.load(row[here] + 1)[:, 0], self.indptr.load(row[here])[:, 0]
-            scale[here] /= np.maximum(ends[0] - ends[1], 1).astype(np.float32)
-        return np.where(here, scale, np.float32(1))
-
-    def finish(
-        self, block: Block, row: np.ndarray, column: np.ndarray, x: np.ndarray, plain: bool
-    ) -> None:
-        """Neighbouring columns ``x`` [lanes, kCount] of each lane's row."""
-        here = (row >= 0) & (plain | (column < self.n))
-        row, column, x = row[here], column[here], x[here]
-        at = block.z * self.p["c_batch_stride"] + row * self.p["c_row_stride"] + column
-        if not plain:
-            x = x * self.scale_of(row)[:, None]
-            if self.p["epilogue"]:
-                count = np.arange(x.shape[1])
-                if self.p["beta"] != 0.0:
-                    old = self.output.widen(self.c.load(at[:, None] + count)[..., 0])
-                    x = x + np.float32(self.p["beta"]) * old
-                if self.bias is not None:
-                    x = x + self.bias.load(column[:, None] + count)[..., 0]
-                if self.p["relu"]:
-                    x = np.where(x < 0, np.float32(0), x)
-        self.c.store(at, self.output.narrow(x))
-
-    def store_window(self, block: Block, warp: int, window: int, sums: np.ndarray) -> bool:
-        """``sums`` [32 lanes, kSums]; False, and C as it was, if not all are finite."""
-        with np.errstate(invalid="ignore"):
-            if (sums * np.float32(0) != 0).any():
-                return False
-        plain = not self.p["epilogue"] and block.whole
-        for half in range(2):
-            row = self.row_of(window, warp * 16 + half * 8 + G)
-            for group in range(self.cols // 32):
-                mine = sums[:, group * 16 + half * 2 :]
-                first_column = block.y * self.cols + group * 32
-                if self.size == 4:
-                    for e in range(2):
-                        x = np.stack([mine[:, 4 * j + e] for j in range(4)], 1)
-                        self.finish(block, row, first_column + e * 16 + T * 4, x, plain)
-                    continue
-                first, second = (
-                    exchange(np.stack([mine[:, 4 * i + e] for i in range(4)], 1)) for e in range(2)
-                )
-                eight = np.stack([first, second], 2).reshape(WARP, 8)
-                store = 16 // self.output.size
-                for part in range(0, 8, store):
-                    x = eight[:, part : part + store]
-                    self.finish(block, row, first_column + T * 8 + part, x, plain)
-        return True
-
-    def exact(self, block: Block, warp: int, window: int) -> None:
-        self.recomputed += 1
-        begin, end = self.window_row_ptr.load(np.array([window, window + 1]))[:, 0].tolist()
-        column = np.arange(block.y * self.cols, min(self.n, (block.y + 1) * self.cols))
-        for r in range(16):
-            row = int(self.row_of(window, np.array([warp * 16 + r]))[0])
-            if row < 0:
-                continue
-            sum_ = np.zeros(column.size, dtype=np.float32)
-            for tile in range(begin, end):
-                strip = tile * WARPS + warp
-                low, high = self.bitmaps.load(np.array([strip * 2, strip * 2 + 1]))[:, 0].tolist()
-                bits = low if r < 8 else high
-                first = 0
-                if self.weighted:
-                    first = int(self.strips.load(np.array(strip))[0])
-                    first += 0 if r < 8 else int(popc(np.uint64(low)))
-                for k in range(8):
-                    bit = r % 8 * 8 + k
-                    if not bits >> bit & 1:
-                        continue
-                    id = int(self.columns.load(np.array(tile * 8 + int(staged(k))))[0])
-                    weight = np.float32(1)
-                    if self.weighted:
-                        below = bin(bits & ((1 << bit) - 1)).count("1")
-                        weight = self.element.widen(self.values.load(np.array([first + below])))
-                    at = block.z * self.p["b_batch_stride"] + id * self.b_row + column
-                    raw = self.b.load(at)[:, 0]
-                    value = self.element.widen(round_tf32(raw) if self.size == 4 else raw)
-                    with np.errstate(invalid="ignore"):
-                        sum_ = sum_ + np.float32(np.ravel(weight)[0]) * value
-            rows = np.full(column.size, row)
-            self.finish(block, rows, column, sum_[:, None], plain=False)
-
 
 def replay_spmm(
     machine: Machine, config: Mapping[str, Any], params: dict[str, Any], grid: tuple[int, int, int]
@@ -702,3 +454,18 @@ def replay_spmm(
 
 
 REPLAYS = {"spmm_wcsr": replay_spmm}
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine that replays the window kernel, and holds the copies that its runner makes."""
+    made = Machine(REPLAYS)
+    made.install(monkeypatch)
+    pad = wcsr_runner.pad
+
+    def held(matrix: Tensor, by: tuple[int, int]) -> Tensor:
+        padded = pad(matrix, by)
+        made.hold(padded)
+        return padded
+
+    monkeypatch.setattr(wcsr_runner, "pad", held)
+    return made

@@ -20,7 +20,10 @@ __all__ = ["WCSRRunner"]
 
 
 class WCSRRunner(TileRunner):
-    """A block of threads an item. B and C that are not aligned to 16 bytes go through copies."""
+    """As many blocks of threads as share the items, four trees each: one a warp.
+
+    B and C that are not aligned to 16 bytes, or not whole accesses wide, go through copies.
+    """
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
