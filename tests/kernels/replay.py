@@ -106,6 +106,7 @@ class Machine:
         self.written: dict[int, Array] = {}
         self.arrivals: list[Tensor] = []
         self.shared_bytes = 0  # dynamic shared memory of the latest launch
+        self.seed = 11  # of what happens in random order
         self.recomputed = 0  # windows of the latest launch whose sums were not finite
         self._held: list[Tensor] = []
 

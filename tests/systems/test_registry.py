@@ -85,6 +85,7 @@ class Large(st.CSR):
         ("bcsr", "holds under 2^31 entries, A has 2147483648"),
         ("csr", "holds under 2^31 entries, A has 2147483648"),
         ("cusparse", "is used with 32-bit offsets, A has 2147483648 entries"),
+        ("wcsr", "holds under 2^31 entries, A has 2147483648"),
     ],
 )
 def test_more_entries_than_32_bits_count_are_refused_before_any_launch(name, reason):

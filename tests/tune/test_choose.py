@@ -103,6 +103,64 @@ def test_a_weight_pruned_by_blocks_is_predicted_to_prefer_blocks_and_scattered_e
     assert scattered["csr"] < scattered["bcsr"]
 
 
+def in_windows(shared: int, n: int = 512, dtype: torch.dtype = torch.float32) -> Request:
+    """A matrix whose windows of 64 rows have 256 columns; ``shared`` rows use each of them."""
+    rows, each = 64 * 40, 256
+    mask = np.zeros((rows, each), dtype=bool)
+    at = np.arange(each)
+    for row in range(shared):
+        mask[(at + row) % 64, at] = True
+    mask = np.tile(mask[:64], (40, 1))
+    row, column = np.nonzero(mask)
+    shift = row // 64 * each  # no two windows have a column in common
+    matrix = sp.csr_array((np.ones(row.size), (row, column + shift)), shape=(rows, 40 * each))
+    return Request(csr_of(matrix, dtype=dtype), n, dtype, Permutation("identity", None))
+
+
+HOPPER = Machine("toy", 4.2e12, 9.1e12, 0, 0, 0, 390e12, 2.5e-6)
+
+
+def test_windows_are_predicted_by_the_rows_of_B_behind_their_distinct_columns(monkeypatch):
+    monkeypatch.setattr(choose, "machine", lambda device: HOPPER)
+    pairs, rows = 40 * 256, 64 * 40
+    start, share = choose._WCSR_START, choose._WCSR_SHARE
+
+    def seconds(wanted: Request) -> float:
+        return predict_systems(wanted, ["wcsr", "csr"])["wcsr"]
+
+    gathered = 4 * 512 * (pairs + rows) / 9.1e12
+    assert seconds(in_windows(4)) == pytest.approx(start + gathered / share[True])
+    assert seconds(in_windows(4)) == seconds(in_windows(20)), "rows that share columns are free"
+    # Slabs are whole: 100 columns cost as many as 128.
+    narrow = 4 * 128 * (pairs + rows) / 9.1e12
+    assert seconds(in_windows(4, n=100)) == pytest.approx(start + narrow / share[True])
+    monkeypatch.setattr(choose, "l2_bytes", lambda device: 2**20)
+    assert seconds(in_windows(4)) == pytest.approx(start + gathered / share[False])
+    slow = dataclasses.replace(HOPPER, dram=1e9)
+    monkeypatch.setattr(choose, "machine", lambda device: slow)
+    assert seconds(in_windows(4)) == pytest.approx(start + 4 * 512 * (pairs + rows) / 1e9)
+
+
+def test_windows_are_predicted_to_win_where_rows_share_columns_and_to_lose_where_not(monkeypatch):
+    monkeypatch.setattr(choose, "machine", lambda device: HOPPER)
+    able = ["acc", "csr", "cusparse", "wcsr"]
+    shared, alone = (predict_systems(in_windows(count), able) for count in (30, 1))
+    assert min(shared, key=shared.__getitem__) == "wcsr"
+    assert min(alone, key=alone.__getitem__) == "csr"
+    half = predict_systems(in_windows(30, dtype=torch.float16), able)
+    assert half["wcsr"] < shared["wcsr"]
+
+
+def test_windows_are_counted_in_the_plans_order(monkeypatch):
+    monkeypatch.setattr(choose, "machine", lambda device: HOPPER)
+    wanted = in_windows(30)
+    scattered = dataclasses.replace(
+        wanted, permutation=Permutation("given", torch.randperm(wanted.csr.shape[0]))
+    )
+    given, worse = (predict_systems(w, ["wcsr", "csr"])["wcsr"] for w in (wanted, scattered))
+    assert given < worse
+
+
 def test_measuring_warms_up_and_takes_the_median():
     calls = []
     seconds = measure(lambda: calls.append(1), CPU, repeats=5)

@@ -1,9 +1,9 @@
 """``wcsr``: AsyncSparse's half for irregular patterns, windows of rows on WGMMA (sm_90a).
 
-Parts: WCSR with bitmaps (formats/wcsr.py), windows cut where one would keep the others waiting
+Parts: WCSR with bitmaps (formats/wcsr.py), windows shared out evenly between blocks of threads
 (balance/windows.py), the kernel that gathers rows of B into shared memory and decodes A's tiles
-into operand registers (kernels/cuda/spmm_wcsr.cu). For matrices whose neighbouring rows
-share columns, as they are or in another row order. Deterministic: cut windows are added in a fixed
+into operand registers (kernels/cuda/spmm_wcsr.cu). For matrices whose neighbouring rows share
+columns, as they are or in another row order. Deterministic: cut windows are added in a fixed
 order. What is decided and why is in docs/asyncsparse.md.
 """
 
@@ -79,7 +79,7 @@ class WCSRSystem(System):
     """Tensor cores on windows of rows."""
 
     name = "wcsr"
-    summary = "AsyncSparse: windows of 64 or 128 rows on WGMMA, TF32 or 16-bit, sums in order"
+    summary = "AsyncSparse: windows of 64 rows on WGMMA, TF32 or 16-bit, sums in order"
     devices = ("cuda",)
     dtypes = tuple(ELEMENTS)
     deterministic = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,10 @@ __all__ = ["WCSRRunner"]
 
 
 class WCSRRunner(TileRunner):
-    """A block of threads an item. B and C that are not aligned to 16 bytes go through copies."""
+    """As many blocks of threads as share the items, four trees each: one a warp.
+
+    B and C that are not aligned to 16 bytes, or not whole accesses wide, go through copies.
+    """
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
@@ -68,6 +72,8 @@ class WCSRRunner(TileRunner):
         whole = n % columns == 0
         if not whole or not aligned(B):  # zeros behind the last column: they are multiplied, too
             B = pad(B, (0, -n % columns))[..., :n]
+        if not whole and epilogue.bias is not None:  # stores are whole, too, and add it whole
+            epilogue = replace(epilogue, bias=pad(epilogue.bias, (0, -n % columns)))
         target = out
         if not whole or not aligned(out):
             target = padded_like(out, columns)
