@@ -26,7 +26,7 @@ from typing import Any
 from sparsetile.errors import value_error
 from sparsetile.jit import code_digest
 from sparsetile.kernels import KERNELS
-from sparsetile.record import machine_facts, write_json
+from sparsetile.record import machine_facts, read_proof, write_json
 
 __all__ = [
     "CHECKERS",
@@ -251,19 +251,12 @@ def write_checkers(entries: dict[str, dict[str, Any]], folder: Path) -> tuple[Pa
 def check_checkers(path: str | os.PathLike[str]) -> list[str]:
     """Return what is wrong with a checkers' record, one sentence each; empty when it is clean."""
     again = "run `sparsetile verify --checker` on that GPU again"
-    try:
-        record = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        return [f"{path}: cannot be read ({error}); {again}"]
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        return [f"{path}: has schema {found}, this release reads {SCHEMA}; {again}"]
+    record, problems = read_proof(path, SCHEMA, again)
+    if not record:
+        return problems
     entries = record.get("checkers")
     if not isinstance(entries, dict) or not entries:
         return [f"{path}: holds no checker; {again}"]
-    problems = []
-    if record.get("code_digest") != code_digest():
-        problems.append(f"{path}: kernels/ or jit/ changed since it was written; {again}")
     for tool, entry in entries.items():
         if tool not in CHECKERS or not isinstance(entry, dict) or "errors" not in entry:
             problems.append(f"{path}: {tool} is no entry of a checker; {again}")

@@ -37,6 +37,7 @@ __all__ = [
     "gpu_slug",
     "machine_facts",
     "nvrtc_text",
+    "read_proof",
     "run_tests",
     "write_json",
     "write_record",
@@ -292,6 +293,25 @@ def write_json(body: dict[str, Any], path: Path) -> Path:
     return path
 
 
+def read_proof(
+    path: str | os.PathLike[str], schema: int, again: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Read a record that vouches for ``kernels/`` and ``jit/``, with what is wrong with it so far.
+
+    It is empty where it cannot be read or has another schema. ``again`` says how to make it anew.
+    """
+    try:
+        record = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        return {}, [f"{path}: cannot be read ({error}); {again}"]
+    if not isinstance(record, dict) or record.get("schema") != schema:
+        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        return {}, [f"{path}: has schema {found}, this release reads {schema}; {again}"]
+    if record.get("code_digest") != code_digest():
+        return record, [f"{path}: kernels/ or jit/ changed since it was written; {again}"]
+    return record, []
+
+
 def check_record(path: str | os.PathLike[str]) -> list[str]:
     """Return what is wrong with a record, one sentence each; empty when it vouches for today.
 
@@ -301,21 +321,14 @@ def check_record(path: str | os.PathLike[str]) -> list[str]:
         A ``verify.json``.
     """
     again = "run `sparsetile verify` on that GPU again"
-    try:
-        record = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        return [f"{path}: cannot be read ({error}); {again}"]
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        return [f"{path}: has schema {found}, this release reads {SCHEMA}; {again}"]
+    record, problems = read_proof(path, SCHEMA, again)
+    if not record:
+        return problems
     tests = record.get("tests")
     if not isinstance(tests, dict) or not all(
         isinstance(test, dict) and test.get("outcome") in _OUTCOMES for test in tests.values()
     ):
         return [f"{path}: does not list an outcome per test; {again}"]
-    problems = []
-    if record.get("code_digest") != code_digest():
-        problems.append(f"{path}: kernels/ or jit/ changed since it was written; {again}")
     if _ran(tests) == 0:
         problems.append(f"{path}: no test ran; {again}")
     if record.get("selection"):
