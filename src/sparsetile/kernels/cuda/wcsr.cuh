@@ -7,6 +7,7 @@
 #pragma once
 
 #include "mma.cuh"
+#include "wgmma.cuh"
 
 using E = ELEMENT;
 using Out = OUTPUT;
@@ -157,24 +158,6 @@ __device__ __forceinline__ void exact(const Params& p, int window, int first, in
   }
 }
 
-// The four words of four neighbouring lanes, rows to columns: lane t then has word t of each.
-__device__ __forceinline__ void exchange(u32 (&word)[4], int t) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool upper = t & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const u32 got = __shfl_xor_sync(kWarp, upper ? word[i] : word[i | step], step);
-      if (upper) {
-        word[i] = got;
-      } else {
-        word[i | step] = got;
-      }
-    }
-  }
-}
-
 // Store sixteen rows of 32 columns, `first_column` on.
 template <bool kPlain>
 __device__ __forceinline__ void store_group(const Params& p, const Lane& me, int window,
@@ -200,8 +183,8 @@ __device__ __forceinline__ void store_group(const Params& p, const Lane& me, int
         first[i] = __float_as_uint(mine[4 * i]);
         second[i] = __float_as_uint(mine[4 * i + 1]);
       }
-      exchange(first, me.t);
-      exchange(second, me.t);
+      transpose(first, me.t);
+      transpose(second, me.t);
 #pragma unroll
       for (int part = 0; part < 8; part += kStore) {
         float x[kStore];
