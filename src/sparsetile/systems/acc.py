@@ -27,6 +27,7 @@ from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.systems.acc_runner import AccRunner
 from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.processors import processors
+from sparsetile.systems.tensor_cores import tile_reasons
 
 __all__ = ["AccSystem"]
 
@@ -90,16 +91,9 @@ class AccSystem(System):
     ablations = tuple(ABLATIONS)
 
     def further_reasons(self, request: Request) -> list[str]:
-        found = []
-        if request.csr.nnz >= 2**31:
-            found.append(f"holds under 2^31 entries, A has {request.csr.nnz}")
+        found = tile_reasons(request)
         if request.device.type != "cuda":
             return found
-        if request.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
-            found.append(
-                "rounds float32 to TF32, which torch does not allow now: set "
-                "torch.backends.cuda.matmul.allow_tf32 = True"
-            )
         capability = torch.cuda.get_device_capability(request.device)
         if capability < MIN_CAPABILITY:
             found.append(f"needs sm_80 or newer, this GPU is sm_{capability[0]}{capability[1]}")

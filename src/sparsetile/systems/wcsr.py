@@ -26,6 +26,7 @@ from sparsetile.kernels.wcsr import (
 )
 from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.processors import l2_bytes, processors
+from sparsetile.systems.tensor_cores import tile_reasons
 from sparsetile.systems.wcsr_runner import WCSRRunner
 
 __all__ = ["WCSRSystem"]
@@ -87,16 +88,9 @@ class WCSRSystem(System):
     ordered = True
 
     def further_reasons(self, request: Request) -> list[str]:
-        found = []
-        if request.csr.nnz >= 2**31:
-            found.append(f"holds under 2^31 entries, A has {request.csr.nnz}")
+        found = tile_reasons(request)
         if request.device.type != "cuda":
             return found
-        if request.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
-            found.append(
-                "rounds float32 to TF32, which torch does not allow now: set "
-                "torch.backends.cuda.matmul.allow_tf32 = True"
-            )
         capability = torch.cuda.get_device_capability(request.device)
         if capability != CAPABILITY:
             found.append(
