@@ -21,7 +21,6 @@ from tests.contracts.cases import (
     random_matrix,
     reference,
     tf32,
-    with_dense_row,
 )
 
 
@@ -129,7 +128,7 @@ def with_long_window(rows: int, columns: int, row: int) -> sp.csr_array:
 
 
 def pieces_of_the_longest(plan: st.Plan) -> int:
-    return int(plan.parts[9][:, 2].max())
+    return int(plan._stage.parts[9][:, 2].max())
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
