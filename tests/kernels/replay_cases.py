@@ -99,6 +99,11 @@ class TileCase(Case):
 class BlockCase(Case):
     system = BCSRSystem(CSRSystem())
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.spoilt = self.runner._spoilt(self.stage.parts)
+        self.machine.hold(self.spoilt)
+
     def check_writes(self, out: Tensor) -> None:
         """The replay of each launch has done that: C may be a copy, and be repaired after it."""
 
