@@ -1,4 +1,4 @@
-"""Windows shared out between workers: nothing is lost, cut windows are joined, loads are even."""
+"""Windows shared out between workers: nothing is lost, pieces are listed, loads are even."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from sparsetile.balance import WindowShares, share_windows
-from sparsetile.balance.segments import FAN_IN, join_pieces
 from sparsetile.balance.windows import A_WINDOW, EVEN_ROUNDS, LEAST_TILES
 
 WINDOWS = st.lists(st.integers(0, 90) | st.sampled_from([0, 0, 1, 7, 8, 400]), max_size=60)
@@ -38,17 +36,6 @@ def pieces_of(shares: WindowShares) -> dict[int, list[tuple[int, int, int]]]:
     return {window: sorted(mine) for window, mine in found.items()}
 
 
-def leaves(node: int, parent_of_slot: Tensor, nodes: Tensor) -> list[int]:
-    """Slots below a node that pieces fill, in the order in which they are added."""
-    owner = {own: n for n, (_, _, own, _) in enumerate(nodes.tolist()) if own >= 0}
-    first, count, _, _ = nodes[node].tolist()
-    below = []
-    for slot in range(first, first + count):
-        assert int(parent_of_slot[slot]) == node
-        below += leaves(owner[slot], parent_of_slot, nodes) if slot in owner else [slot]
-    return below
-
-
 @settings(max_examples=150, deadline=None)
 @given(WINDOWS, WORKERS, st.booleans())
 def test_every_tile_is_in_one_item_and_every_window_has_one(tiles, workers, dealt):
@@ -65,14 +52,20 @@ def test_every_tile_is_in_one_item_and_every_window_has_one(tiles, workers, deal
 
 @settings(max_examples=150, deadline=None)
 @given(WINDOWS, WORKERS, st.booleans())
-def test_pieces_of_a_window_have_slots_in_their_order_and_meet_in_one_root(tiles, workers, dealt):
+def test_cuts_list_the_windows_in_pieces_and_their_slots_in_order(tiles, workers, dealt):
     shares = made(tiles, workers, dealt=dealt)
-    cut = {w: mine for w, mine in pieces_of(shares).items() if len(mine) > 1}
-    whole = [mine[0] for mine in pieces_of(shares).values() if len(mine) == 1]
+    found = pieces_of(shares)
+    cut = {w: [slot for _, _, slot in mine] for w, mine in found.items() if len(mine) > 1}
+    whole = [mine[0] for mine in found.values() if len(mine) == 1]
     assert all(slot == -1 for _, _, slot in whole)
-    roots = [n for n, (_, _, own, _) in enumerate(shares.nodes.tolist()) if own < 0]
-    joined = sorted(leaves(root, shares.parent_of_slot, shares.nodes) for root in roots)
-    assert joined == sorted([slot for _, _, slot in mine] for mine in cut.values())
+    listed = {
+        window: list(range(first, first + slots))
+        for window, first, slots, _ in shares.cuts.tolist()
+    }
+    assert listed == cut and len(listed) == shares.cut_count, "each once"
+    slots = sorted(slot for mine in listed.values() for slot in mine)
+    assert slots == list(range(shares.slot_count)), "no slot is left"
+    assert not bool(shares.cuts[:, 3].any())
 
 
 @settings(max_examples=150, deadline=None)
@@ -85,9 +78,9 @@ def test_workers_have_neighbouring_items_in_the_order_of_their_windows(tiles, wo
     for begin, end in itertools.pairwise(first):
         mine = [(window, at) for window, at, _, _ in shares.items[begin:end].tolist()]
         assert mine == sorted(mine)
-    for part in (shares.items, shares.parent_of_slot, shares.nodes, shares.first_of_worker):
+    for part in (shares.items, shares.cuts, shares.first_of_worker):
         assert part.dtype is torch.int32 and part.is_contiguous()
-    assert shares.items.shape == (shares.item_count, 4) and shares.nodes.shape[1] == 4
+    assert shares.items.shape == (shares.item_count, 4) and shares.cuts.shape[1] == 4
 
 
 @settings(max_examples=200, deadline=None)
@@ -142,7 +135,7 @@ def test_one_long_window_is_cut_evenly_and_one_worker_cuts_nothing():
     shares = made([400], 4)
     assert shares.items.tolist() == [[0, 0, 102, 0], [0, 102, 204, 1], [0, 204, 306, 2],
                                      [0, 306, 400, 3]]  # fmt: skip
-    assert shares.nodes.tolist() == [[0, 4, -1, 0]]
+    assert shares.cuts.tolist() == [[0, 0, 4, 0]]
     for dealt in (False, True):
         alone = made([400, 3, 0, 90], 1, dealt=dealt)
         assert alone.slot_count == 0 and alone.first_of_worker.tolist() == [0, 4]
@@ -163,19 +156,6 @@ def test_no_piece_at_a_windows_end_is_shorter_than_the_least():
 def test_nothing_to_multiply_is_still_something_to_write(tiles, dealt, workers):
     shares = made(tiles, workers, dealt=dealt)
     assert shares.items[:, 0].tolist() == list(range(len(tiles)))
-    assert bool((shares.items[:, 1:3] == 0).all()) and shares.slot_count == shares.node_count == 0
+    assert bool((shares.items[:, 1:3] == 0).all()) and shares.slot_count == shares.cut_count == 0
     assert shares.first_of_worker.numel() == workers + 1
     assert int(shares.first_of_worker[-1]) == len(tiles)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(2, 700), max_size=8))
-def test_pieces_are_joined_in_order_by_nodes_of_few_children(counts):
-    parent_of_slot, nodes = join_pieces(torch.tensor(counts, dtype=torch.int64))
-    roots = [n for n, (_, _, own, _) in enumerate(nodes.tolist()) if own < 0]
-    assert len(roots) == len(counts)
-    bounds = torch.tensor([0, *counts]).cumsum(0).tolist()
-    joined = sorted(leaves(root, parent_of_slot, nodes) for root in roots)
-    assert joined == [list(range(*pair)) for pair in itertools.pairwise(bounds)]
-    assert all(1 < count <= FAN_IN for _, count, _, _ in nodes.tolist())
-    assert parent_of_slot.dtype is nodes.dtype is torch.int32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.systems import wcsr
+from sparsetile.kernels.wcsr import choose_window_tile
+from sparsetile.systems import tile_runner, wcsr
 from tests.contracts.cases import (
     assert_close,
     csr_of,
@@ -19,7 +21,6 @@ from tests.contracts.cases import (
     random_matrix,
     reference,
     tf32,
-    with_dense_row,
 )
 
 
@@ -58,10 +59,16 @@ def dense(rows: int, n: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.randn(rows, n, device="cuda").to(dtype)
 
 
+def pieces(plan: st.Plan) -> int:
+    """Pieces of all windows that were cut."""
+    schedule = plan.info["choices"]["schedule"]
+    return int(re.search(r"windows in (\d+) pieces", schedule).group(1))
+
+
 def cut(csr: st.CSR, n: int, **options) -> st.Plan:
     """A plan that has cut windows."""
     plan = st.plan(csr, n, system="wcsr", **options)
-    assert " 0 partial sums" not in plan.info["choices"]["schedule"]
+    assert pieces(plan) > 1
     return plan
 
 
@@ -113,11 +120,68 @@ def test_cut_windows_give_the_same_bits_a_hundred_times(dtype, n):
     assert all(torch.equal(plan @ B, first) for _ in range(100))
 
 
-def test_one_very_long_window_beside_short_ones():
-    csr = whole_numbers(with_dense_row(300, 60_000, 70))
-    for n in (64, 256):
-        B = zeros_and_ones(csr, n)
-        assert torch.equal((cut(csr, n) @ B).cpu().double(), reference(csr, B))
+def with_long_window(rows: int, columns: int, row: int) -> sp.csr_array:
+    """Short windows, and one that has every column."""
+    matrix = random_matrix(rows, columns, 0.0001, seed=3).tolil()
+    matrix[row, :] = 1.0
+    return sp.csr_array(matrix)
+
+
+def pieces_of_the_longest(plan: st.Plan) -> int:
+    return int(plan._stage.parts[9][:, 2].max())
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_one_very_long_window_beside_short_ones_is_in_more_than_a_hundred_pieces(dtype):
+    csr = whole_numbers(with_long_window(300, 60_000, 70), dtype)
+    for n in (64, 256, 7):
+        plan, B = cut(csr, n), zeros_and_ones(csr, n, dtype=dtype)
+        assert pieces_of_the_longest(plan) > 100
+        first = plan.run(B, out_dtype=F32)
+        assert torch.equal(first.cpu().double(), reference(csr, B))
+        assert all(torch.equal(plan.run(B, out_dtype=F32), first) for _ in range(10))
+
+
+def test_a_matrix_of_one_window_in_more_than_a_hundred_pieces():
+    csr = whole_numbers(random_matrix(50, 40_000, 0.02))
+    for n in (128, 200):
+        plan, B = cut(csr, n), zeros_and_ones(csr, n)
+        assert pieces_of_the_longest(plan) == pieces(plan) > 100
+        bias = torch.arange(n, device="cuda") / 4 - 9
+        C = plan.run(B, alpha=0.5, bias=bias, relu=True)
+        expected = torch.relu(reference(csr, B) / 2 + bias.cpu().double())
+        assert torch.equal(C.cpu().double(), expected)
+
+
+@pytest.mark.parametrize("most", [0.5, 1, 2.5, 100])
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_batches_whose_partial_sums_exceed_the_scratch_go_in_pieces(monkeypatch, dtype, most):
+    """``most`` matrices fit the scratch; those that do not go one after the other."""
+    csr = whole_numbers(random_matrix(40, 9000, 0.02), dtype)
+    for n in (64, 264, 7):
+        plan, B = cut(csr, n), zeros_and_ones(csr, 5, n, dtype=dtype)
+        slabs = choose_window_tile(64, n).slabs(n)
+        of_a_matrix = slabs * pieces(plan) * 64 * choose_window_tile(64, n).columns * 4
+        monkeypatch.setattr(tile_runner, "MAX_SCRATCH", int(most * of_a_matrix))
+        before = torch.randint(-3, 4, (5, 40, n), device="cuda").to(dtype)
+        C = plan.run(B, out=before.clone(), beta=2.0)
+        for one, mine, old in zip(C, B, before, strict=True):
+            expected = reference(csr, mine) + 2 * old.cpu().double()
+            assert torch.equal(one.cpu(), expected.to(dtype))
+
+
+def test_products_with_cut_windows_do_not_overwrite_each_others_partial_sums():
+    """They share the stream's scratch, and launches overlap."""
+    plans = []
+    for seed, columns in enumerate((9000, 4000, 20_000)):
+        csr = whole_numbers(random_matrix(90, columns, 0.05, seed=seed))
+        plans.append((cut(csr, 256), csr, [zeros_and_ones(csr, 256) for _ in range(6)]))
+    results = [[plan @ B for plan, _, operands in plans for B in operands] for _ in range(3)]
+    for found, again, third in zip(*results, strict=True):
+        assert torch.equal(found, again) and torch.equal(found, third)
+    expected = [reference(csr, B) for _, csr, operands in plans for B in operands]
+    for C, wanted in zip(results[0], expected, strict=True):
+        assert torch.equal(C.cpu().double(), wanted)
 
 
 @pytest.mark.parametrize("density", [0.0, 0.0001])

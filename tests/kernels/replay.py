@@ -56,7 +56,12 @@ def struct_fields(text: str, name: str) -> list[tuple[str, str]]:
 
 
 def device_fields(spec: KernelSpec) -> list[tuple[str, str]]:
-    return struct_fields((DEVICE_TREE / f"{spec.name}.cu").read_text(), "Params")
+    """Of a kernel's parameters, which its file declares or a header that it includes."""
+    text = (DEVICE_TREE / f"{spec.name}.cu").read_text()
+    headers = re.findall(r'#include "(\w+\.cuh)"', text)
+    texts = [text, *((DEVICE_TREE / header).read_text() for header in headers)]
+    (declared,) = [each for each in texts if "struct Params {" in each]
+    return struct_fields(declared, "Params")
 
 
 def host_letters(spec: KernelSpec) -> list[str]:
@@ -108,6 +113,7 @@ class Machine:
         self.shared_bytes = 0  # dynamic shared memory of the latest launch
         self.seed = 11  # of what happens in random order
         self.recomputed = 0  # windows of the latest launch whose sums were not finite
+        self.to_join: Any = None  # a launch that left partial sums for the next one
         self._held: list[Tensor] = []
 
     def hold(self, *tensors: Tensor | None) -> None:

@@ -129,6 +129,7 @@ class Product:
         self.order = array(params["order"], np.int32)
         self.indptr = array(params["indptr"], np.int64)
         self.bias = array(params["bias"], np.float32)
+        self.spoilt = array(params["spoilt"], np.int64)
         self.c = array(params["c"], self.output.storage)
         self.random = np.random.default_rng(11)
         self.maps_of = {
@@ -364,6 +365,10 @@ class Product:
         """``sums`` [128 threads, 64]."""
         first_column = item.first_column + consumer * 128
         position = item.block_row * BLOCK + THREAD // 32 * 16 + THREAD % 32 // 4
+        if self.spoilt is not None:
+            with np.errstate(invalid="ignore"):
+                if (sums * np.float32(0) != 0).any():
+                    self.spoilt.store(np.array(0), np.array([1]))
         if self.p["epilogue"]:
             self.apply_epilogue(position, first_column, sums)
         if self.p["store"] == BY_THREADS:

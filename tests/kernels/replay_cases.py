@@ -99,6 +99,11 @@ class TileCase(Case):
 class BlockCase(Case):
     system = BCSRSystem(CSRSystem())
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.spoilt = self.runner._spoilt(self.stage.parts)
+        self.machine.hold(self.spoilt)
+
     def check_writes(self, out: Tensor) -> None:
         """The replay of each launch has done that: C may be a copy, and be repaired after it."""
 
@@ -106,8 +111,13 @@ class BlockCase(Case):
 class WindowCase(Case):
     system = WCSRSystem()
 
+    def spmm(self, B: Tensor, out: Tensor | None = None, **epilogue: Any) -> Tensor:
+        self.machine.recomputed, self.machine.to_join = 0, None
+        return super().spmm(B, out, **epilogue)
+
     def check_writes(self, out: Tensor) -> None:
         """The replay of each launch has done that for what it wrote: C may be a copy."""
+        assert self.machine.to_join is None, "windows in pieces were never added up"
         assert not any(bool(counters.any()) for counters in self.machine.arrivals)
 
 

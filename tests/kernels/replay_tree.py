@@ -75,25 +75,5 @@ class Tree:
                 return mine
             slot = own
 
-    def climb_sums(self, slot: int, sums: np.ndarray) -> np.ndarray | None:
-        """``climb_sums``: ``sums`` [lanes, count] of float32, children added to zeros in order."""
-        size = sums.shape[1] * 4
-        assert self.slot_bytes == size and sums.shape[1] % 32 == 0, "whole rounds of words"
-        while True:
-            raw = np.ascontiguousarray(sums, dtype=np.float32).view(np.uint8)
-            self.partials.store(
-                self.places(slot, size, 16), raw.reshape(self.lanes, size // 16, 16)
-            )
-            node = int(self.parent_of_slot.load(np.array(slot))[0])
-            first_child, children, own, _ = self.nodes.data[node].tolist()
-            if not self.arrive_last(node, children):
-                return None
-            sums = np.zeros_like(sums)
-            for child in range(first_child, first_child + children):
-                sums = sums + self.load(child, size, 16).view(np.float32)
-            if own < 0:
-                return sums
-            slot = own
-
     def load(self, slot: int, size: int, word: int) -> np.ndarray:
         return self.partials.load(self.places(slot, size, word), word).reshape(self.lanes, size)

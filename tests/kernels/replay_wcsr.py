@@ -20,12 +20,12 @@ from torch import Tensor
 from sparsetile.systems import wcsr_runner
 from tests.kernels.replay import Machine
 from tests.kernels.replay_bcsr import Turn
-from tests.kernels.replay_mma import LANE, TRAITS, U32, G, T, round_tf32
+from tests.kernels.replay_mma import LANE, U32, G, T, round_tf32
 from tests.kernels.replay_tile import decode
-from tests.kernels.replay_tree import Tree
+from tests.kernels.replay_wcsr_join import replay_join
 from tests.kernels.replay_wcsr_rings import (
-    AHEAD,
     CONSUMERS,
+    COPIERS,
     GROUPS,
     HEIGHT,
     PRODUCERS,
@@ -36,7 +36,7 @@ from tests.kernels.replay_wcsr_rings import (
     Steps,
     TileCopies,
 )
-from tests.kernels.replay_wcsr_stores import Stores, staged
+from tests.kernels.replay_wcsr_stores import Launch, staged
 from tests.kernels.replay_wgmma import Barrier, Descriptor, descriptor
 
 # Share of the warps that are far slower than others, and how often one of them takes its turn.
@@ -81,6 +81,21 @@ def fragment_places(sums: int) -> tuple[np.ndarray, np.ndarray]:
     register = np.arange(sums)
     row = G[:, None] + register // 2 % 2 * 8
     return row, (T * 2)[:, None] + register // 4 * 8 + register % 2
+
+
+def first_copy(group: int, warp: int) -> int:
+    """The first step whose part of A a producer warp of a group copies."""
+    return warp * GROUPS + group
+
+
+def first_step(group: int) -> int:
+    """The first step whose rows of B a group of producers brings."""
+    return group
+
+
+def copying_turn(warp: int) -> int:
+    """Number, of four, of the iterations after which a warp of a group copies again."""
+    return warp
 
 
 class Block:
@@ -194,15 +209,11 @@ class Block:
 
     def produce(self, warp: int) -> Iterator[None]:
         p = self.p
-        tiles = TileCopies(self)
-
-        def copy_ahead(steps: int) -> Iterator[None]:
-            if warp == WARPS:
-                for _ in range(steps):
-                    yield from tiles.next()
-
-        yield from copy_ahead(AHEAD)
-        at = Steps(self, (warp - WARPS) * WARP // PRODUCERS)
+        group, number = divmod(warp - WARPS, PRODUCERS // WARP)
+        tiles = TileCopies(self, first_copy(group, number))
+        yield from tiles.next()
+        at = Steps(self)
+        at.skip(first_step(group))
         if not at.more():
             return
 
@@ -222,14 +233,13 @@ class Block:
         yield
         high = self.load_rows(warp, ids(), at.more(), 1)
         ids_are_read()
+        turn = 0
         while at.more():
             stage = self.stages + at.turn.stage * p.stage_bytes
             full = self.full[at.turn.stage]
             yield from self.empty[at.turn.stage].wait(at.turn.parity ^ 1)
             stored = self.store_rows(warp, low, stage, 0)
-            yield from copy_ahead(GROUPS)
-            for _ in range(GROUPS):
-                at.next()
+            at.skip(GROUPS)
             yield from wait_for_ids()
             low = self.load_rows(warp, ids(), at.more(), 0)
             yield
@@ -239,6 +249,9 @@ class Block:
             yield
             high = self.load_rows(warp, ids(), at.more(), 1)
             ids_are_read()
+            if turn == copying_turn(number):
+                yield from tiles.next()
+            turn = turn + 1 if turn + 1 < COPIERS // GROUPS else 0
 
     # -- products
 
@@ -350,27 +363,22 @@ class Block:
                 yield from self.consume(warp, at, first, end, tile)
             sums = tile[fragment_places(p.cols // 2)]
             yield
+            column = self.y * p.cols
             if slot >= 0:
-                found = p.tree_of(self, warp).climb_sums(slot, sums)
-                if found is None:
-                    continue
-                sums = found
-            if not p.store_window(self, warp, window, sums):
-                p.exact(self, warp, window)
+                p.store_partial(self, warp, slot, sums)
+            elif not p.store_groups(self, warp, window, column, sums):
+                p.exact(self, warp, window, column, column + p.cols)
 
 
-class Product(Stores):
+class Product(Launch):
     """One launch: its configuration, parameters and memory."""
 
     def __init__(self, machine: Machine, config: Mapping[str, Any], params: dict[str, Any]) -> None:
-        self.p = params
-        self.element, self.output = TRAITS[config["ELEMENT"]], TRAITS[config["OUTPUT"]]
-        self.cols, self.step_tiles = config["kCols"], config["kStepTiles"]
+        super().__init__(machine, config, params)
+        self.step_tiles, self.shared_bytes = config["kStepTiles"], machine.shared_bytes
         self.stages, self.tile_stages = config["kStages"], config["kTileStages"]
-        self.weighted, self.shared_bytes = config["kWeighted"], machine.shared_bytes
         assert config["kThreads"] == CONSUMERS + GROUPS * PRODUCERS
-        assert self.tile_stages >= AHEAD + 2 * GROUPS
-        size = self.size = self.element.size
+        size = self.size
         self.k = 32 // size
         self.step_rows = 8 * self.step_tiles
         self.stage_bytes = self.step_rows * self.cols * size
@@ -388,45 +396,24 @@ class Product(Stores):
         array = machine.array
         self.items = array(params["items"], np.int32)
         self.firsts = array(params["items"] + 16 * params["item_count"], np.int32)
-        self.columns = array(params["columns"], np.int32)
         self.columns_raw = array(params["columns"], np.uint8)
-        self.bitmaps = array(params["bitmaps"], np.uint64)
         self.bitmaps_raw = array(params["bitmaps"], np.uint8)
-        self.strips = array(params["strip_value_ptr"], np.int32)
         self.strips_raw = array(params["strip_value_ptr"], np.uint8)
-        self.values = array(params["values"], self.element.storage)
         self.values_raw = array(params["values"], np.uint8)
-        self.window_row_ptr = array(params["window_row_ptr"], np.int32)
-        self.b = array(params["b"], self.element.storage)
-        self.c = array(params["c"], self.output.storage)
-        self.order = array(params["order"], np.int32)
-        self.indptr = array(params["indptr"], np.int64)
-        self.bias = array(params["bias"], np.float32)
-        self.parents = array(params["parent_of_slot"], np.int32) if params["slot_count"] else None
-        self.nodes = array(params["nodes"], np.int32, 4) if params["node_count"] else None
-        self.arrivals = array(params["arrivals"], np.int32)
-        self.partials = array(params["partials"], np.uint8)
-        self.n = params["n"]
-        self.b_row = params["b_row_bytes"] // size
-        self.random = np.random.default_rng(machine.seed)
-        self.recomputed = 0
 
     def run(self, grid: tuple[int, int, int]) -> None:
-        self.slabs = grid[1]
-        blocks = [(x, y, z) for x in range(grid[0]) for y in range(grid[1]) for z in range(grid[2])]
-        for block in self.random.permutation(len(blocks)).tolist():
-            Block(self, *blocks[block]).run()
-        self.check_writes(grid[2])
+        for block in self.in_random_order(grid):
+            Block(self, *block).run()
 
-    def check_writes(self, batches: int) -> None:
-        """Each element of C once; of a row past its end only what fills a lane's access."""
-        step = 16 // self.output.size
-        row = np.arange(self.p["rows"])[:, None] * self.p["c_row_stride"]
-        batch = np.arange(batches)[:, None, None] * self.p["c_batch_stride"]
-        most = np.zeros_like(self.c.writes)
-        most[batch + row + np.arange(-(-self.n // step) * step)] = 1
-        assert (self.c.writes <= most).all(), "written beside C, or twice"
-        assert (self.c.writes[batch + row + np.arange(self.n)] == 1).all(), "not all is written"
+    def partial_floats(self, grid: tuple[int, int, int]) -> int:
+        """Of all slots of a launch."""
+        return grid[1] * grid[2] * self.p["slot_count"] * HEIGHT * self.cols
+
+    def store_partial(self, block: Block, warp: int, slot: int, sums: np.ndarray) -> None:
+        """``sums`` [32 lanes, kSums] to their slot: words of four, lanes side by side."""
+        to = self.partial_sums(block, slot, warp) + LANE * 4
+        for w in range(self.cols // 2 // 4):
+            self.partials.store(to + w * WARP * 4, sums[:, 4 * w : 4 * w + 4])
 
     def item(self, place: int) -> list[int]:
         assert place < self.p["item_count"]
@@ -436,28 +423,28 @@ class Product(Stores):
         """An operand as the Tensor Cores see it."""
         return self.element.widen(raw & TF32_BITS if self.size == 4 else raw)
 
-    def tree_of(self, block: Block, warp: int) -> Tree:
-        layer = (block.z * self.slabs + block.y) * WARPS + warp
-        return Tree(
-            self.parents, self.nodes, self.arrivals, self.partials,
-            first_counter=layer * self.p["node_count"], first_slot=layer * self.p["slot_count"],
-            lanes=WARP, slot_bytes=self.cols // 2 * 4,
-        )  # fmt: skip
-
 
 def replay_spmm(
     machine: Machine, config: Mapping[str, Any], params: dict[str, Any], grid: tuple[int, int, int]
 ) -> None:
+    assert machine.to_join is None, "windows in pieces were never added up"
     product = Product(machine, config, params)
     product.run(grid)
-    machine.recomputed = product.recomputed
+    machine.recomputed += product.recomputed
+    if not params["slot_count"]:
+        product.check_writes(grid[2], product.c.writes)
+        return
+    used = product.partials.writes[: product.partial_floats(grid)]
+    assert (used == 1).all(), "every slot is filled, once"
+    assert not product.partials.writes[used.size :].any(), "past the last slot"
+    machine.to_join = product
 
 
-REPLAYS = {"spmm_wcsr": replay_spmm}
+REPLAYS = {"spmm_wcsr": replay_spmm, "join_wcsr": replay_join}
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine that replays the window kernel, and holds the copies that its runner makes."""
+    """A machine that replays the window kernels, and holds the copies that its runner makes."""
     made = Machine(REPLAYS)
     made.install(monkeypatch)
     pad = wcsr_runner.pad

@@ -14,11 +14,10 @@ import numpy as np
 from sparsetile.jit.source import DEVICE_TREE
 from tests.kernels.replay import Array
 from tests.kernels.replay_bcsr import Turn
-from tests.kernels.replay_mma import LANE
 from tests.kernels.replay_ring import assert_no_conflicts
 from tests.kernels.replay_wgmma import RUBBISH, Barrier
 
-TEXT = (DEVICE_TREE / "spmm_wcsr.cu").read_text()
+TEXT = "".join((DEVICE_TREE / name).read_text() for name in ("wcsr.cuh", "spmm_wcsr.cu"))
 WARP = 32
 
 
@@ -28,9 +27,10 @@ def constant(name: str) -> int:
 
 
 HEIGHT, PRODUCERS, GROUPS = (constant(name) for name in ("kHeight", "kProducers", "kGroups"))
-AHEAD = constant("kAhead")
 WARPS = HEIGHT // 16
 CONSUMERS = WARPS * 32
+COPIERS = GROUPS * PRODUCERS // 32
+assert "kCopiers = kGroups * kProducers / 32;" in TEXT
 
 
 class Shared:
@@ -86,67 +86,18 @@ class Shared:
         self.coming.append(land)
 
 
-class TileCopies:
-    """Copies the steps of the block's items, one after the other."""
+class Steps:
+    """Where a walk over the steps of a block's items stands."""
 
     def __init__(self, block: Any) -> None:
-        self.block = block
-        self.place, self.items = block.share
-        self.first = self.end = self.used = 0
-        self.begins = np.zeros(WARP, dtype=np.int64)
-        self.turn = Turn(block.p.tile_stages)
-
-    def next(self) -> Iterator[None]:
-        block, p = self.block, self.block.p
-        while self.first >= self.end:
-            if self.place >= self.items:
-                return
-            _, self.first, self.end, _ = p.item(self.place)
-            self.place += 1
-            self.used = 31
-        value = stop = 0
-        if p.weighted:
-            if self.used == 31:
-                tile = np.minimum(self.first + LANE * p.step_tiles, self.end)
-                self.begins = p.strips.load(tile * WARPS)[:, 0].astype(np.int64)
-                self.used = 0
-            value, stop = self.begins[self.used : self.used + 2].tolist()
-            self.used += 1
-        yield from block.tiles_empty[self.turn.stage].wait(self.turn.parity ^ 1)
-        to = block.tiles + self.turn.stage * p.tile_bytes
-        full, copy = block.tiles_full[self.turn.stage], block.shared.copy_bytes
-        each = 16 // p.size
-        aligned = value // each * each
-        size = (stop - aligned + each - 1) // each * 16
-        expected = p.id_bytes + p.bit_bytes
-        if p.weighted:
-            expected += p.offset_bytes + size
-        full.expect(expected)
-        copy(to, p.columns_raw, self.first * 32, p.id_bytes, full)
-        copy(to + p.bits_at, p.bitmaps_raw, self.first * HEIGHT, p.bit_bytes, full)
-        if p.weighted:
-            copy(to + p.offsets_at, p.strips_raw, self.first * WARPS * 4, p.offset_bytes, full)
-            if size:
-                assert p.values_at + size <= p.tile_bytes, "more values than a step holds"
-                copy(to + p.values_at, p.values_raw, aligned * p.size, size, full)
-        yield
-        self.first += p.step_tiles
-        self.turn.next()
-
-
-class Steps:
-    """The steps of a block's items that one group of producers takes."""
-
-    def __init__(self, block: Any, group: int) -> None:
         self.p = block.p
         self.place, self.end = block.share
         self.first = self.stop = 0
+        self.number = 0  # of steps passed
         self.turn, self.tiles = Turn(self.p.stages), Turn(self.p.tile_stages)
         if self.place < self.end:
             self.open()
         self.settle()
-        for _ in range(group):
-            self.next()
 
     def open(self) -> None:
         _, self.first, self.stop, _ = self.p.item(self.place)
@@ -160,8 +111,51 @@ class Steps:
     def more(self) -> bool:
         return self.place < self.end
 
-    def next(self) -> None:
-        self.first += self.p.step_tiles
-        self.turn.next()
-        self.tiles.next()
-        self.settle()
+    def skip(self, steps: int) -> None:
+        for _ in range(steps):
+            self.first += self.p.step_tiles
+            self.number += 1
+            self.turn.next()
+            self.tiles.next()
+            self.settle()
+
+
+class TileCopies:
+    """Copies every kCopiers-th step's part of A, by one warp."""
+
+    def __init__(self, block: Any, first: int) -> None:
+        self.block, self.at = block, Steps(block)
+        self.value = self.last = 0
+        self.at.skip(first)
+        self.look_up()
+
+    def look_up(self) -> None:
+        at, p = self.at, self.block.p
+        if p.weighted and at.more():
+            ends = np.array([at.first, min(at.first + p.step_tiles, at.stop)])
+            self.value, self.last = p.strips.load(ends * WARPS)[:, 0].tolist()
+
+    def next(self) -> Iterator[None]:
+        block, p, at = self.block, self.block.p, self.at
+        if not at.more():
+            return
+        yield from block.tiles_empty[at.tiles.stage].wait(at.tiles.parity ^ 1)
+        to = block.tiles + at.tiles.stage * p.tile_bytes
+        full, copy = block.tiles_full[at.tiles.stage], block.shared.copy_bytes
+        each = 16 // p.size
+        aligned = self.value // each * each
+        size = (self.last - aligned + each - 1) // each * 16
+        expected = p.id_bytes + p.bit_bytes
+        if p.weighted:
+            expected += p.offset_bytes + size
+        full.expect(expected)
+        copy(to, p.columns_raw, at.first * 32, p.id_bytes, full)
+        copy(to + p.bits_at, p.bitmaps_raw, at.first * HEIGHT, p.bit_bytes, full)
+        if p.weighted:
+            copy(to + p.offsets_at, p.strips_raw, at.first * WARPS * 4, p.offset_bytes, full)
+            if size:
+                assert p.values_at + size <= p.tile_bytes, "more values than a step holds"
+                copy(to + p.values_at, p.values_raw, aligned * p.size, size, full)
+        yield
+        at.skip(COPIERS)
+        self.look_up()

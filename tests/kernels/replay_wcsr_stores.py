@@ -1,16 +1,17 @@
-"""What ``spmm_wcsr.cu`` does with sums, in NumPy: C, its epilogue, and the exact way.
+"""``wcsr.cuh`` in NumPy, what the window kernels do with sums: C, its epilogue, the exact way.
 
 Names are those of the device code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from tests.kernels.replay import Array
-from tests.kernels.replay_mma import LANE, Element, G, T, popc, round_tf32
+from tests.kernels.replay import Machine
+from tests.kernels.replay_mma import LANE, TRAITS, G, T, popc, round_tf32
 from tests.kernels.replay_wcsr_rings import HEIGHT, WARP, WARPS
 
 
@@ -33,28 +34,55 @@ def exchange(word: np.ndarray) -> np.ndarray:
     return word
 
 
-class Stores:
-    """The part of a launch that follows its sums."""
+class Launch:
+    """One launch of either kernel: what both have of its parameters and memory, and stores."""
 
-    p: dict[str, Any]
-    element: Element
-    output: Element
-    size: int
-    cols: int
-    n: int
-    b_row: int
-    weighted: bool
-    recomputed: int
-    b: Array
-    c: Array
-    order: Array | None
-    indptr: Array
-    bias: Array | None
-    bitmaps: Array
-    strips: Array
-    values: Array
-    columns: Array
-    window_row_ptr: Array
+    def __init__(self, machine: Machine, config: Mapping[str, Any], params: dict[str, Any]) -> None:
+        self.p = params
+        self.element, self.output = TRAITS[config["ELEMENT"]], TRAITS[config["OUTPUT"]]
+        self.cols, self.weighted = config["kCols"], config["kWeighted"]
+        self.size = self.element.size
+        self.n = params["n"]
+        self.b_row = params["b_row_bytes"] // self.size
+        array = machine.array
+        self.columns = array(params["columns"], np.int32)
+        self.bitmaps = array(params["bitmaps"], np.uint64)
+        self.strips = array(params["strip_value_ptr"], np.int32)
+        self.values = array(params["values"], self.element.storage)
+        self.window_row_ptr = array(params["window_row_ptr"], np.int32)
+        self.b = array(params["b"], self.element.storage)
+        self.c = array(params["c"], self.output.storage)
+        self.order = array(params["order"], np.int32)
+        self.indptr = array(params["indptr"], np.int64)
+        self.bias = array(params["bias"], np.float32)
+        self.partials = array(params["partials"], np.float32)
+        self.random = np.random.default_rng(machine.seed)
+        self.recomputed = 0
+        self.slabs = 0
+
+    def in_random_order(self, grid: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
+        """The blocks of threads of ``grid``."""
+        self.slabs = grid[1]
+        blocks = list(np.ndindex(*grid))
+        for block in self.random.permutation(len(blocks)).tolist():
+            yield blocks[block]
+
+    def partial_sums(self, block: Any, slot: int, warp: int) -> int:
+        """Where a strip's partial sums in a slot begin, in floats."""
+        assert 0 <= slot < self.p["slot_count"]
+        layer = block.z * self.slabs + block.y
+        strip = (layer * self.p["slot_count"] + slot) * WARPS + warp
+        return strip * (self.cols // 2 // 4) * WARP * 4
+
+    def check_writes(self, batches: int, writes: np.ndarray) -> None:
+        """Each element of C once; of a row past its end only what fills a lane's access."""
+        step = 16 // self.output.size
+        row = np.arange(self.p["rows"])[:, None] * self.p["c_row_stride"]
+        batch = np.arange(batches)[:, None, None] * self.p["c_batch_stride"]
+        most = np.zeros_like(writes)
+        most[batch + row + np.arange(-(-self.n // step) * step)] = 1
+        assert (writes <= most).all(), "written beside C, or twice"
+        assert (writes[batch + row + np.arange(self.n)] == 1).all(), "not all is written"
 
     def row_of(self, window: int, r: np.ndarray) -> np.ndarray:
         position = window * HEIGHT + r
@@ -85,24 +113,31 @@ class Stores:
                 count = np.arange(x.shape[1])
                 if self.p["beta"] != 0.0:
                     old = self.output.widen(self.c.load(at[:, None] + count)[..., 0])
-                    x = x + np.float32(self.p["beta"]) * old
+                    with np.errstate(over="ignore", invalid="ignore"):  # beside C lies anything
+                        x = x + np.float32(self.p["beta"]) * old
                 if self.bias is not None:
                     x = x + self.bias.load(column[:, None] + count)[..., 0]
                 if self.p["relu"]:
                     x = np.where(x < 0, np.float32(0), x)
         self.c.store(at, self.output.narrow(x))
 
-    def store_window(self, block: Any, warp: int, window: int, sums: np.ndarray) -> bool:
-        """``sums`` [32 lanes, kSums]; False, and C as it was, if not all are finite."""
+    def store_groups(
+        self, block: Any, warp: int, window: int, begin: int, sums: np.ndarray
+    ) -> bool:
+        """Sixteen ``sums`` a lane for each 32 columns, ``begin`` on.
+
+        False, and C as it was, if not all of them are finite.
+        """
         with np.errstate(invalid="ignore"):
             if (sums * np.float32(0) != 0).any():
                 return False
-        plain = not self.p["epilogue"] and block.whole
+        groups = sums.shape[1] // 16
+        plain = not self.p["epilogue"] and begin + groups * 32 <= self.n
         for half in range(2):
             row = self.row_of(window, warp * 16 + half * 8 + G)
-            for group in range(self.cols // 32):
+            for group in range(groups):
                 mine = sums[:, group * 16 + half * 2 :]
-                first_column = block.y * self.cols + group * 32
+                first_column = begin + group * 32
                 if self.size == 4:
                     for e in range(2):
                         x = np.stack([mine[:, 4 * j + e] for j in range(4)], 1)
@@ -118,10 +153,11 @@ class Stores:
                     self.finish(block, row, first_column + T * 8 + part, x, plain)
         return True
 
-    def exact(self, block: Any, warp: int, window: int) -> None:
+    def exact(self, block: Any, warp: int, window: int, first_column: int, past: int) -> None:
+        """Columns ``first_column`` to ``past`` of the warp's rows, from A's entries."""
         self.recomputed += 1
         begin, end = self.window_row_ptr.load(np.array([window, window + 1]))[:, 0].tolist()
-        column = np.arange(block.y * self.cols, min(self.n, (block.y + 1) * self.cols))
+        column = np.arange(first_column, min(self.n, past))
         for r in range(16):
             row = int(self.row_of(window, np.array([warp * 16 + r]))[0])
             if row < 0:

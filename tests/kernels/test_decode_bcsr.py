@@ -102,8 +102,8 @@ def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order():
     fields = device_fields(SPMM_BCSR)
     assert [letter for _, letter in fields] == host_letters(SPMM_BCSR)
     assert [name for name, _ in fields if "[" not in name] == [
-        "c", "work", "block_col_idx", "order", "indptr", "bias", "c_stride", "alpha", "beta",
-        "rows", "n", "block_rows", "slabs", "together", "store", "epilogue", "relu",
+        "c", "work", "block_col_idx", "order", "indptr", "bias", "spoilt", "c_stride", "alpha",
+        "beta", "rows", "n", "block_rows", "slabs", "together", "store", "epilogue", "relu",
     ]  # fmt: skip
 
 
@@ -518,6 +518,22 @@ def test_inf_and_nan_of_B_reach_only_the_rows_that_refer_to_them(machine):
     finite = ~(dense[:, 40] | dense[:, 41])
     assert bool(found[finite, 15].isfinite().all())
     assert torch.equal(found[:, :2], torch.relu(-reference(csr, B)[:, :2]).to(F16))
+
+
+def test_C_is_looked_at_again_only_after_a_sum_was_not_finite(machine, monkeypatch):
+    looks = []
+    is_finite = replay_csr.Product.is_finite
+    monkeypatch.setattr(
+        replay_csr.Product, "is_finite", lambda *given: looks.append(1) or is_finite(*given)
+    )
+    csr = whole_numbers("odd sizes", F16)
+    B = operand(csr, 16, F16).nan_to_num()
+    case = BlockCase(machine, csr, 16, F16)
+    case.spmm(B)
+    assert case.spoilt.tolist() == [0] and not looks
+    B[3, 2] = float("inf")
+    case.spmm(B, relu=True)
+    assert case.spoilt.tolist() == [1] and looks
 
 
 def test_full_blocks_need_no_repair_whatever_B_holds(machine, monkeypatch):

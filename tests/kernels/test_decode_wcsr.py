@@ -5,6 +5,8 @@ That a broken rule is seen is in ``test_decode_wcsr_rules.py``.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -12,15 +14,22 @@ import torch
 
 from sparsetile import CSR
 from sparsetile.formats.bittcf import round_tf32
-from sparsetile.kernels.wcsr import SPMM_WCSR, STAGED_COLUMNS, wcsr_config, window_tiles
+from sparsetile.kernels.wcsr import (
+    JOIN_WCSR,
+    SPMM_WCSR,
+    STAGED_COLUMNS,
+    wcsr_config,
+    window_tiles,
+)
 from sparsetile.systems import processors, tile_runner, wcsr, wcsr_runner
-from tests.contracts.cases import MATRICES, csr_of, random_matrix
+from tests.contracts.cases import MATRICES, csr_of
 from tests.kernels import replay_wcsr
 from tests.kernels.replay import Machine, device_fields, host_letters
 from tests.kernels.replay_cases import FiniteWindowCase as Finite
 from tests.kernels.replay_cases import WindowCase, strided, with_tiles
 from tests.kernels.replay_mma import G, T
 from tests.kernels.replay_wcsr import (
+    GROUPS,
     OCTETS,
     PRODUCERS,
     WARP,
@@ -30,10 +39,12 @@ from tests.kernels.replay_wcsr import (
     column_place,
     core_matrices,
     fields_of,
+    first_copy,
     fragment_places,
     plain_descriptor,
     swizzled,
 )
+from tests.kernels.replay_wcsr_rings import COPIERS, TileCopies
 from tests.kernels.replay_wcsr_stores import exchange, staged
 from tests.kernels.replay_wgmma import Descriptor, box_places, descriptor
 from tests.kernels.whole_numbers import operand, reference, whole_numbers
@@ -54,15 +65,16 @@ def windows(tiles: list[int], dtype: torch.dtype, pattern: bool = False, last: i
 
 def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order():
     fields = device_fields(SPMM_WCSR)
+    assert device_fields(JOIN_WCSR) == fields and host_letters(JOIN_WCSR) == host_letters(SPMM_WCSR)
     assert [letter for _, letter in fields] == host_letters(SPMM_WCSR)
     names = [name for name, _ in fields]
     assert names == [
-        "items", "parent_of_slot", "nodes", "arrivals", "b", "c", "window_row_ptr",
+        "items", "unused", "cuts", "unused_either", "b", "c", "window_row_ptr",
         "strip_value_ptr", "columns", "bitmaps", "values", "order", "indptr", "bias", "partials",
         "b_row_bytes", "c_row_stride", "b_batch_stride", "c_batch_stride", "alpha", "beta",
-        "item_count", "rows", "n", "slot_count", "node_count", "epilogue", "mean", "relu",
+        "item_count", "rows", "n", "slot_count", "cut_count", "epilogue", "mean", "relu",
     ]  # fmt: skip
-    assert names.index("arrivals") == tile_runner._ARRIVALS
+    assert names.index("unused_either") == tile_runner._ARRIVALS
     assert (names.index("b"), names.index("c")) == (tile_runner._B, tile_runner._C)
     assert names.index("partials") == tile_runner._PARTIALS
     assert names.index("b") * 8 == tile_runner._OPERANDS_OFFSET, "what a bound product patches"
@@ -117,6 +129,7 @@ def test_producers_load_and_store_each_part_of_a_step_once(machine, monkeypatch,
     csr = windows([tile.step_tiles(dtype)], dtype, last=64)
     made: list[Product] = []
     monkeypatch.setattr(Product, "run", lambda self, grid: made.append(self))
+    monkeypatch.setattr(Product, "check_writes", lambda *_: None)
     Finite(machine, csr, tile.columns, dtype).spmm(operand(csr, tile.columns, dtype))
     block = Block(made[0], 0, 0, 0)
     product = block.p
@@ -199,7 +212,7 @@ def test_the_replay_of_every_matrix_is_its_product(machine, monkeypatch, name, p
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("tiles", [*range(1, 10), 31, 33, 70, 140])
 def test_a_window_of_any_length_goes_through_both_rings(machine, monkeypatch, dtype, tiles):
-    """Odd tiles, odd steps, more steps than stages, more steps than one load of value offsets."""
+    """Odd tiles, odd steps, more steps than stages, than warps that copy."""
     monkeypatch.setattr(processors, "PROCESSORS", 1)
     csr = windows([tiles], dtype)
     B = operand(csr, 8, dtype)
@@ -208,33 +221,40 @@ def test_a_window_of_any_length_goes_through_both_rings(machine, monkeypatch, dt
     assert torch.equal(case.spmm(B), reference(csr, B).to(dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("workers", [2, 3, 7, 40])
-def test_cut_windows_are_joined_whichever_block_comes_last(machine, monkeypatch, dtype, workers):
-    monkeypatch.setattr(wcsr, "A_SHARE", 1)
-    csr = windows([2, 97, 0, 0, 41, 1], dtype)
-    csr = csr.with_values(csr.values.sign())  # sums that 16 bits hold
-    for n, slabs in ((24, 1), (264, 2)):
-        monkeypatch.setattr(processors, "PROCESSORS", workers * slabs)
-        B = operand(csr, n, dtype).clamp(max=1)
-        case = Finite(machine, csr, n, dtype)
-        assert case.meta["slots"] > 1
-        assert torch.equal(case.spmm(B), reference(csr, B).to(dtype))
+@pytest.mark.parametrize("tiles", [1, 9, 40, 90, 140])
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_the_warps_that_bring_B_copy_As_tiles_in_turn(machine, monkeypatch, dtype, tiles):
+    """Warp w of group g copies step 2w + g, and then every eighth."""
+    monkeypatch.setattr(processors, "PROCESSORS", 1)
+    copied = []
+    copy = TileCopies.next
 
+    def spy(self):
+        if self.at.more():
+            copied.append((self.number_of_warp, self.at.number))
+        return copy(self)
 
-def test_the_bits_do_not_depend_on_who_comes_first(machine, monkeypatch):
-    monkeypatch.setattr(processors, "PROCESSORS", 6)
-    csr = csr_of(random_matrix(64, 700, 0.3))
-    B = torch.randn(700, 16)
-    case = Finite(machine, csr, 16, F32)
-    assert case.meta["slots"] >= 3
-    results = []
-    for machine.seed in range(4):
-        results.append(case.spmm(B))
-    assert all(torch.equal(one, results[0]) for one in results)
-    rounded = round_tf32(csr.values).double(), round_tf32(B).double()
-    exact = reference(csr.with_values(rounded[0]), rounded[1])
-    assert torch.allclose(results[0].double(), exact, rtol=1e-5, atol=1e-5)
+    make = TileCopies.__init__
+    made = itertools.count()
+
+    def numbered(self, block, first):
+        make(self, block, first)
+        self.number_of_warp = first
+        next(made)
+
+    monkeypatch.setattr(TileCopies, "__init__", numbered)
+    monkeypatch.setattr(TileCopies, "next", spy)
+    csr = windows([tiles, 2, 0, 3], dtype)
+    case = Finite(machine, csr, 8, dtype)
+    B = operand(csr, 8, dtype)
+    assert torch.equal(case.spmm(B), reference(csr, B).to(dtype))
+    each = window_tiles()[0].step_tiles(dtype)
+    steps = sum(-(-count // each) for count in (tiles, 2, 3))
+    assert sorted(step for _, step in copied) == list(range(steps)), "each once"
+    assert all(step % COPIERS == first for first, step in copied)
+    assert next(made) == COPIERS == GROUPS * PRODUCERS // WARP
+    firsts = sorted(first_copy(g, w) for g in range(GROUPS) for w in range(COPIERS // GROUPS))
+    assert firsts == list(range(COPIERS))
 
 
 @pytest.mark.parametrize("dealt", [False, True])

@@ -14,6 +14,7 @@ import torch
 
 from sparsetile import CSR
 from sparsetile.formats.bittcf import round_tf32
+from sparsetile.kernels import wcsr as kernel
 from sparsetile.systems import processors, wcsr
 from tests.kernels import replay_wcsr, replay_wcsr_stores
 from tests.kernels.replay import Machine
@@ -21,14 +22,15 @@ from tests.kernels.replay_bcsr import Turn
 from tests.kernels.replay_cases import FiniteWindowCase as Finite
 from tests.kernels.replay_cases import with_tiles
 from tests.kernels.replay_wcsr import (
+    GROUPS,
     WARPS,
     Block,
     Product,
     Shared,
-    Steps,
     fields_of,
     fragment_places,
 )
+from tests.kernels.replay_wcsr_rings import COPIERS, TileCopies
 from tests.kernels.replay_wgmma import Barrier
 from tests.kernels.whole_numbers import operand, reference
 
@@ -84,8 +86,51 @@ def _rings_begin_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _groups_take_the_same(patch: pytest.MonkeyPatch) -> None:
-    make = Steps.__init__
-    patch.setattr(Steps, "__init__", lambda self, block, group: make(self, block, 0))
+    patch.setattr(replay_wcsr, "first_step", lambda group: 0)
+
+
+def _tiles_are_given_back_before_they_are_decoded(patch: pytest.MonkeyPatch) -> None:
+    def take_tiles(self, warp, turn, tiles, into):
+        yield from self.tiles_full[turn.stage].wait(turn.parity)
+        self.tiles_empty[turn.stage].arrive()
+        for _ in range(200):
+            yield
+        into[:] = self.decode(warp, self.tiles + turn.stage * self.p.tile_bytes, tiles)
+        turn.next()
+
+    patch.setattr(Block, "take_tiles", take_tiles)
+
+
+def _copies_wait_for_the_lap_before_the_last(patch: pytest.MonkeyPatch) -> None:
+    """A tile stage is overwritten as soon as the last copy into it has landed."""
+    make = TileCopies.next
+
+    def next_(self):
+        if self.at.number < self.block.p.tile_stages:
+            return (yield from make(self))
+        stage = self.at.tiles.stage
+        barrier = self.block.tiles_empty[stage]
+        yield from self.block.tiles_full[stage].wait(self.at.tiles.parity ^ 1)
+        wait, barrier.wait = barrier.wait, lambda parity: iter(())
+        copying = make(self)
+        next(copying)
+        barrier.wait = wait
+        yield from copying
+
+    patch.setattr(TileCopies, "next", next_)
+
+
+def _values_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
+    """What was looked up for a copy is not the copy's."""
+    look_up = TileCopies.look_up
+
+    def late(self):
+        value, last = self.value, self.last
+        look_up(self)
+        if value or last:
+            self.value, self.last = value, last
+
+    patch.setattr(TileCopies, "look_up", late)
 
 
 def _tails_are_whole(patch: pytest.MonkeyPatch) -> None:
@@ -116,6 +161,23 @@ def _lost_tail_of_a_step(patch: pytest.MonkeyPatch) -> None:
 
 
 MISTAKES = {
+    "a warp copies the steps of the next": _set(
+        replay_wcsr, "first_copy", lambda group, warp: (warp + 1) % 4 * GROUPS + group
+    ),
+    "a warp copies the steps of the one before": _set(
+        replay_wcsr, "first_copy", lambda group, warp: (warp - 1) % 4 * GROUPS + group
+    ),
+    "two warps copy the same steps": _set(
+        replay_wcsr, "first_copy", lambda group, warp: warp // 2 * 2 * GROUPS + group
+    ),
+    "both groups copy the same steps": _set(
+        replay_wcsr, "first_copy", lambda group, warp: warp * GROUPS
+    ),
+    "a warp copies at another's turn": _set(replay_wcsr, "copying_turn", lambda warp: 3 - warp),
+    "a warp never copies again": _set(replay_wcsr, "copying_turn", lambda warp: -1),
+    "tiles are given back before they are decoded": _tiles_are_given_back_before_they_are_decoded,
+    "a tile stage is overwritten early": _copies_wait_for_the_lap_before_the_last,
+    "values of the step before": _values_of_the_step_before,
     "no wait for tiles": _always_open("tiles_full"),
     "no wait for the tiles' readers": _always_open("tiles_empty"),
     "no wait for rows of B": _always_open("full"),
@@ -175,7 +237,8 @@ def _is_seen(
     mistake: Callable[[pytest.MonkeyPatch], None],
     dtype: torch.dtype,
 ) -> bool:
-    monkeypatch.setattr(processors, "PROCESSORS", 2)
+    # Steps of 16 bits have twice the tiles: more than two rounds of copies for each block.
+    monkeypatch.setattr(processors, "PROCESSORS", 2 if dtype is F32 else 1)
     csr = windows([45, 3, 50, 1, 7, 9, 37], dtype)
     csr = csr.with_values(csr.values.sign())
     B = operand(csr, 72, dtype).clamp(max=1)
@@ -200,6 +263,19 @@ def _is_seen(
             except AssertionError:
                 return True
     return False
+
+
+@pytest.mark.parametrize("stages, enough", [(COPIERS + 1, True), (COPIERS - 2, False)])
+def test_copies_need_more_stages_than_warps_that_copy(machine, monkeypatch, stages, enough):
+    monkeypatch.setattr(kernel, "TILE_STAGES", stages)
+    monkeypatch.setattr(processors, "PROCESSORS", 1)
+    csr = windows([90], F32)
+    case, B = Finite(machine, csr, 8, F32), operand(csr, 8, F32)
+    if enough:
+        assert torch.equal(case.spmm(B), reference(csr, B).to(F32))
+    else:
+        with pytest.raises(AssertionError, match="threads wait for ever"):
+            case.spmm(B)
 
 
 @pytest.mark.parametrize("field, change", [(0, 1), (1, 1), (2, -1), (3, 1)])

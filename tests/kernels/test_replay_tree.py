@@ -76,20 +76,3 @@ def test_no_slot_past_the_last_child_is_read(size):
     for slot in range(2):
         assert tree.climb(slot, partial(slot, size), lambda mine, other: mine) is None
     assert tree.climb(2, partial(2, size), lambda mine, other: mine) is not None
-
-
-@pytest.mark.parametrize("children", [2, 3, 16])
-@pytest.mark.parametrize("last", ["first", "last"])
-def test_sums_that_fill_the_registers_are_added_in_slot_order(children, last):
-    """1 is lost beside 2^24, unless both of them came before it."""
-    tree = tree_of(children, 4 * 32, layer=1)
-    sums = np.ones((children, LANES, 32), dtype=np.float32)
-    sums[0], sums[1] = 2.0**24, -(2.0**24)
-    arrivals = list(range(children))[:: -1 if last == "first" else 1]
-    for slot in arrivals[:-1]:
-        assert tree.climb_sums(slot, sums[slot]) is None
-    found = tree.climb_sums(arrivals[-1], sums[arrivals[-1]])
-    assert (found == children - 2).all()
-    assert not tree.arrivals.data.any(), "counters are back at zero"
-    with pytest.raises(AssertionError, match="whole rounds"):
-        tree_of(2, 64).climb_sums(0, np.ones((LANES, 16), dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Configurations, shared memory and registers of the window kernel."""
+"""Configurations, shared memory and registers of the window kernels."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from sparsetile.kernels import wcsr
 from sparsetile.kernels.csr import out_dtypes
 from sparsetile.kernels.wcsr import (
     ELEMENTS,
+    JOIN_WCSR,
     SPMM_WCSR,
     WindowTile,
     choose_window_tile,
+    join_config,
     wcsr_config,
     window_tiles,
 )
@@ -27,11 +29,12 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 NARROW, WIDE = WindowTile(64, 128), WindowTile(64, 256)
 BLOCK_SHARED = 227 * 1024  # what sm_90 gives a block
 SM_REGISTERS = 64 * 1024
-TEXT = (DEVICE_TREE / "spmm_wcsr.cu").read_text()
+TEXT = "".join((DEVICE_TREE / name).read_text() for name in ("wcsr.cuh", "spmm_wcsr.cu"))
+JOIN_TEXT = (DEVICE_TREE / "join_wcsr.cu").read_text()
 
 
-def said_by_ptxas(config) -> str:
-    source = SPMM_WCSR.source(config)
+def said_by_ptxas(config, spec=SPMM_WCSR) -> str:
+    source = spec.source(config)
     options = ProgramOptions(
         name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
         ptxas_options=["-v"],
@@ -41,14 +44,18 @@ def said_by_ptxas(config) -> str:
     return said.getvalue()
 
 
-def test_the_kernel_exists_for_hopper_alone():
-    assert [arch for arch in ARCHITECTURES if SPMM_WCSR.runs_on(arch)] == ["sm_90a"]
+@pytest.mark.parametrize("spec", [SPMM_WCSR, JOIN_WCSR], ids=lambda spec: spec.name)
+def test_the_kernels_exist_for_hopper_alone(spec):
+    assert [arch for arch in ARCHITECTURES if spec.runs_on(arch)] == ["sm_90a"]
 
 
-def test_every_configuration_a_runner_may_ask_for_is_listed_once():
-    listed = [tuple(config.items()) for config in SPMM_WCSR.configs()]
+@pytest.mark.parametrize(
+    "spec, make", [(SPMM_WCSR, wcsr_config), (JOIN_WCSR, join_config)], ids=["product", "join"]
+)
+def test_every_configuration_a_runner_may_ask_for_is_listed_once(spec, make):
+    listed = [tuple(config.items()) for config in spec.configs()]
     asked = {
-        tuple(wcsr_config(dtype, choose_window_tile(64, n), weighted, out_dtype=out).items())
+        tuple(make(dtype, choose_window_tile(64, n), weighted, out_dtype=out).items())
         for dtype in ELEMENTS
         for n in (1, 128, 129, 4096)
         for weighted in (True, False)
@@ -115,7 +122,16 @@ def test_the_host_names_the_kernels_own_numbers():
     spelt = dict(re.findall(r"constexpr int (\w+) = (\d+);", TEXT))
     assert int(spelt["kHeight"]) in wcsr.HEIGHTS
     assert int(spelt["kProducers"]) == wcsr.PRODUCERS and int(spelt["kGroups"]) == wcsr.GROUPS
-    assert int(spelt["kAhead"]) + 2 * wcsr.GROUPS <= wcsr.TILE_STAGES
+    copiers = wcsr.GROUPS * wcsr.PRODUCERS // 32
+    assert copiers < wcsr.TILE_STAGES, "a warp copies into a stage that earlier steps have left"
+    assert "kGroups = kCols / 32;" in JOIN_TEXT and wcsr.JOIN_COLUMNS == 32
+
+
+def test_sums_are_not_read_before_the_kernel_that_left_them_has_ended():
+    """Launches overlap: nothing of the product's is touched until it is over."""
+    body = JOIN_TEXT[JOIN_TEXT.index("__global__") :]
+    first = body[body.index("{") + 1 :].split(";")[0].strip()
+    assert first == "ptx::wait_previous()"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +140,7 @@ def test_the_host_names_the_kernels_own_numbers():
         ({"kSharedBytes": 16}, "host and device disagree on shared memory"),
         ({"kConsumerRegisters": 8}, "warpgroups would wait for registers"),
         ({"kThreads": 128}, "three warpgroups"),
-        ({"kTileStages": -1}, "copies never wait for what they feed"),
+        ({"kTileStages": -2}, "a copy waits for earlier steps alone"),
     ],
 )
 def test_numbers_that_the_kernel_could_not_work_with_do_not_compile(change, said):
@@ -133,6 +149,21 @@ def test_numbers_that_the_kernel_could_not_work_with_do_not_compile(change, said
     config[name] += by
     with pytest.raises(CompileError, match=said):
         compile_source(SPMM_WCSR.source(config), "sm_90a")
+
+
+def test_a_join_of_other_threads_than_a_warp_a_strip_does_not_compile():
+    config = join_config(F32, NARROW, False)
+    config["kThreads"] *= 2
+    with pytest.raises(CompileError, match="a warp a strip"):
+        compile_source(JOIN_WCSR.source(config), "sm_90a")
+
+
+@pytest.mark.parametrize("dtype, tile, out", [(F32, WIDE, F32), (BF16, NARROW, F32)])
+def test_the_join_spills_nothing_and_fills_an_sm_with_warps(dtype, tile, out):
+    said = said_by_ptxas(join_config(dtype, tile, True, out_dtype=out), JOIN_WCSR)
+    assert "0 bytes spill stores, 0 bytes spill loads" in said
+    registers = int(re.search(r"Used (\d+) registers", said).group(1))
+    assert SM_REGISTERS // (registers * 128) >= 8, "blocks of 128 threads"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ import sparsetile as st
 from sparsetile import planfile
 from sparsetile.formats import pack_wcsr
 from sparsetile.kernels import KernelSpec
-from sparsetile.kernels.wcsr import SPMM_WCSR, STAGED_COLUMNS, choose_window_tile, window_tiles
+from sparsetile.kernels.wcsr import (
+    JOIN_WCSR,
+    SPMM_WCSR,
+    STAGED_COLUMNS,
+    choose_window_tile,
+    window_tiles,
+)
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, processors, runner, wcsr
 from sparsetile.systems.base import Epilogue
@@ -114,7 +120,7 @@ def test_the_summary_names_the_heights_there_are():
 def test_parts_are_those_of_the_format_with_room_behind_them():
     csr = windows([3, 0, 5])
     stage = WCSR.build(request(csr=csr))
-    ptr, strips, columns, bits, entries, order, indptr, items, parents, nodes = stage.parts
+    ptr, strips, columns, bits, entries, order, indptr, items, unused, cuts = stage.parts
     packed = pack_wcsr(csr, 64, 8)
     assert torch.equal(ptr, packed.window_row_ptr) and indptr is csr.indptr
     assert torch.equal(entries, packed.entries) and order.numel() == 0
@@ -129,7 +135,7 @@ def test_parts_are_those_of_the_format_with_room_behind_them():
     assert bool((strips[4 * tiles :] == csr.nnz).all())
     assert all(part.dtype is torch.int32 for part in (strips, columns, order, items))
     assert all(part.is_contiguous() for part in stage.parts)
-    assert (parents.numel(), len(nodes)) == (0, 0)
+    assert (unused.numel(), len(cuts)) == (0, 0)
 
 
 def test_a_strip_begins_with_the_values_of_its_sixteen_rows():
@@ -182,8 +188,9 @@ def test_recipe_and_choices_say_what_was_built(monkeypatch):
     assert stage.choices == {
         "format": f"WCSR, windows of 64 rows, 33 tiles of 8 columns, {per_column:.1f} entries a "
         f"column, {4 * (3 + 1 + 8 * 33)} bytes",
-        "schedule": "4 items for 3 blocks of threads a slab, 2 partial sums",
+        "schedule": "4 items for 3 blocks of threads a slab, 1 windows in 2 pieces",
     }
+    assert stage.parts[9].tolist() == [[0, 0, 2, 0]], "window, first slot, slots"
 
 
 def workers_of(csr: st.CSR, n: int) -> int:
@@ -238,12 +245,24 @@ def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, n, columns, slabs
     work = runner(WCSR.build(wanted).recipe)
     for _ in range(2):
         work.prepare(n, F16, True, torch.device("cuda", 0))
-    ((name, config, device, shared),) = loaded
+    (name, config, device, shared), (join, its_config, its_device) = loaded
     assert (name, device, config["kCols"]) == ("spmm_wcsr", 0, columns)
     assert config in list(SPMM_WCSR.configs()) and shared == config["kSharedBytes"]
     (launch,) = work._launches.values()
     assert (launch.threads, launch.blocks, launch.slabs) == (384, meta_of(wanted)["workers"], slabs)
-    assert (launch.trees, launch.slot_bytes) == (4, 32 * columns // 2 * 4), "one a warp"
+    assert launch.slot_bytes == 64 * columns * 4, "a window's sums"
+    assert (join, its_device, its_config["kCols"]) == ("join_wcsr", 0, columns)
+    assert its_config in list(JOIN_WCSR.configs())
+    assert (launch.join_threads, launch.join_blocks) == (128, columns // 32)
+
+
+def test_whole_windows_need_no_second_kernel(loaded):
+    wanted = request(csr=windows([3, 2], F16), dtype=F16)
+    work = runner(WCSR.build(wanted).recipe)
+    work.prepare(16, F16, True, torch.device("cuda", 0))
+    assert [name for name, *_ in loaded] == ["spmm_wcsr"]
+    (launch,) = work._launches.values()
+    assert launch.join is None
 
 
 def test_nothing_is_launched_for_nothing():

@@ -1,4 +1,7 @@
-"""Launches of ``spmm_wcsr``. Parts as ``tile_runner.py`` says; column ids in the kernel's order."""
+"""Launches of ``spmm_wcsr`` and ``join_wcsr``.
+
+Parts as ``tile_runner.py`` says; column ids in the kernel's order.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ __all__ = ["WCSRRunner"]
 
 
 class WCSRRunner(TileRunner):
-    """As many blocks of threads as share the items, four trees each: one a warp.
+    """As many blocks of threads as share the items; a second launch where windows were cut.
 
     B and C that are not aligned to 16 bytes, or not whole accesses wide, go through copies.
     """
