@@ -38,7 +38,7 @@
 // Assumes: B and C row-major; addresses and row strides multiples of 16 bytes, n of 16 bytes of
 // either (the host copies otherwise); rows of B under 2^32 bytes, fewer than 2^31 entries; float32
 // values rounded to TF32 by the host; columns, bits and value offsets readable for kStepTiles tiles
-// past the last, values for 16 bytes; arrivals all zero.
+// past the last, values for 16 bytes.
 #include "bittcf.cuh"
 #include "wcsr.cuh"
 #include "wgmma_regs.cuh"
