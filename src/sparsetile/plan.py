@@ -28,7 +28,7 @@ from sparsetile.operands import (
     check_values,
     shares_memory,
 )
-from sparsetile.reorder import REORDERERS, Permutation
+from sparsetile.reorder import Permutation, order_of_transpose
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS, Request, Stage, candidates, runner
 from sparsetile.systems.registry import PATTERN_SYSTEMS, unsupported
@@ -391,7 +391,8 @@ class Plan:
                 raise unsupported("plan.T", rejected, f"the transpose of {self.shape}")
             started = time.perf_counter()
             if SYSTEMS[name].ordered:
-                request = replace(request, permutation=self._permutation_of(flipped))
+                order = order_of_transpose(self._permutation, self._csr, flipped)
+                request = replace(request, permutation=order)
             stage = SYSTEMS[name].build(request)
             self._transposed = Plan(
                 flipped.with_values(self._values_transposed()), self.n, self.dtype, stage,
@@ -403,20 +404,6 @@ class Plan:
                 },
             )  # fmt: skip
         return self._transposed
-
-    def _permutation_of(self, flipped: CSR) -> Permutation:
-        """Order the transpose's rows as this plan's were; a tensor of row numbers has no say there.
-
-        Where the pattern is symmetric the order is at hand.
-        """
-        mine = self._permutation
-        if mine.perm is None:
-            return mine
-        if torch.equal(flipped.indptr, self._csr.indptr) and torch.equal(
-            flipped.indices, self._csr.indices
-        ):
-            return mine
-        return REORDERERS.get(mine.name, REORDERERS["identity"])(flipped)
 
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""

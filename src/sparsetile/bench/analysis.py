@@ -24,6 +24,7 @@ __all__ = [
     "break_even",
     "geomean",
     "product_key",
+    "setting",
     "summarise",
     "wrong_baselines",
 ]
@@ -75,6 +76,14 @@ def _device_kind(record: Record) -> str:
 def _is_yardstick(record: Record) -> bool:
     group = BASELINE_GROUPS.get((_device_kind(record), record["op"]), ())
     return record["status"] == "ok" and not record["config"] and record["system"] in group
+
+
+def setting(record: Record) -> tuple[str, str, str, str, str, int]:
+    """What the products of one row of a table share: suite, machine, operation, type, width."""
+    device_name = record["environment"].get("device_name", "")
+    return (
+        record["suite"], device_name, record["op"], record["reduce"], record["dtype"], record["n"],
+    )  # fmt: skip
 
 
 def break_even(record: Record, baseline: Record) -> float | None:
@@ -197,17 +206,8 @@ def summarise(records: Sequence[Record]) -> list[Group]:
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in records:
         if record.get("speedup") is not None:
-            key = (
-                record["suite"],
-                record["environment"].get("device_name", ""),
-                record["op"],
-                record["reduce"],
-                record["dtype"],
-                record["n"],
-                record["kind"] == "baseline",
-                record["system"],
-                system_label(record),
-            )
+            is_baseline = record["kind"] == "baseline"
+            key = (*setting(record), is_baseline, record["system"], system_label(record))
             groups[key].append(record)
     return [_group(key, members) for key, members in sorted(groups.items())]
 
@@ -278,21 +278,19 @@ def against_sum(records: Sequence[Record]) -> list[Relative]:
         same = product_key({**record, "op": "spmm", "reduce": "sum"}), label
         other = (record["op"], record["reduce"]) != ("spmm", "sum") and record["op"] != "sddmm"
         if record["kind"] == "system" and record["status"] == "ok" and other and same in plain:
-            key = (
-                record["suite"],
-                record["environment"].get("device_name", ""),
-                record["op"],
-                record["reduce"],
-                record["dtype"],
-                record["n"],
-                label,
-            )
-            ratios[key].append((record["time"]["p50"] / plain[same], record["matrix"]))
+            ratio = record["time"]["p50"] / plain[same]
+            ratios[*setting(record), label].append((ratio, record["matrix"]))
     rows = []
     for key, found in sorted(ratios.items()):
         least, (most, most_matrix) = min(found)[0], max(found)
         mean = geomean(ratio for ratio, _ in found)
-        rows.append(Relative(*key, len(found), mean, least, most, most_matrix))
+        suite, device_name, op, reduce, dtype, n, label = key
+        rows.append(
+            Relative(
+                suite, device_name, op, reduce, dtype, n, label,
+                len(found), mean, least, most, most_matrix,
+            )
+        )  # fmt: skip
     return rows
 
 

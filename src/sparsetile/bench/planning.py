@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsetile.bench.analysis import attach_baselines, system_label
+from sparsetile.bench.analysis import attach_baselines, setting, system_label
 from sparsetile.bench.record import Record
 
 __all__ = ["PlanningSplit", "planning_split"]
@@ -52,13 +52,7 @@ def planning_split(records: Sequence[Record]) -> list[PlanningSplit]:
         plain = (record["op"], record["reduce"]) == ("spmm", "sum")
         measured = record["status"] == "ok" and record["kind"] == "system" and plain
         if measured and "ablation" not in record["config"] and {"format", "total"} <= set(split):
-            key = (
-                record["suite"],
-                record["environment"].get("device_name", ""),
-                record["dtype"],
-                record["n"],
-                system_label(record),
-            )
+            key = (*setting(record), system_label(record))
             groups[key].append(record)
     return [_split(key, members) for key, members in sorted(groups.items())]
 
@@ -74,7 +68,7 @@ def _split(key: tuple[Any, ...], members: Sequence[Record]) -> PlanningSplit:
         spent["rest"].append(total - sum(planning.get(name, 0.0) for name in _PARTS))
     middle = {name: statistics.median(found) for name, found in spent.items()}
     paid = [r["break_even"] for r in members if r.get("break_even") is not None]
-    suite, device_name, dtype, n, label = key
+    suite, device_name, _, _, dtype, n, label = key  # plain sums all
     return PlanningSplit(
         suite=suite,
         device_name=device_name,

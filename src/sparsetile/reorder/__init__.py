@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from sparsetile.intake.csr import CSR
 from sparsetile.reorder.affinity import affinity
 from sparsetile.reorder.identity import identity
 from sparsetile.reorder.louvain import louvain
@@ -9,7 +12,7 @@ from sparsetile.reorder.lsh import lsh
 from sparsetile.reorder.permutation import Permutation, Reorderer
 from sparsetile.reorder.rcm import rcm
 
-__all__ = ["REORDERERS", "Permutation", "Reorderer"]
+__all__ = ["REORDERERS", "Permutation", "Reorderer", "order_of_transpose"]
 
 REORDERERS: dict[str, Reorderer] = {
     "identity": identity,
@@ -18,3 +21,16 @@ REORDERERS: dict[str, Reorderer] = {
     "lsh": lsh,
     "affinity": affinity,
 }
+
+
+def order_of_transpose(order: Permutation, csr: CSR, transpose: CSR) -> Permutation:
+    """Order the rows of A's transpose as those of A were.
+
+    Where the pattern is symmetric the order is at hand. One given as a tensor has no say there: it
+    numbers rows of A.
+    """
+    if order.perm is None:
+        return order
+    if torch.equal(transpose.indptr, csr.indptr) and torch.equal(transpose.indices, csr.indices):
+        return order
+    return REORDERERS.get(order.name, REORDERERS["identity"])(transpose)
