@@ -9,6 +9,7 @@ import torch
 
 import sparsetile as st
 from sparsetile import ops
+from sparsetile.systems.cpu import CPURunner
 from tests.contracts.cases import csr_of, random_matrix
 
 
@@ -113,3 +114,23 @@ def test_only_columns_that_are_apart_are_copied(tensor, copied):
     found = ops.row_major(tensor)
     assert (found is not tensor) is copied
     assert torch.equal(found, tensor) and (found.shape[-1] <= 1 or found.stride(-1) == 1)
+
+
+@pytest.mark.parametrize("any_strides", [False, True])
+def test_a_runner_that_takes_any_strides_is_given_the_callers_own_tensors(monkeypatch, any_strides):
+    plan, X, Y = made("cpu"), torch.ones(4, 10), torch.zeros(4, 12)
+    given = []
+
+    def spmm(self, parts, values, packed, B, out, epilogue):
+        given.append((B, out))
+        out.fill_(3)
+
+    monkeypatch.setattr(CPURunner, "any_strides", any_strides)
+    monkeypatch.setattr(CPURunner, "spmm", spmm)
+    plan.run(X.T, out=Y.T)
+    plan.run(X.T, alpha=2.0)
+    assert bool((Y == 3).all())
+    (first, out), (second, made_out) = given
+    own = [first.data_ptr(), second.data_ptr()] == [X.data_ptr()] * 2
+    assert own is (out.data_ptr() == Y.data_ptr()) is any_strides
+    assert made_out.is_contiguous()

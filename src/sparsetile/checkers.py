@@ -47,7 +47,7 @@ FOUND = 86
 # Lines of a tool's log that are shown where it found something.
 SHOWN_LINES = 40
 # Kernels with shared memory, which is all that racecheck looks at.
-SHARED_MEMORY = ("spmm_bittcf",)
+SHARED_MEMORY = ("spmm_bcsr", "spmm_bittcf", "spmm_wcsr")
 _SUMMARIES = (
     re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)"),
     re.compile(r"ERROR SUMMARY: (\d+) errors?"),
@@ -65,14 +65,20 @@ class Checker:
 
     tool: str
     kernels: tuple[str, ...] = tuple(KERNELS)
-    systems: tuple[str, ...] = ("acc", "csr", "dense")  # cusparse has no kernel of ours
+    systems: tuple[str, ...] = (
+        "acc",
+        "bcsr",
+        "csr",
+        "dense",
+        "wcsr",
+    )  # cusparse has no kernel of ours
 
 
 CHECKERS = {
     checker.tool: checker
     for checker in (
         Checker("memcheck"),
-        Checker("racecheck", SHARED_MEMORY, ("acc",)),
+        Checker("racecheck", SHARED_MEMORY, ("acc", "bcsr", "wcsr")),
         Checker("synccheck"),
     )
 }

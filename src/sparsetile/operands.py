@@ -8,9 +8,16 @@ import torch
 from torch import Tensor
 
 from sparsetile.errors import type_error, value_error
-from sparsetile.intake.csr import CSR, VALUE_DTYPES
+from sparsetile.intake.csr import CSR, FP8, FP8_RESULTS, VALUE_DTYPES, result_dtype
 
-__all__ = ["check_epilogue", "check_operand", "check_out", "check_values", "shares_memory"]
+__all__ = [
+    "check_epilogue",
+    "check_fp8",
+    "check_operand",
+    "check_out",
+    "check_values",
+    "shares_memory",
+]
 
 
 def shares_memory(first: Tensor, second: Tensor) -> bool:
@@ -95,6 +102,11 @@ def check_epilogue(
             "run", "bias", f"of shape ({B.shape[-1]},) on {B.device}",
             f"{tuple(bias.shape)} on {bias.device}", "Give one number per column of B",
         )  # fmt: skip
+    if B.dtype is FP8:
+        if out_dtype not in (None, *FP8_RESULTS):
+            names = ", ".join(str(dtype) for dtype in FP8_RESULTS)
+            raise type_error("run", "out_dtype", f"one of {names}", out_dtype, "Cast the result")
+        return
     if out_dtype not in (None, B.dtype, torch.float32) or (
         B.dtype is torch.float64 and out_dtype is torch.float32
     ):
@@ -110,9 +122,10 @@ def check_out(rows: int, B: Tensor, out: Any, reduce: str, needs_grad: bool) -> 
     shape = (*B.shape[:-2], rows, B.shape[-1])
     if not isinstance(out, Tensor):
         raise type_error("run", "out", "a torch tensor", type(out).__name__, "Pass a tensor")
-    if out.shape != shape or out.dtype != B.dtype or out.device != B.device:
+    expected = out.dtype if B.dtype is FP8 and out.dtype in FP8_RESULTS else result_dtype(B.dtype)
+    if out.shape != shape or out.dtype != expected or out.device != B.device:
         raise value_error(
-            "run", "out", f"{B.dtype} of shape {shape} on {B.device}",
+            "run", "out", f"{expected} of shape {shape} on {B.device}",
             f"{out.dtype} of shape {tuple(out.shape)} on {out.device}",
             "Allocate it with torch.empty, or leave out= away",
         )  # fmt: skip
@@ -124,4 +137,13 @@ def check_out(rows: int, B: Tensor, out: Any, reduce: str, needs_grad: bool) -> 
         raise value_error(
             "run", "out", "left away when gradients are needed", "a tensor",
             "Leave out= away, or run under torch.no_grad()",
+        )  # fmt: skip
+
+
+def check_fp8(reduce: str, needs_grad: bool) -> None:
+    """Products in FP8 are sums or means, and are not differentiated."""
+    if reduce in ("max", "min") or needs_grad:
+        raise value_error(
+            "run", "a float8 product", "a sum or mean without gradients",
+            "gradients" if needs_grad else f"reduce={reduce}", "Make a plan in torch.bfloat16",
         )  # fmt: skip

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetile.intake.csr import result_dtype
 from sparsetile.systems import Stage, runner
 from sparsetile.systems.base import Epilogue, PatternRunner, Runner
 
@@ -122,6 +123,11 @@ def row_major(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
+def _as_taken(forward: Runner, tensor: Tensor) -> Tensor:
+    """Return B or ``out`` as the runner takes it."""
+    return tensor if forward.any_strides else row_major(tensor)
+
+
 def spmm(
     tensors: Sequence[Tensor],
     values: Tensor | None,
@@ -136,7 +142,7 @@ def spmm(
 ) -> Tensor:
     """relu(alpha · A·B + bias), sum or mean: the kernel, also called straight by plans."""
     bundle = _bundle(recipe)
-    out = bundle.forward.new_output(B, out_dtype or B.dtype)
+    out = bundle.forward.new_output(B, out_dtype or result_dtype(B.dtype))
     if bias is not None:
         wide = torch.float64 if B.dtype is torch.float64 else torch.float32
         bias = bias.to(wide).contiguous()
@@ -144,7 +150,7 @@ def spmm(
         tensors[bundle.forward_slice],
         _packed_vector(values),
         packed,
-        row_major(B),
+        _as_taken(bundle.forward, B),
         out,
         Epilogue(alpha=alpha, mean=reduce == "mean", bias=bias, relu=relu),
     )
@@ -164,13 +170,13 @@ def spmm_out(
 ) -> None:
     """out = alpha · A·B + beta · out, in place."""
     bundle = _bundle(recipe)
-    target = row_major(out)
+    target = _as_taken(bundle.forward, out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
     bundle.forward.spmm(
         tensors[bundle.forward_slice],
         _packed_vector(values),
         packed,
-        row_major(B),
+        _as_taken(bundle.forward, B),
         target,
         epilogue,
     )
@@ -224,7 +230,7 @@ for _name, _kernel in (
 @torch.library.register_fake("sparsetile::spmm", lib=_LIB)
 def _(tensors, values, packed, B, bias, recipe, reduce, alpha, relu, out_dtype):  # type: ignore[no-untyped-def]
     shape = (*B.shape[:-2], _bundle(recipe).rows, B.shape[-1])
-    return B.new_empty(shape, dtype=out_dtype or B.dtype)
+    return B.new_empty(shape, dtype=out_dtype or result_dtype(B.dtype))
 
 
 @torch.library.register_fake("sparsetile::spmm_out", lib=_LIB)

@@ -21,8 +21,10 @@ from sparsetile import ops
 from sparsetile.checks import reduce_name
 from sparsetile.errors import type_error, value_error
 from sparsetile.intake import CSR
+from sparsetile.intake.csr import FP8
 from sparsetile.operands import (
     check_epilogue,
+    check_fp8,
     check_operand,
     check_out,
     check_values,
@@ -230,7 +232,8 @@ class Plan:
         relu : bool
             Replace negative results by 0; not with ``out``, max or min.
         out_dtype : torch.dtype, optional
-            float32 to keep the sums of a 16-bit product unrounded; B's dtype when None.
+            float32 to keep the sums of a 16-bit product unrounded; B's dtype when None. Of a
+            float8 product bfloat16 (when None), float16 or float32; ``alpha`` is its scale.
         """
         if (
             out is None
@@ -348,6 +351,8 @@ class Plan:
         tracked = any(t is not None and t.requires_grad for t in (B, values, bias))
         needs_grad = torch.is_grad_enabled() and tracked
         check_epilogue(B, out, reduce, bias, relu, out_dtype)
+        if dtype is FP8:
+            check_fp8(reduce, needs_grad)
         lead = B.shape[:-2]
         flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
         if out is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsetile.checks import dimension, one_of
 from sparsetile.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
-from sparsetile.intake.csr import VALUE_DTYPES
+from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.plan import Plan
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
@@ -136,8 +136,8 @@ def plan(
     read = functools.partial(_read_clock, csr.device if timed else None)
     if dtype is None:
         dtype = torch.get_default_dtype() if csr.values is None else csr.values.dtype
-    if dtype not in VALUE_DTYPES:
-        names = ", ".join(str(d) for d in VALUE_DTYPES)
+    if dtype not in PRODUCT_DTYPES:
+        names = ", ".join(str(d) for d in PRODUCT_DTYPES)
         raise type_error("plan", "dtype", f"one of {names}", dtype, "Choose one of those")
     clock["intake"] = read()
     permutation = _permutation(reorder, csr)

@@ -103,6 +103,22 @@ def test_an_architecture_that_no_kernel_is_written_for_is_refused(cli: Cli, monk
     )
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_a_kernel_of_one_architecture_is_compiled_for_that_one_alone(cli: Cli, monkeypatch):
+    monkeypatch.setattr(module, "compile_source", pretend(Resources(40, 0, 0, 0, 0)))
+    both = {"spmm_bcsr": few("spmm_bcsr", 1), "sddmm_csr": few("sddmm_csr", 1)}
+    monkeypatch.setattr(module, "KERNELS", both)
+    rows = [(row["kernel"], row["arch"]) for row in cli("compile", "--json").json]
+    assert rows == [
+        ("spmm_bcsr", "sm_90a"),
+        ("sddmm_csr", "sm_80"), ("sddmm_csr", "sm_89"), ("sddmm_csr", "sm_90a"),
+    ]  # fmt: skip
+    assert_refused(
+        cli("compile", "--kernel", "spmm_bcsr", "--arch", "sm_80"),
+        "compile: --arch must be one that the kernel is written for, got ['sm_80'].",
+    )
+
+
 def test_a_machine_without_the_compiler_says_so(cli: Cli, kernels, monkeypatch):
     monkeypatch.setattr(module, "compiler_available", lambda: "ImportError: no nvrtc")
     assert_refused(

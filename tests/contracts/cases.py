@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR
+from sparsetile.systems.registry import SYSTEMS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Systems that take float32 only where torch allows TF32.
-TF32_SYSTEMS = ("acc",)
+TF32_SYSTEMS = ("acc", "wcsr")
+
+
+def element_of(system: str) -> torch.dtype:
+    """float32, or the first type of a system that does not take it."""
+    taken = SYSTEMS[system].dtypes
+    return torch.float32 if torch.float32 in taken else taken[0]
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from tests.contracts.cases import (
     TF32_SYSTEMS,
     assert_close,
     csr_of,
+    element_of,
     equal_rows,
     random_matrix,
     tf32,
@@ -26,20 +27,26 @@ pytestmark = [
 ]
 
 # Systems that launch kernels of this library.
-OURS = sorted({"acc", "csr"} & SYSTEMS.keys())
+OURS = sorted({"acc", "bcsr", "csr"} & SYSTEMS.keys())
 
 
 @pytest.fixture(autouse=True)
 def _tf32(request: pytest.FixtureRequest) -> Iterator[None]:
     parameters = getattr(request.node, "callspec", None)
     system = "" if parameters is None else parameters.params.get("system", "")
+    if system == "bcsr" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("bcsr needs a Hopper GPU")
     with tf32(system in TF32_SYSTEMS):
         yield
 
 
 def plan_of(system: str, n: int = 64) -> tuple[st.CSR, st.Plan]:
-    csr = csr_of(with_dense_row(400, 6000, 11)).to("cuda")
+    csr = csr_of(with_dense_row(400, 6000, 11), dtype=element_of(system)).to("cuda")
     return csr, st.plan(csr, n, system=system)
+
+
+def dense(system: str, rows: int, n: int) -> torch.Tensor:
+    return torch.randn(rows, n, device="cuda").to(element_of(system))
 
 
 @pytest.mark.parametrize("system", OURS)
@@ -48,7 +55,7 @@ def test_runs_on_the_current_stream_after_what_was_queued_there(system):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
-        B = torch.randn(6000, 64, device="cuda")
+        B = dense(system, 6000, 64)
         C = plan @ B
     stream.synchronize()
     assert_close(C, csr, B)
@@ -58,7 +65,7 @@ def test_runs_on_the_current_stream_after_what_was_queued_there(system):
 def test_two_streams_do_not_disturb_each_other(system):
     _, plan = plan_of(system)
     streams = [torch.cuda.Stream() for _ in range(2)]
-    inputs = [torch.randn(6000, 64, device="cuda") for _ in streams]
+    inputs = [dense(system, 6000, 64) for _ in streams]
     torch.cuda.synchronize()
     expected = [plan @ B for B in inputs]
     torch.cuda.synchronize()
@@ -75,17 +82,17 @@ def test_two_streams_do_not_disturb_each_other(system):
 @pytest.mark.parametrize("system", OURS)
 def test_a_captured_graph_replays_with_new_input_and_new_values(system):
     csr, plan = plan_of(system)
-    B = torch.randn(6000, 64, device="cuda")
+    B = dense(system, 6000, 64)
     plan @ B
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         C = plan @ B
     for _ in range(3):
-        B.copy_(torch.randn(6000, 64, device="cuda"))
+        B.copy_(dense(system, 6000, 64))
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(C, plan @ B)
-    fresh = torch.randn(csr.nnz, device="cuda")
+    fresh = torch.randn(csr.nnz, device="cuda").to(csr.values.dtype)
     plan.update_values(fresh)
     graph.replay()
     torch.cuda.synchronize()
@@ -98,8 +105,9 @@ def test_a_captured_graph_replays_with_new_input_and_new_values(system):
 def test_products_that_start_early_still_see_what_came_before(system, captured, rows):
     """A kernel may start before its predecessor has ended; it must wait before it reads."""
     csr = csr_of(random_matrix(rows, rows, 5 / rows, seed=9)).to("cuda")
-    plan = st.plan(csr.with_values(csr.values.sign() / 5), 32, system=system)
-    start = torch.randn(rows, 32, device="cuda")
+    values = (csr.values.sign() / 5).to(element_of(system))
+    plan = st.plan(csr.with_values(values), 32, system=system)
+    start = dense(system, rows, 32)
     steps = 24
 
     def chain(x: torch.Tensor, wait: bool) -> torch.Tensor:
@@ -126,8 +134,8 @@ def test_products_that_start_early_still_see_what_came_before(system, captured, 
 @pytest.mark.parametrize("system", OURS)
 def test_never_waits_for_the_gpu(system):
     _, plan = plan_of(system)
-    B = torch.randn(6000, 64, device="cuda")
-    G = torch.randn(400, 64, device="cuda")
+    B = dense(system, 6000, 64)
+    G = dense(system, 400, 64)
     plan @ B
     plan.T @ G
     plan.run(B, reduce="max")
@@ -144,7 +152,7 @@ def test_never_waits_for_the_gpu(system):
 @pytest.mark.parametrize("system", OURS)
 def test_allocates_nothing_but_the_result(system):
     _, plan = plan_of(system)
-    B = torch.randn(6000, 64, device="cuda")
+    B = dense(system, 6000, 64)
     plan @ B
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
@@ -156,11 +164,11 @@ def test_allocates_nothing_but_the_result(system):
 
 @pytest.mark.parametrize("system", OURS)
 def test_every_element_of_the_result_is_written(system):
-    csr = csr_of(random_matrix(1003, 500, 0.002)).to("cuda")
+    csr = csr_of(random_matrix(1003, 500, 0.002), dtype=element_of(system)).to("cuda")
     plan = st.plan(csr, 33, system=system)
     for n in (1, 33, 127, 260):
-        B = torch.randn(500, n, device="cuda")
-        out = torch.full((1003, n), float("nan"), device="cuda")
+        B = dense(system, 500, n)
+        out = torch.full((1003, n), float("nan"), dtype=B.dtype, device="cuda")
         assert_close(plan.run(B, out=out), csr, B)
 
 
@@ -171,7 +179,7 @@ def test_threads_may_share_a_plan(system):
 
     def work() -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            B = torch.randn(6000, 64, device="cuda")
+            B = dense(system, 6000, 64)
             results = [plan @ B for _ in range(50)]
             torch.cuda.current_stream().synchronize()
             if not all(torch.equal(C, results[0]) for C in results):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsetile import CSR
 from sparsetile.balance.windows import schedule_windows
-from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, pack_bcsr
+from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks, pack_bcsr
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
 from tests.formats.matrices import dense_of, matrices
 
@@ -48,7 +48,9 @@ def check(csr: CSR, order: Tensor | None, blocks: BCSR) -> None:
 @given(matrices(), SIZES)
 def test_every_array_is_what_its_definition_says(drawn, size):
     csr, order = drawn
-    check(csr, order, pack_bcsr(csr, size, order))
+    blocks = pack_bcsr(csr, size, order)
+    check(csr, order, blocks)
+    assert count_blocks(csr, size, order) == blocks.block_count
 
 
 @settings(max_examples=80, deadline=None)

@@ -18,10 +18,12 @@ from sparsetile.kernels import KERNELS
 
 _CTYPES = {
     "P": ctypes.c_void_p,
+    "Q": ctypes.c_ulonglong,
     "q": ctypes.c_longlong,
     "d": ctypes.c_double,
     "i": ctypes.c_int,
     "f": ctypes.c_float,
+    "x": ctypes.c_byte,  # padding
 }
 
 

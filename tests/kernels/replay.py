@@ -23,8 +23,9 @@ from torch import Tensor
 
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.source import DEVICE_TREE
+from sparsetile.jit.tensor_map import MAP_WORDS
 from sparsetile.kernels import KernelSpec
-from sparsetile.systems import acc_runner, bound, csr_runner
+from sparsetile.systems import bcsr_runner, bound, csr_runner, tile_runner
 
 ELEMENTS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 _LETTERS = {"i64": "q", "double": "d", "int": "i"}
@@ -33,7 +34,7 @@ Replay = Callable[["Machine", Mapping[str, Any], dict[str, Any], tuple[int, int,
 
 
 def struct_fields(text: str, name: str) -> list[tuple[str, str]]:
-    """(field, format letter) of a struct of the device code; arrays and Sections spelt out."""
+    """(field, format letter) of a struct of the device code; arrays and structs spelt out."""
     body = re.search(rf"struct {name} {{(.*?)\n}};", text, re.DOTALL).group(1)
     found = []
     for line in re.sub(r"//[^\n]*", "", body).split(";"):
@@ -45,6 +46,9 @@ def struct_fields(text: str, name: str) -> list[tuple[str, str]]:
         if kind == "Sections":
             found += struct_fields((DEVICE_TREE / "segment.cuh").read_text(), kind)
             continue
+        if kind == "TensorMap":
+            found += [(f"{field}[{i}]", "Q") for i in range(MAP_WORDS)]
+            continue
         letter = "P" if pointer else _LETTERS[kind]
         names = [field] if count is None else [f"{field}[{i}]" for i in range(int(count))]
         found += [(each, letter) for each in names]
@@ -52,12 +56,17 @@ def struct_fields(text: str, name: str) -> list[tuple[str, str]]:
 
 
 def device_fields(spec: KernelSpec) -> list[tuple[str, str]]:
-    return struct_fields((DEVICE_TREE / f"{spec.name}.cu").read_text(), "Params")
+    """Of a kernel's parameters, which its file declares or a header that it includes."""
+    text = (DEVICE_TREE / f"{spec.name}.cu").read_text()
+    headers = re.findall(r'#include "(\w+\.cuh)"', text)
+    texts = [text, *((DEVICE_TREE / header).read_text() for header in headers)]
+    (declared,) = [each for each in texts if "struct Params {" in each]
+    return struct_fields(declared, "Params")
 
 
 def host_letters(spec: KernelSpec) -> list[str]:
-    """``2P3i`` -> P, P, i, i, i."""
-    pairs = re.findall(r"(\d*)([a-zA-Z])", spec.params_format)
+    """``2P3i`` -> P, P, i, i, i; padding at the end, which has no field, left out."""
+    pairs = re.findall(r"(\d*)([a-zA-Z])", spec.params_format.removesuffix("x"))
     return [letter for count, letter in pairs for _ in range(int(count or 1))]
 
 
@@ -101,7 +110,10 @@ class Machine:
         self.configs: list[dict[str, Any]] = []
         self.written: dict[int, Array] = {}
         self.arrivals: list[Tensor] = []
+        self.shared_bytes = 0  # dynamic shared memory of the latest launch
+        self.seed = 11  # of what happens in random order
         self.recomputed = 0  # windows of the latest launch whose sums were not finite
+        self.to_join: Any = None  # a launch that left partial sums for the next one
         self._held: list[Tensor] = []
 
     def hold(self, *tensors: Tensor | None) -> None:
@@ -130,10 +142,15 @@ class Machine:
         self.arrivals.append(counters)
         return memory, counters
 
-    def load(self, spec: KernelSpec, config: Mapping[str, Any]) -> LoadedKernel:
+    def load(
+        self, spec: KernelSpec, config: Mapping[str, Any], dynamic_shared: int = 0
+    ) -> LoadedKernel:
         """A kernel whose launches arrive here."""
         fields = device_fields(spec)
-        kinds = {"P": ctypes.c_uint64, "q": ctypes.c_int64, "d": ctypes.c_double, "i": ctypes.c_int}
+        kinds = {
+            "P": ctypes.c_uint64, "Q": ctypes.c_uint64, "q": ctypes.c_int64,
+            "d": ctypes.c_double, "i": ctypes.c_int,
+        }  # fmt: skip
         layout = type(
             "Params", (ctypes.Structure,), {"_fields_": [(f, kinds[k]) for f, k in fields]}
         )
@@ -144,13 +161,14 @@ class Machine:
             found = layout.from_address(address)
             params = {name: getattr(found, name) for name, _ in fields}
             self.configs.append(dict(config))
+            self.shared_bytes = sizes.sharedMemBytes
             grid = (sizes.gridDimX, sizes.gridDimY, sizes.gridDimZ)
             self.replays[spec.name](self, config, params, grid)
             return (0,)
 
         kernel = LoadedKernel.__new__(LoadedKernel)
         kernel.compiled = SimpleNamespace(source=spec.source(config))
-        kernel.dynamic_shared = 0
+        kernel.dynamic_shared = dynamic_shared
         kernel._handle = 0
         kernel._launch = launch
         kernel._may_overlap = True
@@ -173,7 +191,9 @@ class Machine:
         monkeypatch.setattr(Tensor, "new_empty", held)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         monkeypatch.setattr(
-            KernelSpec, "load", lambda spec, config, device: self.load(spec, config)
+            KernelSpec,
+            "load",
+            lambda spec, config, device, shared=0: self.load(spec, config, shared),
         )
         for name, stand_in in {
             "scratch": self.scratch,
@@ -182,6 +202,6 @@ class Machine:
             "current_stream_handle": lambda device: 0,
             "on_device": lambda device: contextlib.nullcontext(),
         }.items():
-            for module in (csr_runner, acc_runner, bound):
+            for module in (csr_runner, tile_runner, bcsr_runner, bound):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, stand_in)

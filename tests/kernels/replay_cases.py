@@ -17,11 +17,22 @@ from sparsetile.reorder import Permutation
 from sparsetile.systems import Request, acc
 from sparsetile.systems.acc import AccSystem
 from sparsetile.systems.base import Epilogue, System
+from sparsetile.systems.bcsr import BCSRSystem
 from sparsetile.systems.csr import CSRSystem
+from sparsetile.systems.wcsr import WCSRSystem
 from tests.contracts.cases import csr_of
 from tests.kernels.replay import Machine
 
-__all__ = ["RowCase", "TileCase", "stack_windows", "strided", "with_tiles"]
+__all__ = [
+    "BlockCase",
+    "FiniteWindowCase",
+    "RowCase",
+    "TileCase",
+    "WindowCase",
+    "stack_windows",
+    "strided",
+    "with_tiles",
+]
 
 
 class Case:
@@ -83,6 +94,40 @@ class RowCase(Case):
 
 class TileCase(Case):
     system = AccSystem()
+
+
+class BlockCase(Case):
+    system = BCSRSystem(CSRSystem())
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.spoilt = self.runner._spoilt(self.stage.parts)
+        self.machine.hold(self.spoilt)
+
+    def check_writes(self, out: Tensor) -> None:
+        """The replay of each launch has done that: C may be a copy, and be repaired after it."""
+
+
+class WindowCase(Case):
+    system = WCSRSystem()
+
+    def spmm(self, B: Tensor, out: Tensor | None = None, **epilogue: Any) -> Tensor:
+        self.machine.recomputed, self.machine.to_join = 0, None
+        return super().spmm(B, out, **epilogue)
+
+    def check_writes(self, out: Tensor) -> None:
+        """The replay of each launch has done that for what it wrote: C may be a copy."""
+        assert self.machine.to_join is None, "windows in pieces were never added up"
+        assert not any(bool(counters.any()) for counters in self.machine.arrivals)
+
+
+class FiniteWindowCase(WindowCase):
+    """Nothing may be computed again: what is NaN by mistake would be mended."""
+
+    def spmm(self, B: Tensor, out: Tensor | None = None, **epilogue: Any) -> Tensor:
+        found = super().spmm(B, out, **epilogue)
+        assert self.machine.recomputed == 0, "sums were not finite"
+        return found
 
 
 def stack_windows(monkeypatch: pytest.MonkeyPatch, stack: int) -> None:

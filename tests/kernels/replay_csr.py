@@ -87,6 +87,8 @@ class Product:
     # -- the kernel
 
     def run(self, grid: tuple[int, int, int]) -> None:
+        if self.config["kRepair"] and self.args is not None and not self.args.load(np.array(0))[0]:
+            return  # nobody saw what is not finite
         blocks, slabs = grid[0], grid[1]
         if self.p["slab_fast"]:
             # Slabs of a block follow each other in the grid; the order is none of the replay's.

@@ -15,7 +15,7 @@ import torch
 from sparsetile import CSR
 from sparsetile.formats.bittcf import round_tf32
 from sparsetile.kernels import KERNELS
-from sparsetile.systems import acc_runner, geometry
+from sparsetile.systems import geometry, tile_runner
 from sparsetile.systems.acc import ABLATIONS
 from tests.contracts.cases import MATRICES, csr_of, with_dense_row
 from tests.kernels.replay import Machine, device_fields, host_letters
@@ -63,10 +63,10 @@ def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order():
     fields = device_fields(spec)
     assert [letter for _, letter in fields] == host_letters(spec)
     names = [name for name, _ in fields]
-    assert names.index("arrivals") == acc_runner._ARRIVALS
-    assert (names.index("b"), names.index("c")) == (acc_runner._B, acc_runner._C)
-    assert names.index("partials") == acc_runner._PARTIALS
-    assert names.index("b") * 8 == acc_runner._OPERANDS_OFFSET, "what a bound product patches"
+    assert names.index("arrivals") == tile_runner._ARRIVALS
+    assert (names.index("b"), names.index("c")) == (tile_runner._B, tile_runner._C)
+    assert names.index("partials") == tile_runner._PARTIALS
+    assert names.index("b") * 8 == tile_runner._OPERANDS_OFFSET, "what a bound product patches"
 
 
 @pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])

@@ -18,6 +18,7 @@ from sparsetile.kernels import KERNELS
 from sparsetile.kernels import csr as kernel_module
 from sparsetile.systems import csr as system_module
 from sparsetile.systems import csr_runner, geometry
+from sparsetile.systems.base import Epilogue
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, with_dense_row
 from tests.kernels.replay import Array, Machine, device_fields, host_letters
 from tests.kernels.replay_cases import RowCase, strided
@@ -273,6 +274,20 @@ def test_a_repair_writes_what_is_not_finite_and_leaves_the_rest(machine, n):
     untouched = [row for row in range(40) if row not in (3, 17, 39)]
     assert torch.equal(out[untouched], exact[untouched] + 0.25)
     assert not any(bool(counters.any()) for counters in machine.arrivals)
+
+
+@pytest.mark.parametrize("out_dtype", [F16, F32], ids=str)
+def test_a_repair_may_carry_the_epilogue_and_write_float32(machine, out_dtype):
+    csr = whole_numbers("one dense row", F16)
+    case = RowCase(machine, csr, 24, F16)
+    B, bias = operand(csr, 24, F16), torch.arange(24, dtype=F32)
+    out = torch.full((40, 24), float("nan"), dtype=out_dtype)
+    machine.hold(B, out, bias)
+    epilogue = Epilogue(alpha=-0.5, bias=bias, relu=True)
+    case.runner.repair(case.stage.parts, csr.values, B, out, epilogue)
+    assert torch.equal(out, torch.relu(bias - reference(csr, B) / 2).to(out_dtype))
+    assert machine.configs[-1]["kRepair"]
+    assert machine.configs[-1] in list(KERNELS["spmm_csr"].configs())
 
 
 @pytest.mark.parametrize("kind", BUNDLING)

@@ -13,7 +13,7 @@ from sparsetile.systems.dense import CPU_LIMIT_BYTES
 from sparsetile.systems.registry import PATTERN_SYSTEMS
 from tests.contracts.cases import csr_of, random_matrix
 
-GPU_SYSTEMS = ("acc", "csr", "cusparse")
+GPU_SYSTEMS = ("acc", "bcsr", "csr", "cusparse", "wcsr")
 
 
 def request(**changes) -> Request:
@@ -43,7 +43,10 @@ def test_the_same_request_builds_the_same_recipe(name):
 def test_every_system_is_able_or_gives_reasons():
     able, rejected = candidates(request())
     assert able == ["dense", "cpu"]
-    assert rejected == {name: ["runs on cuda, A is on cpu"] for name in GPU_SYSTEMS}
+    types = {"bcsr": ["takes float16, bfloat16, float8_e4m3fn, not float32"]}
+    assert rejected == {
+        name: ["runs on cuda, A is on cpu", *types.get(name, [])] for name in GPU_SYSTEMS
+    }
 
 
 def test_all_reasons_are_given_at_once():
@@ -79,8 +82,10 @@ class Large(st.CSR):
     "name, reason",
     [
         ("acc", "holds under 2^31 entries, A has 2147483648"),
+        ("bcsr", "holds under 2^31 entries, A has 2147483648"),
         ("csr", "holds under 2^31 entries, A has 2147483648"),
         ("cusparse", "is used with 32-bit offsets, A has 2147483648 entries"),
+        ("wcsr", "holds under 2^31 entries, A has 2147483648"),
     ],
 )
 def test_more_entries_than_32_bits_count_are_refused_before_any_launch(name, reason):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request
-from sparsetile.tune import measure, measure_systems, predict_systems
+from sparsetile.tune import Machine, choose, measure, measure_systems, predict_systems
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
 CPU = torch.device("cpu")
@@ -39,6 +43,122 @@ def test_a_wider_product_is_predicted_to_cost_more():
     able = list(SYSTEMS)
     narrow, wide = predict_systems(request(n=8), able), predict_systems(request(n=800), able)
     assert all(narrow[name] < wide[name] for name in able)
+
+
+def in_blocks(kept: int, of: int, *, holes: bool = False) -> Request:
+    """A pruned weight of 16 bits: ``kept`` of each ``of`` blocks of 64 are there."""
+    mask = (np.arange(40 * 40).reshape(40, 40) * 7 % of) < kept
+    dense = np.kron(mask, np.ones((64, 64)))
+    if holes:
+        dense[:, ::2] = 0
+    csr = csr_of(sp.csr_array(dense), dtype=torch.float16)
+    return Request(csr, 4096, torch.float16, Permutation("identity", None))
+
+
+def test_blocks_are_predicted_by_the_largest_of_their_three_terms(monkeypatch):
+    ceilings = Machine("toy", 4e12, 9.1e12, 0, 0, 0, 400e12, 1e-6)
+    monkeypatch.setattr(choose, "machine", lambda device: ceilings)
+    wanted = in_blocks(1, 10)
+    blocks = 160
+    tensor = blocks * 8192 * 4096 / (0.6 * 800e12)
+    copied = blocks * (64 * 2 * 4096 + 8192 * 16) / (0.9 * 9.1e12)
+    once = (blocks * 8192 + 2 * 4096 * (2560 + 2560)) / (0.75 * 4e12)
+    found = max(tensor, copied, once)
+    assert predict_systems(wanted, ["bcsr", "csr"])["bcsr"] == pytest.approx(1e-6 + found)
+    slow = dataclasses.replace(ceilings, l2_gather=1e10)
+    monkeypatch.setattr(choose, "machine", lambda device: slow)
+    found = predict_systems(wanted, ["bcsr", "csr"])["bcsr"]
+    assert found == pytest.approx(1e-6 + copied * 910)
+    slow = dataclasses.replace(ceilings, dense_flops=1e12)
+    monkeypatch.setattr(choose, "machine", lambda device: slow)
+    found = predict_systems(wanted, ["bcsr", "csr"])["bcsr"]
+    assert found == pytest.approx(1e-6 + tensor * 400)
+    far = dataclasses.replace(ceilings, dram=1e10)
+    monkeypatch.setattr(choose, "machine", lambda device: far)
+    found = predict_systems(wanted, ["bcsr", "csr"])["bcsr"]
+    assert found == pytest.approx(1e-6 + once * 400)
+
+
+def test_empty_cells_cost_a_second_launch(monkeypatch):
+    ceilings = Machine("toy", 4e12, 9.1e12, 0, 0, 0, 400e12, 1e-6)
+    monkeypatch.setattr(choose, "machine", lambda device: ceilings)
+    full, holes = (
+        predict_systems(in_blocks(1, 10, holes=holes), ["bcsr", "csr"])["bcsr"]
+        for holes in (False, True)
+    )
+    assert holes - full == pytest.approx(1e-6)
+
+
+def test_a_weight_pruned_by_blocks_is_predicted_to_prefer_blocks_and_scattered_entries_not(
+    monkeypatch,
+):
+    ceilings = Machine("toy", 4.2e12, 9.1e12, 0, 0, 0, 390e12, 2.5e-6)
+    monkeypatch.setattr(choose, "machine", lambda device: ceilings)
+    able = ["acc", "bcsr", "csr", "cusparse", "dense"]
+    pruned = predict_systems(in_blocks(1, 10), able)
+    assert min(pruned, key=pruned.__getitem__) == "bcsr"
+    csr = csr_of(random_matrix(2560, 2560, 0.002), dtype=torch.float16)
+    wanted = Request(csr, 4096, torch.float16, Permutation("identity", None))
+    scattered = predict_systems(wanted, able)
+    assert scattered["csr"] < scattered["bcsr"]
+
+
+def in_windows(shared: int, n: int = 512, dtype: torch.dtype = torch.float32) -> Request:
+    """A matrix whose windows of 64 rows have 256 columns; ``shared`` rows use each of them."""
+    rows, each = 64 * 40, 256
+    mask = np.zeros((rows, each), dtype=bool)
+    at = np.arange(each)
+    for row in range(shared):
+        mask[(at + row) % 64, at] = True
+    mask = np.tile(mask[:64], (40, 1))
+    row, column = np.nonzero(mask)
+    shift = row // 64 * each  # no two windows have a column in common
+    matrix = sp.csr_array((np.ones(row.size), (row, column + shift)), shape=(rows, 40 * each))
+    return Request(csr_of(matrix, dtype=dtype), n, dtype, Permutation("identity", None))
+
+
+HOPPER = Machine("toy", 4.2e12, 9.1e12, 0, 0, 0, 390e12, 2.5e-6)
+
+
+def test_windows_are_predicted_by_the_rows_of_B_behind_their_distinct_columns(monkeypatch):
+    monkeypatch.setattr(choose, "machine", lambda device: HOPPER)
+    pairs, rows = 40 * 256, 64 * 40
+    start, share = choose._WCSR_START, choose._WCSR_SHARE
+
+    def seconds(wanted: Request) -> float:
+        return predict_systems(wanted, ["wcsr", "csr"])["wcsr"]
+
+    gathered = 4 * 512 * (pairs + rows) / 9.1e12
+    assert seconds(in_windows(4)) == pytest.approx(start + gathered / share[True])
+    assert seconds(in_windows(4)) == seconds(in_windows(20)), "rows that share columns are free"
+    # Slabs are whole: 100 columns cost as many as 128.
+    narrow = 4 * 128 * (pairs + rows) / 9.1e12
+    assert seconds(in_windows(4, n=100)) == pytest.approx(start + narrow / share[True])
+    monkeypatch.setattr(choose, "l2_bytes", lambda device: 2**20)
+    assert seconds(in_windows(4)) == pytest.approx(start + gathered / share[False])
+    slow = dataclasses.replace(HOPPER, dram=1e9)
+    monkeypatch.setattr(choose, "machine", lambda device: slow)
+    assert seconds(in_windows(4)) == pytest.approx(start + 4 * 512 * (pairs + rows) / 1e9)
+
+
+def test_windows_are_predicted_to_win_where_rows_share_columns_and_to_lose_where_not(monkeypatch):
+    monkeypatch.setattr(choose, "machine", lambda device: HOPPER)
+    able = ["acc", "csr", "cusparse", "wcsr"]
+    shared, alone = (predict_systems(in_windows(count), able) for count in (30, 1))
+    assert min(shared, key=shared.__getitem__) == "wcsr"
+    assert min(alone, key=alone.__getitem__) == "csr"
+    half = predict_systems(in_windows(30, dtype=torch.float16), able)
+    assert half["wcsr"] < shared["wcsr"]
+
+
+def test_windows_are_counted_in_the_plans_order(monkeypatch):
+    monkeypatch.setattr(choose, "machine", lambda device: HOPPER)
+    wanted = in_windows(30)
+    scattered = dataclasses.replace(
+        wanted, permutation=Permutation("given", torch.randperm(wanted.csr.shape[0]))
+    )
+    given, worse = (predict_systems(w, ["wcsr", "csr"])["wcsr"] for w in (wanted, scattered))
+    assert given < worse
 
 
 def test_measuring_warms_up_and_takes_the_median():

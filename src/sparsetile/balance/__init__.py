@@ -10,15 +10,17 @@ from sparsetile.balance.segments import (
     row_units,
     schedule_segments,
 )
-from sparsetile.balance.windows import WindowSchedule, schedule_windows
+from sparsetile.balance.windows import WindowSchedule, WindowShares, schedule_windows, share_windows
 
 __all__ = [
     "SegmentSchedule",
     "Units",
     "WindowSchedule",
+    "WindowShares",
     "concat_units",
     "row_units",
     "schedule_segments",
     "schedule_windows",
+    "share_windows",
     "spread",
 ]

@@ -23,7 +23,15 @@ from torch import Tensor
 
 from sparsetile.balance.segments import Units, WorkLists, schedule_segments
 
-__all__ = ["MAX_TILES", "TileTimes", "WindowSchedule", "imbalance", "schedule_windows"]
+__all__ = [
+    "MAX_TILES",
+    "TileTimes",
+    "WindowSchedule",
+    "WindowShares",
+    "imbalance",
+    "schedule_windows",
+    "share_windows",
+]
 
 # The paper's limit of tiles an item; the kernel counts a run's windows in 32 bits, too.
 MAX_TILES = 32
@@ -32,6 +40,10 @@ LENGTHS = (4, 6, 8, 12, 16, 24, MAX_TILES)
 # Tiles at which a run ends: long enough to pay for its start, and short enough that neighbouring
 # windows, which share rows of B, are at work at the same time.
 RUN_TILES = 8
+# What a window of a block of threads costs beside its tiles, in tiles, and the least piece of one.
+A_WINDOW, LEAST_TILES = 8, 8
+# Windows a worker, at the end of a deal, that are cut to make the shares even.
+EVEN_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -166,3 +178,141 @@ def schedule_windows(
     )  # fmt: skip
     items = torch.cat([pieces.items, runs.to(torch.int32)]).contiguous()
     return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowShares:
+    """Windows shared out between workers; all int32.
+
+    Attributes
+    ----------
+    items : Tensor [items, 4]
+        ``window, first tile, end, slot of a piece or -1``, worker by worker.
+    first_of_worker : Tensor [workers + 1]
+        Where each worker's items begin.
+    cuts : Tensor [cuts, 4]
+        ``window, first slot, slots, 0`` of each window in pieces, whose partial sums are added in
+        the order of their slots.
+    """
+
+    items: Tensor
+    first_of_worker: Tensor
+    cuts: Tensor
+
+    @property
+    def item_count(self) -> int:
+        return self.items.shape[0]
+
+    @property
+    def worker_count(self) -> int:
+        return self.first_of_worker.numel() - 1
+
+    @property
+    def slot_count(self) -> int:
+        return int(self.cuts[:, 2].sum())
+
+    @property
+    def cut_count(self) -> int:
+        return self.cuts.shape[0]
+
+
+def _pieces(tiles: Tensor, ends: Tensor, a_window: int, least: int) -> tuple[Tensor, Tensor]:
+    """Cut windows where shares end, at cost ``ends`` from the first window's beginning.
+
+    Returns the pieces as keys ``window * span + first tile in it``, span = longest window + 1, and
+    the keys at which the shares end.
+    """
+    cost = tiles + a_window
+    start = torch.cumsum(cost, 0) - cost
+    window = torch.clamp(torch.searchsorted(start, ends, right=True) - 1, min=0)
+    at = torch.minimum(ends - start[window], tiles[window])
+    at = torch.where(at < least, 0, at)
+    past = tiles[window] - at < least
+    window, at = torch.where(past, window + 1, window), torch.where(past, 0, at)
+    span = int(tiles.max()) + 1
+    keys = window * span + at
+    whole = torch.arange(tiles.numel(), device=tiles.device) * span
+    return torch.cat([whole, torch.unique(keys[at > 0])]).sort().values, keys
+
+
+def share_windows(
+    window_row_ptr: Tensor,
+    *,
+    workers: int,
+    dealt: bool = False,
+    a_window: int = A_WINDOW,
+    least: int = LEAST_TILES,
+) -> WindowShares:
+    """Share out windows evenly between workers.
+
+    A worker takes neighbouring windows, and the next goes on from there: windows in which one share
+    ends and another begins are cut, unless that leaves a piece of fewer than ``least`` tiles at the
+    window's end. Where ``dealt``, most windows are dealt out one by one first, so that neighbours,
+    which share rows of B, are at work at the same time; the last ones then make the shares even.
+
+    Parameters
+    ----------
+    window_row_ptr : Tensor of int32 [windows + 1]
+    workers : int
+        Blocks of threads that work at the same time.
+    dealt : bool
+        Whether neighbouring windows should go to different workers.
+    a_window : int
+        What a window costs beside its tiles, in tiles: C is stored.
+    least : int
+        Tiles that a piece at a window's end has at least.
+    """
+    offsets = window_row_ptr.to(torch.int64)
+    tiles = offsets[1:] - offsets[:-1]
+    device, count = tiles.device, tiles.numel()
+    rounds = max(count // workers - EVEN_ROUNDS, 0) if dealt else 0
+    head = rounds * workers
+    load = (tiles[:head] + a_window).reshape(rounds, workers).sum(0)
+    rest = tiles[head:]
+    empty = torch.empty(0, dtype=torch.int64, device=device)
+    items = keys = empty
+    span = 1
+    if rest.numel():
+        total = int(rest.sum()) + a_window * rest.numel()
+        mean = (total + int(load.sum())) / workers
+        budget = torch.clamp(mean - load.double(), min=0.0)
+        reach = torch.cumsum(budget, 0)
+        ends = (reach[:-1] * (total / max(float(reach[-1]), 1.0))).to(torch.int64)
+        span = int(rest.max()) + 1
+        items, keys = _pieces(rest, ends, a_window, least)
+    owner, begin = items // span, items % span
+    same = torch.zeros_like(owner, dtype=torch.bool)
+    same[:-1] = owner[:-1] == owner[1:]
+    end = torch.where(same, torch.cat([begin[1:], begin[:1]]), rest[owner])
+    pieces = torch.bincount(owner, minlength=rest.numel())
+    cut = pieces[owner] > 1
+    slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
+    in_pieces = torch.nonzero(pieces > 1).squeeze(1)
+    slots = pieces[in_pieces]
+    first_slot = torch.cumsum(slots, 0) - slots
+    cuts = torch.stack([in_pieces + head, first_slot, slots, torch.zeros_like(slots)], 1)
+    # Items by worker: first those dealt to it, then its part of the others.
+    window = torch.cat([torch.arange(head, device=device), owner + head])
+    worker = torch.cat(
+        [
+            torch.arange(head, device=device) % workers,
+            torch.searchsorted(keys, items, right=True),
+        ]
+    )
+    listed = torch.stack(
+        [
+            window,
+            offsets[window] + torch.cat([torch.zeros_like(window[:head]), begin]),
+            offsets[window] + torch.cat([tiles[:head], end]),
+            torch.cat([torch.full_like(window[:head], -1), slot]),
+        ],
+        1,
+    )
+    order = torch.argsort(worker, stable=True)
+    first = torch.zeros(workers + 1, dtype=torch.int64, device=device)
+    torch.cumsum(torch.bincount(worker, minlength=workers), 0, out=first[1:])
+    return WindowShares(
+        listed[order].to(torch.int32).contiguous(),
+        first.to(torch.int32),
+        cuts.to(torch.int32).contiguous(),
+    )

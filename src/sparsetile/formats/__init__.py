@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, pack_bcsr
+from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks, pack_bcsr
 from sparsetile.formats.bittcf import BitTCF, pack_bittcf
 from sparsetile.formats.bundles import BUNDLE_ROWS, LIST_STEP, RowBundles, pack_bundles
 from sparsetile.formats.rows import Rows, pack_rows
@@ -19,6 +19,7 @@ __all__ = [
     "BitTCF",
     "RowBundles",
     "Rows",
+    "count_blocks",
     "pack_bcsr",
     "pack_bittcf",
     "pack_bundles",

@@ -38,7 +38,7 @@ from sparsetile.formats.cells import (
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
-__all__ = ["BCSR", "BLOCK_SIZES", "pack_bcsr"]
+__all__ = ["BCSR", "BLOCK_SIZES", "count_blocks", "pack_bcsr"]
 
 BLOCK_SIZES = (32, 64, 128)
 
@@ -155,6 +155,34 @@ def _inside(ptr: Tensor, idx: Tensor, shape: tuple[int, int], size: int) -> int:
     return int((torch.repeat_interleave(heights, ptr[1:] - ptr[:-1]) * widths).sum())
 
 
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """Entries of one row in one block follow each other: such runs, so that only they are sorted.
+
+    ``position`` and ``key`` (block row * block columns + block column) of each, and the run
+    ``of_entry``.
+    """
+
+    position: Tensor
+    key: Tensor
+    of_entry: Tensor
+
+
+def _block_runs(csr: CSR, block: int, order: Tensor | None) -> _Runs:
+    block_cols = max(-(-csr.shape[1] // block), 1)
+    piece = csr.row_ids() * block_cols + csr.indices.to(torch.int64) // block
+    pieces, of_entry = torch.unique_consecutive(piece, return_inverse=True)
+    position = pieces // block_cols
+    if order is not None:
+        position = positions(order.to(torch.int64))[position]
+    return _Runs(position, position // block * block_cols + pieces % block_cols, of_entry)
+
+
+def count_blocks(csr: CSR, block: int = 64, order: Tensor | None = None) -> int:
+    """Blocks that ``pack_bcsr`` would store, without storing them."""
+    return int(torch.unique(_block_runs(csr, block, order).key).numel())
+
+
 def pack_bcsr(csr: CSR, block: int = 64, order: Tensor | None = None) -> BCSR:
     """CSR -> BCSR.
 
@@ -178,21 +206,14 @@ def pack_bcsr(csr: CSR, block: int = 64, order: Tensor | None = None) -> BCSR:
         )
     device, (rows, cols) = csr.device, csr.shape
     block_rows, block_cols = -(-rows // block), -(-cols // block)
-    row, column = csr.row_ids(), csr.indices.to(torch.int64)
-    # Entries of one row in one block follow each other: number these runs, then sort only them.
-    piece = row * block_cols + column // block
-    pieces, run = torch.unique_consecutive(piece, return_inverse=True)
-    position = pieces // max(block_cols, 1)
-    if order is not None:
-        position = positions(order.to(torch.int64))[position]
-    keys, key_of_run = torch.unique(
-        position // block * block_cols + pieces % max(block_cols, 1), return_inverse=True
-    )
+    runs = _block_runs(csr, block, order)
+    keys, key_of_run = torch.unique(runs.key, return_inverse=True)
     bounds = torch.arange(block_rows + 1, device=device) * block_cols
     ptr = torch.searchsorted(keys, bounds)
     idx = keys % max(block_cols, 1)
-    first_cell = (key_of_run * block + position % block) * block  # of each run's row in its block
-    places = first_cell[run] + column % block
+    # Of each run's row in its block.
+    first_cell = (key_of_run * block + runs.position % block) * block
+    places = first_cell[runs.of_entry] + csr.indices.to(torch.int64) % block
     bitmaps = None
     if csr.nnz != _inside(ptr, idx, csr.shape, block):
         bits = pack_bits(torch.sort(places).values, keys.numel() * block**2)

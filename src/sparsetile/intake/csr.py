@@ -13,9 +13,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["CSR", "VALUE_DTYPES"]
+__all__ = ["CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "result_dtype"]
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# FP8 is for products alone: A's values are given in a wider type, C leaves in one.
+FP8 = torch.float8_e4m3fn
+FP8_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+PRODUCT_DTYPES = (*VALUE_DTYPES, FP8)
+
+
+def result_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of C where none is asked for: B's own, bfloat16 for FP8."""
+    return FP8_RESULTS[0] if dtype is FP8 else dtype
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from sparsetile.jit.compiler import (
 )
 from sparsetile.jit.loader import LoadedKernel, device_arch, load, params_bytes
 from sparsetile.jit.source import KernelSource, code_digest, config_header, device_tree_digest
+from sparsetile.jit.tensor_map import encode_matrix
 
 __all__ = [
     "ARCHITECTURES",
@@ -29,6 +30,7 @@ __all__ = [
     "config_header",
     "device_arch",
     "device_tree_digest",
+    "encode_matrix",
     "load",
     "nvrtc_version",
     "params_bytes",

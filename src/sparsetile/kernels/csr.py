@@ -347,8 +347,8 @@ def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
             yield spmm_config(dtype, tile, weighted, extremum=True)
             if tile.times == 1:
                 yield spmm_config(dtype, tile, weighted, extremum=True, args=True)
-            if tile.lanes == 32 and tile.times == 1:
-                yield spmm_config(dtype, tile, weighted, repair=True)
+            for out in out_dtypes(dtype) if tile.lanes == 32 and tile.times == 1 else ():
+                yield spmm_config(dtype, tile, weighted, out_dtype=out, repair=True)
         for tile, out in itertools.product(_bundle_tiles(dtype), out_dtypes(dtype)):
             yield spmm_config(dtype, tile, weighted, out_dtype=out, bundles=True)
 

@@ -26,6 +26,8 @@ from sparsetile.kernels.bittcf import BUSY_WARPS, ELEMENTS
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.systems.acc_runner import AccRunner
 from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
+from sparsetile.systems.processors import processors
+from sparsetile.systems.tensor_cores import tile_reasons
 
 __all__ = ["AccSystem"]
 
@@ -61,15 +63,7 @@ ABLATIONS = {**LADDER, **ALONE}
 # How many fewer tiles windows of sixteen rows must have than those of eight before they pay: in
 # wide products (bytes of a row of B), and in others.
 WIDE_BYTES, FEWER_WIDE, FEWER = 1024, 1.22, 1.45
-# SMs assumed where a plan is built away from its GPU.
-PROCESSORS = 132
 MIN_CAPABILITY = (8, 0)
-
-
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _pack(request: Request, row_bytes: int, workers: float, may_stack: bool) -> BitTCF:
@@ -97,16 +91,9 @@ class AccSystem(System):
     ablations = tuple(ABLATIONS)
 
     def further_reasons(self, request: Request) -> list[str]:
-        found = []
-        if request.csr.nnz >= 2**31:
-            found.append(f"holds under 2^31 entries, A has {request.csr.nnz}")
+        found = tile_reasons(request)
         if request.device.type != "cuda":
             return found
-        if request.dtype is torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
-            found.append(
-                "rounds float32 to TF32, which torch does not allow now: set "
-                "torch.backends.cuda.matmul.allow_tf32 = True"
-            )
         capability = torch.cuda.get_device_capability(request.device)
         if capability < MIN_CAPABILITY:
             found.append(f"needs sm_80 or newer, this GPU is sm_{capability[0]}{capability[1]}")
@@ -117,7 +104,7 @@ class AccSystem(System):
         on = EVERYTHING if request.ablation is None else ABLATIONS[request.ablation]
         row_bytes = request.n * request.dtype.itemsize
         slabs = max(1, -(-row_bytes // WIDE_SLAB_BYTES))
-        workers = _processors(request.device) * BUSY_WARPS / slabs
+        workers = processors(request.device) * BUSY_WARPS / slabs
         laps = Laps(request)
         tiles = _pack(request, row_bytes, workers, on.stacked)
         laps("format")

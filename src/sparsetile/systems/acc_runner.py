@@ -1,81 +1,32 @@
-"""Launches of ``spmm_bittcf``: from a plan's tensors to kernel parameters.
-
-Parts, in order: RowWindowOffset, TCOffset, SparseAToB, TCLocalBit, entry number of each packed
-value, row order (empty: the given one), row pointers; items, parents and nodes of the schedule.
+"""Launches of ``spmm_bittcf``. Parts (``tile_runner.py``): RowWindowOffset, TCOffset, SparseAToB,
+TCLocalBit, entry number of each packed value, row order, row pointers; the schedule.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sparsetile.formats.bittcf import round_tf32
-from sparsetile.jit import LoadedKernel
-from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
-from sparsetile.jit.workspace import scratch
-from sparsetile.kernels.bittcf import (
-    SPMM_BITTCF,
-    THREADS,
-    Policy,
-    Slab,
-    bittcf_config,
-    choose_slab,
-)
-from sparsetile.kernels.csr import vector_width
-from sparsetile.systems.base import PLAIN, Epilogue, Runner
-from sparsetile.systems.bound import BoundProduct
-from sparsetile.systems.geometry import Geometry, batch_count, batch_pieces
-from sparsetile.systems.thread_context import enter
+from sparsetile.kernels.bittcf import SPMM_BITTCF, THREADS, Policy, bittcf_config, choose_slab
+from sparsetile.systems.tile_runner import TileLaunch, TileRunner
 
 __all__ = ["AccRunner"]
 
 WARPS = THREADS // 32
-_ENTRIES, _ORDER, _INDPTR, _ITEMS = 4, 5, 6, 7
-# Fields of the parameter struct that change from call to call: b and c, after four pointers.
-_OPERANDS = struct.Struct("@2P")
-_OPERANDS_OFFSET = 4 * struct.calcsize("@P")
-_ARRIVALS, _B, _C, _PARTIALS = 3, 4, 5, 14
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A loaded kernel with what depends on the width alone."""
-
-    kernel: LoadedKernel
-    slab: Slab
-    slabs: int
-
-
-class AccRunner(Runner):
-    """See the module's text for the parts. Packed: values in tile order, float32 as TF32."""
-
-    packs = True
+class AccRunner(TileRunner):
+    """A warp an item, several slabs' widths."""
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
-        self._items = int(meta["items"])
-        self._slots = int(meta["slots"])
-        self._nodes = int(meta["nodes"])
         self._stack = int(meta["stack"])
         self._spread = float(meta["spread"])
         self._policy = Policy(bool(meta["pipelined"]), bool(meta["cached"]))
-        self._launches: dict[tuple[Any, ...], Launch] = {}
 
-    def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
-        if values is None:
-            return torch.empty(0, dtype=dtype, device=parts[0].device)
-        packed = values.to(dtype)[parts[_ENTRIES]]
-        if dtype is torch.float32:
-            return round_tf32(packed)
-        # The kernel copies words of four bytes.
-        return torch.cat([packed, packed.new_zeros(packed.numel() % 2)])
-
-    def _launch_for(
+    def _load(
         self,
         dtype: torch.dtype,
         out_dtype: torch.dtype,
@@ -83,109 +34,17 @@ class AccRunner(Runner):
         vector: int,
         weighted: bool,
         device: int,
-    ) -> Launch:
-        key = (dtype, out_dtype, n, vector, weighted, device)
-        found = self._launches.get(key)
-        if found is None:
-            properties = torch.cuda.get_device_properties(device)
-            slab = choose_slab(
-                dtype, n, vector, items=self._items,
-                processors=properties.multi_processor_count, cols=self.cols,
-                l2=properties.L2_cache_size, spread=self._spread, stack=self._stack,
-            )  # fmt: skip
-            config = bittcf_config(
-                dtype, slab, vector, weighted, out_dtype=out_dtype, policy=self._policy
-            )
-            kernel = SPMM_BITTCF.load(config, device)
-            found = self._launches[key] = Launch(kernel, slab, slab.count(n))
-        return found
-
-    def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
-        if n and self.rows:
-            index = device.index if device.index is not None else torch.cuda.current_device()
-            self._launch_for(dtype, dtype, n, vector_width(dtype, n), weighted, index)
-
-    def _grid(self, launch: Launch, batches: int) -> tuple[int, int, int]:
-        return -(-self._items // WARPS), launch.slabs, batches
-
-    def _params(
-        self,
-        parts: Sequence[Tensor],
-        packed: Tensor | None,
-        n: int,
-        strides: tuple[int, int, int, int],
-        epilogue: Epilogue,
-    ) -> list[int | float]:
-        """Fields of the struct; operands and scratch are filled in by the caller."""
-        offsets, tc_offset, columns, bits = (part.data_ptr() for part in parts[:_ENTRIES])
-        items, parents, nodes = (part.data_ptr() for part in parts[_ITEMS : _ITEMS + 3])
-        bias = epilogue.bias
-        return [
-            items, parents, nodes, 0, 0, 0,
-            offsets, tc_offset, columns, bits,
-            0 if packed is None else packed.data_ptr(),
-            parts[_ORDER].data_ptr(), parts[_INDPTR].data_ptr(),
-            0 if bias is None else bias.data_ptr(), 0,
-            *strides,
-            epilogue.alpha, epilogue.beta,
-            self._items, self.rows, n, self._slots, self._nodes,
-            not epilogue.plain, epilogue.mean, epilogue.relu,
-        ]  # fmt: skip
-
-    def spmm(
-        self,
-        parts: Sequence[Tensor],
-        values: Tensor | None,
-        packed: Tensor | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
-        n, batches = B.shape[-1], batch_count(B)
-        if n == 0 or self.rows == 0 or batches == 0:
-            return
-        if values is not None and packed is None:
-            packed = self.pack(parts, values, B.dtype)
-        if len(pieces := batch_pieces(batches)) > 1:
-            for piece in pieces:
-                self.spmm(parts, values, packed, B[piece], out[piece], epilogue)
-            return
-        shape = Geometry.of(B, out)
-        device = shape.device
-        launch = self._launch_for(B.dtype, out.dtype, n, shape.vector, values is not None, device)
-        params = self._params(parts, packed, n, shape.strides, epilogue)
-        params[_B], params[_C] = shape.b, shape.c
-        with on_device(device):
-            enter(device)
-            stream = current_stream_handle(device)
-            if self._slots:
-                layers = batches * launch.slabs
-                memory, arrivals = scratch(
-                    device, stream, layers * self._slots * 32 * launch.slab.sums * 4,
-                    layers * self._nodes,
-                )  # fmt: skip
-                params[_ARRIVALS] = arrivals.data_ptr()
-                params[_PARTIALS] = memory.data_ptr()
-            grid = self._grid(launch, batches)
-            launch.kernel.launch(grid, THREADS, stream, *params, overlap=not self._slots)
-
-    def prepare_launch(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
-    ) -> PreparedLaunch | None:
-        """Return the launch of B -> C, both plain matrices; None where windows were cut."""
-        if self._slots:
-            return None
-        n, stride, size = B.shape[1], B.stride(0), B.element_size()
-        vector = vector_width(B.dtype, n, stride, B.data_ptr() // size)
-        weighted = values is not None
-        launch = self._launch_for(B.dtype, B.dtype, n, vector, weighted, parts[0].device.index)
-        params = self._params(parts, packed, n, (stride * size, n, 0, 0), PLAIN)
-        grid = self._grid(launch, 1)
-        return launch.kernel.prepare(
-            grid, THREADS, tuple(params), _OPERANDS, _OPERANDS_OFFSET, overlap=True
+    ) -> TileLaunch:
+        properties = torch.cuda.get_device_properties(device)
+        slab = choose_slab(
+            dtype, n, vector, items=self._items,
+            processors=properties.multi_processor_count, cols=self.cols,
+            l2=properties.L2_cache_size, spread=self._spread, stack=self._stack,
+        )  # fmt: skip
+        config = bittcf_config(
+            dtype, slab, vector, weighted, out_dtype=out_dtype, policy=self._policy
         )
-
-    def bind(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None
-    ) -> Callable[[Tensor], Tensor] | None:
-        return BoundProduct(self, parts, values, packed) if self.rows else None
+        return TileLaunch(
+            SPMM_BITTCF.load(config, device), THREADS, -(-self._items // WARPS), slab.count(n),
+            slot_bytes=32 * slab.sums * 4,
+        )  # fmt: skip

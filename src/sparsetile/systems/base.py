@@ -120,9 +120,12 @@ class Runner(ABC):
     ``values`` are A's values in canonical order, None for a pattern. A system whose kernel reads
     them in another order or shape sets ``packs`` and makes that copy in :meth:`pack`; a plan
     keeps the copy, so that packing is paid when values change and not when they are used.
+    A runner that sets ``any_strides`` is given B and ``out`` as the caller has them; others get
+    row-major ones, through copies where need be.
     """
 
     packs: bool = False
+    any_strides: bool = False
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         self.meta = meta
@@ -140,7 +143,10 @@ class Runner(ABC):
         out: Tensor,
         epilogue: Epilogue = PLAIN,
     ) -> None:
-        """Write C into ``out``. B is [K, N] or [batch, K, N] with unit column stride."""
+        """Write C into ``out``. B is [K, N] or [batch, K, N].
+
+        Columns of both have unit stride unless the runner takes ``any_strides``.
+        """
 
     def new_output(self, B: Tensor, dtype: torch.dtype) -> Tensor:
         """Return uninitialised memory for C."""

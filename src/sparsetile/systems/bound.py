@@ -8,11 +8,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsetile.jit.loader import PreparedLaunch, current_device, current_stream_handle
+from sparsetile.jit.loader import current_device, current_stream_handle
 from sparsetile.systems.base import PLAIN, Epilogue
 from sparsetile.systems.thread_context import enter
 
-__all__ = ["Bindable", "BoundProduct"]
+__all__ = ["Bindable", "BoundProduct", "Prepared"]
+
+
+class Prepared(Protocol):
+    """A launch that lacks the addresses of B and C: ``jit``'s, or a runner's own around it."""
+
+    def launch(self, stream: int, *fields: int) -> None:
+        """Multiply B, at the first address, into C, at the second."""
 
 
 class Bindable(Protocol):
@@ -22,7 +29,7 @@ class Bindable(Protocol):
 
     def prepare_launch(
         self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
-    ) -> PreparedLaunch | None:
+    ) -> Prepared | None:
         """Return the launch for matrices like B, patched by (B, C); None where it needs scratch."""
 
     def spmm(
@@ -56,7 +63,7 @@ class BoundProduct:
         self._values = values
         self._packed = packed
         self._device = parts[0].device.index
-        self._prepared: dict[tuple[int, int, int], PreparedLaunch | None] = {}
+        self._prepared: dict[tuple[int, int, int], Prepared | None] = {}
 
     def __call__(self, B: Tensor) -> Tensor:
         n, stride, pointer = B.shape[1], B.stride(0), B.data_ptr()

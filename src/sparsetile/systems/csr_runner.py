@@ -225,6 +225,7 @@ class CSRRunner(PatternRunner):
         args: Tensor | None,
         mode: str,
         epilogue: Epilogue,
+        only_if: Tensor | None = None,
     ) -> None:
         n, batches = B.shape[-1], batch_count(B)
         if n == 0 or self.rows == 0 or batches == 0:
@@ -232,7 +233,9 @@ class CSRRunner(PatternRunner):
         if len(pieces := batch_pieces(batches)) > 1:
             for piece in pieces:
                 some = None if args is None else args[piece]
-                self._run(parts, values, packed, B[piece], out[piece], some, mode, epilogue)
+                self._run(
+                    parts, values, packed, B[piece], out[piece], some, mode, epilogue, only_if
+                )
             return
         shape = Geometry.of(B, out)
         device, weighted = shape.device, values is not None
@@ -242,7 +245,8 @@ class CSRRunner(PatternRunner):
             packed = self.pack(parts, values, B.dtype)
         params = self._params(launch, parts, values, packed, n, shape.strides, epilogue)
         params[_B], params[_C] = shape.b, shape.c
-        params[_ARGS] = 0 if args is None else args.data_ptr()
+        noted = only_if if args is None else args
+        params[_ARGS] = 0 if noted is None else noted.data_ptr()
         params[_MINIMUM] = mode in ("min", "argmin")
         with on_device(device):
             enter(device)
@@ -270,13 +274,30 @@ class CSRRunner(PatternRunner):
         self._run(parts, values, packed, B, out, None, "sum", epilogue)
 
     def repair(
-        self, parts: Sequence[Tensor], values: Tensor | None, B: Tensor, out: Tensor
+        self,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+        only_if: Tensor | None = None,
     ) -> None:
-        """Recompute, from A's entries alone, the elements of A·B in ``out`` that are not finite.
+        """Recompute, from A's entries alone, the elements of ``out`` that are not finite.
 
-        For systems whose tiles invent zeros: a zero of theirs times an Inf or NaN of B is NaN.
+        For systems whose tiles invent zeros: a zero of theirs times an Inf or NaN of B is NaN, and
+        stays NaN through an epilogue, which is then part of what is computed again. ``beta`` must
+        be 0: what ``out`` held is gone. Where ``only_if`` [1] (int64) is 0, ``out`` is not even
+        looked at.
         """
-        self._run(parts, values, None, B, out, None, "repair", PLAIN)
+        self._run(parts, values, None, B, out, None, "repair", epilogue, only_if)
+
+    def prepare_repair(
+        self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device
+    ) -> None:
+        """Compile what :meth:`repair` of a product of width ``n`` will need."""
+        if n and self.rows:
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            self._launch_for(dtype, dtype, n, vector_width(dtype, n), "repair", weighted, index)
 
     def extremum(
         self,

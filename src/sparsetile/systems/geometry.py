@@ -8,10 +8,12 @@ from torch import Tensor
 
 from sparsetile.kernels.csr import vector_width
 
-__all__ = ["Geometry", "batch_count", "batch_pieces"]
+__all__ = ["ACCESS_BYTES", "Geometry", "aligned", "batch_count", "batch_pieces", "padded_like"]
 
 # gridDim.z, the batch, ends here; larger batches are launched in pieces.
 MAX_BATCHES = 65535
+# The widest access.
+ACCESS_BYTES = 16
 
 
 def batch_count(B: Tensor) -> int:
@@ -19,9 +21,24 @@ def batch_count(B: Tensor) -> int:
     return B.shape[0] if B.dim() == 3 else 1
 
 
-def batch_pieces(batches: int) -> list[slice]:
-    """Cut a batch into what one grid can hold: one piece as a rule."""
-    return [slice(at, at + MAX_BATCHES) for at in range(0, batches, MAX_BATCHES)]
+def batch_pieces(batches: int, most: int = MAX_BATCHES) -> list[slice]:
+    """Cut a batch into what one grid can hold, at least one matrix of at most ``most``: one piece
+    as a rule."""
+    step = max(1, min(most, MAX_BATCHES))
+    return [slice(at, at + step) for at in range(0, batches, step)]
+
+
+def aligned(matrix: Tensor) -> bool:
+    """Whether every row begins at a multiple of 16 bytes."""
+    size = matrix.element_size()
+    strides = (stride * size for stride in matrix.stride()[:-1])
+    return not any(at % ACCESS_BYTES for at in (matrix.data_ptr(), *strides))
+
+
+def padded_like(matrix: Tensor, columns: int) -> Tensor:
+    """Uninitialised memory of the same shape; rows have room for whole groups of ``columns``."""
+    width = -(-matrix.shape[-1] // columns) * columns
+    return matrix.new_empty((*matrix.shape[:-1], width))[..., : matrix.shape[-1]]
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ import json
 from sparsetile.errors import UnsupportedError
 from sparsetile.systems.acc import AccSystem
 from sparsetile.systems.base import Request, Runner, System
+from sparsetile.systems.bcsr import BCSRSystem
 from sparsetile.systems.cpu import CPUSystem
 from sparsetile.systems.csr import CSRSystem
 from sparsetile.systems.cusparse import CuSparseSystem
 from sparsetile.systems.dense import DenseSystem
+from sparsetile.systems.wcsr import WCSRSystem
 
 __all__ = ["PATTERN_SYSTEMS", "SYSTEMS", "candidates", "runner", "unsupported"]
 
@@ -26,7 +28,15 @@ PATTERN_SYSTEMS: dict[str, System] = {"cuda": _CSR, "cpu": _CPU}
 
 SYSTEMS: dict[str, System] = {
     system.name: system
-    for system in (AccSystem(), _CSR, CuSparseSystem(), DenseSystem(PATTERN_SYSTEMS), _CPU)
+    for system in (
+        AccSystem(),
+        BCSRSystem(_CSR),
+        _CSR,
+        CuSparseSystem(),
+        DenseSystem(PATTERN_SYSTEMS),
+        WCSRSystem(),
+        _CPU,
+    )
 }
 
 

@@ -7,21 +7,32 @@ from collections.abc import Callable
 
 import torch
 
+from sparsetile.formats import count_blocks
 from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems import Request, Stage
+from sparsetile.systems.processors import l2_bytes
 from sparsetile.systems.registry import SYSTEMS, runner
+from sparsetile.systems.wcsr import L2_SHARE
 from sparsetile.tune.roofline import Machine, machine
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
 
 # What the systems reach of the ceilings on an H200; docs/planning.md says from which record.
 # Over 1: neighbouring rows share rows of B in L1, which the ceiling does not count.
-_CSR_SHARE = {2: 0.95, 4: 1.25, 8: 1.0}  # by bytes of an element
+_CSR_SHARE = {1: 0.95, 2: 0.95, 4: 1.25, 8: 1.0}  # by bytes of an element
 _CUSPARSE_SHARE = 0.40
 # What acc reaches of the gather of distinct (8-row window, column) pairs, over csr's share, for
 # rows of B of up to so many bytes: a tile costs about the same however few its columns are.
 _ACC_OVER_CSR = ((128, 0.25), (512, 0.45), (float("inf"), 0.55))
 _ACC_WINDOW = 8
+# What bcsr reaches of the dense product's flops, of gathers from L2 and of DRAM; development
+# readings (docs/asyncsparse.md).
+_BCSR_FLOPS, _BCSR_L2, _BCSR_DRAM = 0.6, 0.9, 0.75
+# What wcsr reaches of the gather of distinct (64-row window, column) pairs, where B does not and
+# where it does fit L2, and what it needs to start; development readings (docs/asyncsparse.md).
+_WCSR_SHARE, _WCSR_START = {False: 0.30, True: 0.46}, 6e-6
+_WCSR_WINDOW, _WCSR_COLUMNS = 64, 128
 _DENSE_SHARE = 0.55
 # A sparse product on CPU cores runs at about this share of a dense one per flop.
 _CPU_SPARSE_SHARE = 0.15
@@ -35,6 +46,37 @@ def _gather_seconds(request: Request, ceilings: Machine, reads: int) -> float:
     gathered = item * request.n * (reads + rows) / ceilings.l2_gather
     once = (4 + value_bytes) * csr.nnz + item * request.n * (min(cols, csr.nnz) + rows)
     return ceilings.launch + max(gathered, once / ceilings.dram)
+
+
+def _block_seconds(request: Request, ceilings: Machine) -> float:
+    """Seconds of ``bcsr``: the largest of Tensor Cores, L2 into shared memory, and DRAM."""
+    csr, item, n = request.csr, request.dtype.itemsize, request.n
+    rows, cols = csr.shape
+    blocks = count_blocks(csr, BLOCK, request.permutation.perm)
+    cells = blocks * BLOCK**2
+    columns = -(-n // WARPGROUP_COLUMNS) * WARPGROUP_COLUMNS  # multiplied, whatever B has
+    tensor = 2.0 * cells * columns / (_BCSR_FLOPS * ceilings.dense_flops * 4 / item)
+    copied = item * (blocks * BLOCK * n + cells * WIDE.slabs(n))
+    once = item * (cells + n * (min(cols, blocks * BLOCK) + rows))
+    seconds = max(
+        tensor,
+        copied / (_BCSR_L2 * ceilings.l2_gather),
+        once / (_BCSR_DRAM * ceilings.dram),
+    )
+    if csr.nnz < cells:  # a second kernel asks whether C needs repair
+        seconds += ceilings.launch
+    return ceilings.launch + seconds
+
+
+def _window_seconds(request: Request, ceilings: Machine) -> float:
+    """Seconds of ``wcsr``: rows of B behind distinct (64-row window, column) pairs."""
+    csr, item, n = request.csr, request.dtype.itemsize, request.n
+    pairs = distinct_pairs(csr, _WCSR_WINDOW, request.permutation.perm)
+    columns = -(-n // _WCSR_COLUMNS) * _WCSR_COLUMNS  # multiplied, whatever B has
+    fits = csr.shape[1] * n * item <= L2_SHARE * l2_bytes(request.device)
+    gathered = item * columns * (pairs + csr.shape[0]) / ceilings.l2_gather
+    once = item * n * (min(csr.shape[1], pairs) + csr.shape[0]) / ceilings.dram
+    return _WCSR_START + max(gathered / _WCSR_SHARE[fits], once)
 
 
 def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
@@ -54,13 +96,21 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
     if "acc" in able and len(able) > 1:  # counting pairs is worth it where there is a choice
         pairs = distinct_pairs(request.csr, _ACC_WINDOW, request.permutation.perm)
         tiled = _gather_seconds(request, ceilings, pairs)
+    blocked = 0.0
+    if "bcsr" in able and len(able) > 1:
+        blocked = _block_seconds(request, ceilings)
+    windowed = 0.0
+    if "wcsr" in able and len(able) > 1:
+        windowed = _window_seconds(request, ceilings)
     csr_share = _CSR_SHARE[request.dtype.itemsize]
     row_bytes = request.n * request.dtype.itemsize
     acc_over_csr = next(share for most, share in _ACC_OVER_CSR if row_bytes <= most)
     predicted = {
         "acc": tiled / (csr_share * acc_over_csr),
+        "bcsr": blocked,
         "csr": gathered / csr_share,
         "cusparse": gathered / _CUSPARSE_SHARE,
+        "wcsr": windowed,
         "dense": (ceilings.launch + dense) / _DENSE_SHARE,
         "cpu": ceilings.launch
         + sparse_flops / (ceilings.dense_flops * _CPU_SPARSE_SHARE)

@@ -28,7 +28,8 @@
 //
 // kRepair: C already holds a product made with tiles or a dense A, in which an invented zero may
 // have met an Inf or NaN of B. Groups whose part of C is finite leave at once; the others compute
-// it anew from A's entries alone. All pieces of a cut row look before its root writes.
+// it anew from A's entries alone. All pieces of a cut row look before its root writes. `args` is a
+// flag then, if not null: 0 says that whoever made C saw all of it finite.
 //
 // Assumes: B and C row-major with unit column stride and the row strides given; addresses aligned
 // to kVec elements and n a multiple of kVec, and of a slab where kTimes > 1 (host checks in
@@ -441,6 +442,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     spmm_csr(const __grid_constant__ Params p) {
   ptx::wait_previous();
   if (p.early) ptx::let_next_start();
+  if constexpr (kRepair) {
+    if (p.args != nullptr && __ldcg(p.args) == 0) return;  // nobody saw what is not finite
+  }
   int block = blockIdx.x, slab = blockIdx.y;
   if (p.slab_fast) {
     block = blockIdx.x / static_cast<u32>(p.slabs);

@@ -1,0 +1,183 @@
+"""Host side of ``spmm_bcsr.cu``: configurations, limits, choice of the tile's width, grid."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sparsetile.intake.csr import FP8, FP8_RESULTS
+from sparsetile.jit.source import ConfigValue
+from sparsetile.jit.tensor_map import MAP_WORDS, pad_params
+from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
+from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = [
+    "BLOCK",
+    "BOX",
+    "ELEMENTS",
+    "ENGINE",
+    "FP8",
+    "FP8_TILES",
+    "LADDER",
+    "PRODUCT",
+    "SLABS_TOGETHER",
+    "SPMM_BCSR",
+    "STORE_BOX",
+    "STORE_COLUMNS",
+    "TILES",
+    "TRANSPOSED_BOX",
+    "BlockTile",
+    "Store",
+    "bcsr_config",
+    "choose_block_tile",
+    "out_types",
+]
+
+# torch dtype -> trait of element.cuh: the types whose B is read as it lies, along either side.
+ELEMENTS = {**{d: CSR_ELEMENTS[d] for d in (torch.float16, torch.bfloat16)}, FP8: "E4M3"}
+# Rows and columns of a block of A.
+BLOCK = 64
+# Rows and columns of a copy, of A and of a row-major B: 128 bytes a row.
+BOX = (64, 64)
+# Rows and columns of C, and of its transpose, that the copy engine stores at once, and columns that
+# a lane does.
+STORE_BOX, TRANSPOSED_BOX = (16, 64), (128, 64)
+STORE_COLUMNS = 8
+# The paper's ladder: the last step that is on, each with all before it. The engine copies from
+# ENGINE on, a warpgroup is kept for copies from SPECIALISED on, PRODUCT is everything. Barriers are
+# mbarriers wherever there are some, so that opt4 is opt3; opt7, multicast, is not built.
+LADDER = {"opt0": 0, "opt1": 1, "opt2": 2, "opt3": 3, "opt5": 5, "opt6": 6}
+ENGINE, SPECIALISED, PRODUCT = 2, 3, 6
+# Columns of C that one warpgroup multiplies, and threads of a warpgroup.
+WARPGROUP_COLUMNS, WARPGROUP = 128, 128
+# Two barriers a stage.
+BARRIER_BYTES = 16
+# Slabs of columns whose items alternate: one keeps the fewest bytes of B in use at a time, several
+# read A's blocks from DRAM less often where L2 does not hold them.
+SLABS_TOGETHER = 1
+
+
+class Store(enum.IntEnum):
+    """Who stores C. The engine takes 16 bits in the given row order."""
+
+    BY_THREADS = 0
+    BY_ENGINE = 1
+    TRANSPOSED = 2  # by the engine, columns of C as rows
+
+
+@dataclass(frozen=True)
+class BlockTile:
+    """What a block of threads makes: ``columns`` columns of a block row, ``stages`` in its ring.
+
+    ``step`` is that of the ladder.
+    """
+
+    columns: int
+    stages: int
+    step: int = PRODUCT
+    item: int = 2  # bytes of an element
+
+    def at_step(self, step: int) -> BlockTile:
+        """Return the same columns at a step of the ladder."""
+        return BlockTile(self.columns, self.stages if step >= SPECIALISED else 1, step, self.item)
+
+    @property
+    def threads(self) -> int:
+        """One warpgroup for each 128 columns, and one that copies."""
+        return WARPGROUP * (self.columns // WARPGROUP_COLUMNS + (self.step >= SPECIALISED))
+
+    @property
+    def stage_bytes(self) -> int:
+        """A block of A and the rows of B that it meets."""
+        return self.item * BLOCK * (BLOCK + self.columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: the ring, C on its way out, the barriers."""
+        return self.stages * (self.stage_bytes + BARRIER_BYTES) + 2 * BLOCK * self.columns
+
+    @property
+    def blocks_per_processor(self) -> int:
+        """Blocks of threads that share an SM."""
+        return 2 if self.columns == WARPGROUP_COLUMNS else 1
+
+    def box(self, k_major: bool) -> tuple[int, int]:
+        """Rows and columns of a copy of B; of its transpose if ``k_major``: all columns at once."""
+        return (self.columns, BOX[1]) if k_major else BOX
+
+    def slabs(self, n: int) -> int:
+        return -(-n // self.columns)
+
+    def grid(self, n: int, block_rows: int, processors: int) -> tuple[int, int, int]:
+        """As many blocks of threads as the GPU holds, or as there are items."""
+        items = block_rows * self.slabs(n)
+        if self.step < PRODUCT:
+            return (items, 1, 1)
+        return (min(items, processors * self.blocks_per_processor), 1, 1)
+
+
+# 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.
+WIDE, NARROW = BlockTile(256, 4), BlockTile(128, 4)
+TILES = (WIDE, NARROW)
+FP8_TILES = (BlockTile(256, 9, item=1), BlockTile(128, 8, item=1))
+
+
+def out_types(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Types that C of a product in ``dtype`` may have, the usual one first."""
+    return FP8_RESULTS if dtype is FP8 else out_dtypes(dtype)
+
+
+def choose_block_tile(
+    n: int, block_rows: int, processors: int, dtype: torch.dtype = torch.bfloat16
+) -> BlockTile:
+    """Return the wide tile where ``n`` columns fill it and there is one for every SM."""
+    wide, narrow = FP8_TILES if dtype is FP8 else TILES
+    if n <= narrow.columns or block_rows * wide.slabs(n) < processors:
+        return narrow
+    return wide
+
+
+def bcsr_config(
+    dtype: torch.dtype,
+    tile: BlockTile,
+    *,
+    out_dtype: torch.dtype | None = None,
+    k_major: bool = False,
+) -> dict[str, ConfigValue]:
+    """Constants of ``spmm_bcsr.cu``; ``k_major``: B is the transpose of a row-major matrix."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": CSR_ELEMENTS[out_types(dtype)[0] if out_dtype is None else out_dtype],
+        "kKMajor": k_major,
+        "kCols": tile.columns,
+        "kStages": tile.stages,
+        "kThreads": tile.threads,
+        "kStep": tile.step,
+    }
+
+
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+
+
+def _configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, tile, k_major in itertools.product(_SIXTEEN_BITS, TILES, (False, True)):
+        for out in out_types(dtype):
+            yield bcsr_config(dtype, tile, out_dtype=out, k_major=k_major)
+    for dtype, tile, step in itertools.product(_SIXTEEN_BITS, TILES, LADDER.values()):
+        for out in out_types(dtype) if step < PRODUCT else ():
+            yield bcsr_config(dtype, tile.at_step(step), out_dtype=out)
+    for tile, out in itertools.product(FP8_TILES, out_types(FP8)):
+        yield bcsr_config(FP8, tile, out_dtype=out, k_major=True)
+
+
+SPMM_BCSR = KernelSpec(
+    name="spmm_bcsr",
+    params_format=pad_params(f"{3 * MAP_WORDS}Q7Pq2d8i"),
+    configs=_configs,
+    architectures=("sm_90a",),
+)

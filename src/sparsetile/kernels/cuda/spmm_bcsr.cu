@@ -1,0 +1,518 @@
+// C = epilogue(A . B) for A in BCSR blocks of 64 x 64 on WGMMA, AsyncSparse's product (sm_90a).
+//
+// C is cut into items: 64 rows (a block row of A) times kCols columns. A block of threads stays on
+// its SM and makes item blockIdx.x, then every gridDim.x-th after it. One warp copies: for each
+// block of the row, the block itself and the 64 rows of B that it meets, both by the bulk tensor
+// engine into a ring of kStages. kConsumers warpgroups multiply, 128 columns each:
+//
+//   producer    wait empty[s] -> block (8 KB), 64 x kCols of B (128 bytes a row and box) -> full[s]
+//   consumers   wait full[s]  -> four WGMMAs of k = 16, sums in registers       -> empty[s]
+//
+// The producer goes from item to item without a stop, so that blocks of the next ones are in the
+// ring while the consumers store C: of an item nothing is waited for but its first products. What
+// an item needs to know (its block row and blocks) is asked for one item ahead, its columns too.
+//
+// B is taken as it lies, row-major, or where kKMajor as the transpose of a row-major matrix, as a
+// linear layer has it: WGMMA reads 16-bit operands from shared memory along either side. The first
+// product of an item overwrites its sums instead of adding to zeros. A stage is given back when the
+// products after its own have been started: Tensor Cores always have some.
+//
+// Order of items: block rows longest first, for `together` slabs of kCols columns at a time, slab
+// by slab: blocks that run together share their columns of B, and blocks of A, in L2.
+//
+// C of 16 bits in the given row order goes through shared memory, 4 KB a warp, and leaves by the
+// engine, so that its warp may go on with the next item; transposed, as a linear layer wants it, 16
+// KB a warpgroup at a time. Else threads store it, 16 bytes at a time.
+//
+// FP8 (e4m3): rows of 64 bytes, K-major B alone. Tensor Cores keep some 14 bits of a sum of such
+// products, so theirs run over 128 of k, two blocks, and are added up in float32.
+//
+// kStep is the last step of the paper's ladder that is on, each with all before it: 0 CUDA cores, 1
+// WGMMA, 2 the copy engine, 3 a warp that copies and the ring, 5 sums that are not zeroed first, 6
+// blocks of threads that stay (a matter of the grid). Below 3 one stage is filled and multiplied in
+// turns by all threads.
+//
+// Shared memory: dynamic, kStages stages of 8 KB + kCols * 128 bytes, kCols * 128 bytes of C, the
+// barriers. No atomics; sums in block order. With 128 columns two blocks share an SM.
+//
+// Zeros of blocks multiply too: where B is not finite the host has C repaired from A's entries, by
+// a kernel that does nothing unless `spoilt` says so.
+//
+// Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C that
+// threads store have room up to a multiple of 8 columns (host copies otherwise); tensor maps made
+// for this A and B, never read where A has no block, and for this C where the engine stores it;
+// rows of C under 2^31, blocks of A under 2^25, items and two grids under 2^31.
+#include "block_steps.cuh"
+#include "wgmma.cuh"
+
+using E = ELEMENT;
+using Out = OUTPUT;
+
+constexpr int kBlock = 64;
+constexpr bool kTensorCores = kStep >= 1, kEngine = kStep >= 2, kSpecialised = kStep >= 3,
+               kElided = kStep >= 5;
+constexpr int kConsumers = kCols / 128;
+constexpr int kFirstConsumer = kSpecialised ? 128 : 0;  // thread
+constexpr int kBlocksPerSM = kConsumers == 1 || !kSpecialised ? 2 : 1;
+constexpr int kRowBytes = kBlock * sizeof(E::Storage);  // of a block, and of a K-major B
+constexpr int kBlockBytes = kBlock * kRowBytes;
+constexpr int kBoxBytes = kBlock * kRowBytes;  // of B: 64 rows x 64 columns, or 64 columns x 64 k
+constexpr int kBoxes = kCols / 64;
+constexpr int kStageBytes = kBlockBytes + kBoxes * kBoxBytes;
+constexpr int kStoreBoxBytes = 16 * 128;  // a warp's rows of C, 64 columns
+constexpr int kWarpStoreBytes = 2 * kStoreBoxBytes;
+
+struct Params {
+  TensorMap a;       // [64 * blocks, 64], boxes of 64 x 64
+  TensorMap b;       // [k, n], boxes of 64 rows x 64 columns; K-major [n, k], kCols rows x 64
+  TensorMap stored;  // C [rows, n], boxes of 16 rows x 64 columns; transposed [n, rows], 128 x 64
+  Out::Storage* c;
+  const int4* work;          // longest first: block row, its first block, how many; 0
+  const int* block_col_idx;  // of each block
+  const int* order;          // null: as given; row of C at each position
+  const i64* indptr;         // null: no mean; row pointers
+  const float* bias;         // null: none; [n]
+  i64* spoilt;               // null: nobody asks; becomes 1 where a sum is not finite
+  i64 c_stride;              // of rows of C; transposed of columns
+  double alpha;
+  double beta;
+  int rows;
+  int n;
+  int block_rows;
+  int slabs;
+  int together;  // slabs whose items alternate
+  int store;     // kByThreads, or where C is of 16 bits and in no order, kByEngine, kTransposed
+  int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
+  int relu;
+};
+static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
+static_assert(kCols % 128 == 0 && (kRowBytes == 128 || (kKMajor && kElided)),
+              "a consumer takes 128 columns of 16 bits, or K-major of 8");
+static_assert(kThreads == kFirstConsumer + kConsumers * 128 && (kSpecialised || kStages == 1),
+              "one warpgroup copies, the others multiply");
+
+enum Store { kByThreads, kByEngine, kTransposed };
+
+struct Ring {
+  char* stages;
+  char* stored;  // C, by consumer and warp
+  u64* full;
+  u64* empty;
+};
+
+__device__ __forceinline__ Ring ring_memory() {
+  extern __shared__ __align__(1024) char s_dynamic[];
+  char* stored = s_dynamic + kStages * kStageBytes;
+  u64* barriers = reinterpret_cast<u64*>(stored + kConsumers * 4 * kWarpStoreBytes);
+  return {s_dynamic, stored, barriers, barriers + kStages};
+}
+
+// Where a pipeline stands: its stage, and the parity of the barriers' phase.
+struct Turn {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// What is known of an item before it is begun.
+struct Item {
+  int block_row;
+  int first_block;
+  int blocks;
+  int first_column;
+};
+
+// Past the last item: one without blocks. The load is not waited for here.
+__device__ __forceinline__ Item item_at(const Params& p, int index) {
+  if (index >= p.block_rows * p.slabs) return {0, 0, 0, 0};
+  const int first_slab = index / (p.block_rows * p.together) * p.together;
+  const int rest = index - first_slab * p.block_rows, width = min(p.together, p.slabs - first_slab);
+  int4 row;
+  asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(row.x), "=r"(row.y), "=r"(row.z), "=r"(row.w)
+               : "l"(p.work + rest / width));
+  return {row.x, row.y, row.z, (first_slab + rest % width) * kCols};
+}
+
+// Column of the item's block `from` + lane. Not waited for either.
+__device__ __forceinline__ int column_at(const Params& p, const Item& item, int from) {
+  const int block = from + threadIdx.x % 32;
+  int column = 0;
+  if (block < item.blocks) {
+    asm volatile("ld.global.nc.s32 %0, [%1];"
+                 : "=r"(column)
+                 : "l"(p.block_col_idx + item.first_block + block));
+  }
+  return column;
+}
+
+// Block `block` and the rows of B that it meets, from `row` on.
+__device__ __forceinline__ void copy_stage(const Params& p, char* stage, u64* full, int block,
+                                           int row, int first_column) {
+  wg::barrier_expect(full, kStageBytes);
+  wg::copy_box(stage, &p.a, 0, block * kBlock, full);
+  if constexpr (kKMajor) {
+    wg::copy_box(stage + kBlockBytes, &p.b, row, first_column, full);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kBoxes; ++j) {
+      wg::copy_box(stage + kBlockBytes + j * kBoxBytes, &p.b, first_column + j * 64, row, full);
+    }
+  }
+}
+
+__device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
+  const int lane = threadIdx.x % 32, items = p.block_rows * p.slabs;
+  int index = blockIdx.x;
+  Item item = item_at(p, index), next = item_at(p, index + gridDim.x);
+  int first_columns = column_at(p, item, 0);
+  if (lane == 0 && item.blocks > 0) {
+    wg::prefetch_map(&p.a);
+    wg::prefetch_map(&p.b);
+  }
+  Turn turn;
+  for (; index < items; index += gridDim.x) {
+    const Item after = item_at(p, index + 2 * gridDim.x);
+    int mine = first_columns;
+    first_columns = column_at(p, next, 0);
+    for (int from = 0; from < item.blocks; from += 32) {
+      if (from > 0) mine = column_at(p, item, from);
+      const int count = min(32, item.blocks - from);
+      for (int i = 0; i < count; ++i) {
+        const int row = __shfl_sync(0xffffffffu, mine, i) * kBlock;
+        if (lane == 0) {
+          wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
+          copy_stage(p, ring.stages + turn.stage * kStageBytes, ring.full + turn.stage,
+                     item.first_block + from + i, row, item.first_column);
+        }
+        __syncwarp();
+        turn.next();
+      }
+    }
+    item = next, next = after;
+  }
+}
+
+// Eight neighbouring columns of one row of C.
+__device__ __forceinline__ void store_eight(Out::Storage* c, const u32 (&word)[4]) {
+  ptx::store_cs(reinterpret_cast<uint4*>(c), make_uint4(word[0], word[1], word[2], word[3]));
+}
+
+// Row of C at a position of the plan's order; -1 past the last.
+__device__ __forceinline__ int row_of(const Params& p, int position) {
+  if (position >= p.rows) return -1;
+  return p.order == nullptr ? position : __ldg(p.order + position);
+}
+
+// alpha, over the row's entries where the mean is wanted.
+__device__ __forceinline__ float scale_of(const Params& p, int row) {
+  if (p.indptr == nullptr || row < 0) return float(p.alpha);
+  const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
+  return entries > 0 ? float(p.alpha) / float(entries) : float(p.alpha);
+}
+
+// Element of C in a row and column.
+__device__ __forceinline__ i64 element_at(const Params& p, int row, int column) {
+  return p.store == kTransposed ? column * p.c_stride + row : row * p.c_stride + column;
+}
+
+// A thread's sums: rows `position` and 8 further on, sum[4 j + 2 half + e] in column 8 j + 2 q + e.
+
+// alpha, mean, beta, bias and ReLU.
+__device__ __forceinline__ void apply_epilogue(const Params& p, int position, int first_column,
+                                               float (&sum)[64]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of(p, position + 8 * half);
+    const float scale = scale_of(p, row);
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = first_column + j * 8 + q * 2 + e;
+        float x = sum[j * 4 + half * 2 + e] * scale;
+        if (column < p.n && row >= 0) {
+          if (p.beta != 0.0) x += float(p.beta) * Out::widen(p.c[element_at(p, row, column)]);
+          if (p.bias != nullptr) x += p.bias[column];
+        }
+        if (p.relu && x < 0.0f) x = 0.0f;
+        sum[j * 4 + half * 2 + e] = x;
+      }
+    }
+  }
+}
+
+// By the engine: a warp's 16 rows as two boxes of 64 columns.
+template <typename O>
+__device__ __forceinline__ void store_bulk(const Params& p, char* stored, int first_position,
+                                           int first_column, const float (&sum)[64]) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) wg::store_wait_read();  // the item before
+  __syncwarp();
+  // Lane l has row l mod 16 of chunks l / 16, l / 16 + 2, ..; chunks lie in the 128-byte swizzle.
+  const u32 address =
+      wg::shared_address(stored) + lane % 16 * 128 + ((lane / 16) ^ (lane % 8)) * 16;
+#pragma unroll
+  for (int pair = 0; pair < 8; ++pair) {  // of chunks
+    u32 word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = narrow_pair<O>(sum[pair * 8 + i * 2], sum[pair * 8 + i * 2 + 1]);
+    }
+    wg::store_matrices((address ^ (pair % 4 * 32)) + pair / 4 * kStoreBoxBytes, word);
+  }
+  wg::fence_for_copies();
+  __syncwarp();
+  if (lane == 0 && first_position < p.rows) {
+    const u64 policy = wg::leave_first();
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int column = first_column + j * 64;
+      if (column < p.n) {
+        wg::store_box(&p.stored, column, first_position, stored + j * kStoreBoxBytes, policy);
+      }
+    }
+    wg::store_commit();
+  }
+}
+
+// By the engine, transposed: a warpgroup's 64 rows and 128 columns as one box of 128 rows. A warp
+// has 16 rows of C side by side in each of them, the four together 64: 128 bytes.
+template <typename O>
+__device__ __forceinline__ void store_transposed(const Params& p, char* stored, int block_row,
+                                                 int first_column, const float (&sum)[64]) {
+  const int thread = threadIdx.x % 128, lane = thread % 32, barrier = threadIdx.x / 128 + 1;
+  if (thread == 0) wg::store_wait_read();  // the item before
+  wg::group_sync(barrier);
+  // Lane l has column l mod 8 + l / 16 * 8 of each sixteen, and chunk l / 8 mod 2 of its warp's.
+  const int column = lane % 8 + lane / 16 * 8, chunk = thread / 32 * 2 + lane / 8 % 2;
+  const u32 address = wg::shared_address(stored) + column * 128 + (chunk ^ (lane % 8)) * 16;
+#pragma unroll
+  for (int sixteen = 0; sixteen < 8; ++sixteen) {  // columns
+    u32 word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = narrow_pair<O>(sum[sixteen * 8 + i * 2], sum[sixteen * 8 + i * 2 + 1]);
+    }
+    wg::store_matrices_transposed(address + sixteen * 16 * 128, word);
+  }
+  wg::fence_for_copies();
+  wg::group_sync(barrier);
+  if (thread == 0 && first_column < p.n) {
+    wg::store_box(&p.stored, block_row * kBlock, first_column, stored, wg::leave_first());
+    wg::store_commit();
+  }
+}
+
+// By threads.
+template <typename O>
+__device__ __forceinline__ void store_rows(const Params& p, int position, int first_column,
+                                           const float (&sum)[64]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of(p, position + 8 * half);
+    Out::Storage* c = p.c + i64(row) * p.c_stride;
+#pragma unroll
+    for (int group = 0; group < 4; ++group) {  // of four times eight columns
+      if constexpr (sizeof(typename O::Storage) == 2) {
+        u32 word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (group * 4 + i) * 4 + half * 2;
+          word[i] = narrow_pair<O>(sum[at], sum[at + 1]);
+        }
+        transpose(word, q);
+        const int column = first_column + (group * 4 + q) * 8;
+        if (row >= 0 && column < p.n) store_eight(c + column, word);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (group * 4 + i) * 4 + half * 2;
+          const int column = first_column + (group * 4 + i) * 8 + q * 2;
+          if (row >= 0 && column < p.n) {
+            __stcs(reinterpret_cast<float2*>(c + column), make_float2(sum[at], sum[at + 1]));
+          }
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void finish(const Params& p, const Ring& ring, int block_row,
+                                       int first_column, float (&sum)[64]) {
+  const int warp = (threadIdx.x - kFirstConsumer) / 32, lane = threadIdx.x % 32;
+  const int first_position = block_row * kBlock + warp % 4 * 16,
+            position = first_position + lane / 4;
+  if (p.spoilt != nullptr) {
+    float check = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) check = fmaf(sum[i], 0.0f, check);
+    if (check != 0.0f) *p.spoilt = 1;  // NaN is not 0 either
+  }
+  if (p.epilogue) apply_epilogue(p, position, first_column, sum);
+  if constexpr (sizeof(Out::Storage) == 2) {
+    if (p.store == kTransposed) {
+      store_transposed<Out>(p, ring.stored + warp / 4 * 4 * kWarpStoreBytes, block_row,
+                            first_column, sum);
+      return;
+    }
+    if (p.store == kByEngine) {
+      store_bulk<Out>(p, ring.stored + warp * kWarpStoreBytes, first_position, first_column, sum);
+      return;
+    }
+  }
+  store_rows<Out>(p, position, first_column, sum);
+}
+
+__device__ __forceinline__ void clear(float (&sum)[64]) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
+}
+
+// Starts the products of a stage, whose B is this consumer's at `b`.
+__device__ __forceinline__ void start_products(const char* stage, const char* b, bool add,
+                                               float (&sum)[64]) {
+  wg::fence();
+#pragma unroll
+  for (int k = 0; k < kRowBytes / 32; ++k) {
+    Wgmma128<E, kKMajor ? 0 : 1>::multiply(
+        sum, wg::descriptor<kRowBytes>(stage + k * 32, 16, 8 * kRowBytes),
+        kKMajor ? wg::descriptor<kRowBytes>(b + k * 32, 16, 8 * kRowBytes)
+                : wg::descriptor(b + k * 2048, kBoxBytes, 1024),
+        add || k > 0);
+  }
+  wg::commit();
+}
+
+// The item's sums; `turn` goes on through the ring.
+__device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int blocks, Turn& turn,
+                                           float (&sum)[64]) {
+  if (blocks == 0 || !kElided) clear(sum);
+  if (blocks == 0) return;
+  const bool releases = threadIdx.x % 32 == 0;
+  u64* previous = nullptr;
+  for (int i = 0; i < blocks; ++i) {
+    wg::barrier_wait(ring.full + turn.stage, turn.parity);
+    const char* stage = ring.stages + turn.stage * kStageBytes;
+    start_products(stage, stage + kBlockBytes + consumer * 2 * kBoxBytes, i > 0 || !kElided, sum);
+    wg::wait<1>();  // for the products before these
+    if (releases && i > 0) wg::barrier_arrive(previous);
+    previous = ring.empty + turn.stage;
+    turn.next();
+  }
+  wg::wait<0>();
+  wg::settle(sum);
+  if (releases) wg::barrier_arrive(previous);
+}
+
+// The same for FP8: products of two blocks at a time.
+__device__ __forceinline__ void accumulate_pairs(const Ring& ring, int consumer, int blocks,
+                                                 Turn& turn, float (&sum)[64]) {
+  const bool releases = threadIdx.x % 32 == 0;
+  clear(sum);
+  for (int i = 0; i < blocks; i += 2) {
+    float part[64];
+    u64* used[2] = {nullptr, nullptr};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (i + half >= blocks) break;
+      wg::barrier_wait(ring.full + turn.stage, turn.parity);
+      const char* stage = ring.stages + turn.stage * kStageBytes;
+      start_products(stage, stage + kBlockBytes + consumer * 2 * kBoxBytes, half > 0, part);
+      used[half] = ring.empty + turn.stage;
+      turn.next();
+    }
+    wg::wait<0>();
+    wg::settle(part);
+    if (releases) {
+      wg::barrier_arrive(used[0]);
+      if (used[1] != nullptr) wg::barrier_arrive(used[1]);
+    }
+#pragma unroll
+    for (int j = 0; j < 64; ++j) sum[j] += part[j];
+  }
+}
+
+__device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
+  const int consumer = threadIdx.x / 128 - 1, items = p.block_rows * p.slabs;
+  int index = blockIdx.x;
+  Item item = item_at(p, index);
+  Turn turn;
+  for (; index < items; index += gridDim.x) {
+    const Item next = item_at(p, index + gridDim.x);
+    float sum[64];
+    if constexpr (sizeof(E::Storage) == 1) {
+      accumulate_pairs(ring, consumer, item.blocks, turn, sum);
+    } else {
+      accumulate(ring, consumer, item.blocks, turn, sum);
+    }
+    finish(p, ring, item.block_row, item.first_column + consumer * 128, sum);
+    item = next;
+  }
+  if (p.store != kByThreads) wg::store_wait_read();  // shared memory lives as long as its threads
+}
+
+// ---- steps 0 to 2: in turns
+
+template <typename Element>
+__device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
+  const int consumer = threadIdx.x / 128;
+  const Item item = item_at(p, blockIdx.x);
+  char* stage = ring.stages;
+  const char* b = stage + kBlockBytes + consumer * 2 * kBoxBytes;
+  float sum[64];
+  clear(sum);
+  for (int i = 0; i < item.blocks; ++i) {
+    const int block = item.first_block + i, row = __ldg(p.block_col_idx + block) * kBlock;
+    if constexpr (kEngine) {
+      if (threadIdx.x == 0) copy_stage(p, stage, ring.full, block, row, item.first_column);
+      wg::barrier_wait(ring.full, i % 2);
+    } else {
+      copy_by_threads<kThreads>(stage, p.a, 0, block * kBlock);
+#pragma unroll
+      for (int j = 0; j < kBoxes; ++j) {
+        copy_by_threads<kThreads>(stage + kBlockBytes + j * kBoxBytes, p.b,
+                                  item.first_column + j * 64, row);
+      }
+      wg::fence_for_copies();  // WGMMA reads as the engine does
+      __syncthreads();
+    }
+    if constexpr (kTensorCores) {
+      start_products(stage, b, true, sum);
+      wg::wait<0>();
+      wg::settle(sum);
+    } else {
+      multiply_by_cores<Element>(stage, b, sum);
+    }
+    __syncthreads();
+  }
+  finish(p, ring, item.block_row, item.first_column + consumer * 128, sum);
+  if (p.store != kByThreads) wg::store_wait_read();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
+    spmm_bcsr(const __grid_constant__ Params p) {
+  const Ring ring = ring_memory();
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      wg::barrier_init(ring.full + s, 1);
+      wg::barrier_init(ring.empty + s, kConsumers * 4);
+    }
+    wg::barrier_init_done();
+  }
+  __syncthreads();
+  if constexpr (!kSpecialised) {
+    take_turns<E>(p, ring);
+  } else if (threadIdx.x < 128) {
+    wg::fewer_registers<40>();
+    if (threadIdx.x < 32) produce(p, ring);
+  } else {
+    // What the copying warpgroup gave back: 168 * 384 and 128 * 256 registers in all.
+    wg::more_registers<kConsumers == 2 ? 232 : 216>();
+    consume(p, ring);
+  }
+}

@@ -1,0 +1,161 @@
+"""Host side of ``spmm_wcsr.cu`` and ``join_wcsr.cu``: configurations, choice of the tile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sparsetile.jit.source import ConfigValue
+from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
+from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = [
+    "ELEMENTS",
+    "HEIGHTS",
+    "JOIN_COLUMNS",
+    "JOIN_WCSR",
+    "SPMM_WCSR",
+    "STAGED_COLUMNS",
+    "STRIP",
+    "TILE",
+    "WindowTile",
+    "choose_window_tile",
+    "join_config",
+    "wcsr_config",
+    "window_tiles",
+]
+
+# torch dtype -> trait of element.cuh; float32 is multiplied as TF32.
+ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
+# Rows of a window, and columns of C that a block of threads makes of it.
+HEIGHTS = (64,)
+WIDTHS = (128, 256)
+# Columns of C that a block of the second kernel makes.
+JOIN_COLUMNS = 32
+# Columns of A in a tile, and rows of a window that a warp decodes.
+TILE, STRIP = 8, 16
+# Order in which a tile's column ids are stored: the even ones are k = 0 to 3 of TF32's product.
+STAGED_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+# What shared memory takes to begin at a multiple of the swizzle's 1024 bytes.
+SWIZZLE_ATOM = 1024
+# Threads that bring B in a step, groups of them in turn; 16-byte loads that each has under way, by
+# columns: 64 KB an SM for the wide tile.
+PRODUCERS, GROUPS = 128, 2
+LOADS = {128: 8, 256: 16}
+# Stages of B, and of A's tiles, which are copied further ahead.
+STAGES, TILE_STAGES = 4, 10
+# Registers of a consuming and of a producing thread. A block starts with 168 for each of its 384
+# threads, and would wait for ever for more than that in all.
+REGISTERS = (200, 152)
+
+
+@dataclass(frozen=True)
+class WindowTile:
+    """What a block of threads makes: ``columns`` columns of a window of ``height`` rows."""
+
+    height: int
+    columns: int
+
+    @property
+    def warps(self) -> int:
+        """Warps that multiply, each a strip of sixteen rows."""
+        return self.height // STRIP
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps + GROUPS * PRODUCERS
+
+    @property
+    def sums(self) -> int:
+        """Sums that a lane holds."""
+        return self.columns // 2
+
+    def step_tiles(self, dtype: torch.dtype) -> int:
+        """Tiles whose rows of B are loaded at once."""
+        return LOADS[self.columns] * 16 * PRODUCERS // (TILE * self.columns * dtype.itemsize)
+
+    def shared_bytes(self, dtype: torch.dtype, weighted: bool) -> int:
+        """Dynamic shared memory: stages of B, tiles of A, barriers, alignment."""
+        tiles, size = self.step_tiles(dtype), dtype.itemsize
+        a_bytes = 4 * TILE * tiles + self.height * tiles
+        if weighted:
+            a_bytes += 4 * tiles * self.warps + 16 + TILE * tiles * self.height * size + 16
+        b_bytes = TILE * tiles * self.columns * size
+        return STAGES * (b_bytes + 16) + TILE_STAGES * (a_bytes + 16) + SWIZZLE_ATOM
+
+    def slabs(self, n: int) -> int:
+        return -(-n // self.columns)
+
+
+def window_tiles() -> list[WindowTile]:
+    return [WindowTile(height, columns) for height in HEIGHTS for columns in WIDTHS]
+
+
+def choose_window_tile(height: int, n: int) -> WindowTile:
+    """Return the wide tile where ``n`` columns need it."""
+    return WindowTile(height, WIDTHS[0] if n <= WIDTHS[0] else WIDTHS[1])
+
+
+def wcsr_config(
+    dtype: torch.dtype,
+    tile: WindowTile,
+    weighted: bool,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> dict[str, ConfigValue]:
+    """Constants of ``spmm_wcsr.cu``."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kCols": tile.columns,
+        "kStepTiles": tile.step_tiles(dtype),
+        "kStages": STAGES,
+        "kTileStages": TILE_STAGES,
+        "kThreads": tile.threads,
+        "kConsumerRegisters": REGISTERS[0],
+        "kProducerRegisters": REGISTERS[1],
+        "kWeighted": weighted,
+        "kSharedBytes": tile.shared_bytes(dtype, weighted),
+    }
+
+
+def _configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, tile, weighted in itertools.product(ELEMENTS, window_tiles(), (True, False)):
+        for out in out_dtypes(dtype):
+            yield wcsr_config(dtype, tile, weighted, out_dtype=out)
+
+
+def join_config(
+    dtype: torch.dtype,
+    tile: WindowTile,
+    weighted: bool,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> dict[str, ConfigValue]:
+    """Constants of ``join_wcsr.cu``, which adds up the pieces that the product left."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kCols": tile.columns,
+        "kThreads": 32 * tile.warps,
+        "kWeighted": weighted,
+    }
+
+
+def _join_configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, tile, weighted in itertools.product(ELEMENTS, window_tiles(), (True, False)):
+        for out in out_dtypes(dtype):
+            yield join_config(dtype, tile, weighted, out_dtype=out)
+
+
+_PARAMS = "15P4q2d8i"
+SPMM_WCSR = KernelSpec(
+    name="spmm_wcsr", params_format=_PARAMS, configs=_configs, architectures=("sm_90a",)
+)
+JOIN_WCSR = KernelSpec(
+    name="join_wcsr", params_format=_PARAMS, configs=_join_configs, architectures=("sm_90a",)
+)

@@ -1,0 +1,291 @@
+"""The block system on matrices of full blocks, which the contract's scattered ones hardly have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+import sparsetile as st
+from sparsetile.systems import SYSTEMS
+from tests.contracts.cases import assert_close, csr_of, reference
+
+
+def _hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not _hopper(), reason="no Hopper GPU here"),
+]
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+FP8 = torch.float8_e4m3fn
+
+
+def pruned(
+    shape: tuple[int, int], kept: float, dtype: torch.dtype = F16, *, whole: bool = False
+) -> st.CSR:
+    """A share of the blocks of 64 of a matrix; small whole numbers if ``whole``."""
+    random = np.random.default_rng(6)
+    blocks = [-(-side // 64) for side in shape]
+    dense = np.kron(random.random(blocks) < kept, np.ones((64, 64)))[: shape[0], : shape[1]]
+    values = random.integers(1, 4, dense.shape) if whole else random.normal(size=dense.shape)
+    return csr_of(sp.csr_array(dense * values), dtype=dtype).to("cuda")
+
+
+def dense(rows: int, n: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(rows, n, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("n", [1, 8, 100, 128, 136, 256, 264, 1000, 4096])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 777), (64, 6400), (19008, 256)], ids=str)
+def test_full_blocks_agree_with_float64_within_rounding(dtype, n, shape):
+    csr = pruned(shape, 0.3, dtype)
+    plan = st.plan(csr, n, system="bcsr")
+    assert "repair" not in plan.info["choices"]
+    B = dense(shape[1], n, dtype)
+    assert_close(plan @ B, csr, B)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.05])
+@pytest.mark.parametrize("n", [128, 4096])
+def test_many_block_rows_without_blocks_give_zeros_between_the_others(n, kept):
+    csr = pruned((19008, 256), kept, BF16)
+    plan, B = st.plan(csr, n, system="bcsr"), dense(256, n, BF16)
+    C = plan @ B
+    assert_close(C, csr, B)
+    assert all(torch.equal(plan @ B, C) for _ in range(5))
+
+
+@pytest.mark.parametrize("n", [72, 512])
+def test_small_whole_numbers_match_bit_for_bit(n):
+    csr = pruned((700, 900), 0.4, whole=True)
+    B = torch.randint(0, 2, (900, n), device="cuda").to(F16)
+    C = st.plan(csr, n, system="bcsr").run(B, out_dtype=F32)
+    assert torch.equal(C.cpu().double(), reference(csr, B))
+
+
+@pytest.mark.parametrize("n", [8, 120, 251, 500])
+@pytest.mark.parametrize("rows", [64, 70, 450])
+def test_nothing_beside_c_is_written(n, rows):
+    csr, B = pruned((rows, 300), 0.5, whole=True), torch.ones(300, n, device="cuda", dtype=F16)
+    around = torch.full((rows + 2, 512), 7.0, device="cuda", dtype=F16)
+    st.plan(csr, n, system="bcsr").run(B, out=around[1:-1, :n])
+    assert torch.equal(around[1:-1, :n].cpu().double(), reference(csr, B))
+    around[1:-1, :n] = 7
+    assert bool((around == 7).all())
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("out_dtype", [F16, F32], ids=str)
+@pytest.mark.parametrize("n", [256, 251])
+def test_the_epilogue_and_the_row_order_reach_every_element(out_dtype, n, ordered):
+    csr = pruned((450, 300), 0.5, whole=True)
+    # Within block rows, so that blocks stay full.
+    order = torch.argsort(torch.arange(450) // 64 + torch.rand(450, dtype=torch.float64))
+    plan = st.plan(csr, n, system="bcsr", reorder=order if ordered else "identity")
+    assert "repair" not in plan.info["choices"]
+    B = torch.randint(0, 2, (300, n), device="cuda").to(F16)
+    bias, plain = torch.arange(n, device="cuda") / 4 - 9, reference(csr, B)
+    C = plan.run(B, alpha=0.5, bias=bias, relu=True, out_dtype=out_dtype)
+    expected = torch.relu(plain / 2 + bias.cpu().double())
+    assert torch.equal(C.cpu(), expected.to(out_dtype))
+    before = torch.randint(-3, 4, (450, n), device="cuda").to(F16)
+    C = plan.run(B, out=before.clone(), alpha=0.5, beta=2.0)
+    assert torch.equal(C.cpu(), (plain / 2 + 2 * before.cpu().double()).to(F16))
+
+
+def test_many_operands_at_many_addresses_are_told_apart():
+    csr = pruned((640, 512), 0.3)
+    plan = st.plan(csr, 128, system="bcsr")
+    operands = [dense(512, n, F16) for n in (128, 64, 256) for _ in range(120)]
+    results = [plan @ B for B in operands]
+    for B, C in zip(operands[::37], results[::37], strict=True):
+        assert_close(C, csr, B)
+    assert all(torch.equal(plan @ B, C) for B, C in zip(operands, results, strict=True))
+
+
+def test_a_captured_graph_replays_with_new_input_and_new_values():
+    csr = pruned((640, 512), 0.3)
+    plan, B = st.plan(csr, 128, system="bcsr"), dense(512, 128, F16)
+    plan @ B
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        C = plan @ B
+    for _ in range(3):
+        B.copy_(dense(512, 128, F16))
+        fresh = torch.randn(csr.nnz, device="cuda").to(F16)
+        plan.update_values(fresh)
+        graph.replay()
+        assert_close(C, csr.with_values(fresh), B)
+
+
+def test_full_blocks_give_csr_arithmetic_where_B_is_not_finite():
+    csr = pruned((300, 250), 0.4)
+    B = dense(250, 64, F16)
+    B[70, 3], B[249, 5] = float("nan"), float("inf")
+    expected = reference(csr, B)
+    C = (st.plan(csr, 64, system="bcsr") @ B).cpu()
+    assert torch.equal(C.isnan(), expected.isnan()) and torch.equal(C.isinf(), expected.isinf())
+
+
+# -- as a linear layer has its operands: X and Y row-major, B = Xᵀ, C = Yᵀ
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("n", [1, 8, 100, 128, 200, 256, 1000, 4096])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 776), (64, 6400), (19008, 256)], ids=str)
+def test_row_major_input_and_output_of_a_linear_layer_are_used_where_they_lie(dtype, n, shape):
+    csr = pruned(shape, 0.3, dtype)
+    plan, X = st.plan(csr, n, system="bcsr"), dense(n, shape[1], dtype)
+    expected = plan @ X.T.contiguous()
+    Y = torch.empty(n, shape[0], device="cuda", dtype=dtype)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    plan.run(X.T, out=Y.T)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, "nothing is copied"
+    assert torch.equal(Y.T, expected)
+    assert torch.equal(plan @ X.T, expected)
+    assert torch.equal(plan.run(X.T.contiguous(), out=torch.empty_like(Y).T), expected)
+
+
+@pytest.mark.parametrize("n", [72, 251, 512])
+def test_small_whole_numbers_of_a_linear_layer_match_bit_for_bit(n):
+    csr = pruned((700, 904), 0.4, whole=True)
+    X = torch.randint(0, 2, (n, 904), device="cuda").to(F16)
+    C = st.plan(csr, n, system="bcsr").run(X.T, out_dtype=F32)
+    assert torch.equal(C.cpu().double(), reference(csr, X.T))
+
+
+@pytest.mark.parametrize("n", [8, 120, 251, 500])
+@pytest.mark.parametrize("rows", [64, 70, 450])
+def test_nothing_beside_a_transposed_c_is_written(n, rows):
+    csr, X = pruned((rows, 304), 0.5, whole=True), torch.ones(n, 304, device="cuda", dtype=F16)
+    around = torch.full((n + 2, 512), 7.0, device="cuda", dtype=F16)
+    st.plan(csr, n, system="bcsr").run(X.T, out=around[1:-1, :rows].T)
+    assert torch.equal(around[1:-1, :rows].T.cpu().double(), reference(csr, X.T))
+    around[1:-1, :rows] = 7
+    assert bool((around == 7).all())
+
+
+def test_batches_scales_and_odd_strides_of_a_linear_layer_are_right():
+    csr = pruned((450, 304), 0.5, whole=True)
+    plan, X = st.plan(csr, 40, system="bcsr"), torch.randint(0, 2, (3, 40, 304), device="cuda")
+    X, Y = X.to(F16), torch.randint(-3, 4, (3, 40, 456), device="cuda").to(F16)[..., :450]
+    plain, before = torch.stack([reference(csr, one.T) for one in X]), Y.cpu().double()
+    plan.run(X.mT, out=Y.mT, alpha=0.5, beta=2.0)
+    assert torch.equal(Y.cpu().double(), plain.mT / 2 + 2 * before)
+    part = csr_of(sp.csr_array(np.ones((100, 303))), dtype=F16).to("cuda")
+    X = X[..., :303]
+    for odd in (X.contiguous(), X[:, ::2], X[:, :1].expand(3, 9, 303)):
+        out = torch.empty(3, odd.shape[1], 103, device="cuda", dtype=F16)[..., 3:]
+        st.plan(part, 40, system="bcsr").run(odd.mT, out=out.mT)
+        expected = torch.stack([reference(part, one.T) for one in odd]).mT
+        assert torch.equal(out.cpu().double(), expected)
+
+
+def test_a_captured_graph_of_a_linear_layer_replays_with_new_input():
+    csr = pruned((640, 512), 0.3)
+    plan, X = st.plan(csr, 128, system="bcsr"), dense(128, 512, F16)
+    Y = torch.empty(128, 640, device="cuda", dtype=F16)
+    plan.run(X.T, out=Y.T)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.run(X.T, out=Y.T)
+    for _ in range(3):
+        X.copy_(dense(128, 512, F16))
+        graph.replay()
+        assert_close(Y.T, csr, X.T)
+
+
+def test_scattered_matrices_whose_c_is_repaired_take_transposed_operands_too():
+    csr = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
+    plan, X = st.plan(csr, 64, system="bcsr"), dense(64, 248, F16)
+    assert "repair" in plan.info["choices"]
+    Y = torch.empty(64, 300, device="cuda", dtype=F16)
+    plan.run(X.T, out=Y.T)
+    assert_close(Y.T, csr, X.T)
+
+
+# -- steps of the ladder
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("n", [100, 128, 512, 1000])
+@pytest.mark.parametrize("step", SYSTEMS["bcsr"].ablations)
+def test_every_step_of_the_ladder_gives_the_product(step, n, dtype):
+    csr = pruned((1000, 777), 0.3, dtype, whole=True)
+    B = torch.randint(0, 2, (777, n), device="cuda").to(dtype)
+    plan, expected = st.plan(csr, n, system="bcsr", ablation=step), reference(csr, B)
+    assert plan.info["choices"]["ablation"] == step
+    assert torch.equal(plan.run(B, out_dtype=F32).cpu().double(), expected)
+    assert torch.equal((plan @ B).cpu(), expected.to(dtype))
+    X = B.T.contiguous()
+    assert torch.equal((plan @ X.T).cpu(), expected.to(dtype))
+
+
+def test_a_step_of_the_ladder_writes_nothing_beside_c():
+    csr, B = pruned((70, 300), 0.5, whole=True), torch.ones(300, 251, device="cuda", dtype=F16)
+    for step in SYSTEMS["bcsr"].ablations:
+        around = torch.full((72, 512), 7.0, device="cuda", dtype=F16)
+        st.plan(csr, 251, system="bcsr", ablation=step).run(B, out=around[1:-1, :251])
+        assert torch.equal(around[1:-1, :251].cpu().double(), reference(csr, B))
+        around[1:-1, :251] = 7
+        assert bool((around == 7).all()), step
+
+
+# -- FP8
+
+
+def eight(n: int, k: int) -> Tensor:
+    return (torch.randn(n, k, device="cuda") / 2).to(FP8)
+
+
+@pytest.mark.parametrize("n", [1, 100, 128, 200, 4096])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 784), (64, 6400)], ids=str)
+def test_fp8_agrees_with_the_exact_product_of_its_operands(n, shape):
+    csr = pruned(shape, 0.3, BF16)
+    plan, X = st.plan(csr, n, dtype=FP8, system="bcsr"), eight(n, shape[1])
+    rounded = csr.with_values(csr.values.to(FP8).float())
+    expected = reference(rounded, X.T.float())
+    magnitude = reference(rounded.with_values(rounded.values.abs()), X.T.float().abs())
+    Y = torch.empty(n, shape[0], device="cuda", dtype=BF16)
+    plan.run(X.T, out=Y.T, alpha=0.25)
+    for C, bits in ((Y.T, 8), (plan.run(X.T, alpha=0.25, out_dtype=F32), 24)):
+        error = (C.cpu().double() - expected / 4).abs()
+        # Tensor Cores keep some 14 bits over 128 of k; then C is rounded once.
+        bound = magnitude / 4 * 2.0**-10 + expected.abs() / 4 * 2.0**-bits + 1e-6
+        assert bool((error <= bound).all()), float((error / bound).max())
+
+
+@pytest.mark.parametrize("out_dtype", [None, BF16, F16, F32], ids=str)
+@pytest.mark.parametrize("n", [72, 251, 512])
+def test_small_whole_numbers_in_fp8_match_bit_for_bit(n, out_dtype):
+    csr = pruned((700, 912), 0.2, whole=True)
+    plan = st.plan(csr, n, dtype=FP8, system="bcsr")
+    X = torch.randint(0, 2, (n, 912), device="cuda").to(FP8)
+    expected = reference(csr, X.T.float())
+    wanted = out_dtype or BF16
+    for B in (X.T, X.float().T.contiguous().to(FP8), X.float().T.contiguous().T.to(FP8)):
+        C = plan.run(B, out_dtype=out_dtype)
+        assert C.dtype is wanted and torch.equal(C.cpu(), expected.to(wanted))
+    assert torch.equal((plan @ X.T).cpu(), expected.to(BF16))
+
+
+def test_fp8_plans_take_new_values_and_say_what_they_cannot():
+    csr = pruned((640, 512), 0.3)
+    plan, X = st.plan(csr, 64, dtype=FP8, system="bcsr"), eight(64, 512)
+    before = plan @ X.T
+    plan.update_values(-csr.values)
+    assert torch.equal(plan @ X.T, -before)
+    with pytest.raises(
+        ValueError, match="a float8 product must be a sum or mean without gradients"
+    ):
+        plan.run(X.T, reduce="max")
+    scattered = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
+    with pytest.raises(st.UnsupportedError, match="only where blocks of 64x64 are full"):
+        st.plan(scattered, 64, dtype=FP8, system="bcsr")

@@ -1,0 +1,123 @@
+"""Configurations and tiles of the block kernel."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+import torch
+from cuda.core import Program, ProgramOptions
+
+from sparsetile.jit import ARCHITECTURES, params_bytes
+from sparsetile.jit.source import DEVICE_TREE
+from sparsetile.kernels.bcsr import (
+    FP8,
+    FP8_TILES,
+    LADDER,
+    NARROW,
+    SPMM_BCSR,
+    TILES,
+    WIDE,
+    bcsr_config,
+    choose_block_tile,
+)
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+# What sm_90 gives a block, and an SM for its blocks with 1 KB each of the system's.
+BLOCK_SHARED, SM_SHARED = 227 * 1024, 228 * 1024
+
+
+def test_the_kernel_exists_for_hopper_alone():
+    assert [arch for arch in ARCHITECTURES if SPMM_BCSR.runs_on(arch)] == ["sm_90a"]
+    assert not SPMM_BCSR.runs_on("sm_100a"), "wgmma is sm_90a's own"
+
+
+def test_the_compiler_adds_no_waits_between_products():
+    """ptxas says so where it cannot leave products under way, and then waits for each."""
+    layouts = itertools.product(TILES, (BF16, F32), (False, True))
+    configs = [bcsr_config(BF16, t, out_dtype=out, k_major=k_major) for t, out, k_major in layouts]
+    steps = [bcsr_config(BF16, WIDE.at_step(step)) for step in (1, 2, 3, 5)]
+    eight = [
+        bcsr_config(FP8, t, out_dtype=out, k_major=True) for t in FP8_TILES for out in (BF16, F32)
+    ]
+    for config in (*configs, *steps, *eight):
+        source = SPMM_BCSR.source(config)
+        options = ProgramOptions(
+            name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
+            ptxas_options=["-v"],
+        )  # fmt: skip
+        said = io.StringIO()
+        Program(source.text(), "c++", options=options).compile("cubin", logs=said)
+        assert "Used" in said.getvalue() and "wgmma" not in said.getvalue(), source.label
+
+
+def test_the_struct_is_a_multiple_of_a_tensor_maps_alignment():
+    assert params_bytes(SPMM_BCSR.params_format) % 64 == 0
+
+
+def test_every_configuration_a_runner_may_ask_for_is_listed_once():
+    listed = [tuple(config.items()) for config in SPMM_BCSR.configs()]
+    asked = {
+        tuple(bcsr_config(dtype, tile, out_dtype=out, k_major=k_major).items())
+        for dtype in (F16, BF16)
+        for k_major in (False, True)
+        for tile in TILES
+        for out in (None, dtype, F32)
+    }
+    steps = {
+        tuple(bcsr_config(dtype, tile.at_step(step), out_dtype=out).items())
+        for dtype in (F16, BF16)
+        for tile in TILES
+        for step in LADDER.values()
+        for out in (dtype, F32)
+    }
+    eight = {
+        tuple(bcsr_config(FP8, tile, out_dtype=out, k_major=True).items())
+        for tile in FP8_TILES
+        for out in (None, BF16, F16, F32)
+    }
+    assert len(asked) == 16 and len(steps | asked) == 56 and len(eight) == 6
+    assert len(listed) == 62 and set(listed) == asked | steps | eight
+
+
+@pytest.mark.parametrize(
+    "tile, blocks", [(WIDE, 1), (NARROW, 2), (FP8_TILES[0], 1), (FP8_TILES[1], 2)]
+)
+def test_rings_are_as_deep_as_shared_memory_allows(tile, blocks):
+    assert tile.shared_bytes <= BLOCK_SHARED
+    assert blocks * (tile.shared_bytes + 1024) <= SM_SHARED
+    assert tile.threads == 128 + tile.columns
+    deeper = tile.shared_bytes + tile.stage_bytes + 16
+    assert blocks * (deeper + 1024) > SM_SHARED, "another stage would fit"
+
+
+@pytest.mark.parametrize(
+    "n, block_rows, tile",
+    [(8, 1000, NARROW), (128, 1000, NARROW), (129, 1000, WIDE), (512, 66, WIDE), (512, 65, NARROW)],
+)
+def test_tiles_are_wide_where_columns_fill_them_and_every_sm_has_one(n, block_rows, tile):
+    assert choose_block_tile(n, block_rows, 132) == tile
+    assert tile.slabs(n) == -(-n // tile.columns)
+    eight = choose_block_tile(n, block_rows, 132, FP8)
+    assert eight in FP8_TILES and eight.columns == tile.columns
+
+
+@pytest.mark.parametrize(
+    "tile, n, block_rows, blocks",
+    [(WIDE, 4096, 296, 132), (WIDE, 300, 66, 132), (WIDE, 256, 5, 5), (NARROW, 128, 296, 264),
+     (NARROW, 129, 100, 200)],
+)  # fmt: skip
+def test_the_grid_fills_the_gpu_once_and_no_further(tile, n, block_rows, blocks):
+    assert tile.grid(n, block_rows, 132) == (blocks, 1, 1)
+
+
+def test_steps_of_the_ladder_differ_in_threads_stages_and_grid():
+    assert WIDE.at_step(LADDER["opt6"]) == WIDE
+    found = {name: WIDE.at_step(step) for name, step in LADDER.items()}
+    assert {name: (tile.threads, tile.stages) for name, tile in found.items()} == {
+        "opt0": (256, 1), "opt1": (256, 1), "opt2": (256, 1),
+        "opt3": (384, 4), "opt5": (384, 4), "opt6": (384, 4),
+    }  # fmt: skip
+    grids = {name: tile.grid(4096, 296, 132)[0] for name, tile in found.items()}
+    assert grids.pop("opt6") == 132 and set(grids.values()) == {296 * 16}

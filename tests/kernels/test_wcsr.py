@@ -1,0 +1,176 @@
+"""Configurations, shared memory and registers of the window kernels."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+import torch
+from cuda.core import Program, ProgramOptions
+
+from sparsetile.errors import CompileError
+from sparsetile.jit import ARCHITECTURES, compile_source
+from sparsetile.jit.source import DEVICE_TREE
+from sparsetile.kernels import wcsr
+from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.wcsr import (
+    ELEMENTS,
+    JOIN_WCSR,
+    SPMM_WCSR,
+    WindowTile,
+    choose_window_tile,
+    join_config,
+    wcsr_config,
+    window_tiles,
+)
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+NARROW, WIDE = WindowTile(64, 128), WindowTile(64, 256)
+BLOCK_SHARED = 227 * 1024  # what sm_90 gives a block
+SM_REGISTERS = 64 * 1024
+TEXT = "".join((DEVICE_TREE / name).read_text() for name in ("wcsr.cuh", "spmm_wcsr.cu"))
+JOIN_TEXT = (DEVICE_TREE / "join_wcsr.cu").read_text()
+
+
+def said_by_ptxas(config, spec=SPMM_WCSR) -> str:
+    source = spec.source(config)
+    options = ProgramOptions(
+        name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
+        ptxas_options=["-v"],
+    )  # fmt: skip
+    said = io.StringIO()
+    Program(source.text(), "c++", options=options).compile("cubin", logs=said)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("spec", [SPMM_WCSR, JOIN_WCSR], ids=lambda spec: spec.name)
+def test_the_kernels_exist_for_hopper_alone(spec):
+    assert [arch for arch in ARCHITECTURES if spec.runs_on(arch)] == ["sm_90a"]
+
+
+@pytest.mark.parametrize(
+    "spec, make", [(SPMM_WCSR, wcsr_config), (JOIN_WCSR, join_config)], ids=["product", "join"]
+)
+def test_every_configuration_a_runner_may_ask_for_is_listed_once(spec, make):
+    listed = [tuple(config.items()) for config in spec.configs()]
+    asked = {
+        tuple(make(dtype, choose_window_tile(64, n), weighted, out_dtype=out).items())
+        for dtype in ELEMENTS
+        for n in (1, 128, 129, 4096)
+        for weighted in (True, False)
+        for out in (None, *out_dtypes(dtype))
+    }
+    assert len(listed) == len(asked) == 20 and set(listed) == asked
+
+
+@pytest.mark.parametrize(
+    "n, tile", [(1, NARROW), (128, NARROW), (129, WIDE), (256, WIDE), (4096, WIDE)]
+)
+def test_the_tile_is_wide_where_columns_need_it(n, tile):
+    assert choose_window_tile(64, n) == tile
+    assert (tile.slabs(n) - 1) * tile.columns < n <= tile.slabs(n) * tile.columns
+    assert window_tiles() == [NARROW, WIDE]
+
+
+@pytest.mark.parametrize("dtype, tiles", [(F32, 4), (F16, 8), (BF16, 8)])
+@pytest.mark.parametrize("tile", [NARROW, WIDE], ids=["narrow", "wide"])
+def test_a_step_is_what_the_loads_of_its_producers_bring(tile, dtype, tiles):
+    assert tile.step_tiles(dtype) == tiles
+    loads = wcsr.LOADS[tile.columns]
+    assert tiles * 8 * tile.columns * dtype.itemsize == loads * 16 * wcsr.PRODUCERS
+    # Of a half step, in the kernel; float32 takes four rows at a time.
+    half = tiles * 8 * tile.columns * dtype.itemsize // 32 // wcsr.PRODUCERS
+    assert half * 2 == loads and half % 4 == 0
+    chunks = 2 * tiles
+    assert dtype is not F32 or wcsr.PRODUCERS // 8 % chunks == 0, "whole rounds of chunks"
+
+
+@pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "pattern"])
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("tile", [NARROW, WIDE], ids=["narrow", "wide"])
+def test_shared_memory_holds_both_rings_their_barriers_and_the_swizzles_alignment(
+    tile, dtype, weighted
+):
+    tiles, size = tile.step_tiles(dtype), dtype.itemsize
+    ids, bits = 4 * 8 * tiles, 64 * tiles
+    offsets, values = 4 * 4 * tiles + 16, 8 * tiles * 64 * size + 16
+    a_step = ids + bits + (offsets + values if weighted else 0)
+    b_step = 8 * tiles * tile.columns * size
+    assert a_step % 16 == 0 and b_step % 1024 == 0, "copies and atoms begin where they may"
+    expected = 4 * b_step + 10 * a_step + 2 * 8 * (4 + 10) + 1024
+    assert tile.shared_bytes(dtype, weighted) == expected <= BLOCK_SHARED
+    config = wcsr_config(dtype, tile, weighted)
+    assert (config["kStages"], config["kTileStages"]) == (4, 10)
+    assert config["kSharedBytes"] == expected
+
+
+def test_warpgroups_ask_for_no_more_registers_than_the_block_has():
+    """A block of 384 threads starts with 168 each; setmaxnreg takes multiples of eight."""
+    consumer, producer = wcsr.REGISTERS
+    for tile in window_tiles():
+        assert tile.threads == 384
+        at_start = SM_REGISTERS // tile.threads // 8 * 8
+        assert at_start == 168
+        assert 128 * consumer + 256 * producer <= tile.threads * at_start
+        assert producer <= at_start <= consumer, "one gives, one takes"
+        assert tile.sums + 32 < consumer, "sums, operands of two steps, addresses"
+    assert all(24 <= count <= 256 and count % 8 == 0 for count in wcsr.REGISTERS)
+
+
+def test_the_host_names_the_kernels_own_numbers():
+    spelt = dict(re.findall(r"constexpr int (\w+) = (\d+);", TEXT))
+    assert int(spelt["kHeight"]) in wcsr.HEIGHTS
+    assert int(spelt["kProducers"]) == wcsr.PRODUCERS and int(spelt["kGroups"]) == wcsr.GROUPS
+    copiers = wcsr.GROUPS * wcsr.PRODUCERS // 32
+    assert copiers < wcsr.TILE_STAGES, "a warp copies into a stage that earlier steps have left"
+    assert "kGroups = kCols / 32;" in JOIN_TEXT and wcsr.JOIN_COLUMNS == 32
+
+
+def test_sums_are_not_read_before_the_kernel_that_left_them_has_ended():
+    """Launches overlap: nothing of the product's is touched until it is over."""
+    body = JOIN_TEXT[JOIN_TEXT.index("__global__") :]
+    first = body[body.index("{") + 1 :].split(";")[0].strip()
+    assert first == "ptx::wait_previous()"
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"kSharedBytes": 16}, "host and device disagree on shared memory"),
+        ({"kConsumerRegisters": 8}, "warpgroups would wait for registers"),
+        ({"kThreads": 128}, "three warpgroups"),
+        ({"kTileStages": -2}, "a copy waits for earlier steps alone"),
+    ],
+)
+def test_numbers_that_the_kernel_could_not_work_with_do_not_compile(change, said):
+    config = wcsr_config(F32, NARROW, False)
+    (name, by), *_ = change.items()
+    config[name] += by
+    with pytest.raises(CompileError, match=said):
+        compile_source(SPMM_WCSR.source(config), "sm_90a")
+
+
+def test_a_join_of_other_threads_than_a_warp_a_strip_does_not_compile():
+    config = join_config(F32, NARROW, False)
+    config["kThreads"] *= 2
+    with pytest.raises(CompileError, match="a warp a strip"):
+        compile_source(JOIN_WCSR.source(config), "sm_90a")
+
+
+@pytest.mark.parametrize("dtype, tile, out", [(F32, WIDE, F32), (BF16, NARROW, F32)])
+def test_the_join_spills_nothing_and_fills_an_sm_with_warps(dtype, tile, out):
+    said = said_by_ptxas(join_config(dtype, tile, True, out_dtype=out), JOIN_WCSR)
+    assert "0 bytes spill stores, 0 bytes spill loads" in said
+    registers = int(re.search(r"Used (\d+) registers", said).group(1))
+    assert SM_REGISTERS // (registers * 128) >= 8, "blocks of 128 threads"
+
+
+@pytest.mark.parametrize(
+    "dtype, tile, out", [(F32, WIDE, F32), (BF16, WIDE, F32), (F16, NARROW, F16)]
+)
+def test_the_compiler_neither_spills_nor_adds_waits_between_products(dtype, tile, out):
+    """ptxas says so where it cannot leave products under way, and then waits for each."""
+    said = said_by_ptxas(wcsr_config(dtype, tile, True, out_dtype=out))
+    assert "Used 168 registers" in said and "wgmma" not in said
+    assert "0 bytes spill stores, 0 bytes spill loads" in said

@@ -1,0 +1,342 @@
+"""The bcsr system: when it can serve, what it builds, what its runner keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetile as st
+from sparsetile import planfile
+from sparsetile.kernels import KernelSpec
+from sparsetile.kernels.bcsr import FP8, NARROW, SPMM_BCSR, WIDE, Store
+from sparsetile.reorder import Permutation
+from sparsetile.systems import SYSTEMS, Request, bcsr_runner, runner
+from sparsetile.systems import bcsr as system_module
+from sparsetile.systems.bcsr_runner import BCSRRunner
+from sparsetile.systems.csr_runner import CSRRunner
+from tests.contracts.cases import MATRICES, csr_of, random_matrix
+
+BCSR = SYSTEMS["bcsr"]
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+GIB = 2**30
+
+
+@dataclass(frozen=True, eq=False)
+class OnGPU(Request):
+    """A request that says its matrix is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+def request(kind: type[Request] = Request, csr: st.CSR | None = None, **changes) -> Request:
+    wanted = {"n": 16, "dtype": F16, "permutation": Permutation("identity", None)}
+    return kind(csr or csr_of(random_matrix(150, 130, 0.2)), **{**wanted, **changes})
+
+
+def blocks_of(pattern: list[list[int]], dtype: torch.dtype = F16) -> st.CSR:
+    """A matrix of full blocks."""
+    dense = np.kron(np.array(pattern), np.ones((64, 64)))
+    return csr_of(sp.csr_array(dense * np.arange(1.0, dense.shape[1] + 1)), dtype=dtype)
+
+
+def meta_of(wanted: Request) -> dict[str, object]:
+    return json.loads(BCSR.build(wanted).recipe.partition(":")[2])
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A GPU's answers: its capability and free memory."""
+    found = SimpleNamespace(capability=(9, 0), free=8 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found.capability)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (found.free, 2 * found.free))
+    return found
+
+
+# -- reasons
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_other_gpus_than_hopper_are_refused(gpu, capability):
+    gpu.capability = capability
+    name = f"sm_{capability[0]}{capability[1]}"
+    assert BCSR.reasons(request(OnGPU)) == [f"needs a Hopper GPU (sm_90a), this GPU is {name}"]
+
+
+def test_sixteen_bit_types_are_served_on_hopper_and_others_refused(gpu):
+    assert BCSR.reasons(request(OnGPU)) == BCSR.reasons(request(OnGPU, dtype=BF16)) == []
+    for dtype in (F32, torch.float64):
+        name = str(dtype).removeprefix("torch.")
+        assert BCSR.reasons(request(OnGPU, dtype=dtype)) == [
+            f"takes float16, bfloat16, float8_e4m3fn, not {name}"
+        ]
+
+
+def test_fp8_is_served_where_nothing_has_to_be_repaired(gpu):
+    full = blocks_of([[1, 0], [1, 1]])
+    assert BCSR.reasons(request(OnGPU, dtype=FP8, csr=full)) == []
+    assert BCSR.reasons(request(OnGPU, dtype=FP8, csr=full, ablation="opt6")) == []
+    assert BCSR.reasons(request(OnGPU, dtype=FP8, ablation="opt3")) == [
+        "has no opt3 in float8_e4m3fn",
+        "takes float8_e4m3fn only where blocks of 64x64 are full",
+    ]
+
+
+def test_a_plan_in_fp8_compiles_what_a_linear_layer_needs(loaded):
+    work = runner(BCSR.build(request(csr=blocks_of([[1]]), dtype=FP8)).recipe)
+    work.prepare(512, FP8, True, torch.device("cuda", 0))
+    ((_, config, *_),) = loaded
+    assert config in list(SPMM_BCSR.configs())
+    assert (config["ELEMENT"], config["OUTPUT"], config["kKMajor"]) == ("E4M3", "BF16", True)
+
+
+def test_determinism_is_no_reason(gpu):
+    assert BCSR.reasons(request(OnGPU, deterministic=True)) == []
+
+
+def test_blocks_that_memory_could_not_hold_are_refused(gpu):
+    diagonal = csr_of(sp.eye_array(64 * 200, format="csr"))
+    gpu.free = 4 * 200 * 8192
+    assert BCSR.reasons(request(OnGPU, csr=diagonal)) == []
+    gpu.free -= 4
+    assert BCSR.reasons(request(OnGPU, csr=diagonal)) == [
+        "would store blocks of 0.0 GiB, over 0.0 GiB"
+    ]
+    scattered = Permutation("given", torch.randperm(64 * 200))
+    gpu.free = 4 * 400 * 8192
+    (reason,) = BCSR.reasons(request(OnGPU, csr=diagonal, permutation=scattered))
+    assert reason.startswith("would store blocks of "), "counted in the plan's order"
+
+
+def test_blocks_are_not_counted_where_they_cannot_be_too_many(gpu, monkeypatch):
+    monkeypatch.setattr(system_module, "count_blocks", None)
+    assert BCSR.reasons(request(OnGPU)) == []
+
+
+# -- build
+
+
+def test_a_matrix_of_full_blocks_is_built_without_what_repairs():
+    csr = blocks_of([[1, 0], [0, 0], [1, 1]])
+    stage = BCSR.build(request(csr=csr))
+    work, idx, order, places, indptr = stage.parts
+    assert work.tolist() == [[2, 1, 2, 0], [0, 0, 1, 0], [1, 1, 0, 0]]
+    assert work.dtype is torch.int32 and work.is_contiguous()
+    assert idx.tolist() == [0, 0, 1]
+    assert order.numel() == 0 and places.numel() == csr.nnz and indptr is csr.indptr
+    assert json.loads(stage.recipe.partition(":")[2]) == {
+        "rows": 192, "cols": 128, "nnz": csr.nnz, "blocks": 3, "exact": None, "step": 6,
+    }  # fmt: skip
+    assert stage.choices == {
+        "format": "BCSR, 3 blocks of 64x64, 100.0 % of their cells hold entries, 24576 bytes",
+        "schedule": "3 block rows, longest first, at most 2 blocks",
+    }
+
+
+def test_a_step_of_the_ladder_is_in_the_recipe_and_in_the_choices():
+    csr = blocks_of([[1]])
+    for name, step in (("opt0", 0), ("opt5", 5), ("opt6", 6)):
+        wanted = request(csr=csr, ablation=name)
+        assert meta_of(wanted)["step"] == step
+        assert BCSR.build(wanted).choices["ablation"] == name
+    assert "ablation" not in BCSR.build(request(csr=csr)).choices
+
+
+@pytest.mark.parametrize("name", ["opt4", "opt7"])
+def test_steps_that_are_not_built_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"'opt3', 'opt5', 'opt6'], got '{name}'"):
+        st.plan(blocks_of([[1]]), 8, system="bcsr", ablation=name)
+
+
+def test_where_cells_are_empty_the_exact_systems_parts_come_along():
+    csr = csr_of(random_matrix(150, 130, 0.2), dtype=F16)
+    stage = BCSR.build(request(csr=csr))
+    exact = SYSTEMS["csr"].build(request(csr=csr))
+    assert meta_of(request(csr=csr))["exact"] == exact.recipe
+    assert len(stage.parts) == 5 + len(exact.parts)
+    assert all(map(torch.equal, stage.parts[5:], exact.parts))
+    assert stage.choices["repair"] == "elements that are not finite, by csr"
+    assert isinstance(runner(stage.recipe)._exact, CSRRunner)
+
+
+def test_rows_are_cut_in_the_order_asked_for():
+    csr = csr_of(random_matrix(150, 130, 0.2))
+    order = torch.randperm(150)
+    stage = BCSR.build(request(csr=csr, permutation=Permutation("given", order)))
+    assert torch.equal(stage.parts[2], order.int())
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_of_every_kind_are_built_and_packed(name):
+    csr = csr_of(MATRICES[name](), dtype=F16)
+    stage = BCSR.build(request(csr=csr))
+    work = runner(stage.recipe)
+    assert isinstance(work, BCSRRunner)
+    packed = work.pack(stage.parts, csr.values, F16)
+    assert packed.shape == (stage.parts[1].numel(), 64, 64) and packed.dtype is F16
+    assert torch.equal(packed.flatten()[stage.parts[3]], csr.values)
+    assert int((packed != 0).sum()) == int((csr.values != 0).sum())
+    ones = work.pack(stage.parts, None, BF16)
+    assert ones.dtype is BF16 and float(ones.float().sum()) == csr.nnz
+
+
+def test_a_runner_whose_repair_is_not_csrs_is_refused():
+    meta = meta_of(request())
+    other = SYSTEMS["cpu"].build(request()).recipe
+    with pytest.raises(TypeError) as caught:
+        BCSR.make_runner({**meta, "exact": other})
+    assert str(caught.value).startswith("bcsr: exact must be a csr runner, got ")
+
+
+# -- runner
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple]]:
+    properties = SimpleNamespace(multi_processor_count=4, L2_cache_size=2**20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    found: list[tuple] = []
+    monkeypatch.setattr(
+        KernelSpec, "load", lambda spec, config, *rest: found.append((spec.name, config, *rest))
+    )
+    runner.cache_clear()  # runners remember what they loaded
+    yield found
+    runner.cache_clear()
+
+
+def test_a_plan_compiles_the_product_and_its_repair(loaded):
+    work = runner(BCSR.build(request()).recipe)
+    work.prepare(512, F16, True, torch.device("cuda", 0))
+    (name, config, device, shared), (repair, repair_config, _) = loaded
+    assert (name, device, config["kCols"], shared) == ("spmm_bcsr", 0, 256, 196672)
+    assert config in list(SPMM_BCSR.configs())
+    assert repair == "spmm_csr" and repair_config["kRepair"]
+    work.prepare(512, F16, True, torch.device("cuda", 0))
+    assert len(loaded) == 2, "once"
+
+
+def test_full_blocks_need_no_second_kernel(loaded):
+    runner(BCSR.build(request(csr=blocks_of([[1]]))).recipe).prepare(
+        64, F16, True, torch.device("cuda", 0)
+    )
+    assert [name for name, *_ in loaded] == ["spmm_bcsr"]
+
+
+def test_nothing_is_launched_for_nothing():
+    for name in ("no rows", "odd sizes"):
+        csr = csr_of(MATRICES[name](), dtype=F16)
+        stage = BCSR.build(request(csr=csr))
+        work = runner(stage.recipe)
+        n = 4 if name == "no rows" else 0
+        B, out = torch.ones(csr.shape[1], n, dtype=F16), torch.empty(csr.shape[0], n, dtype=F16)
+        assert work.spmm(stage.parts, csr.values, None, B, out) is None
+        assert work.prepare(n, F16, True, torch.device("cuda", 0)) is None
+        assert name == "odd sizes" or work.bind(stage.parts, csr.values, None) is None
+
+
+def test_a_tensor_map_is_made_once_for_each_place_and_shape_of_B(monkeypatch):
+    made = []
+
+    def encode(*what):
+        made.append(what)
+        return (len(made), *[0] * 15)
+
+    monkeypatch.setattr(bcsr_runner, "encode_matrix", encode)
+    work = BCSR.make_runner(meta_of(request(csr=blocks_of([[1]]))))
+    B = torch.zeros(64, 16, dtype=F16)
+
+    def map_of(B: torch.Tensor, address: int = 4096) -> tuple[int, ...]:
+        return work._map_of_b(B, WIDE, False)(address)
+
+    first = map_of(B)
+    assert map_of(B.clone()) == work._map_of_b(B, NARROW, False)(4096) == first and len(made) == 1
+    assert made == [(4096, F16, (64, 16), 32, (64, 64))]
+    others = [
+        map_of(B, 8192), map_of(B[:, :8]), map_of(B[:, :8].clone()), map_of(B.to(BF16)),
+        work._map_of_c(F16, 16, 16, Store.BY_ENGINE)(4096),
+    ]  # fmt: skip
+    assert len({first, *others}) == len(made) == 6
+    assert made[-1] == (4096, F16, (64, 16), 32, (16, 64))
+    transposed = torch.zeros(16, 64, dtype=F16).T
+    work._map_of_b(transposed, WIDE, True)(4096)
+    work._map_of_b(transposed, NARROW, True)(4096)
+    work._map_of_c(F16, 16, 72, Store.TRANSPOSED)(4096)
+    assert made[-3:] == [
+        (4096, F16, (16, 64), 128, (256, 64)), (4096, F16, (16, 64), 128, (128, 64)),
+        (4096, F16, (16, 64), 144, (128, 64)),
+    ]  # fmt: skip
+
+
+def test_no_tensor_map_is_made_of_what_the_copy_engine_will_not_touch(monkeypatch):
+    monkeypatch.setattr(bcsr_runner, "encode_matrix", lambda *what: pytest.fail("made"))
+    empty = BCSR.make_runner(meta_of(request(csr=csr_of(sp.csr_array((70, 64)), dtype=F16))))
+    assert not any(empty._map_of_b(torch.zeros(64, 16, dtype=F16), WIDE, False)(4096))
+    assert not any(empty._map_of_c(F32, 16, 16, Store.BY_THREADS)(4096))
+
+
+@pytest.mark.parametrize(
+    "shape, offset, strides, well",
+    [
+        ((4, 16), 0, (16, 1), True), ((4, 11), 0, (16, 1), True), ((4, 16), 1, (16, 1), False),
+        ((4, 16), 8, (24, 1), True), ((4, 11), 0, (11, 1), False), ((4, 16), 0, (0, 1), False),
+        ((2, 4, 16), 0, (64, 16, 1), True), ((2, 4, 16), 0, (68, 16, 1), False),
+        ((4, 16), 0, (64, 2), False), ((4, 1), 0, (8, 4), True), ((16, 4), 0, (1, 16), False),
+    ],
+)  # fmt: skip
+def test_b_is_taken_as_it_is_where_rows_are_aligned_and_apart(shape, offset, strides, well):
+    memory = torch.zeros(1024, dtype=F16)
+    assert memory.data_ptr() % 16 == 0
+    matrix = memory.as_strided(shape, strides, offset)
+    assert bcsr_runner._copies_well(matrix) is well
+    if shape[-1] > 1:
+        assert bcsr_runner._transposed_well(matrix.mT) is well
+        assert not bcsr_runner._transposed_well(matrix) or strides[-1] != 1
+
+
+@pytest.mark.parametrize(
+    "dtype, n, stride, by_threads, in_bulk",
+    [
+        (F16, 16, 16, True, True), (F16, 12, 16, False, True), (F16, 16, 20, False, False),
+        (F32, 16, 20, True, True), (F32, 12, 12, False, True), (F32, 16, 18, False, False),
+        (F16, 16, 8, True, False),
+    ],
+)  # fmt: skip
+def test_c_is_written_in_place_where_rows_are_aligned_and_threads_have_eight_columns(
+    dtype, n, stride, by_threads, in_bulk
+):
+    out = torch.zeros(512, dtype=dtype).as_strided((4, n), (stride, 1))
+    assert bcsr_runner._stores_well(out, Store.BY_THREADS) is by_threads
+    assert bcsr_runner._stores_well(out, Store.BY_ENGINE) is in_bulk
+    assert bcsr_runner._stores_well(out.mT, Store.TRANSPOSED) is in_bulk
+    assert not bcsr_runner._stores_well(out.mT, Store.BY_THREADS)
+
+
+def test_operands_of_any_strides_are_taken_where_nothing_is_repaired():
+    assert BCSR.make_runner(meta_of(request(csr=blocks_of([[1]])))).any_strides
+    assert not BCSR.make_runner(meta_of(request())).any_strides
+
+
+# -- plan files
+
+
+def test_a_plan_file_keeps_parts_and_recipe_and_names_the_reason_where_it_cannot_run(tmp_path):
+    """Built on the CPU, where the system does not run: loading says why."""
+    csr = csr_of(random_matrix(150, 130, 0.2), dtype=F16)
+    stage = BCSR.build(request(csr=csr))
+    made = st.Plan(
+        csr, 16, F16, stage, Permutation("identity", None), deterministic=False, report={}
+    )
+    made.save(tmp_path / "a.safetensors")
+    tensors, header = planfile._read(tmp_path / "a.safetensors")
+    assert header["system"] == "bcsr" and header["recipe"] == stage.recipe
+    assert all(torch.equal(tensors[f"part{i}"], part) for i, part in enumerate(stage.parts))
+    with pytest.raises(st.PlanFileError, match="a plan that cannot run here: runs on cuda"):
+        st.load_plan(tmp_path / "a.safetensors")

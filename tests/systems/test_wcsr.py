@@ -1,0 +1,368 @@
+"""The wcsr system: when it can serve, what it builds, what its runner launches and copies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetile as st
+from sparsetile import planfile
+from sparsetile.formats import pack_wcsr
+from sparsetile.kernels import KernelSpec
+from sparsetile.kernels.wcsr import (
+    JOIN_WCSR,
+    SPMM_WCSR,
+    STAGED_COLUMNS,
+    choose_window_tile,
+    window_tiles,
+)
+from sparsetile.reorder import Permutation
+from sparsetile.systems import SYSTEMS, Request, processors, runner, wcsr
+from sparsetile.systems.base import Epilogue
+from sparsetile.systems.tile_runner import TileRunner
+from sparsetile.systems.wcsr_runner import WCSRRunner
+from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
+from tests.kernels.replay_cases import with_tiles
+
+WCSR = SYSTEMS["wcsr"]
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True, eq=False)
+class OnGPU(Request):
+    """A request that says its matrix is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+def request(kind: type[Request] = Request, csr: st.CSR | None = None, **changes) -> Request:
+    wanted = {"n": 16, "dtype": F32, "permutation": Permutation("identity", None)}
+    return kind(csr or csr_of(random_matrix(150, 130, 0.2)), **{**wanted, **changes})
+
+
+def windows(tiles: list[int], dtype: torch.dtype = F32, pattern: bool = False) -> st.CSR:
+    return with_tiles(tiles, dtype, pattern, stack=8, last=13)
+
+
+def meta_of(wanted: Request) -> dict[str, object]:
+    return json.loads(WCSR.build(wanted).recipe.partition(":")[2])
+
+
+@pytest.fixture
+def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    found = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[-1])
+    return found
+
+
+# -- reasons
+
+
+@pytest.mark.parametrize("other", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_other_gpus_than_hopper_are_refused(capability, other):
+    capability.append(other)
+    assert WCSR.reasons(request(OnGPU, dtype=F16)) == [
+        f"needs a Hopper GPU (sm_90a), this GPU is sm_{other[0]}{other[1]}"
+    ]
+
+
+def test_float32_waits_until_torch_allows_tf32_and_16_bits_do_not(capability):
+    with tf32(False):
+        assert WCSR.reasons(request(OnGPU)) == [
+            "rounds float32 to TF32, which torch does not allow now: set "
+            "torch.backends.cuda.matmul.allow_tf32 = True"
+        ]
+        assert WCSR.reasons(request(OnGPU, dtype=F16)) == []
+        assert WCSR.reasons(request(OnGPU, dtype=BF16)) == []
+    with tf32(True):
+        assert WCSR.reasons(request(OnGPU)) == []
+
+
+def test_float64_and_the_cpu_are_refused_and_determinism_is_no_reason(capability):
+    (reason,) = WCSR.reasons(request(OnGPU, dtype=torch.float64))
+    assert reason == "takes float32, float16, bfloat16, not float64"
+    assert WCSR.reasons(request()) == ["runs on cuda, A is on cpu"]
+    assert WCSR.reasons(request(OnGPU, dtype=F16, deterministic=True)) == []
+
+
+def test_all_reasons_are_given_at_once(capability):
+    class Large(st.CSR):
+        @property
+        def nnz(self) -> int:
+            return 2**31
+
+    capability.append((8, 0))
+    csr = csr_of(random_matrix(3, 3, 0.5))
+    large = Large(csr.indptr, csr.indices, None, csr.shape)
+    with tf32(False):
+        found = WCSR.reasons(request(OnGPU, csr=large))
+    assert [reason.split()[0] for reason in found] == ["holds", "rounds", "needs"]
+    assert found[0] == "holds under 2^31 entries, A has 2147483648"
+
+
+def test_the_summary_names_the_heights_there_are():
+    heights = {tile.height for tile in window_tiles()}
+    assert heights == {wcsr.HEIGHT} and f"windows of {wcsr.HEIGHT} rows" in WCSR.summary
+
+
+# -- build
+
+
+def test_parts_are_those_of_the_format_with_room_behind_them():
+    csr = windows([3, 0, 5])
+    stage = WCSR.build(request(csr=csr))
+    ptr, strips, columns, bits, entries, order, indptr, items, unused, cuts = stage.parts
+    packed = pack_wcsr(csr, 64, 8)
+    assert torch.equal(ptr, packed.window_row_ptr) and indptr is csr.indptr
+    assert torch.equal(entries, packed.entries) and order.numel() == 0
+    tiles, margin = packed.tile_count, wcsr.MARGIN
+    assert columns.shape == (tiles + margin, 8) and bits.shape == (tiles + margin, 8)
+    by_tile = packed.window_col_idx.reshape(-1, 8)
+    assert torch.equal(columns[:tiles], by_tile[:, list(STAGED_COLUMNS)])
+    assert torch.equal(bits[:tiles], packed.bitmaps)
+    assert not bool(columns[tiles:].any()) and not bool(bits[tiles:].any())
+    assert strips.numel() == (tiles + margin) * 4 + 1
+    assert torch.equal(strips[: 4 * tiles + 1 : 4], packed.tile_value_ptr)
+    assert bool((strips[4 * tiles :] == csr.nnz).all())
+    assert all(part.dtype is torch.int32 for part in (strips, columns, order, items))
+    assert all(part.is_contiguous() for part in stage.parts)
+    assert (unused.numel(), len(cuts)) == (0, 0)
+
+
+def test_a_strip_begins_with_the_values_of_its_sixteen_rows():
+    csr = csr_of(random_matrix(64, 40, 0.3))
+    strips = WCSR.build(request(csr=csr)).parts[1]
+    packed = pack_wcsr(csr, 64, 8)
+    bits = packed.bitmaps.numpy().view(np.uint64).reshape(-1, 2)  # of sixteen rows
+    counts = np.bitwise_count(bits).sum(1)
+    assert strips[: counts.size + 1].tolist() == [0, *np.cumsum(counts).tolist()]
+
+
+def test_the_margin_is_what_the_longest_step_may_read_past_the_last_tile():
+    """A step whose first tile is the last one, and sixteen bytes of offsets more."""
+    longest = max(tile.step_tiles(dtype) for tile in window_tiles() for dtype in WCSR.dtypes)
+    assert longest - 1 + 1 <= wcsr.MARGIN
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+def test_where_workers_begin_lies_behind_the_items(monkeypatch, workers):
+    monkeypatch.setattr(processors, "PROCESSORS", workers)
+    stage = WCSR.build(request(csr=windows([30, 2, 50, 0, 41, 40])))
+    meta = json.loads(stage.recipe.partition(":")[2])
+    items = stage.parts[7]
+    assert meta["workers"] == workers and items.shape[1] == 4
+    behind = items[meta["items"] :].flatten()
+    assert behind.numel() == -(-(workers + 1) // 4) * 4
+    first = behind[: workers + 1].tolist()
+    assert first == sorted(first) and (first[0], first[-1]) == (0, meta["items"])
+    assert not bool(behind[workers + 1 :].any())
+
+
+def test_rows_are_cut_in_the_order_asked_for():
+    csr = csr_of(random_matrix(150, 130, 0.2))
+    order = torch.randperm(150)
+    stage = WCSR.build(request(csr=csr, permutation=Permutation("given", order)))
+    assert torch.equal(stage.parts[5], order.int())
+    assert torch.equal(stage.parts[4], pack_wcsr(csr, 64, 8, order).entries)
+
+
+def test_recipe_and_choices_say_what_was_built(monkeypatch):
+    monkeypatch.setattr(processors, "PROCESSORS", 3)
+    csr = windows([30, 1, 2])
+    stage = WCSR.build(request(csr=csr))
+    meta = json.loads(stage.recipe.partition(":")[2])
+    assert meta == {
+        "rows": 141, "cols": csr.shape[1], "nnz": csr.nnz, "items": 4, "slots": 2, "nodes": 1,
+        "height": 64, "workers": 3,
+    }  # fmt: skip
+    per_column = csr.nnz / (33 * 8)
+    assert stage.choices == {
+        "format": f"WCSR, windows of 64 rows, 33 tiles of 8 columns, {per_column:.1f} entries a "
+        f"column, {4 * (3 + 1 + 8 * 33)} bytes",
+        "schedule": "4 items for 3 blocks of threads a slab, 1 windows in 2 pieces",
+    }
+    assert stage.parts[9].tolist() == [[0, 0, 2, 0]], "window, first slot, slots"
+
+
+def workers_of(csr: st.CSR, n: int) -> int:
+    return int(meta_of(request(csr=csr, n=n))["workers"])
+
+
+def test_slabs_share_the_gpu_where_B_fits_its_cache_and_follow_each_other_where_not(monkeypatch):
+    csr = windows([40] * 30)
+    assert [workers_of(csr, n) for n in (128, 256, 257, 512, 768)] == [90, 90, 66, 66, 44]
+    assert choose_window_tile(64, 768).slabs(768) == 3
+    monkeypatch.setattr(processors, "L2_BYTES", 2**20)
+    assert [workers_of(csr, n) for n in (8, 768)] == [90, 90], "as many as have enough tiles"
+
+
+def test_no_worker_is_started_for_less_than_its_share_of_tiles():
+    assert workers_of(windows([1]), 16) == 1
+    assert workers_of(windows([24]), 16) == 2
+    assert workers_of(csr_of(sp.csr_array((640, 5))), 16) == 5, "C is written, too"
+    assert workers_of(csr_of(sp.csr_array((0, 5))), 16) == 1
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_of_every_kind_are_built_and_packed(name):
+    csr = csr_of(MATRICES[name]())
+    stage = WCSR.build(request(csr=csr))
+    work = runner(stage.recipe)
+    assert isinstance(work, WCSRRunner) and isinstance(work, TileRunner)
+    packed = work.pack(stage.parts, csr.values, F16)
+    assert packed.numel() == -(-csr.nnz // 8) * 8 and packed.dtype is F16
+    assert torch.equal(packed[: csr.nnz], csr.values.half()[stage.parts[4].long()])
+    assert work.pack(stage.parts, None, F16).numel() == 0
+
+
+# -- runner
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple]]:
+    found: list[tuple] = []
+    monkeypatch.setattr(
+        KernelSpec, "load", lambda spec, config, *rest: found.append((spec.name, config, *rest))
+    )
+    runner.cache_clear()  # runners remember what they loaded
+    yield found
+    runner.cache_clear()
+
+
+@pytest.mark.parametrize("n, columns, slabs", [(7, 128, 1), (128, 128, 1), (200, 256, 1),
+                                               (512, 256, 2)])  # fmt: skip
+def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, n, columns, slabs):
+    wanted = request(csr=windows([40] * 30, F16), n=n, dtype=F16)
+    work = runner(WCSR.build(wanted).recipe)
+    for _ in range(2):
+        work.prepare(n, F16, True, torch.device("cuda", 0))
+    (name, config, device, shared), (join, its_config, its_device) = loaded
+    assert (name, device, config["kCols"]) == ("spmm_wcsr", 0, columns)
+    assert config in list(SPMM_WCSR.configs()) and shared == config["kSharedBytes"]
+    (launch,) = work._launches.values()
+    assert (launch.threads, launch.blocks, launch.slabs) == (384, meta_of(wanted)["workers"], slabs)
+    assert launch.slot_bytes == 64 * columns * 4, "a window's sums"
+    assert (join, its_device, its_config["kCols"]) == ("join_wcsr", 0, columns)
+    assert its_config in list(JOIN_WCSR.configs())
+    assert (launch.join_threads, launch.join_blocks) == (128, columns // 32)
+
+
+def test_whole_windows_need_no_second_kernel(loaded):
+    wanted = request(csr=windows([3, 2], F16), dtype=F16)
+    work = runner(WCSR.build(wanted).recipe)
+    work.prepare(16, F16, True, torch.device("cuda", 0))
+    assert [name for name, *_ in loaded] == ["spmm_wcsr"]
+    (launch,) = work._launches.values()
+    assert launch.join is None
+
+
+def test_nothing_is_launched_for_nothing():
+    for name in ("no rows", "odd sizes"):
+        csr = csr_of(MATRICES[name]())
+        stage = WCSR.build(request(csr=csr))
+        work = runner(stage.recipe)
+        n = 4 if name == "no rows" else 0
+        B, out = torch.ones(csr.shape[1], n), torch.empty(csr.shape[0], n)
+        assert work.spmm(stage.parts, csr.values, None, B, out) is None
+        assert work.prepare(n, F32, True, torch.device("cuda", 0)) is None
+        assert name == "odd sizes" or work.bind(stage.parts, csr.values, None) is None
+
+
+@pytest.fixture
+def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+    """What the shared part of the runners is given; C becomes all 3."""
+    found: list[SimpleNamespace] = []
+
+    def spmm(self, parts, values, packed, B, out, epilogue):
+        found.append(SimpleNamespace(B=B, out=out, before=out.clone(), epilogue=epilogue))
+        out.fill_(3)
+
+    monkeypatch.setattr(TileRunner, "spmm", spmm)
+    return found
+
+
+def run(B: torch.Tensor, out: torch.Tensor, epilogue: Epilogue) -> None:
+    stage = WCSR.build(request())
+    WCSR.make_runner(json.loads(stage.recipe.partition(":")[2])).spmm(
+        stage.parts, None, None, B, out, epilogue
+    )
+
+
+@pytest.mark.parametrize("dtype, out_dtype", [(F32, F32), (F16, F16), (F16, F32), (BF16, BF16)])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["matrix", "batch"])
+def test_odd_widths_go_through_copies_of_whole_accesses(multiplied, dtype, out_dtype, batch):
+    B = torch.ones(*batch, 130, 7, dtype=dtype)
+    out = torch.full((*batch, 150, 7), 5.0, dtype=out_dtype)
+    run(B, out, Epilogue(beta=2.0, bias=torch.arange(7.0)))
+    (given,) = multiplied
+    width = 8  # two accesses of float32, one of 16 bits
+    assert given.B.shape == B.shape and given.B.stride(-2) == width
+    whole = given.B.as_strided((*batch, 130, width), given.B.stride())
+    assert torch.equal(whole[..., :7], B) and not bool(whole[..., 7:].any()), "zeros behind it"
+    assert given.out is not out and given.out.stride(-2) == width
+    assert torch.equal(given.before, torch.full_like(out, 5.0)), "beta finds what C held"
+    assert given.epilogue.bias.tolist() == [*range(7), 0], "stores of whole accesses add it whole"
+    assert given.epilogue.beta == 2.0
+    assert bool((out == 3).all()), "and it comes back"
+
+
+def test_without_beta_what_c_held_is_not_copied(multiplied):
+    out = torch.full((150, 7), float("nan"))
+    run(torch.ones(130, 7), out, Epilogue())
+    assert bool((out == 3).all())
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_aligned_operands_are_taken_as_they_are(multiplied, dtype):
+    B, out = torch.ones(130, 24, dtype=dtype)[:, :16], torch.ones(150, 24, dtype=dtype)[:, 8:]
+    bias = torch.ones(16)
+    run(B, out, Epilogue(bias=bias))
+    (given,) = multiplied
+    assert given.B is B and given.out is out and given.epilogue.bias is bias
+
+
+def test_either_operand_is_copied_for_itself(multiplied):
+    B, out = torch.ones(130, 17)[:, :16], torch.ones(150, 16)
+    run(B, out, Epilogue())
+    assert multiplied[-1].B.stride(0) == 16 and multiplied[-1].out is out
+    B, out = torch.ones(130, 16), torch.ones(150 * 16 + 1)[1:].view(150, 16)
+    run(B, out, Epilogue())
+    assert multiplied[-1].B is B and multiplied[-1].out.data_ptr() % 16 == 0
+
+
+def test_the_quick_way_is_for_whole_windows_and_aligned_operands():
+    stage = WCSR.build(request(csr=windows([3, 2])))
+    work = runner(stage.recipe)
+    assert work.prepare_launch(stage.parts, None, None, torch.ones(42, 7)) is None
+    flat = torch.ones(42 * 8 + 1)[1:].view(42, 8)
+    assert work.prepare_launch(stage.parts, None, None, flat) is None
+    cut = WCSR.build(request(csr=windows([300])))
+    assert json.loads(cut.recipe.partition(":")[2])["slots"] > 0
+    assert runner(cut.recipe).prepare_launch(cut.parts, None, None, torch.ones(2402, 8)) is None
+
+
+# -- plan files
+
+
+def test_a_plan_file_keeps_parts_and_recipe_and_names_the_reason_where_it_cannot_run(tmp_path):
+    """Built on the CPU, where the system does not run: loading says why."""
+    csr = csr_of(random_matrix(150, 130, 0.2))
+    stage = WCSR.build(request(csr=csr))
+    made = st.Plan(
+        csr, 16, F32, stage, Permutation("identity", None), deterministic=False, report={}
+    )
+    made.save(tmp_path / "a.safetensors")
+    tensors, header = planfile._read(tmp_path / "a.safetensors")
+    assert header["system"] == "wcsr" and header["recipe"] == stage.recipe
+    assert all(torch.equal(tensors[f"part{i}"], part) for i, part in enumerate(stage.parts))
+    with pytest.raises(st.PlanFileError, match="a plan that cannot run here: runs on cuda"):
+        st.load_plan(tmp_path / "a.safetensors")
