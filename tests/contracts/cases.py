@@ -96,12 +96,26 @@ MATRICES: dict[str, Callable[[], sp.csr_array]] = {
 }
 
 
+# Products of entries with columns of B that a reference holds at a time.
+_AT_ONCE = 2**25
+
+
 def reference(csr: CSR, B: Tensor) -> Tensor:
-    """A·B in float64 on the CPU, entry by entry, so that Inf and NaN go where A's entries say."""
-    rows, columns = csr.row_ids().cpu(), csr.indices.cpu().long()
-    values = torch.ones(csr.nnz) if csr.values is None else csr.values.detach().cpu()
-    C = torch.zeros((csr.shape[0], B.shape[-1]), dtype=torch.float64)
-    return C.index_add(0, rows, values.double().unsqueeze(1) * B.cpu().double()[columns])
+    """A·B in float64, entry by entry, so that Inf and NaN go where A's entries say; on the CPU.
+
+    It is computed where B is: some GPU tests have billions of products.
+    """
+    rows, columns = csr.row_ids().to(B.device), csr.indices.to(B.device).long()
+    values = torch.ones(csr.nnz) if csr.values is None else csr.values.detach()
+    values = values.to(B.device).double().unsqueeze(1)
+    width = max(1, _AT_ONCE // max(csr.nnz, 1))
+    slabs = [
+        torch.zeros((csr.shape[0], slab.shape[-1]), dtype=torch.float64, device=B.device).index_add(
+            0, rows, values * slab.double()[columns]
+        )
+        for slab in B.detach().split(width, dim=-1)
+    ]
+    return torch.cat(slabs, dim=-1).cpu()
 
 
 def error_bound(csr: CSR, B: Tensor, expected: Tensor) -> Tensor:

@@ -42,8 +42,8 @@ def dense(rows: int, n: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-@pytest.mark.parametrize("n", [1, 8, 100, 128, 136, 256, 264, 1000, 4096])
-@pytest.mark.parametrize("shape", [(640, 512), (1000, 777), (64, 6400), (19008, 256)], ids=str)
+@pytest.mark.parametrize("n", [1, 8, 100, 128, 136, 256, 264, 1000, 2048])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 777), (64, 6400), (9024, 256)], ids=str)
 def test_full_blocks_agree_with_float64_within_rounding(dtype, n, shape):
     csr = pruned(shape, 0.3, dtype)
     plan = st.plan(csr, n, system="bcsr")
@@ -53,9 +53,9 @@ def test_full_blocks_agree_with_float64_within_rounding(dtype, n, shape):
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.05])
-@pytest.mark.parametrize("n", [128, 4096])
+@pytest.mark.parametrize("n", [128, 2048])
 def test_many_block_rows_without_blocks_give_zeros_between_the_others(n, kept):
-    csr = pruned((19008, 256), kept, BF16)
+    csr = pruned((9024, 256), kept, BF16)
     plan, B = st.plan(csr, n, system="bcsr"), dense(256, n, BF16)
     C = plan @ B
     assert_close(C, csr, B)
@@ -138,8 +138,8 @@ def test_full_blocks_give_csr_arithmetic_where_B_is_not_finite():
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-@pytest.mark.parametrize("n", [1, 8, 100, 128, 200, 256, 1000, 4096])
-@pytest.mark.parametrize("shape", [(640, 512), (1000, 776), (64, 6400), (19008, 256)], ids=str)
+@pytest.mark.parametrize("n", [1, 8, 100, 128, 200, 256, 1000, 2048])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 776), (64, 6400), (9024, 256)], ids=str)
 def test_row_major_input_and_output_of_a_linear_layer_are_used_where_they_lie(dtype, n, shape):
     csr = pruned(shape, 0.3, dtype)
     plan, X = st.plan(csr, n, system="bcsr"), dense(n, shape[1], dtype)
@@ -215,7 +215,7 @@ def test_scattered_matrices_whose_c_is_repaired_take_transposed_operands_too():
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-@pytest.mark.parametrize("n", [100, 128, 512, 1000])
+@pytest.mark.parametrize("n", [100, 1000])
 @pytest.mark.parametrize("step", SYSTEMS["bcsr"].ablations)
 def test_every_step_of_the_ladder_gives_the_product(step, n, dtype):
     csr = pruned((1000, 777), 0.3, dtype, whole=True)
@@ -270,7 +270,7 @@ def test_small_whole_numbers_in_fp8_match_bit_for_bit(n, out_dtype):
     X = torch.randint(0, 2, (n, 912), device="cuda").to(FP8)
     expected = reference(csr, X.T.float())
     wanted = out_dtype or BF16
-    for B in (X.T, X.float().T.contiguous().to(FP8), X.float().T.contiguous().T.to(FP8)):
+    for B in (X.T, X.float().T.contiguous().to(FP8)):
         C = plan.run(B, out_dtype=out_dtype)
         assert C.dtype is wanted and torch.equal(C.cpu(), expected.to(wanted))
     assert torch.equal((plan @ X.T).cpu(), expected.to(BF16))

@@ -302,21 +302,24 @@ def test_b_is_taken_as_it_is_where_rows_are_aligned_and_apart(shape, offset, str
 
 
 @pytest.mark.parametrize(
-    "dtype, n, stride, by_threads, in_bulk",
+    "dtype, n, stride, well",
     [
-        (F16, 16, 16, True, True), (F16, 12, 16, False, True), (F16, 16, 20, False, False),
-        (F32, 16, 20, True, True), (F32, 12, 12, False, True), (F32, 16, 18, False, False),
-        (F16, 16, 8, True, False),
+        (F16, 16, 16, True), (F16, 12, 16, False), (F16, 16, 20, False), (F32, 16, 20, True),
+        (F32, 12, 12, False), (F32, 16, 18, False), (F16, 16, 8, False),
     ],
 )  # fmt: skip
-def test_c_is_written_in_place_where_rows_are_aligned_and_threads_have_eight_columns(
-    dtype, n, stride, by_threads, in_bulk
-):
+def test_c_is_written_in_place_where_rows_are_aligned_and_hold_whole_stores(dtype, n, stride, well):
     out = torch.zeros(512, dtype=dtype).as_strided((4, n), (stride, 1))
-    assert bcsr_runner._stores_well(out, Store.BY_THREADS) is by_threads
-    assert bcsr_runner._stores_well(out, Store.BY_ENGINE) is in_bulk
-    assert bcsr_runner._stores_well(out.mT, Store.TRANSPOSED) is in_bulk
-    assert not bcsr_runner._stores_well(out.mT, Store.BY_THREADS)
+    assert bcsr_runner._stores_well(out) is well
+    assert not bcsr_runner._stores_well(out.mT)
+    runner = BCSR.make_runner(meta_of(request(csr=blocks_of([[1]]))))
+    parts = [torch.zeros(0, dtype=torch.int32)] * 5
+    expected = Store.TRANSPOSED if well else Store.BY_ENGINE
+    if dtype is F16:
+        assert runner._store_of(parts, out.mT) is expected
+        assert runner._store_of(parts, out) is Store.BY_ENGINE
+    else:
+        assert runner._store_of(parts, out.mT) is Store.BY_THREADS
 
 
 def test_operands_of_any_strides_are_taken_where_nothing_is_repaired():

@@ -87,20 +87,21 @@ def _side_by_side(matrix: Tensor) -> bool:
 
 
 def _copies_well(matrix: Tensor) -> bool:
-    """Whether the copy engine takes B, or C, as it is: row-major, aligned, rows apart."""
+    """Whether the copy engine takes a matrix as it is: row-major, aligned, rows apart."""
     return _side_by_side(matrix) and aligned(matrix) and matrix.stride(-2) >= matrix.shape[-1]
 
 
 def _transposed_well(matrix: Tensor) -> bool:
-    """Whether B, or C, is the transpose of what the copy engine takes as it is."""
+    """Whether B is the transpose of what the copy engine takes as it is."""
     return matrix.stride(-1) != 1 and _copies_well(matrix.mT)
 
 
-def _stores_well(out: Tensor, store: Store) -> bool:
-    """Whether C is written in place: by threads eight neighbouring columns at once."""
-    if store is Store.BY_THREADS:
-        return _side_by_side(out) and aligned(out) and out.shape[-1] % STORE_COLUMNS == 0
-    return _copies_well(out.mT if store is Store.TRANSPOSED else out)
+def _stores_well(out: Tensor) -> bool:
+    """Whether rows of C are written in place: 16 bytes at once, by the copy engine too.
+
+    The engine leaves out what lies outside of the matrix, but not less than 16 bytes of it.
+    """
+    return _copies_well(out) and out.shape[-1] % STORE_COLUMNS == 0
 
 
 def _described(
@@ -200,7 +201,8 @@ class BCSRRunner(Runner):
     def _store_of(self, parts: Sequence[Tensor], out: Tensor) -> Store:
         if not self._engine_stores(parts, out.dtype):
             return Store.BY_THREADS
-        return Store.TRANSPOSED if _transposed_well(out) else Store.BY_ENGINE
+        transposed = out.stride(-1) != 1 and _stores_well(out.mT)
+        return Store.TRANSPOSED if transposed else Store.BY_ENGINE
 
     def _spoilt(self, parts: Sequence[Tensor]) -> Tensor:
         """The flag of a device: whether a sum was ever not finite. A repair looks at C only then.
@@ -269,7 +271,7 @@ class BCSRRunner(Runner):
         if self._blocks and not k_major and not _copies_well(B):
             B = padded_like(B, STORE_COLUMNS).copy_(B)
         target, store = out, self._store_of(parts, out)
-        if not _stores_well(out, store):
+        if store is not Store.TRANSPOSED and not _stores_well(out):
             target = padded_like(out, STORE_COLUMNS)
             if epilogue.beta != 0.0:
                 target.copy_(out)

@@ -38,10 +38,11 @@
 // Zeros of blocks multiply too: where B is not finite the host has C repaired from A's entries, by
 // a kernel that does nothing unless `spoilt` says so.
 //
-// Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C that
-// threads store have room up to a multiple of 8 columns (host copies otherwise); tensor maps made
-// for this A and B, never read where A has no block, and for this C where the engine stores it;
-// rows of C under 2^31, blocks of A under 2^25, items and two grids under 2^31.
+// Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C
+// (columns where transposed) have room up to a multiple of 8 elements, which is written (host
+// copies otherwise); tensor maps made for this A and B, never read where A has no block, and for
+// this C where the engine stores it; rows of C under 2^31, blocks of A under 2^25, items and two
+// grids under 2^31.
 #include "block_steps.cuh"
 #include "wgmma.cuh"
 
