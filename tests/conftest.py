@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from sparsetile.systems import wcsr
 
 DEVICES = [
     "cpu",
@@ -26,3 +30,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(20240611)
+
+
+@pytest.fixture(autouse=True)
+def _tall_windows() -> Iterator[None]:
+    """Let ``wcsr`` take windows of 64 rows everywhere: small matrices would never lead it there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wcsr, "A_TALL_TILE", 0.0)
+        patch.setattr(wcsr, "A_TALL_WINDOW", 0.0)
+        yield

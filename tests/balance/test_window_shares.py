@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsetile.balance import WindowShares, share_windows
-from sparsetile.balance.windows import A_WINDOW, EVEN_ROUNDS, LEAST_TILES
+from sparsetile.balance.windows import A_WINDOW, EVEN_ROUNDS, LEAST_TILES, LONG_SHARE
 
 WINDOWS = st.lists(st.integers(0, 90) | st.sampled_from([0, 0, 1, 7, 8, 400]), max_size=60)
 WORKERS = st.sampled_from([1, 2, 3, 7, 40, 132])
@@ -77,7 +77,7 @@ def test_workers_have_neighbouring_items_in_the_order_of_their_windows(tiles, wo
     assert (first[0], first[-1]) == (0, shares.item_count)
     for begin, end in itertools.pairwise(first):
         mine = [(window, at) for window, at, _, _ in shares.items[begin:end].tolist()]
-        assert mine == sorted(mine)
+        assert dealt or mine == sorted(mine)
     for part in (shares.items, shares.cuts, shares.first_of_worker):
         assert part.dtype is torch.int32 and part.is_contiguous()
     assert shares.items.shape == (shares.item_count, 4) and shares.cuts.shape[1] == 4
@@ -96,11 +96,31 @@ def test_no_worker_has_much_more_than_the_mean(tiles, workers):
 @given(WINDOWS, WORKERS)
 def test_dealt_windows_even_out_what_the_deal_left(tiles, workers):
     shares = made(tiles, workers, dealt=True)
-    rounds = max(len(tiles) // workers - EVEN_ROUNDS, 0)
-    head = [tiles[w : rounds * workers : workers] for w in range(workers)]
-    dealt = max(sum(mine) + A_WINDOW * len(mine) for mine in head)
     mean = (sum(tiles) + A_WINDOW * len(tiles)) / workers
+    short = [each for each in tiles if each + A_WINDOW <= LONG_SHARE * mean]
+    rounds = max(len(short) // workers - EVEN_ROUNDS, 0)
+    head = [short[w : rounds * workers : workers] for w in range(workers)]
+    dealt = max(sum(mine) + A_WINDOW * len(mine) for mine in head)
     assert max(loads(shares)) <= max(mean, dealt) + 2 * LEAST_TILES + 2 * A_WINDOW
+
+
+def test_a_long_window_among_short_ones_is_cut_where_windows_are_dealt_out():
+    random = torch.Generator().manual_seed(4)
+    tiles = torch.randint(20, 90, (800,), generator=random).tolist()
+    tiles[7] = tiles[500] = 600
+    shares = made(tiles, 132, dealt=True)
+    found, mean = loads(shares), (sum(tiles) + A_WINDOW * len(tiles)) / 132
+    assert max(found) <= 1.12 * mean
+    assert {7, 500} <= set(shares.cuts[:, 0].tolist())
+
+
+@settings(max_examples=100, deadline=None)
+@given(WINDOWS, WORKERS, st.booleans(), st.sampled_from([1, 4, 8]))
+def test_pieces_begin_at_whole_steps_of_their_windows(tiles, workers, dealt, step):
+    shares = made(tiles, workers, dealt=dealt, step=step)
+    offsets = torch.tensor([0, *tiles]).cumsum(0).tolist()
+    for window, begin, _, _ in shares.items.tolist():
+        assert (begin - offsets[window]) % step == 0
 
 
 @pytest.mark.parametrize("dealt, least, most", [(False, 0, 200), (True, 70, 130)])
@@ -120,9 +140,11 @@ def test_a_deal_gives_neighbours_to_different_workers(tiles, workers):
     first = shares.first_of_worker
     worker = torch.searchsorted(first, torch.arange(shares.item_count), right=True) - 1
     owner = dict(zip(shares.items[:, 0].tolist(), worker.tolist(), strict=True))
-    head = (len(tiles) // workers - EVEN_ROUNDS) * workers
-    assert head > 0
-    assert [owner[window] for window in range(head)] == [w % workers for w in range(head)]
+    mean = (sum(tiles) + A_WINDOW * len(tiles)) / workers
+    short = [w for w, each in enumerate(tiles) if each + A_WINDOW <= LONG_SHARE * mean]
+    head = max(len(short) // workers - EVEN_ROUNDS, 0) * workers
+    found = [owner[window] for window in short[:head]]
+    assert found == [place % workers for place in range(head)]
 
 
 def test_without_a_deal_a_share_is_a_run_of_windows():

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 # Systems that launch kernels of this library.
-OURS = sorted({"acc", "bcsr", "csr"} & SYSTEMS.keys())
+OURS = sorted({"acc", "bcsr", "csr", "wcsr"} & SYSTEMS.keys())
 
 
 @pytest.fixture(autouse=True)

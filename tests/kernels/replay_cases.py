@@ -109,7 +109,7 @@ class BlockCase(Case):
 
 
 class WindowCase(Case):
-    system = WCSRSystem()
+    system = WCSRSystem(AccSystem())
 
     def spmm(self, B: Tensor, out: Tensor | None = None, **epilogue: Any) -> Tensor:
         self.machine.recomputed, self.machine.to_join = 0, None

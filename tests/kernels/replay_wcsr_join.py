@@ -37,23 +37,46 @@ class Join(Launch):
 
     def __init__(self, machine: Machine, config: Mapping[str, Any], params: dict[str, Any]) -> None:
         super().__init__(machine, config, params)
-        assert config["kThreads"] == WARPS * WARP, "a warp a strip"
+        self.parts = config["kParts"]
+        self.each = WARPS if self.parts == 1 else 1
+        assert config["kThreads"] == self.each * self.parts * WARP, "a warp a strip or run"
         self.cuts = machine.array(params["cuts"], np.int32)
         self.groups = self.cols // 32
+        self.blocks = WARPS // self.each
         self.reads = np.zeros(self.partials.data.size, dtype=np.int32)
 
     def run(self, grid: tuple[int, int, int]) -> None:
-        assert grid[0] == self.p["cut_count"] * self.groups
+        assert grid[0] == self.p["cut_count"] * self.groups * self.blocks
         for x, y, z in self.in_random_order(grid):
-            for warp in self.random.permutation(WARPS).tolist():
-                self.join(SimpleNamespace(x=x, y=y, z=z), warp)
+            block = SimpleNamespace(x=x, y=y, z=z)
+            runs: dict[int, dict[int, np.ndarray]] = {}
+            for warp in self.random.permutation(self.each * self.parts).tolist():
+                part, strip = divmod(warp, self.each)
+                strip += x % self.blocks * self.each
+                runs.setdefault(strip, {})[part] = self.add_run(block, strip, part)
+            for strip, found in runs.items():
+                self.finish_strip(block, strip, [found[part] for part in range(self.parts)])
 
-    def join(self, block: Any, warp: int) -> None:
-        cut, group = divmod(block.x, self.groups)
-        window, first, slots, _ = self.cuts.load(np.array(4 * cut), 4).tolist()
+    def cut_of(self, block: Any) -> tuple[list[int], int]:
+        """Window, first slot, slots; group of columns."""
+        cut, group = divmod(block.x // self.blocks, self.groups)
+        return self.cuts.load(np.array(4 * cut), 4).tolist(), group
+
+    def add_run(self, block: Any, warp: int, part: int) -> np.ndarray:
+        (_, first, slots, _), group = self.cut_of(block)
         sums = np.zeros((WARP, 16), dtype=np.float32)
-        for slot, count in batches_of(first, first + slots):
+        begin, end = (slots * side // self.parts for side in (part, part + 1))
+        for slot, count in batches_of(first + begin, first + end):
             sums = self.add_slots(block, warp, slot, count, group, sums)
+        return sums
+
+    def finish_strip(self, block: Any, warp: int, runs: list[np.ndarray]) -> None:
+        """The runs of a strip in order, then C."""
+        (window, *_), group = self.cut_of(block)
+        sums = runs[0]
+        for other in runs[1:]:
+            with np.errstate(invalid="ignore"):
+                sums = sums + other
         column = block.y * self.cols + group * 32
         if not self.store_groups(block, warp, window, column, sums):
             self.exact(block, warp, window, column, column + 32)

@@ -12,7 +12,8 @@ import torch
 from sparsetile import CSR
 from sparsetile.formats.bittcf import round_tf32
 from sparsetile.jit import LoadedKernel
-from sparsetile.kernels.wcsr import join_config, window_tiles
+from sparsetile.kernels import wcsr as kernels
+from sparsetile.kernels.wcsr import choose_join_tile, join_config, window_tiles
 from sparsetile.systems import processors, tile_runner, wcsr
 from tests.contracts.cases import csr_of, random_matrix
 from tests.kernels import replay_wcsr, replay_wcsr_join
@@ -51,13 +52,15 @@ def test_pieces_of_cut_windows_are_added_up_by_the_second_kernel(
         case = Finite(machine, csr, n, dtype)
         assert case.meta["slots"] > 1
         assert torch.equal(case.spmm(B), reference(csr, B).to(dtype))
-        width = window_tiles()[n > 128]
-        assert machine.configs[-1] == join_config(dtype, width, True)
+        joined = choose_join_tile(window_tiles()[n > 128], case.meta["nodes"], case.meta["slots"])
+        assert machine.configs[-1] == join_config(dtype, joined, True)
 
 
-def test_a_window_in_many_pieces_beside_whole_ones(machine, monkeypatch):
-    """Every number of slots that is left after those taken four at a time."""
+@pytest.mark.parametrize("many", [1, 1000])
+def test_a_window_in_many_pieces_beside_whole_ones(machine, monkeypatch, many):
+    """Every number of slots that is left after those taken four at a time, by one warp or more."""
     monkeypatch.setattr(wcsr, "A_SHARE", 1)
+    monkeypatch.setattr(kernels, "MANY_PIECES", many)
     csr = windows([1, 230, 2], F16)
     csr = csr.with_values(csr.values.sign())
     B = operand(csr, 8, F16).clamp(max=1)
@@ -240,6 +243,7 @@ def test_cut_windows_are_right_by_their_rules(machine, monkeypatch, dtype):
 
 @pytest.mark.parametrize("mistake", OF_PIECES)
 def test_cut_windows_need_each_of_their_rules(machine, monkeypatch, mistake):
+    monkeypatch.setattr(kernels, "MANY_PIECES", 1000)  # a warp adds them all: no empty runs
     case, B, expected = _in_pieces(machine, monkeypatch, F16)
     OF_PIECES[mistake](monkeypatch)
     try:
@@ -252,6 +256,7 @@ def test_cut_windows_need_each_of_their_rules(machine, monkeypatch, mistake):
 @pytest.mark.parametrize("mistake", ["slots out of order", "two slots change places"])
 def test_sums_in_another_order_have_other_bits(machine, monkeypatch, mistake):
     """Each slot is added once: nothing but the sums can tell."""
+    monkeypatch.setattr(kernels, "MANY_PIECES", 1000)
     case, B, expected = _in_pieces(machine, monkeypatch, F32)
     OF_PIECES[mistake](monkeypatch)
     found = case.spmm(B)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 
 import pytest
@@ -16,9 +17,12 @@ from sparsetile.kernels import wcsr
 from sparsetile.kernels.csr import out_dtypes
 from sparsetile.kernels.wcsr import (
     ELEMENTS,
+    JOIN_PARTS,
     JOIN_WCSR,
     SPMM_WCSR,
+    JoinTile,
     WindowTile,
+    choose_join_tile,
     choose_window_tile,
     join_config,
     wcsr_config,
@@ -49,19 +53,25 @@ def test_the_kernels_exist_for_hopper_alone(spec):
     assert [arch for arch in ARCHITECTURES if spec.runs_on(arch)] == ["sm_90a"]
 
 
-@pytest.mark.parametrize(
-    "spec, make", [(SPMM_WCSR, wcsr_config), (JOIN_WCSR, join_config)], ids=["product", "join"]
-)
-def test_every_configuration_a_runner_may_ask_for_is_listed_once(spec, make):
-    listed = [tuple(config.items()) for config in spec.configs()]
-    asked = {
-        tuple(make(dtype, choose_window_tile(64, n), weighted, out_dtype=out).items())
-        for dtype in ELEMENTS
-        for n in (1, 128, 129, 4096)
-        for weighted in (True, False)
-        for out in (None, *out_dtypes(dtype))
-    }
-    assert len(listed) == len(asked) == 20 and set(listed) == asked
+def test_every_configuration_a_runner_may_ask_for_is_listed_once():
+    products, joins = set(), set()
+    for dtype, n, weighted in itertools.product(ELEMENTS, (1, 128, 129, 4096), (True, False)):
+        tile = choose_window_tile(64, n)
+        for out in (None, *out_dtypes(dtype)):
+            products.add(tuple(wcsr_config(dtype, tile, weighted, out_dtype=out).items()))
+            for slots in (2, 4, 5, 132):
+                joined = choose_join_tile(tile, 2 if slots == 4 else 1, slots)
+                config = join_config(dtype, joined, weighted, out_dtype=out)
+                joins.add(tuple(config.items()))
+    for spec, asked, count in ((SPMM_WCSR, products, 20), (JOIN_WCSR, joins, 40)):
+        listed = [tuple(config.items()) for config in spec.configs()]
+        assert len(listed) == len(asked) == count and set(listed) == asked
+
+
+def test_windows_in_many_pieces_have_several_warps_for_each_strip():
+    few, many = choose_join_tile(WIDE, 10, 59), choose_join_tile(WIDE, 10, 60)
+    assert (few.threads, few.blocks) == (128, 8)
+    assert (many.threads, many.blocks) == (512, 32)
 
 
 @pytest.mark.parametrize(
@@ -152,18 +162,19 @@ def test_numbers_that_the_kernel_could_not_work_with_do_not_compile(change, said
 
 
 def test_a_join_of_other_threads_than_a_warp_a_strip_does_not_compile():
-    config = join_config(F32, NARROW, False)
+    config = join_config(F32, JoinTile(NARROW, 1), False)
     config["kThreads"] *= 2
     with pytest.raises(CompileError, match="a warp a strip"):
         compile_source(JOIN_WCSR.source(config), "sm_90a")
 
 
+@pytest.mark.parametrize("parts", [1, JOIN_PARTS])
 @pytest.mark.parametrize("dtype, tile, out", [(F32, WIDE, F32), (BF16, NARROW, F32)])
-def test_the_join_spills_nothing_and_fills_an_sm_with_warps(dtype, tile, out):
-    said = said_by_ptxas(join_config(dtype, tile, True, out_dtype=out), JOIN_WCSR)
+def test_the_join_spills_nothing_and_fills_an_sm_with_warps(dtype, tile, out, parts):
+    said = said_by_ptxas(join_config(dtype, JoinTile(tile, parts), True, out_dtype=out), JOIN_WCSR)
     assert "0 bytes spill stores, 0 bytes spill loads" in said
     registers = int(re.search(r"Used (\d+) registers", said).group(1))
-    assert SM_REGISTERS // (registers * 128) >= 8, "blocks of 128 threads"
+    assert SM_REGISTERS // (registers * 32) >= 32, "warps"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from sparsetile.kernels.wcsr import (
 )
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, processors, runner, wcsr
+from sparsetile.systems.acc_runner import AccRunner
 from sparsetile.systems.base import Epilogue
 from sparsetile.systems.tile_runner import TileRunner
 from sparsetile.systems.wcsr_runner import WCSRRunner
@@ -112,6 +113,55 @@ def test_all_reasons_are_given_at_once(capability):
 def test_the_summary_names_the_heights_there_are():
     heights = {tile.height for tile in window_tiles()}
     assert heights == {wcsr.HEIGHT} and f"windows of {wcsr.HEIGHT} rows" in WCSR.summary
+
+
+# -- which windows
+
+
+HEIGHTS = {"A_TALL_TILE": wcsr.A_TALL_TILE, "A_TALL_WINDOW": wcsr.A_TALL_WINDOW}
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs that the system goes by, which other tests set to nothing."""
+    for name, cost in HEIGHTS.items():
+        monkeypatch.setattr(wcsr, name, cost)
+
+
+def shared_columns(rows: int, columns: int) -> st.CSR:
+    """Every 64 rows have ``columns`` columns of their own, each row an eighth of them."""
+    row = np.repeat(np.arange(rows), columns // 8)
+    place = np.tile(np.arange(columns // 8) * 8, rows) + row % 8
+    matrix = sp.csr_array((np.ones(row.size), (row, row // 64 * columns + place)))
+    return csr_of(matrix)
+
+
+def test_windows_are_tall_where_their_rows_share_columns(chosen):
+    """In eight rows every column is met once, in 64 eight times."""
+    assert wcsr.tall_windows_pay(request(csr=shared_columns(640, 800)))
+    assert not wcsr.tall_windows_pay(request(csr=shared_columns(640, 16))), "windows cost too"
+    apart = csr_of(random_matrix(640, 8000, 0.003))
+    assert not wcsr.tall_windows_pay(request(csr=apart))
+    backwards = Permutation("given", torch.randperm(640))
+    moved = request(csr=shared_columns(640, 800), permutation=backwards)
+    assert not wcsr.tall_windows_pay(moved), "counted in the plan's order"
+
+
+def test_short_windows_are_what_acc_builds_under_another_name(chosen):
+    csr = csr_of(random_matrix(640, 8000, 0.003))
+    built, other = WCSR.build(request(csr=csr)), SYSTEMS["acc"].build(request(csr=csr))
+    assert built.system == "wcsr" and built.recipe == other.recipe
+    assert all(map(torch.equal, built.parts, other.parts)) and built.choices == other.choices
+    assert isinstance(runner(built.recipe), AccRunner)
+    tall = WCSR.build(request(csr=shared_columns(640, 800)))
+    assert isinstance(runner(tall.recipe), WCSRRunner)
+
+
+@pytest.mark.parametrize("height, kind", [("tall", WCSRRunner), ("short", AccRunner)])
+def test_an_ablation_fixes_the_height_of_windows(chosen, height, kind):
+    for csr in (shared_columns(640, 800), csr_of(random_matrix(64, 800, 0.03))):
+        built = WCSR.build(request(csr=csr, ablation=height))
+        assert isinstance(runner(built.recipe), kind) and built.choices["ablation"] == height
 
 
 # -- build

@@ -42,8 +42,9 @@ LENGTHS = (4, 6, 8, 12, 16, 24, MAX_TILES)
 RUN_TILES = 8
 # What a window of a block of threads costs beside its tiles, in tiles, and the least piece of one.
 A_WINDOW, LEAST_TILES = 8, 8
-# Windows a worker, at the end of a deal, that are cut to make the shares even.
-EVEN_ROUNDS = 2
+# Windows a worker, at the end of a deal, that are cut to make the shares even; and the part of a
+# share over which a window is no longer dealt out whole.
+EVEN_ROUNDS, LONG_SHARE = 2, 0.25
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,9 @@ class WindowShares:
         return self.cuts.shape[0]
 
 
-def _pieces(tiles: Tensor, ends: Tensor, a_window: int, least: int) -> tuple[Tensor, Tensor]:
+def _pieces(
+    tiles: Tensor, ends: Tensor, a_window: int, least: int, step: int
+) -> tuple[Tensor, Tensor]:
     """Cut windows where shares end, at cost ``ends`` from the first window's beginning.
 
     Returns the pieces as keys ``window * span + first tile in it``, span = longest window + 1, and
@@ -225,7 +228,7 @@ def _pieces(tiles: Tensor, ends: Tensor, a_window: int, least: int) -> tuple[Ten
     cost = tiles + a_window
     start = torch.cumsum(cost, 0) - cost
     window = torch.clamp(torch.searchsorted(start, ends, right=True) - 1, min=0)
-    at = torch.minimum(ends - start[window], tiles[window])
+    at = torch.minimum(ends - start[window], tiles[window]) // step * step
     at = torch.where(at < least, 0, at)
     past = tiles[window] - at < least
     window, at = torch.where(past, window + 1, window), torch.where(past, 0, at)
@@ -235,6 +238,14 @@ def _pieces(tiles: Tensor, ends: Tensor, a_window: int, least: int) -> tuple[Ten
     return torch.cat([whole, torch.unique(keys[at > 0])]).sort().values, keys
 
 
+def _dealt_windows(cost: Tensor, workers: int) -> Tensor:
+    """Return the windows that are dealt out whole: all but long ones and the last rounds."""
+    share = float(cost.sum()) / workers
+    short = torch.nonzero(cost <= LONG_SHARE * share).squeeze(1)
+    rounds = max(short.numel() // workers - EVEN_ROUNDS, 0)
+    return short[: rounds * workers]
+
+
 def share_windows(
     window_row_ptr: Tensor,
     *,
@@ -242,13 +253,15 @@ def share_windows(
     dealt: bool = False,
     a_window: int = A_WINDOW,
     least: int = LEAST_TILES,
+    step: int = 1,
 ) -> WindowShares:
     """Share out windows evenly between workers.
 
     A worker takes neighbouring windows, and the next goes on from there: windows in which one share
     ends and another begins are cut, unless that leaves a piece of fewer than ``least`` tiles at the
     window's end. Where ``dealt``, most windows are dealt out one by one first, so that neighbours,
-    which share rows of B, are at work at the same time; the last ones then make the shares even.
+    which share rows of B, are at work at the same time; long windows and the last ones then make
+    the shares even.
 
     Parameters
     ----------
@@ -261,14 +274,19 @@ def share_windows(
         What a window costs beside its tiles, in tiles: C is stored.
     least : int
         Tiles that a piece at a window's end has at least.
+    step : int
+        Tiles that are multiplied at once: pieces begin at multiples of it.
     """
     offsets = window_row_ptr.to(torch.int64)
     tiles = offsets[1:] - offsets[:-1]
     device, count = tiles.device, tiles.numel()
-    rounds = max(count // workers - EVEN_ROUNDS, 0) if dealt else 0
-    head = rounds * workers
-    load = (tiles[:head] + a_window).reshape(rounds, workers).sum(0)
-    rest = tiles[head:]
+    whole = _dealt_windows(tiles + a_window, workers) if dealt and count else offsets[:0]
+    head = whole.numel()
+    load = (tiles[whole] + a_window).reshape(-1, workers).sum(0)
+    is_rest = torch.ones(count, dtype=torch.bool, device=device)
+    is_rest[whole] = False
+    others = torch.nonzero(is_rest).squeeze(1)
+    rest = tiles[others]
     empty = torch.empty(0, dtype=torch.int64, device=device)
     items = keys = empty
     span = 1
@@ -279,7 +297,7 @@ def share_windows(
         reach = torch.cumsum(budget, 0)
         ends = (reach[:-1] * (total / max(float(reach[-1]), 1.0))).to(torch.int64)
         span = int(rest.max()) + 1
-        items, keys = _pieces(rest, ends, a_window, least)
+        items, keys = _pieces(rest, ends, a_window, least, step)
     owner, begin = items // span, items % span
     same = torch.zeros_like(owner, dtype=torch.bool)
     same[:-1] = owner[:-1] == owner[1:]
@@ -290,9 +308,9 @@ def share_windows(
     in_pieces = torch.nonzero(pieces > 1).squeeze(1)
     slots = pieces[in_pieces]
     first_slot = torch.cumsum(slots, 0) - slots
-    cuts = torch.stack([in_pieces + head, first_slot, slots, torch.zeros_like(slots)], 1)
+    cuts = torch.stack([others[in_pieces], first_slot, slots, torch.zeros_like(slots)], 1)
     # Items by worker: first those dealt to it, then its part of the others.
-    window = torch.cat([torch.arange(head, device=device), owner + head])
+    window = torch.cat([whole, others[owner]])
     worker = torch.cat(
         [
             torch.arange(head, device=device) % workers,
@@ -302,9 +320,9 @@ def share_windows(
     listed = torch.stack(
         [
             window,
-            offsets[window] + torch.cat([torch.zeros_like(window[:head]), begin]),
-            offsets[window] + torch.cat([tiles[:head], end]),
-            torch.cat([torch.full_like(window[:head], -1), slot]),
+            offsets[window] + torch.cat([torch.zeros_like(whole), begin]),
+            offsets[window] + torch.cat([tiles[whole], end]),
+            torch.cat([torch.full_like(whole, -1), slot]),
         ],
         1,
     )

@@ -17,14 +17,18 @@ __all__ = [
     "ELEMENTS",
     "HEIGHTS",
     "JOIN_COLUMNS",
+    "JOIN_PARTS",
     "JOIN_WCSR",
     "SPMM_WCSR",
     "STAGED_COLUMNS",
     "STRIP",
     "TILE",
+    "JoinTile",
     "WindowTile",
+    "choose_join_tile",
     "choose_window_tile",
     "join_config",
+    "join_tiles",
     "wcsr_config",
     "window_tiles",
 ]
@@ -34,8 +38,10 @@ ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfl
 # Rows of a window, and columns of C that a block of threads makes of it.
 HEIGHTS = (64,)
 WIDTHS = (128, 256)
-# Columns of C that a block of the second kernel makes.
+# Columns of C that a block of the second kernel makes; the warps that share the pieces of a strip
+# there, and the pieces a window, in the mean, from which on they do.
 JOIN_COLUMNS = 32
+JOIN_PARTS, MANY_PIECES = 16, 6
 # Columns of A in a tile, and rows of a window that a warp decodes.
 TILE, STRIP = 8, 16
 # Order in which a tile's column ids are stored: the even ones are k = 0 to 3 of TF32's product.
@@ -129,9 +135,36 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
             yield wcsr_config(dtype, tile, weighted, out_dtype=out)
 
 
+@dataclass(frozen=True)
+class JoinTile:
+    """How pieces of windows are added up: ``parts`` warps share those of sixteen rows."""
+
+    tile: WindowTile
+    parts: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.tile.warps if self.parts == 1 else self.parts)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of threads for each window in pieces."""
+        strips = 1 if self.parts == 1 else self.tile.warps
+        return strips * self.tile.columns // JOIN_COLUMNS
+
+
+def join_tiles() -> list[JoinTile]:
+    return [JoinTile(tile, parts) for tile in window_tiles() for parts in (1, JOIN_PARTS)]
+
+
+def choose_join_tile(tile: WindowTile, cuts: int, slots: int) -> JoinTile:
+    """Return several warps a strip where windows are in many pieces."""
+    return JoinTile(tile, JOIN_PARTS if slots >= MANY_PIECES * cuts else 1)
+
+
 def join_config(
     dtype: torch.dtype,
-    tile: WindowTile,
+    join: JoinTile,
     weighted: bool,
     *,
     out_dtype: torch.dtype | None = None,
@@ -140,16 +173,17 @@ def join_config(
     return {
         "ELEMENT": ELEMENTS[dtype],
         "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
-        "kCols": tile.columns,
-        "kThreads": 32 * tile.warps,
+        "kCols": join.tile.columns,
+        "kParts": join.parts,
+        "kThreads": join.threads,
         "kWeighted": weighted,
     }
 
 
 def _join_configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype, tile, weighted in itertools.product(ELEMENTS, window_tiles(), (True, False)):
+    for dtype, join, weighted in itertools.product(ELEMENTS, join_tiles(), (True, False)):
         for out in out_dtypes(dtype):
-            yield join_config(dtype, tile, weighted, out_dtype=out)
+            yield join_config(dtype, join, weighted, out_dtype=out)
 
 
 _PARAMS = "15P4q2d8i"

@@ -20,7 +20,7 @@ from sparsetile.systems.wcsr import WCSRSystem
 
 __all__ = ["PATTERN_SYSTEMS", "SYSTEMS", "candidates", "runner", "unsupported"]
 
-_CSR, _CPU = CSRSystem(), CPUSystem()
+_ACC, _CSR, _CPU = AccSystem(), CSRSystem(), CPUSystem()
 
 # The system of each device type that serves max, min and the gradient of A's values, and that
 # computes exactly what the entries of A say.
@@ -29,12 +29,12 @@ PATTERN_SYSTEMS: dict[str, System] = {"cuda": _CSR, "cpu": _CPU}
 SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
-        AccSystem(),
+        _ACC,
         BCSRSystem(_CSR),
         _CSR,
         CuSparseSystem(),
         DenseSystem(PATTERN_SYSTEMS),
-        WCSRSystem(),
+        WCSRSystem(_ACC),
         _CPU,
     )
 }

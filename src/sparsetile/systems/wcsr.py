@@ -3,13 +3,17 @@
 Parts: WCSR with bitmaps (formats/wcsr.py), windows shared out evenly between blocks of threads
 (balance/windows.py), the kernel that gathers rows of B into shared memory and decodes A's tiles
 into operand registers (kernels/cuda/spmm_wcsr.cu). For matrices whose neighbouring rows share
-columns, as they are or in another row order. Deterministic: cut windows are added in a fixed
-order. What is decided and why is in docs/asyncsparse.md.
+columns, as they are or in another row order. Where 64 rows share too few, windows of 8 or 16 rows
+are multiplied by ``mma.sync`` instead: those of ``acc``, format, schedule and kernel.
+Deterministic: cut windows are added in a fixed order. What is decided and why is in docs/wcsr.md.
+
+``ablation`` fixes the height: ``tall`` (64 rows) or ``short`` (8 or 16).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +21,7 @@ import torch
 from sparsetile.balance import WindowShares, share_windows
 from sparsetile.balance.windows import A_WINDOW
 from sparsetile.formats import WCSR, pack_wcsr
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.kernels.wcsr import (
     ELEMENTS,
     STAGED_COLUMNS,
@@ -24,17 +29,24 @@ from sparsetile.kernels.wcsr import (
     TILE,
     choose_window_tile,
 )
+from sparsetile.systems.acc import AccSystem
 from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.processors import l2_bytes, processors
 from sparsetile.systems.tensor_cores import tile_reasons
 from sparsetile.systems.wcsr_runner import WCSRRunner
 
-__all__ = ["WCSRSystem"]
+__all__ = ["WCSRSystem", "tall_windows_pay"]
 
 CAPABILITY = (9, 0)
-HEIGHT = 64
+HEIGHT, SHORT_HEIGHT = 64, 8
+TALL, SHORT = "tall", "short"
+# What a tile of a tall window costs, and a tall window beside its tiles, in tiles of short windows;
+# from readings of both kernels (docs/wcsr.md).
+A_TALL_TILE, A_TALL_WINDOW = 1.3, 40.0
 # B may take this share of L2 before slabs go one after the other.
 L2_SHARE = 0.6
+# What a window costs beside its tiles, in tiles, where its rows of B come from DRAM.
+A_FAR_WINDOW = 16
 # Tiles that a block of threads should have at least.
 A_SHARE = 16
 # Tiles past the last that the kernel may read with the last: a step, and one more strip.
@@ -61,12 +73,34 @@ def _share(request: Request, windows: WCSR) -> WindowShares:
     share are read by both before they leave L2.
     """
     csr, device = request.csr, request.device
-    slabs = choose_window_tile(windows.height, request.n).slabs(max(request.n, 1))
+    tile = choose_window_tile(windows.height, request.n)
+    slabs, step = tile.slabs(max(request.n, 1)), tile.step_tiles(request.dtype)
     fits = csr.shape[1] * request.n * request.dtype.itemsize <= L2_SHARE * l2_bytes(device)
     most = processors(device) // slabs if fits else processors(device)
     work = windows.tile_count + A_WINDOW * windows.window_count
     workers = max(1, min(most, work // A_SHARE))
-    return share_windows(windows.window_row_ptr, workers=workers, dealt=not fits)
+    return share_windows(
+        windows.window_row_ptr,
+        workers=workers,
+        dealt=not fits,
+        a_window=A_WINDOW if fits else A_FAR_WINDOW,
+        step=step,
+    )
+
+
+def _tiles(request: Request, height: int) -> tuple[float, int]:
+    """About how many tiles windows of ``height`` rows have, and how many windows there are."""
+    csr = request.csr
+    windows = -(-csr.shape[0] // height)
+    # A window's last tile is half full in the mean.
+    return distinct_pairs(csr, height, request.permutation.perm) / TILE + windows / 2, windows
+
+
+def tall_windows_pay(request: Request) -> bool:
+    """Whether windows of 64 rows are expected to be faster than those of 8 or 16."""
+    tall, windows = _tiles(request, HEIGHT)
+    short, _ = _tiles(request, SHORT_HEIGHT)
+    return A_TALL_TILE * tall + A_TALL_WINDOW * windows <= short
 
 
 def _with_workers(schedule: WindowShares) -> torch.Tensor:
@@ -80,12 +114,18 @@ class WCSRSystem(System):
     """Tensor cores on windows of rows."""
 
     name = "wcsr"
-    summary = "AsyncSparse: windows of 64 rows on WGMMA, TF32 or 16-bit, sums in order"
+    summary = (
+        "AsyncSparse: windows of 64 rows on WGMMA, or short ones, TF32 or 16-bit, sums in order"
+    )
     devices = ("cuda",)
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_90a"
     ordered = True
+    ablations = (TALL, SHORT)
+
+    def __init__(self, short: AccSystem) -> None:
+        self._short = short
 
     def further_reasons(self, request: Request) -> list[str]:
         found = tile_reasons(request)
@@ -99,6 +139,20 @@ class WCSRSystem(System):
         return found
 
     def build(self, request: Request) -> Stage:
+        tall = request.ablation == TALL
+        if request.ablation is None:
+            tall = tall_windows_pay(request)
+        built = self._tall_windows(request) if tall else self._short_windows(request)
+        if request.ablation is None:
+            return built
+        return replace(built, choices={**built.choices, "ablation": request.ablation})
+
+    def _short_windows(self, request: Request) -> Stage:
+        """What ``acc`` builds, run by its runner."""
+        built = self._short.build(replace(request, ablation=None))
+        return replace(built, system=self.name)
+
+    def _tall_windows(self, request: Request) -> Stage:
         csr, laps = request.csr, Laps(request)
         windows = pack_wcsr(csr, HEIGHT, TILE, request.permutation.perm)
         laps("format")

@@ -15,9 +15,9 @@ from torch.nn.functional import pad
 
 from sparsetile.jit.loader import PreparedLaunch
 from sparsetile.kernels.wcsr import (
-    JOIN_COLUMNS,
     JOIN_WCSR,
     SPMM_WCSR,
+    choose_join_tile,
     choose_window_tile,
     join_config,
     wcsr_config,
@@ -52,14 +52,15 @@ class WCSRRunner(TileRunner):
         tile = choose_window_tile(self._height, n)
         config = wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
         kernel = SPMM_WCSR.load(config, device, tile.shared_bytes(dtype, weighted))
+        joined = choose_join_tile(tile, self._nodes, self._slots)
         join = None
         if self._slots:
-            config = join_config(dtype, tile, weighted, out_dtype=out_dtype)
+            config = join_config(dtype, joined, weighted, out_dtype=out_dtype)
             join = JOIN_WCSR.load(config, device)
         return TileLaunch(
             kernel, tile.threads, self._workers, tile.slabs(n),
             slot_bytes=tile.warps * 32 * tile.sums * 4, join=join,
-            join_threads=32 * tile.warps, join_blocks=tile.columns // JOIN_COLUMNS,
+            join_threads=joined.threads, join_blocks=joined.blocks,
         )  # fmt: skip
 
     def spmm(

@@ -13,7 +13,7 @@ from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems import Request, Stage
 from sparsetile.systems.processors import l2_bytes
 from sparsetile.systems.registry import SYSTEMS, runner
-from sparsetile.systems.wcsr import L2_SHARE
+from sparsetile.systems.wcsr import L2_SHARE, tall_windows_pay
 from sparsetile.tune.roofline import Machine, machine
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
@@ -93,20 +93,22 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
     dense = max(dense_flops / (ceilings.dense_flops * speedup), dense_bytes / ceilings.dram)
     gathered = _gather_seconds(request, ceilings, request.csr.nnz)
     tiled = 0.0
-    if "acc" in able and len(able) > 1:  # counting pairs is worth it where there is a choice
+    choice = len(able) > 1  # counting pairs is worth it where there is one
+    if choice and ("acc" in able or "wcsr" in able):
         pairs = distinct_pairs(request.csr, _ACC_WINDOW, request.permutation.perm)
         tiled = _gather_seconds(request, ceilings, pairs)
     blocked = 0.0
-    if "bcsr" in able and len(able) > 1:
+    if choice and "bcsr" in able:
         blocked = _block_seconds(request, ceilings)
-    windowed = 0.0
-    if "wcsr" in able and len(able) > 1:
-        windowed = _window_seconds(request, ceilings)
     csr_share = _CSR_SHARE[request.dtype.itemsize]
     row_bytes = request.n * request.dtype.itemsize
     acc_over_csr = next(share for most, share in _ACC_OVER_CSR if row_bytes <= most)
+    tiled /= csr_share * acc_over_csr
+    windowed = tiled  # where short windows are what wcsr takes, it is acc
+    if choice and "wcsr" in able and tall_windows_pay(request):
+        windowed = _window_seconds(request, ceilings)
     predicted = {
-        "acc": tiled / (csr_share * acc_over_csr),
+        "acc": tiled,
         "bcsr": blocked,
         "csr": gathered / csr_share,
         "cusparse": gathered / _CUSPARSE_SHARE,

@@ -1,17 +1,29 @@
 // C = epilogue(sum of pieces) for the windows that spmm_wcsr.cu was given in pieces (sm_90a).
 //
 // A second launch, because adding up is work for all SMs: a single long window leaves a piece on
-// each of them, and whichever came last would read them all. Pieces are added in the order of their
-// slots, so that the same bits come out every time.
+// each of them, and whichever came last would read them all. Pieces are added in an order that
+// their number alone decides, so that the same bits come out every time.
 //
-// A warp has the sixteen rows of a strip and 32 columns; kAtOnce slots are under way. Grid:
-// x = cut windows times groups of 32 columns, y = slabs of kCols columns, z = batch. Threads:
-// kThreads, a warp for each strip. No shared memory.
+// A warp has the sixteen rows of a strip and 32 columns; up to kAtOnce slots are under way. Where
+// windows have many pieces, kParts warps take a run of them each, and the first adds up the runs in
+// order.
+//
+// Grid: x = cut windows times groups of 32 columns, and strips where kParts > 1; y = slabs of kCols
+// columns, z = batch. Threads: kThreads, a warp for each strip or run. Shared memory: the runs'
+// sums.
 #include "wcsr.cuh"
 
 constexpr int kGroups = kCols / 32;
 constexpr int kAtOnce = 4;
-static_assert(kThreads == kWarps * 32, "a warp a strip");
+constexpr int kStrips = kParts == 1 ? kWarps : 1;  // of a block
+static_assert(kThreads == kStrips * kParts * 32, "a warp a strip, or a run of its slots");
+
+__device__ __forceinline__ void add_word(float4 word, int j, float (&sum)[kGroupSums]) {
+  sum[4 * j] += word.x;
+  sum[4 * j + 1] += word.y;
+  sum[4 * j + 2] += word.z;
+  sum[4 * j + 3] += word.w;
+}
 
 // Add kCount slots, one after the other; their loads are under way together.
 template <int kCount>
@@ -27,27 +39,44 @@ __device__ __forceinline__ void add_slots(const Params& p, const Lane& me, int s
 #pragma unroll
   for (int a = 0; a < kCount; ++a) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      sum[4 * j] += word[a][j].x;
-      sum[4 * j + 1] += word[a][j].y;
-      sum[4 * j + 2] += word[a][j].z;
-      sum[4 * j + 3] += word[a][j].w;
-    }
+    for (int j = 0; j < 4; ++j) add_word(word[a][j], j, sum);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) join_wcsr(const __grid_constant__ Params p) {
-  ptx::wait_previous();
-  const Lane me;
-  const int4 cut = __ldg(p.cuts + blockIdx.x / kGroups);  // window, first slot, slots
-  const int group = blockIdx.x % kGroups;
-  float sum[kGroupSums] = {};
-  int slot = cut.y;
-  const int end = cut.y + cut.z;
+// Slots `slot` to `end`.
+__device__ __forceinline__ void add_run(const Params& p, const Lane& me, int slot, int end,
+                                        int group, float (&sum)[kGroupSums]) {
 #pragma unroll 1
   for (; slot + kAtOnce <= end; slot += kAtOnce) add_slots<kAtOnce>(p, me, slot, group, sum);
 #pragma unroll 1
   for (; slot < end; ++slot) add_slots<1>(p, me, slot, group, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) join_wcsr(const __grid_constant__ Params p) {
+  ptx::wait_previous();
+  constexpr int kBlocks = kWarps / kStrips;  // of a group of columns
+  const int unit = blockIdx.x / kBlocks, group = unit % kGroups;
+  const int4 cut = __ldg(p.cuts + unit / kGroups);  // window, first slot, slots
+  Lane me;
+  const int part = me.warp / kStrips;
+  me.warp = blockIdx.x % kBlocks * kStrips + me.warp % kStrips;
+  float sum[kGroupSums] = {};
+  add_run(p, me, cut.y + cut.z * part / kParts, cut.y + cut.z * (part + 1) / kParts, group, sum);
+  if constexpr (kParts > 1) {
+    __shared__ float4 s_sums[kParts][4][32];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      s_sums[part][j][me.lane] =
+          make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+    }
+    __syncthreads();
+    if (part > 0) return;
+#pragma unroll 1
+    for (int other = 1; other < kParts; ++other) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) add_word(s_sums[other][j][me.lane], j, sum);
+    }
+  }
   const int column = blockIdx.y * kCols + group * 32;
-  if (!store_groups(p, me, cut.x, column, sum)) exact(p, cut.x, column, column + 32);
+  if (!store_groups(p, me, cut.x, column, sum)) exact(p, me, cut.x, column, column + 32);
 }

@@ -466,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       if (item.w >= 0) {
         store_partial(p, me, item.w, sum);
       } else if (!store_groups(p, me, item.x, first_column, sum)) {
-        exact(p, item.x, first_column, first_column + kCols);
+        exact(p, me, item.x, first_column, first_column + kCols);
       }
     }
   }

@@ -55,7 +55,7 @@ struct Params {
 
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
 
-// Where a thread stands.
+// Where a thread stands; `warp` is its strip.
 struct Lane {
   int warp, lane, g, t;
   __device__ __forceinline__ Lane()
@@ -123,8 +123,8 @@ __device__ __forceinline__ float operand(E::Storage value) {
 
 // A warp's sixteen rows of the window, columns `first` to `end_column`, from A's entries alone,
 // slowly.
-__device__ __forceinline__ void exact(const Params& p, int window, int first, int end_column) {
-  const Lane me;
+__device__ __forceinline__ void exact(const Params& p, const Lane& me, int window, int first,
+                                      int end_column) {
   const int begin = __ldg(p.window_row_ptr + window), end = __ldg(p.window_row_ptr + window + 1);
   const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride);
 #pragma unroll 1
