@@ -205,6 +205,24 @@ def test_windows_are_dealt_out_where_B_exceeds_the_cache(monkeypatch, dtype):
         assert all(torch.equal(plan @ B, C) for _ in range(10))
 
 
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_very_many_short_windows_are_right_every_time(dtype):
+    """Stages of A are used again at once: what is read there must not be written too early."""
+    rows = 129_000
+    place = np.arange(rows).repeat(3)
+    column = np.random.default_rng(7).integers(-90, 91, place.size) + place
+    inside = (column >= 0) & (column < rows)
+    matrix = sp.csr_array((np.ones(inside.sum()), (place[inside], column[inside])), (rows, rows))
+    csr = whole_numbers(matrix, dtype)
+    B = zeros_and_ones(csr, 512, dtype=dtype)
+    expected = st.plan(csr, 512, system="csr") @ B
+    plan, out = st.plan(csr, 512, system="wcsr"), torch.empty_like(expected)
+    for _ in range(60):
+        out.fill_(float("nan"))
+        plan.run(B, out=out)
+        assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("dtype, out_dtype", [(F32, F32), (F16, F16), (BF16, F32)], ids=str)
 @pytest.mark.parametrize("shape", [(450, 300), (40, 9000)], ids=["whole", "cut"])
 def test_the_epilogue_reaches_every_element(dtype, out_dtype, shape):

@@ -285,6 +285,10 @@ struct TileCopies {
       const u32 bytes = (last - aligned + kEach - 1) / kEach * 16;
       u32 all = kIdBytes + kBitBytes;
       if constexpr (kWeighted) all += kOffsetBytes + bytes;
+      // Threads have read what lay here, the copy engine writes: without a fence between both it
+      // may write first, whatever the barrier says. Seen: values of a later step, once in a
+      // million.
+      wg::fence_shared();
       wg::barrier_expect(full, all);
       wg::copy_bytes(to, p.columns + i64(at.first) * 8, kIdBytes, full);
       wg::copy_bytes(to + kBitsAt, p.bitmaps + i64(at.first) * (kHeight / 8), kBitBytes, full);

@@ -16,7 +16,8 @@
 
 namespace wg {
 
-// Shared memory that threads wrote is read by the Tensor Cores after this.
+// Shared memory that threads wrote is read by the Tensor Cores after this, and what they read is
+// written by the copy engine.
 __device__ __forceinline__ void fence_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
