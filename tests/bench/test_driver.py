@@ -14,11 +14,12 @@ from rich.console import Console
 
 from sparsetile.bench import driver
 from sparsetile.bench.driver import Options, Outcome, run_suite
+from sparsetile.bench.expansion import Expansion, MatrixSpec, expand
 from sparsetile.bench.matrices import Matrices, NotReady, materialise
 from sparsetile.bench.orders import load_order, matrix_hash
 from sparsetile.bench.pool import Pool
 from sparsetile.bench.record import read_records
-from sparsetile.bench.suites import Expansion, MatrixSpec, expand, load_suite
+from sparsetile.bench.suites import load_suite
 from sparsetile.intake import read_matrix
 from sparsetile.reorder import REORDERERS
 

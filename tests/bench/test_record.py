@@ -25,7 +25,7 @@ def test_a_record_survives_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"schema": 2}, "record: schema must be 1, got 2."),
+        ({"schema": 3}, "record: schema must be 1 or 2, got 3."),
         ({"matrix": 7}, "record: matrix must be text, got 7."),
         ({"nnz": -1}, "record: nnz must be 0 or more, got -1."),
         ({"nnz": 1.5}, "record: nnz must be a whole number, got 1.5."),
@@ -69,7 +69,7 @@ def test_damaged_lines_are_named_and_the_others_kept(tmp_path: Path) -> None:
     records, damaged = read_records(path)
     assert len(records) == 1
     assert [line.line for line in damaged] == [2, 3]
-    assert "not JSON" in str(damaged[0]) and "schema must be 1, got 9" in str(damaged[1])
+    assert "not JSON" in str(damaged[0]) and "schema must be 1 or 2, got 9" in str(damaged[1])
 
 
 def test_appending_after_a_torn_line_starts_a_fresh_one(tmp_path: Path) -> None:

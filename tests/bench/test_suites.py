@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sparsetile.bench.baselines import BASELINES
-from sparsetile.bench.suites import expand, load_suite, suite_names
+from sparsetile.bench.expansion import expand
+from sparsetile.bench.suites import load_suite, suite_names
 from sparsetile.data.registry import GENERATORS
 from sparsetile.errors import DataError
 from sparsetile.systems import SYSTEMS

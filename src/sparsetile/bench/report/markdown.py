@@ -21,6 +21,7 @@ from sparsetile.bench.analysis import (
 from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import DTYPES, OPS, Record
 from sparsetile.bench.report.published import ladder_steps, published_rows
+from sparsetile.bench.report.ratios import ratio_tables
 from sparsetile.bench.suites import Suite, load_suite
 from sparsetile.errors import DataError, value_error
 from sparsetile.systems import SYSTEMS
@@ -82,6 +83,7 @@ def _suite(name: str, records: Sequence[Record], groups: Sequence[Group]) -> lis
     lines += _planning(members)
     if suite is not None:
         lines += _ladders(suite, members)
+        lines += _ratios(suite, members)
         lines += _published(suite, members)
     return lines + _troubles(members)
 
@@ -105,17 +107,24 @@ def _machines(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _title(op: str, reduce: str, dtype: str, device_name: str) -> str:
+def _title(op: str, reduce: str, dtype: str, device_name: str, over: str = "") -> str:
     product = op if reduce == "sum" else f"{op} {reduce}"
-    return f"{product}, {dtype}, {device_name}"
+    against = f", ratio to {over}" if over else ""
+    return f"{product}, {dtype}, {device_name}{against}"
+
+
+def _table_key(group: Group) -> tuple[str, str, str, str, str]:
+    return (group.op, group.reduce, group.dtype, group.device_name, group.over)
 
 
 def _tables(groups: Sequence[Group]) -> list[str]:
     lines: list[str] = []
-    keys = dict.fromkeys((g.op, g.reduce, g.dtype, g.device_name) for g in groups)
+    keys = dict.fromkeys(_table_key(g) for g in groups)
     # The plain product in float32 first: it is what most readers came for.
-    for key in sorted(keys, key=lambda k: (OPS.index(k[0]), k[1] != "sum", DTYPES.index(k[2]))):
-        mine = [g for g in groups if (g.op, g.reduce, g.dtype, g.device_name) == key]
+    for key in sorted(
+        keys, key=lambda k: (OPS.index(k[0]), k[1] != "sum", DTYPES.index(k[2]), k[4])
+    ):
+        mine = [g for g in groups if _table_key(g) == key]
         halves = any(g.float32_geomean is not None for g in mine)
         names = ["N", "system", "geomean", *(["over float32"] if halves else []), "won", "worst",
                  "best", "of floor", "GFLOP/s"]  # fmt: skip
@@ -217,6 +226,21 @@ def _ladders(suite: Suite, records: Sequence[Record]) -> list[str]:
     return lines
 
 
+def _ratios(suite: Suite, records: Sequence[Record]) -> list[str]:
+    lines: list[str] = []
+    for table in ratio_tables(suite, records):
+        widths = " | ".join(f"N = {n}" for n in table.widths)
+        lines += [
+            "", f"### {table.title}", "", f"{table.note[:1].upper()}{table.note[1:]}.", "",
+            f"| on | figure | matrices | {widths} |",
+            f"| --- | --- | ---: |{' ---: |' * len(table.widths)}",
+        ]  # fmt: skip
+        for row in table.rows:
+            cells = ["" if figure is None else f"{figure:.2f}" for figure in row.figures]
+            lines.append(f"| {row.label} | {row.what} | {row.count} | {' | '.join(cells)} |")
+    return lines
+
+
 def _published(suite: Suite, records: Sequence[Record]) -> list[str]:
     rows = published_rows(suite, records)
     if not rows:
@@ -229,15 +253,16 @@ def _published(suite: Suite, records: Sequence[Record]) -> list[str]:
         "geometric means on the machine above, on as many products, of which so many matrices are "
         "stand-ins.",
         "",
-        "| source | figure | system | at | published | on | measured here | products | stand-ins |",
-        "| --- | --- | --- | --- | ---: | --- | ---: | ---: | ---: |",
+        "| source | figure | system | at | published | on | measured here | products | stand-ins "
+        "| measured in |",
+        "| --- | --- | --- | --- | ---: | --- | ---: | ---: | ---: | --- |",
     ]
     for row in rows:
         measured = row["missing"] if row["measured"] is None else f"{row['measured']:.2f}"
         lines.append(
             f"| {row['source']} | {row['what']} | {row['system']} | {row['where']} | "
             f"{row['published']:g} | {row['gpu']} | {measured} | {row['count']} | "
-            f"{row['standins']} |"
+            f"{row['standins']} | {row['note']} |"
         )
     return lines
 
