@@ -336,4 +336,5 @@ def _ladder_entries(
             elif ablation is not None and ablation not in SYSTEMS[system].ablations:
                 left_out.append(f"ladder {ladder['name']}: {system} has no {ablation} yet")
             elif not names.asked or system in names.asked:
-                yield _entry(suite, product, spec, system, "system", dict(step["config"]))
+                config, slowest = dict(step["config"]), ladder.get("slowest")
+                yield _entry(suite, product, spec, system, "system", config, slowest)

@@ -33,7 +33,10 @@ class Metric:
             return
         held, *options = name.removeprefix(_OVER).split()
         for option in options:
-            self._changes |= {"dtype": option} if option in DTYPES else {"config": {}}
+            if option in DTYPES:
+                self._changes["dtype"] = option
+            else:  # rows
+                self._changes["config"] = {}
         self._seconds = {
             product_key(record): record["time"]["p50"]
             for record in records
