@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparsetile.bench.baselines import BASELINES
-from sparsetile.bench.expansion import expand
+from sparsetile.bench.expansion import Entry, expand
 from sparsetile.bench.suites import load_suite
 
 
@@ -142,3 +142,134 @@ def test_a_baseline_that_is_not_installed_is_named_and_left_out(
 def test_a_suite_with_nothing_to_measure_says_why() -> None:
     with pytest.raises(ValueError, match="suite core must be runnable here, got nothing"):
         expand(load_suite("core"), data=None, device="cuda")
+
+
+def _suite(folder: Path, body: str, ladder: str = "") -> str:
+    _matrix(folder, "one")
+    return _write(folder, f'matrices = ["one"]\nn = [8]\n{body}\n{ladder}')
+
+
+def test_a_layout_is_recorded_in_the_configuration_and_in_the_key(tmp_path: Path) -> None:
+    body = 'layouts = ["rows", "linear"]\nsystems = ["csr"]\nbaselines = ["torch-dense"]'
+    body += '\nyardstick = ["torch-dense"]'
+    path = _suite(tmp_path, body)
+    found = expand(load_suite(path), data=tmp_path, device="cuda").entries
+    assert [(e.system, dict(e.config)) for e in found] == [
+        ("torch-dense", {}), ("csr", {}),
+        ("torch-dense", {"layout": "linear"}), ("csr", {"layout": "linear"}),
+    ]  # fmt: skip
+    assert len({e.key for e in found}) == 4
+    assert found[2].identity()["config"] == {"layout": "linear"}
+
+
+def test_baselines_of_row_major_operands_alone_are_named_in_another_layout(tmp_path: Path) -> None:
+    path = _suite(tmp_path, 'systems = ["csr"]')
+    found = expand(load_suite(path), data=tmp_path, device="cuda", layouts=["linear"])
+    assert {e.system for e in found.entries} == {"csr"}
+    assert (
+        "cusparse-csr1 in float32, layout linear: takes row-major operands, not layout linear"
+        in found.left_out
+    )
+
+
+def test_only_the_sum_of_the_plain_product_has_the_layout_of_a_linear_layer(
+    tmp_path: Path,
+) -> None:
+    path = _suite(tmp_path, 'layouts = ["rows", "linear"]\nsystems = ["csr"]')
+    found = expand(load_suite(path), data=tmp_path, device="cuda", reduce="max")
+    assert {e.config.get("layout") for e in found.entries} == {None}
+    said = "csr in float32, layout linear: only the sum of the plain product has this layout"
+    assert said in found.left_out
+
+
+def test_who_does_not_take_fp8_says_what_it_takes(tmp_path: Path) -> None:
+    path = _suite(tmp_path, 'systems = ["csr", "bcsr"]\nbaselines = ["torch-dense", "torch-bsr"]')
+    found = expand(load_suite(path), data=tmp_path, device="cuda", dtypes=["float8_e4m3fn"])
+    assert [(e.system, e.dtype) for e in found.entries] == [
+        ("torch-dense", "float8_e4m3fn"), ("bcsr", "float8_e4m3fn"),
+    ]  # fmt: skip
+    assert "torch-bsr in float8_e4m3fn: does not take float8_e4m3fn" in found.left_out
+    reason = next(text for text in found.left_out if text.startswith("csr in float8_e4m3fn: "))
+    assert "takes float32" in reason and "bfloat16" in reason
+
+
+def test_a_part_may_be_held_against_baselines_of_its_own(tmp_path: Path) -> None:
+    body = 'systems = ["csr"]\nbaselines = ["torch-dense", "torch-csr"]\nslowest = 0.5\n'
+    path = _suite(tmp_path, body + 'yardstick = ["torch-dense", "cusparse-csr1"]')
+    found = expand(load_suite(path), data=tmp_path, device="cuda").entries
+    assert [e.system for e in found] == ["torch-dense", "torch-csr", "csr"]  # none is added
+    assert {e.yardstick for e in found} == {("torch-dense", "cusparse-csr1")}
+    assert found[0].identity()["yardstick"] == ["torch-dense", "cusparse-csr1"]
+    # What others are held against is timed however long it takes, and so are systems.
+    assert [e.slowest for e in found] == [None, 0.5, None]
+    narrowed = expand(load_suite(path), data=tmp_path, device="cuda", systems=["csr"])
+    assert [e.system for e in narrowed.entries] == ["torch-dense", "csr"]
+
+
+def test_records_of_the_usual_yardstick_do_not_repeat_it(tmp_path: Path) -> None:
+    found = expand(load_suite(_suite(tmp_path, 'systems = ["csr"]')), data=tmp_path, device="cuda")
+    assert all("yardstick" not in e.identity() for e in found.entries)
+
+
+def test_a_step_that_a_system_does_not_have_yet_is_said_and_the_rest_runs(tmp_path: Path) -> None:
+    ladder = (
+        '[[ladder]]\nname = "l"\ntitle = "L"\nslowest = 0.1\nsteps = [\n'
+        '{ label = "x", system = "acc", config = { ablation = "warp9" } },\n'
+        '{ label = "y", system = "acc", config = { ablation = "bittcf" } }]\n'
+    )
+    path = _suite(tmp_path, 'systems = ["csr"]', ladder)
+    found = expand(load_suite(path), data=tmp_path, device="cuda")
+    assert "ladder l: acc has no warp9 yet" in found.left_out
+    steps = [e for e in found.entries if e.config]
+    assert [(e.config["ablation"], e.slowest) for e in steps] == [("bittcf", 0.1)]
+
+
+def test_a_ladder_keeps_to_its_own_matrices_and_to_row_major_operands(tmp_path: Path) -> None:
+    _matrix(tmp_path, "two")
+    path = _suite(
+        tmp_path,
+        'layouts = ["rows", "linear"]\nsystems = ["csr"]\n[[part]]\nmatrices = ["two"]\n',
+        '[[ladder]]\nname = "l"\ntitle = "L"\nmatrices = ["t*"]\n'
+        'steps = [{ label = "x", system = "csr", config = { reorder = "rcm" } }]\n',
+    )
+    found = expand(load_suite(path), data=tmp_path, device="cuda").entries
+    steps = [(e.matrix.name, dict(e.config)) for e in found if "reorder" in e.config]
+    assert steps == [("two", {"reorder": "rcm"})]
+
+
+def _asyncsparse(tmp_path: Path) -> list[Entry]:
+    for name in load_suite("core").parts[0].matrices:
+        _matrix(tmp_path, name)
+    return list(expand(load_suite("asyncsparse"), data=tmp_path, device="cuda").entries)
+
+
+def test_asyncsparse_is_measured_on_the_core_matrices_and_pruned_weights(tmp_path: Path) -> None:
+    entries = _asyncsparse(tmp_path)
+    core = set(load_suite("core").parts[0].matrices)
+    pruned = {e.matrix.name for e in entries} - core
+    assert pruned == {f"gate_proj-{share}" for share in (80, 90, 95, 99)}
+    wide = [e for e in entries if e.system == "wcsr"]
+    assert {(e.n, e.dtype) for e in wide} == {(n, "float32") for n in (256, 512, 1024)}
+    assert {e.matrix.name for e in wide} == core
+    assert {e.config.get("reorder") for e in wide} == {None, "affinity"}
+    assert len(entries) < 1500  # at 0.07 s an entry the whole takes under 150 s
+
+
+def test_pruned_weights_are_measured_in_two_types_and_layouts_up_to_65536(tmp_path: Path) -> None:
+    pruned = [e for e in _asyncsparse(tmp_path) if e.matrix.name == "gate_proj-90"]
+    plain = [e for e in pruned if "ablation" not in e.config]
+    for system in ("bcsr", "torch-dense"):
+        found = {
+            (e.n, e.dtype, e.config.get("layout", "rows")) for e in plain if e.system == system
+        }
+        assert found == {(256, "bfloat16", "rows")} | {
+            (n, dtype, layout)
+            for n in (1024, 4096, 16384, 65536)
+            for dtype in ("bfloat16", "float8_e4m3fn")
+            for layout in ("rows", "linear")
+        }
+    others = {(e.system, e.slowest) for e in plain} - {("bcsr", None), ("torch-dense", None)}
+    assert others == {("cusparse-bell", 0.1), ("torch-bsr", 0.1)}  # cuSPARSE's CSR takes seconds
+    assert {e.yardstick for e in pruned} == {("torch-dense",)}
+    steps = {e.config["ablation"] for e in pruned if "ablation" in e.config}
+    assert {"opt0", "opt1", "opt2", "opt3", "opt5", "opt6"} <= steps

@@ -32,6 +32,8 @@ def test_a_record_survives_a_file(tmp_path: Path) -> None:
         ({"n": True}, "record: n must be a whole number, got True."),
         ({"status": "fine"}, "record: status must be one of "),
         ({"op": "gemm"}, "record: op must be one of "),
+        ({"config": {"layout": "up"}}, "record: layout must be one of "),
+        ({"yardstick": "scipy"}, "record: yardstick must be a list of baselines, got 'scipy'."),
         ({"time": {"p20": 1.0, "p50": 1.0}}, "record: time.p80 must be seconds above 0, got None."),
         ({"time": {"p20": 3.0, "p50": 1.0, "p80": 4.0}}, "record: time must have p20 <= p50"),
         ({"time": {"p20": 0, "p50": 1.0, "p80": 4.0}}, "record: time.p20 must be seconds above 0"),
@@ -103,3 +105,10 @@ def test_the_key_tells_configurations_apart_but_not_machines() -> None:
     first = record()
     assert entry_key(first) == entry_key({**first, "environment": {}})
     assert entry_key(first) != entry_key({**first, "config": {"reorder": "rcm"}})
+
+
+def test_records_of_the_first_schema_are_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps({**record(), "schema": 1}) + "\n")
+    records, damaged = read_records(path)
+    assert [one["schema"] for one in records] == [1] and damaged == []
