@@ -126,6 +126,8 @@ def _print_losses(groups: Sequence[Group], console: Console) -> None:
     for group in groups:
         if group.kind == "system" and group.losses:
             listed = ", ".join(f"{loss.matrix} {loss.speedup:.2f}" for loss in group.losses)
+            if "ablation=" in group.label:  # a system whose parts are off
+                listed = f"{len(group.losses)} of {group.count}"
             console.print(
                 f"lost: {group.label} N={group.n} {group.dtype}: {listed}",
                 soft_wrap=True, highlight=False, markup=False,

@@ -33,7 +33,9 @@ _PREFACE = (
     "Ratios are to the best baseline of the same run, above 1 where the system is faster: on a "
     "GPU the fastest of cuSPARSE's CSR algorithms 1, 2 and 3 after preprocessing (16-bit products "
     "are held against its float32 times too; *over float32* is the ratio to those alone), on a CPU "
-    "the faster of scipy and torch.",
+    "the faster of scipy and torch. A table whose title names other baselines has ratios to the "
+    "fastest of those, and products in FP8 are held against their 16-bit times too. `linear` after "
+    "a system is the layout of a linear layer: B = X.T and C = Y.T with row-major X and Y.",
     "*Won* counts products at least as fast as that; every other product of a sparse system is "
     "listed under *Losses*. *Of floor* is the share of the least time that physics allows for the "
     "**given** row order, so that a row order can exceed 100 %. Names that end in `-like` are "
@@ -43,6 +45,8 @@ _PREFACE = (
 )
 # Sees A as a dense matrix: that it loses on nearly all of them is no news, so it is only counted.
 _DENSE = "dense"
+# So are losses of a system whose parts are off, which has a table of its own.
+_STEP = "ablation="
 
 
 def render_markdown(records: Sequence[Record]) -> str:
@@ -147,7 +151,7 @@ def _losses(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         if group.kind != "system" or not group.losses:
             continue
-        if group.system == _DENSE:
+        if group.system == _DENSE or _STEP in group.label:
             listed = f"{len(group.losses)} of {group.count}"
         else:
             listed = ", ".join(f"{loss.matrix} {loss.speedup:.2f}" for loss in group.losses)
@@ -215,7 +219,7 @@ def _ladders(suite: Suite, records: Sequence[Record]) -> list[str]:
             "",
             f"{ladder['about']}; geomeans over the same {ladder['count']} products.",
             "",
-            f"| step | over the best baseline | {ladder['against']} |",
+            f"| step | over {ladder['over']} | {ladder['against']} |",
             "| --- | ---: | ---: |",
         ]
         for label, speedup, gain in ladder["gains"]:
@@ -231,7 +235,7 @@ def _ratios(suite: Suite, records: Sequence[Record]) -> list[str]:
     for table in ratio_tables(suite, records):
         widths = " | ".join(f"N = {n}" for n in table.widths)
         lines += [
-            "", f"### {table.title}", "", f"{table.note[:1].upper()}{table.note[1:]}.", "",
+            "", f"### {table.title}", "", f"Measured in {table.note}.", "",
             f"| on | figure | matrices | {widths} |",
             f"| --- | --- | ---: |{' ---: |' * len(table.widths)}",
         ]  # fmt: skip

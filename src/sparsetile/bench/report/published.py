@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sparsetile.bench.analysis import geomean, product_key
+from sparsetile.bench.analysis import geomean, over, product_key
 from sparsetile.bench.record import Record
 from sparsetile.bench.report.charts import ladder_bars
 from sparsetile.bench.report.selection import Metric, note, selected
@@ -109,6 +109,7 @@ def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]
                 "bars": bars,
                 "gains": _gains(bars, ladder),
                 **_WORDS[ladder.get("compare", "before")],
+                "over": _over([r for _, members in steps for r in members]),
                 "svg": Markup(ladder_bars(bars, ladder["title"])),
                 "count": len(common),
                 "missing": [label for label, _ in missing],
@@ -116,6 +117,12 @@ def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]
             }
         )
     return found
+
+
+def _over(records: Sequence[Record]) -> str:
+    """What the steps of a ladder are held against."""
+    named = ", ".join(dict.fromkeys(filter(None, map(over, records))))
+    return named or "the best baseline"
 
 
 _WORDS = {

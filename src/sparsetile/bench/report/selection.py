@@ -106,4 +106,6 @@ def note(item: Mapping[str, Any], chosen: Sequence[Record]) -> str:
     if not chosen or item.get("orders") != _BEST:
         return types
     orders = sorted({str(record["config"].get("reorder", "given")) for record in chosen})
-    return f"{types}; best row order of each matrix ({', '.join(orders)})"
+    if len(orders) == 1:
+        return f"{types}, row order {orders[0]}"
+    return f"{types}, the best row order of each matrix ({' or '.join(orders)})"
