@@ -202,3 +202,18 @@ def test_a_baseline_that_takes_too_long_once_is_not_timed(path: str) -> None:
 def test_a_step_that_the_system_does_not_have_is_skipped(path: str) -> None:
     found = Worker("cpu").measure(_entry(path, config={"ablation": "warp9"}))
     assert (found["status"], found["reason"]) == ("skipped", "cpu has no warp9 yet")
+
+
+def test_a_baseline_that_is_not_implemented_for_a_product_is_skipped(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparsetile.bench import baselines
+
+    def refuse() -> None:
+        raise NotImplementedError("not implemented for 'BFloat16'")
+
+    monkeypatch.setattr(
+        baselines.TorchCsr, "prepare", lambda self, operands: baselines.Prepared(refuse)
+    )
+    found = Worker("cpu").measure(_entry(path, system="torch-csr", kind="baseline"))
+    assert (found["status"], found["reason"]) == ("skipped", "not implemented for 'BFloat16'")
