@@ -214,6 +214,17 @@ def test_an_element_of_a_wide_product_that_is_not_finite_is_always_seen(transpos
     assert "not finite" in checking.check_product(operands, C, uses_tf32=False)["why"]
 
 
+def test_where_many_elements_are_not_finite_each_row_is_looked_at_where_it_is_not() -> None:
+    operands = _wide()
+    C = _exact(operands)
+    C[100:, :300] = float("inf")
+    C[3, 4321] = float("nan")  # its row is looked at first, its column lies behind many others
+    strange = checking._strange(C)
+    suspects = checking._suspects(operands, strange)
+    columns = checking._column_sample(operands, strange, suspects)
+    assert columns is not None and suspects[0] == 3 and 4321 in columns.tolist()
+
+
 def test_narrow_products_are_checked_in_all_columns() -> None:
     operands = _operands()
     C = (_dense(operands.csr) @ operands.B.double()).float()

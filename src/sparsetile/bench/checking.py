@@ -66,11 +66,12 @@ def check_product(operands: Operands, result: Tensor, *, uses_tf32: bool) -> dic
     if tuple(result.shape) != expected:
         return _failed(f"shape {tuple(result.shape)} instead of {expected}")
     strange = _strange(result)
-    columns = _column_sample(operands, strange)
+    suspects = _suspects(operands, strange)
+    columns = _column_sample(operands, strange, suspects)
     if columns is not None:
         operands = replace(operands, B=_bits(operands.B)[:, columns].view(operands.dtype))
         result = result[:, columns]
-    rows = _sample(operands, _suspects(operands, strange))
+    rows = _sample(operands, suspects)
     worst = largest = 0.0
     for chunk in _chunks(operands, rows):
         ratio, absolute = _compare(operands, result, chunk, uses_tf32)
@@ -102,7 +103,7 @@ def _strange(result: Tensor) -> Tensor | None:
     return ~torch.isfinite(result)
 
 
-def _column_sample(operands: Operands, strange: Tensor | None) -> Tensor | None:
+def _column_sample(operands: Operands, strange: Tensor | None, suspects: Tensor) -> Tensor | None:
     """Columns of B and C to check; None for all of them."""
     csr, n = operands.csr, operands.B.shape[1]
     small = (csr.nnz + csr.shape[0]) * n <= _CHECKED_ELEMENTS
@@ -115,7 +116,7 @@ def _column_sample(operands: Operands, strange: Tensor | None) -> Tensor | None:
     spread = ((part + within) * (n / _SAMPLE_COLUMNS)).long().clamp(max=n - 1)
     found = [spread, torch.arange(n - 8, n, device=device)]
     if strange is not None:
-        found.append(strange.any(0).nonzero().flatten()[:_FORCED_ROWS])
+        found.append(strange[suspects].to(torch.uint8).argmax(1))  # one of each suspect's own
     return torch.cat(found).unique()
 
 
