@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsetile.bench import checking
-from sparsetile.bench.baselines import BASELINES, _own_block, torch_bsr
+from sparsetile.bench.baselines import BASELINES
+from sparsetile.bench.blocks import own_block, torch_bsr
 from sparsetile.bench.operands import Operands
 from sparsetile.data.registry import generate
 from sparsetile.intake.csr import CSR
@@ -252,7 +253,7 @@ def test_a_product_in_fp8_is_held_against_its_rounded_operands(n: int) -> None:
 def test_block_formats_take_the_blocks_in_which_weights_were_pruned() -> None:
     pruned = {"out_features": 256, "in_features": 192, "sparsity": 0.5}
     for block, expected in ((64, 64), (32, 32), (1, 16)):
-        assert _own_block(generate("pruned_weights", **pruned, block=block)) == expected
+        assert own_block(generate("pruned_weights", **pruned, block=block)) == expected
 
 
 def test_a_linear_layer_is_refused_by_baselines_of_row_major_operands() -> None:

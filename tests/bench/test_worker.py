@@ -217,3 +217,26 @@ def test_a_baseline_that_is_not_implemented_for_a_product_is_skipped(
     )
     found = Worker("cpu").measure(_entry(path, system="torch-csr", kind="baseline"))
     assert (found["status"], found["reason"]) == ("skipped", "not implemented for 'BFloat16'")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("layout", ["rows", "linear"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("n", [128, 4096])
+def test_on_a_gpu_pruned_weights_are_right_in_both_types_and_layouts(
+    tmp_path: Any, n: int, dtype: str, layout: str
+) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("bcsr needs a Hopper GPU")
+    file = tmp_path / "w.npz"
+    weights = {"out_features": 1024, "in_features": 512, "sparsity": 0.8, "block": 64}
+    write_npz(file, generate("pruned_weights", **weights))
+    entry = _entry(
+        str(file), system="bcsr", dtype=dtype, n=n, weights="random", config={"layout": layout}
+    )
+    worker = Worker("cuda")
+    for system, kind in (("bcsr", "system"), ("torch-dense", "baseline")):
+        found = worker.measure({**entry, "system": system, "kind": kind})
+        assert found["status"] == "ok", found
+        assert found["samples"]["method"] == "graph" and found["error"]["worst"] <= 1

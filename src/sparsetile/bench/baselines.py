@@ -17,19 +17,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from sparsetile.bench.blocks import BLOCKS, distinct_blocks, own_block, torch_bsr
 from sparsetile.bench.operands import Operands, Prepared
-from sparsetile.intake.csr import CSR, FP8
+from sparsetile.intake.csr import FP8
 
-__all__ = ["BASELINES", "Baseline", "Operands", "Prepared", "torch_bsr"]
+__all__ = ["BASELINES", "Baseline"]
 
 _GIB = 2**30
 # A dense copy of A, Blocked-ELL's padding or PyG's messages may take this much, no more: beyond
 # it the baseline is far from competitive and would only cost time and memory.
 _LIMIT_BYTES = 8 * _GIB
 _FP8_NAME = str(FP8).removeprefix("torch.")
-# Block formats take the largest of these whose blocks have no empty cell, else the smallest, which
-# is the smallest that Tensor-Core kernels like.
-_BLOCKS = (64, 32, 16)
 
 
 def _csr_bytes(operands: Operands) -> int:
@@ -128,8 +126,8 @@ class CuSparseBell(Baseline):
         csr = operands.csr
         if csr.nnz == 0:
             return "A has no entry"
-        block = _own_block(csr)
-        keys = _blocks(csr, block)[0]
+        block = own_block(csr)
+        keys = distinct_blocks(csr, block)[0]
         width = int(torch.bincount(keys // -(-csr.shape[1] // block)).max())
         needed = -(-csr.shape[0] // block) * width * block * block * operands.dtype.itemsize
         if needed > _LIMIT_BYTES:
@@ -139,7 +137,7 @@ class CuSparseBell(Baseline):
     def prepare(self, operands: Operands) -> Prepared:
         from sparsetile.bench.cusparse import BlockedEllSpmm
 
-        block = _own_block(operands.csr)
+        block = own_block(operands.csr)
         product = BlockedEllSpmm(operands.csr, operands.values(), operands.B, block)
         single = operands.dtype is torch.float32
         return Prepared(
@@ -171,58 +169,25 @@ class TorchCsr(Baseline):
         return Prepared(lambda: A @ operands.B, format_bytes=_csr_bytes(operands))
 
 
-def _blocks(csr: CSR, block: int) -> tuple[Tensor, Tensor]:
-    """Distinct (block row, block column) keys, sorted, and the place of each entry's own."""
-    width = -(-csr.shape[1] // block)
-    keys = (csr.row_ids() // block) * width + csr.indices // block
-    return torch.unique(keys, return_inverse=True)
-
-
-def _own_block(csr: CSR) -> int:
-    """The largest block that A consists of without an empty cell; the smallest where there is none.
-
-    Pruned weights are compared in the blocks in which they were pruned, not in sixteenths of them.
-    """
-    for block in _BLOCKS[:-1]:
-        divides = csr.shape[0] % block == csr.shape[1] % block == 0
-        full = divides and csr.nnz % block**2 == 0  # worth counting blocks
-        if full and _blocks(csr, block)[0].numel() * block**2 == csr.nnz:
-            return block
-    return _BLOCKS[-1]
-
-
-def torch_bsr(csr: CSR, values: Tensor, block: int) -> Tensor:
-    """Return A as a torch BSR tensor; its shape must be divisible by ``block``."""
-    keys, place = _blocks(csr, block)
-    width = csr.shape[1] // block
-    blocks = torch.zeros((keys.numel(), block, block), dtype=values.dtype, device=values.device)
-    blocks[place, csr.row_ids() % block, csr.indices.long() % block] = values
-    crow = torch.zeros(csr.shape[0] // block + 1, dtype=torch.int32, device=values.device)
-    counts = torch.bincount(keys // width, minlength=csr.shape[0] // block)
-    crow[1:] = torch.cumsum(counts, 0)
-    columns = (keys % width).to(torch.int32)
-    return torch.sparse_bsr_tensor(crow, columns, blocks, csr.shape, check_invariants=False)
-
-
 class TorchBsr(Baseline):
     """torch.sparse BSR, in blocks of 64 or 32 where A consists of such, else of 16."""
 
     name, devices, family = "torch-bsr", ("cuda",), "torch-bsr"
 
     def further_reason(self, operands: Operands) -> str | None:
-        csr, least = operands.csr, _BLOCKS[-1]
+        csr, least = operands.csr, BLOCKS[-1]
         if csr.nnz == 0:
             return "A has no entry"
         if csr.shape[0] % least or csr.shape[1] % least:
             return f"needs a shape divisible by {least}"
-        block = _own_block(csr)
-        needed = _blocks(csr, block)[0].numel() * block * block * operands.dtype.itemsize
+        block = own_block(csr)
+        needed = distinct_blocks(csr, block)[0].numel() * block * block * operands.dtype.itemsize
         if needed > _LIMIT_BYTES:
             return f"blocks would take more than {_LIMIT_BYTES // _GIB} GiB"
         return None
 
     def prepare(self, operands: Operands) -> Prepared:
-        block = _own_block(operands.csr)
+        block = own_block(operands.csr)
         A = torch_bsr(operands.csr, operands.values(), block)
         indices = A.crow_indices().numel() + A.col_indices().numel()
         size = 4 * indices + operands.dtype.itemsize * A.values().numel()
