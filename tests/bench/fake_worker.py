@@ -38,6 +38,7 @@ def answer(entry: dict[str, Any]) -> dict[str, Any]:
         "planning": {"build": 0.001, "total": 0.001},
         "samples": SAMPLES,
         "given_floor": entry["floor"],
+        "given_slowest": entry["slowest"],
         "floor_seconds": 1e-4 if name == "floor" else None,
         "floor_term": "launch",
     }

@@ -11,7 +11,9 @@ from sparsetile.bench.analysis import (
     attach_baselines,
     break_even,
     geomean,
+    over,
     summarise,
+    system_label,
 )
 from sparsetile.bench.compare import compare
 
@@ -50,6 +52,53 @@ def test_sixteen_bit_products_are_held_against_float32_too() -> None:
         record(system="csr", dtype="bfloat16", seconds=1e-5),
     ]
     assert attach_baselines(records)[-1]["speedup"] == pytest.approx(2.0)
+
+
+def test_a_record_may_name_what_it_is_held_against() -> None:
+    own = {"yardstick": ["torch-dense"]}
+    records = [
+        record(system="cusparse-csr1", seconds=1e-6),
+        record(system="torch-dense", seconds=4e-5),
+        record(system="bcsr", seconds=1e-5, **own),
+        record(system="csr", seconds=1e-6),
+    ]
+    *_, pruned, usual = attach_baselines(records)
+    assert (pruned["baseline"], pruned["speedup"]) == ("torch-dense", pytest.approx(4.0))
+    assert usual["baseline"] == "cusparse-csr1"
+    groups = {(g.label, g.over): g.geomean for g in summarise(records) if g.kind == "system"}
+    assert groups == {
+        ("bcsr", "torch-dense"): pytest.approx(4.0),
+        ("csr", ""): pytest.approx(1.0),
+    }
+
+
+def test_naming_the_usual_yardstick_changes_nothing() -> None:
+    usual = ["cusparse-csr1", "cusparse-csr2", "cusparse-csr3"]
+    assert over(record(yardstick=usual)) == over(record()) == ""
+    assert over(record(yardstick=usual[:1])) == "cusparse-csr1"
+
+
+def test_a_linear_layer_is_held_against_a_linear_layer() -> None:
+    linear = {"config": {"layout": "linear"}, "yardstick": ["torch-dense"]}
+    records = [
+        record(system="torch-dense", seconds=8e-5),
+        record(system="torch-dense", seconds=2e-5, **linear),
+        record(system="bcsr", seconds=1e-5, **linear),
+    ]
+    found = attach_baselines(records)[-1]
+    assert found["speedup"] == pytest.approx(2.0)
+    assert system_label(found) == "bcsr linear"
+
+
+def test_a_product_in_fp8_is_held_against_sixteen_bits_too() -> None:
+    own = {"yardstick": ["torch-dense"]}
+    records = [
+        record(system="torch-dense", dtype="bfloat16", seconds=4e-5, **own),
+        record(system="bcsr", dtype="float8_e4m3fn", seconds=1e-5, **own),
+    ]
+    assert attach_baselines(records)[-1]["speedup"] == pytest.approx(4.0)
+    dense = record(system="torch-dense", dtype="float8_e4m3fn", seconds=2e-5, **own)
+    assert attach_baselines([*records, dense])[1]["speedup"] == pytest.approx(2.0)
 
 
 def test_on_a_cpu_the_yardstick_is_scipy_or_torch() -> None:

@@ -41,6 +41,8 @@ def test_bad_usage_is_one_line_and_exit_two(
     _fails(capsys, ["bench", "cpu", "--timeout", "nan"], "--timeout must be seconds above 0")
     _fails(capsys, ["bench", "cpu", "--reorder", "up"], "bench: reorder must be one of")
     _fails(capsys, ["bench", "cpu", "--weights", "up"], "bench: weights must be one of")
+    _fails(capsys, ["bench", "cpu", "--layout", "up"], "bench: layout must be one of")
+    _fails(capsys, ["bench", "cpu", "--dtype", "float8"], "bench: dtype must be one of")
     _fails(capsys, ["report", str(tmp_path / "no.jsonl")], "existing file of records")
     records = _file(tmp_path, "a.jsonl", 1e-5)
     for option in ("--out", "--markdown"):

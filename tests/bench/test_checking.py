@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from sparsetile.bench import checking
-from sparsetile.bench.baselines import BASELINES, Operands, torch_bsr
+from sparsetile.bench.baselines import BASELINES
+from sparsetile.bench.blocks import own_block, torch_bsr
+from sparsetile.bench.operands import Operands
 from sparsetile.data.registry import generate
 from sparsetile.intake.csr import CSR
 
@@ -173,3 +177,87 @@ def test_a_row_that_is_not_finite_is_always_looked_at(monkeypatch: pytest.Monkey
         wrong = C.clone()
         wrong[row, 0] = float("nan")
         assert checking.check_product(operands, wrong, uses_tf32=False)["worst"] == 1e30
+
+
+def _wide() -> Operands:
+    """A product of which neither all rows nor all columns are checked."""
+    csr = generate("random", rows=200, cols=150, nnz=9000, weighted=True, seed=3)
+    return Operands(csr, torch.randn(150, 5000).bfloat16(), None, "spmm", "sum")
+
+
+def _exact(operands: Operands) -> Tensor:
+    A = _dense(operands.csr).to(operands.dtype).double()
+    return (A @ operands.B.double()).to(operands.result_dtype)
+
+
+def test_a_wide_product_is_checked_on_columns_from_everywhere() -> None:
+    operands = _wide()
+    C = _exact(operands)
+    found = checking.check_product(operands, C, uses_tf32=False)
+    assert found["worst"] <= 1 and not found["full"]
+    assert 256 <= found["columns_checked"] <= 264 and found["rows_checked"] > 100
+    last = C.clone()
+    last[:, -1] += 1
+    assert checking.check_product(operands, last, uses_tf32=False)["worst"] > 1
+    for tile in range(0, 5000, 625):  # any tile of columns
+        wrong = C.clone()
+        wrong[:, tile : tile + 625] += 1
+        assert checking.check_product(operands, wrong, uses_tf32=False)["worst"] > 1
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_an_element_of_a_wide_product_that_is_not_finite_is_always_seen(transposed: bool) -> None:
+    operands = _wide()
+    C = _exact(operands)
+    if transposed:
+        C = C.T.contiguous().T
+    C[17, 1234] = float("nan")
+    assert "not finite" in checking.check_product(operands, C, uses_tf32=False)["why"]
+
+
+def test_where_many_elements_are_not_finite_each_row_is_looked_at_where_it_is_not() -> None:
+    operands = _wide()
+    C = _exact(operands)
+    C[100:, :300] = float("inf")
+    C[3, 4321] = float("nan")  # its row is looked at first, its column lies behind many others
+    strange = checking._strange(C)
+    suspects = checking._suspects(operands, strange)
+    columns = checking._column_sample(operands, strange, suspects)
+    assert columns is not None and suspects[0] == 3 and 4321 in columns.tolist()
+
+
+def test_narrow_products_are_checked_in_all_columns() -> None:
+    operands = _operands()
+    C = (_dense(operands.csr) @ operands.B.double()).float()
+    found = checking.check_product(operands, C, uses_tf32=False)
+    assert found["full"] and "columns_checked" not in found
+
+
+def _in_fp8(n: int) -> Operands:
+    csr = generate("random", rows=120, cols=150, nnz=6000, weighted=True, seed=3)
+    X = torch.randn(n, 150, generator=torch.Generator().manual_seed(1))
+    return Operands(csr, X.to(torch.float8_e4m3fn).T, None, "spmm", "sum")
+
+
+@pytest.mark.parametrize("n", [9, 6000])
+def test_a_product_in_fp8_is_held_against_its_rounded_operands(n: int) -> None:
+    operands = _in_fp8(n)
+    assert operands.csr.values is not None and operands.result_dtype is torch.bfloat16
+    rounded = operands.csr.with_values(operands.csr.values.to(torch.float8_e4m3fn).float())
+    C = (_dense(rounded) @ operands.B.float().double()).bfloat16()
+    assert checking.check_product(operands, C, uses_tf32=False)["worst"] <= 1
+    unrounded = (_dense(operands.csr) @ operands.B.float().double()).bfloat16()
+    assert checking.check_product(operands, unrounded, uses_tf32=False)["worst"] > 1
+
+
+def test_block_formats_take_the_blocks_in_which_weights_were_pruned() -> None:
+    pruned = {"out_features": 256, "in_features": 192, "sparsity": 0.5}
+    for block, expected in ((64, 64), (32, 32), (1, 16)):
+        assert own_block(generate("pruned_weights", **pruned, block=block)) == expected
+
+
+def test_a_linear_layer_is_refused_by_baselines_of_row_major_operands() -> None:
+    operands = replace(_operands(), layout="linear")
+    said = "takes row-major operands, not layout linear"
+    assert BASELINES["torch-csr"].reason(operands) == said
+    assert BASELINES["torch-dense"].reason(operands) is None

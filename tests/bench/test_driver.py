@@ -14,11 +14,12 @@ from rich.console import Console
 
 from sparsetile.bench import driver
 from sparsetile.bench.driver import Options, Outcome, run_suite
+from sparsetile.bench.expansion import Expansion, MatrixSpec, expand
 from sparsetile.bench.matrices import Matrices, NotReady, materialise
 from sparsetile.bench.orders import load_order, matrix_hash
 from sparsetile.bench.pool import Pool
 from sparsetile.bench.record import read_records
-from sparsetile.bench.suites import Expansion, MatrixSpec, expand, load_suite
+from sparsetile.bench.suites import load_suite
 from sparsetile.intake import read_matrix
 from sparsetile.reorder import REORDERERS
 
@@ -276,3 +277,28 @@ def test_a_matrix_that_cannot_be_made_costs_its_own_entries(
     outcome, records = _run(both, tmp_path / "out.jsonl")
     assert records["a", "cpu"]["status"] == "ok" and records["bad", "cpu"]["status"] == "error"
     assert len(outcome.troubles) == 3 and "matrix not made: " in outcome.troubles[0]
+
+
+def test_a_second_command_adds_systems_without_measuring_again_what_is_there(
+    tmp_path: Path,
+) -> None:
+    _expansion(tmp_path, ["a", "b"])
+    suite, out = load_suite(str(tmp_path / "mine.toml")), tmp_path / "out.jsonl"
+
+    def run(*systems: str) -> tuple[Outcome, dict[tuple[str, str], dict]]:  # type: ignore[type-arg]
+        asked = expand(suite, data=tmp_path, device="cpu", systems=systems)
+        return _run(asked, out)
+
+    first, before = run("cpu")
+    assert (first.measured, first.resumed) == (6, 0)  # with scipy and torch-csr, the yardstick
+    second, after = run("torch-csr", "torch-dense")
+    assert (second.measured, second.resumed) == (2, 4)
+    assert set(after) - set(before) == {("a", "torch-dense"), ("b", "torch-dense")}
+    assert {name: after[name] for name in before} == before
+
+
+def test_the_longest_that_a_baseline_may_take_reaches_its_worker(tmp_path: Path) -> None:
+    expansion = _expansion(tmp_path, ["a"])
+    limited = [replace(entry, slowest=0.25) for entry in expansion.entries]
+    _, records = _run(replace(expansion, entries=tuple(limited)), tmp_path / "out.jsonl")
+    assert records["a", "scipy"]["given_slowest"] == 0.25

@@ -25,13 +25,15 @@ def test_a_record_survives_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"schema": 2}, "record: schema must be 1, got 2."),
+        ({"schema": 3}, "record: schema must be 1 or 2, got 3."),
         ({"matrix": 7}, "record: matrix must be text, got 7."),
         ({"nnz": -1}, "record: nnz must be 0 or more, got -1."),
         ({"nnz": 1.5}, "record: nnz must be a whole number, got 1.5."),
         ({"n": True}, "record: n must be a whole number, got True."),
         ({"status": "fine"}, "record: status must be one of "),
         ({"op": "gemm"}, "record: op must be one of "),
+        ({"config": {"layout": "up"}}, "record: layout must be one of "),
+        ({"yardstick": "scipy"}, "record: yardstick must be a list of baselines, got 'scipy'."),
         ({"time": {"p20": 1.0, "p50": 1.0}}, "record: time.p80 must be seconds above 0, got None."),
         ({"time": {"p20": 3.0, "p50": 1.0, "p80": 4.0}}, "record: time must have p20 <= p50"),
         ({"time": {"p20": 0, "p50": 1.0, "p80": 4.0}}, "record: time.p20 must be seconds above 0"),
@@ -69,7 +71,7 @@ def test_damaged_lines_are_named_and_the_others_kept(tmp_path: Path) -> None:
     records, damaged = read_records(path)
     assert len(records) == 1
     assert [line.line for line in damaged] == [2, 3]
-    assert "not JSON" in str(damaged[0]) and "schema must be 1, got 9" in str(damaged[1])
+    assert "not JSON" in str(damaged[0]) and "schema must be 1 or 2, got 9" in str(damaged[1])
 
 
 def test_appending_after_a_torn_line_starts_a_fresh_one(tmp_path: Path) -> None:
@@ -103,3 +105,10 @@ def test_the_key_tells_configurations_apart_but_not_machines() -> None:
     first = record()
     assert entry_key(first) == entry_key({**first, "environment": {}})
     assert entry_key(first) != entry_key({**first, "config": {"reorder": "rcm"}})
+
+
+def test_records_of_the_first_schema_are_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps({**record(), "schema": 1}) + "\n")
+    records, damaged = read_records(path)
+    assert [one["schema"] for one in records] == [1] and damaged == []

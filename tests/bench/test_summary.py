@@ -45,3 +45,14 @@ def test_the_summary_is_plain_data_too() -> None:
     assert found["skipped"] == [
         {"system": "torch-bsr", "reason": "needs a shape divisible by 16", "entries": 2}
     ]
+
+
+def test_ratios_to_another_yardstick_have_a_table_of_their_own() -> None:
+    stream = io.StringIO()
+    own = [
+        record("w", "torch-dense", seconds=2e-5),
+        record("w", "bcsr", seconds=1e-5, yardstick=["torch-dense"], config={"layout": "rows"}),
+    ]
+    print_summary([*_records(), *own], [], [], console=Console(file=stream, width=160))
+    text = stream.getvalue()
+    assert "ratio to the best baseline" in text and "ratio to torch-dense" in text

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from sparsetile.bench.timer import Samples, percentiles, time_product
+from sparsetile.bench.timer import Samples, one_product, percentiles, time_product
 
 
 def test_percentiles_interpolate() -> None:
@@ -61,3 +61,7 @@ class TestOnGpu:
         warm = time_product(lambda: torch.mul(A, 2, out=out), A.device).summary()["p50"]
         cold = time_product(lambda: torch.mul(A, 2, out=out), A.device, cold=True).summary()["p50"]
         assert cold > warm
+
+
+def test_one_product_is_timed_by_the_clock() -> None:
+    assert 0.01 <= one_product(lambda: time.sleep(0.01), torch.device("cpu")) < 1

@@ -144,3 +144,99 @@ def test_on_a_gpu_products_are_right_timed_by_graph_and_know_their_floor(
     assert found["samples"]["method"] == "graph" and found["cold"]["p50"] > 0
     if op != "sddmm":
         assert found["floor_seconds"] > 0 and found["explain"]
+
+
+@pytest.mark.parametrize(("system", "kind"), [("cpu", "system"), ("torch-dense", "baseline")])
+def test_the_layout_of_a_linear_layer_is_right_and_writes_into_rows_of_y(
+    path: str, system: str, kind: str
+) -> None:
+    worker, linear = Worker("cpu"), {"layout": "linear"}
+    entry = _entry(path, system=system, kind=kind, config=linear, weights="random", rounds=2)
+    found = worker.measure(entry)
+    assert found["status"] == "ok", found
+    assert worker._held is not None
+    operands, ready, _ = worker._held
+    assert operands.B.T.is_contiguous() and operands.B.shape == (90, 5)
+    assert ready.run().T.is_contiguous()
+
+
+def test_a_layout_of_another_reduction_is_skipped_with_its_reason(path: str) -> None:
+    found = Worker("cpu").measure(_entry(path, config={"layout": "linear"}, reduce="max"))
+    assert found["status"] == "skipped"
+    assert found["reason"] == "layout linear is for sums of the plain product"
+
+
+@pytest.mark.parametrize("layout", ["rows", "linear"])
+def test_the_dense_product_in_fp8_is_right_and_leaves_in_bfloat16(
+    tmp_path: Any, layout: str
+) -> None:
+    file = tmp_path / "w.npz"
+    write_npz(file, generate("random", rows=64, cols=96, nnz=700, seed=5))
+    found = Worker("cpu").measure(
+        _entry(
+            str(file), system="torch-dense", kind="baseline", dtype="float8_e4m3fn", n=16,
+            weights="random", config={"layout": layout},
+        )
+    )  # fmt: skip
+    assert found["status"] == "ok", found
+    assert found["traffic_bytes"] == 4 * 65 + 5 * 700 + 16 * (2 * 64 + 96)
+
+
+def test_systems_and_baselines_that_do_not_take_fp8_say_so(path: str) -> None:
+    fp8 = {"dtype": "float8_e4m3fn", "weights": "random"}
+    found = Worker("cpu").measure(_entry(path, **fp8))
+    assert found["status"] == "skipped" and "not float8_e4m3fn" in found["reason"]
+    found = Worker("cpu").measure(_entry(path, system="torch-csr", kind="baseline", **fp8))
+    assert found["reason"] == "does not take float8_e4m3fn"
+
+
+def test_a_baseline_that_takes_too_long_once_is_not_timed(path: str) -> None:
+    entry = _entry(path, system="torch-csr", kind="baseline", slowest=1e-9)
+    found = Worker("cpu").measure(entry)
+    assert found["status"] == "skipped" and "samples" not in found
+    assert found["reason"].startswith("one product takes ")
+    assert found["reason"].endswith(" s, over 1e-09 s") and found["error"]["worst"] <= 1
+    assert Worker("cpu").measure({**entry, "slowest": 60.0})["status"] == "ok"
+
+
+def test_a_step_that_the_system_does_not_have_is_skipped(path: str) -> None:
+    found = Worker("cpu").measure(_entry(path, config={"ablation": "warp9"}))
+    assert (found["status"], found["reason"]) == ("skipped", "cpu has no warp9 yet")
+
+
+def test_a_baseline_that_is_not_implemented_for_a_product_is_skipped(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparsetile.bench import baselines
+
+    def refuse() -> None:
+        raise NotImplementedError("not implemented for 'BFloat16'")
+
+    monkeypatch.setattr(
+        baselines.TorchCsr, "prepare", lambda self, operands: baselines.Prepared(refuse)
+    )
+    found = Worker("cpu").measure(_entry(path, system="torch-csr", kind="baseline"))
+    assert (found["status"], found["reason"]) == ("skipped", "not implemented for 'BFloat16'")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("layout", ["rows", "linear"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("n", [128, 4096])
+def test_on_a_gpu_pruned_weights_are_right_in_both_types_and_layouts(
+    tmp_path: Any, n: int, dtype: str, layout: str
+) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("bcsr needs a Hopper GPU")
+    file = tmp_path / "w.npz"
+    weights = {"out_features": 1024, "in_features": 512, "sparsity": 0.8, "block": 64}
+    write_npz(file, generate("pruned_weights", **weights))
+    entry = _entry(
+        str(file), system="bcsr", dtype=dtype, n=n, weights="random", config={"layout": layout}
+    )
+    worker = Worker("cuda")
+    for system, kind in (("bcsr", "system"), ("torch-dense", "baseline")):
+        found = worker.measure({**entry, "system": system, "kind": kind})
+        assert found["status"] == "ok", found
+        assert found["samples"]["method"] == "graph" and found["error"]["worst"] <= 1

@@ -23,10 +23,14 @@ __all__ = [
     "attach_baselines",
     "break_even",
     "geomean",
+    "layout_of",
+    "over",
     "product_key",
     "setting",
     "summarise",
+    "system_label",
     "wrong_baselines",
+    "yardstick",
 ]
 
 # What a system has to beat, by device and operation: the fastest of these in the same file.
@@ -40,6 +44,12 @@ BASELINE_GROUPS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 _HALVES = ("float16", "bfloat16")
+# Baselines of these types count for a product too: who wants speed takes the fastest of them.
+_WIDER = {
+    "float16": ("float32",),
+    "bfloat16": ("float32",),
+    "float8_e4m3fn": ("bfloat16", "float16", "float32"),
+}
 
 # Ratios from here up count as won: closer than this, two p50 of one machine do not differ.
 _TIE = 0.995
@@ -55,8 +65,13 @@ def geomean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
+def layout_of(record: Record) -> str:
+    """Layout of B and C: ``rows``, or ``linear`` as a linear layer has them."""
+    return str(record["config"].get("layout", "rows"))
+
+
 def product_key(record: Record) -> tuple[Any, ...]:
-    """What two systems must share to be compared: machine, matrix and product."""
+    """What two systems must share to be compared: machine, matrix, product and its layout."""
     return (
         record["environment"].get("device_name", ""),
         record["suite"],
@@ -66,6 +81,7 @@ def product_key(record: Record) -> tuple[Any, ...]:
         record["weights"],
         record["dtype"],
         record["n"],
+        layout_of(record),
     )
 
 
@@ -73,16 +89,25 @@ def _device_kind(record: Record) -> str:
     return str(record["environment"].get("device", "cpu"))
 
 
-def _is_yardstick(record: Record) -> bool:
-    group = BASELINE_GROUPS.get((_device_kind(record), record["op"]), ())
-    return record["status"] == "ok" and not record["config"] and record["system"] in group
+def yardstick(record: Record) -> tuple[str, ...]:
+    """Baselines that a record is held against: its own, or the usual ones."""
+    usual = BASELINE_GROUPS.get((_device_kind(record), record["op"]), ())
+    return tuple(record.get("yardstick") or usual)
 
 
-def setting(record: Record) -> tuple[str, str, str, str, str, int]:
-    """What the products of one row of a table share: suite, machine, operation, type, width."""
+def over(record: Record) -> str:
+    """Names of the baselines that a record is held against where they are not the usual ones."""
+    own = yardstick(record)
+    usual = BASELINE_GROUPS.get((_device_kind(record), record["op"]), ())
+    return "" if own == usual else ", ".join(own)
+
+
+def setting(record: Record) -> tuple[str, str, str, str, str, str, int]:
+    """What one row of a table has in common: suite, machine, operation, type, yardstick, width."""
     device_name = record["environment"].get("device_name", "")
     return (
-        record["suite"], device_name, record["op"], record["reduce"], record["dtype"], record["n"],
+        record["suite"], device_name, record["op"], record["reduce"], record["dtype"],
+        over(record), record["n"],
     )  # fmt: skip
 
 
@@ -113,39 +138,40 @@ def attach_baselines(records: Sequence[Record]) -> list[Record]:
     products ``float32_speedup``, the ratio to the best float32 baseline alone.
 
     The baseline is the fastest of its group on the same machine, matrix and product. A 16-bit
-    product is held against the float32 baselines too: cuSPARSE is often slower in 16 bits, and
-    whoever wants speed would not use it so. Records without a baseline carry None.
+    product is held against the float32 baselines too, and one in FP8 against those of 16 bits:
+    cuSPARSE is often slower in 16 bits, and whoever wants speed would not use it so. Records
+    without a baseline carry None.
     """
-    best: dict[tuple[Any, ...], Record] = {}
-    wide: dict[tuple[Any, ...], float] = {}  # seconds of the best float32 baseline
+    timed: dict[tuple[Any, ...], dict[str, Record]] = defaultdict(dict)
     for record in records:
-        if not _is_yardstick(record):
-            continue
-        if record["dtype"] == "float32":
-            product = product_key(record)
-            wide[product] = min(record["time"]["p50"], wide.get(product, math.inf))
-        dtypes = [record["dtype"]]
-        if record["dtype"] == "float32":
-            dtypes += _HALVES
-        for dtype in dtypes:
-            key = product_key({**record, "dtype": dtype})
-            held = best.get(key)
-            if held is None or record["time"]["p50"] < held["time"]["p50"]:
-                best[key] = record
+        plain = not set(record["config"]) - {"layout"}
+        if record["status"] == "ok" and record["kind"] == "baseline" and plain:
+            timed[product_key(record)][record["system"]] = record
+
+    def best(record: Record, dtypes: Sequence[str]) -> Record | None:
+        group = set(yardstick(record))
+        found = [
+            held
+            for dtype in dtypes
+            for name, held in timed.get(product_key({**record, "dtype": dtype}), {}).items()
+            if name in group
+        ]
+        return min(found, key=lambda held: float(held["time"]["p50"]), default=None)
+
     attached = []
     for record in records:
-        yardstick = best.get(product_key(record))
+        dtype = record["dtype"]
+        held = best(record, (dtype, *_WIDER.get(dtype, ())))
         filled = dict(record)
-        timed = record["status"] == "ok" and yardstick is not None
-        filled["baseline"] = yardstick["system"] if yardstick is not None else None
-        filled["baseline_seconds"] = yardstick["time"]["p50"] if yardstick is not None else None
-        filled["speedup"] = (
-            yardstick["time"]["p50"] / record["time"]["p50"] if timed and yardstick else None
-        )
-        filled["break_even"] = break_even(record, yardstick) if timed and yardstick else None
-        if timed and record["dtype"] in _HALVES:
-            against = wide.get(product_key({**record, "dtype": "float32"}))
-            filled["float32_speedup"] = against and against / record["time"]["p50"]
+        filled |= {"baseline": None, "baseline_seconds": None, "speedup": None, "break_even": None}
+        if held is not None:
+            filled |= {"baseline": held["system"], "baseline_seconds": held["time"]["p50"]}
+            if record["status"] == "ok":
+                filled["speedup"] = held["time"]["p50"] / record["time"]["p50"]
+                filled["break_even"] = break_even(record, held)
+                if dtype in _HALVES:
+                    wide = best(record, ("float32",))
+                    filled["float32_speedup"] = wide and wide["time"]["p50"] / record["time"]["p50"]
         attached.append(filled)
     return attached
 
@@ -167,6 +193,7 @@ class Group:
     op: str
     reduce: str
     dtype: str
+    over: str  # the baselines held against, where they are not the usual ones
     n: int
     system: str
     label: str
@@ -188,11 +215,14 @@ class Group:
 
 
 def system_label(record: Record) -> str:
-    """Name of a system with its configuration: ``csr``, ``csr rcm``, ``acc ablation=cache rcm``."""
+    """Name of a system with its configuration: ``csr rcm``, ``acc ablation=cache rcm``.
+
+    Row orders and layouts go by their names alone, which say what they are.
+    """
     config = dict(record["config"])
-    order = config.pop("reorder", "")
+    known = [str(config.pop(name)) for name in ("layout", "reorder") if name in config]
     extra = [f"{name}={value}" for name, value in sorted(config.items())]
-    return " ".join([record["system"], *extra, *([str(order)] if order else [])])
+    return " ".join([record["system"], *extra, *known])
 
 
 def summarise(records: Sequence[Record]) -> list[Group]:
@@ -213,7 +243,7 @@ def summarise(records: Sequence[Record]) -> list[Group]:
 
 
 def _group(key: tuple[Any, ...], members: list[Record]) -> Group:
-    suite, device_name, op, reduce, dtype, n, is_baseline, system, label = key
+    suite, device_name, op, reduce, dtype, held_against, n, is_baseline, system, label = key
     ordered = sorted(members, key=lambda record: record["speedup"])
     wide = [record["float32_speedup"] for record in members if record.get("float32_speedup")]
     shares = [record["floor_share"] for record in members if record.get("floor_share")]
@@ -226,6 +256,7 @@ def _group(key: tuple[Any, ...], members: list[Record]) -> Group:
         op=op,
         reduce=reduce,
         dtype=dtype,
+        over=held_against,
         n=n,
         system=system,
         label=label,
@@ -284,7 +315,7 @@ def against_sum(records: Sequence[Record]) -> list[Relative]:
     for key, found in sorted(ratios.items()):
         least, (most, most_matrix) = min(found)[0], max(found)
         mean = geomean(ratio for ratio, _ in found)
-        suite, device_name, op, reduce, dtype, n, label = key
+        suite, device_name, op, reduce, dtype, _, n, label = key
         rows.append(
             Relative(
                 suite, device_name, op, reduce, dtype, n, label,

@@ -11,61 +11,23 @@ import functools
 import importlib.util
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from sparsetile.intake.csr import CSR
+from sparsetile.bench.blocks import BLOCKS, distinct_blocks, own_block, torch_bsr
+from sparsetile.bench.operands import Operands, Prepared
+from sparsetile.intake.csr import FP8
 
-__all__ = ["BASELINES", "Baseline", "Operands", "Prepared", "torch_bsr"]
+__all__ = ["BASELINES", "Baseline"]
 
 _GIB = 2**30
 # A dense copy of A, Blocked-ELL's padding or PyG's messages may take this much, no more: beyond
 # it the baseline is far from competitive and would only cost time and memory.
 _LIMIT_BYTES = 8 * _GIB
-
-
-@dataclass(frozen=True, eq=False)
-class Operands:
-    """One product: A (already transposed where asked), B, and G for SDDMM."""
-
-    csr: CSR
-    B: Tensor
-    G: Tensor | None
-    op: str
-    reduce: str
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.B.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.B.device
-
-    def values(self) -> Tensor:
-        """A's values in B's dtype; ones for a pattern."""
-        if self.csr.values is None:
-            return torch.ones(self.csr.nnz, dtype=self.dtype, device=self.device)
-        return self.csr.values.to(self.dtype)
-
-
-@dataclass(eq=False)
-class Prepared:
-    """A product ready to run, and what making it cost."""
-
-    run: Callable[[], Any]
-    planning: dict[str, float] = field(default_factory=dict)
-    format_bytes: int = 0
-    reorder: str = "identity"
-    chosen: str = ""
-    choices: Mapping[str, str] = field(default_factory=dict)
-    # The plan in words; asked for after planning was timed, since it counts pairs again.
-    explain: Callable[[], str] | None = None
-    uses_tf32: bool = False
+_FP8_NAME = str(FP8).removeprefix("torch.")
 
 
 def _csr_bytes(operands: Operands) -> int:
@@ -80,6 +42,8 @@ class Baseline(ABC):
     devices: ClassVar[tuple[str, ...]]
     ops: ClassVar[tuple[str, ...]] = ("spmm", "transpose")
     reduces: ClassVar[tuple[str, ...]] = ("sum",)
+    layouts: ClassVar[tuple[str, ...]] = ("rows",)
+    takes_fp8: ClassVar[bool] = False
     # Baselines of one family share a worker process, hence one copy of A.
     family: ClassVar[str]
 
@@ -91,7 +55,19 @@ class Baseline(ABC):
         """Return why this product cannot be served, or None."""
         if operands.reduce not in self.reduces:
             return f"knows {', '.join(self.reduces)}, not {operands.reduce}"
+        dtype = str(operands.dtype).removeprefix("torch.")
+        refused = self.refuses(dtype, operands.layout)
+        if refused is not None:
+            return refused
         return self.missing() or self.further_reason(operands)
+
+    def refuses(self, dtype: str, layout: str) -> str | None:
+        """Return why no product of this type or layout can be served, or None."""
+        if dtype == _FP8_NAME and not self.takes_fp8:
+            return f"does not take {dtype}"
+        if layout not in self.layouts:
+            return f"takes row-major operands, not layout {layout}"
+        return None
 
     def further_reason(self, operands: Operands) -> str | None:
         return None
@@ -142,16 +118,16 @@ class CuSparseCsr3(_CuSparseCsr):
 
 
 class CuSparseBell(Baseline):
-    """Blocked-ELL with 16×16 blocks, the smallest that its Tensor-Core kernels like."""
+    """Blocked-ELL, in blocks of 64 or 32 where A consists of such, else of 16."""
 
     name, devices, family = "cusparse-bell", ("cuda",), "cusparse-bell"
-    block = 16
 
     def further_reason(self, operands: Operands) -> str | None:
-        csr, block = operands.csr, self.block
+        csr = operands.csr
         if csr.nnz == 0:
             return "A has no entry"
-        keys = _blocks(csr, block)[0]
+        block = own_block(csr)
+        keys = distinct_blocks(csr, block)[0]
         width = int(torch.bincount(keys // -(-csr.shape[1] // block)).max())
         needed = -(-csr.shape[0] // block) * width * block * block * operands.dtype.itemsize
         if needed > _LIMIT_BYTES:
@@ -161,9 +137,13 @@ class CuSparseBell(Baseline):
     def prepare(self, operands: Operands) -> Prepared:
         from sparsetile.bench.cusparse import BlockedEllSpmm
 
-        product = BlockedEllSpmm(operands.csr, operands.values(), operands.B, self.block)
+        block = own_block(operands.csr)
+        product = BlockedEllSpmm(operands.csr, operands.values(), operands.B, block)
         single = operands.dtype is torch.float32
-        return Prepared(product.run, format_bytes=product.format_bytes, uses_tf32=single)
+        return Prepared(
+            product.run, format_bytes=product.format_bytes, choices={"block": str(block)},
+            uses_tf32=single,
+        )  # fmt: skip
 
 
 class CuSparseSddmm(Baseline):
@@ -189,59 +169,46 @@ class TorchCsr(Baseline):
         return Prepared(lambda: A @ operands.B, format_bytes=_csr_bytes(operands))
 
 
-def _blocks(csr: CSR, block: int) -> tuple[Tensor, Tensor]:
-    """Distinct (block row, block column) keys, sorted, and the place of each entry's own."""
-    width = -(-csr.shape[1] // block)
-    keys = (csr.row_ids() // block) * width + csr.indices // block
-    return torch.unique(keys, return_inverse=True)
-
-
-def torch_bsr(csr: CSR, values: Tensor, block: int) -> Tensor:
-    """Return A as a torch BSR tensor; its shape must be divisible by ``block``."""
-    keys, place = _blocks(csr, block)
-    width = csr.shape[1] // block
-    blocks = torch.zeros((keys.numel(), block, block), dtype=values.dtype, device=values.device)
-    blocks[place, csr.row_ids() % block, csr.indices.long() % block] = values
-    crow = torch.zeros(csr.shape[0] // block + 1, dtype=torch.int32, device=values.device)
-    counts = torch.bincount(keys // width, minlength=csr.shape[0] // block)
-    crow[1:] = torch.cumsum(counts, 0)
-    columns = (keys % width).to(torch.int32)
-    return torch.sparse_bsr_tensor(crow, columns, blocks, csr.shape, check_invariants=False)
-
-
 class TorchBsr(Baseline):
-    """torch.sparse BSR with 16×16 blocks."""
+    """torch.sparse BSR, in blocks of 64 or 32 where A consists of such, else of 16."""
 
     name, devices, family = "torch-bsr", ("cuda",), "torch-bsr"
-    block = 16
 
     def further_reason(self, operands: Operands) -> str | None:
-        csr, block = operands.csr, self.block
+        csr, least = operands.csr, BLOCKS[-1]
         if csr.nnz == 0:
             return "A has no entry"
-        if csr.shape[0] % block or csr.shape[1] % block:
-            return f"needs a shape divisible by {block}"
-        needed = _blocks(csr, block)[0].numel() * block * block * operands.dtype.itemsize
+        if csr.shape[0] % least or csr.shape[1] % least:
+            return f"needs a shape divisible by {least}"
+        block = own_block(csr)
+        needed = distinct_blocks(csr, block)[0].numel() * block * block * operands.dtype.itemsize
         if needed > _LIMIT_BYTES:
             return f"blocks would take more than {_LIMIT_BYTES // _GIB} GiB"
         return None
 
     def prepare(self, operands: Operands) -> Prepared:
-        A = torch_bsr(operands.csr, operands.values(), self.block)
+        block = own_block(operands.csr)
+        A = torch_bsr(operands.csr, operands.values(), block)
         indices = A.crow_indices().numel() + A.col_indices().numel()
         size = 4 * indices + operands.dtype.itemsize * A.values().numel()
         # torch may multiply blocks in TF32 whatever its setting for dense products says.
         return Prepared(
             lambda: A @ operands.B,
             format_bytes=size,
+            choices={"block": str(block)},
             uses_tf32=operands.dtype is torch.float32,
         )
 
 
 class TorchDense(Baseline):
-    """A written out, torch.mm (cuBLAS on a GPU)."""
+    """A written out: torch.mm (cuBLAS on a GPU), F.linear(X, A) in the layout of a linear layer.
+
+    In FP8 it is torch._scaled_mm, the only dense product that torch has in that type.
+    """
 
     name, devices, family = "torch-dense", ("cuda", "cpu"), "torch-dense"
+    layouts = ("rows", "linear")
+    takes_fp8 = True
 
     def further_reason(self, operands: Operands) -> str | None:
         needed = operands.csr.shape[0] * operands.csr.shape[1] * operands.dtype.itemsize
@@ -250,18 +217,38 @@ class TorchDense(Baseline):
         return None
 
     def prepare(self, operands: Operands) -> Prepared:
-        csr = operands.csr
-        A = torch.zeros(csr.shape, dtype=operands.dtype, device=operands.device)
-        A[csr.row_ids(), csr.indices.to(torch.int64)] = operands.values()
-        C = torch.empty(
-            (csr.shape[0], operands.B.shape[1]), dtype=operands.dtype, device=operands.device
-        )
+        csr, B = operands.csr, operands.B
+        # Through the type of C: not every device indexes FP8, which it holds exactly.
+        A = torch.zeros(csr.shape, dtype=operands.result_dtype, device=operands.device)
+        A[csr.row_ids(), csr.indices.to(torch.int64)] = operands.values().to(A.dtype)
+        A = A.to(operands.dtype)
         single = operands.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
         return Prepared(
-            lambda: torch.mm(A, operands.B, out=C),
+            _dense_product(A, B, operands.layout, operands.result_dtype),
             format_bytes=A.numel() * A.element_size(),
             uses_tf32=single and operands.device.type == "cuda",
         )
+
+
+def _dense_product(
+    A: Tensor, B: Tensor, layout: str, out_dtype: torch.dtype
+) -> Callable[[], Tensor]:
+    """C = A·B in one of the layouts; A is row-major."""
+    linear = layout == "linear"
+    if A.dtype is FP8:
+        one = torch.ones((), dtype=torch.float32, device=A.device)
+        left, right = (B.T, A.T) if linear else (A, B)  # row-major times column-major, all it takes
+
+        def scaled() -> Tensor:
+            C = torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=out_dtype)
+            return C.T if linear else C
+
+        return scaled
+    if linear:
+        X = B.T
+        return lambda: torch.nn.functional.linear(X, A).T
+    C = torch.empty((A.shape[0], B.shape[1]), dtype=out_dtype, device=A.device)
+    return lambda: torch.mm(A, B, out=C)
 
 
 class TorchSddmm(Baseline):

@@ -3,21 +3,25 @@
 Per element |C - reference| must stay within c·u·(|A||B|): for FP32 accumulation c = 4 + 4·√(row
 length), a bound that rounding errors exceed with negligible probability and that a dropped or
 doubled entry always breaks; plus the rounding of the inputs to TF32 where Tensor Cores take
-float32, and the rounding of C to its own type. Large products are checked on a sample of rows:
-the longest, the last, random ones, and rows with elements that are not finite. Those are right
-only where the numbers exceed C's type (a value of A beyond 65504 in float16, say). All of it runs
-on the product's device.
+float32, the bits that they keep of sums of FP8, and the rounding of C to its own type. In FP8 the
+reference is the product of the operands as they were rounded. Large products are checked on a
+sample of rows: the longest, the last, random ones, and rows with elements that are not finite.
+Those are right only where the numbers exceed C's type (a value of A beyond 65504 in float16, say).
+Where B is wide too, a sample of its columns is checked: some from everywhere, so that every tile of
+columns is seen, the last, and those that are not finite. All of it runs on the product's device.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetile.bench.baselines import Operands
+from sparsetile.bench.operands import Operands
+from sparsetile.intake.csr import FP8
 
 __all__ = ["check_product"]
 
@@ -28,6 +32,8 @@ _UNIT = {
     torch.bfloat16: 2.0**-8,
 }
 _TF32_UNIT = 2.0**-11
+# Of sums of FP8 products Tensor Cores keep some 14 bits; the bound of the contract tests.
+_FP8_UNIT = 2.0**-10
 # Smallest positive normal: below it rounding is absolute, not relative.
 _TINY = {torch.float16: 2.0**-14}
 # Gathered elements of the reference held at once (128 MiB in float64) and in all.
@@ -39,6 +45,9 @@ _FORCED_ELEMENTS = 2**27
 # The host is a hundred times slower than a GPU at this.
 _HOST_SHARE = 8
 _FORCED_ROWS = 64
+# Up to so many columns all are checked; of more, one of each of so many equal parts.
+_ALL_COLUMNS = 1024
+_SAMPLE_COLUMNS = 256
 # Stands for an error without measure: JSON has no infinity.
 _INFINITE = 1e30
 
@@ -56,7 +65,12 @@ def check_product(operands: Operands, result: Tensor, *, uses_tf32: bool) -> dic
     )
     if tuple(result.shape) != expected:
         return _failed(f"shape {tuple(result.shape)} instead of {expected}")
-    suspects = _suspects(operands, result)
+    strange = _strange(result)
+    suspects = _suspects(operands, strange)
+    columns = _column_sample(operands, strange, suspects)
+    if columns is not None:
+        operands = replace(operands, B=_bits(operands.B)[:, columns].view(operands.dtype))
+        result = result[:, columns]
     rows = _sample(operands, suspects)
     worst = largest = 0.0
     for chunk in _chunks(operands, rows):
@@ -68,20 +82,48 @@ def check_product(operands: Operands, result: Tensor, *, uses_tf32: bool) -> dic
         "worst": worst,
         "max_abs": largest,
         "rows_checked": int(rows.numel()),
-        "full": int(rows.numel()) == operands.csr.shape[0],
+        **({} if columns is None else {"columns_checked": int(columns.numel())}),
+        "full": columns is None and int(rows.numel()) == operands.csr.shape[0],
     }
 
 
-def _suspects(operands: Operands, result: Tensor) -> Tensor:
-    """Rows of A whose results are not all finite: a few of them, each to be looked at."""
-    none = torch.zeros(0, dtype=torch.int64, device=result.device)
+def _bits(dense: Tensor) -> Tensor:
+    """FP8 as bytes: indexing it is not there on every device."""
+    return dense.view(torch.uint8) if dense.dtype is FP8 else dense
+
+
+def _strange(result: Tensor) -> Tensor | None:
+    """Where the result is not finite; None where it is everywhere."""
     if result.numel() == 0:
-        return none
+        return None
     # One pass that allocates nothing; NaN comes through as itself.
     low, high = torch.aminmax(result)
     if math.isfinite(float(low)) and math.isfinite(float(high)):
-        return none
-    strange = ~torch.isfinite(result)
+        return None
+    return ~torch.isfinite(result)
+
+
+def _column_sample(operands: Operands, strange: Tensor | None, suspects: Tensor) -> Tensor | None:
+    """Columns of B and C to check; None for all of them."""
+    csr, n = operands.csr, operands.B.shape[1]
+    small = (csr.nnz + csr.shape[0]) * n <= _CHECKED_ELEMENTS
+    if n <= _ALL_COLUMNS or small or operands.op == "sddmm":
+        return None
+    device = csr.device
+    generator = torch.Generator(device=device).manual_seed(n)
+    within = torch.rand(_SAMPLE_COLUMNS, device=device, generator=generator, dtype=torch.float64)
+    part = torch.arange(_SAMPLE_COLUMNS, device=device)
+    spread = ((part + within) * (n / _SAMPLE_COLUMNS)).long().clamp(max=n - 1)
+    found = [spread, torch.arange(n - 8, n, device=device)]
+    if strange is not None:
+        found.append(strange[suspects].to(torch.uint8).argmax(1))  # one of each suspect's own
+    return torch.cat(found).unique()
+
+
+def _suspects(operands: Operands, strange: Tensor | None) -> Tensor:
+    """Rows of A whose results are not all finite: a few of them, each to be looked at."""
+    if strange is None:
+        return torch.zeros(0, dtype=torch.int64, device=operands.device)
     if operands.op == "sddmm":
         entries = strange.nonzero().flatten()[:_FORCED_ROWS]
         return torch.searchsorted(operands.csr.indptr, entries, right=True) - 1
@@ -143,7 +185,7 @@ def _entries(operands: Operands, rows: Tensor) -> tuple[Tensor, Tensor]:
 def _compare(
     operands: Operands, result: Tensor, rows: Tensor, uses_tf32: bool
 ) -> tuple[float, float]:
-    csr, dtype = operands.csr, operands.dtype
+    csr, dtype, stored = operands.csr, operands.dtype, operands.result_dtype
     entries, local = _entries(operands, rows)
     columns = csr.indices[entries].to(torch.int64)
     if operands.op == "sddmm":
@@ -154,7 +196,7 @@ def _compare(
         found, lengths = result[entries], torch.full_like(reference, float(operands.B.shape[1]))
     else:
         found = result[rows]
-        gathered = operands.B[columns].double()
+        gathered = _bits(operands.B)[columns].view(dtype).double()
         if csr.values is not None:
             gathered *= csr.values[entries].to(dtype).double().unsqueeze(1)
         reference, size = _reduced(gathered, local, rows.numel(), operands.reduce)
@@ -163,10 +205,12 @@ def _compare(
     bound = (4 + 4 * lengths.sqrt()) * accumulate * size
     if uses_tf32:
         bound = bound + 2 * _TF32_UNIT * size
-    bound = bound + _UNIT[dtype] * reference.abs() + _UNIT[dtype] * _TINY.get(dtype, 2.0**-126)
+    if dtype is FP8:
+        bound = bound + _FP8_UNIT * size
+    bound = bound + _UNIT[stored] * (reference.abs() + _TINY.get(stored, 2.0**-126))
     if found.numel() == 0:
         return 0.0, 0.0
-    return _ratio(found.double(), reference, bound, torch.finfo(dtype).max)
+    return _ratio(found.double(), reference, bound, torch.finfo(stored).max)
 
 
 def _ratio(found: Tensor, reference: Tensor, bound: Tensor, most: float) -> tuple[float, float]:

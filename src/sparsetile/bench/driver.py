@@ -30,10 +30,10 @@ from rich.progress import (
 
 from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.environment import commit as source_commit
+from sparsetile.bench.expansion import Entry, Expansion
 from sparsetile.bench.matrices import Matrices, NotReady
 from sparsetile.bench.pool import Pool, WorkerAbsent, WorkerDied, WorkerTimeout
 from sparsetile.bench.record import SCHEMA, Record, append_record, read_records
-from sparsetile.bench.suites import Entry, Expansion
 from sparsetile.bench.timer import Samples
 from sparsetile.reorder import REORDERERS
 
@@ -280,6 +280,7 @@ class _Run:
             "rounds": self._suite.rounds,
             "scratch": self._scratch,
             "floor": self._floors.get(product),
+            "slowest": entry.slowest,
         }
         reply = self._ask(entry, {"cmd": "measure", "entry": request})
         if reply.get("floor_seconds"):

@@ -18,7 +18,7 @@ from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
 
 from sparsetile import __version__, settings
-from sparsetile.bench.suites import MatrixSpec
+from sparsetile.bench.expansion import MatrixSpec
 
 __all__ = ["Matrices", "NotReady", "generated_folder", "materialise"]
 

@@ -68,7 +68,7 @@ def _split(key: tuple[Any, ...], members: Sequence[Record]) -> PlanningSplit:
         spent["rest"].append(total - sum(planning.get(name, 0.0) for name in _PARTS))
     middle = {name: statistics.median(found) for name, found in spent.items()}
     paid = [r["break_even"] for r in members if r.get("break_even") is not None]
-    suite, device_name, _, _, dtype, n, label = key  # plain sums all
+    suite, device_name, _, _, dtype, _, n, label = key  # plain sums all
     return PlanningSplit(
         suite=suite,
         device_name=device_name,

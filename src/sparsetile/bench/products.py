@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.bench.baselines import BASELINES, Operands, Prepared
+from sparsetile.bench.baselines import BASELINES
+from sparsetile.bench.operands import Operands, Prepared
 from sparsetile.bench.orders import Order, load_order, matrix_hash, save_order
 from sparsetile.errors import UnsupportedError
 from sparsetile.intake import CSR, read_matrix
+from sparsetile.intake.csr import FP8, result_dtype
 from sparsetile.planner import plan
+from sparsetile.systems import SYSTEMS
 from sparsetile.tune import floor_seconds, machine
 
 __all__ = ["Workbench", "prepare", "traffic_bytes"]
@@ -109,12 +112,19 @@ class Workbench:
         return self.device.type == "cuda" and (first or csr.nnz <= _EXPLAIN_ENTRIES)
 
     def operands(self, entry: Mapping[str, Any]) -> Operands:
-        """Return A, B and G of an entry; B and G are random, made on the device."""
+        """Return A, B and G of an entry; B and G are random, made on the device.
+
+        B is row-major, and K-major (X.T of a row-major X) for a linear layer and in FP8, which
+        Tensor Cores take in no other way.
+        """
+        layout = entry["config"].get("layout", "rows")
+        if layout != "rows" and (entry["op"], entry["reduce"]) != ("spmm", "sum"):
+            raise UnsupportedError(f"layout {layout} is for sums of the plain product")
         dtype = getattr(torch, entry["dtype"])
         csr = self.matrix(entry["path"], entry["weights"], entry["op"] == "transpose")
         n = int(entry["n"])
         rows, cols = csr.shape
-        needed = dtype.itemsize * n * (rows + cols) * 2
+        needed = n * (result_dtype(dtype).itemsize * rows + dtype.itemsize * cols) * 2
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
             if needed > _MEMORY_SHARE * free:
@@ -123,18 +133,21 @@ class Workbench:
                 )
         generator = torch.Generator(device=self.device).manual_seed(n)
 
-        def random(height: int) -> Tensor:
-            return torch.randn(height, n, device=self.device, generator=generator).to(dtype)
+        def random(height: int, width: int) -> Tensor:
+            return torch.randn(height, width, device=self.device, generator=generator).to(dtype)
 
-        G = random(rows) if entry["op"] == "sddmm" else None
-        return Operands(csr, random(cols), G, entry["op"], entry["reduce"])
+        G = random(rows, n) if entry["op"] == "sddmm" else None
+        k_major = layout == "linear" or dtype is FP8
+        B = random(n, cols).T if k_major else random(cols, n)
+        return Operands(csr, B, G, entry["op"], entry["reduce"], layout)
 
 
 def traffic_bytes(operands: Operands) -> int:
     """Bytes that any method must move once: A, B and C."""
     csr, item = operands.csr, operands.dtype.itemsize
     values = 0 if csr.values is None else item
-    dense = item * operands.B.shape[1] * (csr.shape[0] + csr.shape[1])
+    result = operands.result_dtype.itemsize
+    dense = operands.B.shape[1] * (result * csr.shape[0] + item * csr.shape[1])
     return 4 * (csr.shape[0] + 1) + (4 + values) * csr.nnz + dense
 
 
@@ -169,10 +182,14 @@ def prepare(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> P
 
 def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> Prepared:
     config = dict(entry["config"])
+    config.pop("layout", None)  # of the operands, not of the plan
     parameters = inspect.signature(plan).parameters
     unknown = [name for name in config if name not in parameters]
     if unknown:
         raise UnsupportedError(f"plan() does not take {', '.join(unknown)} yet")
+    known_steps = SYSTEMS[entry["system"]].ablations if entry["system"] in SYSTEMS else ()
+    if "ablation" in config and config["ablation"] not in known_steps:
+        raise UnsupportedError(f"{entry['system']} has no {config['ablation']} yet")
     csr = bench.matrix(entry["path"], entry["weights"], False)
     n, dtype = int(entry["n"]), operands.dtype
     config.setdefault("system", entry["system"])
@@ -199,6 +216,13 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
 
         def run() -> Tensor:
             return torch.ops.sparsetile.sddmm(tensors, G, B, recipe)
+
+    elif operands.layout == "linear":
+        shape = (B.shape[1], product.shape[0])
+        Y = torch.empty(shape, dtype=operands.result_dtype, device=operands.device)
+
+        def run() -> Tensor:
+            return product.run(B, out=Y.T)
 
     elif reduce == "sum":
 

@@ -2,7 +2,8 @@
 
 A record is one JSON object on one line. It stands alone: it repeats the environment it was made
 in, so that files can be joined, cut and compared freely. ``SCHEMA`` changes when a reader of
-older files would misread a newer one.
+older files would misread a newer one. 2: products in the layout of a linear layer (``layout`` in
+``config``), in FP8, and records that name what they are held against (``yardstick``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sparsetile.errors import DataError
 
 __all__ = [
     "DTYPES",
+    "LAYOUTS",
     "OPS",
     "SCHEMA",
     "STATUSES",
@@ -30,10 +32,14 @@ __all__ = [
     "validate",
 ]
 
-SCHEMA = 1
+SCHEMA = 2
+# Records of schema 1 mean the same today: row-major operands, the usual yardstick.
+_READABLE = (1, SCHEMA)
 
 OPS = ("spmm", "transpose", "sddmm")
-DTYPES = ("float32", "float16", "bfloat16", "float64")
+DTYPES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn")
+# rows: B and C row-major. linear: B = X.T and C = Y.T of row-major X and Y, as a linear layer has.
+LAYOUTS = ("rows", "linear")
 # ok: right and timed. wrong: outside the error bound, so not timed. skipped: cannot serve this
 # product, or not built. error, crash, timeout: the entry failed, the run went on.
 STATUSES = ("ok", "wrong", "skipped", "error", "crash", "timeout")
@@ -109,9 +115,9 @@ def validate(found: object) -> Record:
             f"record: line must be a JSON object, got {type(found).__name__}. Remove the line."
         )
     schema = found.get("schema")
-    if schema != SCHEMA:
+    if schema not in _READABLE:
         raise DataError(
-            f"record: schema must be {SCHEMA}, got {schema!r}. "
+            f"record: schema must be {' or '.join(map(str, _READABLE))}, got {schema!r}. "
             "Read it with the version of sparsetile that made it, or measure again."
         )
     for name in _TEXT:
@@ -124,6 +130,9 @@ def validate(found: object) -> Record:
     _require(found, "weighted", (bool,), "true or false")
     _require(found, "config", (dict,), "an object")
     _require(found, "environment", (dict,), "an object")
+    _among(found["config"] | {"layout": found["config"].get("layout", "rows")}, "layout", LAYOUTS)
+    if "yardstick" in found:
+        _require(found, "yardstick", (list,), "a list of baselines")
     _among(found, "status", STATUSES)
     _among(found, "op", OPS)
     _among(found, "dtype", DTYPES)

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sparsetile.bench.analysis import Group, attach_baselines, summarise
+from sparsetile.bench.expansion import Entry
 from sparsetile.bench.record import Record
-from sparsetile.bench.suites import Entry
 
 __all__ = ["print_summary", "summary_data"]
 
@@ -48,9 +48,13 @@ def _share(group: Group) -> str:
     return "" if group.floor_share is None else f"{100 * group.floor_share:.0f} %"
 
 
-def _title(group: Group) -> str:
+def _title(group: Group) -> tuple[str, str]:
+    """What a table is of, and what its ratios are to."""
     op = group.op if group.reduce == "sum" else f"{group.op} {group.reduce}"
-    return f"{group.suite}, {op}, {group.dtype}, {group.device_name}"
+    return (
+        f"{group.suite}, {op}, {group.dtype}, {group.device_name}",
+        group.over or "the best baseline",
+    )
 
 
 def print_summary(
@@ -64,7 +68,7 @@ def print_summary(
     """Print tables of ratios to the best baseline, every loss, and what was left out or not run."""
     groups = summarise(attach_baselines(records))
     for title in dict.fromkeys(_title(group) for group in groups):
-        table = Table(title=f"{title}: ratio to the best baseline", title_justify="left")
+        table = Table(title=f"{title[0]}: ratio to {title[1]}", title_justify="left")
         table.add_column("N", justify="right")
         table.add_column("system", no_wrap=True)
         for name in ("geomean", "won", "worst"):
@@ -122,6 +126,8 @@ def _print_losses(groups: Sequence[Group], console: Console) -> None:
     for group in groups:
         if group.kind == "system" and group.losses:
             listed = ", ".join(f"{loss.matrix} {loss.speedup:.2f}" for loss in group.losses)
+            if "ablation=" in group.label:  # a system whose parts are off
+                listed = f"{len(group.losses)} of {group.count}"
             console.print(
                 f"lost: {group.label} N={group.n} {group.dtype}: {listed}",
                 soft_wrap=True, highlight=False, markup=False,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Samples", "percentiles", "time_product"]
+__all__ = ["Samples", "one_product", "percentiles", "time_product"]
 
 # One replay should last about this long: 100 times the couple of microseconds between events.
 _REPLAY_SECONDS = 400e-6
@@ -70,6 +70,17 @@ def percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
 def _sample_count(seconds: float, budget: float) -> int:
     """Samples that fit the budget: at least 5 (3 when one takes over 0.1 s), at most 50."""
     return max(3 if seconds > 0.1 else 5, min(50, int(budget / max(seconds, 1e-9))))
+
+
+def one_product(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one product by the clock, waiting included: enough to tell slow from hopeless."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begun = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begun
 
 
 def time_product(

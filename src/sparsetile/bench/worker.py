@@ -21,11 +21,11 @@ from typing import Any, TextIO
 
 import torch
 
-from sparsetile.bench.baselines import Operands, Prepared
 from sparsetile.bench.checking import check_product
 from sparsetile.bench.environment import describe_environment
+from sparsetile.bench.operands import Operands, Prepared
 from sparsetile.bench.products import Workbench, prepare, traffic_bytes
-from sparsetile.bench.timer import time_product
+from sparsetile.bench.timer import one_product, time_product
 from sparsetile.errors import UnsupportedError
 
 __all__ = ["Worker", "main"]
@@ -66,9 +66,15 @@ class Worker:
         }
         try:
             ready = prepare(entry, operands, self.bench)
+            result = _as_tensor(ready.run())
         except UnsupportedError as error:
             return {**fields, "status": "skipped", "reason": _one_line(error)}
-        error_found = check_product(operands, _as_tensor(ready.run()), uses_tf32=ready.uses_tf32)
+        except NotImplementedError as error:
+            if entry["kind"] == "system":
+                raise
+            return {**fields, "status": "skipped", "reason": _one_line(error)}  # torch's own word
+        error_found = check_product(operands, result, uses_tf32=ready.uses_tf32)
+        del result
         fields |= {
             "reorder": ready.reorder,
             "chosen": ready.chosen,
@@ -82,6 +88,9 @@ class Worker:
         if error_found["worst"] > 1:
             why = error_found.get("why") or f"error is {error_found['worst']:.3g} times the bound"
             return {**fields, "status": "wrong", "reason": why}
+        slow = self._too_slow(entry, ready)
+        if slow is not None:
+            return {**fields, "status": "skipped", "reason": slow}
         budget = float(entry.get("budget", 0.008))
         samples = time_product(ready.run, self.device, budget=budget)
         fields["samples"] = samples.as_dict()
@@ -99,6 +108,14 @@ class Worker:
         if entry.get("rounds", 1) > 1:
             self._held = (operands, ready, budget)
         return {**fields, "status": "ok"}
+
+    def _too_slow(self, entry: Mapping[str, Any], ready: Prepared) -> str | None:
+        """Why a product is not timed: once takes longer than the suite grants a baseline."""
+        limit = entry.get("slowest")
+        if limit is None:
+            return None
+        seconds = one_product(ready.run, self.device)
+        return f"one product takes {seconds:.3g} s, over {limit:g} s" if seconds > limit else None
 
     def _explanation(self, entry: Mapping[str, Any], operands: Operands, ready: Prepared) -> str:
         label = repr([entry[k] for k in ("op", "weights", "dtype", "system", "config")])

@@ -56,7 +56,8 @@ def bench(
     ] = None,
     n: Annotated[list[str] | None, typer.Option("-n", help="Widths of B, comma-separated.")] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="float32, float16, bfloat16; comma-separated.")
+        list[str] | None,
+        typer.Option(help="float32, float16, bfloat16, float8_e4m3fn; comma-separated."),
     ] = None,
     matrices: Annotated[
         list[str] | None, typer.Option(help="Only these matrices, comma-separated.")
@@ -69,6 +70,10 @@ def bench(
         typer.Option(
             help="Row orders: auto, identity, rcm, louvain, lsh, affinity; comma-separated."
         ),
+    ] = None,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(help="rows, linear (B = X.T, C = Y.T); comma-separated."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto (the suite's own), cuda or cpu.")] = "auto",
     out: Annotated[
@@ -106,6 +111,7 @@ def bench(
         "op": op,
         "reduce": reduce,
         "orders": _names(reorder),
+        "layouts": _names(layout),
     }
     run = {
         "cold": cold,
@@ -176,8 +182,9 @@ def _run(
     as_json: bool,
 ) -> int:
     from sparsetile.bench.driver import Options, run_suite
+    from sparsetile.bench.expansion import expand
     from sparsetile.bench.record import read_records
-    from sparsetile.bench.suites import expand, load_suite, suite_names
+    from sparsetile.bench.suites import load_suite, suite_names
     from sparsetile.bench.summary import print_summary, summary_data
     from sparsetile.errors import value_error
 

@@ -21,6 +21,7 @@ from sparsetile.bench.analysis import (
 from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import DTYPES, OPS, Record
 from sparsetile.bench.report.published import ladder_steps, published_rows
+from sparsetile.bench.report.ratios import ratio_tables
 from sparsetile.bench.suites import Suite, load_suite
 from sparsetile.errors import DataError, value_error
 from sparsetile.systems import SYSTEMS
@@ -32,7 +33,9 @@ _PREFACE = (
     "Ratios are to the best baseline of the same run, above 1 where the system is faster: on a "
     "GPU the fastest of cuSPARSE's CSR algorithms 1, 2 and 3 after preprocessing (16-bit products "
     "are held against its float32 times too; *over float32* is the ratio to those alone), on a CPU "
-    "the faster of scipy and torch.",
+    "the faster of scipy and torch. A table whose title names other baselines has ratios to the "
+    "fastest of those, and products in FP8 are held against their 16-bit times too. `linear` after "
+    "a system is the layout of a linear layer: B = X.T and C = Y.T with row-major X and Y.",
     "*Won* counts products at least as fast as that; every other product of a sparse system is "
     "listed under *Losses*. *Of floor* is the share of the least time that physics allows for the "
     "**given** row order, so that a row order can exceed 100 %. Names that end in `-like` are "
@@ -42,6 +45,8 @@ _PREFACE = (
 )
 # Sees A as a dense matrix: that it loses on nearly all of them is no news, so it is only counted.
 _DENSE = "dense"
+# So are losses of a system whose parts are off, which has a table of its own.
+_STEP = "ablation="
 
 
 def render_markdown(records: Sequence[Record]) -> str:
@@ -82,6 +87,7 @@ def _suite(name: str, records: Sequence[Record], groups: Sequence[Group]) -> lis
     lines += _planning(members)
     if suite is not None:
         lines += _ladders(suite, members)
+        lines += _ratios(suite, members)
         lines += _published(suite, members)
     return lines + _troubles(members)
 
@@ -105,17 +111,24 @@ def _machines(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _title(op: str, reduce: str, dtype: str, device_name: str) -> str:
+def _title(op: str, reduce: str, dtype: str, device_name: str, over: str = "") -> str:
     product = op if reduce == "sum" else f"{op} {reduce}"
-    return f"{product}, {dtype}, {device_name}"
+    against = f", ratio to {over}" if over else ""
+    return f"{product}, {dtype}, {device_name}{against}"
+
+
+def _table_key(group: Group) -> tuple[str, str, str, str, str]:
+    return (group.op, group.reduce, group.dtype, group.device_name, group.over)
 
 
 def _tables(groups: Sequence[Group]) -> list[str]:
     lines: list[str] = []
-    keys = dict.fromkeys((g.op, g.reduce, g.dtype, g.device_name) for g in groups)
+    keys = dict.fromkeys(_table_key(g) for g in groups)
     # The plain product in float32 first: it is what most readers came for.
-    for key in sorted(keys, key=lambda k: (OPS.index(k[0]), k[1] != "sum", DTYPES.index(k[2]))):
-        mine = [g for g in groups if (g.op, g.reduce, g.dtype, g.device_name) == key]
+    for key in sorted(
+        keys, key=lambda k: (OPS.index(k[0]), k[1] != "sum", DTYPES.index(k[2]), k[4])
+    ):
+        mine = [g for g in groups if _table_key(g) == key]
         halves = any(g.float32_geomean is not None for g in mine)
         names = ["N", "system", "geomean", *(["over float32"] if halves else []), "won", "worst",
                  "best", "of floor", "GFLOP/s"]  # fmt: skip
@@ -138,7 +151,7 @@ def _losses(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         if group.kind != "system" or not group.losses:
             continue
-        if group.system == _DENSE:
+        if group.system == _DENSE or _STEP in group.label:
             listed = f"{len(group.losses)} of {group.count}"
         else:
             listed = ", ".join(f"{loss.matrix} {loss.speedup:.2f}" for loss in group.losses)
@@ -206,7 +219,7 @@ def _ladders(suite: Suite, records: Sequence[Record]) -> list[str]:
             "",
             f"{ladder['about']}; geomeans over the same {ladder['count']} products.",
             "",
-            f"| step | over the best baseline | {ladder['against']} |",
+            f"| step | over {ladder['over']} | {ladder['against']} |",
             "| --- | ---: | ---: |",
         ]
         for label, speedup, gain in ladder["gains"]:
@@ -214,6 +227,21 @@ def _ladders(suite: Suite, records: Sequence[Record]) -> list[str]:
             lines.append(f"| {label} | {speedup:.2f} | {shown} |")
         if ladder["missing"]:
             lines += ["", f"{ladder['why'].capitalize()}: {', '.join(ladder['missing'])}."]
+    return lines
+
+
+def _ratios(suite: Suite, records: Sequence[Record]) -> list[str]:
+    lines: list[str] = []
+    for table in ratio_tables(suite, records):
+        widths = " | ".join(f"N = {n}" for n in table.widths)
+        lines += [
+            "", f"### {table.title}", "", f"Measured in {table.note}.", "",
+            f"| on | figure | matrices | {widths} |",
+            f"| --- | --- | ---: |{' ---: |' * len(table.widths)}",
+        ]  # fmt: skip
+        for row in table.rows:
+            cells = ["" if figure is None else f"{figure:.2f}" for figure in row.figures]
+            lines.append(f"| {row.label} | {row.what} | {row.count} | {' | '.join(cells)} |")
     return lines
 
 
@@ -229,15 +257,16 @@ def _published(suite: Suite, records: Sequence[Record]) -> list[str]:
         "geometric means on the machine above, on as many products, of which so many matrices are "
         "stand-ins.",
         "",
-        "| source | figure | system | at | published | on | measured here | products | stand-ins |",
-        "| --- | --- | --- | --- | ---: | --- | ---: | ---: | ---: |",
+        "| source | figure | system | at | published | on | measured here | products | stand-ins "
+        "| measured in |",
+        "| --- | --- | --- | --- | ---: | --- | ---: | ---: | ---: | --- |",
     ]
     for row in rows:
         measured = row["missing"] if row["measured"] is None else f"{row['measured']:.2f}"
         lines.append(
             f"| {row['source']} | {row['what']} | {row['system']} | {row['where']} | "
             f"{row['published']:g} | {row['gpu']} | {measured} | {row['count']} | "
-            f"{row['standins']} |"
+            f"{row['standins']} | {row['note']} |"
         )
     return lines
 

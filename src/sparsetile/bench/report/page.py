@@ -11,12 +11,13 @@ from typing import Any
 from markupsafe import Markup
 
 from sparsetile.bench.analysis import (
-    BASELINE_GROUPS,
     Group,
     attach_baselines,
+    over,
     summarise,
     system_label,
     wrong_baselines,
+    yardstick,
 )
 from sparsetile.bench.matrices import generated_folder
 from sparsetile.bench.planning import planning_split
@@ -25,6 +26,7 @@ from sparsetile.bench.report import charts
 from sparsetile.bench.report.matrix_charts import length_histogram
 from sparsetile.bench.report.pictures import FORMATS, length_bins, sample_rows, spy, tile_stats
 from sparsetile.bench.report.published import ladder_steps, published_rows
+from sparsetile.bench.report.ratios import ratio_tables
 from sparsetile.bench.report.render import render
 from sparsetile.bench.suites import Suite, load_suite
 from sparsetile.errors import DataError, value_error
@@ -87,8 +89,7 @@ def render_page(
 
 
 def _is_yardstick(record: Record) -> bool:
-    group = BASELINE_GROUPS.get((record["environment"].get("device", "cpu"), record["op"]), ())
-    return record["system"] in group
+    return record["kind"] == "baseline" and record["system"] in yardstick(record)
 
 
 def _machines(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -142,6 +143,7 @@ def _suites(records: Sequence[Record], colours: charts.Colours) -> list[dict[str
                 "published": published_rows(suite, members) if suite else [],
                 "planning": planning_split(members),
                 "ladders": ladder_steps(suite, members) if suite else [],
+                "ratios": ratio_tables(suite, members) if suite else [],
             }
         )
     return found
@@ -176,15 +178,16 @@ def _products(
             record["op"],
             record["reduce"],
             record["dtype"],
+            over(record),
         )
         split[key].append(record)
     found = []
-    for (device_name, op, reduce, dtype), inner in split.items():
+    for (device_name, op, reduce, dtype, against), inner in split.items():
         rows = [
             group.as_dict()
             for group in groups
-            if (group.suite, group.device_name, group.op, group.reduce, group.dtype)
-            == (suite, device_name, op, reduce, dtype)
+            if (group.suite, group.device_name, group.op, group.reduce, group.dtype, group.over)
+            == (suite, device_name, op, reduce, dtype, against)
         ]
         if not rows:
             continue
@@ -198,7 +201,8 @@ def _products(
         widths = _common_widths(timed)
         found.append(
             {
-                "name": " ".join((op, *(() if reduce == "sum" else (reduce,)), dtype)),
+                "name": " ".join((op, *(() if reduce == "sum" else (reduce,)), dtype))
+                + (f", ratio to {against}" if against else ""),
                 "device_name": device_name,
                 "rows": rows,
                 "halves": any(row["float32_geomean"] for row in rows),

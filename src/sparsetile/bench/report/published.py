@@ -7,69 +7,27 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sparsetile.bench.analysis import geomean, product_key
+from sparsetile.bench.analysis import geomean, over, product_key
 from sparsetile.bench.record import Record
 from sparsetile.bench.report.charts import ladder_bars
-from sparsetile.bench.suites import Suite
+from sparsetile.bench.report.selection import Metric, note, selected
+from sparsetile.bench.suites import Suite, concerns
 from sparsetile.systems import SYSTEMS
 
 __all__ = ["ladder_steps", "published_rows"]
-
-# Metrics that hold a product against one baseline rather than the best.
-_OVER = "over "
-
-
-Times = Mapping[tuple[Any, ...], float]
-
-
-def _value(record: Record, metric: str, baseline: Times) -> float | None:
-    if metric == "speedup":
-        found: float | None = record.get("speedup")
-        return found
-    if metric == "tflops":
-        return record["gflops"] / 1e3
-    if metric == "planning_ms":
-        return 1e3 * record["planning"]["total"]
-    if metric.startswith(_OVER):
-        seconds = baseline.get(product_key(record))
-        return None if seconds is None else seconds / record["time"]["p50"]
-    return None
-
-
-def _times(records: Sequence[Record], metric: str) -> Times:
-    """Seconds of each product by the baseline that ``over ...`` names."""
-    name = metric.removeprefix(_OVER)
-    return {
-        product_key(record): record["time"]["p50"]
-        for record in records
-        if metric.startswith(_OVER) and record["system"] == name and record["status"] == "ok"
-    }
-
-
-def _is_meant(record: Record, item: Mapping[str, Any]) -> bool:
-    """Whether a published figure is about products like this one."""
-    cells = max(record["rows"] * record["cols"], 1)
-    return (
-        record["system"] == item["system"]
-        and record["status"] == "ok"
-        and record["config"] == dict(item.get("config", {}))
-        and record["dtype"] in item.get("dtypes", (record["dtype"],))
-        and record["nnz"] > item.get("density", 0.0) * cells
-    )
 
 
 def published_rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return rows of a table: source, what, published on which GPU, measured here.
 
-    A suite's ``published`` entry may say for which products it is: ``config``, ``dtypes``, and
-    ``density``, which their matrices exceed. ``metric`` is ``speedup`` over the best baseline,
-    ``over NAME`` of one baseline, ``tflops`` or ``planning_ms``.
+    A suite's ``published`` entry may say for which products it is, see
+    :func:`~sparsetile.bench.report.selection.selected`. ``metric`` is one of
+    :class:`~sparsetile.bench.report.selection.Metric`.
     """
     rows = []
     for item in suite.published:
-        metric = item.get("metric", "speedup")
-        mine = [record for record in records if _is_meant(record, item)]
-        baseline = _times(records, metric)
+        metric = Metric(item.get("metric", "speedup"), records)
+        mine = selected(item, records)
         cells = [
             (f"N = {key}" if int(key) else "all N", float(published), _at(mine, int(key)))
             for key, published in item.get("values", {}).items()
@@ -85,11 +43,7 @@ def published_rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, An
             )
         ]
         for where, published, chosen in cells:
-            values = [
-                value
-                for record in chosen
-                if (value := _value(record, metric, baseline)) is not None
-            ]
+            values = [value for record in chosen if (value := metric(record)) is not None]
             rows.append(
                 {
                     "source": item["source"],
@@ -99,9 +53,10 @@ def published_rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, An
                     "where": where,
                     "published": published,
                     "measured": geomean(values) if values else None,
-                    "missing": _why_missing(item["system"]),
+                    "missing": _why_missing(item["system"], item.get("config", {})),
                     "count": len(values),
                     "standins": len({r["matrix"] for r in chosen if r["source"] == "stand-in"}),
+                    "note": note(item, chosen),
                 }
             )
     return rows
@@ -113,8 +68,12 @@ def _matched(names: Sequence[str], records: Sequence[Record]) -> str:
     return next((name for name in names if name in measured), names[0])
 
 
-def _why_missing(system: str) -> str:
-    return "not measured" if system in SYSTEMS else "not built yet"
+def _why_missing(system: str, config: Mapping[str, Any]) -> str:
+    """Why there is no figure: the system or this step of its ladder is not there, or it is."""
+    built = system in SYSTEMS
+    if built and "ablation" in config:
+        built = config["ablation"] in SYSTEMS[system].ablations
+    return "not measured" if built else "not built yet"
 
 
 def _at(records: Sequence[Record], n: int) -> list[Record]:
@@ -150,13 +109,20 @@ def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]
                 "bars": bars,
                 "gains": _gains(bars, ladder),
                 **_WORDS[ladder.get("compare", "before")],
+                "over": _over([r for _, members in steps for r in members]),
                 "svg": Markup(ladder_bars(bars, ladder["title"])),
                 "count": len(common),
                 "missing": [label for label, _ in missing],
-                "why": _why_step(ladder, [r for _, members in missing for r in members]),
+                "why": _why_steps(ladder, missing),
             }
         )
     return found
+
+
+def _over(records: Sequence[Record]) -> str:
+    """What the steps of a ladder are held against."""
+    named = ", ".join(dict.fromkeys(filter(None, map(over, records))))
+    return named or "the best baseline"
 
 
 _WORDS = {
@@ -189,12 +155,18 @@ def _step_records(
         record
         for record in records
         if record["system"] == step["system"]
+        and concerns(ladder, record["matrix"])
         and record["config"] == dict(step["config"])
         and record["n"] in ladder.get("n", (record["n"],))
         and record["dtype"] in ladder.get("dtypes", (record["dtype"],))
     ]
 
 
-def _why_step(ladder: Mapping[str, Any], tried: Sequence[Record]) -> str:
-    reasons = [record["reason"] for record in tried if record["status"] != "ok"]
-    return reasons[0] if reasons else _why_missing(ladder["steps"][0]["system"])
+def _why_steps(ladder: Mapping[str, Any], missing: Sequence[tuple[str, Sequence[Record]]]) -> str:
+    """Why steps have no bar: what the first that was tried said, else whether it is built."""
+    tried = [r["reason"] for _, members in missing for r in members if r["status"] != "ok"]
+    if tried:
+        return str(tried[0])
+    labels = {label for label, _ in missing}
+    step = next((s for s in ladder["steps"] if s["label"] in labels), ladder["steps"][0])
+    return _why_missing(step["system"], step["config"])
