@@ -10,7 +10,7 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.systems import SYSTEMS
-from tests.contracts.cases import assert_close, csr_of, reference
+from tests.contracts.cases import assert_close, csr_of, reference, tf32
 
 
 def _hopper() -> bool:
@@ -289,3 +289,60 @@ def test_fp8_plans_take_new_values_and_say_what_they_cannot():
     scattered = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
     with pytest.raises(st.UnsupportedError, match="only where blocks of 64x64 are full"):
         st.plan(scattered, 64, dtype=FP8, system="bcsr")
+
+
+# -- TF32
+
+
+@pytest.mark.parametrize("n", [1, 100, 128, 251, 1000])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 777), (64, 6400)], ids=str)
+def test_tf32_agrees_with_float64_within_the_rounding_of_both_operands(n, shape):
+    csr = pruned(shape, 0.3, F32)
+    with tf32(True):
+        plan = st.plan(csr, n, system="bcsr")
+        assert "repair" not in plan.info["choices"]
+        B = dense(shape[1], n, F32)
+        C = plan @ B
+        assert_close(C, csr, B)
+        assert torch.equal(plan @ B.T.contiguous().T, C), "a K-major B has the same product"
+
+
+@pytest.mark.parametrize("n", [72, 251, 512])
+def test_small_whole_numbers_in_tf32_match_bit_for_bit(n):
+    csr = pruned((700, 904), 0.4, F32, whole=True)
+    X = torch.randint(0, 2, (n, 904), device="cuda").to(F32)
+    expected = reference(csr, X.T)
+    with tf32(True):
+        plan = st.plan(csr, n, system="bcsr")
+        around = torch.full((702, 520), 7.0, device="cuda")
+        plan.run(X.T.contiguous(), out=around[1:-1, :n])
+        Y = torch.full((n, 705), 7.0, device="cuda")
+        plan.run(X.T, out=Y[:, 2:702].T)
+    assert torch.equal(around[1:-1, :n].cpu().double(), expected)
+    assert torch.equal(Y[:, 2:702].T.cpu().double(), expected)
+    around[1:-1, :n], Y[:, 2:702] = 7, 7
+    assert bool((around == 7).all()) and bool((Y == 7).all()), "nothing beside C is written"
+
+
+def test_tf32_rounds_both_operands_to_nearest():
+    csr = pruned((256, 256), 1.0, F32)
+    between = 1 + 2.0**-11 + 2.0**-20  # cut off it would be 1
+    with tf32(True):
+        plan = st.plan(csr, 64, system="bcsr")
+        plan.update_values(torch.full((csr.nnz,), between, device="cuda"))
+        C = plan @ torch.full((256, 64), between, device="cuda")
+    assert bool((C == 256 * (1 + 2.0**-10) ** 2).all())
+
+
+def test_a_captured_graph_in_tf32_replays_with_new_input():
+    csr = pruned((640, 512), 0.3, F32)
+    with tf32(True):
+        plan, B = st.plan(csr, 128, system="bcsr"), dense(512, 128, F32)
+        plan @ B
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            C = plan @ B
+        for _ in range(3):
+            B.copy_(dense(512, 128, F32))
+            graph.replay()
+            assert_close(C, csr, B)

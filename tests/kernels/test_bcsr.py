@@ -17,6 +17,7 @@ from sparsetile.kernels.bcsr import (
     LADDER,
     NARROW,
     SPMM_BCSR,
+    TF32_TILES,
     TILES,
     WIDE,
     bcsr_config,
@@ -41,7 +42,8 @@ def test_the_compiler_adds_no_waits_between_products():
     eight = [
         bcsr_config(FP8, t, out_dtype=out, k_major=True) for t in FP8_TILES for out in (BF16, F32)
     ]
-    for config in (*configs, *steps, *eight):
+    tf32 = [bcsr_config(F32, t, k_major=True) for t in TF32_TILES]
+    for config in (*configs, *steps, *eight, *tf32):
         source = SPMM_BCSR.source(config)
         options = ProgramOptions(
             name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
@@ -77,13 +79,16 @@ def test_every_configuration_a_runner_may_ask_for_is_listed_once():
         for tile in FP8_TILES
         for out in (None, BF16, F16, F32)
     }
-    assert len(asked) == 16 and len(steps | asked) == 56 and len(eight) == 6
-    assert len(listed) == 62 and set(listed) == asked | steps | eight
+    tf32 = {tuple(bcsr_config(F32, tile, k_major=True).items()) for tile in TF32_TILES}
+    assert len(asked) == 16 and len(steps | asked) == 56 and len(eight) == 6 and len(tf32) == 2
+    assert len(listed) == 64 and set(listed) == asked | steps | eight | tf32
 
 
 @pytest.mark.parametrize(
-    "tile, blocks", [(WIDE, 1), (NARROW, 2), (FP8_TILES[0], 1), (FP8_TILES[1], 2)]
-)
+    "tile, blocks",
+    [(WIDE, 1), (NARROW, 2), (FP8_TILES[0], 1), (FP8_TILES[1], 2), (TF32_TILES[0], 1),
+     (TF32_TILES[1], 2)],
+)  # fmt: skip
 def test_rings_are_as_deep_as_shared_memory_allows(tile, blocks):
     assert tile.shared_bytes <= BLOCK_SHARED
     assert blocks * (tile.shared_bytes + 1024) <= SM_SHARED
@@ -101,6 +106,8 @@ def test_tiles_are_wide_where_columns_fill_them_and_every_sm_has_one(n, block_ro
     assert tile.slabs(n) == -(-n // tile.columns)
     eight = choose_block_tile(n, block_rows, 132, FP8)
     assert eight in FP8_TILES and eight.columns == tile.columns
+    full = choose_block_tile(n, block_rows, 132, F32)
+    assert full in TF32_TILES and full.columns == tile.columns
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,9 @@ def test_c_is_stored_as_the_transpose_that_it_is(wide, maps, dtype, n, transpose
         case.spmm(k_major(B) if transposed_b else B, out)
         assert torch.equal(out, reference(csr, B).to(dtype))
         assert bool((memory[:, shape[0] :] == 7).all()), "nothing beside C is written"
-        assert (maps.known[-1].pointer, maps.known[-1].shape) == (memory.data_ptr(), (n, shape[0]))
+        if shape[0] % 8 == 0:  # else a copy is stored
+            stored = maps.known[-1]
+            assert (stored.pointer, stored.shape) == (memory.data_ptr(), (n, shape[0]))
 
 
 def test_a_linear_layers_batch_has_no_copies(wide, maps):
@@ -445,14 +447,15 @@ def test_b_with_aligned_rows_of_any_width_is_not_copied(machine, maps):
     assert copied[0].row_bytes == 32, "rows that overlap are copied apart"
 
 
-def test_c_with_aligned_rows_of_any_width_is_stored_in_place_by_the_engine(machine, maps):
+@pytest.mark.parametrize("n, in_place", [(8, True), (11, False)])
+def test_c_is_stored_in_place_where_its_rows_end_at_16_bytes(machine, maps, n, in_place):
     csr = full_blocks(CORNERS, F16, (200, 150))
-    B = operand(csr, 11, F16)
+    B = operand(csr, n, F16)
     out = torch.full((200, 16), 7.0, dtype=F16)
     machine.hold(out)
-    BlockCase(machine, csr, 11, F16).spmm(B, out[:, :11])
-    assert torch.equal(out[:, :11], reference(csr, B).to(F16)) and bool((out[:, 11:] == 7).all())
-    assert (maps.known[-1].pointer, maps.known[-1].shape) == (out.data_ptr(), (200, 11))
+    BlockCase(machine, csr, n, F16).spmm(B, out[:, :n])
+    assert torch.equal(out[:, :n], reference(csr, B).to(F16)) and bool((out[:, n:] == 7).all())
+    assert (maps.known[-1].pointer == out.data_ptr()) is in_place
 
 
 @pytest.mark.parametrize("holes", [False, True])

@@ -29,6 +29,7 @@ __all__ = [
     "SPMM_BCSR",
     "STORE_BOX",
     "STORE_COLUMNS",
+    "TF32_TILES",
     "TILES",
     "TRANSPOSED_BOX",
     "BlockTile",
@@ -38,12 +39,17 @@ __all__ = [
     "out_types",
 ]
 
-# torch dtype -> trait of element.cuh: the types whose B is read as it lies, along either side.
-ELEMENTS = {**{d: CSR_ELEMENTS[d] for d in (torch.float16, torch.bfloat16)}, FP8: "E4M3"}
+# torch dtype -> trait of element.cuh. B of 16 bits is read as it lies, along either side, FP8 along
+# k, and of float32 a copy is, rounded to TF32.
+ELEMENTS = {
+    **{d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)},
+    FP8: "E4M3",
+}
 # Rows and columns of a block of A.
 BLOCK = 64
-# Rows and columns of a copy, of A and of a row-major B: 128 bytes a row.
+# Rows and columns of a copy of a row-major B: 128 bytes a row, as much as a swizzle has.
 BOX = (64, 64)
+ROW_BYTES = 128
 # Rows and columns of C, and of its transpose, that the copy engine stores at once, and columns that
 # a lane does.
 STORE_BOX, TRANSPOSED_BOX = (16, 64), (128, 64)
@@ -68,6 +74,7 @@ class Store(enum.IntEnum):
     BY_THREADS = 0
     BY_ENGINE = 1
     TRANSPOSED = 2  # by the engine, columns of C as rows
+    TRANSPOSED_BY_THREADS = 3  # float32
 
 
 @dataclass(frozen=True)
@@ -92,23 +99,37 @@ class BlockTile:
         return WARPGROUP * (self.columns // WARPGROUP_COLUMNS + (self.step >= SPECIALISED))
 
     @property
+    def depth(self) -> int:
+        """Columns of A, rows of B, in a stage."""
+        return min(BLOCK, ROW_BYTES // self.item)
+
+    @property
     def stage_bytes(self) -> int:
-        """A block of A and the rows of B that it meets."""
-        return self.item * BLOCK * (BLOCK + self.columns)
+        """A block of A and the rows of B that it meets; of float32 half of both."""
+        return self.item * self.depth * (BLOCK + self.columns)
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: the ring, C on its way out, the barriers."""
-        return self.stages * (self.stage_bytes + BARRIER_BYTES) + 2 * BLOCK * self.columns
+        """Dynamic shared memory: the ring, C on its way out, the barriers.
+
+        C of a float32 product is float32 too, and does not come through here.
+        """
+        stored = 0 if self.item == 4 else 2 * BLOCK * self.columns
+        return self.stages * (self.stage_bytes + BARRIER_BYTES) + stored
 
     @property
     def blocks_per_processor(self) -> int:
         """Blocks of threads that share an SM."""
         return 2 if self.columns == WARPGROUP_COLUMNS else 1
 
+    @property
+    def block_box(self) -> tuple[int, int]:
+        """Rows and columns of a copy of A."""
+        return (BLOCK, self.depth)
+
     def box(self, k_major: bool) -> tuple[int, int]:
         """Rows and columns of a copy of B; of its transpose if ``k_major``: all columns at once."""
-        return (self.columns, BOX[1]) if k_major else BOX
+        return (self.columns, self.depth) if k_major else BOX
 
     def slabs(self, n: int) -> int:
         return -(-n // self.columns)
@@ -125,6 +146,8 @@ class BlockTile:
 WIDE, NARROW = BlockTile(256, 4), BlockTile(128, 4)
 TILES = (WIDE, NARROW)
 FP8_TILES = (BlockTile(256, 9, item=1), BlockTile(128, 8, item=1))
+TF32_TILES = (BlockTile(256, 5, item=4), BlockTile(128, 4, item=4))
+_TILES_OF = {1: FP8_TILES, 2: TILES, 4: TF32_TILES}  # by bytes of an element
 
 
 def out_types(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -136,7 +159,7 @@ def choose_block_tile(
     n: int, block_rows: int, processors: int, dtype: torch.dtype = torch.bfloat16
 ) -> BlockTile:
     """Return the wide tile where ``n`` columns fill it and there is one for every SM."""
-    wide, narrow = FP8_TILES if dtype is FP8 else TILES
+    wide, narrow = _TILES_OF[dtype.itemsize]
     if n <= narrow.columns or block_rows * wide.slabs(n) < processors:
         return narrow
     return wide
@@ -173,6 +196,8 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
             yield bcsr_config(dtype, tile.at_step(step), out_dtype=out)
     for tile, out in itertools.product(FP8_TILES, out_types(FP8)):
         yield bcsr_config(FP8, tile, out_dtype=out, k_major=True)
+    for tile in TF32_TILES:
+        yield bcsr_config(torch.float32, tile, k_major=True)
 
 
 SPMM_BCSR = KernelSpec(

@@ -24,6 +24,7 @@ from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.bcsr_runner import BCSRRunner
 from sparsetile.systems.csr import CSRSystem
 from sparsetile.systems.csr_runner import CSRRunner
+from sparsetile.systems.tensor_cores import tf32_reasons
 
 __all__ = ["BCSRSystem"]
 
@@ -39,11 +40,14 @@ def _block_bytes(csr: CSR, order: torch.Tensor | None, item: int, limit: int) ->
     return most if most <= limit else count_blocks(csr, BLOCK, order) * BLOCK**2 * item
 
 
-def _fp8_reasons(request: Request) -> list[str]:
-    """In FP8 nothing repairs C, and the ladder is not built."""
+def _type_reasons(request: Request) -> list[str]:
+    """The ladder is built in 16 bits, and in FP8 nothing repairs C."""
     found = []
-    if request.ablation not in (None, "opt6"):
-        found.append(f"has no {request.ablation} in float8_e4m3fn")
+    if request.dtype.itemsize != 2 and request.ablation not in (None, "opt6"):
+        name = str(request.dtype).removeprefix("torch.")
+        found.append(f"has no {request.ablation} in {name}")
+    if request.dtype is not FP8:
+        return found
     if pack_bcsr(request.csr, BLOCK, request.permutation.perm).bitmaps is not None:
         found.append(f"takes float8_e4m3fn only where blocks of {BLOCK}x{BLOCK} are full")
     return found
@@ -61,7 +65,7 @@ class BCSRSystem(System):
     """Tensor cores on dense blocks."""
 
     name = "bcsr"
-    summary = "AsyncSparse: dense 64x64 blocks on WGMMA, 16 or 8 bits, sums in block order"
+    summary = "AsyncSparse: dense 64x64 blocks on WGMMA, TF32, 16 or 8 bits, sums in order"
     devices = ("cuda",)
     dtypes = tuple(ELEMENTS)
     deterministic = True
@@ -72,7 +76,7 @@ class BCSRSystem(System):
         self._exact = exact
 
     def further_reasons(self, request: Request) -> list[str]:
-        found = self._exact.further_reasons(request)
+        found = [*self._exact.further_reasons(request), *tf32_reasons(request)]
         if request.device.type != "cuda":
             return found
         capability = torch.cuda.get_device_capability(request.device)
@@ -82,8 +86,7 @@ class BCSRSystem(System):
             )
         if found or request.dtype not in self.dtypes:
             return found
-        if request.dtype is FP8:
-            found += _fp8_reasons(request)
+        found += _type_reasons(request)
         limit = int(MEMORY_SHARE * torch.cuda.mem_get_info(request.device)[0])
         order, item = request.permutation.perm, request.dtype.itemsize
         needed = _block_bytes(request.csr, order, item, limit)

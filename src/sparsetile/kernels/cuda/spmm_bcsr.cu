@@ -22,10 +22,15 @@
 //
 // C of 16 bits in the given row order goes through shared memory, 4 KB a warp, and leaves by the
 // engine, so that its warp may go on with the next item; transposed, as a linear layer wants it, 16
-// KB a warpgroup at a time. Else threads store it, 16 bytes at a time.
+// KB a warpgroup at a time. Else threads store it, 16 bytes at a time; float32 8 bytes, transposed
+// 4, of which eight lanes have neighbours.
 //
 // FP8 (e4m3): rows of 64 bytes, K-major B alone. Tensor Cores keep some 14 bits of a sum of such
 // products, so theirs run over 128 of k, two blocks, and are added up in float32.
+//
+// TF32: A was rounded when it was packed, B is a rounded copy, K-major (tf32_operand.cu). A block
+// takes two stages of 32 columns, 128 bytes a row, so that the ring is that of 16 bits. C is
+// float32 and needs no room in shared memory.
 //
 // kStep is the last step of the paper's ladder that is on, each with all before it: 0 CUDA cores, 1
 // WGMMA, 2 the copy engine, 3 a warp that copies and the ring, 5 sums that are not zeroed first, 6
@@ -55,17 +60,20 @@ constexpr bool kTensorCores = kStep >= 1, kEngine = kStep >= 2, kSpecialised = k
 constexpr int kConsumers = kCols / 128;
 constexpr int kFirstConsumer = kSpecialised ? 128 : 0;  // thread
 constexpr int kBlocksPerSM = kConsumers == 1 || !kSpecialised ? 2 : 1;
-constexpr int kRowBytes = kBlock * sizeof(E::Storage);  // of a block, and of a K-major B
+constexpr int kPieces = sizeof(E::Storage) == 4 ? 2 : 1;  // stages that a block takes
+constexpr int kDepth = kBlock / kPieces;                  // columns of A, rows of B, in a stage
+constexpr int kRowBytes = kDepth * sizeof(E::Storage);    // of a block, and of a K-major B
 constexpr int kBlockBytes = kBlock * kRowBytes;
-constexpr int kBoxBytes = kBlock * kRowBytes;  // of B: 64 rows x 64 columns, or 64 columns x 64 k
+constexpr int kBoxBytes = kBlock * kRowBytes;  // of B: 64 rows x 64 columns, or 64 columns x kDepth
 constexpr int kBoxes = kCols / 64;
 constexpr int kStageBytes = kBlockBytes + kBoxes * kBoxBytes;
 constexpr int kStoreBoxBytes = 16 * 128;  // a warp's rows of C, 64 columns
 constexpr int kWarpStoreBytes = 2 * kStoreBoxBytes;
+constexpr int kStoreBytes = kPieces == 1 ? kConsumers * 4 * kWarpStoreBytes : 0;
 
 struct Params {
-  TensorMap a;       // [64 * blocks, 64], boxes of 64 x 64
-  TensorMap b;       // [k, n], boxes of 64 rows x 64 columns; K-major [n, k], kCols rows x 64
+  TensorMap a;       // [64 * blocks, 64], boxes of 64 x kDepth
+  TensorMap b;       // [k, n], boxes of 64 rows x 64 columns; K-major [n, k], kCols rows x kDepth
   TensorMap stored;  // C [rows, n], boxes of 16 rows x 64 columns; transposed [n, rows], 128 x 64
   Out::Storage* c;
   const int4* work;          // longest first: block row, its first block, how many; 0
@@ -82,17 +90,18 @@ struct Params {
   int block_rows;
   int slabs;
   int together;  // slabs whose items alternate
-  int store;     // kByThreads, or where C is of 16 bits and in no order, kByEngine, kTransposed
+  int store;     // by the engine only where C is of 16 bits and in no order
   int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
   int relu;
 };
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
-static_assert(kCols % 128 == 0 && (kRowBytes == 128 || (kKMajor && kElided)),
-              "a consumer takes 128 columns of 16 bits, or K-major of 8");
+static_assert(kCols % 128 == 0 && (sizeof(E::Storage) == 2 || (kKMajor && kElided)),
+              "a consumer takes 128 columns of 16 bits, or K-major of 8 or 32");
 static_assert(kThreads == kFirstConsumer + kConsumers * 128 && (kSpecialised || kStages == 1),
               "one warpgroup copies, the others multiply");
 
-enum Store { kByThreads, kByEngine, kTransposed };
+// From kTransposed on columns of C are rows of memory; the last is for float32 alone.
+enum Store { kByThreads, kByEngine, kTransposed, kTransposedByThreads };
 
 struct Ring {
   char* stages;
@@ -104,7 +113,7 @@ struct Ring {
 __device__ __forceinline__ Ring ring_memory() {
   extern __shared__ __align__(1024) char s_dynamic[];
   char* stored = s_dynamic + kStages * kStageBytes;
-  u64* barriers = reinterpret_cast<u64*>(stored + kConsumers * 4 * kWarpStoreBytes);
+  u64* barriers = reinterpret_cast<u64*>(stored + kStoreBytes);
   return {s_dynamic, stored, barriers, barriers + kStages};
 }
 
@@ -149,13 +158,14 @@ __device__ __forceinline__ int column_at(const Params& p, const Item& item, int 
   return column;
 }
 
-// Block `block` and the rows of B that it meets, from `row` on.
+// Piece `piece` of block `block` and the rows of B that it meets; those of the block begin at
+// `row`.
 __device__ __forceinline__ void copy_stage(const Params& p, char* stage, u64* full, int block,
-                                           int row, int first_column) {
+                                           int piece, int row, int first_column) {
   wg::barrier_expect(full, kStageBytes);
-  wg::copy_box(stage, &p.a, 0, block * kBlock, full);
+  wg::copy_box(stage, &p.a, piece * kDepth, block * kBlock, full);
   if constexpr (kKMajor) {
-    wg::copy_box(stage + kBlockBytes, &p.b, row, first_column, full);
+    wg::copy_box(stage + kBlockBytes, &p.b, row + piece * kDepth, first_column, full);
   } else {
 #pragma unroll
     for (int j = 0; j < kBoxes; ++j) {
@@ -183,13 +193,16 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
       const int count = min(32, item.blocks - from);
       for (int i = 0; i < count; ++i) {
         const int row = __shfl_sync(0xffffffffu, mine, i) * kBlock;
-        if (lane == 0) {
-          wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
-          copy_stage(p, ring.stages + turn.stage * kStageBytes, ring.full + turn.stage,
-                     item.first_block + from + i, row, item.first_column);
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          if (lane == 0) {
+            wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
+            copy_stage(p, ring.stages + turn.stage * kStageBytes, ring.full + turn.stage,
+                       item.first_block + from + i, piece, row, item.first_column);
+          }
+          __syncwarp();
+          turn.next();
         }
-        __syncwarp();
-        turn.next();
       }
     }
     item = next, next = after;
@@ -216,7 +229,7 @@ __device__ __forceinline__ float scale_of(const Params& p, int row) {
 
 // Element of C in a row and column.
 __device__ __forceinline__ i64 element_at(const Params& p, int row, int column) {
-  return p.store == kTransposed ? column * p.c_stride + row : row * p.c_stride + column;
+  return p.store >= kTransposed ? column * p.c_stride + row : row * p.c_stride + column;
 }
 
 // A thread's sums: rows `position` and 8 further on, sum[4 j + 2 half + e] in column 8 j + 2 q + e.
@@ -343,6 +356,23 @@ __device__ __forceinline__ void store_rows(const Params& p, int position, int fi
   }
 }
 
+// By threads, transposed: float32, whose eight rows of a column are 32 neighbouring bytes.
+__device__ __forceinline__ void store_columns(const Params& p, int position, int first_column,
+                                              const float (&sum)[64]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of(p, position + 8 * half);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int column = first_column + i / 2 * 8 + q * 2 + i % 2;
+      if (row >= 0 && column < p.n) {
+        __stcs(p.c + column * p.c_stride + row, sum[i / 2 * 4 + half * 2 + i % 2]);
+      }
+    }
+  }
+}
+
 __device__ __forceinline__ void finish(const Params& p, const Ring& ring, int block_row,
                                        int first_column, float (&sum)[64]) {
   const int warp = (threadIdx.x - kFirstConsumer) / 32, lane = threadIdx.x % 32;
@@ -365,6 +395,9 @@ __device__ __forceinline__ void finish(const Params& p, const Ring& ring, int bl
       store_bulk<Out>(p, ring.stored + warp * kWarpStoreBytes, first_position, first_column, sum);
       return;
     }
+  } else if (p.store == kTransposedByThreads) {
+    store_columns(p, position, first_column, sum);
+    return;
   }
   store_rows<Out>(p, position, first_column, sum);
 }
@@ -389,14 +422,14 @@ __device__ __forceinline__ void start_products(const char* stage, const char* b,
   wg::commit();
 }
 
-// The item's sums; `turn` goes on through the ring.
-__device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int blocks, Turn& turn,
+// The item's sums, of `stages` stages; `turn` goes on through the ring.
+__device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int stages, Turn& turn,
                                            float (&sum)[64]) {
-  if (blocks == 0 || !kElided) clear(sum);
-  if (blocks == 0) return;
+  if (stages == 0 || !kElided) clear(sum);
+  if (stages == 0) return;
   const bool releases = threadIdx.x % 32 == 0;
   u64* previous = nullptr;
-  for (int i = 0; i < blocks; ++i) {
+  for (int i = 0; i < stages; ++i) {
     wg::barrier_wait(ring.full + turn.stage, turn.parity);
     const char* stage = ring.stages + turn.stage * kStageBytes;
     start_products(stage, stage + kBlockBytes + consumer * 2 * kBoxBytes, i > 0 || !kElided, sum);
@@ -449,7 +482,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
     if constexpr (sizeof(E::Storage) == 1) {
       accumulate_pairs(ring, consumer, item.blocks, turn, sum);
     } else {
-      accumulate(ring, consumer, item.blocks, turn, sum);
+      accumulate(ring, consumer, item.blocks * kPieces, turn, sum);
     }
     finish(p, ring, item.block_row, item.first_column + consumer * 128, sum);
     item = next;
@@ -470,7 +503,7 @@ __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
   for (int i = 0; i < item.blocks; ++i) {
     const int block = item.first_block + i, row = __ldg(p.block_col_idx + block) * kBlock;
     if constexpr (kEngine) {
-      if (threadIdx.x == 0) copy_stage(p, stage, ring.full, block, row, item.first_column);
+      if (threadIdx.x == 0) copy_stage(p, stage, ring.full, block, 0, row, item.first_column);
       wg::barrier_wait(ring.full, i % 2);
     } else {
       copy_by_threads<kThreads>(stage, p.a, 0, block * kBlock);

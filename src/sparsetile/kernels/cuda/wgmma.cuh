@@ -221,9 +221,9 @@ __device__ __forceinline__ void transpose(u32 (&word)[4], int q) {
 #define WGMMA_SUMS_64 WGMMA_SUMS_32(0), WGMMA_SUMS_32(32)
 #define WGMMA_SUMS_128 WGMMA_SUMS_64, WGMMA_SUMS_32(64), WGMMA_SUMS_32(96)
 
-// One warpgroup: 64 x 128 sums += A (64 x 16, K-major; 64 x 32 of 8 bits) . B (N-major, or K-major
-// where kNMajor is 0), both in shared memory. Types of 8 bits have no choice, nor an operand for
-// it.
+// One warpgroup: 64 x 128 sums += A (64 x 16, K-major; 64 x 32 of 8 bits, 64 x 8 of TF32) . B
+// (N-major, or K-major where kNMajor is 0), both in shared memory. Types of 8 and 32 bits have no
+// choice, nor an operand for it; of float32 the lower 13 bits are not read.
 template <typename E, int kNMajor = 1>
 struct Wgmma128;
 
@@ -243,3 +243,4 @@ WGMMA_SHARED(F16, 0, "m64n128k16.f32.f16.f16", ", 0, 0")
 WGMMA_SHARED(BF16, 1, "m64n128k16.f32.bf16.bf16", ", 0, 1")
 WGMMA_SHARED(BF16, 0, "m64n128k16.f32.bf16.bf16", ", 0, 0")
 WGMMA_SHARED(E4M3, 0, "m64n128k32.f32.e4m3.e4m3", "")
+WGMMA_SHARED(F32, 0, "m64n128k8.f32.tf32.tf32", "")
