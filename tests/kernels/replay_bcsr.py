@@ -168,7 +168,7 @@ class Product:
 
     def check_writes(self) -> None:
         """Each element of C once; of a row past its end only what fills a thread's access."""
-        step = 1 if self.p["store"] != BY_THREADS else 8 if self.output.size == 2 else 2
+        step = 1 if self.p["store"] >= TRANSPOSED else 8 if self.output.size == 2 else 2
         row, column = np.arange(self.p["rows"]), np.arange(-(-self.p["n"] // step) * step)
         expected = np.zeros_like(self.c.writes)
         expected[self.element_at(row[:, None], column)] = 1

@@ -224,8 +224,8 @@ class Shared:
         places = box_places(begin, rows, columns) // ITEM
         assert not self.unseen[places].any(), "written, but not for the engine"
         r, at = row + np.arange(rows)[:, None], column + np.arange(columns)
-        inside = (r < matrix.shape[0]) & (at < matrix.shape[1])
-        assert matrix.shape[1] % 8 == 0, "the engine stores 16 bytes at least"
+        whole = -(-matrix.shape[1] * ITEM // CHUNK) * CHUNK // ITEM  # 16 bytes at least are stored
+        inside = (r < matrix.shape[0]) & (at < whole)
         before = self.data[places]
         who.boxes += 1
 
