@@ -202,6 +202,46 @@ def test_a_captured_graph_of_a_linear_layer_replays_with_new_input():
         assert_close(Y.T, csr, X.T)
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, FP8], ids=str)
+@pytest.mark.parametrize("n", [1, 72, 251, 1000])
+def test_a_linear_layer_with_bias_and_relu_matches_bit_for_bit_in_one_kernel(n, dtype):
+    csr = pruned((704, 912), 0.2, whole=True)
+    bias = torch.randint(-200, 50, (704,), device="cuda") / 2
+    X = torch.randint(0, 2, (n, 912), device="cuda").to(dtype)
+    with tf32(True):
+        plan = st.plan(csr, n, dtype=dtype, system="bcsr")
+        assert plan.fuses_linear
+        found = plan.linear(X, bias=bias, relu=True, alpha=0.5)
+        wide = plan.linear(X.view(1, n, 912), bias=bias, out_dtype=F32)
+    plain = reference(csr, X.T.float()).T
+    expected = torch.relu(plain / 2 + bias.cpu().double())
+    assert found.dtype is (BF16 if dtype is FP8 else dtype) and found.is_contiguous()
+    assert torch.equal(found.cpu(), expected.to(found.dtype))
+    assert torch.equal(wide[0].cpu().double(), plain + bias.cpu().double())
+
+
+def test_a_linear_layer_allocates_nothing_but_its_result():
+    for dtype in (F16, F32):
+        csr, X = pruned((640, 512), 0.3, dtype), dense(128, 512, dtype)
+        bias = torch.randn(640, device="cuda")
+        with tf32(True):
+            plan = st.plan(csr, 128, system="bcsr")
+            plan.linear(X, bias=bias, relu=True)
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            Y = plan.linear(X, bias=bias, relu=True)
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before + 1
+        assert Y.shape == (128, 640)
+
+
+def test_gradients_of_a_linear_layer_are_those_of_the_product():
+    csr = pruned((640, 512), 0.3)
+    plan, X = st.plan(csr, 64, system="bcsr"), dense(64, 512, F16).requires_grad_()
+    bias, G = torch.zeros(640, device="cuda", requires_grad=True), dense(64, 640, F16)
+    plan.linear(X, bias=bias).backward(G)
+    assert_close(X.grad.T, csr.transposed(), G.T)
+    assert torch.allclose(bias.grad, G.float().sum(0), atol=0.1)
+
+
 def test_scattered_matrices_whose_c_is_repaired_take_transposed_operands_too():
     csr = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
     plan, X = st.plan(csr, 64, system="bcsr"), dense(64, 248, F16)

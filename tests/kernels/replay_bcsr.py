@@ -148,6 +148,7 @@ class Product:
         self.order = array(params["order"], np.int32)
         self.indptr = array(params["indptr"], np.int64)
         self.bias = array(params["bias"], np.float32)
+        self.row_bias = array(params["row_bias"], np.float32)
         self.spoilt = array(params["spoilt"], np.int64)
         self.c = array(params["c"], self.output.storage)
         self.random = np.random.default_rng(11)
@@ -432,6 +433,8 @@ class Product:
                         x[here] += np.float32(self.p["beta"]) * old
                     if self.bias is not None:
                         x[here] += self.bias.load(column[here])[:, 0]
+                    if self.row_bias is not None:
+                        x[here] += self.row_bias.load(row[here])[:, 0]
                     if self.p["relu"]:
                         x = np.where(x < 0, np.float32(0), x)
                     sums[:, j * 4 + half * 2 + e] = x

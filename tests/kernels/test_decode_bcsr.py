@@ -102,8 +102,9 @@ def test_host_and_device_name_the_same_kinds_of_parameters_in_the_same_order():
     fields = device_fields(SPMM_BCSR)
     assert [letter for _, letter in fields] == host_letters(SPMM_BCSR)
     assert [name for name, _ in fields if "[" not in name] == [
-        "c", "work", "block_col_idx", "order", "indptr", "bias", "spoilt", "c_stride", "alpha",
-        "beta", "rows", "n", "block_rows", "slabs", "together", "store", "epilogue", "relu",
+        "c", "work", "block_col_idx", "order", "indptr", "bias", "row_bias", "spoilt", "c_stride",
+        "alpha", "beta", "rows", "n", "block_rows", "slabs", "together", "store", "epilogue",
+        "relu",
     ]  # fmt: skip
 
 
@@ -498,6 +499,20 @@ def test_alpha_and_beta_act_on_the_right_elements_of_a_transposed_c(machine, n):
     found = BlockCase(machine, csr, n, F16).spmm(k_major(B), out, alpha=0.5, beta=2.0)
     assert torch.equal(found, (reference(csr, B) / 2 + 2 * before.T).to(F16))
     assert machine.configs[-1]["kKMajor"]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("out_dtype", [F16, F32], ids=str)
+def test_a_linear_layers_bias_is_that_of_its_row(machine, ordered, out_dtype):
+    csr = full_blocks([[1, 0], [0, 1], [0, 0]], F16, (152, 100))
+    B, bias = operand(csr, 21, F16), torch.arange(152.0) - 70
+    order = torch.argsort(torch.arange(152) // BLOCK + torch.rand(152, dtype=torch.float64))
+    case = BlockCase(machine, csr, 21, F16, order=order if ordered else None)
+    assert case.runner.fuses_linear
+    machine.hold(bias)
+    Y = torch.full((21, 152), float("nan"), dtype=out_dtype)
+    found = case.spmm(k_major(B), Y.T, alpha=2.0, row_bias=bias, relu=True)
+    assert torch.equal(found, torch.relu(2 * reference(csr, B) + bias[:, None]).to(out_dtype))
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)

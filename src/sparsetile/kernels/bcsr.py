@@ -202,7 +202,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 SPMM_BCSR = KernelSpec(
     name="spmm_bcsr",
-    params_format=pad_params(f"{3 * MAP_WORDS}Q7Pq2d8i"),
+    params_format=pad_params(f"{3 * MAP_WORDS}Q8Pq2d8i"),
     configs=_configs,
     architectures=("sm_90a",),
 )

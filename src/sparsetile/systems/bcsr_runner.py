@@ -133,7 +133,7 @@ class BCSRRunner(Runner):
         self._exact = exact
         self._step = int(meta["step"])
         # What repairs takes row-major operands, and so do steps of the ladder.
-        self.any_strides = exact is None and self._step == PRODUCT
+        self.any_strides = self.fuses_linear = exact is None and self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
         self._flags: dict[torch.device, Tensor] = {}
         self._copies = OperandCopies()
@@ -237,12 +237,13 @@ class BCSRRunner(Runner):
         epilogue: Epilogue,
     ) -> tuple[int | float, ...]:
         """Fields of the struct after the maps and c."""
-        bias, order = epilogue.bias, parts[_ORDER]
+        bias, row_bias, order = epilogue.bias, epilogue.row_bias, parts[_ORDER]
         return (
             parts[_WORK].data_ptr(), parts[_IDX].data_ptr(),
             order.data_ptr() if order.numel() else 0,
             parts[_INDPTR].data_ptr() if epilogue.mean else 0,
             0 if bias is None else bias.data_ptr(),
+            0 if row_bias is None else row_bias.data_ptr(),
             0 if self._exact is None else self._spoilt(parts).data_ptr(),
             c_stride,
             epilogue.alpha, epilogue.beta,

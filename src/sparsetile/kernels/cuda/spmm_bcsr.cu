@@ -81,6 +81,7 @@ struct Params {
   const int* order;          // null: as given; row of C at each position
   const i64* indptr;         // null: no mean; row pointers
   const float* bias;         // null: none; [n]
+  const float* row_bias;     // null: none; [rows], in the given order
   i64* spoilt;               // null: nobody asks; becomes 1 where a sum is not finite
   i64 c_stride;              // of rows of C; transposed of columns
   double alpha;
@@ -91,7 +92,7 @@ struct Params {
   int slabs;
   int together;  // slabs whose items alternate
   int store;     // by the engine only where C is of 16 bits and in no order
-  int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
+  int epilogue;  // 0: alpha 1, beta 0, no mean, biases or relu
   int relu;
 };
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
@@ -234,7 +235,7 @@ __device__ __forceinline__ i64 element_at(const Params& p, int row, int column) 
 
 // A thread's sums: rows `position` and 8 further on, sum[4 j + 2 half + e] in column 8 j + 2 q + e.
 
-// alpha, mean, beta, bias and ReLU.
+// alpha, mean, beta, biases and ReLU.
 __device__ __forceinline__ void apply_epilogue(const Params& p, int position, int first_column,
                                                float (&sum)[64]) {
   const int q = threadIdx.x % 4;
@@ -242,6 +243,7 @@ __device__ __forceinline__ void apply_epilogue(const Params& p, int position, in
   for (int half = 0; half < 2; ++half) {
     const int row = row_of(p, position + 8 * half);
     const float scale = scale_of(p, row);
+    const float shift = p.row_bias != nullptr && row >= 0 ? __ldg(p.row_bias + row) : 0.0f;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
 #pragma unroll
@@ -251,6 +253,7 @@ __device__ __forceinline__ void apply_epilogue(const Params& p, int position, in
         if (column < p.n && row >= 0) {
           if (p.beta != 0.0) x += float(p.beta) * Out::widen(p.c[element_at(p, row, column)]);
           if (p.bias != nullptr) x += p.bias[column];
+          if (p.row_bias != nullptr) x += shift;
         }
         if (p.relu && x < 0.0f) x = 0.0f;
         sum[j * 4 + half * 2 + e] = x;
