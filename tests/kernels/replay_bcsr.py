@@ -537,10 +537,13 @@ def fragments(tile: np.ndarray) -> np.ndarray:
 
 
 def replays(maps: Maps) -> dict[str, Any]:
+    from tests.kernels.replay_bcsr_cluster import ClusterProduct
     from tests.kernels.replay_bcsr_steps import StepProduct
 
     def replay_spmm(machine, config, params, grid) -> None:
-        kind = Product if config["kStep"] >= SPECIALISED else StepProduct
+        kind: Any = Product if config["kStep"] >= SPECIALISED else StepProduct
+        if "CLUSTERED" in config:
+            kind = ClusterProduct
         kind(machine, maps, config, params).run(grid)
 
     return {"spmm_bcsr": replay_spmm, "tf32_operand": replay_operand}

@@ -55,10 +55,11 @@ ROW_BYTES = 128
 STORE_BOX, TRANSPOSED_BOX = (16, 64), (128, 64)
 STORE_COLUMNS = 8
 # The paper's ladder: the last step that is on, each with all before it. The engine copies from
-# ENGINE on, a warpgroup is kept for copies from SPECIALISED on, PRODUCT is everything. Barriers are
-# mbarriers wherever there are some, so that opt4 is opt3; opt7, multicast, is not built.
-LADDER = {"opt0": 0, "opt1": 1, "opt2": 2, "opt3": 3, "opt5": 5, "opt6": 6}
-ENGINE, SPECIALISED, PRODUCT = 2, 3, 6
+# ENGINE on, a warpgroup is kept for copies from SPECIALISED on, PRODUCT is what products take: with
+# MULTICAST, too, blocks of A are shared by two blocks of threads. Barriers are mbarriers wherever
+# there are some, so that opt4 is opt3.
+LADDER = {"opt0": 0, "opt1": 1, "opt2": 2, "opt3": 3, "opt5": 5, "opt6": 6, "opt7": 7}
+ENGINE, SPECIALISED, PRODUCT, MULTICAST = 2, 3, 6, 7
 # Columns of C that one warpgroup multiplies, and threads of a warpgroup.
 WARPGROUP_COLUMNS, WARPGROUP = 128, 128
 # Two barriers a stage.
@@ -118,6 +119,11 @@ class BlockTile:
         return self.stages * (self.stage_bytes + BARRIER_BYTES) + stored
 
     @property
+    def cluster(self) -> int:
+        """Blocks of threads that share blocks of A, each with a slab of its own."""
+        return 2 if self.step == MULTICAST else 1
+
+    @property
     def blocks_per_processor(self) -> int:
         """Blocks of threads that share an SM."""
         return 2 if self.columns == WARPGROUP_COLUMNS else 1
@@ -125,21 +131,23 @@ class BlockTile:
     @property
     def block_box(self) -> tuple[int, int]:
         """Rows and columns of a copy of A."""
-        return (BLOCK, self.depth)
+        return (BLOCK // self.cluster, self.depth)
 
     def box(self, k_major: bool) -> tuple[int, int]:
         """Rows and columns of a copy of B; of its transpose if ``k_major``: all columns at once."""
         return (self.columns, self.depth) if k_major else BOX
 
     def slabs(self, n: int) -> int:
-        return -(-n // self.columns)
+        """Slabs of columns, those of a cluster counted as one."""
+        return -(-n // (self.columns * self.cluster))
 
     def grid(self, n: int, block_rows: int, processors: int) -> tuple[int, int, int]:
         """As many blocks of threads as the GPU holds, or as there are items."""
         items = block_rows * self.slabs(n)
         if self.step < PRODUCT:
             return (items, 1, 1)
-        return (min(items, processors * self.blocks_per_processor), 1, 1)
+        held = max(processors * self.blocks_per_processor // self.cluster, 1)
+        return (self.cluster * min(items, held), 1, 1)
 
 
 # 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.
@@ -181,6 +189,7 @@ def bcsr_config(
         "kStages": tile.stages,
         "kThreads": tile.threads,
         "kStep": tile.step,
+        **({"CLUSTERED": "1"} if tile.cluster > 1 else {}),
     }
 
 
@@ -192,7 +201,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
         for out in out_types(dtype):
             yield bcsr_config(dtype, tile, out_dtype=out, k_major=k_major)
     for dtype, tile, step in itertools.product(_SIXTEEN_BITS, TILES, LADDER.values()):
-        for out in out_types(dtype) if step < PRODUCT else ():
+        for out in out_types(dtype) if step != PRODUCT else ():
             yield bcsr_config(dtype, tile.at_step(step), out_dtype=out)
     for tile, out in itertools.product(FP8_TILES, out_types(FP8)):
         yield bcsr_config(FP8, tile, out_dtype=out, k_major=True)

@@ -34,8 +34,25 @@
 //
 // kStep is the last step of the paper's ladder that is on, each with all before it: 0 CUDA cores, 1
 // WGMMA, 2 the copy engine, 3 a warp that copies and the ring, 5 sums that are not zeroed first, 6
-// blocks of threads that stay (a matter of the grid). Below 3 one stage is filled and multiplied in
-// turns by all threads.
+// blocks of threads that stay (a matter of the grid), 7 blocks of A shared by two. Below 3 one
+// stage is filled and multiplied in turns by all threads.
+//
+// Step 7 (CLUSTERED): two blocks of threads are a cluster, with neighbouring slabs of the same
+// block rows, so that both go through the same blocks of A in the same order. Each copies half of
+// A's block, 32 rows, to both, and its own rows of B:
+//
+//   producer r   wait empty[s] of r -> expect a whole stage at full[s] of r -> rows 32 r.. of the
+//   block
+//                to both, B to r
+//   consumers    wait full[s] of their own -> multiply -> arrive at empty[s] of both
+//
+// empty[s] of r has arrivals of both blocks' consumers, since producer r writes into both. The
+// other one's half may land, and count at full[s] of r, before producer r has said what it expects:
+// that phase cannot end without producer r, and none is early by a whole turn, because the other
+// producer waited for consumers of r, who waited for the phase before. Likewise no consumer arrives
+// twice in a phase of empty[s] of the other: its next full[s] needs that one's producer to have
+// passed it. Both begin when all barriers are there, and end together: what is exited has no
+// barriers. Where slabs are odd the last block has columns past n: zeros, and nothing is stored.
 //
 // Shared memory: dynamic, kStages stages of 8 KB + kCols * 128 bytes, kCols * 128 bytes of C, the
 // barriers. No atomics; sums in block order. With 128 columns two blocks share an SM.
@@ -57,6 +74,13 @@ using Out = OUTPUT;
 constexpr int kBlock = 64;
 constexpr bool kTensorCores = kStep >= 1, kEngine = kStep >= 2, kSpecialised = kStep >= 3,
                kElided = kStep >= 5;
+#ifdef CLUSTERED
+#define CLUSTER_DIMS __cluster_dims__(2, 1, 1)
+constexpr int kCluster = 2;
+#else
+#define CLUSTER_DIMS
+constexpr int kCluster = 1;
+#endif
 constexpr int kConsumers = kCols / 128;
 constexpr int kFirstConsumer = kSpecialised ? 128 : 0;  // thread
 constexpr int kBlocksPerSM = kConsumers == 1 || !kSpecialised ? 2 : 1;
@@ -72,7 +96,7 @@ constexpr int kWarpStoreBytes = 2 * kStoreBoxBytes;
 constexpr int kStoreBytes = kPieces == 1 ? kConsumers * 4 * kWarpStoreBytes : 0;
 
 struct Params {
-  TensorMap a;       // [64 * blocks, 64], boxes of 64 x kDepth
+  TensorMap a;       // [64 * blocks, 64], boxes of 64 / kCluster x kDepth
   TensorMap b;       // [k, n], boxes of 64 rows x 64 columns; K-major [n, k], kCols rows x kDepth
   TensorMap stored;  // C [rows, n], boxes of 16 rows x 64 columns; transposed [n, rows], 128 x 64
   Out::Storage* c;
@@ -89,7 +113,7 @@ struct Params {
   int rows;
   int n;
   int block_rows;
-  int slabs;
+  int slabs;     // of kCluster * kCols columns
   int together;  // slabs whose items alternate
   int store;     // by the engine only where C is of 16 bits and in no order
   int epilogue;  // 0: alpha 1, beta 0, no mean, biases or relu
@@ -98,6 +122,7 @@ struct Params {
 static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
 static_assert(kCols % 128 == 0 && (sizeof(E::Storage) == 2 || (kKMajor && kElided)),
               "a consumer takes 128 columns of 16 bits, or K-major of 8 or 32");
+static_assert(kCluster == 1 || (kStep == 7 && sizeof(E::Storage) == 2), "the last step is for 16 bits");
 static_assert(kThreads == kFirstConsumer + kConsumers * 128 && (kSpecialised || kStages == 1),
               "one warpgroup copies, the others multiply");
 
@@ -135,6 +160,11 @@ struct Item {
   int first_column;
 };
 
+// Items of a block of threads: those of its cluster, the slab by its place there.
+__device__ __forceinline__ int first_item() { return blockIdx.x / kCluster; }
+__device__ __forceinline__ int item_step() { return gridDim.x / kCluster; }
+__device__ __forceinline__ int cluster_rank() { return blockIdx.x % kCluster; }
+
 // Past the last item: one without blocks. The load is not waited for here.
 __device__ __forceinline__ Item item_at(const Params& p, int index) {
   if (index >= p.block_rows * p.slabs) return {0, 0, 0, 0};
@@ -144,7 +174,8 @@ __device__ __forceinline__ Item item_at(const Params& p, int index) {
   asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];"
                : "=r"(row.x), "=r"(row.y), "=r"(row.z), "=r"(row.w)
                : "l"(p.work + rest / width));
-  return {row.x, row.y, row.z, (first_slab + rest % width) * kCols};
+  const int slab = (first_slab + rest % width) * kCluster + cluster_rank();
+  return {row.x, row.y, row.z, slab * kCols};
 }
 
 // Column of the item's block `from` + lane. Not waited for either.
@@ -164,7 +195,13 @@ __device__ __forceinline__ int column_at(const Params& p, const Item& item, int 
 __device__ __forceinline__ void copy_stage(const Params& p, char* stage, u64* full, int block,
                                            int piece, int row, int first_column) {
   wg::barrier_expect(full, kStageBytes);
-  wg::copy_box(stage, &p.a, piece * kDepth, block * kBlock, full);
+  if constexpr (kCluster == 1) {
+    wg::copy_box(stage, &p.a, piece * kDepth, block * kBlock, full);
+  } else {
+    const int first = cluster_rank() * (kBlock / kCluster);
+    wg::copy_box_to_all(stage + first * kRowBytes, &p.a, piece * kDepth, block * kBlock + first,
+                        full, (1 << kCluster) - 1);
+  }
   if constexpr (kKMajor) {
     wg::copy_box(stage + kBlockBytes, &p.b, row + piece * kDepth, first_column, full);
   } else {
@@ -177,16 +214,16 @@ __device__ __forceinline__ void copy_stage(const Params& p, char* stage, u64* fu
 
 __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
   const int lane = threadIdx.x % 32, items = p.block_rows * p.slabs;
-  int index = blockIdx.x;
-  Item item = item_at(p, index), next = item_at(p, index + gridDim.x);
+  int index = first_item();
+  Item item = item_at(p, index), next = item_at(p, index + item_step());
   int first_columns = column_at(p, item, 0);
   if (lane == 0 && item.blocks > 0) {
     wg::prefetch_map(&p.a);
     wg::prefetch_map(&p.b);
   }
   Turn turn;
-  for (; index < items; index += gridDim.x) {
-    const Item after = item_at(p, index + 2 * gridDim.x);
+  for (; index < items; index += item_step()) {
+    const Item after = item_at(p, index + 2 * item_step());
     int mine = first_columns;
     first_columns = column_at(p, next, 0);
     for (int from = 0; from < item.blocks; from += 32) {
@@ -425,25 +462,36 @@ __device__ __forceinline__ void start_products(const char* stage, const char* b,
   wg::commit();
 }
 
+// A warp is done with a stage: one lane says so to each block of the cluster.
+__device__ __forceinline__ void release(u64* empty) {
+  const int lane = threadIdx.x % 32;
+  if (lane < kCluster) {
+    if constexpr (kCluster == 1) {
+      wg::barrier_arrive(empty);
+    } else {
+      wg::barrier_arrive_at(empty, lane);
+    }
+  }
+}
+
 // The item's sums, of `stages` stages; `turn` goes on through the ring.
 __device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int stages, Turn& turn,
                                            float (&sum)[64]) {
   if (stages == 0 || !kElided) clear(sum);
   if (stages == 0) return;
-  const bool releases = threadIdx.x % 32 == 0;
   u64* previous = nullptr;
   for (int i = 0; i < stages; ++i) {
     wg::barrier_wait(ring.full + turn.stage, turn.parity);
     const char* stage = ring.stages + turn.stage * kStageBytes;
     start_products(stage, stage + kBlockBytes + consumer * 2 * kBoxBytes, i > 0 || !kElided, sum);
     wg::wait<1>();  // for the products before these
-    if (releases && i > 0) wg::barrier_arrive(previous);
+    if (i > 0) release(previous);
     previous = ring.empty + turn.stage;
     turn.next();
   }
   wg::wait<0>();
   wg::settle(sum);
-  if (releases) wg::barrier_arrive(previous);
+  release(previous);
 }
 
 // The same for FP8: products of two blocks at a time.
@@ -476,11 +524,11 @@ __device__ __forceinline__ void accumulate_pairs(const Ring& ring, int consumer,
 
 __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
   const int consumer = threadIdx.x / 128 - 1, items = p.block_rows * p.slabs;
-  int index = blockIdx.x;
+  int index = first_item();
   Item item = item_at(p, index);
   Turn turn;
-  for (; index < items; index += gridDim.x) {
-    const Item next = item_at(p, index + gridDim.x);
+  for (; index < items; index += item_step()) {
+    const Item next = item_at(p, index + item_step());
     float sum[64];
     if constexpr (sizeof(E::Storage) == 1) {
       accumulate_pairs(ring, consumer, item.blocks, turn, sum);
@@ -531,17 +579,21 @@ __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
   if (p.store != kByThreads) wg::store_wait_read();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, kBlocksPerSM)
     spmm_bcsr(const __grid_constant__ Params p) {
   const Ring ring = ring_memory();
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       wg::barrier_init(ring.full + s, 1);
-      wg::barrier_init(ring.empty + s, kConsumers * 4);
+      wg::barrier_init(ring.empty + s, kCluster * kConsumers * 4);
     }
     wg::barrier_init_done();
   }
-  __syncthreads();
+  if constexpr (kCluster == 1) {
+    __syncthreads();
+  } else {
+    wg::cluster_sync();
+  }
   if constexpr (!kSpecialised) {
     take_turns<E>(p, ring);
   } else if (threadIdx.x < 128) {
@@ -552,4 +604,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     wg::more_registers<kConsumers == 2 ? 232 : 216>();
     consume(p, ring);
   }
+  if constexpr (kCluster > 1) wg::cluster_sync();
 }

@@ -50,6 +50,19 @@ __device__ __forceinline__ void barrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
+// The same on that barrier of block `rank` of the cluster, which the calling one may be.
+__device__ __forceinline__ void barrier_arrive_at(u64* barrier, u32 rank) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(
+          shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+// Until all threads of the cluster are here; what they wrote before can then be seen.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
   const u32 address = shared_address(barrier);
   u32 done;
@@ -75,6 +88,17 @@ __device__ __forceinline__ void copy_box(void* shared, const TensorMap* map, int
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(shared)),
       "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// The same to all blocks of a cluster that `blocks` has a bit of: to that place in the shared
+// memory of each, and to that barrier of each.
+__device__ __forceinline__ void copy_box_to_all(void* shared, const TensorMap* map, int column,
+                                                int row, u64* barrier, u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(blocks)
       : "memory");
 }
 
