@@ -110,6 +110,13 @@ def test_tiles_are_wide_where_columns_fill_them_and_every_sm_has_one(n, block_ro
     assert full in TF32_TILES and full.columns == tile.columns
 
 
+@pytest.mark.parametrize("columns", [128, 256])
+def test_a_width_that_is_asked_for_is_taken_whatever_b_has(columns):
+    for n, dtype in itertools.product((8, 4096), (F32, F16, FP8)):
+        tile = choose_block_tile(n, 5, 132, dtype, columns)
+        assert tile.columns == columns and tile.item == dtype.itemsize
+
+
 @pytest.mark.parametrize(
     "tile, n, block_rows, blocks",
     [(WIDE, 4096, 296, 132), (WIDE, 300, 66, 132), (WIDE, 256, 5, 5), (NARROW, 128, 296, 264),

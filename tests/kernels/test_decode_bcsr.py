@@ -17,6 +17,7 @@ from torch import Tensor
 from sparsetile import CSR
 from sparsetile.kernels.bcsr import (
     BLOCK,
+    COLUMNS,
     ENGINE,
     FP8,
     FP8_TILES,
@@ -372,6 +373,16 @@ def test_steps_of_the_ladder_take_what_the_product_takes(machine, step):
     bound = case.runner.bind(case.stage.parts, empty.values, case.packed)
     machine.hold(B)
     assert all(torch.equal(bound(B), reference(empty, B).to(F16)) for _ in range(2))
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("n", [16, 136, 264])
+def test_a_fixed_width_of_the_tile_gives_the_same_product(machine, columns, n):
+    csr = full_blocks(CORNERS, F16, (200, 150))
+    B = operand(csr, n, F16)
+    case = BlockCase(machine, csr, n, F16, ablation=columns)
+    assert torch.equal(case.spmm(B), reference(csr, B).to(F16))
+    assert machine.configs[-1]["kCols"] == COLUMNS[columns]
 
 
 def test_few_block_rows_take_narrow_tiles_so_that_more_sms_have_work(machine):

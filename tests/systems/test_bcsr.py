@@ -171,16 +171,16 @@ def test_a_matrix_of_full_blocks_is_built_without_what_repairs():
 
 def test_a_step_of_the_ladder_is_in_the_recipe_and_in_the_choices():
     csr = blocks_of([[1]])
-    for name, step in (("opt0", 0), ("opt5", 5), ("opt6", 6)):
+    for name, step in (("opt0", 0), ("opt5", 5), ("opt6", 6), ("opt7", 7)):
         wanted = request(csr=csr, ablation=name)
         assert meta_of(wanted)["step"] == step
         assert BCSR.build(wanted).choices["ablation"] == name
     assert "ablation" not in BCSR.build(request(csr=csr)).choices
 
 
-@pytest.mark.parametrize("name", ["opt4", "opt7"])
+@pytest.mark.parametrize("name", ["opt4", "columns512"])
 def test_steps_that_are_not_built_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=f"'opt3', 'opt5', 'opt6'], got '{name}'"):
+    with pytest.raises(ValueError, match=f"'opt7', 'columns128', 'columns256'], got '{name}'"):
         st.plan(blocks_of([[1]]), 8, system="bcsr", ablation=name)
 
 
@@ -222,6 +222,25 @@ def test_a_runner_whose_repair_is_not_csrs_is_refused():
     with pytest.raises(TypeError) as caught:
         BCSR.make_runner({**meta, "exact": other})
     assert str(caught.value).startswith("bcsr: exact must be a csr runner, got ")
+
+
+def test_the_tiles_width_is_an_ablation_of_every_type(gpu, loaded):
+    csr = blocks_of([[1]])
+    for name, columns in (("columns128", 128), ("columns256", 256)):
+        wanted = request(csr=csr, ablation=name)
+        meta = meta_of(wanted)
+        assert (meta["columns"], meta["step"]) == (columns, 6)
+        assert BCSR.build(wanted).choices["ablation"] == name
+        work = BCSR.make_runner(meta)
+        assert work.any_strides and work.fuses_linear
+        for n in (8, 4096):
+            work.prepare(n, F16, True, torch.device("cuda", 0))
+            assert loaded[-1][1]["kCols"] == columns
+            assert loaded[-1][1] in list(SPMM_BCSR.configs())
+        for dtype in (FP8, F32, F16):
+            with tf32(True):
+                assert BCSR.reasons(request(OnGPU, csr=csr, dtype=dtype, ablation=name)) == []
+    assert "columns" not in meta_of(request(csr=csr))
 
 
 # -- runner

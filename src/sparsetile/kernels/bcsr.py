@@ -19,6 +19,7 @@ from sparsetile.kernels.spec import KernelSpec
 __all__ = [
     "BLOCK",
     "BOX",
+    "COLUMNS",
     "ELEMENTS",
     "ENGINE",
     "FP8",
@@ -60,6 +61,8 @@ STORE_COLUMNS = 8
 # there are some, so that opt4 is opt3.
 LADDER = {"opt0": 0, "opt1": 1, "opt2": 2, "opt3": 3, "opt5": 5, "opt6": 6, "opt7": 7}
 ENGINE, SPECIALISED, PRODUCT, MULTICAST = 2, 3, 6, 7
+# The product with its tile's columns fixed, for sweeps over them.
+COLUMNS = {"columns128": 128, "columns256": 256}
 # Columns of C that one warpgroup multiplies, and threads of a warpgroup.
 WARPGROUP_COLUMNS, WARPGROUP = 128, 128
 # Two barriers a stage.
@@ -164,10 +167,19 @@ def out_types(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def choose_block_tile(
-    n: int, block_rows: int, processors: int, dtype: torch.dtype = torch.bfloat16
+    n: int,
+    block_rows: int,
+    processors: int,
+    dtype: torch.dtype = torch.bfloat16,
+    columns: int | None = None,
 ) -> BlockTile:
-    """Return the wide tile where ``n`` columns fill it and there is one for every SM."""
+    """Return the wide tile where ``n`` columns fill it and there is one for every SM.
+
+    With ``columns`` the one that has so many.
+    """
     wide, narrow = _TILES_OF[dtype.itemsize]
+    if columns is not None:
+        return wide if columns == wide.columns else narrow
     if n <= narrow.columns or block_rows * wide.slabs(n) < processors:
         return narrow
     return wide

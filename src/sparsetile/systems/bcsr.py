@@ -7,7 +7,8 @@ elements of C that are not finite are computed again from A's entries (``CSRRunn
 Deterministic: blocks of a row are added in order. docs/asyncsparse.md says what is decided and why.
 
 ``ablation`` names the last step of the paper's ladder that is on (kernels/bcsr.py), ``opt0`` to
-``opt7``; opt4 is opt3, and opt6 is what products take.
+``opt7``; opt4 is opt3, and opt6 is what products take. ``columns128`` and ``columns256`` are the
+product with tiles of that width, whatever B has.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from sparsetile.formats import BCSR, count_blocks, pack_bcsr
 from sparsetile.intake.csr import CSR
-from sparsetile.kernels.bcsr import BLOCK, ELEMENTS, FP8, LADDER, PRODUCT
+from sparsetile.kernels.bcsr import BLOCK, COLUMNS, ELEMENTS, FP8, LADDER, PRODUCT
 from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.bcsr_runner import BCSRRunner
 from sparsetile.systems.csr import CSRSystem
@@ -43,7 +44,7 @@ def _block_bytes(csr: CSR, order: torch.Tensor | None, item: int, limit: int) ->
 def _type_reasons(request: Request) -> list[str]:
     """The ladder is built in 16 bits, and in FP8 nothing repairs C."""
     found = []
-    if request.dtype.itemsize != 2 and request.ablation not in (None, "opt6"):
+    if request.dtype.itemsize != 2 and request.ablation not in (None, "opt6", *COLUMNS):
         name = str(request.dtype).removeprefix("torch.")
         found.append(f"has no {request.ablation} in {name}")
     if request.dtype is not FP8:
@@ -70,7 +71,7 @@ class BCSRSystem(System):
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_90a"
-    ablations = tuple(LADDER)
+    ablations = (*LADDER, *COLUMNS)
 
     def __init__(self, exact: CSRSystem) -> None:
         self._exact = exact
@@ -113,7 +114,8 @@ class BCSRSystem(System):
             csr,
             blocks=blocks.block_count,
             exact=None if exact is None else exact.recipe,
-            step=PRODUCT if request.ablation is None else LADDER[request.ablation],
+            step=LADDER.get(request.ablation or "", PRODUCT),
+            **({"columns": COLUMNS[request.ablation]} if request.ablation in COLUMNS else {}),
         )
         longest = int(work[0, 2]) if len(work) else 0
         choices = {

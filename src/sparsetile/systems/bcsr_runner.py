@@ -132,6 +132,7 @@ class BCSRRunner(Runner):
         self._block_rows = -(-self.rows // BLOCK)
         self._exact = exact
         self._step = int(meta["step"])
+        self._columns: int | None = meta.get("columns")
         # What repairs takes row-major operands, and so do steps of the ladder.
         self.any_strides = self.fuses_linear = exact is None and self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
@@ -155,7 +156,8 @@ class BCSRRunner(Runner):
         found = self._launches.get(key)
         if found is None:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
-            tile = choose_block_tile(n, self._block_rows, processors, dtype).at_step(self._step)
+            tile = choose_block_tile(n, self._block_rows, processors, dtype, self._columns)
+            tile = tile.at_step(self._step)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype, k_major=k_major)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
             grid = tile.grid(n, self._block_rows, processors)
