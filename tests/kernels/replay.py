@@ -134,7 +134,9 @@ class Machine:
                 return Array(address, data if parts == 1 else data.reshape(-1, parts))
         raise AssertionError(f"address {address} belongs to no tensor")
 
-    def scratch(self, device: int, stream: int, size: int, arrivals: int) -> tuple[Tensor, Tensor]:
+    def scratch(
+        self, device: int, stream: int, size: int, arrivals: int, owner: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Memory full of NaN, and counters at zero."""
         memory = torch.full((size,), 0xFF, dtype=torch.uint8)
         counters = torch.zeros(arrivals, dtype=torch.int32)

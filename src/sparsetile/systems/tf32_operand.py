@@ -1,10 +1,12 @@
-"""Copies of B for products in TF32: rounded and K-major, in the stream's scratch memory.
+"""Copies of B for products in TF32: rounded and K-major, in scratch memory of stream and thread.
 
-A product multiplies its copy before the next one on the stream is made, so that all share one. Of
-a wide B only so many columns are copied at a time that the scratch stays small.
+A product multiplies its copy before the thread makes the next one on that stream, so that all
+share one. Of a wide B only so many columns are copied at a time that the scratch stays small.
 """
 
 from __future__ import annotations
+
+import threading
 
 import torch
 from torch import Tensor
@@ -61,7 +63,7 @@ class OperandCopies:
         return found
 
     def copy(self, B: Tensor, device: int, stream: int) -> int:
-        """Copy B [K, N], of any strides, and return the address: valid until the next copy.
+        """Copy B [K, N], of any strides, and return the address: valid until this thread's next.
 
         Its rows are columns of B, :func:`copy_stride` elements apart.
         """
@@ -69,7 +71,8 @@ class OperandCopies:
         k_major = B.stride(0) == 1 and B.stride(1) != 1
         kernel = self.load(k_major, VECTOR if _whole_accesses(B, k_major) else 1, device)
         stride = copy_stride(k)
-        memory, _ = scratch(device, stream, n * stride * torch.float32.itemsize, 0)
+        size = n * stride * torch.float32.itemsize
+        memory, _ = scratch(device, stream, size, 0, threading.get_ident())
         kernel.launch(
             operand_grid(k, n), OPERAND_THREADS, stream,
             B.data_ptr(), memory.data_ptr(), *B.stride(), stride, k, n,
