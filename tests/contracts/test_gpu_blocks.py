@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -372,6 +374,28 @@ def test_tf32_rounds_both_operands_to_nearest():
         plan.update_values(torch.full((csr.nnz,), between, device="cuda"))
         C = plan @ torch.full((256, 64), between, device="cuda")
     assert bool((C == 256 * (1 + 2.0**-10) ** 2).all())
+
+
+def test_a_wide_b_in_tf32_goes_in_pieces(monkeypatch):
+    monkeypatch.setattr("sparsetile.systems.tf32_operand.MOST_BYTES", 2**18)
+    csr = pruned((700, 904), 0.4, F32, whole=True)
+    B = torch.randint(0, 2, (2, 904, 1000), device="cuda").to(F32)
+    bias = torch.arange(1000.0, device="cuda") - 700
+    with tf32(True):
+        C = st.plan(csr, 1000, system="bcsr").run(B, bias=bias, relu=True)
+    expected = torch.stack([reference(csr, one) for one in B]) + bias.cpu().double()
+    assert torch.equal(C.cpu().double(), torch.relu(expected))
+
+
+def test_threads_that_share_a_stream_keep_their_copies_of_b_apart():
+    csr = pruned((640, 512), 0.3, F32, whole=True)
+    with tf32(True):
+        plan = st.plan(csr, 128, system="bcsr")
+        operands = [torch.full((512, 128), float(i), device="cuda") for i in range(4)]
+        expected = [plan @ B for B in operands]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda i: plan @ operands[i % 4], range(400)))
+    assert all(torch.equal(C, expected[i % 4]) for i, C in enumerate(found))
 
 
 def test_a_captured_graph_in_tf32_replays_with_new_input():
