@@ -371,9 +371,10 @@ def test_tf32_rounds_both_operands_to_nearest():
     between = 1 + 2.0**-11 + 2.0**-20  # cut off it would be 1
     with tf32(True):
         plan = st.plan(csr, 64, system="bcsr")
-        plan.update_values(torch.full((csr.nnz,), between, device="cuda"))
-        C = plan @ torch.full((256, 64), between, device="cuda")
-    assert bool((C == 256 * (1 + 2.0**-10) ** 2).all())
+        for a, b in ((between, 1.0), (1.0, between)):
+            plan.update_values(torch.full((csr.nnz,), a, device="cuda"))
+            C = plan @ torch.full((256, 64), b, device="cuda")
+            assert bool((C == 256 * (1 + 2.0**-10)).all())
 
 
 def test_a_wide_b_in_tf32_goes_in_pieces(monkeypatch):

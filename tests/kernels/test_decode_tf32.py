@@ -152,11 +152,12 @@ def test_the_replay_of_full_blocks_is_their_product(wide, maps, n, k_major):
 
 def test_both_operands_are_rounded_not_cut_off(machine):
     csr = full_blocks([[1, 1]], F32)
-    csr = csr.with_values(csr.values.sign() * BETWEEN)
-    B = torch.full((128, 24), BETWEEN)
-    found = BlockCase(machine, csr, 24, F32).spmm(B)
-    rounded = csr.with_values(round_tf32(csr.values))
-    assert torch.equal(found.double(), reference(rounded, round_tf32(B)))
+    for a, b in ((BETWEEN, 3.0), (2.0, BETWEEN)):
+        given = csr.with_values(csr.values.sign() * a)
+        B = torch.full((128, 24), b)
+        found = BlockCase(machine, given, 24, F32).spmm(B)
+        rounded = given.with_values(round_tf32(given.values))
+        assert torch.equal(found.double(), reference(rounded, round_tf32(B)))
 
 
 def test_an_operand_that_is_not_rounded_is_seen(machine, monkeypatch):
