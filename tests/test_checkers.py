@@ -65,10 +65,16 @@ def test_a_clean_run_says_what_ran_with_which_tool(tool, tmp_path: Path):
 def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: Path):
     folder = tool(racecheck=how(summary=CLEAN_RACES))
     entry = run_checker(tmp_path, "racecheck", limit=60)
-    assert entry["kernels"] == ["join_wcsr", "spmm_bcsr", "spmm_bittcf", "spmm_wcsr"]
+    assert entry["kernels"] == [
+        "join_wcsr",
+        "spmm_bcsr",
+        "spmm_bittcf",
+        "spmm_wcsr",
+        "tf32_operand",
+    ]
     assert entry["systems"] == ["acc", "bcsr", "wcsr"]
     options, child, _ = json.loads((folder / "called.json").read_text())
-    assert options.count("--kernel-name") == 4 and child[8] == "acc,bcsr,wcsr"
+    assert options.count("--kernel-name") == 5 and child[8] == "acc,bcsr,wcsr"
 
 
 def test_the_kernels_named_for_racecheck_are_those_with_shared_memory():

@@ -27,7 +27,7 @@ FLOORS = (
     ("tune",),
     ("ops", "operands"),
     ("plan",),
-    ("explain", "planfile", "planner"),
+    ("explain", "linear", "planfile", "planner"),
     ("product",),
     ("nn",),
     ("dist",),
@@ -42,9 +42,9 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # `import sparsetile` means the package's public names, the highest of which is in this room.
 FRONT = "product"
 
-# Plan.explain and Plan.save are methods of a plan, but their texts and files would make plan.py
-# too long. They live one floor up, and the two methods fetch them when called.
-ALLOWED = {("plan", "explain"), ("plan", "planfile")}
+# Plan.explain, Plan.linear and Plan.save are methods of a plan, but their texts and files would
+# make plan.py too long. They live one floor up, and the three methods fetch them when called.
+ALLOWED = {("plan", "explain"), ("plan", "linear"), ("plan", "planfile")}
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 

@@ -47,7 +47,7 @@ FOUND = 86
 # Lines of a tool's log that are shown where it found something.
 SHOWN_LINES = 40
 # Kernels with shared memory, which is all that racecheck looks at.
-SHARED_MEMORY = ("join_wcsr", "spmm_bcsr", "spmm_bittcf", "spmm_wcsr")
+SHARED_MEMORY = ("join_wcsr", "spmm_bcsr", "spmm_bittcf", "spmm_wcsr", "tf32_operand")
 _SUMMARIES = (
     re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)"),
     re.compile(r"ERROR SUMMARY: (\d+) errors?"),

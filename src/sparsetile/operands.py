@@ -88,6 +88,7 @@ def check_epilogue(
     bias: Tensor | None,
     relu: bool,
     out_dtype: torch.dtype | None,
+    function: str = "run",
 ) -> None:
     """Bias, ReLU and output type only where the kernels fuse them."""
     if bias is None and not relu and out_dtype is None:
@@ -105,15 +106,15 @@ def check_epilogue(
     if B.dtype is FP8:
         if out_dtype not in (None, *FP8_RESULTS):
             names = ", ".join(str(dtype) for dtype in FP8_RESULTS)
-            raise type_error("run", "out_dtype", f"one of {names}", out_dtype, "Cast the result")
+            raise type_error(function, "out_dtype", f"one of {names}", out_dtype, "Cast the result")
         return
     if out_dtype not in (None, B.dtype, torch.float32) or (
         B.dtype is torch.float64 and out_dtype is torch.float32
     ):
         wide = B.dtype is torch.float64
         raise type_error(
-            "run", "out_dtype", str(B.dtype) if wide else f"{B.dtype} or torch.float32", out_dtype,
-            "Cast the result instead",
+            function, "out_dtype", str(B.dtype) if wide else f"{B.dtype} or torch.float32",
+            out_dtype, "Cast the result instead",
         )  # fmt: skip
 
 
@@ -140,10 +141,10 @@ def check_out(rows: int, B: Tensor, out: Any, reduce: str, needs_grad: bool) -> 
         )  # fmt: skip
 
 
-def check_fp8(reduce: str, needs_grad: bool) -> None:
+def check_fp8(reduce: str, needs_grad: bool, function: str = "run") -> None:
     """Products in FP8 are sums or means, and are not differentiated."""
     if reduce in ("max", "min") or needs_grad:
         raise value_error(
-            "run", "a float8 product", "a sum or mean without gradients",
+            function, "a float8 product", "a sum or mean without gradients",
             "gradients" if needs_grad else f"reduce={reduce}", "Make a plan in torch.bfloat16",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""torch operators over flat tensors: ``spmm``, ``spmm_out``, ``spmm_extremum``, ``sddmm``.
+"""torch operators over flat tensors: spmm, spmm_out, linear, spmm_extremum, sddmm.
 
 An operator sees nothing but tensors, numbers and a recipe text, so torch can trace, export and
 differentiate it. ``tensors`` is the flat form of a ``Bundle``:
@@ -37,6 +37,10 @@ _LIB.define(
 _LIB.define(
     "spmm_out(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor B, Tensor(a!) out, "
     "str recipe, str reduce, float alpha, float beta) -> ()"
+)
+_LIB.define(
+    "linear(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor X, Tensor? bias, str recipe, "
+    "float alpha, bool relu, ScalarType? out_dtype) -> Tensor"
 )
 _LIB.define(
     "spmm_extremum(Tensor[] tensors, Tensor? values, Tensor B, str recipe, str reduce, "
@@ -184,6 +188,38 @@ def spmm_out(
         out.copy_(target)
 
 
+def linear(
+    tensors: Sequence[Tensor],
+    values: Tensor | None,
+    packed: Tensor | None,
+    X: Tensor,
+    bias: Tensor | None,
+    recipe: str,
+    alpha: float,
+    relu: bool,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    """relu(alpha · X·Aᵀ + bias) for X [tokens, K], of runners that fuse it. Not differentiable."""
+    bundle = _bundle(recipe)
+    if not bundle.forward.fuses_linear:
+        raise RuntimeError(
+            "linear: recipe must be of a system that fuses linear layers, got "
+            f"{type(bundle.forward).__name__}. Call plan.linear, which takes another way then."
+        )
+    Y = X.new_empty((X.shape[0], bundle.rows), dtype=out_dtype or result_dtype(X.dtype))
+    if bias is not None:
+        bias = bias.to(torch.float32).contiguous()
+    bundle.forward.spmm(
+        tensors[bundle.forward_slice],
+        _packed_vector(values),
+        packed,
+        X.mT,
+        Y.mT,
+        Epilogue(alpha=alpha, row_bias=bias, relu=relu),
+    )
+    return Y
+
+
 def spmm_extremum(
     tensors: Sequence[Tensor],
     values: Tensor | None,
@@ -220,6 +256,7 @@ def sddmm(tensors: Sequence[Tensor], G: Tensor, B: Tensor, recipe: str) -> Tenso
 for _name, _kernel in (
     ("spmm", spmm),
     ("spmm_out", spmm_out),
+    ("linear", linear),
     ("spmm_extremum", spmm_extremum),
     ("sddmm", sddmm),
 ):
@@ -236,6 +273,12 @@ def _(tensors, values, packed, B, bias, recipe, reduce, alpha, relu, out_dtype):
 @torch.library.register_fake("sparsetile::spmm_out", lib=_LIB)
 def _(tensors, values, packed, B, out, recipe, reduce, alpha, beta):  # type: ignore[no-untyped-def]
     return None
+
+
+@torch.library.register_fake("sparsetile::linear", lib=_LIB)
+def _(tensors, values, packed, X, bias, recipe, alpha, relu, out_dtype):  # type: ignore[no-untyped-def]
+    shape = (X.shape[0], _bundle(recipe).rows)
+    return X.new_empty(shape, dtype=out_dtype or result_dtype(X.dtype))
 
 
 @torch.library.register_fake("sparsetile::spmm_extremum", lib=_LIB)

@@ -47,7 +47,7 @@ _transform_level = getattr(_functorch, "maybe_current_level", None)
 _CAN_BYPASS = None not in (_dispatch_depth, _function_depth, _transform_level)
 
 
-def _plain_call() -> bool:
+def plain_call() -> bool:
     """True when no mode, transform or tracer needs to see the operator."""
     return (
         _CAN_BYPASS
@@ -195,6 +195,14 @@ class Plan:
             self._casts[dtype] = (cast, packed)
         return self._casts[dtype]
 
+    def operand_values(
+        self, dtype: torch.dtype, given: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return A's canonical values, or ``given`` ones, in ``dtype``, and their packed copy."""
+        if given is None and self._follow is not None:
+            given = self._follow()
+        return self._cast(dtype) if given is None else (given.to(dtype), None)
+
     # -- products -------------------------------------------------------------------------------
 
     def run(
@@ -252,7 +260,7 @@ class Plan:
             and self._follow is None
             and not (B.requires_grad and torch.is_grad_enabled())
             and not torch.is_autocast_enabled(self.device.type)
-            and _plain_call()
+            and plain_call()
         ):
             if self._bound is not None and alpha == 1.0 and B.stride(1) == 1:
                 return self._bound(B)
@@ -264,6 +272,48 @@ class Plan:
             check_values("run", self, values)
             values = self._csr.canonical_values(values)
         return self._run_checked(B, out, alpha, beta, reduce, values, bias, relu, out_dtype)
+
+    def linear(
+        self,
+        X: Tensor,
+        *,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        alpha: float = 1.0,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
+
+        Of ``bcsr`` plans without repair one kernel reads X and writes Y where they lie. Elsewhere,
+        and where gradients are needed, it is :meth:`run` of the transpose with torch around it.
+
+        Parameters
+        ----------
+        X : Tensor [..., K]
+            Of the plan's dtype; best row-major. Of a plan with ``reorder_columns=True`` its last
+            dimension must be in the order of :attr:`column_order`.
+        bias : Tensor [M], optional
+            Added before the result is rounded and stored.
+        relu : bool
+            Replace negative results by 0.
+        alpha : float
+            Scale of the product: of a float8 one that of its operands.
+        out_dtype : torch.dtype, optional
+            As in :meth:`run`.
+
+        Returns
+        -------
+        Tensor [..., M]
+            Row-major.
+        """
+        from sparsetile.linear import linear
+
+        return linear(self, X, bias, relu, alpha, out_dtype)
+
+    @property
+    def fuses_linear(self) -> bool:
+        """Whether :meth:`linear` is one kernel a matrix where no gradients are needed."""
+        return self._runner.fuses_linear
 
     def __matmul__(self, B: Tensor) -> Tensor:
         return self.run(B)
@@ -340,12 +390,7 @@ class Plan:
                 "run", "B", f"{dtype} like the plan", B.dtype,
                 f"Cast it with B.to({dtype}), or make a plan with dtype={B.dtype}",
             )  # fmt: skip
-        if given is None and self._follow is not None:
-            given = self._follow()
-        if given is None:
-            values, packed = self._cast(dtype)
-        else:
-            values, packed = given.to(dtype), None
+        values, packed = self.operand_values(dtype, given)
         if beta != 0.0 and out is None:
             raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")
         tracked = any(t is not None and t.requires_grad for t in (B, values, bias))

@@ -15,7 +15,7 @@ from sparsetile.systems.registry import SYSTEMS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Systems that take float32 only where torch allows TF32.
-TF32_SYSTEMS = ("acc", "wcsr")
+TF32_SYSTEMS = ("acc", "bcsr", "wcsr")
 
 
 def element_of(system: str) -> torch.dtype:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -10,7 +12,7 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.systems import SYSTEMS
-from tests.contracts.cases import assert_close, csr_of, reference
+from tests.contracts.cases import assert_close, csr_of, reference, tf32
 
 
 def _hopper() -> bool:
@@ -202,6 +204,46 @@ def test_a_captured_graph_of_a_linear_layer_replays_with_new_input():
         assert_close(Y.T, csr, X.T)
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, FP8], ids=str)
+@pytest.mark.parametrize("n", [1, 72, 251, 1000])
+def test_a_linear_layer_with_bias_and_relu_matches_bit_for_bit_in_one_kernel(n, dtype):
+    csr = pruned((704, 912), 0.2, whole=True)
+    bias = torch.randint(-200, 50, (704,), device="cuda") / 2
+    X = torch.randint(0, 2, (n, 912), device="cuda").to(dtype)
+    with tf32(True):
+        plan = st.plan(csr, n, dtype=dtype, system="bcsr")
+        assert plan.fuses_linear
+        found = plan.linear(X, bias=bias, relu=True, alpha=0.5)
+        wide = plan.linear(X.view(1, n, 912), bias=bias, out_dtype=F32)
+    plain = reference(csr, X.T.float()).T
+    expected = torch.relu(plain / 2 + bias.cpu().double())
+    assert found.dtype is (BF16 if dtype is FP8 else dtype) and found.is_contiguous()
+    assert torch.equal(found.cpu(), expected.to(found.dtype))
+    assert torch.equal(wide[0].cpu().double(), plain + bias.cpu().double())
+
+
+def test_a_linear_layer_allocates_nothing_but_its_result():
+    for dtype in (F16, F32):
+        csr, X = pruned((640, 512), 0.3, dtype), dense(128, 512, dtype)
+        bias = torch.randn(640, device="cuda")
+        with tf32(True):
+            plan = st.plan(csr, 128, system="bcsr")
+            plan.linear(X, bias=bias, relu=True)
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            Y = plan.linear(X, bias=bias, relu=True)
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before + 1
+        assert Y.shape == (128, 640)
+
+
+def test_gradients_of_a_linear_layer_are_those_of_the_product():
+    csr = pruned((640, 512), 0.3)
+    plan, X = st.plan(csr, 64, system="bcsr"), dense(64, 512, F16).requires_grad_()
+    bias, G = torch.zeros(640, device="cuda", requires_grad=True), dense(64, 640, F16)
+    plan.linear(X, bias=bias).backward(G)
+    assert_close(X.grad.T, csr.transposed(), G.T)
+    assert torch.allclose(bias.grad, G.float().sum(0), atol=0.1)
+
+
 def test_scattered_matrices_whose_c_is_repaired_take_transposed_operands_too():
     csr = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
     plan, X = st.plan(csr, 64, system="bcsr"), dense(64, 248, F16)
@@ -289,3 +331,83 @@ def test_fp8_plans_take_new_values_and_say_what_they_cannot():
     scattered = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
     with pytest.raises(st.UnsupportedError, match="only where blocks of 64x64 are full"):
         st.plan(scattered, 64, dtype=FP8, system="bcsr")
+
+
+# -- TF32
+
+
+@pytest.mark.parametrize("n", [1, 100, 128, 251, 1000])
+@pytest.mark.parametrize("shape", [(640, 512), (1000, 777), (64, 6400)], ids=str)
+def test_tf32_agrees_with_float64_within_the_rounding_of_both_operands(n, shape):
+    csr = pruned(shape, 0.3, F32)
+    with tf32(True):
+        plan = st.plan(csr, n, system="bcsr")
+        assert "repair" not in plan.info["choices"]
+        B = dense(shape[1], n, F32)
+        C = plan @ B
+        assert_close(C, csr, B)
+        assert torch.equal(plan @ B.T.contiguous().T, C), "a K-major B has the same product"
+
+
+@pytest.mark.parametrize("n", [72, 251, 512])
+def test_small_whole_numbers_in_tf32_match_bit_for_bit(n):
+    csr = pruned((700, 904), 0.4, F32, whole=True)
+    X = torch.randint(0, 2, (n, 904), device="cuda").to(F32)
+    expected = reference(csr, X.T)
+    with tf32(True):
+        plan = st.plan(csr, n, system="bcsr")
+        around = torch.full((702, 520), 7.0, device="cuda")
+        plan.run(X.T.contiguous(), out=around[1:-1, :n])
+        Y = torch.full((n, 705), 7.0, device="cuda")
+        plan.run(X.T, out=Y[:, 2:702].T)
+    assert torch.equal(around[1:-1, :n].cpu().double(), expected)
+    assert torch.equal(Y[:, 2:702].T.cpu().double(), expected)
+    around[1:-1, :n], Y[:, 2:702] = 7, 7
+    assert bool((around == 7).all()) and bool((Y == 7).all()), "nothing beside C is written"
+
+
+def test_tf32_rounds_both_operands_to_nearest():
+    csr = pruned((256, 256), 1.0, F32)
+    between = 1 + 2.0**-11 + 2.0**-20  # cut off it would be 1
+    with tf32(True):
+        plan = st.plan(csr, 64, system="bcsr")
+        for a, b in ((between, 1.0), (1.0, between)):
+            plan.update_values(torch.full((csr.nnz,), a, device="cuda"))
+            C = plan @ torch.full((256, 64), b, device="cuda")
+            assert bool((C == 256 * (1 + 2.0**-10)).all())
+
+
+def test_a_wide_b_in_tf32_goes_in_pieces(monkeypatch):
+    monkeypatch.setattr("sparsetile.systems.tf32_operand.MOST_BYTES", 2**18)
+    csr = pruned((700, 904), 0.4, F32, whole=True)
+    B = torch.randint(0, 2, (2, 904, 1000), device="cuda").to(F32)
+    bias = torch.arange(1000.0, device="cuda") - 700
+    with tf32(True):
+        C = st.plan(csr, 1000, system="bcsr").run(B, bias=bias, relu=True)
+    expected = torch.stack([reference(csr, one) for one in B]) + bias.cpu().double()
+    assert torch.equal(C.cpu().double(), torch.relu(expected))
+
+
+def test_threads_that_share_a_stream_keep_their_copies_of_b_apart():
+    csr = pruned((640, 512), 0.3, F32, whole=True)
+    with tf32(True):
+        plan = st.plan(csr, 128, system="bcsr")
+        operands = [torch.full((512, 128), float(i), device="cuda") for i in range(4)]
+        expected = [plan @ B for B in operands]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda i: plan @ operands[i % 4], range(400)))
+    assert all(torch.equal(C, expected[i % 4]) for i, C in enumerate(found))
+
+
+def test_a_captured_graph_in_tf32_replays_with_new_input():
+    csr = pruned((640, 512), 0.3, F32)
+    with tf32(True):
+        plan, B = st.plan(csr, 128, system="bcsr"), dense(512, 128, F32)
+        plan @ B
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            C = plan @ B
+        for _ in range(3):
+            B.copy_(dense(512, 128, F32))
+            graph.replay()
+            assert_close(C, csr, B)

@@ -38,6 +38,11 @@ def test_streams_and_devices_have_memory_of_their_own():
     assert len(places) == 4
 
 
+def test_what_has_an_owner_is_shared_with_nobody_else():
+    places = {scratch(0, 5, 100, 1, owner)[0].data_ptr() for owner in (0, 7, 8, 7)}
+    assert len(places) == 3
+
+
 @pytest.mark.parametrize("asked", [(5000, 10), (1000, 99), (1001, 11)])
 def test_memory_grows_to_what_is_asked_and_at_least_twofold(asked):
     scratch(0, 1, 1000, 10)

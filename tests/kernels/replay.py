@@ -25,7 +25,7 @@ from sparsetile.jit import LoadedKernel
 from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.jit.tensor_map import MAP_WORDS
 from sparsetile.kernels import KernelSpec
-from sparsetile.systems import bcsr_runner, bound, csr_runner, tile_runner
+from sparsetile.systems import bcsr_runner, bound, csr_runner, tf32_operand, tile_runner
 
 ELEMENTS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 _LETTERS = {"i64": "q", "double": "d", "int": "i"}
@@ -134,7 +134,9 @@ class Machine:
                 return Array(address, data if parts == 1 else data.reshape(-1, parts))
         raise AssertionError(f"address {address} belongs to no tensor")
 
-    def scratch(self, device: int, stream: int, size: int, arrivals: int) -> tuple[Tensor, Tensor]:
+    def scratch(
+        self, device: int, stream: int, size: int, arrivals: int, owner: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Memory full of NaN, and counters at zero."""
         memory = torch.full((size,), 0xFF, dtype=torch.uint8)
         counters = torch.zeros(arrivals, dtype=torch.int32)
@@ -202,6 +204,6 @@ class Machine:
             "current_stream_handle": lambda device: 0,
             "on_device": lambda device: contextlib.nullcontext(),
         }.items():
-            for module in (csr_runner, tile_runner, bcsr_runner, bound):
+            for module in (csr_runner, tile_runner, bcsr_runner, tf32_operand, bound):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, stand_in)

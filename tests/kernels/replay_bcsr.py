@@ -20,6 +20,7 @@ from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.jit.tensor_map import MAP_WORDS
 from tests.kernels.replay import Machine
 from tests.kernels.replay_mma import TRAITS, U32
+from tests.kernels.replay_tf32 import replay_operand
 from tests.kernels.replay_wgmma import Barrier, Descriptor, Leaving, Maps, Shared, descriptor
 
 BLOCK, GROUP, WARP = 64, 128, 32
@@ -27,7 +28,7 @@ BLOCK_BYTES = BLOCK * BLOCK * 2
 BOX_BYTES = BLOCK * 128
 STORE_BOX_BYTES = 16 * 128
 WARP_STORE_BYTES = 2 * STORE_BOX_BYTES
-BY_THREADS, BY_ENGINE, TRANSPOSED = range(3)
+BY_THREADS, BY_ENGINE, TRANSPOSED, TRANSPOSED_BY_THREADS = range(4)
 SPECIALISED = 3
 THREAD = np.arange(GROUP)
 Q = THREAD % 4
@@ -62,6 +63,20 @@ class FP8:
     def widen(octets: np.ndarray) -> np.ndarray:
         exact = torch.from_numpy(np.ascontiguousarray(octets)).view(torch.float8_e4m3fn)
         return exact.float().numpy()
+
+
+@dataclass(frozen=True)
+class TF32:
+    """``F32`` as Tensor Cores take it: without its lower 13 bits."""
+
+    size: int = 4
+
+    @staticmethod
+    def widen(bits: np.ndarray) -> np.ndarray:
+        return (bits & U32(0xFFFFE000)).view(np.float32)
+
+
+OPERANDS = {"E4M3": FP8(), "F32": TF32()}
 
 
 class Turn:
@@ -118,9 +133,13 @@ class Product:
         self.k_major, self.step = config["kKMajor"], config["kStep"]
         self.consumers = self.cols // 128
         self.boxes = self.cols // 64
-        self.element = FP8() if config["ELEMENT"] == "E4M3" else TRAITS[config["ELEMENT"]]
+        name = config["ELEMENT"]
+        self.element = OPERANDS[name] if name in OPERANDS else TRAITS[name]
         self.output = TRAITS[config["OUTPUT"]]
-        self.row_bytes = BLOCK * self.element.size
+        self.pieces = 2 if self.element.size == 4 else 1
+        self.depth = BLOCK // self.pieces
+        self.row_bytes = self.depth * self.element.size
+        self.store_bytes = self.consumers * 4 * WARP_STORE_BYTES if self.pieces == 1 else 0
         self.block_bytes = self.box_bytes = BLOCK * self.row_bytes
         self.stage_bytes = self.block_bytes + self.boxes * self.box_bytes
         array = machine.array
@@ -129,6 +148,7 @@ class Product:
         self.order = array(params["order"], np.int32)
         self.indptr = array(params["indptr"], np.int64)
         self.bias = array(params["bias"], np.float32)
+        self.row_bias = array(params["row_bias"], np.float32)
         self.spoilt = array(params["spoilt"], np.int64)
         self.c = array(params["c"], self.output.storage)
         self.random = np.random.default_rng(11)
@@ -136,7 +156,9 @@ class Product:
             name: [params[f"{name}[{i}]"] for i in range(MAP_WORDS)]
             for name in ("a", "b", "stored")
         }
-        assert params["store"] == BY_THREADS or (self.order is None and self.output.size == 2)
+        if params["store"] in (BY_ENGINE, TRANSPOSED):
+            assert self.order is None and self.output.size == 2 and self.store_bytes
+        assert params["store"] != TRANSPOSED_BY_THREADS or self.output.size == 4
 
     def run(self, grid: tuple[int, int, int]) -> None:
         assert grid[1:] == (1, 1)
@@ -147,7 +169,7 @@ class Product:
 
     def check_writes(self) -> None:
         """Each element of C once; of a row past its end only what fills a thread's access."""
-        step = 1 if self.p["store"] != BY_THREADS else 8 if self.output.size == 2 else 2
+        step = 1 if self.p["store"] >= TRANSPOSED else 8 if self.output.size == 2 else 2
         row, column = np.arange(self.p["rows"]), np.arange(-(-self.p["n"] // step) * step)
         expected = np.zeros_like(self.c.writes)
         expected[self.element_at(row[:, None], column)] = 1
@@ -178,7 +200,7 @@ class Product:
         self.ring = ALIGNMENT * int(self.random.integers(1, 5))  # where shared memory begins
         self.shared = Shared(self.machine, self.maps, self.ring, self.machine.shared_bytes)
         self.stored = self.ring + self.stages * self.stage_bytes
-        barriers = self.stored + self.consumers * 4 * WARP_STORE_BYTES
+        barriers = self.stored + self.store_bytes
         assert barriers + self.stages * 16 == self.ring + self.machine.shared_bytes
 
     def thread_block(self, index: int) -> None:
@@ -220,23 +242,28 @@ class Product:
                 if start > 0:
                     mine = self.column_at(item, start)
                 for lane in range(min(WARP, item.blocks - start)):
-                    yield from self.copy(item, start + lane, int(mine[lane]) * BLOCK, turn)
-                    turn.next()
+                    for piece in range(self.pieces):
+                        row = int(mine[lane]) * BLOCK
+                        yield from self.copy(item, start + lane, piece, row, turn)
+                        turn.next()
             item, following = following, after
 
-    def copy(self, item: Item, block: int, row: int, turn: Turn) -> Iterator[None]:
+    def copy(self, item: Item, block: int, piece: int, row: int, turn: Turn) -> Iterator[None]:
         yield from self.empty[turn.stage].wait(turn.parity ^ 1)
         stage = self.ring + turn.stage * self.stage_bytes
         full = self.full[turn.stage]
-        self.copy_stage(stage, full, item.first_block + block, row, item.first_column)
+        self.copy_stage(stage, full, item.first_block + block, piece, row, item.first_column)
         yield
 
-    def copy_stage(self, stage: int, full: Barrier, block: int, row: int, column: int) -> None:
+    def copy_stage(
+        self, stage: int, full: Barrier, block: int, piece: int, row: int, column: int
+    ) -> None:
         full.expect(self.stage_bytes)
         copy_box = self.shared.copy_box
-        copy_box(stage, self.maps_of["a"], 0, block * BLOCK, full)
+        first = piece * self.depth
+        copy_box(stage, self.maps_of["a"], first, block * BLOCK, full)
         if self.k_major:
-            copy_box(stage + self.block_bytes, self.maps_of["b"], row, column, full)
+            copy_box(stage + self.block_bytes, self.maps_of["b"], row + first, column, full)
             return
         for j in range(self.boxes):
             to = stage + BLOCK_BYTES + j * BOX_BYTES
@@ -249,7 +276,7 @@ class Product:
             following = self.item_at(i + self.grid)
             tile = np.full((BLOCK, 128), np.nan, dtype=np.float32)
             accumulate = self.accumulate_pairs if self.element.size == 1 else self.accumulate
-            yield from accumulate(consumer, item.blocks, turn, tile)
+            yield from accumulate(consumer, item.blocks * self.pieces, turn, tile)
             yield from self.finish(consumer, item, fragments(tile), leaving)
             item = following
         if self.p["store"] != BY_THREADS:
@@ -257,16 +284,16 @@ class Product:
                 yield from one.wait_read()
 
     def accumulate(
-        self, consumer: int, blocks: int, turn: Turn, tile: np.ndarray
+        self, consumer: int, stages: int, turn: Turn, tile: np.ndarray
     ) -> Iterator[None]:
         elided = self.step >= 5
-        if blocks == 0 or not elided:
+        if stages == 0 or not elided:
             tile[:] = 0.0
-        if blocks == 0:
+        if stages == 0:
             return
         under_way: list[list[Multiplication]] = []
         previous = None
-        for i in range(blocks):
+        for i in range(stages):
             yield from self.full[turn.stage].wait(turn.parity)
             stage = self.ring + turn.stage * self.stage_bytes
             b = stage + BLOCK_BYTES + consumer * 2 * BOX_BYTES
@@ -327,12 +354,12 @@ class Product:
                     tile[:] = tile + product if one.add else product
 
     def operands(self, left: int, right: int) -> tuple[np.ndarray, np.ndarray]:
-        """64 x 16 and 16 x 128 (FP8: 32), found by their descriptors: raw bits."""
+        """64 x 16 and 16 x 128 (FP8: 32, TF32: 8), found by their descriptors: raw bits."""
         item = self.element.size
         k = np.arange(32 // item)
-        a = self.shared.read(Descriptor.of(left).k_major(np.arange(BLOCK)[:, None], k), item)
+        a = self.shared.read(Descriptor.of(left).k_major(np.arange(BLOCK)[:, None], k, item), item)
         if self.k_major:
-            places = Descriptor.of(right).k_major(np.arange(128), k[:, None])
+            places = Descriptor.of(right).k_major(np.arange(128), k[:, None], item)
         else:
             places = Descriptor.of(right).mn_major(k[:, None], np.arange(128))
         return a, self.shared.read(places, item)
@@ -357,7 +384,7 @@ class Product:
 
     def element_at(self, row: np.ndarray, column: np.ndarray) -> np.ndarray:
         stride = self.p["c_stride"]
-        return column * stride + row if self.p["store"] == TRANSPOSED else row * stride + column
+        return column * stride + row if self.p["store"] >= TRANSPOSED else row * stride + column
 
     def finish(
         self, consumer: int, item: Item, sums: np.ndarray, leaving: list[Leaving]
@@ -373,6 +400,9 @@ class Product:
             self.apply_epilogue(position, first_column, sums)
         if self.p["store"] == BY_THREADS:
             self.store_rows(position, first_column, sums)
+            return
+        if self.p["store"] == TRANSPOSED_BY_THREADS:
+            self.store_columns(position, first_column, sums)
             return
         if self.p["store"] == TRANSPOSED:
             yield from leaving[0].wait_read()
@@ -403,6 +433,8 @@ class Product:
                         x[here] += np.float32(self.p["beta"]) * old
                     if self.bias is not None:
                         x[here] += self.bias.load(column[here])[:, 0]
+                    if self.row_bias is not None:
+                        x[here] += self.row_bias.load(row[here])[:, 0]
                     if self.p["relu"]:
                         x = np.where(x < 0, np.float32(0), x)
                     sums[:, j * 4 + half * 2 + e] = x
@@ -473,6 +505,15 @@ class Product:
                     pair = self.output.narrow(sums[here, at[i] : at[i] + 2])
                     self.c.store((c + column)[here], pair)
 
+    def store_columns(self, position: np.ndarray, first_column: int, sums: np.ndarray) -> None:
+        for half in range(2):
+            row = self.row_of(position + 8 * half)
+            for i in range(32):
+                column = first_column + i // 2 * 8 + Q * 2 + i % 2
+                here = (row >= 0) & (column < self.p["n"])
+                found = self.output.narrow(sums[here, i // 2 * 4 + half * 2 + i % 2])
+                self.c.store((column * self.p["c_stride"] + row)[here], found[:, None])
+
 
 def transposed(word: np.ndarray) -> np.ndarray:
     """``.trans`` of stmatrix: each of the four 8 x 8 matrices of ``word`` [32 lanes, 4] turned."""
@@ -496,10 +537,13 @@ def fragments(tile: np.ndarray) -> np.ndarray:
 
 
 def replays(maps: Maps) -> dict[str, Any]:
+    from tests.kernels.replay_bcsr_cluster import ClusterProduct
     from tests.kernels.replay_bcsr_steps import StepProduct
 
     def replay_spmm(machine, config, params, grid) -> None:
-        kind = Product if config["kStep"] >= SPECIALISED else StepProduct
+        kind: Any = Product if config["kStep"] >= SPECIALISED else StepProduct
+        if "CLUSTERED" in config:
+            kind = ClusterProduct
         kind(machine, maps, config, params).run(grid)
 
-    return {"spmm_bcsr": replay_spmm}
+    return {"spmm_bcsr": replay_spmm, "tf32_operand": replay_operand}

@@ -44,7 +44,7 @@ class StepProduct(Product):
             block = item.first_block + i
             row = int(self.block_col_idx.load(np.array(block))[0]) * BLOCK
             if self.step >= ENGINE:
-                self.copy_stage(stage, full, block, row, item.first_column)
+                self.copy_stage(stage, full, block, 0, row, item.first_column)
                 yield from full.wait(i % 2)
             else:
                 self.copy_by_threads(stage, "a", 0, block * BLOCK)

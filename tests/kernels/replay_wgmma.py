@@ -9,7 +9,7 @@ canonical layouts of the PTX ISA (in elements of 16 bits, T = 8 of them a chunk)
 
 from the descriptor's start on, and then exchanges bits 4-6 of the address by XOR with bits 7-9.
 Rows of 64 bytes, of FP8, have a swizzle of that width: chunk ``j ^ (r / 2 mod 4)``, bits 4-5 and
-7-8.
+7-8. TF32 has that of 16 bits, with half as many elements a chunk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparsetile.jit import tensor_map
 from sparsetile.jit.tensor_map import MAP_WORDS, TensorMap
 from tests.kernels.replay import Array, Machine
 
-ITEM = 2  # bytes of an element; FP8's is 1
+ITEM = 2  # bytes of an element; FP8's is 1, TF32's 4
 SWIZZLE = 128  # bytes of a row in the swizzle
 ATOM = 1024
 CHUNK = 16
@@ -96,9 +96,10 @@ class Descriptor:
         assert self.swizzle in (1, 2), "the swizzle of 128 bytes, or of 64"
         return at ^ (at >> 7 & (7 if self.swizzle == 1 else 3)) << 4
 
-    def k_major(self, m: np.ndarray, k: np.ndarray) -> np.ndarray:
+    def k_major(self, m: np.ndarray, k: np.ndarray, item: int | None = None) -> np.ndarray:
         """Byte address of element (m, k) of 32 bytes of k; FP8 in the swizzle of 64 bytes."""
-        width, item = (SWIZZLE, ITEM) if self.swizzle == 1 else (SWIZZLE // 2, 1)
+        width, usual = (SWIZZLE, ITEM) if self.swizzle == 1 else (SWIZZLE // 2, 1)
+        item = item or usual
         return self._swizzled(self.start + m % 8 * width + m // 8 * self.stride + k * item)
 
     def mn_major(self, k: np.ndarray, n: np.ndarray) -> np.ndarray:
@@ -164,7 +165,7 @@ class Shared:
         self.machine, self.maps = machine, maps
         self.base, self.size = base, size
         self.data = np.full(base + size, RUBBISH, dtype=np.uint16)  # by address / 2
-        self.octets = self.data.view(np.uint8)  # by address
+        self.views = {1: self.data.view(np.uint8), 2: self.data, 4: self.data.view(np.uint32)}
         self.unseen = np.zeros(base + size, dtype=bool)  # written, but not for the engine yet
         self.coming: list[Callable[[], None]] = []
         self.leaving: list[Callable[[], None]] = []
@@ -178,11 +179,12 @@ class Shared:
         assert self.base <= places.min() and places.max() < self.base + self.size, "outside"
         r, c = row + np.arange(rows)[:, None], column + np.arange(columns)
         inside = (r < matrix.shape[0]) & (c < matrix.shape[1])
-        kind, memory = (np.uint8, self.octets) if item == 1 else (np.uint16, self.data)
+        memory = self.views[item]
+        kind = memory.dtype
         source = self.machine.array(matrix.pointer, kind)
         at = np.where(inside, r * (matrix.row_bytes // item) + c, 0)
         found = np.where(inside, source.load(at)[..., 0], 0).astype(kind)
-        memory[places // item] = RUBBISH & (0xFF if item == 1 else 0xFFFF)
+        memory[places // item] = np.iinfo(kind).max  # NaN in all types
 
         def land() -> None:
             memory[places // item] = found
@@ -192,7 +194,7 @@ class Shared:
 
     def read(self, addresses: np.ndarray, item: int = ITEM) -> np.ndarray:
         assert self.base <= addresses.min() and addresses.max() < self.base + self.size, "outside"
-        return self.octets[addresses] if item == 1 else self.data[addresses // ITEM]
+        return self.views[item][addresses // item]
 
     def store_matrices(self, addresses: np.ndarray, word: np.ndarray) -> None:
         """``stmatrix.x4`` of a warp: ``addresses`` [32], ``word`` [32, 4].
@@ -222,7 +224,8 @@ class Shared:
         places = box_places(begin, rows, columns) // ITEM
         assert not self.unseen[places].any(), "written, but not for the engine"
         r, at = row + np.arange(rows)[:, None], column + np.arange(columns)
-        inside = (r < matrix.shape[0]) & (at < matrix.shape[1])
+        whole = -(-matrix.shape[1] * ITEM // CHUNK) * CHUNK // ITEM  # 16 bytes at least are stored
+        inside = (r < matrix.shape[0]) & (at < whole)
         before = self.data[places]
         who.boxes += 1
 

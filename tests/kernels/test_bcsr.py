@@ -17,6 +17,7 @@ from sparsetile.kernels.bcsr import (
     LADDER,
     NARROW,
     SPMM_BCSR,
+    TF32_TILES,
     TILES,
     WIDE,
     bcsr_config,
@@ -37,11 +38,12 @@ def test_the_compiler_adds_no_waits_between_products():
     """ptxas says so where it cannot leave products under way, and then waits for each."""
     layouts = itertools.product(TILES, (BF16, F32), (False, True))
     configs = [bcsr_config(BF16, t, out_dtype=out, k_major=k_major) for t, out, k_major in layouts]
-    steps = [bcsr_config(BF16, WIDE.at_step(step)) for step in (1, 2, 3, 5)]
+    steps = [bcsr_config(BF16, WIDE.at_step(step)) for step in (1, 2, 3, 5, 7)]
     eight = [
         bcsr_config(FP8, t, out_dtype=out, k_major=True) for t in FP8_TILES for out in (BF16, F32)
     ]
-    for config in (*configs, *steps, *eight):
+    tf32 = [bcsr_config(F32, t, k_major=True) for t in TF32_TILES]
+    for config in (*configs, *steps, *eight, *tf32):
         source = SPMM_BCSR.source(config)
         options = ProgramOptions(
             name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
@@ -77,13 +79,16 @@ def test_every_configuration_a_runner_may_ask_for_is_listed_once():
         for tile in FP8_TILES
         for out in (None, BF16, F16, F32)
     }
-    assert len(asked) == 16 and len(steps | asked) == 56 and len(eight) == 6
-    assert len(listed) == 62 and set(listed) == asked | steps | eight
+    tf32 = {tuple(bcsr_config(F32, tile, k_major=True).items()) for tile in TF32_TILES}
+    assert len(asked) == 16 and len(steps | asked) == 64 and len(eight) == 6 and len(tf32) == 2
+    assert len(listed) == 72 and set(listed) == asked | steps | eight | tf32
 
 
 @pytest.mark.parametrize(
-    "tile, blocks", [(WIDE, 1), (NARROW, 2), (FP8_TILES[0], 1), (FP8_TILES[1], 2)]
-)
+    "tile, blocks",
+    [(WIDE, 1), (NARROW, 2), (FP8_TILES[0], 1), (FP8_TILES[1], 2), (TF32_TILES[0], 1),
+     (TF32_TILES[1], 2)],
+)  # fmt: skip
 def test_rings_are_as_deep_as_shared_memory_allows(tile, blocks):
     assert tile.shared_bytes <= BLOCK_SHARED
     assert blocks * (tile.shared_bytes + 1024) <= SM_SHARED
@@ -101,6 +106,15 @@ def test_tiles_are_wide_where_columns_fill_them_and_every_sm_has_one(n, block_ro
     assert tile.slabs(n) == -(-n // tile.columns)
     eight = choose_block_tile(n, block_rows, 132, FP8)
     assert eight in FP8_TILES and eight.columns == tile.columns
+    full = choose_block_tile(n, block_rows, 132, F32)
+    assert full in TF32_TILES and full.columns == tile.columns
+
+
+@pytest.mark.parametrize("columns", [128, 256])
+def test_a_width_that_is_asked_for_is_taken_whatever_b_has(columns):
+    for n, dtype in itertools.product((8, 4096), (F32, F16, FP8)):
+        tile = choose_block_tile(n, 5, 132, dtype, columns)
+        assert tile.columns == columns and tile.item == dtype.itemsize
 
 
 @pytest.mark.parametrize(
@@ -117,7 +131,16 @@ def test_steps_of_the_ladder_differ_in_threads_stages_and_grid():
     found = {name: WIDE.at_step(step) for name, step in LADDER.items()}
     assert {name: (tile.threads, tile.stages) for name, tile in found.items()} == {
         "opt0": (256, 1), "opt1": (256, 1), "opt2": (256, 1),
-        "opt3": (384, 4), "opt5": (384, 4), "opt6": (384, 4),
+        "opt3": (384, 4), "opt5": (384, 4), "opt6": (384, 4), "opt7": (384, 4),
     }  # fmt: skip
     grids = {name: tile.grid(4096, 296, 132)[0] for name, tile in found.items()}
-    assert grids.pop("opt6") == 132 and set(grids.values()) == {296 * 16}
+    assert grids.pop("opt6") == grids.pop("opt7") == 132 and set(grids.values()) == {296 * 16}
+
+
+def test_clusters_have_two_slabs_and_half_a_block_each():
+    tile = WIDE.at_step(LADDER["opt7"])
+    assert tile.cluster == 2 and tile.block_box == (32, 64) and WIDE.block_box == (64, 64)
+    assert [tile.slabs(n) for n in (1, 256, 512, 513, 1025)] == [1, 1, 1, 2, 3]
+    assert tile.grid(256, 5, 132) == (10, 1, 1) and tile.grid(4096, 296, 1) == (2, 1, 1)
+    assert tile.grid(4096, 296, 133)[0] == 132, "whole clusters"
+    assert bcsr_config(F16, tile)["CLUSTERED"] == "1" and "CLUSTERED" not in bcsr_config(F16, WIDE)

@@ -16,12 +16,13 @@ import sparsetile as st
 from sparsetile import planfile
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bcsr import FP8, NARROW, SPMM_BCSR, WIDE, Store
+from sparsetile.kernels.tf32_operand import TF32_OPERAND
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, bcsr_runner, runner
 from sparsetile.systems import bcsr as system_module
 from sparsetile.systems.bcsr_runner import BCSRRunner
 from sparsetile.systems.csr_runner import CSRRunner
-from tests.contracts.cases import MATRICES, csr_of, random_matrix
+from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
 
 BCSR = SYSTEMS["bcsr"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -71,13 +72,40 @@ def test_other_gpus_than_hopper_are_refused(gpu, capability):
     assert BCSR.reasons(request(OnGPU)) == [f"needs a Hopper GPU (sm_90a), this GPU is {name}"]
 
 
-def test_sixteen_bit_types_are_served_on_hopper_and_others_refused(gpu):
+def test_sixteen_bit_types_are_served_on_hopper_and_float64_refused(gpu):
     assert BCSR.reasons(request(OnGPU)) == BCSR.reasons(request(OnGPU, dtype=BF16)) == []
-    for dtype in (F32, torch.float64):
-        name = str(dtype).removeprefix("torch.")
-        assert BCSR.reasons(request(OnGPU, dtype=dtype)) == [
-            f"takes float16, bfloat16, float8_e4m3fn, not {name}"
+    assert BCSR.reasons(request(OnGPU, dtype=torch.float64)) == [
+        "takes float32, float16, bfloat16, float8_e4m3fn, not float64"
+    ]
+
+
+def test_float32_is_served_where_torch_allows_tf32(gpu):
+    wanted = request(OnGPU, dtype=F32)
+    with tf32(False):
+        (reason,) = BCSR.reasons(wanted)
+        assert reason.startswith("rounds float32 to TF32, which torch does not allow now")
+    with tf32(True):
+        assert BCSR.reasons(wanted) == []
+        assert BCSR.reasons(request(OnGPU, dtype=F32, ablation="opt3")) == [
+            "has no opt3 in float32"
         ]
+
+
+def test_a_plan_in_float32_compiles_the_product_and_the_copy_of_b(loaded):
+    work = runner(BCSR.build(request(csr=blocks_of([[1]], F32), dtype=F32)).recipe)
+    work.prepare(512, F32, True, torch.device("cuda", 0))
+    (copy, copy_config, _), (name, config, _, shared) = loaded
+    assert (copy, name) == ("tf32_operand", "spmm_bcsr")
+    assert copy_config in list(TF32_OPERAND.configs()) and config in list(SPMM_BCSR.configs())
+    assert (config["ELEMENT"], config["kKMajor"], shared) == ("F32", True, 4 * 24592)
+
+
+def test_blocks_of_float32_are_packed_rounded():
+    csr = blocks_of([[1]], F32)
+    csr = csr.with_values(torch.full_like(csr.values, 1 + 2.0**-11 + 2.0**-20))
+    stage = BCSR.build(request(csr=csr, dtype=F32))
+    packed = runner(stage.recipe).pack(stage.parts, csr.values, F32)
+    assert bool((packed == 1 + 2.0**-10).all())
 
 
 def test_fp8_is_served_where_nothing_has_to_be_repaired(gpu):
@@ -143,16 +171,16 @@ def test_a_matrix_of_full_blocks_is_built_without_what_repairs():
 
 def test_a_step_of_the_ladder_is_in_the_recipe_and_in_the_choices():
     csr = blocks_of([[1]])
-    for name, step in (("opt0", 0), ("opt5", 5), ("opt6", 6)):
+    for name, step in (("opt0", 0), ("opt5", 5), ("opt6", 6), ("opt7", 7)):
         wanted = request(csr=csr, ablation=name)
         assert meta_of(wanted)["step"] == step
         assert BCSR.build(wanted).choices["ablation"] == name
     assert "ablation" not in BCSR.build(request(csr=csr)).choices
 
 
-@pytest.mark.parametrize("name", ["opt4", "opt7"])
+@pytest.mark.parametrize("name", ["opt4", "columns512"])
 def test_steps_that_are_not_built_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=f"'opt3', 'opt5', 'opt6'], got '{name}'"):
+    with pytest.raises(ValueError, match=f"'opt7', 'columns128', 'columns256'], got '{name}'"):
         st.plan(blocks_of([[1]]), 8, system="bcsr", ablation=name)
 
 
@@ -194,6 +222,25 @@ def test_a_runner_whose_repair_is_not_csrs_is_refused():
     with pytest.raises(TypeError) as caught:
         BCSR.make_runner({**meta, "exact": other})
     assert str(caught.value).startswith("bcsr: exact must be a csr runner, got ")
+
+
+def test_the_tiles_width_is_an_ablation_of_every_type(gpu, loaded):
+    csr = blocks_of([[1]])
+    for name, columns in (("columns128", 128), ("columns256", 256)):
+        wanted = request(csr=csr, ablation=name)
+        meta = meta_of(wanted)
+        assert (meta["columns"], meta["step"]) == (columns, 6)
+        assert BCSR.build(wanted).choices["ablation"] == name
+        work = BCSR.make_runner(meta)
+        assert work.any_strides and work.fuses_linear
+        for n in (8, 4096):
+            work.prepare(n, F16, True, torch.device("cuda", 0))
+            assert loaded[-1][1]["kCols"] == columns
+            assert loaded[-1][1] in list(SPMM_BCSR.configs())
+        for dtype in (FP8, F32, F16):
+            with tf32(True):
+                assert BCSR.reasons(request(OnGPU, csr=csr, dtype=dtype, ablation=name)) == []
+    assert "columns" not in meta_of(request(csr=csr))
 
 
 # -- runner
@@ -319,7 +366,8 @@ def test_c_is_written_in_place_where_rows_are_aligned_and_hold_whole_stores(dtyp
         assert runner._store_of(parts, out.mT) is expected
         assert runner._store_of(parts, out) is Store.BY_ENGINE
     else:
-        assert runner._store_of(parts, out.mT) is Store.BY_THREADS
+        assert runner._store_of(parts, out.mT) is Store.TRANSPOSED_BY_THREADS
+        assert runner._store_of(parts, out) is Store.BY_THREADS
 
 
 def test_operands_of_any_strides_are_taken_where_nothing_is_repaired():

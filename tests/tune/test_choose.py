@@ -79,6 +79,18 @@ def test_blocks_are_predicted_by_the_largest_of_their_three_terms(monkeypatch):
     assert found == pytest.approx(1e-6 + once * 400)
 
 
+def test_the_copy_of_a_float32_b_is_predicted_too(monkeypatch):
+    ceilings = Machine("toy", 4e12, 9.1e12, 0, 0, 0, 400e12, 1e-6)
+    monkeypatch.setattr(choose, "machine", lambda device: ceilings)
+    wanted = dataclasses.replace(in_blocks(1, 10), dtype=torch.float32)
+    blocks = 160
+    copied = blocks * (64 * 4 * 4096 + 16384 * 16) / (0.9 * 9.1e12)
+    once = 4 * (blocks * 4096 + 4096 * (2560 + 2560)) / (0.75 * 4e12)
+    rounded = 1e-6 + 8 * 2560 * 4096 / 4e12
+    found = predict_systems(wanted, ["bcsr", "csr"])["bcsr"]
+    assert found == pytest.approx(1e-6 + max(copied, once) + rounded)
+
+
 def test_empty_cells_cost_a_second_launch(monkeypatch):
     ceilings = Machine("toy", 4e12, 9.1e12, 0, 0, 0, 400e12, 1e-6)
     monkeypatch.setattr(choose, "machine", lambda device: ceilings)

@@ -37,7 +37,8 @@ class KernelSource:
     entry : str
         Name of its only ``extern "C" __global__`` function.
     config : tuple of (str, bool | int | str)
-        Constants of the generated header, sorted by name. A ``str`` names a device type.
+        Constants of the generated header, sorted by name. A ``str`` is a macro's text, as a rule
+        the name of a device type.
     """
 
     file: str

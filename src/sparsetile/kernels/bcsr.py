@@ -19,6 +19,7 @@ from sparsetile.kernels.spec import KernelSpec
 __all__ = [
     "BLOCK",
     "BOX",
+    "COLUMNS",
     "ELEMENTS",
     "ENGINE",
     "FP8",
@@ -29,6 +30,7 @@ __all__ = [
     "SPMM_BCSR",
     "STORE_BOX",
     "STORE_COLUMNS",
+    "TF32_TILES",
     "TILES",
     "TRANSPOSED_BOX",
     "BlockTile",
@@ -38,21 +40,29 @@ __all__ = [
     "out_types",
 ]
 
-# torch dtype -> trait of element.cuh: the types whose B is read as it lies, along either side.
-ELEMENTS = {**{d: CSR_ELEMENTS[d] for d in (torch.float16, torch.bfloat16)}, FP8: "E4M3"}
+# torch dtype -> trait of element.cuh. B of 16 bits is read as it lies, along either side, FP8 along
+# k, and of float32 a copy is, rounded to TF32.
+ELEMENTS = {
+    **{d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)},
+    FP8: "E4M3",
+}
 # Rows and columns of a block of A.
 BLOCK = 64
-# Rows and columns of a copy, of A and of a row-major B: 128 bytes a row.
+# Rows and columns of a copy of a row-major B: 128 bytes a row, as much as a swizzle has.
 BOX = (64, 64)
+ROW_BYTES = 128
 # Rows and columns of C, and of its transpose, that the copy engine stores at once, and columns that
 # a lane does.
 STORE_BOX, TRANSPOSED_BOX = (16, 64), (128, 64)
 STORE_COLUMNS = 8
 # The paper's ladder: the last step that is on, each with all before it. The engine copies from
-# ENGINE on, a warpgroup is kept for copies from SPECIALISED on, PRODUCT is everything. Barriers are
-# mbarriers wherever there are some, so that opt4 is opt3; opt7, multicast, is not built.
-LADDER = {"opt0": 0, "opt1": 1, "opt2": 2, "opt3": 3, "opt5": 5, "opt6": 6}
-ENGINE, SPECIALISED, PRODUCT = 2, 3, 6
+# ENGINE on, a warpgroup is kept for copies from SPECIALISED on, PRODUCT is what products take: with
+# MULTICAST, too, blocks of A are shared by two blocks of threads. Barriers are mbarriers wherever
+# there are some, so that opt4 is opt3.
+LADDER = {"opt0": 0, "opt1": 1, "opt2": 2, "opt3": 3, "opt5": 5, "opt6": 6, "opt7": 7}
+ENGINE, SPECIALISED, PRODUCT, MULTICAST = 2, 3, 6, 7
+# The product with its tile's columns fixed, for sweeps over them.
+COLUMNS = {"columns128": 128, "columns256": 256}
 # Columns of C that one warpgroup multiplies, and threads of a warpgroup.
 WARPGROUP_COLUMNS, WARPGROUP = 128, 128
 # Two barriers a stage.
@@ -68,6 +78,7 @@ class Store(enum.IntEnum):
     BY_THREADS = 0
     BY_ENGINE = 1
     TRANSPOSED = 2  # by the engine, columns of C as rows
+    TRANSPOSED_BY_THREADS = 3  # float32
 
 
 @dataclass(frozen=True)
@@ -92,39 +103,62 @@ class BlockTile:
         return WARPGROUP * (self.columns // WARPGROUP_COLUMNS + (self.step >= SPECIALISED))
 
     @property
+    def depth(self) -> int:
+        """Columns of A, rows of B, in a stage."""
+        return min(BLOCK, ROW_BYTES // self.item)
+
+    @property
     def stage_bytes(self) -> int:
-        """A block of A and the rows of B that it meets."""
-        return self.item * BLOCK * (BLOCK + self.columns)
+        """A block of A and the rows of B that it meets; of float32 half of both."""
+        return self.item * self.depth * (BLOCK + self.columns)
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: the ring, C on its way out, the barriers."""
-        return self.stages * (self.stage_bytes + BARRIER_BYTES) + 2 * BLOCK * self.columns
+        """Dynamic shared memory: the ring, C on its way out, the barriers.
+
+        C of a float32 product is float32 too, and does not come through here.
+        """
+        stored = 0 if self.item == 4 else 2 * BLOCK * self.columns
+        return self.stages * (self.stage_bytes + BARRIER_BYTES) + stored
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of threads that share blocks of A, each with a slab of its own."""
+        return 2 if self.step == MULTICAST else 1
 
     @property
     def blocks_per_processor(self) -> int:
         """Blocks of threads that share an SM."""
         return 2 if self.columns == WARPGROUP_COLUMNS else 1
 
+    @property
+    def block_box(self) -> tuple[int, int]:
+        """Rows and columns of a copy of A."""
+        return (BLOCK // self.cluster, self.depth)
+
     def box(self, k_major: bool) -> tuple[int, int]:
         """Rows and columns of a copy of B; of its transpose if ``k_major``: all columns at once."""
-        return (self.columns, BOX[1]) if k_major else BOX
+        return (self.columns, self.depth) if k_major else BOX
 
     def slabs(self, n: int) -> int:
-        return -(-n // self.columns)
+        """Slabs of columns, those of a cluster counted as one."""
+        return -(-n // (self.columns * self.cluster))
 
     def grid(self, n: int, block_rows: int, processors: int) -> tuple[int, int, int]:
         """As many blocks of threads as the GPU holds, or as there are items."""
         items = block_rows * self.slabs(n)
         if self.step < PRODUCT:
             return (items, 1, 1)
-        return (min(items, processors * self.blocks_per_processor), 1, 1)
+        held = max(processors * self.blocks_per_processor // self.cluster, 1)
+        return (self.cluster * min(items, held), 1, 1)
 
 
 # 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.
 WIDE, NARROW = BlockTile(256, 4), BlockTile(128, 4)
 TILES = (WIDE, NARROW)
 FP8_TILES = (BlockTile(256, 9, item=1), BlockTile(128, 8, item=1))
+TF32_TILES = (BlockTile(256, 5, item=4), BlockTile(128, 4, item=4))
+_TILES_OF = {1: FP8_TILES, 2: TILES, 4: TF32_TILES}  # by bytes of an element
 
 
 def out_types(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -133,10 +167,19 @@ def out_types(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def choose_block_tile(
-    n: int, block_rows: int, processors: int, dtype: torch.dtype = torch.bfloat16
+    n: int,
+    block_rows: int,
+    processors: int,
+    dtype: torch.dtype = torch.bfloat16,
+    columns: int | None = None,
 ) -> BlockTile:
-    """Return the wide tile where ``n`` columns fill it and there is one for every SM."""
-    wide, narrow = FP8_TILES if dtype is FP8 else TILES
+    """Return the wide tile where ``n`` columns fill it and there is one for every SM.
+
+    With ``columns`` the one that has so many.
+    """
+    wide, narrow = _TILES_OF[dtype.itemsize]
+    if columns is not None:
+        return wide if columns == wide.columns else narrow
     if n <= narrow.columns or block_rows * wide.slabs(n) < processors:
         return narrow
     return wide
@@ -158,6 +201,7 @@ def bcsr_config(
         "kStages": tile.stages,
         "kThreads": tile.threads,
         "kStep": tile.step,
+        **({"CLUSTERED": "1"} if tile.cluster > 1 else {}),
     }
 
 
@@ -169,15 +213,17 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
         for out in out_types(dtype):
             yield bcsr_config(dtype, tile, out_dtype=out, k_major=k_major)
     for dtype, tile, step in itertools.product(_SIXTEEN_BITS, TILES, LADDER.values()):
-        for out in out_types(dtype) if step < PRODUCT else ():
+        for out in out_types(dtype) if step != PRODUCT else ():
             yield bcsr_config(dtype, tile.at_step(step), out_dtype=out)
     for tile, out in itertools.product(FP8_TILES, out_types(FP8)):
         yield bcsr_config(FP8, tile, out_dtype=out, k_major=True)
+    for tile in TF32_TILES:
+        yield bcsr_config(torch.float32, tile, k_major=True)
 
 
 SPMM_BCSR = KernelSpec(
     name="spmm_bcsr",
-    params_format=pad_params(f"{3 * MAP_WORDS}Q7Pq2d8i"),
+    params_format=pad_params(f"{3 * MAP_WORDS}Q8Pq2d8i"),
     configs=_configs,
     architectures=("sm_90a",),
 )

@@ -91,13 +91,18 @@ class Laps:
 
 @dataclass(frozen=True, eq=False)
 class Epilogue:
-    """What happens to a sum before it is stored: alpha, mean, beta, bias, ReLU, in that order."""
+    """What happens to a sum before it is stored: alpha, mean, beta, bias, ReLU, in that order.
+
+    ``bias`` is along C's columns. ``row_bias`` [M] (float32) is along its rows; it is given to
+    runners that say ``fuses_linear`` alone.
+    """
 
     alpha: float = 1.0
     beta: float = 0.0
     mean: bool = False
     bias: Tensor | None = None
     relu: bool = False
+    row_bias: Tensor | None = None
 
     @property
     def plain(self) -> bool:
@@ -106,6 +111,7 @@ class Epilogue:
             self.alpha == 1.0
             and self.beta == 0.0
             and self.bias is None
+            and self.row_bias is None
             and not self.mean
             and not self.relu
         )
@@ -121,11 +127,13 @@ class Runner(ABC):
     them in another order or shape sets ``packs`` and makes that copy in :meth:`pack`; a plan
     keeps the copy, so that packing is paid when values change and not when they are used.
     A runner that sets ``any_strides`` is given B and ``out`` as the caller has them; others get
-    row-major ones, through copies where need be.
+    row-major ones, through copies where need be. One that sets ``fuses_linear`` takes B and ``out``
+    as transposes of row-major matrices without copies, and ``Epilogue.row_bias``.
     """
 
     packs: bool = False
     any_strides: bool = False
+    fuses_linear: bool = False
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         self.meta = meta

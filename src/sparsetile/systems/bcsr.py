@@ -7,7 +7,8 @@ elements of C that are not finite are computed again from A's entries (``CSRRunn
 Deterministic: blocks of a row are added in order. docs/asyncsparse.md says what is decided and why.
 
 ``ablation`` names the last step of the paper's ladder that is on (kernels/bcsr.py), ``opt0`` to
-``opt6``; opt4 is opt3, opt7 is not built.
+``opt7``; opt4 is opt3, and opt6 is what products take. ``columns128`` and ``columns256`` are the
+product with tiles of that width, whatever B has.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import torch
 
 from sparsetile.formats import BCSR, count_blocks, pack_bcsr
 from sparsetile.intake.csr import CSR
-from sparsetile.kernels.bcsr import BLOCK, ELEMENTS, FP8, LADDER, PRODUCT
+from sparsetile.kernels.bcsr import BLOCK, COLUMNS, ELEMENTS, FP8, LADDER, PRODUCT
 from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
 from sparsetile.systems.bcsr_runner import BCSRRunner
 from sparsetile.systems.csr import CSRSystem
 from sparsetile.systems.csr_runner import CSRRunner
+from sparsetile.systems.tensor_cores import tf32_reasons
 
 __all__ = ["BCSRSystem"]
 
@@ -39,11 +41,14 @@ def _block_bytes(csr: CSR, order: torch.Tensor | None, item: int, limit: int) ->
     return most if most <= limit else count_blocks(csr, BLOCK, order) * BLOCK**2 * item
 
 
-def _fp8_reasons(request: Request) -> list[str]:
-    """In FP8 nothing repairs C, and the ladder is not built."""
+def _type_reasons(request: Request) -> list[str]:
+    """The ladder is built in 16 bits, and in FP8 nothing repairs C."""
     found = []
-    if request.ablation not in (None, "opt6"):
-        found.append(f"has no {request.ablation} in float8_e4m3fn")
+    if request.dtype.itemsize != 2 and request.ablation not in (None, "opt6", *COLUMNS):
+        name = str(request.dtype).removeprefix("torch.")
+        found.append(f"has no {request.ablation} in {name}")
+    if request.dtype is not FP8:
+        return found
     if pack_bcsr(request.csr, BLOCK, request.permutation.perm).bitmaps is not None:
         found.append(f"takes float8_e4m3fn only where blocks of {BLOCK}x{BLOCK} are full")
     return found
@@ -61,18 +66,18 @@ class BCSRSystem(System):
     """Tensor cores on dense blocks."""
 
     name = "bcsr"
-    summary = "AsyncSparse: dense 64x64 blocks on WGMMA, 16 or 8 bits, sums in block order"
+    summary = "AsyncSparse: dense 64x64 blocks on WGMMA, TF32, 16 or 8 bits, sums in order"
     devices = ("cuda",)
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_90a"
-    ablations = tuple(LADDER)
+    ablations = (*LADDER, *COLUMNS)
 
     def __init__(self, exact: CSRSystem) -> None:
         self._exact = exact
 
     def further_reasons(self, request: Request) -> list[str]:
-        found = self._exact.further_reasons(request)
+        found = [*self._exact.further_reasons(request), *tf32_reasons(request)]
         if request.device.type != "cuda":
             return found
         capability = torch.cuda.get_device_capability(request.device)
@@ -82,8 +87,7 @@ class BCSRSystem(System):
             )
         if found or request.dtype not in self.dtypes:
             return found
-        if request.dtype is FP8:
-            found += _fp8_reasons(request)
+        found += _type_reasons(request)
         limit = int(MEMORY_SHARE * torch.cuda.mem_get_info(request.device)[0])
         order, item = request.permutation.perm, request.dtype.itemsize
         needed = _block_bytes(request.csr, order, item, limit)
@@ -110,7 +114,8 @@ class BCSRSystem(System):
             csr,
             blocks=blocks.block_count,
             exact=None if exact is None else exact.recipe,
-            step=PRODUCT if request.ablation is None else LADDER[request.ablation],
+            step=LADDER.get(request.ablation or "", PRODUCT),
+            **({"columns": COLUMNS[request.ablation]} if request.ablation in COLUMNS else {}),
         )
         longest = int(work[0, 2]) if len(work) else 0
         choices = {

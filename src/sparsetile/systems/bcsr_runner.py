@@ -10,19 +10,19 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparsetile.formats.bittcf import round_tf32
 from sparsetile.formats.cells import checked_values, scatter_cells
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
 from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matrix
 from sparsetile.kernels.bcsr import (
     BLOCK,
-    BOX,
     ENGINE,
     FP8,
     PRODUCT,
@@ -37,11 +37,13 @@ from sparsetile.kernels.bcsr import (
     choose_block_tile,
     out_types,
 )
+from sparsetile.kernels.tf32_operand import VECTOR
 from sparsetile.systems.base import PLAIN, Epilogue, Runner
 from sparsetile.systems.bound import BoundProduct
 from sparsetile.systems.csr_runner import CSRRunner
 from sparsetile.systems.finish import finish
 from sparsetile.systems.geometry import ACCESS_BYTES, aligned, batch_count, padded_like
+from sparsetile.systems.tf32_operand import OperandCopies, columns_at_once, copy_stride
 from sparsetile.systems.thread_context import enter
 
 __all__ = ["BCSRRunner"]
@@ -120,7 +122,7 @@ def _no_map(pointer: int) -> TensorMap:
 
 
 class BCSRRunner(Runner):
-    """See the module's text for the parts. Packed: A's blocks [blocks, 64, 64]."""
+    """See the module's text for the parts. Packed: A's blocks [blocks, 64, 64], float32 as TF32."""
 
     packs = True
 
@@ -130,16 +132,20 @@ class BCSRRunner(Runner):
         self._block_rows = -(-self.rows // BLOCK)
         self._exact = exact
         self._step = int(meta["step"])
+        self._columns: int | None = meta.get("columns")
         # What repairs takes row-major operands, and so do steps of the ladder.
-        self.any_strides = exact is None and self._step == PRODUCT
+        self.any_strides = self.fuses_linear = exact is None and self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
         self._flags: dict[torch.device, Tensor] = {}
+        self._copies = OperandCopies()
         encode = encode_matrix if self._step >= ENGINE else _described
         self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode)
 
     def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
         places = parts[_PLACES]
         values = checked_values(values, self.nnz, dtype, places.device)
+        if dtype is torch.float32:
+            values = round_tf32(values)
         packed = scatter_cells(values, places, self._blocks * BLOCK**2)
         return packed.reshape(self._blocks, BLOCK, BLOCK)
 
@@ -150,7 +156,8 @@ class BCSRRunner(Runner):
         found = self._launches.get(key)
         if found is None:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
-            tile = choose_block_tile(n, self._block_rows, processors, dtype).at_step(self._step)
+            tile = choose_block_tile(n, self._block_rows, processors, dtype, self._columns)
+            tile = tile.at_step(self._step)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype, k_major=k_major)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
             grid = tile.grid(n, self._block_rows, processors)
@@ -160,17 +167,20 @@ class BCSRRunner(Runner):
     def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
         if n and self.rows:
             index = device.index if device.index is not None else torch.cuda.current_device()
-            self._launch_for(dtype, out_types(dtype)[0], n, dtype is FP8, index)
+            if dtype is torch.float32:
+                self._copies.load(False, VECTOR, index)
+                n = min(n, columns_at_once(self.cols))
+            self._launch_for(dtype, out_types(dtype)[0], n, dtype.itemsize != 2, index)
             if self._exact is not None:
                 self._exact.prepare_repair(n, dtype, weighted, device)
 
-    def _block_map(self, packed: Tensor) -> TensorMap:
+    def _block_map(self, packed: Tensor, tile: BlockTile) -> TensorMap:
         """Map of A's blocks, one below the other."""
         if not self._blocks:
             return NO_MAP
         shape = (self._blocks * BLOCK, BLOCK)
         row_bytes = BLOCK * packed.element_size()
-        return self._encode(packed.data_ptr(), packed.dtype, shape, row_bytes, BOX)
+        return self._encode(packed.data_ptr(), packed.dtype, shape, row_bytes, tile.block_box)
 
     def _map_of(
         self, dtype: torch.dtype, shape: tuple[int, int], row_stride: int, box: tuple[int, int]
@@ -180,15 +190,18 @@ class BCSRRunner(Runner):
         return lambda pointer: encode(pointer, dtype, shape, row_bytes, box)
 
     def _map_of_b(self, B: Tensor, tile: BlockTile, k_major: bool) -> MapOf:
-        """Address -> map of a matrix there that is laid out as those of B."""
+        """Address -> map of a matrix there that is laid out as those of B, or as their copies."""
         if not self._blocks:
             return _no_map
+        if B.dtype is torch.float32:
+            shape, stride = (B.shape[-1], self.cols), copy_stride(self.cols)
+            return self._map_of(B.dtype, shape, stride, tile.box(True))
         rows = B.mT if k_major else B
         shape = (rows.shape[-2], rows.shape[-1])
         return self._map_of(B.dtype, shape, rows.stride(-2), tile.box(k_major))
 
     def _map_of_c(self, dtype: torch.dtype, n: int, stride: int, store: Store) -> MapOf:
-        if store is Store.BY_THREADS:
+        if store in (Store.BY_THREADS, Store.TRANSPOSED_BY_THREADS):
             return _no_map
         if store is Store.TRANSPOSED:
             return self._map_of(dtype, (n, self.rows), stride, TRANSPOSED_BOX)
@@ -199,6 +212,8 @@ class BCSRRunner(Runner):
         return self._step >= ENGINE and out_dtype.itemsize == 2 and not parts[_ORDER].numel()
 
     def _store_of(self, parts: Sequence[Tensor], out: Tensor) -> Store:
+        if out.dtype is torch.float32 and out.stride(-1) != 1 and out.stride(-2) == 1:
+            return Store.TRANSPOSED_BY_THREADS
         if not self._engine_stores(parts, out.dtype):
             return Store.BY_THREADS
         transposed = out.stride(-1) != 1 and _stores_well(out.mT)
@@ -224,12 +239,13 @@ class BCSRRunner(Runner):
         epilogue: Epilogue,
     ) -> tuple[int | float, ...]:
         """Fields of the struct after the maps and c."""
-        bias, order = epilogue.bias, parts[_ORDER]
+        bias, row_bias, order = epilogue.bias, epilogue.row_bias, parts[_ORDER]
         return (
             parts[_WORK].data_ptr(), parts[_IDX].data_ptr(),
             order.data_ptr() if order.numel() else 0,
             parts[_INDPTR].data_ptr() if epilogue.mean else 0,
             0 if bias is None else bias.data_ptr(),
+            0 if row_bias is None else row_bias.data_ptr(),
             0 if self._exact is None else self._spoilt(parts).data_ptr(),
             c_stride,
             epilogue.alpha, epilogue.beta,
@@ -264,21 +280,30 @@ class BCSRRunner(Runner):
     def _product(
         self, parts: Sequence[Tensor], packed: Tensor, B: Tensor, out: Tensor, epilogue: Epilogue
     ) -> None:
-        """All batches, through aligned copies of B and C where they are not aligned themselves."""
-        k_major = _transposed_well(B)
+        """All batches, through copies of B and C where the kernel does not take them."""
+        n, tf32 = B.shape[-1], B.dtype is torch.float32
+        if tf32 and n > (step := columns_at_once(self.cols)):
+            for at in range(0, n, step):
+                some = slice(at, at + step)
+                bias = None if epilogue.bias is None else epilogue.bias[some]
+                part = replace(epilogue, bias=bias)
+                self._product(parts, packed, B[..., some], out[..., some], part)
+            return
+        k_major = tf32 or _transposed_well(B)
         if B.dtype is FP8 and not k_major:  # the only way that Tensor Cores take it
             B, k_major = padded_like(B.mT, ACCESS_BYTES).copy_(B.mT).mT, True
         if self._blocks and not k_major and not _copies_well(B):
             B = padded_like(B, STORE_COLUMNS).copy_(B)
         target, store = out, self._store_of(parts, out)
-        if store is not Store.TRANSPOSED and not _stores_well(out):
+        if store < Store.TRANSPOSED and not _stores_well(out):
             target = padded_like(out, STORE_COLUMNS)
             if epilogue.beta != 0.0:
                 target.copy_(out)
-        device, n = B.device.index, B.shape[-1]
+        device = B.device.index
         launch = self._launch_for(B.dtype, out.dtype, n, k_major, device)
-        block_map, map_of_b = self._block_map(packed), self._map_of_b(B, launch.tile, k_major)
-        stride = target.stride(-1 if store is Store.TRANSPOSED else -2)
+        block_map = self._block_map(packed, launch.tile)
+        map_of_b = self._map_of_b(B, launch.tile, k_major)
+        stride = target.stride(-1 if store >= Store.TRANSPOSED else -2)
         map_of_c = self._map_of_c(out.dtype, n, stride, store)
         params = self._params(parts, launch.tile, n, stride, store, epilogue)
         pairs = [(B, target)] if B.dim() == 2 else list(zip(B, target, strict=True))
@@ -286,9 +311,11 @@ class BCSRRunner(Runner):
             enter(device)
             stream = current_stream_handle(device)
             for one, c in pairs:
+                copied = tf32 and self._blocks
+                b = self._copies.copy(one, device, stream) if copied else one.data_ptr()
                 launch.kernel.launch(
                     launch.grid, launch.tile.threads, stream,
-                    *block_map, *map_of_b(one.data_ptr()), *map_of_c(c.data_ptr()), c.data_ptr(),
+                    *block_map, *map_of_b(b), *map_of_c(c.data_ptr()), c.data_ptr(),
                     *params,
                 )  # fmt: skip
         if target is not out:
@@ -299,15 +326,16 @@ class BCSRRunner(Runner):
     ) -> PreparedBlocks | None:
         """Return the launch of B -> C, both plain matrices; None where copies are needed."""
         n = B.shape[1]
-        if packed is None or not _copies_well(B) or n % STORE_COLUMNS:
+        if B.dtype is torch.float32 or packed is None or not _copies_well(B) or n % STORE_COLUMNS:
             return None
         launch = self._launch_for(B.dtype, B.dtype, n, False, parts[0].device.index)
         engine = self._engine_stores(parts, B.dtype)
         store = Store.BY_ENGINE if engine else Store.BY_THREADS
+        block_map = self._block_map(packed, launch.tile)
         params = self._params(parts, launch.tile, n, n, store, PLAIN)
         prepared = launch.kernel.prepare(
             launch.grid, launch.tile.threads,
-            (*self._block_map(packed), *NO_MAP, *NO_MAP, 0, *params), _OPERANDS, _OPERANDS_OFFSET,
+            (*block_map, *NO_MAP, *NO_MAP, 0, *params), _OPERANDS, _OPERANDS_OFFSET,
         )  # fmt: skip
         map_of_c = self._map_of_c(B.dtype, n, n, store)
         return PreparedBlocks(prepared, self._map_of_b(B, launch.tile, False), map_of_c)

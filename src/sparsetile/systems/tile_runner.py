@@ -9,6 +9,7 @@ value, row order (empty: the given one), row pointers; items, parents and nodes 
 from __future__ import annotations
 
 import struct
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,9 +161,12 @@ class TileRunner(Runner):
             stream = current_stream_handle(device)
             if self._slots:
                 layers = batches * launch.slabs
+                # A second launch reads what this one leaves: no other thread's may come between.
+                owner = 0 if launch.join is None else threading.get_ident()
                 memory, arrivals = scratch(
-                    device, stream, layers * self._slots * launch.slot_bytes, layers * self._nodes
-                )
+                    device, stream, layers * self._slots * launch.slot_bytes,
+                    layers * self._nodes, owner,
+                )  # fmt: skip
                 params[_ARRIVALS] = arrivals.data_ptr()
                 params[_PARTIALS] = memory.data_ptr()
             grid = (launch.blocks, launch.slabs, batches)

@@ -63,6 +63,8 @@ def _block_seconds(request: Request, ceilings: Machine) -> float:
         copied / (_BCSR_L2 * ceilings.l2_gather),
         once / (_BCSR_DRAM * ceilings.dram),
     )
+    if request.dtype is torch.float32:  # B is rounded and turned first
+        seconds += ceilings.launch + 2 * item * cols * n / ceilings.dram
     if csr.nnz < cells:  # a second kernel asks whether C needs repair
         seconds += ceilings.launch
     return ceilings.launch + seconds

@@ -22,15 +22,37 @@
 //
 // C of 16 bits in the given row order goes through shared memory, 4 KB a warp, and leaves by the
 // engine, so that its warp may go on with the next item; transposed, as a linear layer wants it, 16
-// KB a warpgroup at a time. Else threads store it, 16 bytes at a time.
+// KB a warpgroup at a time. Else threads store it, 16 bytes at a time; float32 8 bytes, transposed
+// 4, of which eight lanes have neighbours.
 //
 // FP8 (e4m3): rows of 64 bytes, K-major B alone. Tensor Cores keep some 14 bits of a sum of such
 // products, so theirs run over 128 of k, two blocks, and are added up in float32.
 //
+// TF32: A was rounded when it was packed, B is a rounded copy, K-major (tf32_operand.cu). A block
+// takes two stages of 32 columns, 128 bytes a row, so that the ring is that of 16 bits. C is
+// float32 and needs no room in shared memory.
+//
 // kStep is the last step of the paper's ladder that is on, each with all before it: 0 CUDA cores, 1
 // WGMMA, 2 the copy engine, 3 a warp that copies and the ring, 5 sums that are not zeroed first, 6
-// blocks of threads that stay (a matter of the grid). Below 3 one stage is filled and multiplied in
-// turns by all threads.
+// blocks of threads that stay (a matter of the grid), 7 blocks of A shared by two. Below 3 one
+// stage is filled and multiplied in turns by all threads.
+//
+// Step 7 (CLUSTERED): two blocks of threads are a cluster, with neighbouring slabs of the same
+// block rows, so that both go through the same blocks of A in the same order. Each copies half of
+// A's block, 32 rows, to both, and its own rows of B:
+//
+//   producer r   wait empty[s] of r -> expect a whole stage at full[s] of r -> rows 32 r.. of the
+//   block
+//                to both, B to r
+//   consumers    wait full[s] of their own -> multiply -> arrive at empty[s] of both
+//
+// empty[s] of r has arrivals of both blocks' consumers, since producer r writes into both. The
+// other one's half may land, and count at full[s] of r, before producer r has said what it expects:
+// that phase cannot end without producer r, and none is early by a whole turn, because the other
+// producer waited for consumers of r, who waited for the phase before. Likewise no consumer arrives
+// twice in a phase of empty[s] of the other: its next full[s] needs that one's producer to have
+// passed it. Both begin when all barriers are there, and end together: what is exited has no
+// barriers. Where slabs are odd the last block has columns past n: zeros, and nothing is stored.
 //
 // Shared memory: dynamic, kStages stages of 8 KB + kCols * 128 bytes, kCols * 128 bytes of C, the
 // barriers. No atomics; sums in block order. With 128 columns two blocks share an SM.
@@ -40,59 +62,12 @@
 //
 // Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C
 // (columns where transposed) have room up to a multiple of 8 elements, which is written (host
-// copies otherwise); tensor maps made for this A and B, never read where A has no block, and for
-// this C where the engine stores it; rows of C under 2^31, blocks of A under 2^25, items and two
-// grids under 2^31.
+// copies otherwise; threads that store a transposed C need none of that); tensor maps made for this
+// A and B, never read where A has no block, and for this C where the engine stores it; rows of C
+// under 2^31, blocks of A under 2^25, items and two grids under 2^31.
+#include "bcsr.cuh"
 #include "block_steps.cuh"
-#include "wgmma.cuh"
-
-using E = ELEMENT;
-using Out = OUTPUT;
-
-constexpr int kBlock = 64;
-constexpr bool kTensorCores = kStep >= 1, kEngine = kStep >= 2, kSpecialised = kStep >= 3,
-               kElided = kStep >= 5;
-constexpr int kConsumers = kCols / 128;
-constexpr int kFirstConsumer = kSpecialised ? 128 : 0;  // thread
-constexpr int kBlocksPerSM = kConsumers == 1 || !kSpecialised ? 2 : 1;
-constexpr int kRowBytes = kBlock * sizeof(E::Storage);  // of a block, and of a K-major B
-constexpr int kBlockBytes = kBlock * kRowBytes;
-constexpr int kBoxBytes = kBlock * kRowBytes;  // of B: 64 rows x 64 columns, or 64 columns x 64 k
-constexpr int kBoxes = kCols / 64;
-constexpr int kStageBytes = kBlockBytes + kBoxes * kBoxBytes;
-constexpr int kStoreBoxBytes = 16 * 128;  // a warp's rows of C, 64 columns
-constexpr int kWarpStoreBytes = 2 * kStoreBoxBytes;
-
-struct Params {
-  TensorMap a;       // [64 * blocks, 64], boxes of 64 x 64
-  TensorMap b;       // [k, n], boxes of 64 rows x 64 columns; K-major [n, k], kCols rows x 64
-  TensorMap stored;  // C [rows, n], boxes of 16 rows x 64 columns; transposed [n, rows], 128 x 64
-  Out::Storage* c;
-  const int4* work;          // longest first: block row, its first block, how many; 0
-  const int* block_col_idx;  // of each block
-  const int* order;          // null: as given; row of C at each position
-  const i64* indptr;         // null: no mean; row pointers
-  const float* bias;         // null: none; [n]
-  i64* spoilt;               // null: nobody asks; becomes 1 where a sum is not finite
-  i64 c_stride;              // of rows of C; transposed of columns
-  double alpha;
-  double beta;
-  int rows;
-  int n;
-  int block_rows;
-  int slabs;
-  int together;  // slabs whose items alternate
-  int store;     // kByThreads, or where C is of 16 bits and in no order, kByEngine, kTransposed
-  int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
-  int relu;
-};
-static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
-static_assert(kCols % 128 == 0 && (kRowBytes == 128 || (kKMajor && kElided)),
-              "a consumer takes 128 columns of 16 bits, or K-major of 8");
-static_assert(kThreads == kFirstConsumer + kConsumers * 128 && (kSpecialised || kStages == 1),
-              "one warpgroup copies, the others multiply");
-
-enum Store { kByThreads, kByEngine, kTransposed };
+#include "block_stores.cuh"
 
 struct Ring {
   char* stages;
@@ -104,7 +79,7 @@ struct Ring {
 __device__ __forceinline__ Ring ring_memory() {
   extern __shared__ __align__(1024) char s_dynamic[];
   char* stored = s_dynamic + kStages * kStageBytes;
-  u64* barriers = reinterpret_cast<u64*>(stored + kConsumers * 4 * kWarpStoreBytes);
+  u64* barriers = reinterpret_cast<u64*>(stored + kStoreBytes);
   return {s_dynamic, stored, barriers, barriers + kStages};
 }
 
@@ -125,6 +100,11 @@ struct Item {
   int first_column;
 };
 
+// Items of a block of threads: those of its cluster, the slab by its place there.
+__device__ __forceinline__ int first_item() { return blockIdx.x / kCluster; }
+__device__ __forceinline__ int item_step() { return gridDim.x / kCluster; }
+__device__ __forceinline__ int cluster_rank() { return blockIdx.x % kCluster; }
+
 // Past the last item: one without blocks. The load is not waited for here.
 __device__ __forceinline__ Item item_at(const Params& p, int index) {
   if (index >= p.block_rows * p.slabs) return {0, 0, 0, 0};
@@ -134,7 +114,8 @@ __device__ __forceinline__ Item item_at(const Params& p, int index) {
   asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];"
                : "=r"(row.x), "=r"(row.y), "=r"(row.z), "=r"(row.w)
                : "l"(p.work + rest / width));
-  return {row.x, row.y, row.z, (first_slab + rest % width) * kCols};
+  const int slab = (first_slab + rest % width) * kCluster + cluster_rank();
+  return {row.x, row.y, row.z, slab * kCols};
 }
 
 // Column of the item's block `from` + lane. Not waited for either.
@@ -149,13 +130,20 @@ __device__ __forceinline__ int column_at(const Params& p, const Item& item, int 
   return column;
 }
 
-// Block `block` and the rows of B that it meets, from `row` on.
+// Piece `piece` of block `block` and the rows of B that it meets; those of the block begin at
+// `row`.
 __device__ __forceinline__ void copy_stage(const Params& p, char* stage, u64* full, int block,
-                                           int row, int first_column) {
+                                           int piece, int row, int first_column) {
   wg::barrier_expect(full, kStageBytes);
-  wg::copy_box(stage, &p.a, 0, block * kBlock, full);
+  if constexpr (kCluster == 1) {
+    wg::copy_box(stage, &p.a, piece * kDepth, block * kBlock, full);
+  } else {
+    const int first = cluster_rank() * (kBlock / kCluster);
+    wg::copy_box_to_all(stage + first * kRowBytes, &p.a, piece * kDepth, block * kBlock + first,
+                        full, (1 << kCluster) - 1);
+  }
   if constexpr (kKMajor) {
-    wg::copy_box(stage + kBlockBytes, &p.b, row, first_column, full);
+    wg::copy_box(stage + kBlockBytes, &p.b, row + piece * kDepth, first_column, full);
   } else {
 #pragma unroll
     for (int j = 0; j < kBoxes; ++j) {
@@ -166,16 +154,16 @@ __device__ __forceinline__ void copy_stage(const Params& p, char* stage, u64* fu
 
 __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
   const int lane = threadIdx.x % 32, items = p.block_rows * p.slabs;
-  int index = blockIdx.x;
-  Item item = item_at(p, index), next = item_at(p, index + gridDim.x);
+  int index = first_item();
+  Item item = item_at(p, index), next = item_at(p, index + item_step());
   int first_columns = column_at(p, item, 0);
   if (lane == 0 && item.blocks > 0) {
     wg::prefetch_map(&p.a);
     wg::prefetch_map(&p.b);
   }
   Turn turn;
-  for (; index < items; index += gridDim.x) {
-    const Item after = item_at(p, index + 2 * gridDim.x);
+  for (; index < items; index += item_step()) {
+    const Item after = item_at(p, index + 2 * item_step());
     int mine = first_columns;
     first_columns = column_at(p, next, 0);
     for (int from = 0; from < item.blocks; from += 32) {
@@ -183,190 +171,20 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
       const int count = min(32, item.blocks - from);
       for (int i = 0; i < count; ++i) {
         const int row = __shfl_sync(0xffffffffu, mine, i) * kBlock;
-        if (lane == 0) {
-          wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
-          copy_stage(p, ring.stages + turn.stage * kStageBytes, ring.full + turn.stage,
-                     item.first_block + from + i, row, item.first_column);
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          if (lane == 0) {
+            wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
+            copy_stage(p, ring.stages + turn.stage * kStageBytes, ring.full + turn.stage,
+                       item.first_block + from + i, piece, row, item.first_column);
+          }
+          __syncwarp();
+          turn.next();
         }
-        __syncwarp();
-        turn.next();
       }
     }
     item = next, next = after;
   }
-}
-
-// Eight neighbouring columns of one row of C.
-__device__ __forceinline__ void store_eight(Out::Storage* c, const u32 (&word)[4]) {
-  ptx::store_cs(reinterpret_cast<uint4*>(c), make_uint4(word[0], word[1], word[2], word[3]));
-}
-
-// Row of C at a position of the plan's order; -1 past the last.
-__device__ __forceinline__ int row_of(const Params& p, int position) {
-  if (position >= p.rows) return -1;
-  return p.order == nullptr ? position : __ldg(p.order + position);
-}
-
-// alpha, over the row's entries where the mean is wanted.
-__device__ __forceinline__ float scale_of(const Params& p, int row) {
-  if (p.indptr == nullptr || row < 0) return float(p.alpha);
-  const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
-  return entries > 0 ? float(p.alpha) / float(entries) : float(p.alpha);
-}
-
-// Element of C in a row and column.
-__device__ __forceinline__ i64 element_at(const Params& p, int row, int column) {
-  return p.store == kTransposed ? column * p.c_stride + row : row * p.c_stride + column;
-}
-
-// A thread's sums: rows `position` and 8 further on, sum[4 j + 2 half + e] in column 8 j + 2 q + e.
-
-// alpha, mean, beta, bias and ReLU.
-__device__ __forceinline__ void apply_epilogue(const Params& p, int position, int first_column,
-                                               float (&sum)[64]) {
-  const int q = threadIdx.x % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = row_of(p, position + 8 * half);
-    const float scale = scale_of(p, row);
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int column = first_column + j * 8 + q * 2 + e;
-        float x = sum[j * 4 + half * 2 + e] * scale;
-        if (column < p.n && row >= 0) {
-          if (p.beta != 0.0) x += float(p.beta) * Out::widen(p.c[element_at(p, row, column)]);
-          if (p.bias != nullptr) x += p.bias[column];
-        }
-        if (p.relu && x < 0.0f) x = 0.0f;
-        sum[j * 4 + half * 2 + e] = x;
-      }
-    }
-  }
-}
-
-// By the engine: a warp's 16 rows as two boxes of 64 columns.
-template <typename O>
-__device__ __forceinline__ void store_bulk(const Params& p, char* stored, int first_position,
-                                           int first_column, const float (&sum)[64]) {
-  const int lane = threadIdx.x % 32;
-  if (lane == 0) wg::store_wait_read();  // the item before
-  __syncwarp();
-  // Lane l has row l mod 16 of chunks l / 16, l / 16 + 2, ..; chunks lie in the 128-byte swizzle.
-  const u32 address =
-      wg::shared_address(stored) + lane % 16 * 128 + ((lane / 16) ^ (lane % 8)) * 16;
-#pragma unroll
-  for (int pair = 0; pair < 8; ++pair) {  // of chunks
-    u32 word[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      word[i] = narrow_pair<O>(sum[pair * 8 + i * 2], sum[pair * 8 + i * 2 + 1]);
-    }
-    wg::store_matrices((address ^ (pair % 4 * 32)) + pair / 4 * kStoreBoxBytes, word);
-  }
-  wg::fence_for_copies();
-  __syncwarp();
-  if (lane == 0 && first_position < p.rows) {
-    const u64 policy = wg::leave_first();
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int column = first_column + j * 64;
-      if (column < p.n) {
-        wg::store_box(&p.stored, column, first_position, stored + j * kStoreBoxBytes, policy);
-      }
-    }
-    wg::store_commit();
-  }
-}
-
-// By the engine, transposed: a warpgroup's 64 rows and 128 columns as one box of 128 rows. A warp
-// has 16 rows of C side by side in each of them, the four together 64: 128 bytes.
-template <typename O>
-__device__ __forceinline__ void store_transposed(const Params& p, char* stored, int block_row,
-                                                 int first_column, const float (&sum)[64]) {
-  const int thread = threadIdx.x % 128, lane = thread % 32, barrier = threadIdx.x / 128 + 1;
-  if (thread == 0) wg::store_wait_read();  // the item before
-  wg::group_sync(barrier);
-  // Lane l has column l mod 8 + l / 16 * 8 of each sixteen, and chunk l / 8 mod 2 of its warp's.
-  const int column = lane % 8 + lane / 16 * 8, chunk = thread / 32 * 2 + lane / 8 % 2;
-  const u32 address = wg::shared_address(stored) + column * 128 + (chunk ^ (lane % 8)) * 16;
-#pragma unroll
-  for (int sixteen = 0; sixteen < 8; ++sixteen) {  // columns
-    u32 word[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      word[i] = narrow_pair<O>(sum[sixteen * 8 + i * 2], sum[sixteen * 8 + i * 2 + 1]);
-    }
-    wg::store_matrices_transposed(address + sixteen * 16 * 128, word);
-  }
-  wg::fence_for_copies();
-  wg::group_sync(barrier);
-  if (thread == 0 && first_column < p.n) {
-    wg::store_box(&p.stored, block_row * kBlock, first_column, stored, wg::leave_first());
-    wg::store_commit();
-  }
-}
-
-// By threads.
-template <typename O>
-__device__ __forceinline__ void store_rows(const Params& p, int position, int first_column,
-                                           const float (&sum)[64]) {
-  const int q = threadIdx.x % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = row_of(p, position + 8 * half);
-    Out::Storage* c = p.c + i64(row) * p.c_stride;
-#pragma unroll
-    for (int group = 0; group < 4; ++group) {  // of four times eight columns
-      if constexpr (sizeof(typename O::Storage) == 2) {
-        u32 word[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (group * 4 + i) * 4 + half * 2;
-          word[i] = narrow_pair<O>(sum[at], sum[at + 1]);
-        }
-        transpose(word, q);
-        const int column = first_column + (group * 4 + q) * 8;
-        if (row >= 0 && column < p.n) store_eight(c + column, word);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (group * 4 + i) * 4 + half * 2;
-          const int column = first_column + (group * 4 + i) * 8 + q * 2;
-          if (row >= 0 && column < p.n) {
-            __stcs(reinterpret_cast<float2*>(c + column), make_float2(sum[at], sum[at + 1]));
-          }
-        }
-      }
-    }
-  }
-}
-
-__device__ __forceinline__ void finish(const Params& p, const Ring& ring, int block_row,
-                                       int first_column, float (&sum)[64]) {
-  const int warp = (threadIdx.x - kFirstConsumer) / 32, lane = threadIdx.x % 32;
-  const int first_position = block_row * kBlock + warp % 4 * 16,
-            position = first_position + lane / 4;
-  if (p.spoilt != nullptr) {
-    float check = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 64; ++i) check = fmaf(sum[i], 0.0f, check);
-    if (check != 0.0f) *p.spoilt = 1;  // NaN is not 0 either
-  }
-  if (p.epilogue) apply_epilogue(p, position, first_column, sum);
-  if constexpr (sizeof(Out::Storage) == 2) {
-    if (p.store == kTransposed) {
-      store_transposed<Out>(p, ring.stored + warp / 4 * 4 * kWarpStoreBytes, block_row,
-                            first_column, sum);
-      return;
-    }
-    if (p.store == kByEngine) {
-      store_bulk<Out>(p, ring.stored + warp * kWarpStoreBytes, first_position, first_column, sum);
-      return;
-    }
-  }
-  store_rows<Out>(p, position, first_column, sum);
 }
 
 __device__ __forceinline__ void clear(float (&sum)[64]) {
@@ -389,25 +207,36 @@ __device__ __forceinline__ void start_products(const char* stage, const char* b,
   wg::commit();
 }
 
-// The item's sums; `turn` goes on through the ring.
-__device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int blocks, Turn& turn,
+// A warp is done with a stage: one lane says so to each block of the cluster.
+__device__ __forceinline__ void release(u64* empty) {
+  const int lane = threadIdx.x % 32;
+  if (lane < kCluster) {
+    if constexpr (kCluster == 1) {
+      wg::barrier_arrive(empty);
+    } else {
+      wg::barrier_arrive_at(empty, lane);
+    }
+  }
+}
+
+// The item's sums, of `stages` stages; `turn` goes on through the ring.
+__device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int stages, Turn& turn,
                                            float (&sum)[64]) {
-  if (blocks == 0 || !kElided) clear(sum);
-  if (blocks == 0) return;
-  const bool releases = threadIdx.x % 32 == 0;
+  if (stages == 0 || !kElided) clear(sum);
+  if (stages == 0) return;
   u64* previous = nullptr;
-  for (int i = 0; i < blocks; ++i) {
+  for (int i = 0; i < stages; ++i) {
     wg::barrier_wait(ring.full + turn.stage, turn.parity);
     const char* stage = ring.stages + turn.stage * kStageBytes;
     start_products(stage, stage + kBlockBytes + consumer * 2 * kBoxBytes, i > 0 || !kElided, sum);
     wg::wait<1>();  // for the products before these
-    if (releases && i > 0) wg::barrier_arrive(previous);
+    if (i > 0) release(previous);
     previous = ring.empty + turn.stage;
     turn.next();
   }
   wg::wait<0>();
   wg::settle(sum);
-  if (releases) wg::barrier_arrive(previous);
+  release(previous);
 }
 
 // The same for FP8: products of two blocks at a time.
@@ -440,18 +269,18 @@ __device__ __forceinline__ void accumulate_pairs(const Ring& ring, int consumer,
 
 __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
   const int consumer = threadIdx.x / 128 - 1, items = p.block_rows * p.slabs;
-  int index = blockIdx.x;
+  int index = first_item();
   Item item = item_at(p, index);
   Turn turn;
-  for (; index < items; index += gridDim.x) {
-    const Item next = item_at(p, index + gridDim.x);
+  for (; index < items; index += item_step()) {
+    const Item next = item_at(p, index + item_step());
     float sum[64];
     if constexpr (sizeof(E::Storage) == 1) {
       accumulate_pairs(ring, consumer, item.blocks, turn, sum);
     } else {
-      accumulate(ring, consumer, item.blocks, turn, sum);
+      accumulate(ring, consumer, item.blocks * kPieces, turn, sum);
     }
-    finish(p, ring, item.block_row, item.first_column + consumer * 128, sum);
+    finish(p, ring.stored, item.block_row, item.first_column + consumer * 128, sum);
     item = next;
   }
   if (p.store != kByThreads) wg::store_wait_read();  // shared memory lives as long as its threads
@@ -470,7 +299,7 @@ __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
   for (int i = 0; i < item.blocks; ++i) {
     const int block = item.first_block + i, row = __ldg(p.block_col_idx + block) * kBlock;
     if constexpr (kEngine) {
-      if (threadIdx.x == 0) copy_stage(p, stage, ring.full, block, row, item.first_column);
+      if (threadIdx.x == 0) copy_stage(p, stage, ring.full, block, 0, row, item.first_column);
       wg::barrier_wait(ring.full, i % 2);
     } else {
       copy_by_threads<kThreads>(stage, p.a, 0, block * kBlock);
@@ -491,21 +320,25 @@ __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
     }
     __syncthreads();
   }
-  finish(p, ring, item.block_row, item.first_column + consumer * 128, sum);
+  finish(p, ring.stored, item.block_row, item.first_column + consumer * 128, sum);
   if (p.store != kByThreads) wg::store_wait_read();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, kBlocksPerSM)
     spmm_bcsr(const __grid_constant__ Params p) {
   const Ring ring = ring_memory();
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       wg::barrier_init(ring.full + s, 1);
-      wg::barrier_init(ring.empty + s, kConsumers * 4);
+      wg::barrier_init(ring.empty + s, kCluster * kConsumers * 4);
     }
     wg::barrier_init_done();
   }
-  __syncthreads();
+  if constexpr (kCluster == 1) {
+    __syncthreads();
+  } else {
+    wg::cluster_sync();
+  }
   if constexpr (!kSpecialised) {
     take_turns<E>(p, ring);
   } else if (threadIdx.x < 128) {
@@ -516,4 +349,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     wg::more_registers<kConsumers == 2 ? 232 : 216>();
     consume(p, ring);
   }
+  if constexpr (kCluster > 1) wg::cluster_sync();
 }

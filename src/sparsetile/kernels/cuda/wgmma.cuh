@@ -50,6 +50,19 @@ __device__ __forceinline__ void barrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
+// The same on that barrier of block `rank` of the cluster, which the calling one may be.
+__device__ __forceinline__ void barrier_arrive_at(u64* barrier, u32 rank) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(
+          shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+// Until all threads of the cluster are here; what they wrote before can then be seen.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
   const u32 address = shared_address(barrier);
   u32 done;
@@ -75,6 +88,17 @@ __device__ __forceinline__ void copy_box(void* shared, const TensorMap* map, int
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(shared)),
       "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// The same to all blocks of a cluster that `blocks` has a bit of: to that place in the shared
+// memory of each, and to that barrier of each.
+__device__ __forceinline__ void copy_box_to_all(void* shared, const TensorMap* map, int column,
+                                                int row, u64* barrier, u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(blocks)
       : "memory");
 }
 
@@ -221,9 +245,9 @@ __device__ __forceinline__ void transpose(u32 (&word)[4], int q) {
 #define WGMMA_SUMS_64 WGMMA_SUMS_32(0), WGMMA_SUMS_32(32)
 #define WGMMA_SUMS_128 WGMMA_SUMS_64, WGMMA_SUMS_32(64), WGMMA_SUMS_32(96)
 
-// One warpgroup: 64 x 128 sums += A (64 x 16, K-major; 64 x 32 of 8 bits) . B (N-major, or K-major
-// where kNMajor is 0), both in shared memory. Types of 8 bits have no choice, nor an operand for
-// it.
+// One warpgroup: 64 x 128 sums += A (64 x 16, K-major; 64 x 32 of 8 bits, 64 x 8 of TF32) . B
+// (N-major, or K-major where kNMajor is 0), both in shared memory. Types of 8 and 32 bits have no
+// choice, nor an operand for it; of float32 the lower 13 bits are not read.
 template <typename E, int kNMajor = 1>
 struct Wgmma128;
 
@@ -243,3 +267,4 @@ WGMMA_SHARED(F16, 0, "m64n128k16.f32.f16.f16", ", 0, 0")
 WGMMA_SHARED(BF16, 1, "m64n128k16.f32.bf16.bf16", ", 0, 1")
 WGMMA_SHARED(BF16, 0, "m64n128k16.f32.bf16.bf16", ", 0, 0")
 WGMMA_SHARED(E4M3, 0, "m64n128k32.f32.e4m3.e4m3", "")
+WGMMA_SHARED(F32, 0, "m64n128k8.f32.tf32.tf32", "")

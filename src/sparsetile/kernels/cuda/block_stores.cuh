@@ -1,0 +1,200 @@
+// From spmm_bcsr.cu's sums in registers to C: epilogue, then by the copy engine or by threads.
+#pragma once
+
+#include "bcsr.cuh"
+
+// Eight neighbouring columns of one row of C.
+__device__ __forceinline__ void store_eight(Out::Storage* c, const u32 (&word)[4]) {
+  ptx::store_cs(reinterpret_cast<uint4*>(c), make_uint4(word[0], word[1], word[2], word[3]));
+}
+
+// Row of C at a position of the plan's order; -1 past the last.
+__device__ __forceinline__ int row_of(const Params& p, int position) {
+  if (position >= p.rows) return -1;
+  return p.order == nullptr ? position : __ldg(p.order + position);
+}
+
+// alpha, over the row's entries where the mean is wanted.
+__device__ __forceinline__ float scale_of(const Params& p, int row) {
+  if (p.indptr == nullptr || row < 0) return float(p.alpha);
+  const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
+  return entries > 0 ? float(p.alpha) / float(entries) : float(p.alpha);
+}
+
+// Element of C in a row and column.
+__device__ __forceinline__ i64 element_at(const Params& p, int row, int column) {
+  return p.store >= kTransposed ? column * p.c_stride + row : row * p.c_stride + column;
+}
+
+// A thread's sums: rows `position` and 8 further on, sum[4 j + 2 half + e] in column 8 j + 2 q + e.
+
+// alpha, mean, beta, biases and ReLU.
+__device__ __forceinline__ void apply_epilogue(const Params& p, int position, int first_column,
+                                               float (&sum)[64]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of(p, position + 8 * half);
+    const float scale = scale_of(p, row);
+    const float shift = p.row_bias != nullptr && row >= 0 ? __ldg(p.row_bias + row) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = first_column + j * 8 + q * 2 + e;
+        float x = sum[j * 4 + half * 2 + e] * scale;
+        if (column < p.n && row >= 0) {
+          if (p.beta != 0.0) x += float(p.beta) * Out::widen(p.c[element_at(p, row, column)]);
+          if (p.bias != nullptr) x += p.bias[column];
+          if (p.row_bias != nullptr) x += shift;
+        }
+        if (p.relu && x < 0.0f) x = 0.0f;
+        sum[j * 4 + half * 2 + e] = x;
+      }
+    }
+  }
+}
+
+// By the engine: a warp's 16 rows as two boxes of 64 columns.
+template <typename O>
+__device__ __forceinline__ void store_bulk(const Params& p, char* stored, int first_position,
+                                           int first_column, const float (&sum)[64]) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) wg::store_wait_read();  // the item before
+  __syncwarp();
+  // Lane l has row l mod 16 of chunks l / 16, l / 16 + 2, ..; chunks lie in the 128-byte swizzle.
+  const u32 address =
+      wg::shared_address(stored) + lane % 16 * 128 + ((lane / 16) ^ (lane % 8)) * 16;
+#pragma unroll
+  for (int pair = 0; pair < 8; ++pair) {  // of chunks
+    u32 word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = narrow_pair<O>(sum[pair * 8 + i * 2], sum[pair * 8 + i * 2 + 1]);
+    }
+    wg::store_matrices((address ^ (pair % 4 * 32)) + pair / 4 * kStoreBoxBytes, word);
+  }
+  wg::fence_for_copies();
+  __syncwarp();
+  if (lane == 0 && first_position < p.rows) {
+    const u64 policy = wg::leave_first();
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int column = first_column + j * 64;
+      if (column < p.n) {
+        wg::store_box(&p.stored, column, first_position, stored + j * kStoreBoxBytes, policy);
+      }
+    }
+    wg::store_commit();
+  }
+}
+
+// By the engine, transposed: a warpgroup's 64 rows and 128 columns as one box of 128 rows. A warp
+// has 16 rows of C side by side in each of them, the four together 64: 128 bytes.
+template <typename O>
+__device__ __forceinline__ void store_transposed(const Params& p, char* stored, int block_row,
+                                                 int first_column, const float (&sum)[64]) {
+  const int thread = threadIdx.x % 128, lane = thread % 32, barrier = threadIdx.x / 128 + 1;
+  if (thread == 0) wg::store_wait_read();  // the item before
+  wg::group_sync(barrier);
+  // Lane l has column l mod 8 + l / 16 * 8 of each sixteen, and chunk l / 8 mod 2 of its warp's.
+  const int column = lane % 8 + lane / 16 * 8, chunk = thread / 32 * 2 + lane / 8 % 2;
+  const u32 address = wg::shared_address(stored) + column * 128 + (chunk ^ (lane % 8)) * 16;
+#pragma unroll
+  for (int sixteen = 0; sixteen < 8; ++sixteen) {  // columns
+    u32 word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = narrow_pair<O>(sum[sixteen * 8 + i * 2], sum[sixteen * 8 + i * 2 + 1]);
+    }
+    wg::store_matrices_transposed(address + sixteen * 16 * 128, word);
+  }
+  wg::fence_for_copies();
+  wg::group_sync(barrier);
+  if (thread == 0 && first_column < p.n) {
+    wg::store_box(&p.stored, block_row * kBlock, first_column, stored, wg::leave_first());
+    wg::store_commit();
+  }
+}
+
+// By threads.
+template <typename O>
+__device__ __forceinline__ void store_rows(const Params& p, int position, int first_column,
+                                           const float (&sum)[64]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of(p, position + 8 * half);
+    Out::Storage* c = p.c + i64(row) * p.c_stride;
+#pragma unroll
+    for (int group = 0; group < 4; ++group) {  // of four times eight columns
+      if constexpr (sizeof(typename O::Storage) == 2) {
+        u32 word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (group * 4 + i) * 4 + half * 2;
+          word[i] = narrow_pair<O>(sum[at], sum[at + 1]);
+        }
+        transpose(word, q);
+        const int column = first_column + (group * 4 + q) * 8;
+        if (row >= 0 && column < p.n) store_eight(c + column, word);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (group * 4 + i) * 4 + half * 2;
+          const int column = first_column + (group * 4 + i) * 8 + q * 2;
+          if (row >= 0 && column < p.n) {
+            __stcs(reinterpret_cast<float2*>(c + column), make_float2(sum[at], sum[at + 1]));
+          }
+        }
+      }
+    }
+  }
+}
+
+// By threads, transposed: float32, whose eight rows of a column are 32 neighbouring bytes.
+__device__ __forceinline__ void store_columns(const Params& p, int position, int first_column,
+                                              const float (&sum)[64]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of(p, position + 8 * half);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int column = first_column + i / 2 * 8 + q * 2 + i % 2;
+      if (row >= 0 && column < p.n) {
+        __stcs(p.c + column * p.c_stride + row, sum[i / 2 * 4 + half * 2 + i % 2]);
+      }
+    }
+  }
+}
+
+// Sums of a warpgroup to C; `stored` is the room for those of all.
+__device__ __forceinline__ void finish(const Params& p, char* stored, int block_row,
+                                       int first_column, float (&sum)[64]) {
+  const int warp = (threadIdx.x - kFirstConsumer) / 32, lane = threadIdx.x % 32;
+  const int first_position = block_row * kBlock + warp % 4 * 16,
+            position = first_position + lane / 4;
+  if (p.spoilt != nullptr) {
+    float check = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) check = fmaf(sum[i], 0.0f, check);
+    if (check != 0.0f) *p.spoilt = 1;  // NaN is not 0 either
+  }
+  if (p.epilogue) apply_epilogue(p, position, first_column, sum);
+  if constexpr (sizeof(Out::Storage) == 2) {
+    if (p.store == kTransposed) {
+      store_transposed<Out>(p, stored + warp / 4 * 4 * kWarpStoreBytes, block_row, first_column,
+                            sum);
+      return;
+    }
+    if (p.store == kByEngine) {
+      store_bulk<Out>(p, stored + warp * kWarpStoreBytes, first_position, first_column, sum);
+      return;
+    }
+  } else if (p.store == kTransposedByThreads) {
+    store_columns(p, position, first_column, sum);
+    return;
+  }
+  store_rows<Out>(p, position, first_column, sum);
+}

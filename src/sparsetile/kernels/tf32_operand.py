@@ -1,0 +1,39 @@
+"""Host side of ``tf32_operand.cu``: configurations and grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from sparsetile.jit.source import ConfigValue
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = ["OPERAND_THREADS", "TF32_OPERAND", "operand_config", "operand_grid"]
+
+OPERAND_THREADS = 256
+# Elements that an access moves where B is aligned.
+VECTOR = 4
+_TILE = 64
+
+
+def operand_config(k_major: bool, vector: int) -> dict[str, ConfigValue]:
+    """Constants of the kernel; ``k_major``: B lies along k already and is only rounded."""
+    return {"kKMajor": k_major, "kVector": vector, "kThreads": OPERAND_THREADS}
+
+
+def operand_grid(k: int, n: int) -> tuple[int, int, int]:
+    """Tiles of 64 x 64 elements."""
+    return (-(-k // _TILE) * -(-n // _TILE), 1, 1)
+
+
+def _configs() -> Iterator[dict[str, ConfigValue]]:
+    for k_major, vector in itertools.product((False, True), (VECTOR, 1)):
+        yield operand_config(k_major, vector)
+
+
+TF32_OPERAND = KernelSpec(
+    name="tf32_operand",
+    params_format="2P3q2i",
+    configs=_configs,
+    architectures=("sm_90a",),
+)
