@@ -105,7 +105,7 @@ def test_orders_of_the_rows_change_nothing(dtype):
     for n in (64, 264):
         B = zeros_and_ones(csr, n, dtype=dtype)
         expected = reference(csr, B)
-        for order in (torch.randperm(333, device="cuda"), "affinity", "rcm"):
+        for order in (torch.randperm(333, device="cuda"), "rcm"):
             C = st.plan(csr, n, system="wcsr", reorder=order) @ B
             assert torch.equal(C.cpu().double(), expected)
 

@@ -227,6 +227,8 @@ def test_tf32_keeps_ten_bits_and_rounds_ties_to_even():
     assert torch.equal(rounded.view(torch.int32) & 0x1FFF, torch.zeros(5, dtype=torch.int32))
     assert torch.signbit(rounded[4])
     special = torch.tensor([float("inf"), -float("inf"), float("nan")])
-    assert torch.equal(round_tf32(special)[:2], special[:2]) and bool(
-        round_tf32(special)[2].isnan()
-    )
+    assert torch.equal(round_tf32(special)[:2], special[:2])
+    assert bool(round_tf32(special)[2].isnan())
+    low = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)  # NaN by its last bit
+    kept = round_tf32(low).view(torch.int32) & ~0x1FFF
+    assert bool(kept.view(torch.float32).isnan())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,25 +89,29 @@ def verify(
 
 
 def _check(root: Path, tools: str, limit: float, folder: Path, as_json: bool) -> int:
-    """Run the checkers named; what came to its end is written, whatever became of the others."""
+    """Run the checkers named, side by side; what came to its end is written, whatever became of the
+    others."""
     names = [one_of("verify", "--checker", name, CHECKERS) for name in tools.split(",")]
     machine_facts()  # refuses a machine without a GPU before anything is started
     find_tool()
     entries: dict[str, dict[str, Any]] = {}
     record: dict[str, Any] = {"checkers": {}}
     code = 0
-    for name in dict.fromkeys(names):
-        try:
-            entries[name] = run_checker(root, name, limit=limit)
-        except RuntimeError as error:
-            note(f"sparsetile: error: {error}")
-            code = 1
-            continue
-        # At once, so that what one tool found outlives the next one's mishap.
-        path, record = write_checkers(entries, folder)
-        note(f"sparsetile: wrote {name} to {path}")
-        note_some(entries[name]["log"], most=40)
-        code = 1 if entries[name]["errors"] else code
+    chosen = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(len(chosen)) as pool:  # a process each, and a tool's own work is most
+        started = {name: pool.submit(run_checker, root, name, limit=limit) for name in chosen}
+        for name, checker in started.items():
+            try:
+                entries[name] = checker.result()
+            except RuntimeError as error:
+                note(f"sparsetile: error: {error}")
+                code = 1
+                continue
+            # At once, so that what one tool found outlives the next one's mishap.
+            path, record = write_checkers(entries, folder)
+            note(f"sparsetile: wrote {name} to {path}")
+            note_some(entries[name]["log"], most=40)
+            code = 1 if entries[name]["errors"] else code
     if as_json:
         print_json(record)
     elif entries:
