@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.systems import SYSTEMS
+from sparsetile.systems import SYSTEMS, tf32_operand
 from tests.contracts.cases import assert_close, csr_of, reference, tf32
 
 
@@ -378,7 +378,7 @@ def test_tf32_rounds_both_operands_to_nearest():
 
 
 def test_a_wide_b_in_tf32_goes_in_pieces(monkeypatch):
-    monkeypatch.setattr("sparsetile.systems.tf32_operand.MOST_BYTES", 2**18)
+    monkeypatch.setattr(tf32_operand, "MOST_BYTES", 2**18)
     csr = pruned((700, 904), 0.4, F32, whole=True)
     B = torch.randint(0, 2, (2, 904, 1000), device="cuda").to(F32)
     bias = torch.arange(1000.0, device="cuda") - 700
