@@ -52,7 +52,7 @@ def settings() -> Iterator[None]:
 
 def test_every_kind_of_product_runs_in_every_type_and_order(tmp_path: Path, seen, monkeypatch):
     monkeypatch.setattr(CPUSystem, "ordered", True)
-    matrices = ["odd sizes", "equal rows"]
+    matrices = ["odd sizes", "equal rows", "one row", "one column"]
     code, report = run(tmp_path, "--systems", "cpu,dense", "--matrices", ",".join(matrices))
     assert code == 0 and report["failure"] == ""
     assert report["matrices"] == matrices and report["products"] == len(seen)
@@ -61,13 +61,16 @@ def test_every_kind_of_product_runs_in_every_type_and_order(tmp_path: Path, seen
         "sum", "sum into out", "batch", "transpose", "Inf in B", "mean", "max", "min",
         "gradient of the values",
     }  # fmt: skip
-    places = {where for where, _ in seen}
+    places = {where.partition(", ")[2] for where, _ in seen}
     for dtype in module.DTYPES:
-        for system in ("cpu", "dense"):
-            assert f"odd sizes, weighted, {dtype}, {system}, given order" in places
-            assert f"equal rows, pattern, {dtype}, {system}, given order" in places
-        assert f"odd sizes, pattern, {dtype}, cpu, reversed rows" in places
-        assert f"equal rows, weighted, {dtype}, cpu, reversed rows" in places
+        for kind in ("weighted", "pattern"):
+            for system in ("cpu", "dense"):
+                assert f"{kind}, {dtype}, {system}, given order" in places
+            assert f"{kind}, {dtype}, cpu, reversed rows" in places
+    met = {where.split(", ")[0]: set() for where, _ in seen}
+    for where, _ in seen:
+        met[where.split(", ")[0]].add(where.split(", ")[2])
+    assert all(len(types) == len(module.DTYPES) for types in met.values()), "in one form each"
     assert not any("dense, reversed" in where for where in places), "it takes rows as they come"
     widths = {what.partition("N=")[2] for _, what in seen if "N=" in what}
     assert widths == {str(n) for n in module.WIDTHS}
@@ -89,7 +92,7 @@ def test_an_element_that_nobody_writes_is_seen(tmp_path: Path, monkeypatch, caps
         "RuntimeError: checked_products: every product must be exact, got 1 wrong elements of "
     )
     assert (
-        "odd sizes, weighted, torch.float32, dense, given order, sum into out"
+        "odd sizes, weighted, torch.float16, dense, given order, sum into out"
         in (report["failure"])
     )
     assert "Traceback" in capsys.readouterr().err
