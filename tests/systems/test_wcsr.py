@@ -142,8 +142,9 @@ def test_windows_are_tall_where_their_rows_share_columns(chosen):
     assert not wcsr.tall_windows_pay(request(csr=shared_columns(640, 16))), "windows cost too"
     apart = csr_of(random_matrix(640, 8000, 0.003))
     assert not wcsr.tall_windows_pay(request(csr=apart))
-    backwards = Permutation("given", torch.randperm(640))
-    moved = request(csr=shared_columns(640, 800), permutation=backwards)
+    many = shared_columns(6400, 160)
+    assert wcsr.tall_windows_pay(request(csr=many))
+    moved = request(csr=many, permutation=Permutation("given", torch.randperm(6400)))
     assert not wcsr.tall_windows_pay(moved), "counted in the plan's order"
 
 

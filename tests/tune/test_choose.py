@@ -135,22 +135,21 @@ HOPPER = Machine("toy", 4.2e12, 9.1e12, 0, 0, 0, 390e12, 2.5e-6)
 def test_windows_are_predicted_by_the_rows_of_B_behind_their_distinct_columns(monkeypatch):
     monkeypatch.setattr(choose, "machine", lambda device: HOPPER)
     pairs, rows = 40 * 256, 64 * 40
-    start, share = choose._WCSR_START, choose._WCSR_SHARE
 
     def seconds(wanted: Request) -> float:
         return predict_systems(wanted, ["wcsr", "csr"])["wcsr"]
 
-    gathered = 4 * 512 * (pairs + rows) / 9.1e12
-    assert seconds(in_windows(4)) == pytest.approx(start + gathered / share[True])
+    def expected(item: int, n: int, columns: int) -> float:
+        gathered = item * columns * pairs / (9.1e12 * choose._WCSR_L2)
+        return (
+            choose._WCSR_START + gathered + item * n * (pairs + rows) / (4.2e12 * choose._WCSR_DRAM)
+        )
+
+    assert seconds(in_windows(4)) == pytest.approx(expected(4, 512, 512))
     assert seconds(in_windows(4)) == seconds(in_windows(20)), "rows that share columns are free"
-    # Slabs are whole: 100 columns cost as many as 128.
-    narrow = 4 * 128 * (pairs + rows) / 9.1e12
-    assert seconds(in_windows(4, n=100)) == pytest.approx(start + narrow / share[True])
-    monkeypatch.setattr(choose, "l2_bytes", lambda device: 2**20)
-    assert seconds(in_windows(4)) == pytest.approx(start + gathered / share[False])
-    slow = dataclasses.replace(HOPPER, dram=1e9)
-    monkeypatch.setattr(choose, "machine", lambda device: slow)
-    assert seconds(in_windows(4)) == pytest.approx(start + 4 * 512 * (pairs + rows) / 1e9)
+    # Slabs are whole: 100 columns are gathered as 128.
+    assert seconds(in_windows(4, n=100)) == pytest.approx(expected(4, 100, 128))
+    assert seconds(in_windows(4, dtype=torch.float16)) == pytest.approx(expected(2, 512, 512))
 
 
 def test_windows_are_predicted_to_win_where_rows_share_columns_and_to_lose_where_not(monkeypatch):

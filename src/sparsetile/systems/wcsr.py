@@ -42,7 +42,7 @@ HEIGHT, SHORT_HEIGHT = 64, 8
 TALL, SHORT = "tall", "short"
 # What a tile of a tall window costs, and a tall window beside its tiles, in tiles of short windows;
 # from readings of both kernels (docs/wcsr.md).
-A_TALL_TILE, A_TALL_WINDOW = 1.3, 40.0
+A_TALL_TILE, A_TALL_WINDOW = 1.2, 50.0
 # B may take this share of L2 before slabs go one after the other.
 L2_SHARE = 0.6
 # What a window costs beside its tiles, in tiles, where its rows of B come from DRAM.

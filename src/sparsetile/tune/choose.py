@@ -11,9 +11,8 @@ from sparsetile.formats import count_blocks
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems import Request, Stage
-from sparsetile.systems.processors import l2_bytes
 from sparsetile.systems.registry import SYSTEMS, runner
-from sparsetile.systems.wcsr import L2_SHARE, tall_windows_pay
+from sparsetile.systems.wcsr import tall_windows_pay
 from sparsetile.tune.roofline import Machine, machine
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
@@ -29,9 +28,9 @@ _ACC_WINDOW = 8
 # What bcsr reaches of the dense product's flops, of gathers from L2 and of DRAM; development
 # readings (docs/asyncsparse.md).
 _BCSR_FLOPS, _BCSR_L2, _BCSR_DRAM = 0.6, 0.9, 0.75
-# What wcsr reaches of the gather of distinct (64-row window, column) pairs, where B does not and
-# where it does fit L2, and what it needs to start; development readings (docs/asyncsparse.md).
-_WCSR_SHARE, _WCSR_START = {False: 0.30, True: 0.46}, 6e-6
+# What tall windows of wcsr reach of the gather of distinct (64-row window, column) pairs and of
+# DRAM, one after the other, and what they need to start; development readings (docs/wcsr.md).
+_WCSR_L2, _WCSR_DRAM, _WCSR_START = 0.64, 0.7, 7e-6
 _WCSR_WINDOW, _WCSR_COLUMNS = 64, 128
 _DENSE_SHARE = 0.55
 # A sparse product on CPU cores runs at about this share of a dense one per flop.
@@ -71,14 +70,13 @@ def _block_seconds(request: Request, ceilings: Machine) -> float:
 
 
 def _window_seconds(request: Request, ceilings: Machine) -> float:
-    """Seconds of ``wcsr``: rows of B behind distinct (64-row window, column) pairs."""
+    """Seconds of ``wcsr`` on tall windows: rows of B behind distinct pairs, then B and C once."""
     csr, item, n = request.csr, request.dtype.itemsize, request.n
     pairs = distinct_pairs(csr, _WCSR_WINDOW, request.permutation.perm)
     columns = -(-n // _WCSR_COLUMNS) * _WCSR_COLUMNS  # multiplied, whatever B has
-    fits = csr.shape[1] * n * item <= L2_SHARE * l2_bytes(request.device)
-    gathered = item * columns * (pairs + csr.shape[0]) / ceilings.l2_gather
+    gathered = item * columns * pairs / ceilings.l2_gather
     once = item * n * (min(csr.shape[1], pairs) + csr.shape[0]) / ceilings.dram
-    return _WCSR_START + max(gathered / _WCSR_SHARE[fits], once)
+    return _WCSR_START + gathered / _WCSR_L2 + once / _WCSR_DRAM
 
 
 def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
