@@ -179,7 +179,7 @@ def test_the_products_really_run_below_the_tool(tool):
     tool(any=how(real=True))
     entry = run_checker(ROOT, "memcheck", limit=300, device="cpu", matrices="odd sizes,empty rows")
     assert entry["matrices"] == ["odd sizes", "empty rows"]
-    assert entry["products"] >= 2 * 4 * 2, "every type, at two widths"
+    assert entry["products"] >= 2 * 2 * 2, "types that rows as given meet, at two widths"
 
 
 def entry_of(**changes: Any) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_parts_that_are_off_alone_are_held_against_the_whole() -> None:
     gains = [(label, gain and round(gain, 2)) for label, _, gain in both[1]["gains"]]
     assert gains == [("everything", None), ("without balance", 0.5), ("nor the pipeline", 0.8)]
     text = render_markdown(records)
-    assert "Each step is the first with parts off; geomeans over the same 1 products." in text
+    assert "Each step is held against the first; geomeans over the same 1 products." in text
     assert "| step | over the best baseline | over the first |" in text
     assert "| without balance | 4.00 | 0.50 |" in text
     assert "### Acc: BitTCF, reordering, cache policy, pipeline, balance" in text

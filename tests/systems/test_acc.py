@@ -303,7 +303,7 @@ def test_ablation_needs_a_system_that_has_a_ladder():
             st.plan(A, 4, system=system, ablation="cache")
         assert str(caught.value) == (
             f"plan: ablation must be None with system='{system}', got 'cache'. "
-            "Name a system that has a ladder: acc, bcsr."
+            "Name a system that has a ladder: acc, bcsr, wcsr."
         )
     with pytest.raises(ValueError) as caught:
         st.plan(A, 4, system="acc", ablation="tma")

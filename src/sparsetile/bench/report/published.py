@@ -127,7 +127,7 @@ def _over(records: Sequence[Record]) -> str:
 
 _WORDS = {
     "before": {"about": "Each step has all before it", "against": "over the step before"},
-    "first": {"about": "Each step is the first with parts off", "against": "over the first"},
+    "first": {"about": "Each step is held against the first", "against": "over the first"},
 }
 
 
