@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.expansion import Entry, expand
 from sparsetile.bench.suites import load_suite
-
-
-def _matrix(folder: Path, name: str) -> None:
-    np.savez(
-        folder / f"{name}.npz",
-        indptr=np.array([0, 1, 2]),
-        indices=np.array([0, 1], dtype=np.int32),
-        shape=np.array([2, 2]),
-    )
-
-
-def _write(folder: Path, text: str) -> str:
-    path = folder / "mine.toml"
-    path.write_text(text)
-    return str(path)
+from tests.bench.files import write_matrix, write_suite
 
 
 @pytest.mark.parametrize("name", ["voltrix", "brp", "rsh", "acc"])
@@ -35,21 +20,21 @@ def test_paper_suites_run_without_data_on_stand_ins_and_name_what_is_missing(nam
 
 
 def test_a_real_matrix_is_preferred_to_its_stand_in(tmp_path: Path) -> None:
-    _matrix(tmp_path, "reddit")
+    write_matrix(tmp_path, "reddit")
     found = expand(load_suite("acc"), data=tmp_path, device="cuda")
     sources = {entry.matrix.name: entry.matrix.source for entry in found.entries}
     assert sources["reddit"] == "file" and "reddit-like" not in sources
 
 
 def test_baselines_come_before_systems_of_the_same_product(tmp_path: Path) -> None:
-    _matrix(tmp_path, "PubMed")
+    write_matrix(tmp_path, "PubMed")
     found = expand(load_suite("core"), data=tmp_path, device="cuda", n=[32])
     kinds = [entry.kind for entry in found.entries]
     assert kinds == sorted(kinds) and len(set(entry.key for entry in found.entries)) == len(kinds)
 
 
 def test_asking_for_one_system_brings_the_yardstick_along(tmp_path: Path) -> None:
-    _matrix(tmp_path, "PubMed")
+    write_matrix(tmp_path, "PubMed")
     found = expand(load_suite("core"), data=tmp_path, device="cuda", systems=["csr"], n=[32])
     assert [entry.system for entry in found.entries] == [
         "cusparse-csr1", "cusparse-csr2", "cusparse-csr3", "csr",
@@ -57,7 +42,7 @@ def test_asking_for_one_system_brings_the_yardstick_along(tmp_path: Path) -> Non
 
 
 def test_a_system_that_is_not_built_is_named_and_the_rest_runs(tmp_path: Path) -> None:
-    path = _write(
+    path = write_suite(
         tmp_path,
         'matrices = ["road"]\nn = [8]\ndevice = "cpu"\nsystems = ["starship", "cpu"]\n'
         '[generate.road]\ngenerator = "road_grid"\nparams = { rows = 100 }\n',
@@ -69,7 +54,7 @@ def test_a_system_that_is_not_built_is_named_and_the_rest_runs(tmp_path: Path) -
 
 def test_all_takes_every_file_of_the_folder(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        _matrix(tmp_path, name)
+        write_matrix(tmp_path, name)
     (tmp_path / "notes.txt").write_text("no matrix")
     found = expand(load_suite("all"), data=tmp_path, device="cuda")
     assert {entry.matrix.name for entry in found.entries} == {"one", "two"}
@@ -77,7 +62,7 @@ def test_all_takes_every_file_of_the_folder(tmp_path: Path) -> None:
 
 def test_narrowing_by_matrix_width_and_type(tmp_path: Path) -> None:
     for name in ("PubMed", "DD"):
-        _matrix(tmp_path, name)
+        write_matrix(tmp_path, name)
     found = expand(
         load_suite("core"), data=tmp_path, device="cuda",
         n=[7], dtypes=["float16"], matrices=["DD"],
@@ -86,7 +71,7 @@ def test_narrowing_by_matrix_width_and_type(tmp_path: Path) -> None:
 
 
 def test_row_orders_multiply_the_systems_that_tell_them_apart(tmp_path: Path) -> None:
-    _matrix(tmp_path, "PubMed")
+    write_matrix(tmp_path, "PubMed")
     found = expand(
         load_suite("core"), data=tmp_path, device="cuda",
         systems=["csr", "dense"], n=[32], orders=["auto", "rcm", "affinity"],
@@ -100,15 +85,17 @@ def test_row_orders_multiply_the_systems_that_tell_them_apart(tmp_path: Path) ->
 
 
 def test_a_suite_may_ask_for_row_orders_itself(tmp_path: Path) -> None:
-    _matrix(tmp_path, "one")
-    path = _write(tmp_path, 'matrices = ["one"]\nn = [8]\nsystems = ["csr"]\nreorder = ["rcm"]\n')
+    write_matrix(tmp_path, "one")
+    path = write_suite(
+        tmp_path, 'matrices = ["one"]\nn = [8]\nsystems = ["csr"]\nreorder = ["rcm"]\n'
+    )
     found = expand(load_suite(path), data=tmp_path, device="cuda")
     assert [dict(e.config) for e in found.entries if e.kind == "system"] == [{"reorder": "rcm"}]
 
 
 def test_a_ladder_keeps_to_its_own_widths_and_types(tmp_path: Path) -> None:
-    _matrix(tmp_path, "one")
-    path = _write(
+    write_matrix(tmp_path, "one")
+    path = write_suite(
         tmp_path,
         'matrices = ["one"]\nn = [8, 16]\ndtypes = ["float32", "float16"]\nsystems = ["csr"]\n'
         '[[ladder]]\nname = "l"\ntitle = "L"\nn = [16]\ndtypes = ["float16"]\n'
@@ -132,7 +119,7 @@ def test_the_parts_of_acc_are_measured_on_real_graphs_and_stand_ins() -> None:
 def test_a_baseline_that_is_not_installed_is_named_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _matrix(tmp_path, "PubMed")
+    write_matrix(tmp_path, "PubMed")
     monkeypatch.setattr(type(BASELINES["pyg"]), "missing", lambda self: "x is not installed")
     found = expand(load_suite("core"), data=tmp_path, device="cuda", systems=["pyg", "csr"])
     assert "pyg: x is not installed" in found.left_out
@@ -145,8 +132,8 @@ def test_a_suite_with_nothing_to_measure_says_why() -> None:
 
 
 def _suite(folder: Path, body: str, ladder: str = "") -> str:
-    _matrix(folder, "one")
-    return _write(folder, f'matrices = ["one"]\nn = [8]\n{body}\n{ladder}')
+    write_matrix(folder, "one")
+    return write_suite(folder, f'matrices = ["one"]\nn = [8]\n{body}\n{ladder}')
 
 
 def test_a_layout_is_recorded_in_the_configuration_and_in_the_key(tmp_path: Path) -> None:
@@ -225,7 +212,7 @@ def test_a_step_that_a_system_does_not_have_yet_is_said_and_the_rest_runs(tmp_pa
 
 
 def test_a_ladder_keeps_to_its_own_matrices_and_to_row_major_operands(tmp_path: Path) -> None:
-    _matrix(tmp_path, "two")
+    write_matrix(tmp_path, "two")
     path = _suite(
         tmp_path,
         'layouts = ["rows", "linear"]\nsystems = ["csr"]\n[[part]]\nmatrices = ["two"]\n',
@@ -239,7 +226,7 @@ def test_a_ladder_keeps_to_its_own_matrices_and_to_row_major_operands(tmp_path: 
 
 def _asyncsparse(tmp_path: Path) -> list[Entry]:
     for name in load_suite("core").parts[0].matrices:
-        _matrix(tmp_path, name)
+        write_matrix(tmp_path, name)
     return list(expand(load_suite("asyncsparse"), data=tmp_path, device="cuda").entries)
 
 

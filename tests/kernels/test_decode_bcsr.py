@@ -6,7 +6,7 @@ row numbers are left out or changed here once each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -30,7 +30,6 @@ from sparsetile.kernels.bcsr import (
 )
 from sparsetile.systems import bcsr_runner
 from sparsetile.systems.csr_runner import CSRRunner
-from sparsetile.systems.registry import runner
 from tests.contracts.cases import MATRICES, csr_of
 from tests.kernels import replay_bcsr, replay_csr
 from tests.kernels.replay import Machine, device_fields, host_letters
@@ -53,7 +52,6 @@ from tests.kernels.replay_wgmma import (
     Barrier,
     Descriptor,
     Leaving,
-    Maps,
     Shared,
     box_places,
     descriptor,
@@ -64,19 +62,8 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
 @pytest.fixture
-def maps(monkeypatch: pytest.MonkeyPatch) -> Maps:
-    made = Maps()
-    monkeypatch.setattr(bcsr_runner, "encode_matrix", made.encode)
-    return made
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, maps: Maps) -> Iterator[Machine]:
-    made = Machine({**replay_csr.REPLAYS, **replay_bcsr.replays(maps)})
-    made.install(monkeypatch)
-    runner.cache_clear()  # those that repair remember another machine's kernels
-    yield made
-    runner.cache_clear()
+def machine(block_machine: Machine) -> Machine:
+    return block_machine
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -12,15 +10,13 @@ from torch import Tensor
 from sparsetile.formats.bittcf import round_tf32
 from sparsetile.kernels.bcsr import BLOCK, TF32_TILES, bcsr_config
 from sparsetile.kernels.tf32_operand import TF32_OPERAND
-from sparsetile.systems import bcsr_runner, tf32_operand
-from sparsetile.systems.registry import runner
+from sparsetile.systems import tf32_operand
 from sparsetile.systems.tf32_operand import OperandCopies, columns_at_once, copy_stride
 from tests.contracts.cases import MATRICES
-from tests.kernels import replay_bcsr, replay_csr
 from tests.kernels.replay import Machine, device_fields, host_letters
 from tests.kernels.replay_bcsr import A_STEPS, BOX_BYTES, K_MAJOR_STEPS
 from tests.kernels.replay_cases import BlockCase
-from tests.kernels.replay_wgmma import Descriptor, Maps, box_places, descriptor
+from tests.kernels.replay_wgmma import Descriptor, box_places, descriptor
 from tests.kernels.test_decode_bcsr import CORNERS, full_blocks
 from tests.kernels.whole_numbers import operand, reference, whole_numbers
 
@@ -30,19 +26,8 @@ BETWEEN = 1 + 2.0**-11 + 2.0**-20
 
 
 @pytest.fixture
-def maps(monkeypatch: pytest.MonkeyPatch) -> Maps:
-    made = Maps()
-    monkeypatch.setattr(bcsr_runner, "encode_matrix", made.encode)
-    return made
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, maps: Maps) -> Iterator[Machine]:
-    made = Machine({**replay_csr.REPLAYS, **replay_bcsr.replays(maps)})
-    made.install(monkeypatch)
-    runner.cache_clear()  # those that repair remember another machine's kernels
-    yield made
-    runner.cache_clear()
+def machine(block_machine: Machine) -> Machine:
+    return block_machine
 
 
 @pytest.fixture

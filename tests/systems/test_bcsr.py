@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,24 +23,14 @@ from sparsetile.systems import bcsr as system_module
 from sparsetile.systems.bcsr_runner import BCSRRunner
 from sparsetile.systems.csr_runner import CSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
+from tests.systems.requests import OnGPU, request_for
 
 BCSR = SYSTEMS["bcsr"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 GIB = 2**30
 
 
-@dataclass(frozen=True, eq=False)
-class OnGPU(Request):
-    """A request that says its matrix is on a GPU."""
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", 0)
-
-
-def request(kind: type[Request] = Request, csr: st.CSR | None = None, **changes) -> Request:
-    wanted = {"n": 16, "dtype": F16, "permutation": Permutation("identity", None)}
-    return kind(csr or csr_of(random_matrix(150, 130, 0.2)), **{**wanted, **changes})
+request = functools.partial(request_for, F16)
 
 
 def blocks_of(pattern: list[list[int]], dtype: torch.dtype = F16) -> st.CSR:

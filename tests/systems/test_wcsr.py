@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,23 +31,13 @@ from sparsetile.systems.tile_runner import TileRunner
 from sparsetile.systems.wcsr_runner import WCSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
 from tests.kernels.replay_cases import with_tiles
+from tests.systems.requests import OnGPU, request_for
 
 WCSR = SYSTEMS["wcsr"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
-@dataclass(frozen=True, eq=False)
-class OnGPU(Request):
-    """A request that says its matrix is on a GPU."""
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", 0)
-
-
-def request(kind: type[Request] = Request, csr: st.CSR | None = None, **changes) -> Request:
-    wanted = {"n": 16, "dtype": F32, "permutation": Permutation("identity", None)}
-    return kind(csr or csr_of(random_matrix(150, 130, 0.2)), **{**wanted, **changes})
+request = functools.partial(request_for, F32)
 
 
 def windows(tiles: list[int], dtype: torch.dtype = F32, pattern: bool = False) -> st.CSR:

@@ -1,0 +1,30 @@
+"""Machines that several files of replays share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sparsetile.systems import bcsr_runner, runner
+from tests.kernels import replay_bcsr, replay_csr
+from tests.kernels.replay import Machine
+from tests.kernels.replay_wgmma import Maps
+
+
+@pytest.fixture
+def maps(monkeypatch: pytest.MonkeyPatch) -> Maps:
+    """The tensor maps of a machine of blocks."""
+    made = Maps()
+    monkeypatch.setattr(bcsr_runner, "encode_matrix", made.encode)
+    return made
+
+
+@pytest.fixture
+def block_machine(monkeypatch: pytest.MonkeyPatch, maps: Maps) -> Iterator[Machine]:
+    """Runs ``bcsr``'s kernels, and ``csr``'s, which repair what they leave."""
+    made = Machine({**replay_csr.REPLAYS, **replay_bcsr.replays(maps)})
+    made.install(monkeypatch)
+    runner.cache_clear()  # those that repair remember another machine's kernels
+    yield made
+    runner.cache_clear()
