@@ -128,14 +128,24 @@ def shared_columns(rows: int, columns: int) -> st.CSR:
 
 def test_windows_are_tall_where_their_rows_share_columns(chosen):
     """In eight rows every column is met once, in 64 eight times."""
-    assert wcsr.tall_windows_pay(request(csr=shared_columns(640, 800)))
-    assert not wcsr.tall_windows_pay(request(csr=shared_columns(640, 16))), "windows cost too"
+    assert wcsr.tall_windows_pay(request(csr=shared_columns(640, 800), n=512))
+    assert not wcsr.tall_windows_pay(request(csr=shared_columns(640, 16), n=512)), "windows cost"
     apart = csr_of(random_matrix(640, 8000, 0.003))
-    assert not wcsr.tall_windows_pay(request(csr=apart))
+    assert not wcsr.tall_windows_pay(request(csr=apart, n=512))
     many = shared_columns(6400, 160)
-    assert wcsr.tall_windows_pay(request(csr=many))
-    moved = request(csr=many, permutation=Permutation("given", torch.randperm(6400)))
+    assert wcsr.tall_windows_pay(request(csr=many, n=512))
+    moved = request(csr=many, n=512, permutation=Permutation("given", torch.randperm(6400)))
     assert not wcsr.tall_windows_pay(moved), "counted in the plan's order"
+
+
+def test_narrow_b_and_16_bits_need_more_sharing_before_windows_are_tall(chosen):
+    """What tall windows wait for takes as long there; short ones are faster."""
+    csr = shared_columns(640, 320)  # tiles by height: 1 to 8
+    assert wcsr.tall_windows_pay(request(csr=csr, n=256))
+    assert not wcsr.tall_windows_pay(request(csr=csr, n=32))
+    assert wcsr.tall_windows_pay(request(csr=csr, n=256, dtype=F16))
+    assert not wcsr.tall_windows_pay(request(csr=csr, n=64, dtype=F16))
+    assert wcsr.tall_windows_pay(request(csr=csr, n=64))
 
 
 def test_short_windows_are_what_acc_builds_under_another_name(chosen):
@@ -144,7 +154,7 @@ def test_short_windows_are_what_acc_builds_under_another_name(chosen):
     assert built.system == "wcsr" and built.recipe == other.recipe
     assert all(map(torch.equal, built.parts, other.parts)) and built.choices == other.choices
     assert isinstance(runner(built.recipe), AccRunner)
-    tall = WCSR.build(request(csr=shared_columns(640, 800)))
+    tall = WCSR.build(request(csr=shared_columns(640, 800), n=512))
     assert isinstance(runner(tall.recipe), WCSRRunner)
 
 

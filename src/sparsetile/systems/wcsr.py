@@ -40,9 +40,12 @@ __all__ = ["WCSRSystem", "tall_windows_pay"]
 CAPABILITY = (9, 0)
 HEIGHT, SHORT_HEIGHT = 64, 8
 TALL, SHORT = "tall", "short"
-# What a tile of a tall window costs, and a tall window beside its tiles, in tiles of short windows;
-# from readings of both kernels (docs/wcsr.md).
+# What a tile of a tall window costs, and a tall window beside its tiles, in tiles of short windows:
+# from readings of both kernels in float32 at N=512 (docs/wcsr.md). Decoding, which is the limit of
+# tall windows, is the same for 16 bits, where short ones take 0.6 of the time; and for 256 columns
+# of B, however many it has. These two are estimates.
 A_TALL_TILE, A_TALL_WINDOW = 1.2, 50.0
+SIXTEEN_BITS, TALL_COLUMNS = 1.6, 256
 # B may take this share of L2 before slabs go one after the other.
 L2_SHARE = 0.6
 # What a window costs beside its tiles, in tiles, where its rows of B come from DRAM.
@@ -100,7 +103,11 @@ def tall_windows_pay(request: Request) -> bool:
     """Whether windows of 64 rows are expected to be faster than those of 8 or 16."""
     tall, windows = _tiles(request, HEIGHT)
     short, _ = _tiles(request, SHORT_HEIGHT)
-    return A_TALL_TILE * tall + A_TALL_WINDOW * windows <= short
+    n = max(request.n, 1)
+    a_tile = A_TALL_TILE * (-(-n // TALL_COLUMNS) * TALL_COLUMNS) / n
+    if request.dtype.itemsize == 2:
+        a_tile *= SIXTEEN_BITS
+    return a_tile * tall + A_TALL_WINDOW * windows <= short
 
 
 def _with_workers(schedule: WindowShares) -> torch.Tensor:

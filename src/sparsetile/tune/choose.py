@@ -12,7 +12,7 @@ from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems import Request, Stage
 from sparsetile.systems.registry import SYSTEMS, runner
-from sparsetile.systems.wcsr import tall_windows_pay
+from sparsetile.systems.wcsr import TALL_COLUMNS, tall_windows_pay
 from sparsetile.tune.roofline import Machine, machine
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
@@ -29,9 +29,10 @@ _ACC_WINDOW = 8
 # readings (docs/asyncsparse.md).
 _BCSR_FLOPS, _BCSR_L2, _BCSR_DRAM = 0.6, 0.9, 0.75
 # What tall windows of wcsr reach of the gather of distinct (64-row window, column) pairs and of
-# DRAM, one after the other, and what they need to start; development readings (docs/wcsr.md).
+# DRAM, one after the other, and what they need to start; fitted to results/h200/asyncsparse.jsonl.
+# Decoding is as slow as the gather of 256 columns in float32: less is not faster (an estimate).
 _WCSR_L2, _WCSR_DRAM, _WCSR_START = 0.64, 0.7, 7e-6
-_WCSR_WINDOW, _WCSR_COLUMNS = 64, 128
+_WCSR_WINDOW, _WCSR_ITEM = 64, 4
 _DENSE_SHARE = 0.55
 # A sparse product on CPU cores runs at about this share of a dense one per flop.
 _CPU_SPARSE_SHARE = 0.15
@@ -73,8 +74,8 @@ def _window_seconds(request: Request, ceilings: Machine) -> float:
     """Seconds of ``wcsr`` on tall windows: rows of B behind distinct pairs, then B and C once."""
     csr, item, n = request.csr, request.dtype.itemsize, request.n
     pairs = distinct_pairs(csr, _WCSR_WINDOW, request.permutation.perm)
-    columns = -(-n // _WCSR_COLUMNS) * _WCSR_COLUMNS  # multiplied, whatever B has
-    gathered = item * columns * pairs / ceilings.l2_gather
+    columns = -(-n // TALL_COLUMNS) * TALL_COLUMNS
+    gathered = _WCSR_ITEM * columns * pairs / ceilings.l2_gather
     once = item * n * (min(csr.shape[1], pairs) + csr.shape[0]) / ceilings.dram
     return _WCSR_START + gathered / _WCSR_L2 + once / _WCSR_DRAM
 
