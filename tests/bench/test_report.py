@@ -16,7 +16,7 @@ import torch
 from sparsetile.bench.analysis import attach_baselines
 from sparsetile.bench.record import Damage
 from sparsetile.bench.report import render_markdown, render_page
-from sparsetile.bench.report.charts import scaling_lines, speedup_scatter
+from sparsetile.bench.report.charts import peak_gflops, scaling_lines, speedup_scatter
 from sparsetile.bench.report.pictures import (
     FORMATS,
     WINDOWS,
@@ -299,6 +299,13 @@ def test_a_product_far_slower_than_the_others_does_not_press_them_together() -> 
     assert "(below 0.2: at the edge)" in slow and ">0.01<" not in slow
     alone = [r for r in shown if r["system"] == "csr"]
     assert "at the edge" not in speedup_scatter(alone, 128, {"csr": 0})
+
+
+@pytest.mark.parametrize(
+    "dtype, times", [("float32", 1), ("float16", 2), ("bfloat16", 2), ("float8_e4m3fn", 4)]
+)
+def test_the_roof_is_that_of_the_type(dtype: str, times: int) -> None:
+    assert peak_gflops([record(dtype=dtype)], 390e12) == pytest.approx(times * 390e3)
 
 
 def test_widths_at_which_few_matrices_were_measured_have_no_chart() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from sparsetile.bench.analysis import geomean, system_label
 from sparsetile.bench.record import Record
 from sparsetile.bench.report.svg import Axis, Chart, short
@@ -19,6 +21,7 @@ __all__ = [
     "break_even_curves",
     "ladder_bars",
     "legend_order",
+    "peak_gflops",
     "roofline",
     "scaling_lines",
     "speedup_scatter",
@@ -134,6 +137,13 @@ def _slanted(chart: Chart, x: float, y: float, text: str) -> None:
     )
 
 
+def peak_gflops(records: Sequence[Record], tf32: float) -> float:
+    """Return what dense products reach in the records' smallest type, twice that of one twice as
+    large; ``tf32`` is what they reach in TF32."""
+    item = min(getattr(torch, record["dtype"]).itemsize for record in records)
+    return tf32 * 4 / int(item) / 1e9
+
+
 def roofline(records: Sequence[Record], colours: Colours) -> str:
     """GFLOP/s against flops per compulsory byte, under the machine's measured ceilings."""
     shown = [r for r in records if r.get("gflops") and r.get("traffic_bytes") and r["nnz"]]
@@ -142,7 +152,7 @@ def roofline(records: Sequence[Record], colours: Colours) -> str:
         return ""
     intensity = {id(r): r["flops"] / r["traffic_bytes"] for r in shown}
     x = Axis.fitted(list(intensity.values()), _LEFT + 6, _RIGHT, log=True)
-    peak = ceilings["dense_flops"] / 1e9
+    peak = peak_gflops(shown, ceilings["dense_flops"])
     speeds = [r["gflops"] for r in shown]
     y = Axis.fitted([*speeds, min(peak, ceilings["dram"] * x.high / 1e9)], _BOTTOM, _TOP, log=True)
     chart = Chart(_WIDTH, _HEIGHT, "Roofline: GFLOP/s against arithmetic intensity")
