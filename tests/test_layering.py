@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "sparsetile"
 # From the ground up. Rooms of one floor do not know each other.
 FLOORS = (
     ("errors", "_version"),
-    ("checks", "settings", "compiled"),
+    ("checks", "compiled", "dispatch", "settings"),
     ("intake",),
     ("reorder",),
     ("formats",),
@@ -25,7 +25,7 @@ FLOORS = (
     ("kernels",),
     ("systems",),
     ("tune",),
-    ("ops", "operands"),
+    ("ops", "operands", "values"),
     ("plan",),
     ("explain", "linear", "planfile", "planner"),
     ("product",),

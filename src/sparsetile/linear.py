@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from sparsetile import ops
+from sparsetile.dispatch import plain_call
 from sparsetile.errors import type_error, value_error
 from sparsetile.intake.csr import FP8, result_dtype
 from sparsetile.operands import check_epilogue, check_fp8
-from sparsetile.plan import Plan, plain_call
+from sparsetile.plan import Plan
 
 __all__ = ["linear"]
 

@@ -3,6 +3,9 @@
 Made by ``planner.plan()``, which may synchronise, compile and allocate. ``Plan.run`` allocates C
 and launches on torch's current stream. Where nothing has to be traced or differentiated, it calls
 the system directly and skips torch's dispatcher, which alone would cost more than the launch.
+
+One class, longer than a file should be: its methods are the interface, and most of it is their
+words. Values, checks, layers, words and files of a plan are in modules of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from sparsetile import ops
 from sparsetile.checks import reduce_name
+from sparsetile.dispatch import plain_call
 from sparsetile.errors import type_error, value_error
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import FP8
@@ -35,27 +39,9 @@ from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS, Request, Stage, candidates, runner
 from sparsetile.systems.registry import PATTERN_SYSTEMS, unsupported
 from sparsetile.tune import floor_seconds, machine
+from sparsetile.values import HeldValues
 
 __all__ = ["Plan"]
-
-# torch has no public way to ask whether a dispatch mode or a functorch transform is active. Where
-# these private functions are missing, every call goes through the dispatcher, which is right too.
-_dispatch_depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
-_function_depth = getattr(torch._C, "_len_torch_function_stack", None)
-_functorch = getattr(torch._C, "_functorch", None)
-_transform_level = getattr(_functorch, "maybe_current_level", None)
-_CAN_BYPASS = None not in (_dispatch_depth, _function_depth, _transform_level)
-
-
-def plain_call() -> bool:
-    """True when no mode, transform or tracer needs to see the operator."""
-    return (
-        _CAN_BYPASS
-        and not torch.compiler.is_compiling()
-        and not _dispatch_depth()  # type: ignore[misc]
-        and not _function_depth()  # type: ignore[misc]
-        and _transform_level() is None  # type: ignore[misc]
-    )
 
 
 class Plan:
@@ -106,12 +92,7 @@ class Plan:
         self._tensors, self._recipe = ops.flatten(self._half, None, None, None)
         self._order: Tensor | None = None
         self._transposed: Plan | None = None
-        self._values: Tensor | None = None
-        self._packed: Tensor | None = None
-        self._casts: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
-        # Values that require grad are not copied but followed: each run asks for them anew, so
-        # that an optimiser's step is seen and each run has an autograd graph of its own.
-        self._follow: Callable[[], Tensor | None] | None = None
+        self._held = HeldValues(self._runner, stage.parts, dtype)
         self._set_values(None if csr.values is None else csr.values.detach())
 
     def _make_half(self) -> ops.Half:
@@ -131,26 +112,13 @@ class Plan:
     @property
     def values(self) -> Tensor | None:
         """A's values by rows, then columns in the plan's numbering; None for a pattern."""
-        return self._values if self._follow is None else self._follow()
+        return self._held.now
 
     def _set_values(self, values: Tensor | None) -> None:
-        """Take over canonical values; in place where there are some, for graphs and bindings."""
-        if values is not None:
-            values = values.to(self.dtype)
-        first = self._values is None or values is None
-        if self._values is not None and values is not None:
-            self._values.copy_(values)
-        else:
-            self._values = values
-        self._casts.clear()
-        if self._runner.packs:
-            packed = self._runner.pack(self._stage.parts, self._values, self.dtype)
-            if self._packed is None or self._packed.shape != packed.shape:
-                self._packed = packed
-            else:
-                self._packed.copy_(packed)
-        if first:
-            self._bound = self._runner.bind(self._stage.parts, self._values, self._packed)
+        """Take over canonical values, and what is made of them."""
+        if self._held.set(values):
+            held = self._held
+            self._bound = self._runner.bind(self._stage.parts, held.held, held.packed)
         if self._transposed is not None:
             self._transposed._set_values(self._values_transposed())
 
@@ -171,37 +139,22 @@ class Plan:
             The plan itself.
         """
         check_values("update_values", self, values)
-        if values.requires_grad:
-            self._follow = functools.partial(self._csr.canonical_values, values)
-        else:
-            self._follow = None
+        follow = functools.partial(self._csr.canonical_values, values)
+        self._held.follow = follow if values.requires_grad else None
         canonical = self._csr.canonical_values(values.detach()).to(self.dtype)
-        if self._values is None and canonical.data_ptr() == values.data_ptr():
+        if self._held.held is None and canonical.data_ptr() == values.data_ptr():
             canonical = canonical.clone()  # the plan must not change when the caller's tensor does
         self._set_values(canonical)
         return self
 
     def _values_transposed(self) -> Tensor | None:
-        return None if self._values is None else self._values[self._order]
-
-    def _cast(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Values and packed values in another dtype (autocast); kept until they change."""
-        if dtype is self.dtype:
-            return self._values, self._packed
-        if dtype not in self._casts:
-            cast = None if self._values is None else self._values.to(dtype)
-            packs = self._runner.packs
-            packed = self._runner.pack(self._stage.parts, cast, dtype) if packs else None
-            self._casts[dtype] = (cast, packed)
-        return self._casts[dtype]
+        return None if self._held.held is None else self._held.held[self._order]
 
     def operand_values(
         self, dtype: torch.dtype, given: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return A's canonical values, or ``given`` ones, in ``dtype``, and their packed copy."""
-        if given is None and self._follow is not None:
-            given = self._follow()
-        return self._cast(dtype) if given is None else (given.to(dtype), None)
+        return self._held.operands(dtype, given)
 
     # -- products -------------------------------------------------------------------------------
 
@@ -257,7 +210,7 @@ class Plan:
             and B.dtype is self.dtype
             and B.shape[0] == self.shape[1]
             and B.device == self.device
-            and self._follow is None
+            and self._held.follow is None
             and not (B.requires_grad and torch.is_grad_enabled())
             and not torch.is_autocast_enabled(self.device.type)
             and plain_call()
@@ -265,7 +218,7 @@ class Plan:
             if self._bound is not None and alpha == 1.0 and B.stride(1) == 1:
                 return self._bound(B)
             return ops.spmm(
-                self._tensors, self._values, self._packed, B, None, self._recipe, "sum",
+                self._tensors, self._held.held, self._held.packed, B, None, self._recipe, "sum",
                 float(alpha), False, None,
             )  # fmt: skip
         if values is not None:
@@ -478,7 +431,7 @@ class Plan:
         gradient of that B would be; :meth:`unpermute` brings them into the order of A's columns.
         """
         transposed = self._transpose()
-        transposed._follow = None if self._follow is None else self._follow_transposed
+        transposed._held.follow = None if self._held.follow is None else self._follow_transposed
         return transposed
 
     def _follow_transposed(self) -> Tensor | None:
@@ -499,7 +452,7 @@ class Plan:
             "n": self.n,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
-            "weighted": self._values is not None,
+            "weighted": self._held.held is not None,
             "system": self.system,
             "reorder": self.reorder,
             "reorder_columns": self.column_order is not None,
@@ -512,7 +465,7 @@ class Plan:
     def floor(self) -> tuple[float, str]:
         """Return the least seconds physics allows for this product, and the term that binds."""
         found = floor_seconds(
-            self._csr.with_values(self._values), self.n, self.dtype, machine(self.device),
+            self._csr.with_values(self._held.held), self.n, self.dtype, machine(self.device),
             self._permutation.perm,
         )  # fmt: skip
         return found.seconds, found.term
@@ -525,7 +478,7 @@ class Plan:
 
     def __repr__(self) -> str:
         rows, cols = self.shape
-        kind = "pattern" if self._values is None else "weighted"
+        kind = "pattern" if self._held.held is None else "weighted"
         return (
             f"Plan({rows}x{cols}, {self.nnz} entries, {kind}, n={self.n}, "
             f"{str(self.dtype).removeprefix('torch.')}, {self.device}, system={self.system})"

@@ -181,7 +181,7 @@ def plan(
             },
         )  # fmt: skip
     if source.values is not None and source.values.requires_grad:
-        made._follow = functools.partial(_current, A, given.with_values(None), entries)
+        made._held.follow = functools.partial(_current, A, given.with_values(None), entries)
     return made
 
 

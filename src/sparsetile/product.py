@@ -128,7 +128,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
         if kept is None:
             kept = plan(A, n, dtype=dtype, device=device)
             kept._set_values(None if kept.values is None else kept.values.detach())
-            kept._follow = None  # it would keep A alive
+            kept._held.follow = None  # it would keep A alive
             entry.plans[key] = kept
     # Autograd keeps what a product read. It must be A's own values: the plan's copy of a sparse
     # tensor's is written anew at each call on a GPU, which autograd would take for a change.
