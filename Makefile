@@ -21,7 +21,7 @@ demo: $(STAMP)
 	$(BIN)/sparsetile run 'gen:power_law?rows=20000&nnz=400000&seed=1' -n 128 --weighted
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

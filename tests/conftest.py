@@ -21,15 +21,6 @@ DEVICES = [
 ]
 
 
-# Files that take minutes; of two workers one should have begun with them.
-LONGEST = ("test_compile_all.py",)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, so that no worker ends alone with one."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
-
-
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device type; the GPU case carries the marker ``gpu``."""
