@@ -15,7 +15,7 @@ from sparsetile import ops
 from sparsetile.dispatch import plain_call
 from sparsetile.errors import type_error, value_error
 from sparsetile.intake.csr import FP8, result_dtype
-from sparsetile.operands import check_epilogue, check_fp8
+from sparsetile.operands import check_epilogue, check_fp8, in_plan_dtype
 from sparsetile.plan import Plan
 
 __all__ = ["linear"]
@@ -58,15 +58,8 @@ def linear(
 ) -> Tensor:
     """See :meth:`sparsetile.Plan.linear`."""
     _check(plan, X, bias)
-    dtype = plan.dtype
-    if torch.is_autocast_enabled(plan.device.type) and X.dtype is not torch.float64:
-        dtype = torch.get_autocast_dtype(plan.device.type)
-        X = X.to(dtype)
-    elif X.dtype is not dtype:
-        raise type_error(
-            "linear", "X", f"{dtype} like the plan", X.dtype,
-            f"Cast it with X.to({dtype}), or make a plan with dtype={X.dtype}",
-        )  # fmt: skip
+    X = in_plan_dtype(plan, X, "linear", "X")
+    dtype = X.dtype
     tokens = X.reshape(X.shape[:-1].numel(), X.shape[-1])
     check_epilogue(tokens.mT, None, "sum", None, relu, out_dtype, "linear")
     values, packed = plan.operand_values(dtype)

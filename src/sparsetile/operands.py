@@ -16,6 +16,7 @@ __all__ = [
     "check_operand",
     "check_out",
     "check_values",
+    "in_plan_dtype",
     "shares_memory",
 ]
 
@@ -148,3 +149,15 @@ def check_fp8(reduce: str, needs_grad: bool, function: str = "run") -> None:
             function, "a float8 product", "a sum or mean without gradients",
             "gradients" if needs_grad else f"reduce={reduce}", "Make a plan in torch.bfloat16",
         )  # fmt: skip
+
+
+def in_plan_dtype(plan: _Planned, tensor: Tensor, function: str, name: str) -> Tensor:
+    """Return an operand in the type of the product: autocast's where it is on, else the plan's."""
+    if torch.is_autocast_enabled(plan.device.type) and tensor.dtype is not torch.float64:
+        return tensor.to(torch.get_autocast_dtype(plan.device.type))
+    if tensor.dtype is not plan.dtype:
+        raise type_error(
+            function, name, f"{plan.dtype} like the plan", tensor.dtype,
+            f"Cast it with {name}.to({plan.dtype}), or make a plan with dtype={tensor.dtype}",
+        )  # fmt: skip
+    return tensor

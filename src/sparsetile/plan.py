@@ -23,7 +23,7 @@ from torch import Tensor
 from sparsetile import ops
 from sparsetile.checks import reduce_name
 from sparsetile.dispatch import plain_call
-from sparsetile.errors import type_error, value_error
+from sparsetile.errors import value_error
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import FP8
 from sparsetile.operands import (
@@ -32,6 +32,7 @@ from sparsetile.operands import (
     check_operand,
     check_out,
     check_values,
+    in_plan_dtype,
     shares_memory,
 )
 from sparsetile.reorder import Permutation, order_of_transpose
@@ -334,22 +335,14 @@ class Plan:
     ) -> Tensor:
         check_operand(self, B)
         reduce = reduce_name("run", reduce)
-        dtype = self.dtype
-        if torch.is_autocast_enabled(self.device.type) and B.dtype is not torch.float64:
-            dtype = torch.get_autocast_dtype(self.device.type)
-            B = B.to(dtype)
-        elif B.dtype is not dtype:
-            raise type_error(
-                "run", "B", f"{dtype} like the plan", B.dtype,
-                f"Cast it with B.to({dtype}), or make a plan with dtype={B.dtype}",
-            )  # fmt: skip
-        values, packed = self.operand_values(dtype, given)
+        B = in_plan_dtype(self, B, "run", "B")
+        values, packed = self.operand_values(B.dtype, given)
         if beta != 0.0 and out is None:
             raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")
         tracked = any(t is not None and t.requires_grad for t in (B, values, bias))
         needs_grad = torch.is_grad_enabled() and tracked
         check_epilogue(B, out, reduce, bias, relu, out_dtype)
-        if dtype is FP8:
+        if B.dtype is FP8:
             check_fp8(reduce, needs_grad)
         lead = B.shape[:-2]
         flat = B if len(lead) in (0, 1) else B.flatten(0, -3)

@@ -28,3 +28,10 @@ def block_machine(monkeypatch: pytest.MonkeyPatch, maps: Maps) -> Iterator[Machi
     runner.cache_clear()  # those that repair remember another machine's kernels
     yield made
     runner.cache_clear()
+
+
+@pytest.fixture
+def wide(block_machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """One SM: tiles are wide wherever B is, and a block of threads goes through several items."""
+    block_machine.install(monkeypatch, processors=1)
+    return block_machine

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 
 import pytest
 import torch
-from cuda.core import Program, ProgramOptions
 
 from sparsetile.jit import ARCHITECTURES, params_bytes
-from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.kernels.bcsr import (
     FP8,
     FP8_TILES,
@@ -23,6 +20,7 @@ from sparsetile.kernels.bcsr import (
     bcsr_config,
     choose_block_tile,
 )
+from tests.kernels.ptxas import said_by_ptxas
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 # What sm_90 gives a block, and an SM for its blocks with 1 KB each of the system's.
@@ -45,13 +43,8 @@ def test_the_compiler_adds_no_waits_between_products():
     tf32 = [bcsr_config(F32, t, k_major=True) for t in TF32_TILES]
     for config in (*configs, *steps, *eight, *tf32):
         source = SPMM_BCSR.source(config)
-        options = ProgramOptions(
-            name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
-            ptxas_options=["-v"],
-        )  # fmt: skip
-        said = io.StringIO()
-        Program(source.text(), "c++", options=options).compile("cubin", logs=said)
-        assert "Used" in said.getvalue() and "wgmma" not in said.getvalue(), source.label
+        said = said_by_ptxas(source)
+        assert "Used" in said and "wgmma" not in said, source.label
 
 
 def test_the_struct_is_a_multiple_of_a_tensor_maps_alignment():

@@ -12,13 +12,11 @@ import pytest
 import torch
 
 from sparsetile.kernels.bcsr import BLOCK
-from sparsetile.systems import bcsr_runner
-from sparsetile.systems.registry import runner
-from tests.kernels import replay_bcsr, replay_bcsr_cluster, replay_csr
+from tests.kernels import replay_bcsr, replay_bcsr_cluster
 from tests.kernels.replay import Machine
 from tests.kernels.replay_bcsr_cluster import ClusterBlock, Gathering
 from tests.kernels.replay_cases import BlockCase
-from tests.kernels.replay_wgmma import Barrier, Maps, box_places
+from tests.kernels.replay_wgmma import Barrier, box_places
 from tests.kernels.test_decode_bcsr import CORNERS, full_blocks
 from tests.kernels.whole_numbers import operand, reference
 
@@ -26,20 +24,8 @@ F16, BF16 = torch.float16, torch.bfloat16
 
 
 @pytest.fixture
-def maps(monkeypatch: pytest.MonkeyPatch) -> Maps:
-    made = Maps()
-    monkeypatch.setattr(bcsr_runner, "encode_matrix", made.encode)
-    return made
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, maps: Maps) -> Iterator[Machine]:
-    """One SM, so that a cluster goes through several items."""
-    made = Machine({**replay_csr.REPLAYS, **replay_bcsr.replays(maps)})
-    made.install(monkeypatch, processors=1)
-    runner.cache_clear()
-    yield made
-    runner.cache_clear()
+def machine(wide: Machine) -> Machine:
+    return wide
 
 
 def test_halves_of_a_block_lie_where_the_whole_would():

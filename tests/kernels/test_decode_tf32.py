@@ -30,13 +30,6 @@ def machine(block_machine: Machine) -> Machine:
     return block_machine
 
 
-@pytest.fixture
-def wide(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """One SM, so that tiles are wide wherever B is."""
-    machine.install(monkeypatch, processors=1)
-    return machine
-
-
 # -- the copy of B
 
 

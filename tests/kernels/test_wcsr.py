@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
 
 import pytest
 import torch
-from cuda.core import Program, ProgramOptions
 
 from sparsetile.errors import CompileError
 from sparsetile.jit import ARCHITECTURES, compile_source
@@ -28,6 +26,7 @@ from sparsetile.kernels.wcsr import (
     wcsr_config,
     window_tiles,
 )
+from tests.kernels.ptxas import said_by_ptxas
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 NARROW, WIDE = WindowTile(64, 128), WindowTile(64, 256)
@@ -35,17 +34,6 @@ BLOCK_SHARED = 227 * 1024  # what sm_90 gives a block
 SM_REGISTERS = 64 * 1024
 TEXT = "".join((DEVICE_TREE / name).read_text() for name in ("wcsr.cuh", "spmm_wcsr.cu"))
 JOIN_TEXT = (DEVICE_TREE / "join_wcsr.cu").read_text()
-
-
-def said_by_ptxas(config, spec=SPMM_WCSR) -> str:
-    source = spec.source(config)
-    options = ProgramOptions(
-        name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
-        ptxas_options=["-v"],
-    )  # fmt: skip
-    said = io.StringIO()
-    Program(source.text(), "c++", options=options).compile("cubin", logs=said)
-    return said.getvalue()
 
 
 @pytest.mark.parametrize("spec", [SPMM_WCSR, JOIN_WCSR], ids=lambda spec: spec.name)
@@ -171,7 +159,9 @@ def test_a_join_of_other_threads_than_a_warp_a_strip_does_not_compile():
 @pytest.mark.parametrize("parts", [1, JOIN_PARTS])
 @pytest.mark.parametrize("dtype, tile, out", [(F32, WIDE, F32), (BF16, NARROW, F32)])
 def test_the_join_spills_nothing_and_fills_an_sm_with_warps(dtype, tile, out, parts):
-    said = said_by_ptxas(join_config(dtype, JoinTile(tile, parts), True, out_dtype=out), JOIN_WCSR)
+    said = said_by_ptxas(
+        JOIN_WCSR.source(join_config(dtype, JoinTile(tile, parts), True, out_dtype=out))
+    )
     assert "0 bytes spill stores, 0 bytes spill loads" in said
     registers = int(re.search(r"Used (\d+) registers", said).group(1))
     assert SM_REGISTERS // (registers * 32) >= 32, "warps"
@@ -182,6 +172,6 @@ def test_the_join_spills_nothing_and_fills_an_sm_with_warps(dtype, tile, out, pa
 )
 def test_the_compiler_neither_spills_nor_adds_waits_between_products(dtype, tile, out):
     """ptxas says so where it cannot leave products under way, and then waits for each."""
-    said = said_by_ptxas(wcsr_config(dtype, tile, True, out_dtype=out))
+    said = said_by_ptxas(SPMM_WCSR.source(wcsr_config(dtype, tile, True, out_dtype=out)))
     assert "Used 168 registers" in said and "wgmma" not in said
     assert "0 bytes spill stores, 0 bytes spill loads" in said

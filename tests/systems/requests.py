@@ -1,15 +1,18 @@
-"""Requests for tests of systems: small matrices, on a GPU if they are to say so."""
+"""Requests for tests of systems, on a GPU if they are to say so; plan files of what is built."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from sparsetile import CSR
+from sparsetile import CSR, Plan, PlanFileError, load_plan, planfile
 from sparsetile.reorder import Permutation
 from sparsetile.systems import Request
+from sparsetile.systems.base import System
 from tests.contracts.cases import csr_of, random_matrix
 
 
@@ -32,3 +35,16 @@ def request_for(
     """Sixteen columns in the given order, of a matrix of no special form if none is given."""
     wanted = {"n": 16, "dtype": usual, "permutation": Permutation("identity", None)}
     return kind(csr or csr_of(random_matrix(150, 130, 0.2)), **{**wanted, **changes})
+
+
+def check_plan_file(system: System, dtype: torch.dtype, folder: Path) -> None:
+    """Keeps parts and recipe; where the system does not run, as on the CPU, loading says why."""
+    csr = csr_of(random_matrix(150, 130, 0.2), dtype=dtype)
+    stage, path = system.build(request_for(dtype, csr=csr)), folder / "a.safetensors"
+    order = Permutation("identity", None)
+    Plan(csr, 16, dtype, stage, order, deterministic=False, report={}).save(path)
+    tensors, header = planfile._read(path)
+    assert header["system"] == system.name and header["recipe"] == stage.recipe
+    assert all(torch.equal(tensors[f"part{i}"], part) for i, part in enumerate(stage.parts))
+    with pytest.raises(PlanFileError, match="a plan that cannot run here: runs on cuda"):
+        load_plan(path)

@@ -13,7 +13,6 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile import planfile
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bcsr import FP8, NARROW, SPMM_BCSR, WIDE, Store
 from sparsetile.kernels.tf32_operand import TF32_OPERAND
@@ -23,7 +22,7 @@ from sparsetile.systems import bcsr as system_module
 from sparsetile.systems.bcsr_runner import BCSRRunner
 from sparsetile.systems.csr_runner import CSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
-from tests.systems.requests import OnGPU, request_for
+from tests.systems.requests import OnGPU, check_plan_file, request_for
 
 BCSR = SYSTEMS["bcsr"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -369,15 +368,4 @@ def test_operands_of_any_strides_are_taken_where_nothing_is_repaired():
 
 
 def test_a_plan_file_keeps_parts_and_recipe_and_names_the_reason_where_it_cannot_run(tmp_path):
-    """Built on the CPU, where the system does not run: loading says why."""
-    csr = csr_of(random_matrix(150, 130, 0.2), dtype=F16)
-    stage = BCSR.build(request(csr=csr))
-    made = st.Plan(
-        csr, 16, F16, stage, Permutation("identity", None), deterministic=False, report={}
-    )
-    made.save(tmp_path / "a.safetensors")
-    tensors, header = planfile._read(tmp_path / "a.safetensors")
-    assert header["system"] == "bcsr" and header["recipe"] == stage.recipe
-    assert all(torch.equal(tensors[f"part{i}"], part) for i, part in enumerate(stage.parts))
-    with pytest.raises(st.PlanFileError, match="a plan that cannot run here: runs on cuda"):
-        st.load_plan(tmp_path / "a.safetensors")
+    check_plan_file(BCSR, F16, tmp_path)

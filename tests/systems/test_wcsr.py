@@ -13,7 +13,6 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile import planfile
 from sparsetile.formats import pack_wcsr
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.wcsr import (
@@ -31,7 +30,7 @@ from sparsetile.systems.tile_runner import TileRunner
 from sparsetile.systems.wcsr_runner import WCSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
 from tests.kernels.replay_cases import with_tiles
-from tests.systems.requests import OnGPU, request_for
+from tests.systems.requests import OnGPU, check_plan_file, request_for
 
 WCSR = SYSTEMS["wcsr"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -405,15 +404,4 @@ def test_the_quick_way_is_for_whole_windows_and_aligned_operands():
 
 
 def test_a_plan_file_keeps_parts_and_recipe_and_names_the_reason_where_it_cannot_run(tmp_path):
-    """Built on the CPU, where the system does not run: loading says why."""
-    csr = csr_of(random_matrix(150, 130, 0.2))
-    stage = WCSR.build(request(csr=csr))
-    made = st.Plan(
-        csr, 16, F32, stage, Permutation("identity", None), deterministic=False, report={}
-    )
-    made.save(tmp_path / "a.safetensors")
-    tensors, header = planfile._read(tmp_path / "a.safetensors")
-    assert header["system"] == "wcsr" and header["recipe"] == stage.recipe
-    assert all(torch.equal(tensors[f"part{i}"], part) for i, part in enumerate(stage.parts))
-    with pytest.raises(st.PlanFileError, match="a plan that cannot run here: runs on cuda"):
-        st.load_plan(tmp_path / "a.safetensors")
+    check_plan_file(WCSR, F32, tmp_path)
