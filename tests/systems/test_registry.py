@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+
 import pytest
 import torch
 
 import sparsetile as st
+from sparsetile import ops
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, Runner, candidates, runner
 from sparsetile.systems.base import PatternRunner, make_recipe, tensor_bytes
@@ -33,6 +38,42 @@ def test_a_system_builds_a_stage_whose_recipe_finds_its_runner(name):
     assert stage.bytes == sum(part.numel() * part.element_size() for part in stage.parts)
     assert {"format", "schedule"} <= stage.choices.keys()
     assert all(isinstance(words, str) and words for words in stage.choices.values())
+
+
+def test_a_plan_and_its_operators_share_a_runner_however_many_others_there_were():
+    csr = csr_of(random_matrix(12, 10, 0.3))
+    plan = st.plan(csr, 4)
+    before = ops._bundle(plan._recipe).forward
+    others = [
+        runner(make_recipe("cpu", st.CSR(csr.indptr, csr.indices, None, (12, 10 + cols))))
+        for cols in range(1, 2001)
+    ]
+    again = st.plan(csr, 4)
+    assert len(set(map(id, others))) == 2000
+    assert again._runner is plan._runner is before is ops._bundle(again._recipe).forward
+
+
+def test_threads_that_ask_at_once_get_one_runner():
+    recipe = make_recipe("cpu", csr_of(random_matrix(7, 11, 0.3)))
+    start, found = threading.Barrier(8), []
+
+    def ask() -> None:
+        start.wait()
+        found.append(runner(recipe))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(map(id, found))) == 1
+
+
+def test_a_runner_that_nobody_holds_is_let_go():
+    recipe = make_recipe("cpu", csr_of(random_matrix(9, 13, 0.3)))
+    kept = weakref.ref(runner(recipe))
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

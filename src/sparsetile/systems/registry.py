@@ -5,8 +5,9 @@ A new system is one file plus one line here; every contract suite then runs on i
 
 from __future__ import annotations
 
-import functools
 import json
+import threading
+import weakref
 
 from sparsetile.errors import UnsupportedError
 from sparsetile.systems.acc import AccSystem
@@ -40,11 +41,21 @@ SYSTEMS: dict[str, System] = {
 }
 
 
-@functools.lru_cache(maxsize=1024)
+# Held weakly: plans and the operators' bundles keep their runners, and all of them share one.
+_runners: weakref.WeakValueDictionary[str, Runner] = weakref.WeakValueDictionary()
+_making = threading.RLock()  # a runner may ask for another, its exact one
+
+
 def runner(recipe: str) -> Runner:
-    """Return the runner of a recipe; the same object for the same text."""
-    name, _, body = recipe.partition(":")
-    return SYSTEMS[name].make_runner(json.loads(body))
+    """Return the runner of a recipe; the same object for the same text while anyone holds it."""
+    found = _runners.get(recipe)
+    if found is None:
+        with _making:
+            found = _runners.get(recipe)
+            if found is None:
+                name, _, body = recipe.partition(":")
+                found = _runners[recipe] = SYSTEMS[name].make_runner(json.loads(body))
+    return found
 
 
 def candidates(request: Request) -> tuple[list[str], dict[str, list[str]]]:
