@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sparsetile.systems import wcsr
+from sparsetile import ops
+from sparsetile.systems import registry, wcsr
 
 DEVICES = [
     "cpu",
@@ -39,3 +40,16 @@ def _tall_windows() -> Iterator[None]:
         patch.setattr(wcsr, "A_TALL_TILE", 0.0)
         patch.setattr(wcsr, "A_TALL_WINDOW", 0.0)
         yield
+
+
+def _forget_runners() -> None:
+    registry._runners.clear()
+    ops._bundle.cache_clear()
+
+
+@pytest.fixture
+def fresh_runners() -> Iterator[None]:
+    """Runners remember what they chose and loaded: none of before is met, none is left behind."""
+    _forget_runners()
+    yield
+    _forget_runners()

@@ -11,23 +11,15 @@ import sparsetile as st
 from sparsetile.formats import pack_bittcf
 from sparsetile.kernels.csr import RowShape
 from sparsetile.systems import acc, csr_runner
-from sparsetile.systems.registry import runner
 from tests.contracts.cases import MATRICES, assert_close, csr_of, random_matrix, reference, tf32
 
 pytestmark = [
+    pytest.mark.usefixtures("fresh_runners"),  # those of a variant must not outlive it
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
 ]
 
 WIDTHS = (1, 7, 64, 130, 512)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_runners() -> Iterator[None]:
-    """Runners keep what they chose; those of a variant must not outlive it."""
-    runner.cache_clear()
-    yield
-    runner.cache_clear()
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from sparsetile.systems import bcsr_runner, runner
+from sparsetile.systems import bcsr_runner
 from tests.kernels import replay_bcsr, replay_csr
 from tests.kernels.replay import Machine
 from tests.kernels.replay_wgmma import Maps
@@ -21,13 +19,11 @@ def maps(monkeypatch: pytest.MonkeyPatch) -> Maps:
 
 
 @pytest.fixture
-def block_machine(monkeypatch: pytest.MonkeyPatch, maps: Maps) -> Iterator[Machine]:
+def block_machine(monkeypatch: pytest.MonkeyPatch, maps: Maps, fresh_runners: None) -> Machine:
     """Runs ``bcsr``'s kernels, and ``csr``'s, which repair what they leave."""
     made = Machine({**replay_csr.REPLAYS, **replay_bcsr.replays(maps)})
     made.install(monkeypatch)
-    runner.cache_clear()  # those that repair remember another machine's kernels
-    yield made
-    runner.cache_clear()
+    return made
 
 
 @pytest.fixture

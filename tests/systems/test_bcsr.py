@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -236,16 +235,14 @@ def test_the_tiles_width_is_an_ablation_of_every_type(gpu, loaded):
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple]]:
+def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[tuple]:
     properties = SimpleNamespace(multi_processor_count=4, L2_cache_size=2**20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     found: list[tuple] = []
     monkeypatch.setattr(
         KernelSpec, "load", lambda spec, config, *rest: found.append((spec.name, config, *rest))
     )
-    runner.cache_clear()  # runners remember what they loaded
-    yield found
-    runner.cache_clear()
+    return found
 
 
 def test_a_plan_compiles_the_product_and_its_repair(loaded):

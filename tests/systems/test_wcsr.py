@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -278,14 +277,12 @@ def test_matrices_of_every_kind_are_built_and_packed(name):
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple]]:
+def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[tuple]:
     found: list[tuple] = []
     monkeypatch.setattr(
         KernelSpec, "load", lambda spec, config, *rest: found.append((spec.name, config, *rest))
     )
-    runner.cache_clear()  # runners remember what they loaded
-    yield found
-    runner.cache_clear()
+    return found
 
 
 @pytest.mark.parametrize("n, columns, slabs", [(7, 128, 1), (128, 128, 1), (200, 256, 1),
