@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 
 from sparsetile.bench.suites import suite_names
 from sparsetile.cli.app import app
+from tests.examples import ROOT, load_example
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location("records", ROOT / "examples" / "records.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["records"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-records = _load()
+records = load_example("records")
 
 
 def test_every_committed_record_of_the_h200_has_its_command():

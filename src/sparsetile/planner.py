@@ -165,7 +165,8 @@ def plan(
             chosen = min(seconds, key=seconds.__getitem__)
             stage = SYSTEMS[chosen].build(request)
         clock["build"] = read()
-        runner(stage.recipe).prepare(n, dtype, csr.values is not None, csr.device)
+        work = runner(stage.recipe)  # held until the plan holds it, with what it prepared
+        work.prepare(n, dtype, csr.values is not None, csr.device)
         clock["compile"] = read()
         stamps = list(clock.items())
         spent = {name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)}

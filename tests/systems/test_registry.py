@@ -14,6 +14,7 @@ from sparsetile import ops
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, Runner, candidates, runner
 from sparsetile.systems.base import PatternRunner, make_recipe, tensor_bytes
+from sparsetile.systems.cpu import CPURunner
 from sparsetile.systems.dense import CPU_LIMIT_BYTES
 from sparsetile.systems.registry import PATTERN_SYSTEMS
 from tests.contracts.cases import csr_of, random_matrix
@@ -51,6 +52,14 @@ def test_a_plan_and_its_operators_share_a_runner_however_many_others_there_were(
     again = st.plan(csr, 4)
     assert len(set(map(id, others))) == 2000
     assert again._runner is plan._runner is before is ops._bundle(again._recipe).forward
+
+
+@pytest.mark.parametrize("tune", ["model", "measure"])
+def test_what_planning_prepares_is_the_plans(monkeypatch, tune, fresh_runners):
+    prepared = []
+    monkeypatch.setattr(CPURunner, "prepare", lambda self, *_: prepared.append(self))
+    plan = st.plan(csr_of(random_matrix(12, 10, 0.1)), 4, system="cpu", tune=tune)
+    assert prepared == [plan._runner]
 
 
 def test_threads_that_ask_at_once_get_one_runner():

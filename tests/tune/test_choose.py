@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request
 from sparsetile.tune import Machine, choose, measure, measure_systems, predict_systems
@@ -130,6 +131,55 @@ def in_windows(shared: int, n: int = 512, dtype: torch.dtype = torch.float32) ->
 
 
 HOPPER = Machine("toy", 4.2e12, 9.1e12, 0, 0, 0, 390e12, 2.5e-6)
+
+
+@pytest.mark.parametrize("dtype, item", [(torch.float32, 4), (torch.float16, 2)], ids=str)
+@pytest.mark.parametrize("pattern", [False, True])
+def test_rows_and_short_windows_are_predicted_by_the_sum_of_their_terms(dtype, item, pattern):
+    wanted = in_windows(20, dtype=dtype)
+    if pattern:
+        bare = dataclasses.replace(wanted.csr, values=None)
+        wanted = dataclasses.replace(wanted, csr=bare)
+    entries, pairs = wanted.csr.nnz, distinct_pairs(wanted.csr, 8)
+    assert pairs < entries / 2
+    row, once = 512 * item, 40 * 256 + 64 * 40
+    a_bytes = entries * (4 if pattern else 4 + item)
+    found = predict_systems(wanted, ["acc", "csr"], HOPPER)
+    csr, acc = choose._CSR[item], choose._ACC[item]
+    gathered = row * entries / (9.1e12 * csr.entries) + row * pairs / (9.1e12 * csr.pairs)
+    streamed = a_bytes / (4.2e12 * csr.a) + row * once / (4.2e12 * csr.bc)
+    assert found["csr"] == pytest.approx(csr.start + gathered + streamed)
+    gathered = (row + acc.extra) * pairs / (9.1e12 * acc.pairs)
+    assert found["acc"] == pytest.approx(acc.start + gathered + row * once / (4.2e12 * acc.bc))
+
+
+def test_rows_that_share_columns_are_predicted_to_be_cheaper_and_pairs_are_counted_once(
+    monkeypatch,
+):
+    counted = []
+
+    def count(csr, window, perm=None):
+        counted.append(window)
+        return distinct_pairs(csr, window, perm)
+
+    monkeypatch.setattr(choose, "distinct_pairs", count)
+    together = in_windows(20)
+    order = torch.randperm(together.csr.shape[0])
+    apart = dataclasses.replace(together, permutation=Permutation("given", order))
+    found = [predict_systems(w, ["acc", "csr", "dense"], HOPPER) for w in (together, apart)]
+    assert counted == [8, 8]
+    assert found[0]["csr"] < found[1]["csr"] and found[0]["acc"] < found[1]["acc"] / 2
+    alone = predict_systems(together, ["csr"], HOPPER)
+    assert counted == [8, 8], "one system is no choice"
+    assert alone["csr"] >= found[1]["csr"], "no entry is taken to share a column then"
+
+
+def test_float64_is_predicted_like_float32_by_its_bytes():
+    single, double = (
+        predict_systems(in_windows(4, dtype=dtype, n=n), ["csr", "dense"], HOPPER)["csr"]
+        for dtype, n in ((torch.float32, 512), (torch.float64, 256))
+    )
+    assert single == pytest.approx(double, rel=0.02), "A's values alone are wider"
 
 
 def test_windows_are_predicted_by_the_rows_of_B_behind_their_distinct_columns(monkeypatch):

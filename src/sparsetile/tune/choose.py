@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from sparsetile.formats import count_blocks
 from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems import Request, Stage
 from sparsetile.systems.registry import SYSTEMS, runner
@@ -17,14 +20,36 @@ from sparsetile.tune.roofline import Machine, machine
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
 
-# What the systems reach of the ceilings on an H200; docs/planning.md says from which record.
-# Over 1: neighbouring rows share rows of B in L1, which the ceiling does not count.
-_CSR_SHARE = {1: 0.95, 2: 0.95, 4: 1.25, 8: 1.0}  # by bytes of an element
+
+@dataclass(frozen=True)
+class _Rates:
+    """What ``csr`` or ``acc`` needs: seconds to start, then bytes at shares of the ceilings."""
+
+    start: float
+    entries: float  # a row of B for each entry, over L2's gather rate: most come from L1
+    pairs: float  # a row of B for each distinct (8-row window, column) pair, over the same
+    extra: int  # bytes that a pair costs beside its row of B, which is decoding
+    a: float  # A once, over DRAM's rate
+    bc: float  # B and C once, over the same; above 1 where L2 still holds them
+
+    def seconds(self, request: Request, ceilings: Machine, pairs: int) -> float:
+        """Return the seconds of one product: every term, one after the other."""
+        csr, item = request.csr, request.dtype.itemsize
+        row = item * request.n
+        per_entry = 4 + (0 if csr.values is None else item)
+        gathered = row * csr.nnz / self.entries + (row + self.extra) * pairs / self.pairs
+        streamed = per_entry * csr.nnz / self.a + row * _rows_once(csr) / self.bc
+        return self.start + gathered / ceilings.l2_gather + streamed / ceilings.dram
+
+
+# Fitted to the core suite's record, by bytes of an element (docs/planning.md).
+_CSR = {4: _Rates(2.2e-6, 5.7, 1.47, 0, 0.55, 1.32), 2: _Rates(3.1e-6, 2.7, 2.0, 0, 0.47, 1.02)}
+_ACC = {
+    4: _Rates(6.3e-6, float("inf"), 1.01, 136, float("inf"), 1.44),
+    2: _Rates(6.6e-6, float("inf"), 0.92, 160, float("inf"), 1.38),
+}
+_SHORT_WINDOW = 8
 _CUSPARSE_SHARE = 0.40
-# What acc reaches of the gather of distinct (8-row window, column) pairs, over csr's share, for
-# rows of B of up to so many bytes: a tile costs about the same however few its columns are.
-_ACC_OVER_CSR = ((128, 0.25), (512, 0.45), (float("inf"), 0.55))
-_ACC_WINDOW = 8
 # What bcsr reaches of the dense product's flops, of gathers from L2 and of DRAM; development
 # readings (docs/asyncsparse.md).
 _BCSR_FLOPS, _BCSR_L2, _BCSR_DRAM = 0.6, 0.9, 0.75
@@ -38,13 +63,17 @@ _DENSE_SHARE = 0.55
 _CPU_SPARSE_SHARE = 0.15
 
 
-def _gather_seconds(request: Request, ceilings: Machine, reads: int) -> float:
-    """Seconds at the ceilings: ``reads`` rows of B through L2, or everything once through DRAM."""
+def _rows_once(csr: CSR) -> int:
+    """Rows of B and C together, each once."""
+    return min(csr.shape[1], csr.nnz) + csr.shape[0]
+
+
+def _gather_seconds(request: Request, ceilings: Machine) -> float:
+    """Seconds at the ceilings: a row of B for each entry by L2, or everything once by DRAM."""
     csr, item = request.csr, request.dtype.itemsize
-    rows, cols = csr.shape
     value_bytes = 0 if csr.values is None else item
-    gathered = item * request.n * (reads + rows) / ceilings.l2_gather
-    once = (4 + value_bytes) * csr.nnz + item * request.n * (min(cols, csr.nnz) + rows)
+    gathered = item * request.n * (csr.nnz + csr.shape[0]) / ceilings.l2_gather
+    once = (4 + value_bytes) * csr.nnz + item * request.n * _rows_once(csr)
     return ceilings.launch + max(gathered, once / ceilings.dram)
 
 
@@ -80,9 +109,11 @@ def _window_seconds(request: Request, ceilings: Machine) -> float:
     return _WCSR_START + gathered / _WCSR_L2 + once / _WCSR_DRAM
 
 
-def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
-    """Return the predicted seconds of each able system."""
-    ceilings = machine(request.device)
+def predict_systems(
+    request: Request, able: list[str], ceilings: Machine | None = None
+) -> dict[str, float]:
+    """Return the predicted seconds of each able system, on the request's device unless told."""
+    ceilings = ceilings or machine(request.device)
     rows, cols = request.csr.shape
     dense_flops = 2.0 * rows * cols * request.n
     sparse_flops = 2.0 * request.csr.nnz * request.n
@@ -92,27 +123,23 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
         speedup = 0.13  # plain FP32 and FP64 units: about 50 TFLOP/s where TF32 has 390
     dense_bytes = request.dtype.itemsize * (rows * cols + request.n * (cols + rows))
     dense = max(dense_flops / (ceilings.dense_flops * speedup), dense_bytes / ceilings.dram)
-    gathered = _gather_seconds(request, ceilings, request.csr.nnz)
-    tiled = 0.0
-    choice = len(able) > 1  # counting pairs is worth it where there is one
-    if choice and ("acc" in able or "wcsr" in able):
-        pairs = distinct_pairs(request.csr, _ACC_WINDOW, request.permutation.perm)
-        tiled = _gather_seconds(request, ceilings, pairs)
+    pairs = request.csr.nnz  # at most; counting them is worth it where there is a choice
+    choice = len(able) > 1
+    if choice and {"acc", "csr", "wcsr"} & set(able):
+        pairs = distinct_pairs(request.csr, _SHORT_WINDOW, request.permutation.perm)
+    wide = 4 if request.dtype.itemsize >= 4 else 2
+    tiled = _ACC[wide].seconds(request, ceilings, pairs)
     blocked = 0.0
     if choice and "bcsr" in able:
         blocked = _block_seconds(request, ceilings)
-    csr_share = _CSR_SHARE[request.dtype.itemsize]
-    row_bytes = request.n * request.dtype.itemsize
-    acc_over_csr = next(share for most, share in _ACC_OVER_CSR if row_bytes <= most)
-    tiled /= csr_share * acc_over_csr
     windowed = tiled  # where short windows are what wcsr takes, it is acc
     if choice and "wcsr" in able and tall_windows_pay(request):
         windowed = _window_seconds(request, ceilings)
     predicted = {
         "acc": tiled,
         "bcsr": blocked,
-        "csr": gathered / csr_share,
-        "cusparse": gathered / _CUSPARSE_SHARE,
+        "csr": _CSR[wide].seconds(request, ceilings, pairs),
+        "cusparse": _gather_seconds(request, ceilings) / _CUSPARSE_SHARE,
         "wcsr": windowed,
         "dense": (ceilings.launch + dense) / _DENSE_SHARE,
         "cpu": ceilings.launch
@@ -155,8 +182,6 @@ def measure_systems(request: Request, able: list[str]) -> tuple[dict[str, float]
         work = runner(stage.recipe)
         packed = work.pack(stage.parts, values, request.dtype) if work.packs else None
 
-        def product(stage: Stage = stage, packed: torch.Tensor | None = packed) -> None:
-            runner(stage.recipe).spmm(stage.parts, values, packed, B, out)
-
+        product = functools.partial(work.spmm, stage.parts, values, packed, B, out)
         seconds[name] = measure(product, request.device)
     return seconds, stages

@@ -19,7 +19,7 @@ import torch
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
 
-__all__ = ["Floor", "Machine", "floor_seconds", "machine"]
+__all__ = ["H200", "Floor", "Machine", "floor_seconds", "machine"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Machine:
     launch: float
 
 
-_H200 = Machine("NVIDIA H200", 4.2e12, 9.1e12, 60 * 2**20, 250e12, 350e12, 390e12, 2.5e-6)
+H200 = Machine("NVIDIA H200", 4.2e12, 9.1e12, 60 * 2**20, 250e12, 350e12, 390e12, 2.5e-6)
 # The share of the theoretical DRAM rate that the H200's copy reaches: 4.2 of 4.8 TB/s.
 _DRAM_SHARE = 0.875
 _CPU = Machine("CPU", 20e9, 60e9, 32 * 2**20, 100e9, 100e9, 100e9, 5e-6)
@@ -48,21 +48,21 @@ def machine(device: torch.device) -> Machine:
     if device.type != "cuda":
         return _CPU
     properties = torch.cuda.get_device_properties(device)
-    if properties.name == _H200.name:
-        return _H200
+    if properties.name == H200.name:
+        return H200
     share = properties.multi_processor_count / 132
     clock = getattr(properties, "memory_clock_rate", 0) * 1e3  # kHz -> Hz
     width = getattr(properties, "memory_bus_width", 0) / 8
-    dram = 2 * clock * width * _DRAM_SHARE or _H200.dram * share
+    dram = 2 * clock * width * _DRAM_SHARE or H200.dram * share
     return Machine(
         properties.name,
         dram,
-        max(dram, _H200.l2_gather * share),
+        max(dram, H200.l2_gather * share),
         getattr(properties, "L2_cache_size", 0) or 32 * 2**20,
-        _H200.tensor_flops_16 * share,
-        _H200.tensor_flops_64 * share,
-        _H200.dense_flops * share,
-        _H200.launch,
+        H200.tensor_flops_16 * share,
+        H200.tensor_flops_64 * share,
+        H200.dense_flops * share,
+        H200.launch,
     )
 
 

@@ -1,0 +1,194 @@
+"""How well the model chooses: what it would have taken of the systems that records hold times of.
+
+    python examples/choices.py results/h200/{core,all,asyncsparse}.jsonl --data DIR
+
+For every product with the times of two systems or more, the model (``tune/choose.py``) predicts
+each from the matrix alone; the loss is the time of the one it would take over that of the fastest.
+Matrices of the core suite, to which the model was fitted, stand apart from the others. No GPU is
+needed: the H200's ceilings are known. DIR holds the matrices of the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sparsetile.bench.analysis import geomean, layout_of
+from sparsetile.bench.record import Record, read_records
+from sparsetile.cli.console import note, print_table
+from sparsetile.data.catalog import find, load
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder import REORDERERS
+from sparsetile.systems import SYSTEMS, Request
+from sparsetile.tune import H200, predict_systems
+
+CORE = "core"
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of the records: a matrix in a row order, a type and a width."""
+
+    matrix: str
+    order: str
+    dtype: str
+    n: int
+    weighted: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was measured, what the model says, and cuSPARSE's time where it is known."""
+
+    product: Product
+    measured: dict[str, float]
+    predicted: dict[str, float]
+    cusparse: float
+
+    @property
+    def taken(self) -> str:
+        return min(self.predicted, key=self.predicted.__getitem__)
+
+    @property
+    def loss(self) -> float:
+        return self.measured[self.taken] / min(self.measured.values())
+
+
+def _is_plain(record: Record) -> bool:
+    """Whether ``auto`` could have taken it: a sum, with no option but a row order."""
+    plain = record["op"] == "spmm" and record["reduce"] == "sum" and layout_of(record) == "rows"
+    return (
+        record["status"] == "ok"
+        and record["environment"].get("device_name") == H200.name
+        and plain
+        and set(record["config"]) <= {"reorder"}
+    )
+
+
+def collect(
+    records: Iterable[Record],
+) -> tuple[dict[Product, dict[str, float]], dict[Product, float]]:
+    """Return the times of our systems, and of the best cuSPARSE, by product.
+
+    Where several records hold the same, the first counts.
+    """
+    ours: dict[Product, dict[str, float]] = defaultdict(dict)
+    theirs: dict[tuple[str, Product], float] = {}
+    for record in filter(_is_plain, records):
+        product = Product(
+            record["matrix"], record["reorder"], record["dtype"], record["n"], record["weighted"]
+        )
+        name, seconds = record["system"], record["time"]["p50"]
+        if name in SYSTEMS:
+            ours[product].setdefault(name, seconds)
+        elif name.startswith("cusparse-csr"):
+            key = (record["suite"], product)
+            theirs[key] = min(seconds, theirs.get(key, math.inf))
+    best: dict[Product, float] = {}
+    for (_, product), seconds in theirs.items():
+        best.setdefault(product, seconds)
+    return {product: times for product, times in ours.items() if len(times) > 1}, best
+
+
+def _with_values(csr: CSR, weighted: bool) -> CSR:
+    values = torch.ones(csr.nnz) if weighted else None
+    return CSR(csr.indptr, csr.indices, values, csr.shape)
+
+
+def choices(
+    ours: dict[Product, dict[str, float]], best: dict[Product, float], data: Path
+) -> Iterator[Choice]:
+    """Yield what the model would take of each product, matrix by matrix."""
+    by_matrix: dict[str, list[Product]] = defaultdict(list)
+    for product in ours:
+        by_matrix[product.matrix].append(product)
+    for matrix, products in sorted(by_matrix.items()):
+        if find(matrix, data) is None:
+            note(f"choices: {matrix} is generated, and left out")
+            continue
+        csr = load(matrix, data)
+        orders = {name: REORDERERS[name](csr) for name in {p.order for p in products}}
+        for product in products:
+            request = Request(
+                _with_values(csr, product.weighted),
+                n=product.n,
+                dtype=getattr(torch, product.dtype),
+                permutation=orders[product.order],
+            )
+            given = Product(matrix, "identity", product.dtype, product.n, product.weighted)
+            yield Choice(
+                product,
+                ours[product],
+                predict_systems(request, list(ours[product]), H200),
+                best.get(given, math.nan),
+            )
+
+
+def rows(found: Sequence[Choice], core: set[str]) -> list[list[str]]:
+    """Return the table: one row for each group of matrices, type, order, width and systems."""
+    groups: dict[tuple, list[Choice]] = defaultdict(list)
+    for choice in found:
+        p = choice.product
+        systems = ", ".join(sorted(choice.measured))
+        part = CORE if p.matrix in core else "others"
+        groups[part, p.dtype, p.order, p.n, systems].append(choice)
+    table = []
+    for (part, dtype, order, n, systems), group in sorted(groups.items()):
+        worst = max(group, key=lambda choice: choice.loss)
+        taken = Counter(choice.taken for choice in group)
+        over = [c.cusparse / c.measured[c.taken] for c in group if not math.isnan(c.cusparse)]
+        table.append([
+            part, dtype, order, str(n), systems, str(len(group)),
+            f"{(geomean(c.loss for c in group) - 1) * 100:.1f} %",
+            f"{worst.loss:.2f} {worst.product.matrix}" if worst.loss > 1 else "none",
+            ", ".join(f"{name} {count}" for name, count in taken.most_common()),
+            f"{geomean(over):.2f}" if over else "",
+        ])  # fmt: skip
+    return table
+
+
+def accuracy(found: Sequence[Choice], core: set[str]) -> list[list[str]]:
+    """Return predicted over measured by system: mean, typical factor off, least and most."""
+    ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for choice in found:
+        part = CORE if choice.product.matrix in core else "others"
+        wide = "float32" if choice.product.dtype == "float32" else "16 bits"
+        for name, seconds in choice.predicted.items():
+            ratios[name, wide, part].append(seconds / choice.measured[name])
+    return [
+        [
+            name, wide, part, str(len(values)), f"{geomean(values):.2f}",
+            f"{math.exp(math.sqrt(sum(math.log(v) ** 2 for v in values) / len(values))):.2f}",
+            f"{min(values):.2f}", f"{max(values):.2f}",
+        ]
+        for (name, wide, part), values in sorted(ratios.items())
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("records", nargs="+", type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--data", required=True, type=Path, metavar="DIR")
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = True  # the records of tiles in float32 are TF32
+    records = [record for path in given.records for record in read_records(path)[0]]
+    found = list(choices(*collect(records), given.data))
+    core = {record["matrix"] for record in records if record["suite"] == CORE}
+    print_table(
+        ("matrices", "type", "order", "N", "systems", "products", "loss", "most", "taken",
+         "over cuSPARSE"),
+        rows(found, core),
+        right=("N", "products", "loss", "over cuSPARSE"),
+    )  # fmt: skip
+    columns = ("predictions", "mean", "typical factor off", "least", "most")
+    print_table(("system", "type", "matrices", *columns), accuracy(found, core), right=columns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""examples/choices.py: what the model would have taken of the systems that records hold."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsetile.bench.record import append_record
+from sparsetile.intake.files import write_npz
+from sparsetile.tune import H200, choose
+from tests.bench.fakes import environment, failed, record
+from tests.contracts.cases import csr_of, random_matrix, tf32
+from tests.examples import load_example
+
+GPU = environment(device_name=H200.name)
+choices = load_example("choices")
+
+
+def of(system: str, seconds: float, **more: Any) -> dict[str, Any]:
+    return record(**{"matrix": "mine", "environment": GPU, **more}, system=system, seconds=seconds)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("mine", "other"):
+        write_npz(tmp_path / f"{name}.npz", csr_of(random_matrix(400, 300, 0.01)))
+    return tmp_path
+
+
+def test_only_what_auto_could_have_taken_on_an_h200_is_collected():
+    product = choices.Product("mine", "identity", "float32", 128, False)
+    ours, best = choices.collect([
+        of("csr", 3e-6),
+        of("csr", 9e-6, suite="all"),
+        of("acc", 4e-6),
+        of("acc", 1e-6, config={"ablation": "order"}),
+        of("acc", 1e-6, reduce="mean"),
+        of("acc", 1e-6, environment=environment()),
+        of("acc", 1e-6, n=64),
+        failed(matrix="mine", system="dense", environment=GPU),
+        of("cusparse-csr1", 8e-6),
+        of("cusparse-csr3", 6e-6),
+        of("cusparse-csr3", 5e-6, suite="all"),
+        of("pyg", 1e-6),
+    ])  # fmt: skip
+    assert ours == {product: {"csr": 3e-6, "acc": 4e-6}}, "the first record of a system counts"
+    assert best == {product: 6e-6}, "of the first run"
+
+
+def test_a_loss_is_the_time_of_the_taken_over_that_of_the_fastest(folder, monkeypatch):
+    told = {"csr": 2e-6, "acc": 5e-6}
+    monkeypatch.setattr(choices, "predict_systems", lambda request, able, ceilings: told)
+    ours, best = choices.collect([of("csr", 6e-6), of("acc", 4e-6), of("cusparse-csr1", 9e-6)])
+    (found,) = choices.choices(ours, best, folder)
+    assert (found.taken, found.loss) == ("csr", pytest.approx(1.5))
+    (row,) = choices.rows([found], {"mine"})
+    assert row == [
+        "core", "float32", "identity", "128", "acc, csr", "1", "50.0 %", "1.50 mine", "csr 1",
+        "1.50",
+    ]  # fmt: skip
+    acc, csr = choices.accuracy([found], set())
+    assert acc == ["acc", "float32", "others", "1", "1.25", "1.25", "1.25", "1.25"]
+    assert csr[4:] == ["0.33", "3.00", "0.33", "0.33"]
+
+
+def test_orders_types_and_widths_are_predicted_as_they_were_measured(folder, monkeypatch):
+    asked = []
+
+    def predict(request, able, ceilings):
+        asked.append((request.n, request.dtype, request.permutation.name, ceilings.name))
+        assert (request.csr.values is None) == (request.n == 32)
+        return dict.fromkeys(able, 1e-6)
+
+    monkeypatch.setattr(choices, "predict_systems", predict)
+    kinds = [
+        {"n": 32, "dtype": "float16"},
+        {"n": 64, "weighted": True},
+        {"n": 96, "weighted": True, "reorder": "affinity", "config": {"reorder": "affinity"}},
+    ]
+    ours, best = choices.collect(
+        of(name, 1e-6, **kind) for kind in kinds for name in ("csr", "acc")
+    )
+    found = list(choices.choices(ours, best, folder))
+    assert [(n, str(dtype), order) for n, dtype, order, _ in asked] == [
+        (32, "torch.float16", "identity"),
+        (64, "torch.float32", "identity"),
+        (96, "torch.float32", "affinity"),
+    ]
+    assert all(math.isnan(choice.cusparse) for choice in found)
+    assert choices.rows(found, set())[0][-3:] == ["none", "csr 1", ""]
+
+
+def test_the_models_own_predictions_make_the_table(folder, capsys, monkeypatch):
+    records = [
+        of(name, seconds, matrix=matrix, suite=suite)
+        for matrix, suite in (("mine", "core"), ("other", "all"))
+        for name, seconds in (("csr", 3e-6), ("acc", 7e-6), ("cusparse-csr2", 6e-6))
+    ]
+    file = folder / "records.jsonl"
+    for made in records:
+        append_record(file, made)
+    monkeypatch.setattr(sys, "argv", ["choices.py", str(file), "--data", str(folder)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with tf32(False):
+        choices.main()
+    printed = capsys.readouterr().out
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["core", "float32", "identity", "128", "acc,", "csr", "1", "0.0", "%", "none", "csr",
+            "1", "2.00"] in lines  # fmt: skip
+    start = choose._CSR[4].start
+    (csr,) = [line for line in lines if line[:3] == ["csr", "float32", "others"]]
+    assert start / 3e-6 < float(csr[4]) < 1.5
+
+
+def test_a_generated_matrix_is_left_out_and_named(folder, capsys):
+    ours, best = choices.collect([of("csr", 1e-6, matrix="reddit-like"),
+                                  of("acc", 1e-6, matrix="reddit-like")])  # fmt: skip
+    assert list(choices.choices(ours, best, folder)) == []
+    assert capsys.readouterr().err == "choices: reddit-like is generated, and left out\n"
