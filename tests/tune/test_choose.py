@@ -169,9 +169,25 @@ def test_rows_that_share_columns_are_predicted_to_be_cheaper_and_pairs_are_count
     found = [predict_systems(w, ["acc", "csr", "dense"], HOPPER) for w in (together, apart)]
     assert counted == [8, 8]
     assert found[0]["csr"] < found[1]["csr"] and found[0]["acc"] < found[1]["acc"] / 2
-    alone = predict_systems(together, ["csr"], HOPPER)
-    assert counted == [8, 8], "one system is no choice"
-    assert alone["csr"] >= found[1]["csr"], "no entry is taken to share a column then"
+    for able in (["csr"], ["acc"], ["csr", "cusparse", "dense"]):
+        predict_systems(together, able, HOPPER)
+    assert counted == [8, 8], "where tiles are no choice it would change none"
+
+
+@pytest.mark.parametrize("density", [0.001, 0.03, 0.5, 1.0])
+def test_uncounted_pairs_are_those_of_entries_scattered_at_random(density):
+    csr = csr_of(random_matrix(800, 500, density))
+    assert choose._random_pairs(csr) == pytest.approx(distinct_pairs(csr, 8), rel=0.03)
+    scattered = Request(csr, 64, torch.float32, Permutation("identity", None))
+    told, counted = (
+        predict_systems(scattered, able, HOPPER)["csr"] for able in (["csr"], ["csr", "acc"])
+    )
+    assert told == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (5, 5)])
+def test_a_matrix_without_entries_has_no_pairs(shape):
+    assert choose._random_pairs(csr_of(sp.csr_array(shape))) == 0
 
 
 def test_float64_is_predicted_like_float32_by_its_bytes():
