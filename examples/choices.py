@@ -1,16 +1,20 @@
 """How well the model chooses: what it would have taken of the systems that records hold times of.
 
     python examples/choices.py results/h200/{core,all,asyncsparse}.jsonl --data DIR
+    python examples/choices.py results/h200/{voltrix,brp,rsh,acc}.jsonl --data DIR
 
 For every product with the times of two systems or more, the model (``tune/choose.py``) predicts
 each from the matrix alone; the loss is the time of the one it would take over that of the fastest.
-Matrices of the core suite, to which the model was fitted, stand apart from the others. No GPU is
-needed: the H200's ceilings are known. DIR holds the matrices of the records.
+Matrices of the core suite, to which the model was fitted, stand apart from the others and from
+stand-ins, which are generated. No GPU is needed: the H200's ceilings are known. DIR holds the
+matrices of the records.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,14 +25,16 @@ import torch
 
 from sparsetile.bench.analysis import geomean, layout_of
 from sparsetile.bench.record import Record, read_records
+from sparsetile.bench.suites import load_suite
 from sparsetile.cli.console import note, print_table
-from sparsetile.data.catalog import find, load
+from sparsetile.data.catalog import load
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS, Request
 from sparsetile.tune import H200, predict_systems
 
-CORE = "core"
+# Orders of larger matrices than this take minutes.
+MOST_ENTRIES = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,20 @@ class Product:
     dtype: str
     n: int
     weighted: bool
+    entries: int
+    source: str
+
+    @property
+    def part(self) -> str:
+        """Which matrices it belongs to: the model was fitted to the core ones."""
+        if self.source != "file":
+            return f"{self.source}s"
+        return "core" if self.matrix in _core() else "others"
+
+
+@functools.cache
+def _core() -> frozenset[str]:
+    return frozenset(name for part in load_suite("core").parts for name in part.matrices)
 
 
 @dataclass(frozen=True)
@@ -82,8 +102,9 @@ def collect(
     theirs: dict[tuple[str, Product], float] = {}
     for record in filter(_is_plain, records):
         product = Product(
-            record["matrix"], record["reorder"], record["dtype"], record["n"], record["weighted"]
-        )
+            record["matrix"], record["reorder"], record["dtype"], record["n"], record["weighted"],
+            record["nnz"], record["source"],
+        )  # fmt: skip
         name, seconds = record["system"], record["time"]["p50"]
         if name in SYSTEMS:
             ours[product].setdefault(name, seconds)
@@ -109,8 +130,8 @@ def choices(
     for product in ours:
         by_matrix[product.matrix].append(product)
     for matrix, products in sorted(by_matrix.items()):
-        if find(matrix, data) is None:
-            note(f"choices: {matrix} is generated, and left out")
+        if products[0].source == "generated" or products[0].entries > MOST_ENTRIES:
+            note(f"choices: {matrix} is left out, too large or no matrix of its own")
             continue
         csr = load(matrix, data)
         orders = {name: REORDERERS[name](csr) for name in {p.order for p in products}}
@@ -121,7 +142,7 @@ def choices(
                 dtype=getattr(torch, product.dtype),
                 permutation=orders[product.order],
             )
-            given = Product(matrix, "identity", product.dtype, product.n, product.weighted)
+            given = dataclasses.replace(product, order="identity")
             yield Choice(
                 product,
                 ours[product],
@@ -130,14 +151,13 @@ def choices(
             )
 
 
-def rows(found: Sequence[Choice], core: set[str]) -> list[list[str]]:
+def rows(found: Sequence[Choice]) -> list[list[str]]:
     """Return the table: one row for each group of matrices, type, order, width and systems."""
     groups: dict[tuple, list[Choice]] = defaultdict(list)
     for choice in found:
         p = choice.product
         systems = ", ".join(sorted(choice.measured))
-        part = CORE if p.matrix in core else "others"
-        groups[part, p.dtype, p.order, p.n, systems].append(choice)
+        groups[p.part, p.dtype, p.order, p.n, systems].append(choice)
     table = []
     for (part, dtype, order, n, systems), group in sorted(groups.items()):
         worst = max(group, key=lambda choice: choice.loss)
@@ -153,14 +173,13 @@ def rows(found: Sequence[Choice], core: set[str]) -> list[list[str]]:
     return table
 
 
-def accuracy(found: Sequence[Choice], core: set[str]) -> list[list[str]]:
+def accuracy(found: Sequence[Choice]) -> list[list[str]]:
     """Return predicted over measured by system: mean, typical factor off, least and most."""
     ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for choice in found:
-        part = CORE if choice.product.matrix in core else "others"
         wide = "float32" if choice.product.dtype == "float32" else "16 bits"
         for name, seconds in choice.predicted.items():
-            ratios[name, wide, part].append(seconds / choice.measured[name])
+            ratios[name, wide, choice.product.part].append(seconds / choice.measured[name])
     return [
         [
             name, wide, part, str(len(values)), f"{geomean(values):.2f}",
@@ -179,15 +198,14 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True  # the records of tiles in float32 are TF32
     records = [record for path in given.records for record in read_records(path)[0]]
     found = list(choices(*collect(records), given.data))
-    core = {record["matrix"] for record in records if record["suite"] == CORE}
     print_table(
         ("matrices", "type", "order", "N", "systems", "products", "loss", "most", "taken",
          "over cuSPARSE"),
-        rows(found, core),
+        rows(found),
         right=("N", "products", "loss", "over cuSPARSE"),
     )  # fmt: skip
     columns = ("predictions", "mean", "typical factor off", "least", "most")
-    print_table(("system", "type", "matrices", *columns), accuracy(found, core), right=columns)
+    print_table(("system", "type", "matrices", *columns), accuracy(found), right=columns)
 
 
 if __name__ == "__main__":

@@ -20,19 +20,23 @@ GPU = environment(device_name=H200.name)
 choices = load_example("choices")
 
 
+ENTRIES = 1234
+
+
 def of(system: str, seconds: float, **more: Any) -> dict[str, Any]:
-    return record(**{"matrix": "mine", "environment": GPU, **more}, system=system, seconds=seconds)
+    usual = {"matrix": "mine", "environment": GPU, "nnz": ENTRIES}
+    return record(**{**usual, **more}, system=system, seconds=seconds)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("mine", "other"):
+    for name in ("mine", "PubMed"):
         write_npz(tmp_path / f"{name}.npz", csr_of(random_matrix(400, 300, 0.01)))
     return tmp_path
 
 
 def test_only_what_auto_could_have_taken_on_an_h200_is_collected():
-    product = choices.Product("mine", "identity", "float32", 128, False)
+    product = choices.Product("mine", "identity", "float32", 128, False, ENTRIES, "file")
     ours, best = choices.collect([
         of("csr", 3e-6),
         of("csr", 9e-6, suite="all"),
@@ -57,12 +61,12 @@ def test_a_loss_is_the_time_of_the_taken_over_that_of_the_fastest(folder, monkey
     ours, best = choices.collect([of("csr", 6e-6), of("acc", 4e-6), of("cusparse-csr1", 9e-6)])
     (found,) = choices.choices(ours, best, folder)
     assert (found.taken, found.loss) == ("csr", pytest.approx(1.5))
-    (row,) = choices.rows([found], {"mine"})
+    (row,) = choices.rows([found])
     assert row == [
-        "core", "float32", "identity", "128", "acc, csr", "1", "50.0 %", "1.50 mine", "csr 1",
+        "others", "float32", "identity", "128", "acc, csr", "1", "50.0 %", "1.50 mine", "csr 1",
         "1.50",
     ]  # fmt: skip
-    acc, csr = choices.accuracy([found], set())
+    acc, csr = choices.accuracy([found])
     assert acc == ["acc", "float32", "others", "1", "1.25", "1.25", "1.25", "1.25"]
     assert csr[4:] == ["0.33", "3.00", "0.33", "0.33"]
 
@@ -91,13 +95,13 @@ def test_orders_types_and_widths_are_predicted_as_they_were_measured(folder, mon
         (96, "torch.float32", "affinity"),
     ]
     assert all(math.isnan(choice.cusparse) for choice in found)
-    assert choices.rows(found, set())[0][-3:] == ["none", "csr 1", ""]
+    assert choices.rows(found)[0][-3:] == ["none", "csr 1", ""]
 
 
 def test_the_models_own_predictions_make_the_table(folder, capsys, monkeypatch):
     records = [
         of(name, seconds, matrix=matrix, suite=suite)
-        for matrix, suite in (("mine", "core"), ("other", "all"))
+        for matrix, suite in (("PubMed", "core"), ("mine", "all"))
         for name, seconds in (("csr", 3e-6), ("acc", 7e-6), ("cusparse-csr2", 6e-6))
     ]
     file = folder / "records.jsonl"
@@ -116,8 +120,20 @@ def test_the_models_own_predictions_make_the_table(folder, capsys, monkeypatch):
     assert start / 3e-6 < float(csr[4]) < 1.5
 
 
-def test_a_generated_matrix_is_left_out_and_named(folder, capsys):
-    ours, best = choices.collect([of("csr", 1e-6, matrix="reddit-like"),
-                                  of("acc", 1e-6, matrix="reddit-like")])  # fmt: skip
+def test_a_stand_in_is_generated_and_stands_apart(folder):
+    kind = {"matrix": "ppi-like?scale=0.01", "source": "stand-in"}
+    ours, best = choices.collect([of("csr", 5e-6, **kind), of("acc", 9e-6, **kind)])
+    (found,) = choices.choices(ours, best, folder)
+    assert found.product.part == "stand-ins" and 2e-6 < found.predicted["csr"] < 6e-6
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"matrix": "reddit-like", "source": "stand-in", "nnz": 10**8},
+     {"matrix": "nnz-1e6", "source": "generated"}],
+)  # fmt: skip
+def test_a_large_or_nameless_matrix_is_left_out_and_named(folder, capsys, kind):
+    ours, best = choices.collect([of("csr", 1e-6, **kind), of("acc", 1e-6, **kind)])
     assert list(choices.choices(ours, best, folder)) == []
-    assert capsys.readouterr().err == "choices: reddit-like is generated, and left out\n"
+    said = f"choices: {kind['matrix']} is left out, too large or no matrix of its own\n"
+    assert capsys.readouterr().err == said
