@@ -144,13 +144,20 @@ def test_rows_and_short_windows_are_predicted_by_the_sum_of_their_terms(dtype, i
     assert pairs < entries / 2
     row, once = 512 * item, 40 * 256 + 64 * 40
     a_bytes = entries * (4 if pattern else 4 + item)
-    found = predict_systems(wanted, ["acc", "csr"], HOPPER)
+    machine = dataclasses.replace(HOPPER, l2_bytes=10 * row)
+    found = predict_systems(wanted, ["acc", "csr"], machine)
     csr, acc = choose._CSR[item], choose._ACC[item]
+
+    def b_and_c(rates) -> float:
+        return row * (10 / rates.held + (once - 10) / rates.beyond) / 4.2e12
+
     gathered = row * entries / (9.1e12 * csr.entries) + row * pairs / (9.1e12 * csr.pairs)
-    streamed = a_bytes / (4.2e12 * csr.a) + row * once / (4.2e12 * csr.bc)
+    streamed = a_bytes / (4.2e12 * csr.a) + b_and_c(csr)
     assert found["csr"] == pytest.approx(csr.start + gathered + streamed)
     gathered = (row + acc.extra) * pairs / (9.1e12 * acc.pairs)
-    assert found["acc"] == pytest.approx(acc.start + gathered + row * once / (4.2e12 * acc.bc))
+    assert found["acc"] == pytest.approx(acc.start + gathered + b_and_c(acc))
+    roomy = predict_systems(wanted, ["acc", "csr"], dataclasses.replace(machine, l2_bytes=2**40))
+    assert roomy["csr"] < found["csr"] and roomy["acc"] < found["acc"]
 
 
 def test_rows_that_share_columns_are_predicted_to_be_cheaper_and_pairs_are_counted_once(

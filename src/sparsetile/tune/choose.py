@@ -31,7 +31,8 @@ class _Rates:
     pairs: float  # a row of B for each distinct (8-row window, column) pair, over the same
     extra: int  # bytes that a pair costs beside its row of B, which is decoding
     a: float  # A once, over DRAM's rate
-    bc: float  # B and C once, over the same; above 1 where L2 still holds them
+    held: float  # B and C once, as far as L2 can hold them, over the same
+    beyond: float  # and what is beyond L2; above 1 because a part of it is still there
 
     def seconds(self, request: Request, ceilings: Machine, pairs: int) -> float:
         """Return the seconds of one product: every term, one after the other."""
@@ -39,15 +40,20 @@ class _Rates:
         row = item * request.n
         per_entry = 4 + (0 if csr.values is None else item)
         gathered = row * csr.nnz / self.entries + (row + self.extra) * pairs / self.pairs
-        streamed = per_entry * csr.nnz / self.a + row * _rows_once(csr) / self.bc
+        once = row * _rows_once(csr)
+        beyond = max(once - ceilings.l2_bytes, 0)
+        streamed = per_entry * csr.nnz / self.a + (once - beyond) / self.held + beyond / self.beyond
         return self.start + gathered / ceilings.l2_gather + streamed / ceilings.dram
 
 
-# Fitted to the core suite's record, by bytes of an element (docs/planning.md).
-_CSR = {4: _Rates(2.2e-6, 5.7, 1.47, 0, 0.55, 1.32), 2: _Rates(3.1e-6, 2.7, 2.0, 0, 0.47, 1.02)}
+# Fitted to the records of core matrices, by bytes of an element (docs/planning.md).
+_CSR = {
+    4: _Rates(2.25e-6, 6.0, 1.42, 0, 0.50, 1.58, 1.25),
+    2: _Rates(3.4e-6, 2.55, 1.99, 0, 0.455, 1.44, 0.80),
+}
 _ACC = {
-    4: _Rates(6.3e-6, float("inf"), 1.01, 136, float("inf"), 1.44),
-    2: _Rates(6.6e-6, float("inf"), 0.92, 160, float("inf"), 1.38),
+    4: _Rates(6.6e-6, math.inf, 1.05, 148, math.inf, 1.79, 1.29),
+    2: _Rates(6.9e-6, math.inf, 0.89, 155, math.inf, 2.0, 1.145),
 }
 _SHORT_WINDOW = 8
 _CUSPARSE_SHARE = 0.40
