@@ -196,8 +196,11 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, metavar="DIR")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True  # the records of tiles in float32 are TF32
-    records = [record for path in given.records for record in read_records(path)[0]]
-    found = list(choices(*collect(records), given.data))
+    try:
+        records = [record for path in given.records for record in read_records(path)[0]]
+        found = list(choices(*collect(records), given.data))
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"{error}\n")
     print_table(
         ("matrices", "type", "order", "N", "systems", "products", "loss", "most", "taken",
          "over cuSPARSE"),

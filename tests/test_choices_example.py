@@ -137,3 +137,16 @@ def test_a_large_or_nameless_matrix_is_left_out_and_named(folder, capsys, kind):
     assert list(choices.choices(ours, best, folder)) == []
     said = f"choices: {kind['matrix']} is left out, too large or no matrix of its own\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("wrong", ["records", "data"])
+def test_what_is_not_there_is_said_in_one_line(folder, capsys, monkeypatch, wrong):
+    file = folder / "records.jsonl"
+    for made in (of("csr", 3e-6), of("acc", 7e-6)):
+        append_record(file, made)
+    words = {"records": str(file), "data": str(folder)} | {wrong: str(folder / "nowhere")}
+    monkeypatch.setattr(sys, "argv", ["choices.py", words["records"], "--data", words["data"]])
+    with tf32(False), pytest.raises(SystemExit) as ended:
+        choices.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "nowhere" in said and said.count("\n") == 1
