@@ -11,7 +11,7 @@ import torch
 
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request
+from sparsetile.systems import SYSTEMS, Request, base
 from sparsetile.tune import Machine, choose, measure, measure_systems, predict_systems
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
@@ -169,7 +169,7 @@ def test_rows_that_share_columns_are_predicted_to_be_cheaper_and_pairs_are_count
         counted.append(window)
         return distinct_pairs(csr, window, perm)
 
-    monkeypatch.setattr(choose, "distinct_pairs", count)
+    monkeypatch.setattr(base, "distinct_pairs", count)
     together = in_windows(20)
     order = torch.randperm(together.csr.shape[0])
     apart = dataclasses.replace(together, permutation=Permutation("given", order))
@@ -179,6 +179,9 @@ def test_rows_that_share_columns_are_predicted_to_be_cheaper_and_pairs_are_count
     for able in (["csr"], ["acc"], ["csr", "cusparse", "dense"]):
         predict_systems(together, able, HOPPER)
     assert counted == [8, 8], "where tiles are no choice it would change none"
+    predict_systems(together, ["csr", "wcsr"], HOPPER)
+    SYSTEMS["wcsr"].build(together)
+    assert counted == [8, 8, 64], "what was chosen by is not counted again to build it"
 
 
 @pytest.mark.parametrize("density", [0.001, 0.03, 0.5, 1.0])

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import Permutation
 
@@ -43,10 +44,20 @@ class Request:
     deterministic: bool = False
     ablation: str | None = None  # one of the system's ablations; everything is on when None
     timed: bool = False  # wait for the device before each reading of the clock
+    _pairs: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def device(self) -> torch.device:
         return self.csr.device
+
+    def pairs(self, window: int) -> int:
+        """Count the distinct (window of ``window`` rows, column) pairs, each height once.
+
+        Counting sorts all entries; choosing a system and building it ask for the same heights.
+        """
+        if window not in self._pairs:
+            self._pairs[window] = distinct_pairs(self.csr, window, self.permutation.perm)
+        return self._pairs[window]
 
 
 @dataclass(frozen=True, eq=False)

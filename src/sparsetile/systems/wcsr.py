@@ -21,7 +21,6 @@ import torch
 from sparsetile.balance import WindowShares, share_windows
 from sparsetile.balance.windows import A_WINDOW
 from sparsetile.formats import WCSR, pack_wcsr
-from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.kernels.wcsr import (
     ELEMENTS,
     STAGED_COLUMNS,
@@ -93,10 +92,9 @@ def _share(request: Request, windows: WCSR) -> WindowShares:
 
 def _tiles(request: Request, height: int) -> tuple[float, int]:
     """About how many tiles windows of ``height`` rows have, and how many windows there are."""
-    csr = request.csr
-    windows = -(-csr.shape[0] // height)
+    windows = -(-request.csr.shape[0] // height)
     # A window's last tile is half full in the mean.
-    return distinct_pairs(csr, height, request.permutation.perm) / TILE + windows / 2, windows
+    return request.pairs(height) / TILE + windows / 2, windows
 
 
 def tall_windows_pay(request: Request) -> bool:

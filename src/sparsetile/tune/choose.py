@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from sparsetile.formats import count_blocks
-from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems import Request, Stage
@@ -36,13 +35,11 @@ class _Rates:
 
     def seconds(self, request: Request, ceilings: Machine, pairs: int) -> float:
         """Return the seconds of one product: every term, one after the other."""
-        csr, item = request.csr, request.dtype.itemsize
-        row = item * request.n
-        per_entry = 4 + (0 if csr.values is None else item)
-        gathered = row * csr.nnz / self.entries + (row + self.extra) * pairs / self.pairs
-        once = row * _rows_once(csr)
+        row = request.dtype.itemsize * request.n
+        gathered = row * request.csr.nnz / self.entries + (row + self.extra) * pairs / self.pairs
+        once = row * _rows_once(request.csr)
         beyond = max(once - ceilings.l2_bytes, 0)
-        streamed = per_entry * csr.nnz / self.a + (once - beyond) / self.held + beyond / self.beyond
+        streamed = _a_bytes(request) / self.a + (once - beyond) / self.held + beyond / self.beyond
         return self.start + gathered / ceilings.l2_gather + streamed / ceilings.dram
 
 
@@ -75,22 +72,26 @@ def _rows_once(csr: CSR) -> int:
     return min(csr.shape[1], csr.nnz) + csr.shape[0]
 
 
+def _a_bytes(request: Request) -> int:
+    """Bytes of A's columns and values."""
+    csr = request.csr
+    return csr.nnz * (4 + (0 if csr.values is None else request.dtype.itemsize))
+
+
 def _random_pairs(csr: CSR) -> int:
     """Pairs of entries scattered at random: rows that are alike have fewer."""
-    rows, cols = csr.shape
-    cells = rows * cols
-    if cells == 0:
+    if csr.nnz == 0:
         return 0
-    met = -math.expm1(_SHORT_WINDOW * math.log1p(-min(csr.nnz / cells, 1 - 1e-15)))
+    cells = csr.shape[0] * csr.shape[1]
+    met = 1 - (1 - csr.nnz / cells) ** _SHORT_WINDOW
     return min(csr.nnz, round(cells / _SHORT_WINDOW * met))
 
 
 def _gather_seconds(request: Request, ceilings: Machine) -> float:
     """Seconds at the ceilings: a row of B for each entry by L2, or everything once by DRAM."""
-    csr, item = request.csr, request.dtype.itemsize
-    value_bytes = 0 if csr.values is None else item
-    gathered = item * request.n * (csr.nnz + csr.shape[0]) / ceilings.l2_gather
-    once = (4 + value_bytes) * csr.nnz + item * request.n * _rows_once(csr)
+    csr, row = request.csr, request.dtype.itemsize * request.n
+    gathered = row * (csr.nnz + csr.shape[0]) / ceilings.l2_gather
+    once = _a_bytes(request) + row * _rows_once(csr)
     return ceilings.launch + max(gathered, once / ceilings.dram)
 
 
@@ -119,7 +120,7 @@ def _block_seconds(request: Request, ceilings: Machine) -> float:
 def _window_seconds(request: Request, ceilings: Machine) -> float:
     """Seconds of ``wcsr`` on tall windows: rows of B behind distinct pairs, then B and C once."""
     csr, item, n = request.csr, request.dtype.itemsize, request.n
-    pairs = distinct_pairs(csr, _WCSR_WINDOW, request.permutation.perm)
+    pairs = request.pairs(_WCSR_WINDOW)
     columns = -(-n // TALL_COLUMNS) * TALL_COLUMNS
     gathered = _WCSR_ITEM * columns * pairs / ceilings.l2_gather
     once = item * n * (min(csr.shape[1], pairs) + csr.shape[0]) / ceilings.dram
@@ -142,7 +143,7 @@ def predict_systems(
     dense = max(dense_flops / (ceilings.dense_flops * speedup), dense_bytes / ceilings.dram)
     choice = len(able) > 1
     if choice and ("acc" in able or "wcsr" in able):
-        pairs = distinct_pairs(request.csr, _SHORT_WINDOW, request.permutation.perm)
+        pairs = request.pairs(_SHORT_WINDOW)
     else:  # counting sorts all entries, and would not change the choice
         pairs = _random_pairs(request.csr)
     wide = 4 if request.dtype.itemsize >= 4 else 2
