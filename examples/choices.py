@@ -27,11 +27,12 @@ from sparsetile.bench.analysis import geomean, layout_of
 from sparsetile.bench.record import Record, read_records
 from sparsetile.bench.suites import load_suite
 from sparsetile.cli.console import note, print_table
+from sparsetile.core.device import H200
 from sparsetile.data.catalog import load
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS, Request
-from sparsetile.tune import H200, predict_systems
+from sparsetile.tune import predict_systems
 
 # Orders of larger matrices than this take minutes.
 MOST_ENTRIES = 20_000_000

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sparsetile import ops
-from sparsetile.systems import registry, wcsr
+from sparsetile.plan import operators as ops
+from sparsetile.systems import registry
+from sparsetile.systems.wcsr import system as wcsr
 
 DEVICES = [
     "cpu",

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from sparsetile.bench.record import append_record
+from sparsetile.core.device import H200
 from sparsetile.intake.files import write_npz
-from sparsetile.tune import H200, choose
+from sparsetile.tune import choose
 from tests.bench.fakes import environment, failed, record
 from tests.contracts.cases import csr_of, random_matrix, tf32
 from tests.examples import load_example

@@ -10,12 +10,12 @@ Importing the package touches no CUDA; kernels are compiled when a plan first ne
 from __future__ import annotations
 
 from sparsetile._version import __version__
-from sparsetile.errors import CompileError, DataError, PlanFileError, UnsupportedError
+from sparsetile.core.errors import CompileError, DataError, PlanFileError, UnsupportedError
 from sparsetile.intake import CSR
-from sparsetile.plan import Plan
-from sparsetile.planfile import load_plan
-from sparsetile.planner import plan
-from sparsetile.product import clear_plan_cache, spmm
+from sparsetile.plan.files import load_plan
+from sparsetile.plan.plan import Plan
+from sparsetile.plan.planner import plan
+from sparsetile.plan.spmm import clear_plan_cache, spmm
 from sparsetile.systems.table import systems
 
 __all__ = [

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.jit import code_digest
 from sparsetile.kernels import KERNELS
 from sparsetile.record import machine_facts, read_proof, write_json

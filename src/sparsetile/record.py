@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.jit import code_digest, compiler_available, device_arch, nvrtc_version
 
 __all__ = [

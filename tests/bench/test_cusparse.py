@@ -10,8 +10,8 @@ import torch
 
 from sparsetile.bench import checking, cusparse
 from sparsetile.bench.baselines import BASELINES, Operands
+from sparsetile.core.errors import UnsupportedError
 from sparsetile.data.registry import generate
-from sparsetile.errors import UnsupportedError
 
 needs_gpu = [
     pytest.mark.gpu,

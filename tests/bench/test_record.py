@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparsetile.bench.record import append_record, entry_key, read_records, validate
-from sparsetile.errors import DataError
+from sparsetile.core.errors import DataError
 
 from .fakes import failed, record
 

@@ -8,8 +8,8 @@ import pytest
 
 from sparsetile.bench.expansion import expand
 from sparsetile.bench.suites import concerns, load_suite, suite_names
+from sparsetile.core.errors import DataError
 from sparsetile.data.registry import GENERATORS
-from sparsetile.errors import DataError
 from sparsetile.systems import SYSTEMS
 from tests.bench.files import write_suite
 

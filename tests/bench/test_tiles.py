@@ -25,8 +25,8 @@ from sparsetile.bench.tiles import (
     tile_record,
     validate_tiles,
 )
+from sparsetile.core.errors import DataError
 from sparsetile.data.generators import banded, random
-from sparsetile.errors import DataError
 from sparsetile.formats.bittcf import pack_bittcf
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake import write_npz

@@ -17,7 +17,7 @@ from sparsetile.cli import app as app_module
 from sparsetile.cli import main
 from sparsetile.cli import systems as systems_module
 from sparsetile.cli.console import print_text
-from sparsetile.errors import CompileError
+from sparsetile.core.errors import CompileError
 from tests.cli.conftest import Cli, assert_refused
 
 COMMANDS = ("run", "doctor", "systems", "inspect", "plan", "compile", "verify", "cache", "data")

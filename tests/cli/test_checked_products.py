@@ -12,7 +12,7 @@ import torch
 import sparsetile as st
 from sparsetile.cli import checked_products as module
 from sparsetile.cli.checked_products import main
-from sparsetile.systems.cpu import CPUSystem
+from sparsetile.systems.cpu.system import CPUSystem
 
 
 def run(tmp_path: Path, *words: str) -> tuple[int, dict]:  # type: ignore[type-arg]

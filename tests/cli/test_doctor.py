@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsetile.cli import doctor as module
-from sparsetile.errors import CompileError
+from sparsetile.core.errors import CompileError
 from tests.cli.conftest import Cli
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsetile.plan import Plan
+from sparsetile.plan.plan import Plan
 from tests.cli.conftest import Cli, assert_refused
 
 pytestmark = pytest.mark.usefixtures("no_gpu")

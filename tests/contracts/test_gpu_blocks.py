@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.systems import SYSTEMS, tf32_operand
+from sparsetile.systems import SYSTEMS
+from sparsetile.systems.shared import tf32_operand as tf32_operand
 from tests.contracts.cases import assert_close, csr_of, reference, tf32
 
 

@@ -10,7 +10,8 @@ import torch
 import sparsetile as st
 from sparsetile.formats import pack_bittcf
 from sparsetile.kernels.csr import RowShape
-from sparsetile.systems import acc, csr_runner
+from sparsetile.systems.acc import system as acc
+from sparsetile.systems.csr import runner as csr_runner
 from tests.contracts.cases import MATRICES, assert_close, csr_of, random_matrix, reference, tf32
 
 pytestmark = [

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.kernels.wcsr import choose_window_tile
-from sparsetile.systems import tile_runner, wcsr
+from sparsetile.systems.shared import tile_runner as tile_runner
+from sparsetile.systems.wcsr import system as wcsr
 from tests.contracts.cases import (
     assert_close,
     csr_of,

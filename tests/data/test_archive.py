@@ -8,9 +8,9 @@ import tarfile
 
 import pytest
 
+from sparsetile.core.errors import DataError
 from sparsetile.data import archive
 from sparsetile.data.archive import LimitedGzip, extract_member
-from sparsetile.errors import DataError
 
 
 def member(name, content=b"x", **fields):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from sparsetile.core.errors import DataError
 from sparsetile.data.catalog import Entry, catalog, core_names, find, kinds, load
 from sparsetile.data.generators import banded, from_spec, random, stand_in
-from sparsetile.errors import DataError
 from sparsetile.intake.files import write_npz
 from tests.data.matrix_checks import same
 

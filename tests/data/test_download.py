@@ -13,10 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from sparsetile.core.errors import DataError
 from sparsetile.data import download
 from sparsetile.data.catalog import load
 from sparsetile.data.download import fetch
-from sparsetile.errors import DataError
 
 MARKET = b"%%MatrixMarket matrix coordinate real general\n% a comment\n3 4 2\n1 2 0.5\n3 4 -1\n"
 

@@ -7,9 +7,9 @@ import gzip
 import numpy as np
 import pytest
 
+from sparsetile.core.errors import DataError
 from sparsetile.data import edges
 from sparsetile.data.edges import read_edge_list
-from sparsetile.errors import DataError
 from tests.data.matrix_checks import assert_canonical, dense, is_symmetric
 
 SNAP = b"""# Directed graph (each unordered pair of nodes is saved once): small.txt

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparsetile.errors import DataError
+from sparsetile.core.errors import DataError
 from sparsetile.intake import CSR, as_csr, read_matrix
 
 BANNER = "%%MatrixMarket matrix coordinate real general\n"

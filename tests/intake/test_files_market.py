@@ -11,7 +11,7 @@ import scipy.io
 import scipy.sparse as sp
 import torch
 
-from sparsetile.errors import DataError
+from sparsetile.core.errors import DataError
 from sparsetile.intake import as_csr, read_matrix
 
 BANNER = "%%MatrixMarket matrix coordinate real general\n"

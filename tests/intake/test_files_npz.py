@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from sparsetile.errors import DataError
+from sparsetile.core.errors import DataError
 from sparsetile.intake import as_csr, read_matrix, write_npz
 
 AGAIN = "The file is damaged, truncated or of another kind: fetch or write it again."

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsetile.errors import CompileError
+from sparsetile.core.errors import CompileError
 from sparsetile.jit import (
     ARCHITECTURES,
     KernelSource,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsetile.systems import bcsr_runner
+from sparsetile.systems.bcsr import runner as bcsr_runner
 from tests.kernels import replay_bcsr, replay_csr
 from tests.kernels.replay import Machine
 from tests.kernels.replay_wgmma import Maps

@@ -25,7 +25,11 @@ from sparsetile.jit import LoadedKernel
 from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.jit.tensor_map import MAP_WORDS
 from sparsetile.kernels import KernelSpec
-from sparsetile.systems import bcsr_runner, bound, csr_runner, tf32_operand, tile_runner
+from sparsetile.systems.bcsr import runner as bcsr_runner
+from sparsetile.systems.csr import runner as csr_runner
+from sparsetile.systems.shared import bound as bound
+from sparsetile.systems.shared import tf32_operand as tf32_operand
+from sparsetile.systems.shared import tile_runner as tile_runner
 
 ELEMENTS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 _LETTERS = {"i64": "q", "double": "d", "int": "i"}

@@ -14,12 +14,13 @@ from torch import Tensor
 from sparsetile import CSR
 from sparsetile.formats import pack_bittcf
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request, acc
-from sparsetile.systems.acc import AccSystem
+from sparsetile.systems import Request
+from sparsetile.systems.acc import system as acc
+from sparsetile.systems.acc.system import AccSystem
 from sparsetile.systems.base import Epilogue, System
-from sparsetile.systems.bcsr import BCSRSystem
-from sparsetile.systems.csr import CSRSystem
-from sparsetile.systems.wcsr import WCSRSystem
+from sparsetile.systems.bcsr.system import BCSRSystem
+from sparsetile.systems.csr.system import CSRSystem
+from sparsetile.systems.wcsr.system import WCSRSystem
 from tests.contracts.cases import csr_of
 from tests.kernels.replay import Machine
 

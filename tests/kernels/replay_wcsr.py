@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from sparsetile.systems import wcsr_runner
+from sparsetile.systems.wcsr import runner as wcsr_runner
 from tests.kernels.replay import Machine
 from tests.kernels.replay_bcsr import Turn
 from tests.kernels.replay_mma import LANE, U32, G, T, round_tf32

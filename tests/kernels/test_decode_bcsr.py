@@ -28,8 +28,8 @@ from sparsetile.kernels.bcsr import (
     TRANSPOSED_BOX,
     bcsr_config,
 )
-from sparsetile.systems import bcsr_runner
-from sparsetile.systems.csr_runner import CSRRunner
+from sparsetile.systems.bcsr import runner as bcsr_runner
+from sparsetile.systems.csr.runner import CSRRunner
 from tests.contracts.cases import MATRICES, csr_of
 from tests.kernels import replay_bcsr, replay_csr
 from tests.kernels.replay import Machine, device_fields, host_letters

@@ -15,8 +15,9 @@ import torch
 from sparsetile import CSR
 from sparsetile.formats.bittcf import round_tf32
 from sparsetile.kernels import KERNELS
-from sparsetile.systems import geometry, tile_runner
-from sparsetile.systems.acc import ABLATIONS
+from sparsetile.systems.acc.system import ABLATIONS
+from sparsetile.systems.shared import geometry as geometry
+from sparsetile.systems.shared import tile_runner as tile_runner
 from tests.contracts.cases import MATRICES, csr_of, with_dense_row
 from tests.kernels.replay import Machine, device_fields, host_letters
 from tests.kernels.replay_bittcf import REPLAYS

@@ -16,9 +16,10 @@ import torch
 from sparsetile.balance import locality
 from sparsetile.kernels import KERNELS
 from sparsetile.kernels import csr as kernel_module
-from sparsetile.systems import csr as system_module
-from sparsetile.systems import csr_runner, geometry
 from sparsetile.systems.base import Epilogue
+from sparsetile.systems.csr import runner as csr_runner
+from sparsetile.systems.csr import system as system_module
+from sparsetile.systems.shared import geometry as geometry
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, with_dense_row
 from tests.kernels.replay import Array, Machine, device_fields, host_letters
 from tests.kernels.replay_cases import RowCase, strided

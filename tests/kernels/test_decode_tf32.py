@@ -10,8 +10,8 @@ from torch import Tensor
 from sparsetile.formats.bittcf import round_tf32
 from sparsetile.kernels.bcsr import BLOCK, TF32_TILES, bcsr_config
 from sparsetile.kernels.tf32_operand import TF32_OPERAND
-from sparsetile.systems import tf32_operand
-from sparsetile.systems.tf32_operand import OperandCopies, columns_at_once, copy_stride
+from sparsetile.systems.shared import tf32_operand as tf32_operand
+from sparsetile.systems.shared.tf32_operand import OperandCopies, columns_at_once, copy_stride
 from tests.contracts.cases import MATRICES
 from tests.kernels.replay import Machine, device_fields, host_letters
 from tests.kernels.replay_bcsr import A_STEPS, BOX_BYTES, K_MAJOR_STEPS

@@ -14,10 +14,11 @@ import scipy.sparse as sp
 import torch
 
 from sparsetile import CSR
+from sparsetile.core import device as processors
 from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.kernels import bittcf as kernel_module
 from sparsetile.kernels.bittcf import STACKS
-from sparsetile.systems import acc_runner, processors
+from sparsetile.systems.acc import runner as acc_runner
 from tests.contracts.cases import MATRICES, csr_of
 from tests.kernels.replay import Machine
 from tests.kernels.replay_bittcf import REPLAYS, Product

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 import torch
 
 from sparsetile import CSR
+from sparsetile.core import device as processors
 from sparsetile.formats.bittcf import round_tf32
 from sparsetile.kernels.wcsr import (
     JOIN_WCSR,
@@ -21,7 +22,9 @@ from sparsetile.kernels.wcsr import (
     wcsr_config,
     window_tiles,
 )
-from sparsetile.systems import processors, tile_runner, wcsr, wcsr_runner
+from sparsetile.systems.shared import tile_runner as tile_runner
+from sparsetile.systems.wcsr import runner as wcsr_runner
+from sparsetile.systems.wcsr import system as wcsr
 from tests.contracts.cases import MATRICES, csr_of
 from tests.kernels import replay_wcsr
 from tests.kernels.replay import Machine, device_fields, host_letters

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from sparsetile import CSR
+from sparsetile.core import device as processors
 from sparsetile.formats.bittcf import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.kernels import wcsr as kernels
 from sparsetile.kernels.wcsr import choose_join_tile, join_config, window_tiles
-from sparsetile.systems import processors, tile_runner, wcsr
+from sparsetile.systems.shared import tile_runner as tile_runner
+from sparsetile.systems.wcsr import system as wcsr
 from tests.contracts.cases import csr_of, random_matrix
 from tests.kernels import replay_wcsr, replay_wcsr_join
 from tests.kernels.replay import Machine

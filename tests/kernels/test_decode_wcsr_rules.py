@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from sparsetile import CSR
+from sparsetile.core import device as processors
 from sparsetile.formats.bittcf import round_tf32
 from sparsetile.kernels import wcsr as kernel
-from sparsetile.systems import processors, wcsr
+from sparsetile.systems.wcsr import system as wcsr
 from tests.kernels import replay_wcsr, replay_wcsr_stores
 from tests.kernels.replay import Machine
 from tests.kernels.replay_bcsr import Turn

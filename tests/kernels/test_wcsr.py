@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from sparsetile.errors import CompileError
+from sparsetile.core.errors import CompileError
 from sparsetile.jit import ARCHITECTURES, compile_source
 from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.kernels import wcsr

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sparsetile import CSR, Plan, PlanFileError, load_plan, planfile
+from sparsetile import CSR, Plan, PlanFileError, load_plan
+from sparsetile.plan import files as planfile
 from sparsetile.reorder import Permutation
 from sparsetile.systems import Request
 from sparsetile.systems.base import System

@@ -12,12 +12,15 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
+from sparsetile.core import device as processors
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bittcf import SPMM_BITTCF, Policy, bittcf_config, slabs
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request, acc, acc_runner, processors
-from sparsetile.systems.acc import ABLATIONS, LADDER, AccSystem
+from sparsetile.systems import Request
+from sparsetile.systems.acc import runner as acc_runner
+from sparsetile.systems.acc import system as acc
+from sparsetile.systems.acc.system import ABLATIONS, LADDER, AccSystem
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32, with_dense_row
 
 ACC = AccSystem()

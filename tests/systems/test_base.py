@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sparsetile import planner
+from sparsetile.plan import planner
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, base
 from sparsetile.systems.base import Laps

@@ -16,10 +16,11 @@ from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bcsr import FP8, NARROW, SPMM_BCSR, WIDE, Store
 from sparsetile.kernels.tf32_operand import TF32_OPERAND
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request, bcsr_runner, runner
-from sparsetile.systems import bcsr as system_module
-from sparsetile.systems.bcsr_runner import BCSRRunner
-from sparsetile.systems.csr_runner import CSRRunner
+from sparsetile.systems import SYSTEMS, Request, runner
+from sparsetile.systems.bcsr import runner as bcsr_runner
+from sparsetile.systems.bcsr import system as system_module
+from sparsetile.systems.bcsr.runner import BCSRRunner
+from sparsetile.systems.csr.runner import CSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
 from tests.systems.requests import OnGPU, check_plan_file, request_for
 

@@ -12,7 +12,7 @@ from sparsetile.intake import as_csr
 from sparsetile.kernels.csr import LOCAL, LOCAL_BUNDLES, RowShape
 from sparsetile.reorder import Permutation
 from sparsetile.systems.base import Request
-from sparsetile.systems.csr import (
+from sparsetile.systems.csr.system import (
     BUSY_WARPS,
     LONGEST_SEGMENT,
     MANY,

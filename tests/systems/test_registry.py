@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile import ops
+from sparsetile.plan import operators as ops
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, Runner, candidates, runner
 from sparsetile.systems.base import PatternRunner, make_recipe, tensor_bytes
-from sparsetile.systems.cpu import CPURunner
-from sparsetile.systems.dense import CPU_LIMIT_BYTES
+from sparsetile.systems.cpu.system import CPURunner
+from sparsetile.systems.dense.system import CPU_LIMIT_BYTES
 from sparsetile.systems.registry import PATTERN_SYSTEMS
 from tests.contracts.cases import csr_of, random_matrix
 

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
+from sparsetile.core import device as processors
 from sparsetile.formats import pack_wcsr
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.wcsr import (
@@ -22,11 +23,12 @@ from sparsetile.kernels.wcsr import (
     window_tiles,
 )
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request, processors, runner, wcsr
-from sparsetile.systems.acc_runner import AccRunner
+from sparsetile.systems import SYSTEMS, Request, runner
+from sparsetile.systems.acc.runner import AccRunner
 from sparsetile.systems.base import Epilogue
-from sparsetile.systems.tile_runner import TileRunner
-from sparsetile.systems.wcsr_runner import WCSRRunner
+from sparsetile.systems.shared.tile_runner import TileRunner
+from sparsetile.systems.wcsr import system as wcsr
+from sparsetile.systems.wcsr.runner import WCSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
 from tests.kernels.replay_cases import with_tiles
 from tests.systems.requests import OnGPU, check_plan_file, request_for

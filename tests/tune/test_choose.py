@@ -9,10 +9,11 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from sparsetile.core.device import Machine
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, base
-from sparsetile.tune import Machine, choose, measure, measure_systems, predict_systems
+from sparsetile.tune import choose, measure, measure_systems, predict_systems
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
 CPU = torch.device("cpu")

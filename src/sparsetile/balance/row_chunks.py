@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from sparsetile.errors import type_error, value_error
+from sparsetile.core.errors import type_error, value_error
 
 __all__ = ["row_chunks"]
 

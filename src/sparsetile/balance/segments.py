@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.formats.bundles import LIST_STEP
 from sparsetile.intake.csr import CSR
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from sparsetile.bench.analysis import geomean, system_label
 from sparsetile.bench.record import Record
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 
 __all__ = ["Change", "Comparison", "compare", "print_comparison"]
 

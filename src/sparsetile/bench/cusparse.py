@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.errors import UnsupportedError
+from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import CSR
 
 __all__ = ["BlockedEllSpmm", "CsrSddmm", "CsrSpmm", "blocked_ell", "library_version"]

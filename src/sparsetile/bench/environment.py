@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sparsetile.tune import machine
+from sparsetile.core.device import machine
 
 __all__ = ["commit", "describe_environment"]
 

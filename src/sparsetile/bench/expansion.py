@@ -17,9 +17,9 @@ from sparsetile.bench.analysis import BASELINE_GROUPS
 from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.record import DTYPES, LAYOUTS, OPS, entry_key
 from sparsetile.bench.suites import ORDERS, WEIGHTS, Part, Suite, concerns
-from sparsetile.checks import one_of, reduce_name
+from sparsetile.core.checks import one_of, reduce_name
+from sparsetile.core.errors import value_error
 from sparsetile.data.standins import STAND_INS
-from sparsetile.errors import value_error
 from sparsetile.systems import SYSTEMS
 
 __all__ = ["Entry", "Expansion", "MatrixSpec", "expand"]

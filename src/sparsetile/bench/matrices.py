@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
 
-from sparsetile import __version__, settings
+from sparsetile import __version__
 from sparsetile.bench.expansion import MatrixSpec
+from sparsetile.core import settings
 
 __all__ = ["Matrices", "NotReady", "generated_folder", "materialise"]
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.operands import Operands, Prepared
 from sparsetile.bench.orders import Order, load_order, matrix_hash, save_order
-from sparsetile.errors import UnsupportedError
+from sparsetile.core.device import machine
+from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake import CSR, read_matrix
 from sparsetile.intake.csr import FP8, result_dtype
-from sparsetile.planner import plan
+from sparsetile.plan.planner import plan
 from sparsetile.systems import SYSTEMS
-from sparsetile.tune import floor_seconds, machine
+from sparsetile.tune import floor_seconds
 
 __all__ = ["Workbench", "prepare", "traffic_bytes"]
 

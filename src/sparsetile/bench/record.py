@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsetile.errors import DataError
+from sparsetile.core.errors import DataError
 
 __all__ = [
     "DTYPES",

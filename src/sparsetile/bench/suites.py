@@ -16,8 +16,8 @@ from typing import Any
 
 from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.record import DTYPES, LAYOUTS, OPS
-from sparsetile.checks import one_of, reduce_name
-from sparsetile.errors import DataError, value_error
+from sparsetile.core.checks import one_of, reduce_name
+from sparsetile.core.errors import DataError, value_error
 from sparsetile.reorder import REORDERERS
 
 __all__ = ["ORDERS", "WEIGHTS", "Part", "Suite", "concerns", "load_suite", "suite_names"]

@@ -26,7 +26,7 @@ from sparsetile.bench.environment import describe_environment
 from sparsetile.bench.operands import Operands, Prepared
 from sparsetile.bench.products import Workbench, prepare, traffic_bytes
 from sparsetile.bench.timer import one_product, time_product
-from sparsetile.errors import UnsupportedError
+from sparsetile.core.errors import UnsupportedError
 
 __all__ = ["Worker", "main"]
 

@@ -25,7 +25,7 @@ from sparsetile.cli import (
     verify,
 )
 from sparsetile.cli.console import note, print_text
-from sparsetile.errors import CompileError, UnsupportedError
+from sparsetile.core.errors import CompileError, UnsupportedError
 
 __all__ = ["app", "main"]
 

@@ -24,7 +24,7 @@ def _names(texts: list[str] | None) -> list[str]:
 
 
 def _numbers(texts: list[str] | None) -> list[int]:
-    from sparsetile.errors import value_error
+    from sparsetile.core.errors import value_error
 
     found = []
     for name in _names(texts):
@@ -37,7 +37,7 @@ def _numbers(texts: list[str] | None) -> list[int]:
 
 
 def _seconds(option: str, value: float) -> float:
-    from sparsetile.errors import value_error
+    from sparsetile.core.errors import value_error
 
     if not 0 < value < math.inf:
         raise value_error("bench", option, "seconds above 0", value, f"Write {option} 120")
@@ -159,8 +159,8 @@ def _compare(old: Path, new: Path, as_json: bool) -> int:
 def _chosen_device(asked: str, suite_device: str) -> str:
     import torch
 
-    from sparsetile.checks import one_of
-    from sparsetile.errors import value_error
+    from sparsetile.core.checks import one_of
+    from sparsetile.core.errors import value_error
 
     one_of("bench", "device", asked, _DEVICES)
     device = suite_device if asked == "auto" else asked
@@ -186,7 +186,7 @@ def _run(
     from sparsetile.bench.record import read_records
     from sparsetile.bench.suites import load_suite, suite_names
     from sparsetile.bench.summary import print_summary, summary_data
-    from sparsetile.errors import value_error
+    from sparsetile.core.errors import value_error
 
     if name is None:
         raise value_error("bench", "SUITE", f"one of {suite_names()}", "nothing", "Name a suite")

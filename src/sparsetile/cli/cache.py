@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sparsetile import settings
-from sparsetile.checks import one_of
 from sparsetile.cli.console import note, print_json, print_table, print_text
 from sparsetile.cli.options import Json
+from sparsetile.core import settings
+from sparsetile.core.checks import one_of
 
 __all__ = ["cache"]
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR, Plan, plan
-from sparsetile.errors import UnsupportedError
+from sparsetile.core.errors import UnsupportedError
 from sparsetile.systems.registry import PATTERN_SYSTEMS, SYSTEMS
 
 __all__ = ["main"]

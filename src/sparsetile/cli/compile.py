@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from sparsetile.checks import one_of
 from sparsetile.cli.console import note, print_json, print_table, progress_bar
 from sparsetile.cli.options import Json
-from sparsetile.errors import CompileError, UnsupportedError, value_error
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import CompileError, UnsupportedError, value_error
 from sparsetile.jit import (
     ARCHITECTURES,
     Compiled,

@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from sparsetile import settings
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
 from sparsetile.cli.options import Data, Json
+from sparsetile.core import settings
+from sparsetile.core.errors import value_error
 from sparsetile.data import download
 from sparsetile.data.catalog import catalog
 from sparsetile.data.generators import from_spec
-from sparsetile.errors import value_error
 from sparsetile.intake.files import write_npz
 
 __all__ = ["app"]

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 import torch
 
 import sparsetile
-from sparsetile import settings
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
 from sparsetile.cli.options import Json
 from sparsetile.cli.reference import check_product
+from sparsetile.core import settings
 from sparsetile.data.generators import random
 from sparsetile.intake.csr import CSR
 from sparsetile.jit import compile_source, compiler_available

@@ -106,9 +106,9 @@ def inspect(
     """Describe a matrix: rows, symmetry, bandwidth, shared columns; --png and --html draw it."""
     # Here and not above: matplotlib, jinja2 and numba are slow to import.
     from sparsetile.bench.report import render_matrix_page, view_orders
-    from sparsetile.checks import one_of
     from sparsetile.cli.picture import check_image_path, check_page_path, draw
     from sparsetile.cli.profile import profile
+    from sparsetile.core.checks import one_of
     from sparsetile.reorder import REORDERERS
 
     if png is not None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 import typer
 
-from sparsetile.checks import one_of
-from sparsetile.errors import value_error
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import CSR, VALUE_DTYPES
 
 __all__ = [

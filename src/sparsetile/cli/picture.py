@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetile.bench.report.pictures import density_grid
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import CSR
 
 __all__ = ["IMAGE_SUFFIXES", "check_image_path", "check_page_path", "draw"]

@@ -8,7 +8,6 @@ from typing import Annotated, Literal, cast
 import typer
 
 import sparsetile
-from sparsetile.checks import one_of
 from sparsetile.cli.console import activity, note, print_json, print_text
 from sparsetile.cli.options import (
     Data,
@@ -23,7 +22,8 @@ from sparsetile.cli.options import (
     load_matrix,
     resolve_device,
 )
-from sparsetile.errors import value_error
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
 
 __all__ = ["plan"]
 

@@ -30,7 +30,7 @@ def report(
     """Make a self-contained page, or Markdown, from records only."""
     from sparsetile.bench.record import Damage, Record, read_records
     from sparsetile.bench.report import render_markdown, render_page
-    from sparsetile.errors import value_error
+    from sparsetile.core.errors import value_error
 
     for path in (out, markdown):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):

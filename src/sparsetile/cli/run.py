@@ -10,7 +10,6 @@ import torch
 import typer
 
 import sparsetile
-from sparsetile.checks import one_of, reduce_name
 from sparsetile.cli.console import activity, note, print_json, print_table
 from sparsetile.cli.options import (
     Data,
@@ -27,6 +26,7 @@ from sparsetile.cli.options import (
 )
 from sparsetile.cli.reference import check_product
 from sparsetile.cli.timing import compulsory_bytes, time_product
+from sparsetile.core.checks import one_of, reduce_name
 from sparsetile.intake.csr import CSR
 
 __all__ = ["run"]

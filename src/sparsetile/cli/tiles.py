@@ -62,7 +62,7 @@ def _print(records: Sequence[dict[str, Any]]) -> None:
 
 
 def _check_file(option: str, path: Path | None) -> None:
-    from sparsetile.errors import value_error
+    from sparsetile.core.errors import value_error
 
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise value_error(

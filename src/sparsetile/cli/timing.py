@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.plan import Plan
+from sparsetile.plan.plan import Plan
 from sparsetile.tune import measure
 
 __all__ = ["Timing", "compulsory_bytes", "time_product"]

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from sparsetile.checkers import CHECKERS, find_tool, run_checker, write_checkers
-from sparsetile.checks import one_of
 from sparsetile.cli.console import note, note_some, print_json, print_table
 from sparsetile.cli.options import Json
-from sparsetile.errors import value_error
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
 from sparsetile.record import checkout_root, collect, machine_facts, write_record
 
 __all__ = ["verify"]

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from sparsetile.errors import DataError, describe
+from sparsetile.core.errors import DataError, describe
 
 __all__ = ["LimitedGzip", "extract_member"]
 

@@ -18,9 +18,9 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from sparsetile import settings
+from sparsetile.core import settings
+from sparsetile.core.errors import DataError, describe, type_error, value_error
 from sparsetile.data.generators import SPEC_PREFIX, STAND_INS, from_spec
-from sparsetile.errors import DataError, describe, type_error, value_error
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.files import read_matrix
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
-from sparsetile import settings
-from sparsetile.checks import dimension, one_of
+from sparsetile.core import settings
+from sparsetile.core.checks import dimension, one_of
+from sparsetile.core.errors import DataError, describe, type_error, value_error
 from sparsetile.data.archive import extract_member
 from sparsetile.data.edges import read_edge_list
 from sparsetile.data.sampling import real
-from sparsetile.errors import DataError, describe, type_error, value_error
 from sparsetile.intake.files import write_npz
 
 __all__ = ["SOURCES", "Progress", "fetch"]

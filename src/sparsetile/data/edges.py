@@ -10,10 +10,10 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from sparsetile.checks import MAX_DIM
+from sparsetile.core.checks import MAX_DIM
+from sparsetile.core.errors import DataError, describe
 from sparsetile.data.archive import LimitedGzip
 from sparsetile.data.sampling import Keys, csr_from_keys, distinct
-from sparsetile.errors import DataError, describe
 from sparsetile.intake.csr import CSR
 
 __all__ = ["read_edge_list"]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote_plus
 
+from sparsetile.core.errors import value_error
 from sparsetile.data.graphs import molecules, road_grid
 from sparsetile.data.matrices import (
     banded,
@@ -27,7 +28,6 @@ from sparsetile.data.matrices import (
 from sparsetile.data.powerlaw import power_law
 from sparsetile.data.registry import GENERATORS, generate
 from sparsetile.data.standins import STAND_INS, StandIn, stand_in
-from sparsetile.errors import value_error
 from sparsetile.intake.csr import CSR
 
 __all__ = [

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from sparsetile.checks import dimension
+from sparsetile.core.checks import dimension
 from sparsetile.data.sampling import (
     Keys,
     csr_from_keys,

@@ -10,7 +10,8 @@ import itertools
 
 import numpy as np
 
-from sparsetile.checks import dimension, one_of
+from sparsetile.core.checks import dimension, one_of
+from sparsetile.core.errors import value_error
 from sparsetile.data.sampling import (
     Keys,
     csr_from_keys,
@@ -22,7 +23,6 @@ from sparsetile.data.sampling import (
     real,
     seeded,
 )
-from sparsetile.errors import value_error
 from sparsetile.intake.csr import CSR
 
 __all__ = [

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsetile.checks import dimension
+from sparsetile.core.checks import dimension
+from sparsetile.core.errors import value_error
 from sparsetile.data.sampling import (
     Keys,
     csr_from_keys,
@@ -28,7 +29,6 @@ from sparsetile.data.sampling import (
     seeded,
     without,
 )
-from sparsetile.errors import value_error
 from sparsetile.intake.csr import CSR
 
 __all__ = ["power_law"]

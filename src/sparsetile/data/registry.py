@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from sparsetile.checks import one_of
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.data.graphs import molecules, road_grid
 from sparsetile.data.matrices import (
     banded,
@@ -17,7 +18,6 @@ from sparsetile.data.matrices import (
     random,
 )
 from sparsetile.data.powerlaw import power_law
-from sparsetile.errors import type_error, value_error
 from sparsetile.intake.csr import CSR
 
 __all__ = ["GENERATORS", "generate"]

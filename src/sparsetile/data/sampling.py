@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparsetile.checks import dimension
-from sparsetile.errors import type_error, value_error
+from sparsetile.core.checks import dimension
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import CSR
 
 __all__ = [

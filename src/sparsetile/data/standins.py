@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sparsetile.checks import one_of
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
 from sparsetile.data.registry import generate
 from sparsetile.data.sampling import real
-from sparsetile.errors import value_error
 from sparsetile.intake.csr import CSR
 
 __all__ = ["STAND_INS", "StandIn", "stand_in"]

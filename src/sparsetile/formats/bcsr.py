@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.formats.cells import (
     WORD_BITS,
     checked_values,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 
 __all__ = [
     "WORD_BITS",

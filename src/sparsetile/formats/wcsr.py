@@ -35,8 +35,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.checks import one_of
-from sparsetile.errors import value_error
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
 from sparsetile.formats.cells import (
     WORD_BITS,
     checked_values,

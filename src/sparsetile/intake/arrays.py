@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetile.errors import type_error, value_error
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import VALUE_DTYPES
 
 __all__ = ["as_tensor", "float_values", "index_tensor", "scipy_index_tensor", "values_tensor"]

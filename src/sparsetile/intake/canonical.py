@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.intake.arrays import float_values
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.ordering import sort_entries

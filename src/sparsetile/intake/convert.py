@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sparsetile.errors import type_error, value_error
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.files import read_matrix
 from sparsetile.intake.foreign import from_scipy, from_torch_sparse

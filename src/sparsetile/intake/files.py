@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 
-from sparsetile.checks import MAX_DIM, dimension
-from sparsetile.errors import DataError, describe, value_error
+from sparsetile.core.checks import MAX_DIM, dimension
+from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.intake.arrays import index_tensor, scipy_index_tensor, values_tensor
 from sparsetile.intake.canonical import Names, from_compressed, from_coordinates
 from sparsetile.intake.csr import CSR

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.checks import matrix_shape
-from sparsetile.errors import type_error, value_error
+from sparsetile.core.checks import matrix_shape
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.arrays import index_tensor, scipy_index_tensor, values_tensor
 from sparsetile.intake.canonical import Names, from_compressed, from_coordinates
 from sparsetile.intake.csr import CSR

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sparsetile.checks import matrix_shape
+from sparsetile.core.checks import matrix_shape
 from sparsetile.intake.arrays import as_tensor
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import components

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsetile.checks import matrix_shape
-from sparsetile.errors import type_error, value_error
+from sparsetile.core.checks import matrix_shape
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.canonical import Names, from_compressed, from_coordinates
 from sparsetile.intake.csr import CSR
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparsetile.checks import matrix_shape
-from sparsetile.errors import value_error
+from sparsetile.core.checks import matrix_shape
+from sparsetile.core.errors import value_error
 from sparsetile.intake.arrays import index_tensor, values_tensor
 from sparsetile.intake.canonical import Names, from_compressed, from_coordinates
 from sparsetile.intake.csr import CSR

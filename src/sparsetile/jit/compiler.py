@@ -19,8 +19,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from sparsetile import settings
-from sparsetile.errors import CompileError, value_error
+from sparsetile.core import settings
+from sparsetile.core.errors import CompileError, value_error
 from sparsetile.jit.source import DEVICE_TREE, KernelSource, device_tree_digest
 
 if TYPE_CHECKING:

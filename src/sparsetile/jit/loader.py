@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.jit.compiler import Compiled, Resources, compile_source
 from sparsetile.jit.source import KernelSource
 

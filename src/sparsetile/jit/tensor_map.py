@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 
 __all__ = ["MAP_WORDS", "NO_MAP", "TensorMap", "encode_matrix", "pad_params"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsetile.compiled import entry_point, inlined, inner
+from sparsetile.core.numba_cache import entry_point, inlined, inner
 
 __all__ = ["leaves_by_community"]
 

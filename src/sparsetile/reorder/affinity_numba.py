@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsetile.compiled import entry_point
+from sparsetile.core.numba_cache import entry_point
 from sparsetile.reorder.affinity_communities import leaves_by_community
 from sparsetile.reorder.affinity_windows import filled_windows
 

@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from sparsetile.compiled import entry_point, inlined, inner
+from sparsetile.core.numba_cache import entry_point, inlined, inner
 
 __all__ = ["filled_windows"]
 

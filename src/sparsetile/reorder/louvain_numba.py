@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsetile.compiled import entry_point, inner
+from sparsetile.core.numba_cache import entry_point, inner
 
 __all__ = ["order_vertices"]
 

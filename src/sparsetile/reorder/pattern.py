@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import Permutation
 

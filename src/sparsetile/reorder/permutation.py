@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import CSR
 
 __all__ = ["Permutation", "Reorderer", "positions"]

@@ -9,15 +9,15 @@ import json
 import threading
 import weakref
 
-from sparsetile.errors import UnsupportedError
-from sparsetile.systems.acc import AccSystem
+from sparsetile.core.errors import UnsupportedError
+from sparsetile.systems.acc.system import AccSystem
 from sparsetile.systems.base import Request, Runner, System
-from sparsetile.systems.bcsr import BCSRSystem
-from sparsetile.systems.cpu import CPUSystem
-from sparsetile.systems.csr import CSRSystem
-from sparsetile.systems.cusparse import CuSparseSystem
-from sparsetile.systems.dense import DenseSystem
-from sparsetile.systems.wcsr import WCSRSystem
+from sparsetile.systems.bcsr.system import BCSRSystem
+from sparsetile.systems.cpu.system import CPUSystem
+from sparsetile.systems.csr.system import CSRSystem
+from sparsetile.systems.cusparse.system import CuSparseSystem
+from sparsetile.systems.dense.system import DenseSystem
+from sparsetile.systems.wcsr.system import WCSRSystem
 
 __all__ = ["PATTERN_SYSTEMS", "SYSTEMS", "candidates", "runner", "unsupported"]
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from sparsetile.tune.choose import measure, measure_systems, predict_systems
-from sparsetile.tune.roofline import H200, Floor, Machine, floor_seconds, machine
+from sparsetile.tune.floor import Floor, floor_seconds
 
 __all__ = [
-    "H200",
     "Floor",
-    "Machine",
     "floor_seconds",
-    "machine",
     "measure",
     "measure_systems",
     "predict_systems",

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsetile.core.device import Machine, machine
 from sparsetile.formats import count_blocks
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems import Request, Stage
 from sparsetile.systems.registry import SYSTEMS, runner
-from sparsetile.systems.wcsr import TALL_COLUMNS, tall_windows_pay
-from sparsetile.tune.roofline import Machine, machine
+from sparsetile.systems.wcsr.system import TALL_COLUMNS, tall_windows_pay
 
 __all__ = ["measure", "measure_systems", "predict_systems"]
 

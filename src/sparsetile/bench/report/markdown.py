@@ -23,7 +23,7 @@ from sparsetile.bench.record import DTYPES, OPS, Record
 from sparsetile.bench.report.published import ladder_steps, published_rows
 from sparsetile.bench.report.ratios import ratio_tables
 from sparsetile.bench.suites import Suite, load_suite
-from sparsetile.errors import DataError, value_error
+from sparsetile.core.errors import DataError, value_error
 from sparsetile.systems import SYSTEMS
 
 __all__ = ["render_markdown"]

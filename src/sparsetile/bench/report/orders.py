@@ -15,7 +15,7 @@ from sparsetile.bench.report.pictures import (
     spy,
     tile_stats,
 )
-from sparsetile.checks import one_of
+from sparsetile.core.checks import one_of
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 

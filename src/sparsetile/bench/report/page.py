@@ -29,7 +29,7 @@ from sparsetile.bench.report.published import ladder_steps, published_rows
 from sparsetile.bench.report.ratios import ratio_tables
 from sparsetile.bench.report.render import render
 from sparsetile.bench.suites import Suite, load_suite
-from sparsetile.errors import DataError, value_error
+from sparsetile.core.errors import DataError, value_error
 
 __all__ = ["render_page"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from sparsetile.bench.analysis import geomean
 from sparsetile.bench.record import Record
 from sparsetile.bench.tiles import STORAGES, WINDOWS, saved_percent
-from sparsetile.errors import value_error
+from sparsetile.core.errors import value_error
 from sparsetile.reorder import REORDERERS
 
 __all__ = ["render_tiles"]

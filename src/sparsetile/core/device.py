@@ -1,0 +1,101 @@
+"""Facts about devices: SMs, L2, measured ceilings. Plans, cost models and floors read them here.
+
+The H200's ceilings were measured (DRAM copy, random gather from L2, dense products); other GPUs'
+come from their clocks and widths, scaled by what an H200 reaches of its own. A plan that is built
+away from its GPU assumes an H200.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["H200", "HOST", "Machine", "capability_name", "l2_bytes", "machine", "processors"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device: its sizes, and its ceilings in bytes, flops and seconds.
+
+    Attributes
+    ----------
+    processors : int
+        SMs; 0 on a host.
+    l2_bytes : int
+        Bytes of the last cache before DRAM, as the driver reports it.
+    dram, l2_gather : float
+        Bytes per second of a DRAM copy, and of random gathers that hit L2.
+    tensor_flops_16, tensor_flops_64 : float
+        Flops per second of 16-row tiles through ``mma.sync`` and of 64-row tiles through
+        ``wgmma``, 32-bit inputs.
+    dense_flops : float
+        Flops per second of a plain matrix product in 32-bit inputs.
+    launch : float
+        Seconds that a product takes at least.
+    """
+
+    name: str
+    processors: int
+    l2_bytes: int
+    dram: float
+    l2_gather: float
+    tensor_flops_16: float
+    tensor_flops_64: float
+    dense_flops: float
+    launch: float
+
+
+# 60 MiB of L2 is what the H200's driver reports; a product shares about 50 with everything else.
+H200 = Machine("NVIDIA H200", 132, 60 * 2**20, 4.2e12, 9.1e12, 250e12, 350e12, 390e12, 2.5e-6)
+HOST = Machine("CPU", 0, 32 * 2**20, 20e9, 60e9, 100e9, 100e9, 100e9, 5e-6)
+# The share of the theoretical DRAM rate that the H200's copy reaches: 4.2 of 4.8 TB/s.
+_DRAM_SHARE = 0.875
+
+
+@functools.cache
+def machine(device: torch.device) -> Machine:
+    """Return the facts of a device."""
+    if device.type != "cuda":
+        return HOST
+    properties = torch.cuda.get_device_properties(device)
+    if properties.name == H200.name:
+        return H200
+    count = int(properties.multi_processor_count)
+    share = count / H200.processors
+    clock = getattr(properties, "memory_clock_rate", 0) * 1e3  # kHz -> Hz
+    width = getattr(properties, "memory_bus_width", 0) / 8
+    dram = 2 * clock * width * _DRAM_SHARE or H200.dram * share
+    return Machine(
+        properties.name,
+        count,
+        int(getattr(properties, "L2_cache_size", 0)) or 32 * 2**20,
+        dram,
+        max(dram, H200.l2_gather * share),
+        H200.tensor_flops_16 * share,
+        H200.tensor_flops_64 * share,
+        H200.dense_flops * share,
+        H200.launch,
+    )
+
+
+def _gpu(device: torch.device) -> Machine:
+    """The GPU that a plan on ``device`` is built for: an H200 where it is built on a host."""
+    return machine(device) if device.type == "cuda" else H200
+
+
+def processors(device: torch.device) -> int:
+    """SMs of the GPU that a plan on ``device`` is built for."""
+    return _gpu(device).processors
+
+
+def l2_bytes(device: torch.device) -> int:
+    """Bytes of L2 of the GPU that a plan on ``device`` is built for."""
+    return _gpu(device).l2_bytes
+
+
+def capability_name(device: torch.device) -> str:
+    """Return the compute capability of a CUDA device as ``sm_90``."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"

@@ -1,0 +1,1 @@
+"""The CPU's own kernels, compiled by numba."""

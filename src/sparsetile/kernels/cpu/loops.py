@@ -1,0 +1,375 @@
+"""The CPU's numba kernels: sparse-dense product, max/min reduction, sampled dense-dense product.
+
+Each kernel is one ``nogil`` function on raw addresses that several threads enter together; each
+thread claims tasks from a shared counter until none is left. A task is a chunk of rows, or, for a
+chunk with far more than its share of the entries (one dense row), one part of its columns.
+
+Whoever computes an element of C adds the row's entries in the same order (those at even places,
+those at odd places, the two sums) by fused multiply-adds: C is the same bit for bit from run to
+run, for any number of threads and any split of the columns.
+
+Nothing here checks anything: `cpu_api` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from sparsetile.core.numba_cache import entry_point, inner
+from sparsetile.kernels.cpu import vector as cpu_vector
+from sparsetile.kernels.cpu.vector import (
+    UNIT_BYTES,
+    add,
+    claim,
+    divide_by,
+    fma,
+    get,
+    keep_value,
+    keep_where,
+    lane_count,
+    load,
+    multiply,
+    prefetch,
+    put,
+    splat,
+    splat_position,
+    store,
+    store_positions,
+    total,
+    zeros,
+)
+
+__all__ = ["sddmm", "spmm_extremum", "spmm_sum"]
+
+# Widths of the blocks of C that stay in registers (two sums each), in units of 64 bytes. Of
+# AVX-512's 32 registers 8 units take 16; elsewhere a unit takes two to four of 16 or 32 registers,
+# and more than 2 units would spill.
+_WIDE, _HALF = (8, 4) if llvm.get_host_cpu_features().get("avx512f", False) else (2, 2)
+# Units of columns in one task: a chunk's rows of C stay in cache over the blocks of a panel.
+_PANEL = 8
+# Entries ahead of the current one whose rows of B are fetched into cache, by blocks of 4 units and
+# more. Narrower ones gain less from it than the extra instructions cost.
+_AHEAD = 8
+# A chunk is split by columns when it holds this many times the mean number of entries.
+_HEAVY = 4
+
+# What the entry points take; all are addresses and counts.
+Schedule = tuple[int, int, int]  # bounds, number of chunks, parts of a heavy chunk
+Sparse = tuple[int, int, int, int]  # indptr, indices, values or 0, nnz
+Dense = tuple[int, int]  # matrix, row stride in elements
+
+_INDEX = np.int32(0)  # element type of indices
+_COUNT = np.int64(0)  # element type of indptr, bounds and arg
+
+_DIGEST = hashlib.sha256(
+    Path(__file__).read_bytes() + Path(cpu_vector.__file__).read_bytes()
+).hexdigest()[:12]
+
+
+def _entry_point(function: Callable[..., Any]) -> Any:
+    return entry_point(function, _DIGEST)
+
+
+@inner
+def _next_task(
+    counter: int, schedule: Schedule, A: Sparse, n: int, width: int, unit: int
+) -> tuple[int, int, int, int]:
+    """Claim a task: (rows from, to, columns from, to); no more are left when ``from`` is -1.
+
+    Columns come in panels of ``width``, all chunks of one panel before the next, so that the
+    panel of B stays in cache. A heavy chunk is shared out in ``parts`` ranges of whole units.
+    """
+    bounds, chunks, parts = schedule
+    indptr, _, _, nnz = A
+    task = claim(counter)
+    panel = task // (chunks * parts)
+    first = panel * width
+    if first >= n:
+        return -1, -1, 0, 0
+    stop = min(first + width, n)
+    chunk = task // parts % chunks
+    row = get(_COUNT, bounds, chunk)
+    end = get(_COUNT, bounds, chunk + 1)
+    part = task % parts
+    entries = get(_COUNT, indptr, end) - get(_COUNT, indptr, row)
+    if entries * chunks > _HEAVY * nnz:
+        share = -(-(stop - first) // (parts * unit)) * unit
+        first += part * share
+        stop = min(first + share, stop)
+    elif part > 0:
+        stop = first
+    return row, end, first, stop
+
+
+def _sum_block(units: int, masked: bool) -> Any:
+    """Make the product of a range of rows and one block of columns.
+
+    The block is ``units`` wide from column ``j`` on; if ``masked``, the first ``count`` of that.
+    """
+    ahead = _AHEAD if units > 2 else 0
+
+    @inner
+    def add_entry(acc: Any, e: int, j: int, count: int, A: Sparse, B: Dense, like: Any) -> Any:
+        _, indices, values, nnz = A
+        b, ldb = B
+        if ahead > 0:
+            later = get(_INDEX, indices, min(e + ahead, nnz - 1))
+            prefetch(like, b, later * ldb + j, units)
+        entry = load(like, b, get(_INDEX, indices, e) * ldb + j, units, masked, count)
+        if values == 0:
+            return add(acc, entry)
+        return fma(splat(get(like, values, e), units), entry, acc)
+
+    @inner
+    def block(
+        row: int,
+        stop: int,
+        j: int,
+        count: int,
+        A: Sparse,
+        B: Dense,
+        C: Dense,
+        alpha: Any,
+        beta: Any,
+        mean: bool,
+    ) -> None:
+        indptr = A[0]
+        c, ldc = C
+        start = get(_COUNT, indptr, row)
+        for i in range(row, stop):
+            end = get(_COUNT, indptr, i + 1)
+            # Two sums, since one would wait for each addition to finish before the next.
+            even = zeros(alpha, units)
+            odd = zeros(alpha, units)
+            e = start
+            while e + 1 < end:
+                even = add_entry(even, e, j, count, A, B, alpha)
+                odd = add_entry(odd, e + 1, j, count, A, B, alpha)
+                e += 2
+            if e < end:
+                even = add_entry(even, e, j, count, A, B, alpha)
+            acc = add(even, odd)
+            if mean and end > start:
+                acc = divide_by(acc, end - start)
+            acc = multiply(splat(alpha, units), acc)
+            if beta != 0:  # 0 must not read C: it may be uninitialised
+                old = load(alpha, c, i * ldc + j, units, masked, count)
+                acc = fma(splat(beta, units), old, acc)
+            store(c, i * ldc + j, acc, masked, count)
+            start = end
+
+    return block
+
+
+_sum_wide = _sum_block(_WIDE, False)
+_sum_half = _sum_block(_HALF, False)
+_sum_2 = _sum_block(2, False)
+_sum_1 = _sum_block(1, False)
+_sum_tail = _sum_block(1, True)
+
+
+@_entry_point
+def spmm_sum(
+    counter: int,
+    schedule: Schedule,
+    A: Sparse,
+    B: Dense,
+    C: Dense,
+    n: int,
+    alpha: Any,
+    beta: Any,
+    mean: bool,
+) -> None:
+    """C = alpha * (A @ B) + beta * C, with the mean of each row's products instead if ``mean``.
+
+    ``counter`` is the address of an int64 that holds 0 and that all threads of a call share.
+    ``alpha`` and ``beta`` are of the element type.
+    """
+    unit = lane_count(alpha, 1)
+    while True:
+        row, stop, j, end = _next_task(counter, schedule, A, n, _PANEL * unit, unit)
+        if row < 0:
+            break
+        while j < end:
+            left = end - j
+            if left >= _WIDE * unit:
+                _sum_wide(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j += _WIDE * unit
+            elif left >= _HALF * unit:
+                _sum_half(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j += _HALF * unit
+            elif left >= 2 * unit:
+                _sum_2(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j += 2 * unit
+            elif left >= unit:
+                _sum_1(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j += unit
+            else:
+                _sum_tail(row, stop, j, left, A, B, C, alpha, beta, mean)
+                j = end
+
+
+def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
+    """Make the max or min over a range of rows and one block of columns; see `_sum_block`."""
+
+    @inner
+    def block(
+        row: int,
+        stop: int,
+        j: int,
+        count: int,
+        A: Sparse,
+        B: Dense,
+        C: Dense,
+        arg: Dense,
+        like: Any,
+    ) -> None:
+        indptr, indices, values, nnz = A
+        b, ldb = B
+        c, ldc = C
+        start = get(_COUNT, indptr, row)
+        for i in range(row, stop):
+            end = get(_COUNT, indptr, i + 1)
+            best = zeros(like, units)
+            # Entry numbers count from the row's first, so that 32 bits hold them.
+            where = splat_position(like, 0, units)
+            for e in range(start, end):
+                if units > 2:
+                    later = get(_INDEX, indices, min(e + _AHEAD, nnz - 1))
+                    prefetch(like, b, later * ldb + j, units)
+                k = get(_INDEX, indices, e)
+                entry = load(like, b, k * ldb + j, units, masked, count)
+                if values != 0:
+                    entry = multiply(splat(get(like, values, e), units), entry)
+                if e == start:
+                    best = entry
+                else:
+                    here = splat_position(like, e - start, units)
+                    where = keep_where(maximum, entry, best, here, where)
+                    best = keep_value(maximum, entry, best)
+            store(c, i * ldc + j, best, masked, count)
+            first = start if end > start else -1  # an empty row has no winner
+            address, stride = arg
+            store_positions(address, i * stride + j, first, where, masked, count)
+            start = end
+
+    return block
+
+
+_max_half = _extremum_block(_HALF, False, True)
+_max_1 = _extremum_block(1, False, True)
+_max_tail = _extremum_block(1, True, True)
+_min_half = _extremum_block(_HALF, False, False)
+_min_1 = _extremum_block(1, False, False)
+_min_tail = _extremum_block(1, True, False)
+
+
+@_entry_point
+def spmm_extremum(
+    counter: int,
+    schedule: Schedule,
+    A: Sparse,
+    B: Dense,
+    C: Dense,
+    n: int,
+    arg: Dense,
+    maximum: bool,
+    like: Any,
+) -> None:
+    """C = max (or min) over each row's products, ``arg`` = the number of the entry that won.
+
+    ``arg`` is int64; ``like`` is any scalar of the element type.
+    """
+    unit = lane_count(like, 1)
+    while True:
+        row, stop, j, end = _next_task(counter, schedule, A, n, _PANEL * unit, unit)
+        if row < 0:
+            break
+        while j < end:
+            left = end - j
+            if left >= _HALF * unit:
+                if maximum:
+                    _max_half(row, stop, j, left, A, B, C, arg, like)
+                else:
+                    _min_half(row, stop, j, left, A, B, C, arg, like)
+                j += _HALF * unit
+            elif left >= unit:
+                if maximum:
+                    _max_1(row, stop, j, left, A, B, C, arg, like)
+                else:
+                    _min_1(row, stop, j, left, A, B, C, arg, like)
+                j += unit
+            else:
+                if maximum:
+                    _max_tail(row, stop, j, left, A, B, C, arg, like)
+                else:
+                    _min_tail(row, stop, j, left, A, B, C, arg, like)
+                j = end
+
+
+@inner
+def _dot(g: int, b: int, n: int, later: int, like: Any) -> Any:
+    """Dot product of two rows of ``n`` elements, summed lane by lane, then over the lanes."""
+    unit = lane_count(like, 1)
+    four = zeros(like, 4)
+    one = zeros(like, 1)
+    j = 0
+    while j + 4 * unit <= n:
+        prefetch(like, later, j, 4)
+        four = fma(load(like, g, j, 4, False, 0), load(like, b, j, 4, False, 0), four)
+        j += 4 * unit
+    while j + unit <= n:
+        prefetch(like, later, j, 1)
+        one = fma(load(like, g, j, 1, False, 0), load(like, b, j, 1, False, 0), one)
+        j += unit
+    if j < n:
+        left = n - j
+        one = fma(load(like, g, j, 1, True, left), load(like, b, j, 1, True, left), one)
+    if n >= 4 * unit:
+        return total(four) + total(one)
+    return total(one)
+
+
+@_entry_point
+def sddmm(
+    counter: int, schedule: Schedule, A: Sparse, G: Dense, B: Dense, n: int, out: int, like: Any
+) -> None:
+    """out[e] = dot(G[row of e], B[column of e]) for every stored entry ``e``.
+
+    ``out`` is an address. A heavy chunk is shared out by entries, not by columns.
+    """
+    bounds, chunks, parts = schedule
+    indptr, indices, _, nnz = A
+    g, ldg = G
+    b, ldb = B
+    size = UNIT_BYTES // lane_count(like, 1)
+    while True:
+        task = claim(counter)
+        if task >= chunks * parts:
+            break
+        row = get(_COUNT, bounds, task // parts)
+        stop = get(_COUNT, bounds, task // parts + 1)
+        first = get(_COUNT, indptr, row)
+        last = get(_COUNT, indptr, stop)
+        part = task % parts
+        if (last - first) * chunks > _HEAVY * nnz:
+            share = -(-(last - first) // parts)
+            first += part * share
+            last = min(first + share, last)
+        elif part > 0:
+            continue
+        for i in range(row, stop):
+            start = max(get(_COUNT, indptr, i), first)
+            end = min(get(_COUNT, indptr, i + 1), last)
+            for e in range(start, end):
+                k = get(_INDEX, indices, e)
+                later = get(_INDEX, indices, min(e + _AHEAD, nnz - 1))
+                row_g = g + i * ldg * size
+                row_b = b + k * ldb * size
+                put(like, out, e, _dot(row_g, row_b, n, b + later * ldb * size, like))

@@ -1,0 +1,1 @@
+"""What users call: plan(), Plan, spmm(), linear layers, plan files, explanations."""

@@ -1,0 +1,95 @@
+"""``Plan.linear``: Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
+
+Where the plan's system fuses it (``Runner.fuses_linear``) one kernel reads X and writes Y as they
+lie. Elsewhere, and where gradients are needed, it is a product, a transpose, and the rest in torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.intake.csr import FP8, result_dtype
+from sparsetile.plan import operators as ops
+from sparsetile.plan.dispatch import plain_call
+from sparsetile.plan.operands import check_epilogue, check_fp8, in_plan_dtype
+from sparsetile.plan.plan import Plan
+
+__all__ = ["linear"]
+
+
+def _check(plan: Plan, X: Any, bias: Any) -> None:
+    rows, cols = plan.shape
+    for name, given in (("X", X), ("bias", bias)):
+        if not isinstance(given, Tensor) and not (name == "bias" and given is None):
+            raise type_error(
+                "linear", name, "a torch tensor", type(given).__name__,
+                "Convert it with torch.as_tensor",
+            )  # fmt: skip
+    if X.dim() < 1 or X.shape[-1] != cols:
+        raise value_error(
+            "linear", "X", f"of shape [..., {cols}]", tuple(X.shape),
+            f"A is {rows}x{cols}: X needs one feature per column of A",
+        )  # fmt: skip
+    if X.device != plan.device:
+        raise value_error(
+            "linear", "X", f"on {plan.device} like the plan", X.device,
+            f"Move it with X.to({str(plan.device)!r}), or plan with A on X's device",
+        )  # fmt: skip
+    if X.layout is not torch.strided:
+        raise type_error("linear", "X", "a dense tensor", X.layout, "Call X.to_dense()")
+    if bias is not None and (bias.shape != (rows,) or bias.device != plan.device):
+        raise value_error(
+            "linear", "bias", f"of shape ({rows},) on {plan.device}",
+            f"{tuple(bias.shape)} on {bias.device}", "Give one number per row of A",
+        )  # fmt: skip
+
+
+def linear(
+    plan: Plan,
+    X: Tensor,
+    bias: Tensor | None,
+    relu: bool,
+    alpha: float,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    """See :meth:`sparsetile.Plan.linear`."""
+    _check(plan, X, bias)
+    X = in_plan_dtype(plan, X, "linear", "X")
+    dtype = X.dtype
+    tokens = X.reshape(X.shape[:-1].numel(), X.shape[-1])
+    check_epilogue(tokens.mT, None, "sum", None, relu, out_dtype, "linear")
+    values, packed = plan.operand_values(dtype)
+    tracked = any(t is not None and t.requires_grad for t in (X, values, bias))
+    needs_grad = torch.is_grad_enabled() and tracked
+    if dtype is FP8:
+        check_fp8("sum", needs_grad, "linear")
+    if plan.fuses_linear and not needs_grad:
+        call = ops.linear if plain_call() else torch.ops.sparsetile.plan.linear
+        Y = call(
+            plan._tensors, values, packed, tokens, bias, plan._recipe, float(alpha), relu, out_dtype
+        )
+    else:
+        Y = _in_steps(plan, tokens, bias, relu, alpha, out_dtype or result_dtype(dtype))
+    return Y.reshape(*X.shape[:-1], plan.shape[0])
+
+
+def _in_steps(
+    plan: Plan,
+    X: Tensor,
+    bias: Tensor | None,
+    relu: bool,
+    alpha: float,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """The general way. Sums are rounded to 16 bits once, after the bias, as in one kernel."""
+    wide = bias is not None and out_dtype.itemsize == 2
+    Y = plan.run(X.mT, alpha=alpha, out_dtype=torch.float32 if wide else out_dtype).mT
+    if bias is not None:
+        Y = Y + bias.to(Y.dtype)
+    if relu:
+        Y = torch.relu(Y)
+    return Y.to(out_dtype).contiguous()

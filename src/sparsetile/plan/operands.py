@@ -1,0 +1,163 @@
+"""What ``Plan.run`` and ``Plan.update_values`` accept: one clear error for everything else."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.intake.csr import CSR, FP8, FP8_RESULTS, VALUE_DTYPES, result_dtype
+
+__all__ = [
+    "check_epilogue",
+    "check_fp8",
+    "check_operand",
+    "check_out",
+    "check_values",
+    "in_plan_dtype",
+    "shares_memory",
+]
+
+
+def shares_memory(first: Tensor, second: Tensor) -> bool:
+    """True when two tensors are views of one piece of memory."""
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and bool(
+        first.numel() and second.numel()
+    )
+
+
+class _Planned(Protocol):
+    """The part of a plan that its checks look at."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    _csr: CSR
+
+
+def check_operand(plan: _Planned, B: Any, function: str = "run") -> None:
+    """A dense tensor [..., K, N] on the plan's device."""
+    if not isinstance(B, Tensor):
+        raise type_error(
+            function, "B", "a torch tensor", type(B).__name__, "Convert it with torch.as_tensor"
+        )
+    if B.dim() < 2 or B.shape[-2] != plan.shape[1]:
+        raise value_error(
+            function, "B", f"of shape [..., {plan.shape[1]}, N]", tuple(B.shape),
+            f"A is {plan.shape[0]}x{plan.shape[1]}: B needs one row per column of A",
+        )  # fmt: skip
+    if B.device != plan.device:
+        raise value_error(
+            function, "B", f"on {plan.device} like the plan", B.device,
+            f"Move it with B.to({str(plan.device)!r}), or plan with A on B's device",
+        )  # fmt: skip
+    if B.layout is not torch.strided:
+        raise type_error(function, "B", "a dense tensor", B.layout, "Call B.to_dense()")
+
+
+def check_values(function: str, plan: _Planned, values: Any) -> None:
+    """One float value per entry of the matrix that was planned, on the plan's device."""
+    entries = plan._csr.nnz if plan._csr.entry_map is None else plan._csr.entry_map.numel()
+    if not isinstance(values, Tensor):
+        raise type_error(
+            function, "values", "a torch tensor", type(values).__name__,
+            "Convert it with torch.as_tensor",
+        )  # fmt: skip
+    if values.shape != (entries,):
+        raise value_error(
+            function, "values", f"of shape ({entries},)", tuple(values.shape),
+            "Give one value per entry of the matrix that was planned",
+        )  # fmt: skip
+    if values.device != plan.device:
+        raise value_error(
+            function, "values", f"on {plan.device}", values.device,
+            f"Call values.to({str(plan.device)!r})",
+        )  # fmt: skip
+    if values.dtype not in VALUE_DTYPES:
+        raise type_error(
+            function, "values", "a float tensor", values.dtype,
+            f"Call values.to({plan.dtype})",
+        )  # fmt: skip
+
+
+def check_epilogue(
+    B: Tensor,
+    out: Tensor | None,
+    reduce: str,
+    bias: Tensor | None,
+    relu: bool,
+    out_dtype: torch.dtype | None,
+    function: str = "run",
+) -> None:
+    """Bias, ReLU and output type only where the kernels fuse them."""
+    if bias is None and not relu and out_dtype is None:
+        return
+    if out is not None or reduce in ("max", "min"):
+        raise value_error(
+            "run", "bias, relu and out_dtype", "left away with out, max or min",
+            f"reduce={reduce}" if out is None else "out=", "Apply them to the result instead",
+        )  # fmt: skip
+    if bias is not None and (bias.shape != B.shape[-1:] or bias.device != B.device):
+        raise value_error(
+            "run", "bias", f"of shape ({B.shape[-1]},) on {B.device}",
+            f"{tuple(bias.shape)} on {bias.device}", "Give one number per column of B",
+        )  # fmt: skip
+    if B.dtype is FP8:
+        if out_dtype not in (None, *FP8_RESULTS):
+            names = ", ".join(str(dtype) for dtype in FP8_RESULTS)
+            raise type_error(function, "out_dtype", f"one of {names}", out_dtype, "Cast the result")
+        return
+    if out_dtype not in (None, B.dtype, torch.float32) or (
+        B.dtype is torch.float64 and out_dtype is torch.float32
+    ):
+        wide = B.dtype is torch.float64
+        raise type_error(
+            function, "out_dtype", str(B.dtype) if wide else f"{B.dtype} or torch.float32",
+            out_dtype, "Cast the result instead",
+        )  # fmt: skip
+
+
+def check_out(rows: int, B: Tensor, out: Any, reduce: str, needs_grad: bool) -> None:
+    """A tensor of C's shape, type and device, for a product that is not differentiated."""
+    shape = (*B.shape[:-2], rows, B.shape[-1])
+    if not isinstance(out, Tensor):
+        raise type_error("run", "out", "a torch tensor", type(out).__name__, "Pass a tensor")
+    expected = out.dtype if B.dtype is FP8 and out.dtype in FP8_RESULTS else result_dtype(B.dtype)
+    if out.shape != shape or out.dtype != expected or out.device != B.device:
+        raise value_error(
+            "run", "out", f"{expected} of shape {shape} on {B.device}",
+            f"{out.dtype} of shape {tuple(out.shape)} on {out.device}",
+            "Allocate it with torch.empty, or leave out= away",
+        )  # fmt: skip
+    if reduce in ("max", "min"):
+        raise value_error(
+            "run", "reduce", "sum or mean when out is given", reduce, "Leave out= away"
+        )
+    if needs_grad:
+        raise value_error(
+            "run", "out", "left away when gradients are needed", "a tensor",
+            "Leave out= away, or run under torch.no_grad()",
+        )  # fmt: skip
+
+
+def check_fp8(reduce: str, needs_grad: bool, function: str = "run") -> None:
+    """Products in FP8 are sums or means, and are not differentiated."""
+    if reduce in ("max", "min") or needs_grad:
+        raise value_error(
+            function, "a float8 product", "a sum or mean without gradients",
+            "gradients" if needs_grad else f"reduce={reduce}", "Make a plan in torch.bfloat16",
+        )  # fmt: skip
+
+
+def in_plan_dtype(plan: _Planned, tensor: Tensor, function: str, name: str) -> Tensor:
+    """Return an operand in the type of the product: autocast's where it is on, else the plan's."""
+    if torch.is_autocast_enabled(plan.device.type) and tensor.dtype is not torch.float64:
+        return tensor.to(torch.get_autocast_dtype(plan.device.type))
+    if tensor.dtype is not plan.dtype:
+        raise type_error(
+            function, name, f"{plan.dtype} like the plan", tensor.dtype,
+            f"Cast it with {name}.to({plan.dtype}), or make a plan with dtype={tensor.dtype}",
+        )  # fmt: skip
+    return tensor

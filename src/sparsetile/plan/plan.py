@@ -1,0 +1,485 @@
+"""Plan: everything about a product that does not depend on B, decided once, run many times.
+
+Made by ``planner.plan()``, which may synchronise, compile and allocate. ``Plan.run`` allocates C
+and launches on torch's current stream. Where nothing has to be traced or differentiated, it calls
+the system directly and skips torch's dispatcher, which alone would cost more than the launch.
+
+One class, longer than a file should be: its methods are the interface, and most of it is their
+words. Values, checks, layers, words and files of a plan are in modules of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.checks import reduce_name
+from sparsetile.core.device import machine
+from sparsetile.core.errors import value_error
+from sparsetile.intake import CSR
+from sparsetile.intake.csr import FP8
+from sparsetile.plan import operators as ops
+from sparsetile.plan.dispatch import plain_call
+from sparsetile.plan.operands import (
+    check_epilogue,
+    check_fp8,
+    check_operand,
+    check_out,
+    check_values,
+    in_plan_dtype,
+    shares_memory,
+)
+from sparsetile.plan.values import HeldValues
+from sparsetile.reorder import Permutation, order_of_transpose
+from sparsetile.reorder.permutation import positions
+from sparsetile.systems import SYSTEMS, Request, Stage, candidates, runner
+from sparsetile.systems.registry import PATTERN_SYSTEMS, unsupported
+from sparsetile.tune import floor_seconds
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """A sparse matrix prepared for products of about one width. Made by :func:`sparsetile.plan`.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (M, K) of A.
+    n : int
+        Width that was planned for; other widths work too.
+    dtype : torch.dtype
+        Type of B, of A's values and of C.
+    device : torch.device
+    system, reorder : str
+        What was chosen.
+    column_order : Tensor [K] or None
+        With ``reorder_columns=True``: the row of B that belongs at each position; see
+        :meth:`permute`.
+    """
+
+    def __init__(
+        self,
+        csr: CSR,
+        n: int,
+        dtype: torch.dtype,
+        stage: Stage,
+        permutation: Permutation,
+        *,
+        deterministic: bool,
+        report: Mapping[str, Any],
+        column_order: Tensor | None = None,
+    ) -> None:
+        self.shape = csr.shape
+        self.n = n
+        self.dtype = dtype
+        self.device = csr.device
+        self.system = stage.system
+        self.reorder = permutation.name
+        self.deterministic = deterministic
+        self.column_order = column_order
+        self._csr = csr.with_values(None)
+        self._stage = stage
+        self._permutation = permutation
+        self._report = dict(report)
+        self._runner = runner(stage.recipe)
+        self._half = self._make_half()
+        self._tensors, self._recipe = ops.flatten(self._half, None, None, None)
+        self._order: Tensor | None = None
+        self._transposed: Plan | None = None
+        self._held = HeldValues(self._runner, stage.parts, dtype)
+        self._set_values(None if csr.values is None else csr.values.detach())
+
+    def _make_half(self) -> ops.Half:
+        exact = PATTERN_SYSTEMS[self.device.type]
+        if exact.name == self.system:
+            return ops.Half(self._csr.indptr, self._stage, self._stage)
+        request = Request(self._csr, self.n, self.dtype, self._permutation, self.deterministic)
+        return ops.Half(self._csr.indptr, self._stage, exact.build(request))
+
+    # -- values ---------------------------------------------------------------------------------
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries of A, duplicates summed."""
+        return self._csr.nnz
+
+    @property
+    def values(self) -> Tensor | None:
+        """A's values by rows, then columns in the plan's numbering; None for a pattern."""
+        return self._held.now
+
+    def _set_values(self, values: Tensor | None) -> None:
+        """Take over canonical values, and what is made of them."""
+        if self._held.set(values):
+            held = self._held
+            self._bound = self._runner.bind(self._stage.parts, held.held, held.packed)
+        if self._transposed is not None:
+            self._transposed._set_values(self._values_transposed())
+
+    def update_values(self, values: Tensor) -> Plan:
+        """Replace A's values, keeping the pattern and everything planned for it.
+
+        Parameters
+        ----------
+        values : Tensor [entries]
+            One value per entry of the matrix that was planned, in that matrix's own order
+            (before sorting and summing of duplicates). If it requires grad, later products follow
+            it: gradients flow into it and its changes are seen. Otherwise it is copied in place,
+            so that CUDA graphs captured with this plan see the new values.
+
+        Returns
+        -------
+        Plan
+            The plan itself.
+        """
+        check_values("update_values", self, values)
+        follow = functools.partial(self._csr.canonical_values, values)
+        self._held.follow = follow if values.requires_grad else None
+        canonical = self._csr.canonical_values(values.detach()).to(self.dtype)
+        if self._held.held is None and canonical.data_ptr() == values.data_ptr():
+            canonical = canonical.clone()  # the plan must not change when the caller's tensor does
+        self._set_values(canonical)
+        return self
+
+    def _values_transposed(self) -> Tensor | None:
+        return None if self._held.held is None else self._held.held[self._order]
+
+    def operand_values(
+        self, dtype: torch.dtype, given: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return A's canonical values, or ``given`` ones, in ``dtype``, and their packed copy."""
+        return self._held.operands(dtype, given)
+
+    # -- products -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        B: Tensor,
+        out: Tensor | None = None,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        reduce: str = "sum",
+        values: Tensor | None = None,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return C = alpha · A·B (+ beta · out), or relu(alpha · A·B + bias).
+
+        Parameters
+        ----------
+        B : Tensor [..., K, N]
+            Dense, of the plan's dtype, any strides; leading dimensions are batches. Of a plan with
+            ``reorder_columns=True`` it must come from :meth:`permute`.
+        out : Tensor [..., M, N], optional
+            Written in place and returned; not differentiable.
+        alpha, beta : float
+            Scale of the product and of what ``out`` held. ``beta`` needs ``out``.
+        reduce : {"sum", "mean", "max", "min"}
+            How the entries of a row are joined; ``add``, ``amax``, ``amin`` mean the same.
+            Empty rows give 0.
+        values : Tensor [entries], optional
+            Values for this product only, in the order of the matrix that was planned; gradients
+            flow into them. The plan's own values when None.
+        bias : Tensor [N], optional
+            Added to every row before the result is stored; not with ``out``, max or min.
+        relu : bool
+            Replace negative results by 0; not with ``out``, max or min.
+        out_dtype : torch.dtype, optional
+            float32 to keep the sums of a 16-bit product unrounded; B's dtype when None. Of a
+            float8 product bfloat16 (when None), float16 or float32; ``alpha`` is its scale.
+        """
+        if (
+            out is None
+            and beta == 0.0
+            and bias is None
+            and not relu
+            and out_dtype is None
+            and values is None
+            and reduce == "sum"
+            and type(B) is Tensor
+            and B.dim() == 2
+            and B.layout is torch.strided
+            and B.dtype is self.dtype
+            and B.shape[0] == self.shape[1]
+            and B.device == self.device
+            and self._held.follow is None
+            and not (B.requires_grad and torch.is_grad_enabled())
+            and not torch.is_autocast_enabled(self.device.type)
+            and plain_call()
+        ):
+            if self._bound is not None and alpha == 1.0 and B.stride(1) == 1:
+                return self._bound(B)
+            return ops.spmm(
+                self._tensors, self._held.held, self._held.packed, B, None, self._recipe, "sum",
+                float(alpha), False, None,
+            )  # fmt: skip
+        if values is not None:
+            check_values("run", self, values)
+            values = self._csr.canonical_values(values)
+        return self._run_checked(B, out, alpha, beta, reduce, values, bias, relu, out_dtype)
+
+    def linear(
+        self,
+        X: Tensor,
+        *,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        alpha: float = 1.0,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
+
+        Of ``bcsr`` plans without repair one kernel reads X and writes Y where they lie. Elsewhere,
+        and where gradients are needed, it is :meth:`run` of the transpose with torch around it.
+
+        Parameters
+        ----------
+        X : Tensor [..., K]
+            Of the plan's dtype; best row-major. Of a plan with ``reorder_columns=True`` its last
+            dimension must be in the order of :attr:`column_order`.
+        bias : Tensor [M], optional
+            Added before the result is rounded and stored.
+        relu : bool
+            Replace negative results by 0.
+        alpha : float
+            Scale of the product: of a float8 one that of its operands.
+        out_dtype : torch.dtype, optional
+            As in :meth:`run`.
+
+        Returns
+        -------
+        Tensor [..., M]
+            Row-major.
+        """
+        from sparsetile.plan.linear import linear
+
+        return linear(self, X, bias, relu, alpha, out_dtype)
+
+    @property
+    def fuses_linear(self) -> bool:
+        """Whether :meth:`linear` is one kernel a matrix where no gradients are needed."""
+        return self._runner.fuses_linear
+
+    def __matmul__(self, B: Tensor) -> Tensor:
+        return self.run(B)
+
+    def permute(self, B: Tensor) -> Tensor:
+        """Return B as this plan takes it: with ``reorder_columns=True`` a copy, its rows permuted.
+
+        Without that option B itself, so that ``plan @ plan.permute(B)`` is A·B for every plan.
+        Differentiable: gradients of B come back in B's own order.
+
+        Parameters
+        ----------
+        B : Tensor [..., K, N]
+            Rows in the order of A's columns, on the plan's device, of any dtype.
+        """
+        check_operand(self, B, "permute")
+        return B if self.column_order is None else B.index_select(-2, self.column_order)
+
+    def unpermute(self, B: Tensor) -> Tensor:
+        """Undo :meth:`permute`: ``plan.unpermute(plan.T @ G)`` is Aᵀ·G for every plan.
+
+        Parameters
+        ----------
+        B : Tensor [..., K, N]
+            Rows in the order of :attr:`column_order`, on the plan's device, of any dtype.
+        """
+        check_operand(self, B, "unpermute")
+        if self.column_order is None:
+            return B
+        return B.index_select(-2, positions(self.column_order))
+
+    __array_ufunc__ = None  # leaves `plan @ ndarray` to __matmul__, whose error says what to do
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # torch.compile traces `plan @ B` as Tensor.matmul(B, plan), operands swapped, because it
+        # looks for a tensor first. Outside of tracing only `B @ plan` and torch.xxx(plan) come
+        # here, and those are mistakes.
+        name = getattr(func, "__name__", "")
+        if torch.compiler.is_compiling() and name in ("matmul", "__matmul__", "__rmatmul__"):
+            left, right = args
+            return left.run(right) if isinstance(left, Plan) else right.run(left)
+        raise TypeError(
+            f"plan: operands must be plan @ B, got {name} of {len(args)} arguments. "
+            "Write plan @ B, or plan.T for the transpose."
+        )
+
+    def _run_checked(
+        self,
+        B: Tensor,
+        out: Tensor | None,
+        alpha: float,
+        beta: float,
+        reduce: str,
+        given: Tensor | None,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        check_operand(self, B)
+        reduce = reduce_name("run", reduce)
+        B = in_plan_dtype(self, B, "run", "B")
+        values, packed = self.operand_values(B.dtype, given)
+        if beta != 0.0 and out is None:
+            raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")
+        tracked = any(t is not None and t.requires_grad for t in (B, values, bias))
+        needs_grad = torch.is_grad_enabled() and tracked
+        check_epilogue(B, out, reduce, bias, relu, out_dtype)
+        if B.dtype is FP8:
+            check_fp8(reduce, needs_grad)
+        lead = B.shape[:-2]
+        flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
+        if out is not None:
+            check_out(self.shape[0], B, out, reduce, needs_grad)
+            # A result that shares memory with B, or cannot be seen as one batch, is made apart.
+            apart = len(lead) > 1 or shares_memory(B, out)
+            target = out
+            if apart:
+                target = (out.flatten(0, -3) if len(lead) > 1 else out).clone()
+            torch.ops.sparsetile.spmm_out(
+                self._tensors, values, packed, flat, target, self._recipe, reduce,
+                float(alpha), float(beta),
+            )  # fmt: skip
+            return out.copy_(target.reshape(out.shape)) if apart else out
+        if needs_grad:
+            self._prepare_gradients()
+        if reduce in ("max", "min"):
+            C, _ = torch.ops.sparsetile.spmm_extremum(
+                self._tensors, values, flat, self._recipe, reduce, needs_grad
+            )
+            C = C if alpha == 1.0 else C * alpha
+        else:
+            C = torch.ops.sparsetile.spmm(
+                self._tensors, values, packed, flat, bias, self._recipe, reduce, float(alpha),
+                relu, out_dtype,
+            )  # fmt: skip
+        return C.reshape(*lead, *C.shape[-2:]) if len(lead) > 1 else C
+
+    # -- transpose and gradients ----------------------------------------------------------------
+
+    def _transpose(self) -> Plan:
+        if self._transposed is None:
+            self._order = self._csr.transpose_order()
+            flipped = self._csr.transposed(self._order)
+            request = Request(
+                flipped, self.n, self.dtype, Permutation("identity", None), self.deterministic
+            )
+            able, rejected = candidates(request)
+            name = self.system if self.system in able else PATTERN_SYSTEMS[self.device.type].name
+            if name not in able:
+                raise unsupported("plan.T", rejected, f"the transpose of {self.shape}")
+            started = time.perf_counter()
+            if SYSTEMS[name].ordered:
+                order = order_of_transpose(self._permutation, self._csr, flipped)
+                request = replace(request, permutation=order)
+            stage = SYSTEMS[name].build(request)
+            self._transposed = Plan(
+                flipped.with_values(self._values_transposed()), self.n, self.dtype, stage,
+                request.permutation, deterministic=self.deterministic,
+                report={
+                    "seconds": {"build": time.perf_counter() - started},
+                    "build": dict(stage.seconds),
+                    "rejected": rejected,
+                },
+            )  # fmt: skip
+        return self._transposed
+
+    def _prepare_gradients(self) -> bool:
+        """Plan the transpose and put it into the flat tensors; once, also while tracing."""
+        if len(self._tensors) == len(self._half.tensors()):
+            transposed = self._transpose()
+            if self._order is None:
+                raise RuntimeError("plan: the transpose was planned without its order")
+            self._tensors, self._recipe = ops.flatten(
+                self._half, transposed._half, self._order, positions(self._order)
+            )
+        return True
+
+    # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
+    _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    @property
+    def T(self) -> Plan:
+        """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept.
+
+        It has the values of the plan it comes from, also when those change later. With
+        ``reorder_columns=True`` the rows of its results are those of the permuted B, as a
+        gradient of that B would be; :meth:`unpermute` brings them into the order of A's columns.
+        """
+        transposed = self._transpose()
+        transposed._held.follow = None if self._held.follow is None else self._follow_transposed
+        return transposed
+
+    def _follow_transposed(self) -> Tensor | None:
+        values = self.values
+        return None if values is None else values[self._order]
+
+    # -- words ----------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What was planned, as plain data: sizes, choices, times in seconds, bytes.
+
+        ``seconds`` is by stage; ``build`` parts the stage of that name into format and schedule.
+        """
+        return {
+            "shape": list(self.shape),
+            "nnz": self.nnz,
+            "n": self.n,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "weighted": self._held.held is not None,
+            "system": self.system,
+            "reorder": self.reorder,
+            "reorder_columns": self.column_order is not None,
+            "deterministic": self.deterministic,
+            "format_bytes": self._stage.bytes,
+            "choices": dict(self._stage.choices),
+            **{key: self._report[key] for key in self._report},
+        }
+
+    def floor(self) -> tuple[float, str]:
+        """Return the least seconds physics allows for this product, and the term that binds."""
+        found = floor_seconds(
+            self._csr.with_values(self._held.held), self.n, self.dtype, machine(self.device),
+            self._permutation.perm,
+        )  # fmt: skip
+        return found.seconds, found.term
+
+    def explain(self) -> str:
+        """Return, in words, each stage's choice and cost and why other systems were passed by."""
+        from sparsetile.plan.explain import explain_plan
+
+        return explain_plan(self)
+
+    def __repr__(self) -> str:
+        rows, cols = self.shape
+        kind = "pattern" if self._held.held is None else "weighted"
+        return (
+            f"Plan({rows}x{cols}, {self.nnz} entries, {kind}, n={self.n}, "
+            f"{str(self.dtype).removeprefix('torch.')}, {self.device}, system={self.system})"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a safetensors file that :func:`sparsetile.load_plan` reads."""
+        from sparsetile.plan.files import save_plan
+
+        save_plan(self, path)

@@ -1,0 +1,223 @@
+"""``plan()``: intake, row order, choice of a system, build, compile; timed stage by stage."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import time
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.checks import dimension, one_of
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.intake import CSR, as_csr, current_values
+from sparsetile.intake.csr import PRODUCT_DTYPES
+from sparsetile.plan.plan import Plan
+from sparsetile.reorder import REORDERERS, Permutation
+from sparsetile.reorder.columns import first_use, with_columns
+from sparsetile.systems import SYSTEMS, Request, candidates, runner
+from sparsetile.systems.registry import unsupported
+from sparsetile.tune import measure_systems, predict_systems
+
+__all__ = ["plan"]
+
+
+def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
+    if device is not None:
+        try:
+            chosen = torch.device(device)
+        except RuntimeError:
+            raise value_error(
+                "plan",
+                "device",
+                "a device such as cpu or cuda:0",
+                repr(device),
+                "Name one of those",
+            ) from None
+        if chosen.type == "cuda" and not torch.cuda.is_available():
+            raise value_error(
+                "plan", "device", "a device of this machine", f"{chosen} where there is no GPU",
+                "Leave device away, or run `sparsetile doctor` to see what is missing",
+            )  # fmt: skip
+        if chosen.type == "cuda" and chosen.index is None:
+            return torch.device("cuda", torch.cuda.current_device())
+        return chosen
+    on_host = isinstance(A, (str, os.PathLike)) or type(A).__module__.startswith("scipy.")
+    if on_host and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return None
+
+
+def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
+    if isinstance(reorder, Tensor):
+        if reorder.is_floating_point() or reorder.dtype is torch.bool:
+            raise type_error(
+                "plan",
+                "reorder",
+                "whole row numbers",
+                reorder.dtype,
+                "Call reorder.to(torch.int64)",
+            )
+        order = reorder.to(device=csr.device, dtype=torch.int64)
+        return Permutation("given", order).checked(csr.shape[0])
+    name = one_of("plan", "reorder", reorder, ["auto", *REORDERERS])
+    return REORDERERS["identity" if name == "auto" else name](csr)
+
+
+def plan(
+    A: Any,
+    n: int,
+    *,
+    dtype: torch.dtype | None = None,
+    system: str = "auto",
+    reorder: str | Tensor = "auto",
+    reorder_columns: bool = False,
+    deterministic: bool | None = None,
+    tune: Literal["model", "measure"] = "model",
+    device: torch.device | str | None = None,
+    ablation: str | None = None,
+    timed: bool = False,
+) -> Plan:
+    """Prepare A for products with dense matrices of about ``n`` columns.
+
+    Parameters
+    ----------
+    A : sparse matrix [M, K]
+        torch CSR/CSC/COO/BSR, scipy, cupyx, ``(edge_index, weight, shape)``,
+        ``(indptr, indices, values, shape)``, or the path of a .mtx, .mtx.gz or .npz file.
+    n : int
+        Columns of B. Products of other widths work, with this width's plan.
+    dtype : torch.dtype, optional
+        Type of B and C; that of A's values (torch's default for a pattern) when None.
+    system : str
+        ``auto``, or a name from :func:`sparsetile.systems`.
+    reorder : str or Tensor [M]
+        Row order: ``auto`` and ``identity`` (as given), ``rcm``, ``louvain``, ``lsh``,
+        ``affinity``, or a permutation of the rows.
+    reorder_columns : bool
+        Number A's columns anew, as they are first used in the row order, so that rows of B used
+        together lie together. Products then take ``plan.permute(B)`` instead of B: a B that many
+        products share is permuted once. C stays in the order of A's rows.
+    deterministic : bool, optional
+        Take only bit-reproducible systems; torch's own setting when None.
+    tune : {"model", "measure"}
+        Choose the system by a cost model, or by timing each on random input.
+    device : torch.device, optional
+        Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
+    ablation : str, optional
+        For benchmarks: the last step of the named system's ladder that is on, or the one part
+        that is off. Everything is on when None.
+    timed : bool
+        For benchmarks: wait for the device at the end of each stage, so that ``info["seconds"]``
+        and ``info["build"]`` hold each stage's own work.
+
+    Returns
+    -------
+    Plan
+    """
+    n = dimension("plan", "n", n)
+    one_of("plan", "tune", tune, ["model", "measure"])
+    one_of("plan", "system", system, ["auto", *SYSTEMS])
+    if not isinstance(reorder_columns, bool):
+        raise type_error(
+            "plan", "reorder_columns", "True or False", repr(reorder_columns),
+            "Row orders are named by reorder=",
+        )  # fmt: skip
+    _check_ablation(system, ablation)
+    if not isinstance(timed, bool):
+        raise type_error("plan", "timed", "True or False", repr(timed), "Leave it away")
+    clock = {"begun": time.perf_counter()}
+    source = as_csr(A, function="plan", device=_target_device(A, device))
+    csr = _own(source)
+    read = functools.partial(_read_clock, csr.device if timed else None)
+    if dtype is None:
+        dtype = torch.get_default_dtype() if csr.values is None else csr.values.dtype
+    if dtype not in PRODUCT_DTYPES:
+        names = ", ".join(str(d) for d in PRODUCT_DTYPES)
+        raise type_error("plan", "dtype", f"one of {names}", dtype, "Choose one of those")
+    clock["intake"] = read()
+    permutation = _permutation(reorder, csr)
+    given, entries, column_order = csr, None, None
+    if reorder_columns:
+        column_order = first_use(csr, permutation)
+        csr, entries = with_columns(csr, column_order)
+    clock["reorder"] = read()
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    request = Request(csr, n, dtype, permutation, deterministic, ablation, timed)
+    able, rejected = candidates(request)
+    if not able or (system != "auto" and system not in able):
+        raise unsupported("plan", rejected, "no system" if system == "auto" else system)
+    if system != "auto":
+        able = [system]
+    guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
+    with guard:
+        if tune == "measure" and len(able) > 1:
+            seconds, stages = measure_systems(request, able)
+            chosen = min(seconds, key=seconds.__getitem__)
+            stage = stages[chosen]
+        else:
+            seconds = predict_systems(request, able)
+            chosen = min(seconds, key=seconds.__getitem__)
+            stage = SYSTEMS[chosen].build(request)
+        clock["build"] = read()
+        work = runner(stage.recipe)  # held until the plan holds it, with what it prepared
+        work.prepare(n, dtype, csr.values is not None, csr.device)
+        clock["compile"] = read()
+        stamps = list(clock.items())
+        spent = {name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)}
+        made = Plan(
+            csr, n, dtype, stage, permutation, deterministic=deterministic,
+            column_order=column_order,
+            report={
+                "seconds": spent,
+                "build": dict(stage.seconds),
+                "considered": seconds,
+                "considered_by": tune if len(able) > 1 else "request",
+                "rejected": rejected,
+            },
+        )  # fmt: skip
+    if source.values is not None and source.values.requires_grad:
+        made._held.follow = functools.partial(_current, A, given.with_values(None), entries)
+    return made
+
+
+def _read_clock(device: torch.device | None) -> float:
+    """Seconds now, once ``device`` has done all it was given."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _current(A: Any, given: CSR, entries: Tensor | None) -> Tensor | None:
+    """A's values now, in the order of the plan's entries; differentiable."""
+    values = current_values(A, given, function="run")
+    return values if values is None or entries is None else values[entries]
+
+
+def _check_ablation(system: str, ablation: str | None) -> None:
+    if ablation is None:
+        return
+    steps = SYSTEMS[system].ablations if system in SYSTEMS else ()
+    if not steps:
+        able = ", ".join(name for name in SYSTEMS if SYSTEMS[name].ablations)
+        raise value_error(
+            "plan", "ablation", f"None with system={system!r}", repr(ablation),
+            f"Name a system that has a ladder: {able}",
+        )  # fmt: skip
+    one_of("plan", "ablation", ablation, steps)
+
+
+def _own(csr: CSR) -> CSR:
+    """Return a copy that shares no memory with the caller's matrix."""
+    return CSR(
+        csr.indptr.clone(),
+        csr.indices.clone(),
+        None if csr.values is None else csr.values.detach().clone(),
+        csr.shape,
+        csr.entry_map,
+    )

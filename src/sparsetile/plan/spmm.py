@@ -1,0 +1,137 @@
+"""``spmm(A, B)``: one call. Plans once per matrix, keeps the plan while the matrix lives.
+
+A plan is found again by the identity of the objects that make up A, watched through weak
+references: the cache never keeps a matrix alive. Each call compares the matrix's fingerprint, so
+values or patterns changed in place are noticed (``intake.fingerprint`` says how).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.errors import type_error
+from sparsetile.intake import CSR, current_values, fingerprint
+from sparsetile.plan.plan import Plan
+from sparsetile.plan.planner import plan
+
+__all__ = ["clear_plan_cache", "spmm"]
+
+# Paths cannot be watched for their end of life, so only the most recent ones are kept.
+MAX_PATHS = 8
+
+
+@dataclass
+class _Entry:
+    pattern_key: Hashable
+    values_key: Hashable
+    plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
+
+
+_entries: dict[Hashable, _Entry] = {}
+_paths: OrderedDict[Hashable, None] = OrderedDict()
+_lock = threading.RLock()
+
+
+def clear_plan_cache() -> None:
+    """Forget every plan that :func:`spmm` keeps."""
+    with _lock:
+        _entries.clear()
+        _paths.clear()
+
+
+def _components(A: Any) -> list[Any]:
+    """The objects whose lives bound the life of the plan."""
+    return [part for part in A if part is not None] if isinstance(A, (tuple, list)) else [A]
+
+
+def _forget(key: Hashable) -> None:
+    with _lock:
+        _entries.pop(key, None)
+
+
+def _entry(A: Any) -> _Entry:
+    prints = fingerprint(A)
+    pattern_key, values_key = prints if prints is not None else (None, None)
+    watched = [part for part in _components(A) if hasattr(type(part), "__weakref__")]
+    key: Hashable = tuple(id(part) for part in watched) if watched else ("path", pattern_key)
+    held = _entries.get(key)
+    if held is None or held.pattern_key != pattern_key or prints is None:
+        held = _entries[key] = _Entry(pattern_key, values_key)
+        for part in watched:
+            weakref.finalize(part, _forget, key).atexit = False
+        if not watched:
+            _paths[key] = None
+            while len(_paths) > MAX_PATHS:
+                _entries.pop(_paths.popitem(last=False)[0], None)
+    elif held.values_key != values_key:
+        if not _refresh(held, A):
+            held.plans.clear()
+        held.values_key = values_key
+    if not watched:
+        _paths.move_to_end(key)
+    return held
+
+
+def _refresh(entry: _Entry, A: Any) -> bool:
+    """Give the kept plans A's new values; False when they cannot take them."""
+    for kept in entry.plans.values():
+        values = current_values(A, kept._csr)
+        if (values is None) != (kept.values is None):
+            return False
+        kept._set_values(None if values is None else values.detach())
+    return True
+
+
+def _tracked(A: Any) -> bool:
+    """True when A's values take part in autograd."""
+    if isinstance(A, Tensor):
+        return A.requires_grad
+    parts = [A.values] if isinstance(A, CSR) else _components(A)
+    return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
+
+
+def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
+    """Return A·B for a sparse A and a dense B; plans A at first sight and keeps the plan.
+
+    Parameters
+    ----------
+    A : sparse matrix [M, K]
+        Anything that :func:`sparsetile.plan` takes. Gradients flow into its values.
+    B : Tensor [..., K, N]
+        Dense, on the device where the product is wanted.
+    reduce : {"sum", "mean", "max", "min"}
+        How the entries of a row are joined.
+
+    Returns
+    -------
+    Tensor [..., M, N]
+    """
+    if not isinstance(B, Tensor):
+        raise type_error("spmm", "B", "a torch tensor", type(B).__name__, "Use torch.as_tensor")
+    n = B.shape[-1] if B.dim() else 0
+    dtype = B.dtype
+    if torch.is_autocast_enabled(B.device.type) and dtype is not torch.float64:
+        dtype = torch.get_autocast_dtype(B.device.type)
+    device = B.device if not isinstance(A, Tensor) else None
+    with _lock:
+        entry = _entry(A)
+        key = (n, dtype, B.device, torch.are_deterministic_algorithms_enabled())
+        kept = entry.plans.get(key)
+        if kept is None:
+            kept = plan(A, n, dtype=dtype, device=device)
+            kept._set_values(None if kept.values is None else kept.values.detach())
+            kept._held.follow = None  # it would keep A alive
+            entry.plans[key] = kept
+    # Autograd keeps what a product read. It must be A's own values: the plan's copy of a sparse
+    # tensor's is written anew at each call on a GPU, which autograd would take for a change.
+    if torch.is_grad_enabled() and (_tracked(A) or (B.requires_grad and isinstance(A, Tensor))):
+        return kept._run_checked(B, None, 1.0, 0.0, reduce, current_values(A, kept._csr))
+    return kept.run(B, reduce=reduce)

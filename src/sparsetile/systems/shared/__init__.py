@@ -1,0 +1,1 @@
+"""What several systems launch with: geometry, bound products, epilogues, tile runners."""

@@ -1,0 +1,89 @@
+"""B -> C of one plan with little host time: parameters packed once for each kind of B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparsetile.jit.loader import current_device, current_stream_handle
+from sparsetile.systems.base import PLAIN, Epilogue
+from sparsetile.systems.shared.cuda_context import enter
+
+__all__ = ["Bindable", "BoundProduct", "Prepared"]
+
+
+class Prepared(Protocol):
+    """A launch that lacks the addresses of B and C: ``jit``'s, or a runner's own around it."""
+
+    def launch(self, stream: int, *fields: int) -> None:
+        """Multiply B, at the first address, into C, at the second."""
+
+
+class Bindable(Protocol):
+    """A runner whose plain product is one launch that depends on B's width and alignment."""
+
+    rows: int
+
+    def prepare_launch(
+        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
+    ) -> Prepared | None:
+        """Return the launch for matrices like B, patched by (B, C); None where it needs scratch."""
+
+    def spmm(
+        self,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        packed: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+    ) -> None:
+        """Multiply the general way."""
+
+
+class BoundProduct:
+    """A product bound to a plan's tensors.
+
+    Products that need scratch for cut work go the general way; their kernels are long enough.
+    """
+
+    def __init__(
+        self,
+        runner: Bindable,
+        parts: Sequence[Tensor],
+        values: Tensor | None,
+        packed: Tensor | None,
+    ) -> None:
+        self._runner = runner
+        self._rows = runner.rows
+        self._parts = tuple(parts)
+        self._values = values
+        self._packed = packed
+        self._device = parts[0].device.index
+        self._prepared: dict[tuple[int, int, int], Prepared | None] = {}
+
+    def __call__(self, B: Tensor) -> Tensor:
+        n, stride, pointer = B.shape[1], B.stride(0), B.data_ptr()
+        out = B.new_empty((self._rows, n))
+        if n == 0:
+            return out
+        key = (n, stride, pointer & 15)
+        try:
+            prepared = self._prepared[key]
+        except KeyError:
+            prepared = self._runner.prepare_launch(self._parts, self._values, self._packed, B)
+            self._prepared[key] = prepared
+        if prepared is None:
+            self._runner.spmm(self._parts, self._values, self._packed, B, out)
+            return out
+        device = self._device
+        enter(device)
+        if current_device() == device:
+            prepared.launch(current_stream_handle(device), pointer, out.data_ptr())
+        else:
+            with torch.cuda.device(device):
+                prepared.launch(current_stream_handle(device), pointer, out.data_ptr())
+        return out

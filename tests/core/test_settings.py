@@ -1,0 +1,78 @@
+"""Settings: the environment is read when asked, and what is wrong in it is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparsetile.core import settings
+
+NAMES = (
+    "SPARSETILE_CACHE_DIR",
+    "SPARSETILE_CACHE_MEGABYTES",
+    "SPARSETILE_DATA_DIR",
+    "XDG_CACHE_HOME",
+)
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_folders_are_in_the_user_s_cache_by_default(tmp_path):
+    assert settings.cache_dir() == tmp_path / ".cache" / "sparsetile" / "kernels"
+    assert settings.data_dir() == tmp_path / ".cache" / "sparsetile" / "data"
+
+
+def test_the_desktop_s_cache_folder_is_respected(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert settings.cache_dir() == tmp_path / "xdg" / "sparsetile" / "kernels"
+    assert settings.data_dir() == tmp_path / "xdg" / "sparsetile" / "data"
+
+
+def test_each_folder_can_be_set_and_a_change_is_seen_at_once(monkeypatch):
+    monkeypatch.setenv("SPARSETILE_CACHE_DIR", "one")
+    monkeypatch.setenv("SPARSETILE_DATA_DIR", "other")
+    assert (settings.cache_dir(), settings.data_dir()) == (Path("one"), Path("other"))
+    monkeypatch.setenv("SPARSETILE_CACHE_DIR", "two")
+    assert settings.cache_dir() == Path("two")
+
+
+@pytest.mark.parametrize("name", ["SPARSETILE_CACHE_DIR", "SPARSETILE_DATA_DIR", "XDG_CACHE_HOME"])
+def test_an_empty_setting_means_the_default(monkeypatch, tmp_path, name):
+    monkeypatch.setenv(name, "")
+    assert settings.cache_dir() == tmp_path / ".cache" / "sparsetile" / "kernels"
+    assert settings.data_dir() == tmp_path / ".cache" / "sparsetile" / "data"
+
+
+@pytest.mark.parametrize("text, megabytes", [(None, 512), ("", 512), ("1", 1), (" 64 ", 64)])
+def test_the_limit_of_the_cache_is_in_megabytes(monkeypatch, text, megabytes):
+    if text is not None:
+        monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", text)
+    assert settings.cache_limit_bytes() == megabytes * 1024 * 1024
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "much", "1.5", "1e3"])
+def test_a_limit_that_is_no_positive_whole_number_is_refused(monkeypatch, text):
+    monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", text)
+    with pytest.raises(ValueError) as caught:
+        settings.cache_limit_bytes()
+    assert str(caught.value) == (
+        "settings: SPARSETILE_CACHE_MEGABYTES must be a positive whole number, "
+        f"got {text!r}. Unset it or give a size in megabytes."
+    )
+
+
+def test_the_description_names_every_setting_with_the_value_in_force(monkeypatch):
+    monkeypatch.setenv("SPARSETILE_CACHE_DIR", "kernels")
+    monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", "9")
+    monkeypatch.setenv("SPARSETILE_DATA_DIR", "matrices")
+    assert settings.describe_settings() == {
+        "SPARSETILE_CACHE_DIR": "kernels",
+        "SPARSETILE_CACHE_MEGABYTES": "9",
+        "SPARSETILE_DATA_DIR": "matrices",
+    }

@@ -1,0 +1,392 @@
+"""What the CPU kernels compute, element by element, against float64 and against small integers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numba
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sparsetile.balance.row_chunks import row_chunks
+from sparsetile.intake.csr import CSR
+from sparsetile.kernels.cpu import api as cpu_api
+from sparsetile.kernels.cpu import loops as cpu_numba
+
+# One vector register holds 16 float32; blocks are 1, 2, 4 and 8 of them: every path has a width.
+WIDTHS = (1, 7, 16, 31, 32, 64, 100, 128, 129, 1000)
+FLOATS = (torch.float32, torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small matrices must take the threaded path too."""
+    monkeypatch.setattr(cpu_api, "_WORK_PER_THREAD", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def csr(dense: Tensor, pattern: bool = False) -> CSR:
+    rows, columns = dense.nonzero(as_tuple=True)
+    indptr = torch.searchsorted(rows, torch.arange(dense.shape[0] + 1))
+    values = None if pattern else dense[rows, columns]
+    return CSR(indptr, columns.to(torch.int32), values, (dense.shape[0], dense.shape[1]))
+
+
+def spmm(
+    A: CSR,
+    B: Tensor,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Tensor | None = None,
+    mean: bool = False,
+    chunks: int = 5,
+) -> Tensor:
+    if out is None:
+        out = torch.full((A.shape[0], B.shape[1]), float("nan"), dtype=B.dtype)
+    bounds = row_chunks(A.indptr, chunks)
+    cpu_api.spmm_sum(A.indptr, A.indices, A.values, B, out, alpha, beta, bounds, mean)
+    return out
+
+
+def extremum(A: CSR, B: Tensor, maximum: bool) -> tuple[Tensor, Tensor]:
+    out = torch.full((A.shape[0], B.shape[1]), float("nan"), dtype=B.dtype)
+    arg = torch.full(out.shape, -7, dtype=torch.int64)
+    bounds = row_chunks(A.indptr, 5)
+    cpu_api.spmm_extremum(A.indptr, A.indices, A.values, B, out, arg, maximum, bounds)
+    return out, arg
+
+
+def sampled(A: CSR, G: Tensor, B: Tensor, chunks: int = 5) -> Tensor:
+    out = torch.full((A.nnz,), float("nan"), dtype=B.dtype)
+    cpu_api.sddmm(A.indptr, A.indices, G, B, out, row_chunks(A.indptr, chunks))
+    return out
+
+
+def random_dense(rows: int, columns: int, density: float, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    return dense * (torch.rand(rows, columns, generator=generator) < density)
+
+
+def one_dense_row() -> Tensor:
+    dense = random_dense(60, 400, 0.005)
+    dense[37] = random_dense(1, 400, 1.0, seed=1)
+    return dense
+
+
+def one_dense_column() -> Tensor:
+    dense = random_dense(60, 400, 0.005)
+    dense[:, 3] = 2.5
+    return dense
+
+
+PATTERNS: dict[str, Callable[[], Tensor]] = {
+    "random": lambda: random_dense(61, 53, 0.15),
+    "half_empty": lambda: random_dense(61, 53, 0.15) * (torch.arange(61) % 2)[:, None],
+    "no_entries": lambda: torch.zeros(9, 4, dtype=torch.float64),
+    "one_dense_row": one_dense_row,
+    "one_dense_column": one_dense_column,
+    "all_rows_equal": lambda: random_dense(1, 53, 0.3).expand(61, 53).contiguous(),
+    "one_element": lambda: torch.full((1, 1), 3.0, dtype=torch.float64),
+}
+
+
+def reference_extremum(A: CSR, B: Tensor, maximum: bool) -> tuple[Tensor, Tensor]:
+    """Entry by entry, in float64: max/min that keeps the first of equals and the first NaN."""
+    out = torch.zeros(A.shape[0], B.shape[1], dtype=B.dtype)
+    arg = torch.full(out.shape, -1, dtype=torch.int64)
+    for i in range(A.shape[0]):
+        start, end = int(A.indptr[i]), int(A.indptr[i + 1])
+        if start == end:
+            continue
+        products = B[A.indices[start:end].long()]
+        if A.values is not None:
+            products = products * A.values[start:end, None]
+        for j in range(B.shape[1]):
+            column = products[:, j].tolist()
+            best = 0
+            for e, x in enumerate(column):
+                y = column[best]
+                if y == y and (x != x or (x > y if maximum else x < y)):
+                    best = e
+            out[i, j], arg[i, j] = column[best], start + best
+    return out, arg
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_each_element_is_within_the_rounding_of_its_own_sum(name: str, dtype: torch.dtype) -> None:
+    dense = PATTERNS[name]().to(dtype).double()
+    A = csr(dense.to(dtype))
+    # A sum of n products rounded one by one is off by at most n units in the last place of the
+    # sum of their sizes (u is half an eps); the scaling by alpha adds one.
+    allowed = (A.row_lengths().double() + 2) * torch.finfo(dtype).eps / 2
+    for n in WIDTHS:
+        B = torch.randn(A.shape[1], n, dtype=dtype, generator=torch.Generator().manual_seed(n))
+        error = (spmm(A, B).double() - dense @ B.double()).abs()
+        assert (error <= allowed[:, None] * (dense.abs() @ B.double().abs())).all()
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("pattern", [False, True])
+def test_small_integers_come_out_exact(name: str, dtype: torch.dtype, pattern: bool) -> None:
+    dense = (PATTERNS[name]() * 3).round().to(dtype)
+    A = csr(dense, pattern)
+    exact = (dense != 0).to(dtype) if pattern else dense
+    for n in WIDTHS:
+        B = torch.randint(-4, 5, (A.shape[1], n), generator=torch.Generator().manual_seed(n))
+        expected = exact.double() @ B.double()
+        assert torch.equal(spmm(A, B.to(dtype)).double(), expected)
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rows=st.integers(0, 40), inner=st.integers(1, 40), n=st.integers(0, 150),
+    density=st.sampled_from([0.0, 0.05, 0.5, 1.0]), chunks=st.integers(1, 60),
+    threads=st.integers(1, 5), pattern=st.booleans(), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_any_shape_chunking_and_thread_count_is_exact_on_integers(
+    rows: int,
+    inner: int,
+    n: int,
+    density: float,
+    chunks: int,
+    threads: int,
+    pattern: bool,
+    seed: int,
+) -> None:
+    torch.set_num_threads(threads)
+    dense = (random_dense(rows, inner, density, seed) * 3).round().float()
+    A = csr(dense, pattern)
+    exact = (dense != 0).float() if pattern else dense
+    B = torch.randint(-4, 5, (inner, n), generator=torch.Generator().manual_seed(seed)).float()
+    C = spmm(A, B, chunks=chunks)
+    assert torch.equal(C, exact @ B)
+    products = C @ B.T
+    assert torch.equal(sampled(A, C, B, chunks), products[A.row_ids(), A.indices.long()])
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (5, 5, 0), (0, 0, 0), (1, 1, 1)])
+def test_empty_and_single_sizes_work(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    A = csr(torch.ones(m, k))
+    B = torch.ones(k, n)
+    assert torch.equal(spmm(A, B), torch.full((m, n), float(k)))
+    out, arg = extremum(A, B, maximum=True)
+    assert torch.equal(out, torch.full((m, n), float(k > 0)))
+    assert out.shape == arg.shape
+    assert torch.equal(sampled(A, torch.ones(m, n), B), torch.full((m * k,), float(n)))
+
+
+@pytest.mark.parametrize("n", [7, 33])
+def test_alpha_and_beta_scale_the_product_and_the_old_content(n: int) -> None:
+    dense = (random_dense(30, 20, 0.3) * 3).round().float()
+    B = torch.randint(-4, 5, (20, n)).float()
+    old = torch.randint(-4, 5, (30, n)).float()
+    C = spmm(csr(dense), B, alpha=0.5, beta=-2.0, out=old.clone())
+    assert torch.equal(C, 0.5 * (dense @ B) - 2.0 * old)
+
+
+def test_beta_zero_does_not_read_what_out_held() -> None:
+    dense = (random_dense(30, 20, 0.3) * 3).round().float()
+    B = torch.randint(-4, 5, (20, 33)).float()
+    out = torch.full((30, 33), float("nan"))
+    assert torch.equal(spmm(csr(dense), B, alpha=2.0, beta=0.0, out=out), 2 * (dense @ B))
+
+
+def test_beta_one_keeps_a_nan_that_out_held() -> None:
+    out = torch.zeros(2, 3)
+    out[1, 2] = float("nan")
+    C = spmm(csr(torch.eye(2)), torch.ones(2, 3), beta=1.0, out=out)
+    assert C.isnan().nonzero().tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_mean_divides_by_the_number_of_entries_and_empty_rows_give_zero(
+    dtype: torch.dtype, n: int
+) -> None:
+    dense = torch.tensor([[1, 2, 4, 0], [0, 0, 0, 0], [0, 5, 0, 0]], dtype=dtype)
+    B = torch.randint(-4, 5, (4, n)).to(dtype)
+    counts = torch.tensor([[3], [1], [1]], dtype=dtype)
+    assert torch.equal(spmm(csr(dense), B, mean=True), (dense @ B) / counts)
+    scaled = spmm(csr(dense), B, alpha=2.0, beta=1.0, out=torch.ones(3, n, dtype=dtype), mean=True)
+    torch.testing.assert_close(scaled, 2 * ((dense @ B) / counts) + 1)
+
+
+@pytest.mark.parametrize("n", [1, 7, 16, 130])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_non_finite_element_of_B_reaches_only_the_rows_that_refer_to_it(
+    n: int, bad: float
+) -> None:
+    dense = (random_dense(40, 30, 0.2) * 3).round().float()
+    dense[:, 11] = 0
+    dense[5, 11] = dense[17, 11] = 2
+    B = torch.randint(-4, 5, (30, n)).float()
+    expected = dense @ B
+    B[11, n - 1] = bad
+    expected[[5, 17], n - 1] = bad
+    assert torch.equal(spmm(csr(dense), B).nan_to_num(7e7), expected.nan_to_num(7e7))
+
+
+def test_a_stored_zero_times_infinity_is_nan_and_an_absent_one_is_nothing() -> None:
+    A = CSR(
+        torch.tensor([0, 1, 2]),
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([0.0, 1.0]),
+        (2, 2),
+    )
+    B = torch.tensor([[float("inf")] * 3, [1.0] * 3])
+    C = spmm(A, B)
+    assert C[0].isnan().all()
+    assert torch.equal(C[1], torch.ones(3))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("maximum", [True, False])
+@pytest.mark.parametrize("pattern", [False, True])
+def test_extremum_finds_the_first_best_entry(
+    name: str, dtype: torch.dtype, maximum: bool, pattern: bool
+) -> None:
+    # Integers from a small range, so that ties abound.
+    A = csr((PATTERNS[name]() * 2).round().to(dtype), pattern)
+    for n in (1, 7, 83):
+        B = torch.randint(-2, 3, (A.shape[1], n), generator=torch.Generator().manual_seed(n))
+        out, arg = extremum(A, B.to(dtype), maximum)
+        expected, winners = reference_extremum(A, B.to(dtype), maximum)
+        assert torch.equal(out, expected)
+        assert torch.equal(arg, winners)
+
+
+@pytest.mark.parametrize("maximum", [True, False])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_extremum_lets_the_first_nan_win_and_orders_infinities(
+    maximum: bool, dtype: torch.dtype
+) -> None:
+    A = csr(torch.ones(3, 6, dtype=dtype))
+    nan, inf = float("nan"), float("inf")
+    columns = [[1, nan, 5, nan, -5, 0], [nan, 1, 2, 3, 4, 5], [1, inf, -inf, inf, -inf, 0]]
+    B = torch.tensor(columns, dtype=dtype).T.repeat(1, 11)
+    out, arg = extremum(A, B, maximum)
+    winners = [1, 0, 1 if maximum else 2]
+    best = [nan, nan, inf if maximum else -inf]
+    assert torch.equal(arg, torch.arange(3)[:, None] * 6 + torch.tensor(winners * 11))
+    expected = torch.tensor(best * 11, dtype=dtype).expand(3, 33)
+    assert torch.equal(out.nan_to_num(7e7), expected.nan_to_num(7e7))
+    torch.testing.assert_close(out[0], B.amax(0) if maximum else B.amin(0), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sampled_products_are_within_the_rounding_of_their_sums(
+    name: str, dtype: torch.dtype
+) -> None:
+    A = csr(PATTERNS[name]().to(dtype))
+    rows, columns = A.row_ids(), A.indices.long()
+    for n in WIDTHS:
+        generator = torch.Generator().manual_seed(n)
+        G = torch.randn(A.shape[0], n, dtype=dtype, generator=generator)
+        B = torch.randn(A.shape[1], n, dtype=dtype, generator=generator)
+        products = G.double()[rows] * B.double()[columns]
+        allowed = n * torch.finfo(dtype).eps / 2 * products.abs().sum(1)
+        error = (sampled(A, G, B).double() - products.sum(1)).abs()
+        assert (error <= allowed).all()
+
+
+def test_sampled_product_of_a_nan_row_is_nan_only_in_that_row() -> None:
+    A = csr(torch.ones(4, 5))
+    G = torch.ones(4, 19)
+    G[2, 18] = float("nan")
+    out = sampled(A, G, torch.ones(5, 19)).view(4, 5)
+    assert out[2].isnan().all()
+    assert torch.equal(out[[0, 1, 3]], torch.full((3, 5), 19.0))
+
+
+@pytest.mark.parametrize("name", ["random", "one_dense_row"])
+def test_results_are_bit_identical_for_any_threads_chunks_and_column_split(name: str) -> None:
+    dense = PATTERNS[name]().float()
+    A = csr(dense)
+    B = torch.randn(A.shape[1], 133)
+    G = torch.randn(A.shape[0], 133)
+    torch.set_num_threads(1)
+    product, grad = spmm(A, B, chunks=1), sampled(A, G, B, chunks=1)
+    best, winners = extremum(A, B, maximum=True)
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        for chunks in (1, 3, 64):
+            assert torch.equal(spmm(A, B, chunks=chunks), product)
+            assert torch.equal(sampled(A, G, B, chunks=chunks), grad)
+        again, winners_again = extremum(A, B, maximum=True)
+        assert torch.equal(again, best)
+        assert torch.equal(winners_again, winners)
+    for first, last in ((0, 1), (3, 20), (64, 133)):
+        assert torch.equal(spmm(A, B[:, first:last]), product[:, first:last])
+
+
+def test_a_hundred_runs_give_the_same_bits() -> None:
+    A = csr(random_dense(200, 150, 0.1).float())
+    B = torch.randn(150, 37)
+    first = spmm(A, B)
+    assert all(torch.equal(spmm(A, B), first) for _ in range(100))
+
+
+def run_with_cache(folder: Path) -> str:
+    """A fresh process: how often its kernel came from the cache, and what it computed."""
+    script = """
+import torch
+from sparsetile.kernels.cpu import api as cpu_api
+from sparsetile.kernels.cpu import loops as cpu_numba
+indptr, bounds = torch.tensor([0, 1]), torch.tensor([0, 1])
+out, ones = torch.empty(1), torch.ones(1, 2)
+cpu_api.sddmm(indptr, indptr[:1].int(), ones, ones, out, bounds)
+print(sum(cpu_numba.sddmm.stats.cache_hits.values()), out.tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_second_process_takes_the_kernel_from_the_cache_unless_it_is_damaged(
+    tmp_path: Path,
+) -> None:
+    assert run_with_cache(tmp_path) == "0 [2.0]"
+    assert run_with_cache(tmp_path) == "1 [2.0]"
+    for kind in ("*.nbc", "*.nbi"):  # code, index
+        files = [path for path in tmp_path.rglob(kind) if "sddmm" in path.name]
+        assert files
+        for path in files:
+            path.write_bytes(path.read_bytes()[:100])
+        assert run_with_cache(tmp_path) == "0 [2.0]"
+    assert run_with_cache(tmp_path) == "1 [2.0]"
+
+
+def test_a_machine_without_a_folder_to_cache_in_compiles_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert cpu_numba._entry_point(double)(21) == 42

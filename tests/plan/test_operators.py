@@ -1,0 +1,136 @@
+"""The operators' flat form: halves that swap, and what is missing is said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import sparsetile as st
+from sparsetile.plan import operators as ops
+from sparsetile.systems.cpu.system import CPURunner
+from tests.contracts.cases import csr_of, random_matrix
+
+
+def made(system: str) -> st.Plan:
+    return st.plan(csr_of(random_matrix(12, 10, 0.3)), 4, system=system)
+
+
+@pytest.mark.parametrize("system", ["cpu", "dense"])
+def test_mirroring_twice_gives_the_same_list(system):
+    plan = made(system)
+    plan._prepare_gradients()
+    bundle = ops.Bundle(plan._recipe)
+    mirrored = ops.Bundle(bundle.mirrored)
+    assert mirrored.mirrored == plan._recipe
+    there = bundle.mirror(plan._tensors)
+    back = mirrored.mirror(there)
+    assert len(back) == len(plan._tensors)
+    assert all(one is other for one, other in zip(back, plan._tensors, strict=True))
+    assert (mirrored.rows, mirrored.cols) == (bundle.cols, bundle.rows)
+
+
+def test_order_and_inverse_undo_each_other():
+    plan = made("cpu")
+    plan._prepare_gradients()
+    bundle = ops.Bundle(plan._recipe)
+    order, inverse = plan._tensors[bundle.size], plan._tensors[bundle.size + 1]
+    assert torch.equal(order[inverse], torch.arange(plan.nnz))
+    assert torch.equal(plan.values[order], plan.T.values)
+
+
+def test_an_exact_system_is_not_listed_twice():
+    assert len(made("cpu")._tensors) == 1 + len(made("cpu")._stage.parts)
+    dense = made("dense")
+    assert len(dense._tensors) > 1 + len(dense._stage.parts)
+
+
+def test_gradients_without_the_transpose_say_what_to_call():
+    plan = made("cpu")
+    bundle = ops.Bundle(plan._recipe)
+    assert not bundle.differentiable
+    with pytest.raises(RuntimeError) as caught:
+        ops._need_transpose(bundle)
+    assert str(caught.value) == (
+        "spmm: tensors must hold the planned transpose to compute gradients, got the forward half "
+        "only. Call plan.run, which plans the transpose when gradients are needed."
+    )
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_an_extremum_without_winners_is_the_same_and_has_no_gradient(reduce):
+    csr = csr_of(random_matrix(30, 20, 0.2))
+    plan = st.plan(csr, 4, system="cpu")
+    B = torch.randn(20, 4, requires_grad=True)
+    run = torch.ops.sparsetile.spmm_extremum
+    arguments = (plan._tensors, csr.values, B, plan._recipe, reduce)
+    C, none = run(*arguments, False)
+    assert none.numel() == 0
+    assert torch.equal(C, run(*arguments, True)[0])
+    with pytest.raises(RuntimeError, match=r"^spmm_extremum: winners must be True .* plan\.run"):
+        C.sum().backward()
+
+
+def test_gradients_of_an_extremum_add_up_where_one_entry_of_b_wins_often():
+    """One column of A is dense and B's row there is greatest: all rows' gradients meet in it."""
+    rows = 50
+    csr = csr_of(random_matrix(rows, 8, 1.0))
+    csr.values[:] = 1
+    B = torch.zeros(8, 3)
+    B[5] = 10
+    B.requires_grad_()
+    values = csr.values.clone().requires_grad_()
+    plan = st.plan(csr, 3, system="cpu")
+    plan.run(B, values=values, reduce="max").sum().backward()
+    expected = torch.zeros(8, 3)
+    expected[5] = rows
+    assert torch.equal(B.grad, expected)
+    assert torch.equal(values.grad, torch.where(csr.indices == 5, 30.0, 0.0))
+
+
+def test_a_recipe_without_an_exact_system_is_refused():
+    plan = made("dense")
+    forward, parts, _, _ = json.loads(plan._recipe)[0]
+    recipe = json.dumps([[forward, parts, None, 0]])
+    with pytest.raises(TypeError) as caught:
+        ops.Bundle(recipe)
+    assert str(caught.value) == f"spmm: recipe must name an exact system, got {recipe}."
+
+
+@pytest.mark.parametrize(
+    "tensor, copied",
+    [
+        (torch.ones(3, 4), False),
+        (torch.ones(3, 8)[:, :4], False),
+        (torch.ones(3, 1).expand(3, 1), False),
+        (torch.ones(4, 3).t(), True),
+        (torch.ones(3, 8)[:, ::2], True),
+        (torch.ones(3, 1).expand(3, 4), True),
+        (torch.ones(2, 3, 4), False),
+    ],
+)
+def test_only_columns_that_are_apart_are_copied(tensor, copied):
+    found = ops.row_major(tensor)
+    assert (found is not tensor) is copied
+    assert torch.equal(found, tensor) and (found.shape[-1] <= 1 or found.stride(-1) == 1)
+
+
+@pytest.mark.parametrize("any_strides", [False, True])
+def test_a_runner_that_takes_any_strides_is_given_the_callers_own_tensors(monkeypatch, any_strides):
+    plan, X, Y = made("cpu"), torch.ones(4, 10), torch.zeros(4, 12)
+    given = []
+
+    def spmm(self, parts, values, packed, B, out, epilogue):
+        given.append((B, out))
+        out.fill_(3)
+
+    monkeypatch.setattr(CPURunner, "any_strides", any_strides)
+    monkeypatch.setattr(CPURunner, "spmm", spmm)
+    plan.run(X.T, out=Y.T)
+    plan.run(X.T, alpha=2.0)
+    assert bool((Y == 3).all())
+    (first, out), (second, made_out) = given
+    own = [first.data_ptr(), second.data_ptr()] == [X.data_ptr()] * 2
+    assert own is (out.data_ptr() == Y.data_ptr()) is any_strides
+    assert made_out.is_contiguous()

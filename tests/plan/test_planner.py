@@ -1,0 +1,183 @@
+"""Planning: what is refused and in which words, what is chosen, what a plan holds on to."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import sparsetile as st
+from sparsetile.plan import planner
+from sparsetile.reorder import REORDERERS
+from sparsetile.systems import SYSTEMS
+from tests.contracts.cases import assert_close, csr_of
+from tests.plans import MATRIX, dense, made, said
+
+
+@pytest.mark.parametrize(
+    "n, kind, text",
+    [
+        (-1, ValueError, "plan: n must be between 0 and 2147483647, got -1. "),
+        (2.5, ValueError, "plan: n must be a whole number, got 2.5. "),
+        ("4", TypeError, "plan: n must be a whole number, got '4'. "),
+        (None, TypeError, "plan: n must be a whole number, got NoneType. "),
+    ],
+)
+def test_a_width_that_is_no_size_is_refused(n, kind, text):
+    assert said(kind, lambda: made(n)).startswith(text)
+
+
+def test_an_unknown_system_is_refused_with_the_known_ones():
+    text = said(ValueError, lambda: made(system="gpu"))
+    assert text == (
+        f"plan: system must be one of {['auto', *SYSTEMS]}, got 'gpu'. "
+        "Choose a name from that list."
+    )
+
+
+def test_an_unknown_way_to_tune_is_refused():
+    assert said(ValueError, lambda: made(tune="fast")) == (
+        "plan: tune must be one of ['model', 'measure'], got 'fast'. Choose a name from that list."
+    )
+
+
+def test_an_unknown_order_is_refused_with_the_known_ones():
+    assert said(ValueError, lambda: made(reorder="best")) == (
+        f"plan: reorder must be one of {['auto', *REORDERERS]}, got 'best'. "
+        "Choose a name from that list."
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.bool, "float32"])
+def test_a_dtype_that_is_no_float_is_refused(dtype):
+    text = said(TypeError, lambda: made(dtype=dtype))
+    assert text.startswith("plan: dtype must be one of torch.float16, torch.bfloat16, ")
+    assert text.endswith(f"got {dtype}. Choose one of those.")
+
+
+@pytest.mark.parametrize(
+    "A", [None, 5, torch.ones(3, 3), np.ones((3, 3)), (1, 2), object()], ids=lambda a: str(type(a))
+)
+def test_what_is_no_sparse_matrix_is_refused(A):
+    assert said(TypeError, lambda: st.plan(A, 4)).startswith(
+        "plan: A must be a sparse matrix, got "
+    )
+
+
+def test_a_system_that_cannot_serve_says_why_and_so_do_the_others():
+    text = said(st.UnsupportedError, lambda: made(system="csr"))
+    assert text.startswith(
+        "plan: system must be able to serve this product, got csr. Each system's reason:\n"
+    )
+    assert "  csr: runs on cuda, A is on cpu" in text
+    assert "  cusparse: runs on cuda, A is on cpu" in text
+
+
+def test_a_product_no_system_can_serve_lists_every_system(monkeypatch):
+    for system in SYSTEMS.values():
+        monkeypatch.setattr(type(system), "further_reasons", lambda self, request: ["is away"])
+    text = said(st.UnsupportedError, made)
+    assert "got no system. " in text
+    for name in SYSTEMS:
+        assert f"  {name}: " in text
+    assert text.count("is away") == len(SYSTEMS)
+
+
+def test_determinism_is_torch_s_own_setting_unless_given():
+    assert not made().deterministic
+    assert made(deterministic=True).deterministic
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert made().deterministic and not made(deterministic=False).deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_type_of_a_pattern_is_torch_s_default():
+    assert st.plan(csr_of(MATRIX, pattern=True), 4).dtype is torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert st.plan(csr_of(MATRIX, pattern=True), 4).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_values_are_brought_to_the_type_asked_for():
+    plan = made(dtype=torch.float64)
+    B = dense(dtype=torch.float64)
+    assert_close(plan @ B, csr_of(MATRIX), B)
+
+
+@pytest.mark.parametrize("name", REORDERERS)
+def test_every_order_gives_the_same_product(name):
+    plan, B = made(reorder=name), dense()
+    assert plan.reorder == name
+    assert_close(plan @ B, csr_of(MATRIX), B)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
+def test_an_order_of_the_caller_s_own_is_taken(dtype):
+    order = torch.randperm(30).to(dtype)
+    plan, B = made(reorder=order), dense()
+    assert plan.reorder == "given"
+    assert_close(plan @ B, csr_of(MATRIX), B)
+    order.zero_()
+    assert_close(plan @ B, csr_of(MATRIX), B)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        torch.arange(29),
+        torch.zeros(30, dtype=torch.int64),
+        torch.arange(30) + 1,
+        torch.arange(30).view(1, 30),
+    ],
+)
+def test_an_order_that_repeats_or_misses_rows_is_refused(order):
+    text = said(ValueError, lambda: made(reorder=order))
+    assert text.startswith("plan: reorder must be a permutation of the 30 rows of A, got a tensor ")
+
+
+def test_measuring_runs_every_able_system_and_keeps_the_fastest():
+    plan = made(tune="measure")
+    assert plan.info["considered"].keys() == {"cpu", "dense"}
+    assert plan.system == min(plan.info["considered"], key=plan.info["considered"].__getitem__)
+    B = dense()
+    assert_close(plan @ B, csr_of(MATRIX), B)
+
+
+def test_a_plan_shares_no_memory_with_the_matrix():
+    csr, B = csr_of(MATRIX), dense()
+    plan = st.plan(csr, 4)
+    before = plan @ B
+    csr.indptr.zero_()
+    csr.indices.zero_()
+    csr.values.zero_()
+    assert torch.equal(plan @ B, before)
+
+
+def test_a_plan_keeps_neither_the_matrix_nor_the_operand_alive():
+    A = torch.tensor(MATRIX.toarray(), dtype=torch.float32).to_sparse_csr()
+    B = dense()
+    plan = st.plan(A, 4)
+    C = plan @ B
+    watched = [weakref.ref(A), weakref.ref(B), weakref.ref(C)]
+    del A, B, C
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 3
+
+
+def test_files_and_scipy_matrices_go_to_the_gpu_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    target = planner._target_device
+    assert target(MATRIX, None) == torch.device("cuda", 3)
+    assert target("graph.mtx", None) == torch.device("cuda", 3)
+    assert target(csr_of(MATRIX), None) is None, "stays where it is"
+    assert target(MATRIX, "cpu") == torch.device("cpu")
+    assert target(MATRIX, "cuda") == torch.device("cuda", 3)
+    assert target(MATRIX, "cuda:1") == torch.device("cuda", 1)
