@@ -3,8 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CUDA := src/sparsetile/kernels/cuda
 
-.PHONY: demo test lint setup clean
+# One process a core, and a file's tests in one process: they share fixtures and caches.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# What `make check` runs: about a minute, and where most mistakes show.
+CORE := tests/test_layering.py tests/test_import.py tests/core tests/check tests/jit/test_source.py \
+  tests/contracts/test_formats.py tests/contracts/test_balance.py tests/formats tests/balance \
+  tests/systems tests/plan/test_plan.py tests/plan/test_planner.py tests/plan/test_spmm.py \
+  tests/tools/test_record.py
+
+.PHONY: demo test check lint setup compile-all verify mutate clean
 
 setup: $(STAMP)
 
@@ -20,14 +29,33 @@ $(STAMP): pyproject.toml constraints.txt src/sparsetile/_version.py
 demo: $(STAMP)
 	$(BIN)/sparsetile run 'gen:power_law?rows=20000&nnz=400000&seed=1' -n 128 --weighted
 
+# Everything that a machine without a GPU can check, within 10 minutes on two cores.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+# The inner loop: lint and about a minute of tests.
+check: $(STAMP) lint
+	$(PYTEST) $(CORE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror src/sparsetile/kernels/cuda/*.cu src/sparsetile/kernels/cuda/*.cuh
+	$(BIN)/clang-format --dry-run --Werror $(CUDA)/*.cu $(CUDA)/*.cuh
+
+# Every configuration of every kernel; no GPU needed. Commit results/compile after device code or
+# configurations changed.
+compile-all: $(STAMP)
+	$(BIN)/python -m tools.compile_all
+
+# On a machine with a GPU. Commit results/<gpu> after code between plan() and the launch changed.
+verify: $(STAMP)
+	$(BIN)/python -m tools.verify
+	$(BIN)/python -m tools.verify --checker memcheck,racecheck,synccheck
+
+# On a machine with a GPU: breaks kernels one token at a time; the GPU tests must notice each.
+mutate: $(STAMP)
+	$(BIN)/python -m tools.mutate
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -3,8 +3,9 @@
     python examples/choices.py results/h200/{core,all,asyncsparse}.jsonl --data DIR
     python examples/choices.py results/h200/{voltrix,brp,rsh,acc}.jsonl --data DIR
 
-For every product with the times of two systems or more, the model (``tune/choose.py``) predicts
-each from the matrix alone; the loss is the time of the one it would take over that of the fastest.
+For every product with the times of two systems or more, each system's model
+(``systems/<name>/cost.py``) predicts its time from the matrix alone; the loss is the time of the
+one that would be taken over that of the fastest.
 Matrices of the core suite, to which the model was fitted, stand apart from the others and from
 stand-ins, which are generated. No GPU is needed: the H200's ceilings are known. DIR holds the
 matrices of the records.
@@ -142,12 +143,13 @@ def choices(
                 n=product.n,
                 dtype=getattr(torch, product.dtype),
                 permutation=orders[product.order],
+                ceilings=H200,
             )
             given = dataclasses.replace(product, order="identity")
             yield Choice(
                 product,
                 ours[product],
-                predict_systems(request, list(ours[product]), H200),
+                predict_systems(request, list(ours[product])),
                 best.get(given, math.nan),
             )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 import sparsetile as st
+from sparsetile.core.timer import time_product
 from sparsetile.data import generators
 
 
@@ -32,23 +33,6 @@ def host_microseconds(call: Callable[[], object], calls: int = 500, rounds: int 
     return best * 1e6
 
 
-def kernel_microseconds(call: Callable[[], object], launches: int = 50) -> float:
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(launches):
-                call()
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-    return start.elapsed_time(stop) * 1e3 / launches
-
-
 def main() -> None:
     csr = generators.random(1000, 1000, density=0.01, weighted=True, seed=0)
     plan = st.plan(csr, 32, system="csr", device="cuda")
@@ -60,7 +44,7 @@ def main() -> None:
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "matrix": "random 1000x1000, density 0.01, N=32",
-        "kernel_us": kernel_microseconds(lambda: plan @ B),
+        "kernel_us": 1e6 * time_product(lambda: plan @ B, B.device).median,
         "plan_run_us": host_microseconds(lambda: plan.run(B)),
         "torch_empty_us": host_microseconds(lambda: B.new_empty((1000, 32))),
         "torch_add_us": host_microseconds(lambda: torch.add(B, B)),

@@ -212,8 +212,8 @@ def main() -> int:
         return 0
     import torch
 
-    from sparsetile.jit import code_digest
-    from sparsetile.record import gpu_slug
+    from sparsetile.check.digest import code_digest
+    from sparsetile.check.environment import gpu_slug
 
     if asked.data is None or not asked.data.is_dir():
         parser.error(f"--data must be an existing folder of matrices, got {asked.data}")

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sparsetile.plan import operators as ops
+from sparsetile.plan import operators
 from sparsetile.systems import registry
-from sparsetile.systems.wcsr import system as wcsr
 
 DEVICES = [
     "cpu",
@@ -34,18 +33,9 @@ def _seed() -> None:
     torch.manual_seed(20240611)
 
 
-@pytest.fixture(autouse=True)
-def _tall_windows() -> Iterator[None]:
-    """Let ``wcsr`` take windows of 64 rows everywhere: small matrices would never lead it there."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wcsr, "A_TALL_TILE", 0.0)
-        patch.setattr(wcsr, "A_TALL_WINDOW", 0.0)
-        yield
-
-
 def _forget_runners() -> None:
     registry._runners.clear()
-    ops._bundle.cache_clear()
+    operators._flat_plan.cache_clear()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 from sparsetile.bench.record import append_record
 from sparsetile.core.device import H200
 from sparsetile.intake.files import write_npz
-from sparsetile.tune import choose
 from tests.bench.fakes import environment, failed, record
 from tests.contracts.cases import csr_of, random_matrix, tf32
 from tests.examples import load_example
@@ -58,7 +57,7 @@ def test_only_what_auto_could_have_taken_on_an_h200_is_collected():
 
 def test_a_loss_is_the_time_of_the_taken_over_that_of_the_fastest(folder, monkeypatch):
     told = {"csr": 2e-6, "acc": 5e-6}
-    monkeypatch.setattr(choices, "predict_systems", lambda request, able, ceilings: told)
+    monkeypatch.setattr(choices, "predict_systems", lambda request, able: told)
     ours, best = choices.collect([of("csr", 6e-6), of("acc", 4e-6), of("cusparse-csr1", 9e-6)])
     (found,) = choices.choices(ours, best, folder)
     assert (found.taken, found.loss) == ("csr", pytest.approx(1.5))
@@ -75,8 +74,9 @@ def test_a_loss_is_the_time_of_the_taken_over_that_of_the_fastest(folder, monkey
 def test_orders_types_and_widths_are_predicted_as_they_were_measured(folder, monkeypatch):
     asked = []
 
-    def predict(request, able, ceilings):
-        asked.append((request.n, request.dtype, request.permutation.name, ceilings.name))
+    def predict(request, able):
+        asked.append((request.n, request.dtype, request.permutation.name))
+        assert request.machine is H200, "whatever this machine is"
         assert (request.csr.values is None) == (request.n == 32)
         return dict.fromkeys(able, 1e-6)
 
@@ -90,7 +90,7 @@ def test_orders_types_and_widths_are_predicted_as_they_were_measured(folder, mon
         of(name, 1e-6, **kind) for kind in kinds for name in ("csr", "acc")
     )
     found = list(choices.choices(ours, best, folder))
-    assert [(n, str(dtype), order) for n, dtype, order, _ in asked] == [
+    assert [(n, str(dtype), order) for n, dtype, order in asked] == [
         (32, "torch.float16", "identity"),
         (64, "torch.float32", "identity"),
         (96, "torch.float32", "affinity"),
@@ -116,9 +116,8 @@ def test_the_models_own_predictions_make_the_table(folder, capsys, monkeypatch):
     lines = [line.split() for line in printed.splitlines()]
     assert ["core", "float32", "identity", "128", "acc,", "csr", "1", "0.0", "%", "none", "csr",
             "1", "2.00"] in lines  # fmt: skip
-    start = choose._CSR[4].start
     (csr,) = [line for line in lines if line[:3] == ["csr", "float32", "others"]]
-    assert start / 3e-6 < float(csr[4]) < 1.5
+    assert H200.launch / 2 / 3e-6 < float(csr[4]) < 1.5
 
 
 def test_a_stand_in_is_generated_and_stands_apart(folder):

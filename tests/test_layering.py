@@ -1,4 +1,4 @@
-"""The order of the house: a module imports only from rooms above its own.
+"""Imports go one way: a module imports only from packages before its own.
 
 Imports are read from the source, so that those inside functions count like those at the top.
 """
@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "sparsetile"
 
-# From the ground up. Rooms of one floor do not know each other.
-FLOORS = (
+# In import order. Packages of one line do not import each other.
+LAYERS = (
     ("_version",),
     ("core",),
     ("intake",),
@@ -30,30 +30,28 @@ FLOORS = (
     ("dist",),
     ("data",),
     ("check",),
-    ("record",),
-    ("checkers",),
     ("bench",),
     ("cli",),
     ("__main__",),
 )
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-# `import sparsetile` means the package's public names, the highest of which is in this room.
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
+# `import sparsetile` means the public names, the last of which is in this package.
 FRONT = "plan"
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """``intake/csr.py`` -> ``intake``; ``plan.py`` -> ``plan``."""
     return module.split("/")[0].removesuffix(".py")
 
 
-def is_room(name: str) -> bool:
+def is_package(name: str) -> bool:
     return (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file()
 
 
 def public_names() -> dict[str, str]:
-    """Name in ``sparsetile/__init__.py`` -> room it comes from."""
+    """Name in ``sparsetile/__init__.py`` -> package it comes from."""
     tree = ast.parse((ROOT / "__init__.py").read_text())
     return {
         alias.asname or alias.name: str(node.module).split(".")[1]
@@ -84,8 +82,8 @@ def imported_modules(source: str) -> Iterator[tuple[int, str, list[str]]]:
             yield node.lineno, str(node.args[0].value), []
 
 
-def imported_rooms(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, room) for each import of the package's own."""
+def imported_packages(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, package) for each import of the package's own."""
     for line, module, names in imported_modules(source):
         parts = module.split(".")
         if parts[0] != "sparsetile":
@@ -96,21 +94,21 @@ def imported_rooms(source: str) -> Iterator[tuple[int, str]]:
             yield line, FRONT
         else:
             for name in names:
-                yield line, name if is_room(name) else public_names().get(name, FRONT)
+                yield line, name if is_package(name) else public_names().get(name, FRONT)
 
 
 def violations(module: str, source: str) -> list[str]:
-    here = room_of(module)
+    here = package_of(module)
     return [
-        f"{module}:{line} imports from {room}"
-        for line, room in imported_rooms(source)
-        if room != here and FLOOR[room] >= FLOOR[here]
+        f"{module}:{line} imports from {package}"
+        for line, package in imported_packages(source)
+        if package != here and LAYER[package] >= LAYER[here]
     ]
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "__init__.py"])
-def test_a_module_imports_only_from_rooms_above_its_own(module: str):
-    assert room_of(module) in FLOOR, f"{module} has no place in the order: add it to FLOORS"
+def test_a_module_imports_only_from_packages_before_its_own(module: str):
+    assert package_of(module) in LAYER, f"{module} has no place in the order: add it to LAYERS"
     assert violations(module, (ROOT / module).read_text()) == []
 
 
@@ -127,7 +125,7 @@ def test_a_module_imports_only_from_rooms_above_its_own(module: str):
         ("formats/rows.py", "import sparsetile.balance.segments"),
     ],
 )
-def test_an_import_from_below_is_found_wherever_it_stands(module: str, source: str):
+def test_an_import_from_a_later_package_is_found_wherever_it_stands(module: str, source: str):
     assert len(violations(module, source)) == 1
 
 
@@ -141,7 +139,7 @@ def test_an_import_from_below_is_found_wherever_it_stands(module: str, source: s
         ("cli/run.py", "import sparsetile"),
     ],
 )
-def test_an_import_from_above_or_beside_is_right(module: str, source: str):
+def test_an_import_from_before_or_beside_is_right(module: str, source: str):
     assert violations(module, source) == []
 
 
@@ -193,15 +191,17 @@ def test_a_reader_of_the_environment_is_found(source: str):
     assert environment_readers(source)
 
 
-def test_only_the_compiler_s_room_imports_cuda():
+def test_only_the_jit_package_imports_cuda():
     found = importers("cuda")
     assert found, "the check must see jit's own imports"
-    assert {name for name in found if room_of(name) != "jit"} == set()
+    assert {name for name in found if package_of(name) != "jit"} == set()
 
 
 def test_only_cpu_kernels_and_row_orders_import_numba():
     found = importers("numba", "llvmlite")
     assert found, "the check must see the kernels' own imports"
     assert {
-        name for name in found if not name.startswith(("kernels/cpu/", "reorder/", "core/numba_cache"))
+        name
+        for name in found
+        if not name.startswith(("kernels/cpu/", "reorder/", "core/numba_cache"))
     } == set()

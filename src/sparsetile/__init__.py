@@ -12,7 +12,7 @@ from __future__ import annotations
 from sparsetile._version import __version__
 from sparsetile.core.errors import CompileError, DataError, PlanFileError, UnsupportedError
 from sparsetile.intake import CSR
-from sparsetile.plan.files import load_plan
+from sparsetile.plan.load import load_plan
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 from sparsetile.plan.spmm import clear_plan_cache, spmm

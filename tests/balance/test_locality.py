@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sparsetile import CSR
-from sparsetile.balance import locality, spread
+from sparsetile.balance import l2_reload_factor, locality
+from sparsetile.core.device import H200, SMALLEST_L2_BYTES
 
 ROWS, EACH = 4096, 8
 ROW_BYTES = 128
@@ -35,44 +36,50 @@ def scattered() -> CSR:
     return matrix(torch.randint(ROWS, (ROWS, EACH), generator=generator))
 
 
-def test_a_B_that_fits_the_cache_is_not_spread(monkeypatch):
-    assert spread(scattered(), None, ROW_BYTES // 8) == 0
+def test_a_B_that_fits_the_cache_is_not_reloaded(monkeypatch):
+    assert l2_reload_factor(scattered(), None, ROW_BYTES // 8) == 0
     monkeypatch.setattr(locality, "CACHE_BYTES", ROWS * ROW_BYTES)
-    assert spread(scattered(), None, ROW_BYTES) == 0
-    assert spread(scattered(), None, ROW_BYTES + 1) > 0
+    assert l2_reload_factor(scattered(), None, ROW_BYTES) == 0
+    assert l2_reload_factor(scattered(), None, ROW_BYTES + 1) > 0
 
 
 def test_rows_of_a_band_come_in_about_once():
     # Windows of 512 entries are 64 rows; each uses 7 columns of the next one's again.
-    assert spread(band(), None, ROW_BYTES) == pytest.approx(1 + 7 / 64, abs=0.01)
+    assert l2_reload_factor(band(), None, ROW_BYTES) == pytest.approx(1 + 7 / 64, abs=0.01)
 
 
 def test_columns_in_no_order_come_in_about_every_time():
-    found = spread(scattered(), None, ROW_BYTES)
+    found = l2_reload_factor(scattered(), None, ROW_BYTES)
     assert 0.9 * EACH < found < EACH
-    assert found > 5 * spread(band(), None, ROW_BYTES)
+    assert found > 5 * l2_reload_factor(band(), None, ROW_BYTES)
 
 
 def test_the_order_of_the_rows_counts_not_the_rows_themselves():
     shuffled = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
-    far = spread(band(), shuffled, ROW_BYTES)
+    far = l2_reload_factor(band(), shuffled, ROW_BYTES)
     assert far > 5
     # The same matrix with its rows shuffled: the order that undoes it makes it a band again.
     columns = band().indices.reshape(ROWS, EACH)
     mixed = matrix(columns[shuffled])
-    assert spread(mixed, None, ROW_BYTES) == far
-    assert spread(mixed, torch.argsort(shuffled), ROW_BYTES) == spread(band(), None, ROW_BYTES)
+    assert l2_reload_factor(mixed, None, ROW_BYTES) == far
+    assert l2_reload_factor(mixed, torch.argsort(shuffled), ROW_BYTES) == l2_reload_factor(
+        band(), None, ROW_BYTES
+    )
 
 
 def test_a_given_order_that_is_the_identity_changes_nothing():
     identity = torch.arange(ROWS)
     for csr in (band(), scattered()):
-        assert spread(csr, identity, ROW_BYTES) == spread(csr, None, ROW_BYTES)
+        assert l2_reload_factor(csr, identity, ROW_BYTES) == l2_reload_factor(csr, None, ROW_BYTES)
 
 
-def test_a_matrix_without_entries_or_a_B_without_columns_is_not_spread():
+def test_a_matrix_without_entries_or_a_B_without_columns_is_not_reloaded():
     empty = CSR(
         torch.zeros(5, dtype=torch.int64), torch.empty(0, dtype=torch.int32), None, (4, 9999)
     )
-    assert spread(empty, None, ROW_BYTES) == 0
-    assert spread(scattered(), None, 0) == 0
+    assert l2_reload_factor(empty, None, ROW_BYTES) == 0
+    assert l2_reload_factor(scattered(), None, 0) == 0
+
+
+def test_the_cache_is_the_smallest_that_plans_are_made_for():
+    assert SMALLEST_L2_BYTES == 40 * 2**20 < H200.l2_bytes

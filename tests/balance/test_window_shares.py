@@ -9,22 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsetile.balance import WindowShares, share_windows
-from sparsetile.balance.windows import A_WINDOW, EVEN_ROUNDS, LEAST_TILES, LONG_SHARE
+from sparsetile.balance import WindowShares
+from sparsetile.balance.shares import EVEN_ROUNDS, LONG_SHARE, MIN_TILES, WINDOW_COST
+from sparsetile.formats import Units
 
 WINDOWS = st.lists(st.integers(0, 90) | st.sampled_from([0, 0, 1, 7, 8, 400]), max_size=60)
 WORKERS = st.sampled_from([1, 2, 3, 7, 40, 132])
 
 
 def made(tiles: list[int], workers: int, **options) -> WindowShares:
-    offsets = torch.tensor([0, *tiles]).cumsum(0).to(torch.int32)
-    return share_windows(offsets, workers=workers, **options)
+    units = Units.from_offsets(torch.tensor([0, *tiles]).cumsum(0).to(torch.int32))
+    return WindowShares.make(units, workers=workers, **options)
 
 
 def loads(shares: WindowShares) -> list[int]:
     """Cost of each worker's items: tiles, and what an item costs beside them."""
     first = shares.first_of_worker.tolist()
-    cost = (shares.items[:, 2] - shares.items[:, 1] + A_WINDOW).tolist()
+    cost = (shares.items[:, 2] - shares.items[:, 1] + WINDOW_COST).tolist()
     return [sum(cost[begin:end]) for begin, end in itertools.pairwise(first)]
 
 
@@ -86,22 +87,22 @@ def test_workers_have_neighbouring_items_in_the_order_of_their_windows(tiles, wo
 @settings(max_examples=200, deadline=None)
 @given(WINDOWS, WORKERS)
 def test_no_worker_has_much_more_than_the_mean(tiles, workers):
-    """Both ends of a share may move by a least piece, or past a window's end, and it may be cut."""
+    """Both ends of a share may move by a piece, or past a window's end, and it may be cut."""
     shares = made(tiles, workers)
-    mean = (sum(tiles) + A_WINDOW * len(tiles)) / workers
-    assert max(loads(shares)) <= mean + 2 * LEAST_TILES + 2 * A_WINDOW
+    mean = (sum(tiles) + WINDOW_COST * len(tiles)) / workers
+    assert max(loads(shares)) <= mean + 2 * MIN_TILES + 2 * WINDOW_COST
 
 
 @settings(max_examples=200, deadline=None)
 @given(WINDOWS, WORKERS)
 def test_dealt_windows_even_out_what_the_deal_left(tiles, workers):
     shares = made(tiles, workers, dealt=True)
-    mean = (sum(tiles) + A_WINDOW * len(tiles)) / workers
-    short = [each for each in tiles if each + A_WINDOW <= LONG_SHARE * mean]
+    mean = (sum(tiles) + WINDOW_COST * len(tiles)) / workers
+    short = [each for each in tiles if each + WINDOW_COST <= LONG_SHARE * mean]
     rounds = max(len(short) // workers - EVEN_ROUNDS, 0)
     head = [short[w : rounds * workers : workers] for w in range(workers)]
-    dealt = max(sum(mine) + A_WINDOW * len(mine) for mine in head)
-    assert max(loads(shares)) <= max(mean, dealt) + 2 * LEAST_TILES + 2 * A_WINDOW
+    dealt = max(sum(mine) + WINDOW_COST * len(mine) for mine in head)
+    assert max(loads(shares)) <= max(mean, dealt) + 2 * MIN_TILES + 2 * WINDOW_COST
 
 
 def test_a_long_window_among_short_ones_is_cut_where_windows_are_dealt_out():
@@ -109,7 +110,7 @@ def test_a_long_window_among_short_ones_is_cut_where_windows_are_dealt_out():
     tiles = torch.randint(20, 90, (800,), generator=random).tolist()
     tiles[7] = tiles[500] = 600
     shares = made(tiles, 132, dealt=True)
-    found, mean = loads(shares), (sum(tiles) + A_WINDOW * len(tiles)) / 132
+    found, mean = loads(shares), (sum(tiles) + WINDOW_COST * len(tiles)) / 132
     assert max(found) <= 1.12 * mean
     assert {7, 500} <= set(shares.cuts[:, 0].tolist())
 
@@ -140,8 +141,8 @@ def test_a_deal_gives_neighbours_to_different_workers(tiles, workers):
     first = shares.first_of_worker
     worker = torch.searchsorted(first, torch.arange(shares.item_count), right=True) - 1
     owner = dict(zip(shares.items[:, 0].tolist(), worker.tolist(), strict=True))
-    mean = (sum(tiles) + A_WINDOW * len(tiles)) / workers
-    short = [w for w, each in enumerate(tiles) if each + A_WINDOW <= LONG_SHARE * mean]
+    mean = (sum(tiles) + WINDOW_COST * len(tiles)) / workers
+    short = [w for w, each in enumerate(tiles) if each + WINDOW_COST <= LONG_SHARE * mean]
     head = max(len(short) // workers - EVEN_ROUNDS, 0) * workers
     found = [owner[window] for window in short[:head]]
     assert found == [place % workers for place in range(head)]
@@ -163,13 +164,13 @@ def test_one_long_window_is_cut_evenly_and_one_worker_cuts_nothing():
         assert alone.slot_count == 0 and alone.first_of_worker.tolist() == [0, 4]
 
 
-def test_no_piece_at_a_windows_end_is_shorter_than_the_least():
+def test_no_piece_at_a_windows_end_is_shorter_than_allowed():
     for tiles in range(1, 120):
         for workers in (2, 3, 5):
             mine = pieces_of(made([tiles], workers))[0]
-            assert len(mine) == 1 or mine[-1][1] - mine[-1][0] >= LEAST_TILES
-            assert len(mine) == 1 or mine[0][1] - mine[0][0] >= LEAST_TILES
-    assert made([2 * LEAST_TILES - 1], 2).slot_count == 0
+            assert len(mine) == 1 or mine[-1][1] - mine[-1][0] >= MIN_TILES
+            assert len(mine) == 1 or mine[0][1] - mine[0][0] >= MIN_TILES
+    assert made([2 * MIN_TILES - 1], 2).slot_count == 0
 
 
 @pytest.mark.parametrize("tiles", [[], [0], [0, 0, 0]])

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsetile.balance import schedule_windows
 from sparsetile.balance.windows import (
     LENGTHS,
     MAX_TILES,
@@ -17,6 +16,7 @@ from sparsetile.balance.windows import (
     WindowSchedule,
     imbalance,
 )
+from sparsetile.formats import Units
 
 
 def offsets_of(tiles: list[int]) -> Tensor:
@@ -26,7 +26,8 @@ def offsets_of(tiles: list[int]) -> Tensor:
 
 
 def made(tiles: list[int], **options) -> WindowSchedule:
-    return schedule_windows(offsets_of(tiles), **{"workers": 2112, **options})
+    units = Units.from_offsets(offsets_of(tiles))
+    return WindowSchedule.make(units, **{"workers": 2112, **options})
 
 
 def runs_of(schedule: WindowSchedule) -> list[list[int]]:

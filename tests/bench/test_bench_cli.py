@@ -47,7 +47,7 @@ def test_bad_usage_is_one_line_and_exit_two(
     records = _file(tmp_path, "a.jsonl", 1e-5)
     for option in ("--out", "--markdown"):
         words = ["report", records, option, str(tmp_path / "no" / "r.html")]
-        _fails(capsys, words, "report: --out and --markdown must be files in a folder that exists")
+        _fails(capsys, words, f"report: {option} must be a file in a folder that exists")
 
 
 def test_a_file_of_something_else_is_refused_in_a_dozen_lines(

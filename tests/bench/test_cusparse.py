@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sparsetile.bench import checking, cusparse
+from sparsetile.bench import cusparse
 from sparsetile.bench.baselines import BASELINES, Operands
+from sparsetile.bench.worker import judge
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.data.registry import generate
 
@@ -148,13 +149,13 @@ class TestOnGpu:
         assert BASELINES[name].reason(operands) is None
         ready = BASELINES[name].prepare(operands)
         for _ in range(2):
-            found = checking.check_product(operands, ready.run(), uses_tf32=ready.uses_tf32)
-            assert found["worst"] <= 1, found
+            verdict = judge(operands, ready.run(), tf32=ready.uses_tf32)
+            assert verdict.ok, verdict
 
     def test_sddmm_is_right(self) -> None:
         operands = _on_gpu(torch.float32, "sddmm")
         result = BASELINES["cusparse-sddmm"].prepare(operands).run()
-        assert checking.check_product(operands, result, uses_tf32=False)["worst"] <= 1
+        assert judge(operands, result).ok
 
     @pytest.mark.parametrize("name", ["cusparse-csr1", "cusparse-csr2", "cusparse-csr3"])
     def test_a_captured_product_replays_with_new_numbers(self, name: str) -> None:
@@ -167,7 +168,7 @@ class TestOnGpu:
         operands.B.mul_(3.0)
         graph.replay()
         torch.cuda.synchronize()
-        assert checking.check_product(operands, C, uses_tf32=False)["worst"] <= 1
+        assert judge(operands, C).ok
 
     def test_the_version_reads_like_one(self) -> None:
         major, minor, _ = cusparse.library_version().split(".")

@@ -1,57 +1,25 @@
-"""Reports without a browser: what the page and the Markdown hold, and the pictures' arithmetic."""
+"""Reports without a browser: what the page and the Markdown hold."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import struct
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from sparsetile.bench.analysis import attach_baselines
 from sparsetile.bench.record import Damage
 from sparsetile.bench.report import render_markdown, render_page
 from sparsetile.bench.report.charts import peak_gflops, scaling_lines, speedup_scatter
-from sparsetile.bench.report.pictures import (
-    FORMATS,
-    WINDOWS,
-    png_mask,
-    sample_rows,
-    sharing,
-    spy,
-    tile_stats,
-)
 from sparsetile.bench.report.published import ladder_steps, published_rows
 from sparsetile.bench.report.svg import Axis, log_ticks
 from sparsetile.bench.suites import load_suite
 from sparsetile.data.registry import generate
-from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake import write_npz
-from sparsetile.intake.csr import CSR
 from sparsetile.systems import SYSTEMS
 
 from .fakes import a_run, environment, failed, record
-
-
-def _mask(uri: str) -> np.ndarray:
-    """Read back the opacity of a mask."""
-    raw = base64.b64decode(uri.partition(",")[2])
-    width, height = struct.unpack(">II", raw[16:24])
-    start = raw.index(b"IDAT")
-    size = struct.unpack(">I", raw[start - 4 : start])[0]
-    pixels = np.frombuffer(zlib.decompress(raw[start + 4 : start + 4 + size]), np.uint8)
-    return pixels.reshape(height, 1 + 2 * width)[:, 2::2]
-
-
-def _dense(matrix: np.ndarray) -> CSR:
-    A = torch.as_tensor(matrix).to_sparse_csr()
-    indices = A.col_indices().to(torch.int32)
-    return CSR(A.crow_indices().long(), indices, None, tuple(matrix.shape))  # type: ignore[arg-type]
 
 
 def test_the_page_needs_no_network_and_names_everything() -> None:
@@ -458,71 +426,6 @@ def test_markdown_counts_the_stand_ins_of_a_suite() -> None:
     records = [record("a"), record("b-like", source="stand-in")]
     text = render_markdown(records)
     assert "Stand-ins, not the published graphs, 1 of 2: b-like." in text
-
-
-def test_a_spy_picture_keeps_a_single_entry_of_a_large_matrix_visible() -> None:
-    indptr = torch.zeros(1_000_001, dtype=torch.int64)
-    indptr[500_001:] = 1
-    csr = CSR(indptr, torch.tensor([250_000], dtype=torch.int32), None, (1_000_000, 1_000_000))
-    mask = _mask(spy(csr, 100))
-    assert mask.shape == (100, 100)
-    assert np.argwhere(mask).tolist() == [[50, 25]]
-
-
-def test_a_spy_picture_keeps_the_shape_of_a_rectangle() -> None:
-    assert _mask(spy(_dense(np.ones((10, 40))), 20)).shape == (5, 20)
-
-
-def test_tiles_are_counted_as_the_formats_count_them() -> None:
-    dense = np.zeros((32, 40))
-    dense[:16, 3::4] = 1  # ten distinct columns in the first window: two condensed tiles
-    dense[20, 7] = 1
-    found = tile_stats(sample_rows(_dense(dense)), "16x8", 16, 8, True)
-    assert found.tiles == 3 and found.mean_entries == pytest.approx(161 / 3)
-    assert found.fill == pytest.approx((1 + 32 / 128 + 1 / 128) / 3)
-    blocks = tile_stats(sample_rows(_dense(dense)), "16x8", 16, 8, False)
-    assert blocks.tiles == 6  # five blocks of the first window, one of the second
-
-
-def test_an_empty_matrix_has_no_tiles() -> None:
-    for shape in FORMATS:
-        assert tile_stats(sample_rows(_dense(np.zeros((5, 5)))), *shape).tiles == 0
-    assert sharing(sample_rows(_dense(np.zeros((5, 0))))) == dict.fromkeys(WINDOWS, 0.0)
-
-
-def test_a_row_order_changes_tiles_and_pictures_as_if_the_rows_had_moved() -> None:
-    rng = np.random.default_rng(3)
-    dense = (rng.random((200, 70)) < 0.1).astype(np.float64)
-    perm = torch.from_numpy(rng.permutation(200))
-    moved, ordered = sample_rows(_dense(dense[perm.numpy()])), sample_rows(_dense(dense), perm)
-    for shape in FORMATS:
-        assert tile_stats(moved, *shape) == tile_stats(ordered, *shape)
-    assert sharing(moved) == sharing(ordered)
-    assert spy(_dense(dense[perm.numpy()]), 50) == spy(_dense(dense), 50, perm=perm)
-
-
-def test_shared_columns_are_counted_as_the_library_counts_them() -> None:
-    csr = generate("power_law", rows=700, nnz=9000, seed=2)
-    perm = torch.randperm(700, generator=torch.Generator().manual_seed(1))
-    for order in (None, perm):
-        found = sharing(sample_rows(csr, order))
-        for window in WINDOWS:
-            assert found[window] == csr.nnz / distinct_pairs(csr, window, order)
-
-
-def test_blocks_spread_over_a_large_matrix_stand_for_it() -> None:
-    csr = generate("power_law", rows=64_000, nnz=600_000, seed=2)
-    whole, part = sample_rows(csr), sample_rows(csr, most=60_000)
-    assert part.partial and not whole.partial and 0.05 < part.share < 0.2
-    assert part.rows.max() >= 64 * 90  # about a hundred blocks, not the first rows alone
-    assert sharing(part)[8] == pytest.approx(sharing(whole)[8], rel=0.02)
-    for shape in FORMATS:
-        found, expected = tile_stats(part, *shape), tile_stats(whole, *shape)
-        assert found.tiles == pytest.approx(expected.tiles, rel=0.1) and found.partial
-
-
-def test_a_mask_holds_its_shade() -> None:
-    assert _mask(png_mask(np.array([[0.0, 1.0], [0.5, 0.0]]))).tolist() == [[0, 255], [127, 0]]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.3, 4.0), (1e3, 1e8), (0.9, 1.1), (5.0, 5.5)])

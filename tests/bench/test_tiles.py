@@ -27,7 +27,7 @@ from sparsetile.bench.tiles import (
 )
 from sparsetile.core.errors import DataError
 from sparsetile.data.generators import banded, random
-from sparsetile.formats.bittcf import pack_bittcf
+from sparsetile.formats import BitTCF
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake import write_npz
 from sparsetile.reorder import REORDERERS
@@ -46,9 +46,9 @@ def record_of(matrix: str = "some", order: str = "identity", **changes) -> dict:
 def test_tiles_and_bytes_are_those_of_the_packed_format(name, shuffled):
     csr = csr_of(MATRICES[name]())
     order = torch.randperm(csr.shape[0]) if shuffled else None
-    packed, counts = pack_bittcf(csr, order), count_tiles(csr, order)
+    packed, counts = BitTCF.pack(csr, order), count_tiles(csr, order)
     assert counts.tiles[8] == packed.tile_count
-    assert STORAGES["BitTCF"].size(counts) == packed.format_bytes
+    assert STORAGES["BitTCF"].size(counts) == packed.bytes
     if csr.nnz:
         assert counts.nnz_per_tile == pytest.approx(packed.mean_tile_entries)
     for window, pairs in counts.pairs.items():

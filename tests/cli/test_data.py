@@ -94,7 +94,7 @@ def test_generate_refuses_bad_usage(cli: Cli, tmp_path: Path):
     )
     assert_refused(
         cli("data", "generate", spec, "--out", tmp_path / "no" / "m.npz"),
-        "generate: --out must be in a folder that exists",
+        "generate: --out must be a file in a folder that exists",
     )
     assert_refused(
         cli("data", "generate", "gen:magic", "--out", tmp_path / "m.npz"), "must be one of"

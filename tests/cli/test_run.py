@@ -33,7 +33,8 @@ def test_json_holds_the_same_figures(cli: Cli, folder: Path):
     assert row["gflops"] == pytest.approx(2 * 400 * 8 / row["seconds"] / 1e9)
     moved = (4 + 4) * 400 + 4 * 8 * (50 + 60)
     assert row["gbytes_per_second"] == pytest.approx(moved / row["seconds"] / 1e9)
-    assert row["floor_share"] is None and row["graph_seconds"] is None
+    assert row["floor_share"] is None and row["timing"] == "clock"
+    assert 0 < row["p20_seconds"] <= row["seconds"] <= row["p80_seconds"]
 
 
 def test_a_wrong_product_is_exit_code_1(cli: Cli, folder: Path, monkeypatch):

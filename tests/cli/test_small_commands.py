@@ -46,7 +46,7 @@ def test_plan_as_json_names_its_choices(cli: Cli, folder: Path):
         (("x", "--out", "a.bin"), ("plan: --out must be a file named .safetensors, got 'a.bin'.",)),
         (
             ("x", "--out", "no/where/a.safetensors"),
-            ("plan: --out must be in a folder that exists",),
+            ("plan: --out must be a file in a folder that exists",),
         ),
         (("x", "--tune", "guess"), ("plan: --tune must be one of",)),
         (("x", "--dtype", "int8"), ("plan: --dtype must be one of",)),

@@ -11,17 +11,11 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR
-from sparsetile.systems.registry import SYSTEMS
+from sparsetile.check import bound
+from sparsetile.check import reference as check_reference
+from sparsetile.check.judge import check_product
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# Systems that take float32 only where torch allows TF32.
-TF32_SYSTEMS = ("acc", "bcsr", "wcsr")
-
-
-def element_of(system: str) -> torch.dtype:
-    """float32, or the first type of a system that does not take it."""
-    taken = SYSTEMS[system].dtypes
-    return torch.float32 if torch.float32 in taken else taken[0]
 
 
 @contextlib.contextmanager
@@ -96,54 +90,27 @@ MATRICES: dict[str, Callable[[], sp.csr_array]] = {
 }
 
 
-# Products of entries with columns of B that a reference holds at a time.
-_AT_ONCE = 2**25
-
-
 def reference(csr: CSR, B: Tensor) -> Tensor:
-    """A·B in float64, entry by entry, so that Inf and NaN go where A's entries say; on the CPU.
-
-    It is computed where B is: some GPU tests have billions of products.
-    """
-    rows, columns = csr.row_ids().to(B.device), csr.indices.to(B.device).long()
-    values = torch.ones(csr.nnz) if csr.values is None else csr.values.detach()
-    values = values.to(B.device).double().unsqueeze(1)
-    width = max(1, _AT_ONCE // max(csr.nnz, 1))
-    slabs = [
-        torch.zeros((csr.shape[0], slab.shape[-1]), dtype=torch.float64, device=B.device).index_add(
-            0, rows, values * slab.double()[columns]
-        )
-        for slab in B.detach().split(width, dim=-1)
-    ]
-    return torch.cat(slabs, dim=-1).cpu()
+    """A·B in float64, entry by entry, on the CPU."""
+    return check_reference.reference(csr, B)[0].cpu()
 
 
 def error_bound(csr: CSR, B: Tensor, expected: Tensor) -> Tensor:
-    """What rounding can cost at most: any order of float32 sums, then one rounding to B's type.
-
-    Where TF32 is allowed both operands are rounded first, to 11 bits each.
-    """
-    absolute = csr.with_values(None if csr.values is None else csr.values.detach().abs())
-    magnitude = reference(absolute, B.abs())
-    lengths = csr.row_lengths().cpu().double().unsqueeze(1)
-    accumulate = torch.float64 if B.dtype is torch.float64 else torch.float32
-    unit, tiny = torch.finfo(accumulate).eps, torch.finfo(B.dtype).tiny
-    operands = 2.0**-10 + 2.0**-20 if rounds_to_tf32(B) else 0.0
-    return (
-        ((lengths + 2) * unit + operands) * magnitude
-        + torch.finfo(B.dtype).eps * expected.abs()
-        + tiny
+    """What rounding can cost a product of any input at most, in B's type."""
+    _, magnitude = check_reference.reference(csr, B)
+    return bound.error_bound(
+        expected.cpu(),
+        magnitude.cpu(),
+        csr.row_lengths().cpu().unsqueeze(1),
+        dtype=B.dtype,
+        tf32=rounds_to_tf32(B),
+        worst_case=True,
     )
 
 
-def assert_close(C: Tensor, csr: CSR, B: Tensor) -> None:
+def assert_close(C: Tensor, csr: CSR, B: Tensor, reduce: str = "sum") -> None:
     """C must be A·B within rounding, element by element."""
-    expected = reference(csr, B)
-    assert C.shape == expected.shape
-    error = (C.detach().cpu().double() - expected).abs()
-    bound = error_bound(csr, B, expected)
-    excess = error - bound
-    assert C.numel() == 0 or float(excess.max()) <= 0, (
-        f"largest excess {float(excess.max()):.3e} at {int(excess.argmax())}, "
-        f"error {float(error.max()):.3e}"
+    verdict = check_product(
+        csr, B, C, reduce=reduce, tf32=rounds_to_tf32(B), worst_case=True, limit=None
     )
+    assert verdict.ok, verdict

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.plan.planner import build_plan
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.shared import tf32_operand as tf32_operand
 from tests.contracts.cases import assert_close, csr_of, reference, tf32
@@ -263,7 +264,7 @@ def test_scattered_matrices_whose_c_is_repaired_take_transposed_operands_too():
 def test_every_step_of_the_ladder_gives_the_product(step, n, dtype):
     csr = pruned((1000, 777), 0.3, dtype, whole=True)
     B = torch.randint(0, 2, (777, n), device="cuda").to(dtype)
-    plan, expected = st.plan(csr, n, system="bcsr", ablation=step), reference(csr, B)
+    plan, expected = build_plan(csr, n, system="bcsr", ablation=step), reference(csr, B)
     assert plan.info["choices"]["ablation"] == step
     assert torch.equal(plan.run(B, out_dtype=F32).cpu().double(), expected)
     assert torch.equal((plan @ B).cpu(), expected.to(dtype))
@@ -275,7 +276,7 @@ def test_a_step_of_the_ladder_writes_nothing_beside_c():
     csr, B = pruned((70, 300), 0.5, whole=True), torch.ones(300, 251, device="cuda", dtype=F16)
     for step in SYSTEMS["bcsr"].ablations:
         around = torch.full((72, 512), 7.0, device="cuda", dtype=F16)
-        st.plan(csr, 251, system="bcsr", ablation=step).run(B, out=around[1:-1, :251])
+        build_plan(csr, 251, system="bcsr", ablation=step).run(B, out=around[1:-1, :251])
         assert torch.equal(around[1:-1, :251].cpu().double(), reference(csr, B))
         around[1:-1, :251] = 7
         assert bool((around == 7).all()), step

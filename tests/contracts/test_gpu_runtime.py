@@ -9,47 +9,47 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.systems.registry import SYSTEMS
 from tests.contracts.cases import (
-    TF32_SYSTEMS,
     assert_close,
     csr_of,
-    element_of,
     equal_rows,
     random_matrix,
     tf32,
     with_dense_row,
 )
+from tests.contracts.subjects import Subject, subjects
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
 ]
 
-# Systems that launch kernels of this library.
-OURS = sorted({"acc", "bcsr", "csr", "wcsr"} & SYSTEMS.keys())
+# Systems whose products are kernels of this library (dense only repairs with one).
+OURS = [each for each in subjects() if each.system.kernels and each.system.devices == ("cuda",)]
+ours = pytest.mark.parametrize("system", OURS, ids=str)
 
 
 @pytest.fixture(autouse=True)
 def _tf32(request: pytest.FixtureRequest) -> Iterator[None]:
     parameters = getattr(request.node, "callspec", None)
-    system = "" if parameters is None else parameters.params.get("system", "")
-    if system == "bcsr" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("bcsr needs a Hopper GPU")
-    with tf32(system in TF32_SYSTEMS):
+    system = None if parameters is None else parameters.params.get("system")
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    if system is not None and system.system.architectures == "sm_90a" and not hopper:
+        pytest.skip(f"{system} needs a Hopper GPU")
+    with tf32(system is not None and system.system.rounds_to_tf32):
         yield
 
 
-def plan_of(system: str, n: int = 64) -> tuple[st.CSR, st.Plan]:
-    csr = csr_of(with_dense_row(400, 6000, 11), dtype=element_of(system)).to("cuda")
-    return csr, st.plan(csr, n, system=system)
+def plan_of(system: Subject, n: int = 64) -> tuple[st.CSR, st.Plan]:
+    csr = csr_of(with_dense_row(400, 6000, 11), dtype=system.element).to("cuda")
+    return csr, system.plan(csr, n)
 
 
-def dense(system: str, rows: int, n: int) -> torch.Tensor:
-    return torch.randn(rows, n, device="cuda").to(element_of(system))
+def dense(system: Subject, rows: int, n: int) -> torch.Tensor:
+    return torch.randn(rows, n, device="cuda").to(system.element)
 
 
-@pytest.mark.parametrize("system", OURS)
+@ours
 def test_runs_on_the_current_stream_after_what_was_queued_there(system):
     csr, plan = plan_of(system)
     stream = torch.cuda.Stream()
@@ -61,7 +61,7 @@ def test_runs_on_the_current_stream_after_what_was_queued_there(system):
     assert_close(C, csr, B)
 
 
-@pytest.mark.parametrize("system", OURS)
+@ours
 def test_two_streams_do_not_disturb_each_other(system):
     _, plan = plan_of(system)
     streams = [torch.cuda.Stream() for _ in range(2)]
@@ -79,7 +79,7 @@ def test_two_streams_do_not_disturb_each_other(system):
             assert all(torch.equal(C, want) for C in got)
 
 
-@pytest.mark.parametrize("system", OURS)
+@ours
 def test_a_captured_graph_replays_with_new_input_and_new_values(system):
     csr, plan = plan_of(system)
     B = dense(system, 6000, 64)
@@ -101,12 +101,12 @@ def test_a_captured_graph_replays_with_new_input_and_new_values(system):
 
 @pytest.mark.parametrize("rows", [300, 60_000])
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("system", OURS)
+@ours
 def test_products_that_start_early_still_see_what_came_before(system, captured, rows):
     """A kernel may start before its predecessor has ended; it must wait before it reads."""
     csr = csr_of(random_matrix(rows, rows, 5 / rows, seed=9)).to("cuda")
-    values = (csr.values.sign() / 5).to(element_of(system))
-    plan = st.plan(csr.with_values(values), 32, system=system)
+    values = (csr.values.sign() / 5).to(system.element)
+    plan = system.plan(csr.with_values(values), 32)
     start = dense(system, rows, 32)
     steps = 24
 
@@ -131,7 +131,7 @@ def test_products_that_start_early_still_see_what_came_before(system, captured, 
             assert torch.equal(chain(start, wait=False), expected)
 
 
-@pytest.mark.parametrize("system", OURS)
+@ours
 def test_never_waits_for_the_gpu(system):
     _, plan = plan_of(system)
     B = dense(system, 6000, 64)
@@ -149,7 +149,7 @@ def test_never_waits_for_the_gpu(system):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("system", OURS)
+@ours
 def test_allocates_nothing_but_the_result(system):
     _, plan = plan_of(system)
     B = dense(system, 6000, 64)
@@ -162,17 +162,17 @@ def test_allocates_nothing_but_the_result(system):
     assert C.shape == (400, 64)
 
 
-@pytest.mark.parametrize("system", OURS)
+@ours
 def test_every_element_of_the_result_is_written(system):
-    csr = csr_of(random_matrix(1003, 500, 0.002), dtype=element_of(system)).to("cuda")
-    plan = st.plan(csr, 33, system=system)
+    csr = csr_of(random_matrix(1003, 500, 0.002), dtype=system.element).to("cuda")
+    plan = system.plan(csr, 33)
     for n in (1, 33, 127, 260):
         B = dense(system, 500, n)
         out = torch.full((1003, n), float("nan"), dtype=B.dtype, device="cuda")
         assert_close(plan.run(B, out=out), csr, B)
 
 
-@pytest.mark.parametrize("system", OURS)
+@ours
 def test_threads_may_share_a_plan(system):
     csr, plan = plan_of(system)
     failures: list[str] = []
@@ -234,7 +234,7 @@ def test_cupy_matrices_are_taken_as_they_are():
         assert_close(st.spmm(A, B), csr, B)
 
 
-@pytest.mark.parametrize("system", OURS)
+@ours
 def test_a_large_offset_into_B_and_C_is_right(system):
     """M·N and K·N past 2^31 elements: 64-bit offsets."""
     n, rows = 4096, 530_000
@@ -244,7 +244,7 @@ def test_a_large_offset_into_B_and_C_is_right(system):
     indices = torch.arange(rows, device="cuda").flip(0)
     B = torch.empty((rows, n), dtype=torch.float16, device="cuda")
     B.copy_(torch.arange(rows, device="cuda").remainder(1009).unsqueeze(1))
-    C = st.plan((indptr, indices, None, (rows, rows)), n, dtype=torch.float16, system=system) @ B
+    C = system.plan((indptr, indices, None, (rows, rows)), n, dtype=torch.float16) @ B
     assert torch.equal(C[:, 0], B[:, 0].flip(0))
     assert torch.equal(C[:, n - 1], B[:, n - 1].flip(0))
 

@@ -23,6 +23,7 @@ from tests.contracts.cases import (
     reference,
     tf32,
 )
+from tests.contracts.subjects import Subject
 
 
 def _hopper() -> bool:
@@ -34,6 +35,7 @@ pytestmark = [
     pytest.mark.skipif(not _hopper(), reason="no Hopper GPU here"),
 ]
 
+TALL = Subject("wcsr", "tall")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 TYPES = [(F32, F32), (F16, F16), (F16, F32), (BF16, BF16), (BF16, F32)]
 WIDTHS = (7, 36, 64, 128, 200, 256, 264, 512)
@@ -68,7 +70,7 @@ def pieces(plan: st.Plan) -> int:
 
 def cut(csr: st.CSR, n: int, **options) -> st.Plan:
     """A plan that has cut windows."""
-    plan = st.plan(csr, n, system="wcsr", **options)
+    plan = TALL.plan(csr, n, **options)
     assert pieces(plan) > 1
     return plan
 
@@ -79,7 +81,7 @@ def test_every_type_and_width_agrees_with_float64_within_rounding(dtype, out_dty
     csr = csr_of(random_matrix(200, 160, 0.1), pattern=pattern, dtype=dtype).to("cuda")
     for n in WIDTHS:
         B = dense(160, n, dtype)
-        C = st.plan(csr, n, system="wcsr", dtype=dtype).run(B, out_dtype=out_dtype)
+        C = TALL.plan(csr, n, dtype=dtype).run(B, out_dtype=out_dtype)
         assert C.dtype is out_dtype
         assert_close(C, csr, B)
 
@@ -90,7 +92,7 @@ def test_small_whole_numbers_match_bit_for_bit_and_nothing_beside_c_is_written(d
     csr = whole_numbers(random_matrix(200, 300, 0.1), dtype)
     for n in WIDTHS:
         B = zeros_and_ones(csr, n, dtype=dtype)
-        plan, expected = st.plan(csr, n, system="wcsr"), reference(csr, B)
+        plan, expected = TALL.plan(csr, n), reference(csr, B)
         assert torch.equal(plan.run(B, out_dtype=F32).cpu().double(), expected)
         around = torch.full((202, 520), 7.0, device="cuda", dtype=dtype)
         around[1:-1, :n] = float("nan")
@@ -107,7 +109,7 @@ def test_orders_of_the_rows_change_nothing(dtype):
         B = zeros_and_ones(csr, n, dtype=dtype)
         expected = reference(csr, B)
         for order in (torch.randperm(333, device="cuda"), "rcm"):
-            C = st.plan(csr, n, system="wcsr", reorder=order) @ B
+            C = TALL.plan(csr, n, reorder=order) @ B
             assert torch.equal(C.cpu().double(), expected)
 
 
@@ -129,7 +131,7 @@ def with_long_window(rows: int, columns: int, row: int) -> sp.csr_array:
 
 
 def pieces_of_the_longest(plan: st.Plan) -> int:
-    return int(plan._stage.parts[9][:, 2].max())
+    return int(plan._built.tensors["cuts"][:, 2].max())
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -191,7 +193,7 @@ def test_many_empty_windows_give_zeros_between_the_others(density):
     for n in (128, 264):
         B = zeros_and_ones(csr, n, dtype=F16)
         out = torch.full((20_000, n), float("nan"), device="cuda", dtype=F16)
-        st.plan(csr, n, system="wcsr").run(B, out=out)
+        TALL.plan(csr, n).run(B, out=out)
         assert torch.equal(out.cpu().double(), reference(csr, B))
 
 
@@ -200,7 +202,7 @@ def test_windows_are_dealt_out_where_B_exceeds_the_cache(monkeypatch, dtype):
     monkeypatch.setattr(wcsr, "l2_bytes", lambda device: 0)
     csr = whole_numbers(random_matrix(20_000, 500, 0.004), dtype)
     for n in (64, 264):
-        plan, B = st.plan(csr, n, system="wcsr"), zeros_and_ones(csr, n, dtype=dtype)
+        plan, B = TALL.plan(csr, n), zeros_and_ones(csr, n, dtype=dtype)
         C = plan @ B
         assert torch.equal(C.cpu().double(), reference(csr, B))
         assert all(torch.equal(plan @ B, C) for _ in range(10))
@@ -217,7 +219,7 @@ def test_very_many_short_windows_are_right_every_time(dtype):
     csr = whole_numbers(matrix, dtype)
     B = zeros_and_ones(csr, 512, dtype=dtype)
     expected = st.plan(csr, 512, system="csr") @ B
-    plan, out = st.plan(csr, 512, system="wcsr"), torch.empty_like(expected)
+    plan, out = TALL.plan(csr, 512), torch.empty_like(expected)
     for _ in range(60):
         out.fill_(float("nan"))
         plan.run(B, out=out)
@@ -230,7 +232,7 @@ def test_the_epilogue_reaches_every_element(dtype, out_dtype, shape):
     csr = whole_numbers(random_matrix(*shape, 0.05), dtype)
     order = torch.randperm(shape[0], device="cuda")
     for n in (256, 36, 7):
-        plan = st.plan(csr, n, system="wcsr", reorder=order)
+        plan = TALL.plan(csr, n, reorder=order)
         B = zeros_and_ones(csr, n, dtype=dtype)
         bias, plain = torch.arange(n, device="cuda") / 4 - 9, reference(csr, B)
         C = plan.run(B, alpha=0.5, bias=bias, relu=True, out_dtype=out_dtype)
@@ -251,7 +253,7 @@ def test_a_batch_is_multiplied_matrix_by_matrix(dtype, shape):
     csr = whole_numbers(random_matrix(*shape, 0.02), dtype)
     for n in (64, 264, 7):
         B = zeros_and_ones(csr, 3, n, dtype=dtype)
-        C = st.plan(csr, n, system="wcsr") @ B
+        C = TALL.plan(csr, n) @ B
         for one, mine in zip(C, B, strict=True):
             assert torch.equal(one.cpu().double(), reference(csr, mine))
 
@@ -264,7 +266,7 @@ def test_non_finite_values_of_B_reach_only_rows_that_reference_them(dtype, shape
         B = dense(shape[1], n, dtype)
         B[0], B[17, 5], B[80, 39] = float("nan"), float("inf"), -float("inf")
         expected = reference(csr, B)
-        C = (st.plan(csr, n, system="wcsr") @ B).cpu().double()
+        C = (TALL.plan(csr, n) @ B).cpu().double()
         assert torch.equal(C.isnan(), expected.isnan())
         assert torch.equal(C.isinf(), expected.isinf())
         assert torch.equal(C[C.isinf()], expected[expected.isinf()])
@@ -280,7 +282,7 @@ def test_rows_of_any_alignment_and_stride_are_taken():
     wide[:, 2:66] = B
     flat = torch.full((300 * 64 + 1,), float("nan"), device="cuda")
     flat[1:] = B.flatten()
-    plan, expected = st.plan(csr, 64, system="wcsr"), reference(csr, B)
+    plan, expected = TALL.plan(csr, 64), reference(csr, B)
     for operand in (wide[:, 2:66], flat[1:].view(300, 64), B.t().contiguous().t()):
         assert torch.equal((plan @ operand).cpu().double(), expected)
     one_row = torch.ones(1, 64, device="cuda").expand(300, 64)
@@ -289,7 +291,7 @@ def test_rows_of_any_alignment_and_stride_are_taken():
 
 def test_a_captured_graph_replays_with_new_input_and_new_values():
     csr = csr_of(random_matrix(640, 512, 0.1)).to("cuda")
-    plan, B = st.plan(csr, 128, system="wcsr"), dense(512, 128)
+    plan, B = TALL.plan(csr, 128), dense(512, 128)
     plan @ B
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -305,7 +307,7 @@ def test_a_captured_graph_replays_with_new_input_and_new_values():
 def test_products_one_after_the_other_do_not_disturb_each_other():
     """Launches overlap: the next begins while the last blocks of this one still store."""
     csr = whole_numbers(random_matrix(3000, 700, 0.02))
-    plan = st.plan(csr, 256, system="wcsr")
+    plan = TALL.plan(csr, 256)
     operands = [zeros_and_ones(csr, 256) for _ in range(20)]
     results = [plan @ B for B in operands]
     for B, C in zip(operands[::6], results[::6], strict=True):

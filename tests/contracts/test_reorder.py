@@ -67,7 +67,7 @@ def test_the_same_matrix_gets_the_same_order_and_is_left_alone(reorderer, patter
     "order, rows",
     [([0, 1], 3), ([0, 1, 1], 3), ([0, 1, 3], 3), ([-1, 0, 1], 3), ([[0, 1, 2]], 3), ([0], 0)],
 )
-def test_what_is_no_permutation_is_refused(order, rows):
+def test_rejects_invalid_permutation(order, rows):
     perm = torch.tensor(order)
     with pytest.raises(ValueError) as caught:
         Permutation("given", perm).checked(rows)

@@ -11,46 +11,45 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile.reorder import Permutation
 from sparsetile.systems import Request
-from sparsetile.systems.registry import SYSTEMS
 from tests.contracts.cases import (
     DTYPES,
     MATRICES,
-    TF32_SYSTEMS,
     assert_close,
     csr_of,
-    element_of,
     error_bound,
     random_matrix,
     reference,
     tf32,
     with_dense_row,
 )
+from tests.contracts.subjects import Subject, subjects
 
 WIDTHS = (0, 1, 7, 32, 130)
 
 
-@pytest.fixture(params=sorted(SYSTEMS))
-def system(request: pytest.FixtureRequest, device: torch.device) -> Iterator[str]:
-    if device.type not in SYSTEMS[request.param].devices:
-        pytest.skip(f"{request.param} does not run on {device.type}")
+@pytest.fixture(params=subjects(), ids=str)
+def system(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Subject]:
+    subject: Subject = request.param
+    if device.type not in subject.system.devices:
+        pytest.skip(f"{subject} does not run on {device.type}")
     if device.type == "cuda":
         tiny = csr_of(random_matrix(2, 2, 1.0)).to(device)
-        wanted = Request(tiny, 8, element_of(request.param), Permutation("identity", None))
-        for reason in SYSTEMS[request.param].further_reasons(wanted):
+        wanted = Request(tiny, 8, subject.element, Permutation("identity", None))
+        for reason in subject.system.further_reasons(wanted):
             if reason.startswith("needs "):
-                pytest.skip(f"{request.param} {reason}")
-    with tf32(request.param in TF32_SYSTEMS):
-        yield request.param
+                pytest.skip(f"{subject} {reason}")
+    with tf32(subject.system.rounds_to_tf32):
+        yield subject
 
 
 @pytest.fixture
-def element(system: str) -> torch.dtype:
+def element(system: Subject) -> torch.dtype:
     """What the tests that are not about types multiply in."""
-    return element_of(system)
+    return system.element
 
 
-def needs(system: str, dtype: torch.dtype) -> None:
-    if dtype not in SYSTEMS[system].dtypes:
+def needs(system: Subject, dtype: torch.dtype) -> None:
+    if dtype not in system.system.dtypes:
         pytest.skip(f"{system} does not take {dtype}")
 
 
@@ -62,7 +61,7 @@ def dense_like(rows: int, cols: int, device: torch.device, dtype=torch.float32) 
 @pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])
 def test_agrees_with_float64_within_rounding(system, element, device, name, pattern):
     csr = csr_of(MATRICES[name](), pattern=pattern, dtype=element).to(device)
-    plan = st.plan(csr, 32, system=system, dtype=element)
+    plan = system.plan(csr, 32, dtype=element)
     for n in WIDTHS:
         B = dense_like(csr.shape[1], n, device, element)
         assert_close(plan @ B, csr, B)
@@ -74,7 +73,7 @@ def test_takes_every_dtype_and_width(system, device, dtype, n):
     needs(system, dtype)
     csr = csr_of(random_matrix(100, 300, 0.1), dtype=dtype).to(device)
     B = dense_like(300, n, device, dtype)
-    C = st.plan(csr, n, system=system) @ B
+    C = system.plan(csr, n) @ B
     assert C.dtype is dtype
     assert_close(C, csr, B)
 
@@ -88,7 +87,7 @@ def test_small_integers_match_bit_for_bit(system, device, dtype):
     B = torch.randint(0, 2, (600, 33)).to(dtype).to(device)
     expected = reference(csr, B)
     exact = expected.abs() <= 256  # integers that bfloat16 holds
-    C = (st.plan(csr, 33, system=system) @ B).cpu().double()
+    C = (system.plan(csr, 33) @ B).cpu().double()
     assert torch.equal(C[exact], expected[exact])
 
 
@@ -97,7 +96,7 @@ def test_non_finite_values_of_B_reach_only_rows_that_reference_them(system, elem
     B = dense_like(200, 40, device, element)
     B[0], B[17, 5], B[80, 39] = float("nan"), float("inf"), -float("inf")
     expected = reference(csr, B)
-    C = (st.plan(csr, 40, system=system) @ B).cpu().double()
+    C = (system.plan(csr, 40) @ B).cpu().double()
     assert torch.equal(C.isnan(), expected.isnan())
     assert torch.equal(C.isinf(), expected.isinf())
     assert torch.equal(C[C.isinf()], expected[expected.isinf()])
@@ -112,7 +111,7 @@ def test_non_finite_values_of_A_act_as_in_csr_arithmetic(system, element, device
     B = dense_like(50, 9, device, element)
     B[int(csr.indices[40]), 2] = float("inf")  # a stored zero times Inf is NaN
     expected = reference(csr, B)
-    C = (st.plan(csr, 9, system=system) @ B).cpu().double()
+    C = (system.plan(csr, 9) @ B).cpu().double()
     assert torch.equal(C.isnan(), expected.isnan())
     assert torch.equal(C.isinf(), expected.isinf())
 
@@ -144,12 +143,12 @@ def test_takes_any_stride_of_B(system, device, how, dtype):
     needs(system, dtype)
     csr = csr_of(random_matrix(70, 64, 0.1), dtype=dtype).to(device)
     B = _strided(dense_like(64, 40, device, dtype), how)
-    assert_close(st.plan(csr, 40, system=system) @ B, csr, B)
+    assert_close(system.plan(csr, 40) @ B, csr, B)
 
 
 def test_writes_into_out_with_alpha_and_beta(system, element, device):
     csr = csr_of(random_matrix(70, 64, 0.1), dtype=element).to(device)
-    plan, B = st.plan(csr, 24, system=system), dense_like(64, 24, device, element)
+    plan, B = system.plan(csr, 24), dense_like(64, 24, device, element)
     plain = plan @ B
     out = torch.full((70, 24), float("nan"), device=device, dtype=element)
     assert plan.run(B, out=out) is out
@@ -172,7 +171,7 @@ def test_writes_into_out_with_alpha_and_beta(system, element, device):
 def test_leading_dimensions_are_batches(system, element, device, lead):
     csr = csr_of(with_dense_row(40, 900, 3), dtype=element).to(device)
     B = torch.randn(*lead, 900, 12, device=device).to(element)
-    C = st.plan(csr, 12, system=system) @ B
+    C = system.plan(csr, 12) @ B
     assert C.shape == (*lead, 40, 12)
     for index in range(B[..., 0, 0].numel()):
         at = torch.unravel_index(torch.tensor(index), lead)
@@ -183,7 +182,7 @@ def test_leading_dimensions_are_batches(system, element, device, lead):
 def test_reduces_rows_as_told_and_gives_zero_for_empty_ones(system, element, device, reduce):
     csr = csr_of(with_dense_row(60, 1500, 9), dtype=element).to(device)
     B = dense_like(1500, 20, device, element)
-    C = st.plan(csr, 20, system=system).run(B, reduce=reduce).cpu().double()
+    C = system.plan(csr, 20).run(B, reduce=reduce).cpu().double()
     rows, columns = csr.row_ids().cpu(), csr.indices.cpu().long()
     products = csr.values.cpu().double().unsqueeze(1) * B.cpu().double()[columns]
     lengths = csr.row_lengths().cpu()
@@ -206,7 +205,7 @@ def test_reduces_rows_as_told_and_gives_zero_for_empty_ones(system, element, dev
 def test_gradients_of_B_and_of_the_values_are_right(system, device, reduce):
     needs(system, torch.float64)
     csr = csr_of(random_matrix(17, 23, 0.2), dtype=torch.float64).to(device)
-    plan = st.plan(csr, 5, system=system)
+    plan = system.plan(csr, 5)
     values = csr.values.clone().requires_grad_()
     B = torch.randn(23, 5, dtype=torch.float64, device=device, requires_grad=True)
     product = lambda v, b: plan.run(b, values=v, reduce=reduce, alpha=1.5)  # noqa: E731
@@ -217,7 +216,7 @@ def test_gradients_of_B_and_of_the_values_are_right(system, device, reduce):
 
 def test_gradients_are_those_of_the_entries_within_rounding(system, element, device):
     csr = csr_of(with_dense_row(90, 700, 4), dtype=element).to(device)
-    plan = st.plan(csr, 24, system=system)
+    plan = system.plan(csr, 24)
     values = csr.values.clone().requires_grad_()
     B, G = dense_like(700, 24, device, element), dense_like(90, 24, device, element)
     B.requires_grad_()
@@ -233,7 +232,7 @@ def test_gradients_are_those_of_the_entries_within_rounding(system, element, dev
 def test_batched_gradients_add_up_over_the_batch(system, device):
     needs(system, torch.float64)
     csr = csr_of(random_matrix(9, 11, 0.3), dtype=torch.float64).to(device)
-    plan = st.plan(csr, 4, system=system)
+    plan = system.plan(csr, 4)
     values = csr.values.clone().requires_grad_()
     B = torch.randn(3, 11, 4, dtype=torch.float64, device=device, requires_grad=True)
     assert torch.autograd.gradcheck(lambda v, b: plan.run(b, values=v), (values, B))
@@ -245,7 +244,7 @@ def test_autocast_runs_in_its_precision_and_gives_gradients_in_that_of_B(
 ):
     needs(system, dtype)
     csr = csr_of(random_matrix(40, 60, 0.1), dtype=element).to(device)
-    plan = st.plan(csr, 16, system=system)
+    plan = system.plan(csr, 16)
     B = torch.randn(60, 16, device=device).to(element).requires_grad_()
     with torch.autocast(device.type, dtype=dtype):
         C = plan @ B
@@ -259,10 +258,10 @@ def test_autocast_runs_in_its_precision_and_gives_gradients_in_that_of_B(
 
 
 def test_a_hundred_runs_are_bit_identical_when_asked(system, element, device):
-    if not SYSTEMS[system].deterministic:
+    if not system.system.deterministic:
         pytest.skip(f"{system} does not promise reproducible bits")
     csr = csr_of(with_dense_row(300, 9000, 100), dtype=element).to(device)
-    plan = st.plan(csr, 40, system=system, deterministic=True)
+    plan = system.plan(csr, 40, deterministic=True)
     B = dense_like(9000, 40, device, element)
     first = plan @ B
     for _ in range(99):
@@ -272,7 +271,7 @@ def test_a_hundred_runs_are_bit_identical_when_asked(system, element, device):
 def test_updated_values_are_used_at_once_by_product_and_transpose(system, element, device):
     csr = csr_of(random_matrix(50, 40, 0.1), dtype=element).to(device)
     plan, B, G = (
-        st.plan(csr, 8, system=system),
+        system.plan(csr, 8),
         dense_like(40, 8, device, element),
         dense_like(50, 8, device, element),
     )
@@ -288,24 +287,24 @@ def test_updated_values_are_used_at_once_by_product_and_transpose(system, elemen
 def test_transpose_of_transpose_is_the_matrix(system, element, device):
     csr = csr_of(random_matrix(50, 40, 0.1), dtype=element).to(device)
     B = dense_like(40, 8, device, element)
-    assert_close(st.plan(csr, 8, system=system).T.T @ B, csr, B)
+    assert_close(system.plan(csr, 8).T.T @ B, csr, B)
 
 
 def test_saved_plan_gives_the_same_bits(system, element, device, tmp_path):
     csr = csr_of(with_dense_row(80, 2000, 5), dtype=element).to(device)
-    plan, B = st.plan(csr, 16, system=system), dense_like(2000, 16, device, element)
+    plan, B = system.plan(csr, 16), dense_like(2000, 16, device, element)
     plan.save(tmp_path / "a.safetensors")
     loaded = st.load_plan(tmp_path / "a.safetensors")
-    assert loaded.system == system
+    assert loaded.system == system.name
     G = dense_like(80, 16, device, element)
-    same = torch.equal if SYSTEMS[system].deterministic else torch.allclose
+    same = torch.equal if system.system.deterministic else torch.allclose
     assert same(loaded @ B, plan @ B)
     assert same(loaded.T @ G, plan.T @ G)
 
 
 def test_compiles_without_graph_breaks(system, element, device):
     csr = csr_of(random_matrix(50, 40, 0.1), dtype=element).to(device)
-    plan = st.plan(csr, 8, system=system)
+    plan = system.plan(csr, 8)
     layer = torch.compile(lambda b: torch.relu(plan @ b) * 2, fullgraph=True, backend="aot_eager")
     B = torch.randn(40, 8, device=device).to(element).requires_grad_()
     C = layer(B)
@@ -317,9 +316,9 @@ def test_compiles_without_graph_breaks(system, element, device):
 
 
 def test_operators_pass_opcheck(system, element, device):
-    dtype = torch.float64 if torch.float64 in SYSTEMS[system].dtypes else element
+    dtype = torch.float64 if torch.float64 in system.system.dtypes else element
     csr = csr_of(random_matrix(20, 15, 0.2), dtype=dtype).to(device)
-    plan = st.plan(csr, 4, system=system)
+    plan = system.plan(csr, 4)
     plan._prepare_gradients()
     values = csr.values.clone().requires_grad_()
     B = torch.randn(15, 4, dtype=dtype, device=device, requires_grad=True)
@@ -327,17 +326,17 @@ def test_operators_pass_opcheck(system, element, device):
     ops, tensors, recipe = torch.ops.sparsetile, plan._tensors, plan._recipe
     bias = torch.randn(4, dtype=dtype, device=device, requires_grad=True)
     for relu in (False, True):
-        arguments = (tensors, values, None, B, bias, recipe, "sum", 1.0, relu, None)
+        arguments = (tensors, values, [], B, bias, recipe, "sum", 1.0, relu, None)
         torch.library.opcheck(ops.spmm.default, arguments)
     torch.library.opcheck(ops.sddmm.default, (tensors, G, B, recipe))
     torch.library.opcheck(ops.spmm_extremum.default, (tensors, values, B, recipe, "max", True))
-    plain = (tensors, values.detach(), None, B.detach(), G.detach(), recipe, "sum", 1.0, 0.5)
+    plain = (tensors, values.detach(), [], B.detach(), G.detach(), recipe, "sum", 1.0, 0.5)
     torch.library.opcheck(ops.spmm_out.default, plain)
 
 
 def test_runs_under_inference_mode(system, element, device):
     csr = csr_of(random_matrix(30, 25, 0.2), dtype=element).to(device)
-    plan, B = st.plan(csr, 6, system=system), dense_like(25, 6, device, element)
+    plan, B = system.plan(csr, 6), dense_like(25, 6, device, element)
     with torch.inference_mode():
         C = plan @ B.clone()
     assert_close(C, csr, B)
@@ -347,7 +346,7 @@ def test_runs_under_inference_mode(system, element, device):
 def test_adds_a_bias_and_clips_below_zero_in_the_same_product(system, device, dtype):
     needs(system, dtype)
     csr = csr_of(with_dense_row(50, 700, 6), dtype=dtype).to(device)
-    plan, B = st.plan(csr, 20, system=system), dense_like(700, 20, device, dtype)
+    plan, B = system.plan(csr, 20), dense_like(700, 20, device, dtype)
     bias = torch.randn(20, device=device)
     plain = reference(csr, B)
     expected = torch.relu(plain * 0.5 + bias.cpu().double())
@@ -364,7 +363,7 @@ def test_adds_a_bias_and_clips_below_zero_in_the_same_product(system, device, dt
 def test_gradients_flow_through_bias_and_relu(system, device, reduce, relu):
     needs(system, torch.float64)
     csr = csr_of(random_matrix(12, 14, 0.3), dtype=torch.float64).to(device)
-    plan = st.plan(csr, 3, system=system)
+    plan = system.plan(csr, 3)
     values = csr.values.clone().requires_grad_()
     B = torch.randn(2, 14, 3, dtype=torch.float64, device=device, requires_grad=True)
     bias = torch.randn(3, dtype=torch.float64, device=device, requires_grad=True)
@@ -380,7 +379,7 @@ def test_gradients_flow_through_bias_and_relu(system, device, reduce, relu):
 def test_sixteen_bit_input_may_come_out_as_float32(system, device, dtype, n):
     needs(system, dtype)
     csr = csr_of(with_dense_row(80, 900, 6), dtype=dtype).to(device)
-    plan = st.plan(csr, n, system=system)
+    plan = system.plan(csr, n)
     B = dense_like(900, n, device, dtype).requires_grad_()
     C = plan.run(B, out_dtype=torch.float32)
     assert C.dtype is torch.float32

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsetile import CSR
-from sparsetile.balance.windows import schedule_windows
-from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks, pack_bcsr
+from sparsetile.balance import WindowSchedule
+from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
 from tests.formats.matrices import dense_of, matrices
 
@@ -48,7 +48,7 @@ def check(csr: CSR, order: Tensor | None, blocks: BCSR) -> None:
 @given(matrices(), SIZES)
 def test_every_array_is_what_its_definition_says(drawn, size):
     csr, order = drawn
-    blocks = pack_bcsr(csr, size, order)
+    blocks = BCSR.pack(csr, order, block=size)
     check(csr, order, blocks)
     assert count_blocks(csr, size, order) == blocks.block_count
 
@@ -57,8 +57,8 @@ def test_every_array_is_what_its_definition_says(drawn, size):
 @given(matrices(), SIZES)
 def test_lists_and_bits_alone_give_every_entry_back(drawn, size):
     csr, order = drawn
-    blocks = pack_bcsr(csr, size, order)
-    row, column, place = blocks.unpack()
+    blocks = BCSR.pack(csr, order, block=size)
+    row, column, place = blocks.decode()
     assert row.numel() == csr.nnz
     dense = torch.zeros(csr.shape)
     dense[row, column] = blocks.pack_values(csr.values).flatten()[place]
@@ -71,18 +71,18 @@ def test_lists_and_bits_alone_give_every_entry_back(drawn, size):
 def test_matrices_of_every_kind_are_cut_into_blocks(name, order, size):
     csr = csr_of(MATRICES[name]())
     rows = None if order is None else torch.randperm(csr.shape[0])
-    check(csr, rows, pack_bcsr(csr, size, rows))
+    check(csr, rows, BCSR.pack(csr, rows, block=size))
 
 
 @pytest.mark.parametrize("size", BLOCK_SIZES)
 @pytest.mark.parametrize("name", MATRICES)
 def test_the_size_is_the_formulas(name, size):
     csr = csr_of(MATRICES[name]())
-    blocks = pack_bcsr(csr, size)
+    blocks = BCSR.pack(csr, block=size)
     count = blocks.block_count
     assert blocks.block_row_count == -(-csr.shape[0] // size)
     bits = 0 if blocks.bitmaps is None else size * size // 8 * count
-    assert blocks.format_bytes == 4 * (blocks.block_row_count + 1 + count) + bits
+    assert blocks.bytes == 4 * (blocks.block_row_count + 1 + count) + bits
     assert blocks.value_bytes(torch.float16) == 2 * size * size * count
     assert blocks.pack_values(csr.values).nbytes == blocks.value_bytes(torch.float32)
     assert blocks.fill == csr.nnz / max(count * size * size, 1)
@@ -94,9 +94,9 @@ def test_the_size_is_the_formulas(name, size):
 @pytest.mark.parametrize("shape", [(128, 192), (100, 70), (64, 1), (1, 200)])
 def test_a_matrix_that_fills_its_blocks_needs_no_bits(shape):
     csr = csr_of(np.arange(1.0, shape[0] * shape[1] + 1).reshape(shape))
-    blocks = pack_bcsr(csr, 64)
+    blocks = BCSR.pack(csr, block=64)
     assert blocks.bitmaps is None
-    row, column, place = blocks.unpack()
+    row, column, place = blocks.decode()
     assert row.numel() == csr.nnz
     dense = torch.zeros(csr.shape)
     dense[row, column] = blocks.pack_values(csr.values).flatten()[place]
@@ -106,7 +106,7 @@ def test_a_matrix_that_fills_its_blocks_needs_no_bits(shape):
 def test_one_missing_entry_brings_the_bits_back():
     dense = np.ones((128, 64))
     dense[70, 5] = 0
-    blocks = pack_bcsr(csr_of(dense), 64)
+    blocks = BCSR.pack(csr_of(dense), block=64)
     assert blocks.bitmaps.shape == (2, 64)
     assert blocks.bitmaps[0].tolist() == [-1] * 64
     assert blocks.bitmaps[1].tolist() == [-1] * 6 + [-1 & ~(1 << 5)] + [-1] * 57
@@ -114,18 +114,18 @@ def test_one_missing_entry_brings_the_bits_back():
 
 def test_stored_zeros_are_entries():
     csr = CSR(torch.tensor([0, 2]), torch.tensor([3, 90], dtype=torch.int32), None, (1, 100))
-    blocks = pack_bcsr(csr.with_values(torch.zeros(2)), 64)
+    blocks = BCSR.pack(csr.with_values(torch.zeros(2)), block=64)
     assert blocks.block_col_idx.tolist() == [0, 1]
-    assert blocks.unpack()[1].tolist() == [3, 90]
+    assert blocks.decode()[1].tolist() == [3, 90]
 
 
 def test_block_rows_are_cut_from_the_order_given():
     csr = csr_of(MATRICES["equal rows"]())
     order = torch.arange(csr.shape[0]).flip(0)
-    blocks = pack_bcsr(csr, 64, order)
+    blocks = BCSR.pack(csr, order)
     assert torch.equal(blocks.order, order.int())
-    rows, _, _ = blocks.unpack()
-    last = rows[blocks.unpack()[2] // 64**2 >= int(blocks.block_row_ptr[1])]
+    rows, _, _ = blocks.decode()
+    last = rows[blocks.decode()[2] // 64**2 >= int(blocks.block_row_ptr[1])]
     assert sorted(last.unique().tolist()) == [0, 1, 2], "the last block row holds what is left"
 
 
@@ -133,7 +133,7 @@ def test_columns_past_31_bits_of_keys_are_kept_apart():
     cols = 2**31 - 1
     indices = torch.tensor([0, cols - 1, cols - 1], dtype=torch.int32)
     csr = CSR(torch.tensor([0, *[2] * 200, 3]), indices, None, (201, cols))
-    row, column, _ = pack_bcsr(csr, 32).unpack()
+    row, column, _ = BCSR.pack(csr, block=32).decode()
     assert list(zip(row.tolist(), column.tolist(), strict=True)) == [
         (0, 0), (0, cols - 1), (200, cols - 1),
     ]  # fmt: skip
@@ -146,7 +146,7 @@ def test_columns_past_31_bits_of_keys_are_kept_apart():
 )
 def test_values_are_rounded_to_the_type_asked_for(dtype):
     csr = csr_of(MATRICES["odd sizes"](), dtype=torch.float64)
-    blocks = pack_bcsr(csr, 32)
+    blocks = BCSR.pack(csr, block=32)
     packed = blocks.pack_values(csr.values, dtype)
     assert packed.dtype is dtype and packed.shape == (blocks.block_count, 32, 32)
     assert packed.is_contiguous()
@@ -156,7 +156,7 @@ def test_values_are_rounded_to_the_type_asked_for(dtype):
 
 def test_a_pattern_is_packed_as_ones_at_its_entries_only():
     csr = csr_of(MATRICES["empty rows"](), pattern=True)
-    blocks = pack_bcsr(csr, 64)
+    blocks = BCSR.pack(csr, block=64)
     packed = blocks.pack_values(None, torch.bfloat16)
     assert packed.dtype is torch.bfloat16
     assert int(packed.count_nonzero()) == csr.nnz == int(packed.float().sum())
@@ -164,27 +164,27 @@ def test_a_pattern_is_packed_as_ones_at_its_entries_only():
 
 def test_new_values_go_to_the_same_places():
     csr = csr_of(random_matrix(150, 90, 0.1))
-    blocks = pack_bcsr(csr, 64)
+    blocks = BCSR.pack(csr, block=64)
     twice = blocks.pack_values(2 * csr.values)
     assert torch.equal(twice, 2 * blocks.pack_values(csr.values))
 
 
 def test_offsets_are_what_the_balancer_takes():
     csr = csr_of(MATRICES["one dense row"]())
-    blocks = pack_bcsr(csr, 32)
-    items = schedule_windows(blocks.block_row_ptr, workers=4).items.tolist()
+    blocks = BCSR.pack(csr, block=32)
+    items = WindowSchedule.make(blocks.units(), workers=4).items.tolist()
     covered = sorted(at for _, first, end, _ in items for at in range(first, end))
     assert covered == list(range(blocks.block_count))
 
 
 @pytest.mark.parametrize("size", [0, 16, 63, 256])
 def test_other_block_sizes_are_refused(size):
-    text = f"pack_bcsr: block must be one of \\(32, 64, 128\\), got {size}. Choose a size from that"
+    text = f"BCSR.pack: block must be one of \\(32, 64, 128\\), got {size}. Choose a size from that"
     with pytest.raises(ValueError, match=text):
-        pack_bcsr(csr_of(MATRICES["one by one"]()), size)
+        BCSR.pack(csr_of(MATRICES["one by one"]()), block=size)
 
 
 def test_values_of_another_matrix_are_refused():
-    blocks = pack_bcsr(csr_of(MATRICES["one by one"]()))
+    blocks = BCSR.pack(csr_of(MATRICES["one by one"]()))
     with pytest.raises(ValueError, match="values must be a tensor of 1 values, got shape \\(2,\\)"):
         blocks.pack_values(torch.ones(2))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsetile import CSR
-from sparsetile.formats.bittcf import BitTCF, pack_bittcf, round_tf32
+from sparsetile.formats import BitTCF
 from tests.contracts.cases import MATRICES, csr_of
 
 
@@ -67,24 +67,24 @@ STACKS = st.sampled_from([1, 2])
 @given(matrices(), STACKS)
 def test_every_array_is_what_its_definition_says(drawn, stack):
     csr, order = drawn
-    check(csr, order, pack_bittcf(csr, order, stack), stack)
+    check(csr, order, BitTCF.pack(csr, order, stack=stack), stack)
 
 
 @settings(max_examples=100, deadline=None)
 @given(matrices())
 def test_tiles_of_eight_rows_are_counted_without_packing_them(drawn):
     csr, order = drawn
-    expected = pack_bittcf(csr, order).tile_count
-    assert pack_bittcf(csr, order, 2).tiles_of_eight() == expected
-    assert pack_bittcf(csr, order).tiles_of_eight() == expected
+    expected = BitTCF.pack(csr, order).tile_count
+    assert BitTCF.pack(csr, order, stack=2).tiles_of_eight() == expected
+    assert BitTCF.pack(csr, order).tiles_of_eight() == expected
 
 
 @settings(max_examples=150, deadline=None)
 @given(matrices(), STACKS)
 def test_bits_alone_give_every_entry_back(drawn, stack):
     csr, order = drawn
-    tiles = pack_bittcf(csr, order, stack)
-    row, column = tiles.unpack()
+    tiles = BitTCF.pack(csr, order, stack=stack)
+    row, column, _ = tiles.decode()
     packed = tiles.pack_values(csr.values)
     dense = torch.zeros(csr.shape)
     dense[row, column] = packed
@@ -98,8 +98,8 @@ def test_bits_alone_give_every_entry_back(drawn, stack):
 @pytest.mark.parametrize("name", MATRICES)
 def test_the_size_is_the_papers(name, order):
     csr = csr_of(MATRICES[name]())
-    tiles = pack_bittcf(csr, None if order is None else torch.randperm(csr.shape[0]))
-    assert tiles.format_bytes == 4 * (-(-csr.shape[0] // 8) + 11 * tiles.tile_count + 2)
+    tiles = BitTCF.pack(csr, None if order is None else torch.randperm(csr.shape[0]))
+    assert tiles.bytes == 4 * (-(-csr.shape[0] // 8) + 11 * tiles.tile_count + 2)
     assert tiles.window_count == -(-csr.shape[0] // 8)
     assert tiles.tc_local_bit.dtype is torch.int64
     for part in (tiles.row_window_offset, tiles.tc_offset, tiles.sparse_a_to_b, tiles.entries):
@@ -111,12 +111,12 @@ def test_the_size_is_the_papers(name, order):
 def test_a_tile_of_sixteen_rows_has_a_bitmap_and_an_offset_more(name, order):
     csr = csr_of(MATRICES[name]())
     perm = None if order is None else torch.randperm(csr.shape[0])
-    tiles = pack_bittcf(csr, perm, 2)
-    assert tiles.format_bytes == 4 * (-(-csr.shape[0] // 16) + 14 * tiles.tile_count + 2)
+    tiles = BitTCF.pack(csr, perm, stack=2)
+    assert tiles.bytes == 4 * (-(-csr.shape[0] // 16) + 14 * tiles.tile_count + 2)
     assert tiles.window_count == -(-csr.shape[0] // 16)
     assert tiles.tc_offset.numel() == 2 * tiles.tile_count + 1
     assert tiles.tc_local_bit.numel() == 2 * tiles.tile_count
-    assert tiles.tiles_of_eight() == pack_bittcf(csr, perm).tile_count
+    assert tiles.tiles_of_eight() == BitTCF.pack(csr, perm).tile_count
     assert tiles.tile_count <= tiles.tiles_of_eight()
     for part in (tiles.row_window_offset, tiles.tc_offset, tiles.sparse_a_to_b, tiles.entries):
         assert part.dtype is torch.int32 and part.is_contiguous()
@@ -127,18 +127,18 @@ def test_a_tile_of_sixteen_rows_has_a_bitmap_and_an_offset_more(name, order):
 @pytest.mark.parametrize("stack", [1, 2])
 def test_a_matrix_without_entries_has_windows_and_no_tiles(shape, stack):
     csr = CSR(torch.zeros(shape[0] + 1, dtype=torch.int64), torch.empty(0).int(), None, shape)
-    tiles = pack_bittcf(csr, None, stack)
+    tiles = BitTCF.pack(csr, stack=stack)
     windows = -(-shape[0] // (8 * stack))
     assert tiles.row_window_offset.tolist() == [0] * (windows + 1)
     assert (tiles.tile_count, tiles.tiles_of_eight(), tiles.mean_tile_entries) == (0, 0, 0.0)
     assert tiles.tc_offset.tolist() == [0]
-    assert [part.numel() for part in tiles.unpack()] == [0, 0]
+    assert [part.numel() for part in tiles.decode()] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("rows", [17, 24, 25, 31, 32])
 def test_rows_past_the_last_leave_their_bits_empty(rows):
     csr = csr_of(np.ones((rows, 9)))
-    tiles = pack_bittcf(csr, None, 2)
+    tiles = BitTCF.pack(csr, stack=2)
     assert tiles.tiles_per_window().tolist() == [2, 2]
     bitmaps = tiles.tc_local_bit.numpy().view(np.uint64).reshape(2, 2, 2).tolist()
     for window, first in enumerate((0, 16)):
@@ -151,7 +151,7 @@ def test_rows_past_the_last_leave_their_bits_empty(rows):
 
 def test_halves_of_a_stack_lie_one_after_the_other_in_the_values():
     csr = csr_of(np.arange(1.0, 16 * 10 + 1).reshape(16, 10))
-    tiles = pack_bittcf(csr, None, 2)
+    tiles = BitTCF.pack(csr, stack=2)
     values = tiles.pack_values(csr.values)
     dense = csr.values.reshape(16, 10)
     parts = [dense[:8, :8], dense[8:, :8], dense[:8, 8:], dense[8:, 8:]]
@@ -162,7 +162,7 @@ def test_halves_of_a_stack_lie_one_after_the_other_in_the_values():
 def test_columns_of_one_half_only_leave_the_other_halfs_bitmap_empty():
     dense = np.zeros((16, 20))
     dense[3, :9], dense[12, 9:] = 1, 1
-    tiles = pack_bittcf(csr_of(dense), None, 2)
+    tiles = BitTCF.pack(csr_of(dense), stack=2)
     assert tiles.tile_count == 3 and tiles.tiles_of_eight() == 4
     assert tiles.tc_offset.tolist() == [0, 8, 8, 9, 16, 16, 20]
     assert [bool(bits) for bits in tiles.tc_local_bit] == [True, False, True, True, False, True]
@@ -170,10 +170,10 @@ def test_columns_of_one_half_only_leave_the_other_halfs_bitmap_empty():
 
 def test_a_full_window_uses_all_64_bits():
     csr = csr_of(torch.ones(8, 16).numpy())
-    tiles = pack_bittcf(csr)
+    tiles = BitTCF.pack(csr)
     assert tiles.tc_local_bit.tolist() == [-1, -1] and tiles.mean_tile_entries == 64
     assert tiles.tc_offset.tolist() == [0, 64, 128]
-    stacked = pack_bittcf(csr_of(np.ones((16, 16))), None, 2)
+    stacked = BitTCF.pack(csr_of(np.ones((16, 16))), stack=2)
     assert stacked.tc_local_bit.tolist() == [-1] * 4 and stacked.mean_tile_entries == 128
     assert stacked.tiles_of_eight() == 4, "all bits set is a negative number"
 
@@ -182,9 +182,9 @@ def test_a_full_window_uses_all_64_bits():
 def test_windows_are_cut_from_the_order_given(stack):
     csr = csr_of(MATRICES["equal rows"]())
     order = torch.arange(csr.shape[0]).flip(0)
-    tiles = pack_bittcf(csr, order, stack)
+    tiles = BitTCF.pack(csr, order, stack=stack)
     assert torch.equal(tiles.order, order.int())
-    rows, _ = tiles.unpack()
+    rows, _, _ = tiles.decode()
     first = rows[: int(tiles.tc_offset[stack * int(tiles.row_window_offset[1])])]
     assert sorted(first.unique().tolist()) == sorted(order[: 8 * stack].tolist())
 
@@ -192,7 +192,7 @@ def test_windows_are_cut_from_the_order_given(stack):
 def test_equal_columns_in_far_windows_do_not_mix():
     indptr = torch.tensor([0, 1, *[1] * 15, 2])
     csr = CSR(indptr, torch.tensor([4, 4], dtype=torch.int32), None, (17, 5))
-    tiles = pack_bittcf(csr)
+    tiles = BitTCF.pack(csr)
     assert tiles.tiles_per_window().tolist() == [1, 0, 1]
     assert tiles.tc_local_bit.tolist() == [1, 1]
 
@@ -202,8 +202,8 @@ def test_columns_past_32_bits_of_keys_are_kept_apart(stack):
     cols = 2**31 - 1
     indices = torch.tensor([0, cols - 1, cols - 1], dtype=torch.int32)
     csr = CSR(torch.tensor([0, *[2] * 40, 3]), indices, None, (41, cols))
-    tiles = pack_bittcf(csr, None, stack)
-    rows, columns = tiles.unpack()
+    tiles = BitTCF.pack(csr, stack=stack)
+    rows, columns, _ = tiles.decode()
     assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [
         (0, 0), (0, cols - 1), (40, cols - 1),
     ]  # fmt: skip
@@ -212,23 +212,16 @@ def test_columns_past_32_bits_of_keys_are_kept_apart(stack):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_values_of_every_type_follow_their_entries(dtype):
     csr = csr_of(MATRICES["odd sizes"](), dtype=dtype)
-    tiles = pack_bittcf(csr)
+    tiles = BitTCF.pack(csr)
     packed = tiles.pack_values(csr.values)
     assert packed.dtype is dtype
     assert torch.equal(packed, csr.values[tiles.entries.long()])
 
 
-def test_tf32_keeps_ten_bits_and_rounds_ties_to_even():
-    step = 2.0**-10
-    values = torch.tensor([1 + 0.51 * step, 1 + 0.5 * step, -1 - 1.5 * step, 3e38, -0.0])
-    rounded = round_tf32(values)
-    assert rounded[:3].tolist() == [1 + step, 1.0, -1 - 2 * step]
-    assert abs(float(rounded[3]) / 3e38 - 1) <= 2.0**-11
-    assert torch.equal(rounded.view(torch.int32) & 0x1FFF, torch.zeros(5, dtype=torch.int32))
-    assert torch.signbit(rounded[4])
-    special = torch.tensor([float("inf"), -float("inf"), float("nan")])
-    assert torch.equal(round_tf32(special)[:2], special[:2])
-    assert bool(round_tf32(special)[2].isnan())
-    low = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)  # NaN by its last bit
-    kept = round_tf32(low).view(torch.int32) & ~0x1FFF
-    assert bool(kept.view(torch.float32).isnan())
+@pytest.mark.parametrize("stack", [0, 3])
+def test_rejects_other_stacks(stack):
+    with pytest.raises(ValueError) as caught:
+        BitTCF.pack(csr_of(MATRICES["one by one"]()), stack=stack)
+    assert str(caught.value) == (
+        f"BitTCF.pack: stack must be one of (1, 2), got {stack}. Choose one of these."
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,13 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsetile import CSR
-from sparsetile.balance.windows import schedule_windows
-from sparsetile.formats.bittcf import pack_bittcf
-from sparsetile.formats.wcsr import PADS, WCSR, WINDOW_HEIGHTS, pack_wcsr
+from sparsetile.balance import WindowSchedule
+from sparsetile.formats import BitTCF
+from sparsetile.formats.wcsr import PADS, WCSR, WINDOW_HEIGHTS
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
 from tests.formats.matrices import dense_of, matrices
 
 HEIGHTS, WIDTHS = st.sampled_from(WINDOW_HEIGHTS), st.sampled_from(PADS)
+
+
+def as_bitmap(tiles: WCSR) -> WCSR:
+    return dataclasses.replace(tiles, variant="bitmap")
 
 
 def check(csr: CSR, order: Tensor | None, tiles: WCSR) -> None:
@@ -49,28 +55,27 @@ def check(csr: CSR, order: Tensor | None, tiles: WCSR) -> None:
     assert np.array_equal(bits.reshape(held.shape) == 1, held.numpy())
     assert tiles.tile_value_ptr.tolist() == [0, *held.sum(1).cumsum(0).tolist()]
     in_bit_order = expected.flatten()[held.flatten()]
-    assert torch.equal(tiles.pack_values(csr.values, variant="bitmap"), in_bit_order)
+    assert torch.equal(as_bitmap(tiles).pack_values(csr.values), in_bit_order)
 
 
 @settings(max_examples=120, deadline=None)
 @given(matrices(), HEIGHTS, WIDTHS)
 def test_every_array_is_what_its_definition_says(drawn, height, pad):
     csr, order = drawn
-    check(csr, order, pack_wcsr(csr, height, pad, order))
+    check(csr, order, WCSR.pack(csr, order, height=height, pad=pad))
 
 
 @settings(max_examples=80, deadline=None)
 @given(matrices(), HEIGHTS, WIDTHS)
 def test_columns_and_bits_alone_give_every_entry_back_in_both_variants(drawn, height, pad):
     csr, order = drawn
-    tiles = pack_wcsr(csr, height, pad, order)
-    row, column, place = tiles.unpack()
-    assert row.numel() == csr.nnz
-    dense, compact = torch.zeros(csr.shape), torch.zeros(csr.shape)
-    dense[row, column] = tiles.pack_values(csr.values, variant="dense").flatten()[place]
-    compact[row, column] = tiles.pack_values(csr.values, variant="bitmap")
-    assert torch.equal(dense, dense_of(csr))
-    assert torch.equal(compact, dense_of(csr))
+    tiles = WCSR.pack(csr, order, height=height, pad=pad)
+    for form in (tiles, as_bitmap(tiles)):
+        row, column, place = form.decode()
+        assert row.numel() == csr.nnz
+        dense = torch.zeros(csr.shape)
+        dense[row, column] = form.pack_values(csr.values).flatten()[place]
+        assert torch.equal(dense, dense_of(csr))
 
 
 @pytest.mark.parametrize("height", WINDOW_HEIGHTS)
@@ -80,14 +85,14 @@ def test_matrices_of_every_kind_are_cut_into_tiles(name, order, height):
     csr = csr_of(MATRICES[name]())
     rows = None if order is None else torch.randperm(csr.shape[0])
     for pad in PADS:
-        check(csr, rows, pack_wcsr(csr, height, pad, rows))
+        check(csr, rows, WCSR.pack(csr, rows, height=height, pad=pad))
 
 
 @settings(max_examples=60, deadline=None)
 @given(matrices())
 def test_sixteen_rows_and_eight_columns_are_stacked_bittcf(drawn):
     csr, order = drawn
-    tiles, other = pack_wcsr(csr, 16, 8, order), pack_bittcf(csr, order, stack=2)
+    tiles, other = WCSR.pack(csr, order, height=16), BitTCF.pack(csr, order, stack=2)
     assert torch.equal(tiles.window_row_ptr, other.row_window_offset)
     assert torch.equal(tiles.window_col_idx, other.sparse_a_to_b)
     assert torch.equal(tiles.bitmaps.flatten(), other.tc_local_bit)
@@ -100,17 +105,17 @@ def test_sixteen_rows_and_eight_columns_are_stacked_bittcf(drawn):
 @pytest.mark.parametrize("name", MATRICES)
 def test_sizes_are_the_formulas(name, height, pad):
     csr = csr_of(MATRICES[name]())
-    tiles = pack_wcsr(csr, height, pad)
+    tiles = WCSR.pack(csr, height=height, pad=pad)
     count = tiles.tile_count
     assert tiles.window_count == -(-csr.shape[0] // height)
-    assert tiles.format_bytes == 4 * (tiles.window_count + 1 + pad * count)
+    assert tiles.bytes == 4 * (tiles.window_count + 1 + pad * count)
     assert tiles.bitmaps.shape == (count, height * pad // 64)
     for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
         dense, bitmap = (tiles.packed_bytes(v, dtype) for v in ("dense", "bitmap"))
         assert dense == size * height * pad * count
         assert dense == tiles.pack_values(csr.values, dtype).nbytes
         assert bitmap == size * csr.nnz + height * pad // 8 * count + 4 * (count + 1)
-        values = tiles.pack_values(csr.values, dtype, variant="bitmap")
+        values = as_bitmap(tiles).pack_values(csr.values, dtype)
         assert bitmap == sum(t.nbytes for t in (values, tiles.bitmaps, tiles.tile_value_ptr))
         assert tiles.smaller(dtype) == ("bitmap" if bitmap < dense else "dense")
     for part in (tiles.window_row_ptr, tiles.window_col_idx, tiles.tile_value_ptr, tiles.entries):
@@ -119,11 +124,11 @@ def test_sizes_are_the_formulas(name, height, pad):
 
 
 def test_full_tiles_are_kept_dense_and_sparse_ones_as_bits():
-    full = pack_wcsr(csr_of(np.ones((64, 64))))
+    full = WCSR.pack(csr_of(np.ones((64, 64))))
     assert full.smaller(torch.float16) == "dense"
     assert full.entries_per_pair == 64 and full.fill == 1 and full.padding_share == 0
     assert full.bitmaps.tolist() == [[-1] * 8] * 8
-    diagonal = pack_wcsr(csr_of(np.eye(64)))
+    diagonal = WCSR.pack(csr_of(np.eye(64)))
     assert diagonal.smaller(torch.float16) == "bitmap"
     assert diagonal.entries_per_pair == 1 and diagonal.fill == 1 / 64
 
@@ -132,7 +137,7 @@ def test_shares_count_pairs_and_padding():
     dense = np.zeros((20, 30))
     dense[:4, :9] = 1  # nine columns in the first window of 16, none padded to 16
     dense[19, 29] = 1
-    tiles = pack_wcsr(csr_of(dense), 16, 8)
+    tiles = WCSR.pack(csr_of(dense), height=16)
     assert tiles.tiles_per_window().tolist() == [2, 1]
     assert tiles.distinct == 10 and tiles.entries_per_pair == 37 / 10
     assert tiles.padding_share == 14 / 24
@@ -140,7 +145,7 @@ def test_shares_count_pairs_and_padding():
 
 
 def test_a_matrix_without_entries_has_no_tiles_and_no_shares():
-    tiles = pack_wcsr(csr_of(MATRICES["no entries"]()), 16)
+    tiles = WCSR.pack(csr_of(MATRICES["no entries"]()), height=16)
     assert tiles.tile_count == 0 and tiles.window_row_ptr.tolist() == [0, 0]
     assert tiles.entries_per_pair == tiles.padding_share == tiles.fill == 0.0
     assert tiles.pack_values(None).shape == (0, 16, 8)
@@ -149,9 +154,9 @@ def test_a_matrix_without_entries_has_no_tiles_and_no_shares():
 def test_windows_are_cut_from_the_order_given():
     csr = csr_of(MATRICES["equal rows"]())
     order = torch.arange(csr.shape[0]).flip(0)
-    tiles = pack_wcsr(csr, 32, 8, order)
+    tiles = WCSR.pack(csr, order, height=32)
     assert torch.equal(tiles.order, order.int())
-    rows, _, place = tiles.unpack()
+    rows, _, place = tiles.decode()
     first = rows[place < int(tiles.window_row_ptr[1]) * 32 * 8]
     assert sorted(first.unique().tolist()) == sorted(order[:32].tolist())
 
@@ -160,7 +165,7 @@ def test_columns_past_32_bits_of_keys_are_kept_apart():
     cols = 2**31 - 1
     indices = torch.tensor([0, cols - 1, cols - 1], dtype=torch.int32)
     csr = CSR(torch.tensor([0, *[2] * 200, 3]), indices, None, (201, cols))
-    row, column, _ = pack_wcsr(csr).unpack()
+    row, column, _ = WCSR.pack(csr).decode()
     assert list(zip(row.tolist(), column.tolist(), strict=True)) == [
         (0, 0), (0, cols - 1), (200, cols - 1),
     ]  # fmt: skip
@@ -174,8 +179,8 @@ def test_columns_past_32_bits_of_keys_are_kept_apart():
 )
 def test_values_are_rounded_to_the_type_asked_for(dtype, variant):
     csr = csr_of(MATRICES["odd sizes"](), dtype=torch.float64)
-    tiles = pack_wcsr(csr, 64, 16)
-    packed = tiles.pack_values(csr.values, dtype, variant=variant)
+    tiles = WCSR.pack(csr, pad=16, variant=variant)
+    packed = tiles.pack_values(csr.values, dtype)
     assert packed.dtype is dtype and packed.is_contiguous()
     where = tiles.places if variant == "dense" else torch.argsort(tiles.entries)
     assert torch.equal(packed.double().flatten()[where], csr.values.to(dtype).double())
@@ -183,18 +188,18 @@ def test_values_are_rounded_to_the_type_asked_for(dtype, variant):
 
 def test_a_pattern_is_packed_as_ones_at_its_entries_only():
     csr = csr_of(MATRICES["empty rows"](), pattern=True)
-    tiles = pack_wcsr(csr, 128, 16)
+    tiles = WCSR.pack(csr, height=128, pad=16)
     packed = tiles.pack_values(None, torch.float16)
     assert int(packed.count_nonzero()) == csr.nnz == int(packed.float().sum())
-    assert torch.equal(tiles.pack_values(None, variant="bitmap"), torch.ones(csr.nnz))
+    assert torch.equal(as_bitmap(tiles).pack_values(None), torch.ones(csr.nnz))
 
 
 @pytest.mark.parametrize("pad", PADS)
 def test_the_balancer_cuts_long_windows_and_loses_no_tile(pad):
     csr = csr_of(MATRICES["one dense row"]())
-    tiles = pack_wcsr(csr, 16, pad)
+    tiles = WCSR.pack(csr, height=16, pad=pad)
     assert int(tiles.tiles_per_window().max()) > 32
-    schedule = schedule_windows(tiles.window_row_ptr, workers=4)
+    schedule = WindowSchedule.make(tiles.units(), workers=4)
     items = schedule.items.tolist()
     assert max(end - first for _, first, end, _ in items) <= 32
     covered = sorted(at for _, first, end, _ in items for at in range(first, end))
@@ -205,7 +210,7 @@ def test_a_product_from_tiles_is_the_matrix_product():
     csr = csr_of(random_matrix(150, 300, 0.05), dtype=torch.float64)
     B = torch.randn(300, 5, dtype=torch.float64)
     order = torch.randperm(150)
-    tiles = pack_wcsr(csr, 32, 8, order)
+    tiles = WCSR.pack(csr, order, height=32)
     rows_of_b = B[tiles.window_col_idx.long()].reshape(tiles.tile_count, 8, 5)
     parts = tiles.pack_values(csr.values) @ rows_of_b  # what each tile adds to its window's rows
     window = torch.repeat_interleave(torch.arange(5), tiles.tiles_per_window())
@@ -218,34 +223,33 @@ def test_a_product_from_tiles_is_the_matrix_product():
 
 
 def test_other_heights_are_refused():
-    text = "pack_wcsr: height must be one of \\(16, 32, 64, 128\\), got 8. Choose a height from"
+    text = "WCSR.pack: height must be one of \\(16, 32, 64, 128\\), got 8. Choose a height from"
     with pytest.raises(ValueError, match=text):
-        pack_wcsr(csr_of(MATRICES["one by one"]()), 8)
+        WCSR.pack(csr_of(MATRICES["one by one"]()), height=8)
 
 
 def test_other_pads_are_refused():
-    text = "pack_wcsr: pad must be one of \\(8, 16\\), got 4. Choose a pad from that list."
+    text = "WCSR.pack: pad must be one of \\(8, 16\\), got 4. Choose a pad from that list."
     with pytest.raises(ValueError, match=text):
-        pack_wcsr(csr_of(MATRICES["one by one"]()), 64, 4)
+        WCSR.pack(csr_of(MATRICES["one by one"]()), pad=4)
 
 
 def test_more_entries_than_32_bits_can_count_are_refused():
     indices = torch.zeros(1, dtype=torch.int32).expand(2**31)  # one element of memory
     csr = CSR(torch.tensor([0, 2**31]), indices, None, (1, 2**31 - 1))
     text = (
-        "pack_wcsr: csr must be a matrix of fewer than 2\\^31 entries, got 2147483648. "
+        "WCSR.pack: csr must be a matrix of fewer than 2\\^31 entries, got 2147483648. "
         "Cut A into parts by rows."
     )
     with pytest.raises(ValueError, match=text):
-        pack_wcsr(csr)
+        WCSR.pack(csr)
 
 
-@pytest.mark.parametrize("call", ["packed_bytes", "pack_values"])
-def test_other_variants_are_refused(call):
+@pytest.mark.parametrize("call", ["packed_bytes", "WCSR.pack"])
+def test_rejects_other_variants(call):
     csr = csr_of(MATRICES["one by one"]())
-    tiles = pack_wcsr(csr)
     with pytest.raises(ValueError, match=f"{call}: variant must be one of .*got 'sparse'"):
         if call == "packed_bytes":
-            tiles.packed_bytes("sparse", torch.float32)
+            WCSR.pack(csr).packed_bytes("sparse", torch.float32)
         else:
-            tiles.pack_values(csr.values, variant="sparse")
+            WCSR.pack(csr, variant="sparse")

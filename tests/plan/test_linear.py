@@ -138,7 +138,7 @@ def test_the_operator_says_which_systems_have_it():
     text = said(
         RuntimeError,
         lambda: ops.linear(
-            plan._tensors, plan.values, None, torch.randn(2, 20), None, plan._recipe, 1.0, False,
+            plan._tensors, plan.values, [], torch.randn(2, 20), None, plan._recipe, 1.0, False,
             None,
         ),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The operators' flat form: halves that swap, and what is missing is said."""
+"""The operators' flat form: directions that swap, and errors that say what is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import sparsetile as st
 from sparsetile.plan import operators as ops
-from sparsetile.systems.cpu.system import CPURunner
+from sparsetile.systems.cpu.runner import CPURunner
 from tests.contracts.cases import csr_of, random_matrix
 
 
@@ -21,37 +21,37 @@ def made(system: str) -> st.Plan:
 def test_mirroring_twice_gives_the_same_list(system):
     plan = made(system)
     plan._prepare_gradients()
-    bundle = ops.Bundle(plan._recipe)
-    mirrored = ops.Bundle(bundle.mirrored)
+    flat = ops.FlatPlan(plan._recipe)
+    mirrored = ops.FlatPlan(flat.mirrored)
     assert mirrored.mirrored == plan._recipe
-    there = bundle.mirror(plan._tensors)
+    there = flat.mirror(plan._tensors)
     back = mirrored.mirror(there)
     assert len(back) == len(plan._tensors)
     assert all(one is other for one, other in zip(back, plan._tensors, strict=True))
-    assert (mirrored.rows, mirrored.cols) == (bundle.cols, bundle.rows)
+    assert (mirrored.rows, mirrored.cols) == (flat.cols, flat.rows)
 
 
 def test_order_and_inverse_undo_each_other():
     plan = made("cpu")
     plan._prepare_gradients()
-    bundle = ops.Bundle(plan._recipe)
-    order, inverse = plan._tensors[bundle.size], plan._tensors[bundle.size + 1]
+    flat = ops.FlatPlan(plan._recipe)
+    order, inverse = plan._tensors[flat.size], plan._tensors[flat.size + 1]
     assert torch.equal(order[inverse], torch.arange(plan.nnz))
     assert torch.equal(plan.values[order], plan.T.values)
 
 
 def test_an_exact_system_is_not_listed_twice():
-    assert len(made("cpu")._tensors) == 1 + len(made("cpu")._stage.parts)
+    assert len(made("cpu")._tensors) == 1 + len(made("cpu")._built.tensors)
     dense = made("dense")
-    assert len(dense._tensors) > 1 + len(dense._stage.parts)
+    assert len(dense._tensors) > 1 + len(dense._built.tensors)
 
 
 def test_gradients_without_the_transpose_say_what_to_call():
     plan = made("cpu")
-    bundle = ops.Bundle(plan._recipe)
-    assert not bundle.differentiable
+    flat = ops.FlatPlan(plan._recipe)
+    assert not flat.differentiable
     with pytest.raises(RuntimeError) as caught:
-        ops._need_transpose(bundle)
+        ops._need_transpose(flat)
     assert str(caught.value) == (
         "spmm: tensors must hold the planned transpose to compute gradients, got the forward half "
         "only. Call plan.run, which plans the transpose when gradients are needed."
@@ -91,10 +91,10 @@ def test_gradients_of_an_extremum_add_up_where_one_entry_of_b_wins_often():
 
 def test_a_recipe_without_an_exact_system_is_refused():
     plan = made("dense")
-    forward, parts, _, _ = json.loads(plan._recipe)[0]
-    recipe = json.dumps([[forward, parts, None, 0]])
+    forward, _ = json.loads(plan._recipe)[0]
+    recipe = json.dumps([[forward, None]])
     with pytest.raises(TypeError) as caught:
-        ops.Bundle(recipe)
+        ops.FlatPlan(recipe)
     assert str(caught.value) == f"spmm: recipe must name an exact system, got {recipe}."
 
 
@@ -121,7 +121,7 @@ def test_a_runner_that_takes_any_strides_is_given_the_callers_own_tensors(monkey
     plan, X, Y = made("cpu"), torch.ones(4, 10), torch.zeros(4, 12)
     given = []
 
-    def spmm(self, parts, values, packed, B, out, epilogue):
+    def spmm(self, tensors, values, packed, B, out, epilogue):
         given.append((B, out))
         out.fill_(3)
 

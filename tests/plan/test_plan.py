@@ -171,7 +171,7 @@ def test_info_is_plain_data_about_everything_that_was_decided():
     assert (info["dtype"], info["device"], info["system"]) == ("float32", "cpu", "cpu")
     assert info["weighted"] is True and info["reorder"] == "identity"
     assert info["format_bytes"] == sum(
-        part.numel() * part.element_size() for part in plan._stage.parts
+        part.numel() * part.element_size() for part in plan._built.tensors.values()
     )
     assert list(info["seconds"]) == ["intake", "reorder", "build", "compile"]
     assert all(seconds >= 0 for seconds in info["seconds"].values())

@@ -12,6 +12,7 @@ import torch
 import sparsetile as st
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.reorder import REORDERERS
+from sparsetile.reorder import affinity_communities as communities_code
 from sparsetile.reorder.affinity import affinity
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
@@ -179,18 +180,17 @@ def test_many_rows_joined_by_a_few_hubs_stay_bounded():
 @pytest.fixture(scope="module")
 def merging(graph):
     """Return a function that builds the dendrogram of ``graph`` with given limits."""
-    from sparsetile.reorder import affinity_communities as communities
-
     pointers, neighbours = graph.indptr.numpy(), graph.indices.numpy().view(np.uint32)
     rows = graph.shape[0]
-    order = np.empty(rows, np.uint32)
-    communities._by_degree(pointers, np.zeros(rows + 2, np.int64), order)
 
     def merge(room, most):
+        order, found, touched = (np.empty(rows + k, np.uint32) for k in (0, 0, 1))
         node, links = np.empty((2, rows, 4), np.uint32)
-        pool, touched = np.empty((room, 2), np.uint32), np.empty(rows + 1, np.uint32)
-        communities._dendrogram(pointers, neighbours, order, node, links, pool, touched, most)
-        return node, links[:, communities._SIBLING]
+        place, pool = np.zeros(rows + 2, np.int64), np.empty((room, 2), np.uint32)
+        communities_code._walk(
+            pointers, pointers, neighbours, place, order, node, links, pool, touched, found, most
+        )
+        return node, links[:, communities_code._SIBLING]
 
     return merge
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparsetile import CSR, Plan, PlanFileError, load_plan
-from sparsetile.plan import files as planfile
+from sparsetile.plan.files import read_plan_file
 from sparsetile.reorder import Permutation
 from sparsetile.systems import Request
 from sparsetile.systems.base import System
@@ -44,8 +44,8 @@ def check_plan_file(system: System, dtype: torch.dtype, folder: Path) -> None:
     stage, path = system.build(request_for(dtype, csr=csr)), folder / "a.safetensors"
     order = Permutation("identity", None)
     Plan(csr, 16, dtype, stage, order, deterministic=False, report={}).save(path)
-    tensors, header = planfile._read(path)
+    tensors, header = read_plan_file(path)
     assert header["system"] == system.name and header["recipe"] == stage.recipe
-    assert all(torch.equal(tensors[f"part{i}"], part) for i, part in enumerate(stage.parts))
+    assert all(torch.equal(tensors[f"built.{k}"], t) for k, t in stage.tensors.items())
     with pytest.raises(PlanFileError, match="a plan that cannot run here: runs on cuda"):
         load_plan(path)

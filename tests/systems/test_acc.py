@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +11,10 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile.core import device as processors
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bittcf import SPMM_BITTCF, Policy, bittcf_config, slabs
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
+from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import Permutation
 from sparsetile.systems import Request
 from sparsetile.systems.acc import runner as acc_runner
@@ -132,9 +131,9 @@ def test_the_stage_says_what_was_decided():
 def test_short_windows_are_put_together_to_runs_unless_balance_is_off():
     csr = csr_of(random_matrix(800, 20, 0.05))
     windows = 100
-    together = ACC.build(request(csr=csr)).parts[7]
+    together = ACC.build(request(csr=csr)).tensors["items"]
     assert together.shape[0] < windows and int(-together[:, 3].sum()) == windows
-    alone = ACC.build(request(csr=csr, ablation="pipeline")).parts[7]
+    alone = ACC.build(request(csr=csr, ablation="pipeline")).tensors["items"]
     assert alone.shape[0] == windows and bool((alone[:, 3] == -1).all())
 
 
@@ -145,10 +144,10 @@ def test_the_recipe_says_how_far_apart_rows_of_B_are_used_in_the_plans_order(mon
         seen.append((order, row_bytes))
         return 3.25
 
-    monkeypatch.setattr(acc, "spread", noted)
+    monkeypatch.setattr(acc, "l2_reload_factor", noted)
     order = torch.randperm(40)
     meta = meta_of(request(permutation=Permutation("given", order), n=16))
-    assert meta["spread"] == 3.25 and ACC.make_runner(meta)._spread == 3.25
+    assert meta["reloads"] == 3.25 and ACC.make_runner(meta)._reloads == 3.25
     assert seen == [(order, 64)]
     meta_of(request(n=4096))
     assert seen[1:] == [(None, WIDE_SLAB_BYTES)], "wider products are walked in slabs"
@@ -158,20 +157,20 @@ def test_rows_are_visited_in_the_order_asked_for():
     csr = csr_of(random_matrix(40, 30, 0.2))
     order = torch.randperm(40)
     stage = ACC.build(request(csr=csr, permutation=Permutation("given", order)))
-    assert torch.equal(stage.parts[5], order.int())
-    assert ACC.build(request(csr=csr)).parts[5].numel() == 0
+    assert torch.equal(stage.tensors["order"], order.int())
+    assert ACC.build(request(csr=csr)).tensors["order"].numel() == 0
 
 
 def test_packed_values_are_in_tile_order_and_float32_ones_are_tf32():
     csr = csr_of(random_matrix(40, 30, 0.2))
     stage = ACC.build(request(csr=csr))
     work = ACC.make_runner(json.loads(stage.recipe.partition(":")[2]))
-    packed = work.pack(stage.parts, csr.values, torch.float32)
+    packed = work.pack(stage.tensors, csr.values, torch.float32)["values"]
     assert not bool((packed.view(torch.int32) & 0x1FFF).any())
-    assert torch.allclose(packed, csr.values[stage.parts[4].long()], rtol=2.0**-11)
-    half = work.pack(stage.parts, csr.values, torch.float16)
-    assert torch.equal(half, csr.values.half()[stage.parts[4].long()])
-    assert work.pack(stage.parts, None, torch.float16).shape == (0,)
+    assert torch.allclose(packed, csr.values[stage.tensors["entries"].long()], rtol=2.0**-11)
+    half = work.pack(stage.tensors, csr.values, torch.float16)["values"]
+    assert torch.equal(half, csr.values.half()[stage.tensors["entries"].long()])
+    assert work.pack(stage.tensors, None, torch.float16)["values"].shape == (0,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -180,11 +179,11 @@ def test_packed_values_are_whole_pieces_of_what_kernels_copy(dtype):
         csr = csr_of(sp.csr_array(np.arange(1.0, 5 * rows + 1).reshape(rows, 5)), dtype=dtype)
         stage = ACC.build(request(csr=csr, dtype=dtype))
         work = ACC.make_runner(json.loads(stage.recipe.partition(":")[2]))
-        packed = work.pack(stage.parts, csr.values, dtype)
+        packed = work.pack(stage.tensors, csr.values, dtype)["values"]
         assert packed.numel() == -(-csr.nnz // 8) * 8
-        assert torch.equal(packed[: csr.nnz], csr.values[stage.parts[4].long()])
+        assert torch.equal(packed[: csr.nnz], csr.values[stage.tensors["entries"].long()])
         assert not bool(packed[csr.nnz :].any())
-        exact = work.pack(stage.parts, csr.values.float(), torch.float32)
+        exact = work.pack(stage.tensors, csr.values.float(), torch.float32)["values"]
         assert exact.numel() == packed.numel(), "also of 32 bits"
 
 
@@ -205,9 +204,9 @@ def stack_of(csr: st.CSR, n: int, dtype: torch.dtype = torch.float32, **changes)
 
 
 @pytest.fixture
-def one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_processor(gpu_facts) -> None:
     """Sixteen workers, so that small matrices have enough tiles for each."""
-    monkeypatch.setattr(processors, "PROCESSORS", 1)
+    gpu_facts(processors=1, l2_bytes=2**20)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +220,7 @@ def test_windows_of_sixteen_rows_are_cut_where_they_save_enough_reads_of_B(
     one_processor, each, shared, saved, wide, narrower
 ):
     csr = overlapping(60, each, shared)
-    stacked = acc.pack_bittcf(csr, None, 2)
+    stacked = acc.BitTCF.pack(csr, stack=2)
     assert stacked.tiles_of_eight() / stacked.tile_count == pytest.approx(saved)
     assert [stack_of(csr, n) for n in (256, 512)] == [wide, wide], "1024 bytes of a row and more"
     assert [stack_of(csr, n) for n in (128, 255)] == [narrower, narrower]
@@ -237,6 +236,11 @@ def test_sixteen_bit_products_and_steps_of_the_ladder_keep_windows_of_eight_rows
         assert stack_of(csr, 512, ablation=step) == 1
 
 
+def test_windows_of_sixteen_rows_can_be_asked_for_whatever_they_save():
+    csr = csr_of(random_matrix(40, 30, 0.05))
+    assert stack_of(csr, 8) == 1 and stack_of(csr, 8, ablation="stacked") == 2
+
+
 @pytest.mark.parametrize("n, windows", [(128, 32), (256, 16), (512, 8)])
 def test_every_worker_keeps_a_run_of_tiles(one_processor, n, windows):
     """Sixteen workers, fewer for each slab of 128 columns, and eight tiles a run."""
@@ -244,11 +248,10 @@ def test_every_worker_keeps_a_run_of_tiles(one_processor, n, windows):
     assert stack_of(overlapping(windows - 1, 32, 32), n) == 1
 
 
-def test_the_gpus_own_processors_count(monkeypatch, capability):
+def test_the_gpus_own_processors_count(gpu_facts, capability):
     csr = overlapping(32, 32, 32)
     for count, stack in ((1, 2), (2, 1)):
-        properties = SimpleNamespace(multi_processor_count=count, L2_cache_size=2**20)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, p=properties: p)
+        gpu_facts(processors=count, l2_bytes=2**20)
         assert meta_of(request(OnGPU, csr=csr, n=128))["stack"] == stack
 
 
@@ -270,12 +273,11 @@ def test_the_stage_tells_windows_of_sixteen_rows(one_processor):
     assert stage.choices["format"] == (
         f"BitTCF, windows of 16 rows, 128 tiles of 16.0 entries, {4 * (32 + 14 * 128 + 2)} bytes"
     )
-    assert stage.parts[1].numel() == 2 * 128 + 1 and stage.parts[3].numel() == 2 * 128
+    assert stage.tensors["tc_offset"].numel() == 2 * 128 + 1
+    assert stage.tensors["tc_local_bit"].numel() == 2 * 128
 
 
 def test_the_runner_takes_slabs_and_kernels_of_the_plans_windows(one_processor, monkeypatch):
-    properties = SimpleNamespace(multi_processor_count=1, L2_cache_size=2**20)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     loaded = []
     monkeypatch.setattr(KernelSpec, "load", lambda spec, config, device: loaded.append(config))
     for shared, stack in ((32, 2), (0, 1)):
@@ -295,7 +297,7 @@ def test_nothing_is_launched_for_nothing():
         work = ACC.make_runner(json.loads(stage.recipe.partition(":")[2]))
         n = 4 if name == "no rows" else 0
         B, out = torch.ones(csr.shape[1], n), torch.empty(csr.shape[0], n)
-        assert work.spmm(stage.parts, csr.values, None, B, out) is None
+        assert work.spmm(stage.tensors, csr.values, None, B, out) is None
         assert work.prepare(n, torch.float32, True, torch.device("cuda", 0)) is None
 
 
@@ -303,12 +305,12 @@ def test_ablation_needs_a_system_that_has_a_ladder():
     A = (torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
     for system in ("auto", "cpu"):
         with pytest.raises(ValueError) as caught:
-            st.plan(A, 4, system=system, ablation="cache")
+            build_plan(A, 4, system=system, ablation="cache")
         assert str(caught.value) == (
             f"plan: ablation must be None with system='{system}', got 'cache'. "
             "Name a system that has a ladder: acc, bcsr, wcsr."
         )
     with pytest.raises(ValueError) as caught:
-        st.plan(A, 4, system="acc", ablation="tma")
-    said = f"plan: ablation must be one of {list(ABLATIONS)}, got 'tma'."
+        build_plan(A, 4, system="acc", ablation="tma")
+    said = f"plan: ablation must be one of {list(AccSystem.ablations)}, got 'tma'."
     assert str(caught.value).startswith(said)

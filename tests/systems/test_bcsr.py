@@ -15,6 +15,7 @@ import sparsetile as st
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bcsr import FP8, NARROW, SPMM_BCSR, WIDE, Store
 from sparsetile.kernels.tf32_operand import TF32_OPERAND
+from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, runner
 from sparsetile.systems.bcsr import runner as bcsr_runner
@@ -93,7 +94,7 @@ def test_blocks_of_float32_are_packed_rounded():
     csr = blocks_of([[1]], F32)
     csr = csr.with_values(torch.full_like(csr.values, 1 + 2.0**-11 + 2.0**-20))
     stage = BCSR.build(request(csr=csr, dtype=F32))
-    packed = runner(stage.recipe).pack(stage.parts, csr.values, F32)
+    packed = runner(stage.recipe).pack(stage.tensors, csr.values, F32)["blocks"]
     assert bool((packed == 1 + 2.0**-10).all())
 
 
@@ -144,13 +145,15 @@ def test_blocks_are_not_counted_where_they_cannot_be_too_many(gpu, monkeypatch):
 def test_a_matrix_of_full_blocks_is_built_without_what_repairs():
     csr = blocks_of([[1, 0], [0, 0], [1, 1]])
     stage = BCSR.build(request(csr=csr))
-    work, idx, order, places, indptr = stage.parts
+    work, idx, order, places, indptr = stage.tensors.values()
+    assert list(stage.tensors) == ["work", "block_col_idx", "order", "places", "indptr"]
     assert work.tolist() == [[2, 1, 2, 0], [0, 0, 1, 0], [1, 1, 0, 0]]
     assert work.dtype is torch.int32 and work.is_contiguous()
     assert idx.tolist() == [0, 0, 1]
     assert order.numel() == 0 and places.numel() == csr.nnz and indptr is csr.indptr
     assert json.loads(stage.recipe.partition(":")[2]) == {
         "rows": 192, "cols": 128, "nnz": csr.nnz, "blocks": 3, "exact": None, "step": 6,
+        "columns": None, "tensors": list(stage.tensors),
     }  # fmt: skip
     assert stage.choices == {
         "format": "BCSR, 3 blocks of 64x64, 100.0 % of their cells hold entries, 24576 bytes",
@@ -170,7 +173,7 @@ def test_a_step_of_the_ladder_is_in_the_recipe_and_in_the_choices():
 @pytest.mark.parametrize("name", ["opt4", "columns512"])
 def test_steps_that_are_not_built_are_refused_by_name(name):
     with pytest.raises(ValueError, match=f"'opt7', 'columns128', 'columns256'], got '{name}'"):
-        st.plan(blocks_of([[1]]), 8, system="bcsr", ablation=name)
+        build_plan(blocks_of([[1]]), 8, system="bcsr", ablation=name)
 
 
 def test_where_cells_are_empty_the_exact_systems_parts_come_along():
@@ -178,8 +181,8 @@ def test_where_cells_are_empty_the_exact_systems_parts_come_along():
     stage = BCSR.build(request(csr=csr))
     exact = SYSTEMS["csr"].build(request(csr=csr))
     assert meta_of(request(csr=csr))["exact"] == exact.recipe
-    assert len(stage.parts) == 5 + len(exact.parts)
-    assert all(map(torch.equal, stage.parts[5:], exact.parts))
+    assert all(torch.equal(stage.tensors[f"exact.{k}"], t) for k, t in exact.tensors.items())
+    assert len(stage.tensors) == 5 + len(exact.tensors)
     assert stage.choices["repair"] == "elements that are not finite, by csr"
     assert isinstance(runner(stage.recipe)._exact, CSRRunner)
 
@@ -188,7 +191,7 @@ def test_rows_are_cut_in_the_order_asked_for():
     csr = csr_of(random_matrix(150, 130, 0.2))
     order = torch.randperm(150)
     stage = BCSR.build(request(csr=csr, permutation=Permutation("given", order)))
-    assert torch.equal(stage.parts[2], order.int())
+    assert torch.equal(stage.tensors["order"], order.int())
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -197,20 +200,20 @@ def test_matrices_of_every_kind_are_built_and_packed(name):
     stage = BCSR.build(request(csr=csr))
     work = runner(stage.recipe)
     assert isinstance(work, BCSRRunner)
-    packed = work.pack(stage.parts, csr.values, F16)
-    assert packed.shape == (stage.parts[1].numel(), 64, 64) and packed.dtype is F16
-    assert torch.equal(packed.flatten()[stage.parts[3]], csr.values)
+    packed = work.pack(stage.tensors, csr.values, F16)["blocks"]
+    assert packed.shape == (stage.tensors["block_col_idx"].numel(), 64, 64) and packed.dtype is F16
+    assert torch.equal(packed.flatten()[stage.tensors["places"]], csr.values)
     assert int((packed != 0).sum()) == int((csr.values != 0).sum())
-    ones = work.pack(stage.parts, None, BF16)
+    ones = work.pack(stage.tensors, None, BF16)["blocks"]
     assert ones.dtype is BF16 and float(ones.float().sum()) == csr.nnz
 
 
-def test_a_runner_whose_repair_is_not_csrs_is_refused():
+def test_a_runner_whose_repair_is_not_exact_is_refused():
     meta = meta_of(request())
-    other = SYSTEMS["cpu"].build(request()).recipe
+    other = SYSTEMS["acc"].build(request()).recipe
     with pytest.raises(TypeError) as caught:
         BCSR.make_runner({**meta, "exact": other})
-    assert str(caught.value).startswith("bcsr: exact must be a csr runner, got ")
+    assert str(caught.value).startswith("bcsr: exact must be an exact runner, got ")
 
 
 def test_the_tiles_width_is_an_ablation_of_every_type(gpu, loaded):
@@ -229,16 +232,15 @@ def test_the_tiles_width_is_an_ablation_of_every_type(gpu, loaded):
         for dtype in (FP8, F32, F16):
             with tf32(True):
                 assert BCSR.reasons(request(OnGPU, csr=csr, dtype=dtype, ablation=name)) == []
-    assert "columns" not in meta_of(request(csr=csr))
+    assert meta_of(request(csr=csr))["columns"] is None
 
 
 # -- runner
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[tuple]:
-    properties = SimpleNamespace(multi_processor_count=4, L2_cache_size=2**20)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> list[tuple]:
+    gpu_facts(processors=4, l2_bytes=2**20)
     found: list[tuple] = []
     monkeypatch.setattr(
         KernelSpec, "load", lambda spec, config, *rest: found.append((spec.name, config, *rest))
@@ -271,9 +273,9 @@ def test_nothing_is_launched_for_nothing():
         work = runner(stage.recipe)
         n = 4 if name == "no rows" else 0
         B, out = torch.ones(csr.shape[1], n, dtype=F16), torch.empty(csr.shape[0], n, dtype=F16)
-        assert work.spmm(stage.parts, csr.values, None, B, out) is None
+        assert work.spmm(stage.tensors, csr.values, None, B, out) is None
         assert work.prepare(n, F16, True, torch.device("cuda", 0)) is None
-        assert name == "odd sizes" or work.bind(stage.parts, csr.values, None) is None
+        assert name == "odd sizes" or work.bind(stage.tensors, csr.values, None) is None
 
 
 def test_a_tensor_map_is_made_once_for_each_place_and_shape_of_B(monkeypatch):
@@ -347,14 +349,14 @@ def test_c_is_written_in_place_where_rows_are_aligned_and_hold_whole_stores(dtyp
     assert bcsr_runner._stores_well(out) is well
     assert not bcsr_runner._stores_well(out.mT)
     runner = BCSR.make_runner(meta_of(request(csr=blocks_of([[1]]))))
-    parts = [torch.zeros(0, dtype=torch.int32)] * 5
+    tensors = {"order": torch.zeros(0, dtype=torch.int32)}
     expected = Store.TRANSPOSED if well else Store.BY_ENGINE
     if dtype is F16:
-        assert runner._store_of(parts, out.mT) is expected
-        assert runner._store_of(parts, out) is Store.BY_ENGINE
+        assert runner._store_of(tensors, out.mT) is expected
+        assert runner._store_of(tensors, out) is Store.BY_ENGINE
     else:
-        assert runner._store_of(parts, out.mT) is Store.TRANSPOSED_BY_THREADS
-        assert runner._store_of(parts, out) is Store.BY_THREADS
+        assert runner._store_of(tensors, out.mT) is Store.TRANSPOSED_BY_THREADS
+        assert runner._store_of(tensors, out) is Store.BY_THREADS
 
 
 def test_operands_of_any_strides_are_taken_where_nothing_is_repaired():

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from sparsetile.balance import Units
+from sparsetile.formats.units import Units
 from sparsetile.intake import as_csr
 from sparsetile.kernels.csr import LOCAL, LOCAL_BUNDLES, RowShape
 from sparsetile.reorder import Permutation
 from sparsetile.systems.base import Request
-from sparsetile.systems.csr.system import (
+from sparsetile.systems.csr.rows import (
     BUSY_WARPS,
     LONGEST_SEGMENT,
     MANY,
@@ -20,9 +20,9 @@ from sparsetile.systems.csr.system import (
     SHORT_SEGMENT,
     UNCUT,
     UNCUT_NARROW,
-    CSRSystem,
     segment_length,
 )
+from sparsetile.systems.csr.system import CSRSystem
 
 NARROW, WIDE = 128, 512  # bytes of a row of B
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.plan import operators as ops
+from sparsetile.plan import operators
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, Runner, candidates, runner
-from sparsetile.systems.base import PatternRunner, make_recipe, tensor_bytes
-from sparsetile.systems.cpu.system import CPURunner
+from sparsetile.systems.base import ExactRunner, make_recipe, tensor_bytes
+from sparsetile.systems.cpu.runner import CPURunner
 from sparsetile.systems.dense.system import CPU_LIMIT_BYTES
-from sparsetile.systems.registry import PATTERN_SYSTEMS
+from sparsetile.systems.registry import exact_system
 from tests.contracts.cases import csr_of, random_matrix
 
 GPU_SYSTEMS = ("acc", "bcsr", "csr", "cusparse", "wcsr")
@@ -36,7 +36,7 @@ def test_a_system_builds_a_stage_whose_recipe_finds_its_runner(name):
     assert stage.system == name == SYSTEMS[name].name
     assert (found.rows, found.cols, found.nnz) == (12, 10, wanted.csr.nnz)
     assert runner(stage.recipe) is found, "one object for one text"
-    assert stage.bytes == sum(part.numel() * part.element_size() for part in stage.parts)
+    assert stage.bytes == sum(part.numel() * part.element_size() for part in stage.tensors.values())
     assert {"format", "schedule"} <= stage.choices.keys()
     assert all(isinstance(words, str) and words for words in stage.choices.values())
 
@@ -44,14 +44,14 @@ def test_a_system_builds_a_stage_whose_recipe_finds_its_runner(name):
 def test_a_plan_and_its_operators_share_a_runner_however_many_others_there_were():
     csr = csr_of(random_matrix(12, 10, 0.3))
     plan = st.plan(csr, 4)
-    before = ops._bundle(plan._recipe).forward
+    before = operators._flat_plan(plan._recipe).forward
     others = [
-        runner(make_recipe("cpu", st.CSR(csr.indptr, csr.indices, None, (12, 10 + cols))))
+        runner(make_recipe("cpu", st.CSR(csr.indptr, csr.indices, None, (12, 10 + cols)), ()))
         for cols in range(1, 2001)
     ]
     again = st.plan(csr, 4)
     assert len(set(map(id, others))) == 2000
-    assert again._runner is plan._runner is before is ops._bundle(again._recipe).forward
+    assert again._runner is plan._runner is before is operators._flat_plan(again._recipe).forward
 
 
 @pytest.mark.parametrize("tune", ["model", "measure"])
@@ -63,7 +63,7 @@ def test_what_planning_prepares_is_the_plans(monkeypatch, tune, fresh_runners):
 
 
 def test_threads_that_ask_at_once_get_one_runner():
-    recipe = make_recipe("cpu", csr_of(random_matrix(7, 11, 0.3)))
+    recipe = make_recipe("cpu", csr_of(random_matrix(7, 11, 0.3)), ())
     start, found = threading.Barrier(8), []
 
     def ask() -> None:
@@ -79,7 +79,7 @@ def test_threads_that_ask_at_once_get_one_runner():
 
 
 def test_a_runner_that_nobody_holds_is_let_go():
-    recipe = make_recipe("cpu", csr_of(random_matrix(9, 13, 0.3)))
+    recipe = make_recipe("cpu", csr_of(random_matrix(9, 13, 0.3)), ())
     kept = weakref.ref(runner(recipe))
     gc.collect()
     assert kept() is None
@@ -92,7 +92,7 @@ def test_the_same_request_builds_the_same_recipe(name):
 
 def test_every_system_is_able_or_gives_reasons():
     able, rejected = candidates(request())
-    assert able == ["dense", "cpu"]
+    assert able == ["cpu", "dense"]
     assert rejected == {name: ["runs on cuda, A is on cpu"] for name in GPU_SYSTEMS}
 
 
@@ -141,12 +141,12 @@ def test_more_entries_than_32_bits_count_are_refused_before_any_launch(name, rea
     assert reason in SYSTEMS[name].reasons(request(csr=large))
 
 
-@pytest.mark.parametrize("device", PATTERN_SYSTEMS)
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_exact_system_of_a_device_serves_every_dtype_deterministically(device):
-    system = PATTERN_SYSTEMS[device]
+    system = exact_system(device)
     assert device in system.devices and system.deterministic
     assert set(system.dtypes) >= {torch.float32, torch.float16, torch.bfloat16, torch.float64}
-    assert isinstance(runner(system.build(request()).recipe), PatternRunner)
+    assert isinstance(runner(system.build(request()).recipe), ExactRunner)
 
 
 def test_the_table_has_one_true_row_per_system():
@@ -157,25 +157,27 @@ def test_the_table_has_one_true_row_per_system():
         assert row["devices"] == list(system.devices) and row["summary"] == system.summary
         assert row["deterministic"] is system.deterministic
         assert [getattr(torch, dtype) for dtype in row["dtypes"]] == list(system.dtypes)
-        exact = system in PATTERN_SYSTEMS.values()
+        exact = system in (exact_system("cuda"), exact_system("cpu"))
         assert row["reduces"] == ["sum", "mean", *(["max", "min"] if exact else [])]
 
 
 def test_a_recipe_says_the_sizes_and_whatever_else_it_is_told():
     csr = csr_of(random_matrix(12, 10, 0.3))
-    text = make_recipe("toy", csr, strip=4)
-    assert text == f'toy:{{"cols": 10, "nnz": {csr.nnz}, "rows": 12, "strip": 4}}'
+    text = make_recipe("toy", csr, ["a", "b"], strip=4)
+    assert (
+        text
+        == f'toy:{{"cols": 10, "nnz": {csr.nnz}, "rows": 12, "strip": 4, "tensors": ["a", "b"]}}'
+    )
     assert tensor_bytes([torch.zeros(3), torch.zeros(2, dtype=torch.int64)]) == 28
 
 
-def test_a_runner_that_packs_nothing_says_so():
+def test_a_runner_that_reads_values_as_they_are_packs_nothing():
     class Plain(Runner):
         def spmm(self, *args, **kwargs) -> None: ...
 
-    made = Plain({"rows": 1, "cols": 1, "nnz": 0})
-    with pytest.raises(NotImplementedError, match="Plain does not pack values"):
-        made.pack((), None, torch.float32)
-    assert made.bind((), None, None) is None
+    made = Plain({"rows": 1, "cols": 1, "nnz": 0, "tensors": []})
+    assert not made.needs_packed_values and made.pack({}, None, torch.float32) == {}
+    assert made.bind({}, None, None) is None
     assert made.prepare(4, torch.float32, True, torch.device("cpu")) is None
 
 
@@ -183,5 +185,6 @@ def test_dense_needs_an_exact_system_beneath_it():
     wanted = request()
     inexact = SYSTEMS["dense"].build(wanted).recipe
     with pytest.raises(TypeError) as caught:
-        SYSTEMS["dense"].make_runner({"rows": 12, "cols": 10, "nnz": 1, "exact": inexact})
-    assert str(caught.value) == "dense: exact must be a pattern runner, got DenseRunner."
+        sizes = {"rows": 12, "cols": 10, "nnz": 1, "tensors": []}
+        SYSTEMS["dense"].make_runner({**sizes, "exact": inexact})
+    assert str(caught.value) == "dense: exact must be an exact runner, got DenseRunner."

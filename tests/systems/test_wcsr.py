@@ -12,8 +12,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile.core import device as processors
-from sparsetile.formats import pack_wcsr
+from sparsetile.formats import WCSR as Windows
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.wcsr import (
     JOIN_WCSR,
@@ -23,14 +22,15 @@ from sparsetile.kernels.wcsr import (
     window_tiles,
 )
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request, runner
+from sparsetile.systems import SYSTEMS, BuiltSystem, Request, runner
 from sparsetile.systems.acc.runner import AccRunner
 from sparsetile.systems.base import Epilogue
 from sparsetile.systems.shared.tile_runner import TileRunner
 from sparsetile.systems.wcsr import system as wcsr
+from sparsetile.systems.wcsr.cost import HEIGHT, tall_windows_pay
 from sparsetile.systems.wcsr.runner import WCSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
-from tests.kernels.replay_cases import with_tiles
+from tests.kernels.decoding import with_tiles
 from tests.systems.requests import OnGPU, check_plan_file, request_for
 
 WCSR = SYSTEMS["wcsr"]
@@ -42,6 +42,11 @@ request = functools.partial(request_for, F32)
 
 def windows(tiles: list[int], dtype: torch.dtype = F32, pattern: bool = False) -> st.CSR:
     return with_tiles(tiles, dtype, pattern, stack=8, last=13)
+
+
+def build(**changes) -> BuiltSystem:
+    """Tall windows, which small matrices would not lead the system to."""
+    return WCSR.build(request(**{"ablation": "tall", **changes}))
 
 
 def meta_of(wanted: Request) -> dict[str, object]:
@@ -102,20 +107,10 @@ def test_all_reasons_are_given_at_once(capability):
 
 def test_the_summary_names_the_heights_there_are():
     heights = {tile.height for tile in window_tiles()}
-    assert heights == {wcsr.HEIGHT} and f"windows of {wcsr.HEIGHT} rows" in WCSR.summary
+    assert heights == {HEIGHT} and f"windows of {HEIGHT} rows" in WCSR.summary
 
 
 # -- which windows
-
-
-HEIGHTS = {"A_TALL_TILE": wcsr.A_TALL_TILE, "A_TALL_WINDOW": wcsr.A_TALL_WINDOW}
-
-
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The costs that the system goes by, which other tests set to nothing."""
-    for name, cost in HEIGHTS.items():
-        monkeypatch.setattr(wcsr, name, cost)
 
 
 def shared_columns(rows: int, columns: int) -> st.CSR:
@@ -126,40 +121,41 @@ def shared_columns(rows: int, columns: int) -> st.CSR:
     return csr_of(matrix)
 
 
-def test_windows_are_tall_where_their_rows_share_columns(chosen):
+def test_windows_are_tall_where_their_rows_share_columns():
     """In eight rows every column is met once, in 64 eight times."""
-    assert wcsr.tall_windows_pay(request(csr=shared_columns(640, 800), n=512))
-    assert not wcsr.tall_windows_pay(request(csr=shared_columns(640, 16), n=512)), "windows cost"
+    assert tall_windows_pay(request(csr=shared_columns(640, 800), n=512))
+    assert not tall_windows_pay(request(csr=shared_columns(640, 16), n=512)), "windows cost"
     apart = csr_of(random_matrix(640, 8000, 0.003))
-    assert not wcsr.tall_windows_pay(request(csr=apart, n=512))
+    assert not tall_windows_pay(request(csr=apart, n=512))
     many = shared_columns(6400, 160)
-    assert wcsr.tall_windows_pay(request(csr=many, n=512))
+    assert tall_windows_pay(request(csr=many, n=512))
     moved = request(csr=many, n=512, permutation=Permutation("given", torch.randperm(6400)))
-    assert not wcsr.tall_windows_pay(moved), "counted in the plan's order"
+    assert not tall_windows_pay(moved), "counted in the plan's order"
 
 
-def test_narrow_b_and_16_bits_need_more_sharing_before_windows_are_tall(chosen):
+def test_narrow_b_and_16_bits_need_more_sharing_before_windows_are_tall():
     """What tall windows wait for takes as long there; short ones are faster."""
     csr = shared_columns(640, 320)  # tiles by height: 1 to 8
-    assert wcsr.tall_windows_pay(request(csr=csr, n=256))
-    assert not wcsr.tall_windows_pay(request(csr=csr, n=32))
-    assert wcsr.tall_windows_pay(request(csr=csr, n=256, dtype=F16))
-    assert not wcsr.tall_windows_pay(request(csr=csr, n=64, dtype=F16))
-    assert wcsr.tall_windows_pay(request(csr=csr, n=64))
+    assert tall_windows_pay(request(csr=csr, n=256))
+    assert not tall_windows_pay(request(csr=csr, n=32))
+    assert tall_windows_pay(request(csr=csr, n=256, dtype=F16))
+    assert not tall_windows_pay(request(csr=csr, n=64, dtype=F16))
+    assert tall_windows_pay(request(csr=csr, n=64))
 
 
-def test_short_windows_are_what_acc_builds_under_another_name(chosen):
+def test_short_windows_are_what_acc_builds_under_another_name():
     csr = csr_of(random_matrix(640, 8000, 0.003))
     built, other = WCSR.build(request(csr=csr)), SYSTEMS["acc"].build(request(csr=csr))
     assert built.system == "wcsr" and built.recipe == other.recipe
-    assert all(map(torch.equal, built.parts, other.parts)) and built.choices == other.choices
+    assert all(torch.equal(t, other.tensors[k]) for k, t in built.tensors.items())
+    assert built.choices == other.choices
     assert isinstance(runner(built.recipe), AccRunner)
     tall = WCSR.build(request(csr=shared_columns(640, 800), n=512))
     assert isinstance(runner(tall.recipe), WCSRRunner)
 
 
 @pytest.mark.parametrize("height, kind", [("tall", WCSRRunner), ("short", AccRunner)])
-def test_an_ablation_fixes_the_height_of_windows(chosen, height, kind):
+def test_an_ablation_fixes_the_height_of_windows(height, kind):
     for csr in (shared_columns(640, 800), csr_of(random_matrix(64, 800, 0.03))):
         built = WCSR.build(request(csr=csr, ablation=height))
         assert isinstance(runner(built.recipe), kind) and built.choices["ablation"] == height
@@ -170,9 +166,9 @@ def test_an_ablation_fixes_the_height_of_windows(chosen, height, kind):
 
 def test_parts_are_those_of_the_format_with_room_behind_them():
     csr = windows([3, 0, 5])
-    stage = WCSR.build(request(csr=csr))
-    ptr, strips, columns, bits, entries, order, indptr, items, unused, cuts = stage.parts
-    packed = pack_wcsr(csr, 64, 8)
+    stage = build(csr=csr)
+    ptr, strips, columns, bits, entries, order, indptr, items, first, cuts = stage.tensors.values()
+    packed = Windows.pack(csr)
     assert torch.equal(ptr, packed.window_row_ptr) and indptr is csr.indptr
     assert torch.equal(entries, packed.entries) and order.numel() == 0
     tiles, margin = packed.tile_count, wcsr.MARGIN
@@ -184,15 +180,15 @@ def test_parts_are_those_of_the_format_with_room_behind_them():
     assert strips.numel() == (tiles + margin) * 4 + 1
     assert torch.equal(strips[: 4 * tiles + 1 : 4], packed.tile_value_ptr)
     assert bool((strips[4 * tiles :] == csr.nnz).all())
-    assert all(part.dtype is torch.int32 for part in (strips, columns, order, items))
-    assert all(part.is_contiguous() for part in stage.parts)
-    assert (unused.numel(), len(cuts)) == (0, 0)
+    assert all(part.dtype is torch.int32 for part in (strips, columns, order, items, first))
+    assert all(part.is_contiguous() for part in stage.tensors.values())
+    assert len(cuts) == 0
 
 
 def test_a_strip_begins_with_the_values_of_its_sixteen_rows():
     csr = csr_of(random_matrix(64, 40, 0.3))
-    strips = WCSR.build(request(csr=csr)).parts[1]
-    packed = pack_wcsr(csr, 64, 8)
+    strips = build(csr=csr).tensors["strip_value_ptr"]
+    packed = Windows.pack(csr)
     bits = packed.bitmaps.numpy().view(np.uint64).reshape(-1, 2)  # of sixteen rows
     counts = np.bitwise_count(bits).sum(1)
     assert strips[: counts.size + 1].tolist() == [0, *np.cumsum(counts).tolist()]
@@ -205,54 +201,53 @@ def test_the_margin_is_what_the_longest_step_may_read_past_the_last_tile():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
-def test_where_workers_begin_lies_behind_the_items(monkeypatch, workers):
-    monkeypatch.setattr(processors, "PROCESSORS", workers)
-    stage = WCSR.build(request(csr=windows([30, 2, 50, 0, 41, 40])))
+def test_every_worker_knows_where_its_items_begin(gpu_facts, workers):
+    gpu_facts(processors=workers)
+    stage = build(csr=windows([30, 2, 50, 0, 41, 40]))
     meta = json.loads(stage.recipe.partition(":")[2])
-    items = stage.parts[7]
-    assert meta["workers"] == workers and items.shape[1] == 4
-    behind = items[meta["items"] :].flatten()
-    assert behind.numel() == -(-(workers + 1) // 4) * 4
-    first = behind[: workers + 1].tolist()
-    assert first == sorted(first) and (first[0], first[-1]) == (0, meta["items"])
-    assert not bool(behind[workers + 1 :].any())
+    assert meta["workers"] == workers
+    assert stage.tensors["items"].shape == (meta["items"], 4)
+    first = stage.tensors["first_items"].tolist()
+    assert len(first) == workers + 1 and first == sorted(first)
+    assert (first[0], first[-1]) == (0, meta["items"])
 
 
 def test_rows_are_cut_in_the_order_asked_for():
     csr = csr_of(random_matrix(150, 130, 0.2))
     order = torch.randperm(150)
-    stage = WCSR.build(request(csr=csr, permutation=Permutation("given", order)))
-    assert torch.equal(stage.parts[5], order.int())
-    assert torch.equal(stage.parts[4], pack_wcsr(csr, 64, 8, order).entries)
+    stage = build(csr=csr, permutation=Permutation("given", order))
+    assert torch.equal(stage.tensors["order"], order.int())
+    assert torch.equal(stage.tensors["entries"], Windows.pack(csr, order).entries)
 
 
-def test_recipe_and_choices_say_what_was_built(monkeypatch):
-    monkeypatch.setattr(processors, "PROCESSORS", 3)
+def test_recipe_and_choices_say_what_was_built(gpu_facts):
+    gpu_facts(processors=3)
     csr = windows([30, 1, 2])
-    stage = WCSR.build(request(csr=csr))
+    stage = build(csr=csr)
     meta = json.loads(stage.recipe.partition(":")[2])
     assert meta == {
         "rows": 141, "cols": csr.shape[1], "nnz": csr.nnz, "items": 4, "slots": 2, "nodes": 1,
-        "height": 64, "workers": 3,
+        "height": 64, "workers": 3, "positions": 141, "tensors": list(stage.tensors),
     }  # fmt: skip
     per_column = csr.nnz / (33 * 8)
     assert stage.choices == {
         "format": f"WCSR, windows of 64 rows, 33 tiles of 8 columns, {per_column:.1f} entries a "
         f"column, {4 * (3 + 1 + 8 * 33)} bytes",
-        "schedule": "4 items for 3 blocks of threads a slab, 1 windows in 2 pieces",
+        "schedule": "4 items for 3 thread blocks a slab, 1 windows in 2 pieces",
+        "ablation": "tall",
     }
-    assert stage.parts[9].tolist() == [[0, 0, 2, 0]], "window, first slot, slots"
+    assert stage.tensors["cuts"].tolist() == [[0, 0, 2, 0]], "window, first slot, slots"
 
 
 def workers_of(csr: st.CSR, n: int) -> int:
-    return int(meta_of(request(csr=csr, n=n))["workers"])
+    return int(meta_of(request(csr=csr, n=n, ablation="tall"))["workers"])
 
 
-def test_slabs_share_the_gpu_where_B_fits_its_cache_and_follow_each_other_where_not(monkeypatch):
+def test_slabs_share_the_gpu_where_B_fits_its_cache_and_follow_each_other_where_not(gpu_facts):
     csr = windows([40] * 30)
     assert [workers_of(csr, n) for n in (128, 256, 257, 512, 768)] == [90, 90, 66, 66, 44]
     assert choose_window_tile(64, 768).slabs(768) == 3
-    monkeypatch.setattr(processors, "L2_BYTES", 2**20)
+    gpu_facts(l2_bytes=2**20)
     assert [workers_of(csr, n) for n in (8, 768)] == [90, 90], "as many as have enough tiles"
 
 
@@ -266,13 +261,13 @@ def test_no_worker_is_started_for_less_than_its_share_of_tiles():
 @pytest.mark.parametrize("name", MATRICES)
 def test_matrices_of_every_kind_are_built_and_packed(name):
     csr = csr_of(MATRICES[name]())
-    stage = WCSR.build(request(csr=csr))
+    stage = build(csr=csr)
     work = runner(stage.recipe)
     assert isinstance(work, WCSRRunner) and isinstance(work, TileRunner)
-    packed = work.pack(stage.parts, csr.values, F16)
+    packed = work.pack(stage.tensors, csr.values, F16)["values"]
     assert packed.numel() == -(-csr.nnz // 8) * 8 and packed.dtype is F16
-    assert torch.equal(packed[: csr.nnz], csr.values.half()[stage.parts[4].long()])
-    assert work.pack(stage.parts, None, F16).numel() == 0
+    assert torch.equal(packed[: csr.nnz], csr.values.half()[stage.tensors["entries"].long()])
+    assert work.pack(stage.tensors, None, F16)["values"].numel() == 0
 
 
 # -- runner
@@ -290,7 +285,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[tuple]:
 @pytest.mark.parametrize("n, columns, slabs", [(7, 128, 1), (128, 128, 1), (200, 256, 1),
                                                (512, 256, 2)])  # fmt: skip
 def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, n, columns, slabs):
-    wanted = request(csr=windows([40] * 30, F16), n=n, dtype=F16)
+    wanted = request(csr=windows([40] * 30, F16), n=n, dtype=F16, ablation="tall")
     work = runner(WCSR.build(wanted).recipe)
     for _ in range(2):
         work.prepare(n, F16, True, torch.device("cuda", 0))
@@ -306,7 +301,7 @@ def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, n, columns, slabs
 
 
 def test_whole_windows_need_no_second_kernel(loaded):
-    wanted = request(csr=windows([3, 2], F16), dtype=F16)
+    wanted = request(csr=windows([3, 2], F16), dtype=F16, ablation="tall")
     work = runner(WCSR.build(wanted).recipe)
     work.prepare(16, F16, True, torch.device("cuda", 0))
     assert [name for name, *_ in loaded] == ["spmm_wcsr"]
@@ -317,13 +312,13 @@ def test_whole_windows_need_no_second_kernel(loaded):
 def test_nothing_is_launched_for_nothing():
     for name in ("no rows", "odd sizes"):
         csr = csr_of(MATRICES[name]())
-        stage = WCSR.build(request(csr=csr))
+        stage = build(csr=csr)
         work = runner(stage.recipe)
         n = 4 if name == "no rows" else 0
         B, out = torch.ones(csr.shape[1], n), torch.empty(csr.shape[0], n)
-        assert work.spmm(stage.parts, csr.values, None, B, out) is None
+        assert work.spmm(stage.tensors, csr.values, None, B, out) is None
         assert work.prepare(n, F32, True, torch.device("cuda", 0)) is None
-        assert name == "odd sizes" or work.bind(stage.parts, csr.values, None) is None
+        assert name == "odd sizes" or work.bind(stage.tensors, csr.values, None) is None
 
 
 @pytest.fixture
@@ -331,7 +326,7 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """What the shared part of the runners is given; C becomes all 3."""
     found: list[SimpleNamespace] = []
 
-    def spmm(self, parts, values, packed, B, out, epilogue):
+    def spmm(self, tensors, values, packed, B, out, epilogue):
         found.append(SimpleNamespace(B=B, out=out, before=out.clone(), epilogue=epilogue))
         out.fill_(3)
 
@@ -340,9 +335,9 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
 
 
 def run(B: torch.Tensor, out: torch.Tensor, epilogue: Epilogue) -> None:
-    stage = WCSR.build(request())
+    stage = build()
     WCSR.make_runner(json.loads(stage.recipe.partition(":")[2])).spmm(
-        stage.parts, None, None, B, out, epilogue
+        stage.tensors, None, None, B, out, epilogue
     )
 
 
@@ -389,14 +384,14 @@ def test_either_operand_is_copied_for_itself(multiplied):
 
 
 def test_the_quick_way_is_for_whole_windows_and_aligned_operands():
-    stage = WCSR.build(request(csr=windows([3, 2])))
+    stage = build(csr=windows([3, 2]))
     work = runner(stage.recipe)
-    assert work.prepare_launch(stage.parts, None, None, torch.ones(42, 7)) is None
+    assert work.prepare_launches(stage.tensors, None, None, torch.ones(42, 7)) is None
     flat = torch.ones(42 * 8 + 1)[1:].view(42, 8)
-    assert work.prepare_launch(stage.parts, None, None, flat) is None
-    cut = WCSR.build(request(csr=windows([300])))
+    assert work.prepare_launches(stage.tensors, None, None, flat) is None
+    cut = build(csr=windows([300]))
     assert json.loads(cut.recipe.partition(":")[2])["slots"] > 0
-    assert runner(cut.recipe).prepare_launch(cut.parts, None, None, torch.ones(2402, 8)) is None
+    assert runner(cut.recipe).prepare_launches(cut.tensors, None, None, torch.ones(2402, 8)) is None
 
 
 # -- plan files

@@ -1,26 +1,33 @@
-"""Work lists: format -> Schedule. One file a policy; each is checked by tests/contracts."""
+"""Work lists: units of a format -> schedule, registered in ``SCHEDULES``.
+
+A policy is one file here and needs no line in this one: every module is imported. Names below are
+for convenience.
+"""
 
 from __future__ import annotations
 
-from sparsetile.balance.locality import spread
-from sparsetile.balance.segments import (
-    SegmentSchedule,
-    Units,
-    concat_units,
-    row_units,
-    schedule_segments,
-)
-from sparsetile.balance.windows import WindowSchedule, WindowShares, schedule_windows, share_windows
+from sparsetile.balance.base import SCHEDULES, Schedule
+from sparsetile.balance.locality import l2_reload_factor
+from sparsetile.balance.longest_first import LongestFirst
+from sparsetile.balance.row_chunks import RowChunks
+from sparsetile.balance.segments import SegmentSchedule
+from sparsetile.balance.shares import WindowShares
+from sparsetile.balance.windows import WindowSchedule
+from sparsetile.core.packages import import_modules
+from sparsetile.formats.units import Units, concat_units, row_units
 
 __all__ = [
+    "SCHEDULES",
+    "LongestFirst",
+    "RowChunks",
+    "Schedule",
     "SegmentSchedule",
     "Units",
     "WindowSchedule",
     "WindowShares",
     "concat_units",
+    "l2_reload_factor",
     "row_units",
-    "schedule_segments",
-    "schedule_windows",
-    "share_windows",
-    "spread",
 ]
+
+import_modules(__name__)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsetile.core.device import SMALLEST_L2_BYTES
 from sparsetile.intake.csr import CSR
 
-__all__ = ["spread"]
+__all__ = ["l2_reload_factor"]
 
-# A cache that a GPU of the data centre has at least.
-CACHE_BYTES = 40 * 2**20
+# The same for every GPU, so that a matrix gets the same tiles everywhere.
+CACHE_BYTES = SMALLEST_L2_BYTES
 
 
-def spread(csr: CSR, order: Tensor | None, row_bytes: int) -> float:
+def l2_reload_factor(csr: CSR, order: Tensor | None, row_bytes: int) -> float:
     """Return how often ``row_bytes`` of a row of B come into a cache of ``CACHE_BYTES``.
 
     Entries are counted off in the order of the rows, as many at a time as there are rows of B in

@@ -1,77 +1,121 @@
 """Contiguous row chunks of equal cost: the work list of the CPU kernels.
 
 A chunk is never less than a row, so that a row with more than its share of the entries makes a
-heavy chunk, and the chunks it swallows come out empty. The kernels share such a chunk out by
-columns instead.
+heavy chunk, and the chunks after it are empty. The kernels share such a chunk out by columns
+instead.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from sparsetile.balance.base import Schedule, not_consecutive
+from sparsetile.balance.tree import ranges
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.formats.base import Variants
+from sparsetile.formats.units import Units
 
-__all__ = ["row_chunks"]
+__all__ = ["RowChunks"]
 
 
-def row_chunks(indptr: Tensor, chunks: int, row_cost: float = 4.0) -> Tensor:
-    """Split the rows of a CSR matrix into contiguous chunks of about equal cost.
+@dataclass(frozen=True, eq=False)
+class RowChunks(Schedule):
+    """Chunks of neighbouring rows; int64, as the CPU kernels take them.
 
-    A row costs its number of stored entries plus ``row_cost``.
-
-    Parameters
+    Attributes
     ----------
-    indptr : Tensor
-        int64 [M+1], the row pointers, on any device.
-    chunks : int
-        Number of chunks, at least 1. More chunks than rows leaves some empty.
-    row_cost : float
-        Cost of a row besides its entries (loop, store of C), in entries; above 0.
-
-    Returns
-    -------
-    Tensor
-        int64 [chunks+1] on the device of ``indptr``, from 0 to M, never decreasing; chunk ``c``
-        is rows ``bounds[c]`` to ``bounds[c+1] - 1``. No chunk costs more than the mean plus one
-        row.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Where an argument is not as described.
+    items : Tensor [chunks, 2]
+        First row of each chunk, and the row after its last.
+    bounds : Tensor [chunks + 1]
+        The same: from 0 to M, never decreasing.
+    offsets : Tensor [M + 1]
+        Row pointers of the units, which the kernels read beside the bounds.
     """
-    if not isinstance(indptr, Tensor) or indptr.dtype != torch.int64:
-        actual = indptr.dtype if isinstance(indptr, Tensor) else type(indptr).__name__
-        raise type_error(
-            "row_chunks", "indptr", "an int64 tensor", actual, "Pass the indptr of a CSR"
+
+    name = "row_chunks"
+    variants: ClassVar[Variants] = {
+        "3 chunks": {"chunks": 3},
+        "64 chunks": {"chunks": 64, "row_cost": 1.0},
+    }
+    arrays: ClassVar[tuple[str, ...]] = ("bounds",)
+    dtype: ClassVar[torch.dtype] = torch.int64
+    fields: ClassVar[int] = 2
+
+    items: Tensor
+    bounds: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def make(cls, units: Units, *, chunks: int, row_cost: float = 4.0) -> Self:
+        """Split consecutive rows into contiguous chunks of about equal cost.
+
+        A row costs its number of stored entries plus ``row_cost``. No chunk costs more than the
+        mean plus one row.
+
+        Parameters
+        ----------
+        units : Units
+            Rows 0 to M-1, in that order.
+        chunks : int
+            Number of chunks, at least 1. More chunks than rows leaves some empty.
+        row_cost : float
+            Cost of a row besides its entries (loop, store of C), in entries; above 0.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Where an argument is not as described.
+        """
+        cls._require(units)
+        if isinstance(chunks, bool) or not isinstance(chunks, int):
+            raise type_error(
+                "RowChunks.make", "chunks", "an int", type(chunks).__name__, "Give a whole number"
+            )
+        if chunks < 1:
+            raise value_error(
+                "RowChunks.make", "chunks", "at least 1", chunks, "Ask for one chunk or more"
+            )
+        if not (math.isfinite(row_cost) and row_cost > 0):
+            raise value_error(
+                "RowChunks.make", "row_cost", "a finite number above 0", row_cost,
+                "Leave it at its default",
+            )  # fmt: skip
+        indptr = units.offsets
+        assert indptr is not None  # as _require has seen
+        rows = indptr.numel() - 1
+        # float64 holds every sum exactly enough: entries and rows are far below 2^53.
+        numbers = torch.arange(rows + 1, dtype=torch.float64, device=indptr.device)
+        cost = indptr.to(torch.float64) + row_cost * numbers
+        shares = torch.arange(1, chunks, dtype=torch.float64, device=indptr.device)
+        bounds = torch.zeros(chunks + 1, dtype=torch.int64, device=indptr.device)
+        bounds[1:-1] = torch.searchsorted(cost, cost[-1] / chunks * shares)
+        bounds[-1] = rows
+        return cls(torch.stack([bounds[:-1], bounds[1:]], 1), bounds, indptr)
+
+    @classmethod
+    def reason(cls, units: Units) -> str | None:
+        return not_consecutive(units)
+
+    def pieces(self) -> Tensor:
+        """Return one piece for each row."""
+        first, end = self.bounds[:-1], self.bounds[1:]
+        chunk, number = ranges(end - first)
+        row = first[chunk] + number
+        return torch.stack(
+            [torch.zeros_like(row), row, self.offsets[row], self.offsets[row + 1]], 1
         )
-    if indptr.dim() != 1 or indptr.numel() == 0:
-        raise value_error(
-            "row_chunks",
-            "indptr",
-            "one-dimensional with M+1 elements",
-            f"shape {tuple(indptr.shape)}",
-            "Pass the indptr of a CSR",
-        )
-    if isinstance(chunks, bool) or not isinstance(chunks, int):
-        raise type_error(
-            "row_chunks", "chunks", "an int", type(chunks).__name__, "Give a whole number"
-        )
-    if chunks < 1:
-        raise value_error("row_chunks", "chunks", "at least 1", chunks, "Ask for one chunk or more")
-    if not (math.isfinite(row_cost) and row_cost > 0):
-        raise value_error(
-            "row_chunks", "row_cost", "a finite number above 0", row_cost, "Leave it at its default"
-        )
-    rows = indptr.numel() - 1
-    # float64 holds every sum exactly enough: entries and rows are far below 2^53.
-    numbers = torch.arange(rows + 1, dtype=torch.float64, device=indptr.device)
-    cost = indptr.to(torch.float64) + row_cost * numbers
-    shares = torch.arange(1, chunks, dtype=torch.float64, device=indptr.device)
-    bounds = torch.zeros(chunks + 1, dtype=torch.int64, device=indptr.device)
-    bounds[1:-1] = torch.searchsorted(cost, cost[-1] / chunks * shares)
-    bounds[-1] = rows
-    return bounds
+
+    def _check_items(self, units: Units) -> None:
+        bounds, rows = self.bounds, self.offsets.numel() - 1
+        ends = (int(bounds[0]), int(bounds[-1])) if bounds.numel() else (0, 0)
+        if ends != (0, rows):
+            raise self._fault("bounds", f"from 0 to {rows}", f"from {ends[0]} to {ends[1]}")
+        if bool((bounds[1:] < bounds[:-1]).any()):
+            raise self._fault("bounds", "never decreasing", "a smaller one after a larger")
+        if not torch.equal(self.items, torch.stack([bounds[:-1], bounds[1:]], 1)):
+            raise self._fault("items", "what the bounds say", "others")

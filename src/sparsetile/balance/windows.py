@@ -11,27 +11,24 @@ IBD, the mean distance of a window's tiles from the average, is what the paper l
 redistributes anything; it is reported. Here the model decides alone: runs cost balanced matrices
 nothing.
 
-The tree that adds cut windows up is that of ``balance/segments.py``.
+The tree that adds cut windows up is that of ``balance/tree.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from sparsetile.balance.segments import Units, WorkLists, schedule_segments
+from sparsetile.balance.base import not_consecutive
+from sparsetile.balance.segments import SegmentSchedule
+from sparsetile.balance.tree import TreeSchedule, ranges
+from sparsetile.formats.base import Variants
+from sparsetile.formats.units import Units
 
-__all__ = [
-    "MAX_TILES",
-    "TileTimes",
-    "WindowSchedule",
-    "WindowShares",
-    "imbalance",
-    "schedule_windows",
-    "share_windows",
-]
+__all__ = ["MAX_TILES", "TileTimes", "WindowSchedule", "imbalance"]
 
 # The paper's limit of tiles an item; the kernel counts a run's windows in 32 bits, too.
 MAX_TILES = 32
@@ -40,11 +37,6 @@ LENGTHS = (4, 6, 8, 12, 16, 24, MAX_TILES)
 # Tiles at which a run ends: long enough to pay for its start, and short enough that neighbouring
 # windows, which share rows of B, are at work at the same time.
 RUN_TILES = 8
-# What a window of a block of threads costs beside its tiles, in tiles, and the least piece of one.
-A_WINDOW, LEAST_TILES = 8, 8
-# Windows a worker, at the end of a deal, that are cut to make the shares even; and the part of a
-# share over which a window is no longer dealt out whole.
-EVEN_ROUNDS, LONG_SHARE = 2, 0.25
 
 
 @dataclass(frozen=True)
@@ -68,25 +60,6 @@ class TileTimes:
 
 
 EQUATION_4 = TileTimes()
-
-
-@dataclass(frozen=True, eq=False)
-class WindowSchedule(WorkLists):
-    """Items ``first window, first tile, end, -windows`` of a run of windows, or ``window, first
-    tile, end, slot`` of a piece of a cut one.
-
-    Pieces come first, runs in the order of their windows, because neighbours share rows of B.
-
-    Attributes
-    ----------
-    imbalance : float
-        IBD of the windows.
-    longest : int
-        Tiles at which a run ends, and to which longer windows are cut.
-    """
-
-    imbalance: float
-    longest: int
 
 
 def imbalance(tiles: Tensor) -> float:
@@ -138,199 +111,111 @@ def _runs(offsets: Tensor, tiles: Tensor, cut: Tensor, length: int) -> Tensor:
     return torch.stack([first, offsets[first], offsets[last + 1], -count], 1)
 
 
-def schedule_windows(
-    row_window_offset: Tensor,
-    *,
-    workers: float,
-    balance: bool = True,
-    times: TileTimes = EQUATION_4,
-) -> WindowSchedule:
-    """List the items of windows whose tiles are ``row_window_offset[w]`` to ``[w + 1]``.
-
-    Parameters
-    ----------
-    row_window_offset : Tensor of int32 [windows + 1]
-    workers : float
-        Warps that the GPU runs at a time, for each slab of B.
-    balance : bool
-        Concatenate and cut windows; one whole window an item, however long, when False.
-    times : TileTimes
-        Constants of the time model.
-    """
-    offsets = row_window_offset.to(torch.int64)
-    tiles = offsets[1:] - offsets[:-1]
-    count, device = tiles.numel(), tiles.device
-    if balance and count:
-        longest = _choose_length(tiles, max(workers, 1.0), times)
-        cut = tiles > _most(longest)
-        runs = _runs(offsets, tiles, cut, min(longest, RUN_TILES))
-        long = torch.nonzero(cut).squeeze(1)
-    else:
-        longest = max(int(tiles.max()), 1) if count else 1
-        window = torch.arange(count, device=device)
-        runs = torch.stack([window, offsets[:-1], offsets[1:], torch.full_like(window, -1)], 1)
-        long = window[:0]
-    pieces = schedule_segments(
-        Units(
-            long, offsets[long], tiles[long],
-            torch.zeros(long.numel(), dtype=torch.bool, device=device),
-        ),
-        longest,
-    )  # fmt: skip
-    items = torch.cat([pieces.items, runs.to(torch.int32)]).contiguous()
-    return WindowSchedule(items, pieces.parent_of_slot, pieces.nodes, imbalance(tiles), longest)
-
-
 @dataclass(frozen=True, eq=False)
-class WindowShares:
-    """Windows shared out between workers; all int32.
+class WindowSchedule(TreeSchedule):
+    """Items ``first window, first tile, end, -windows`` of a run of windows, or ``window, first
+    tile, end, slot`` of a piece of a cut one.
+
+    Pieces come first, runs in the order of their windows, because neighbours share rows of B.
 
     Attributes
     ----------
-    items : Tensor [items, 4]
-        ``window, first tile, end, slot of a piece or -1``, worker by worker.
-    first_of_worker : Tensor [workers + 1]
-        Where each worker's items begin.
-    cuts : Tensor [cuts, 4]
-        ``window, first slot, slots, 0`` of each window in pieces, whose partial sums are added in
-        the order of their slots.
+    imbalance : float
+        IBD of the windows.
+    longest : int
+        Tiles at which a run ends, and to which longer windows are cut.
+    offsets : Tensor of int64 [windows + 1]
+        First tile of each window, which the kernel reads beside the items.
     """
 
-    items: Tensor
-    first_of_worker: Tensor
-    cuts: Tensor
+    name = "windows"
+    variants: ClassVar[Variants] = {
+        "7 workers": {"workers": 7.0},
+        "1000 workers": {"workers": 1000.0},
+        "whole windows": {"workers": 7.0, "balance": False},
+    }
 
-    @property
-    def item_count(self) -> int:
-        return self.items.shape[0]
+    imbalance: float
+    longest: int
+    offsets: Tensor
 
-    @property
-    def worker_count(self) -> int:
-        return self.first_of_worker.numel() - 1
+    @classmethod
+    def make(
+        cls,
+        units: Units,
+        *,
+        workers: float,
+        balance: bool = True,
+        times: TileTimes = EQUATION_4,
+    ) -> Self:
+        """Concatenate short windows to runs, and cut long ones.
 
-    @property
-    def slot_count(self) -> int:
-        return int(self.cuts[:, 2].sum())
+        Parameters
+        ----------
+        units : Units
+            Consecutive windows; their lists are tiles.
+        workers : float
+            Warps that the GPU runs at a time, for each slab of B.
+        balance : bool
+            Concatenate and cut windows; one whole window an item, however long, when False.
+        times : TileTimes
+            Constants of the time model.
+        """
+        cls._require(units)
+        offsets, tiles = units.offsets, units.length
+        assert offsets is not None  # as _require has seen
+        count, device = tiles.numel(), tiles.device
+        if balance and count:
+            longest = _choose_length(tiles, max(workers, 1.0), times)
+            cut = tiles > _most(longest)
+            runs = _runs(offsets, tiles, cut, min(longest, RUN_TILES))
+            long = torch.nonzero(cut).squeeze(1)
+        else:
+            longest = max(int(tiles.max()), 1) if count else 1
+            window = torch.arange(count, device=device)
+            runs = torch.stack([window, offsets[:-1], offsets[1:], torch.full_like(window, -1)], 1)
+            long = window[:0]
+        pieces = SegmentSchedule.make(
+            Units(
+                long, offsets[long], tiles[long],
+                torch.zeros(long.numel(), dtype=torch.bool, device=device),
+            ),
+            max_length=longest,
+        )  # fmt: skip
+        return cls(
+            torch.cat([pieces.items, runs.to(torch.int32)]).contiguous(),
+            pieces.parent_of_slot,
+            pieces.nodes,
+            imbalance(tiles),
+            longest,
+            offsets,
+        )
 
-    @property
-    def cut_count(self) -> int:
-        return self.cuts.shape[0]
+    @classmethod
+    def reason(cls, units: Units) -> str | None:
+        return not_consecutive(units)
 
+    def _windows_of_items(self) -> Tensor:
+        """Windows that each item holds: those of a run, one of a piece."""
+        return torch.clamp(-self.items[:, 3].to(torch.int64), min=1)
 
-def _pieces(
-    tiles: Tensor, ends: Tensor, a_window: int, least: int, step: int
-) -> tuple[Tensor, Tensor]:
-    """Cut windows where shares end, at cost ``ends`` from the first window's beginning.
+    def pieces(self) -> Tensor:
+        """Return one piece for each window of a run, and one for each piece of a cut window."""
+        count = self._windows_of_items()
+        item, number = ranges(count)
+        first, begin, end, _ = self.items.to(torch.int64)[item].unbind(1)
+        window = first + number
+        # A run begins and ends where its item says; between, windows end where the offsets say.
+        begin = torch.where(number == 0, begin, self.offsets[window])
+        end = torch.where(number == count[item] - 1, end, self.offsets[window + 1])
+        return torch.stack([torch.zeros_like(window), window, begin, end], 1)
 
-    Returns the pieces as keys ``window * span + first tile in it``, span = longest window + 1, and
-    the keys at which the shares end.
-    """
-    cost = tiles + a_window
-    start = torch.cumsum(cost, 0) - cost
-    window = torch.clamp(torch.searchsorted(start, ends, right=True) - 1, min=0)
-    at = torch.minimum(ends - start[window], tiles[window]) // step * step
-    at = torch.where(at < least, 0, at)
-    past = tiles[window] - at < least
-    window, at = torch.where(past, window + 1, window), torch.where(past, 0, at)
-    span = int(tiles.max()) + 1
-    keys = window * span + at
-    whole = torch.arange(tiles.numel(), device=tiles.device) * span
-    return torch.cat([whole, torch.unique(keys[at > 0])]).sort().values, keys
+    def slots(self) -> Tensor:
+        return torch.repeat_interleave(
+            torch.clamp(self.items[:, 3].to(torch.int64), min=-1), self._windows_of_items()
+        )
 
-
-def _dealt_windows(cost: Tensor, workers: int) -> Tensor:
-    """Return the windows that are dealt out whole: all but long ones and the last rounds."""
-    share = float(cost.sum()) / workers
-    short = torch.nonzero(cost <= LONG_SHARE * share).squeeze(1)
-    rounds = max(short.numel() // workers - EVEN_ROUNDS, 0)
-    return short[: rounds * workers]
-
-
-def share_windows(
-    window_row_ptr: Tensor,
-    *,
-    workers: int,
-    dealt: bool = False,
-    a_window: int = A_WINDOW,
-    least: int = LEAST_TILES,
-    step: int = 1,
-) -> WindowShares:
-    """Share out windows evenly between workers.
-
-    A worker takes neighbouring windows, and the next goes on from there: windows in which one share
-    ends and another begins are cut, unless that leaves a piece of fewer than ``least`` tiles at the
-    window's end. Where ``dealt``, most windows are dealt out one by one first, so that neighbours,
-    which share rows of B, are at work at the same time; long windows and the last ones then make
-    the shares even.
-
-    Parameters
-    ----------
-    window_row_ptr : Tensor of int32 [windows + 1]
-    workers : int
-        Blocks of threads that work at the same time.
-    dealt : bool
-        Whether neighbouring windows should go to different workers.
-    a_window : int
-        What a window costs beside its tiles, in tiles: C is stored.
-    least : int
-        Tiles that a piece at a window's end has at least.
-    step : int
-        Tiles that are multiplied at once: pieces begin at multiples of it.
-    """
-    offsets = window_row_ptr.to(torch.int64)
-    tiles = offsets[1:] - offsets[:-1]
-    device, count = tiles.device, tiles.numel()
-    whole = _dealt_windows(tiles + a_window, workers) if dealt and count else offsets[:0]
-    head = whole.numel()
-    load = (tiles[whole] + a_window).reshape(-1, workers).sum(0)
-    is_rest = torch.ones(count, dtype=torch.bool, device=device)
-    is_rest[whole] = False
-    others = torch.nonzero(is_rest).squeeze(1)
-    rest = tiles[others]
-    empty = torch.empty(0, dtype=torch.int64, device=device)
-    items = keys = empty
-    span = 1
-    if rest.numel():
-        total = int(rest.sum()) + a_window * rest.numel()
-        mean = (total + int(load.sum())) / workers
-        budget = torch.clamp(mean - load.double(), min=0.0)
-        reach = torch.cumsum(budget, 0)
-        ends = (reach[:-1] * (total / max(float(reach[-1]), 1.0))).to(torch.int64)
-        span = int(rest.max()) + 1
-        items, keys = _pieces(rest, ends, a_window, least, step)
-    owner, begin = items // span, items % span
-    same = torch.zeros_like(owner, dtype=torch.bool)
-    same[:-1] = owner[:-1] == owner[1:]
-    end = torch.where(same, torch.cat([begin[1:], begin[:1]]), rest[owner])
-    pieces = torch.bincount(owner, minlength=rest.numel())
-    cut = pieces[owner] > 1
-    slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
-    in_pieces = torch.nonzero(pieces > 1).squeeze(1)
-    slots = pieces[in_pieces]
-    first_slot = torch.cumsum(slots, 0) - slots
-    cuts = torch.stack([others[in_pieces], first_slot, slots, torch.zeros_like(slots)], 1)
-    # Items by worker: first those dealt to it, then its part of the others.
-    window = torch.cat([whole, others[owner]])
-    worker = torch.cat(
-        [
-            torch.arange(head, device=device) % workers,
-            torch.searchsorted(keys, items, right=True),
-        ]
-    )
-    listed = torch.stack(
-        [
-            window,
-            offsets[window] + torch.cat([torch.zeros_like(whole), begin]),
-            offsets[window] + torch.cat([tiles[whole], end]),
-            torch.cat([torch.full_like(whole, -1), slot]),
-        ],
-        1,
-    )
-    order = torch.argsort(worker, stable=True)
-    first = torch.zeros(workers + 1, dtype=torch.int64, device=device)
-    torch.cumsum(torch.bincount(worker, minlength=workers), 0, out=first[1:])
-    return WindowShares(
-        listed[order].to(torch.int32).contiguous(),
-        first.to(torch.int32),
-        cuts.to(torch.int32).contiguous(),
-    )
+    def _check_items(self, units: Units) -> None:
+        first, windows = self.items[:, 0].to(torch.int64), self.offsets.numel() - 1
+        if bool(((first < 0) | (first + self._windows_of_items() > windows)).any()):
+            raise self._fault("items", f"of windows 0 to {windows - 1}", "others")

@@ -34,7 +34,7 @@ from sparsetile.bench.expansion import Entry, Expansion
 from sparsetile.bench.matrices import Matrices, NotReady
 from sparsetile.bench.pool import Pool, WorkerAbsent, WorkerDied, WorkerTimeout
 from sparsetile.bench.record import SCHEMA, Record, append_record, read_records
-from sparsetile.bench.timer import Samples
+from sparsetile.core.timer import Samples
 from sparsetile.reorder import REORDERERS
 
 __all__ = ["Options", "Outcome", "run_suite"]

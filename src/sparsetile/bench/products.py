@@ -20,14 +20,12 @@ from sparsetile.core.device import machine
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake import CSR, read_matrix
 from sparsetile.intake.csr import FP8, result_dtype
-from sparsetile.plan.planner import plan
+from sparsetile.plan.planner import build_plan
 from sparsetile.systems import SYSTEMS
 from sparsetile.tune import floor_seconds
 
 __all__ = ["Workbench", "prepare", "traffic_bytes"]
 
-# These compute with exact float32 products whatever torch allows.
-_EXACT_SYSTEMS = ("csr", "cusparse", "cpu")
 _MEMORY_SHARE = 0.8
 # Explaining a plan counts distinct pairs anew. Beyond this many entries it is done once per
 # matrix and system, not for every width.
@@ -181,10 +179,18 @@ def prepare(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> P
     return ready
 
 
+def _uses_tf32(name: str, operands: Operands) -> bool:
+    """Whether a system may round the operands to TF32: its own kernels, or torch's for it."""
+    allowed = torch.backends.cuda.matmul.allow_tf32 and operands.device.type == "cuda"
+    system = SYSTEMS[name]
+    rounds = system.rounds_to_tf32 or getattr(system, "follows_tf32", False)
+    return bool(allowed and rounds and operands.dtype is torch.float32)
+
+
 def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> Prepared:
     config = dict(entry["config"])
     config.pop("layout", None)  # of the operands, not of the plan
-    parameters = inspect.signature(plan).parameters
+    parameters = inspect.signature(build_plan).parameters
     unknown = [name for name in config if name not in parameters]
     if unknown:
         raise UnsupportedError(f"plan() does not take {', '.join(unknown)} yet")
@@ -198,7 +204,7 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
     known = bench.order(asked, scratch) if asked else None
     if known is not None:
         config["reorder"] = known.perm
-    planned = plan(csr, n, dtype=dtype, device=operands.device, timed=True, **config)
+    planned = build_plan(csr, n, dtype=dtype, device=operands.device, timed=True, **config)
     planning = {name: float(spent) for name, spent in planned.info["seconds"].items()}
     planning |= planned.info["build"]  # format and schedule: parts of build, not beside it
     if known is not None:
@@ -235,8 +241,6 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
         def run() -> Tensor:
             return product.run(B, reduce=reduce)
 
-    tensor_cores = product.system not in _EXACT_SYSTEMS
-    allowed = torch.backends.cuda.matmul.allow_tf32 and operands.device.type == "cuda"
     return Prepared(
         run,
         planning=planning,
@@ -245,5 +249,5 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
         chosen=product.system,
         choices=dict(product.info["choices"]),
         explain=product.explain if known is None else None,
-        uses_tf32=tensor_cores and allowed and dtype is torch.float32,
+        uses_tf32=_uses_tf32(product.system, operands),
     )

@@ -18,7 +18,7 @@ import torch
 from sparsetile.bench.environment import commit, describe_environment
 from sparsetile.bench.orders import find_order, matrix_hash
 from sparsetile.bench.record import Record, append_record, read_records
-from sparsetile.bench.report.pictures import Sample, sample_pairs, take_rows
+from sparsetile.check.tiling import Sample, sample_pairs, take_rows
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.data.catalog import find, load

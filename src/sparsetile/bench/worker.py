@@ -21,14 +21,14 @@ from typing import Any, TextIO
 
 import torch
 
-from sparsetile.bench.checking import check_product
 from sparsetile.bench.environment import describe_environment
 from sparsetile.bench.operands import Operands, Prepared
 from sparsetile.bench.products import Workbench, prepare, traffic_bytes
-from sparsetile.bench.timer import one_product, time_product
+from sparsetile.check.judge import Verdict, check_product, check_sddmm
 from sparsetile.core.errors import UnsupportedError
+from sparsetile.core.timer import one_product, time_product
 
-__all__ = ["Worker", "main"]
+__all__ = ["Worker", "judge", "main"]
 
 # Device memory the allocator may keep between entries: other workers need theirs.
 _KEEP_BYTES = 2 * 2**30
@@ -73,7 +73,7 @@ class Worker:
             if entry["kind"] == "system":
                 raise
             return {**fields, "status": "skipped", "reason": _one_line(error)}  # torch's own word
-        error_found = check_product(operands, result, uses_tf32=ready.uses_tf32)
+        error_found = judge(operands, result, tf32=ready.uses_tf32).as_record()
         del result
         fields |= {
             "reorder": ready.reorder,
@@ -147,6 +147,16 @@ class Worker:
         except RuntimeError:
             return True
         return False
+
+
+def judge(operands: Operands, result: torch.Tensor, *, tf32: bool = False) -> Verdict:
+    """Compare a result with the float64 product of its operands."""
+    csr, B = operands.csr, operands.B
+    if operands.G is not None:
+        return check_sddmm(csr, operands.G, B, result, tf32=tf32)
+    return check_product(
+        csr, B, result, reduce=operands.reduce, tf32=tf32, out_dtype=operands.result_dtype
+    )
 
 
 def _as_tensor(result: Any) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from sparsetile.check.extras import MissingPackageError
 from sparsetile.cli import (
     bench,
     cache,
@@ -119,7 +120,8 @@ def _report(error: Exception) -> int:
     if _out_of_memory(error):
         note(f"sparsetile: error: not enough memory here: {_one_line(error)}")
         return USAGE
-    if isinstance(error, (ValueError, TypeError, OSError, UnsupportedError)):
+    expected = (ValueError, TypeError, OSError, UnsupportedError, MissingPackageError)
+    if isinstance(error, expected):
         note(f"sparsetile: error: {_one_line(error)}")
         return USAGE
     hint = "" if _Options.traceback else " Add --traceback before the command for a bug report."

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
-from sparsetile.cli.options import Data, Json
+from sparsetile.cli.options import Data, Json, check_output
 from sparsetile.core import settings
-from sparsetile.core.errors import value_error
 from sparsetile.data import download
 from sparsetile.data.catalog import catalog
 from sparsetile.data.generators import from_spec
@@ -118,14 +117,7 @@ def generate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="File to write.")],
 ) -> int:
     """Generate a matrix and write it as .npz; print the path of its file."""
-    if out.suffix.lower() != ".npz":
-        raise value_error(
-            "generate", "--out", "a file named .npz", repr(str(out)), "Add .npz to its name"
-        )
-    if not out.absolute().parent.is_dir():
-        raise value_error(
-            "generate", "--out", "in a folder that exists", repr(str(out)), "Make the folder first"
-        )
+    check_output("generate", "--out", out, (".npz",))
     with activity(f"generating {spec}"):
         csr = from_spec(spec)
         write_npz(out, csr)

@@ -13,21 +13,22 @@ from dataclasses import asdict, dataclass
 import torch
 
 import sparsetile
+from sparsetile.check.environment import driver_version, nvrtc_text
+from sparsetile.check.judge import check_product
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
 from sparsetile.cli.options import Json
-from sparsetile.cli.reference import check_product
 from sparsetile.core import settings
 from sparsetile.data.generators import random
 from sparsetile.intake.csr import CSR
 from sparsetile.jit import compile_source, compiler_available
 from sparsetile.kernels import KERNELS
-from sparsetile.record import driver_version, nvrtc_text
 
 __all__ = ["Finding", "doctor", "examine"]
 
 OK, MISSING, FAILED = "ok", "missing", "FAILED"
 _TEST_ARCH = "sm_90a"
-_PACKAGES = ("numpy", "scipy", "numba", "safetensors", "matplotlib")
+_PACKAGES = ("numpy", "scipy", "numba", "safetensors")
+_REPORT_PACKAGES = ("matplotlib", "jinja2")
 _CUDA_PACKAGES = ("cuda-core", "cuda-bindings")
 _WITHOUT_GPU = "plan, spmm and every command but `verify` work on the CPU (system cpu)"
 _WITHOUT_DRIVER = "no GPU can be used; kernels compile all the same (`sparsetile compile`)"
@@ -71,6 +72,14 @@ def _packages() -> Iterator[Finding]:
             OK if found else FAILED,
             found or "not installed",
             "" if found else "reinstall sparsetile: it depends on this package",
+        )
+    for package in _REPORT_PACKAGES:
+        found = _version(package)
+        yield Finding(
+            package,
+            OK if found else MISSING,
+            found or "not installed",
+            "" if found else "for pictures and pages run pip install 'sparsetile[report]'",
         )
     for package in _CUDA_PACKAGES:
         found = _version(package)

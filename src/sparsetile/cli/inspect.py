@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
-from sparsetile.cli.options import Data, Json, Matrix, load_matrix
+from sparsetile.cli.options import Data, Json, Matrix, check_output, load_matrix
 
 if TYPE_CHECKING:
     from sparsetile.bench.report.orders import OrderView
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["inspect"]
 
 _BAR = 40
+_IMAGES = (".png", ".pdf", ".svg")
 
 
 def _print(name: str, found: dict[str, Any]) -> None:
@@ -104,17 +105,19 @@ def inspect(
     as_json: Json = False,
 ) -> int:
     """Describe a matrix: rows, symmetry, bandwidth, shared columns; --png and --html draw it."""
-    # Here and not above: matplotlib, jinja2 and numba are slow to import.
+    # Here and not above: numba is slow to import.
     from sparsetile.bench.report import render_matrix_page, view_orders
-    from sparsetile.cli.picture import check_image_path, check_page_path, draw
+    from sparsetile.check.extras import report_package
+    from sparsetile.check.pictures import draw
     from sparsetile.cli.profile import profile
     from sparsetile.core.checks import one_of
     from sparsetile.reorder import REORDERERS
 
-    if png is not None:
-        check_image_path("inspect", png)
-    if html is not None:
-        check_page_path("inspect", html)
+    check_output("inspect", "--png", png, _IMAGES)
+    check_output("inspect", "--html", html, (".html", ".htm"))
+    for path, package in ((png, "matplotlib"), (html, "jinja2")):
+        if path is not None:
+            report_package("inspect", package)  # refused before any work is done
     orders = [name for text in reorder or [] for name in text.split(",") if name]
     for order in orders:
         one_of("inspect", "--reorder", order, REORDERERS)

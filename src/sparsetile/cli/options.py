@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ __all__ = [
     "SystemName",
     "Tune",
     "Width",
+    "check_output",
     "dtype_of",
     "load_matrix",
     "resolve_device",
@@ -82,6 +84,27 @@ def resolve_device(function: str, name: str) -> torch.device:
         names = [f"cuda:{i}" for i in range(count)]
         raise value_error(function, "--device", f"one of {names}", name, "Choose one of those")
     return torch.device("cuda", number)
+
+
+def check_output(
+    function: str, option: str, path: Path | None, suffixes: Sequence[str] = ()
+) -> None:
+    """Refuse a path that no file can be written to, before any work is done.
+
+    ``suffixes`` are the endings that the file's name may have; any by default.
+    """
+    if path is None:
+        return
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise value_error(
+            function, option, f"a file named {' or '.join(suffixes)}", repr(str(path)),
+            "Change its name",
+        )  # fmt: skip
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise value_error(
+            function, option, "a file in a folder that exists", repr(str(path)),
+            "Make the folder first",
+        )  # fmt: skip
 
 
 def load_matrix(name: str, data: Path | None) -> CSR:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
 import typer
 
-import sparsetile
 from sparsetile.cli.console import activity, note, print_json, print_text
 from sparsetile.cli.options import (
     Data,
@@ -18,12 +17,13 @@ from sparsetile.cli.options import (
     SystemName,
     Tune,
     Width,
+    check_output,
     dtype_of,
     load_matrix,
     resolve_device,
 )
 from sparsetile.core.checks import one_of
-from sparsetile.core.errors import value_error
+from sparsetile.plan.planner import build_plan
 
 __all__ = ["plan"]
 
@@ -43,21 +43,12 @@ def plan(
     as_json: Json = False,
 ) -> int:
     """Plan a product, explain each choice, and save the plan for `sparsetile.load_plan`."""
-    if out is not None and out.suffix != ".safetensors":
-        raise value_error(
-            "plan", "--out", "a file named .safetensors", repr(str(out)), "Rename the file"
-        )
-    if out is not None and not out.absolute().parent.is_dir():
-        raise value_error(
-            "plan", "--out", "in a folder that exists", repr(str(out)), "Make the folder first"
-        )
+    check_output("plan", "--out", out, (".safetensors",))
     kind, place = dtype_of("plan", dtype), resolve_device("plan", device)
-    how = cast(Literal["model", "measure"], one_of("plan", "--tune", tune, ["model", "measure"]))
+    how = one_of("plan", "--tune", tune, ["model", "measure"])
     with activity(f"planning {matrix}"):
         csr = load_matrix(matrix, data)
-        made = sparsetile.plan(
-            csr, n, dtype=kind, system=system, tune=how, device=place, timed=True
-        )
+        made = build_plan(csr, n, dtype=kind, system=system, tune=how, device=place, timed=True)
     if as_json:
         floor, term = made.floor()
         print_json({"matrix": matrix, **made.info, "floor_seconds": floor, "floor_term": term})

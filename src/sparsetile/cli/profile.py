@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sparsetile.bench.report.pictures import length_bins, sample_rows, sharing
+from sparsetile.check.tiling import length_bins, sample_rows, sharing
 from sparsetile.intake.csr import CSR
 
 __all__ = ["QUANTILES", "profile"]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sparsetile.cli.console import note, note_some
+from sparsetile.cli.options import check_output
 
 __all__ = ["report"]
 
@@ -30,14 +31,12 @@ def report(
     """Make a self-contained page, or Markdown, from records only."""
     from sparsetile.bench.record import Damage, Record, read_records
     from sparsetile.bench.report import render_markdown, render_page
-    from sparsetile.core.errors import value_error
+    from sparsetile.check.extras import report_package
 
-    for path in (out, markdown):
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise value_error(
-                "report", "--out and --markdown", "files in a folder that exists",
-                repr(str(path)), "Make the folder first",
-            )  # fmt: skip
+    check_output("report", "--out", out)
+    check_output("report", "--markdown", markdown)
+    if out is not None or markdown is None:
+        report_package("report", "jinja2")  # refused before any work is done
     records: dict[tuple[str, str], Record] = {}
     damaged: list[Damage] = []
     for path in files:

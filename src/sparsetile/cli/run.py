@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 
 import sparsetile
+from sparsetile.check.judge import check_product
 from sparsetile.cli.console import activity, note, print_json, print_table
 from sparsetile.cli.options import (
     Data,
@@ -24,10 +26,10 @@ from sparsetile.cli.options import (
     load_matrix,
     resolve_device,
 )
-from sparsetile.cli.reference import check_product
-from sparsetile.cli.timing import compulsory_bytes, time_product
 from sparsetile.core.checks import one_of, reduce_name
+from sparsetile.core.timer import measure, time_product
 from sparsetile.intake.csr import CSR
+from sparsetile.plan.plan import Plan
 
 __all__ = ["run"]
 
@@ -35,6 +37,8 @@ _COLUMNS = (
     "matrix", "shape", "nnz", "system", "N", "dtype", "time", "GFLOP/s", "GB/s", "of floor",
     "error", "checked", "verdict",
 )  # fmt: skip
+# Products (entries · N) up to which every element is checked: seconds on a CPU.
+_CHECKED_ELEMENTS = 2**27
 _RIGHT = ("nnz", "N", "time", "GFLOP/s", "GB/s", "of floor", "error")
 
 
@@ -49,6 +53,14 @@ def _note_overflow(name: str, csr: CSR, dtype: torch.dtype) -> None:
     if lost:
         label = str(dtype).removeprefix("torch.")
         note(f"sparsetile: {name}: {lost} values of A are too large for {label} and become Inf")
+
+
+def _compulsory_bytes(plan: Plan, n: int) -> int:
+    """Return the bytes that any product must move: A, the used rows of B, and C, once each."""
+    item, csr = plan.dtype.itemsize, plan._csr
+    used = int(torch.unique(csr.indices).numel())
+    entry = 4 + (0 if plan.values is None else item)
+    return entry * plan.nnz + item * n * (used + plan.shape[0])
 
 
 def _product(
@@ -70,12 +82,19 @@ def _product(
     # Drawn on the CPU whatever the device, so that a seed means the same B everywhere.
     wide = torch.promote_types(dtype, torch.float32)
     B = torch.randn(csr.shape[1], n, generator=generator, dtype=wide).to(dtype).to(device)
-    with torch.no_grad():
-        C = plan.run(B, reduce=reduce)
     tf32 = device.type == "cuda" and dtype is torch.float32 and options["tf32"]
-    verdict = check_product(csr.with_values(plan.values), B, C, reduce=reduce, tf32=tf32, seed=seed)
-    timing = time_product(plan, B, reduce=reduce, repeats=options["repeats"])
-    seconds = timing.best
+
+    def product() -> Tensor:
+        return plan.run(B, reduce=reduce)
+
+    with torch.no_grad():
+        verdict = check_product(
+            csr.with_values(plan.values), B, product(),
+            reduce=reduce, tf32=tf32, limit=_CHECKED_ELEMENTS, seed=seed,
+        )  # fmt: skip
+        call = measure(product, device, options["repeats"])
+        timing = time_product(product, device, samples=options["repeats"]).summary()
+    seconds = timing["p50"]
     # A CPU's ceilings are not known well enough to call anything a floor.
     floor, term = plan.floor() if device.type == "cuda" else (None, None)
     return {
@@ -91,11 +110,12 @@ def _product(
         "device": str(device),
         "plan_seconds": planning,
         "seconds": seconds,
-        "timing": timing.method,
-        "call_seconds": timing.call,
-        "graph_seconds": timing.graph,
+        "p20_seconds": timing["p20"],
+        "p80_seconds": timing["p80"],
+        "timing": timing["method"],
+        "call_seconds": call,
         "gflops": 2 * plan.nnz * n / seconds / 1e9,
-        "gbytes_per_second": compulsory_bytes(plan, n) / seconds / 1e9,
+        "gbytes_per_second": _compulsory_bytes(plan, n) / seconds / 1e9,
         "floor_seconds": floor,
         "floor_term": term,
         "floor_share": None if floor is None else floor / seconds,
@@ -123,7 +143,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['gflops']:.1f}",
         f"{row['gbytes_per_second']:.1f}",
         "-" if share is None else f"{100 * share:.0f} %",
-        f"{row['error']:.3f}",
+        f"{row['error']:.3f}" if row["error"] < 1e6 else f"{row['error']:.0e}",
         row["checked"],
         "ok" if row["ok"] else "WRONG",
     ]

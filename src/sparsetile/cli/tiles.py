@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sparsetile.cli.console import note, print_json, print_table, print_text
-from sparsetile.cli.options import Data, Json, Matrices
+from sparsetile.cli.options import Data, Json, Matrices, check_output
 
 __all__ = ["tiles"]
 
@@ -61,16 +61,6 @@ def _print(records: Sequence[dict[str, Any]]) -> None:
     print_text("in brackets: how much less BitTCF takes")
 
 
-def _check_file(option: str, path: Path | None) -> None:
-    from sparsetile.core.errors import value_error
-
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise value_error(
-            "tiles", option, "a file in a folder that exists", repr(str(path)),
-            "Make the folder first",
-        )  # fmt: skip
-
-
 def _command(
     matrices: Sequence[str],
     orders: Sequence[str],
@@ -78,7 +68,7 @@ def _command(
     out: Path | None,
     markdown: Path,
 ) -> str:
-    """The command as the page shows it: folders of this machine are left away, or called DIR."""
+    """The command as the page shows it: without folders of this machine; --data is DIR."""
     names = [Path(name).name if Path(name).is_absolute() else name for name in matrices]
     words = ["sparsetile", "tiles", *names, "--orders", ",".join(orders)]
     if data is not None:
@@ -108,12 +98,12 @@ def tiles(
     as_json: Json = False,
 ) -> int:
     """Count BitTCF's tiles, shared columns and the bytes of formats under row orders."""
-    # Here and not above: they bring numba and jinja2, which are slow to import.
+    # Here and not above: they bring numba, which is slow to import.
     from sparsetile.bench.report.tiles import render_tiles
     from sparsetile.bench.tiles import measure_tiles
 
-    _check_file("--out", out)
-    _check_file("--markdown", markdown)
+    check_output("tiles", "--out", out)
+    check_output("tiles", "--markdown", markdown)
     names = [name for name in orders.split(",") if name]
     records = measure_tiles(matrices, names, data=data, out=out, again=again, say=_LOG.info)
     if as_json:

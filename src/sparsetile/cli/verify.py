@@ -1,21 +1,34 @@
-"""``sparsetile verify``: run the GPU tests of a checkout, or the checkers, and write the record."""
+"""``sparsetile verify``: run the GPU tests of a source checkout, or the checkers.
+
+The work is done by ``tools/verify.py`` of the checkout, which is not installed with the package.
+"""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sparsetile.checkers import CHECKERS, find_tool, run_checker, write_checkers
-from sparsetile.cli.console import note, note_some, print_json, print_table
 from sparsetile.cli.options import Json
-from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
-from sparsetile.record import checkout_root, collect, machine_facts, write_record
 
 __all__ = ["verify"]
+
+# A fresh interpreter that finds the tools and the package of the checkout.
+_CHILD = (
+    "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
+    "from tools.verify import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+def checkout_root() -> Path | None:
+    """Return the root of the source checkout that this package runs from; None if installed."""
+    root = Path(__file__).resolve().parents[3]
+    whole = (root / "tools" / "verify.py").is_file() and (root / "tests").is_dir()
+    return root if whole and (root / "src" / "sparsetile").is_dir() else None
 
 
 def verify(
@@ -50,7 +63,7 @@ def verify(
     """Run the tests that need a GPU, or products under a checker, and record the outcome.
 
     Needs a GPU and a source checkout. Exit code 1 when a test failed, a checker found something or
-    did not come to its end, or nothing ran.
+    did not finish, or nothing ran.
     """
     root = checkout_root()
     if root is None:
@@ -58,72 +71,10 @@ def verify(
             "verify", "installation", "a source checkout with its tests", "an installed package",
             "Clone the project and install it with `pip install -e .`",
         )  # fmt: skip
-    if checker is not None:
-        if expression is not None:
-            raise value_error(
-                "verify", "-k", "left away with --checker", repr(expression), "Leave one of both"
-            )
-        return _check(root, checker, time_limit, out or root / "results", as_json)
-    record = collect(root, expression=expression)
-    counts, gpu = record["counts"], record["gpu"]
-    if as_json:
-        print_json(record)
-    else:
-        print_table(
-            ("GPU", "tests", "passed", "failed", "skipped", "seconds"),
-            [
-                [gpu["name"]]
-                + [str(counts[name]) for name in ("total", "passed", "failed", "skipped")]
-                + [f"{record['seconds']:.1f}"]
-            ],
-            right=("tests", "passed", "failed", "skipped", "seconds"),
-        )
-    if counts["total"] == counts["skipped"]:
-        note("sparsetile: error: verify: no test ran, so nothing was written")
-        return 1
-    if expression is not None and out is None:
-        note("sparsetile: part of the tests ran: the record was left as it is")
-    else:
-        note(f"sparsetile: wrote {write_record(record, out or root / 'results')}")
-    return 1 if counts["failed"] else 0
-
-
-def _check(root: Path, tools: str, limit: float, folder: Path, as_json: bool) -> int:
-    """Run the checkers named, side by side; what came to its end is written, whatever became of the
-    others."""
-    names = [one_of("verify", "--checker", name, CHECKERS) for name in tools.split(",")]
-    machine_facts()  # refuses a machine without a GPU before anything is started
-    find_tool()
-    entries: dict[str, dict[str, Any]] = {}
-    record: dict[str, Any] = {"checkers": {}}
-    code = 0
-    chosen = list(dict.fromkeys(names))
-    with ThreadPoolExecutor(len(chosen)) as pool:  # a process each, and a tool's own work is most
-        started = {name: pool.submit(run_checker, root, name, limit=limit) for name in chosen}
-        for name, checker in started.items():
-            try:
-                entries[name] = checker.result()
-            except RuntimeError as error:
-                note(f"sparsetile: error: {error}")
-                code = 1
-                continue
-            # At once, so that what one tool found outlives the next one's mishap.
-            path, record = write_checkers(entries, folder)
-            note(f"sparsetile: wrote {name} to {path}")
-            note_some(entries[name]["log"], most=40)
-            code = 1 if entries[name]["errors"] else code
-    if as_json:
-        print_json(record)
-    elif entries:
-        columns = ("checker", "version", "matrices", "products", "errors", "seconds")
-        print_table(
-            columns,
-            [
-                [name, entry["version"], str(len(entry["matrices"]))]
-                + [str(entry[column]) for column in ("products", "errors")]
-                + [f"{entry['seconds']:.1f}"]
-                for name, entry in entries.items()
-            ],
-            right=columns[2:],
-        )
-    return code
+    command = [sys.executable, "-c", _CHILD, str(root), str(root / "src")]
+    command += [] if out is None else [f"--out={out.resolve()}"]
+    command += [] if expression is None else [f"-k{expression}"]
+    command += [] if checker is None else [f"--checker={checker}"]
+    command += [f"--time-limit={time_limit}", *(["--json"] if as_json else [])]
+    sys.stdout.flush()
+    return subprocess.run(command, cwd=root, check=False).returncode

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["H200", "HOST", "Machine", "capability_name", "l2_bytes", "machine", "processors"]
+__all__ = [
+    "H200",
+    "HOST",
+    "SMALLEST_L2_BYTES",
+    "Machine",
+    "capability_name",
+    "l2_bytes",
+    "machine",
+    "processors",
+]
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,9 @@ class Machine:
 
 # 60 MiB of L2 is what the H200's driver reports; a product shares about 50 with everything else.
 H200 = Machine("NVIDIA H200", 132, 60 * 2**20, 4.2e12, 9.1e12, 250e12, 350e12, 390e12, 2.5e-6)
+# An A100's, the smallest L2 of the data-centre GPUs that the kernels were measured for (H100: 50,
+# H200: 60). Choices that must not differ between them assume this one.
+SMALLEST_L2_BYTES = 40 * 2**20
 HOST = Machine("CPU", 0, 32 * 2**20, 20e9, 60e9, 100e9, 100e9, 100e9, 5e-6)
 # The share of the theoretical DRAM rate that the H200's copy reaches: 4.2 of 4.8 TB/s.
 _DRAM_SHARE = 0.875

@@ -1,28 +1,37 @@
-"""Storage formats: CSR + Permutation -> frozen dataclass of tensors. One file a format."""
+"""Storage formats: CSR and row order -> frozen dataclass of tensors, registered in ``FORMATS``.
+
+A format is one file here and needs no line in this one: every module is imported. Names below are
+for convenience.
+"""
 
 from __future__ import annotations
 
-from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks, pack_bcsr
-from sparsetile.formats.bittcf import BitTCF, pack_bittcf
-from sparsetile.formats.bundles import BUNDLE_ROWS, LIST_STEP, RowBundles, pack_bundles
-from sparsetile.formats.rows import Rows, pack_rows
-from sparsetile.formats.wcsr import PADS, WCSR, WINDOW_HEIGHTS, pack_wcsr
+from sparsetile.core.packages import import_modules
+from sparsetile.formats.base import FORMATS, Format
+from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks
+from sparsetile.formats.bittcf import BitTCF
+from sparsetile.formats.bundles import BUNDLE_ROWS, LIST_STEP, RowBundles
+from sparsetile.formats.rows import Rows
+from sparsetile.formats.units import Units, concat_units, row_units
+from sparsetile.formats.wcsr import PADS, WCSR, WINDOW_HEIGHTS
 
 __all__ = [
     "BCSR",
     "BLOCK_SIZES",
     "BUNDLE_ROWS",
+    "FORMATS",
     "LIST_STEP",
     "PADS",
     "WCSR",
     "WINDOW_HEIGHTS",
     "BitTCF",
+    "Format",
     "RowBundles",
     "Rows",
+    "Units",
+    "concat_units",
     "count_blocks",
-    "pack_bcsr",
-    "pack_bittcf",
-    "pack_bundles",
-    "pack_rows",
-    "pack_wcsr",
+    "row_units",
 ]
+
+import_modules(__name__)

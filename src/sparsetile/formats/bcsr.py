@@ -23,11 +23,13 @@ because canonical entries are sorted, so that only these runs are sorted by bloc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import (
     WORD_BITS,
     checked_values,
@@ -35,22 +37,23 @@ from sparsetile.formats.cells import (
     scatter_cells,
     set_places,
 )
+from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
-__all__ = ["BCSR", "BLOCK_SIZES", "count_blocks", "pack_bcsr"]
+__all__ = ["BCSR", "BLOCK_SIZES", "count_blocks"]
 
 BLOCK_SIZES = (32, 64, 128)
 
 
 @dataclass(frozen=True, eq=False)
-class BCSR:
+class BCSR(Format):
     """See the module's text for the arrays.
 
     Attributes
     ----------
     block_row_ptr, block_col_idx : Tensor of int32
-        Offsets are in blocks, as ``balance/windows.py`` takes them.
+        Offsets are in blocks.
     places : Tensor of int64 [nnz]
         Place of each canonical entry in the flattened blocks.
     bitmaps : Tensor of int64 [blocks, b * b / 64] or None
@@ -64,6 +67,11 @@ class BCSR:
         Rows and columns of a block, b.
     """
 
+    name = "bcsr"
+    variants: ClassVar[Variants] = {f"blocks of {size}": {"block": size} for size in BLOCK_SIZES}
+    index_arrays = ("block_row_ptr", "block_col_idx", "bitmaps")
+    value_maps = ("places",)
+
     block_row_ptr: Tensor
     block_col_idx: Tensor
     places: Tensor
@@ -71,6 +79,52 @@ class BCSR:
     order: Tensor | None
     shape: tuple[int, int]
     block: int
+
+    @classmethod
+    def pack(cls, csr: CSR, order: Tensor | None = None, *, block: int = 64) -> Self:
+        """CSR -> BCSR.
+
+        Parameters
+        ----------
+        csr : CSR
+            Fewer than 2^31 entries.
+        order : Tensor [M], optional
+            Order of the rows; block rows are cut from it. Row order when None.
+        block : int
+            Rows and columns of a block: 32, 64 or 128.
+
+        Raises
+        ------
+        ValueError
+            ``block`` is none of these.
+        """
+        if block not in BLOCK_SIZES:
+            raise value_error(
+                "BCSR.pack", "block", f"one of {BLOCK_SIZES}", block, "Choose a size from that list"
+            )
+        device, (rows, cols) = csr.device, csr.shape
+        block_rows, block_cols = -(-rows // block), -(-cols // block)
+        runs = _block_runs(csr, block, order)
+        keys, key_of_run = torch.unique(runs.key, return_inverse=True)
+        bounds = torch.arange(block_rows + 1, device=device) * block_cols
+        ptr = torch.searchsorted(keys, bounds)
+        idx = keys % max(block_cols, 1)
+        # Of each run's row in its block.
+        first_cell = (key_of_run * block + runs.position % block) * block
+        places = first_cell[runs.of_entry] + csr.indices.to(torch.int64) % block
+        bitmaps = None
+        if csr.nnz != _inside(ptr, idx, csr.shape, block):
+            bits = pack_bits(torch.sort(places).values, keys.numel() * block**2)
+            bitmaps = bits.reshape(keys.numel(), block**2 // WORD_BITS)
+        return cls(
+            ptr.to(torch.int32),
+            idx.to(torch.int32),
+            places,
+            bitmaps,
+            None if order is None else order.to(torch.int32),
+            csr.shape,
+            block,
+        )
 
     @property
     def block_row_count(self) -> int:
@@ -95,13 +149,6 @@ class BCSR:
         """Entries per stored cell: the paper's fill ratio."""
         return self.places.numel() / max(self.cell_count, 1)
 
-    @property
-    def format_bytes(self) -> int:
-        """Bytes beside the blocks: 4 * (block rows + 1 + blocks), and b * b / 8 a block of bits."""
-        arrays = [self.block_row_ptr, self.block_col_idx]
-        arrays += [] if self.bitmaps is None else [self.bitmaps]
-        return sum(t.numel() * t.element_size() for t in arrays)
-
     def value_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the dense blocks."""
         return self.cell_count * dtype.itemsize
@@ -110,26 +157,18 @@ class BCSR:
         """Blocks of each block row, int32 [block rows]."""
         return self.block_row_ptr[1:] - self.block_row_ptr[:-1]
 
-    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> dense blocks [blocks, b, b], zeros where there is no entry.
+    def units(self) -> Units:
+        """Block rows; a unit's list is its blocks."""
+        return Units.from_offsets(self.block_row_ptr)
 
-        Parameters
-        ----------
-        values : Tensor [nnz] or None
-            None: ones, for a pattern.
-        dtype : torch.dtype, optional
-            Type of the blocks; rounded to nearest. That of ``values`` (float32 for a pattern) when
-            None. float8 does not saturate: scale first.
-        """
+    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Canonical values [nnz] -> dense blocks [blocks, b, b], zeros where there is no entry."""
         values = checked_values(values, self.places.numel(), dtype, self.places.device)
         packed = scatter_cells(values, self.places, self.cell_count)
         return packed.reshape(self.block_count, self.block, self.block)
 
-    def unpack(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place) of every entry in block order: the round trip.
-
-        From the block lists and bits alone; ``place`` is that in the flattened blocks.
-        """
+    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (row, column, place) of every entry in block order, from lists and bits alone."""
         size, device = self.block, self.block_col_idx.device
         if self.bitmaps is None:
             place = torch.arange(self.cell_count, device=device)
@@ -179,51 +218,5 @@ def _block_runs(csr: CSR, block: int, order: Tensor | None) -> _Runs:
 
 
 def count_blocks(csr: CSR, block: int = 64, order: Tensor | None = None) -> int:
-    """Blocks that ``pack_bcsr`` would store, without storing them."""
+    """Blocks that :meth:`BCSR.pack` would store, without storing them."""
     return int(torch.unique(_block_runs(csr, block, order).key).numel())
-
-
-def pack_bcsr(csr: CSR, block: int = 64, order: Tensor | None = None) -> BCSR:
-    """CSR -> BCSR.
-
-    Parameters
-    ----------
-    csr : CSR
-        Fewer than 2^31 entries.
-    block : int
-        Rows and columns of a block: 32, 64 or 128.
-    order : Tensor [M], optional
-        Order of the rows; block rows are cut from it. Row order when None.
-
-    Raises
-    ------
-    ValueError
-        ``block`` is none of these.
-    """
-    if block not in BLOCK_SIZES:
-        raise value_error(
-            "pack_bcsr", "block", f"one of {BLOCK_SIZES}", block, "Choose a size from that list"
-        )
-    device, (rows, cols) = csr.device, csr.shape
-    block_rows, block_cols = -(-rows // block), -(-cols // block)
-    runs = _block_runs(csr, block, order)
-    keys, key_of_run = torch.unique(runs.key, return_inverse=True)
-    bounds = torch.arange(block_rows + 1, device=device) * block_cols
-    ptr = torch.searchsorted(keys, bounds)
-    idx = keys % max(block_cols, 1)
-    # Of each run's row in its block.
-    first_cell = (key_of_run * block + runs.position % block) * block
-    places = first_cell[runs.of_entry] + csr.indices.to(torch.int64) % block
-    bitmaps = None
-    if csr.nnz != _inside(ptr, idx, csr.shape, block):
-        bits = pack_bits(torch.sort(places).values, keys.numel() * block**2)
-        bitmaps = bits.reshape(keys.numel(), block**2 // WORD_BITS)
-    return BCSR(
-        ptr.to(torch.int32),
-        idx.to(torch.int32),
-        places,
-        bitmaps,
-        None if order is None else order.to(torch.int32),
-        csr.shape,
-        block,
-    )

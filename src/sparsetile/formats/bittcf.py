@@ -27,22 +27,28 @@ no loop over windows and no atomics.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from sparsetile.core.errors import value_error
+from sparsetile.formats.base import Format, Variants
+from sparsetile.formats.cells import checked_values, gather_values
+from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
-__all__ = ["WINDOW_ROWS", "BitTCF", "pack_bittcf", "round_tf32"]
+__all__ = ["STACKS", "WINDOW_ROWS", "BitTCF"]
 
 WINDOW_ROWS = 8
 TILE_COLUMNS = 8
 _SHIFT = 3  # log2 of both
+STACKS = (1, 2)
 
 
 @dataclass(frozen=True, eq=False)
-class BitTCF:
+class BitTCF(Format):
     """See the module's text for the four arrays.
 
     Attributes
@@ -61,6 +67,11 @@ class BitTCF:
         Tiles of eight rows that share their columns, 1 or 2.
     """
 
+    name = "bittcf"
+    variants: ClassVar[Variants] = {"stack 1": {}, "stack 2": {"stack": 2}}
+    index_arrays = ("row_window_offset", "tc_offset", "sparse_a_to_b", "tc_local_bit")
+    value_maps = ("entries",)
+
     row_window_offset: Tensor
     tc_offset: Tensor
     sparse_a_to_b: Tensor
@@ -70,6 +81,85 @@ class BitTCF:
     shape: tuple[int, int]
     stack: int = 1
 
+    @classmethod
+    def pack(cls, csr: CSR, order: Tensor | None = None, *, stack: int = 1) -> Self:
+        """CSR -> BitTCF.
+
+        Parameters
+        ----------
+        csr : CSR
+            Fewer than 2^31 entries.
+        order : Tensor [M], optional
+            Order of the rows; windows are cut from it. Row order when None.
+        stack : int
+            1: windows of eight rows. 2: of sixteen.
+
+        Raises
+        ------
+        ValueError
+            ``stack`` is neither.
+        """
+        if stack not in STACKS:
+            raise value_error(
+                "BitTCF.pack", "stack", f"one of {STACKS}", stack, "Choose one of these"
+            )
+        device, (rows, cols) = csr.device, csr.shape
+        window_rows = WINDOW_ROWS * stack
+        windows = -(-rows // window_rows)
+        place = csr.row_ids()
+        if order is not None:
+            place = positions(order)[place]
+        # One sort brings equal (window, column) pairs together, pairs of a window into order, and
+        # windows after each other. Which entry of a pair comes first does not matter: bits decide.
+        keys, entry = torch.sort(place // window_rows * cols + csr.indices)
+        is_first = torch.ones(csr.nnz, dtype=torch.bool, device=device)
+        torch.ne(keys[1:], keys[:-1], out=is_first[1:])
+        pair = torch.cumsum(is_first, 0) - 1  # of each sorted entry
+        pair_entry = torch.nonzero(is_first).squeeze(1)  # first sorted entry of each pair
+        pair_keys = keys[pair_entry]
+        bounds = torch.arange(windows + 1, device=device) * cols
+        window_pair = torch.searchsorted(pair_keys, bounds)  # first pair of each window
+        pairs = window_pair[1:] - window_pair[:-1]
+        window_tile = _offsets((pairs + TILE_COLUMNS - 1) >> _SHIFT)
+        tiles = int(window_tile[-1])
+        tile_window = torch.repeat_interleave(
+            torch.arange(windows, device=device),
+            window_tile[1:] - window_tile[:-1],
+            output_size=tiles,
+        )
+        # First pair of each tile, and the last pair of its window.
+        tile_number = torch.arange(tiles, device=device) - window_tile[tile_window]
+        tile_pair = window_pair[tile_window] + tile_number * TILE_COLUMNS
+        last_pair = window_pair[tile_window + 1] - 1
+        slot_pair = tile_pair.unsqueeze(1) + torch.arange(TILE_COLUMNS, device=device)
+        slot_pair = torch.minimum(slot_pair, last_pair.unsqueeze(1))
+        columns = pair_keys[slot_pair] - (tile_window * cols).unsqueeze(1)
+        first_entry = torch.cat([pair_entry[tile_pair], entry.new_full((1,), csr.nnz)])
+        # Tile and bit of each sorted entry.
+        window = keys // max(cols, 1)
+        number = pair - window_pair[window]  # of the entry's column in its window
+        tile = window_tile[window] + (number >> _SHIFT)
+        row = place[entry] % window_rows
+        bit = (row << _SHIFT) | (number & (TILE_COLUMNS - 1))
+        bitmaps = _bitmaps(bit, first_entry, stack).reshape(-1)
+        part = tile * stack + (row >> _SHIFT)  # of each sorted entry: which bitmap
+        part_entry = first_entry  # first packed value of each bitmap
+        if stack > 1:
+            part_entry = _offsets(_popcount(bitmaps))
+        below = bitmaps[part] & ~(torch.full_like(bit, -1) << (bit & 63))
+        entries = torch.empty(csr.nnz, dtype=torch.int32, device=device)
+        entries[part_entry[part] + _popcount(below)] = entry.to(torch.int32)
+        return cls(
+            window_tile.to(torch.int32),
+            part_entry.to(torch.int32),
+            columns.reshape(-1).to(torch.int32),
+            bitmaps,
+            entries,
+            None if order is None else order.to(torch.int32),
+            csr.shape,
+            stack,
+        )
+
     @property
     def window_count(self) -> int:
         return self.row_window_offset.numel() - 1
@@ -77,12 +167,6 @@ class BitTCF:
     @property
     def tile_count(self) -> int:
         return self.sparse_a_to_b.numel() // TILE_COLUMNS
-
-    @property
-    def format_bytes(self) -> int:
-        """Bytes of the four arrays: 4 * (ceil(M / 8) + 11 * tiles + 2) where ``stack`` is 1."""
-        arrays = (self.row_window_offset, self.tc_offset, self.sparse_a_to_b, self.tc_local_bit)
-        return sum(t.numel() * t.element_size() for t in arrays)
 
     @property
     def mean_tile_entries(self) -> float:
@@ -106,12 +190,17 @@ class BitTCF:
         counts = columns.new_zeros((self.window_count, self.stack)).index_add_(0, window, columns)
         return int(((counts + TILE_COLUMNS - 1) >> _SHIFT).sum())
 
-    def pack_values(self, values: Tensor) -> Tensor:
-        """Canonical values [nnz] -> packed values [nnz]."""
-        return values[self.entries]
+    def units(self) -> Units:
+        """Windows; a unit's list is its tiles."""
+        return Units.from_offsets(self.row_window_offset)
 
-    def unpack(self) -> tuple[Tensor, Tensor]:
-        """Return (row, column) of every packed value in order: the round trip, from bits alone."""
+    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Canonical values [nnz] -> packed values [nnz], in tile and bit order."""
+        values = checked_values(values, self.entries.numel(), dtype, self.entries.device)
+        return gather_values(values, self.entries)
+
+    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (row, column, place) of every packed value in order, from bits alone."""
         device = self.tc_local_bit.device
         window = torch.repeat_interleave(
             torch.arange(self.window_count, device=device), self.tiles_per_window()
@@ -124,19 +213,7 @@ class BitTCF:
         position = window[tile] * WINDOW_ROWS * self.stack + row_in_window
         row = position if self.order is None else self.order.to(torch.int64)[position]
         column = self.sparse_a_to_b[tile * TILE_COLUMNS + (bit & (TILE_COLUMNS - 1))]
-        return row, column.to(torch.int64)
-
-
-def round_tf32(values: Tensor) -> Tensor:
-    """Round float32 to TF32 (10 bits after the point): to nearest, ties to even.
-
-    What ``cvt.rn.tf32.f32`` does on the device. Infinities stay; so does NaN, in the bits that
-    Tensor Cores look at: one that is marked in the others alone would be an infinity to them.
-    """
-    bits = values.view(torch.int32)
-    rounded = ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
-    rounded = torch.where(torch.isfinite(values), rounded, values)
-    return torch.where(torch.isnan(values), torch.full_like(values, torch.nan), rounded)
+        return row, column.to(torch.int64), torch.arange(row.numel(), device=device)
 
 
 def _popcount(words: Tensor) -> Tensor:
@@ -171,71 +248,3 @@ def _bitmaps(bit: Tensor, first_entry: Tensor, stack: int) -> Tensor:
         running = _offsets(terms)
         halves.append(running[first_entry[1:]] - running[first_entry[:-1]])
     return torch.stack([halves[2 * s] | (halves[2 * s + 1] << 32) for s in range(stack)], 1)
-
-
-def pack_bittcf(csr: CSR, order: Tensor | None = None, stack: int = 1) -> BitTCF:
-    """CSR -> BitTCF.
-
-    Parameters
-    ----------
-    csr : CSR
-        Fewer than 2^31 entries.
-    order : Tensor [M], optional
-        Order of the rows; windows are cut from it. Row order when None.
-    stack : int
-        1: windows of eight rows. 2: of sixteen.
-    """
-    device, (rows, cols) = csr.device, csr.shape
-    window_rows = WINDOW_ROWS * stack
-    windows = -(-rows // window_rows)
-    place = csr.row_ids()
-    if order is not None:
-        place = positions(order)[place]
-    # One sort brings equal (window, column) pairs together, pairs of a window into order, and
-    # windows after each other. Which entry of a pair comes first does not matter: bits decide.
-    keys, entry = torch.sort(place // window_rows * cols + csr.indices)
-    is_first = torch.ones(csr.nnz, dtype=torch.bool, device=device)
-    torch.ne(keys[1:], keys[:-1], out=is_first[1:])
-    pair = torch.cumsum(is_first, 0) - 1  # of each sorted entry
-    pair_entry = torch.nonzero(is_first).squeeze(1)  # first sorted entry of each pair
-    pair_keys = keys[pair_entry]
-    bounds = torch.arange(windows + 1, device=device) * cols
-    window_pair = torch.searchsorted(pair_keys, bounds)  # first pair of each window
-    pairs = window_pair[1:] - window_pair[:-1]
-    window_tile = _offsets((pairs + TILE_COLUMNS - 1) >> _SHIFT)
-    tiles = int(window_tile[-1])
-    tile_window = torch.repeat_interleave(
-        torch.arange(windows, device=device), window_tile[1:] - window_tile[:-1], output_size=tiles
-    )
-    # First pair of each tile, and the last pair of its window.
-    tile_number = torch.arange(tiles, device=device) - window_tile[tile_window]
-    tile_pair = window_pair[tile_window] + tile_number * TILE_COLUMNS
-    last_pair = window_pair[tile_window + 1] - 1
-    slot_pair = tile_pair.unsqueeze(1) + torch.arange(TILE_COLUMNS, device=device)
-    slot_pair = torch.minimum(slot_pair, last_pair.unsqueeze(1))
-    columns = pair_keys[slot_pair] - (tile_window * cols).unsqueeze(1)
-    first_entry = torch.cat([pair_entry[tile_pair], entry.new_full((1,), csr.nnz)])
-    # Tile and bit of each sorted entry.
-    window = keys // max(cols, 1)
-    number = pair - window_pair[window]  # of the entry's column in its window
-    tile = window_tile[window] + (number >> _SHIFT)
-    row = place[entry] % window_rows
-    bit = (row << _SHIFT) | (number & (TILE_COLUMNS - 1))
-    bitmaps = _bitmaps(bit, first_entry, stack).reshape(-1)
-    part = tile * stack + (row >> _SHIFT)  # of each sorted entry: which bitmap
-    part_entry = first_entry  # first packed value of each bitmap
-    if stack > 1:
-        part_entry = _offsets(_popcount(bitmaps))
-    below = bitmaps[part] & ~(torch.full_like(bit, -1) << (bit & 63))
-    entries = torch.empty(csr.nnz, dtype=torch.int32, device=device)
-    entries[part_entry[part] + _popcount(below)] = entry.to(torch.int32)
-    return BitTCF(
-        window_tile.to(torch.int32),
-        part_entry.to(torch.int32),
-        columns.reshape(-1).to(torch.int32),
-        bitmaps,
-        entries,
-        None if order is None else order.to(torch.int32),
-        csr.shape,
-        stack,
-    )

@@ -13,27 +13,28 @@ of C. Bits decide, not zeros: an absent entry takes no part, so Inf and NaN of B
 Lists are padded to whole batches of 4 elements, the kernel's step, with elements that have no
 bits and repeat the bundle's last column (which is in the cache by then).
 
-Rows whose window shares too little stay outside, in ``loose``.
+Rows whose window shares too little stay outside, in ``loose``. Kernels read them from the plain
+arrays, ``row_indptr`` and ``row_columns``, which are A's own and not copied. Loose rows' values are
+behind the bundles' in the packed values, in the order of ``loose``, so that the packed values hold
+the whole matrix; a kernel that has A's canonical values at hand need not read that part.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from sparsetile.core.errors import value_error
+from sparsetile.formats.base import Format, Variants
+from sparsetile.formats.cells import checked_values
+from sparsetile.formats.units import Units, concat_units, row_units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
-__all__ = [
-    "BUNDLE_ROWS",
-    "LIST_STEP",
-    "MAX_COLUMNS",
-    "RowBundles",
-    "pack_bundles",
-    "scatter_values",
-]
+__all__ = ["BUNDLE_ROWS", "LIST_STEP", "MAX_COLUMNS", "RowBundles", "scatter_values"]
 
 # Eight rows were tried: more sums in registers cost more than fewer reads of B saved.
 BUNDLE_ROWS = 4
@@ -43,8 +44,17 @@ LIST_STEP = 4
 
 
 @dataclass(frozen=True, eq=False)
-class RowBundles:
+class RowBundles(Format):
     """See the module's text. ``slots`` maps each bundled entry to its place in ``packed``."""
+
+    name = "bundles"
+    variants: ClassVar[Variants] = {
+        "every window": {},
+        "windows that share": {"min_sharing": 1.5},
+        "no window": {"min_sharing": 100.0},
+    }
+    index_arrays = ("tagged", "indptr", "rows")
+    value_maps = ("entries", "slots")
 
     tagged: Tensor  # int32 [elements], padding included
     indptr: Tensor  # int64 [bundles + 1]
@@ -52,8 +62,81 @@ class RowBundles:
     loose: Tensor  # int64 [rows outside bundles]
     entries: Tensor  # int64 [bundled entries], canonical entry numbers
     slots: Tensor  # int64 [bundled entries], place in the packed values
+    row_indptr: Tensor  # int64 [M + 1], A's own
+    row_columns: Tensor  # int32 [nnz], A's own
     distinct: int  # list elements that are not padding
     shape: tuple[int, int]
+
+    @classmethod
+    def pack(cls, csr: CSR, order: Tensor | None = None, *, min_sharing: float = 1.0) -> Self:
+        """Bundle the windows of four rows that hold ``min_sharing`` entries per distinct column.
+
+        Parameters
+        ----------
+        csr : CSR
+            At most 2^28 columns.
+        order : Tensor [M], optional
+            Order of the rows; windows are cut from it. Row order when None.
+        min_sharing : float
+            Entries per distinct column from which a window is bundled; every window with entries
+            at 1.
+
+        Raises
+        ------
+        ValueError
+            A has more columns than a list element can name.
+        """
+        device, (rows, cols) = csr.device, csr.shape
+        if cols > MAX_COLUMNS:
+            raise value_error(
+                "RowBundles.pack", "csr", f"a matrix of at most {MAX_COLUMNS} columns", cols,
+                "Use Rows",
+            )  # fmt: skip
+        order = torch.arange(rows, device=device) if order is None else order
+        windows = -(-rows // BUNDLE_ROWS)
+        place = positions(order)[csr.row_ids()]  # of each entry's row in the order
+        keys, element = torch.unique(
+            (place // BUNDLE_ROWS) * cols + csr.indices, return_inverse=True
+        )
+        owner = keys // max(cols, 1)
+        elements = torch.bincount(owner, minlength=windows)
+        entries = torch.bincount(place // BUNDLE_ROWS, minlength=windows)
+        chosen = (entries >= min_sharing * elements) & (elements > 0)
+        # Where each chosen window's list begins and ends once padded, and where each element goes.
+        padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
+        begin = torch.cumsum(padded, 0) - padded
+        first_key = torch.cumsum(elements, 0) - elements
+        target = begin[owner] + torch.arange(keys.numel(), device=device) - first_key[owner]
+        kept = chosen[owner]
+        mine = torch.nonzero(kept[element]).squeeze(1) if csr.nnz else element
+        place, element = place[mine], element[mine]
+        bits = torch.zeros(keys.numel(), dtype=torch.int64, device=device)
+        bits.index_add_(0, element, torch.ones_like(element) << (place % BUNDLE_ROWS))
+        column = keys % max(cols, 1)
+        # Padding repeats the window's last column.
+        last = column[(first_key + elements - 1)[chosen]]
+        tagged = torch.repeat_interleave(last, padded[chosen])
+        tagged[target[kept]] = (bits * MAX_COLUMNS + column)[kept]
+        # The uppermost bit is the sign bit of an int32: wrap by hand, torch would refuse.
+        tagged = torch.where(tagged >= 2**31, tagged - 2**32, tagged).to(torch.int32)
+        indptr = torch.zeros(int(chosen.sum()) + 1, dtype=torch.int64, device=device)
+        torch.cumsum(padded[chosen], 0, out=indptr[1:])
+        members = torch.full((windows * BUNDLE_ROWS,), -1, dtype=torch.int64, device=device)
+        members[:rows] = order
+        by_window = members.reshape(windows, BUNDLE_ROWS)
+        loose = by_window[~chosen].reshape(-1)
+        return cls(
+            tagged,
+            indptr,
+            by_window[chosen].to(torch.int32),
+            loose[loose >= 0],
+            mine,
+            target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS,
+            csr.indptr,
+            csr.indices,
+            int(elements[chosen].sum()),
+            csr.shape,
+        )
 
     @property
     def bundle_count(self) -> int:
@@ -63,17 +146,35 @@ class RowBundles:
     def element_count(self) -> int:
         return self.tagged.numel()
 
-    @property
-    def format_bytes(self) -> int:
-        """Bytes the kernel reads beside values and loose rows."""
-        return sum(t.numel() * t.element_size() for t in (self.tagged, self.indptr, self.rows))
+    def _csr(self) -> CSR:
+        return CSR(self.row_indptr, self.row_columns, None, self.shape)
 
-    def pack_values(self, values: Tensor) -> Tensor:
-        """Canonical values [nnz] -> packed values [elements * 4]."""
-        return scatter_values(values, self.entries, self.slots, self.element_count)
+    def bundle_units(self) -> Units:
+        """Bundles alone; a unit's list is the bundle's, padding included."""
+        units = Units.from_offsets(self.indptr)
+        return Units(units.label, units.begin, units.length, torch.ones_like(units.bundled))
 
-    def unpack(self) -> tuple[Tensor, Tensor]:
-        """Return (row, column) of every bundled entry, in bundle order: the round trip."""
+    def units(self) -> Units:
+        """Bundles, then the loose rows; a row's list is its entries in the plain arrays."""
+        return concat_units(self.bundle_units(), row_units(self._csr(), self.loose))
+
+    def _loose_entries(self) -> tuple[Tensor, Tensor]:
+        """Row and canonical number of the loose rows' entries, in the order of ``loose``."""
+        lengths = (self.row_indptr[1:] - self.row_indptr[:-1])[self.loose]
+        row = torch.repeat_interleave(self.loose, lengths)
+        ends = torch.cumsum(lengths, 0)
+        first = torch.repeat_interleave(self.row_indptr[self.loose] - ends + lengths, lengths)
+        return row, first + torch.arange(row.numel(), device=row.device)
+
+    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Canonical values [nnz] -> [4 * elements] of the bundles, then those of loose rows."""
+        values = checked_values(values, self.row_columns.numel(), dtype, self.tagged.device)
+        bundled = scatter_values(values, self.entries, self.slots, self.element_count)
+        _, loose = self._loose_entries()
+        return torch.cat([bundled, values[loose]])
+
+    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (row, column, place): bundled entries in bundle order, then loose rows'."""
         device = self.tagged.device
         sizes = self.indptr[1:] - self.indptr[:-1]
         bundle = torch.repeat_interleave(torch.arange(self.bundle_count, device=device), sizes)
@@ -81,7 +182,14 @@ class RowBundles:
         bits, column = tagged // MAX_COLUMNS, tagged % MAX_COLUMNS
         held = (bits.unsqueeze(1) >> torch.arange(BUNDLE_ROWS, device=device)) & 1
         element, member = torch.nonzero(held, as_tuple=True)
-        return self.rows.to(torch.int64)[bundle[element], member], column[element]
+        row = self.rows.to(torch.int64)[bundle[element], member]
+        loose_row, loose_entry = self._loose_entries()
+        behind = self.element_count * BUNDLE_ROWS + torch.arange(loose_row.numel(), device=device)
+        return (
+            torch.cat([row, loose_row]),
+            torch.cat([column[element], self.row_columns[loose_entry].to(torch.int64)]),
+            torch.cat([element * BUNDLE_ROWS + member, behind]),
+        )
 
 
 def scatter_values(values: Tensor, entries: Tensor, slots: Tensor, elements: int) -> Tensor:
@@ -89,59 +197,3 @@ def scatter_values(values: Tensor, entries: Tensor, slots: Tensor, elements: int
     packed = torch.zeros(elements * BUNDLE_ROWS, dtype=values.dtype, device=values.device)
     packed[slots] = values[entries]
     return packed
-
-
-def pack_bundles(csr: CSR, order: Tensor | None, min_sharing: float) -> RowBundles:
-    """Bundle the windows of four rows that hold ``min_sharing`` entries per distinct column.
-
-    Parameters
-    ----------
-    csr : CSR
-        Fewer than 2^28 columns.
-    order : Tensor [M], optional
-        Order of the rows; windows are cut from it. Row order when None.
-    min_sharing : float
-        Entries per distinct column from which a window is bundled.
-    """
-    device, (rows, cols) = csr.device, csr.shape
-    order = torch.arange(rows, device=device) if order is None else order
-    windows = -(-rows // BUNDLE_ROWS)
-    place = positions(order)[csr.row_ids()]  # of each entry's row in the order
-    keys, element = torch.unique((place // BUNDLE_ROWS) * cols + csr.indices, return_inverse=True)
-    owner = keys // max(cols, 1)
-    elements = torch.bincount(owner, minlength=windows)
-    entries = torch.bincount(place // BUNDLE_ROWS, minlength=windows)
-    chosen = (entries >= min_sharing * elements) & (elements > 0)
-    # Where each chosen window's list begins and ends once padded, and where each element goes.
-    padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
-    begin = torch.cumsum(padded, 0) - padded
-    first_key = torch.cumsum(elements, 0) - elements
-    target = begin[owner] + torch.arange(keys.numel(), device=device) - first_key[owner]
-    kept = chosen[owner]
-    mine = torch.nonzero(kept[element]).squeeze(1) if csr.nnz else element
-    place, element = place[mine], element[mine]
-    bits = torch.zeros(keys.numel(), dtype=torch.int64, device=device)
-    bits.index_add_(0, element, torch.ones_like(element) << (place % BUNDLE_ROWS))
-    column = keys % max(cols, 1)
-    # Padding repeats the window's last column.
-    last = column[(first_key + elements - 1)[chosen]]
-    tagged = torch.repeat_interleave(last, padded[chosen])
-    tagged[target[kept]] = (bits * MAX_COLUMNS + column)[kept]
-    # The uppermost bit is the sign bit of an int32: wrap by hand, torch would refuse.
-    tagged = torch.where(tagged >= 2**31, tagged - 2**32, tagged).to(torch.int32)
-    indptr = torch.zeros(int(chosen.sum()) + 1, dtype=torch.int64, device=device)
-    torch.cumsum(padded[chosen], 0, out=indptr[1:])
-    members = torch.full((windows * BUNDLE_ROWS,), -1, dtype=torch.int64, device=device)
-    members[:rows] = order
-    by_window = members.reshape(windows, BUNDLE_ROWS)
-    loose = by_window[~chosen].reshape(-1)
-    return RowBundles(
-        tagged,
-        indptr,
-        by_window[chosen].to(torch.int32),
-        loose[loose >= 0],
-        mine,
-        target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS,
-        int(elements[chosen].sum()),
-        csr.shape,
-    )

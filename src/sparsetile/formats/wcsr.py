@@ -31,12 +31,14 @@ then gathers; no loop over windows and no atomics.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
+from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import (
     WORD_BITS,
     checked_values,
@@ -45,25 +47,26 @@ from sparsetile.formats.cells import (
     scatter_cells,
     set_places,
 )
+from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
-__all__ = ["PADS", "VARIANTS", "WCSR", "WINDOW_HEIGHTS", "pack_wcsr"]
+__all__ = ["PADS", "VALUE_FORMS", "WCSR", "WINDOW_HEIGHTS"]
 
 WINDOW_HEIGHTS = (16, 32, 64, 128)
 PADS = (8, 16)
-VARIANTS = ("dense", "bitmap")
+VALUE_FORMS = ("dense", "bitmap")
 MAX_ENTRIES = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class WCSR:
+class WCSR(Format):
     """See the module's text for the arrays.
 
     Attributes
     ----------
     window_row_ptr, window_col_idx, tile_value_ptr : Tensor of int32
-        ``window_row_ptr`` is what ``balance/windows.py`` cuts long windows by.
+        Offsets of ``window_row_ptr`` are in tiles.
     bitmaps : Tensor of int64 [tiles, height * pad / 64]
         Bits of uint64: torch has no unsigned shifts.
     places : Tensor of int64 [nnz]
@@ -79,7 +82,19 @@ class WCSR:
         (M, K) of A.
     height, pad : int
         Rows and columns of a tile.
+    variant : str
+        What ``pack_values`` makes, ``dense`` or ``bitmap``.
     """
+
+    name = "wcsr"
+    variants: ClassVar[Variants] = {
+        "16x8 bitmap": {"height": 16, "variant": "bitmap"},
+        "32x8 dense": {"height": 32},
+        "64x16 bitmap": {"pad": 16, "variant": "bitmap"},
+        "128x16 dense": {"height": 128, "pad": 16},
+    }
+    index_arrays = ("window_row_ptr", "window_col_idx")
+    value_maps = ("places", "entries")
 
     window_row_ptr: Tensor
     window_col_idx: Tensor
@@ -92,6 +107,85 @@ class WCSR:
     shape: tuple[int, int]
     height: int
     pad: int
+    variant: str = "dense"
+
+    @classmethod
+    def pack(
+        cls,
+        csr: CSR,
+        order: Tensor | None = None,
+        *,
+        height: int = 64,
+        pad: int = 8,
+        variant: str = "dense",
+    ) -> Self:
+        """CSR -> WCSR.
+
+        Parameters
+        ----------
+        csr : CSR
+            Fewer than 2^31 entries.
+        order : Tensor [M], optional
+            Order of the rows; windows are cut from it. Row order when None.
+        height : int
+            Rows of a window: 16, 32, 64 or 128.
+        pad : int
+            Columns of a tile, 8 or 16; each window has a multiple of it.
+        variant : str
+            What ``pack_values`` makes: ``dense`` tiles, or values in the order of the ``bitmap``.
+
+        Raises
+        ------
+        ValueError
+            An option is none of these, or A has too many entries.
+        """
+        _check(csr, height, pad, variant)
+        device, (rows, cols) = csr.device, csr.shape
+        windows = -(-rows // height)
+        position = csr.row_ids()
+        if order is not None:
+            position = positions(order.to(torch.int64))[position]
+        # One sort brings equal (window, column) pairs together, pairs of a window into order, and
+        # windows after each other. Which entry of a pair comes first does not matter: places
+        # decide.
+        keys, entry = torch.sort(position // height * cols + csr.indices)
+        pair_keys, pair = torch.unique_consecutive(keys, return_inverse=True)
+        bounds = torch.arange(windows + 1, device=device) * cols
+        window_pair = torch.searchsorted(pair_keys, bounds)  # first pair of each window
+        ptr = torch.zeros(windows + 1, dtype=torch.int64, device=device)
+        torch.cumsum((window_pair[1:] - window_pair[:-1] + pad - 1) // pad, 0, out=ptr[1:])
+        tiles = int(ptr[-1])
+        tile_window = torch.repeat_interleave(
+            torch.arange(windows, device=device), ptr[1:] - ptr[:-1], output_size=tiles
+        )
+        number = torch.arange(tiles, device=device) - ptr[tile_window]  # of a tile in its window
+        slot_pair = (window_pair[tile_window] + number * pad).unsqueeze(1)
+        slot_pair = slot_pair + torch.arange(pad, device=device)
+        slot_pair = torch.minimum(slot_pair, (window_pair[tile_window + 1] - 1).unsqueeze(1))
+        columns = pair_keys[slot_pair] - (tile_window * cols).unsqueeze(1)
+        # Where each sorted entry lies.
+        window = keys // max(cols, 1)
+        slot = pair - window_pair[window]
+        tile = ptr[window] + slot // pad
+        places = torch.empty(csr.nnz, dtype=torch.int64, device=device)
+        places[entry] = (tile * height + position[entry] % height) * pad + slot % pad
+        in_order, entries = torch.sort(places)
+        bitmaps = pack_bits(in_order, tiles * height * pad)
+        tile_starts = torch.arange(tiles + 1, device=device) * (height * pad)
+        return cls(
+            ptr.to(torch.int32),
+            columns.reshape(-1).to(torch.int32),
+            torch.searchsorted(in_order, tile_starts).to(torch.int32),
+            bitmaps.reshape(tiles, height * pad // WORD_BITS),
+            places,
+            entries.to(torch.int32),
+            pair_keys.numel(),
+            None if order is None else order.to(torch.int32),
+            csr.shape,
+            height,
+            pad,
+            variant,
+        )
 
     @property
     def window_count(self) -> int:
@@ -121,19 +215,13 @@ class WCSR:
         """Entries per stored cell."""
         return self.entries.numel() / max(self.cell_count, 1)
 
-    @property
-    def format_bytes(self) -> int:
-        """Bytes of offsets and column ids: 4 * (windows + 1 + pad * tiles)."""
-        arrays = (self.window_row_ptr, self.window_col_idx)
-        return sum(t.numel() * t.element_size() for t in arrays)
-
     def packed_bytes(self, variant: str, dtype: torch.dtype) -> int:
-        """Bytes of A's packed values, beside ``format_bytes``.
+        """Bytes of A's packed values, beside ``bytes``, which are offsets and column ids.
 
         dense: ``height * pad`` values a tile. bitmap: a value an entry, ``height * pad / 8`` bytes
         of bits a tile and 4 * (tiles + 1) of offsets.
         """
-        one_of("packed_bytes", "variant", variant, VARIANTS)
+        one_of("packed_bytes", "variant", variant, VALUE_FORMS)
         if variant == "dense":
             return self.cell_count * dtype.itemsize
         offsets = self.tile_value_ptr.numel() * self.tile_value_ptr.element_size()
@@ -141,40 +229,30 @@ class WCSR:
 
     def smaller(self, dtype: torch.dtype) -> str:
         """Return the variant with fewer bytes; dense, which needs no decoding, where equal."""
-        dense, bitmap = (self.packed_bytes(variant, dtype) for variant in VARIANTS)
+        dense, bitmap = (self.packed_bytes(variant, dtype) for variant in VALUE_FORMS)
         return "bitmap" if bitmap < dense else "dense"
 
     def tiles_per_window(self) -> Tensor:
         """Tiles of each window, int32 [windows]."""
         return self.window_row_ptr[1:] - self.window_row_ptr[:-1]
 
-    def pack_values(
-        self, values: Tensor | None, dtype: torch.dtype | None = None, *, variant: str = "dense"
-    ) -> Tensor:
-        """Canonical values [nnz] -> [tiles, height, pad] (dense) or [nnz] in bit order (bitmap).
+    def units(self) -> Units:
+        """Windows; a unit's list is its tiles."""
+        return Units.from_offsets(self.window_row_ptr)
 
-        Parameters
-        ----------
-        values : Tensor [nnz] or None
-            None: ones, for a pattern.
-        dtype : torch.dtype, optional
-            Type of the packed values; rounded to nearest. That of ``values`` (float32 for a
-            pattern) when None. float8 does not saturate: scale first.
-        variant : str
-            ``dense`` or ``bitmap``.
-        """
-        one_of("pack_values", "variant", variant, VARIANTS)
+    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Canonical values [nnz] -> [tiles, height, pad] (dense) or [nnz] in bit order (bitmap)."""
         values = checked_values(values, self.entries.numel(), dtype, self.entries.device)
-        if variant == "bitmap":
+        if self.variant == "bitmap":
             return gather_values(values, self.entries)
         packed = scatter_cells(values, self.places, self.cell_count)
         return packed.reshape(self.tile_count, self.height, self.pad)
 
-    def unpack(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place) of every entry in tile and bit order: the round trip.
+    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (row, column, place) of every entry in tile and bit order.
 
-        From column ids and bits alone. ``place`` is that in the flattened dense tiles; value k of
-        the bitmap form belongs to element k.
+        From column ids and bits alone. ``place`` is that in the flattened dense tiles, or the
+        entry's number in bit order, by ``variant``.
         """
         place = set_places(self.bitmaps)
         tile = place // (self.height * self.pad)
@@ -184,85 +262,22 @@ class WCSR:
         position = window[tile] * self.height + place // self.pad % self.height
         row = position if self.order is None else self.order.to(torch.int64)[position]
         column = self.window_col_idx[tile * self.pad + place % self.pad]
+        if self.variant == "bitmap":
+            place = torch.arange(place.numel(), device=place.device)
         return row, column.to(torch.int64), place
 
 
-def _check(csr: CSR, height: int, pad: int) -> None:
+def _check(csr: CSR, height: int, pad: int, variant: str) -> None:
+    one_of("WCSR.pack", "variant", variant, VALUE_FORMS)
     if height not in WINDOW_HEIGHTS:
         raise value_error(
-            "pack_wcsr", "height", f"one of {WINDOW_HEIGHTS}", height,
+            "WCSR.pack", "height", f"one of {WINDOW_HEIGHTS}", height,
             "Choose a height from that list",
         )  # fmt: skip
     if pad not in PADS:
-        raise value_error("pack_wcsr", "pad", f"one of {PADS}", pad, "Choose a pad from that list")
+        raise value_error("WCSR.pack", "pad", f"one of {PADS}", pad, "Choose a pad from that list")
     if csr.nnz > MAX_ENTRIES:
         raise value_error(
-            "pack_wcsr", "csr", "a matrix of fewer than 2^31 entries", csr.nnz,
+            "WCSR.pack", "csr", "a matrix of fewer than 2^31 entries", csr.nnz,
             "Cut A into parts by rows",
         )  # fmt: skip
-
-
-def pack_wcsr(csr: CSR, height: int = 64, pad: int = 8, order: Tensor | None = None) -> WCSR:
-    """CSR -> WCSR.
-
-    Parameters
-    ----------
-    csr : CSR
-        Fewer than 2^31 entries.
-    height : int
-        Rows of a window: 16, 32, 64 or 128.
-    pad : int
-        Columns of a tile, 8 or 16; each window has a multiple of it.
-    order : Tensor [M], optional
-        Order of the rows; windows are cut from it. Row order when None.
-
-    Raises
-    ------
-    ValueError
-        ``height`` or ``pad`` is none of these, or A has too many entries.
-    """
-    _check(csr, height, pad)
-    device, (rows, cols) = csr.device, csr.shape
-    windows = -(-rows // height)
-    position = csr.row_ids()
-    if order is not None:
-        position = positions(order.to(torch.int64))[position]
-    # One sort brings equal (window, column) pairs together, pairs of a window into order, and
-    # windows after each other. Which entry of a pair comes first does not matter: places decide.
-    keys, entry = torch.sort(position // height * cols + csr.indices)
-    pair_keys, pair = torch.unique_consecutive(keys, return_inverse=True)
-    bounds = torch.arange(windows + 1, device=device) * cols
-    window_pair = torch.searchsorted(pair_keys, bounds)  # first pair of each window
-    ptr = torch.zeros(windows + 1, dtype=torch.int64, device=device)
-    torch.cumsum((window_pair[1:] - window_pair[:-1] + pad - 1) // pad, 0, out=ptr[1:])
-    tiles = int(ptr[-1])
-    tile_window = torch.repeat_interleave(
-        torch.arange(windows, device=device), ptr[1:] - ptr[:-1], output_size=tiles
-    )
-    number = torch.arange(tiles, device=device) - ptr[tile_window]  # of a tile in its window
-    slot_pair = (window_pair[tile_window] + number * pad).unsqueeze(1)
-    slot_pair = slot_pair + torch.arange(pad, device=device)
-    slot_pair = torch.minimum(slot_pair, (window_pair[tile_window + 1] - 1).unsqueeze(1))
-    columns = pair_keys[slot_pair] - (tile_window * cols).unsqueeze(1)
-    # Where each sorted entry lies.
-    window = keys // max(cols, 1)
-    slot = pair - window_pair[window]
-    tile = ptr[window] + slot // pad
-    places = torch.empty(csr.nnz, dtype=torch.int64, device=device)
-    places[entry] = (tile * height + position[entry] % height) * pad + slot % pad
-    in_order, entries = torch.sort(places)
-    bitmaps = pack_bits(in_order, tiles * height * pad)
-    tile_starts = torch.arange(tiles + 1, device=device) * (height * pad)
-    return WCSR(
-        ptr.to(torch.int32),
-        columns.reshape(-1).to(torch.int32),
-        torch.searchsorted(in_order, tile_starts).to(torch.int32),
-        bitmaps.reshape(tiles, height * pad // WORD_BITS),
-        places,
-        entries.to(torch.int32),
-        pair_keys.numel(),
-        None if order is None else order.to(torch.int32),
-        csr.shape,
-        height,
-        pad,
-    )

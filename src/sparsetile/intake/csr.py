@@ -89,6 +89,25 @@ class CSR:
         lengths = torch.bincount(self.entry_map, minlength=self.nnz)
         return torch.segment_reduce(wide[order], "sum", lengths=lengths).to(entry_values.dtype)
 
+    def select_rows(self, rows: Tensor) -> tuple[CSR, Tensor]:
+        """Return the matrix of some rows, in that order, and each entry's number in this one.
+
+        Parameters
+        ----------
+        rows : Tensor of int64 [m]
+            Row numbers, each at most once.
+        """
+        lengths = self.row_lengths()[rows]
+        indptr = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(lengths, 0, out=indptr[1:])
+        total = int(indptr[-1])
+        first = self.indptr[:-1][rows] - indptr[:-1]
+        entries = torch.arange(total, device=self.device) + torch.repeat_interleave(
+            first, lengths, output_size=total
+        )
+        values = None if self.values is None else self.values[entries]
+        return CSR(indptr, self.indices[entries], values, (rows.numel(), self.shape[1])), entries
+
     def transpose_order(self) -> Tensor:
         """Stable order of the entries by (column, row), int64 [nnz]: values of the transpose."""
         return torch.argsort(self.indices, stable=True)

@@ -14,8 +14,9 @@ from sparsetile.jit.compiler import (
     compiler_available,
     nvrtc_version,
 )
-from sparsetile.jit.loader import LoadedKernel, device_arch, load, params_bytes
-from sparsetile.jit.source import KernelSource, code_digest, config_header, device_tree_digest
+from sparsetile.jit.loader import LoadedKernel, device_arch, load
+from sparsetile.jit.params import ParamStruct
+from sparsetile.jit.source import KernelSource, config_header, device_tree_digest
 from sparsetile.jit.tensor_map import encode_matrix
 
 __all__ = [
@@ -23,8 +24,8 @@ __all__ = [
     "Compiled",
     "KernelSource",
     "LoadedKernel",
+    "ParamStruct",
     "Resources",
-    "code_digest",
     "compile_source",
     "compiler_available",
     "config_header",
@@ -33,5 +34,4 @@ __all__ = [
     "encode_matrix",
     "load",
     "nvrtc_version",
-    "params_bytes",
 ]

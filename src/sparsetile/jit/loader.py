@@ -1,9 +1,8 @@
 """Loaded kernels and their launch: cubin -> CUkernel -> cuLaunchKernelEx on torch's stream.
 
 cuda.core loads the module; the launch itself calls the driver through cuda.bindings with one
-packed parameter struct, because cuda.core's ``launch`` converts each argument anew on every call.
-A kernel takes exactly one parameter: a struct whose layout a ``struct`` format string describes
-(native alignment, the same rules as the device compiler's), so packing it is one call.
+packed parameter struct (``params.py``), because cuda.core's ``launch`` converts each argument anew
+on every call.
 
 Launches may be programmatic where the GPU knows that (sm_90 on): the kernel then starts while the
 one before it on the stream still ends, and waits for it itself (``ptx::wait_previous``).
@@ -14,15 +13,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from sparsetile.core.errors import value_error
 from sparsetile.jit.compiler import Compiled, Resources, compile_source
+from sparsetile.jit.params import ParamStruct, ParamValue
 from sparsetile.jit.source import KernelSource
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "device_arch",
     "load",
     "on_device",
-    "params_bytes",
 ]
 
 # Shared memory a block may use without asking the driver for more.
@@ -42,11 +40,6 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 _PROGRAMMATIC_FROM = (9, 0)
 # Chips whose own instructions need the "a" target.
 _ARCH_SPECIFIC = {(9, 0), (10, 0), (10, 3)}
-
-
-def params_bytes(params_format: str) -> int:
-    """Size of the parameter struct in bytes, padded to its alignment as C++ pads it."""
-    return struct.calcsize("@" + params_format + "0P")
 
 
 def device_arch(device: torch.device | int) -> str:
@@ -85,7 +78,7 @@ class LoadedKernel:
     """A kernel ready to launch on one device."""
 
     def __init__(
-        self, compiled: Compiled, params_format: str, dynamic_shared: int, device: int
+        self, compiled: Compiled, params: ParamStruct, dynamic_shared: int, device: int
     ) -> None:
         from cuda.bindings import driver
         from cuda.core import ObjectCode
@@ -99,7 +92,7 @@ class LoadedKernel:
         self._handle: Any = driver.CUkernel(int(self._kernel.handle))
         self._launch = driver.cuLaunchKernelEx
         self._may_overlap = torch.cuda.get_device_capability(device) >= _PROGRAMMATIC_FROM
-        self._struct = struct.Struct("@" + params_format + "0P")
+        self.params = params
         self._local = threading.local()
         if dynamic_shared > _DEFAULT_SHARED_BYTES:
             attribute = driver.CUfunction_attribute
@@ -122,14 +115,13 @@ class LoadedKernel:
         self,
         grid: tuple[int, int, int],
         threads: int,
-        params: tuple[int | float, ...],
-        patch: struct.Struct,
-        offset: int,
+        params: Mapping[str, ParamValue],
+        patch: Sequence[str],
         *,
         overlap: bool = False,
     ) -> PreparedLaunch:
-        """Return a launch packed once, of which ``patch`` at byte ``offset`` changes a call."""
-        return PreparedLaunch(self, grid, threads, params, patch, offset, overlap)
+        """Return a launch packed once, of which the fields named in ``patch`` change a call."""
+        return PreparedLaunch(self, grid, threads, params, patch, overlap)
 
     def _config(self, overlap: bool) -> Any:
         return _launch_config(overlap and self._may_overlap)
@@ -137,7 +129,7 @@ class LoadedKernel:
     def _parameters(self) -> tuple[Any, int, tuple[Any, Any]]:
         # One buffer a thread: the driver copies it before the launch returns, but releases the
         # interpreter lock meanwhile, so threads must not share it.
-        buffer = ctypes.create_string_buffer(self._struct.size)
+        buffer = ctypes.create_string_buffer(self.params.size)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         self._local.keep = pointers
         configs = (self._config(False), self._config(True))
@@ -149,10 +141,11 @@ class LoadedKernel:
         grid: tuple[int, int, int],
         threads: int,
         stream: int,
-        *params: int | float,
+        params: Mapping[str, ParamValue],
+        *,
         overlap: bool = False,
     ) -> None:
-        """Launch with the struct's fields in order. Never synchronises, never allocates.
+        """Launch with every field of the struct by name. Never synchronises, never allocates.
 
         With ``overlap`` the kernel may start before its predecessor has ended.
         """
@@ -160,7 +153,7 @@ class LoadedKernel:
             buffer, address, configs = self._local.parameters
         except AttributeError:
             buffer, address, configs = self._parameters()
-        self._struct.pack_into(buffer, 0, *params)
+        self.params.pack_into(buffer, params)
         config = configs[overlap]
         _resize(config, grid, threads, self.dynamic_shared).hStream = stream
         (status,) = self._launch(config, self._handle, address, 0)
@@ -183,42 +176,43 @@ class PreparedLaunch:
         kernel: LoadedKernel,
         grid: tuple[int, int, int],
         threads: int,
-        params: tuple[int | float, ...],
-        patch: struct.Struct,
-        offset: int,
+        params: Mapping[str, ParamValue],
+        patch: Sequence[str],
         overlap: bool = False,
     ) -> None:
-        self._struct = kernel._struct
-        self._patch = patch.pack_into
-        self._offset = offset
-        self._params = params
+        self._patch = kernel.params.patch(*patch)
+        self._params = dict(params)
         self._call = kernel._launch
         self._kernel = kernel
         self._handle = kernel._handle
         self._grid = grid
         self._threads = threads
         self._overlap = overlap
-        # Of each thread: the struct, where the driver finds it, the launch's sizes, its stream.
+        # Of each thread: what writes the patch, where the driver finds the struct, the launch's
+        # sizes, its stream.
         self._buffers: dict[int, list[Any]] = {}
         self._keep: list[Any] = []
         self._label = kernel.compiled.source.label
 
     def _buffer(self, thread: int) -> list[Any]:
-        buffer = ctypes.create_string_buffer(self._struct.size)
-        self._struct.pack_into(buffer, 0, *self._params)
+        buffer = ctypes.create_string_buffer(self._kernel.params.size)
+        self._kernel.params.pack_into(buffer, self._params)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         self._keep.append(pointers)
         config = self._kernel._config(self._overlap)
         _resize(config, self._grid, self._threads, self._kernel.dynamic_shared)
-        self._buffers[thread] = [buffer, ctypes.addressof(pointers), config, None]
+        self._buffers[thread] = [self._patch.bind(buffer), ctypes.addressof(pointers), config, None]
         return self._buffers[thread]
 
-    def launch(self, stream: int, *fields: int) -> None:
-        """Write ``fields`` over the patched part of the struct and launch."""
+    def launch(self, stream: int, *values: int | float) -> None:
+        """Write the patched fields, in the order of ``patch``, and launch.
+
+        A tensor map takes its 16 words.
+        """
         thread = threading.get_ident()
         mine = self._buffers.get(thread) or self._buffer(thread)
-        buffer, address, config, last_stream = mine
-        self._patch(buffer, self._offset, *fields)
+        write, address, config, last_stream = mine
+        write(*values)
         if stream != last_stream:
             config.hStream = mine[3] = stream
         (status,) = self._call(config, self._handle, address, 0)
@@ -230,14 +224,16 @@ class PreparedLaunch:
 
 
 @functools.cache
-def load(
-    source: KernelSource, params_format: str, dynamic_shared: int, device: int
-) -> LoadedKernel:
+def load(source: KernelSource, dynamic_shared: int, device: int) -> LoadedKernel:
     """Compile (or find in the cache) and load a kernel on CUDA device number ``device``."""
+    if source.params is None:
+        raise value_error(
+            "load", "source", "one with parameters", source.label, "Declare its ParamStruct"
+        )
     with torch.cuda.device(device):
         torch.cuda.current_stream()  # makes torch's primary context current
         compiled = compile_source(source, device_arch(device))
-        return LoadedKernel(compiled, params_format, dynamic_shared, device)
+        return LoadedKernel(compiled, source.params, dynamic_shared, device)
 
 
 # torch's own functions build objects or check for initialisation around these calls, which cost

@@ -1,6 +1,7 @@
-"""What a kernel is compiled from: one .cu of the device tree plus a header of constexpr values.
+"""What a kernel is compiled from: one .cu of the device tree plus a generated header.
 
-Python generates nothing but that header. The device tree's digest is part of every cache key and
+The header holds constexpr values and the fields of the parameter struct (``params.py``); Python
+generates nothing else. The device tree's digest is part of every cache key and
 of the GPU record, so a changed header recompiles every kernel and outdates the record.
 """
 
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from sparsetile.core.errors import value_error
+from sparsetile.jit.params import ParamStruct
+
 __all__ = [
     "DEVICE_TREE",
     "ConfigValue",
     "KernelSource",
-    "code_digest",
     "config_header",
     "device_tree_digest",
 ]
@@ -39,19 +42,46 @@ class KernelSource:
     config : tuple of (str, bool | int | str)
         Constants of the generated header, sorted by name. A ``str`` is a macro's text, as a rule
         the name of a device type.
+    params : ParamStruct, optional
+        The parameter struct; without one a kernel can be compiled, not launched.
+    folder : Path, optional
+        Where the file is if not in the device tree; headers still come from there.
     """
 
     file: str
     entry: str
     config: tuple[tuple[str, ConfigValue], ...]
+    params: ParamStruct | None = None
+    folder: Path | None = None
 
     @staticmethod
-    def make(file: str, entry: str, config: Mapping[str, ConfigValue]) -> KernelSource:
-        return KernelSource(file, entry, tuple(sorted(config.items())))
+    def make(
+        file: str,
+        entry: str,
+        config: Mapping[str, ConfigValue],
+        params: ParamStruct | None = None,
+    ) -> KernelSource:
+        """Return the source of a kernel of the device tree."""
+        if Path(file).name != file:
+            raise value_error(
+                "KernelSource.make", "file", "a file name of the device tree", repr(file),
+                "Give its name without a folder",
+            )  # fmt: skip
+        return KernelSource(file, entry, tuple(sorted(config.items())), params)
+
+    @staticmethod
+    def outside(
+        path: Path,
+        entry: str,
+        config: Mapping[str, ConfigValue],
+        params: ParamStruct | None = None,
+    ) -> KernelSource:
+        """Return the source of a kernel outside the device tree, which tests of its headers need."""
+        return KernelSource(path.name, entry, tuple(sorted(config.items())), params, path.parent)
 
     @property
     def path(self) -> Path:
-        return DEVICE_TREE / self.file
+        return (self.folder or DEVICE_TREE) / self.file
 
     @property
     def label(self) -> str:
@@ -61,15 +91,18 @@ class KernelSource:
 
     def text(self) -> str:
         """Return the whole translation unit: generated header, then the file as it stands."""
-        return f'{config_header(self.config)}#line 1 "{self.file}"\n{self.path.read_text()}'
+        header = config_header(self.config, self.params)
+        return f'{header}#line 1 "{self.file}"\n{self.path.read_text()}'
 
 
 def _literal(value: ConfigValue) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def config_header(config: tuple[tuple[str, ConfigValue], ...]) -> str:
-    """Return C++ text that declares each constant: ``constexpr`` values and ``using`` types."""
+def config_header(
+    config: tuple[tuple[str, ConfigValue], ...], params: ParamStruct | None = None
+) -> str:
+    """Return C++ text that declares each constant, types as macros, and the parameters' fields."""
     lines = ["// Generated: the configuration of this kernel.\n"]
     for name, value in config:
         if isinstance(value, bool):
@@ -78,6 +111,8 @@ def config_header(config: tuple[tuple[str, ConfigValue], ...]) -> str:
             lines.append(f"constexpr int {name} = {value};\n")
         else:
             lines.append(f"#define {name} {value}\n")
+    if params is not None:
+        lines.append(params.header())
     return "".join(lines)
 
 
@@ -95,18 +130,3 @@ def _digest_of(paths: list[Path], root: Path) -> str:
 def device_tree_digest() -> str:
     """SHA-256 over names and bytes of every ``.cu`` and ``.cuh`` of the device tree."""
     return _digest_of([*DEVICE_TREE.rglob("*.cu"), *DEVICE_TREE.rglob("*.cuh")], DEVICE_TREE)
-
-
-def code_digest() -> str:
-    """SHA-256 over ``kernels/`` and ``jit/``: what the GPU record vouches for.
-
-    The CPU's own kernels (``kernels/cpu_*.py``) run in every test and take no part.
-    """
-    root = DEVICE_TREE.parent.parent
-    paths = [
-        path
-        for folder in ("kernels", "jit")
-        for path in (root / folder).rglob("*")
-        if path.suffix in {".py", ".cu", ".cuh"} and not path.name.startswith("cpu_")
-    ]
-    return _digest_of(paths, root)

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import struct
 from typing import Any
 
 import torch
 
 from sparsetile.core.errors import value_error
 
-__all__ = ["MAP_WORDS", "NO_MAP", "TensorMap", "encode_matrix", "pad_params"]
+__all__ = ["MAP_ALIGNMENT", "MAP_WORDS", "NO_MAP", "TensorMap", "encode_matrix"]
 
 TensorMap = tuple[int, ...]
 
 MAP_WORDS = 16
 # In place of a map that the kernel will not look at: there is nothing to copy.
 NO_MAP: TensorMap = (0,) * MAP_WORDS
-_ALIGNMENT = 64
+MAP_ALIGNMENT = 64
 _MAP_BYTES = 8 * MAP_WORDS
 # Rows of a box are copied in a swizzle of so many bytes, so they cannot be wider.
 _SWIZZLE_BYTES, _FP8_SWIZZLE_BYTES = 128, 64
@@ -38,12 +37,6 @@ _DATA_TYPES = {
 }
 # The driver's interface that has tensor maps.
 _SINCE = 12000
-
-
-def pad_params(params_format: str) -> str:
-    """Return the format of a struct that begins with maps, padded as their alignment makes it."""
-    size = struct.calcsize("@" + params_format)
-    return f"{params_format}{-size % _ALIGNMENT}x"
 
 
 @functools.cache
@@ -121,8 +114,8 @@ def encode_matrix(
     from cuda.bindings import driver
 
     swizzle = f"CU_TENSOR_MAP_SWIZZLE_{_swizzle_bytes(dtype.itemsize)}B"
-    memory = ctypes.create_string_buffer(_MAP_BYTES + _ALIGNMENT)
-    address = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
+    memory = ctypes.create_string_buffer(_MAP_BYTES + MAP_ALIGNMENT)
+    address = -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
     # The driver counts dimensions from the one whose elements lie side by side.
     status = _encoder()(
         address,

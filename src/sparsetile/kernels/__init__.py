@@ -1,25 +1,28 @@
-"""Device kernels and the CPU's numba kernels. One KernelSpec a device kernel, all in KERNELS."""
+"""Device kernels and the CPU's numba kernels.
+
+Every KernelSpec of a module of this package is in KERNELS: a new kernel is one .py here and one
+.cu in cuda/.
+"""
 
 from __future__ import annotations
 
-from sparsetile.kernels.bcsr import SPMM_BCSR
-from sparsetile.kernels.bittcf import SPMM_BITTCF
-from sparsetile.kernels.csr import SDDMM_CSR, SPMM_CSR
+import importlib
+import pkgutil
+
 from sparsetile.kernels.spec import KernelSpec
-from sparsetile.kernels.tf32_operand import TF32_OPERAND
-from sparsetile.kernels.wcsr import JOIN_WCSR, SPMM_WCSR
 
 __all__ = ["KERNELS", "KernelSpec"]
 
-KERNELS: dict[str, KernelSpec] = {
-    spec.name: spec
-    for spec in (
-        SPMM_CSR,
-        SDDMM_CSR,
-        SPMM_BITTCF,
-        SPMM_BCSR,
-        TF32_OPERAND,
-        SPMM_WCSR,
-        JOIN_WCSR,
-    )
-}
+
+def _specs() -> dict[str, KernelSpec]:
+    """Name -> spec over all modules; subpackages hold no device kernels."""
+    found: dict[str, KernelSpec] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if not module.ispkg:
+            members = vars(importlib.import_module(f"{__name__}.{module.name}"))
+            specs = [member for member in members.values() if isinstance(member, KernelSpec)]
+            found.update({spec.name: spec for spec in specs})
+    return found
+
+
+KERNELS: dict[str, KernelSpec] = _specs()

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from sparsetile.intake.csr import FP8, FP8_RESULTS
+from sparsetile.jit.params import ParamStruct, i32, i64, pointer, tensor_map
 from sparsetile.jit.source import ConfigValue
-from sparsetile.jit.tensor_map import MAP_WORDS, pad_params
 from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
 from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.params import EPILOGUE, POSITIONS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -223,7 +224,25 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 SPMM_BCSR = KernelSpec(
     name="spmm_bcsr",
-    params_format=pad_params(f"{3 * MAP_WORDS}Q8Pq2d8i"),
+    params=ParamStruct.of(
+        tensor_map("a", "[64 blocks, 64], boxes of 64 / kCluster x kDepth"),
+        tensor_map("b", "[k, n], boxes of 64 x 64; K-major [n, k], boxes of kCols x kDepth"),
+        tensor_map("stored", "C [rows, n], boxes of 16 x 64; transposed [n, rows], 128 x 64"),
+        pointer("c", "Out::Storage*"),
+        pointer("work", "const int4*", "longest first: block row, its first block, how many; 0"),
+        pointer("block_col_idx", "const int*", "of each block"),
+        pointer("row_bias", "const float*", "[rows], in the given order; null: none"),
+        pointer("spoilt", "i64*", "becomes 1 where a sum is not finite; null: not wanted"),
+        i64("c_stride", "of rows of C; transposed of columns"),
+        *POSITIONS,
+        *EPILOGUE,
+        i32("n"),
+        i32("block_rows"),
+        i32("slabs", "of kCluster * kCols columns"),
+        i32("together", "slabs whose items alternate"),
+        i32("store", "by the engine only where C is of 16 bits and in no order"),
+    ),
     configs=_configs,
     architectures=("sm_90a",),
+    shared_memory=True,
 )

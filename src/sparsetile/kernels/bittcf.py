@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsetile.jit.params import ParamStruct, i32, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
 from sparsetile.kernels.csr import SPREAD, out_dtypes
+from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS, STRIDES, TREE
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -195,4 +197,23 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
     yield from {tuple(config.items()): config for config in seen}.values()
 
 
-SPMM_BITTCF = KernelSpec(name="spmm_bittcf", params_format="15P4q2d8i", configs=_configs)
+SPMM_BITTCF = KernelSpec(
+    name="spmm_bittcf",
+    params=ParamStruct.of(
+        pointer("items", "const int4*", "first window, first tile, end, slot or -windows"),
+        *OPERANDS,
+        pointer("row_window_offset", "const int*"),
+        pointer("tc_offset", "const int*"),
+        pointer("sparse_a_to_b", "const int*"),
+        pointer("tc_local_bit", "const u64*"),
+        pointer("values", "const E::Storage*", "packed; null for a pattern"),
+        *STRIDES,
+        *TREE,
+        *POSITIONS,
+        *EPILOGUE,
+        i32("item_count"),
+        i32("n"),
+    ),
+    configs=_configs,
+    shared_memory=True,
+)

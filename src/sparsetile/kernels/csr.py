@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from sparsetile.formats.bundles import BUNDLE_ROWS
+from sparsetile.jit.params import ParamStruct, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
+from sparsetile.kernels.params import EPILOGUE, OPERANDS, SECTIONS, STRIDES, TREE
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -360,8 +362,43 @@ def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 SPMM_CSR = KernelSpec(
-    name="spmm_csr", params_format="15P4q2d18i", configs=lambda: _distinct(_spmm_configs())
+    name="spmm_csr",
+    params=ParamStruct.of(
+        pointer("items", "const int4*"),
+        pointer("columns", "const int*"),
+        pointer("values", "const E::Storage*"),
+        *OPERANDS,
+        pointer("tagged", "const uint4*", "bundles: bits and column of four list elements"),
+        pointer("packed", "const E::Storage*", "bundles: kRows values of each list element"),
+        pointer("bundle_rows", "const int4*", "bundles: their rows of C, -1 where there is none"),
+        pointer("args", "i64*", "winning entry of each element of C, -1 where the row is empty"),
+        *STRIDES,
+        *TREE,
+        *EPILOGUE,
+        *SECTIONS,
+        i32("n"),
+        i32("slabs"),
+        i32("minimum", "an extremum is the least, not the greatest"),
+        i32("slab_fast", "grid.x counts slabs within blocks of items"),
+        i32("early", "let the next kernel start as soon as all blocks are at work"),
+    ),
+    configs=lambda: _distinct(_spmm_configs()),
 )
 SDDMM_CSR = KernelSpec(
-    name="sddmm_csr", params_format="5P5q9i", configs=lambda: _distinct(_sddmm_configs())
+    name="sddmm_csr",
+    params=ParamStruct.of(
+        pointer("items", "const int4*"),
+        pointer("columns", "const int*"),
+        pointer("g", "const E::Storage*"),
+        pointer("b", "const E::Storage*"),
+        pointer("out", "Acc*", "[batch][entries]"),
+        i64("g_row_stride"),
+        i64("b_row_stride"),
+        i64("g_batch_stride"),
+        i64("b_batch_stride"),
+        i64("out_batch_stride"),
+        *SECTIONS,
+        i32("n"),
+    ),
+    configs=lambda: _distinct(_sddmm_configs()),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from sparsetile.jit import KernelSource, LoadedKernel, load, params_bytes
+from sparsetile.jit import KernelSource, LoadedKernel, ParamStruct, load
 from sparsetile.jit.source import ConfigValue
 
 __all__ = ["KernelSpec"]
@@ -19,26 +19,28 @@ class KernelSpec:
     ----------
     name : str
         Entry point and stem of the ``.cu`` file.
-    params_format : str
-        ``struct`` format of the kernel's only parameter.
+    params : ParamStruct
+        Fields of the kernel's only parameter.
     configs : callable
         Yields every configuration that the library may ask for; the tests compile them all.
     architectures : tuple of str
         Targets the kernel is written for; empty means every one from sm_80 on.
     allowed_spills : mapping
         Configuration label -> bytes of register spills that are known and explained.
+    shared_memory : bool
+        Whether the kernel uses shared memory.
     """
 
     name: str
-    params_format: str
+    params: ParamStruct
     configs: Callable[[], Iterator[dict[str, ConfigValue]]]
     architectures: tuple[str, ...] = ()
     allowed_spills: Mapping[str, int] = field(default_factory=dict)
+    shared_memory: bool = False
 
     def source(self, config: Mapping[str, ConfigValue]) -> KernelSource:
         """Return the compilable source of one configuration."""
-        full = {**config, "kParamsBytes": params_bytes(self.params_format)}
-        return KernelSource.make(f"{self.name}.cu", self.name, full)
+        return KernelSource.make(f"{self.name}.cu", self.name, config, self.params)
 
     def runs_on(self, arch: str) -> bool:
         return not self.architectures or arch in self.architectures
@@ -47,4 +49,4 @@ class KernelSpec:
         self, config: Mapping[str, ConfigValue], device: int, dynamic_shared: int = 0
     ) -> LoadedKernel:
         """Compile if needed and load on a CUDA device."""
-        return load(self.source(config), self.params_format, dynamic_shared, device)
+        return load(self.source(config), dynamic_shared, device)

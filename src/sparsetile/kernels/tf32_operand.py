@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from sparsetile.jit.params import ParamStruct, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.spec import KernelSpec
 
@@ -33,7 +34,16 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 TF32_OPERAND = KernelSpec(
     name="tf32_operand",
-    params_format="2P3q2i",
+    params=ParamStruct.of(
+        pointer("b", "const float*"),
+        pointer("to", "float*"),
+        i64("k_stride", "of b, in elements"),
+        i64("n_stride", "of b"),
+        i64("to_stride", "of a row of `to`"),
+        i32("k"),
+        i32("n"),
+    ),
     configs=_configs,
     architectures=("sm_90a",),
+    shared_memory=True,
 )

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsetile.jit.params import ParamStruct, i32, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
 from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.params import EPILOGUE, OPERANDS, PARTIALS, POSITIONS, STRIDES
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -186,10 +188,34 @@ def _join_configs() -> Iterator[dict[str, ConfigValue]]:
             yield join_config(dtype, join, weighted, out_dtype=out)
 
 
-_PARAMS = "15P4q2d8i"
+# Both kernels take the same struct, so that one set of values serves both launches.
+_PARAMS = ParamStruct.of(
+    pointer("items", "const int4*", "window, first tile, end, slot of a piece or -1"),
+    pointer("first_items", "const int*", "first item of each thread block, and the end"),
+    pointer("cuts", "const int4*", "windows in pieces: window, first slot, slots, 0"),
+    *OPERANDS,
+    pointer("window_row_ptr", "const int*"),
+    pointer("strip_value_ptr", "const int*", "first value of 16 rows of a tile, [4 tiles + 1]"),
+    pointer("columns", "const int*", "of a tile, in the order 0 2 4 6 1 3 5 7"),
+    pointer("bitmaps", "const u64*"),
+    pointer("values", "const E::Storage*", "packed; null for a pattern"),
+    *STRIDES,
+    *PARTIALS,
+    *POSITIONS,
+    *EPILOGUE,
+    i32("n"),
+)
 SPMM_WCSR = KernelSpec(
-    name="spmm_wcsr", params_format=_PARAMS, configs=_configs, architectures=("sm_90a",)
+    name="spmm_wcsr",
+    params=_PARAMS,
+    configs=_configs,
+    architectures=("sm_90a",),
+    shared_memory=True,
 )
 JOIN_WCSR = KernelSpec(
-    name="join_wcsr", params_format=_PARAMS, configs=_join_configs, architectures=("sm_90a",)
+    name="join_wcsr",
+    params=_PARAMS,
+    configs=_join_configs,
+    architectures=("sm_90a",),
+    shared_memory=True,
 )

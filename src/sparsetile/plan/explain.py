@@ -1,34 +1,58 @@
-"""A plan in words."""
+"""A plan in words, from plain data."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from sparsetile.plan.plan import Plan
-
-__all__ = ["explain_plan"]
+__all__ = ["explain"]
 
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
 
 
-def explain_plan(plan: Plan) -> str:
-    """Return each stage's choice and cost, every rejected system with its reason, and the floor."""
-    info = plan.info
+def _stage(name: str, text: str, spent: Mapping[str, float]) -> str:
+    taken = f", {_milliseconds(spent[name])}" if name in spent else ""
+    return f"  {name:9s} {text}{taken}"
+
+
+def _choice(info: Mapping[str, Any]) -> list[str]:
+    """Why this system: every candidate's time, or who asked for it."""
+    considered, by, chosen = info.get("considered", {}), info.get("considered_by"), info["system"]
+    if by in ("model", "measure"):
+        word = "measured" if by == "measure" else "predicted"
+        return [
+            f"  {name:9s} {'chosen' if name == chosen else 'slower'}: {word} "
+            f"{_milliseconds(seconds)} a product"
+            for name, seconds in sorted(considered.items(), key=lambda pair: pair[1])
+        ]
+    if by == "request":
+        return [f"  {chosen:9s} asked for by name"]
+    return [f"  {chosen:9s} the only system that can serve this product"] if by == "only" else []
+
+
+def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> str:
+    """Return each stage's choice and cost, every rejected system with its reason, and the floor.
+
+    Parameters
+    ----------
+    title : str
+        First line.
+    info : mapping
+        ``Plan.info``.
+    floor : tuple
+        ``Plan.floor()``: seconds and the term that binds.
+    """
     spent = info["seconds"]
     lines = [
-        repr(plan),
-        f"  intake    {plan.nnz} entries in canonical CSR"
-        + (f", {_milliseconds(spent['intake'])}" if "intake" in spent else ""),
-        f"  reorder   {plan.reorder}"
-        + (f", {_milliseconds(spent['reorder'])}" if "reorder" in spent else ""),
+        title,
+        _stage("intake", f"{info['nnz']} entries in canonical CSR", spent),
+        _stage("reorder", info["reorder"], spent),
     ]
-    if plan.column_order is not None:
+    if info["reorder_columns"]:
         lines.append("  columns   as first used in that order: run takes plan.permute(B), not B")
-    for name, choice in info["choices"].items():
-        lines.append(f"  {name:9s} {choice}")
+    lines += [f"  {name:9s} {choice}" for name, choice in info["choices"].items()]
     split = ", ".join(f"{name} {_milliseconds(s)}" for name, s in info.get("build", {}).items())
     lines.append(
         f"  build     {_milliseconds(spent.get('build', 0.0))}"
@@ -37,19 +61,12 @@ def explain_plan(plan: Plan) -> str:
     )
     if "compile" in spent:
         lines.append(f"  compile   {_milliseconds(spent['compile'])}")
-    considered = info.get("considered", {})
-    if info.get("considered_by") in ("model", "measure"):
-        word = "measured" if info["considered_by"] == "measure" else "predicted"
-        for name, seconds in sorted(considered.items(), key=lambda pair: pair[1]):
-            mark = "chosen" if name == plan.system else "passed by"
-            lines.append(f"  {name:9s} {mark}: {word} {_milliseconds(seconds)} a product")
-    elif considered:
-        lines.append(f"  {plan.system:9s} asked for by name")
+    lines += _choice(info)
     for name, reasons in info.get("rejected", {}).items():
         lines.append(f"  {name:9s} rejected: {'; '.join(reasons)}")
-    floor, term = plan.floor()
-    lines.append(f"  floor     {_milliseconds(floor)} a product ({term})")
-    chosen = considered.get(plan.system)
+    seconds, term = floor
+    lines.append(f"  floor     {_milliseconds(seconds)} a product ({term})")
+    chosen = info.get("considered", {}).get(info["system"])
     if chosen:
-        lines.append(f"  share     {100 * floor / chosen:.0f} % of the floor's speed")
+        lines.append(f"  share     {100 * seconds / chosen:.0f} % of the floor's speed")
     return "\n".join(lines)

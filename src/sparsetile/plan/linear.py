@@ -6,22 +6,38 @@ lie. Elsewhere, and where gradients are needed, it is a product, a transpose, an
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import FP8, result_dtype
-from sparsetile.plan import operators as ops
+from sparsetile.plan import operators
 from sparsetile.plan.dispatch import plain_call
-from sparsetile.plan.operands import check_epilogue, check_fp8, in_plan_dtype
-from sparsetile.plan.plan import Plan
+from sparsetile.plan.operands import Planned, check_epilogue, check_fp8, in_plan_dtype
+from sparsetile.systems.base import Tensors
 
 __all__ = ["linear"]
 
 
-def _check(plan: Plan, X: Any, bias: Any) -> None:
+class LinearPlan(Planned, Protocol):
+    """The part of a plan that a linear layer needs."""
+
+    @property
+    def fuses_linear(self) -> bool: ...
+
+    @property
+    def flat(self) -> tuple[list[Tensor], str]: ...
+
+    def operand_values(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensors | None]: ...
+
+    def run(
+        self, B: Tensor, *, alpha: float = ..., out_dtype: torch.dtype | None = ...
+    ) -> Tensor: ...
+
+
+def _check(plan: LinearPlan, X: Any, bias: Any) -> None:
     rows, cols = plan.shape
     for name, given in (("X", X), ("bias", bias)):
         if not isinstance(given, Tensor) and not (name == "bias" and given is None):
@@ -49,7 +65,7 @@ def _check(plan: Plan, X: Any, bias: Any) -> None:
 
 
 def linear(
-    plan: Plan,
+    plan: LinearPlan,
     X: Tensor,
     bias: Tensor | None,
     relu: bool,
@@ -68,17 +84,17 @@ def linear(
     if dtype is FP8:
         check_fp8("sum", needs_grad, "linear")
     if plan.fuses_linear and not needs_grad:
-        call = ops.linear if plain_call() else torch.ops.sparsetile.plan.linear
-        Y = call(
-            plan._tensors, values, packed, tokens, bias, plan._recipe, float(alpha), relu, out_dtype
-        )
+        call = operators.linear if plain_call() else torch.ops.sparsetile.linear
+        tensors, recipe = plan.flat
+        given = operators.flat_packed(packed)
+        Y = call(tensors, values, given, tokens, bias, recipe, float(alpha), relu, out_dtype)
     else:
         Y = _in_steps(plan, tokens, bias, relu, alpha, out_dtype or result_dtype(dtype))
     return Y.reshape(*X.shape[:-1], plan.shape[0])
 
 
 def _in_steps(
-    plan: Plan,
+    plan: LinearPlan,
     X: Tensor,
     bias: Tensor | None,
     relu: bool,

@@ -11,6 +11,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import CSR, FP8, FP8_RESULTS, VALUE_DTYPES, result_dtype
 
 __all__ = [
+    "Planned",
     "check_epilogue",
     "check_fp8",
     "check_operand",
@@ -28,7 +29,7 @@ def shares_memory(first: Tensor, second: Tensor) -> bool:
     )
 
 
-class _Planned(Protocol):
+class Planned(Protocol):
     """The part of a plan that its checks look at."""
 
     shape: tuple[int, int]
@@ -37,7 +38,7 @@ class _Planned(Protocol):
     _csr: CSR
 
 
-def check_operand(plan: _Planned, B: Any, function: str = "run") -> None:
+def check_operand(plan: Planned, B: Any, function: str = "run") -> None:
     """A dense tensor [..., K, N] on the plan's device."""
     if not isinstance(B, Tensor):
         raise type_error(
@@ -57,7 +58,7 @@ def check_operand(plan: _Planned, B: Any, function: str = "run") -> None:
         raise type_error(function, "B", "a dense tensor", B.layout, "Call B.to_dense()")
 
 
-def check_values(function: str, plan: _Planned, values: Any) -> None:
+def check_values(function: str, plan: Planned, values: Any) -> None:
     """One float value per entry of the matrix that was planned, on the plan's device."""
     entries = plan._csr.nnz if plan._csr.entry_map is None else plan._csr.entry_map.numel()
     if not isinstance(values, Tensor):
@@ -151,7 +152,7 @@ def check_fp8(reduce: str, needs_grad: bool, function: str = "run") -> None:
         )  # fmt: skip
 
 
-def in_plan_dtype(plan: _Planned, tensor: Tensor, function: str, name: str) -> Tensor:
+def in_plan_dtype(plan: Planned, tensor: Tensor, function: str, name: str) -> Tensor:
     """Return an operand in the type of the product: autocast's where it is on, else the plan's."""
     if torch.is_autocast_enabled(plan.device.type) and tensor.dtype is not torch.float64:
         return tensor.to(torch.get_autocast_dtype(plan.device.type))

@@ -1,15 +1,17 @@
 """torch operators over flat tensors: spmm, spmm_out, linear, spmm_extremum, sddmm.
 
 An operator sees nothing but tensors, numbers and a recipe text, so torch can trace, export and
-differentiate it. ``tensors`` is the flat form of a ``Bundle``:
+differentiate it. ``tensors`` is the flat form of a plan:
 
-    indptr, forward parts…, pattern parts…            what a product needs
-    order, inverse, t_indptr, t_forward…, t_pattern…  what its gradients need (may be missing)
+    indptr, forward tensors…, exact tensors…          what a product needs
+    order, inverse, t_indptr, t_forward…, t_exact…    what its gradients need (may be missing)
 
-*Forward* is the chosen system; *pattern* is the exact system of the device (``csr`` or ``cpu``)
-that serves max, min and the values' gradient, left out when forward is that system already.
-``order`` brings values from A's order to Aᵀ's. Swapping the halves gives the bundle of Aᵀ, so
-gradients of gradients come for free.
+*Forward* is the chosen system; *exact* is the exact system of the device (``csr`` or ``cpu``) that
+serves max, min and the values' gradient, omitted when forward is that system already. The recipe
+names every tensor, so that runners see them by name. ``order`` brings values from A's order to
+Aᵀ's. Swapping the two directions gives the flat plan of Aᵀ: gradients of gradients need nothing
+more. ``packed`` are the runner's packed values in the order of its ``packed_names``; an empty list
+where nobody has packed them.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ import torch
 from torch import Tensor
 
 from sparsetile.intake.csr import result_dtype
-from sparsetile.systems import Stage, runner
-from sparsetile.systems.base import Epilogue, PatternRunner, Runner
+from sparsetile.systems import BuiltSystem, runner
+from sparsetile.systems.base import Epilogue, ExactRunner, Runner, Tensors
 
-__all__ = ["Bundle", "flatten", "row_major"]
+__all__ = ["Direction", "FlatPlan", "flat_packed", "flatten", "row_major"]
 
 _LIB = torch.library.Library("sparsetile", "DEF")
 _LIB.define(
-    "spmm(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor B, Tensor? bias, str recipe, "
+    "spmm(Tensor[] tensors, Tensor? values, Tensor[] packed, Tensor B, Tensor? bias, str recipe, "
     "str reduce, float alpha, bool relu, ScalarType? out_dtype) -> Tensor"
 )
 _LIB.define(
-    "spmm_out(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor B, Tensor(a!) out, "
+    "spmm_out(Tensor[] tensors, Tensor? values, Tensor[] packed, Tensor B, Tensor(a!) out, "
     "str recipe, str reduce, float alpha, float beta) -> ()"
 )
 _LIB.define(
-    "linear(Tensor[] tensors, Tensor? values, Tensor? packed, Tensor X, Tensor? bias, str recipe, "
+    "linear(Tensor[] tensors, Tensor? values, Tensor[] packed, Tensor X, Tensor? bias, str recipe, "
     "float alpha, bool relu, ScalarType? out_dtype) -> Tensor"
 )
 _LIB.define(
@@ -50,69 +52,86 @@ _LIB.define("sddmm(Tensor[] tensors, Tensor G, Tensor B, str recipe) -> Tensor")
 
 
 @dataclass(frozen=True, eq=False)
-class Half:
-    """One direction of a bundle: its row pointers, its chosen stage, its exact stage."""
+class Direction:
+    """A or its transpose: row pointers, the chosen system's build, the exact system's build."""
 
     indptr: Tensor
-    forward: Stage
-    pattern: Stage
+    forward: BuiltSystem
+    exact: BuiltSystem
 
     def tensors(self) -> list[Tensor]:
-        same = self.pattern is self.forward
-        return [self.indptr, *self.forward.parts, *(() if same else self.pattern.parts)]
+        same = self.exact is self.forward
+        exact = () if same else self.exact.tensors.values()
+        return [self.indptr, *self.forward.tensors.values(), *exact]
 
-    def layout(self) -> list[Any]:
-        same = self.pattern is self.forward
-        return [
-            self.forward.recipe,
-            len(self.forward.parts),
-            None if same else self.pattern.recipe,
-            0 if same else len(self.pattern.parts),
-        ]
+    def recipes(self) -> list[str | None]:
+        return [self.forward.recipe, None if self.exact is self.forward else self.exact.recipe]
 
 
 def flatten(
-    half: Half, transposed: Half | None, order: Tensor | None, inverse: Tensor | None
+    direction: Direction,
+    transposed: Direction | None,
+    order: Tensor | None,
+    inverse: Tensor | None,
 ) -> tuple[list[Tensor], str]:
     """Return the operators' ``tensors`` and ``recipe``."""
-    tensors = half.tensors()
-    layout: list[Any] = [half.layout()]
+    tensors = direction.tensors()
+    recipes = [direction.recipes()]
     if transposed is not None and order is not None and inverse is not None:
         tensors += [order, inverse, *transposed.tensors()]
-        layout.append(transposed.layout())
-    return tensors, json.dumps(layout)
+        recipes.append(transposed.recipes())
+    return tensors, json.dumps(recipes)
 
 
-class Bundle:
-    """The parsed recipe: where each part lies in the flat list. One object per recipe text."""
+def flat_packed(packed: Tensors | None) -> list[Tensor]:
+    """Return packed values as operators take them."""
+    return [] if packed is None else list(packed.values())
+
+
+class FlatPlan:
+    """The parsed recipe: where each tensor lies in the flat list. One object per recipe text."""
 
     def __init__(self, recipe: str) -> None:
-        layout = json.loads(recipe)
-        forward, forward_parts, pattern, pattern_parts = layout[0]
+        recipes = json.loads(recipe)
+        forward, exact = recipes[0]
         self.forward: Runner = runner(forward)
-        exact = self.forward if pattern is None else runner(pattern)
-        if not isinstance(exact, PatternRunner):
+        exact_runner = self.forward if exact is None else runner(exact)
+        if not isinstance(exact_runner, ExactRunner):
             raise TypeError(f"spmm: recipe must name an exact system, got {recipe}.")
-        self.pattern: PatternRunner = exact
-        self.forward_slice = slice(1, 1 + forward_parts)
-        start = 1 + forward_parts
-        self.pattern_slice = (
-            self.forward_slice if pattern is None else slice(start, start + pattern_parts)
-        )
-        self.size = start + pattern_parts
+        self.exact: ExactRunner = exact_runner
+        end = 1 + len(self.forward.tensor_names)
+        self._forward_slice = slice(1, end)
+        self._exact_slice = self._forward_slice
+        if exact is not None:
+            self._exact_slice = slice(end, end + len(exact_runner.tensor_names))
+        self.size = self._exact_slice.stop
         self.rows, self.cols, self.nnz = self.forward.rows, self.forward.cols, self.forward.nnz
-        self.differentiable = len(layout) == 2
-        self.mirrored = json.dumps(layout[::-1]) if self.differentiable else ""
+        self.differentiable = len(recipes) == 2
+        self.mirrored = json.dumps(recipes[::-1]) if self.differentiable else ""
+
+    def forward_tensors(self, tensors: Sequence[Tensor]) -> Tensors:
+        """Return the chosen system's tensors by name."""
+        return dict(zip(self.forward.tensor_names, tensors[self._forward_slice], strict=True))
+
+    def exact_tensors(self, tensors: Sequence[Tensor]) -> Tensors:
+        """Return the exact system's tensors by name."""
+        return dict(zip(self.exact.tensor_names, tensors[self._exact_slice], strict=True))
+
+    def packed(self, packed: Sequence[Tensor]) -> Tensors | None:
+        """Return packed values by name; None where nobody has packed them."""
+        if not packed:
+            return None
+        return dict(zip(self.forward.packed_names, packed, strict=True))
 
     def mirror(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the flat list of the transpose's bundle."""
+        """Return the flat list of the transpose."""
         order, inverse = tensors[self.size], tensors[self.size + 1]
         return [*tensors[self.size + 2 :], inverse, order, *tensors[: self.size]]
 
 
 @functools.lru_cache(maxsize=4096)
-def _bundle(recipe: str) -> Bundle:
-    return Bundle(recipe)
+def _flat_plan(recipe: str) -> FlatPlan:
+    return FlatPlan(recipe)
 
 
 def _packed_vector(values: Tensor | None) -> Tensor | None:
@@ -135,7 +154,7 @@ def _as_taken(forward: Runner, tensor: Tensor) -> Tensor:
 def spmm(
     tensors: Sequence[Tensor],
     values: Tensor | None,
-    packed: Tensor | None,
+    packed: Sequence[Tensor],
     B: Tensor,
     bias: Tensor | None,
     recipe: str,
@@ -145,16 +164,16 @@ def spmm(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """relu(alpha · A·B + bias), sum or mean: the kernel, also called straight by plans."""
-    bundle = _bundle(recipe)
-    out = bundle.forward.new_output(B, out_dtype or result_dtype(B.dtype))
+    flat = _flat_plan(recipe)
+    out = flat.forward.new_output(B, out_dtype or result_dtype(B.dtype))
     if bias is not None:
         wide = torch.float64 if B.dtype is torch.float64 else torch.float32
         bias = bias.to(wide).contiguous()
-    bundle.forward.spmm(
-        tensors[bundle.forward_slice],
+    flat.forward.spmm(
+        flat.forward_tensors(tensors),
         _packed_vector(values),
-        packed,
-        _as_taken(bundle.forward, B),
+        flat.packed(packed),
+        _as_taken(flat.forward, B),
         out,
         Epilogue(alpha=alpha, mean=reduce == "mean", bias=bias, relu=relu),
     )
@@ -164,7 +183,7 @@ def spmm(
 def spmm_out(
     tensors: Sequence[Tensor],
     values: Tensor | None,
-    packed: Tensor | None,
+    packed: Sequence[Tensor],
     B: Tensor,
     out: Tensor,
     recipe: str,
@@ -173,14 +192,14 @@ def spmm_out(
     beta: float,
 ) -> None:
     """out = alpha · A·B + beta · out, in place."""
-    bundle = _bundle(recipe)
-    target = _as_taken(bundle.forward, out)
+    flat = _flat_plan(recipe)
+    target = _as_taken(flat.forward, out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
-    bundle.forward.spmm(
-        tensors[bundle.forward_slice],
+    flat.forward.spmm(
+        flat.forward_tensors(tensors),
         _packed_vector(values),
-        packed,
-        _as_taken(bundle.forward, B),
+        flat.packed(packed),
+        _as_taken(flat.forward, B),
         target,
         epilogue,
     )
@@ -191,7 +210,7 @@ def spmm_out(
 def linear(
     tensors: Sequence[Tensor],
     values: Tensor | None,
-    packed: Tensor | None,
+    packed: Sequence[Tensor],
     X: Tensor,
     bias: Tensor | None,
     recipe: str,
@@ -200,19 +219,19 @@ def linear(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """relu(alpha · X·Aᵀ + bias) for X [tokens, K], of runners that fuse it. Not differentiable."""
-    bundle = _bundle(recipe)
-    if not bundle.forward.fuses_linear:
+    flat = _flat_plan(recipe)
+    if not flat.forward.fuses_linear:
         raise RuntimeError(
             "linear: recipe must be of a system that fuses linear layers, got "
-            f"{type(bundle.forward).__name__}. Call plan.linear, which takes another way then."
+            f"{type(flat.forward).__name__}. Call plan.linear, which takes another way then."
         )
-    Y = X.new_empty((X.shape[0], bundle.rows), dtype=out_dtype or result_dtype(X.dtype))
+    Y = X.new_empty((X.shape[0], flat.rows), dtype=out_dtype or result_dtype(X.dtype))
     if bias is not None:
         bias = bias.to(torch.float32).contiguous()
-    bundle.forward.spmm(
-        tensors[bundle.forward_slice],
+    flat.forward.spmm(
+        flat.forward_tensors(tensors),
         _packed_vector(values),
-        packed,
+        flat.packed(packed),
         X.mT,
         Y.mT,
         Epilogue(alpha=alpha, row_bias=bias, relu=relu),
@@ -232,12 +251,12 @@ def spmm_extremum(
 
     Gradients need the winners; without ``winners`` the second result is empty, and cheaper.
     """
-    bundle = _bundle(recipe)
-    shape = (*B.shape[:-2], bundle.rows, B.shape[-1])
+    flat = _flat_plan(recipe)
+    shape = (*B.shape[:-2], flat.rows, B.shape[-1])
     out = B.new_empty(shape)
     args = torch.empty(shape if winners else (0,), dtype=torch.int64, device=B.device)
-    bundle.pattern.extremum(
-        tensors[bundle.pattern_slice],
+    flat.exact.extremum(
+        flat.exact_tensors(tensors),
         _packed_vector(values),
         row_major(B),
         out,
@@ -249,8 +268,8 @@ def spmm_extremum(
 
 def sddmm(tensors: Sequence[Tensor], G: Tensor, B: Tensor, recipe: str) -> Tensor:
     """Return dot(G[row], B[column]) per entry of A, summed over batches."""
-    bundle = _bundle(recipe)
-    return bundle.pattern.sddmm(tensors[bundle.pattern_slice], row_major(G), row_major(B))
+    flat = _flat_plan(recipe)
+    return flat.exact.sddmm(flat.exact_tensors(tensors), row_major(G), row_major(B))
 
 
 for _name, _kernel in (
@@ -266,7 +285,7 @@ for _name, _kernel in (
 
 @torch.library.register_fake("sparsetile::spmm", lib=_LIB)
 def _(tensors, values, packed, B, bias, recipe, reduce, alpha, relu, out_dtype):  # type: ignore[no-untyped-def]
-    shape = (*B.shape[:-2], _bundle(recipe).rows, B.shape[-1])
+    shape = (*B.shape[:-2], _flat_plan(recipe).rows, B.shape[-1])
     return B.new_empty(shape, dtype=out_dtype or result_dtype(B.dtype))
 
 
@@ -277,23 +296,23 @@ def _(tensors, values, packed, B, out, recipe, reduce, alpha, beta):  # type: ig
 
 @torch.library.register_fake("sparsetile::linear", lib=_LIB)
 def _(tensors, values, packed, X, bias, recipe, alpha, relu, out_dtype):  # type: ignore[no-untyped-def]
-    shape = (X.shape[0], _bundle(recipe).rows)
+    shape = (X.shape[0], _flat_plan(recipe).rows)
     return X.new_empty(shape, dtype=out_dtype or result_dtype(X.dtype))
 
 
 @torch.library.register_fake("sparsetile::spmm_extremum", lib=_LIB)
 def _(tensors, values, B, recipe, reduce, winners):  # type: ignore[no-untyped-def]
-    shape = (*B.shape[:-2], _bundle(recipe).rows, B.shape[-1])
+    shape = (*B.shape[:-2], _flat_plan(recipe).rows, B.shape[-1])
     return B.new_empty(shape), B.new_empty(shape if winners else (0,), dtype=torch.int64)
 
 
 @torch.library.register_fake("sparsetile::sddmm", lib=_LIB)
 def _(tensors, G, B, recipe):  # type: ignore[no-untyped-def]
-    return B.new_empty((_bundle(recipe).nnz,))
+    return B.new_empty((_flat_plan(recipe).nnz,))
 
 
-def _need_transpose(bundle: Bundle) -> None:
-    if not bundle.differentiable:
+def _need_transpose(flat: FlatPlan) -> None:
+    if not flat.differentiable:
         raise RuntimeError(
             "spmm: tensors must hold the planned transpose to compute gradients, got the forward "
             "half only. Call plan.run, which plans the transpose when gradients are needed."
@@ -311,8 +330,8 @@ def _reordered(values: Tensor | None, order: Tensor) -> Tensor | None:
 
 
 def _spmm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tensors, values, _, B, _, ctx.recipe, ctx.reduce, ctx.alpha, ctx.relu, _ = inputs
-    ctx.weighted = values is not None
+    tensors, values, packed, B, _, ctx.recipe, ctx.reduce, ctx.alpha, ctx.relu, _ = inputs
+    ctx.weighted, ctx.packed = values is not None, len(packed)
     ctx.count = len(tensors)
     kept = [*([values] if ctx.weighted else []), *([output] if ctx.relu else [])]
     ctx.save_for_backward(*tensors, B, *kept)
@@ -322,8 +341,8 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     tensors, B = list(saved[: ctx.count]), saved[ctx.count]
     values = saved[ctx.count + 1] if ctx.weighted else None
-    bundle = _bundle(ctx.recipe)
-    _need_transpose(bundle)
+    flat = _flat_plan(ctx.recipe)
+    _need_transpose(flat)
     if ctx.relu:
         grad = torch.where(saved[-1] > 0, grad, torch.zeros_like(grad))
     d_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[4] else None
@@ -335,18 +354,19 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         d_values = torch.ops.sparsetile.sddmm(tensors, grad, B, ctx.recipe) * ctx.alpha
     if ctx.needs_input_grad[3]:
         d_B = torch.ops.sparsetile.spmm(
-            bundle.mirror(tensors),
-            _reordered(values, tensors[bundle.size]),
-            None,
+            flat.mirror(tensors),
+            _reordered(values, tensors[flat.size]),
+            [],
             grad,
             None,
-            bundle.mirrored,
+            flat.mirrored,
             "sum",
             ctx.alpha,
             False,
             None,
         )
-    return [None] * ctx.count, d_values, None, d_B, d_bias, None, None, None, None, None
+    lists = [None] * ctx.count, [None] * ctx.packed
+    return lists[0], d_values, lists[1], d_B, d_bias, None, None, None, None, None
 
 
 torch.library.register_autograd(
@@ -362,17 +382,17 @@ def _sddmm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *tensors, G, B = ctx.saved_tensors
-    bundle = _bundle(ctx.recipe)
-    _need_transpose(bundle)
+    flat = _flat_plan(ctx.recipe)
+    _need_transpose(flat)
     d_G = d_B = None
     if ctx.needs_input_grad[1]:
         d_G = torch.ops.sparsetile.spmm(
-            tensors, grad, None, B, None, ctx.recipe, "sum", 1.0, False, None
+            tensors, grad, [], B, None, ctx.recipe, "sum", 1.0, False, None
         )
     if ctx.needs_input_grad[2]:
-        t_grad = grad[tensors[bundle.size]]
+        t_grad = grad[tensors[flat.size]]
         d_B = torch.ops.sparsetile.spmm(
-            bundle.mirror(tensors), t_grad, None, G, None, bundle.mirrored, "sum", 1.0, False, None
+            flat.mirror(tensors), t_grad, [], G, None, flat.mirrored, "sum", 1.0, False, None
         )
     return [None] * ctx.count, d_G, d_B, None
 
@@ -386,7 +406,7 @@ def _extremum_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
     tensors, values, B, ctx.recipe, _, ctx.winners = inputs
     ctx.weighted = values is not None
     ctx.mark_non_differentiable(output[1])
-    columns = tensors[_bundle(ctx.recipe).pattern_slice][1]
+    columns = _flat_plan(ctx.recipe).exact_tensors(tensors)["columns"]
     ctx.count = len(tensors)
     ctx.save_for_backward(columns, output[1], B, *([values] if ctx.weighted else []))
 

@@ -4,8 +4,8 @@ Made by ``planner.plan()``, which may synchronise, compile and allocate. ``Plan.
 and launches on torch's current stream. Where nothing has to be traced or differentiated, it calls
 the system directly and skips torch's dispatcher, which alone would cost more than the launch.
 
-One class, longer than a file should be: its methods are the interface, and most of it is their
-words. Values, checks, layers, words and files of a plan are in modules of their own.
+One class, longer than a file should be: its methods are the interface, and most of its lines are
+their docstrings. Values, checks, layers, explanations and files are in modules of their own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from sparsetile.core.device import machine
 from sparsetile.core.errors import value_error
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import FP8
-from sparsetile.plan import operators as ops
+from sparsetile.plan import operators
 from sparsetile.plan.dispatch import plain_call
+from sparsetile.plan.explain import explain
+from sparsetile.plan.files import write_plan_file
+from sparsetile.plan.linear import linear
 from sparsetile.plan.operands import (
     check_epilogue,
     check_fp8,
@@ -39,8 +42,9 @@ from sparsetile.plan.operands import (
 from sparsetile.plan.values import HeldValues
 from sparsetile.reorder import Permutation, order_of_transpose
 from sparsetile.reorder.permutation import positions
-from sparsetile.systems import SYSTEMS, Request, Stage, candidates, runner
-from sparsetile.systems.registry import PATTERN_SYSTEMS, unsupported
+from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
+from sparsetile.systems.base import Tensors
+from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import floor_seconds
 
 __all__ = ["Plan"]
@@ -70,7 +74,7 @@ class Plan:
         csr: CSR,
         n: int,
         dtype: torch.dtype,
-        stage: Stage,
+        built: BuiltSystem,
         permutation: Permutation,
         *,
         deterministic: bool,
@@ -81,28 +85,33 @@ class Plan:
         self.n = n
         self.dtype = dtype
         self.device = csr.device
-        self.system = stage.system
+        self.system = built.system
         self.reorder = permutation.name
         self.deterministic = deterministic
         self.column_order = column_order
         self._csr = csr.with_values(None)
-        self._stage = stage
+        self._built = built
         self._permutation = permutation
         self._report = dict(report)
-        self._runner = runner(stage.recipe)
-        self._half = self._make_half()
-        self._tensors, self._recipe = ops.flatten(self._half, None, None, None)
+        self._runner = runner(built.recipe)
+        self._direction = self._make_direction()
+        self._tensors, self._recipe = operators.flatten(self._direction, None, None, None)
         self._order: Tensor | None = None
         self._transposed: Plan | None = None
-        self._held = HeldValues(self._runner, stage.parts, dtype)
+        self._held = HeldValues(self._runner, built.tensors, dtype)
         self._set_values(None if csr.values is None else csr.values.detach())
 
-    def _make_half(self) -> ops.Half:
-        exact = PATTERN_SYSTEMS[self.device.type]
+    def _make_direction(self) -> operators.Direction:
+        exact = exact_system(self.device.type)
         if exact.name == self.system:
-            return ops.Half(self._csr.indptr, self._stage, self._stage)
+            return operators.Direction(self._csr.indptr, self._built, self._built)
         request = Request(self._csr, self.n, self.dtype, self._permutation, self.deterministic)
-        return ops.Half(self._csr.indptr, self._stage, exact.build(request))
+        return operators.Direction(self._csr.indptr, self._built, exact.build(request))
+
+    @property
+    def flat(self) -> tuple[list[Tensor], str]:
+        """What torch's operators take: all tensors, and the recipe that names them."""
+        return self._tensors, self._recipe
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -120,7 +129,7 @@ class Plan:
         """Take over canonical values, and what is made of them."""
         if self._held.set(values):
             held = self._held
-            self._bound = self._runner.bind(self._stage.parts, held.held, held.packed)
+            self._bound = self._runner.bind(self._built.tensors, held.held, held.packed)
         if self._transposed is not None:
             self._transposed._set_values(self._values_transposed())
 
@@ -154,8 +163,8 @@ class Plan:
 
     def operand_values(
         self, dtype: torch.dtype, given: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return A's canonical values, or ``given`` ones, in ``dtype``, and their packed copy."""
+    ) -> tuple[Tensor | None, Tensors | None]:
+        """Return A's canonical values, or ``given`` ones, in ``dtype``, and their packed copies."""
         return self._held.operands(dtype, given)
 
     # -- products -------------------------------------------------------------------------------
@@ -219,9 +228,9 @@ class Plan:
         ):
             if self._bound is not None and alpha == 1.0 and B.stride(1) == 1:
                 return self._bound(B)
-            return ops.spmm(
-                self._tensors, self._held.held, self._held.packed, B, None, self._recipe, "sum",
-                float(alpha), False, None,
+            return operators.spmm(
+                self._tensors, self._held.held, operators.flat_packed(self._held.packed), B, None,
+                self._recipe, "sum", float(alpha), False, None,
             )  # fmt: skip
         if values is not None:
             check_values("run", self, values)
@@ -261,8 +270,6 @@ class Plan:
         Tensor [..., M]
             Row-major.
         """
-        from sparsetile.plan.linear import linear
-
         return linear(self, X, bias, relu, alpha, out_dtype)
 
     @property
@@ -337,7 +344,8 @@ class Plan:
         check_operand(self, B)
         reduce = reduce_name("run", reduce)
         B = in_plan_dtype(self, B, "run", "B")
-        values, packed = self.operand_values(B.dtype, given)
+        values, named = self.operand_values(B.dtype, given)
+        packed = operators.flat_packed(named)
         if beta != 0.0 and out is None:
             raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")
         tracked = any(t is not None and t.requires_grad for t in (B, values, bias))
@@ -383,20 +391,20 @@ class Plan:
                 flipped, self.n, self.dtype, Permutation("identity", None), self.deterministic
             )
             able, rejected = candidates(request)
-            name = self.system if self.system in able else PATTERN_SYSTEMS[self.device.type].name
+            name = self.system if self.system in able else exact_system(self.device.type).name
             if name not in able:
                 raise unsupported("plan.T", rejected, f"the transpose of {self.shape}")
             started = time.perf_counter()
             if SYSTEMS[name].ordered:
                 order = order_of_transpose(self._permutation, self._csr, flipped)
                 request = replace(request, permutation=order)
-            stage = SYSTEMS[name].build(request)
+            built = SYSTEMS[name].build(request)
             self._transposed = Plan(
-                flipped.with_values(self._values_transposed()), self.n, self.dtype, stage,
+                flipped.with_values(self._values_transposed()), self.n, self.dtype, built,
                 request.permutation, deterministic=self.deterministic,
                 report={
                     "seconds": {"build": time.perf_counter() - started},
-                    "build": dict(stage.seconds),
+                    "build": dict(built.seconds),
                     "rejected": rejected,
                 },
             )  # fmt: skip
@@ -404,12 +412,12 @@ class Plan:
 
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""
-        if len(self._tensors) == len(self._half.tensors()):
+        if len(self._tensors) == len(self._direction.tensors()):
             transposed = self._transpose()
             if self._order is None:
                 raise RuntimeError("plan: the transpose was planned without its order")
-            self._tensors, self._recipe = ops.flatten(
-                self._half, transposed._half, self._order, positions(self._order)
+            self._tensors, self._recipe = operators.flatten(
+                self._direction, transposed._direction, self._order, positions(self._order)
             )
         return True
 
@@ -432,7 +440,7 @@ class Plan:
         values = self.values
         return None if values is None else values[self._order]
 
-    # -- words ----------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------
 
     @property
     def info(self) -> dict[str, Any]:
@@ -451,8 +459,8 @@ class Plan:
             "reorder": self.reorder,
             "reorder_columns": self.column_order is not None,
             "deterministic": self.deterministic,
-            "format_bytes": self._stage.bytes,
-            "choices": dict(self._stage.choices),
+            "format_bytes": self._built.bytes,
+            "choices": dict(self._built.choices),
             **{key: self._report[key] for key in self._report},
         }
 
@@ -465,10 +473,8 @@ class Plan:
         return found.seconds, found.term
 
     def explain(self) -> str:
-        """Return, in words, each stage's choice and cost and why other systems were passed by."""
-        from sparsetile.plan.explain import explain_plan
-
-        return explain_plan(self)
+        """Return each stage's choice and cost, and why this system was chosen, as text."""
+        return explain(repr(self), self.info, self.floor())
 
     def __repr__(self) -> str:
         rows, cols = self.shape
@@ -480,6 +486,26 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a safetensors file that :func:`sparsetile.load_plan` reads."""
-        from sparsetile.plan.files import save_plan
-
-        save_plan(self, path)
+        fields = {
+            "shape": list(self.shape),
+            "n": self.n,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": self.device.type,
+            "system": self.system,
+            "recipe": self._built.recipe,
+            "choices": dict(self._built.choices),
+            "reorder": self.reorder,
+            "deterministic": self.deterministic,
+            "report": self._report,
+        }
+        csr = self._csr
+        tensors = {
+            "indptr": csr.indptr,
+            "indices": csr.indices,
+            "entry_map": csr.entry_map,
+            "values": self.values,
+            "perm": self._permutation.perm,
+            "column_order": self.column_order,
+            **{f"built.{name}": tensor for name, tensor in self._built.tensors.items()},
+        }
+        write_plan_file(path, fields, tensors)

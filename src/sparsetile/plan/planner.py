@@ -1,4 +1,7 @@
-"""``plan()``: intake, row order, choice of a system, build, compile; timed stage by stage."""
+"""``plan()``: intake, row order, choice of a system, build, compile; timed stage by stage.
+
+``build_plan`` is the same with what only benchmarks ask for: ablations and exact stage times.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.plan.plan import Plan
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
-from sparsetile.systems import SYSTEMS, Request, candidates, runner
+from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
 from sparsetile.systems.registry import unsupported
 from sparsetile.tune import measure_systems, predict_systems
 
-__all__ = ["plan"]
+__all__ = ["build_plan", "plan"]
 
 
 def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
@@ -41,7 +44,7 @@ def _target_device(A: object, device: torch.device | str | None) -> torch.device
         if chosen.type == "cuda" and not torch.cuda.is_available():
             raise value_error(
                 "plan", "device", "a device of this machine", f"{chosen} where there is no GPU",
-                "Leave device away, or run `sparsetile doctor` to see what is missing",
+                "Omit device=, or run `sparsetile doctor` to see what is missing",
             )  # fmt: skip
         if chosen.type == "cuda" and chosen.index is None:
             return torch.device("cuda", torch.cuda.current_device())
@@ -79,8 +82,6 @@ def plan(
     deterministic: bool | None = None,
     tune: Literal["model", "measure"] = "model",
     device: torch.device | str | None = None,
-    ablation: str | None = None,
-    timed: bool = False,
 ) -> Plan:
     """Prepare A for products with dense matrices of about ``n`` columns.
 
@@ -108,16 +109,47 @@ def plan(
         Choose the system by a cost model, or by timing each on random input.
     device : torch.device, optional
         Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
-    ablation : str, optional
-        For benchmarks: the last step of the named system's ladder that is on, or the one part
-        that is off. Everything is on when None.
-    timed : bool
-        For benchmarks: wait for the device at the end of each stage, so that ``info["seconds"]``
-        and ``info["build"]`` hold each stage's own work.
-
     Returns
     -------
     Plan
+    """
+    return build_plan(
+        A,
+        n,
+        dtype=dtype,
+        system=system,
+        reorder=reorder,
+        reorder_columns=reorder_columns,
+        deterministic=deterministic,
+        tune=tune,
+        device=device,
+    )
+
+
+def build_plan(
+    A: Any,
+    n: int,
+    *,
+    dtype: torch.dtype | None = None,
+    system: str = "auto",
+    reorder: str | Tensor = "auto",
+    reorder_columns: bool = False,
+    deterministic: bool | None = None,
+    tune: str = "model",
+    device: torch.device | str | None = None,
+    ablation: str | None = None,
+    timed: bool = False,
+) -> Plan:
+    """Do what :func:`plan` does, for benchmarks too.
+
+    Parameters
+    ----------
+    ablation : str, optional
+        The last step of the named system's ladder that is on, or the one part that is off.
+        Everything is on when None.
+    timed : bool
+        Wait for the device at the end of each stage, so that ``info["seconds"]`` and
+        ``info["build"]`` hold each stage's own work.
     """
     n = dimension("plan", "n", n)
     one_of("plan", "tune", tune, ["model", "measure"])
@@ -128,8 +160,6 @@ def plan(
             "Row orders are named by reorder=",
         )  # fmt: skip
     _check_ablation(system, ablation)
-    if not isinstance(timed, bool):
-        raise type_error("plan", "timed", "True or False", repr(timed), "Leave it away")
     clock = {"begun": time.perf_counter()}
     source = as_csr(A, function="plan", device=_target_device(A, device))
     csr = _own(source)
@@ -152,38 +182,46 @@ def plan(
     able, rejected = candidates(request)
     if not able or (system != "auto" and system not in able):
         raise unsupported("plan", rejected, "no system" if system == "auto" else system)
-    if system != "auto":
-        able = [system]
+    considered_by = "request" if system != "auto" else tune if len(able) > 1 else "only"
     guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
     with guard:
-        if tune == "measure" and len(able) > 1:
-            seconds, stages = measure_systems(request, able)
-            chosen = min(seconds, key=seconds.__getitem__)
-            stage = stages[chosen]
-        else:
-            seconds = predict_systems(request, able)
-            chosen = min(seconds, key=seconds.__getitem__)
-            stage = SYSTEMS[chosen].build(request)
+        seconds, built = _choose(request, able, system, considered_by)
         clock["build"] = read()
-        work = runner(stage.recipe)  # held until the plan holds it, with what it prepared
+        work = runner(built.recipe)  # held until the plan holds it, with what it prepared
         work.prepare(n, dtype, csr.values is not None, csr.device)
         clock["compile"] = read()
         stamps = list(clock.items())
         spent = {name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)}
         made = Plan(
-            csr, n, dtype, stage, permutation, deterministic=deterministic,
+            csr, n, dtype, built, permutation, deterministic=deterministic,
             column_order=column_order,
             report={
                 "seconds": spent,
-                "build": dict(stage.seconds),
+                "build": dict(built.seconds),
                 "considered": seconds,
-                "considered_by": tune if len(able) > 1 else "request",
+                "considered_by": considered_by,
                 "rejected": rejected,
             },
         )  # fmt: skip
     if source.values is not None and source.values.requires_grad:
         made._held.follow = functools.partial(_current, A, given.with_values(None), entries)
     return made
+
+
+def _choose(
+    request: Request, able: list[str], system: str, by: str
+) -> tuple[dict[str, float], BuiltSystem]:
+    """Return the seconds of the systems that were compared, and the chosen one's build."""
+    if by == "measure":
+        seconds, builds = measure_systems(request, able)
+        chosen = min(seconds, key=seconds.__getitem__)
+        return seconds, builds[chosen]
+    if by == "model":
+        seconds = predict_systems(request, able)
+        chosen = min(seconds, key=seconds.__getitem__)
+    else:  # nothing to compare: a prediction would cost a count of A's entries
+        seconds, chosen = {}, able[0] if system == "auto" else system
+    return seconds, SYSTEMS[chosen].build(request)
 
 
 def _read_clock(device: torch.device | None) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from sparsetile.systems.base import Runner
+from sparsetile.systems.base import Runner, Tensors
 
 __all__ = ["HeldValues"]
 
@@ -17,20 +17,22 @@ class HeldValues:
 
     Attributes
     ----------
-    held, packed : Tensor or None
-        The values in the plan's type, and what the runner made of them.
+    held : Tensor or None
+        The values in the plan's type.
+    packed : mapping of Tensor or None
+        What the runner made of them, by name; None where it reads the values themselves.
     follow : callable or None
         Values that require grad are not copied but followed: each run asks for them anew, so that
         an optimiser's step is seen and each run has an autograd graph of its own.
     """
 
-    def __init__(self, runner: Runner, parts: Sequence[Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, runner: Runner, tensors: Tensors, dtype: torch.dtype) -> None:
         self._runner = runner
-        self._parts = parts
+        self._tensors = tensors
         self._dtype = dtype
-        self._casts: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
+        self._casts: dict[torch.dtype, tuple[Tensor | None, Tensors | None]] = {}
         self.held: Tensor | None = None
-        self.packed: Tensor | None = None
+        self.packed: Tensors | None = None
         self.follow: Callable[[], Tensor | None] | None = None
 
     @property
@@ -51,29 +53,36 @@ class HeldValues:
         else:
             self.held = values
         self._casts.clear()
-        if self._runner.packs:
-            packed = self._runner.pack(self._parts, self.held, self._dtype)
-            if self.packed is None or self.packed.shape != packed.shape:
-                self.packed = packed
-            else:
-                self.packed.copy_(packed)
+        packed = self._pack(self.held, self._dtype)
+        if packed is None or self.packed is None or not _same_shapes(self.packed, packed):
+            self.packed = packed
+        else:
+            for name, tensor in packed.items():
+                self.packed[name].copy_(tensor)
         return first
 
-    def _cast(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    def _pack(self, values: Tensor | None, dtype: torch.dtype) -> Tensors | None:
+        if not self._runner.needs_packed_values:
+            return None
+        return self._runner.pack(self._tensors, values, dtype)
+
+    def _cast(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensors | None]:
         """Values and packed values in another dtype (autocast); kept until they change."""
         if dtype is self._dtype:
             return self.held, self.packed
         if dtype not in self._casts:
             cast = None if self.held is None else self.held.to(dtype)
-            packs = self._runner.packs
-            packed = self._runner.pack(self._parts, cast, dtype) if packs else None
-            self._casts[dtype] = (cast, packed)
+            self._casts[dtype] = (cast, self._pack(cast, dtype))
         return self._casts[dtype]
 
     def operands(
         self, dtype: torch.dtype, given: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the values, or ``given`` ones, in ``dtype``, and their packed copy."""
+    ) -> tuple[Tensor | None, Tensors | None]:
+        """Return the values, or ``given`` ones, in ``dtype``, and their packed copies."""
         if given is None and self.follow is not None:
             given = self.follow()
         return self._cast(dtype) if given is None else (given.to(dtype), None)
+
+
+def _same_shapes(held: Tensors, fresh: Tensors) -> bool:
+    return all(held[name].shape == tensor.shape for name, tensor in fresh.items())

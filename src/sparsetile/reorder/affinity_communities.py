@@ -360,9 +360,9 @@ def _walk(
     pool: Numbers,
     touched: Numbers,
     found: Numbers,
+    most_copies: int,
 ) -> int:
     _by_degree(pointers, place, order)
-    most_copies = _COPIES * neighbours.size
     _dendrogram(pointers, neighbours, order, node, links, pool, touched, most_copies)
     return _leaves(indptr, order, node, links, touched, found)
 
@@ -391,5 +391,6 @@ def leaves_by_community(indptr: Longs, pointers: Longs, neighbours: Numbers) -> 
         np.empty((room, 2), np.uint32),
         np.empty(vertices + 1, np.uint32),
         found,
+        _COPIES * neighbours.size,
     )
     return found[:count]

@@ -1,17 +1,23 @@
-"""Systems: which parts each joins, what it can do, and why not when it cannot."""
+"""Systems: which parts each joins, what it can do, why not when it cannot, and what it costs.
+
+One folder a system; importing this package imports every folder, and each registers its system.
+"""
 
 from __future__ import annotations
 
-from sparsetile.systems.base import Epilogue, Request, Runner, Stage, System
+from sparsetile.core.packages import import_modules
+from sparsetile.systems.base import BuiltSystem, Epilogue, Request, Runner, System
 from sparsetile.systems.registry import SYSTEMS, candidates, runner
 
 __all__ = [
     "SYSTEMS",
+    "BuiltSystem",
     "Epilogue",
     "Request",
     "Runner",
-    "Stage",
     "System",
     "candidates",
     "runner",
 ]
+
+import_modules(__name__)

@@ -1,6 +1,9 @@
 """The systems there are, by name, and the way from a recipe to its runner.
 
-A new system is one file plus one line here; every contract suite then runs on it.
+A system is a folder of this package that registers itself when it is imported
+(``systems/__init__.py`` imports them all). Plans, ``auto``, ``explain``, the capability table, the
+checkers, the benchmarks and every contract suite read this registry: a system joins them by being
+registered, and needs no other edit.
 """
 
 from __future__ import annotations
@@ -9,41 +12,55 @@ import json
 import threading
 import weakref
 
-from sparsetile.core.errors import UnsupportedError
-from sparsetile.systems.acc.system import AccSystem
-from sparsetile.systems.base import Request, Runner, System
-from sparsetile.systems.bcsr.system import BCSRSystem
-from sparsetile.systems.cpu.system import CPUSystem
-from sparsetile.systems.csr.system import CSRSystem
-from sparsetile.systems.cusparse.system import CuSparseSystem
-from sparsetile.systems.dense.system import DenseSystem
-from sparsetile.systems.wcsr.system import WCSRSystem
+from sparsetile.core.errors import UnsupportedError, value_error
+from sparsetile.systems.base import ExactRunner, Request, Runner, System
 
-__all__ = ["PATTERN_SYSTEMS", "SYSTEMS", "candidates", "runner", "unsupported"]
+__all__ = [
+    "SYSTEMS",
+    "candidates",
+    "exact_runner",
+    "exact_system",
+    "register",
+    "runner",
+    "unregister",
+    "unsupported",
+]
 
-_ACC, _CSR, _CPU = AccSystem(), CSRSystem(), CPUSystem()
-
-# The system of each device type that serves max, min and the gradient of A's values, and that
-# computes exactly what the entries of A say.
-PATTERN_SYSTEMS: dict[str, System] = {"cuda": _CSR, "cpu": _CPU}
-
-SYSTEMS: dict[str, System] = {
-    system.name: system
-    for system in (
-        _ACC,
-        BCSRSystem(_CSR),
-        _CSR,
-        CuSparseSystem(),
-        DenseSystem(PATTERN_SYSTEMS),
-        WCSRSystem(_ACC),
-        _CPU,
-    )
-}
-
+SYSTEMS: dict[str, System] = {}
 
 # Held weakly: plans and the operators' bundles keep their runners, and all of them share one.
 _runners: weakref.WeakValueDictionary[str, Runner] = weakref.WeakValueDictionary()
 _making = threading.RLock()  # a runner may ask for another, its exact one
+
+
+def register(system: System) -> System:
+    """Add a system; its name must be new."""
+    if system.name in SYSTEMS or system.name == "auto":
+        raise value_error(
+            "register", "system.name", "a name that no system has", repr(system.name),
+            "Choose another name, or call unregister first",
+        )  # fmt: skip
+    SYSTEMS[system.name] = system
+    return system
+
+
+def unregister(name: str) -> None:
+    """Remove a system; plans that hold it go on."""
+    SYSTEMS.pop(name, None)
+
+
+def exact_system(device: str) -> System:
+    """Return the system of a device type that computes exactly what the entries of A say.
+
+    It serves max, min and the gradient of A's values, whichever system was chosen.
+    """
+    for system in SYSTEMS.values():
+        if device in system.exact_on:
+            return system
+    known = sorted({kind for system in SYSTEMS.values() for kind in system.exact_on})
+    raise value_error(
+        "plan", "device", f"of type {' or '.join(known)}", device, "Move A to such a device"
+    )
 
 
 def runner(recipe: str) -> Runner:
@@ -55,6 +72,14 @@ def runner(recipe: str) -> Runner:
             if found is None:
                 name, _, body = recipe.partition(":")
                 found = _runners[recipe] = SYSTEMS[name].make_runner(json.loads(body))
+    return found
+
+
+def exact_runner(recipe: str, asker: str) -> ExactRunner:
+    """Return the runner of an exact system's recipe, for ``asker``, which repairs with it."""
+    found = runner(recipe)
+    if not isinstance(found, ExactRunner):
+        raise TypeError(f"{asker}: exact must be an exact runner, got {type(found).__name__}.")
     return found
 
 

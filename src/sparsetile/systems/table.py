@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsetile.systems.registry import PATTERN_SYSTEMS, SYSTEMS
+from sparsetile.systems.registry import SYSTEMS
 
 __all__ = ["systems"]
 
@@ -18,7 +18,6 @@ def systems() -> list[dict[str, Any]]:
         Keys ``name, summary, devices, architectures, dtypes, weighted, deterministic, reduces``.
         Max and min are served by the exact system of the device, whichever system was chosen.
     """
-    exact = {system.name for system in PATTERN_SYSTEMS.values()}
     return [
         {
             "name": system.name,
@@ -28,7 +27,7 @@ def systems() -> list[dict[str, Any]]:
             "dtypes": [str(dtype).removeprefix("torch.") for dtype in system.dtypes],
             "weighted": True,
             "deterministic": system.deterministic,
-            "reduces": ["sum", "mean", *(["max", "min"] if system.name in exact else [])],
+            "reduces": ["sum", "mean", *(["max", "min"] if system.exact_on else [])],
         }
         for system in SYSTEMS.values()
     ]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.balance.row_chunks import row_chunks
 from sparsetile.kernels.cpu import api as cpu_api
+from tests.kernels.cpu.chunks import row_chunks
 
 INDPTR = torch.tensor([0, 2, 2, 5])
 INDICES = torch.tensor([0, 3, 1, 2, 3], dtype=torch.int32)

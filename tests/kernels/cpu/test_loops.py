@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
-import numba
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsetile.balance.row_chunks import row_chunks
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.cpu import api as cpu_api
-from sparsetile.kernels.cpu import loops as cpu_numba
+from sparsetile.kernels.cpu import loops
+from tests.kernels.cpu.chunks import row_chunks
 
 # One vector register holds 16 float32; blocks are 1, 2, 4 and 8 of them: every path has a width.
 WIDTHS = (1, 7, 16, 31, 32, 64, 100, 128, 129, 1000)
@@ -344,49 +340,6 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
     assert all(torch.equal(spmm(A, B), first) for _ in range(100))
 
 
-def run_with_cache(folder: Path) -> str:
-    """A fresh process: how often its kernel came from the cache, and what it computed."""
-    script = """
-import torch
-from sparsetile.kernels.cpu import api as cpu_api
-from sparsetile.kernels.cpu import loops as cpu_numba
-indptr, bounds = torch.tensor([0, 1]), torch.tensor([0, 1])
-out, ones = torch.empty(1), torch.ones(1, 2)
-cpu_api.sddmm(indptr, indptr[:1].int(), ones, ones, out, bounds)
-print(sum(cpu_numba.sddmm.stats.cache_hits.values()), out.tolist())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_a_second_process_takes_the_kernel_from_the_cache_unless_it_is_damaged(
-    tmp_path: Path,
-) -> None:
-    assert run_with_cache(tmp_path) == "0 [2.0]"
-    assert run_with_cache(tmp_path) == "1 [2.0]"
-    for kind in ("*.nbc", "*.nbi"):  # code, index
-        files = [path for path in tmp_path.rglob(kind) if "sddmm" in path.name]
-        assert files
-        for path in files:
-            path.write_bytes(path.read_bytes()[:100])
-        assert run_with_cache(tmp_path) == "0 [2.0]"
-    assert run_with_cache(tmp_path) == "1 [2.0]"
-
-
-def test_a_machine_without_a_folder_to_cache_in_compiles_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
-
-    def double(x: int) -> int:
-        return 2 * x
-
-    assert cpu_numba._entry_point(double)(21) == 42
+@pytest.mark.parametrize("kernel", [loops.spmm_sum, loops.spmm_extremum, loops.sddmm])
+def test_every_kernel_is_kept_on_disk_under_a_digest_of_its_sources(kernel: Any) -> None:
+    assert kernel._cache.cache_path and kernel.py_func.__qualname__.endswith(loops._DIGEST)

@@ -6,19 +6,19 @@ import threading
 
 import torch
 
-from sparsetile.systems.shared import cuda_context as thread_context
+from sparsetile.systems.shared import cuda_context
 
 
 def test_each_thread_and_device_is_entered_once(monkeypatch):
     calls: list[tuple[int, str]] = []
-    monkeypatch.setattr(thread_context, "_entered", thread_context._Entered())
+    monkeypatch.setattr(cuda_context, "_entered", cuda_context._Entered())
     monkeypatch.setattr(
         torch, "zeros", lambda size, device: calls.append((threading.get_ident(), device))
     )
 
     def work() -> None:
         for device in (0, 1, 0, 1):
-            thread_context.enter(device)
+            cuda_context.ensure_cuda_context(device)
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:

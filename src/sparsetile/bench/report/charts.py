@@ -14,7 +14,7 @@ import torch
 from sparsetile.bench.analysis import geomean, system_label
 from sparsetile.bench.record import Record
 from sparsetile.bench.report.svg import Axis, Chart, short
-from sparsetile.bench.timer import percentiles
+from sparsetile.core.timer import percentiles
 
 __all__ = [
     "boxes",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from sparsetile.bench.report.charts import microseconds
 from sparsetile.bench.report.matrix_charts import length_histogram, order_bars
 from sparsetile.bench.report.orders import OrderView
-from sparsetile.bench.report.pictures import FORMATS, WINDOWS
 from sparsetile.bench.report.render import render
+from sparsetile.bench.report.svg import Raw
+from sparsetile.check.tiling import TILES, WINDOWS
 
 __all__ = ["render_matrix_page"]
 
@@ -32,6 +31,7 @@ def render_matrix_page(name: str, found: Mapping[str, Any], views: Sequence[Orde
     labels = [view.name for view in views]
     return render(
         "matrix.html",
+        function="inspect",
         filters={"micro": microseconds},
         title=name,
         found=found,
@@ -40,8 +40,8 @@ def render_matrix_page(name: str, found: Mapping[str, Any], views: Sequence[Orde
         best=max(views, key=lambda view: view.sharing[8]),
         partial=any(view.share < 1 for view in views),
         windows=WINDOWS,
-        lengths=Markup(length_histogram(found["histogram"])),
-        shared=Markup(
+        lengths=Raw(length_histogram(found["histogram"])),
+        shared=Raw(
             order_bars(
                 [(f"{window} rows", [v.sharing[window] for v in views]) for window in WINDOWS],
                 labels,
@@ -49,16 +49,16 @@ def render_matrix_page(name: str, found: Mapping[str, Any], views: Sequence[Orde
                 "nonzeros per distinct (window, column)",
             )
         ),
-        filled=Markup(
+        filled=Raw(
             order_bars(
                 [
                     (shape[0].rpartition(" ")[2], [100 * v.tiles[place].fill for v in views])
-                    for place, shape in enumerate(FORMATS)
+                    for place, shape in enumerate(TILES)
                 ],
                 labels,
                 "Share of tile cells that hold a nonzero, by row order",
                 "tile cells that hold a nonzero, %",
             )
         ),
-        formats=[shape[0] for shape in FORMATS],
+        formats=[shape[0] for shape in TILES],
     )

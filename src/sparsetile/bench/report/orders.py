@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsetile.bench.report.pictures import (
-    FORMATS,
-    TileStats,
-    sample_rows,
-    sharing,
-    spy,
-    tile_stats,
-)
-from sparsetile.core.checks import one_of
+from sparsetile.check.pictures import spy_mask
+from sparsetile.check.tiling import TILES, TileStats, sample_rows, sharing, tile_stats
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 
 __all__ = ["OrderView", "view_orders"]
+
+_PICTURE = 420  # pixels along the longer side
 
 
 @dataclass(frozen=True)
@@ -55,10 +50,6 @@ class OrderView:
 def view_orders(
     csr: CSR,
     names: Sequence[str],
-    *,
-    function: str = "inspect",
-    say: Callable[[str], None] = lambda text: None,
-    size: int = 420,
 ) -> list[OrderView]:
     """Look at a matrix, on the CPU, under each of the row orders.
 
@@ -67,22 +58,12 @@ def view_orders(
     csr : CSR
     names : sequence of str
         Of ``sparsetile.reorder``; each is looked at once.
-    function : str
-        Named in errors.
-    say : callable
-        Told what is being done; large graphs take a while.
-    size : int
-        Pixels along the longer side of the picture.
     """
-    for name in names:
-        one_of(function, "--reorder", name, REORDERERS)
     found = []
     for name in dict.fromkeys(names):
-        say(f"ordering rows: {name}")
         begun = time.perf_counter()
         perm = REORDERERS[name](csr).perm
         seconds = time.perf_counter() - begun
-        say(f"counting tiles: {name}")
         sample = sample_rows(csr, perm)
         found.append(
             OrderView(
@@ -90,8 +71,8 @@ def view_orders(
                 seconds,
                 sample.share,
                 sharing(sample),
-                tuple(tile_stats(sample, *shape) for shape in FORMATS),
-                spy(csr, size, flattest=0.2, perm=perm),
+                tuple(tile_stats(sample, *shape) for shape in TILES),
+                spy_mask(csr, _PICTURE, flattest=0.2, perm=perm),
             )
         )
     return found

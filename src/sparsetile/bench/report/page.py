@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from sparsetile.bench.analysis import (
     Group,
     attach_baselines,
@@ -24,11 +22,13 @@ from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import Damage, Record
 from sparsetile.bench.report import charts
 from sparsetile.bench.report.matrix_charts import length_histogram
-from sparsetile.bench.report.pictures import FORMATS, length_bins, sample_rows, spy, tile_stats
 from sparsetile.bench.report.published import ladder_steps, published_rows
 from sparsetile.bench.report.ratios import ratio_tables
 from sparsetile.bench.report.render import render
+from sparsetile.bench.report.svg import Raw
 from sparsetile.bench.suites import Suite, load_suite
+from sparsetile.check.pictures import spy_mask
+from sparsetile.check.tiling import TILES, length_bins, sample_rows, tile_stats
 from sparsetile.core.errors import DataError, value_error
 
 __all__ = ["render_page"]
@@ -73,6 +73,7 @@ def render_page(
     colours = {label: place for place, label in enumerate(labels)}
     return render(
         "report.html",
+        function="report",
         scripts=["report.js"],
         title=title,
         machines=_machines(attached),
@@ -83,7 +84,7 @@ def render_page(
         pictures=data is not None,
         troubles=_troubles(attached),
         damaged=[str(line) for line in damaged],
-        records=Markup(_embedded(attached)),
+        records=Raw(_embedded(attached)),
         colours=colours,
     )
 
@@ -230,8 +231,8 @@ def _labels(records: Sequence[Record]) -> set[str]:
     return {system_label(record) for record in records}
 
 
-def _svgs(drawn: Any) -> list[Markup]:
-    return [Markup(svg) for svg in drawn if svg]
+def _svgs(drawn: Any) -> list[Raw]:
+    return [Raw(svg) for svg in drawn if svg]
 
 
 def _matrix_path(name: str, source: str, data: Path) -> Path | None:
@@ -271,10 +272,10 @@ def _matrices(records: Sequence[Record], data: Path | None) -> list[dict[str, An
                 csr = read_matrix(path, function="report")
             except (DataError, OSError):
                 continue  # the page says that this picture is missing
-            entry["spy"] = spy(csr)
+            entry["spy"] = spy_mask(csr)
             sample = sample_rows(csr)
-            entry["tiles"] = [tile_stats(sample, *shape) for shape in FORMATS]
-            entry["lengths"] = Markup(length_histogram(length_bins(csr.row_lengths())))
+            entry["tiles"] = [tile_stats(sample, *shape) for shape in TILES]
+            entry["lengths"] = Raw(length_histogram(length_bins(csr.row_lengths())))
     return sorted(found.values(), key=lambda item: item["name"].lower())
 
 

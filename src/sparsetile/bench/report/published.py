@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from sparsetile.bench.analysis import geomean, over, product_key
 from sparsetile.bench.record import Record
 from sparsetile.bench.report.charts import ladder_bars
 from sparsetile.bench.report.selection import Metric, note, selected
+from sparsetile.bench.report.svg import Raw
 from sparsetile.bench.suites import Suite, concerns
 from sparsetile.systems import SYSTEMS
 
@@ -110,7 +109,7 @@ def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]
                 "gains": _gains(bars, ladder),
                 **_WORDS[ladder.get("compare", "before")],
                 "over": _over([r for _, members in steps for r in members]),
-                "svg": Markup(ladder_bars(bars, ladder["title"])),
+                "svg": Raw(ladder_bars(bars, ladder["title"])),
                 "count": len(common),
                 "missing": [label for label, _ in missing],
                 "why": _why_steps(ladder, missing),

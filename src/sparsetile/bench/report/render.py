@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
+from sparsetile.bench.report.svg import Raw
+from sparsetile.check.extras import report_package
+from sparsetile.check.pictures import tile_mask
 
 __all__ = ["render"]
 
@@ -17,7 +18,12 @@ def _read(name: str) -> str:
 
 
 def render(
-    template: str, *, scripts: Sequence[str] = (), filters: Any = None, **context: Any
+    template: str,
+    *,
+    function: str,
+    scripts: Sequence[str] = (),
+    filters: Any = None,
+    **context: Any,
 ) -> str:
     """Return a page made from ``templates/<template>``.
 
@@ -25,6 +31,8 @@ def render(
     ----------
     template : str
         It extends ``base.html``, which holds what all pages share.
+    function : str
+        Of the user's command, for errors.
     scripts : sequence of str
         Scripts of the page beside ``common.js``.
     filters : dict, optional
@@ -32,15 +40,17 @@ def render(
     **context
         What the template names.
     """
-    environment = Environment(
+    jinja2 = report_package(function, "jinja2")
+    environment = jinja2.Environment(
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
-        loader=FunctionLoader(_read),
+        loader=jinja2.FunctionLoader(_read),
     )
-    environment.filters.update(filters or {})
-    return environment.get_template(template).render(
-        style=Markup(_read("report.css")),
-        script=Markup("\n".join(_read(name) for name in ("common.js", *scripts))),
+    environment.filters.update({"tile_mask": tile_mask, **(filters or {})})
+    page: str = environment.get_template(template).render(
+        style=Raw(_read("report.css")),
+        script=Raw("\n".join(_read(name) for name in ("common.js", *scripts))),
         **context,
     )
+    return page

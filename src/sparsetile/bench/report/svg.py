@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-__all__ = ["Axis", "Chart", "log_ticks", "short"]
+__all__ = ["Axis", "Chart", "Raw", "log_ticks", "short"]
+
+
+class Raw(str):
+    """Text that a template inserts as it is, without escaping it."""
+
+    def __html__(self) -> str:
+        return str(self)
+
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

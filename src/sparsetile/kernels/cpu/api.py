@@ -38,9 +38,9 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from sparsetile.kernels import cpu_numba  # numba takes half a second to import
+    from sparsetile.kernels.cpu import loops  # numba takes half a second to import
 
-    return cpu_numba
+    return loops
 
 
 def empty_output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@
 
 using E = ELEMENT;
 using Out = OUTPUT;
+using Acc = float;
 
 constexpr int kBlock = 64;
 constexpr bool kTensorCores = kStep >= 1, kEngine = kStep >= 2, kSpecialised = kStep >= 3,
@@ -31,30 +32,9 @@ constexpr int kWarpStoreBytes = 2 * kStoreBoxBytes;
 constexpr int kStoreBytes = kPieces == 1 ? kConsumers * 4 * kWarpStoreBytes : 0;
 
 struct Params {
-  TensorMap a;       // [64 * blocks, 64], boxes of 64 / kCluster x kDepth
-  TensorMap b;       // [k, n], boxes of 64 rows x 64 columns; K-major [n, k], kCols rows x kDepth
-  TensorMap stored;  // C [rows, n], boxes of 16 rows x 64 columns; transposed [n, rows], 128 x 64
-  Out::Storage* c;
-  const int4* work;          // longest first: block row, its first block, how many; 0
-  const int* block_col_idx;  // of each block
-  const int* order;          // null: as given; row of C at each position
-  const i64* indptr;         // null: no mean; row pointers
-  const float* bias;         // null: none; [n]
-  const float* row_bias;     // null: none; [rows], in the given order
-  i64* spoilt;               // null: nobody asks; becomes 1 where a sum is not finite
-  i64 c_stride;              // of rows of C; transposed of columns
-  double alpha;
-  double beta;
-  int rows;
-  int n;
-  int block_rows;
-  int slabs;     // of kCluster * kCols columns
-  int together;  // slabs whose items alternate
-  int store;     // by the engine only where C is of 16 bits and in no order
-  int epilogue;  // 0: alpha 1, beta 0, no mean, biases or relu
-  int relu;
+  PARAMS_FIELDS
 };
-static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
+static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 static_assert(kCols % 128 == 0 && (sizeof(E::Storage) == 2 || (kKMajor && kElided)),
               "a consumer takes 128 columns of 16 bits, or K-major of 8 or 32");
 static_assert(kCluster == 1 || (kStep == 7 && sizeof(E::Storage) == 2),

@@ -2,55 +2,31 @@
 #pragma once
 
 #include "bcsr.cuh"
+#include "epilogue.cuh"
+#include "exact.cuh"
 
 // Eight neighbouring columns of one row of C.
 __device__ __forceinline__ void store_eight(Out::Storage* c, const u32 (&word)[4]) {
   ptx::store_cs(reinterpret_cast<uint4*>(c), make_uint4(word[0], word[1], word[2], word[3]));
 }
 
-// Row of C at a position of the plan's order; -1 past the last.
-__device__ __forceinline__ int row_of(const Params& p, int position) {
-  if (position >= p.rows) return -1;
-  return p.order == nullptr ? position : __ldg(p.order + position);
-}
-
-// alpha, over the row's entries where the mean is wanted.
-__device__ __forceinline__ float scale_of(const Params& p, int row) {
-  if (p.indptr == nullptr || row < 0) return float(p.alpha);
-  const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
-  return entries > 0 ? float(p.alpha) / float(entries) : float(p.alpha);
-}
-
-// Element of C in a row and column.
-__device__ __forceinline__ i64 element_at(const Params& p, int row, int column) {
-  return p.store >= kTransposed ? column * p.c_stride + row : row * p.c_stride + column;
-}
-
 // A thread's sums: rows `position` and 8 further on, sum[4 j + 2 half + e] in column 8 j + 2 q + e.
 
-// alpha, mean, beta, biases and ReLU.
-__device__ __forceinline__ void apply_epilogue(const Params& p, int position, int first_column,
-                                               float (&sum)[64]) {
-  const int q = threadIdx.x % 4;
+__device__ __forceinline__ void apply_to_sums(const Params& p, int position, int first_column,
+                                              float (&sum)[64]) {
+  const bool transposed = p.store >= kTransposed;
+  const i64 row_step = transposed ? 1 : p.c_stride, step = transposed ? p.c_stride : 1;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = row_of(p, position + 8 * half);
-    const float scale = scale_of(p, row);
-    const float shift = p.row_bias != nullptr && row >= 0 ? __ldg(p.row_bias + row) : 0.0f;
+    const RowTerms<Acc> terms = row < 0 ? RowTerms<Acc>{} : row_terms<Acc>(p, row);
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int column = first_column + j * 8 + q * 2 + e;
-        float x = sum[j * 4 + half * 2 + e] * scale;
-        if (column < p.n && row >= 0) {
-          if (p.beta != 0.0) x += float(p.beta) * Out::widen(p.c[element_at(p, row, column)]);
-          if (p.bias != nullptr) x += p.bias[column];
-          if (p.row_bias != nullptr) x += shift;
-        }
-        if (p.relu && x < 0.0f) x = 0.0f;
-        sum[j * 4 + half * 2 + e] = x;
-      }
+      const int column = first_column + j * 8 + threadIdx.x % 4 * 2, at = j * 4 + half * 2;
+      float pair[2] = {sum[at], sum[at + 1]};
+      apply_epilogue<Out>(p, terms, column, row < 0 ? 0 : p.n - column,
+                          p.c + row * row_step + column * step, step, pair);
+      sum[at] = pair[0], sum[at + 1] = pair[1];
     }
   }
 }
@@ -169,19 +145,19 @@ __device__ __forceinline__ void store_columns(const Params& p, int position, int
   }
 }
 
-// Sums of a warpgroup to C; `stored` is the room for those of all.
-__device__ __forceinline__ void finish(const Params& p, char* stored, int block_row,
-                                       int first_column, float (&sum)[64]) {
+// Sums of a warpgroup to C; `stored` is the shared memory for those of all warpgroups.
+__device__ __forceinline__ void store_sums(const Params& p, char* stored, int block_row,
+                                           int first_column, float (&sum)[64]) {
   const int warp = (threadIdx.x - kFirstConsumer) / 32, lane = threadIdx.x % 32;
   const int first_position = block_row * kBlock + warp % 4 * 16,
             position = first_position + lane / 4;
   if (p.spoilt != nullptr) {
-    float check = 0.0f;
+    FiniteCheck<> check;
 #pragma unroll
-    for (int i = 0; i < 64; ++i) check = fmaf(sum[i], 0.0f, check);
-    if (check != 0.0f) *p.spoilt = 1;  // NaN is not 0 either
+    for (int i = 0; i < 64; ++i) check.add(sum[i]);
+    if (check.failed()) *p.spoilt = 1;
   }
-  if (p.epilogue) apply_epilogue(p, position, first_column, sum);
+  if (p.epilogue) apply_to_sums(p, position, first_column, sum);
   if constexpr (sizeof(Out::Storage) == 2) {
     if (p.store == kTransposed) {
       store_transposed<Out>(p, stored + warp / 4 * 4 * kWarpStoreBytes, block_row, first_column,

@@ -2,8 +2,9 @@
 //
 // A kernel is written once against `Element<kind>`: Storage is what memory holds, Acc is what the
 // sum is kept in (float32 for every type of at most 32 bits, float64 for float64).
-// load_vector / store_vector move kVec consecutive elements with one access of kVec * sizeof
-// bytes; the host chooses kVec so that every address is aligned to that size.
+// load_vector moves kVec consecutive elements with one access of kVec * sizeof bytes (and
+// store_columns of epilogue.cuh stores them); the host chooses kVec so that every address is
+// aligned to that size.
 #pragma once
 
 #include "ptx.cuh"
@@ -105,19 +106,3 @@ struct RawValues {
     return widen(part[r / kPart], r % kPart);
   }
 };
-
-// Round kVec sums and store them, at most 16 bytes at a time (8 sums of 16-bit input may go out as
-// float32).
-template <typename E, int kVec>
-__device__ __forceinline__ void store_vector(typename E::Storage* address,
-                                             const typename E::Acc (&value)[kVec]) {
-  constexpr int kMost = 16 / sizeof(typename E::Storage);
-  constexpr int kPart = kVec < kMost ? kVec : kMost;
-#pragma unroll
-  for (int part = 0; part < kVec; part += kPart) {
-    Packed<E, kPart> packed;
-#pragma unroll
-    for (int v = 0; v < kPart; ++v) packed.element[v] = E::narrow(value[part + v]);
-    ptx::store_cs(reinterpret_cast<typename Packed<E, kPart>::Word*>(address + part), packed.word);
-  }
-}

@@ -8,6 +8,9 @@ using u32 = unsigned int;
 using i64 = long long;
 using u64 = unsigned long long;
 
+// All lanes of a warp, for the *_sync functions.
+constexpr u32 kWarp = 0xffffffffu;
+
 namespace ptx {
 
 // 16-bit floats live in registers as raw bits; arithmetic is always in float32.

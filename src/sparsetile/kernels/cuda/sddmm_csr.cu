@@ -26,26 +26,14 @@ using E = ELEMENT;
 using Acc = E::Acc;
 
 constexpr int kGroups = 32 / kLanes;
-constexpr u32 kWarp = 0xffffffffu;
 constexpr int kStep = kLanes * kVec;
 constexpr int kSlab = kTimes * kStep;
 
 struct Params {
-  const int4* items;
-  const int* columns;
-  const E::Storage* g;
-  const E::Storage* b;
-  Acc* out;  // [batch][entries]
-  i64 g_row_stride;
-  i64 b_row_stride;
-  i64 g_batch_stride;
-  i64 b_batch_stride;
-  i64 out_batch_stride;
-  Sections sections;
-  int n;
+  PARAMS_FIELDS
 };
 
-static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
+static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0, "groups must not straddle warps");
 static_assert(kLanes % kUnroll == 0, "a chunk is a whole number of batches");
 
@@ -116,7 +104,7 @@ __device__ __forceinline__ Acc add_lanes(int lane, Acc (&dot)[kUnroll]) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     sddmm_csr(const __grid_constant__ Params p) {
-  const GroupWork work = group_work<kLanes, kThreads>(blockIdx.x, p.sections);
+  const GroupWork work = group_work<kLanes, kThreads>(blockIdx.x, p.item_end, p.block_end);
   const int lane = threadIdx.x % kLanes;
   const int4 item = work.index < work.end ? __ldg(p.items + work.index) : make_int4(0, 0, 0, -1);
   const E::Storage* g = p.g + blockIdx.z * p.g_batch_stride + item.x * p.g_row_stride;

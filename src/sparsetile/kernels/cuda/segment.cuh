@@ -19,12 +19,6 @@
 
 #include "element.cuh"
 
-// Where each section ends, in items and in blocks.
-struct Sections {
-  int item_end[4];
-  int block_end[4];
-};
-
 // The lanes of this thread's group, as a mask for the *_sync functions.
 template <int kLanes>
 __device__ __forceinline__ u32 group_mask() {
@@ -47,17 +41,18 @@ struct GroupWork {
 };
 
 template <int kLanes, int kThreads>
-__device__ __forceinline__ GroupWork group_work(int block, const Sections& sections) {
+__device__ __forceinline__ GroupWork group_work(int block, const int (&item_end)[4],
+                                                const int (&block_end)[4]) {
   int section = 0;
 #pragma unroll
-  for (int s = 0; s < 3; ++s) section += block >= sections.block_end[s];
-  const int first_item = section == 0 ? 0 : sections.item_end[section - 1];
-  const int first_block = section == 0 ? 0 : sections.block_end[section - 1];
+  for (int s = 0; s < 3; ++s) section += block >= block_end[s];
+  const int first_item = section == 0 ? 0 : item_end[section - 1];
+  const int first_block = section == 0 ? 0 : block_end[section - 1];
   GroupWork work;
   work.wide = section < 2;
   work.bundled = (section & 1) == 0;
   const int lanes = work.wide ? 32 : kLanes;  // that work on one item
-  work.end = sections.item_end[section];
+  work.end = item_end[section];
   work.index = first_item + (block - first_block) * (kThreads / lanes) + threadIdx.x / lanes;
   work.first = work.wide ? threadIdx.x % 32 / kLanes * kLanes : 0;
   work.stride = work.wide ? 32 : kLanes;

@@ -68,29 +68,24 @@
 #include "bcsr.cuh"
 #include "block_steps.cuh"
 #include "block_stores.cuh"
+#include "ring.cuh"
 
-struct Ring {
+using RingTurn = Turn<kStages>;
+
+struct Ring : RingBarriers<kStages> {
   char* stages;
   char* stored;  // C, by consumer and warp
-  u64* full;
-  u64* empty;
+
+  __device__ __forceinline__ explicit Ring(char* memory)
+      : RingBarriers(memory + kStages * kStageBytes + kStoreBytes),
+        stages(memory),
+        stored(memory + kStages * kStageBytes) {}
 };
 
-__device__ __forceinline__ Ring ring_memory() {
+__device__ __forceinline__ char* ring_memory() {
   extern __shared__ __align__(1024) char s_dynamic[];
-  char* stored = s_dynamic + kStages * kStageBytes;
-  u64* barriers = reinterpret_cast<u64*>(stored + kStoreBytes);
-  return {s_dynamic, stored, barriers, barriers + kStages};
+  return s_dynamic;
 }
-
-// Where a pipeline stands: its stage, and the parity of the barriers' phase.
-struct Turn {
-  int stage = 0;
-  u32 parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
 
 // What is known of an item before it is begun.
 struct Item {
@@ -161,7 +156,7 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
     wg::prefetch_map(&p.a);
     wg::prefetch_map(&p.b);
   }
-  Turn turn;
+  RingTurn turn;
   for (; index < items; index += item_step()) {
     const Item after = item_at(p, index + 2 * item_step());
     int mine = first_columns;
@@ -174,7 +169,7 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
           if (lane == 0) {
-            wg::barrier_wait(ring.empty + turn.stage, turn.parity ^ 1);
+            ring.wait_empty(turn);
             copy_stage(p, ring.stages + turn.stage * kStageBytes, ring.full + turn.stage,
                        item.first_block + from + i, piece, row, item.first_column);
           }
@@ -220,13 +215,13 @@ __device__ __forceinline__ void release(u64* empty) {
 }
 
 // The item's sums, of `stages` stages; `turn` goes on through the ring.
-__device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int stages, Turn& turn,
-                                           float (&sum)[64]) {
+__device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int stages,
+                                           RingTurn& turn, float (&sum)[64]) {
   if (stages == 0 || !kElided) clear(sum);
   if (stages == 0) return;
   u64* previous = nullptr;
   for (int i = 0; i < stages; ++i) {
-    wg::barrier_wait(ring.full + turn.stage, turn.parity);
+    ring.wait_full(turn);
     const char* stage = ring.stages + turn.stage * kStageBytes;
     start_products(stage, stage + kBlockBytes + consumer * 2 * kBoxBytes, i > 0 || !kElided, sum);
     wg::wait<1>();  // for the products before these
@@ -241,7 +236,7 @@ __device__ __forceinline__ void accumulate(const Ring& ring, int consumer, int s
 
 // The same for FP8: products of two blocks at a time.
 __device__ __forceinline__ void accumulate_pairs(const Ring& ring, int consumer, int blocks,
-                                                 Turn& turn, float (&sum)[64]) {
+                                                 RingTurn& turn, float (&sum)[64]) {
   const bool releases = threadIdx.x % 32 == 0;
   clear(sum);
   for (int i = 0; i < blocks; i += 2) {
@@ -250,7 +245,7 @@ __device__ __forceinline__ void accumulate_pairs(const Ring& ring, int consumer,
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (i + half >= blocks) break;
-      wg::barrier_wait(ring.full + turn.stage, turn.parity);
+      ring.wait_full(turn);
       const char* stage = ring.stages + turn.stage * kStageBytes;
       start_products(stage, stage + kBlockBytes + consumer * 2 * kBoxBytes, half > 0, part);
       used[half] = ring.empty + turn.stage;
@@ -271,7 +266,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
   const int consumer = threadIdx.x / 128 - 1, items = p.block_rows * p.slabs;
   int index = first_item();
   Item item = item_at(p, index);
-  Turn turn;
+  RingTurn turn;
   for (; index < items; index += item_step()) {
     const Item next = item_at(p, index + item_step());
     float sum[64];
@@ -280,7 +275,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
     } else {
       accumulate(ring, consumer, item.blocks * kPieces, turn, sum);
     }
-    finish(p, ring.stored, item.block_row, item.first_column + consumer * 128, sum);
+    store_sums(p, ring.stored, item.block_row, item.first_column + consumer * 128, sum);
     item = next;
   }
   if (p.store != kByThreads) wg::store_wait_read();  // shared memory lives as long as its threads
@@ -320,18 +315,15 @@ __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
     }
     __syncthreads();
   }
-  finish(p, ring.stored, item.block_row, item.first_column + consumer * 128, sum);
+  store_sums(p, ring.stored, item.block_row, item.first_column + consumer * 128, sum);
   if (p.store != kByThreads) wg::store_wait_read();
 }
 
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, kBlocksPerSM)
     spmm_bcsr(const __grid_constant__ Params p) {
-  const Ring ring = ring_memory();
+  const Ring ring(ring_memory());
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) {
-      wg::barrier_init(ring.full + s, 1);
-      wg::barrier_init(ring.empty + s, kCluster * kConsumers * 4);
-    }
+    ring.init(1, kCluster * kConsumers * 4);
     wg::barrier_init_done();
   }
   if constexpr (kCluster == 1) {

@@ -35,6 +35,7 @@
 // to kVec elements and n a multiple of kVec, and of a slab where kTimes > 1 (host checks in
 // kernels/csr.py); fewer than 2^31 entries; rows of B under 2^32 bytes and of C under 2^32
 // elements apart; arrivals all zero; kRows is 1 without bundles.
+#include "epilogue.cuh"
 #include "tree.cuh"
 
 using E = ELEMENT;
@@ -44,48 +45,16 @@ using Acc = E::Acc;
 #include "accumulator.cuh"
 
 constexpr int kGroups = 32 / kLanes;
-constexpr u32 kWarp = 0xffffffffu;
 constexpr int kStep = kLanes * kVec;  // columns from one of a lane's vectors to its next
 constexpr int kSlab = kTimes * kStep;
 constexpr int kColumnBits = 32 - kRows;  // of a tagged column
 constexpr int kListStep = 4;             // elements of a bundle's list that come with one load
 
 struct Params {
-  const int4* items;
-  const int* parent_of_slot;
-  const int4* nodes;
-  int* arrivals;
-  const int* columns;
-  const E::Storage* values;
-  const E::Storage* b;
-  Out::Storage* c;
-  const uint4* tagged;       // bundles: bits and column of four list elements
-  const E::Storage* packed;  // bundles: kRows values of each list element
-  const int4* bundle_rows;   // bundles: their rows of C, -1 where there is none
-  const i64* indptr;         // row pointers, for the mean
-  const Acc* bias;           // null: none; [n]
-  char* partials;            // [batch][slab][slot][Accumulator<kRows> of a group's lanes]
-  i64* args;                 // winning entry of each element of C, -1 where the row is empty
-  i64 b_row_bytes;
-  i64 c_row_stride;
-  i64 b_batch_stride;
-  i64 c_batch_stride;
-  double alpha;
-  double beta;
-  Sections sections;
-  int n;
-  int slabs;
-  int slot_count;
-  int node_count;
-  int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
-  int mean;
-  int relu;
-  int minimum;    // an extremum is the least, not the greatest
-  int slab_fast;  // grid.x counts slabs within blocks of items
-  int early;      // let the next kernel start as soon as all blocks are at work
+  PARAMS_FIELDS
 };
 
-static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
+static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0, "groups must not straddle warps");
 static_assert(!kRepair || kLanes == 32, "all pieces of a cut row must decide alike");
 static_assert(kLanes % kUnroll == 0, "a chunk is a whole number of batches");
@@ -322,8 +291,7 @@ __device__ __forceinline__ bool combine(const Params& p, int slot, int column, i
                                         Accumulator<R>& acc) {
   constexpr int kSlotBytes = sizeof(Accumulator<kRows>);
   const i64 layer = i64(blockIdx.z) * p.slabs + column / kSlab;
-  const Tree tree = {p.parent_of_slot, p.nodes, p.arrivals + layer * p.node_count,
-                     p.partials + layer * p.slot_count * kLanes * kSlotBytes};
+  const Tree tree = tree_of(p, layer, kLanes * kSlotBytes);
   const auto join = [](Accumulator<R>& mine, const Accumulator<R>& other) {
     mine.join([&](int r, int q, int v) { return other.sum[r][q][v]; },
               [&](int q, int v) { return other.winner(q, v); });
@@ -331,35 +299,23 @@ __device__ __forceinline__ bool combine(const Params& p, int slot, int column, i
   return climb<kLanes, Accumulator<R>, decltype(join), kSlotBytes>(tree, slot, lane, acc, join);
 }
 
-// Scale, add what the caller wants added, and store kVec elements of one row of C.
-__device__ __forceinline__ void finish(const Params& p, int row, int column, Acc (&sum)[kVec],
-                                       bool empty) {
-  Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + column;
-  c += static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(p.c_row_stride);
+// Store kVec elements of one row of C, after the epilogue or as the extremum that they are.
+__device__ __forceinline__ void store_row(const Params& p, int row, int column, Acc (&sum)[kVec],
+                                          bool empty) {
+  Out::Storage* c = c_row(p, row) + column;
   if constexpr (kExtremum) {
 #pragma unroll
     for (int v = 0; v < kVec; ++v) sum[v] = empty ? Acc(0) : p.minimum ? -sum[v] : sum[v];
   } else if (p.epilogue) {
-    Acc scale = Acc(p.alpha);
-    if (p.mean) {
-      const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
-      if (entries > 0) scale /= Acc(entries);
-    }
-#pragma unroll
-    for (int v = 0; v < kVec; ++v) {
-      sum[v] *= scale;
-      if (p.beta != 0.0) sum[v] += Acc(p.beta) * Out::widen(c[v]);
-      if (p.bias != nullptr) sum[v] += p.bias[column + v];
-      if (p.relu && sum[v] < Acc(0)) sum[v] = Acc(0);
-    }
+    apply_epilogue<Out>(p, row_terms<Acc>(p, row), column, kVec, c, 1, sum);
   }
-  store_vector<Out, kVec>(c, sum);
+  store_columns<Out, kVec>(c, kVec, sum);
 }
 
 // The winning entries beside them; args is laid out as C.
 template <int R>
-__device__ __forceinline__ void finish_args(const Params& p, int row, int column,
-                                            const Accumulator<R>& acc, int q) {
+__device__ __forceinline__ void store_args(const Params& p, int row, int column,
+                                           const Accumulator<R>& acc, int q) {
   i64* args = p.args + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride + column;
 #pragma unroll
   for (int v = 0; v < kVec; ++v) args[v] = acc.winner(q, v);
@@ -385,8 +341,8 @@ __device__ __forceinline__ void deliver(const Params& p, const GroupWork& work, 
     if (row[r] < 0) continue;
 #pragma unroll
     for (int q = 0; q < kTimes; ++q) {
-      finish(p, row[r], column + q * kStep, acc.sum[r][q], item.y == item.z);
-      if constexpr (kArgs) finish_args<R>(p, row[r], column + q * kStep, acc, q);
+      store_row(p, row[r], column + q * kStep, acc.sum[r][q], item.y == item.z);
+      if constexpr (kArgs) store_args<R>(p, row[r], column + q * kStep, acc, q);
     }
   }
 }
@@ -450,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     block = blockIdx.x / static_cast<u32>(p.slabs);
     slab = blockIdx.x - block * p.slabs;
   }
-  const GroupWork work = group_work<kLanes, kThreads>(block, p.sections);
+  const GroupWork work = group_work<kLanes, kThreads>(block, p.item_end, p.block_end);
   const int lane = threadIdx.x % kLanes;
   if constexpr (kRows > 1) {
     if (work.bundled) return bundles(p, work, slab, lane);

@@ -40,6 +40,7 @@
 // values rounded to TF32 by the host; columns, bits and value offsets readable for kStepTiles tiles
 // past the last, values for 16 bytes.
 #include "bittcf.cuh"
+#include "ring.cuh"
 #include "wcsr.cuh"
 #include "wgmma_regs.cuh"
 
@@ -79,53 +80,39 @@ static_assert(kIsF32 || kStepTiles % 2 == 0, "two tiles an instruction");
 struct Share {
   int first, end;
   __device__ __forceinline__ explicit Share(const Params& p) {
-    const int* firsts = reinterpret_cast<const int*>(p.items + p.item_count) + blockIdx.x;
+    const int* firsts = p.first_items + blockIdx.x;
     first = __ldg(firsts);
     end = __ldg(firsts + 1);
   }
 };
 
-// Both rings. A barrier pair for each stage: data has come, data is done with.
+using StepTurn = Turn<kStages>;      // in the ring of B
+using TileTurn = Turn<kTileStages>;  // in the ring of A's tiles
+
+// Both rings and their barriers.
 struct Rings {
   char* stages;
   char* tiles;
-  u64* full;
-  u64* empty;
-  u64* tiles_full;
-  u64* tiles_empty;
+  RingBarriers<kStages> b;
+  RingBarriers<kTileStages> a;
 
-  __device__ __forceinline__ Rings() {
-    extern __shared__ char s_dynamic[];
-    const u32 address = wg::shared_address(s_dynamic);
-    stages = s_dynamic + ((1024 - address % 1024) % 1024);
-    tiles = stages + kTilesAt;
-    full = reinterpret_cast<u64*>(stages + kBarriersAt);
-    empty = full + kStages;
-    tiles_full = empty + kStages;
-    tiles_empty = tiles_full + kTileStages;
-  }
+  __device__ __forceinline__ explicit Rings(char* memory)
+      : stages(memory),
+        tiles(memory + kTilesAt),
+        b(memory + kBarriersAt),
+        a(memory + kBarriersAt + RingBarriers<kStages>::kBytes) {}
   __device__ __forceinline__ void init() const {
-    for (int s = 0; s < kStages; ++s) {
-      wg::barrier_init(full + s, kProducers / 32);
-      wg::barrier_init(empty + s, kWarps);
-    }
-    for (int s = 0; s < kTileStages; ++s) {
-      wg::barrier_init(tiles_full + s, 1);
-      wg::barrier_init(tiles_empty + s, kWarps + kProducers / 32);
-    }
+    b.init(kProducers / 32, kWarps);
+    a.init(1, kWarps + kProducers / 32);
     wg::barrier_init_done();
   }
 };
 
-// Where a pipeline stands: its stage, and the parity of the barriers' phase.
-template <int kCount>
-struct Turn {
-  int stage = 0;
-  u32 parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kCount) stage = 0, parity ^= 1;
-  }
-};
+// Dynamic shared memory from a multiple of the swizzle's 1024 bytes on.
+__device__ __forceinline__ char* ring_memory() {
+  extern __shared__ char s_dynamic[];
+  return s_dynamic + ((1024 - wg::shared_address(s_dynamic) % 1024) % 1024);
+}
 
 // ---- rows of B
 
@@ -222,8 +209,8 @@ struct Steps {
   int end;    // of the block's items
   int first;  // tile
   int stop;   // of the item's tiles
-  Turn<kStages> turn;
-  Turn<kTileStages> tiles;
+  StepTurn turn;
+  TileTurn tiles;
 
   __device__ __forceinline__ Steps(const Params& p, const Share& share)
       : p(p), place(share.first), end(share.end), first(0), stop(0) {
@@ -277,9 +264,9 @@ struct TileCopies {
     if (!at.more()) return;
     if (threadIdx.x % 32 == 0) {
       const Params& p = at.p;
-      wg::barrier_wait(rings.tiles_empty + at.tiles.stage, at.tiles.parity ^ 1);
+      rings.a.wait_empty(at.tiles);
       char* to = rings.tiles + at.tiles.stage * kTileBytes;
-      u64* full = rings.tiles_full + at.tiles.stage;
+      u64* full = rings.a.full + at.tiles.stage;
       constexpr int kEach = 16 / kSize;
       const int aligned = value / kEach * kEach;
       const u32 bytes = (last - aligned + kEach - 1) / kEach * 16;
@@ -321,11 +308,11 @@ __device__ __forceinline__ void produce(const Params& p, const Rings& rings, con
     return reinterpret_cast<const int*>(rings.tiles + at.tiles.stage * kTileBytes);
   };
   const auto wait_for_ids = [&] {
-    if (at.more()) wg::barrier_wait(rings.tiles_full + at.tiles.stage, at.tiles.parity);
+    if (at.more()) rings.a.wait_full(at.tiles);
   };
   const auto ids_are_read = [&] {
     __syncwarp();
-    if (first_lane && at.more()) wg::barrier_arrive(rings.tiles_empty + at.tiles.stage);
+    if (first_lane && at.more()) wg::barrier_arrive(rings.a.empty + at.tiles.stage);
   };
   // Half of the next step's rows are under way while half of this one's are stored.
   Rows low, high;
@@ -336,8 +323,8 @@ __device__ __forceinline__ void produce(const Params& p, const Rings& rings, con
 #pragma unroll 1
   for (int turn = 0; at.more(); turn = turn + 1 < kCopiers / kGroups ? turn + 1 : 0) {
     char* stage = rings.stages + at.turn.stage * kStageBytes;
-    u64* full = rings.full + at.turn.stage;
-    wg::barrier_wait(rings.empty + at.turn.stage, at.turn.parity ^ 1);
+    u64* full = rings.b.full + at.turn.stage;
+    rings.b.wait_empty(at.turn);
     store_rows<0>(low, stage);
     at.skip(kGroups);
     wait_for_ids();
@@ -396,17 +383,16 @@ __device__ __forceinline__ void multiply(const char* stage, const Weights (&weig
 
 // Where the consumer stands in both rings, over all items.
 struct Progress {
-  Turn<kStages> turn;
-  Turn<kTileStages> tiles;
+  StepTurn turn;
+  TileTurn tiles;
 };
 
-__device__ __forceinline__ void take_tiles(const Lane& me, const Rings& rings,
-                                           Turn<kTileStages>& turn, int tiles,
-                                           Weights (&weights)[kStepTiles]) {
-  wg::barrier_wait(rings.tiles_full + turn.stage, turn.parity);
+__device__ __forceinline__ void take_tiles(const Lane& me, const Rings& rings, TileTurn& turn,
+                                           int tiles, Weights (&weights)[kStepTiles]) {
+  rings.a.wait_full(turn);
   decode(me, rings.tiles + turn.stage * kTileBytes, tiles, weights);
   __syncwarp();
-  if (me.lane == 0) wg::barrier_arrive(rings.tiles_empty + turn.stage);
+  if (me.lane == 0) wg::barrier_arrive(rings.a.empty + turn.stage);
   turn.next();
 }
 
@@ -414,12 +400,12 @@ __device__ __forceinline__ void consume(const Lane& me, const Rings& rings, Prog
                                         int end, float (&sum)[kSums]) {
   // Start the products of a step, decode the next one's operands meanwhile, then wait.
   const auto step = [&](int first, const Weights(&now)[kStepTiles], Weights(&next)[kStepTiles]) {
-    wg::barrier_wait(rings.full + at.turn.stage, at.turn.parity);
+    rings.b.wait_full(at.turn);
     multiply(rings.stages + at.turn.stage * kStageBytes, now, sum);
     const int left = end - first - kStepTiles;
     if (left > 0) take_tiles(me, rings, at.tiles, left, next);
     wg::wait<0>();
-    if (me.lane == 0) wg::barrier_arrive(rings.empty + at.turn.stage);
+    if (me.lane == 0) wg::barrier_arrive(rings.b.empty + at.turn.stage);
     at.turn.next();
   };
   Weights even[kStepTiles], odd[kStepTiles];
@@ -443,7 +429,7 @@ __device__ __forceinline__ void store_partial(const Params& p, const Lane& me, i
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     spmm_wcsr(const __grid_constant__ Params p) {
-  const Rings rings;
+  const Rings rings(ring_memory());
   if (threadIdx.x == 0) rings.init();
   __syncthreads();
   ptx::wait_previous();

@@ -18,15 +18,9 @@ constexpr int kPitch = kTile + 1;
 static_assert(kThreads == 256, "eight threads a row, 32 rows at a time");
 
 struct Params {
-  const float* b;
-  float* to;
-  i64 k_stride;   // of b, in elements
-  i64 n_stride;   // of b
-  i64 to_stride;  // of a row of `to`
-  int k;
-  int n;
+  PARAMS_FIELDS
 };
-static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
+static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
 // Four elements from (k, n) on, along k or n, rounded; zeros past the end.
 __device__ __forceinline__ uint4 load_four(const Params& p, int k, int n) {

@@ -16,6 +16,13 @@ struct Tree {
   char* partials;  // of this slab and batch, kLanes * kSlotBytes a slot
 };
 
+// The tree of one layer (batch and slab) of a launch; fields: TREE of kernels/params.py.
+template <typename Params>
+__device__ __forceinline__ Tree tree_of(const Params& p, i64 layer, int slot_bytes) {
+  return {p.parent_of_slot, p.nodes, p.arrivals + layer * p.node_count,
+          p.partials + layer * p.slot_count * slot_bytes};
+}
+
 template <typename Partial>
 union TreeWords {
   static constexpr int kBytes = sizeof(Partial) % 16 == 0 ? 16 : sizeof(Partial) % 8 == 0 ? 8 : 4;

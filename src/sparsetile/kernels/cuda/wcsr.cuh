@@ -6,13 +6,14 @@
 // Which column is which n: spmm_wcsr.cu.
 #pragma once
 
-#include "mma.cuh"
+#include "epilogue.cuh"
+#include "exact.cuh"
 #include "wgmma.cuh"
 
 using E = ELEMENT;
 using Out = OUTPUT;
+using Acc = float;
 
-constexpr u32 kWarp = 0xffffffffu;
 constexpr int kSize = sizeof(E::Storage);
 constexpr bool kIsF32 = kSize == 4;
 constexpr int kHeight = 64;
@@ -22,38 +23,10 @@ constexpr int kGroupSums = 16;                     // of them for 32 columns
 constexpr int kStore = 16 / sizeof(Out::Storage);  // columns of C a store
 
 struct Params {
-  const int4* items;  // window, first tile, end, slot of a piece or -1; then first items of blocks
-  const void* unused;
-  const int4* cuts;  // windows in pieces: window, first slot, slots, 0
-  int* unused_either;
-  const E::Storage* b;
-  Out::Storage* c;
-  const int* window_row_ptr;
-  const int* strip_value_ptr;  // first value of sixteen rows of a tile [tiles * kWarps + 1]
-  const int* columns;          // of a tile, in the order 0 2 4 6 1 3 5 7
-  const u64* bitmaps;
-  const E::Storage* values;  // packed; null for a pattern
-  const int* order;          // row of A at each position; null: the position itself
-  const i64* indptr;         // row pointers, for the mean
-  const float* bias;         // null: none; [n]
-  char* partials;            // [batch][slab][slot][strip][sums of 32 lanes]
-  i64 b_row_bytes;
-  i64 c_row_stride;
-  i64 b_batch_stride;
-  i64 c_batch_stride;
-  double alpha;
-  double beta;
-  int item_count;
-  int rows;
-  int n;
-  int slot_count;
-  int cut_count;
-  int epilogue;  // 0: alpha 1, beta 0, no mean, bias or relu
-  int mean;
-  int relu;
+  PARAMS_FIELDS
 };
 
-static_assert(sizeof(Params) == kParamsBytes, "host and device disagree on the parameter struct");
+static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
 // Where a thread stands; `warp` is its strip.
 struct Lane {
@@ -73,52 +46,21 @@ __device__ __forceinline__ float4* partial_sums(const Params& p, int slot, int w
 }
 
 // Row of C at place r of the window; -1 past the last row.
-__device__ __forceinline__ int row_of(const Params& p, int window, int r) {
-  const int position = window * kHeight + r;
-  if (position >= p.rows) return -1;
-  return p.order == nullptr ? position : __ldg(p.order + position);
+__device__ __forceinline__ int window_row(const Params& p, int window, int r) {
+  return row_of(p, window * kHeight + r);
 }
 
-__device__ __forceinline__ float scale_of(const Params& p, int row) {
-  float scale = float(p.alpha);
-  if (p.mean) {
-    const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
-    if (entries > 0) scale /= float(entries);
-  }
-  return scale;
-}
-
-// Scale, add what the caller wants added, and store kCount neighbouring columns of a row of C.
-// kPlain: the product is all that is wanted, and the slab lies inside C.
+// Epilogue and store of kCount neighbouring columns of a row of C, which begins at `c`. kPlain: the
+// product is all that is wanted, and the slab lies inside C.
 template <bool kPlain, int kCount>
-__device__ __forceinline__ void finish(const Params& p, Out::Storage* c, int column, float scale,
-                                       float (&x)[kCount]) {
-  if (!kPlain && column >= p.n) return;
+__device__ __forceinline__ void store_row(const Params& p, const RowTerms<Acc>& terms,
+                                          Out::Storage* c, int column, float (&x)[kCount]) {
   if constexpr (!kPlain) {
-#pragma unroll
-    for (int v = 0; v < kCount; ++v) x[v] *= scale;
+    if (column >= p.n) return;
+    scale_sums(terms, x);
+    if (p.epilogue) add_terms<Out>(p, terms, column, kCount, c + column, 1, x);
   }
-  if (!kPlain && p.epilogue) {
-#pragma unroll
-    for (int v = 0; v < kCount; ++v) {
-      if (p.beta != 0.0) x[v] += float(p.beta) * Out::widen(c[column + v]);
-      if (p.bias != nullptr) x[v] += p.bias[column + v];
-      if (p.relu && x[v] < 0.0f) x[v] = 0.0f;
-    }
-  }
-  Packed<Out, kCount> packed;
-#pragma unroll
-  for (int v = 0; v < kCount; ++v) packed.element[v] = Out::narrow(x[v]);
-  ptx::store_cs(reinterpret_cast<typename Packed<Out, kCount>::Word*>(c + column), packed.word);
-}
-
-// A value of B as the Tensor Cores see it.
-__device__ __forceinline__ float operand(E::Storage value) {
-  if constexpr (kIsF32) {
-    return __uint_as_float(round_tf32(__float_as_uint(value)));
-  } else {
-    return E::widen(value);
-  }
+  store_columns<Out, kCount>(c + column, kCount, x);
 }
 
 // A warp's sixteen rows of the window, columns `first` to `end_column`, from A's entries alone,
@@ -129,31 +71,25 @@ __device__ __forceinline__ void exact(const Params& p, const Lane& me, int windo
   const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride);
 #pragma unroll 1
   for (int r = 0; r < 16; ++r) {
-    const int row = row_of(p, window, me.warp * 16 + r);
+    const int row = window_row(p, window, me.warp * 16 + r);
     if (row < 0) continue;
+    const auto tile_at = [&](int tile) {
+      const i64 strip = i64(tile) * kWarps + me.warp;
+      const u64 low = __ldg(p.bitmaps + strip * 2), high = __ldg(p.bitmaps + strip * 2 + 1);
+      const E::Storage* values = p.values;
+      if (kWeighted) values += __ldg(p.strip_value_ptr + strip) + (r < 8 ? 0 : __popcll(low));
+      return TileEntries<E>{r < 8 ? low : high, values};
+    };
+    const auto column_at = [&](int tile, int k) {
+      return __ldg(p.columns + i64(tile) * 8 + staged(k));
+    };
     Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
 #pragma unroll 1
     for (int column = first + me.lane; column < min(p.n, end_column); column += 32) {
       float sum[1] = {0.0f};
-#pragma unroll 1
-      for (int tile = begin; tile < end; ++tile) {
-        const i64 strip = i64(tile) * kWarps + me.warp;
-        const u64 low = __ldg(p.bitmaps + strip * 2), high = __ldg(p.bitmaps + strip * 2 + 1);
-        const u64 bits = r < 8 ? low : high;
-        const E::Storage* value = p.values;
-        if (kWeighted) value += __ldg(p.strip_value_ptr + strip) + (r < 8 ? 0 : __popcll(low));
-#pragma unroll 1
-        for (int k = 0; k < 8; ++k) {
-          const int bit = r % 8 * 8 + k;
-          if (!(bits >> bit & 1)) continue;
-          const u32 id = __ldg(p.columns + i64(tile) * 8 + staged(k));
-          float weight = 1.0f;
-          if constexpr (kWeighted) weight = E::widen(value[__popcll(bits & ~(~0ull << bit))]);
-          const char* from = b + u64(id) * u32(p.b_row_bytes) + i64(column) * kSize;
-          sum[0] = fmaf(weight, operand(*reinterpret_cast<const E::Storage*>(from)), sum[0]);
-        }
-      }
-      finish<false>(p, c, column, scale_of(p, row), sum);
+      add_entries<E, kWeighted>(r % 8, begin, end, tile_at, column_at, b + i64(column) * kSize,
+                                static_cast<u32>(p.b_row_bytes), 1, sum);
+      store_row<false>(p, row_terms<Acc>(p, row), c, column, sum);
     }
   }
 }
@@ -164,8 +100,8 @@ __device__ __forceinline__ void store_group(const Params& p, const Lane& me, int
                                             int first_column, const float (&sum)[kGroupSums]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = row_of(p, window, me.warp * 16 + half * 8 + me.g);
-    const float scale = kPlain || row < 0 ? 1.0f : scale_of(p, row);
+    const int row = window_row(p, window, me.warp * 16 + half * 8 + me.g);
+    const RowTerms<Acc> terms = kPlain || row < 0 ? RowTerms<Acc>{} : row_terms<Acc>(p, row);
     Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
     const float* mine = sum + half * 2;
     if constexpr (kIsF32) {
@@ -173,7 +109,7 @@ __device__ __forceinline__ void store_group(const Params& p, const Lane& me, int
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float x[4] = {mine[e], mine[4 + e], mine[8 + e], mine[12 + e]};
-        if (row >= 0) finish<kPlain>(p, c, first_column + e * 16 + me.t * 4, scale, x);
+        if (row >= 0) store_row<kPlain>(p, terms, c, first_column + e * 16 + me.t * 4, x);
       }
     } else {
       // Columns 2t and 2t + 1 of four times eight; after the exchange eight of one.
@@ -193,7 +129,7 @@ __device__ __forceinline__ void store_group(const Params& p, const Lane& me, int
           const int at = part + v;
           x[v] = __uint_as_float(at % 2 == 0 ? first[at / 2] : second[at / 2]);
         }
-        if (row >= 0) finish<kPlain>(p, c, first_column + me.t * 8 + part, scale, x);
+        if (row >= 0) store_row<kPlain>(p, terms, c, first_column + me.t * 8 + part, x);
       }
     }
   }
@@ -203,11 +139,10 @@ __device__ __forceinline__ void store_group(const Params& p, const Lane& me, int
 template <int kCount>
 __device__ __forceinline__ bool store_groups(const Params& p, const Lane& me, int window,
                                              int first_column, const float (&sum)[kCount]) {
-  float check[4] = {};
+  FiniteCheck<4> check;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) check[i % 4] = fmaf(sum[i], 0.0f, check[i % 4]);
-  const float all = check[0] + check[1] + (check[2] + check[3]);
-  if (__any_sync(kWarp, all != 0.0f)) return false;  // NaN is not 0 either
+  for (int i = 0; i < kCount; ++i) check.add(sum[i], i);
+  if (__any_sync(kWarp, check.failed())) return false;
   constexpr int kColumns = kCount / kGroupSums * 32;
   const bool plain = !p.epilogue && first_column + kColumns <= p.n;
 #pragma unroll

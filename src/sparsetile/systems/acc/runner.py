@@ -1,6 +1,4 @@
-"""Launches of ``spmm_bittcf``. Parts (``tile_runner.py``): RowWindowOffset, TCOffset, SparseAToB,
-TCLocalBit, entry number of each packed value, row order, row pointers; the schedule.
-"""
+"""Launches of ``spmm_bittcf``: a warp an item, slabs of several widths."""
 
 from __future__ import annotations
 
@@ -9,22 +7,33 @@ from typing import Any
 
 import torch
 
+from sparsetile.core.device import machine
 from sparsetile.kernels.bittcf import SPMM_BITTCF, THREADS, Policy, bittcf_config, choose_slab
+from sparsetile.systems.base import Tensors
 from sparsetile.systems.shared.tile_runner import TileLaunch, TileRunner
 
 __all__ = ["AccRunner"]
 
 WARPS = THREADS // 32
+_FORMAT = (
+    "row_window_offset", "tc_offset", "sparse_a_to_b", "tc_local_bit",
+    "items", "parent_of_slot", "nodes",
+)  # fmt: skip
 
 
 class AccRunner(TileRunner):
-    """A warp an item, several slabs' widths."""
+    """Tensors of BitTCF and of its schedule, by their names there."""
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
         self._stack = int(meta["stack"])
-        self._spread = float(meta["spread"])
+        self._reloads = float(meta["reloads"])
         self._policy = Policy(bool(meta["pipelined"]), bool(meta["cached"]))
+
+    def _format_params(self, tensors: Tensors) -> dict[str, int]:
+        pointers = {name: tensors[name].data_ptr() for name in _FORMAT}
+        counts = {"item_count": self._items, "node_count": self._nodes}
+        return {**pointers, **counts, "arrivals": 0}
 
     def _load(
         self,
@@ -35,11 +44,10 @@ class AccRunner(TileRunner):
         weighted: bool,
         device: int,
     ) -> TileLaunch:
-        properties = torch.cuda.get_device_properties(device)
+        facts = machine(torch.device("cuda", device))
         slab = choose_slab(
-            dtype, n, vector, items=self._items,
-            processors=properties.multi_processor_count, cols=self.cols,
-            l2=properties.L2_cache_size, spread=self._spread, stack=self._stack,
+            dtype, n, vector, items=self._items, processors=facts.processors, cols=self.cols,
+            l2=facts.l2_bytes, spread=self._reloads, stack=self._stack,
         )  # fmt: skip
         config = bittcf_config(
             dtype, slab, vector, weighted, out_dtype=out_dtype, policy=self._policy

@@ -8,7 +8,7 @@ order. What is decided and why is in docs/acc.md.
 ``ablation`` names the last part of the paper's ladder that is on: ``bittcf`` (the format alone),
 ``reorder`` (the same kernel; the order is the plan's ``reorder``), ``cache``, ``pipeline``;
 everything, balance included, when None. ``no-balance``, ``no-stack`` and ``no-pipeline`` turn off
-one part of the whole instead.
+one part of the whole instead; ``stacked`` takes windows of sixteen rows whatever they save.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from typing import Any
 
 import torch
 
-from sparsetile.balance import schedule_windows, spread
+from sparsetile.balance import WindowSchedule, l2_reload_factor
 from sparsetile.balance.windows import RUN_TILES
 from sparsetile.core.device import processors
-from sparsetile.formats import BitTCF, pack_bittcf
+from sparsetile.formats import BitTCF
+from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bittcf import BUSY_WARPS, ELEMENTS
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
+from sparsetile.systems.acc.cost import predict_acc
 from sparsetile.systems.acc.runner import AccRunner
-from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
-from sparsetile.systems.shared.requirements import tile_reasons
+from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor
+from sparsetile.systems.shared.requirements import ampere_reasons, tile_reasons
 
 __all__ = ["AccSystem"]
 
@@ -63,23 +65,32 @@ ABLATIONS = {**LADDER, **ALONE}
 # How many fewer tiles windows of sixteen rows must have than those of eight before they pay: in
 # wide products (bytes of a row of B), and in others.
 WIDE_BYTES, FEWER_WIDE, FEWER = 1024, 1.22, 1.45
-MIN_CAPABILITY = (8, 0)
+# The ablation that stacks tiles wherever it is asked for, which small matrices would not lead to.
+STACKED = "stacked"
 
 
-def _pack(request: Request, row_bytes: int, workers: float, may_stack: bool) -> BitTCF:
+def _workers(request: Request) -> float:
+    """Warps at work on each slab of B."""
+    slabs = max(1, -(-request.row_bytes // WIDE_SLAB_BYTES))
+    return processors(request.device) * BUSY_WARPS / slabs
+
+
+def _pack(request: Request, csr: CSR, order: torch.Tensor | None, may_stack: bool) -> BitTCF:
     """Return tiles of windows of sixteen rows where they save enough reads of B, else of eight."""
-    csr, order = request.csr, request.permutation.perm
+    row_bytes = request.row_bytes
+    if request.ablation == STACKED:
+        return BitTCF.pack(csr, order, stack=2)
     if may_stack and request.dtype is torch.float32 and row_bytes >= WIDE_SLAB_BYTES:
-        stacked = pack_bittcf(csr, order, 2)
+        stacked = BitTCF.pack(csr, order, stack=2)
         fewer = FEWER_WIDE if row_bytes >= WIDE_BYTES else FEWER
         saves = stacked.tiles_of_eight() >= fewer * max(stacked.tile_count, 1)
-        if saves and stacked.tile_count >= RUN_TILES * workers:
+        if saves and stacked.tile_count >= RUN_TILES * _workers(request):
             return stacked
-    return pack_bittcf(csr, order)
+    return BitTCF.pack(csr, order)
 
 
 class AccSystem(System):
-    """Tensor cores on BitTCF tiles."""
+    """Tensor Cores on BitTCF tiles."""
 
     name = "acc"
     summary = "Acc-SpMM: 8x8 bitmap tiles on Tensor Cores, TF32 or 16-bit, sums in a fixed order"
@@ -88,60 +99,67 @@ class AccSystem(System):
     deterministic = True
     architectures = "sm_80 and newer"
     ordered = True
-    ablations = tuple(ABLATIONS)
+    rounds_to_tf32 = True
+    counts_pairs = True
+    kernels = ("spmm_bittcf",)
+    ablations = (*ABLATIONS, STACKED)
+    contract_ablations = (None, STACKED)
 
     def further_reasons(self, request: Request) -> list[str]:
-        found = tile_reasons(request)
-        if request.device.type != "cuda":
-            return found
-        capability = torch.cuda.get_device_capability(request.device)
-        if capability < MIN_CAPABILITY:
-            found.append(f"needs sm_80 or newer, this GPU is sm_{capability[0]}{capability[1]}")
-        return found
+        return [*tile_reasons(request), *ampere_reasons(request)]
 
-    def build(self, request: Request) -> Stage:
-        csr = request.csr
-        on = EVERYTHING if request.ablation is None else ABLATIONS[request.ablation]
-        row_bytes = request.n * request.dtype.itemsize
-        slabs = max(1, -(-row_bytes // WIDE_SLAB_BYTES))
-        workers = processors(request.device) * BUSY_WARPS / slabs
-        laps = Laps(request)
-        tiles = _pack(request, row_bytes, workers, on.stacked)
-        laps("format")
-        schedule = schedule_windows(
-            tiles.row_window_offset,
-            workers=workers,
-            balance=on.balanced,
+    def predict(self, request: Request) -> float:
+        return predict_acc(request)
+
+    def build(self, request: Request) -> BuiltSystem:
+        return self.build_rows(request, request.permutation.perm)
+
+    def build_rows(self, request: Request, order: torch.Tensor | None) -> BuiltSystem:
+        """Build products of the rows in ``order``, which may be some of A's: others are not
+        written."""
+        csr, timer = request.csr, BuildTimer(request)
+        on = ABLATIONS.get(request.ablation or "", EVERYTHING)
+        owned, entries, within = csr, None, order
+        if order is not None and order.numel() < csr.shape[0]:
+            owned, entries = csr.select_rows(order)
+            within = None
+        tiles = _pack(request, owned, within, on.stacked)
+        timer("format")
+        schedule = WindowSchedule.make(
+            tiles.units(), workers=_workers(request), balance=on.balanced
         )
-        recipe = make_recipe(
-            self.name,
-            csr,
+        reloads = l2_reload_factor(owned, within, min(request.row_bytes, WIDE_SLAB_BYTES))
+        tensors = {
+            "row_window_offset": tiles.row_window_offset,
+            "tc_offset": tiles.tc_offset,
+            "sparse_a_to_b": tiles.sparse_a_to_b,
+            "tc_local_bit": tiles.tc_local_bit,
+            "entries": tiles.entries if entries is None else entries[tiles.entries],
+            "order": order_tensor(order, csr),
+            "indptr": csr.indptr,
+            **schedule.tensors(),
+        }
+        choices = {
+            "format": f"BitTCF, windows of {8 * tiles.stack} rows, {tiles.tile_count} tiles of "
+            f"{tiles.mean_tile_entries:.1f} entries, {tiles.bytes} bytes",
+            "schedule": f"{schedule.item_count} items of at most {schedule.longest} tiles, "
+            f"IBD {schedule.imbalance:.2f}, {schedule.slot_count} partial sums",
+        }
+        timer("schedule")
+        return self.built(
+            request,
+            tensors,
+            choices,
+            timer.seconds,
+            positions=owned.shape[0],
             items=schedule.item_count,
             slots=schedule.slot_count,
             nodes=schedule.node_count,
             stack=tiles.stack,
-            spread=spread(csr, request.permutation.perm, min(row_bytes, WIDE_SLAB_BYTES)),
+            reloads=reloads,
             cached=on.cached,
             pipelined=on.pipelined,
         )
-        order = tiles.order
-        if order is None:
-            order = torch.empty(0, dtype=torch.int32, device=csr.device)
-        parts = (
-            tiles.row_window_offset, tiles.tc_offset, tiles.sparse_a_to_b, tiles.tc_local_bit,
-            tiles.entries, order, csr.indptr,
-            schedule.items, schedule.parent_of_slot, schedule.nodes,
-        )  # fmt: skip
-        choices = {
-            "format": f"BitTCF, windows of {8 * tiles.stack} rows, {tiles.tile_count} tiles of "
-            f"{tiles.mean_tile_entries:.1f} entries, {tiles.format_bytes} bytes",
-            "schedule": f"{schedule.item_count} items of at most {schedule.longest} tiles, "
-            f"IBD {schedule.imbalance:.2f}, {schedule.slot_count} partial sums",
-        }
-        if request.ablation is not None:
-            choices["ablation"] = request.ablation
-        laps("schedule")
-        return Stage(self.name, parts, recipe, choices, laps.seconds)
 
     def make_runner(self, meta: Mapping[str, Any]) -> AccRunner:
         return AccRunner(meta)

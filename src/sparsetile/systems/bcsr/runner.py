@@ -1,14 +1,14 @@
 """Launches of ``spmm_bcsr``: from a plan's tensors to kernel parameters and tensor maps.
 
-Parts, in order: block rows longest first, each with its first block and how many it has;
-block_col_idx; row order (empty: the given one); place of each entry in the blocks; row pointers;
-then, where some cell of a block holds no entry, the parts of the exact system that repairs C.
+Tensors: ``work`` (block rows longest first, each with its first block and how many it has),
+``block_col_idx``, ``order`` (empty: the given one), ``places`` of the entries in the blocks,
+``indptr``; where some cell of a block holds no entry, also those of the exact system that repairs
+C, as ``exact.indptr`` and so on.
 """
 
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.formats.bittcf import round_tf32
+from sparsetile.core.device import machine
 from sparsetile.formats.cells import checked_values, scatter_cells
+from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
 from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matrix
@@ -38,21 +39,17 @@ from sparsetile.kernels.bcsr import (
     out_types,
 )
 from sparsetile.kernels.tf32_operand import VECTOR
-from sparsetile.systems.base import PLAIN, Epilogue, Runner
-from sparsetile.systems.csr.runner import CSRRunner
-from sparsetile.systems.shared.bound import BoundProduct
-from sparsetile.systems.shared.cuda_context import enter
-from sparsetile.systems.shared.epilogue import finish
+from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
+from sparsetile.systems.shared.bound import BoundProduct, Prepared
+from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
+from sparsetile.systems.shared.epilogue import apply_epilogue, epilogue_params
 from sparsetile.systems.shared.geometry import ACCESS_BYTES, aligned, batch_count, padded_like
 from sparsetile.systems.shared.tf32_operand import OperandCopies, columns_at_once, copy_stride
 
 __all__ = ["BCSRRunner"]
 
-_WORK, _IDX, _ORDER, _PLACES, _INDPTR, _EXACT = range(6)
-# Fields of the parameter struct that change from call to call, after A's map: those of B and C,
-# and c.
-_OPERANDS = struct.Struct(f"@{2 * MAP_WORDS}QP")
-_OPERANDS_OFFSET = 8 * MAP_WORDS
+# Parameters that change from call to call: the maps of B and C, and C's address.
+_OPERANDS = ("b", "stored", "c")
 # Tensor maps that a runner keeps: those of the B's and C's in use, each some hundred bytes.
 _KEPT_MAPS = 512
 
@@ -77,9 +74,9 @@ class PreparedBlocks:
         self._map_of_b = map_of_b
         self._map_of_c = map_of_c
 
-    def launch(self, stream: int, *fields: int) -> None:
+    def launch(self, stream: int, *values: int) -> None:
         """Multiply B, at the first address, into C, at the second."""
-        b, c = fields
+        b, c = values
         self._launch(stream, *self._map_of_b(b), *self._map_of_c(c), c)
 
 
@@ -122,17 +119,17 @@ def _no_map(pointer: int) -> TensorMap:
 
 
 class BCSRRunner(Runner):
-    """See the module's text for the parts. Packed: A's blocks [blocks, 64, 64], float32 as TF32."""
+    """Packed ``blocks``: A's blocks [blocks, 64, 64], float32 rounded to TF32."""
 
-    packs = True
+    packed_names = ("blocks",)
 
-    def __init__(self, meta: Mapping[str, Any], exact: CSRRunner | None) -> None:
+    def __init__(self, meta: Mapping[str, Any], exact: ExactRunner | None) -> None:
         super().__init__(meta)
         self._blocks = int(meta["blocks"])
         self._block_rows = -(-self.rows // BLOCK)
         self._exact = exact
         self._step = int(meta["step"])
-        self._columns: int | None = meta.get("columns")
+        self._columns: int | None = meta["columns"]
         # What repairs takes row-major operands, and so do steps of the ladder.
         self.any_strides = self.fuses_linear = exact is None and self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
@@ -141,13 +138,13 @@ class BCSRRunner(Runner):
         encode = encode_matrix if self._step >= ENGINE else _described
         self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode)
 
-    def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
-        places = parts[_PLACES]
+    def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
+        places = tensors["places"]
         values = checked_values(values, self.nnz, dtype, places.device)
         if dtype is torch.float32:
             values = round_tf32(values)
         packed = scatter_cells(values, places, self._blocks * BLOCK**2)
-        return packed.reshape(self._blocks, BLOCK, BLOCK)
+        return {"blocks": packed.reshape(self._blocks, BLOCK, BLOCK)}
 
     def _launch_for(
         self, dtype: torch.dtype, out_dtype: torch.dtype, n: int, k_major: bool, device: int
@@ -155,7 +152,7 @@ class BCSRRunner(Runner):
         key = (dtype, out_dtype, n, k_major, device)
         found = self._launches.get(key)
         if found is None:
-            processors = torch.cuda.get_device_properties(device).multi_processor_count
+            processors = machine(torch.device("cuda", device)).processors
             tile = choose_block_tile(n, self._block_rows, processors, dtype, self._columns)
             tile = tile.at_step(self._step)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype, k_major=k_major)
@@ -166,7 +163,7 @@ class BCSRRunner(Runner):
 
     def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
         if n and self.rows:
-            index = device.index if device.index is not None else torch.cuda.current_device()
+            index = device_index(device)
             if dtype is torch.float32:
                 self._copies.load(False, VECTOR, index)
                 n = min(n, columns_at_once(self.cols))
@@ -207,57 +204,61 @@ class BCSRRunner(Runner):
             return self._map_of(dtype, (n, self.rows), stride, TRANSPOSED_BOX)
         return self._map_of(dtype, (self.rows, n), stride, STORE_BOX)
 
-    def _engine_stores(self, parts: Sequence[Tensor], out_dtype: torch.dtype) -> bool:
+    def _engine_stores(self, tensors: Tensors, out_dtype: torch.dtype) -> bool:
         """Whether C leaves by the copy engine: 16 bits, whose rows lie in the plan's order."""
-        return self._step >= ENGINE and out_dtype.itemsize == 2 and not parts[_ORDER].numel()
+        return self._step >= ENGINE and out_dtype.itemsize == 2 and not tensors["order"].numel()
 
-    def _store_of(self, parts: Sequence[Tensor], out: Tensor) -> Store:
+    def _store_of(self, tensors: Tensors, out: Tensor) -> Store:
         if out.dtype is torch.float32 and out.stride(-1) != 1 and out.stride(-2) == 1:
             return Store.TRANSPOSED_BY_THREADS
-        if not self._engine_stores(parts, out.dtype):
+        if not self._engine_stores(tensors, out.dtype):
             return Store.BY_THREADS
         transposed = out.stride(-1) != 1 and _stores_well(out.mT)
         return Store.TRANSPOSED if transposed else Store.BY_ENGINE
 
-    def _spoilt(self, parts: Sequence[Tensor]) -> Tensor:
+    def _spoilt(self, tensors: Tensors) -> Tensor:
         """The flag of a device: whether a sum was ever not finite. A repair looks at C only then.
 
         It is never put back: a product with Inf or NaN costs those after it a look at C.
         """
-        device = parts[_WORK].device
+        device = tensors["work"].device
         if device not in self._flags:
             self._flags[device] = torch.zeros(1, dtype=torch.int64, device=device)
         return self._flags[device]
 
     def _params(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         tile: BlockTile,
         n: int,
         c_stride: int,
         store: Store,
         epilogue: Epilogue,
-    ) -> tuple[int | float, ...]:
-        """Fields of the struct after the maps and c."""
-        bias, row_bias, order = epilogue.bias, epilogue.row_bias, parts[_ORDER]
-        return (
-            parts[_WORK].data_ptr(), parts[_IDX].data_ptr(),
-            order.data_ptr() if order.numel() else 0,
-            parts[_INDPTR].data_ptr() if epilogue.mean else 0,
-            0 if bias is None else bias.data_ptr(),
-            0 if row_bias is None else row_bias.data_ptr(),
-            0 if self._exact is None else self._spoilt(parts).data_ptr(),
-            c_stride,
-            epilogue.alpha, epilogue.beta,
-            self.rows, n, self._block_rows, tile.slabs(n), SLABS_TOGETHER, store,
-            not epilogue.plain, epilogue.relu,
-        )  # fmt: skip
+    ) -> dict[str, int | float]:
+        """Parameters beside the maps and C's address."""
+        row_bias = epilogue.row_bias
+        return {
+            "work": tensors["work"].data_ptr(),
+            "block_col_idx": tensors["block_col_idx"].data_ptr(),
+            "order": tensors["order"].data_ptr(),
+            "indptr": tensors["indptr"].data_ptr(),
+            "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
+            "spoilt": 0 if self._exact is None else self._spoilt(tensors).data_ptr(),
+            "c_stride": c_stride,
+            "rows": self.rows,
+            "n": n,
+            "block_rows": self._block_rows,
+            "slabs": tile.slabs(n),
+            "together": SLABS_TOGETHER,
+            "store": store,
+            **epilogue_params(epilogue),
+        }
 
     def spmm(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
-        packed: Tensor | None,
+        packed: Tensors | None,
         B: Tensor,
         out: Tensor,
         epilogue: Epilogue = PLAIN,
@@ -265,20 +266,23 @@ class BCSRRunner(Runner):
         if B.shape[-1] == 0 or self.rows == 0 or batch_count(B) == 0:
             return
         if packed is None:
-            packed = self.pack(parts, values, B.dtype)
+            packed = self.pack(tensors, values, B.dtype)
+        blocks = packed["blocks"]
         if self._exact is None:
-            self._product(parts, packed, B, out, epilogue)
-        elif epilogue.beta == 0.0:
-            self._product(parts, packed, B, out, epilogue)
-            self._exact.repair(parts[_EXACT:], values, B, out, epilogue, self._spoilt(parts))
+            self._product(tensors, blocks, B, out, epilogue)
+            return
+        exact = part("exact", tensors)
+        if epilogue.beta == 0.0:
+            self._product(tensors, blocks, B, out, epilogue)
+            self._exact.repair(exact, values, B, out, epilogue, self._spoilt(tensors))
         else:  # a repair must not find what `out` held added to what is not finite
             product = out.new_empty(out.shape, dtype=torch.float32)
-            self._product(parts, packed, B, product, PLAIN)
-            self._exact.repair(parts[_EXACT:], values, B, product, only_if=self._spoilt(parts))
-            finish(product, out, parts[_INDPTR], epilogue)
+            self._product(tensors, blocks, B, product, PLAIN)
+            self._exact.repair(exact, values, B, product, only_if=self._spoilt(tensors))
+            apply_epilogue(product, out, tensors["indptr"], epilogue)
 
     def _product(
-        self, parts: Sequence[Tensor], packed: Tensor, B: Tensor, out: Tensor, epilogue: Epilogue
+        self, tensors: Tensors, blocks: Tensor, B: Tensor, out: Tensor, epilogue: Epilogue
     ) -> None:
         """All batches, through copies of B and C where the kernel does not take them."""
         n, tf32 = B.shape[-1], B.dtype is torch.float32
@@ -286,63 +290,63 @@ class BCSRRunner(Runner):
             for at in range(0, n, step):
                 some = slice(at, at + step)
                 bias = None if epilogue.bias is None else epilogue.bias[some]
-                part = replace(epilogue, bias=bias)
-                self._product(parts, packed, B[..., some], out[..., some], part)
+                piece = replace(epilogue, bias=bias)
+                self._product(tensors, blocks, B[..., some], out[..., some], piece)
             return
         k_major = tf32 or _transposed_well(B)
         if B.dtype is FP8 and not k_major:  # the only way that Tensor Cores take it
             B, k_major = padded_like(B.mT, ACCESS_BYTES).copy_(B.mT).mT, True
         if self._blocks and not k_major and not _copies_well(B):
             B = padded_like(B, STORE_COLUMNS).copy_(B)
-        target, store = out, self._store_of(parts, out)
+        target, store = out, self._store_of(tensors, out)
         if store < Store.TRANSPOSED and not _stores_well(out):
             target = padded_like(out, STORE_COLUMNS)
             if epilogue.beta != 0.0:
                 target.copy_(out)
         device = B.device.index
         launch = self._launch_for(B.dtype, out.dtype, n, k_major, device)
-        block_map = self._block_map(packed, launch.tile)
         map_of_b = self._map_of_b(B, launch.tile, k_major)
         stride = target.stride(-1 if store >= Store.TRANSPOSED else -2)
         map_of_c = self._map_of_c(out.dtype, n, stride, store)
-        params = self._params(parts, launch.tile, n, stride, store, epilogue)
+        params: dict[str, Any] = self._params(tensors, launch.tile, n, stride, store, epilogue)
+        params["a"] = self._block_map(blocks, launch.tile)
         pairs = [(B, target)] if B.dim() == 2 else list(zip(B, target, strict=True))
         with on_device(device):
-            enter(device)
+            ensure_cuda_context(device)
             stream = current_stream_handle(device)
             for one, c in pairs:
                 copied = tf32 and self._blocks
                 b = self._copies.copy(one, device, stream) if copied else one.data_ptr()
-                launch.kernel.launch(
-                    launch.grid, launch.tile.threads, stream,
-                    *block_map, *map_of_b(b), *map_of_c(c.data_ptr()), c.data_ptr(),
-                    *params,
-                )  # fmt: skip
+                at = c.data_ptr()
+                params |= {"b": map_of_b(b), "stored": map_of_c(at), "c": at}
+                launch.kernel.launch(launch.grid, launch.tile.threads, stream, params)
         if target is not out:
             out.copy_(target)
 
-    def prepare_launch(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
-    ) -> PreparedBlocks | None:
+    def prepare_launches(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+    ) -> Sequence[Prepared] | None:
         """Return the launch of B -> C, both plain matrices; None where copies are needed."""
         n = B.shape[1]
         if B.dtype is torch.float32 or packed is None or not _copies_well(B) or n % STORE_COLUMNS:
             return None
-        launch = self._launch_for(B.dtype, B.dtype, n, False, parts[0].device.index)
-        engine = self._engine_stores(parts, B.dtype)
+        launch = self._launch_for(B.dtype, B.dtype, n, False, tensors["work"].device.index)
+        engine = self._engine_stores(tensors, B.dtype)
         store = Store.BY_ENGINE if engine else Store.BY_THREADS
-        block_map = self._block_map(packed, launch.tile)
-        params = self._params(parts, launch.tile, n, n, store, PLAIN)
-        prepared = launch.kernel.prepare(
-            launch.grid, launch.tile.threads,
-            (*block_map, *NO_MAP, *NO_MAP, 0, *params), _OPERANDS, _OPERANDS_OFFSET,
-        )  # fmt: skip
+        params: dict[str, Any] = self._params(tensors, launch.tile, n, n, store, PLAIN)
+        params |= {"a": self._block_map(packed["blocks"], launch.tile)}
+        params |= {"b": NO_MAP, "stored": NO_MAP, "c": 0}
+        prepared = launch.kernel.prepare(launch.grid, launch.tile.threads, params, _OPERANDS)
         map_of_c = self._map_of_c(B.dtype, n, n, store)
-        return PreparedBlocks(prepared, self._map_of_b(B, launch.tile, False), map_of_c)
+        return (PreparedBlocks(prepared, self._map_of_b(B, launch.tile, False), map_of_c),)
 
     def bind(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
     ) -> Callable[[Tensor], Tensor] | None:
-        if not self.rows or self._exact is not None or (packed is not None and packed.dtype is FP8):
+        if (
+            not self.rows
+            or self._exact is not None
+            or (packed is not None and packed["blocks"].dtype is FP8)
+        ):
             return None
-        return BoundProduct(self, parts, values, packed)
+        return BoundProduct(self, tensors, values, packed)

@@ -3,7 +3,7 @@
 Parts: BCSR (formats/bcsr.py), block rows longest first, the warp-specialised persistent kernel
 whose operands the copy engine brings (kernels/cuda/spmm_bcsr.cu). For matrices whose entries lie in
 blocks, as in pruned weights: every cell of a stored block is multiplied. Where some hold no entry,
-elements of C that are not finite are computed again from A's entries (``CSRRunner.repair``).
+elements of C that are not finite are computed again from A's entries (:meth:`ExactRunner.repair`).
 Deterministic: blocks of a row are added in order. docs/asyncsparse.md says what is decided and why.
 
 ``ablation`` names the last step of the paper's ladder that is on (kernels/bcsr.py), ``opt0`` to
@@ -18,18 +18,19 @@ from typing import Any
 
 import torch
 
-from sparsetile.formats import BCSR, count_blocks, pack_bcsr
+from sparsetile.balance import LongestFirst
+from sparsetile.formats import BCSR
+from sparsetile.formats.bcsr import count_blocks
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bcsr import BLOCK, COLUMNS, ELEMENTS, FP8, LADDER, PRODUCT
-from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
+from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor, prefixed
+from sparsetile.systems.bcsr.cost import predict_bcsr
 from sparsetile.systems.bcsr.runner import BCSRRunner
-from sparsetile.systems.csr.runner import CSRRunner
-from sparsetile.systems.csr.system import CSRSystem
-from sparsetile.systems.shared.requirements import tf32_reasons
+from sparsetile.systems.registry import exact_runner, exact_system
+from sparsetile.systems.shared.requirements import entry_reasons, hopper_reasons, tf32_reasons
 
 __all__ = ["BCSRSystem"]
 
-CAPABILITY = (9, 0)
 # The blocks may not take more than this share of the memory that is free.
 MEMORY_SHARE = 0.25
 
@@ -49,21 +50,13 @@ def _type_reasons(request: Request) -> list[str]:
         found.append(f"has no {request.ablation} in {name}")
     if request.dtype is not FP8:
         return found
-    if pack_bcsr(request.csr, BLOCK, request.permutation.perm).bitmaps is not None:
+    if BCSR.pack(request.csr, request.permutation.perm, block=BLOCK).bitmaps is not None:
         found.append(f"takes float8_e4m3fn only where blocks of {BLOCK}x{BLOCK} are full")
     return found
 
 
-def _work(blocks: BCSR) -> torch.Tensor:
-    """[block rows, 4], longest first: block row, its first block, how many it has, and 0."""
-    lengths = blocks.blocks_per_row().to(torch.int32)
-    rows = torch.argsort(lengths, descending=True, stable=True)
-    columns = (rows.to(torch.int32), blocks.block_row_ptr[rows], lengths[rows])
-    return torch.stack([*columns, torch.zeros_like(columns[0])], dim=1)
-
-
 class BCSRSystem(System):
-    """Tensor cores on dense blocks."""
+    """Tensor Cores on dense blocks."""
 
     name = "bcsr"
     summary = "AsyncSparse: dense 64x64 blocks on WGMMA, TF32, 16 or 8 bits, sums in order"
@@ -71,21 +64,13 @@ class BCSRSystem(System):
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_90a"
+    rounds_to_tf32 = True
+    kernels = ("spmm_bcsr", "tf32_operand", "spmm_csr")
     ablations = (*LADDER, *COLUMNS)
 
-    def __init__(self, exact: CSRSystem) -> None:
-        self._exact = exact
-
     def further_reasons(self, request: Request) -> list[str]:
-        found = [*self._exact.further_reasons(request), *tf32_reasons(request)]
-        if request.device.type != "cuda":
-            return found
-        capability = torch.cuda.get_device_capability(request.device)
-        if capability != CAPABILITY:
-            found.append(
-                f"needs a Hopper GPU (sm_90a), this GPU is sm_{capability[0]}{capability[1]}"
-            )
-        if found or request.dtype not in self.dtypes:
+        found = [*entry_reasons(request), *tf32_reasons(request), *hopper_reasons(request)]
+        if found or request.device.type != "cuda" or request.dtype not in self.dtypes:
             return found
         found += _type_reasons(request)
         limit = int(MEMORY_SHARE * torch.cuda.mem_get_info(request.device)[0])
@@ -97,47 +82,46 @@ class BCSRSystem(System):
             )
         return found
 
-    def build(self, request: Request) -> Stage:
-        csr, order, laps = request.csr, request.permutation.perm, Laps(request)
-        blocks = pack_bcsr(csr, BLOCK, order)
-        laps("format")
-        work = _work(blocks)
-        parts: tuple[torch.Tensor, ...] = (
-            work, blocks.block_col_idx,
-            torch.empty(0, dtype=torch.int32, device=csr.device)
-            if blocks.order is None else blocks.order,
-            blocks.places, csr.indptr,
-        )  # fmt: skip
-        exact = None if blocks.bitmaps is None else self._exact.build(request)
-        recipe = make_recipe(
-            self.name,
-            csr,
-            blocks=blocks.block_count,
-            exact=None if exact is None else exact.recipe,
-            step=LADDER.get(request.ablation or "", PRODUCT),
-            **({"columns": COLUMNS[request.ablation]} if request.ablation in COLUMNS else {}),
-        )
-        longest = int(work[0, 2]) if len(work) else 0
+    def predict(self, request: Request) -> float:
+        return predict_bcsr(request)
+
+    def build(self, request: Request) -> BuiltSystem:
+        csr, timer = request.csr, BuildTimer(request)
+        blocks = BCSR.pack(csr, request.permutation.perm, block=BLOCK)
+        timer("format")
+        work = LongestFirst.make(blocks.units())
+        tensors = {
+            "work": work.items,
+            "block_col_idx": blocks.block_col_idx,
+            "order": order_tensor(blocks.order, csr),
+            "places": blocks.places,
+            "indptr": csr.indptr,
+        }
         choices = {
             "format": f"BCSR, {blocks.block_count} blocks of {BLOCK}x{BLOCK}, "
             f"{100 * blocks.fill:.1f} % of their cells hold entries, "
             f"{blocks.value_bytes(request.dtype)} bytes",
             "schedule": f"{blocks.block_row_count} block rows, longest first, "
-            f"at most {longest} blocks",
+            f"at most {work.longest} blocks",
         }
-        if exact is not None:
+        exact = None
+        if blocks.bitmaps is not None:
+            exact = exact_system("cuda").build(request.changed(ablation=None))
+            tensors |= prefixed("exact", exact.tensors)
             choices["repair"] = "elements that are not finite, by csr"
-        if request.ablation is not None:
-            choices["ablation"] = request.ablation
-        laps("schedule")
-        if exact is not None:
-            parts = (*parts, *exact.parts)
-        return Stage(self.name, parts, recipe, choices, laps.seconds)
+        timer("schedule")
+        columns = COLUMNS.get(request.ablation or "")
+        return self.built(
+            request,
+            tensors,
+            choices,
+            timer.seconds,
+            blocks=blocks.block_count,
+            exact=None if exact is None else exact.recipe,
+            step=LADDER.get(request.ablation or "", PRODUCT),
+            columns=columns,
+        )
 
     def make_runner(self, meta: Mapping[str, Any]) -> BCSRRunner:
-        from sparsetile.systems.registry import runner
-
-        exact = None if meta["exact"] is None else runner(str(meta["exact"]))
-        if exact is not None and not isinstance(exact, CSRRunner):
-            raise TypeError(f"bcsr: exact must be a csr runner, got {type(exact).__name__}.")
-        return BCSRRunner(meta, exact)
+        exact = meta["exact"]
+        return BCSRRunner(meta, None if exact is None else exact_runner(str(exact), self.name))

@@ -1,15 +1,13 @@
 """Launches of ``spmm_csr`` and ``sddmm_csr``: from a plan's tensors to kernel parameters.
 
-Parts, in order: indptr, columns; items, parents, nodes of the plain schedule (every row by
-itself: max, min, repair, SDDMM); then, where rows were bundled, tagged columns, bundle rows,
-entries and slots of the packed values, and items, parents, nodes of the mixed schedule that sums
-use.
+``items``, ``parent_of_slot`` and ``nodes`` are the plain schedule, every row by itself: max, min,
+repair and SDDMM use it. Where rows were bundled, sums use the mixed schedule (``mixed_items`` and
+so on) with the bundles' tensors.
 """
 
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetile.core.device import machine
 from sparsetile.formats.bundles import BUNDLE_ROWS, scatter_values
 from sparsetile.jit import LoadedKernel
-from sparsetile.jit.loader import (
-    PreparedLaunch,
-    current_stream_handle,
-    on_device,
-)
+from sparsetile.jit.loader import current_stream_handle, on_device
 from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import (
     BUNDLE_DTYPES,
@@ -40,36 +35,61 @@ from sparsetile.kernels.csr import (
     spmm_config,
     vector_width,
 )
-from sparsetile.systems.base import PLAIN, Epilogue, PatternRunner
-from sparsetile.systems.shared.bound import BoundProduct
-from sparsetile.systems.shared.cuda_context import enter
-from sparsetile.systems.shared.geometry import Geometry, batch_count, batch_pieces
+from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Tensors
+from sparsetile.systems.shared.bound import BoundProduct, Prepared
+from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
+from sparsetile.systems.shared.epilogue import epilogue_params
+from sparsetile.systems.shared.geometry import (
+    Geometry,
+    batch_count,
+    batch_pieces,
+    stride_params,
+)
 
 __all__ = ["CSRRunner"]
 
-# Fields of the parameter struct that change from call to call: b and c, after six pointers.
-_OPERANDS = struct.Struct("@2P")
-_OPERANDS_OFFSET = 6 * struct.calcsize("@P")
-_ARRIVALS, _B, _C, _PARTIALS, _ARGS, _MINIMUM = 3, 6, 7, 13, 14, -3
-# Blocks an SM holds, about, and waves of them from which on the next kernel may start early.
+# Thread blocks an SM holds, about, and waves of them from which on the next kernel may start early.
 BLOCKS_PER_SM, MANY_WAVES = 8, 2
 
 
 @dataclass(frozen=True)
 class Work:
-    """One schedule: where its tensors lie in the parts, and its sizes."""
+    """One schedule: the prefix of its tensors' names, and its sizes."""
 
-    start: int
+    prefix: str
     sections: tuple[int, int, int, int]
     slots: int
     nodes: int
     bundled: bool
 
+    @classmethod
+    def of(cls, sizes: Mapping[str, Any], bundled: bool) -> Work:
+        """Read what ``schedule_sizes`` wrote."""
+        sections = tuple(sizes["sections"])
+        prefix = "mixed_" if bundled else ""
+        return cls(prefix, sections, sizes["slots"], sizes["nodes"], bundled)  # type: ignore[arg-type]
+
+    @property
+    def items(self) -> int:
+        return sum(self.sections)
+
     def block_ends(self, lanes: int) -> tuple[int, ...]:
-        """Where each section ends in blocks; the first two hold wide items, one a warp."""
+        """Where each section ends in thread blocks; the first two hold wide items, one a warp."""
         per_block = (THREADS // 32, THREADS // 32, THREADS // lanes, THREADS // lanes)
         blocks = [-(-c // b) for c, b in zip(self.sections, per_block, strict=True)]
         return tuple(itertools.accumulate(blocks))
+
+    def pointers(self, tensors: Tensors) -> dict[str, int]:
+        """Addresses of the schedule's tensors."""
+        names = ("items", "parent_of_slot", "nodes")
+        return {name: tensors[self.prefix + name].data_ptr() for name in names}
+
+    def section_params(self, lanes: int) -> dict[str, tuple[int, ...]]:
+        """Where each section ends, in items and in thread blocks."""
+        return {
+            "item_end": tuple(itertools.accumulate(self.sections)),
+            "block_end": self.block_ends(lanes),
+        }
 
 
 @dataclass(frozen=True)
@@ -107,27 +127,23 @@ class Launch:
         return self.tile.lanes * (-(-lane // 8) * 8 if wide else lane)
 
 
-class CSRRunner(PatternRunner):
-    """See the module's text for the parts."""
+class CSRRunner(ExactRunner):
+    """Packed ``values``: those of bundles, four for each list element."""
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
-        plain, mixed = meta["plain"], meta["mixed"]
-        self._plain = Work(2, tuple(plain["sections"]), plain["slots"], plain["nodes"], False)
-        self._mixed = (
-            None
-            if mixed is None
-            else Work(9, tuple(mixed["sections"]), mixed["slots"], mixed["nodes"], True)
-        )
-        self.packs = self._mixed is not None
+        self._plain = Work.of(meta["plain"], False)
+        self._mixed = None if meta["mixed"] is None else Work.of(meta["mixed"], True)
+        self.packed_names = () if self._mixed is None else ("values",)
         self._elements = int(meta["elements"])
         self._shape = RowShape(**meta["shape"])
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
-    def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         if self._mixed is None or values is None or dtype not in BUNDLE_DTYPES:
-            return torch.empty(0, dtype=dtype, device=parts[0].device)
-        return scatter_values(values.to(dtype), parts[7], parts[8], self._elements)
+            return {"values": torch.empty(0, dtype=dtype, device=tensors["indptr"].device)}
+        entries, slots = tensors["bundle_entries"], tensors["bundle_slots"]
+        return {"values": scatter_values(values.to(dtype), entries, slots, self._elements)}
 
     def _launch_for(
         self,
@@ -144,16 +160,17 @@ class CSRRunner(PatternRunner):
         if found is None:
             bundles = mode == "sum" and self._mixed is not None and dtype in BUNDLE_DTYPES
             work = self._mixed if bundles and self._mixed is not None else self._plain
-            properties = torch.cuda.get_device_properties(device)
+            facts = machine(torch.device("cuda", device))
             if mode == "repair":
                 tile = RowTile(vector, 32)
             elif bundles:
                 items = work.sections[0] + work.sections[2]
                 tile = choose_bundle_tile(dtype, n, vector, items)
             else:
-                l2 = properties.L2_cache_size
                 args = mode in ("argmax", "argmin")
-                tile = choose_tile(dtype, n, vector, self._shape, cols=self.cols, l2=l2, args=args)
+                tile = choose_tile(
+                    dtype, n, vector, self._shape, cols=self.cols, l2=facts.l2_bytes, args=args
+                )
             config = spmm_config(
                 dtype,
                 tile,
@@ -168,7 +185,7 @@ class CSRRunner(PatternRunner):
             slabs, block_ends = tile.slabs(n), work.block_ends(tile.lanes)
             # Blocks of the next kernel go to the SMs that are done first: uneven unless they are
             # many.
-            waves = block_ends[-1] * slabs / (properties.multi_processor_count * BLOCKS_PER_SM)
+            waves = block_ends[-1] * slabs / (facts.processors * BLOCKS_PER_SM)
             found = self._launches[key] = Launch(
                 SPMM_CSR.load(config, device),
                 work,
@@ -181,45 +198,62 @@ class CSRRunner(PatternRunner):
         return found
 
     def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
-        if n and self.rows:
-            index = device.index if device.index is not None else torch.cuda.current_device()
-            self._launch_for(dtype, dtype, n, vector_width(dtype, n), "sum", weighted, index)
+        self._prepare("sum", n, dtype, weighted, device)
+
+    def prepare_repair(
+        self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device
+    ) -> None:
+        self._prepare("repair", n, dtype, weighted, device)
+
+    def _prepare(
+        self, mode: str, n: int, dtype: torch.dtype, weighted: bool, device: torch.device
+    ) -> None:
+        if n and self._plain.items:
+            vector = vector_width(dtype, n)
+            self._launch_for(dtype, dtype, n, vector, mode, weighted, device_index(device))
 
     def _params(
         self,
         launch: Launch,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
-        packed: Tensor | None,
-        n: int,
-        strides: tuple[int, int, int, int],
+        packed: Tensors | None,
+        mode: str,
         epilogue: Epilogue,
-    ) -> list[int | float]:
-        """Fields of the struct; operands, scratch and args are filled in by the caller."""
+    ) -> dict[str, Any]:
+        """Parameters that do not depend on B, C and scratch memory."""
         work = launch.work
-        items, parents, nodes = (part.data_ptr() for part in parts[work.start : work.start + 3])
-        tagged = bundle_rows = four = 0
+        bundled = {"tagged": 0, "bundle_rows": 0, "packed": 0}
         if work.bundled:
-            tagged, bundle_rows = parts[5].data_ptr(), parts[6].data_ptr()
-            four = 0 if packed is None else packed.data_ptr()
-        bias = epilogue.bias
-        return [
-            items, parents, nodes, 0,
-            parts[1].data_ptr(), 0 if values is None else values.data_ptr(), 0, 0,
-            tagged, four, bundle_rows, parts[0].data_ptr(),
-            0 if bias is None else bias.data_ptr(), 0, 0,
-            *strides,
-            epilogue.alpha, epilogue.beta,
-            *itertools.accumulate(work.sections), *launch.block_ends,
-            n, launch.slabs, work.slots, work.nodes,
-            not epilogue.plain, epilogue.mean, epilogue.relu, 0, launch.slab_fast, launch.early,
-        ]  # fmt: skip
+            bundled = {
+                "tagged": tensors["tagged"].data_ptr(),
+                "bundle_rows": tensors["bundle_rows"].data_ptr(),
+                "packed": 0 if packed is None else packed["values"].data_ptr(),
+            }
+        return {
+            **work.pointers(tensors),
+            **work.section_params(launch.tile.lanes),
+            **bundled,
+            "columns": tensors["columns"].data_ptr(),
+            "values": 0 if values is None else values.data_ptr(),
+            "indptr": tensors["indptr"].data_ptr(),
+            "args": 0,
+            "arrivals": 0,
+            "partials": 0,
+            "slabs": launch.slabs,
+            "slot_count": work.slots,
+            "node_count": work.nodes,
+            "minimum": mode in ("min", "argmin"),
+            "slab_fast": launch.slab_fast,
+            "early": launch.early,
+            **epilogue_params(epilogue),
+        }
 
     def _run(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
-        packed: Tensor | None,
+        packed: Tensors | None,
         B: Tensor,
         out: Tensor,
         args: Tensor | None,
@@ -228,13 +262,13 @@ class CSRRunner(PatternRunner):
         only_if: Tensor | None = None,
     ) -> None:
         n, batches = B.shape[-1], batch_count(B)
-        if n == 0 or self.rows == 0 or batches == 0:
+        if n == 0 or self._plain.items == 0 or batches == 0:
             return
         if len(pieces := batch_pieces(batches)) > 1:
             for piece in pieces:
                 some = None if args is None else args[piece]
                 self._run(
-                    parts, values, packed, B[piece], out[piece], some, mode, epilogue, only_if
+                    tensors, values, packed, B[piece], out[piece], some, mode, epilogue, only_if
                 )
             return
         shape = Geometry.of(B, out)
@@ -242,14 +276,12 @@ class CSRRunner(PatternRunner):
         launch = self._launch_for(B.dtype, out.dtype, n, shape.vector, mode, weighted, device)
         work = launch.work
         if work.bundled and values is not None and packed is None:
-            packed = self.pack(parts, values, B.dtype)
-        params = self._params(launch, parts, values, packed, n, shape.strides, epilogue)
-        params[_B], params[_C] = shape.b, shape.c
+            packed = self.pack(tensors, values, B.dtype)
+        params = self._params(launch, tensors, values, packed, mode, epilogue) | shape.params
         noted = only_if if args is None else args
-        params[_ARGS] = 0 if noted is None else noted.data_ptr()
-        params[_MINIMUM] = mode in ("min", "argmin")
+        params["args"] = 0 if noted is None else noted.data_ptr()
         with on_device(device):
-            enter(device)
+            ensure_cuda_context(device)
             stream = current_stream_handle(device)
             if work.slots:
                 layers = batches * launch.slabs
@@ -257,51 +289,36 @@ class CSRRunner(PatternRunner):
                 memory, arrivals = scratch(
                     device, stream, layers * work.slots * slot_bytes, layers * work.nodes
                 )
-                params[_ARRIVALS], params[_PARTIALS] = arrivals.data_ptr(), memory.data_ptr()
+                params["arrivals"], params["partials"] = arrivals.data_ptr(), memory.data_ptr()
             launch.kernel.launch(
-                launch.grid(batches), THREADS, stream, *params, overlap=launch.overlap
+                launch.grid(batches), THREADS, stream, params, overlap=launch.overlap
             )
 
     def spmm(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
-        packed: Tensor | None,
+        packed: Tensors | None,
         B: Tensor,
         out: Tensor,
         epilogue: Epilogue = PLAIN,
     ) -> None:
-        self._run(parts, values, packed, B, out, None, "sum", epilogue)
+        self._run(tensors, values, packed, B, out, None, "sum", epilogue)
 
     def repair(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
         B: Tensor,
         out: Tensor,
         epilogue: Epilogue = PLAIN,
         only_if: Tensor | None = None,
     ) -> None:
-        """Recompute, from A's entries alone, the elements of ``out`` that are not finite.
-
-        For systems whose tiles invent zeros: a zero of theirs times an Inf or NaN of B is NaN, and
-        stays NaN through an epilogue, which is then part of what is computed again. ``beta`` must
-        be 0: what ``out`` held is gone. Where ``only_if`` [1] (int64) is 0, ``out`` is not even
-        looked at.
-        """
-        self._run(parts, values, None, B, out, None, "repair", epilogue, only_if)
-
-    def prepare_repair(
-        self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device
-    ) -> None:
-        """Compile what :meth:`repair` of a product of width ``n`` will need."""
-        if n and self.rows:
-            index = device.index if device.index is not None else torch.cuda.current_device()
-            self._launch_for(dtype, dtype, n, vector_width(dtype, n), "repair", weighted, index)
+        self._run(tensors, values, None, B, out, None, "repair", epilogue, only_if)
 
     def extremum(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
         B: Tensor,
         out: Tensor,
@@ -309,31 +326,34 @@ class CSRRunner(PatternRunner):
         maximum: bool,
     ) -> None:
         mode = ("" if args is None else "arg") + ("max" if maximum else "min")
-        self._run(parts, values, None, B, out, args, mode, PLAIN)
+        self._run(tensors, values, None, B, out, args, mode, PLAIN)
 
-    def prepare_launch(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
-    ) -> PreparedLaunch | None:
+    def prepare_launches(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+    ) -> Sequence[Prepared] | None:
         """Return the launch of B -> C, both plain matrices; None where rows were cut."""
+        if not self._plain.items:
+            return ()
         n, stride, size = B.shape[1], B.stride(0), B.element_size()
         vector = vector_width(B.dtype, n, stride, B.data_ptr() // size)
-        weighted = values is not None
-        device = parts[0].device.index
+        weighted, device = values is not None, tensors["indptr"].device.index
         launch = self._launch_for(B.dtype, B.dtype, n, vector, "sum", weighted, device)
         if launch.work.slots:
             return None
-        params = self._params(launch, parts, values, packed, n, (stride * size, n, 0, 0), PLAIN)
-        return launch.kernel.prepare(
-            launch.grid(1), THREADS, tuple(params), _OPERANDS, _OPERANDS_OFFSET,
-            overlap=launch.overlap,
-        )  # fmt: skip
+        params = {
+            **self._params(launch, tensors, values, packed, "sum", PLAIN),
+            **stride_params((stride * size, n, 0, 0)),
+            "b": 0, "c": 0, "n": n,
+        }  # fmt: skip
+        grid, overlap = launch.grid(1), launch.overlap
+        return (launch.kernel.prepare(grid, THREADS, params, ("b", "c"), overlap=overlap),)
 
     def bind(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
     ) -> Callable[[Tensor], Tensor] | None:
-        return BoundProduct(self, parts, values, packed) if self.rows else None
+        return BoundProduct(self, tensors, values, packed) if self.rows else None
 
-    def sddmm(self, parts: Sequence[Tensor], G: Tensor, B: Tensor) -> Tensor:
+    def sddmm(self, tensors: Tensors, G: Tensor, B: Tensor) -> Tensor:
         n, batches = B.shape[-1], batch_count(B)
         acc = torch.float64 if B.dtype is torch.float64 else torch.float32
         out = torch.empty((batches, self.nnz), dtype=acc, device=B.device)
@@ -342,10 +362,10 @@ class CSRRunner(PatternRunner):
         elif self.nnz:
             for piece in batch_pieces(batches):
                 cut = piece if B.dim() == 3 else slice(None)
-                self._launch_sddmm(parts, G[cut], B[cut], out[piece])
+                self._launch_sddmm(tensors, G[cut], B[cut], out[piece])
         return (out[0] if batches == 1 else out.sum(0)).to(B.dtype)
 
-    def _launch_sddmm(self, parts: Sequence[Tensor], G: Tensor, B: Tensor, out: Tensor) -> None:
+    def _launch_sddmm(self, tensors: Tensors, G: Tensor, B: Tensor, out: Tensor) -> None:
         n, batches = B.shape[-1], batch_count(B)
         batched = B.dim() == 3
         g_batch, b_batch = (G.stride(0), B.stride(0)) if batched else (0, 0)
@@ -355,17 +375,24 @@ class CSRRunner(PatternRunner):
             G.data_ptr() // size, B.data_ptr() // size,
         )  # fmt: skip
         tile = sddmm_tile(B.dtype, n, vector)
-        device = B.device.index
+        device, work = B.device.index, self._plain
         kernel = SDDMM_CSR.load(sddmm_config(B.dtype, tile), device)
-        work = self._plain
-        block_ends = work.block_ends(tile.lanes)
+        sections = work.section_params(tile.lanes)
+        params: dict[str, Any] = {
+            "items": tensors["items"].data_ptr(),
+            "columns": tensors["columns"].data_ptr(),
+            "g": G.data_ptr(),
+            "b": B.data_ptr(),
+            "out": out.data_ptr(),
+            "g_row_stride": G.stride(-2),
+            "b_row_stride": B.stride(-2),
+            "g_batch_stride": g_batch,
+            "b_batch_stride": b_batch,
+            "out_batch_stride": self.nnz,
+            "n": n,
+            **sections,
+        }
+        grid = (sections["block_end"][-1], 1, batches)
         with on_device(device):
-            enter(device)
-            kernel.launch(
-                (block_ends[-1], 1, batches), THREADS,
-                current_stream_handle(device),
-                parts[2].data_ptr(), parts[1].data_ptr(), G.data_ptr(), B.data_ptr(),
-                out.data_ptr(),
-                G.stride(-2), B.stride(-2), g_batch, b_batch, self.nnz,
-                *itertools.accumulate(work.sections), *block_ends, n,
-            )  # fmt: skip
+            ensure_cuda_context(device)
+            kernel.launch(grid, THREADS, current_stream_handle(device), params)

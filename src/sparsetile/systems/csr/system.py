@@ -8,33 +8,21 @@ FP32 arithmetic, any shape, every dtype. What was measured is in docs/csr.md.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sparsetile.balance import (
-    SegmentSchedule,
-    Units,
-    concat_units,
-    row_units,
-    schedule_segments,
-    spread,
-)
-from sparsetile.formats import RowBundles, pack_bundles, pack_rows
+from sparsetile.balance import SegmentSchedule
+from sparsetile.formats import RowBundles, Rows
 from sparsetile.formats.bundles import MAX_COLUMNS
-from sparsetile.intake.csr import CSR
-from sparsetile.kernels.csr import (
-    BUNDLE_DTYPES,
-    ELEMENTS,
-    SPREAD,
-    WIDE_SLAB_BYTES,
-    RowShape,
-)
-from sparsetile.systems.base import Laps, Request, Stage, System, make_recipe
+from sparsetile.formats.units import row_units
+from sparsetile.kernels.csr import BUNDLE_DTYPES, ELEMENTS
+from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, Tensors
+from sparsetile.systems.csr.cost import predict_csr
+from sparsetile.systems.csr.rows import row_shape, schedule_sizes, segment_length
 from sparsetile.systems.csr.runner import CSRRunner
+from sparsetile.systems.shared.requirements import entry_reasons
 
 __all__ = ["CSRSystem"]
 
@@ -51,80 +39,11 @@ MIN_MEAN_LENGTH = 38
 # bytes of a row of B)
 LONG_ELEMENTS, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS, LONG_BYTES = 2**17, 256, 1.4, 2048, 256
 
-# How long items are. Rows up to UNCUT entries are not cut where no row is longer (UNCUT_NARROW in
-# products whose rows of B are narrow: there a tree costs as much as hundreds of entries). Where
-# nearly all entries lie in long rows, each of the GPU's warps gets one item, or long ones.
-SHORT_SEGMENT, LONGEST_SEGMENT = 128, 2048
-MANY, MANY_NARROW = 1_000_000, 400_000  # entries from which on items are twice as long
-UNCUT, UNCUT_NARROW, NARROW_BYTES = 256, 512, 256
-LONG_UNIT, LONG_UNITS_SHARE = 256, 0.8
-BUSY_WARPS = 3_700
-
-
-def segment_length(units: Units, row_bytes: int) -> int:
-    """Return the entries (or list elements) of the longest item, for rows of B of that many bytes.
-
-    Long enough that starting an item and joining pieces are a small share of its work, short
-    enough that the longest is done before the rest is. Where no row is very long, none is cut:
-    the first cut row costs a second wait for memory, whatever its length. (docs/csr.md)
-    """
-    length = units.length
-    if not length.numel():
-        return SHORT_SEGMENT
-    narrow = row_bytes <= NARROW_BYTES
-    if int(length.max()) <= (UNCUT_NARROW if narrow else UNCUT):
-        return UNCUT_NARROW
-    total = int(length.sum())
-    if int(length[length > LONG_UNIT].sum()) >= LONG_UNITS_SHARE * total:
-        fair = 2 ** round(math.log2(total / BUSY_WARPS))
-        return min(max(fair, SHORT_SEGMENT), LONGEST_SEGMENT)
-    return 2 * SHORT_SEGMENT if total >= (MANY_NARROW if narrow else MANY) else SHORT_SEGMENT
-
-
-def _bundle_units(bundles: RowBundles) -> Units:
-    device = bundles.indptr.device
-    return Units(
-        torch.arange(bundles.bundle_count, device=device),
-        bundles.indptr[:-1],
-        bundles.indptr[1:] - bundles.indptr[:-1],
-        torch.ones(bundles.bundle_count, dtype=torch.bool, device=device),
-    )
-
 
 def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
     """Return the schedule of bundles and of the rows that are in none."""
-    units = concat_units(_bundle_units(bundles), row_units(request.csr, bundles.loose))
-    length = segment_length(units, request.n * request.dtype.itemsize)
-    return schedule_segments(units, length)
-
-
-def _sizes(schedule: SegmentSchedule) -> dict[str, Any]:
-    return {
-        "sections": list(schedule.sections),
-        "slots": schedule.slot_count,
-        "nodes": schedule.node_count,
-    }
-
-
-def _shape(csr: CSR, schedule: SegmentSchedule, order: Tensor | None, row_bytes: int) -> RowShape:
-    """Return what the choice of a tile looks at."""
-    short = schedule.items[sum(schedule.sections[:2]) :]
-    lengths = (short[:, 2] - short[:, 1]).double()
-    rows, total = lengths.numel(), float(lengths.sum())
-    slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
-    apart = spread(csr, order, slab_bytes)
-    whole = 0.0 if apart >= SPREAD or row_bytes <= slab_bytes else spread(csr, order, row_bytes)
-    return RowShape(
-        rows=rows,
-        mean=total / rows if rows else 0.0,
-        long_share=1.0 - total / csr.nnz if csr.nnz else 0.0,
-        spread=apart,
-        whole=whole,
-    )
-
-
-def _lists(schedule: SegmentSchedule) -> tuple[Tensor, Tensor, Tensor]:
-    return schedule.items, schedule.parent_of_slot, schedule.nodes
+    units = bundles.units()
+    return SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
 
 
 class CSRSystem(System):
@@ -137,62 +56,80 @@ class CSRSystem(System):
     deterministic = True
     architectures = "sm_80 and newer"
     ordered = True
+    exact_on = ("cuda",)
+    kernels = ("spmm_csr", "sddmm_csr")
 
     def further_reasons(self, request: Request) -> list[str]:
-        if request.csr.nnz >= 2**31:
-            return [f"holds under 2^31 entries, A has {request.csr.nnz}"]
-        return []
+        return entry_reasons(request)
 
-    def build(self, request: Request) -> Stage:
-        csr, order = request.csr, request.permutation.perm
-        laps = Laps(request)
-        rows = pack_rows(csr)
-        laps("format")
-        row_bytes = request.n * request.dtype.itemsize
+    def predict(self, request: Request) -> float:
+        return predict_csr(request)
+
+    def build(self, request: Request) -> BuiltSystem:
+        return self.build_rows(request, request.permutation.perm, self._bundles)
+
+    def build_rows(
+        self,
+        request: Request,
+        order: torch.Tensor | None,
+        bundle: Callable[[Request], RowBundles | None] | None = None,
+    ) -> BuiltSystem:
+        """Build products of the rows in ``order``, which may be some of A's: others are not
+        written. ``bundle`` says which of them are bundled; none where it is None."""
+        csr, timer = request.csr, BuildTimer(request)
+        rows = Rows.pack(csr)
+        timer("format")
         units = row_units(csr, order)
-        length = segment_length(units, row_bytes)
-        plain = schedule_segments(units, length)
-        shape = _shape(csr, plain, order, row_bytes)
-        laps("schedule")
-        bundles = self._bundles(request)
-        laps("format")
-        mixed = None if bundles is None else _mixed(request, bundles)
-        recipe = make_recipe(
-            self.name,
-            csr,
-            plain=_sizes(plain),
-            mixed=None if mixed is None else _sizes(mixed),
-            elements=0 if bundles is None else bundles.element_count,
-            shape=dataclasses.asdict(shape),
-        )
-        parts: tuple[Tensor, ...] = (rows.indptr, rows.columns, *_lists(plain))
-        choices = {"format": f"rows, {rows.format_bytes} bytes"}
-        schedule = plain
-        if bundles is not None and mixed is not None:
-            schedule = mixed
-            parts += (
-                bundles.tagged, bundles.rows, bundles.entries, bundles.slots, *_lists(mixed)
-            )  # fmt: skip
+        plain = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
+        owned, within = csr, order
+        if order is not None and order.numel() < csr.shape[0]:
+            owned, within = csr.select_rows(order)[0], None
+        shape = row_shape(owned, plain, within, request.row_bytes)
+        timer("schedule")
+        bundles = None if bundle is None else bundle(request)
+        timer("format")
+        tensors: Tensors = {**rows.tensors(), **plain.tensors()}
+        choices = {"format": f"rows, {rows.bytes} bytes"}
+        schedule, mixed = plain, None
+        if bundles is not None:
+            schedule = mixed = _mixed(request, bundles)
+            tensors = {
+                **tensors,
+                "tagged": bundles.tagged,
+                "bundle_rows": bundles.rows,
+                "bundle_entries": bundles.entries,
+                "bundle_slots": bundles.slots,
+                **{f"mixed_{name}": tensor for name, tensor in mixed.tensors().items()},
+            }
             sharing = bundles.entries.numel() / bundles.distinct
             choices["bundles"] = (
                 f"{bundles.bundle_count} bundles of four rows hold {bundles.entries.numel()} of "
-                f"{csr.nnz} entries, {sharing:.2f} per row of B read, {bundles.format_bytes} bytes"
+                f"{csr.nnz} entries, {sharing:.2f} per row of B read, {bundles.bytes} bytes"
             )
-        ends = schedule.items[:, 2] - schedule.items[:, 1]
-        longest = int(ends.max()) if ends.numel() else 0
+        lengths = schedule.items[:, 2] - schedule.items[:, 1]
+        longest = int(lengths.max()) if lengths.numel() else 0
         choices["schedule"] = (
             f"{schedule.item_count} items of at most {longest} entries, "
             f"{schedule.slot_count} partial sums"
         )
-        laps("schedule")
-        return Stage(self.name, parts, recipe, choices, laps.seconds)
+        timer("schedule")
+        return self.built(
+            request,
+            tensors,
+            choices,
+            timer.seconds,
+            plain=schedule_sizes(plain),
+            mixed=None if mixed is None else schedule_sizes(mixed),
+            elements=0 if bundles is None else bundles.element_count,
+            shape=dataclasses.asdict(shape),
+        )
 
     def _bundles(self, request: Request) -> RowBundles | None:
         """Return the bundles of rows where they pay."""
         csr = request.csr
         if request.dtype not in BUNDLE_DTYPES or csr.shape[1] > MAX_COLUMNS or not csr.nnz:
             return None
-        bundles = pack_bundles(csr, request.permutation.perm, MIN_SHARING)
+        bundles = RowBundles.pack(csr, request.permutation.perm, min_sharing=MIN_SHARING)
         entries, elements = bundles.entries.numel(), bundles.distinct
         count = bundles.bundle_count
         long_rows = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,51 +10,54 @@ from torch import Tensor
 
 from sparsetile.systems.base import (
     PLAIN,
+    BuildTimer,
+    BuiltSystem,
     Epilogue,
-    Laps,
     Request,
     Runner,
-    Stage,
     System,
-    make_recipe,
+    Tensors,
 )
-from sparsetile.systems.shared.epilogue import finish
+from sparsetile.systems.cusparse.cost import predict_cusparse
+from sparsetile.systems.shared.epilogue import apply_epilogue
 
 __all__ = ["CuSparseSystem"]
 
 
 class CuSparseRunner(Runner):
-    """Parts: int32 indptr, int32 columns, int64 indptr. Packed: ones standing for a pattern."""
+    """Packed ``values``: ones that stand for a pattern's; empty where A has values."""
 
-    packs = True
+    packed_names = ("values",)
 
-    def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         count = self.nnz if values is None else 0
-        return torch.ones(count, dtype=dtype, device=parts[0].device)
+        return {"values": torch.ones(count, dtype=dtype, device=tensors["indptr"].device)}
 
     def spmm(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
-        packed: Tensor | None,
+        packed: Tensors | None,
         B: Tensor,
         out: Tensor,
         epilogue: Epilogue = PLAIN,
     ) -> None:
-        indptr32, columns, indptr = parts
         if out.numel() == 0:
             return
-        weights = packed if values is None else values
-        if weights is None:
-            weights = self.pack(parts, None, B.dtype)
+        if values is None:
+            packed = self.pack(tensors, None, B.dtype) if packed is None else packed
+            values = packed["values"]
         A = torch.sparse_csr_tensor(
-            indptr32, columns, weights, (self.rows, self.cols), check_invariants=False
-        )
-        if B.dim() == 2:
-            product = A @ B if self.nnz else torch.zeros_like(out)
+            tensors["indptr32"], tensors["columns"], values, (self.rows, self.cols),
+            check_invariants=False,
+        )  # fmt: skip
+        if not self.nnz:
+            product = torch.zeros_like(out)
+        elif B.dim() == 2:
+            product = A @ B
         else:
-            product = torch.stack([A @ b for b in B]) if self.nnz else torch.zeros_like(out)
-        finish(product, out, indptr, epilogue)
+            product = torch.stack([A @ b for b in B])
+        apply_epilogue(product, out, tensors["indptr"], epilogue)
 
 
 class CuSparseSystem(System):
@@ -75,12 +78,19 @@ class CuSparseSystem(System):
             return [f"is used with 32-bit offsets, A has {request.csr.nnz} entries"]
         return []
 
-    def build(self, request: Request) -> Stage:
-        csr, laps = request.csr, Laps(request)
-        parts = (csr.indptr.to(torch.int32), csr.indices, csr.indptr)
-        laps("format")
+    def predict(self, request: Request) -> float:
+        return predict_cusparse(request)
+
+    def build(self, request: Request) -> BuiltSystem:
+        csr, timer = request.csr, BuildTimer(request)
+        tensors = {
+            "indptr32": csr.indptr.to(torch.int32),
+            "columns": csr.indices,
+            "indptr": csr.indptr,
+        }
+        timer("format")
         choices = {"format": "torch CSR, 32-bit indices", "schedule": "cuSPARSE's own"}
-        return Stage(self.name, parts, make_recipe(self.name, csr), choices, laps.seconds)
+        return self.built(request, tensors, choices, timer.seconds)
 
     def make_runner(self, meta: Mapping[str, Any]) -> CuSparseRunner:
         return CuSparseRunner(meta)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsetile.jit.loader import current_device, current_stream_handle
-from sparsetile.systems.base import PLAIN, Epilogue
-from sparsetile.systems.shared.cuda_context import enter
+from sparsetile.systems.base import PLAIN, Epilogue, Tensors
+from sparsetile.systems.shared.cuda_context import ensure_cuda_context
 
 __all__ = ["Bindable", "BoundProduct", "Prepared"]
 
@@ -18,25 +18,26 @@ __all__ = ["Bindable", "BoundProduct", "Prepared"]
 class Prepared(Protocol):
     """A launch that lacks the addresses of B and C: ``jit``'s, or a runner's own around it."""
 
-    def launch(self, stream: int, *fields: int) -> None:
+    def launch(self, stream: int, *values: int) -> None:
         """Multiply B, at the first address, into C, at the second."""
 
 
 class Bindable(Protocol):
-    """A runner whose plain product is one launch that depends on B's width and alignment."""
+    """A runner whose plain product is a sequence of launches that B's width and alignment fix."""
 
     rows: int
 
-    def prepare_launch(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
-    ) -> Prepared | None:
-        """Return the launch for matrices like B, patched by (B, C); None where it needs scratch."""
+    def prepare_launches(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+    ) -> Sequence[Prepared] | None:
+        """Return the launches for matrices like B, patched by (B, C); None where they need
+        scratch memory or copies."""
 
     def spmm(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
-        packed: Tensor | None,
+        packed: Tensors | None,
         B: Tensor,
         out: Tensor,
         epilogue: Epilogue = PLAIN,
@@ -53,17 +54,17 @@ class BoundProduct:
     def __init__(
         self,
         runner: Bindable,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
-        packed: Tensor | None,
+        packed: Tensors | None,
     ) -> None:
         self._runner = runner
         self._rows = runner.rows
-        self._parts = tuple(parts)
+        self._tensors = tensors
         self._values = values
         self._packed = packed
-        self._device = parts[0].device.index
-        self._prepared: dict[tuple[int, int, int], Prepared | None] = {}
+        self._device = next(iter(tensors.values())).device.index
+        self._prepared: dict[tuple[int, int, int], Sequence[Prepared] | None] = {}
 
     def __call__(self, B: Tensor) -> Tensor:
         n, stride, pointer = B.shape[1], B.stride(0), B.data_ptr()
@@ -74,16 +75,20 @@ class BoundProduct:
         try:
             prepared = self._prepared[key]
         except KeyError:
-            prepared = self._runner.prepare_launch(self._parts, self._values, self._packed, B)
+            prepared = self._runner.prepare_launches(self._tensors, self._values, self._packed, B)
             self._prepared[key] = prepared
         if prepared is None:
-            self._runner.spmm(self._parts, self._values, self._packed, B, out)
+            self._runner.spmm(self._tensors, self._values, self._packed, B, out)
             return out
         device = self._device
-        enter(device)
+        ensure_cuda_context(device)
         if current_device() == device:
-            prepared.launch(current_stream_handle(device), pointer, out.data_ptr())
+            stream = current_stream_handle(device)
+            for each in prepared:
+                each.launch(stream, pointer, out.data_ptr())
         else:
             with torch.cuda.device(device):
-                prepared.launch(current_stream_handle(device), pointer, out.data_ptr())
+                stream = current_stream_handle(device)
+                for each in prepared:
+                    each.launch(stream, pointer, out.data_ptr())
         return out

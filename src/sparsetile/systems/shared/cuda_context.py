@@ -11,7 +11,7 @@ import threading
 
 import torch
 
-__all__ = ["enter"]
+__all__ = ["device_index", "ensure_cuda_context"]
 
 
 class _Entered(threading.local):
@@ -21,9 +21,15 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
-def enter(device: int) -> None:
-    """Make sure that this thread has the context of CUDA device ``device``; free but once."""
+def ensure_cuda_context(device: int) -> None:
+    """Make sure that this thread has the context of CUDA device ``device``; free after the first
+    call of a thread."""
     if device not in _entered.devices:
         # The runtime makes the primary context current with the first kernel it launches.
         torch.zeros(1, device=f"cuda:{device}")
         _entered.devices |= {device}
+
+
+def device_index(device: torch.device) -> int:
+    """Return the number of a CUDA device; that of the current one where it has none."""
+    return torch.cuda.current_device() if device.index is None else int(device.index)

@@ -1,4 +1,4 @@
-"""The epilogue in torch operations, for systems whose library has none of its own."""
+"""The epilogue as parameters of our kernels, and in torch operations for libraries without one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,23 @@ from torch import Tensor
 
 from sparsetile.systems.base import Epilogue
 
-__all__ = ["finish"]
+__all__ = ["apply_epilogue", "epilogue_params"]
 
 
-def finish(product: Tensor, out: Tensor, indptr: Tensor, epilogue: Epilogue) -> None:
+def epilogue_params(epilogue: Epilogue) -> dict[str, int | float]:
+    """Return the fields of a kernel's parameters that say what happens to a sum."""
+    bias = epilogue.bias
+    return {
+        "bias": 0 if bias is None else bias.data_ptr(),
+        "alpha": epilogue.alpha,
+        "beta": epilogue.beta,
+        "epilogue": not epilogue.plain,
+        "mean": epilogue.mean,
+        "relu": epilogue.relu,
+    }
+
+
+def apply_epilogue(product: Tensor, out: Tensor, indptr: Tensor, epilogue: Epilogue) -> None:
     """Write ``relu(alpha · product [/ row length] + beta · out + bias)`` into ``out``.
 
     Parameters

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from sparsetile.kernels.csr import vector_width
 
-__all__ = ["ACCESS_BYTES", "Geometry", "aligned", "batch_count", "batch_pieces", "padded_like"]
+__all__ = [
+    "ACCESS_BYTES",
+    "Geometry",
+    "aligned",
+    "batch_count",
+    "batch_pieces",
+    "padded_like",
+    "stride_params",
+]
 
 # gridDim.z, the batch, ends here; larger batches are launched in pieces.
 MAX_BATCHES = 65535
@@ -79,3 +87,14 @@ class Geometry:
         )
         strides = (b_row * size, c_row, b_batch, c_batch)
         return cls(n, batch_count(B), strides, vector, b, c, B.device.index)
+
+    @property
+    def params(self) -> dict[str, int]:
+        """Fields of a kernel's parameters: addresses, strides and width."""
+        return {"b": self.b, "c": self.c, "n": self.n, **stride_params(self.strides)}
+
+
+def stride_params(strides: tuple[int, int, int, int]) -> dict[str, int]:
+    """Name the strides of :class:`Geometry`."""
+    names = ("b_row_bytes", "c_row_stride", "b_batch_stride", "c_batch_stride")
+    return dict(zip(names, strides, strict=True))

@@ -1,12 +1,22 @@
-"""What every system on Tensor Cores needs of a request."""
+"""What systems on Tensor Cores need of a request, and of the GPU."""
 
 from __future__ import annotations
 
 import torch
 
+from sparsetile.core.device import capability_name
 from sparsetile.systems.base import Request
 
-__all__ = ["tf32_reasons", "tile_reasons"]
+__all__ = ["ampere_reasons", "entry_reasons", "hopper_reasons", "tf32_reasons", "tile_reasons"]
+
+_AMPERE, _HOPPER = (8, 0), (9, 0)
+
+
+def entry_reasons(request: Request) -> list[str]:
+    """Return why 32-bit entry numbers cannot serve."""
+    if request.csr.nnz >= 2**31:
+        return [f"holds under 2^31 entries, A has {request.csr.nnz}"]
+    return []
 
 
 def tf32_reasons(request: Request) -> list[str]:
@@ -22,7 +32,22 @@ def tf32_reasons(request: Request) -> list[str]:
 
 def tile_reasons(request: Request) -> list[str]:
     """Return why bitmap tiles cannot serve: too many entries, or TF32 that is not allowed."""
-    found = []
-    if request.csr.nnz >= 2**31:
-        found.append(f"holds under 2^31 entries, A has {request.csr.nnz}")
-    return [*found, *tf32_reasons(request)]
+    return [*entry_reasons(request), *tf32_reasons(request)]
+
+
+def ampere_reasons(request: Request) -> list[str]:
+    """Return why ``mma.sync`` cannot serve: an older GPU."""
+    if request.device.type != "cuda":
+        return []
+    if torch.cuda.get_device_capability(request.device) >= _AMPERE:
+        return []
+    return [f"needs sm_80 or newer, this GPU is {capability_name(request.device)}"]
+
+
+def hopper_reasons(request: Request) -> list[str]:
+    """Return why WGMMA cannot serve: another GPU than Hopper."""
+    if request.device.type != "cuda":
+        return []
+    if torch.cuda.get_device_capability(request.device) == _HOPPER:
+        return []
+    return [f"needs a Hopper GPU (sm_90a), this GPU is {capability_name(request.device)}"]

@@ -73,8 +73,9 @@ class OperandCopies:
         stride = copy_stride(k)
         size = n * stride * torch.float32.itemsize
         memory, _ = scratch(device, stream, size, 0, threading.get_ident())
-        kernel.launch(
-            operand_grid(k, n), OPERAND_THREADS, stream,
-            B.data_ptr(), memory.data_ptr(), *B.stride(), stride, k, n,
-        )  # fmt: skip
+        params = {
+            "b": B.data_ptr(), "to": memory.data_ptr(),
+            "k_stride": B.stride(0), "n_stride": B.stride(1), "to_stride": stride, "k": k, "n": n,
+        }  # fmt: skip
+        kernel.launch(operand_grid(k, n), OPERAND_THREADS, stream, params)
         return memory.data_ptr()

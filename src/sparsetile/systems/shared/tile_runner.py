@@ -1,14 +1,12 @@
 """Launches of kernels on bitmap tiles, from a plan's tensors to parameters: what they share.
 
-``spmm_bittcf`` and ``spmm_wcsr`` take the same parameter struct and parts, in order: first tile of
-each window, first value of each part of a tile, column ids, bits, entry number of each packed
-value, row order (empty: the given one), row pointers; items, parents and nodes of the schedule
-(of ``spmm_wcsr``: nothing, and the windows in pieces).
+Both ``spmm_bittcf`` and ``spmm_wcsr`` take packed values in tile order, a row order with a count
+of positions, and items of work. A runner may own all rows of C or some: positions past ``order``
+do not exist, and rows that no position names are not written.
 """
 
 from __future__ import annotations
 
-import struct
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,25 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.formats.bittcf import round_tf32
+from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
-from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
+from sparsetile.jit.loader import current_stream_handle, on_device
 from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import vector_width
-from sparsetile.systems.base import PLAIN, Epilogue, Runner
-from sparsetile.systems.shared.bound import BoundProduct
-from sparsetile.systems.shared.cuda_context import enter
-from sparsetile.systems.shared.geometry import Geometry, batch_count, batch_pieces
+from sparsetile.systems.base import PLAIN, Epilogue, Runner, Tensors
+from sparsetile.systems.shared.bound import BoundProduct, Prepared
+from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
+from sparsetile.systems.shared.epilogue import epilogue_params
+from sparsetile.systems.shared.geometry import (
+    Geometry,
+    batch_count,
+    batch_pieces,
+    stride_params,
+)
 
 __all__ = ["TileLaunch", "TileRunner"]
 
-_ENTRIES, _ORDER, _INDPTR, _ITEMS = 4, 5, 6, 7
-# Fields of the parameter struct that change from call to call: b and c, after four pointers.
-_OPERANDS = struct.Struct("@2P")
-_OPERANDS_OFFSET = 4 * struct.calcsize("@P")
-_ARRIVALS, _B, _C, _PARTIALS = 3, 4, 5, 14
 # Bytes of partial sums that a launch may have; batches that need more go in pieces.
 MAX_SCRATCH = 2**28
+# Packed values are copied in words of four bytes, or in pieces of sixteen.
+_VALUE_MARGIN = 8
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class TileLaunch:
     Attributes
     ----------
     threads, blocks, slabs : int
-        Threads of a block, blocks for the items, slabs for the columns of B.
+        Threads of a thread block, thread blocks for the items, slabs for the columns of B.
     slot_bytes : int
         Bytes of a partial sum in its slot.
     join : LoadedKernel or None
         The kernel that adds up what cut windows left, where the first does not do it itself, with
-        its threads and its blocks for each such window.
+        its threads and its thread blocks for each such window.
     """
 
     kernel: LoadedKernel
@@ -65,25 +66,31 @@ class TileLaunch:
 
 
 class TileRunner(Runner):
-    """See the module's text for the parts. Packed: values in tile order, float32 as TF32."""
+    """Packed ``values``: A's values in tile order, float32 rounded to TF32.
 
-    packs = True
+    ``meta``: ``positions`` (rows of C that it owns), ``items``, ``slots`` (partial sums) and
+    ``nodes`` (sums of them).
+    """
+
+    packed_names = ("values",)
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
+        self._positions = int(meta["positions"])
         self._items = int(meta["items"])
         self._slots = int(meta["slots"])
         self._nodes = int(meta["nodes"])
         self._launches: dict[tuple[Any, ...], TileLaunch] = {}
 
-    def pack(self, parts: Sequence[Tensor], values: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
+        entries = tensors["entries"]
         if values is None:
-            return torch.empty(0, dtype=dtype, device=parts[0].device)
-        packed = values.to(dtype)[parts[_ENTRIES]]
+            return {"values": torch.empty(0, dtype=dtype, device=entries.device)}
+        packed = values.to(dtype)[entries]
         if dtype is torch.float32:
             packed = round_tf32(packed)
-        # The kernels copy words of four bytes, or pieces of sixteen.
-        return torch.cat([packed, packed.new_zeros(-packed.numel() % 8)])
+        margin = packed.new_zeros(-packed.numel() % _VALUE_MARGIN)
+        return {"values": torch.cat([packed, margin])}
 
     @abstractmethod
     def _load(
@@ -97,6 +104,10 @@ class TileRunner(Runner):
     ) -> TileLaunch:
         """Return the launch for products of ``n`` columns; ``vector`` elements an access."""
 
+    @abstractmethod
+    def _format_params(self, tensors: Tensors) -> dict[str, int]:
+        """Return the parameters that the kernel's own format and schedule have."""
+
     def _launch_for(self, *key: Any) -> TileLaunch:
         found = self._launches.get(key)
         if found is None:
@@ -104,60 +115,50 @@ class TileRunner(Runner):
         return found
 
     def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
-        if n and self.rows:
-            index = device.index if device.index is not None else torch.cuda.current_device()
-            self._launch_for(dtype, dtype, n, vector_width(dtype, n), weighted, index)
+        if n and self._items:
+            vector = vector_width(dtype, n)
+            self._launch_for(dtype, dtype, n, vector, weighted, device_index(device))
 
     def _params(
-        self,
-        parts: Sequence[Tensor],
-        packed: Tensor | None,
-        n: int,
-        strides: tuple[int, int, int, int],
-        epilogue: Epilogue,
-    ) -> list[int | float]:
-        """Fields of the struct; operands and scratch are filled in by the caller."""
-        offsets, tc_offset, columns, bits = (part.data_ptr() for part in parts[:_ENTRIES])
-        items, parents, nodes = (part.data_ptr() for part in parts[_ITEMS : _ITEMS + 3])
-        bias = epilogue.bias
-        return [
-            items, parents, nodes, 0, 0, 0,
-            offsets, tc_offset, columns, bits,
-            0 if packed is None else packed.data_ptr(),
-            parts[_ORDER].data_ptr(), parts[_INDPTR].data_ptr(),
-            0 if bias is None else bias.data_ptr(), 0,
-            *strides,
-            epilogue.alpha, epilogue.beta,
-            self._items, self.rows, n, self._slots, self._nodes,
-            not epilogue.plain, epilogue.mean, epilogue.relu,
-        ]  # fmt: skip
+        self, tensors: Tensors, packed: Tensors | None, epilogue: Epilogue
+    ) -> dict[str, int | float]:
+        """Parameters that do not depend on B, C and scratch memory."""
+        return {
+            **self._format_params(tensors),
+            "values": 0 if packed is None else packed["values"].data_ptr(),
+            "order": tensors["order"].data_ptr(),
+            "indptr": tensors["indptr"].data_ptr(),
+            "rows": self._positions,
+            "slot_count": self._slots,
+            "partials": 0,
+            **epilogue_params(epilogue),
+        }
 
     def spmm(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
-        packed: Tensor | None,
+        packed: Tensors | None,
         B: Tensor,
         out: Tensor,
         epilogue: Epilogue = PLAIN,
     ) -> None:
         n, batches = B.shape[-1], batch_count(B)
-        if n == 0 or self.rows == 0 or batches == 0:
+        if n == 0 or self._items == 0 or batches == 0:
             return
         if values is not None and packed is None:
-            packed = self.pack(parts, values, B.dtype)
+            packed = self.pack(tensors, values, B.dtype)
         shape = Geometry.of(B, out)
         device = shape.device
         launch = self._launch_for(B.dtype, out.dtype, n, shape.vector, values is not None, device)
         scratch_bytes = max(launch.slabs * self._slots * launch.slot_bytes, 1)  # of a matrix
         if len(pieces := batch_pieces(batches, MAX_SCRATCH // scratch_bytes)) > 1:
             for piece in pieces:
-                self.spmm(parts, values, packed, B[piece], out[piece], epilogue)
+                self.spmm(tensors, values, packed, B[piece], out[piece], epilogue)
             return
-        params = self._params(parts, packed, n, shape.strides, epilogue)
-        params[_B], params[_C] = shape.b, shape.c
+        params = {**self._params(tensors, packed, epilogue), **shape.params}
         with on_device(device):
-            enter(device)
+            ensure_cuda_context(device)
             stream = current_stream_handle(device)
             if self._slots:
                 layers = batches * launch.slabs
@@ -167,31 +168,37 @@ class TileRunner(Runner):
                     device, stream, layers * self._slots * launch.slot_bytes,
                     layers * self._nodes, owner,
                 )  # fmt: skip
-                params[_ARRIVALS] = arrivals.data_ptr()
-                params[_PARTIALS] = memory.data_ptr()
+                params["partials"] = memory.data_ptr()
+                if "arrivals" in params:
+                    params["arrivals"] = arrivals.data_ptr()
             grid = (launch.blocks, launch.slabs, batches)
-            launch.kernel.launch(grid, launch.threads, stream, *params, overlap=not self._slots)
+            launch.kernel.launch(grid, launch.threads, stream, params, overlap=not self._slots)
             if self._slots and launch.join is not None:
                 grid = (self._nodes * launch.join_blocks, launch.slabs, batches)
-                launch.join.launch(grid, launch.join_threads, stream, *params, overlap=True)
+                launch.join.launch(grid, launch.join_threads, stream, params, overlap=True)
 
-    def prepare_launch(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
-    ) -> PreparedLaunch | None:
+    def prepare_launches(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+    ) -> Sequence[Prepared] | None:
         """Return the launch of B -> C, both plain matrices; None where windows were cut."""
         if self._slots:
             return None
+        if not self._items:
+            return ()
         n, stride, size = B.shape[1], B.stride(0), B.element_size()
         vector = vector_width(B.dtype, n, stride, B.data_ptr() // size)
-        weighted = values is not None
-        launch = self._launch_for(B.dtype, B.dtype, n, vector, weighted, parts[0].device.index)
-        params = self._params(parts, packed, n, (stride * size, n, 0, 0), PLAIN)
+        device = tensors["indptr"].device.index
+        launch = self._launch_for(B.dtype, B.dtype, n, vector, values is not None, device)
+        params = {
+            **self._params(tensors, packed, PLAIN),
+            **stride_params((stride * size, n, 0, 0)),
+            "b": 0, "c": 0, "n": n,
+        }  # fmt: skip
         grid = (launch.blocks, launch.slabs, 1)
-        return launch.kernel.prepare(
-            grid, launch.threads, tuple(params), _OPERANDS, _OPERANDS_OFFSET, overlap=True
-        )
+        prepared = launch.kernel.prepare(grid, launch.threads, params, ("b", "c"), overlap=True)
+        return (prepared,)
 
     def bind(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
     ) -> Callable[[Tensor], Tensor] | None:
-        return BoundProduct(self, parts, values, packed) if self.rows else None
+        return BoundProduct(self, tensors, values, packed) if self.rows else None

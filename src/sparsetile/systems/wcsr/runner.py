@@ -1,7 +1,4 @@
-"""Launches of ``spmm_wcsr`` and ``join_wcsr``.
-
-Parts as ``tile_runner.py`` says; column ids in the kernel's order.
-"""
+"""Launches of ``spmm_wcsr`` and ``join_wcsr``; column ids are in the kernel's order."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsetile.jit.loader import PreparedLaunch
 from sparsetile.kernels.wcsr import (
     JOIN_WCSR,
     SPMM_WCSR,
@@ -22,15 +18,20 @@ from sparsetile.kernels.wcsr import (
     join_config,
     wcsr_config,
 )
-from sparsetile.systems.base import PLAIN, Epilogue
+from sparsetile.systems.base import PLAIN, Epilogue, Tensors
+from sparsetile.systems.shared.bound import Prepared
 from sparsetile.systems.shared.geometry import ACCESS_BYTES, aligned, padded_like
 from sparsetile.systems.shared.tile_runner import TileLaunch, TileRunner
 
 __all__ = ["WCSRRunner"]
 
+_FORMAT = (
+    "window_row_ptr", "strip_value_ptr", "columns", "bitmaps", "items", "first_items", "cuts",
+)  # fmt: skip
+
 
 class WCSRRunner(TileRunner):
-    """As many blocks of threads as share the items; a second launch where windows were cut.
+    """As many thread blocks as share the items; a second launch where windows were cut.
 
     B and C that are not aligned to 16 bytes, or not whole accesses wide, go through copies.
     """
@@ -39,6 +40,9 @@ class WCSRRunner(TileRunner):
         super().__init__(meta)
         self._height = int(meta["height"])
         self._workers = int(meta["workers"])
+
+    def _format_params(self, tensors: Tensors) -> dict[str, int]:
+        return {name: tensors[name].data_ptr() for name in _FORMAT}
 
     def _load(
         self,
@@ -65,9 +69,9 @@ class WCSRRunner(TileRunner):
 
     def spmm(
         self,
-        parts: Sequence[Tensor],
+        tensors: Tensors,
         values: Tensor | None,
-        packed: Tensor | None,
+        packed: Tensors | None,
         B: Tensor,
         out: Tensor,
         epilogue: Epilogue = PLAIN,
@@ -83,14 +87,14 @@ class WCSRRunner(TileRunner):
             target = padded_like(out, columns)
             if epilogue.beta != 0.0:
                 target.copy_(out)
-        super().spmm(parts, values, packed, B, target, epilogue)
+        super().spmm(tensors, values, packed, B, target, epilogue)
         if target is not out:
             out.copy_(target)
 
-    def prepare_launch(
-        self, parts: Sequence[Tensor], values: Tensor | None, packed: Tensor | None, B: Tensor
-    ) -> PreparedLaunch | None:
+    def prepare_launches(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+    ) -> Sequence[Prepared] | None:
         """Return the launch of B -> C; None where windows were cut or copies are needed."""
         if B.shape[1] * B.element_size() % ACCESS_BYTES or not aligned(B):
             return None
-        return super().prepare_launch(parts, values, packed, B)
+        return super().prepare_launches(tensors, values, packed, B)

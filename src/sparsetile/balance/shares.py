@@ -1,0 +1,242 @@
+"""Windows shared out evenly between persistent workers, for thread blocks of ``wcsr``.
+
+Each worker has a list of its own. Partial sums of windows that are cut are added in the order of
+their pieces by a second kernel (kernels/cuda/join_wcsr.cu); a window has few, so there is no tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from sparsetile.balance.base import Schedule, not_consecutive
+from sparsetile.balance.tree import ranges
+from sparsetile.formats.base import Variants
+from sparsetile.formats.units import Units
+
+__all__ = ["MIN_TILES", "WINDOW_COST", "WindowShares"]
+
+# What a window costs a thread block beside its tiles, in tiles, and the shortest piece of one.
+WINDOW_COST, MIN_TILES = 8, 8
+# Windows per worker that are split at the end to balance the load; and the part of a share over
+# which a window is no longer dealt out whole.
+EVEN_ROUNDS, LONG_SHARE = 2, 0.25
+
+
+def _pieces(
+    tiles: Tensor, ends: Tensor, window_cost: int, min_tiles: int, step: int
+) -> tuple[Tensor, Tensor]:
+    """Cut windows where shares end, at cost ``ends`` from the first window's beginning.
+
+    Returns the pieces as keys ``window * span + first tile in it``, span = longest window + 1, and
+    the keys at which the shares end.
+    """
+    cost = tiles + window_cost
+    start = torch.cumsum(cost, 0) - cost
+    window = torch.clamp(torch.searchsorted(start, ends, right=True) - 1, min=0)
+    at = torch.minimum(ends - start[window], tiles[window]) // step * step
+    at = torch.where(at < min_tiles, 0, at)
+    past = tiles[window] - at < min_tiles
+    window, at = torch.where(past, window + 1, window), torch.where(past, 0, at)
+    span = int(tiles.max()) + 1
+    keys = window * span + at
+    whole = torch.arange(tiles.numel(), device=tiles.device) * span
+    return torch.cat([whole, torch.unique(keys[at > 0])]).sort().values, keys
+
+
+def _dealt_windows(cost: Tensor, workers: int) -> Tensor:
+    """Return the windows that are dealt out whole: all but long ones and the last rounds."""
+    share = float(cost.sum()) / workers
+    short = torch.nonzero(cost <= LONG_SHARE * share).squeeze(1)
+    rounds = max(short.numel() // workers - EVEN_ROUNDS, 0)
+    return short[: rounds * workers]
+
+
+@dataclass(frozen=True, eq=False)
+class WindowShares(Schedule):
+    """Windows shared out between workers; all int32.
+
+    Attributes
+    ----------
+    items : Tensor [items, 4]
+        ``window, first tile, end, slot of a piece or -1``, worker by worker.
+    first_of_worker : Tensor [workers + 1]
+        Where each worker's items begin.
+    cuts : Tensor [cuts, 4]
+        ``window, first slot, slots, 0`` of each window in pieces, whose partial sums are added in
+        the order of their slots.
+    """
+
+    name = "shares"
+    variants: ClassVar[Variants] = {
+        "7 workers": {"workers": 7},
+        "3 workers, dealt": {"workers": 3, "dealt": True},
+        "40 workers, steps of 4": {"workers": 40, "step": 4, "min_tiles": 4},
+    }
+    arrays: ClassVar[tuple[str, ...]] = ("items", "first_of_worker", "cuts")
+
+    items: Tensor
+    first_of_worker: Tensor
+    cuts: Tensor
+
+    @classmethod
+    def make(
+        cls,
+        units: Units,
+        *,
+        workers: int,
+        dealt: bool = False,
+        window_cost: int = WINDOW_COST,
+        min_tiles: int = MIN_TILES,
+        step: int = 1,
+    ) -> Self:
+        """Share out windows evenly between workers.
+
+        A worker takes neighbouring windows, and the next goes on from there: windows in which one
+        share ends and another begins are cut, unless that leaves a piece of fewer than
+        ``min_tiles`` tiles at the window's end. Where ``dealt``, most windows are dealt out one by
+        one first, so that neighbours, which share rows of B, are at work at the same time; long
+        windows and the last ones then make the shares even.
+
+        Parameters
+        ----------
+        units : Units
+            Consecutive windows; their lists are tiles.
+        workers : int
+            Thread blocks that work at the same time.
+        dealt : bool
+            Whether neighbouring windows should go to different workers.
+        window_cost : int
+            What a window costs beside its tiles, in tiles: C is stored.
+        min_tiles : int
+            Tiles that a piece at a window's end has at least.
+        step : int
+            Tiles that are multiplied at once: pieces begin at multiples of it.
+        """
+        cls._require(units)
+        offsets, tiles = units.offsets, units.length
+        assert offsets is not None  # as _require has seen
+        device, count = tiles.device, tiles.numel()
+        whole = _dealt_windows(tiles + window_cost, workers) if dealt and count else offsets[:0]
+        head = whole.numel()
+        load = (tiles[whole] + window_cost).reshape(-1, workers).sum(0)
+        is_rest = torch.ones(count, dtype=torch.bool, device=device)
+        is_rest[whole] = False
+        others = torch.nonzero(is_rest).squeeze(1)
+        rest = tiles[others]
+        empty = torch.empty(0, dtype=torch.int64, device=device)
+        items = keys = empty
+        span = 1
+        if rest.numel():
+            total = int(rest.sum()) + window_cost * rest.numel()
+            mean = (total + int(load.sum())) / workers
+            budget = torch.clamp(mean - load.double(), min=0.0)
+            reach = torch.cumsum(budget, 0)
+            ends = (reach[:-1] * (total / max(float(reach[-1]), 1.0))).to(torch.int64)
+            span = int(rest.max()) + 1
+            items, keys = _pieces(rest, ends, window_cost, min_tiles, step)
+        owner, begin = items // span, items % span
+        same = torch.zeros_like(owner, dtype=torch.bool)
+        same[:-1] = owner[:-1] == owner[1:]
+        end = torch.where(same, torch.cat([begin[1:], begin[:1]]), rest[owner])
+        pieces = torch.bincount(owner, minlength=rest.numel())
+        cut = pieces[owner] > 1
+        slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
+        in_pieces = torch.nonzero(pieces > 1).squeeze(1)
+        slots = pieces[in_pieces]
+        first_slot = torch.cumsum(slots, 0) - slots
+        cuts = torch.stack([others[in_pieces], first_slot, slots, torch.zeros_like(slots)], 1)
+        # Items by worker: first those dealt to it, then its part of the others.
+        window = torch.cat([whole, others[owner]])
+        worker = torch.cat(
+            [
+                torch.arange(head, device=device) % workers,
+                torch.searchsorted(keys, items, right=True),
+            ]
+        )
+        listed = torch.stack(
+            [
+                window,
+                offsets[window] + torch.cat([torch.zeros_like(whole), begin]),
+                offsets[window] + torch.cat([tiles[whole], end]),
+                torch.cat([torch.full_like(whole, -1), slot]),
+            ],
+            1,
+        )
+        order = torch.argsort(worker, stable=True)
+        first = torch.zeros(workers + 1, dtype=torch.int64, device=device)
+        torch.cumsum(torch.bincount(worker, minlength=workers), 0, out=first[1:])
+        return cls(
+            listed[order].to(torch.int32).contiguous(),
+            first.to(torch.int32),
+            cuts.to(torch.int32).contiguous(),
+        )
+
+    @classmethod
+    def reason(cls, units: Units) -> str | None:
+        return not_consecutive(units)
+
+    @property
+    def worker_count(self) -> int:
+        return self.first_of_worker.numel() - 1
+
+    @property
+    def slot_count(self) -> int:
+        return int(self.cuts[:, 2].sum())
+
+    @property
+    def cut_count(self) -> int:
+        return self.cuts.shape[0]
+
+    def pieces(self) -> Tensor:
+        """Return one piece for each item."""
+        window, begin, end, _ = self.items.to(torch.int64).unbind(1)
+        return torch.stack([torch.zeros_like(window), window, begin, end], 1)
+
+    def slots(self) -> Tensor:
+        return self.items[:, 3].to(torch.int64)
+
+    def joined(self, sums: Tensor) -> Tensor:
+        """Add up the slots of each cut; each piece gets the sum of its window's cut."""
+        slots = self.slots()
+        held = sums.new_zeros(self.slot_count)
+        held[slots[slots >= 0]] = sums[slots >= 0]
+        total = {
+            window: held[first : first + count].sum()
+            for window, first, count, _ in self.cuts.tolist()
+        }
+        joined = sums.clone()
+        for at in torch.nonzero(slots >= 0).flatten().tolist():
+            joined[at] = total[int(self.items[at, 0])]
+        return joined
+
+    def _check_items(self, units: Units) -> None:
+        first = self.first_of_worker
+        ends = (int(first[0]), int(first[-1])) if first.numel() else (0, 0)
+        if ends != (0, self.item_count):
+            raise self._fault(
+                "first_of_worker", f"from 0 to {self.item_count}", f"from {ends[0]} to {ends[1]}"
+            )
+        if bool((first[1:] < first[:-1]).any()):
+            raise self._fault("first_of_worker", "never decreasing", "a smaller after a larger")
+
+    def _check_joins(self, unit_of_slot: Tensor) -> None:
+        """Each cut window is listed once, with the slots of its pieces."""
+        if self.cuts.shape[1:] != (4,):
+            raise self._fault("cuts", "[cuts, 4]", f"shape {tuple(self.cuts.shape)}")
+        window, first, count, zero = self.cuts.to(torch.int64).unbind(1)
+        cut, number = ranges(count.clamp(min=0))
+        slot = first[cut] + number
+        everything = torch.arange(unit_of_slot.numel(), device=slot.device)
+        if bool((count < 2).any()) or bool(zero.any()):
+            raise self._fault("cuts", "of two slots or more and a 0", "others")
+        if not torch.equal(slot.sort().values, everything):
+            raise self._fault("cuts", f"of each of {everything.numel()} slots once", "others")
+        # Windows are their own numbers: consecutive units.
+        if not torch.equal(unit_of_slot[slot], window[cut]):
+            raise self._fault("cuts", "of the windows whose pieces have the slots", "others")
+        if torch.unique(window).numel() != window.numel():
+            raise self._fault("cuts", "one for each window", "two for one")

@@ -1,0 +1,154 @@
+"""The tree that adds up the pieces of cut units, in a fixed order.
+
+The device side is ``kernels/cuda/segment.cuh``; its comment draws the arrays. A slot is a place for
+a partial sum. Pieces have the first slots, in the order of their units and entries; a node adds
+neighbouring slots and puts the sum into a slot of its own, or is the root of its unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sparsetile.balance.base import Schedule
+
+__all__ = ["FAN_IN", "TreeSchedule", "build_tree", "exclusive_cumsum", "ranges"]
+
+# Children a node of the tree adds up. 16 keeps the climb of a row of 64 Ki entries at two steps
+# while no single group reads more than 16 partial rows in sequence.
+FAN_IN = 16
+
+
+def exclusive_cumsum(counts: Tensor) -> Tensor:
+    """Sum of the elements before each."""
+    return torch.cumsum(counts, 0) - counts
+
+
+def ranges(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """For counts [n]: owner of each of the sum(counts) elements, and its number in the owner."""
+    owner = torch.repeat_interleave(torch.arange(counts.numel(), device=counts.device), counts)
+    number = torch.arange(owner.numel(), device=counts.device) - exclusive_cumsum(counts)[owner]
+    return owner, number
+
+
+def build_tree(children: Tensor) -> tuple[Tensor, Tensor]:
+    """Join each cut unit's pieces.
+
+    Parameters
+    ----------
+    children : Tensor of int64 [cut units]
+        Pieces of each cut unit, two or more.
+
+    Returns
+    -------
+    Tensor of int32 [slots], Tensor of int32 [nodes, 4]
+        ``parent_of_slot`` and ``nodes`` of :class:`TreeSchedule`.
+    """
+    parents: list[Tensor] = []
+    nodes: list[Tensor] = []
+    first_slot = node_base = 0
+    counts = children
+    while counts.numel():
+        groups = (counts + FAN_IN - 1) // FAN_IN
+        unit, number = ranges(counts)
+        # Even groups: 17 children become 9 + 8, not 16 + 1.
+        group_in_unit = number * groups[unit] // counts[unit]
+        group = exclusive_cumsum(groups)[unit] + group_in_unit
+        parents.append(group + node_base)
+        total = int(groups.sum())
+        sizes = torch.bincount(group, minlength=total)
+        group_unit, _ = ranges(groups)
+        is_root = groups[group_unit] == 1
+        # Nodes that are not roots take the next slots, in order, as children of the next level.
+        next_slot = first_slot + unit.numel()
+        own = torch.where(is_root, -1, next_slot + torch.cumsum((~is_root).to(torch.int64), 0) - 1)
+        first = first_slot + exclusive_cumsum(sizes)
+        nodes.append(torch.stack([first, sizes, own, torch.zeros_like(own)], 1))
+        first_slot, node_base = next_slot, node_base + total
+        counts = groups[groups > 1]
+    if not nodes:
+        empty = torch.empty(0, dtype=torch.int32, device=children.device)
+        return empty, empty.reshape(0, 4)
+    return torch.cat(parents).to(torch.int32), torch.cat(nodes).to(torch.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class TreeSchedule(Schedule):
+    """Items of work and the tree that adds cut ones up; all int32.
+
+    Attributes
+    ----------
+    items : Tensor [items, 4]
+        What each kind of schedule says.
+    parent_of_slot : Tensor [slots]
+        Node that adds the slot's partial sum.
+    nodes : Tensor [nodes, 4]
+        ``first child slot, children, own slot or -1 at the root, 0``.
+    """
+
+    arrays: ClassVar[tuple[str, ...]] = ("items", "parent_of_slot", "nodes")
+
+    items: Tensor
+    parent_of_slot: Tensor
+    nodes: Tensor
+
+    @property
+    def slot_count(self) -> int:
+        return self.parent_of_slot.shape[0]
+
+    @property
+    def node_count(self) -> int:
+        return self.nodes.shape[0]
+
+    def joined(self, sums: Tensor) -> Tensor:
+        """Add up node by node; each piece gets what the root above it holds."""
+        slots = self.slots()
+        held = sums.new_zeros(self.slot_count)
+        held[slots[slots >= 0]] = sums[slots >= 0]
+        total = sums.new_zeros(self.node_count)
+        # A node comes after its children.
+        for node, (first, count, own, _) in enumerate(self.nodes.tolist()):
+            total[node] = held[first : first + count].sum()
+            if own >= 0:
+                held[own] = total[node]
+        joined = sums.clone()
+        joined[slots >= 0] = total[self._roots(slots[slots >= 0])]
+        return joined
+
+    def _roots(self, slots: Tensor) -> Tensor:
+        """Root above each slot; own slots ascend on the way, so that the climb ends."""
+        parent, own = self.parent_of_slot.to(torch.int64), self.nodes[:, 2].to(torch.int64)
+        node = parent[slots]
+        while bool((own[node] >= 0).any()):
+            node = torch.where(own[node] >= 0, parent[own[node].clamp(min=0)], node)
+        return node
+
+    def _check_joins(self, unit_of_slot: Tensor) -> None:
+        """Each slot is written once and added once, up to one root for each cut unit."""
+        leaves, slots, device = unit_of_slot.numel(), self.slot_count, unit_of_slot.device
+        if self.nodes.shape[1:] != (4,):
+            raise self._fault("nodes", "[nodes, 4]", f"shape {tuple(self.nodes.shape)}")
+        first, count, own, zero = self.nodes.to(torch.int64).unbind(1)
+        if bool(((count < 2) | (count > FAN_IN) | (zero != 0)).any()):
+            raise self._fault("nodes", f"of 2 to {FAN_IN} children and a 0", "others")
+        node, number = ranges(count)
+        child = first[node] + number
+        everything = torch.arange(slots, device=device)
+        if not torch.equal(child.sort().values, everything):
+            raise self._fault("nodes", f"parents of each of {slots} slots once", "others")
+        if not torch.equal(self.parent_of_slot.to(torch.int64)[child], node):
+            raise self._fault("parent_of_slot", "the node that lists the slot", "another")
+        inner = own[own >= 0]
+        written = torch.cat([torch.arange(leaves, device=device), inner])
+        if bool((own < -1).any()) or not torch.equal(written.sort().values, everything):
+            raise self._fault("nodes", f"writers of each of {slots} slots once", "others")
+        if bool(((own >= 0) & (own < first + count)).any()):
+            raise self._fault("nodes", "after their children", "a node before one")
+        root = self._roots(torch.arange(leaves, device=device))
+        pairs = torch.unique(torch.stack([unit_of_slot, root]), dim=1)
+        units, roots = (torch.unique(side).numel() for side in pairs)
+        if not pairs.shape[1] == units == roots == int((own < 0).sum()):
+            raise self._fault("nodes", "a tree for each cut unit", f"{roots} roots of {units}")

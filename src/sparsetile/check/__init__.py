@@ -1,0 +1,1 @@
+"""What checks and measures products: references, error bounds, timing, pictures, digests."""

@@ -1,0 +1,184 @@
+"""Digests of the code that a record vouches for.
+
+A GPU record is expensive to renew, so rewording a comment must not outdate it: comments,
+docstrings, blank lines and trailing space do not count, nor does white space in CUDA sources. Every
+other change does. Strings are found with one regular expression, not with :mod:`tokenize`, whose
+tokens of f-strings differ between Python 3.11 and 3.12: the digest is the same under both.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["code_digest", "code_files", "device_digest", "strip_cuda", "strip_python"]
+
+PACKAGE = Path(__file__).resolve().parent.parent
+# Everything between `plan()` and the launch. Row orders and the choice of a system are left out:
+# every order and every choice gives a right product, and the CPU tests run them.
+FOLDERS = ("balance", "formats", "jit", "kernels", "systems")
+FILES = (
+    "plan/dispatch.py",
+    "plan/linear.py",
+    "plan/operands.py",
+    "plan/operators.py",
+    "plan/plan.py",
+    "plan/values.py",
+)
+# The CPU's kernels run in every test of CI.
+_LEFT_OUT = ("kernels/cpu/",)
+_SUFFIXES = (".py", ".cu", ".cuh")
+
+# A backslash takes the next character along, in raw strings too: r"\"" is one string.
+_PYTHON = re.compile(
+    r'''(?P<comment>\#[^\n]*)
+    | """(?:\\.|[^\\])*?""" | \'\'\'(?:\\.|[^\\])*?\'\'\'
+    | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*\'''',
+    re.DOTALL | re.VERBOSE,
+)
+# A quote after a digit separates digits: 1'000.
+_CUDA = re.compile(
+    r"""(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)
+    | R"(?P<end>[^\s()\\]{0,16})\(.*?\)(?P=end)"
+    | "(?:\\.|[^"\\\n])*" | (?<![0-9a-fA-F])'(?:\\.|[^'\\\n])*'""",
+    re.DOTALL | re.VERBOSE,
+)
+_MARK = re.compile("\x01([0-9]+)\x02")
+# Neighbours of white space that would read differently without it: two words, two operators.
+_APART = re.compile(r"(?<=\w) +(?=\w)|(?<=[-+<>&|=/*:%^!.]) +(?=[-+<>&|=/*:%^!.])")
+
+
+def _hide_strings(text: str, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
+    """Replace comments by a space and strings by marks; return the strings beside."""
+    strings: list[str] = []
+
+    def replace(found: re.Match[str]) -> str:
+        if found["comment"] is not None:
+            return " "
+        strings.append(found[0])
+        return f"\x01{len(strings) - 1}\x02"
+
+    return pattern.sub(replace, text), strings
+
+
+def _show_strings(text: str, strings: list[str]) -> str:
+    return _MARK.sub(lambda found: strings[int(found[1])], text)
+
+
+def _without_docstrings(text: str) -> str:
+    lines = text.encode().splitlines(keepends=True)  # ast counts columns in bytes of UTF-8
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    body = b"".join(lines)
+    ranges = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        first = node.body[0] if node.body else None
+        if (
+            isinstance(first, ast.Expr)
+            and isinstance(first.value, ast.Constant)
+            and isinstance(first.value.value, str)
+        ):
+            assert first.end_lineno is not None and first.end_col_offset is not None
+            ranges.append(
+                (
+                    starts[first.lineno - 1] + first.col_offset,
+                    starts[first.end_lineno - 1] + first.end_col_offset,
+                )
+            )
+    for start, end in sorted(ranges, reverse=True):
+        body = body[:start] + body[end:]
+    return body.decode()
+
+
+def strip_python(text: str) -> str:
+    """Return Python source without comments, docstrings, blank lines and trailing space.
+
+    Parameters
+    ----------
+    text : str
+        Source that Python 3.11 can parse.
+    """
+    code, strings = _hide_strings(_without_docstrings(text), _PYTHON)
+    lines = (line.rstrip() for line in code.split("\n"))
+    return _show_strings("\n".join(line for line in lines if line), strings)
+
+
+def strip_cuda(text: str) -> str:
+    """Return CUDA source without comments and without white space that separates nothing.
+
+    Parameters
+    ----------
+    text : str
+        Source of a ``.cu`` or ``.cuh`` file. Preprocessor directives keep their lines.
+    """
+    code, strings = _hide_strings(text, _CUDA)
+    code = code.replace("\\\n", " ")
+    parts: list[str] = []
+    for line in code.split("\n"):
+        if line.lstrip().startswith("#"):
+            parts.append("\n" + " ".join(line.split()) + "\n")  # `F (x)` and `F(x)` differ here
+        else:
+            parts.append(line + " ")
+    found = []
+    for part in re.split(r"(\n\#[^\n]*\n)", "".join(parts)):
+        if not part.startswith("\n#"):
+            part = _APART.sub("\x03", " ".join(part.split())).replace(" ", "").replace("\x03", " ")
+        found.append(part)
+    return _show_strings("".join(found), strings)
+
+
+def _digest_of(paths: Iterable[Path], root: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        strip = strip_python if path.suffix == ".py" else strip_cuda
+        for part in (path.relative_to(root).as_posix(), strip(path.read_text(encoding="utf-8"))):
+            body = part.encode()
+            digest.update(len(body).to_bytes(8, "little") + body)
+    return digest.hexdigest()
+
+
+def code_files(package: Path = PACKAGE) -> list[Path]:
+    """Return the files that :func:`code_digest` covers.
+
+    Parameters
+    ----------
+    package : Path
+        Folder of the package; this one by default.
+    """
+    found = [
+        path
+        for folder in FOLDERS
+        for path in (package / folder).rglob("*")
+        if path.suffix in _SUFFIXES
+        and not path.relative_to(package).as_posix().startswith(_LEFT_OUT)
+    ]
+    return sorted([*found, *(package / name for name in FILES if (package / name).is_file())])
+
+
+def code_digest(package: Path = PACKAGE) -> str:
+    """Return SHA-256 over names and code of everything between ``plan()`` and the launch.
+
+    Parameters
+    ----------
+    package : Path
+        Folder of the package; this one by default.
+    """
+    return _digest_of(code_files(package), package)
+
+
+def device_digest(package: Path = PACKAGE) -> str:
+    """Return SHA-256 over names and code of the device tree alone.
+
+    Parameters
+    ----------
+    package : Path
+        Folder of the package; this one by default.
+    """
+    tree = package / "kernels" / "cuda"
+    return _digest_of([*tree.rglob("*.cu"), *tree.rglob("*.cuh")], tree)

@@ -1,0 +1,226 @@
+"""The time of one product: CUDA-graph replay and events on a GPU, ``perf_counter`` on the host.
+
+``time_product`` is for results that are kept. On a GPU it captures the product several times into
+one graph, so that launch cost and the gap between replays are spread over many products; events on
+the stream time whole replays. What cannot be captured is timed with plain events, and the samples
+say so. The number of samples follows the product: a few milliseconds of work, whatever its size.
+
+``measure`` is for choices made while planning: the median of a few calls, with no graph. A call on
+a GPU includes its launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Samples", "measure", "one_product", "percentiles", "time_product"]
+
+# One replay should last about this long: 100 times the couple of microseconds between events.
+_REPLAY_SECONDS = 400e-6
+_MAX_LAUNCHES = 32
+_WARM_SECONDS = 3e-3
+# Bytes written between cold runs: several times the L2 of any GPU.
+_FLUSH_BYTES = 256 * 2**20
+
+
+@dataclass
+class Samples:
+    """Seconds per product, sample by sample, and how they were taken."""
+
+    seconds: list[float]
+    method: str  # "graph", "events" or "clock"
+    launches: int  # products per sample
+
+    @property
+    def median(self) -> float:
+        return percentiles(self.seconds)[1]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the record's ``time`` object."""
+        low, middle, high = percentiles(self.seconds)
+        return {
+            "p20": low,
+            "p50": middle,
+            "p80": high,
+            "method": self.method,
+            "launches": self.launches,
+            "samples": len(self.seconds),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Return p20, p50, p80 by linear interpolation.
+
+    >>> percentiles([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    (2.0, 3.5, 5.0)
+    """
+    ordered = sorted(seconds)
+
+    def at(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        below = int(place)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+    return at(0.2), at(0.5), at(0.8)
+
+
+def measure(run: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
+    """Return the median seconds of one call of ``run``, after two calls to warm up."""
+    if device.type != "cuda":
+        run()
+        run()
+        return percentiles(_clock_seconds(run, repeats))[1]
+    with torch.cuda.device(device):
+        run()
+        run()
+        # One sample at a time: the launch of each call is part of what a caller waits for.
+        return percentiles([_event_seconds(run, 1)[0] for _ in range(repeats)])[1]
+
+
+def one_product(run: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of one product by the clock, the wait for its result included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begun = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begun
+
+
+def time_product(
+    run: Callable[[], object],
+    device: torch.device,
+    *,
+    budget: float = 0.008,
+    samples: int | None = None,
+    cold: bool = False,
+) -> Samples:
+    """Time ``run`` on a device after warming up.
+
+    Parameters
+    ----------
+    run : callable
+        One product. On a GPU it launches on torch's current stream.
+    device : torch.device
+    budget : float
+        Seconds of measured work aimed at.
+    samples : int, optional
+        Take exactly this many samples, whatever they cost.
+    cold : bool
+        On a GPU: flush the L2 before each sample, one product a sample.
+    """
+
+    def count(seconds: float, spent: float = budget) -> int:
+        return _sample_count(seconds, spent) if samples is None else samples
+
+    if device.type == "cuda":
+        return _time_cold(run, device, count) if cold else _time_cuda(run, device, count)
+    run()
+    one = _clock_seconds(run, 1)[0]
+    return Samples(_clock_seconds(run, count(one, max(budget, 0.05))), "clock", 1)
+
+
+def _sample_count(seconds: float, budget: float) -> int:
+    """Samples that fit the budget: at least 5 (3 when one takes over 0.1 s), at most 50."""
+    return max(3 if seconds > 0.1 else 5, min(50, int(budget / max(seconds, 1e-9))))
+
+
+def _clock_seconds(work: Callable[[], object], count: int) -> list[float]:
+    seconds = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def _event_seconds(work: Callable[[], object], count: int) -> list[float]:
+    """Time ``count`` calls by events on the current stream; one synchronisation at the end."""
+    pairs = []
+    for _ in range(count):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        stop.record()
+        pairs.append((start, stop))
+    torch.cuda.synchronize()
+    return [start.elapsed_time(stop) * 1e-3 for start, stop in pairs]
+
+
+_streams: dict[int, torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream per device for warm-up, capture and replay; capture needs a stream of its own."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    if index not in _streams:
+        _streams[index] = torch.cuda.Stream(index)
+    return _streams[index]
+
+
+def _capture(run: Callable[[], object], launches: int) -> torch.cuda.CUDAGraph | None:
+    """Capture ``launches`` products on the current stream; None when the product refuses."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # capture_begin instead of torch.cuda.graph(): the latter empties the allocator's cache.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(launches):
+                run()
+        finally:
+            graph.capture_end()
+    except RuntimeError:
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.synchronize()
+        return None
+    return graph
+
+
+def _time_cuda(
+    run: Callable[[], object], device: torch.device, samples: Callable[[float], int]
+) -> Samples:
+    stream = _side_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        run()
+        one = min(_event_seconds(run, 3))
+        launches = max(1, min(_MAX_LAUNCHES, int(_REPLAY_SECONDS / max(one, 1e-9))))
+        graph = _capture(run, launches)
+        if graph is None:
+            run()
+            return Samples(_event_seconds(run, samples(one)), "events", 1)
+        # A GPU that idled between entries needs a moment at work to reach its clocks.
+        for _ in range(max(1, min(10, int(_WARM_SECONDS / (one * launches))))):
+            graph.replay()
+        taken = _event_seconds(graph.replay, samples(one * launches))
+        seconds = [each / launches for each in taken]
+    return Samples(seconds, "graph", launches)
+
+
+def _time_cold(
+    run: Callable[[], object], device: torch.device, samples: Callable[[float], int]
+) -> Samples:
+    stream = _side_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+    with torch.cuda.stream(stream):
+        run()
+        graph = _capture(run, 1)
+        work = run if graph is None else graph.replay
+        one = min(_event_seconds(work, 2))
+        seconds = []
+        for _ in range(min(samples(one), 20)):
+            flush.fill_(1)
+            seconds += _event_seconds(work, 1)
+    return Samples(seconds, "events" if graph is None else "graph", 1)

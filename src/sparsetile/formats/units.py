@@ -1,0 +1,95 @@
+"""Units of work: what a schedule distributes. Rows, windows of tiles, bundles, block rows.
+
+A unit is a label and a range of a list: entries of a row, tiles of a window, elements of a bundle's
+list, blocks of a block row. Formats name their units; ``balance/`` makes items of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.errors import value_error
+from sparsetile.intake.csr import CSR
+
+__all__ = ["Units", "concat_units", "row_units"]
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """What is to be scheduled, in the order in which it should be visited.
+
+    Attributes
+    ----------
+    label : Tensor of int64 [units]
+        Row of A, number of the window, of the bundle, of the block row.
+    begin, length : Tensor of int64 [units]
+        Range in the unit's list.
+    bundled : Tensor of bool [units]
+        Whether the unit is a bundle of rows: its list is cut at multiples of ``LIST_STEP`` only
+        (formats/bundles.py). Labels and lists of bundles are apart from those of other units.
+    offsets : Tensor of int64 [units + 1] or None
+        Where units 0, 1, 2, ... begin in one list, and where the last ends; None where units do
+        not follow each other like that.
+    """
+
+    label: Tensor
+    begin: Tensor
+    length: Tensor
+    bundled: Tensor
+    offsets: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.label.numel()
+
+    @classmethod
+    def from_offsets(cls, offsets: Tensor) -> Units:
+        """Consecutive units: number u is ``offsets[u]`` to ``offsets[u + 1]`` of the list.
+
+        Parameters
+        ----------
+        offsets : Tensor of int32 or int64 [units + 1]
+            Never decreasing.
+        """
+        if offsets.dim() != 1 or not offsets.numel() or offsets.is_floating_point():
+            raise value_error(
+                "Units.from_offsets",
+                "offsets",
+                "integers [units + 1]",
+                f"{offsets.dtype} of shape {tuple(offsets.shape)}",
+                "Pass the offsets of a format",
+            )
+        offsets = offsets.to(torch.int64)
+        count, device = offsets.numel() - 1, offsets.device
+        return cls(
+            torch.arange(count, device=device),
+            offsets[:-1],
+            offsets[1:] - offsets[:-1],
+            torch.zeros(count, dtype=torch.bool, device=device),
+            offsets,
+        )
+
+
+def row_units(csr: CSR, rows: Tensor | None = None) -> Units:
+    """Every row of A, or those given in ``rows`` in that order, as a unit of its own."""
+    if rows is None:
+        return Units.from_offsets(csr.indptr)
+    return Units(
+        rows,
+        csr.indptr[:-1][rows],
+        csr.row_lengths()[rows],
+        torch.zeros(rows.numel(), dtype=torch.bool, device=csr.device),
+    )
+
+
+def concat_units(first: Units, second: Units) -> Units:
+    """Both lists, one after the other."""
+    return Units(
+        *(
+            torch.cat([getattr(first, name), getattr(second, name)])
+            for name in ("label", "begin", "length", "bundled")
+        )
+    )

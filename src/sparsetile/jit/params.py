@@ -1,0 +1,263 @@
+"""Kernel parameters, declared once by name and type.
+
+A kernel takes one struct. Its :class:`ParamStruct` gives the C fields, which the generated header
+holds as ``PARAMS_FIELDS``, and packs values by name. The kernel writes
+
+    struct Params {
+      PARAMS_FIELDS
+    };
+    static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
+
+after the types that the fields use; the assertion compares the size and every field.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import itemgetter
+from typing import Any
+
+from sparsetile.core.errors import value_error
+from sparsetile.jit.tensor_map import MAP_ALIGNMENT, MAP_WORDS
+
+__all__ = [
+    "Field",
+    "ParamStruct",
+    "ParamValue",
+    "Patch",
+    "f64",
+    "i32",
+    "i32_array",
+    "i64",
+    "pointer",
+    "tensor_map",
+]
+
+ParamValue = int | float | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field: ``count`` numbers of one ``struct`` letter.
+
+    Attributes
+    ----------
+    name : str
+        Its name in C and in Python.
+    declaration : str
+        The C declaration without the semicolon.
+    comment : str
+        What the kernel reads it for.
+    letter : str
+        ``struct`` letter of a number: Q, q, d or i.
+    count : int
+        Numbers in the field; more than one makes its value a sequence.
+    alignment : int
+        Bytes that its offset is a multiple of.
+    """
+
+    name: str
+    declaration: str
+    comment: str
+    letter: str
+    alignment: int
+    count: int = 1
+
+    @property
+    def bytes(self) -> int:
+        return self.count * struct.calcsize("=" + self.letter)
+
+    @property
+    def format(self) -> str:
+        return f"{self.count}{self.letter}"
+
+
+def pointer(name: str, c_type: str, comment: str = "") -> Field:
+    """Device address; ``c_type`` with its asterisk, such as ``const int4*``."""
+    return Field(name, f"{c_type} {name}", comment, "Q", 8)
+
+
+def i32(name: str, comment: str = "") -> Field:
+    return Field(name, f"int {name}", comment, "i", 4)
+
+
+def i64(name: str, comment: str = "") -> Field:
+    return Field(name, f"long long {name}", comment, "q", 8)
+
+
+def f64(name: str, comment: str = "") -> Field:
+    return Field(name, f"double {name}", comment, "d", 8)
+
+
+def i32_array(name: str, count: int, comment: str = "") -> Field:
+    return Field(name, f"int {name}[{count}]", comment, "i", 4, count)
+
+
+def tensor_map(name: str, comment: str = "") -> Field:
+    """A tensor map by value (``TensorMap`` of wgmma.cuh); its value is the 16 words."""
+    return Field(name, f"TensorMap {name}", comment, "Q", MAP_ALIGNMENT, MAP_WORDS)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Fields that change from call to call, written in the order in which they were named.
+
+    ``runs`` are (packer, byte offset, numbers): fields that are neighbours in the struct are
+    written with one call.
+    """
+
+    runs: tuple[tuple[struct.Struct, int, int], ...]
+
+    def pack_into(self, buffer: Any, *values: int | float) -> None:
+        """Write ``values``, the words of a tensor map or an array one by one."""
+        first = 0
+        for packer, offset, count in self.runs:
+            packer.pack_into(buffer, offset, *values[first : first + count])
+            first += count
+
+    def bind(self, buffer: Any) -> Callable[..., None]:
+        """Return the quickest function of the values that writes them into ``buffer``."""
+        if len(self.runs) != 1:
+            return partial(self.pack_into, buffer)
+        packer, offset, _ = self.runs[0]
+        return partial(packer.pack_into, buffer, offset)
+
+
+@dataclass(frozen=True)
+class ParamStruct:
+    """The only parameter of a kernel, as the device compiler lays it out."""
+
+    fields: tuple[Field, ...]
+
+    @staticmethod
+    def of(*fields: Field) -> ParamStruct:
+        names = [field.name for field in fields]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated or not fields:
+            raise value_error(
+                "ParamStruct", "fields", "at least one, each name once",
+                f"{', '.join(repeated)} repeatedly" if repeated else "none", "Declare each once",
+            )  # fmt: skip
+        return ParamStruct(fields)
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Byte offset of each field."""
+        found, end = {}, 0
+        for field in self.fields:
+            found[field.name] = -(-end // field.alignment) * field.alignment
+            end = found[field.name] + field.bytes
+        return found
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the struct, padded to its alignment."""
+        last, alignment = self.fields[-1], max(field.alignment for field in self.fields)
+        return -(-(self.offsets[last.name] + last.bytes) // alignment) * alignment
+
+    @cached_property
+    def _struct(self) -> struct.Struct:
+        return self._packer(self.fields, self.size)
+
+    def _packer(self, fields: Sequence[Field], end: int) -> struct.Struct:
+        """Return the packer of neighbouring fields, padded up to offset ``end``."""
+        at, parts = self.offsets[fields[0].name], ["="]
+        for field in fields:
+            offset = self.offsets[field.name]
+            parts.append(f"{offset - at}x{field.format}")
+            at = offset + field.bytes
+        return struct.Struct("".join(parts) + f"{end - at}x")
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(field.name for field in self.fields)
+
+    @cached_property
+    def _take(self) -> Callable[[Mapping[str, ParamValue]], Any]:
+        names = [field.name for field in self.fields]
+        return itemgetter(*names) if len(names) > 1 else lambda values: (values[names[0]],)
+
+    @cached_property
+    def _wide(self) -> tuple[int, ...]:
+        """Places of the fields that are sequences, last first."""
+        return tuple(i for i in reversed(range(len(self.fields))) if self.fields[i].count > 1)
+
+    def pack_into(self, buffer: Any, values: Mapping[str, ParamValue]) -> None:
+        """Write every field; ``values`` has each name exactly once.
+
+        Raises
+        ------
+        ValueError
+            A name is missing or unknown, or a value does not fit its field.
+        """
+        if values.keys() != self._names:
+            missing = ", ".join(f.name for f in self.fields if f.name not in values)
+            unknown = ", ".join(name for name in values if name not in self._names)
+            raise value_error(
+                "launch", "params", "a value for each of the kernel's fields",
+                f"missing: {missing or 'none'}; unknown: {unknown or 'none'}",
+                "Name each field once",
+            )  # fmt: skip
+        flat = list(self._take(values))
+        try:
+            for place in self._wide:
+                flat[place : place + 1] = flat[place]
+            self._struct.pack_into(buffer, 0, *flat)
+        except (struct.error, TypeError):
+            raise self._misfit(values) from None
+
+    def _misfit(self, values: Mapping[str, ParamValue]) -> ValueError:
+        """Return the error of the first value that its field does not take."""
+        for field in self.fields:
+            value = values[field.name]
+            numbers = value if isinstance(value, Sequence) else (value,)
+            try:
+                struct.pack("=" + field.format, *numbers)
+            except struct.error:
+                break
+        return value_error(
+            "launch", field.name, f"what `{field.declaration}` holds", repr(values[field.name]),
+            "Give a number of that type, or as many as it has",
+        )  # fmt: skip
+
+    def patch(self, *names: str) -> Patch:
+        """Return the patch of the named fields, in that order."""
+        unknown = [name for name in names if name not in self._names]
+        if unknown or not names:
+            raise value_error(
+                "patch", "names", "fields of the kernel's parameters",
+                ", ".join(unknown) or "none", f"Choose from {', '.join(sorted(self._names))}",
+            )  # fmt: skip
+        place = {field.name: i for i, field in enumerate(self.fields)}
+        runs: list[list[Field]] = []
+        for name in names:
+            field = self.fields[place[name]]
+            if runs and place[name] == place[runs[-1][-1].name] + 1:
+                runs[-1].append(field)
+            else:
+                runs.append([field])
+        return Patch(
+            tuple(
+                (
+                    self._packer(run, self.offsets[run[-1].name] + run[-1].bytes),
+                    self.offsets[run[0].name],
+                    sum(field.count for field in run),
+                )
+                for run in runs
+            )
+        )
+
+    def header(self) -> str:
+        """Return the lines of the generated header: the fields, and what must hold of them."""
+        fields = " ".join(f"{field.declaration};" for field in self.fields)
+        checks = [f"sizeof(Params) == {self.size}"]
+        # Sizes and alignments fix every offset. (NVRTC 13.0 has no offsetof for constants.)
+        for field in self.fields:
+            kind = f"decltype(Params::{field.name})"
+            checks += [f"sizeof({kind}) == {field.bytes}", f"alignof({kind}) == {field.alignment}"]
+        return (
+            f"#define PARAMS_FIELDS {fields}\n#define PARAMS_LAYOUT_MATCHES {' && '.join(checks)}\n"
+        )

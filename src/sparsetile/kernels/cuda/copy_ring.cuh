@@ -1,0 +1,83 @@
+// Rows of B through a warp's own ring in shared memory, by asynchronous copies (sm_80 on): eight
+// rows of kCols columns a stage, and kTileBytes of A behind them.
+//
+//   lane l copies 16 bytes of rows l / kSide, l / kSide + kLoadRows, ..; eight lanes 128
+//   neighbouring bytes of a row (fewer lanes a narrower row) lane 4g + t of an MMA reads rows 2t
+//   and 2t + 1
+//
+// Why through shared memory: an MMA's lane wants rows 2t and 2t + 1, so that a load straight into
+// registers has eight neighbouring lanes read the same columns of four rows: the same banks of L1,
+// four times the wavefronts (92 % of L1's peak bound the time). Rows in the ring are 16 bytes apart
+// modulo 64, so that reading them back has no bank conflicts either. Registers are then free for
+// sums.
+#pragma once
+
+#include "mma.cuh"
+
+template <typename E, int kCols, int kTileBytes>
+struct RowStage {
+  static constexpr int kSize = sizeof(typename E::Storage);
+  static constexpr int kRowBytes = kCols * kSize;
+  static constexpr int kSide = kRowBytes < 128 ? kRowBytes / 16 : 8;
+  static constexpr int kLoadRows = 32 / kSide;
+  static constexpr int kHeights = 8 / kLoadRows;
+  static constexpr int kSegments = kRowBytes / (16 * kSide);
+  static constexpr int kRowStride = kRowBytes + 16;
+  static constexpr int kTileAt = 8 * kRowStride;  // the tile of A behind its rows of B
+  static constexpr int kBytes = kTileAt + kTileBytes;
+  static_assert(kRowBytes % 64 == 0, "rows of the ring lie 16 bytes apart modulo 64");
+
+  // The rows of B that a lane copies of one tile.
+  struct Rows {
+    u32 id[kHeights];
+  };
+
+  // `ids` are the tile's eight rows of B.
+  __device__ __forceinline__ static Rows load_rows(const int* ids, int lane) {
+    Rows rows;
+#pragma unroll
+    for (int h = 0; h < kHeights; ++h) rows.id[h] = __ldg(ids + h * kLoadRows + lane / kSide);
+    return rows;
+  }
+
+  // Start copying rows from `b`, the first of the columns in row 0, to a stage. kWhole: all columns
+  // exist; else `columns` do, and zeros are stored for the rest. kCached: through L1.
+  template <bool kWhole, bool kCached>
+  __device__ __forceinline__ static void copy(const char* b, u32 row_bytes, const Rows& rows,
+                                              int columns, char* stage, int lane) {
+    const int place = lane % kSide * 16;
+    char* to = stage + lane / kSide * kRowStride + place;
+#pragma unroll
+    for (int h = 0; h < kHeights; ++h) {
+      const char* from = b + static_cast<u64>(rows.id[h]) * row_bytes + place;
+#pragma unroll
+      for (int j = 0; j < kSegments; ++j) {
+        const int step = j * kSide * 16;
+        const bool inside = kWhole || (place + step) / kSize < columns;
+        ptx::copy_async<kCached>(to + h * kLoadRows * kRowStride + step, inside ? from + step : b,
+                                 inside);
+      }
+    }
+  }
+
+  // Rows 2t and 2t + 1 of a stage, kWords words from `column` on.
+  template <int kWords>
+  __device__ __forceinline__ static void read(const char* stage, int t, int column,
+                                              BRow<kWords> (&row)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const char* at = stage + (2 * t + r) * kRowStride + column * kSize;
+      using Word = typename WordOf<4 * kWords>::Type;
+      *reinterpret_cast<Word*>(row[r].word) = *reinterpret_cast<const Word*>(at);
+    }
+  }
+};
+
+// Where a warp fills its ring, or reads it: bytes from the ring's start.
+template <int kStages, int kStageBytes>
+struct RingPlace {
+  int at = 0;
+  __device__ __forceinline__ void next() {
+    at = at + kStageBytes < kStages * kStageBytes ? at + kStageBytes : 0;
+  }
+};

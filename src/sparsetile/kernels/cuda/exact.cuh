@@ -1,0 +1,66 @@
+// Exactness of tiles. A zero that a tile stores multiplies too, so that an Inf or NaN of B spoils
+// rows of the window that do not refer to it. Kernels therefore check their sums, at one FMA each,
+// and compute what is not finite again, from A's entries alone.
+#pragma once
+
+#include "mma.cuh"
+
+// Whether any of the sums that it is shown is Inf or NaN. kChains: independent chains of FMAs.
+template <int kChains = 1>
+struct FiniteCheck {
+  float chain[kChains] = {};
+
+  __device__ __forceinline__ void add(float sum, int i = 0) {
+    chain[i % kChains] = fmaf(sum, 0.0f, chain[i % kChains]);
+  }
+  __device__ __forceinline__ bool failed() const {
+    float all = chain[0];
+    if constexpr (kChains == 4) all = chain[0] + chain[1] + (chain[2] + chain[3]);
+    static_assert(kChains == 1 || kChains == 4, "chains that are added up here");
+    return all != 0.0f;  // NaN is not 0 either
+  }
+};
+
+// A value of B as the Tensor Cores see it.
+template <typename E>
+__device__ __forceinline__ float operand(typename E::Storage value) {
+  if constexpr (sizeof(typename E::Storage) == 4) {
+    return __uint_as_float(round_tf32(__float_as_uint(value)));
+  } else {
+    return E::widen(value);
+  }
+}
+
+// Eight rows of a tile of A (formats/bittcf.py): their bits, and where their values begin.
+template <typename E>
+struct TileEntries {
+  u64 bits;
+  const typename E::Storage* values;
+};
+
+// sum[v] += the entries of row `row` (of eight) of tiles `begin` to `end` times kCount neighbouring
+// columns of B, of which the first `inside` exist; `b` points at the first, in row 0. tile_at(tile)
+// gives a tile's entries, column_at(tile, k) the row of B behind its column k.
+// Slow and small: it runs only where B is not finite.
+template <typename E, bool kWeighted, typename TileAt, typename ColumnAt, int kCount>
+__device__ __forceinline__ void add_entries(int row, int begin, int end, const TileAt& tile_at,
+                                            const ColumnAt& column_at, const char* b, u32 row_bytes,
+                                            int inside, float (&sum)[kCount]) {
+#pragma unroll 1
+  for (int tile = begin; tile < end; ++tile) {
+    const TileEntries<E> at = tile_at(tile);
+#pragma unroll 1
+    for (int k = 0; k < 8; ++k) {
+      const int bit = row * 8 + k;
+      if (!(at.bits >> bit & 1)) continue;
+      float weight = 1.0f;
+      if constexpr (kWeighted) weight = E::widen(at.values[__popcll(at.bits & ~(~0ull << bit))]);
+      const u32 id = column_at(tile, k);
+      const auto* from = reinterpret_cast<const typename E::Storage*>(b + u64(id) * row_bytes);
+#pragma unroll
+      for (int v = 0; v < kCount; ++v) {
+        if (v < inside) sum[v] = fmaf(weight, operand<E>(from[v]), sum[v]);
+      }
+    }
+  }
+}

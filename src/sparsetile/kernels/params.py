@@ -1,0 +1,56 @@
+"""Groups of kernel parameters that several kernels share.
+
+C types name what each .cu defines before its struct: ``E`` and ``Out`` are the element types of B
+and C, ``Acc`` is the type of sums.
+"""
+
+from __future__ import annotations
+
+from sparsetile.jit.params import f64, i32, i32_array, i64, pointer
+
+__all__ = ["EPILOGUE", "OPERANDS", "PARTIALS", "POSITIONS", "SECTIONS", "STRIDES", "TREE"]
+
+# Neighbours, so that a prepared launch writes both at once.
+OPERANDS = (
+    pointer("b", "const E::Storage*"),
+    pointer("c", "Out::Storage*"),
+)
+STRIDES = (
+    i64("b_row_bytes"),
+    i64("c_row_stride", "in elements, as the strides of batches"),
+    i64("b_batch_stride"),
+    i64("c_batch_stride"),
+)
+# Which row of C each position of a plan's order is. A kernel may own a part of C's rows.
+POSITIONS = (
+    pointer("order", "const int*", "row of C at each position; null: the position itself"),
+    i32("rows", "positions"),
+)
+# What happens to a row of C after its sum (epilogue.cuh).
+EPILOGUE = (
+    pointer("indptr", "const i64*", "row pointers, for the mean"),
+    pointer("bias", "const Acc*", "[n]; null: none"),
+    f64("alpha"),
+    f64("beta"),
+    i32("epilogue", "0: alpha 1, beta 0, no mean, bias or ReLU"),
+    i32("mean"),
+    i32("relu"),
+)
+# Partial sums of units of work that were split, one slot each.
+PARTIALS = (
+    pointer("partials", "char*", "[batch][slab][slot]"),
+    i32("slot_count"),
+)
+# The tree that adds them up (tree.cuh).
+TREE = (
+    pointer("parent_of_slot", "const int*"),
+    pointer("nodes", "const int4*"),
+    pointer("arrivals", "int*"),
+    *PARTIALS,
+    i32("node_count"),
+)
+# Where each of the four sections of the item list ends (segment.cuh).
+SECTIONS = (
+    i32_array("item_end", 4, "in items"),
+    i32_array("block_end", 4, "in thread blocks"),
+)

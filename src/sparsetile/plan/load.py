@@ -1,0 +1,70 @@
+"""``load_plan``: a plan from its file, with nothing planned anew."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from sparsetile.intake import CSR
+from sparsetile.plan.files import read_plan_file, refuse
+from sparsetile.plan.plan import Plan
+from sparsetile.reorder import Permutation
+from sparsetile.systems import SYSTEMS, BuiltSystem, Request
+
+__all__ = ["load_plan"]
+
+
+def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Plan:
+    """Return the plan that :meth:`Plan.save` wrote; nothing is planned anew.
+
+    Parameters
+    ----------
+    path : path
+    device : torch.device, optional
+        Where to put it: the kind of device it was planned for (its current one) when None.
+
+    Raises
+    ------
+    PlanFileError
+        The file is damaged, truncated, of another version or not a plan.
+    """
+    path = Path(path)
+    tensors, header = read_plan_file(path)
+    kind = header["device"]
+    target = torch.device(kind if device is None else device)
+    if target.type != kind:
+        raise refuse(
+            path, f"a plan for {kind}, wanted on {target.type}", f"Plan on {target.type} instead"
+        )
+    if target.type == "cuda":
+        if not torch.cuda.is_available():
+            raise refuse(path, "a plan for a GPU, and there is none here", "Plan on the CPU")
+        index = torch.cuda.current_device() if target.index is None else target.index
+        target = torch.device("cuda", index)
+    if header["system"] not in SYSTEMS:
+        raise refuse(path, f"a plan of unknown system {header['system']!r}", "Make it again")
+    held = {name: tensor.to(target) for name, tensor in tensors.items()}
+    csr = CSR(
+        held["indptr"],
+        held["indices"],
+        held.get("values"),
+        (header["shape"][0], header["shape"][1]),
+        held.get("entry_map"),
+    )
+    names = json.loads(header["recipe"].partition(":")[2])["tensors"]
+    tensors = {name: held[f"built.{name}"] for name in names}
+    built = BuiltSystem(header["system"], tensors, header["recipe"], header["choices"])
+    dtype = getattr(torch, header["dtype"])
+    permutation = Permutation(header["reorder"], held.get("perm"))
+    request = Request(csr, header["n"], dtype, permutation, header["deterministic"])
+    reasons = SYSTEMS[header["system"]].reasons(request)
+    if reasons:
+        raise refuse(path, f"a plan that cannot run here: {'; '.join(reasons)}", "Plan anew")
+    return Plan(
+        csr, header["n"], dtype, built, permutation,
+        deterministic=header["deterministic"], report=header["report"],
+        column_order=held.get("column_order"),
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""Calls of the numba kernels, matrix by matrix of a batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Tensors
+from sparsetile.systems.shared.epilogue import apply_epilogue
+
+__all__ = ["CPURunner"]
+
+
+def _batches(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 3 else tensor.unsqueeze(0)
+
+
+def _rows(tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+    """Row pointers int64, columns int32, chunk bounds int64."""
+    return tensors["indptr"], tensors["columns"], tensors["bounds"]
+
+
+class CPURunner(ExactRunner):
+    """Imports numba at the first product, not with the package."""
+
+    def spmm(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+    ) -> None:
+        from sparsetile.kernels.cpu import api
+
+        indptr, columns, bounds = _rows(tensors)
+        if out.dtype is not B.dtype:  # 16-bit input, float32 result: nothing is rounded between
+            B = B.to(out.dtype)
+            values = None if values is None else values.to(out.dtype)
+        tail = epilogue.bias is not None or epilogue.relu
+        beta = 0.0 if tail else epilogue.beta
+        target = torch.empty_like(out) if tail else out
+        for b, c in zip(_batches(B), _batches(target), strict=True):
+            api.spmm_sum(
+                indptr, columns, values, b, c, epilogue.alpha, beta, bounds, mean=epilogue.mean
+            )
+        if tail:
+            rest = Epilogue(beta=epilogue.beta, bias=epilogue.bias, relu=epilogue.relu)
+            apply_epilogue(target, out, indptr, rest)
+
+    def new_output(self, B: Tensor, dtype: torch.dtype) -> Tensor:
+        if B.dim() != 2:
+            return super().new_output(B, dtype)
+        from sparsetile.kernels.cpu import api
+
+        return api.empty_output(self.rows, B.shape[-1], dtype)
+
+    def extremum(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        args: Tensor | None,
+        maximum: bool,
+    ) -> None:
+        from sparsetile.kernels.cpu import api
+
+        indptr, columns, bounds = _rows(tensors)
+        if args is None:
+            args = torch.empty(out.shape, dtype=torch.int64)
+        for b, c, arg in zip(_batches(B), _batches(out), _batches(args), strict=True):
+            api.spmm_extremum(indptr, columns, values, b, c, arg, maximum, bounds)
+
+    def sddmm(self, tensors: Tensors, G: Tensor, B: Tensor) -> Tensor:
+        from sparsetile.kernels.cpu import api
+
+        indptr, columns, bounds = _rows(tensors)
+        total = torch.zeros(self.nnz, dtype=B.dtype)
+        for g, b in zip(_batches(G), _batches(B), strict=True):
+            out = torch.empty(self.nnz, dtype=B.dtype)
+            api.sddmm(indptr, columns, g, b, out, bounds)
+            total += out
+        return total
+
+    def repair(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+        only_if: Tensor | None = None,
+    ) -> None:
+        if (only_if is None or bool(only_if)) and not bool(torch.isfinite(out).all()):
+            self.spmm(tensors, values, None, B, out, epilogue)

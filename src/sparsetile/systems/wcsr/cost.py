@@ -1,0 +1,53 @@
+"""Which windows ``wcsr`` takes, and what its product is predicted to take.
+
+Tall windows gather rows of B behind distinct (64-row window, column) pairs, then move B and C
+once. They reach 0.64 of L2's gather rate and 0.7 of DRAM, fitted to results/h200/asyncsparse.jsonl.
+Decoding is as slow as the gather of 256 columns in float32: narrower B is not faster (estimate).
+"""
+
+from __future__ import annotations
+
+from sparsetile.kernels.wcsr import TILE
+from sparsetile.systems.acc.cost import predict_acc
+from sparsetile.systems.base import Request
+
+__all__ = ["predict_wcsr", "tall_windows_pay"]
+
+HEIGHT, SHORT_HEIGHT = 64, 8
+_L2, _DRAM, _START, _ITEM = 0.64, 0.7, 7e-6, 4
+# What a tile of a tall window costs, and a tall window beside its tiles, in tiles of short windows:
+# from readings of both kernels in float32 at N=512 (docs/wcsr.md). Decoding, which is the limit of
+# tall windows, is the same for 16 bits, where short ones take 0.6 of the time; and for 256 columns
+# of B, however many it has. These two are estimates.
+TALL_TILE_COST, TALL_WINDOW_COST = 1.2, 50.0
+SIXTEEN_BIT_COST, TALL_COLUMNS = 1.6, 256
+
+
+def _tiles(request: Request, height: int) -> tuple[float, int]:
+    """About how many tiles windows of ``height`` rows have, and how many windows there are."""
+    windows = -(-request.csr.shape[0] // height)
+    # A window's last tile is half full in the mean.
+    return request.pairs(height) / TILE + windows / 2, windows
+
+
+def tall_windows_pay(request: Request) -> bool:
+    """Whether windows of 64 rows are expected to be faster than those of 8 or 16."""
+    tall, windows = _tiles(request, HEIGHT)
+    short, _ = _tiles(request, SHORT_HEIGHT)
+    n = max(request.n, 1)
+    tile_cost = TALL_TILE_COST * (-(-n // TALL_COLUMNS) * TALL_COLUMNS) / n
+    if request.dtype.itemsize == 2:
+        tile_cost *= SIXTEEN_BIT_COST
+    return tile_cost * tall + TALL_WINDOW_COST * windows <= short
+
+
+def predict_wcsr(request: Request) -> float:
+    """Return the seconds of one product; where short windows are taken, those of ``acc``."""
+    if not tall_windows_pay(request):
+        return predict_acc(request)
+    csr, item, n, ceilings = request.csr, request.dtype.itemsize, request.n, request.machine
+    pairs = request.pairs(HEIGHT)
+    columns = -(-n // TALL_COLUMNS) * TALL_COLUMNS
+    gathered = _ITEM * columns * pairs / ceilings.l2_gather
+    once = item * n * (min(csr.shape[1], pairs) + csr.shape[0]) / ceilings.dram
+    return _START + gathered / _L2 + once / _DRAM

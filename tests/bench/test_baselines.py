@@ -1,0 +1,99 @@
+"""Baselines: right on the host, and clear about what they do not take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsetile.bench.baselines import BASELINES
+from sparsetile.bench.blocks import own_block, torch_bsr
+from sparsetile.bench.operands import Operands
+from sparsetile.bench.worker import judge
+from sparsetile.data.registry import generate
+from sparsetile.intake.csr import CSR
+
+
+def _operands(
+    dtype: torch.dtype = torch.float32,
+    reduce: str = "sum",
+    op: str = "spmm",
+    weighted: bool = True,
+    device: str = "cpu",
+) -> Operands:
+    csr = generate("power_law", rows=300, nnz=3000, weighted=weighted, seed=3).to(device)
+    B = torch.randn(300, 9, device=device).to(dtype)
+    G = torch.randn(300, 9, device=device).to(dtype) if op == "sddmm" else None
+    return Operands(csr, B, G, op, reduce)
+
+
+def _dense(csr: CSR) -> Tensor:
+    A = torch.zeros(csr.shape, dtype=torch.float64)
+    ones = torch.ones(csr.nnz) if csr.values is None else csr.values
+    A[csr.row_ids(), csr.indices.long()] = ones.double()
+    return A
+
+
+@pytest.mark.parametrize("name", ["torch-csr", "torch-dense", "scipy", "pyg"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_baselines_of_the_host_are_right(name: str, weighted: bool) -> None:
+    operands = _operands(weighted=weighted)
+    baseline = BASELINES[name]
+    assert baseline.reason(operands) is None
+    result = torch.as_tensor(baseline.prepare(operands).run())
+    assert judge(operands, result).ok
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max", "min"])
+def test_reductions_are_right_too(reduce: str) -> None:
+    operands = _operands(reduce=reduce, weighted=False)
+    result = BASELINES["pyg"].prepare(operands).run()
+    assert judge(operands, result).ok
+    assert not judge(operands, result + 0.1).ok
+    assert BASELINES["scipy"].reason(operands) == f"knows sum, not {reduce}"
+
+
+def test_sddmm_is_right_entry_by_entry() -> None:
+    operands = _operands(op="sddmm", weighted=False)
+    result = BASELINES["torch-sddmm"].prepare(operands).run()
+    assert judge(operands, result).ok
+    wrong = result.clone()
+    wrong[-1] += 1
+    assert not judge(operands, wrong).ok
+
+
+def test_a_dense_copy_that_would_not_fit_is_refused_with_its_size() -> None:
+    csr = CSR(torch.zeros(10**6 + 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int32), None,
+              (10**6, 10**6))  # fmt: skip
+    operands = Operands(csr, torch.zeros(1, 1), None, "spmm", "sum")
+    assert BASELINES["torch-dense"].reason(operands) == "A written out takes more than 8 GiB"
+
+
+def test_torch_bsr_holds_exactly_the_matrix() -> None:
+    csr = generate("power_law", rows=96, nnz=700, weighted=True, seed=4)
+    assert csr.values is not None
+    found = torch_bsr(csr, csr.values, 16)
+    torch.sparse_bsr_tensor(
+        found.crow_indices(), found.col_indices(), found.values(), found.shape,
+        check_invariants=True,
+    )  # fmt: skip
+    assert torch.equal(found.to_dense().double(), _dense(csr))
+
+
+def test_torch_bsr_refuses_other_shapes() -> None:
+    assert BASELINES["torch-bsr"].reason(_operands()) == "needs a shape divisible by 16"
+
+
+def test_block_formats_take_the_blocks_in_which_weights_were_pruned() -> None:
+    pruned = {"out_features": 256, "in_features": 192, "sparsity": 0.5}
+    for block, expected in ((64, 64), (32, 32), (1, 16)):
+        assert own_block(generate("pruned_weights", **pruned, block=block)) == expected
+
+
+def test_a_linear_layer_is_refused_by_baselines_of_row_major_operands() -> None:
+    operands = replace(_operands(), layout="linear")
+    said = "takes row-major operands, not layout linear"
+    assert BASELINES["torch-csr"].reason(operands) == said
+    assert BASELINES["torch-dense"].reason(operands) is None

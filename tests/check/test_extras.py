@@ -1,0 +1,104 @@
+"""What `import sparsetile` leaves alone, and what happens without the extra [report]."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparsetile.bench.record import append_record
+from sparsetile.check.extras import MissingPackageError, report_package
+from tests.bench.fakes import a_run
+from tests.cli.conftest import Cli, assert_refused, cli, folder
+
+__all__ = ["cli", "folder"]  # fixtures
+
+EXTRA = "Run pip install 'sparsetile[report]'."
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither matplotlib nor jinja2 can be imported."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("matplotlib", "jinja2"):
+            monkeypatch.delitem(sys.modules, name)
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name in ("matplotlib", "jinja2"):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+
+
+@pytest.mark.parametrize("name", ["matplotlib", "matplotlib.figure", "jinja2"])
+def test_a_missing_package_names_the_extra(absent: None, name: str):
+    package = name.partition(".")[0]
+    with pytest.raises(MissingPackageError) as caught:
+        report_package("inspect", name)
+    assert str(caught.value) == (
+        f"inspect: {package} must be installed, got no such package. {EXTRA}"
+    )
+
+
+def test_a_package_that_lacks_something_of_its_own_is_not_called_missing():
+    with pytest.raises(ModuleNotFoundError) as caught:
+        report_package("inspect", "matplotlib.no_such_module")
+    assert not isinstance(caught.value, MissingPackageError)
+
+
+@pytest.mark.parametrize(("option", "package"), [("--png", "matplotlib"), ("--html", "jinja2")])
+def test_pictures_and_pages_are_refused_in_one_line(cli: Cli, absent, tmp_path, option, package):
+    file = tmp_path / ("a.png" if option == "--png" else "a.html")
+    outcome = cli("inspect", "gen:banded?rows=30&bandwidth=1", option, file)
+    assert_refused(outcome, f"inspect: {package} must be installed", EXTRA)
+    assert not file.exists()
+
+
+def test_a_report_is_refused_in_one_line_and_markdown_is_not(cli: Cli, absent, tmp_path: Path):
+    records = tmp_path / "a.jsonl"
+    for record in a_run(3):
+        append_record(records, record)
+    assert_refused(
+        cli("report", records, "--out", tmp_path / "a.html"),
+        "report: jinja2 must be installed", EXTRA,
+    )  # fmt: skip
+    assert cli("report", records, "--markdown", tmp_path / "a.md").code == 0
+    assert "csr" in (tmp_path / "a.md").read_text()
+
+
+def test_everything_else_works_without_the_extra(cli: Cli, absent, folder: Path):
+    for words in (
+        ("inspect", "weighted"),
+        ("inspect", "weighted", "--reorder", "rcm"),
+        ("tiles", "weighted", "--orders", "identity"),
+        ("run", "weighted", "-n", 8, "--repeats", 2, "--device", "cpu"),
+        ("systems",),
+    ):
+        data = () if words == ("systems",) else ("--data", folder)
+        outcome = cli(*words, *data)
+        assert outcome.code == 0, outcome.err
+
+
+_PROBE = """
+import sys
+import torch
+before = set(sys.modules)
+import sparsetile
+added = set(sys.modules) - before
+print(*sorted(added))
+"""
+
+
+def test_importing_the_library_loads_nothing_that_only_proves_or_shows():
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=True
+    )
+    added = done.stdout.split()
+    assert "sparsetile" in added
+    ours = {name.split(".")[1] for name in added if name.startswith("sparsetile.")}
+    assert not ours & {"bench", "cli", "check"}
+    assert not {name.split(".")[0] for name in added} & {"matplotlib", "jinja2"}

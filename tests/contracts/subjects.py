@@ -1,0 +1,48 @@
+"""What the contract suites run: every registered system, as each of its contract ablations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sparsetile import Plan
+from sparsetile.plan.planner import build_plan
+from sparsetile.systems import SYSTEMS, System
+
+__all__ = ["Subject", "subjects"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A system with one of its contract ablations."""
+
+    name: str
+    ablation: str | None
+
+    @property
+    def system(self) -> System:
+        return SYSTEMS[self.name]
+
+    @property
+    def element(self) -> torch.dtype:
+        """float32, or the first type of a system that does not take it."""
+        taken = self.system.dtypes
+        return torch.float32 if torch.float32 in taken else taken[0]
+
+    def plan(self, A: Any, n: int, **options: Any) -> Plan:
+        """Plan with this system."""
+        return build_plan(A, n, system=self.name, ablation=self.ablation, **options)
+
+    def __str__(self) -> str:
+        return self.name if self.ablation is None else f"{self.name}-{self.ablation}"
+
+
+def subjects() -> list[Subject]:
+    """Every subject there is, by name."""
+    return [
+        Subject(name, ablation)
+        for name in sorted(SYSTEMS)
+        for ablation in SYSTEMS[name].contract_ablations
+    ]

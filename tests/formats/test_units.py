@@ -1,0 +1,40 @@
+"""Units of work, made from offsets, from rows, and joined."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparsetile.formats import Units, concat_units, row_units
+from tests.contracts.cases import MATRICES, csr_of
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_offsets_give_consecutive_units(dtype):
+    units = Units.from_offsets(torch.tensor([0, 3, 3, 7], dtype=dtype))
+    assert units.count == 3 and units.label.tolist() == [0, 1, 2]
+    assert units.begin.tolist() == [0, 3, 3] and units.length.tolist() == [3, 0, 4]
+    assert not bool(units.bundled.any())
+    assert units.offsets.dtype is units.begin.dtype is torch.int64
+
+
+def test_units_that_are_joined_or_chosen_are_not_consecutive():
+    csr = csr_of(MATRICES["odd sizes"]())
+    every, some = row_units(csr), row_units(csr, torch.tensor([4, 2]))
+    assert every.offsets is csr.indptr and some.offsets is None
+    both = concat_units(some, every)
+    assert both.offsets is None and both.count == 2 + every.count
+    assert both.label[:3].tolist() == [4, 2, 0]
+    assert both.length[:2].tolist() == csr.row_lengths()[[4, 2]].tolist()
+
+
+@pytest.mark.parametrize(
+    "offsets", [torch.zeros(0).long(), torch.zeros(2, 2).long(), torch.ones(3)]
+)
+def test_rejects_what_cannot_be_offsets(offsets):
+    with pytest.raises(ValueError) as caught:
+        Units.from_offsets(offsets)
+    assert str(caught.value) == (
+        f"Units.from_offsets: offsets must be integers [units + 1], got {offsets.dtype} of shape "
+        f"{tuple(offsets.shape)}. Pass the offsets of a format."
+    )

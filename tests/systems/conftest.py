@@ -1,0 +1,29 @@
+"""GPUs that tests of systems pretend to have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sparsetile.core import device as facts
+
+
+@pytest.fixture
+def gpu_facts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Call it with ``processors`` and ``l2_bytes``: what plans and runners then find everywhere."""
+
+    def pretend(processors: int = 132, l2_bytes: int = 60 * 2**20) -> None:
+        found = SimpleNamespace(
+            name="a test's GPU", multi_processor_count=processors, L2_cache_size=l2_bytes
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+        changed = replace(facts.H200, processors=processors, l2_bytes=l2_bytes)
+        monkeypatch.setattr(facts, "H200", changed)
+        facts.machine.cache_clear()
+
+    yield pretend
+    facts.machine.cache_clear()

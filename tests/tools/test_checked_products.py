@@ -1,0 +1,150 @@
+"""The products that checkers watch: what they cover, and that a wrong one is seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tools.checked_products import main
+
+import sparsetile as st
+from sparsetile.core.errors import UnsupportedError
+from sparsetile.systems import SYSTEMS
+from tests.contracts.cases import MATRICES
+from tools import checked_products as module
+
+
+def run(tmp_path: Path, *words: str) -> tuple[int, dict]:  # type: ignore[type-arg]
+    report = tmp_path / "report.json"
+    code = main([str(report), "--device", "cpu", *words])
+    return code, json.loads(report.read_text())
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[tuple[str, str]]:
+    """Where each product ran and what it was."""
+    found: list[tuple[str, str]] = []
+    real = module._Watched.product
+
+    def product(self, what, C, expected):
+        found.append((self.where, what))
+        real(self, what, C, expected)
+
+    monkeypatch.setattr(module._Watched, "product", product)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    """Give torch its settings back."""
+    matmul = torch.backends.cuda.matmul
+    names = (
+        "allow_tf32",
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    )
+    before = {name: getattr(matmul, name) for name in names}
+    yield
+    for name, value in before.items():
+        setattr(matmul, name, value)
+
+
+def test_every_kind_of_product_runs_in_every_type_and_order(tmp_path: Path, seen, monkeypatch):
+    monkeypatch.setattr(type(SYSTEMS["cpu"]), "ordered", True)
+    matrices = ["odd sizes", "equal rows", "one row", "one column"]
+    code, report = run(tmp_path, "--systems", "cpu,dense", "--matrices", ",".join(matrices))
+    assert code == 0 and report["failure"] == ""
+    assert report["matrices"] == matrices and report["products"] == len(seen)
+    kinds = {what.partition(",")[0] for _, what in seen}
+    assert kinds == {
+        "sum", "sum into out", "batch", "transpose", "Inf in B", "mean", "max", "min",
+        "gradient of the values",
+    }  # fmt: skip
+    places = {where.partition(", ")[2] for where, _ in seen}
+    for dtype in module.DTYPES:
+        for kind in ("weighted", "pattern"):
+            for system in ("cpu", "dense"):
+                assert f"{kind}, {dtype}, {system}, given order" in places
+            assert f"{kind}, {dtype}, cpu, reversed rows" in places
+    met = {where.split(", ")[0]: set() for where, _ in seen}
+    for where, _ in seen:
+        met[where.split(", ")[0]].add(where.split(", ")[2])
+    assert all(len(types) == len(module.DTYPES) for types in met.values()), "in one form each"
+    assert not any("dense, reversed" in where for where in places), "it takes rows as they come"
+    widths = {what.partition("N=")[2] for _, what in seen if "N=" in what}
+    assert widths == {str(n) for n in module.WIDTHS}
+
+
+def test_an_element_that_nobody_writes_is_seen(tmp_path: Path, monkeypatch, capsys):
+    real = st.Plan.run
+
+    def forgetful(self, B, out=None, **changes):
+        C = real(self, B, out=out, **changes)
+        if out is not None and C.numel():
+            C.view(-1)[-1] = torch.nan
+        return C
+
+    monkeypatch.setattr(st.Plan, "run", forgetful)
+    code, report = run(tmp_path, "--systems", "dense", "--matrices", "odd sizes")
+    assert code == 1 and report["matrices"] == []
+    assert report["failure"].startswith(
+        "RuntimeError: checked_products: every product must be exact, got 1 wrong elements of "
+    )
+    assert (
+        "odd sizes, weighted, torch.float16, dense, given order, sum into out"
+        in (report["failure"])
+    )
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_system_that_runs_elsewhere_runs_nothing(tmp_path: Path):
+    code, report = run(tmp_path, "--systems", "acc", "--matrices", "one by one")
+    assert code == 0 and report["products"] == 0
+
+
+def test_settings_of_torch_are_those_that_exact_sums_need(tmp_path: Path):
+    matmul = torch.backends.cuda.matmul
+    run(tmp_path, "--systems", "acc", "--matrices", "no rows")
+    assert matmul.allow_tf32
+    assert not matmul.allow_fp16_reduced_precision_reduction
+
+
+def test_linear_layers_run_in_every_type_and_two_sizes(tmp_path: Path, seen):
+    code, report = run(tmp_path, "--systems", "cpu,dense", "--matrices", module.LAYER)
+    assert code == 0 and report["matrices"] == [module.LAYER]
+    for system in ("cpu", "dense"):
+        for dtype in SYSTEMS[system].dtypes:
+            where = f"{module.LAYER}, weighted, {dtype}, {system}, given order"
+            sizes = [what for place, what in seen if place == where]
+            assert sizes == [f"linear, N={tokens}" for tokens in module.LAYER_TOKENS]
+
+
+def test_a_wrong_layer_is_noticed(tmp_path: Path, monkeypatch):
+    real = st.Plan.linear
+    monkeypatch.setattr(st.Plan, "linear", lambda self, X, **given: real(self, X, **given) + 1)
+    code, report = run(tmp_path, "--systems", "cpu", "--matrices", module.LAYER)
+    assert code == 1 and "linear, N=7" in report["failure"]
+
+
+def test_a_system_runs_as_each_of_its_contract_ablations(tmp_path: Path, monkeypatch):
+    asked = []
+
+    def build(csr, n, **options):
+        asked.append((options["system"], options["ablation"]))
+        raise UnsupportedError("only asked")
+
+    monkeypatch.setattr(module, "build_plan", build)
+    monkeypatch.setattr(type(SYSTEMS["dense"]), "contract_ablations", (None, "part"))
+    code, report = run(
+        tmp_path, "--systems", "cpu,dense", "--matrices", f"odd sizes,{module.LAYER}"
+    )
+    assert code == 0 and report["products"] == 0
+    assert set(asked) == {("cpu", None), ("dense", None), ("dense", "part")}
+
+
+def test_without_a_selection_all_matrices_and_the_layer_run(tmp_path: Path):
+    _, report = run(tmp_path, "--systems", "acc")  # a system of GPUs: nothing is multiplied
+    assert report["matrices"] == [*MATRICES, module.LAYER]

@@ -1,0 +1,286 @@
+"""The checkers' record: how a tool is run and judged, what is written, when it is out of date."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.checkers import (
+    SCHEMA,
+    TOOLS,
+    check_checkers,
+    checker,
+    find_tool,
+    run_checker,
+    write_checkers,
+)
+from tools.record import ROOT
+
+from sparsetile.check.digest import code_digest
+from sparsetile.kernels import KERNELS
+from sparsetile.systems import SYSTEMS
+from sparsetile.systems.registry import register, unregister
+from tests.tools.sanitizer import CLEAN_RACES, FACTS, VERSION, how, install, ran
+from tools import checkers as module
+
+RECORDS = sorted((ROOT / "results").glob(f"*/{module.RECORD_NAME}"))
+
+
+@pytest.fixture
+def tool(monkeypatch, tmp_path: Path):
+    """Put the stand-in on PATH, behaving as told."""
+
+    def prepare(**tools: dict[str, Any]) -> Path:
+        folder = install(tmp_path / "bin", **tools)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        return folder
+
+    return prepare
+
+
+def test_a_clean_run_says_what_ran_with_which_tool(tool, tmp_path: Path):
+    folder = tool()
+    entry = run_checker(tmp_path, "memcheck", limit=60)
+    assert entry["version"] == VERSION
+    assert (entry["matrices"], entry["products"]) == (["odd sizes", "wide"], 12)
+    assert (entry["errors"], entry["exit"], entry["log"]) == (0, 0, [])
+    assert entry["kernels"] == list(KERNELS) and entry["seconds"] > 0
+    options, child, where = json.loads((folder / "called.json").read_text())
+    assert options[:2] == ["--tool", "memcheck"] and Path(where) == tmp_path
+    watched = [b for a, b in itertools.pairwise(options) if a == "--kernel-name"]
+    assert watched == [f"kernel_substring={name}" for name in KERNELS]
+    assert child[6:] == [
+        "--device",
+        "cuda",
+        "--systems",
+        ",".join(checker("memcheck").systems),
+        "--matrices",
+        "",
+    ]
+
+
+def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: Path):
+    folder = tool(racecheck=how(summary=CLEAN_RACES))
+    entry = run_checker(tmp_path, "racecheck", limit=60)
+    shared = [name for name, spec in KERNELS.items() if spec.shared_memory]
+    assert shared and entry["kernels"] == shared
+    assert entry["systems"] == sorted(
+        name for name, system in SYSTEMS.items() if set(shared) & set(system.kernels)
+    )
+    options, child, _ = json.loads((folder / "called.json").read_text())
+    assert options.count("--kernel-name") == len(shared)
+    assert child[9] == ",".join(entry["systems"]) and "csr" not in entry["systems"]
+
+
+def test_kernels_that_say_so_are_those_with_shared_memory():
+    tree = ROOT / "src" / "sparsetile" / "kernels" / "cuda"
+    include = re.compile(r'#include "([^"]+)"')
+
+    def uses(name: str) -> bool:
+        text = (tree / name).read_text()
+        return "__shared__" in text or any(map(uses, include.findall(text)))
+
+    for name, spec in KERNELS.items():
+        assert spec.shared_memory == uses(f"{name}.cu"), name
+
+
+def test_every_kernel_of_ours_is_launched_by_a_system_that_is_checked():
+    assert set(checker("memcheck").kernels) == set(KERNELS)
+    for name in TOOLS:
+        assert all(SYSTEMS[system].kernels for system in checker(name).systems)
+
+
+def test_a_system_joins_by_being_registered():
+    class Another(type(SYSTEMS["csr"])):  # type: ignore[misc]
+        name = "another"
+        kernels = ("spmm_bittcf",)
+        exact_on = ()
+
+    register(Another())
+    try:
+        assert all("another" in checker(tool).systems for tool in TOOLS)
+    finally:
+        unregister("another")
+    assert all("another" not in checker(tool).systems for tool in TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("name", "summary", "errors"),
+    [
+        ("memcheck", "========= ERROR SUMMARY: 1 error", 1),
+        ("synccheck", "========= ERROR SUMMARY: 230 errors", 230),
+        (
+            "racecheck",
+            "========= RACECHECK SUMMARY: 5 hazards displayed (3 errors, 2 warnings)",
+            5,
+        ),
+    ],
+)
+def test_what_a_tool_found_is_counted_and_its_log_kept(tool, tmp_path, name, summary, errors):
+    # An error poisons the context, so that the products fail as well.
+    tool(**{name: how(summary=summary, errors=True, report=ran(3, "RuntimeError: CUDA error"))})
+    entry = run_checker(tmp_path, name, limit=60)
+    assert (entry["errors"], entry["exit"], entry["products"]) == (errors, 86, 3)
+    assert entry["log"] == ["========= COMPUTE-SANITIZER", summary]
+
+
+def test_a_crash_that_the_tool_saw_is_what_it_found(tool, tmp_path: Path):
+    tool(any=how(summary="========= ERROR SUMMARY: 2 errors", errors=True, report=None))
+    entry = run_checker(tmp_path, "memcheck", limit=60)
+    assert (entry["errors"], entry["products"], entry["matrices"]) == (2, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "text"),
+    [
+        (how(child_exit=1, report=ran(4, "RuntimeError: 7 wrong")), "status 1: RuntimeError: 7"),
+        (how(child_exit=1, report=None), "got exit status 1: no report of what ran"),
+        (how(report=None), "got exit status 0: no report of what ran"),
+        (how(child_exit=139, report=ran()), "got exit status 139: no failure was reported"),
+        (how(summary=None, child_exit=255), "got exit status 255 without a summary"),
+        (how(report=ran(0)), "got no product"),
+    ],
+)
+def test_a_run_that_proves_nothing_is_an_error(tool, tmp_path: Path, behaviour, text: str):
+    tool(any=behaviour)
+    with pytest.raises(RuntimeError, match="verify: memcheck must see all products run") as caught:
+        run_checker(tmp_path, "memcheck", limit=60)
+    assert text in str(caught.value) and "Nothing was written for it" in str(caught.value)
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_tool_that_takes_too_long_is_stopped_with_all_it_started(tool, tmp_path: Path):
+    folder = tool(any=how(sleep=True))
+    with pytest.raises(
+        RuntimeError, match=r"no end within 3 s\. .* Give it longer with --time-limit"
+    ):
+        run_checker(tmp_path, "memcheck", limit=3)
+    pid = int((folder / "slept").read_text())
+    until = time.monotonic() + 10
+    while not _gone(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert _gone(pid)
+
+
+def test_kernels_that_change_meanwhile_are_noticed(tool, tmp_path: Path, monkeypatch):
+    tool()
+    digests = iter(["before", "after"])
+    monkeypatch.setattr(module, "code_digest", lambda: next(digests))
+    with pytest.raises(RuntimeError, match="got a change of the code meanwhile"):
+        run_checker(tmp_path, "memcheck", limit=60)
+
+
+def test_without_the_tool_it_is_said_where_to_find_it(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError) as caught:
+        find_tool()
+    assert str(caught.value) == (
+        "verify: compute-sanitizer must be installed to run a checker, got nothing of that name "
+        "on PATH. It comes with the CUDA toolkit; put its folder on PATH."
+    )
+    broken = tmp_path / "compute-sanitizer"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(ValueError, match=r"got one that does not start .*exit status 3"):
+        find_tool()
+
+
+def test_the_products_really_run_below_the_tool(tool):
+    tool(any=how(real=True))
+    entry = run_checker(ROOT, "memcheck", limit=300, device="cpu", matrices="odd sizes,empty rows")
+    assert entry["matrices"] == ["odd sizes", "empty rows"]
+    assert entry["products"] >= 2 * 2 * 2, "types that rows as given meet, at two widths"
+
+
+def entry_of(**changes: Any) -> dict[str, Any]:
+    return {"version": "1", "products": 9, "matrices": ["a"], "errors": 0, "exit": 0, **changes}
+
+
+@pytest.fixture
+def facts(monkeypatch) -> dict[str, Any]:
+    found = dict(FACTS)
+    monkeypatch.setattr(module, "machine_facts", lambda: dict(found))
+    return found
+
+
+def test_entries_of_other_tools_stay_while_code_and_machine_are_the_same(facts, tmp_path: Path):
+    path, _ = write_checkers({"memcheck": entry_of()}, tmp_path)
+    assert path == tmp_path / "h200" / "checkers.json"
+    write_checkers({"synccheck": entry_of(products=3)}, tmp_path)
+    _, record = write_checkers({"synccheck": entry_of(products=4)}, tmp_path)
+    assert json.loads(path.read_text()) == record
+    assert record["checkers"] == {"memcheck": entry_of(), "synccheck": entry_of(products=4)}
+    assert record["code_digest"] == code_digest() and record["gpu"] == FACTS["gpu"]
+    facts["driver"] = "600.1"
+    _, record = write_checkers({"racecheck": entry_of()}, tmp_path)
+    assert list(record["checkers"]) == ["racecheck"], "others were of another driver"
+
+
+@pytest.mark.usefixtures("facts")
+@pytest.mark.parametrize("before", ["{", "[]", '{"checkers": 3}'])
+def test_a_damaged_record_is_replaced(tmp_path: Path, before: str):
+    (tmp_path / "h200").mkdir()
+    (tmp_path / "h200" / "checkers.json").write_text(before)
+    path, _ = write_checkers({"memcheck": entry_of()}, tmp_path)
+    assert check_checkers(path) == []
+
+
+def test_nothing_is_written_of_no_tool(tmp_path: Path):
+    with pytest.raises(ValueError, match="write_checkers: entries must be of at least one tool"):
+        write_checkers({}, tmp_path)
+
+
+def a_record(**entries: Any) -> dict[str, Any]:
+    return {"schema": SCHEMA, **FACTS, "code_digest": code_digest(), "checkers": entries}
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ("{", "cannot be read"),
+        ([], f"has schema list, this checkout reads {SCHEMA}"),
+        ({"schema": 7}, f"has schema 7, this checkout reads {SCHEMA}"),
+        (a_record(), "holds no checker"),
+        ({"schema": SCHEMA, "checkers": 3}, "holds no checker"),
+        ({**a_record(memcheck=entry_of()), "code_digest": "0"}, "the code it covers changed"),
+        (a_record(memcheck=entry_of(errors=2, exit=86)), "memcheck found 2 errors (exit 86)"),
+        (a_record(memcheck=entry_of(exit=1)), "memcheck found 0 errors (exit 1)"),
+        (a_record(synccheck=entry_of(products=0)), "synccheck saw no product"),
+        (a_record(nocheck=entry_of()), "nocheck is no entry of a checker"),
+        (a_record(memcheck={}), "memcheck is no entry of a checker"),
+    ],
+)
+def test_a_record_that_does_not_vouch_for_today_is_told_so(tmp_path: Path, record, text: str):
+    path = tmp_path / "checkers.json"
+    path.write_text(record if isinstance(record, str) else json.dumps(record))
+    (found,) = check_checkers(path)
+    assert text in found
+
+
+def test_a_clean_record_of_today_has_no_problem(tmp_path: Path):
+    path = tmp_path / "checkers.json"
+    path.write_text(json.dumps(a_record(memcheck=entry_of(), racecheck=entry_of())))
+    assert check_checkers(path) == []
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_every_committed_record_is_of_today_s_code_and_without_errors(path: Path):
+    """There may be none: README says so then."""
+    assert check_checkers(path) == []
+
+
+def test_where_no_record_is_committed_the_readme_says_so():
+    said = "no record of the checkers yet" in " ".join((ROOT / "README.md").read_text().split())
+    assert said == (not RECORDS)

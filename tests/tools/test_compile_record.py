@@ -1,0 +1,203 @@
+"""The compile record: it is of today's device code, nothing spills unlisted, a sample compiles.
+
+No GPU is needed. ``make compile-all`` compiles every configuration and writes the record.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.compile_all import (
+    FIELDS,
+    FOLDER,
+    SCHEMA,
+    as_text,
+    check_compiled,
+    collect,
+    compile_digest,
+    compile_job,
+    jobs,
+    main,
+    record_path,
+    unlisted_spills,
+)
+
+from sparsetile.jit import nvrtc_version
+from sparsetile.kernels import KERNELS, KernelSpec
+from tools import compile_all as module
+
+RECORDS = sorted(FOLDER.glob("*.json"))
+CHOSEN = 6  # configurations compiled again, beside one of each kernel and architecture
+
+
+def _sample(seed: int) -> list[module.Job]:
+    """The first configuration of each kernel for each architecture, and some at random."""
+    everything = jobs()
+    first = {(job.spec.name, job.arch): job for job in reversed(everything)}
+    drawn = random.Random(seed).sample(everything, CHOSEN)
+    return list({(job.source.label, job.arch): job for job in [*first.values(), *drawn]}.values())
+
+
+def test_there_is_a_record():
+    assert RECORDS, "run `make compile-all` and commit results/compile"
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_every_record_is_of_today_s_code_and_without_unlisted_spills(path: Path):
+    assert check_compiled(path) == []
+
+
+def test_a_sample_compiles_to_what_the_record_says():
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed of the sample: {seed}")  # pytest shows it where the test fails
+    held = json.loads(record_path().read_text()) if record_path().is_file() else None
+    for job in _sample(seed):
+        numbers = compile_job(job)
+        found = {"configurations": {job.source.label: {job.arch: numbers}}}
+        assert numbers[0] > 0 and unlisted_spills(found) == []
+        if held is not None and held["digest"] == compile_digest():
+            assert held["configurations"][job.source.label][job.arch] == numbers, job.source.label
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_listed_spills_belong_to_configurations_that_exist(name: str):
+    spec = KERNELS[name]
+    labels = {spec.source(config).label for config in spec.configs()}
+    assert labels and spec.allowed_spills.keys() <= labels
+
+
+def a_record(**changes: Any) -> dict[str, Any]:
+    """A record of today in which every configuration has 32 registers and no spills."""
+    held: dict[str, dict[str, list[int]]] = {}
+    for job in jobs():
+        held.setdefault(job.source.label, {})[job.arch] = [32, 0, 0, 0]
+    body = {"schema": SCHEMA, "digest": compile_digest(), "configurations": held}
+    return {**body, **changes}
+
+
+@pytest.fixture
+def problems(tmp_path: Path):
+    def check(record: object) -> list[str]:
+        path = tmp_path / "13.0.json"
+        path.write_text(record if isinstance(record, str) else json.dumps(record))
+        return check_compiled(path)
+
+    return check
+
+
+def test_a_record_of_today_has_no_problem(problems):
+    assert problems(a_record()) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ("{", "cannot be read"),
+        ([], "is no compile record of schema 1"),
+        ({"schema": 7}, "is no compile record of schema 1"),
+        ({"schema": SCHEMA, "digest": "0"}, "device code or configurations changed since"),
+    ],
+)
+def test_a_file_that_is_no_record_of_today_is_reported(problems, record: object, text: str):
+    (found,) = problems(record)
+    assert text in found and "make compile-all" in found
+
+
+def test_each_missing_unknown_spilling_or_empty_configuration_is_reported(problems):
+    record = a_record()
+    held = record["configurations"]
+    label = next(iter(held))
+    arch = next(iter(held[label]))
+    numbers = held[label].pop(arch)
+    assert problems(record)[0].endswith(f"{label} for {arch} is missing")
+    held[label][arch] = [0, 0, 0, 0]
+    assert problems(record)[0].endswith(f"{label} has no registers on {arch}")
+    held[label][arch] = [numbers[0], 0, 8, 0]
+    assert problems(record)[0].endswith(f"{label} spills 8 bytes on {arch}, 0 are allowed")
+    held[label][arch] = numbers
+    held["nothing[]"] = {arch: numbers}
+    assert problems(record)[0].endswith(f"nothing[] for {arch} is unknown")
+
+
+def test_spills_that_are_listed_are_allowed_up_to_their_number(monkeypatch):
+    spec = KERNELS["tf32_operand"]
+    label = spec.source(next(spec.configs())).label
+    record = {"configurations": {label: {"sm_90a": [32, 8, 16, 0]}}}
+    for allowed, count in ((15, 1), (16, 0)):
+        listed = KernelSpec(**{**vars(spec), "allowed_spills": {label: allowed}})
+        monkeypatch.setitem(KERNELS, spec.name, listed)
+        assert len(unlisted_spills(record)) == count
+
+
+def test_a_kernel_s_jobs_are_compiled_in_parallel_and_recorded(tmp_path: Path):
+    work = jobs(["tf32_operand"])
+    done: list[None] = []
+    record = collect(work, 2, lambda: done.append(None))
+    assert len(done) == len(work) and record["fields"] == list(FIELDS)
+    assert record["nvrtc"] == "{}.{}".format(*nvrtc_version())
+    held = record["configurations"]
+    assert {(label, arch) for label in held for arch in held[label]} == {
+        (job.source.label, job.arch) for job in work
+    }
+    assert all(numbers[0] > 0 for archs in held.values() for numbers in archs.values())
+    text = as_text(record)
+    assert json.loads(text) == record and len(text.splitlines()) < 20 + len(held)
+
+
+def test_a_refused_configuration_is_an_error_and_nothing_is_written(monkeypatch, tmp_path, capsys):
+    def refuse(source: object, arch: str, use_cache: bool) -> None:
+        raise module.CompileError("compile: it must compile, got an error.")
+
+    monkeypatch.setattr(module, "compile_source", refuse)
+    monkeypatch.setattr(module, "jobs", lambda kernels: jobs(["tf32_operand"]))
+    assert main(["--out", str(tmp_path)]) == 1
+    assert "every configuration must compile, got" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_writes_the_record_of_this_nvrtc_and_reports_spills(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(module, "jobs", lambda kernels: jobs(["tf32_operand"]))
+    monkeypatch.setattr(module, "compile_job", lambda job: [32, 0, 0, 0])
+    assert main(["--out", str(tmp_path), "--jobs", "1"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [record_path().name]
+    monkeypatch.setattr(module, "compile_job", lambda job: [32, 4, 4, 0])
+    assert main(["--out", str(tmp_path)]) == 1
+    assert "spills 4 bytes on sm_90a, 0 are allowed" in capsys.readouterr().err
+
+
+def test_part_of_the_kernels_leaves_the_record_alone(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(module, "compile_job", lambda job: [32, 0, 0, 0])
+    assert main(["--out", str(tmp_path), "--kernel", "tf32_operand"]) == 0
+    assert "the record was left as it is" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--kernel", "nothing"], "--kernel must be one of"),
+        (["--jobs", "-1"], "--jobs must be 0 or a number of threads, got -1"),
+    ],
+)
+def test_bad_usage_is_refused(words: list[str], text: str, capsys):
+    assert main(words) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_the_digest_changes_with_configurations_and_generated_headers(monkeypatch):
+    before = compile_digest()
+    spec = KERNELS["tf32_operand"]
+    fewer = KernelSpec(**{**vars(spec), "configs": lambda: iter(list(spec.configs())[1:])})
+    monkeypatch.setitem(KERNELS, spec.name, fewer)
+    assert compile_digest() != before
+    other = KernelSpec(**{**vars(spec), "params": KERNELS["spmm_csr"].params})
+    monkeypatch.setitem(KERNELS, spec.name, other)
+    assert compile_digest() != before
+    monkeypatch.undo()
+    assert compile_digest() == before

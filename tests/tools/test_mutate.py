@@ -1,0 +1,380 @@
+"""The mutation run: how mutants are made, run and judged, and the record of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.mutate import (
+    LEAST,
+    RECORD_NAME,
+    apply,
+    check_mutations,
+    collect,
+    compile_mutant,
+    kernels_with,
+    main,
+    outcome_of,
+)
+from tools.mutations import MUTATIONS, SUITES, Mutation, Suite
+from tools.record import ROOT
+
+from sparsetile.check.digest import code_digest
+from sparsetile.jit.source import DEVICE_TREE, device_tree_digest
+from sparsetile.kernels import KERNELS
+from tests.tools.sanitizer import FACTS
+from tools import mutate as module
+
+RECORDS = sorted((ROOT / "results").glob(f"*/{RECORD_NAME}"))
+FILE = "ptx.cuh"
+# Behaves as the mutated device tree says.
+FAKE = """
+import os, time
+from pathlib import Path
+import pytest
+from sparsetile.core.errors import CompileError
+from sparsetile.jit import source
+
+@pytest.fixture(params=["csr", "acc"])
+def system(request):
+    return request.param
+
+@pytest.mark.gpu
+def test_first(system):
+    assert system == "csr", "the suite asks for this system alone"
+    assert os.environ["SPARSETILE_CACHE_DIR"].endswith("kernels"), "a cache of its own"
+
+@pytest.mark.gpu
+def test_slow_and_left_out():
+    raise AssertionError("must not run")
+
+@pytest.mark.gpu
+def test_device_code():
+    text = (source.DEVICE_TREE / "ptx.cuh").read_text()
+    for word in ("FAIL", "HANG", "CRASH", "COMPILE", "MEMORY"):
+        if f"#define {word}" in text:
+            break
+    else:
+        return
+    assert source.device_tree_digest() != DIGEST
+    if word == "HANG":
+        time.sleep(600)
+    if word == "CRASH":
+        os._exit(3)
+    if word == "COMPILE":
+        raise CompileError("compile: it must compile")
+    if word == "MEMORY":
+        raise RuntimeError("CUDA error: out of memory")
+    assert word is None
+
+def test_not_marked():
+    raise AssertionError("must not run")
+"""
+
+
+def mutant(word: str, **changes: Any) -> Mutation:
+    return Mutation(
+        FILE, "#pragma once", f"#pragma once\n#define {word}", word.lower(), "fake", **changes
+    )
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path: Path) -> None:
+    """A suite that reads the device tree instead of running on a GPU."""
+    test = tmp_path / "test_fake.py"
+    test.write_text(FAKE.replace("DIGEST", repr(device_tree_digest())))
+    monkeypatch.setitem(SUITES, "fake", Suite((str(test),), ("csr",), "left_out"))
+    monkeypatch.setattr(module, "machine_facts", lambda: dict(FACTS))
+    monkeypatch.setattr(module, "TEST_SECONDS", 8.0)
+
+
+@pytest.mark.usefixtures("fake")
+def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, capsys):
+    started: list[tuple[int, int]] = []
+    real = module._start
+
+    def start(jobs: Any, folder: Path, parallel: int) -> Any:
+        started.append((len(jobs), parallel))
+        if len(started) == 1:
+            return real(jobs, folder, parallel)
+        return [{"exit": 1, "passed": 1, "test": "a", "error": "AssertionError", "seconds": 1.0}]
+
+    monkeypatch.setattr(module, "_start", start)
+    words = ("FAIL", "HANG", "CRASH", "COMPILE", "MEMORY", "NOTHING")
+    record = collect([mutant(word) for word in words], parallel=3)
+    entries = {entry["breaks"]: entry for entry in record["mutations"]}
+    assert {name: entry["outcome"] for name, entry in entries.items()} == {
+        "fail": "failed",
+        "hang": "hung",
+        "crash": "crashed",
+        "compile": "invalid",
+        "memory": "failed",
+        "nothing": "survived",
+    }
+    assert started == [(7, 3), (1, 1)], "what the machine ran out of is tried again alone"
+    for name in ("fail", "hang", "crash"):
+        assert entries[name]["test"].endswith("::test_device_code")
+    assert entries["fail"]["error"] == "AssertionError" and entries["hang"]["seconds"] >= 8
+    assert record["suites"]["fake"]["passed"] == 2
+    assert record["code_digest"] == code_digest() and record["gpu"] == FACTS["gpu"]
+    assert record["counts"]["hung"] == 1 and sum(record["counts"].values()) == len(words)
+    assert "#define NOTHING: survived" in capsys.readouterr().err
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """The runner answers with these results: first the suite's, then the mutations'."""
+
+    def prepare(*results: dict[str, Any]) -> None:
+        held = [{"seconds": 1.0, **result} for result in results]
+        monkeypatch.setattr(module, "_start", lambda jobs, folder, parallel: held[: len(jobs)])
+
+    return prepare
+
+
+PASSED = {"exit": 0, "passed": 5}
+FAILED = {"exit": 1, "passed": 0, "test": "a", "error": "AssertionError", "text": ""}
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("result", [FAILED, {"exit": 5, "passed": 0}, {"exit": 0, "passed": 0}])
+def test_a_suite_that_does_not_pass_without_a_mutation_is_an_error(answered, result):
+    answered(result, FAILED)
+    with pytest.raises(RuntimeError, match="suite fake must pass on the sources as they are"):
+        collect([mutant("FAIL")], parallel=2)
+
+
+@pytest.mark.usefixtures("fake")
+def test_code_that_changes_meanwhile_is_noticed(answered, monkeypatch):
+    answered(PASSED, FAILED)
+    digests = iter(["before", "after"])
+    monkeypatch.setattr(module, "code_digest", lambda: next(digests))
+    with pytest.raises(RuntimeError, match="must stay as it is while the tests run"):
+        collect([mutant("FAIL")], parallel=2)
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome"),
+    [
+        ({"exit": 0, "passed": 3}, "survived"),
+        ({"exit": 1, "passed": 3, "test": "a", "error": "AssertionError", "text": ""}, "failed"),
+        ({"exit": 1, "passed": 0, "test": "a", "error": "CompileError", "text": ""}, "invalid"),
+        (
+            {"exit": 1, "passed": 0, "test": "a", "error": "X", "text": "CUDA out of memory"},
+            "unfinished",
+        ),
+        ({"exit": 2, "passed": 0}, "unfinished"),  # a file that cannot be imported
+        ({"exit": 5, "passed": 0}, "unfinished"),  # nothing was collected
+        ({"exit": 0, "passed": 0}, "unfinished"),  # everything was skipped
+        ({"test": "a", "stopped": "test", "signal": -9}, "hung"),
+        ({"test": "a", "stopped": "job", "signal": -9}, "unfinished"),
+        ({"test": "a", "stopped": "", "signal": -11}, "crashed"),
+    ],
+)
+def test_what_a_result_means(result: dict[str, Any], outcome: str):
+    assert outcome_of(result) == outcome
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"before": "no such fragment"}, "exactly once, got 0 times"),
+        ({"before": "int"}, "exactly once, got"),
+        ({"file": "nothing.cuh"}, "in nothing.cuh exactly once, got 0 times"),
+        ({"after": "#pragma once  // a comment"}, "must be code, got a comment or white space"),
+    ],
+)
+def test_a_fragment_that_is_not_there_once_or_no_code_is_refused(tmp_path, changes, text):
+    with pytest.raises(ValueError) as caught:
+        apply(replace(mutant("FAIL"), **changes), tmp_path / "tree")
+    assert text in str(caught.value) and "tools/mutations.py" in str(caught.value)
+
+
+def test_only_the_named_file_of_the_copy_differs(tmp_path: Path):
+    tree = apply(mutant("FAIL"), tmp_path / "tree")
+    names = {path.name for path in DEVICE_TREE.iterdir()}
+    assert {path.name for path in tree.iterdir()} == names
+    differing = {
+        name for name in names if (tree / name).read_bytes() != (DEVICE_TREE / name).read_bytes()
+    }
+    assert differing == {FILE}
+
+
+def test_kernels_are_found_through_their_includes():
+    assert kernels_with("spmm_csr.cu") == ["spmm_csr"]
+    assert set(kernels_with(FILE)) == set(KERNELS)
+    assert set(kernels_with("wgmma.cuh")) < set(KERNELS)
+
+
+# -- The mutations themselves
+
+
+def test_there_are_enough_mutations_and_each_is_another():
+    assert len(MUTATIONS) >= LEAST
+    assert len({(each.file, each.before, each.after) for each in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_every_file_of_device_code_has_a_mutation():
+    assert {each.file for each in MUTATIONS} == {path.name for path in DEVICE_TREE.iterdir()}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
+def test_each_mutation_applies_to_today_s_sources(mutation: Mutation):
+    module.mutated(mutation)
+    assert mutation.suite in SUITES and mutation.breaks
+    assert "\n" not in mutation.before, "short and local"
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
+def test_the_files_of_each_suite_exist(suite: Suite):
+    assert suite.tests
+    for name in suite.tests:
+        assert (ROOT / name.partition("::")[0]).is_file(), name
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS[::9], ids=lambda each: each.name)
+def test_a_sample_of_the_mutants_compiles_and_differs(mutation: Mutation):
+    """``python -m tools.mutate --compile`` does so for all."""
+    assert compile_mutant(mutation)
+
+
+def test_a_mutant_that_changes_nothing_is_found():
+    unused = Mutation(FILE, "#pragma once", "#pragma once\nstruct Unused {};", "nothing", "csr")
+    assert compile_mutant(replace(unused, kernel="tf32_operand")) == ""
+
+
+# -- The record
+
+
+def a_record(**changes: Any) -> dict[str, Any]:
+    """A record of today in which every mutation was noticed."""
+    entries = [
+        {
+            **{name: getattr(each, name) for name in module._SHOWN},
+            "outcome": "survived" if each.equivalent else "failed",
+            "test": "tests/a.py::b",
+            "seconds": 1.0,
+        }
+        for each in MUTATIONS
+    ]
+    body = {"schema": module.SCHEMA, **FACTS, "code_digest": code_digest(), "mutations": entries}
+    return {**body, **changes}
+
+
+@pytest.fixture
+def problems(tmp_path: Path):
+    def check(record: object) -> list[str]:
+        path = tmp_path / RECORD_NAME
+        path.write_text(record if isinstance(record, str) else json.dumps(record))
+        return check_mutations(path)
+
+    return check
+
+
+def test_a_record_of_today_has_no_problem(problems):
+    assert problems(a_record()) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ("{", "cannot be read"),
+        ({"schema": 7}, "has schema 7"),
+        (a_record(code_digest="0"), "the code it covers changed"),
+        (a_record(mutations=3), "does not list an outcome per mutation"),
+        (a_record(mutations=[{}]), "does not list an outcome per mutation"),
+    ],
+)
+def test_a_file_that_is_no_record_of_today_is_reported(problems, record: object, text: str):
+    (found,) = problems(record)
+    assert text in found and "make mutate" in found
+
+
+def test_too_few_or_other_mutations_are_reported(problems):
+    found = problems(a_record(mutations=a_record()["mutations"][: LEAST - 1]))
+    assert f"holds {LEAST - 1} mutations, {LEAST} are the least" in found[0]
+    assert "tools/mutations.py changed" in found[1]
+
+
+@pytest.mark.parametrize("outcome", ["survived", "invalid", "unfinished"])
+def test_every_mutation_that_was_not_noticed_is_named(problems, outcome: str):
+    record = a_record()
+    record["mutations"][2]["outcome"] = outcome
+    (found,) = problems(record)
+    assert MUTATIONS[2].file in found and found.endswith(outcome)
+
+
+def test_a_mutation_may_be_equivalent_only_where_nothing_noticed_it(problems, monkeypatch):
+    changed = (replace(MUTATIONS[0], equivalent="a reason"), *MUTATIONS[1:])
+    monkeypatch.setattr(module, "MUTATIONS", changed)
+    record = a_record()
+    record["mutations"][0].update(equivalent="a reason", outcome="survived")
+    assert problems(record) == []
+    record["mutations"][0]["outcome"] = "failed"
+    (found,) = problems(record)
+    assert "is called equivalent and failed" in found
+
+
+def test_there_is_a_record_of_the_h200():
+    assert (ROOT / "results" / "h200" / RECORD_NAME).is_file(), "run `make mutate` on an H200"
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_every_committed_record_is_of_today_s_code_and_all_were_noticed(path: Path):
+    assert check_mutations(path) == []
+
+
+# -- The command
+
+
+@pytest.fixture
+def recorded(monkeypatch, tmp_path: Path):
+    """The command on a machine whose run ends as the test says."""
+
+    def prepare(outcome: str) -> Path:
+        def run(chosen: Any, parallel: int) -> dict[str, Any]:
+            record = a_record(counts={}, seconds=1.0)
+            record["mutations"] = record["mutations"][: len(chosen)]
+            for entry in record["mutations"]:
+                entry["outcome"] = outcome
+            return record
+
+        monkeypatch.setattr(module, "collect", run)
+        return tmp_path / "h200" / RECORD_NAME
+
+    return prepare
+
+
+def test_the_command_writes_the_record(recorded, tmp_path: Path):
+    path = recorded("failed")
+    assert main(["--out", str(tmp_path)]) == 0
+    assert check_mutations(path) == []
+
+
+def test_a_survivor_is_recorded_and_exit_code_1(recorded, tmp_path: Path):
+    path = recorded("survived")
+    assert main(["--out", str(tmp_path)]) == 1 and path.is_file()
+
+
+def test_part_of_the_mutations_leaves_the_record_alone(recorded, monkeypatch, tmp_path, capsys):
+    path = recorded("failed")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    assert main(["--only", MUTATIONS[0].name]) == 0
+    assert "the record was left as it is" in capsys.readouterr().err and not path.exists()
+
+
+def test_a_name_that_no_mutation_has_is_refused(capsys):
+    assert main(["--only", "no such mutation"]) == 2
+    assert "mutate: --only must be part of a mutation's name" in capsys.readouterr().err
+
+
+def test_all_mutants_can_be_compiled_without_a_gpu(monkeypatch, capsys):
+    labels = iter(["a[]", ""])
+    monkeypatch.setattr(module, "MUTATIONS", MUTATIONS[:2])
+    monkeypatch.setattr(module, "compile_mutant", lambda mutation: next(labels))
+    assert main(["--compile", "--parallel", "1"]) == 1
+    shown = capsys.readouterr().err
+    assert "compiles" in shown and "changes no code of the kernels compiled" in shown

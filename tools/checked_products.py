@@ -1,0 +1,275 @@
+"""Products for a checker to watch: every system of our own kernels on the contracts' hard matrices.
+
+    python -m tools.checked_products REPORT --device cuda --systems acc,csr,dense
+
+``sparsetile verify --checker`` runs this under compute-sanitizer, in the root of a checkout. Inputs
+are fixed small fractions, so that sums are exact in float32 and TF32 and every product can be
+compared with float64. Outputs are filled with NaN first, so that an element that is not written is
+noticed. REPORT says what ran, also after an early end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import itertools
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile import CSR, Plan
+from sparsetile.core.errors import UnsupportedError
+from sparsetile.intake.csr import FP8
+from sparsetile.plan.planner import build_plan
+from sparsetile.systems.registry import SYSTEMS, exact_system
+
+__all__ = ["main"]
+
+# Rows of one element, odd ones, aligned ones, and those that take several slabs.
+WIDTHS = (1, 7, 32, 130, 257)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# Full blocks of 64 x 64, the weight of a linear layer: rows and columns are multiples of no tile.
+LAYER = "linear layer"
+LAYER_SHAPE = (200, 328)
+LAYER_TOKENS = (7, 136)
+# Where the matrices are: the tests of the checkout that this runs in.
+_CASES = "tests.contracts.cases"
+
+
+def _fractions(count: int, steps: int, offset: float) -> Tensor:
+    """Numbers k/4 + offset, in a pattern that repeats after ``steps``."""
+    return (torch.arange(count, dtype=torch.float64) % steps - steps // 2) / 4 + offset
+
+
+class _Matrix:
+    """One matrix with its operands and the float64 results of the widest product."""
+
+    def __init__(self, given: CSR) -> None:
+        rows, cols = given.shape
+        width = max(WIDTHS) + 1  # one more, so that a view may start at the second column
+        self.given = given
+        self.rows, self.cols = given.row_ids().long(), given.indices.long()
+        self.lengths = given.row_lengths().double().clamp(min=1).unsqueeze(1)
+        self.values = _fractions(given.nnz, 7, 0.125)
+        self.B = _fractions(cols * width, 5, 0.0).reshape(cols, width)
+        self.G = _fractions(rows * width, 3, 0.25).reshape(rows, width)
+
+    def expected(self, weighted: bool) -> dict[str, Tensor]:
+        """Return every result at full width, by the name of the product."""
+        weights = self.values if weighted else torch.ones_like(self.values)
+        terms = weights.unsqueeze(1) * self.B[self.cols]
+        index = self.rows.unsqueeze(1).expand_as(terms)
+        zero = torch.zeros_like(self.G)
+        total = zero.index_add(0, self.rows, terms)
+        back = torch.zeros_like(self.B)
+        return {
+            "sum": total,
+            "mean": total / self.lengths,
+            "max": zero.scatter_reduce(0, index, terms, "amax", include_self=False),
+            "min": zero.scatter_reduce(0, index, terms, "amin", include_self=False),
+            "transpose": back.index_add(0, self.cols, weights.unsqueeze(1) * self.G[self.rows]),
+        }
+
+    def gradient(self, n: int) -> Tensor:
+        """Return what the values' gradient is for G of ``n`` columns: one dot product an entry."""
+        return (self.G[self.rows, :n] * self.B[self.cols, :n]).sum(1)
+
+
+class _Watched:
+    """Runs products and counts them; stops at the first that is wrong."""
+
+    def __init__(self) -> None:
+        self.matrices: list[str] = []
+        self.products = 0
+        self.where = ""
+
+    def product(self, what: str, C: Tensor, expected: Tensor) -> None:
+        self.products += 1
+        found, unit = C.detach().cpu().double(), torch.finfo(C.dtype).eps
+        wrong = ~((found - expected).abs() <= unit * expected.abs())  # true of NaN as well
+        if bool(wrong.any()):
+            raise RuntimeError(
+                f"checked_products: every product must be exact, got {int(wrong.sum())} wrong "
+                f"elements of {C.numel()} in {self.where}, {what}. See the checker's log."
+            )
+
+
+def _poisoned(made: Plan, n: int) -> Tensor:
+    return torch.full((made.shape[0], n), torch.nan, dtype=made.dtype, device=made.device)
+
+
+def _forward(made: Plan, matrix: _Matrix, n: int, other: int, seen: _Watched, want: Any) -> None:
+    """Sums: at the plan's width, and at another through a B that is strided and misaligned."""
+    B = matrix.B.to(made.device, made.dtype)
+    whole = B[:, :n].contiguous()
+    seen.product(f"sum, N={n}", made @ whole, want["sum"][:, :n])
+    C = made.run(B[:, 1 : other + 1], out=_poisoned(made, other), alpha=2.0)
+    seen.product(f"sum into out, N={other}", C, 2 * want["sum"][:, 1 : other + 1])
+
+
+def _further(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> None:
+    """Batches, the transpose, and an Inf of B, which tiles have to keep to its own rows."""
+    B = matrix.B[:, :n].to(made.device, made.dtype)
+    G = matrix.G[:, :n].to(made.device, made.dtype)
+    seen.product("batch", made @ torch.stack([B, B]), torch.stack([want["sum"][:, :n]] * 2))
+    seen.product("transpose", made.T @ G, want["transpose"][:, :n])
+    if B.numel():
+        B = B.clone()  # float64 on the host shares the memory of all later products
+        B[0] = torch.inf
+        clean = torch.ones(made.shape[0], dtype=torch.bool)
+        clean[matrix.rows[matrix.cols == 0]] = False
+        C = (made @ B).cpu()
+        seen.product("Inf in B", C[clean], want["sum"][clean, :n])
+
+
+def _pattern(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> None:
+    """What each device's exact system serves for all: mean, max, min, the values' gradient."""
+    B = matrix.B[:, :n].to(made.device, made.dtype)
+    for reduce in ("mean", "max", "min"):
+        out = _poisoned(made, n) if reduce == "mean" else None  # max and min take none
+        C = made.run(B, out=out, reduce=reduce)
+        seen.product(reduce, C, want[reduce][:, :n])
+    if made.values is not None:
+        values = made.values.detach().clone().requires_grad_()
+        G = matrix.G[:, :n].to(made.device, made.dtype)
+        (found,) = torch.autograd.grad(made.run(B, values=values), values, G)
+        seen.product("gradient of the values", found, matrix.gradient(n))
+
+
+def _layer_weight() -> tuple[CSR, Tensor]:
+    """Return a pattern with two of three blocks full, and values that a float8 holds exactly."""
+    rows, cols = LAYER_SHAPE
+    block = torch.arange(rows).unsqueeze(1) // 64 + torch.arange(cols) // 64
+    row, col = (block % 3 != 0).nonzero().T
+    indptr = torch.zeros(rows + 1, dtype=torch.int64)
+    indptr[1:] = torch.bincount(row, minlength=rows).cumsum(0)
+    values = (torch.arange(row.numel(), dtype=torch.float64) % 5 - 2) / 2
+    return CSR(indptr, col.int(), None, LAYER_SHAPE), values
+
+
+def _layers(systems: Sequence[str], device: str, seen: _Watched) -> None:
+    """Run linear layers with bias and ReLU in every type of every system, float8 included."""
+    weight, weights = _layer_weight()
+    rows, cols = weight.shape
+    dense = torch.zeros(rows, cols, dtype=torch.float64)
+    dense[weight.row_ids().long(), weight.indices.long()] = weights
+    bias = _fractions(rows, 9, 0.5)
+    for system in systems:
+        for ablation, dtype in itertools.product(
+            SYSTEMS[system].contract_ablations, SYSTEMS[system].dtypes
+        ):
+            values = weights.to(torch.bfloat16 if dtype is FP8 else dtype)
+            csr = weight.with_values(values).to(torch.device(device))
+            for tokens in LAYER_TOKENS:
+                made = _plan(csr, tokens, dtype, system, ablation, reverse=False)
+                if made is None:
+                    continue
+                seen.where = f"{LAYER}, weighted, {dtype}, {system}, given order"
+                X = _fractions(tokens * cols, 4, 0.0).reshape(tokens, cols)
+                added = bias.to(device, torch.float64 if dtype is torch.float64 else torch.float32)
+                out = None if dtype is torch.float64 else torch.float32
+                Y = made.linear(X.to(device, dtype), bias=added, relu=True, out_dtype=out)
+                seen.product(f"linear, N={tokens}", Y, (X @ dense.T + bias).clamp(min=0))
+    seen.matrices.append(LAYER)
+
+
+def _plan(
+    csr: CSR, n: int, dtype: torch.dtype, system: str, ablation: str | None, reverse: bool
+) -> Plan | None:
+    """Plan with the rows as given or reversed; None where the system does not serve it."""
+    if reverse and not SYSTEMS[system].ordered:
+        return None  # it takes rows as they come
+    order: Any = torch.arange(csr.shape[0] - 1, -1, -1) if reverse else "identity"
+    try:
+        return build_plan(csr, n, dtype=dtype, system=system, reorder=order, ablation=ablation)
+    except UnsupportedError:  # a type that the system does not take
+        return None
+
+
+def watch(
+    matrices: Mapping[str, Callable[[], CSR]], systems: Sequence[str], device: str, seen: _Watched
+) -> None:
+    """Run every product of every system and type, weighted and as a pattern, in both row orders.
+
+    Each matrix is weighted in one order and with two of the types, a pattern in the other order and
+    with the other types; which of both alternates. All together would take four times as long and
+    meet no other code.
+    """
+    widths = itertools.cycle(WIDTHS)
+    variants = [(name, part) for name in systems for part in SYSTEMS[name].contract_ablations]
+    for place, (name, make) in enumerate(matrices.items()):
+        matrix = _Matrix(make())
+        for weighted in (True, False):
+            reverse = weighted == bool(place % 2)
+            want = matrix.expected(weighted)
+            dtypes = DTYPES[(place // 2 + weighted) % 2 :: 2]
+            for dtype, (system, ablation) in itertools.product(dtypes, variants):
+                n = next(widths)
+                values = matrix.values.to(dtype) if weighted else None
+                csr = matrix.given.with_values(values).to(torch.device(device))
+                made = _plan(csr, n, dtype, system, ablation, reverse)
+                if made is None:
+                    continue
+                kind = "weighted" if weighted else "pattern"
+                order = "reversed rows" if reverse else "given order"
+                seen.where = f"{name}, {kind}, {dtype}, {system}, {order}"
+                _forward(made, matrix, n, next(widths), seen, want)
+                if weighted:
+                    _further(made, matrix, n, seen, want)
+                if system == exact_system(made.device.type).name:
+                    _pattern(made, matrix, n, seen, want)
+        seen.matrices.append(name)
+
+
+def _made(cases: Any, name: str) -> CSR:
+    made: CSR = cases.csr_of(cases.MATRICES[name]())
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the products that the arguments name and write the report."""
+    parser = argparse.ArgumentParser(prog="checked_products")
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--systems", required=True, help="names, separated by commas")
+    parser.add_argument(
+        "--matrices", default="", help=f"names from the contracts or {LAYER!r}; all when empty"
+    )
+    asked = parser.parse_args(list(arguments))
+    cases = importlib.import_module(_CASES)
+    names = [name for name in asked.matrices.split(",") if name] or [*cases.MATRICES, LAYER]
+    makers = {name: functools.partial(_made, cases, name) for name in names if name != LAYER}
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_tf32 = True  # Tensor Cores take float32 only so
+    # Else cuBLAS may add 16-bit partial sums, which are not exact.
+    matmul.allow_fp16_reduced_precision_reduction = False
+    matmul.allow_bf16_reduced_precision_reduction = False
+    if asked.device != "cpu":
+        # One allocation a tensor: a pool would hide a read or write past the end of one.
+        torch.cuda.init()
+        torch.cuda.caching_allocator_enable(False)
+    seen, failure = _Watched(), ""
+    try:
+        systems = asked.systems.split(",")
+        watch(makers, systems, asked.device, seen)
+        if LAYER in names:
+            _layers(systems, asked.device, seen)
+        if asked.device != "cpu":
+            torch.cuda.synchronize()
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        failure = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    body = {"matrices": seen.matrices, "products": seen.products, "failure": failure}
+    asked.report.write_text(json.dumps(body))
+    return 1 if failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,275 @@
+"""The checkers' record: proof that today's kernels ran clean under NVIDIA's compute-sanitizer.
+
+``sparsetile verify --checker memcheck,racecheck,synccheck`` runs the products of
+``tools.checked_products`` under each tool and writes ``results/<gpu>/checkers.json`` with the
+digest that the GPU record has. A tool that is missing, that was stopped, or that saw nothing run
+leaves no entry. Which systems run and which kernels are watched comes from the registries: a new
+system is checked without an edit here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sparsetile.check.digest import code_digest
+from sparsetile.core.errors import value_error
+from sparsetile.kernels import KERNELS
+from sparsetile.systems import SYSTEMS
+from tools.record import ROOT, machine_facts, read_proof, write_json
+
+__all__ = [
+    "RECORD_NAME",
+    "SCHEMA",
+    "TOOLS",
+    "Checker",
+    "check_checkers",
+    "checker",
+    "find_tool",
+    "run_checker",
+    "write_checkers",
+]
+
+SCHEMA = 2  # 2: the digest covers more, as in tools/record.py
+RECORD_NAME = "checkers.json"
+PROGRAM = "compute-sanitizer"
+# What the program ends with when its tool found something; the products end with 0, 1 or a signal.
+FOUND = 86
+# Lines of a tool's log that are shown where it found something.
+SHOWN_LINES = 40
+TOOLS = ("memcheck", "racecheck", "synccheck")
+_SUMMARIES = (
+    re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)"),
+    re.compile(r"ERROR SUMMARY: (\d+) errors?"),
+)
+# A fresh interpreter that finds the tools and the package of this checkout.
+_CHILD = (
+    "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
+    "from tools.checked_products import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+@dataclass(frozen=True)
+class Checker:
+    """One tool of compute-sanitizer: the kernels it watches, and the systems that launch them."""
+
+    tool: str
+    kernels: tuple[str, ...]
+    systems: tuple[str, ...]
+
+
+def checker(tool: str) -> Checker:
+    """Return what a tool watches, by what is registered now.
+
+    racecheck looks at shared memory alone, so it takes the kernels that have some.
+
+    Parameters
+    ----------
+    tool : str
+        One of ``TOOLS``.
+    """
+    watched = {name for name, spec in KERNELS.items() if spec.shared_memory or tool != "racecheck"}
+    systems = {name: watched & set(system.kernels) for name, system in SYSTEMS.items()}
+    launched = set().union(*systems.values())
+    return Checker(
+        tool,
+        tuple(name for name in KERNELS if name in launched),
+        tuple(name for name, kernels in sorted(systems.items()) if kernels),
+    )
+
+
+def find_tool() -> tuple[str, str]:
+    """Return the path of compute-sanitizer and its version.
+
+    Raises
+    ------
+    ValueError
+        It is not on the path, or does not start.
+    """
+    path = shutil.which(PROGRAM)
+    got = "nothing of that name on PATH"
+    if path is not None:
+        try:
+            asked = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=60, check=True
+            )
+            lines = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
+            versions = [line for line in lines if line.startswith("Version")]
+            return path, (versions or lines or ["unknown"])[-1].removeprefix("Version ").strip()
+        except (OSError, subprocess.SubprocessError) as error:
+            got = f"one that does not start ({error})"
+    raise value_error(
+        "verify", PROGRAM, "installed to run a checker", got,
+        "It comes with the CUDA toolkit; put its folder on PATH",
+    )  # fmt: skip
+
+
+def _command(
+    program: str, chosen: Checker, log: Path, report: Path, device: str, matrices: str
+) -> list[str]:
+    command = [program, "--tool", chosen.tool, "--error-exitcode", str(FOUND)]
+    # Errors of API calls are torch's business: it asks for what a driver may lack.
+    command += ["--log-file", str(log), "--report-api-errors", "no"]
+    command += ["--target-processes", "application-only"]
+    for kernel in chosen.kernels:
+        command += ["--kernel-name", f"kernel_substring={kernel}"]
+    command += [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src")]
+    command += [str(report), "--device", device, "--systems", ",".join(chosen.systems)]
+    return [*command, "--matrices", matrices]
+
+
+def _run(command: list[str], root: Path, limit: float) -> int | None:
+    """Run a command and all it starts; its exit status, None where it was stopped at the limit."""
+    started = subprocess.Popen(command, cwd=root, stdout=2, start_new_session=True)
+    try:
+        return started.wait(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if started.poll() is None:  # at the limit, or interrupted: the tool's own child too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+
+
+def _errors(log: str) -> int | None:
+    """Errors, and hazards of lesser rank, that a log sums up; None where it has no summary."""
+    for summary in _SUMMARIES:
+        found = summary.findall(log)
+        if found:
+            last = found[-1]
+            return sum(map(int, last)) if isinstance(last, tuple) else int(last)
+    return None
+
+
+def _unfinished(tool: str, got: str, remedy: str) -> RuntimeError:
+    return RuntimeError(
+        f"verify: {tool} must see all products run, got {got}. Nothing was written for it. "
+        f"{remedy}."
+    )
+
+
+def run_checker(
+    root: Path, tool: str, *, limit: float, device: str = "cuda", matrices: str = ""
+) -> dict[str, Any]:
+    """Run one tool over the products and return its entry of the record.
+
+    Parameters
+    ----------
+    root : Path
+        Source checkout, for the matrices of its contract tests.
+    tool : str
+        One of ``TOOLS``.
+    limit : float
+        Seconds after which it is stopped.
+    device : str
+        Where the products run.
+    matrices : str
+        Names from the contract suites, joined by commas; all of them when empty.
+
+    Returns
+    -------
+    dict
+        ``date``, ``version``, ``kernels``, ``systems``, ``matrices``, ``products``, ``errors``,
+        ``log`` (its first lines, where there are errors), ``seconds``, ``exit``.
+
+    Raises
+    ------
+    ValueError
+        compute-sanitizer is not there.
+    RuntimeError
+        It was stopped at the limit, it gave no summary, or the products failed or did not run.
+    """
+    chosen = checker(tool)
+    program, version = find_tool()
+    digest, begun = code_digest(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        log, report = Path(folder) / "log.txt", Path(folder) / "report.json"
+        status = _run(_command(program, chosen, log, report, device, matrices), root, limit)
+        seconds = time.perf_counter() - begun
+        if status is None:
+            raise _unfinished(
+                tool, f"no end within {limit:g} s", "Give it longer with --time-limit"
+            )
+        text = log.read_text(errors="replace") if log.is_file() else ""
+        ran: dict[str, Any] = {"matrices": [], "products": 0, "failure": "no report of what ran"}
+        if report.is_file():
+            ran = json.loads(report.read_text())
+    errors = _errors(text)
+    if errors is None:
+        raise _unfinished(tool, f"exit status {status} without a summary", "See its output above")
+    if not errors and (status != 0 or ran["failure"]):
+        raise _unfinished(
+            tool, f"exit status {status}: {ran['failure'] or 'no failure was reported'}",
+            "See the output above; `sparsetile verify` shows which product is at fault",
+        )  # fmt: skip
+    if not errors and not ran["products"]:
+        raise _unfinished(tool, "no product", "Check that a GPU system can run here")
+    if code_digest() != digest:
+        raise _unfinished(tool, "a change of the code meanwhile", "Run it again")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": version,
+        "kernels": list(chosen.kernels),
+        "systems": list(chosen.systems),
+        "matrices": list(ran["matrices"]),
+        "products": int(ran["products"]),
+        "errors": errors,
+        "log": text.splitlines()[:SHOWN_LINES] if errors else [],
+        "seconds": round(seconds, 3),
+        "exit": status,
+    }
+
+
+def write_checkers(entries: dict[str, dict[str, Any]], folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Write entries by tool to ``folder/<gpu>/checkers.json``; return its path and content.
+
+    Entries of other tools stay if they are of the same code on the same machine.
+    """
+    if not entries:
+        raise value_error(
+            "write_checkers", "entries", "of at least one tool", "none", "Run a checker first"
+        )
+    facts = {"schema": SCHEMA, **machine_facts(), "code_digest": code_digest()}
+    path = Path(folder) / facts["gpu"]["slug"] / RECORD_NAME
+    held: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads(path.read_text())
+        if isinstance(before, dict):
+            held = before.pop("checkers", {})
+            held = held if isinstance(held, dict) and before == facts else {}
+    record = {**facts, "checkers": {**held, **entries}}
+    return write_json(record, path), record
+
+
+def check_checkers(path: str | os.PathLike[str]) -> list[str]:
+    """Return what is wrong with a checkers' record, one sentence each; empty when it is clean."""
+    again = "run `sparsetile verify --checker` on that GPU again"
+    record, problems = read_proof(path, SCHEMA, again)
+    if not record:
+        return problems
+    entries = record.get("checkers")
+    if not isinstance(entries, dict) or not entries:
+        return [f"{path}: holds no checker; {again}"]
+    for tool, entry in entries.items():
+        if tool not in TOOLS or not isinstance(entry, dict) or "errors" not in entry:
+            problems.append(f"{path}: {tool} is no entry of a checker; {again}")
+        elif entry["errors"] or entry.get("exit"):
+            problems.append(
+                f"{path}: {tool} found {entry['errors']} errors (exit {entry.get('exit')})"
+            )
+        elif not entry.get("products"):
+            problems.append(f"{path}: {tool} saw no product; {again}")
+    return problems

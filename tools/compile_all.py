@@ -1,0 +1,253 @@
+"""The compile record: every configuration of every kernel, with registers and spills.
+
+    python -m tools.compile_all [--jobs N] [--out DIR] [--kernel NAME ...]
+
+Compiling everything takes about 16 minutes of one core, too long for CI. This writes
+``results/compile/<nvrtc>.json`` with a digest of the device tree and of the configurations, and
+what the assembler said of each. CI checks that digest, refuses spills that ``allowed_spills`` does
+not list, and compiles a sample again. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sparsetile.check.digest import device_digest, strip_cuda
+from sparsetile.cli.console import note, progress_bar
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import CompileError, value_error
+from sparsetile.jit import ARCHITECTURES, KernelSource, compile_source, nvrtc_version
+from sparsetile.kernels import KERNELS, KernelSpec
+from tools.record import ROOT, write_text
+
+__all__ = [
+    "FIELDS",
+    "FOLDER",
+    "SCHEMA",
+    "Job",
+    "as_text",
+    "check_compiled",
+    "collect",
+    "compile_digest",
+    "compile_job",
+    "jobs",
+    "main",
+    "record_path",
+    "unlisted_spills",
+]
+
+SCHEMA = 1
+FOLDER = ROOT / "results" / "compile"
+# What is kept of each cubin, in this order.
+FIELDS = ("registers", "spill_store_bytes", "spill_load_bytes", "static_shared_bytes")
+_AGAIN = "run `make compile-all` and commit the result"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One configuration of one kernel for one architecture."""
+
+    spec: KernelSpec
+    source: KernelSource
+    arch: str
+
+
+def jobs(kernels: Iterable[str] | None = None) -> list[Job]:
+    """Return every job of the kernels named; of all when None."""
+    return [
+        Job(spec, source, arch)
+        for spec in (KERNELS[name] for name in (KERNELS if kernels is None else kernels))
+        for source in map(spec.source, spec.configs())
+        for arch in ARCHITECTURES
+        if spec.runs_on(arch)
+    ]
+
+
+def compile_digest() -> str:
+    """Return SHA-256 over the device tree, generated headers, and labels with architectures.
+
+    Comments and white space of the device tree do not count.
+    """
+    digest = hashlib.sha256(device_digest().encode())
+    for spec in KERNELS.values():
+        sources = [spec.source(config) for config in spec.configs()]
+        if sources:  # the header beyond the constants is the same for every configuration
+            digest.update(strip_cuda(sources[0].text()).encode())
+        for label in sorted(source.label for source in sources):
+            archs = [arch for arch in ARCHITECTURES if spec.runs_on(arch)]
+            digest.update(f"{label} {' '.join(archs)}\n".encode())
+    return digest.hexdigest()
+
+
+def compile_job(job: Job) -> list[int]:
+    """Compile one job past the cache and return the numbers that ``FIELDS`` names."""
+    resources = compile_source(job.source, job.arch, use_cache=False).resources
+    return [int(getattr(resources, name)) for name in FIELDS]
+
+
+def record_path(folder: Path = FOLDER) -> Path:
+    """Return where the record of this machine's NVRTC is kept."""
+    return folder / ("{}.{}.json".format(*nvrtc_version()))
+
+
+def collect(work: Sequence[Job], threads: int, step: Callable[[], None]) -> dict[str, Any]:
+    """Compile jobs on several threads and return the record.
+
+    Raises
+    ------
+    RuntimeError
+        The compiler refused some; the text has the first log.
+    """
+    digest, begun = compile_digest(), time.perf_counter()
+    found: dict[str, dict[str, list[int]]] = {}
+    refused: list[str] = []
+
+    def one(job: Job) -> list[int] | str:
+        try:
+            return compile_job(job)
+        except CompileError as error:
+            return str(error)
+
+    # NVRTC releases the interpreter lock. The longest kernels come first, to end together.
+    ordered = sorted(work, key=lambda job: -job.source.path.stat().st_size)
+    with ThreadPoolExecutor(threads) as pool:
+        for job, outcome in zip(ordered, pool.map(one, ordered), strict=True):
+            step()
+            if isinstance(outcome, str):
+                refused.append(outcome)
+            else:
+                found.setdefault(job.source.label, {})[job.arch] = outcome
+    if refused:
+        raise RuntimeError(
+            f"compile_all: every configuration must compile, got {len(refused)} refused. "
+            f"The first:\n{refused[0]}"
+        )
+    if compile_digest() != digest:
+        raise RuntimeError(
+            "compile_all: the device code must stay as it is meanwhile, got a change. Run it again."
+        )
+    return {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "nvrtc": "{}.{}".format(*nvrtc_version()),
+        "digest": digest,
+        "threads": threads,
+        "seconds": round(time.perf_counter() - begun, 1),
+        "fields": list(FIELDS),
+        "configurations": {
+            label: {arch: found[label][arch] for arch in sorted(found[label])}
+            for label in sorted(found)
+        },
+    }
+
+
+def as_text(record: dict[str, Any]) -> str:
+    """Return the record as JSON with one line per configuration."""
+    facts = {name: value for name, value in record.items() if name != "configurations"}
+    rows = ",\n".join(
+        f"  {json.dumps(label)}: {json.dumps(archs)}"
+        for label, archs in record["configurations"].items()
+    )
+    head = json.dumps(facts, indent=1).removesuffix("\n}")
+    return f'{head},\n "configurations": {{\n{rows}\n }}\n}}\n'
+
+
+def unlisted_spills(record: dict[str, Any]) -> list[str]:
+    """Return a sentence for each configuration that spills more than its kernel allows."""
+    allowed = {
+        label: most for spec in KERNELS.values() for label, most in spec.allowed_spills.items()
+    }
+    stores, loads = FIELDS.index("spill_store_bytes"), FIELDS.index("spill_load_bytes")
+    return [
+        f"{label} spills {max(numbers[stores], numbers[loads])} bytes on {arch}, "
+        f"{allowed.get(label, 0)} are allowed"
+        for label, archs in record["configurations"].items()
+        for arch, numbers in archs.items()
+        if max(numbers[stores], numbers[loads]) > allowed.get(label, 0)
+    ]
+
+
+def check_compiled(path: str | os.PathLike[str]) -> list[str]:
+    """Return what is wrong with a compile record, one sentence each; empty when it is of today.
+
+    Parameters
+    ----------
+    path : path-like
+        A file of ``results/compile``.
+    """
+    try:
+        record = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        return [f"{path}: cannot be read ({error}); {_AGAIN}"]
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        return [f"{path}: is no compile record of schema {SCHEMA}; {_AGAIN}"]
+    if record.get("digest") != compile_digest():
+        return [f"{path}: device code or configurations changed since; {_AGAIN}"]
+    held, wanted = record["configurations"], {(job.source.label, job.arch) for job in jobs()}
+    found = {(label, arch) for label, archs in held.items() for arch in archs}
+    problems = [f"{path}: {label} for {arch} is missing" for label, arch in wanted - found]
+    problems += [f"{path}: {label} for {arch} is unknown" for label, arch in found - wanted]
+    problems += [
+        f"{path}: {label} has no registers on {arch}"
+        for label, archs in held.items()
+        for arch, numbers in archs.items()
+        if len(numbers) != len(FIELDS) or numbers[0] <= 0
+    ]
+    return problems or [f"{path}: {text}" for text in unlisted_spills(record)]
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # the cores this process may use, not those there are
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compile what the arguments name, write the record, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="compile_all", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--jobs", type=int, default=0, help="threads; one per core when 0")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the record")
+    parser.add_argument("--kernel", action="append", help="only this kernel; writes nothing")
+    asked = parser.parse_args(list(arguments))
+    try:
+        for name in asked.kernel or ():
+            one_of("compile_all", "--kernel", name, KERNELS)
+        if asked.jobs < 0:
+            raise value_error(
+                "compile_all", "--jobs", "0 or a number of threads", asked.jobs, "Omit it"
+            )
+        work = jobs(asked.kernel)
+        with progress_bar("compiling", len(work)) as step:
+            record = collect(work, asked.jobs or _cores(), step)
+    except ValueError as error:
+        note(f"compile_all: error: {error}")
+        return 2
+    except RuntimeError as error:
+        note(str(error))
+        return 1
+    note(f"compile_all: {len(work)} cubins in {record['seconds']} s")
+    spills = unlisted_spills(record)
+    for text in spills:
+        note(f"compile_all: error: {text}")
+    if asked.kernel:
+        note("compile_all: part of the kernels was compiled: the record was left as it is")
+    else:
+        note(f"compile_all: wrote {write_text(as_text(record), record_path(asked.out))}")
+    return 1 if spills else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

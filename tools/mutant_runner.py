@@ -1,0 +1,243 @@
+"""Runs test suites against altered device trees: one warm process that forks for each.
+
+    python -m tools.mutant_runner JOBS.json --parallel 6
+
+Importing torch takes longer than the tests that notice a mutation, so it is imported once. CUDA
+does not survive a fork: nothing here may initialise it. ``tools/mutate.py`` writes JOBS.json, a
+list of objects with the fields of :class:`Job`, and reads the result that each job leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["Job", "main"]
+
+# Imported before the first fork. Each is slow to import and does not initialise CUDA.
+PRELOAD = ("torch", "numpy", "scipy.sparse", "sparsetile")
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of pytest.
+
+    Attributes
+    ----------
+    name : str
+        For messages.
+    root : str
+        Folder to run in.
+    tree : str
+        Device tree that stands in for the package's; empty for the package's own.
+    tests : list of str
+        pytest arguments: files and options.
+    systems : list of str
+        Of tests with a parameter ``system``, only those of these systems run; all when empty.
+    leave_out : str
+        Tests whose id this regular expression finds do not run.
+    folder : str
+        Where the job writes ``result.json``, ``progress.json``, ``log.txt`` and its kernel cache.
+    test_limit, limit : float
+        Seconds that one test, and the whole job, may take.
+    """
+
+    name: str
+    root: str
+    tree: str
+    tests: list[str]
+    systems: list[str]
+    leave_out: str
+    folder: str
+    test_limit: float
+    limit: float
+
+
+@dataclass
+class _Plugin:
+    """pytest plugin: selects tests, says which one runs, keeps the first failure."""
+
+    job: Job
+    passed: int = 0
+    failure: dict[str, str] = field(default_factory=dict)
+
+    def _wanted(self, item: Any) -> bool:
+        if self.job.leave_out and re.search(self.job.leave_out, item.nodeid):
+            return False
+        spec = getattr(item, "callspec", None)
+        system = None if spec is None else spec.params.get("system")
+        name = getattr(system, "name", system)
+        return not self.job.systems or name is None or name in self.job.systems
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = [item for item in items if self._wanted(item)]
+
+    def _progress(self, nodeid: str, begun: float | None) -> None:
+        path = Path(self.job.folder) / "progress.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps([nodeid, begun]))
+        os.replace(partial, path)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._progress(nodeid, time.time())
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._progress(nodeid, None)
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Iterator[None]:
+        outcome: Any = yield
+        report = outcome.get_result()
+        self.passed += report.when == "call" and report.passed
+        if report.failed and not self.failure:
+            self.failure = {
+                "test": item.nodeid,
+                "error": call.excinfo.typename,
+                "text": " ".join(str(call.excinfo.value).split())[:200],
+            }
+
+
+def _redirect(tree: Path) -> None:
+    """Let every module of the package take the device tree from ``tree``."""
+    from sparsetile.jit import source
+
+    original = source.DEVICE_TREE
+    for module in list(sys.modules.values()):
+        if getattr(module, "DEVICE_TREE", None) == original:
+            module.DEVICE_TREE = tree  # type: ignore[attr-defined]
+    source.device_tree_digest.cache_clear()
+
+
+def _run(job: Job) -> dict[str, Any]:
+    os.environ["SPARSETILE_CACHE_DIR"] = str(Path(job.folder) / "kernels")
+    os.environ["OMP_NUM_THREADS"] = "2"
+    os.chdir(job.root)
+    if job.root not in sys.path:
+        sys.path.insert(0, job.root)
+    if job.tree:
+        _redirect(Path(job.tree))
+    plugin = _Plugin(job)
+    # The cache provider would have all jobs write to one folder of the checkout.
+    arguments = [*job.tests, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    code = int(pytest.main(arguments, plugins=[plugin]))
+    return {"exit": code, "passed": plugin.passed, **plugin.failure}
+
+
+def _child(job: Job) -> None:
+    """Run a job in this forked process and end the process."""
+    os.setsid()  # what the tests start ends with them
+    log = os.open(Path(job.folder) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        result = _run(job)
+        (Path(job.folder) / "result.json").write_text(json.dumps(result))
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@dataclass
+class _Running:
+    job: Job
+    pid: int
+    begun: float
+
+    def overdue(self) -> str:
+        """Return why the job has to be stopped, nothing while it need not be."""
+        now = time.time()
+        if now - self.begun > self.job.limit:
+            return "job"
+        try:
+            _, started = json.loads((Path(self.job.folder) / "progress.json").read_text())
+        except (OSError, ValueError):
+            return ""
+        return "test" if started is not None and now - started > self.job.test_limit else ""
+
+    def kill(self) -> int:
+        """End the job with all it started; return its wait status."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:  # not yet the leader of its group
+            os.kill(self.pid, signal.SIGKILL)
+        return os.waitpid(self.pid, 0)[1]
+
+    def finish(self, status: int, stopped: str) -> None:
+        """Complete the job's result with time, and with what became of its process."""
+        path = Path(self.job.folder) / "result.json"
+        result = json.loads(path.read_text()) if path.is_file() and not stopped else {}
+        if "exit" not in result:
+            try:
+                test = json.loads((path.parent / "progress.json").read_text())[0]
+            except (OSError, ValueError):
+                test = ""
+            result.update(test=test, stopped=stopped, signal=os.waitstatus_to_exitcode(status))
+        result["seconds"] = round(time.time() - self.begun, 2)
+        path.write_text(json.dumps(result))
+
+
+def _fork(job: Job) -> _Running:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    begun = time.time()
+    pid = os.fork()
+    if pid == 0:
+        _child(job)
+    return _Running(job, pid, begun)
+
+
+def run_jobs(jobs: Sequence[Job], parallel: int) -> None:
+    """Run jobs in their order, ``parallel`` at a time; say on stderr when one has ended."""
+    waiting, running = list(jobs), list[_Running]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                running.append(_fork(waiting.pop(0)))
+            time.sleep(POLL_SECONDS)
+            for each in list(running):
+                pid, status = os.waitpid(each.pid, os.WNOHANG)
+                stopped = ""
+                if pid == 0:
+                    stopped = each.overdue()
+                    if not stopped:
+                        continue
+                    status = each.kill()
+                running.remove(each)
+                each.finish(status, stopped)
+                print(f"mutate: ended {each.job.name}", file=sys.stderr, flush=True)
+    finally:
+        for each in running:
+            each.kill()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the jobs of a file."""
+    parser = argparse.ArgumentParser(prog="mutant_runner")
+    parser.add_argument("jobs", type=Path)
+    parser.add_argument("--parallel", type=int, default=6)
+    asked = parser.parse_args(list(arguments))
+    jobs = [Job(**fields) for fields in json.loads(asked.jobs.read_text())]
+    for name in PRELOAD:
+        importlib.import_module(name)
+    run_jobs(jobs, asked.parallel)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

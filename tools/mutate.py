@@ -1,0 +1,394 @@
+"""The mutation run: break the device code one token at a time; the GPU tests must notice.
+
+    python -m tools.mutate [--only TEXT] [--parallel 6] [--out DIR]     on a machine with a GPU
+    python -m tools.mutate --compile                                    anywhere
+
+Each mutation of ``tools/mutations.py`` is applied to a copy of the device tree, and the suite of
+the kernels that it concerns runs against that copy. A failed test, a crash or a test that hangs has
+noticed it. A mutation that does not compile proves nothing and is an error of its data. First every
+suite has to pass on the sources as they are, or a failure would mean nothing.
+
+The result is ``results/<gpu>/mutations.json``, which CI checks with :func:`check_mutations`.
+``--compile`` compiles every mutant instead and shows that the change reaches the generated code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sparsetile.check.digest import code_digest, strip_cuda
+from sparsetile.cli.console import note, print_table
+from sparsetile.core.errors import value_error
+from sparsetile.jit.source import DEVICE_TREE, KernelSource
+from sparsetile.kernels import KERNELS
+from tools.mutant_runner import Job
+from tools.mutations import MUTATIONS, SUITES, Mutation
+from tools.record import ROOT, machine_facts, read_proof, write_json
+
+__all__ = [
+    "LEAST",
+    "RECORD_NAME",
+    "apply",
+    "check_mutations",
+    "collect",
+    "compile_mutant",
+    "kernels_with",
+    "main",
+]
+
+SCHEMA = 1
+RECORD_NAME = "mutations.json"
+LEAST = 40  # mutations that a record must hold
+TEST_SECONDS = 45.0  # a test takes a second or two, compiling included; longer is a hang
+JOB_SECONDS = 240.0
+# Outcomes that count as noticed; "survived" and "invalid" are the others.
+NOTICED = ("failed", "hung", "crashed")
+# Configurations of a kernel that --compile tries until one differs.
+TRIED = 12
+_CHILD = (
+    "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
+    "from tools.mutant_runner import main; sys.exit(main(sys.argv[1:]))"
+)
+_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+
+
+def mutated(mutation: Mutation, tree: Path = DEVICE_TREE) -> str:
+    """Return the text of the mutation's file with the mutation applied.
+
+    Raises
+    ------
+    ValueError
+        The fragment is not in the file exactly once, or only a comment would change.
+    """
+    path = tree / mutation.file
+    text = path.read_text() if path.is_file() else ""
+    count = text.count(mutation.before)
+    if count != 1:
+        raise value_error(
+            "mutate", f"fragment {mutation.before!r}", f"in {mutation.file} exactly once",
+            f"{count} times", "Choose a fragment of today's source in tools/mutations.py",
+        )  # fmt: skip
+    changed = text.replace(mutation.before, mutation.after)
+    if strip_cuda(changed) == strip_cuda(text):
+        raise value_error(
+            "mutate", f"fragment {mutation.before!r}", "code", "a comment or white space",
+            "Choose a fragment of code in tools/mutations.py",
+        )  # fmt: skip
+    return changed
+
+
+def apply(mutation: Mutation, folder: Path, tree: Path = DEVICE_TREE) -> Path:
+    """Copy the device tree to ``folder`` with the mutation applied; return the copy."""
+    changed = mutated(mutation, tree)
+    shutil.copytree(tree, folder)
+    (folder / mutation.file).write_text(changed)
+    return folder
+
+
+def kernels_with(file: str) -> list[str]:
+    """Return the kernels whose source is ``file`` or includes it, directly or not."""
+
+    def included(name: str, seen: set[str]) -> set[str]:
+        if name not in seen:
+            seen.add(name)
+            for other in _INCLUDE.findall((DEVICE_TREE / name).read_text()):
+                included(other, seen)
+        return seen
+
+    return [name for name in KERNELS if file in included(f"{name}.cu", set())]
+
+
+def _compiled(text: str, entry: str, tree: Path, target: str) -> bytes:
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(name=entry, arch="sm_90a", std="c++17", include_path=str(tree))
+    return bytes(Program(text, "c++", options=options).compile(target).code)
+
+
+@functools.lru_cache(maxsize=256)
+def _original(source: KernelSource) -> bytes:
+    return _compiled(source.text(), source.entry, DEVICE_TREE, "ptx")
+
+
+def compile_mutant(mutation: Mutation) -> str:
+    """Compile kernels that include the mutated file until the code of one differs.
+
+    Returns
+    -------
+    str
+        Label of the configuration whose code differs; empty where none of those tried does.
+
+    Raises
+    ------
+    Exception
+        What cuda.core raises where the mutant does not compile.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tree = apply(mutation, Path(folder) / "cuda")
+        first = mutation.kernel or SUITES[mutation.suite].kernel
+        names = sorted(kernels_with(mutation.file), key=lambda name: name != first)
+        for spec in (KERNELS[name] for name in names if mutation.kernel in ("", name)):
+            configs = list(spec.configs())
+            for config in configs[:: -(-len(configs) // TRIED)]:
+                source = spec.source(config)
+                header = source.text().removesuffix(source.path.read_text())
+                text = header + (tree / source.file).read_text()
+                if _compiled(text, spec.name, tree, "ptx") != _original(source):
+                    _compiled(text, spec.name, tree, "cubin")  # PTX may have what ptxas refuses
+                    return source.label
+    return ""
+
+
+def _jobs(chosen: Sequence[Mutation], folder: Path) -> list[Job]:
+    """Return a job for each suite on the sources as they are, then one for each mutation."""
+
+    def job(name: str, suite: str, place: Path, tree: str) -> Job:
+        place.mkdir(parents=True)
+        asked = SUITES[suite]
+        return Job(
+            name, str(ROOT), tree, [*asked.tests, "-m", "gpu"], list(asked.systems),
+            asked.leave_out, str(place), TEST_SECONDS, JOB_SECONDS,
+        )  # fmt: skip
+
+    found = [
+        job(f"suite {suite}", suite, folder / f"suite-{suite}", "")
+        for suite in dict.fromkeys(mutation.suite for mutation in chosen)
+    ]
+    for number, mutation in enumerate(chosen):
+        place = folder / f"mutant-{number}"
+        tree = apply(mutation, folder / f"tree-{number}")
+        found.append(job(f"{number} {mutation.name}", mutation.suite, place, str(tree)))
+    return found
+
+
+def _start(jobs: Sequence[Job], folder: Path, parallel: int) -> list[dict[str, Any]]:
+    """Run jobs in the warm process and return what each left."""
+    path = folder / "jobs.json"
+    path.write_text(json.dumps([asdict(job) for job in jobs]))
+    command = [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src")]
+    command += [str(path), "--parallel", str(parallel)]
+    subprocess.run(command, cwd=ROOT, stdout=2, check=True)
+    return [json.loads((Path(job.folder) / "result.json").read_text()) for job in jobs]
+
+
+def outcome_of(result: dict[str, Any]) -> str:
+    """Return what a result of the runner means for the mutation."""
+    if result.get("stopped") == "test":
+        return "hung"
+    if result.get("stopped"):
+        return "unfinished"
+    if "exit" not in result:
+        return "crashed"
+    if result.get("error") == "CompileError":
+        return "invalid"
+    if "out of memory" in result.get("text", ""):
+        return "unfinished"  # the machine's doing, not the mutation's
+    if result["exit"] == 0 and result["passed"]:
+        return "survived"
+    return "failed" if result["exit"] == 1 and "test" in result else "unfinished"
+
+
+def _tail(job: Job) -> str:
+    try:
+        return "\n".join((Path(job.folder) / "log.txt").read_text().splitlines()[-30:])
+    except OSError:
+        return ""
+
+
+def _must_pass(jobs: Sequence[Job], results: Sequence[dict[str, Any]]) -> None:
+    for job, result in zip(jobs, results, strict=True):
+        if outcome_of(result) != "survived":
+            raise RuntimeError(
+                f"mutate: {job.name} must pass on the sources as they are, got {result}. "
+                f"Repair that first. The end of its log:\n{_tail(job)}"
+            )
+
+
+def collect(chosen: Sequence[Mutation], parallel: int) -> dict[str, Any]:
+    """Run the suites, then the mutations, and return the record.
+
+    Parameters
+    ----------
+    chosen : sequence of Mutation
+        What to run; a record of part of ``MUTATIONS`` is not accepted by CI.
+    parallel : int
+        Processes at a time.
+
+    Raises
+    ------
+    RuntimeError
+        A suite fails without any mutation, or the code changed meanwhile.
+    """
+    facts, digest, begun = machine_facts(), code_digest(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        jobs = _jobs(chosen, folder)
+        suites = len(jobs) - len(chosen)
+        results = _start(jobs, folder, parallel)
+        _must_pass(jobs[:suites], results[:suites])
+        again = [n for n, result in enumerate(results) if outcome_of(result) == "unfinished"]
+        for place in again:  # alone: memory and time are its own now
+            for left in ("progress.json", "result.json"):
+                Path(jobs[place].folder, left).unlink(missing_ok=True)
+            (results[place],) = _start([jobs[place]], folder, 1)
+        logs = [_tail(job) for job in jobs]
+    if code_digest() != digest:
+        raise RuntimeError(
+            "mutate: the code must stay as it is while the tests run, got a change. Run it again."
+        )
+    entries = []
+    for mutation, result, log in zip(chosen, results[suites:], logs[suites:], strict=True):
+        outcome = outcome_of(result)
+        if outcome not in NOTICED:
+            note(f"mutate: {mutation.name}: {outcome}\n{log}")
+        entries.append(
+            {
+                **{name: getattr(mutation, name) for name in _SHOWN},
+                "outcome": outcome,
+                "test": result.get("test", ""),
+                "error": result.get("error", ""),
+                "seconds": result["seconds"],
+            }
+        )
+    counts = Counter(entry["outcome"] for entry in entries)
+    return {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **facts,
+        "code_digest": digest,
+        "seconds": round(time.perf_counter() - begun, 1),
+        "parallel": parallel,
+        "counts": dict(sorted(counts.items())),
+        "suites": {
+            job.name.removeprefix("suite "): {name: result[name] for name in ("passed", "seconds")}
+            for job, result in zip(jobs[:suites], results[:suites], strict=True)
+        },
+        "mutations": entries,
+    }
+
+
+_SHOWN = ("file", "before", "after", "breaks", "suite", "equivalent")
+
+
+def check_mutations(path: str | os.PathLike[str]) -> list[str]:
+    """Return what is wrong with a record of the mutation run, one sentence each.
+
+    Parameters
+    ----------
+    path : path-like
+        A ``mutations.json``.
+    """
+    again = "run `make mutate` on that GPU again"
+    record, problems = read_proof(path, SCHEMA, again)
+    if not record:
+        return problems
+    entries = record.get("mutations")
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and "outcome" in entry for entry in entries
+    ):
+        return [f"{path}: does not list an outcome per mutation; {again}"]
+    if len(entries) < LEAST:
+        problems.append(f"{path}: holds {len(entries)} mutations, {LEAST} are the least; {again}")
+    found = {tuple(entry.get(name, "") for name in _SHOWN) for entry in entries}
+    wanted = {tuple(getattr(each, name) for name in _SHOWN) for each in MUTATIONS}
+    if found != wanted:
+        problems.append(f"{path}: tools/mutations.py changed since it was written; {again}")
+    for entry in entries:
+        noticed = entry["outcome"] in NOTICED
+        if noticed == bool(entry.get("equivalent")):
+            said = "is called equivalent and" if noticed else ""
+            problems.append(
+                f"{path}: {entry.get('file')}: {entry.get('before')!r} -> {entry.get('after')!r} "
+                f"{said} {entry['outcome']}".replace("  ", " ")
+            )
+    return problems
+
+
+def _compile_all(chosen: Sequence[Mutation], parallel: int) -> int:
+    """Compile every mutant; say which do not compile or change nothing."""
+
+    def one(mutation: Mutation) -> str:
+        try:
+            return "" if compile_mutant(mutation) else "changes no code of the kernels compiled"
+        except Exception as error:  # cuda.core's own
+            return f"does not compile: {error}"
+
+    bad = 0
+    importlib.import_module("cuda.core")  # its first import must not meet another's
+    with ThreadPoolExecutor(parallel) as pool:
+        for mutation, problem in zip(chosen, pool.map(one, chosen), strict=True):
+            bad += bool(problem)
+            note(f"mutate: {mutation.name}: {problem or 'compiles'}")
+    return 1 if bad else 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the arguments ask for and return the exit code."""
+    parser = argparse.ArgumentParser(prog="mutate", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="mutations whose file or fragment has this text")
+    parser.add_argument("--parallel", type=int, default=6, help="processes at a time")
+    parser.add_argument("--out", type=Path, help="write DIR/<gpu>/mutations.json")
+    parser.add_argument("--compile", action="store_true", help="compile every mutant; no GPU")
+    asked = parser.parse_args(list(arguments))
+    chosen = [mutation for mutation in MUTATIONS if asked.only in mutation.name]
+    try:
+        if not chosen:
+            raise value_error(
+                "mutate", "--only", "part of a mutation's name", repr(asked.only), "Omit it for all"
+            )
+        if asked.compile:
+            return _compile_all(chosen, asked.parallel)
+        record = collect(chosen, asked.parallel)
+    except ValueError as error:
+        note(f"mutate: error: {error}")
+        return 2
+    except RuntimeError as error:
+        note(str(error))
+        return 1
+    print_table(
+        ("file", "change", "outcome", "test", "s"),
+        [
+            [
+                entry["file"],
+                f"{entry['before']} -> {entry['after']}",
+                entry["outcome"],
+                entry["test"].rpartition("::")[2],
+                f"{entry['seconds']:.0f}",
+            ]
+            for entry in record["mutations"]
+        ],
+        right=("s",),
+    )
+    note(f"mutate: {record['counts']} in {record['seconds']} s")
+    if asked.only and asked.out is None:
+        note("mutate: part of the mutations ran: the record was left as it is")
+    else:
+        folder = asked.out or ROOT / "results"
+        note(f"mutate: wrote {write_json(record, folder / record['gpu']['slug'] / RECORD_NAME)}")
+    bad = [
+        entry
+        for entry in record["mutations"]
+        if (entry["outcome"] in NOTICED) == bool(entry["equivalent"])
+    ]
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,366 @@
+"""What the mutation run changes, as data: a fragment of one line, its replacement, what breaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MUTATIONS", "SUITES", "Mutation", "Suite"]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """GPU tests that run against a mutation.
+
+    Attributes
+    ----------
+    tests : tuple of str
+        Files, those first that fail fastest.
+    systems : tuple of str
+        Of tests that every system runs, only those of these systems; all when empty.
+    leave_out : str
+        Regular expression of test ids that are slow and add nothing.
+    kernel : str
+        The kernel that ``--compile`` tries first.
+    """
+
+    tests: tuple[str, ...]
+    systems: tuple[str, ...] = ()
+    leave_out: str = ""
+    kernel: str = ""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of one token.
+
+    Attributes
+    ----------
+    file : str
+        In the device tree.
+    before, after : str
+        A fragment that the file holds exactly once, and what replaces it.
+    breaks : str
+        What is wrong then.
+    suite : str
+        Key of ``SUITES``.
+    kernel : str
+        The only kernel to compile with ``--compile``; any that includes the file when empty.
+    equivalent : str
+        Why no test can notice the change; empty for all others.
+    """
+
+    file: str
+    before: str
+    after: str
+    breaks: str
+    suite: str
+    kernel: str = ""
+    equivalent: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {self.before} -> {self.after}"
+
+
+_SYSTEMS = "tests/contracts/test_systems.py"
+_RUNTIME = "tests/contracts/test_gpu_runtime.py"
+_VARIANTS = "tests/contracts/test_gpu_variants.py"
+# About tracing, planning, other packages or sizes: they meet no device code that others do not.
+_SLOW = "opcheck|graph_breaks|autocast|gradients_flow|very_many|large_offset|cupy|saved_plan"
+
+SUITES = {
+    "csr": Suite((_SYSTEMS, _VARIANTS, _RUNTIME), ("csr",), f"{_SLOW}|sixteen_rows", "spmm_csr"),
+    "acc": Suite(
+        (_SYSTEMS, _VARIANTS, _RUNTIME), ("acc",), rf"{_SLOW}|slabs_first|\bearly\b", "spmm_bittcf"
+    ),
+    "bcsr": Suite(("tests/contracts/test_gpu_blocks.py", _SYSTEMS), ("bcsr",), _SLOW, "spmm_bcsr"),
+    "wcsr": Suite(("tests/contracts/test_gpu_windows.py", _SYSTEMS), ("wcsr",), _SLOW, "spmm_wcsr"),
+}
+
+
+def _in(file: str, suite: str, *changes: tuple[str, str, str]) -> tuple[Mutation, ...]:
+    return tuple(Mutation(file, before, after, breaks, suite) for before, after, breaks in changes)
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # -- element types and their conversions
+    *_in(
+        "ptx.cuh",
+        "csr",
+        ("static_cast<u32>(bits) << 16", "static_cast<u32>(bits) << 15", "widens bfloat16 wrongly"),
+        ("@q fma.rn.f32 %3, %4, %8, %3;}", "@q fma.rn.f32 %3, %4, %7, %3;}", "takes a neighbour"),
+        ("@q add.rn.f32 %3, %7, %3;}", "@q add.rn.f32 %3, %6, %3;}", "takes a neighbour"),
+    ),
+    *_in(
+        "ptx.cuh",
+        "acc",
+        ("inside ? 16 : 0", "inside ? 8 : 0", "copies half of 16 bytes"),
+        ('"n"(kPending)', '"n"(kPending + 1)', "does not wait for the tile's own copies"),
+    ),
+    *_in(
+        "element.cuh",
+        "csr",
+        ("word & 0xffff0000u", "word & 0xff000000u", "cuts the upper bfloat16 of a word"),
+        ("packed.pair[v / 2]", "packed.pair[0]", "takes the first pair for all"),
+        ("widen(part[r / kPart], r % kPart)", "widen(part[r / kPart], 0)", "one weight a bundle"),
+    ),
+    # -- sums and extrema of CUDA cores
+    *_in(
+        "accumulator.cuh",
+        "csr",
+        ("held += other;", "held = other;", "drops what a group had"),
+        ("? -ptx::infinity<Acc>()", "? ptx::infinity<Acc>()", "begins a maximum at infinity"),
+        ("candidate > sum[0][q][v]", "candidate < sum[0][q][v]", "names the wrong winner"),
+    ),
+    *_in(
+        "spmm_csr.cu",
+        "csr",
+        ("1u << (kColumnBits + r)", "1u << kColumnBits", "one row's bit for a whole bundle"),
+        ("if (begin + lane < length)", "if (begin + lane + 1 < length)", "misses the last entry"),
+        ("if (most == M - 1)", "if (most == M)", "off by one at the end of a row"),
+        ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the groups"),
+        ("blockIdx.x - block * p.slabs", "blockIdx.x - block", "wrong slab where slabs are fast"),
+        ("m < chunk.left", "m <= chunk.left", "adds an entry of nobody"),
+    ),
+    *_in("spmm_csr.cu", "bcsr", ("__ldcg(p.args) == 0", "__ldcg(p.args) != 0", "never repairs C")),
+    *_in(
+        "sddmm_csr.cu",
+        "csr",
+        ("mine = odd ? dot[2 * i + 1]", "mine = odd ? dot[2 * i]", "keeps the wrong sum"),
+        ("lane / kUnroll == j / kUnroll", "lane / kUnroll == j", "loses all but one batch"),
+        ("p.g + blockIdx.z * p.g_batch", "p.g + blockIdx.z * p.b_batch", "wrong stride of batches"),
+    ),
+    # -- items, trees, windows
+    *_in(
+        "segment.cuh",
+        "csr",
+        ("block >= block_end[s]", "block > block_end[s]", "off by one between sections"),
+        ("arrived != children - 1", "arrived != children", "nobody completes a node"),
+        ("*counter = 0", "*counter = 1", "leaves a counter behind for the next launch"),
+    ),
+    *_in(
+        "tree.cuh", "csr", ("place(info.x + number)", "place(info.x)", "adds the first child only")
+    ),
+    *_in("tree.cuh", "acc", ("place(slot) + w * kLanes", "place(slot) + w", "words overlap")),
+    *_in(
+        "windows.cuh",
+        "acc",
+        (
+            "left > 0 ? __ldg(offsets + window + 1)",
+            "left > 0 ? __ldg(offsets + window)",
+            "ends early",
+        ),
+        ("redo(window - __ffs(rest))", "redo(window - __ffs(rest) + 1)", "repairs a neighbour"),
+    ),
+    # -- what happens to a row of C after its sum
+    *_in(
+        "epilogue.cuh",
+        "csr",
+        ("__ldg(p.indptr + row + 1)", "__ldg(p.indptr + row)", "no mean"),
+        ("Out::widen(c[v * step])", "Out::widen(c[0])", "C's first"),
+        ("Out::narrow(sum[v + e])", "Out::narrow(sum[v])", "stores one sum for a vector"),
+    ),
+    *_in(
+        "epilogue.cuh",
+        "acc",
+        ("p.c + blockIdx.z * p.c_batch_stride", "p.c + 0 * p.c_batch_stride", "one batch for all"),
+        ("p.bias[column + v]", "p.bias[column]", "one bias for a vector"),
+    ),
+    *_in(
+        "epilogue.cuh",
+        "bcsr",
+        (
+            "sum[v] += terms.bias",
+            "sum[v] -= terms.bias",
+            "sign of a bias",
+        ),
+    ),
+    *_in(
+        "epilogue.cuh",
+        "wcsr",
+        ("if (position >= p.rows)", "if (position > p.rows)", "writes a row past C"),
+        ("p.relu && sum[v] < Acc(0)", "p.relu && sum[v] > Acc(0)", "clips the wrong side"),
+    ),
+    # -- the exact redo
+    *_in(
+        "exact.cuh",
+        "acc",
+        ("return all != 0.0f", "return all == 1.0f", "never sees that sums are not finite"),
+        ("const int bit = row * 8 + k", "const int bit = row * 4 + k", "bits of another row"),
+    ),
+    *_in(
+        "exact.cuh",
+        "wcsr",
+        ("return all != 0.0f", "return all > 0.0f", "NaN is not greater than 0"),
+        ("~(~0ull << bit)", "~(~1ull << bit)", "value of the next entry"),
+    ),
+    # -- bitmap tiles and their products with mma.sync
+    *_in(
+        "bittcf.cuh",
+        "acc",
+        ("(g & 3) * 8 + t * 2", "(g & 3) * 8 + t", "shift of the two bits"),
+        ("read(below + (pair & 1))", "read(below + 1)", "value after one that is not there"),
+        ("first | second << 16", "first | second << 15", "shift of the second weight"),
+        ("values += begin & 1", "values += 0", "values that begin in the middle of a word"),
+        ("before += upper + __popc(both.y)", "before += upper", "counts half of a tile's values"),
+        ("(end + kEach - 1) / kEach", "end / kEach", "last value of an odd number"),
+    ),
+    *_in(
+        "mma.cuh",
+        "acc",
+        ("0x5410", "0x5432", "takes the upper half of a row of B"),
+        (
+            "a2 = round_tf32(row[1].word[2 * q])",
+            "a2 = round_tf32(row[1].word[2 * q + 1])",
+            "column",
+        ),
+        ("kOne = 0x3f800000u", "kOne = 0x3f000000u", "a pattern's entries are halves"),
+    ),
+    *_in(
+        "mma.cuh", "bcsr", ("cvt.rn.tf32.f32", "cvt.rz.tf32.f32", "truncates instead of rounding")
+    ),
+    *_in(
+        "copy_ring.cuh",
+        "acc",
+        ("(2 * t + r) * kRowStride", "(2 * t) * kRowStride", "reads one row of B twice"),
+        ("ids + h * kLoadRows + lane", "ids + lane", "copies the upper rows twice"),
+        ("j * kSide * 16", "j * 16", "segments of a row overlap"),
+    ),
+    *_in(
+        "spmm_bittcf.cu",
+        "acc",
+        ("(column & 1) * 2 + row", "row * 2 + (column & 1)", "rows for columns in the sums"),
+        ("load_row(me, b + id.y *", "load_row(me, b + id.x *", "one row of B twice, odd widths"),
+        ("if (item.w >= 0)", "if (item.w > 0)", "the first piece is not joined"),
+        ("8 * stack + 2 * me.t + r)", "8 * stack + me.t + r)", "stores another row"),
+        ("begin += Store::read", "begin = Store::read", "forgets where values begin"),
+    ),
+    # -- rings, barriers, warpgroup products
+    *_in(
+        "ring.cuh",
+        "bcsr",
+        ("parity ^= 1", "parity ^= 0", "parity stays in the second round"),
+        ("turn.parity ^ 1", "turn.parity", "the producer waits for the wrong parity"),
+    ),
+    *_in(
+        "ring.cuh",
+        "wcsr",
+        ("empty(full + kStages)", "empty(full + kStages - 1)", "barriers overlap"),
+    ),
+    *_in(
+        "wgmma.cuh",
+        "bcsr",
+        ("u64(leading >> 4) << 16", "u64(leading >> 5) << 16", "second 64 columns of B"),
+        ("u64(stride >> 4) << 32", "u64(stride >> 5) << 32", "next eight rows of an operand"),
+        (
+            "swizzle = kRowBytes == 128 ? 1 : 2",
+            "swizzle = kRowBytes == 128 ? 1 : 3",
+            "FP8's swizzle",
+        ),
+        ("cvt.rn.f16x2.f32 %0, %1, %2", "cvt.rn.f16x2.f32 %0, %2, %1", "swaps two columns of C"),
+        (".x4.trans.shared.b16", ".x4.shared.b16", "stores a transposed C untransposed"),
+    ),
+    *_in(
+        "wgmma.cuh",
+        "wcsr",
+        ("sent = upper ? word[i] :", "sent = upper ? word[i | step] :", "sends what it keeps"),
+    ),
+    *_in(
+        "wgmma_regs.cuh",
+        "wcsr",
+        ("u64(along_k >> 4) << 16", "u64(along_n >> 4) << 16", "stride along k"),
+        ('"m64n128k16.f32.f16.f16", ", 1"', '"m64n128k16.f32.f16.f16", ", 0"', "major side of B"),
+        ('" A1 ", " A2 "', '" A2 ", " A1 "', "swaps two words of A"),
+    ),
+    # -- blocks of 64 x 64
+    *_in(
+        "bcsr.cuh",
+        "bcsr",
+        ("kWarpStoreBytes = 2 *", "kWarpStoreBytes = 1 *", "warps' stores overlap"),
+    ),
+    *_in(
+        "block_steps.cuh",
+        "bcsr",
+        ("(chunk ^ (r % 8)) * 16", "(chunk ^ (r % 4)) * 16", "swizzle of a copy by threads"),
+        ("pair >> (16 * e)", "pair >> (8 * e)", "second element of a pair"),
+    ),
+    *_in(
+        "block_stores.cuh",
+        "bcsr",
+        ("((lane / 16) ^ (lane % 8))", "((lane / 16) ^ (lane % 4))", "swizzle of a store"),
+        ("(chunk ^ (lane % 8))", "(chunk ^ (lane % 4))", "swizzle of a transposed store"),
+        (
+            "i / 2 * 4 + half * 2 + i % 2",
+            "i / 2 * 4 + half + i % 2",
+            "sums of a transposed float32",
+        ),
+        ("*p.spoilt = 1", "*p.spoilt = 0", "does not say that C is to be repaired"),
+        (
+            "first_column + (group * 4 + q) * 8",
+            "first_column + (group * 4 + q) * 16",
+            "column of C",
+        ),
+    ),
+    *_in(
+        "spmm_bcsr.cu",
+        "bcsr",
+        (
+            "wg::descriptor<kRowBytes>(stage + k * 32",
+            "wg::descriptor<kRowBytes>(stage + k * 16",
+            "k of A",
+        ),
+        ("b + k * 2048, kBoxBytes", "b + k * 1024, kBoxBytes", "k of B"),
+        (
+            "i > 0 || !kElided, sum",
+            "i > 1 || !kElided, sum",
+            "the second product overwrites the first",
+        ),
+        ("index + 2 * item_step()", "index + item_step()", "the producer repeats an item"),
+        ("ring.full, i % 2", "ring.full, 0", "parity of a copy that is waited for at once"),
+        ("sum[j] += part[j]", "sum[j] = part[j]", "FP8 keeps the last two blocks"),
+        (
+            "cluster_rank() * (kBlock / kCluster)",
+            "cluster_rank() * (kBlock / 4)",
+            "a cluster's halves",
+        ),
+    ),
+    *_in(
+        "tf32_operand.cu",
+        "bcsr",
+        ("from[kPitch], from[2 * kPitch]", "from[kPitch], from[kPitch]", "one element twice"),
+        ("if (i < inside)", "if (i + 1 < inside)", "last column of an odd width"),
+        ("__syncthreads();", "__syncwarp();", "reads what other warps have not written"),
+    ),
+    # -- windows of 64 rows
+    *_in(
+        "wcsr.cuh",
+        "wcsr",
+        ("column % 2 * 4 + column / 2", "column % 4 * 2 + column / 4", "place of a column id"),
+        ("* kWarps + warp;", "* kWarps;", "strips share their partial sums"),
+        ("mine[8 + e], mine[12 + e]", "mine[12 + e], mine[8 + e]", "swaps two columns of C"),
+        ("at % 2 == 0 ? first", "at % 2 == 1 ? first", "swaps neighbours of 16 bits"),
+        ("(r < 8 ? 0 : __popcll(low))", "(r < 8 ? 0 : 0)", "values of the redo's lower rows"),
+    ),
+    *_in(
+        "spmm_wcsr.cu",
+        "wcsr",
+        ("n = l % 4 * 2 + l / 4", "n = l % 4 + l / 4 * 4", "which column is which n"),
+        ("at[16] = column(row[0].z", "at[16] = column(row[0].w", "one element of B"),
+        ("(l ^ row % 8) * 16", "(l ^ row % 4) * 16", "swizzle of 16-bit rows"),
+        ("offsets[0] & ~(16 / kSize - 1)", "offsets[0]", "alignment of a step's values"),
+        (
+            "(last - aligned + kEach - 1) / kEach",
+            "(last - aligned) / kEach",
+            "last values of a step",
+        ),
+        ("kCols * 16, 128)", "kCols * 16, 256)", "next eight columns of B"),
+        ("sum[4 * w + 2], sum[4 * w + 3]", "sum[4 * w + 3], sum[4 * w + 2]", "partial sums"),
+    ),
+    *_in(
+        "join_wcsr.cu",
+        "wcsr",
+        ("sum[4 * j + 3] += word.w", "sum[4 * j + 3] += word.z", "one of four sums"),
+        ("int other = 1; other < kParts", "int other = 2; other < kParts", "leaves a run out"),
+        ("group * 4 * 32", "group * 32", "partial sums of other columns"),
+    ),
+)

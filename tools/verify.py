@@ -1,0 +1,115 @@
+"""Run the GPU tests of this checkout, or the checkers, and write the record.
+
+    python -m tools.verify [--out DIR] [-k EXPR] [--checker TOOLS] [--time-limit SECONDS] [--json]
+
+``sparsetile verify`` is the same command. Exit code 1 when a test failed, a checker found something
+or did not finish, or nothing ran; 2 for bad usage and for a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from sparsetile.cli.console import note, note_some, print_json, print_table
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
+from tools.checkers import TOOLS, find_tool, run_checker, write_checkers
+from tools.record import ROOT, collect, machine_facts, write_record
+
+__all__ = ["main"]
+
+
+def _verify(expression: str | None, out: Path | None, as_json: bool) -> int:
+    """Run the GPU tests and write their record."""
+    record = collect(ROOT, expression=expression)
+    counts, gpu = record["counts"], record["gpu"]
+    if as_json:
+        print_json(record)
+    else:
+        names = ("total", "passed", "failed", "skipped")
+        columns = ("GPU", "tests", *names[1:], "seconds")
+        row = [gpu["name"], *(str(counts[name]) for name in names), f"{record['seconds']:.1f}"]
+        print_table(columns, [row], right=columns[1:])
+    if counts["total"] == counts["skipped"]:
+        note("sparsetile: error: verify: no test ran, so nothing was written")
+        return 1
+    if expression is not None and out is None:
+        note("sparsetile: part of the tests ran: the record was left as it is")
+    else:
+        note(f"sparsetile: wrote {write_record(record, out or ROOT / 'results')}")
+    return 1 if counts["failed"] else 0
+
+
+def _check(tools: str, limit: float, folder: Path, as_json: bool) -> int:
+    """Run the checkers named, side by side; each that finishes is written, whatever others do."""
+    names = [one_of("verify", "--checker", name, TOOLS) for name in tools.split(",")]
+    machine_facts()  # refuses a machine without a GPU before anything is started
+    find_tool()
+    entries: dict[str, dict[str, Any]] = {}
+    record: dict[str, Any] = {"checkers": {}}
+    code = 0
+    chosen = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(len(chosen)) as pool:  # a process each, and a tool's own work is most
+        started = {name: pool.submit(run_checker, ROOT, name, limit=limit) for name in chosen}
+        for name, running in started.items():
+            try:
+                entries[name] = running.result()
+            except RuntimeError as error:
+                note(f"sparsetile: error: {error}")
+                code = 1
+                continue
+            # At once, so that the result of one tool survives a failure of the next.
+            path, record = write_checkers(entries, folder)
+            note(f"sparsetile: wrote {name} to {path}")
+            note_some(entries[name]["log"], most=40)
+            code = 1 if entries[name]["errors"] else code
+    if as_json:
+        print_json(record)
+    elif entries:
+        columns = ("checker", "version", "matrices", "products", "errors", "seconds")
+        print_table(
+            columns,
+            [
+                [name, entry["version"], str(len(entry["matrices"]))]
+                + [str(entry[column]) for column in ("products", "errors")]
+                + [f"{entry['seconds']:.1f}"]
+                for name, entry in entries.items()
+            ],
+            right=columns[2:],
+        )
+    return code
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the arguments ask for and return the exit code."""
+    parser = argparse.ArgumentParser(prog="verify", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="write DIR/<gpu>/verify.json or checkers.json")
+    parser.add_argument("-k", dest="expression", help="run only the tests that match")
+    parser.add_argument("--checker", help=f"products under compute-sanitizer: {', '.join(TOOLS)}")
+    parser.add_argument("--time-limit", type=float, default=120.0, help="seconds for each checker")
+    parser.add_argument("--json", action="store_true", help="print the record")
+    asked = parser.parse_args(list(arguments))
+    try:
+        if asked.checker is None:
+            return _verify(asked.expression, asked.out, asked.json)
+        if asked.expression is not None:
+            raise value_error(
+                "verify", "-k", "omitted with --checker", repr(asked.expression), "Omit one of both"
+            )
+        folder = asked.out or ROOT / "results"
+        return _check(asked.checker, asked.time_limit, folder, asked.json)
+    except (ValueError, OSError) as error:
+        note(f"sparsetile: error: {error}")
+        return 2
+    except RuntimeError as error:
+        note(f"sparsetile: error: {error}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
