@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsetile.jit import KernelSource, config_header, device_tree_digest
+from sparsetile.jit import KernelSource, ParamStruct, config_header, device_tree_digest
 from sparsetile.jit import source as module
+from sparsetile.jit.params import i32, pointer
 from sparsetile.kernels import KERNELS
 
 
@@ -39,6 +40,18 @@ def test_the_header_declares_numbers_as_constexpr_and_types_by_name():
         "constexpr bool kExtremum = false;\n"
         "constexpr int kLanes = 8;\n"
         "constexpr bool kWeighted = true;\n"
+    )
+
+
+def test_the_header_declares_the_fields_and_what_must_hold_of_them():
+    params = ParamStruct.of(i32("n"), pointer("c", "const float*"))
+    assert config_header((("kVec", 4),), params) == (
+        "// Generated: the configuration of this kernel.\n"
+        "constexpr int kVec = 4;\n"
+        "#define PARAMS_FIELDS int n; const float* c;\n"
+        "#define PARAMS_LAYOUT_MATCHES sizeof(Params) == 16 "
+        "&& sizeof(decltype(Params::n)) == 4 && alignof(decltype(Params::n)) == 4 "
+        "&& sizeof(decltype(Params::c)) == 8 && alignof(decltype(Params::c)) == 8\n"
     )
 
 
@@ -109,6 +122,24 @@ def test_files_that_are_not_device_code_do_not_count(tree):
     assert digest() == before
 
 
+def test_a_kernel_of_another_folder_is_found_there(tree, tmp_path):
+    (tmp_path / "tiny.cu").write_text("// here\n")
+    (tree / "tiny.cu").write_text("// there\n")
+    source = KernelSource.make("tiny.cu", "tiny", {})
+    assert source.text().endswith("// there\n")
+    assert source.in_folder(tmp_path).text().endswith("// here\n")
+
+
+@pytest.mark.parametrize("file", ["other/tiny.cu", "../tiny.cu", "/tmp/tiny.cu"])
+def test_a_path_is_no_file_of_the_device_tree(file):
+    with pytest.raises(ValueError) as caught:
+        KernelSource.make(file, "tiny", {})
+    assert str(caught.value) == (
+        f"KernelSource.make: file must be a file name of the device tree, got {file!r}. "
+        "Give its name without a folder."
+    )
+
+
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_every_kernel_is_one_file_with_one_entry_of_its_name(name):
     spec = KERNELS[name]
@@ -116,7 +147,7 @@ def test_every_kernel_is_one_file_with_one_entry_of_its_name(name):
     text = source.path.read_text()
     assert text.count('extern "C"') == 1
     assert f"{name}(" in text
-    assert ("kParamsBytes", dict(source.config)["kParamsBytes"]) in source.config
+    assert source.params is spec.params
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
@@ -126,7 +157,7 @@ def test_no_two_configurations_of_a_kernel_are_the_same(name):
 
 
 def test_a_kernel_for_some_architectures_runs_on_those_alone():
-    spec = next(iter(KERNELS.values()))
+    spec = KERNELS["spmm_csr"]
     assert spec.runs_on("sm_80") and spec.runs_on("sm_120")
-    limited = type(spec)("k", "P", spec.configs, architectures=("sm_90a",))
+    limited = type(spec)("k", spec.params, spec.configs, architectures=("sm_90a",))
     assert limited.runs_on("sm_90a") and not limited.runs_on("sm_80")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from sparsetile.jit import ARCHITECTURES, params_bytes
+from sparsetile.jit import ARCHITECTURES
 from sparsetile.kernels.bcsr import (
     FP8,
     FP8_TILES,
@@ -48,7 +48,13 @@ def test_the_compiler_adds_no_waits_between_products():
 
 
 def test_the_struct_is_a_multiple_of_a_tensor_maps_alignment():
-    assert params_bytes(SPMM_BCSR.params_format) % 64 == 0
+    assert SPMM_BCSR.params.size % 64 == 0
+    assert all(SPMM_BCSR.params.offsets[name] % 64 == 0 for name in ("a", "b", "stored"))
+
+
+def test_what_changes_from_call_to_call_is_written_at_once():
+    """B's map, C's map and C's address are neighbours in the struct."""
+    assert len(SPMM_BCSR.params.patch("b", "stored", "c").runs) == 1
 
 
 def test_every_configuration_a_runner_may_ask_for_is_listed_once():

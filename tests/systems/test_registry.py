@@ -19,7 +19,7 @@ from sparsetile.systems.dense.system import CPU_LIMIT_BYTES
 from sparsetile.systems.registry import exact_system
 from tests.contracts.cases import csr_of, random_matrix
 
-GPU_SYSTEMS = ("acc", "bcsr", "csr", "cusparse", "wcsr")
+GPU_SYSTEMS = [name for name, system in SYSTEMS.items() if system.devices == ("cuda",)]
 
 
 def request(**changes) -> Request:

@@ -156,7 +156,7 @@ def test_rows_and_short_windows_are_predicted_by_the_sum_of_their_terms(dtype, i
     a_bytes = entries * (4 if pattern else 4 + item)
     machine = dataclasses.replace(HOPPER, l2_bytes=10 * row)
     found = predicted(wanted, ["acc", "csr"], machine)
-    csr, acc = csr_cost._MODEL[item], acc_cost._MODEL[item]
+    csr, acc = csr_cost.CSR_MODEL[item], acc_cost.ACC_MODEL[item]
 
     def b_and_c(rates) -> float:
         return row * (10 / rates.held + (once - 10) / rates.beyond) / 4.2e12

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -69,15 +69,9 @@ class KernelSource:
             )  # fmt: skip
         return KernelSource(file, entry, tuple(sorted(config.items())), params)
 
-    @staticmethod
-    def outside(
-        path: Path,
-        entry: str,
-        config: Mapping[str, ConfigValue],
-        params: ParamStruct | None = None,
-    ) -> KernelSource:
-        """Return the source of a kernel outside the device tree, which tests of its headers need."""
-        return KernelSource(path.name, entry, tuple(sorted(config.items())), params, path.parent)
+    def in_folder(self, folder: Path) -> KernelSource:
+        """Return the same with the file in another folder: tests of headers have kernels there."""
+        return replace(self, folder=folder)
 
     @property
     def path(self) -> Path:

@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 Tensors = Mapping[str, Tensor]
+_Found = TypeVar("_Found")
 
 
 def prefixed(name: str, tensors: Tensors) -> dict[str, Tensor]:
@@ -72,7 +73,7 @@ class Request:
     timed: bool = False  # wait for the device before each reading of the clock
     ceilings: Machine | None = None  # predict for this machine instead of the request's own
     counts_pairs: bool = True  # whether predictions may count pairs, or take entries as random
-    _pairs: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _counted: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -91,24 +92,28 @@ class Request:
     def changed(self, **fields: Any) -> Request:
         """Return the same request with other fields than A and its order; counts are kept."""
         other = replace(self, **fields)
-        object.__setattr__(other, "_pairs", self._pairs)
+        object.__setattr__(other, "_counted", self._counted)
         return other
+
+    def once(self, what: Any, count: Callable[[], _Found]) -> _Found:
+        """Return ``count()``, called once for this A and row order under the name ``what``."""
+        if what not in self._counted:
+            self._counted[what] = count()
+        return self._counted[what]
 
     def pairs(self, window: int) -> int:
         """Count the distinct (window of ``window`` rows, column) pairs, each height once.
 
         Counting sorts all entries; choosing a system and building it ask for the same heights.
         """
-        if window not in self._pairs:
-            self._pairs[window] = distinct_pairs(self.csr, window, self.permutation.perm)
-        return self._pairs[window]
+        return self.once(window, lambda: distinct_pairs(self.csr, window, self.permutation.perm))
 
     def counted_pairs(self, window: int) -> int:
         """The same where counting is allowed; else of entries scattered at random.
 
         Rows that are alike have fewer pairs than the estimate.
         """
-        if self.counts_pairs or window in self._pairs:
+        if self.counts_pairs or window in self._counted:
             return self.pairs(window)
         rows, cols = self.csr.shape
         if self.csr.nnz == 0:

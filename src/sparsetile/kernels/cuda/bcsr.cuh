@@ -31,6 +31,7 @@ constexpr int kStoreBoxBytes = 16 * 128;  // a warp's rows of C, 64 columns
 constexpr int kWarpStoreBytes = 2 * kStoreBoxBytes;
 constexpr int kStoreBytes = kPieces == 1 ? kConsumers * 4 * kWarpStoreBytes : 0;
 
+// Declared in kernels/bcsr.py.
 struct Params {
   PARAMS_FIELDS
 };

@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_bulk(const Params& p, char* stored, int fi
     }
     wg::store_matrices((address ^ (pair % 4 * 32)) + pair / 4 * kStoreBoxBytes, word);
   }
-  wg::fence_for_copies();
+  wg::fence_shared();
   __syncwarp();
   if (lane == 0 && first_position < p.rows) {
     const u64 policy = wg::leave_first();
@@ -85,7 +85,7 @@ __device__ __forceinline__ void store_transposed(const Params& p, char* stored, 
     }
     wg::store_matrices_transposed(address + sixteen * 16 * 128, word);
   }
-  wg::fence_for_copies();
+  wg::fence_shared();
   wg::group_sync(barrier);
   if (thread == 0 && first_column < p.n) {
     wg::store_box(&p.stored, block_row * kBlock, first_column, stored, wg::leave_first());

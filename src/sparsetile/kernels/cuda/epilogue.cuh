@@ -4,8 +4,6 @@
 //
 // with scale = alpha, divided by the row's entries for a mean. The kernel that owns a row does all
 // of it. Fields: POSITIONS and EPILOGUE of kernels/params.py; row_bias where the struct has it.
-//
-// Rows of C are addressed with 32-bit strides: they are under 2^32 elements apart.
 #pragma once
 
 #include "element.cuh"
@@ -18,7 +16,8 @@ __device__ __forceinline__ int row_of(const Params& p, int position) {
   return p.order == nullptr ? position : __ldg(p.order + position);
 }
 
-// First element of a row of C in this block's batch.
+// First element of a row of C in this block's batch. Assumes rows under 2^32 elements apart: one
+// 32-bit multiplication.
 template <typename Params>
 __device__ __forceinline__ auto c_row(const Params& p, int row) -> decltype(p.c) {
   return p.c + blockIdx.z * p.c_batch_stride +

@@ -77,10 +77,10 @@ __device__ __forceinline__ uint2 pair_rows(const BRow<kWords> (&row)[2], int q) 
                     __byte_perm(row[0].word[q], row[1].word[q], 0x7632));
 }
 
-template <>
-struct Mma<F16> {
+template <bool kBrain>
+struct Mma16Bit {
   static constexpr int kWeights = 1;  // both weights in one word
-  static constexpr u32 kOne = 0x3c00u;
+  static constexpr u32 kOne = kBrain ? 0x3f80u : 0x3c00u;
 
   template <int kWords, int kStack>
   __device__ __forceinline__ static void multiply(const BRow<kWords> (&row)[2], int q,
@@ -89,30 +89,21 @@ struct Mma<F16> {
     const uint2 a = pair_rows(row, q);
 #pragma unroll
     for (int s = 0; s < kStack; ++s) {
-      asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-          "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-          : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
-          : "r"(a.x), "r"(a.y), "r"(weight[s][0]));
+      if constexpr (kBrain) {
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
+            : "r"(a.x), "r"(a.y), "r"(weight[s][0]));
+      } else {
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
+            : "r"(a.x), "r"(a.y), "r"(weight[s][0]));
+      }
     }
   }
 };
-
 template <>
-struct Mma<BF16> {
-  static constexpr int kWeights = 1;
-  static constexpr u32 kOne = 0x3f80u;
-
-  template <int kWords, int kStack>
-  __device__ __forceinline__ static void multiply(const BRow<kWords> (&row)[2], int q,
-                                                  const u32 (&weight)[kStack][1],
-                                                  float (&c)[kStack][4]) {
-    const uint2 a = pair_rows(row, q);
-#pragma unroll
-    for (int s = 0; s < kStack; ++s) {
-      asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
-          "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-          : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
-          : "r"(a.x), "r"(a.y), "r"(weight[s][0]));
-    }
-  }
-};
+struct Mma<F16> : Mma16Bit<false> {};
+template <>
+struct Mma<BF16> : Mma16Bit<true> {};

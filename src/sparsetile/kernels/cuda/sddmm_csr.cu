@@ -29,6 +29,7 @@ constexpr int kGroups = 32 / kLanes;
 constexpr int kStep = kLanes * kVec;
 constexpr int kSlab = kTimes * kStep;
 
+// Declared in kernels/csr.py.
 struct Params {
   PARAMS_FIELDS
 };

@@ -1,7 +1,7 @@
 // C = epilogue(A . B) for A in BCSR blocks of 64 x 64 on WGMMA, AsyncSparse's product (sm_90a).
 //
-// C is cut into items: 64 rows (a block row of A) times kCols columns. A block of threads stays on
-// its SM and makes item blockIdx.x, then every gridDim.x-th after it. One warp copies: for each
+// C is split into items: 64 rows (a block row of A) times kCols columns. Persistent thread blocks
+// stride over the items. One warp copies: for each
 // block of the row, the block itself and the 64 rows of B that it meets, both by the bulk tensor
 // engine into a ring of kStages. kConsumers warpgroups multiply, 128 columns each:
 //
@@ -9,8 +9,8 @@
 //   consumers   wait full[s]  -> four WGMMAs of k = 16, sums in registers       -> empty[s]
 //
 // The producer goes from item to item without a stop, so that blocks of the next ones are in the
-// ring while the consumers store C: of an item nothing is waited for but its first products. What
-// an item needs to know (its block row and blocks) is asked for one item ahead, its columns too.
+// ring while the consumers store C: the only exposed latency per item is its first WGMMA. An item's
+// block row, blocks and columns are loaded one item ahead.
 //
 // B is taken as it lies, row-major, or where kKMajor as the transpose of a row-major matrix, as a
 // linear layer has it: WGMMA reads 16-bit operands from shared memory along either side. The first
@@ -30,7 +30,7 @@
 //
 // TF32: A was rounded when it was packed, B is a rounded copy, K-major (tf32_operand.cu). A block
 // takes two stages of 32 columns, 128 bytes a row, so that the ring is that of 16 bits. C is
-// float32 and needs no room in shared memory.
+// float32 and does not go through shared memory.
 //
 // kStep is the last step of the paper's ladder that is on, each with all before it: 0 CUDA cores, 1
 // WGMMA, 2 the copy engine, 3 a warp that copies and the ring, 5 sums that are not zeroed first, 6
@@ -61,7 +61,7 @@
 // a kernel that does nothing unless `spoilt` says so.
 //
 // Assumes: address and row stride of B multiples of 16 bytes, so are those of C, and rows of C
-// (columns where transposed) have room up to a multiple of 8 elements, which is written (host
+// (columns where transposed) are padded to a multiple of 8 elements, which is written (host
 // copies otherwise; threads that store a transposed C need none of that); tensor maps made for this
 // A and B, never read where A has no block, and for this C where the engine stores it; rows of C
 // under 2^31, blocks of A under 2^25, items and two grids under 2^31.
@@ -303,7 +303,7 @@ __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
         copy_by_threads<kThreads>(stage + kBlockBytes + j * kBoxBytes, p.b,
                                   item.first_column + j * 64, row);
       }
-      wg::fence_for_copies();  // WGMMA reads as the engine does
+      wg::fence_shared();  // WGMMA reads as the engine does
       __syncthreads();
     }
     if constexpr (kTensorCores) {

@@ -11,15 +11,9 @@
 //   products                 ring -> registers -> MMA    lane 4g + t takes rows 2t and 2t + 1
 //   C                        stored where a window ends
 //
-// Why through shared memory: a lane of the MMA wants rows 2t and 2t + 1 of B, so that a load
-// straight into registers has eight neighbouring lanes read the same columns of four rows: the same
-// banks of L1, four times the wavefronts (92 % of L1's peak, and the time was theirs). The copies
-// read 128 neighbouring bytes; rows in the ring are 16 bytes apart modulo 64, so that reading them
-// back has no conflicts either. Registers are then free for sums.
-//
-// Exactness: zero bits multiply too, so that an Inf or NaN of B spoils rows of the window that do
-// not refer to it. A warp whose sums are not all finite computes its part of C again, entry by
-// entry (`exact`); checking costs one FMA a sum.
+// copy_ring.cuh says why rows of B go through shared memory. Sums that are not finite are computed
+// again, entry by entry (exact.cuh, windows.cuh). The kernel owns the rows of C that `order` names,
+// or positions 0 to `rows` without it.
 //
 // Threads: kThreads per block, warps independent; grid.x = blocks of items, grid.y = slabs, the
 // slow dimension, so that a slab of B stays in L2; grid.z = batch. Shared memory: kStages tiles of
@@ -55,6 +49,7 @@ using Store = TileStore<E, kWeighted, kStack>;
 using Weights = TileWeights<E, kWeighted, kStack>;
 using Stage = RowStage<E, kCols, Store::kBytes>;
 
+// Declared in kernels/bittcf.py.
 struct Params {
   PARAMS_FIELDS
 };

@@ -50,6 +50,7 @@ constexpr int kSlab = kTimes * kStep;
 constexpr int kColumnBits = 32 - kRows;  // of a tagged column
 constexpr int kListStep = 4;             // elements of a bundle's list that come with one load
 
+// Declared in kernels/csr.py.
 struct Params {
   PARAMS_FIELDS
 };

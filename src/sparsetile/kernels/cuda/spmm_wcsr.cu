@@ -28,9 +28,9 @@
 // For TF32, k = t stands for a tile's column 2t and k = t + 4 for 2t + 1, as in mma.cuh; column ids
 // are stored in that order.
 //
-// Exactness: zero bits multiply too. A warp whose sums are not all finite computes its part of C
-// again from A's entries (`exact`). Pieces of windows that were cut leave partial sums, which a
-// second kernel adds up in order (join_wcsr.cu): no atomics.
+// A warp whose sums are not all finite computes its part of C again from A's entries (exact.cuh).
+// Pieces of windows that were split leave partial sums, which a second kernel adds up in order
+// (join_wcsr.cu): no atomics.
 //
 // Grid: x = blocks, each with items of its own, y = slabs of kCols columns, the slow dimension; z =
 // batch. Shared memory: dynamic, both rings and their barriers.

@@ -17,6 +17,7 @@ constexpr int kTile = 64;
 constexpr int kPitch = kTile + 1;
 static_assert(kThreads == 256, "eight threads a row, 32 rows at a time");
 
+// Declared in kernels/tf32_operand.py.
 struct Params {
   PARAMS_FIELDS
 };

@@ -22,6 +22,7 @@ constexpr int kSums = kCols / 2;                   // of a lane
 constexpr int kGroupSums = 16;                     // of them for 32 columns
 constexpr int kStore = 16 / sizeof(Out::Storage);  // columns of C a store
 
+// Declared in kernels/wcsr.py.
 struct Params {
   PARAMS_FIELDS
 };

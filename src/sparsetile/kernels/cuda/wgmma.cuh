@@ -104,8 +104,10 @@ __device__ __forceinline__ void copy_box_to_all(void* shared, const TensorMap* m
 
 // ---- copies back: written by threads, then read by the engine
 
-// What the calling thread has written to shared memory can then be read by the engine.
-__device__ __forceinline__ void fence_for_copies() {
+// Between threads and the asynchronous proxy (copy engine, Tensor Cores): what the calling thread
+// has written to shared memory can then be read by the engine and by WGMMA, and what it has read
+// may be overwritten by the engine.
+__device__ __forceinline__ void fence_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // What is stored by this policy leaves L2 before the rest.

@@ -16,12 +16,6 @@
 
 namespace wg {
 
-// Shared memory that threads wrote is read by the Tensor Cores after this, and what they read is
-// written by the copy engine.
-__device__ __forceinline__ void fence_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // Descriptor of a K-major operand without swizzle: `along_k` bytes to the core matrix of the next
 // 16 bytes of k, `along_n` to that of the next eight columns.
 __device__ __forceinline__ u64 plain_descriptor(const void* shared, u32 along_k, u32 along_n) {

@@ -12,9 +12,9 @@ import math
 from sparsetile.systems.base import Request
 from sparsetile.systems.shared.cost import SHORT_WINDOW, GatherModel
 
-__all__ = ["predict_acc"]
+__all__ = ["ACC_MODEL", "predict_acc"]
 
-_MODEL = {
+ACC_MODEL = {
     4: GatherModel(6.6e-6, math.inf, 1.05, 148, math.inf, 1.79, 1.29),
     2: GatherModel(6.9e-6, math.inf, 0.89, 155, math.inf, 2.0, 1.145),
 }
@@ -22,5 +22,5 @@ _MODEL = {
 
 def predict_acc(request: Request) -> float:
     """Return the seconds of one product."""
-    model = _MODEL[4 if request.dtype.itemsize >= 4 else 2]
+    model = ACC_MODEL[4 if request.dtype.itemsize >= 4 else 2]
     return model.seconds(request, request.pairs(SHORT_WINDOW))

@@ -14,7 +14,7 @@ one part of the whole instead; ``stacked`` takes windows of sixteen rows whateve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -124,17 +124,32 @@ class AccSystem(System):
             owned, entries = csr.select_rows(order)
             within = None
         tiles = _pack(request, owned, within, on.stacked)
+        if entries is not None:
+            tiles = replace(tiles, entries=entries[tiles.entries.to(torch.int64)].to(torch.int32))
         timer("format")
+        reloads = l2_reload_factor(owned, within, min(request.row_bytes, WIDE_SLAB_BYTES))
+        return self.build_tiles(request, tiles, order, reloads, timer)
+
+    def build_tiles(
+        self,
+        request: Request,
+        tiles: BitTCF,
+        order: torch.Tensor | None,
+        reloads: float,
+        timer: BuildTimer,
+    ) -> BuiltSystem:
+        """Build products of packed tiles: entries are A's own, ``order`` is the row of each
+        position, ``reloads`` how often a slab's part of a row of B comes into L2."""
+        csr, on = request.csr, ABLATIONS.get(request.ablation or "", EVERYTHING)
         schedule = WindowSchedule.make(
             tiles.units(), workers=_workers(request), balance=on.balanced
         )
-        reloads = l2_reload_factor(owned, within, min(request.row_bytes, WIDE_SLAB_BYTES))
         tensors = {
             "row_window_offset": tiles.row_window_offset,
             "tc_offset": tiles.tc_offset,
             "sparse_a_to_b": tiles.sparse_a_to_b,
             "tc_local_bit": tiles.tc_local_bit,
-            "entries": tiles.entries if entries is None else entries[tiles.entries],
+            "entries": tiles.entries,
             "order": order_tensor(order, csr),
             "indptr": csr.indptr,
             **schedule.tensors(),
@@ -151,7 +166,7 @@ class AccSystem(System):
             tensors,
             choices,
             timer.seconds,
-            positions=owned.shape[0],
+            positions=tiles.shape[0],
             items=schedule.item_count,
             slots=schedule.slot_count,
             nodes=schedule.node_count,

@@ -1,0 +1,188 @@
+"""Which rows go into Tensor-Core windows and which to CUDA cores: RSH-SpMM, section 3.3.1.
+
+A window is eight neighbouring rows (in the plan's order) and may begin at any row. Two rules:
+
+``threshold``   Algorithm 1 of the paper. Row r adds ``delta`` columns to the seven rows after it.
+                With few entries and few new columns it is left to CUDA cores; else a window opens
+                there.
+``cost``        ours: the split with the least predicted time. Every row has a time on CUDA cores,
+                every possible window one on Tensor Cores; the cheapest way from the first row to
+                the last is a shortest path, found in one pass from the end.
+
+Both look at the same counts. For all rows at once, ``delta`` is a question about the next row that
+has the same column: one sort by (column, position), on A's device. Only the walk is sequential.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsetile.core.errors import value_error
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder.permutation import positions
+
+__all__ = [
+    "WINDOW",
+    "Counts",
+    "Partition",
+    "RowCosts",
+    "count_columns",
+    "split_by_cost",
+    "split_by_threshold",
+]
+
+WINDOW = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Positions in the plan's order; all int64.
+
+    Attributes
+    ----------
+    windows : Tensor [windows]
+        First position of each window; a window has the eight positions from there on, fewer where
+        the matrix ends.
+    residual : Tensor [rows outside]
+        Positions in no window, ascending. Rows without entries are among them unless a window
+        covers them.
+    rows : int
+        Rows of A.
+    """
+
+    windows: Tensor
+    residual: Tensor
+    rows: int
+
+    @property
+    def tiled(self) -> Tensor:
+        """Positions inside windows, window after window."""
+        inside = torch.arange(WINDOW, device=self.windows.device)
+        found = (self.windows.unsqueeze(1) + inside).reshape(-1)
+        return found[found < self.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """Counts of a matrix in one row order, each [rows].
+
+    Attributes
+    ----------
+    entries : Tensor of int64
+        Entries of the row at each position.
+    delta : Tensor of int64
+        Of its columns, those that none of the next seven rows has.
+    pairs : Tensor of int64
+        Distinct columns of the window that begins there.
+    """
+
+    entries: Tensor
+    delta: Tensor
+    pairs: Tensor
+
+
+def count_columns(csr: CSR, order: Tensor | None = None) -> Counts:
+    """Count entries, new columns and windows' columns at every position."""
+    rows, device = csr.shape[0], csr.device
+    place = csr.row_ids()
+    if order is not None:
+        place = positions(order)[place]
+    # Entries of one column follow each other by position: how far is the next?
+    keys, entry = torch.sort(csr.indices.to(torch.int64) * max(rows, 1) + place)
+    distance = torch.full((csr.nnz,), WINDOW, dtype=torch.int64, device=device)
+    column = torch.div(keys, max(rows, 1), rounding_mode="floor")
+    gap = torch.where(column[1:] == column[:-1], keys[1:] - keys[:-1], WINDOW)
+    distance[entry[:-1]] = torch.clamp(gap, max=WINDOW)
+    # by_distance[p, d - 1]: entries at p whose column comes again d rows later; d = 8: later, or
+    # never.
+    by_distance = torch.bincount(place * WINDOW + distance - 1, minlength=rows * WINDOW)
+    by_distance = by_distance.reshape(rows, WINDOW)
+    later = by_distance.flip(1).cumsum(1).flip(1)  # later[p, d - 1]: not within d - 1 rows
+    padded = torch.cat([later, later.new_zeros((WINDOW, WINDOW))])
+    # The window at p counts a column at the last of its rows that has it.
+    pairs = sum(
+        (padded[i : i + rows, WINDOW - 1 - i] for i in range(WINDOW)),
+        torch.zeros(rows, dtype=torch.int64, device=device),
+    )
+    return Counts(by_distance.sum(1), by_distance[:, WINDOW - 1], pairs)
+
+
+def _partition(starts: Tensor, rows: int, device: torch.device) -> Partition:
+    outside = torch.ones(rows + WINDOW, dtype=torch.bool, device=device)
+    inside = starts.unsqueeze(1) + torch.arange(WINDOW, device=device)
+    outside[inside.reshape(-1)] = False
+    return Partition(starts, torch.nonzero(outside[:rows]).squeeze(1), rows)
+
+
+def split_by_threshold(counts: Counts, max_entries: int, max_new: int) -> Partition:
+    """Algorithm 1: rows with at most ``max_entries`` entries of which fewer than ``max_new`` are in
+    new columns are residual; else a window opens.
+
+    Parameters
+    ----------
+    counts : Counts
+    max_entries, max_new : int
+        The paper's tau_nnz and tau_inc; 0 entries leaves only empty rows to CUDA cores.
+    """
+    if max_entries < 0 or max_new < 0:
+        raise value_error(
+            "split_by_threshold", "thresholds", "at least 0", (max_entries, max_new), "Raise them"
+        )
+    rows, device = counts.entries.numel(), counts.entries.device
+    low = (counts.delta < max_new) & (counts.entries <= max_entries)
+    residual = low | (counts.entries == 0)
+    # The walk: on by one row, or by a window. Which rows it meets is found by doubling.
+    here = torch.arange(rows + 1, device=device)
+    step = torch.where(torch.cat([residual, residual.new_ones(1)]), 1, WINDOW)
+    jump = torch.clamp(here + step, max=rows)
+    met = torch.zeros(rows + 1, dtype=torch.bool, device=device)
+    met[0] = True
+    reach = 1
+    while reach <= rows:
+        met[jump[met]] = True
+        jump = jump[jump]
+        reach *= 2
+    return _partition(torch.nonzero(met[:rows] & ~residual).squeeze(1), rows, device)
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """What work costs, in any one unit of time.
+
+    Attributes
+    ----------
+    tile, window : float
+        Eight distinct columns of a window, and a window beside them, on Tensor Cores.
+    entry, new, row : float
+        An entry, a column that the next rows do not have, and a row beside both, on CUDA cores.
+    """
+
+    tile: float
+    window: float
+    entry: float
+    new: float
+    row: float
+
+    def of_rows(self, counts: Counts) -> Tensor:
+        """Cost of each row on CUDA cores, float64."""
+        return self.row + self.entry * counts.entries.double() + self.new * counts.delta.double()
+
+    def of_windows(self, counts: Counts) -> Tensor:
+        """Cost of the window that begins at each row, float64."""
+        tiles = (counts.pairs + WINDOW - 1) // WINDOW
+        return self.window + self.tile * tiles.double()
+
+
+def split_by_cost(counts: Counts, costs: RowCosts) -> Partition:
+    """The split with the least total cost."""
+    from sparsetile.reorder.cheapest_windows import cheapest_windows
+
+    rows, device = counts.entries.numel(), counts.entries.device
+    alone = costs.of_rows(counts).cpu().numpy()
+    together = costs.of_windows(counts).cpu().numpy()
+    starts = torch.from_numpy(np.flatnonzero(cheapest_windows(alone, together, WINDOW)))
+    return _partition(starts.to(device), rows, device)
