@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tools.checkers import TOOLS, checker
 from typer.testing import CliRunner
 
 import sparsetile as st
@@ -22,7 +23,6 @@ from tests.bench.files import write_matrix
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 from tests.contracts.subjects import subjects
 from tests.plans import said
-from tools.checkers import TOOLS, checker
 
 ROOT = Path(__file__).resolve().parents[1]
 CSR = csr_of(random_matrix(60, 50, 0.2))

@@ -65,16 +65,36 @@ class Mutation:
 _SYSTEMS = "tests/contracts/test_systems.py"
 _RUNTIME = "tests/contracts/test_gpu_runtime.py"
 _VARIANTS = "tests/contracts/test_gpu_variants.py"
+# Last: what whole products do not notice, the test of one header may.
+_PRIMITIVES = "tests/kernels/test_gpu_primitives.py"
 # About tracing, planning, other packages or sizes: they meet no device code that others do not.
 _SLOW = "opcheck|graph_breaks|autocast|gradients_flow|very_many|large_offset|cupy|saved_plan"
 
 SUITES = {
-    "csr": Suite((_SYSTEMS, _VARIANTS, _RUNTIME), ("csr",), f"{_SLOW}|sixteen_rows", "spmm_csr"),
-    "acc": Suite(
-        (_SYSTEMS, _VARIANTS, _RUNTIME), ("acc",), rf"{_SLOW}|slabs_first|\bearly\b", "spmm_bittcf"
+    "csr": Suite(
+        (_SYSTEMS, _VARIANTS, _RUNTIME, _PRIMITIVES),
+        ("csr",),
+        f"{_SLOW}|sixteen_rows",
+        "spmm_csr",
     ),
-    "bcsr": Suite(("tests/contracts/test_gpu_blocks.py", _SYSTEMS), ("bcsr",), _SLOW, "spmm_bcsr"),
-    "wcsr": Suite(("tests/contracts/test_gpu_windows.py", _SYSTEMS), ("wcsr",), _SLOW, "spmm_wcsr"),
+    "acc": Suite(
+        (_SYSTEMS, _VARIANTS, _RUNTIME, _PRIMITIVES),
+        ("acc",),
+        rf"{_SLOW}|slabs_first|\bearly\b",
+        "spmm_bittcf",
+    ),
+    "bcsr": Suite(
+        ("tests/contracts/test_gpu_blocks.py", _SYSTEMS, _PRIMITIVES),
+        ("bcsr",),
+        _SLOW,
+        "spmm_bcsr",
+    ),
+    "wcsr": Suite(
+        ("tests/contracts/test_gpu_windows.py", _SYSTEMS, _PRIMITIVES),
+        ("wcsr",),
+        _SLOW,
+        "spmm_wcsr",
+    ),
 }
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sparsetile.core.errors import CompileError
 from sparsetile.jit import (
     ARCHITECTURES,
     KernelSource,
+    ParamStruct,
     compile_source,
     compiler_available,
     device_tree_digest,
@@ -262,9 +264,11 @@ def test_a_refused_source_is_not_remembered(cache, tree):
 def test_host_and_device_that_disagree_on_the_parameters_do_not_compile(cache):
     spec = KERNELS["sddmm_csr"]
     source = spec.source(next(spec.configs()))
-    config = {**dict(source.config), "kParamsBytes": 8}
+    assert compile_source(source, ARCH).cubin
+    *fields, n = spec.params.fields
+    params = ParamStruct.of(*fields, replace(n, declaration="long long n"))
     with pytest.raises(CompileError, match="host and device disagree on the parameter struct"):
-        compile_source(KernelSource.make(source.file, source.entry, config), ARCH)
+        compile_source(replace(source, params=params), ARCH)
 
 
 @pytest.mark.parametrize("arch", ["hopper", "sm_9", "sm_90x", "compute_90", "sm_90a ", ""])

@@ -68,7 +68,7 @@ def barrier_ring(stages: int, bulk: bool) -> KernelSource:
     return primitive(
         "barrier_ring",
         {"kStages": stages, "kBulk": bulk},
-        pointer("source", "const u32*", "[steps, 128]"),
+        pointer("given", "const u32*", "[steps, 128]"),
         pointer("out", "u32*", "[2, steps, 128]"),
         i32("steps"),
     )
@@ -140,7 +140,7 @@ def registers(out: torch.dtype) -> KernelSource:
     return primitive(
         "registers",
         {"OUTPUT": NAMES[out]},
-        pointer("source", "const u32*"),
+        pointer("given", "const u32*"),
         pointer("rounded", "u32*"),
         pointer("transposed", "u32*"),
         pointer("pairs", "u32*"),

@@ -111,7 +111,7 @@ def test_copies_bring_the_rows_of_every_tile_through_the_ring(dtype, columns, st
 def test_barriers_hand_over_every_step_of_several_turns(stages, bulk, steps):
     given = torch.arange(steps * 128, dtype=torch.int32, device="cuda").reshape(steps, 128)
     out = torch.full((2, steps, 128), -1, dtype=torch.int32, device="cuda")
-    run(primitives.barrier_ring(stages, bulk), (1, 1), 96, source=given, out=out, steps=steps)
+    run(primitives.barrier_ring(stages, bulk), (1, 1), 96, given=given, out=out, steps=steps)
     assert torch.equal(out, given.expand(2, steps, 128))
 
 
@@ -292,7 +292,7 @@ def test_rounding_to_tf32_transposing_four_lanes_and_pairs_of_16_bits(out_dtype)
     rounded, pairs = (torch.zeros(256, dtype=torch.int32, device="cuda") for _ in range(2))
     transposed = torch.zeros(256, 4, dtype=torch.int32, device="cuda")
     run(
-        primitives.registers(out_dtype), (8, 1), 32, source=cuda(given.view(np.int32)),
+        primitives.registers(out_dtype), (8, 1), 32, given=cuda(given.view(np.int32)),
         rounded=rounded, transposed=transposed, pairs=pairs,
     )  # fmt: skip
     found = rounded.cpu().numpy().view(np.uint32) & np.uint32(0xFFFFE000)

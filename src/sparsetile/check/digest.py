@@ -9,6 +9,7 @@ tokens of f-strings differ between Python 3.11 and 3.12: the digest is the same 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 from collections.abc import Iterable
@@ -96,6 +97,7 @@ def _without_docstrings(text: str) -> str:
     return body.decode()
 
 
+@functools.lru_cache(maxsize=512)  # one process takes several digests of the same files
 def strip_python(text: str) -> str:
     """Return Python source without comments, docstrings, blank lines and trailing space.
 
@@ -109,6 +111,7 @@ def strip_python(text: str) -> str:
     return _show_strings("\n".join(line for line in lines if line), strings)
 
 
+@functools.lru_cache(maxsize=256)
 def strip_cuda(text: str) -> str:
     """Return CUDA source without comments and without white space that separates nothing.
 

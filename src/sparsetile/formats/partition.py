@@ -1,9 +1,10 @@
 """Which rows go into Tensor-Core windows and which to CUDA cores: RSH-SpMM, section 3.3.1.
 
-A window is eight neighbouring rows (in the plan's order) and may begin at any row. Two rules:
+A window is eight or sixteen neighbouring rows (in the plan's order) and may begin at any row. Two
+rules:
 
-``threshold``   Algorithm 1 of the paper. Row r adds ``delta`` columns to the seven rows after it.
-                With few entries and few new columns it is left to CUDA cores; else a window opens
+``threshold``   Algorithm 1 of the paper. Row r adds ``delta`` columns to the rows after it. With
+                few entries and few new columns it is left to CUDA cores; else a window opens
                 there.
 ``cost``        ours: the split with the least predicted time. Every row has a time on CUDA cores,
                 every possible window one on Tensor Cores; the cheapest way from the first row to
@@ -22,11 +23,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.formats.bittcf import TILE_COLUMNS
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
 __all__ = [
-    "WINDOW",
     "Counts",
     "Partition",
     "RowCosts",
@@ -34,8 +35,6 @@ __all__ = [
     "split_by_cost",
     "split_by_threshold",
 ]
-
-WINDOW = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,23 +44,24 @@ class Partition:
     Attributes
     ----------
     windows : Tensor [windows]
-        First position of each window; a window has the eight positions from there on, fewer where
+        First position of each window; a window has ``height`` positions from there on, fewer where
         the matrix ends.
     residual : Tensor [rows outside]
         Positions in no window, ascending. Rows without entries are among them unless a window
         covers them.
-    rows : int
-        Rows of A.
+    rows, height : int
+        Rows of A, and of a window.
     """
 
     windows: Tensor
     residual: Tensor
     rows: int
+    height: int
 
     @property
     def tiled(self) -> Tensor:
         """Positions inside windows, window after window."""
-        inside = torch.arange(WINDOW, device=self.windows.device)
+        inside = torch.arange(self.height, device=self.windows.device)
         found = (self.windows.unsqueeze(1) + inside).reshape(-1)
         return found[found < self.rows]
 
@@ -75,47 +75,51 @@ class Counts:
     entries : Tensor of int64
         Entries of the row at each position.
     delta : Tensor of int64
-        Of its columns, those that none of the next seven rows has.
+        Of its columns, those that no other row of the window that begins there has.
     pairs : Tensor of int64
         Distinct columns of the window that begins there.
+    height : int
+        Rows of a window.
     """
 
     entries: Tensor
     delta: Tensor
     pairs: Tensor
+    height: int
 
 
-def count_columns(csr: CSR, order: Tensor | None = None) -> Counts:
-    """Count entries, new columns and windows' columns at every position."""
+def count_columns(csr: CSR, order: Tensor | None = None, height: int = 8) -> Counts:
+    """Count entries, new columns and columns of windows of ``height`` rows at every position."""
     rows, device = csr.shape[0], csr.device
     place = csr.row_ids()
     if order is not None:
         place = positions(order)[place]
     # Entries of one column follow each other by position: how far is the next?
     keys, entry = torch.sort(csr.indices.to(torch.int64) * max(rows, 1) + place)
-    distance = torch.full((csr.nnz,), WINDOW, dtype=torch.int64, device=device)
+    distance = torch.full((csr.nnz,), height, dtype=torch.int64, device=device)
     column = torch.div(keys, max(rows, 1), rounding_mode="floor")
-    gap = torch.where(column[1:] == column[:-1], keys[1:] - keys[:-1], WINDOW)
-    distance[entry[:-1]] = torch.clamp(gap, max=WINDOW)
-    # by_distance[p, d - 1]: entries at p whose column comes again d rows later; d = 8: later, or
-    # never.
-    by_distance = torch.bincount(place * WINDOW + distance - 1, minlength=rows * WINDOW)
-    by_distance = by_distance.reshape(rows, WINDOW)
+    gap = torch.where(column[1:] == column[:-1], keys[1:] - keys[:-1], height)
+    distance[entry[:-1]] = torch.clamp(gap, max=height)
+    # by_distance[p, d - 1]: entries at p whose column comes again d rows later; d = height: later,
+    # or never.
+    by_distance = torch.bincount(place * height + distance - 1, minlength=rows * height)
+    by_distance = by_distance.reshape(rows, height)
     later = by_distance.flip(1).cumsum(1).flip(1)  # later[p, d - 1]: not within d - 1 rows
-    padded = torch.cat([later, later.new_zeros((WINDOW, WINDOW))])
+    padded = torch.cat([later, later.new_zeros((height, height))])
     # The window at p counts a column at the last of its rows that has it.
     pairs = sum(
-        (padded[i : i + rows, WINDOW - 1 - i] for i in range(WINDOW)),
+        (padded[i : i + rows, height - 1 - i] for i in range(height)),
         torch.zeros(rows, dtype=torch.int64, device=device),
     )
-    return Counts(by_distance.sum(1), by_distance[:, WINDOW - 1], pairs)
+    return Counts(by_distance.sum(1), by_distance[:, height - 1], pairs, height)
 
 
-def _partition(starts: Tensor, rows: int, device: torch.device) -> Partition:
-    outside = torch.ones(rows + WINDOW, dtype=torch.bool, device=device)
-    inside = starts.unsqueeze(1) + torch.arange(WINDOW, device=device)
+def _partition(starts: Tensor, counts: Counts) -> Partition:
+    rows, height, device = counts.entries.numel(), counts.height, starts.device
+    outside = torch.ones(rows + height, dtype=torch.bool, device=device)
+    inside = starts.unsqueeze(1) + torch.arange(height, device=device)
     outside[inside.reshape(-1)] = False
-    return Partition(starts, torch.nonzero(outside[:rows]).squeeze(1), rows)
+    return Partition(starts, torch.nonzero(outside[:rows]).squeeze(1), rows, height)
 
 
 def split_by_threshold(counts: Counts, max_entries: int, max_new: int) -> Partition:
@@ -137,7 +141,7 @@ def split_by_threshold(counts: Counts, max_entries: int, max_new: int) -> Partit
     residual = low | (counts.entries == 0)
     # The walk: on by one row, or by a window. Which rows it meets is found by doubling.
     here = torch.arange(rows + 1, device=device)
-    step = torch.where(torch.cat([residual, residual.new_ones(1)]), 1, WINDOW)
+    step = torch.where(torch.cat([residual, residual.new_ones(1)]), 1, counts.height)
     jump = torch.clamp(here + step, max=rows)
     met = torch.zeros(rows + 1, dtype=torch.bool, device=device)
     met[0] = True
@@ -146,7 +150,7 @@ def split_by_threshold(counts: Counts, max_entries: int, max_new: int) -> Partit
         met[jump[met]] = True
         jump = jump[jump]
         reach *= 2
-    return _partition(torch.nonzero(met[:rows] & ~residual).squeeze(1), rows, device)
+    return _partition(torch.nonzero(met[:rows] & ~residual).squeeze(1), counts)
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class RowCosts:
 
     def of_windows(self, counts: Counts) -> Tensor:
         """Cost of the window that begins at each row, float64."""
-        tiles = (counts.pairs + WINDOW - 1) // WINDOW
+        tiles = (counts.pairs + TILE_COLUMNS - 1) // TILE_COLUMNS
         return self.window + self.tile * tiles.double()
 
 
@@ -181,8 +185,7 @@ def split_by_cost(counts: Counts, costs: RowCosts) -> Partition:
     """The split with the least total cost."""
     from sparsetile.reorder.cheapest_windows import cheapest_windows
 
-    rows, device = counts.entries.numel(), counts.entries.device
     alone = costs.of_rows(counts).cpu().numpy()
     together = costs.of_windows(counts).cpu().numpy()
-    starts = torch.from_numpy(np.flatnonzero(cheapest_windows(alone, together, WINDOW)))
-    return _partition(starts.to(device), rows, device)
+    starts = torch.from_numpy(np.flatnonzero(cheapest_windows(alone, together, counts.height)))
+    return _partition(starts.to(counts.entries.device), counts)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sparsetile.core.checks import one_of
 from sparsetile.formats.base import Format, Variants
-from sparsetile.formats.bittcf import BitTCF
+from sparsetile.formats.bittcf import WINDOW_ROWS, BitTCF
 from sparsetile.formats.cells import checked_values, gather_values
 from sparsetile.formats.partition import (
     Partition,
@@ -65,6 +65,7 @@ class RSTile(Format):
         "cheapest split": {},
         "all tiles": {"rule": "threshold", "max_entries": 0},
         "thresholds": {"rule": "threshold", "max_entries": 6, "max_new": 3},
+        "windows of sixteen rows": {"height": 16},
     }
     index_arrays = (
         "row_window_id", "row_window_offset", "bitmap", "col_id", "value_offset",
@@ -95,6 +96,7 @@ class RSTile(Format):
         max_entries: int = 4,
         max_new: int = 3,
         costs: RowCosts = _COSTS,
+        height: int = 8,
     ) -> Self:
         """CSR -> RS-Tile.
 
@@ -110,9 +112,11 @@ class RSTile(Format):
             Thresholds of the second rule.
         costs : RowCosts
             Costs of the first.
+        height : int
+            Rows of a window: 8 as in the paper, or 16, two bitmaps a tile.
         """
         one_of("RSTile.pack", "rule", rule, RULES)
-        counts = count_columns(csr, order)
+        counts = count_columns(csr, order, height)
         if rule == "cost":
             split = split_by_cost(counts, costs)
         else:
@@ -127,7 +131,7 @@ class RSTile(Format):
             return places if order is None else order[places]
 
         tiled, entries = csr.select_rows(rows_at(split.tiled))
-        tiles = BitTCF.pack(tiled)
+        tiles = BitTCF.pack(tiled, stack=split.height // WINDOW_ROWS)
         residual = rows_at(split.residual)
         rest, rest_entries = csr.select_rows(residual)
         return cls(
@@ -156,6 +160,7 @@ class RSTile(Format):
             self.tile_entries,
             None,
             (self.partition.tiled.numel(), self.shape[1]),
+            self.partition.height // WINDOW_ROWS,
         )
 
     @property
@@ -190,7 +195,7 @@ class RSTile(Format):
     def decode(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (row, column, place) of every packed value in order."""
         local, column, _ = self.tiles.decode()
-        window, inside = local // 8, local % 8
+        window, inside = local // self.partition.height, local % self.partition.height
         row = self._rows_at(self.row_window_id.to(torch.int64)[window] + inside)
         row = torch.cat([row, self.residual_row_id.to(torch.int64)])
         column = torch.cat([column, self.residual_col_id.to(torch.int64)])

@@ -164,7 +164,10 @@ class ParamStruct:
 
     def _packer(self, fields: Sequence[Field], end: int) -> struct.Struct:
         """Return the packer of neighbouring fields, padded up to offset ``end``."""
-        at, parts = self.offsets[fields[0].name], ["="]
+        at = self.offsets[fields[0].name]
+        # Native packing is faster. It aligns by itself, counted from the first field, which changes
+        # nothing as long as that one is aligned for all.
+        parts = ["@" if at % 8 == 0 else "="]
         for field in fields:
             offset = self.offsets[field.name]
             parts.append(f"{offset - at}x{field.format}")
@@ -193,21 +196,26 @@ class ParamStruct:
         ValueError
             A name is missing or unknown, or a value does not fit its field.
         """
-        if values.keys() != self._names:
-            missing = ", ".join(f.name for f in self.fields if f.name not in values)
-            unknown = ", ".join(name for name in values if name not in self._names)
-            raise value_error(
-                "launch", "params", "a value for each of the kernel's fields",
-                f"missing: {missing or 'none'}; unknown: {unknown or 'none'}",
-                "Name each field once",
-            )  # fmt: skip
-        flat = list(self._take(values))
         try:
+            flat = list(self._take(values))
+            if len(values) != len(flat):
+                raise self._misnamed(values)
             for place in self._wide:
                 flat[place : place + 1] = flat[place]
             self._struct.pack_into(buffer, 0, *flat)
+        except KeyError:
+            raise self._misnamed(values) from None
         except (struct.error, TypeError):
             raise self._misfit(values) from None
+
+    def _misnamed(self, values: Mapping[str, ParamValue]) -> ValueError:
+        missing = ", ".join(f.name for f in self.fields if f.name not in values)
+        unknown = ", ".join(name for name in values if name not in self._names)
+        return value_error(
+            "launch", "params", "a value for each of the kernel's fields",
+            f"missing: {missing or 'none'}; unknown: {unknown or 'none'}",
+            "Name each field once",
+        )  # fmt: skip
 
     def _misfit(self, values: Mapping[str, ParamValue]) -> ValueError:
         """Return the error of the first value that its field does not take."""

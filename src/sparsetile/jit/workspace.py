@@ -32,7 +32,8 @@ def scratch(
 ) -> tuple[Tensor, Tensor]:
     """Return (bytes, zeroed int32 counters), at least as large as asked, for one launch.
 
-    With an ``owner``, a thread's number, they are shared with calls of the same owner alone.
+    With an ``owner``, as a rule a thread's number, they are shared with calls of the same owner
+    alone.
     """
     if torch.cuda.is_current_stream_capturing():
         return _allocate(device, partial_bytes, arrivals)

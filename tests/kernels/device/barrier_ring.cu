@@ -29,10 +29,10 @@ extern "C" __global__ void barrier_ring(const __grid_constant__ Params p) {
         if (lane == 0) {
           wg::fence_shared();
           wg::barrier_expect(ring.full + turn.stage, kWords * 4);
-          wg::copy_bytes(stage, p.source + step * kWords, kWords * 4, ring.full + turn.stage);
+          wg::copy_bytes(stage, p.given + step * kWords, kWords * 4, ring.full + turn.stage);
         }
       } else {
-        for (int i = lane; i < kWords; i += 32) stage[i] = p.source[step * kWords + i];
+        for (int i = lane; i < kWords; i += 32) stage[i] = p.given[step * kWords + i];
         __syncwarp();
         if (lane == 0) wg::barrier_arrive(ring.full + turn.stage);
       }

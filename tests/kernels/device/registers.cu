@@ -10,7 +10,7 @@ static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter 
 
 extern "C" __global__ void registers(const __grid_constant__ Params p) {
   const int at = blockIdx.x * 32 + threadIdx.x;
-  p.rounded[at] = round_tf32(p.source[at]);
+  p.rounded[at] = round_tf32(p.given[at]);
   u32 word[4];
   for (int i = 0; i < 4; ++i) word[i] = 4 * at + i;
   transpose(word, threadIdx.x % 4);

@@ -68,8 +68,8 @@ class TileLaunch:
 class TileRunner(Runner):
     """Packed ``values``: A's values in tile order, float32 rounded to TF32.
 
-    ``meta``: ``positions`` (rows of C that it owns), ``items``, ``slots`` (partial sums) and
-    ``nodes`` (sums of them).
+    ``meta``: ``positions`` (rows of C that it owns), ``items``, ``slots`` (partial sums), ``nodes``
+    (sums of them).
     """
 
     packed_names = ("values",)
