@@ -8,10 +8,9 @@ CUDA := src/sparsetile/kernels/cuda
 # One process a core, and a file's tests in one process: they share fixtures and caches.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 # What `make check` runs: about a minute, and where most mistakes show.
-CORE := tests/test_layering.py tests/test_import.py tests/core tests/check tests/jit/test_source.py \
+CORE := tests/test_layering.py tests/core tests/check/test_digest.py tests/jit \
   tests/contracts/test_formats.py tests/contracts/test_balance.py tests/formats tests/balance \
-  tests/systems tests/plan/test_plan.py tests/plan/test_planner.py tests/plan/test_spmm.py \
-  tests/tools/test_record.py
+  tests/systems tests/plan/test_plan.py tests/plan/test_planner.py
 
 .PHONY: demo test check lint setup compile-all verify mutate clean
 

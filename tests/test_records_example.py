@@ -18,7 +18,8 @@ records = load_example("records")
 
 def test_every_committed_record_of_the_h200_has_its_command():
     committed = {path.name for path in (ROOT / "results" / "h200").iterdir()}
-    assert committed <= {step.file for step in records.STEPS}
+    mutations = "mutations.json"  # `make mutate` is a run of its own
+    assert committed - {mutations} <= {step.file for step in records.STEPS}
 
 
 def test_every_gpu_suite_is_measured():

@@ -80,22 +80,22 @@ def test_an_out_of_another_shape_or_type_is_refused(out):
     assert said(ValueError, lambda: made().run(dense(), out=out)) == (
         "run: out must be torch.float32 of shape (30, 4) on cpu, got "
         f"{out.dtype} of shape {tuple(out.shape)} on cpu. "
-        "Allocate it with torch.empty, or leave out= away."
+        "Allocate it with torch.empty, or omit out=."
     )
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_an_out_for_an_extremum_is_refused(reduce):
     assert said(ValueError, lambda: made().run(dense(), out=torch.empty(30, 4), reduce=reduce)) == (
-        f"run: reduce must be sum or mean when out is given, got {reduce}. Leave out= away."
+        f"run: reduce must be sum or mean when out is given, got {reduce}. Omit out=."
     )
 
 
 def test_an_out_in_the_way_of_gradients_is_refused():
     B, out = dense(requires_grad=True), torch.empty(30, 4)
     assert said(ValueError, lambda: made().run(B, out=out)) == (
-        "run: out must be left away when gradients are needed, got a tensor. "
-        "Leave out= away, or run under torch.no_grad()."
+        "run: out must be omitted when gradients are needed, got a tensor. "
+        "Omit out=, or run under torch.no_grad()."
     )
     with torch.no_grad():
         assert made().run(B, out=out) is out
@@ -111,7 +111,7 @@ def test_an_out_in_the_way_of_gradients_is_refused():
 )
 def test_what_is_fused_into_a_sum_is_refused_elsewhere(extra, why, given):
     assert said(ValueError, lambda: made().run(dense(), **given, **extra)) == (
-        "run: bias, relu and out_dtype must be left away with out, max or min, "
+        "run: bias, relu and out_dtype must be omitted with out=, max or min, "
         f"got {why}. Apply them to the result instead."
     )
 

@@ -151,7 +151,7 @@ def concerns(body: Mapping[str, Any], matrix: str) -> bool:
     """Whether a ladder or a published figure is about a matrix.
 
     ``matrices`` and ``without`` hold patterns such as ``gate_proj-*``; every matrix is meant where
-    they are left away.
+    they are omitted.
     """
     wanted, unwanted = body.get("matrices", ("*",)), body.get("without", ())
     return any(fnmatch.fnmatchcase(matrix, pattern) for pattern in wanted) and not any(

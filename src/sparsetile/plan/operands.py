@@ -97,7 +97,7 @@ def check_epilogue(
         return
     if out is not None or reduce in ("max", "min"):
         raise value_error(
-            "run", "bias, relu and out_dtype", "left away with out, max or min",
+            "run", "bias, relu and out_dtype", "omitted with out=, max or min",
             f"reduce={reduce}" if out is None else "out=", "Apply them to the result instead",
         )  # fmt: skip
     if bias is not None and (bias.shape != B.shape[-1:] or bias.device != B.device):
@@ -130,16 +130,14 @@ def check_out(rows: int, B: Tensor, out: Any, reduce: str, needs_grad: bool) -> 
         raise value_error(
             "run", "out", f"{expected} of shape {shape} on {B.device}",
             f"{out.dtype} of shape {tuple(out.shape)} on {out.device}",
-            "Allocate it with torch.empty, or leave out= away",
+            "Allocate it with torch.empty, or omit out=",
         )  # fmt: skip
     if reduce in ("max", "min"):
-        raise value_error(
-            "run", "reduce", "sum or mean when out is given", reduce, "Leave out= away"
-        )
+        raise value_error("run", "reduce", "sum or mean when out is given", reduce, "Omit out=")
     if needs_grad:
         raise value_error(
-            "run", "out", "left away when gradients are needed", "a tensor",
-            "Leave out= away, or run under torch.no_grad()",
+            "run", "out", "omitted when gradients are needed", "a tensor",
+            "Omit out=, or run under torch.no_grad()",
         )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def _tracked(A: Any) -> bool:
 
 
 def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
-    """Return A·B for a sparse A and a dense B; plans A at first sight and keeps the plan.
+    """Return A·B for a sparse A and a dense B; plans A once and keeps the plan.
 
     Parameters
     ----------

@@ -7,6 +7,7 @@ import torch
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.affinity import affinity
 from sparsetile.reorder.identity import identity
+from sparsetile.reorder.locality import locality
 from sparsetile.reorder.louvain import louvain
 from sparsetile.reorder.lsh import lsh
 from sparsetile.reorder.permutation import Permutation, Reorderer
@@ -20,6 +21,7 @@ REORDERERS: dict[str, Reorderer] = {
     "louvain": louvain,
     "lsh": lsh,
     "affinity": affinity,
+    "locality": locality,
 }
 
 
