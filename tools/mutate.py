@@ -287,6 +287,30 @@ def collect(chosen: Sequence[Mutation], parallel: int) -> dict[str, Any]:
 _SHOWN = ("file", "before", "after", "breaks", "suite", "equivalent")
 
 
+def _key(entry: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(entry.get(name, "")) for name in _SHOWN)
+
+
+def settled(path: Path) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Return the entries of a record of today's code whose outcome is as it should be."""
+    record, problems = read_proof(path, SCHEMA, "")
+    if not record or problems:
+        return {}
+    entries = record.get("mutations", [])
+    wanted = {_key({name: getattr(each, name) for name in _SHOWN}) for each in MUTATIONS}
+    right = [e for e in entries if (e["outcome"] in NOTICED) != bool(e.get("equivalent"))]
+    return {_key(entry): entry for entry in right if _key(entry) in wanted}
+
+
+def with_settled(record: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the record with the settled entries of ``path`` that were not run again."""
+    ran = {_key(entry) for entry in record["mutations"]}
+    kept = [entry for key, entry in settled(path).items() if key not in ran]
+    entries = sorted([*kept, *record["mutations"]], key=_key)
+    counts = dict(sorted(Counter(entry["outcome"] for entry in entries).items()))
+    return {**record, "counts": counts, "mutations": entries}
+
+
 def check_mutations(path: str | os.PathLike[str]) -> list[str]:
     """Return what is wrong with a record of the mutation run, one sentence each.
 
@@ -306,8 +330,8 @@ def check_mutations(path: str | os.PathLike[str]) -> list[str]:
         return [f"{path}: does not list an outcome per mutation; {again}"]
     if len(entries) < LEAST:
         problems.append(f"{path}: holds {len(entries)} mutations, {LEAST} are the least; {again}")
-    found = {tuple(entry.get(name, "") for name in _SHOWN) for entry in entries}
-    wanted = {tuple(getattr(each, name) for name in _SHOWN) for each in MUTATIONS}
+    found = {_key(entry) for entry in entries}
+    wanted = {_key({name: getattr(each, name) for name in _SHOWN}) for each in MUTATIONS}
     if found != wanted:
         problems.append(f"{path}: tools/mutations.py changed since it was written; {again}")
     for entry in entries:
@@ -346,16 +370,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--parallel", type=int, default=6, help="processes at a time")
     parser.add_argument("--out", type=Path, help="write DIR/<gpu>/mutations.json")
     parser.add_argument("--compile", action="store_true", help="compile every mutant; no GPU")
+    parser.add_argument(
+        "--rest", type=Path, metavar="RECORD",
+        help="only what this record of today's code does not settle; the rest is kept",
+    )  # fmt: skip
     asked = parser.parse_args(list(arguments))
     chosen = [mutation for mutation in MUTATIONS if asked.only in mutation.name]
+    if asked.rest is not None:
+        done = settled(asked.rest)
+        chosen = [m for m in chosen if _key({n: getattr(m, n) for n in _SHOWN}) not in done]
     try:
         if not chosen:
             raise value_error(
-                "mutate", "--only", "part of a mutation's name", repr(asked.only), "Omit it for all"
-            )
+                "mutate", "--only", "part of the name of a mutation that is still to run",
+                repr(asked.only), "Omit it for all",
+            )  # fmt: skip
         if asked.compile:
             return _compile_all(chosen, asked.parallel)
         record = collect(chosen, asked.parallel)
+        if asked.rest is not None:
+            record = with_settled(record, asked.rest)
     except ValueError as error:
         note(f"mutate: error: {error}")
         return 2

@@ -8,6 +8,7 @@ kernel that changed and was not run does not land.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -45,6 +46,8 @@ __all__ = [
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = 2  # 2: code_digest covers systems, formats, balance and operators, and ignores comments
 RECORD_NAME = "verify.json"
+# Processes that share the GPU while its tests run.
+PROCESSES = 8
 _OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
 # What the child process runs: a fresh interpreter, so that no state of the caller reaches tests.
 _CHILD = (
@@ -112,6 +115,9 @@ def run_tests(root: Path, *, marker: str, expression: str | None = None) -> dict
         report = Path(folder) / "outcomes.json"
         command = [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src")]
         command += [str(report), "tests", "-m", marker]
+        if importlib.util.find_spec("xdist") is not None:
+            # Most of a GPU test's time is the host's: compiling, and float64 references.
+            command += ["-n", str(PROCESSES), "--dist", "worksteal"]
         if expression:
             command += ["-k", expression]
         ended = subprocess.run(command, cwd=root, stdout=2, check=False)

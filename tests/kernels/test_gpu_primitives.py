@@ -60,7 +60,8 @@ def tiles_of(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def test_a_tile_is_decoded_and_multiplied(dtype, weighted, stack, stored):
     tile = 1
     cells, values = tiles_of(3 * stack)
-    dense = torch.where(cells, values if weighted else 1.0, 0.0)[tile * stack : (tile + 1) * stack]
+    dense = torch.where(cells, values if weighted else torch.ones_like(values), 0.0)
+    dense = dense[tile * stack : (tile + 1) * stack]
     counts = cells.sum((1, 2)).reshape(3, stack).sum(1).cumsum(0)
     begin, end = int(counts[tile - 1]), int(counts[tile])
     span = 16 // dtype.itemsize

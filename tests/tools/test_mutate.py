@@ -368,7 +368,10 @@ def test_part_of_the_mutations_leaves_the_record_alone(recorded, monkeypatch, tm
 
 def test_a_name_that_no_mutation_has_is_refused(capsys):
     assert main(["--only", "no such mutation"]) == 2
-    assert "mutate: --only must be part of a mutation's name" in capsys.readouterr().err
+    assert (
+        "mutate: --only must be part of the name of a mutation that is still to run"
+        in capsys.readouterr().err
+    )
 
 
 def test_all_mutants_can_be_compiled_without_a_gpu(monkeypatch, capsys):
@@ -378,3 +381,29 @@ def test_all_mutants_can_be_compiled_without_a_gpu(monkeypatch, capsys):
     assert main(["--compile", "--parallel", "1"]) == 1
     shown = capsys.readouterr().err
     assert "compiles" in shown and "changes no code of the kernels compiled" in shown
+
+
+def test_a_second_run_keeps_what_the_first_one_settled(monkeypatch, tmp_path: Path):
+    record = a_record()
+    record["mutations"][3]["outcome"] = "survived"
+    path = tmp_path / RECORD_NAME
+    path.write_text(json.dumps(record))
+    asked: list[Mutation] = []
+
+    def run(chosen: Any, parallel: int) -> dict[str, Any]:
+        asked.extend(chosen)
+        mine = [e for e in a_record()["mutations"] if e["before"] == chosen[0].before]
+        return {**a_record(), "seconds": 1.0, "counts": {}, "mutations": mine}
+
+    monkeypatch.setattr(module, "collect", run)
+    assert main(["--rest", str(path), "--out", str(tmp_path)]) == 0
+    assert asked == [MUTATIONS[3]], "all others are settled"
+    assert check_mutations(tmp_path / "h200" / RECORD_NAME) == []
+
+
+def test_nothing_is_settled_by_a_record_of_other_code(tmp_path: Path):
+    path = tmp_path / RECORD_NAME
+    path.write_text(json.dumps(a_record()))
+    assert len(module.settled(path)) == len(MUTATIONS)
+    path.write_text(json.dumps(a_record(code_digest="0" * 64)))
+    assert module.settled(path) == {}

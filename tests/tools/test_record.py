@@ -69,6 +69,11 @@ def a_record(outcomes: dict[str, str]) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(autouse=True)
+def _few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROCESSES", 2)
+
+
 def checkout(folder: Path, text: str) -> Path:
     (folder / "tests").mkdir()
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs a GPU\n")
@@ -91,9 +96,17 @@ def test_marked_tests_are_run_elsewhere_and_each_outcome_is_kept(tmp_path: Path,
     assert written.out == "" and "test_fails" in written.err
 
 
-def test_a_crash_of_the_whole_process_is_reported_and_no_outcome_invented(tmp_path: Path):
+def test_a_crash_of_the_whole_process_is_reported_and_no_outcome_invented(
+    monkeypatch, tmp_path: Path
+):
+    monkeypatch.setattr(module, "PROCESSES", 0)  # with others, the test that crashed has failed
     with pytest.raises(RuntimeError, match="must run to their end, got exit code 7 from pytest"):
         run_tests(checkout(tmp_path, CRASH), marker="gpu")
+
+
+def test_a_crash_of_one_process_of_several_is_that_test_s_failure(tmp_path: Path):
+    (outcome,) = run_tests(checkout(tmp_path, CRASH), marker="gpu").values()
+    assert outcome["outcome"] == "failed"
 
 
 def answer(monkeypatch, code: int, tests: dict[str, Any]) -> None:

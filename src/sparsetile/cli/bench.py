@@ -68,7 +68,8 @@ def bench(
     reorder: Annotated[
         list[str] | None,
         typer.Option(
-            help="Row orders: auto, identity, rcm, louvain, lsh, affinity; comma-separated."
+            help="Row orders: auto, identity, rcm, louvain, lsh, affinity, locality; "
+            "comma-separated."
         ),
     ] = None,
     layout: Annotated[

@@ -38,7 +38,7 @@ Floats = NDArray[np.float32]
 # column of more rows is uninformative and gives its nearest rows alone, so that no row is without
 # candidates. The work per entry of A is thus limited. The limit shrinks with the rows as the
 # counters of the candidates, 4 bytes a row at random addresses, leave the caches.
-_BOUND_LEAST, _BOUND_MOST = 32, 1024
+_BOUND_LEAST, _BOUND_MOST = 32, 384
 _BOUND_ROWS = 2**25
 # 2-opt: rows of a window, and of a step to the next. Windows that begin at every eighth row would
 # be those of the kernels, and an exchange inside of one leaves its tiles as they are.
