@@ -1,4 +1,4 @@
-"""``sparsetile doctor``: what is here, what works, what is missing and what works all the same."""
+"""``sparsetile doctor``: what is here, what works, what is missing and what works without it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _PACKAGES = ("numpy", "scipy", "numba", "safetensors")
 _REPORT_PACKAGES = ("matplotlib", "jinja2")
 _CUDA_PACKAGES = ("cuda-core", "cuda-bindings")
 _WITHOUT_GPU = "plan, spmm and every command but `verify` work on the CPU (system cpu)"
-_WITHOUT_DRIVER = "no GPU can be used; kernels compile all the same (`sparsetile compile`)"
-_WITHOUT_COMPILER = "products on the CPU, through cuSPARSE and dense work all the same"
+_WITHOUT_DRIVER = "no GPU can be used; kernels still compile (`sparsetile compile`)"
+_WITHOUT_COMPILER = "products on the CPU, through cuSPARSE and dense still work"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination; ``advice`` says what works all the same, or what to do."""
+    """One line of the examination; ``advice`` says what still works, or what to do."""
 
     name: str
     status: str
@@ -203,7 +203,7 @@ def examine() -> list[Finding]:
 
 
 def doctor(as_json: Json = False) -> int:
-    """Say what is installed, what works, and what is missing with what works all the same."""
+    """Say what is installed, what works, and what is missing with what works without it."""
     with activity("looking, compiling and multiplying"):
         found = examine()
     failed = [finding for finding in found if finding.status == FAILED]

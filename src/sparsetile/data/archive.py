@@ -2,7 +2,7 @@
 
 Nothing is unpacked except the one file asked for, to a place that the caller chose, so a path
 inside an archive never becomes a path on disk. Archives with absolute or climbing paths, links or
-devices are refused all the same: no collection ships them. A reader that counts what it
+devices are refused too: no collection ships them. A reader that counts what it
 decompresses stops bombs.
 """
 
