@@ -297,3 +297,9 @@ def test_where_many_elements_are_not_finite_each_row_is_looked_at_where_it_is_no
     suspects = judge._suspects(strange)
     columns = judge._column_sample(csr, strange, suspects, 5000, judge.CHECKED_ELEMENTS, 0)
     assert columns is not None and suspects[0] == 3 and 4321 in columns.tolist()
+
+
+def test_what_is_sampled_stays_on_the_product_s_device():
+    """A sample joins these rows with rows chosen on the device."""
+    none = judge._suspects(None, torch.device("meta"))
+    assert none.device.type == "meta" and none.shape == (0,)

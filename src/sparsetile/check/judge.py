@@ -132,7 +132,7 @@ def check_product(
     if tuple(C.shape) != expected:
         return _failed(csr, f"shape {tuple(C.shape)} instead of {expected}")
     strange = _not_finite(C)
-    suspects = _suspects(strange)
+    suspects = _suspects(strange, C.device)
     columns = _column_sample(csr, strange, suspects, B.shape[1], limit, seed)
     width = B.shape[1] if columns is None else columns.numel()
     rows = _row_sample(csr, suspects, width, limit, seed)
@@ -221,10 +221,10 @@ def _not_finite(C: Tensor) -> Tensor | None:
     return ~torch.isfinite(C)
 
 
-def _suspects(strange: Tensor | None) -> Tensor:
+def _suspects(strange: Tensor | None, device: torch.device) -> Tensor:
     """Rows whose results are not all finite: a few of them, each to be looked at."""
     if strange is None:
-        return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros(0, dtype=torch.int64, device=device)
     return strange.any(1).nonzero().flatten()[:_FORCED_ROWS]
 
 
