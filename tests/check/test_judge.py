@@ -294,7 +294,7 @@ def test_where_many_elements_are_not_finite_each_row_is_looked_at_where_it_is_no
     C[100:, :300] = float("inf")
     C[3, 4321] = float("nan")  # its row is looked at first, its column lies behind many others
     strange = judge._not_finite(C)
-    suspects = judge._suspects(strange)
+    suspects = judge._suspects(strange, strange.device)
     columns = judge._column_sample(csr, strange, suspects, 5000, judge.CHECKED_ELEMENTS, 0)
     assert columns is not None and suspects[0] == 3 and 4321 in columns.tolist()
 
