@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR, Plan
+from sparsetile.check.reference import dot_products, reference
+from sparsetile.core.checks import REDUCES
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import FP8
 from sparsetile.plan.planner import build_plan
@@ -55,31 +57,19 @@ class _Matrix:
         rows, cols = given.shape
         width = max(WIDTHS) + 1  # one more, so that a view may start at the second column
         self.given = given
-        self.rows, self.cols = given.row_ids().long(), given.indices.long()
-        self.lengths = given.row_lengths().double().clamp(min=1).unsqueeze(1)
         self.values = _fractions(given.nnz, 7, 0.125)
         self.B = _fractions(cols * width, 5, 0.0).reshape(cols, width)
         self.G = _fractions(rows * width, 3, 0.25).reshape(rows, width)
 
     def expected(self, weighted: bool) -> dict[str, Tensor]:
         """Return every result at full width, by the name of the product."""
-        weights = self.values if weighted else torch.ones_like(self.values)
-        terms = weights.unsqueeze(1) * self.B[self.cols]
-        index = self.rows.unsqueeze(1).expand_as(terms)
-        zero = torch.zeros_like(self.G)
-        total = zero.index_add(0, self.rows, terms)
-        back = torch.zeros_like(self.B)
-        return {
-            "sum": total,
-            "mean": total / self.lengths,
-            "max": zero.scatter_reduce(0, index, terms, "amax", include_self=False),
-            "min": zero.scatter_reduce(0, index, terms, "amin", include_self=False),
-            "transpose": back.index_add(0, self.cols, weights.unsqueeze(1) * self.G[self.rows]),
-        }
+        csr = self.given.with_values(self.values if weighted else None)
+        reduced = {name: reference(csr, self.B, name)[0] for name in REDUCES}
+        return {**reduced, "transpose": reference(csr.transposed(), self.G)[0]}
 
     def gradient(self, n: int) -> Tensor:
         """Return what the values' gradient is for G of ``n`` columns: one dot product an entry."""
-        return (self.G[self.rows, :n] * self.B[self.cols, :n]).sum(1)
+        return dot_products(self.given, self.G[:, :n], self.B[:, :n])[1]
 
 
 class _Watched:
@@ -124,7 +114,7 @@ def _further(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> 
         B = B.clone()  # float64 on the host shares the memory of all later products
         B[0] = torch.inf
         clean = torch.ones(made.shape[0], dtype=torch.bool)
-        clean[matrix.rows[matrix.cols == 0]] = False
+        clean[matrix.given.row_ids()[matrix.given.indices == 0]] = False
         C = (made @ B).cpu()
         seen.product("Inf in B", C[clean], want["sum"][clean, :n])
 
