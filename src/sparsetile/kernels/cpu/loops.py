@@ -56,6 +56,10 @@ _PANEL = 8
 # Entries ahead of the current one whose rows of B are fetched into cache, by blocks of 4 units and
 # more. Narrower ones gain less from it than the extra instructions cost.
 _AHEAD = 8
+# Whether the widest block fetches ahead by itself; else the first block of a strip does, for all.
+_PREFETCHES = _WIDE > 2
+# Entries of a strip of rows: their rows of B, 512 bytes of a panel each, stay in a core's cache.
+_STRIP = 512
 # A chunk is split by columns when it holds this many times the mean number of entries.
 _HEAVY = 4
 
@@ -115,12 +119,19 @@ def _sum_block(units: int, masked: bool) -> Any:
     ahead = _AHEAD if units > 2 else 0
 
     @inner
-    def add_entry(acc: Any, e: int, j: int, count: int, A: Sparse, B: Dense, like: Any) -> Any:
+    def add_entry(
+        acc: Any, e: int, j: int, count: int, fetched: int, A: Sparse, B: Dense, like: Any
+    ) -> Any:
         _, indices, values, nnz = A
         b, ldb = B
         if ahead > 0:
             later = get(_INDEX, indices, min(e + ahead, nnz - 1))
             prefetch(like, b, later * ldb + j, units)
+        elif fetched > 0:  # the strip's first block brings whole rows of the panel
+            later = get(_INDEX, indices, min(e + _AHEAD, nnz - 1))
+            step = lane_count(like, 1)
+            for k in range(fetched * units):
+                prefetch(like, b, later * ldb + j + k * step, 1)
         entry = load(like, b, get(_INDEX, indices, e) * ldb + j, units, masked, count)
         if values == 0:
             return add(acc, entry)
@@ -132,6 +143,7 @@ def _sum_block(units: int, masked: bool) -> Any:
         stop: int,
         j: int,
         count: int,
+        fetched: int,
         A: Sparse,
         B: Dense,
         C: Dense,
@@ -149,11 +161,11 @@ def _sum_block(units: int, masked: bool) -> Any:
             odd = zeros(alpha, units)
             e = start
             while e + 1 < end:
-                even = add_entry(even, e, j, count, A, B, alpha)
-                odd = add_entry(odd, e + 1, j, count, A, B, alpha)
+                even = add_entry(even, e, j, count, fetched, A, B, alpha)
+                odd = add_entry(odd, e + 1, j, count, fetched, A, B, alpha)
                 e += 2
             if e < end:
-                even = add_entry(even, e, j, count, A, B, alpha)
+                even = add_entry(even, e, j, count, fetched, A, B, alpha)
             acc = add(even, odd)
             if mean and end > start:
                 acc = divide_by(acc, end - start)
@@ -172,6 +184,16 @@ _sum_half = _sum_block(_HALF, False)
 _sum_2 = _sum_block(2, False)
 _sum_1 = _sum_block(1, False)
 _sum_tail = _sum_block(1, True)
+
+
+@inner
+def _strip_end(row: int, stop: int, indptr: int) -> int:
+    """Return where a strip of rows ends: at ``_STRIP`` entries, and after one row at least."""
+    limit = get(_COUNT, indptr, row) + _STRIP
+    end = row + 1
+    while end < stop and get(_COUNT, indptr, end + 1) <= limit:
+        end += 1
+    return end
 
 
 @_entry_point
@@ -193,26 +215,36 @@ def spmm_sum(
     """
     unit = lane_count(alpha, 1)
     while True:
-        row, stop, j, end = _next_task(counter, schedule, A, n, _PANEL * unit, unit)
+        row, stop, first, end = _next_task(counter, schedule, A, n, _PANEL * unit, unit)
         if row < 0:
             break
-        while j < end:
-            left = end - j
-            if left >= _WIDE * unit:
-                _sum_wide(row, stop, j, left, A, B, C, alpha, beta, mean)
-                j += _WIDE * unit
-            elif left >= _HALF * unit:
-                _sum_half(row, stop, j, left, A, B, C, alpha, beta, mean)
-                j += _HALF * unit
-            elif left >= 2 * unit:
-                _sum_2(row, stop, j, left, A, B, C, alpha, beta, mean)
-                j += 2 * unit
-            elif left >= unit:
-                _sum_1(row, stop, j, left, A, B, C, alpha, beta, mean)
-                j += unit
-            else:
-                _sum_tail(row, stop, j, left, A, B, C, alpha, beta, mean)
-                j = end
+        blocks = (end - first) // (_WIDE * unit)
+        # Where a panel has several blocks, they follow each other in strips of few rows: the rows
+        # of B that the first block brings into the cache are still there for the others.
+        several = not _PREFETCHES and blocks > 1
+        while row < stop:
+            last = _strip_end(row, stop, A[0]) if several else stop
+            fetched = blocks if several else 0
+            j = first
+            while j < end:
+                left = end - j
+                if left >= _WIDE * unit:
+                    _sum_wide(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
+                    j += _WIDE * unit
+                elif left >= _HALF * unit:
+                    _sum_half(row, last, j, left, 0, A, B, C, alpha, beta, mean)
+                    j += _HALF * unit
+                elif left >= 2 * unit:
+                    _sum_2(row, last, j, left, 0, A, B, C, alpha, beta, mean)
+                    j += 2 * unit
+                elif left >= unit:
+                    _sum_1(row, last, j, left, 0, A, B, C, alpha, beta, mean)
+                    j += unit
+                else:
+                    _sum_tail(row, last, j, left, 0, A, B, C, alpha, beta, mean)
+                    j = end
+                fetched = 0
+            row = last
 
 
 def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
