@@ -38,19 +38,19 @@ class PlanFileError(ValueError):
 
 
 def describe(function: str, argument: str, expected: str, actual: object, remedy: str) -> str:
-    """Return the house error sentence; ``remedy`` is a full sentence without its full stop."""
+    """Return the error sentence; ``remedy`` is a full sentence without its full stop."""
     return f"{function}: {argument} must be {expected}, got {actual}. {remedy}."
 
 
 def value_error(
     function: str, argument: str, expected: str, actual: object, remedy: str
 ) -> ValueError:
-    """Build (not raise) a ValueError in the house pattern: wrong shape, range or content."""
+    """Build (not raise) a ValueError in that pattern: wrong shape, range or content."""
     return ValueError(describe(function, argument, expected, actual, remedy))
 
 
 def type_error(
     function: str, argument: str, expected: str, actual: object, remedy: str
 ) -> TypeError:
-    """Build (not raise) a TypeError in the house pattern: wrong type or dtype."""
+    """Build (not raise) a TypeError in that pattern: wrong type or dtype."""
     return TypeError(describe(function, argument, expected, actual, remedy))
