@@ -54,6 +54,8 @@ class Job:
         Where the job writes ``result.json``, ``progress.json``, ``log.txt`` and its kernel cache.
     test_limit, limit : float
         Seconds that one test, and the whole job, may take.
+    first : str
+        Id of the test to run before all others, if it is among them.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Job:
     folder: str
     test_limit: float
     limit: float
+    first: str = ""
 
 
 @dataclass
@@ -84,7 +87,8 @@ class _Plugin:
         return not self.job.systems or name is None or name in self.job.systems
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = [item for item in items if self._wanted(item)]
+        wanted = [item for item in items if self._wanted(item)]
+        items[:] = sorted(wanted, key=lambda item: item.nodeid != self.job.first)
 
     def _progress(self, nodeid: str, begun: float | None) -> None:
         path = Path(self.job.folder) / "progress.json"

@@ -83,6 +83,7 @@ SUITES = {
         rf"{_SLOW}|slabs_first|\bearly\b",
         "spmm_bittcf",
     ),
+    "rsh": Suite((_SYSTEMS, _RUNTIME), ("rsh",), _SLOW, "spmm_rstile"),
     "bcsr": Suite(
         ("tests/contracts/test_gpu_blocks.py", _SYSTEMS, _PRIMITIVES),
         ("bcsr",),
@@ -118,6 +119,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         ('"n"(kPending)', '"n"(kPending + 1)', "does not wait for the tile's own copies"),
     ),
     *_in(
+        "ptx.cuh",
+        "rsh",
+        ("m8n8.x4.trans.shared", "m8n8.x4.shared", "rows of B are not transposed"),
+        ("%%laneid", "%%warpid", "all lanes take one place"),
+    ),
+    *_in(
         "element.cuh",
         "csr",
         ("word & 0xffff0000u", "word & 0xff000000u", "cuts the upper bfloat16 of a word"),
@@ -133,14 +140,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("candidate > sum[0][q][v]", "candidate < sum[0][q][v]", "names the wrong winner"),
     ),
     *_in(
-        "spmm_csr.cu",
+        "row_items.cuh",
         "csr",
         ("1u << (kColumnBits + r)", "1u << kColumnBits", "one row's bit for a whole bundle"),
         ("if (begin + lane < length)", "if (begin + lane + 1 < length)", "misses the last entry"),
         ("if (most == M - 1)", "if (most == M)", "off by one at the end of a row"),
         ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the groups"),
-        ("blockIdx.x - block * p.slabs", "blockIdx.x - block", "wrong slab where slabs are fast"),
         ("m < chunk.left", "m <= chunk.left", "adds an entry of nobody"),
+    ),
+    *_in(
+        "spmm_csr.cu",
+        "csr",
+        ("blockIdx.x - block * p.slabs", "blockIdx.x - block", "wrong slab where slabs are fast"),
     ),
     *_in("spmm_csr.cu", "bcsr", ("__ldcg(p.args) == 0", "__ldcg(p.args) != 0", "never repairs C")),
     *_in(
@@ -214,6 +225,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("return all != 0.0f", "return all > 0.0f", "NaN is not greater than 0"),
         ("~(~0ull << bit)", "~(~1ull << bit)", "value of the next entry"),
     ),
+    *_in("exact.cuh", "rsh", ("at.weight(bit)", "at.weight(k)", "weight of the first row")),
     # -- bitmap tiles and their products with mma.sync
     *_in(
         "bittcf.cuh",
@@ -237,6 +249,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("kOne = 0x3f800000u", "kOne = 0x3f000000u", "a pattern's entries are halves"),
     ),
     *_in(
+        "mma.cuh",
+        "rsh",
+        ("m16n8k16.row.col.f32.bf16.bf16.f32", "m16n8k16.row.col.f32.f16.f16.f32", "another type"),
+        ('"r"(round_tf32(b0))', '"r"(round_tf32(b1))', "takes the upper rows of B twice"),
+    ),
+    *_in(
         "mma.cuh", "bcsr", ("cvt.rn.tf32.f32", "cvt.rz.tf32.f32", "truncates instead of rounding")
     ),
     *_in(
@@ -253,7 +271,44 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("load_row(me, b + id.y *", "load_row(me, b + id.x *", "one row of B twice, odd widths"),
         ("if (item.w >= 0)", "if (item.w > 0)", "the first piece is not joined"),
         ("8 * stack + 2 * me.t + r)", "8 * stack + me.t + r)", "stores another row"),
-        ("begin += Store::read", "begin = Store::read", "forgets where values begin"),
+        (
+            "begin += Store::read(stage +",
+            "begin = Store::read(stage +",
+            "forgets where values begin",
+        ),
+    ),
+    # -- windows as MMA operands, and residual rows in the same launch
+    *_in(
+        "fragment_items.cuh",
+        "rsh",
+        (
+            "(at.lane & 15) * kRowStride",
+            "(at.lane & 7) * kRowStride",
+            "first eight rows of B twice",
+        ),
+        ("j * 128 + 4 * kRowStride", "j * 128 + 3 * kRowStride", "rows of B that float32 adds"),
+        ("2 * half + v / (kCount / 2)", "2 * half", "one column of C twice"),
+        (
+            "make_uint2(theirs, pair[1].pair[0])",
+            "make_uint2(pair[1].pair[0], theirs)",
+            "swaps pairs",
+        ),
+        ("place + c / 4 * 2", "place", "weights of the redo, float32"),
+        ("place * 2 + c % 2", "place * 2", "weights of the redo, 16 bits"),
+        (
+            "offset = at.lane / 16 * 8",
+            "offset = at.lane / 16 * 16",
+            "columns that nobody computes again",
+        ),
+        ("* p.window_slabs + slab", "* p.window_slabs", "slabs share their partial sums"),
+        ("i * kStep / kSize < left", "i * kStep < left", "leaves columns out"),
+        ("if (item.w >= 0)", "if (item.w > 0)", "the first piece is not joined"),
+    ),
+    *_in(
+        "spmm_rstile.cu",
+        "rsh",
+        ("blockIdx.y << p.slab_shift", "blockIdx.y", "columns of another group"),
+        ("number - row_block * p.row_slabs", "number - row_block", "slabs that rows do not have"),
     ),
     # -- rings, barriers, warpgroup products
     *_in(

@@ -28,7 +28,7 @@ MIXED = concat_units(BUNDLES, WINDOWS)
 
 MADE: dict[str, tuple[Units, Callable[[Units], Schedule]]] = {
     "segments": (MIXED, lambda units: SegmentSchedule.make(units, max_length=10)),
-    "windows": (WINDOWS, lambda units: WindowSchedule.make(units, workers=7)),
+    "windows": (WINDOWS, lambda units: WindowSchedule.make(units, workers=1000)),
     "shares": (WINDOWS, lambda units: WindowShares.make(units, workers=7)),
     "row_chunks": (WINDOWS, lambda units: RowChunks.make(units, chunks=4)),
     "longest_first": (WINDOWS, LongestFirst.make),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsetile.balance.windows import (
     LENGTHS,
+    LONG_SHARE,
     MAX_TILES,
     RUN_TILES,
     TileTimes,
@@ -166,3 +167,77 @@ def test_nothing_to_multiply_is_still_something_to_write(tiles, balance):
     check(tiles, schedule)
     assert schedule.items.shape == (schedule.item_count, 4)
     assert sum(-item[3] for item in runs_of(schedule)) == len(tiles)
+
+
+# -- steps of several tiles, and a limit in place of the time model
+
+
+EVEN = st.lists(st.integers(0, 60).map(lambda half: 2 * half), max_size=50)
+
+
+@settings(max_examples=100, deadline=None)
+@given(EVEN, st.sampled_from([None, 8, 64]), st.booleans())
+def test_items_of_even_windows_begin_and_end_at_whole_steps(tiles, limit, balance):
+    schedule = made(tiles, step=2, limit=limit, balance=balance)
+    check(tiles, schedule)
+    schedule.validate(Units.from_offsets(offsets_of(tiles)))
+    assert not bool((schedule.items[:, 1:3] % 2).any()) and schedule.longest % 2 == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(EVEN, st.sampled_from([1, 2112]))
+def test_steps_are_scheduled_as_tiles_are(tiles, workers):
+    steps = made([count // 2 for count in tiles], workers=workers)
+    schedule = made(tiles, workers=workers, step=2)
+    doubled = steps.items.clone()
+    doubled[:, 1:3] *= 2
+    assert torch.equal(schedule.items, doubled) and schedule.longest == 2 * steps.longest
+    assert torch.equal(schedule.nodes, steps.nodes)
+    assert schedule.imbalance == pytest.approx(2 * steps.imbalance), "in tiles"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 90), min_size=1, max_size=50), st.sampled_from([5, 16, 64]))
+def test_a_limit_cuts_longer_windows_and_no_others(tiles, limit):
+    schedule = made(tiles, limit=limit)
+    check(tiles, schedule)
+    schedule.validate(Units.from_offsets(offsets_of(tiles)))
+    cut = {item[0] for item in schedule.items.tolist() if item[3] >= 0}
+    assert cut == {window for window, count in enumerate(tiles) if count > limit}
+    assert schedule.longest == limit
+    lengths = [end - begin for _, begin, end, last in schedule.items.tolist() if last >= 0]
+    assert all(length <= limit for length in lengths)
+
+
+def test_with_a_limit_the_workers_decide_nothing():
+    tiles = [3, 40, 70, 0, 64, 65]
+    few, many = made(tiles, limit=64, workers=1), made(tiles, limit=64, workers=10**6)
+    assert torch.equal(few.items, many.items) and few.longest == many.longest == 64
+    assert few.slot_count == 4, "two pieces of either window over the limit"
+
+
+@settings(max_examples=60, deadline=None)
+@given(EVEN, st.sampled_from([16, 64]))
+def test_with_a_limit_long_runs_come_first_and_the_others_keep_their_order(tiles, limit):
+    schedule = made(tiles, step=2, limit=limit)
+    last = schedule.items[:, 3].tolist()
+    assert last == sorted(last, key=lambda x: x < 0), "behind all pieces"
+    runs = runs_of(schedule)
+    lengths = [end - begin for _, begin, end, _ in runs]
+    number = sum(length > limit // LONG_SHARE for length in lengths)
+    assert lengths[:number] == sorted(lengths, reverse=True)[:number]
+    firsts = [window for window, *_ in runs[number:]]
+    assert firsts == sorted(firsts)
+
+
+def test_the_longest_window_starts_first():
+    tiles = [16, 16, 40, 16, 64, 16, 50]
+    runs = runs_of(made(tiles, step=2, limit=64))
+    assert [window for window, *_ in runs] == [4, 6, 2, 0, 1, 3, 5]
+    assert [window for window, *_ in runs_of(made(tiles, step=2, balance=False))] == [*range(7)]
+
+
+def test_a_limit_below_a_step_leaves_pieces_of_one_step():
+    schedule = made([6, 2, 0], step=2, limit=1)
+    check([6, 2, 0], schedule)
+    assert schedule.longest == 2 and schedule.slot_count == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparsetile.bench.expansion import expand
-from sparsetile.bench.suites import concerns, load_suite, suite_names
+from sparsetile.bench.suites import ORDERS, concerns, load_suite, suite_names
 from sparsetile.core.errors import DataError
 from sparsetile.data.registry import GENERATORS
 from sparsetile.systems import SYSTEMS
@@ -65,6 +65,13 @@ def test_every_step_of_a_built_system_s_ladder_is_an_ablation_it_knows() -> None
     assert {system for system, _ in steps} >= {"acc", "bcsr"}
     unknown = {(s, a) for s, a in steps if a not in SYSTEMS[s].ablations}
     assert not unknown, "a step that is spelled wrong is never measured"
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_row_order_of_a_ladder_is_one_that_plans_take(name: str) -> None:
+    steps = [step for ladder in load_suite(name).ladders for step in ladder["steps"]]
+    orders = {step["config"]["reorder"] for step in steps if "reorder" in step["config"]}
+    assert orders <= set(ORDERS), "a step that is spelled wrong is never measured"
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,11 @@ def test_small_integers_match_bit_for_bit(system, device, dtype):
     assert torch.equal(C[exact], expected[exact])
 
 
-def test_non_finite_values_of_B_reach_only_rows_that_reference_them(system, element, device):
-    csr = csr_of(random_matrix(150, 200, 0.05), dtype=element).to(device)
-    B = dense_like(200, 40, device, element)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_non_finite_values_of_B_reach_only_rows_that_reference_them(system, device, dtype):
+    needs(system, dtype)
+    csr = csr_of(random_matrix(150, 200, 0.05), dtype=dtype).to(device)
+    B = dense_like(200, 40, device, dtype)
     B[0], B[17, 5], B[80, 39] = float("nan"), float("inf"), -float("inf")
     expected = reference(csr, B)
     C = (system.plan(csr, 40) @ B).cpu().double()

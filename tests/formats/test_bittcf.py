@@ -29,7 +29,7 @@ def matrices(draw: st.DrawFn) -> tuple[CSR, Tensor | None]:
     return csr, None if order is None else torch.tensor(order, dtype=torch.int64)
 
 
-def check(csr: CSR, order: Tensor | None, tiles: BitTCF, stack: int) -> None:
+def check(csr: CSR, order: Tensor | None, tiles: BitTCF, stack: int, *, even: bool = False) -> None:
     """Compare every array with a walk over the windows, one after the other."""
     rows = list(range(csr.shape[0])) if order is None else order.tolist()
     columns_of = [
@@ -39,7 +39,8 @@ def check(csr: CSR, order: Tensor | None, tiles: BitTCF, stack: int) -> None:
     for first in range(0, csr.shape[0], 8 * stack):
         window = rows[first : first + 8 * stack]
         columns = sorted({c for row in window for c in columns_of[row]})
-        for at in range(0, len(columns), 8):
+        count = -(-len(columns) // 8)
+        for at in range(0, 8 * (count + count % 2 if even else count), 8):
             mine = columns[at : at + 8]
             ids += mine + [columns[-1]] * (8 - len(mine))
             for s in range(stack):
@@ -57,7 +58,7 @@ def check(csr: CSR, order: Tensor | None, tiles: BitTCF, stack: int) -> None:
     assert tiles.sparse_a_to_b.tolist() == ids
     assert tiles.tc_local_bit.numpy().view(np.uint64).tolist() == bitmaps
     assert tiles.entries.tolist() == entries, "values lie in tile order, in bit order inside"
-    assert tiles.stack == stack and tiles.shape == csr.shape
+    assert (tiles.stack, tiles.even, tiles.shape) == (stack, even, csr.shape)
 
 
 STACKS = st.sampled_from([1, 2])
@@ -68,6 +69,26 @@ STACKS = st.sampled_from([1, 2])
 def test_every_array_is_what_its_definition_says(drawn, stack):
     csr, order = drawn
     check(csr, order, BitTCF.pack(csr, order, stack=stack), stack)
+
+
+@settings(max_examples=200, deadline=None)
+@given(matrices(), STACKS)
+def test_windows_of_an_odd_number_of_tiles_are_filled_up_where_asked_for(drawn, stack):
+    csr, order = drawn
+    check(csr, order, BitTCF.pack(csr, order, stack=stack, even=True), stack, even=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(matrices(), STACKS)
+def test_tiles_that_fill_windows_up_hold_no_entries(drawn, stack):
+    csr, order = drawn
+    plain = BitTCF.pack(csr, order, stack=stack)
+    even = BitTCF.pack(csr, order, stack=stack, even=True)
+    assert torch.equal(even.entries, plain.entries)
+    assert all(torch.equal(a, b) for a, b in zip(even.decode(), plain.decode(), strict=True))
+    assert even.tiles_of_eight() == plain.tiles_of_eight()
+    tiles = plain.tiles_per_window()
+    assert torch.equal(even.tiles_per_window(), tiles + tiles % 2), "none where there was none"
 
 
 @settings(max_examples=100, deadline=None)
@@ -125,14 +146,28 @@ def test_a_tile_of_sixteen_rows_has_a_bitmap_and_an_offset_more(name, order):
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (40, 6)])
 @pytest.mark.parametrize("stack", [1, 2])
-def test_a_matrix_without_entries_has_windows_and_no_tiles(shape, stack):
+@pytest.mark.parametrize("even", [False, True])
+def test_a_matrix_without_entries_has_windows_and_no_tiles(shape, stack, even):
     csr = CSR(torch.zeros(shape[0] + 1, dtype=torch.int64), torch.empty(0).int(), None, shape)
-    tiles = BitTCF.pack(csr, stack=stack)
+    tiles = BitTCF.pack(csr, stack=stack, even=even)
     windows = -(-shape[0] // (8 * stack))
     assert tiles.row_window_offset.tolist() == [0] * (windows + 1)
     assert (tiles.tile_count, tiles.tiles_of_eight(), tiles.mean_tile_entries) == (0, 0, 0.0)
     assert tiles.tc_offset.tolist() == [0]
     assert [part.numel() for part in tiles.decode()] == [0, 0, 0]
+
+
+def test_a_tile_that_fills_a_window_up_repeats_its_last_column():
+    dense = np.zeros((64, 30))
+    dense[3, :3], dense[40, 4:14], dense[50, 5:29] = 1, 1, 1
+    tiles = BitTCF.pack(csr_of(dense), stack=2, even=True)
+    assert tiles.tiles_per_window().tolist() == [2, 0, 2, 4], "of 1, 0, 2 and 3"
+    columns = tiles.sparse_a_to_b.reshape(-1, 8).tolist()
+    assert columns[1] == [2] * 8 and columns[-1] == [28] * 8
+    bitmaps = tiles.tc_local_bit.reshape(-1, 2)
+    assert [bool(tile.any()) for tile in bitmaps] == [True, False, *[True] * 5, False]
+    ends = tiles.tc_offset.reshape(-1)[::2].tolist()
+    assert ends == [0, 3, 3, 11, 13, 21, 29, 37, 37]
 
 
 @pytest.mark.parametrize("rows", [17, 24, 25, 31, 32])

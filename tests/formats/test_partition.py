@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -114,6 +115,41 @@ def test_the_split_by_cost_is_the_cheapest_of_all(seed):
         for chosen in starts
     )
     assert cost_of(split, counts, costs) == pytest.approx(best)
+
+
+def counts_of(columns: list[int]) -> Counts:
+    """Windows with these many distinct columns."""
+    pairs = torch.tensor(columns)
+    return Counts(torch.ones_like(pairs), torch.ones_like(pairs), pairs, 16)
+
+
+def test_each_piece_of_a_window_that_is_cut_costs_extra():
+    counts = counts_of([0, 8, 16, 17, 32, 33, 800])  # 0, 1, 2, 3, 4, 5, 100 tiles
+    plain = RowCosts(tile=2.0, window=1.0, entry=1.0, new=1.0, row=1.0)
+    whole = plain.of_windows(counts)
+    assert whole.tolist() == [1, 3, 5, 7, 9, 11, 201]
+    cut = dataclasses.replace(plain, longest=2, piece=10.0).of_windows(counts)
+    assert (cut - whole).tolist() == [0, 0, 0, 20, 20, 30, 500], "whole windows pay for none"
+
+
+def test_pieces_keep_long_windows_from_being_opened():
+    csr = csr_of(equal_rows(16, 700))  # 100 columns, 13 tiles
+    counts = count_columns(csr, height=16)
+    whole = RowCosts(tile=50.0, window=0.0, entry=1.0, new=0.0, row=0.0, longest=13, piece=500.0)
+    assert split_by_cost(counts, whole).windows.tolist() == [0]
+    cut = dataclasses.replace(whole, longest=12)
+    split = split_by_cost(counts, cut)
+    assert split.windows.tolist() == [] and split.residual.tolist() == list(range(16))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_windows_of_sixteen_rows_have_an_even_number_of_tiles(name):
+    csr = csr_of(MATRICES[name]())
+    packed = RSTile.pack(csr, rule="threshold", max_entries=2, height=16)
+    assert packed.tiles.even and not bool((packed.row_window_offset % 2).any())
+    eight = RSTile.pack(csr, rule="threshold", max_entries=2)
+    assert torch.equal(eight.row_window_offset, eight.tiles.row_window_offset)
+    assert not eight.tiles.even and (eight.units().length > 0).all()
 
 
 def test_rows_that_share_columns_are_windows_and_rows_that_do_not_are_left_out():

@@ -311,3 +311,16 @@ def test_a_compiler_that_answers_with_an_error_says_which(monkeypatch):
 
 def test_the_architectures_of_the_tests_are_real_names():
     assert {"sm_80", "sm_89", "sm_90a"} <= set(ARCHITECTURES)
+
+
+def test_spills_of_functions_that_a_kernel_calls_count_too():
+    said = """
+ptxas info    : Function properties for spmm
+    16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 80 registers, used 1 barriers, 2048 bytes smem
+ptxas info    : Function properties for join_piece
+    0 bytes stack frame, 12 bytes spill stores, 24 bytes spill loads
+"""
+    found = module._parse_resources(said)
+    assert (found.spill_store_bytes, found.spill_load_bytes) == (16, 32)
+    assert (found.registers, found.stack_bytes, found.static_shared_bytes) == (80, 16, 2048)

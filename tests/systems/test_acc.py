@@ -81,15 +81,25 @@ def test_the_ladder_turns_one_part_on_after_the_other():
     csr = csr_of(with_dense_row(40, 5000, 17))
     found = {step: meta_of(request(csr=csr, ablation=step)) for step in (*LADDER, None)}
     switches = {
-        step: (meta["cached"], meta["pipelined"], meta["slots"] > 0) for step, meta in found.items()
+        step: (meta["cached"], meta["ahead"], meta["pipelined"], meta["slots"] > 0)
+        for step, meta in found.items()
     }
     assert switches == {
-        "bittcf": (False, False, False),
-        "reorder": (False, False, False),
-        "cache": (True, False, False),
-        "pipeline": (True, True, False),
-        None: (True, True, True),
+        "bittcf": (False, False, False, False),
+        "reorder": (False, False, False, False),
+        "cache": (True, False, False, False),
+        "dtc-pipeline": (True, True, False, False),
+        "pipeline": (True, False, True, False),
+        None: (True, False, True, True),
     }
+
+
+def test_the_gate_balances_only_from_the_paper_s_imbalance_on():
+    even = csr_of(with_dense_row(40, 160, 17))
+    uneven = csr_of(with_dense_row(40, 5000, 17))
+    found = [meta_of(request(csr=csr, ablation="ibd-gate"))["slots"] for csr in (even, uneven)]
+    assert meta_of(request(csr=even))["slots"] > 0
+    assert found[0] == 0 < found[1]
 
 
 def test_one_part_is_turned_off_while_all_others_stay_on(one_processor):

@@ -205,6 +205,7 @@ def test_only_the_named_file_of_the_copy_differs(tmp_path: Path):
 
 def test_kernels_are_found_through_their_includes():
     assert kernels_with("spmm_csr.cu") == ["spmm_csr"]
+    assert set(kernels_with("row_items.cuh")) == {"spmm_csr", "spmm_rstile"}
     assert set(kernels_with(FILE)) == set(KERNELS)
     assert set(kernels_with("wgmma.cuh")) < set(KERNELS)
 
@@ -325,6 +326,20 @@ def test_there_is_a_record_of_the_h200():
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
 def test_every_committed_record_is_of_today_s_code_and_all_were_noticed(path: Path):
     assert check_mutations(path) == []
+
+
+def test_the_test_that_noticed_a_mutation_before_runs_first(monkeypatch, tmp_path: Path):
+    record = a_record()
+    record["mutations"][1]["test"] = ""
+    path = tmp_path / "results" / "h200" / RECORD_NAME
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record))
+    (tmp_path / "results" / "broken").mkdir()
+    (tmp_path / "results" / "broken" / RECORD_NAME).write_text("{")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    other = replace(MUTATIONS[2], after=f"{MUTATIONS[2].after} ;")
+    jobs = module._jobs([*MUTATIONS[:2], other], tmp_path / "jobs")
+    assert [job.first for job in jobs] == ["", "tests/a.py::b", "", ""], "the suite, then mutations"
 
 
 # -- The command

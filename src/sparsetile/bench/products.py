@@ -183,7 +183,7 @@ def _uses_tf32(name: str, operands: Operands) -> bool:
     """Whether a system may round the operands to TF32: its own kernels, or torch's for it."""
     allowed = torch.backends.cuda.matmul.allow_tf32 and operands.device.type == "cuda"
     system = SYSTEMS[name]
-    rounds = system.rounds_to_tf32 or getattr(system, "follows_tf32", False)
+    rounds = system.rounds_to_tf32 or system.follows_tf32
     return bool(allowed and rounds and operands.dtype is torch.float32)
 
 

@@ -15,7 +15,7 @@ from sparsetile.cli.options import Data, Json, Matrices, check_output
 
 __all__ = ["tiles"]
 
-_ORDERS = "identity,rcm,louvain,lsh,affinity"
+_ORDERS = "identity,rcm,rabbit,louvain,lsh,affinity"
 _LOG = logging.getLogger("sparsetile")
 
 

@@ -10,6 +10,8 @@ from sparsetile.core.packages import import_modules
 from sparsetile.formats.base import FORMATS, Format
 from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks
 from sparsetile.formats.bittcf import BitTCF
+from sparsetile.formats.brp import BRP
+from sparsetile.formats.brp_rule import BRPCosts, adaptive_parameters
 from sparsetile.formats.bundles import BUNDLE_ROWS, LIST_STEP, RowBundles
 from sparsetile.formats.rows import Rows
 from sparsetile.formats.units import Units, concat_units, row_units
@@ -18,17 +20,20 @@ from sparsetile.formats.wcsr import PADS, WCSR, WINDOW_HEIGHTS
 __all__ = [
     "BCSR",
     "BLOCK_SIZES",
+    "BRP",
     "BUNDLE_ROWS",
     "FORMATS",
     "LIST_STEP",
     "PADS",
     "WCSR",
     "WINDOW_HEIGHTS",
+    "BRPCosts",
     "BitTCF",
     "Format",
     "RowBundles",
     "Rows",
     "Units",
+    "adaptive_parameters",
     "concat_units",
     "count_blocks",
     "row_units",

@@ -18,7 +18,9 @@ rows of B that both halves need are read once (docs/acc.md says when that pays).
 smallest window too (formats/wcsr.py).
 
 Slots past a window's last column repeat that column: a kernel that reads their rows of B reads what
-it has read already, and their bits are zero. Windows without entries have no tiles.
+it has read already, and their bits are zero. Windows without entries have no tiles. With ``even``
+every window has an even number of tiles, for kernels that take two at a time: the last may be such
+slots alone.
 
 Built with tensor operations on A's own device: one sort of (window, column) keys, then gathers;
 no loop over windows and no atomics.
@@ -65,10 +67,16 @@ class BitTCF(Format):
         (M, K) of A.
     stack : int
         Tiles of eight rows that share their columns, 1 or 2.
+    even : bool
+        Whether every window has an even number of tiles.
     """
 
     name = "bittcf"
-    variants: ClassVar[Variants] = {"stack 1": {}, "stack 2": {"stack": 2}}
+    variants: ClassVar[Variants] = {
+        "stack 1": {},
+        "stack 2": {"stack": 2},
+        "even": {"stack": 2, "even": True},
+    }
     index_arrays = ("row_window_offset", "tc_offset", "sparse_a_to_b", "tc_local_bit")
     value_maps = ("entries",)
 
@@ -80,9 +88,12 @@ class BitTCF(Format):
     order: Tensor | None
     shape: tuple[int, int]
     stack: int = 1
+    even: bool = False
 
     @classmethod
-    def pack(cls, csr: CSR, order: Tensor | None = None, *, stack: int = 1) -> Self:
+    def pack(
+        cls, csr: CSR, order: Tensor | None = None, *, stack: int = 1, even: bool = False
+    ) -> Self:
         """CSR -> BitTCF.
 
         Parameters
@@ -93,6 +104,8 @@ class BitTCF(Format):
             Order of the rows; windows are cut from it. Row order when None.
         stack : int
             1: windows of eight rows. 2: of sixteen.
+        even : bool
+            Give windows with an odd number of tiles one more, without entries.
 
         Raises
         ------
@@ -120,7 +133,8 @@ class BitTCF(Format):
         bounds = torch.arange(windows + 1, device=device) * cols
         window_pair = torch.searchsorted(pair_keys, bounds)  # first pair of each window
         pairs = window_pair[1:] - window_pair[:-1]
-        window_tile = _offsets((pairs + TILE_COLUMNS - 1) >> _SHIFT)
+        tiles_of = (pairs + TILE_COLUMNS - 1) >> _SHIFT
+        window_tile = _offsets(tiles_of + (tiles_of & 1) if even else tiles_of)
         tiles = int(window_tile[-1])
         tile_window = torch.repeat_interleave(
             torch.arange(windows, device=device),
@@ -134,7 +148,9 @@ class BitTCF(Format):
         slot_pair = tile_pair.unsqueeze(1) + torch.arange(TILE_COLUMNS, device=device)
         slot_pair = torch.minimum(slot_pair, last_pair.unsqueeze(1))
         columns = pair_keys[slot_pair] - (tile_window * cols).unsqueeze(1)
-        first_entry = torch.cat([pair_entry[tile_pair], entry.new_full((1,), csr.nnz)])
+        # A tile that only fills a window up begins where the next window does.
+        first_pair = torch.cat([torch.minimum(tile_pair, last_pair + 1), window_pair[-1:]])
+        first_entry = torch.cat([pair_entry, entry.new_full((1,), csr.nnz)])[first_pair]
         # Tile and bit of each sorted entry.
         window = keys // max(cols, 1)
         number = pair - window_pair[window]  # of the entry's column in its window
@@ -158,6 +174,7 @@ class BitTCF(Format):
             None if order is None else order.to(torch.int32),
             csr.shape,
             stack,
+            even,
         )
 
     @property

@@ -163,6 +163,8 @@ class RowCosts:
         Eight distinct columns of a window, and a window beside them, on Tensor Cores.
     entry, new, row : float
         An entry, a column that the next rows do not have, and a row beside both, on CUDA cores.
+    longest, piece : int, float
+        Tiles over which a window is cut, 0 for never, and each of its pieces.
     """
 
     tile: float
@@ -170,6 +172,8 @@ class RowCosts:
     entry: float
     new: float
     row: float
+    longest: int = 0
+    piece: float = 0.0
 
     def of_rows(self, counts: Counts) -> Tensor:
         """Cost of each row on CUDA cores, float64."""
@@ -178,7 +182,11 @@ class RowCosts:
     def of_windows(self, counts: Counts) -> Tensor:
         """Cost of the window that begins at each row, float64."""
         tiles = (counts.pairs + TILE_COLUMNS - 1) // TILE_COLUMNS
-        return self.window + self.tile * tiles.double()
+        cost = self.window + self.tile * tiles.double()
+        if self.longest:
+            pieces = (tiles + self.longest - 1) // self.longest
+            cost += self.piece * torch.where(pieces > 1, pieces, 0).double()
+        return cost
 
 
 def split_by_cost(counts: Counts, costs: RowCosts) -> Partition:

@@ -131,7 +131,8 @@ class RSTile(Format):
             return places if order is None else order[places]
 
         tiled, entries = csr.select_rows(rows_at(split.tiled))
-        tiles = BitTCF.pack(tiled, stack=split.height // WINDOW_ROWS)
+        stack = split.height // WINDOW_ROWS
+        tiles = BitTCF.pack(tiled, stack=stack, even=stack == 2)
         residual = rows_at(split.residual)
         rest, rest_entries = csr.select_rows(residual)
         return cls(
@@ -161,6 +162,7 @@ class RSTile(Format):
             None,
             (self.partition.tiled.numel(), self.shape[1]),
             self.partition.height // WINDOW_ROWS,
+            self.partition.height > WINDOW_ROWS,
         )
 
     @property

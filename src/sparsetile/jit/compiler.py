@@ -110,10 +110,14 @@ def _parse_resources(text: str) -> Resources:
         found = re.search(pattern, text)
         return int(found.group(1)) if found else 0
 
+    def total(pattern: str) -> int:
+        """Over the kernel and every function that it calls."""
+        return sum(map(int, re.findall(pattern, text)))
+
     return Resources(
         registers=number(r"Used (\d+) registers"),
-        spill_store_bytes=number(r"(\d+) bytes spill stores"),
-        spill_load_bytes=number(r"(\d+) bytes spill loads"),
+        spill_store_bytes=total(r"(\d+) bytes spill stores"),
+        spill_load_bytes=total(r"(\d+) bytes spill loads"),
         stack_bytes=number(r"(\d+) bytes stack frame"),
         static_shared_bytes=number(r"(\d+) bytes smem"),
     )

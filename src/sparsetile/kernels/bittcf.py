@@ -89,15 +89,22 @@ class Policy:
         Copy the next tile's rows of B while this tile is multiplied.
     cached : bool
         Keep B in L1 and let C leave the caches early; else B from L2 only, and plain stores.
+    ahead : bool
+        Without ``pipelined``: copy the next tile of A, not its rows of B (DTC-SpMM's pipeline).
     """
 
     pipelined: bool = True
     cached: bool = True
+    ahead: bool = False
 
 
 DEFAULT = Policy()
 # Each step of the paper's ablation that the kernel has to know.
-ABLATED = (Policy(pipelined=False, cached=False), Policy(pipelined=False))
+ABLATED = (
+    Policy(pipelined=False, cached=False),
+    Policy(pipelined=False),
+    Policy(pipelined=False, ahead=True),
+)
 
 
 def slabs(dtype: torch.dtype, vector: int, stack: int = 1) -> list[Slab]:
@@ -174,6 +181,7 @@ def bittcf_config(
         "kThreads": THREADS,
         "kMinBlocks": _min_blocks(dtype, slab),
         "kStages": 0 if not aligned else STAGES if policy.pipelined else 1,
+        "kAheadA": policy.ahead and not policy.pipelined,
         "kWeighted": weighted,
         "kCacheB": policy.cached,
         "kStreamC": policy.cached,

@@ -11,7 +11,7 @@ import torch
 from sparsetile.formats.bundles import BUNDLE_ROWS
 from sparsetile.jit.params import ParamStruct, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
-from sparsetile.kernels.params import EPILOGUE, OPERANDS, SECTIONS, STRIDES, TREE
+from sparsetile.kernels.params import BUNDLES, EPILOGUE, OPERANDS, SECTIONS, STRIDES, TREE
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -368,17 +368,13 @@ SPMM_CSR = KernelSpec(
         pointer("columns", "const int*"),
         pointer("values", "const E::Storage*"),
         *OPERANDS,
-        pointer("tagged", "const uint4*", "bundles: bits and column of four list elements"),
-        pointer("packed", "const E::Storage*", "bundles: kRows values of each list element"),
-        pointer("bundle_rows", "const int4*", "bundles: their rows of C, -1 where there is none"),
-        pointer("args", "i64*", "winning entry of each element of C, -1 where the row is empty"),
+        *BUNDLES,
         *STRIDES,
         *TREE,
         *EPILOGUE,
         *SECTIONS,
         i32("n"),
         i32("slabs"),
-        i32("minimum", "an extremum is the least, not the greatest"),
         i32("slab_fast", "grid.x counts slabs within blocks of items"),
         i32("early", "let the next kernel start as soon as all blocks are at work"),
     ),

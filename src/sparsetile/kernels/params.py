@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from sparsetile.jit.params import f64, i32, i32_array, i64, pointer
 
-__all__ = ["EPILOGUE", "OPERANDS", "PARTIALS", "POSITIONS", "SECTIONS", "STRIDES", "TREE"]
+__all__ = [
+    "BUNDLES",
+    "EPILOGUE",
+    "OPERANDS",
+    "PARTIALS",
+    "POSITIONS",
+    "SECTIONS",
+    "STRIDES",
+    "TREE",
+]
 
 # Neighbours, so that a prepared launch writes both at once.
 OPERANDS = (
@@ -20,6 +29,14 @@ STRIDES = (
     i64("c_row_stride", "in elements, as the strides of batches"),
     i64("b_batch_stride"),
     i64("c_batch_stride"),
+)
+# What row_items.cuh reads for bundles and extrema.
+BUNDLES = (
+    pointer("tagged", "const uint4*", "bundles: bits and column of four list elements"),
+    pointer("packed", "const E::Storage*", "bundles: kRows values of each list element"),
+    pointer("bundle_rows", "const int4*", "bundles: their rows of C, -1 where there is none"),
+    pointer("args", "i64*", "winning entry of each element of C, -1 where the row is empty"),
+    i32("minimum", "an extremum is the least, not the greatest"),
 )
 # Which row of C each position of a plan's order is. A kernel may own a part of C's rows.
 POSITIONS = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from sparsetile.intake.csr import CSR
@@ -11,17 +13,31 @@ from sparsetile.reorder.locality import locality
 from sparsetile.reorder.louvain import louvain
 from sparsetile.reorder.lsh import lsh
 from sparsetile.reorder.permutation import Permutation, Reorderer
+from sparsetile.reorder.rabbit import rabbit
 from sparsetile.reorder.rcm import rcm
 
 __all__ = ["REORDERERS", "Permutation", "Reorderer", "order_of_transpose"]
+
+
+def _locality_stage(name: str, *, two_opt: bool) -> Reorderer:
+    """Return ``locality`` up to one of its stages, as an order with a name of its own."""
+
+    def find(csr: CSR) -> Permutation:
+        return dataclasses.replace(locality(csr, two_opt=two_opt, isolation=False), name=name)
+
+    return find
+
 
 REORDERERS: dict[str, Reorderer] = {
     "identity": identity,
     "rcm": rcm,
     "louvain": louvain,
+    "rabbit": rabbit,
     "lsh": lsh,
     "affinity": affinity,
     "locality": locality,
+    "locality-mst": _locality_stage("locality-mst", two_opt=False),
+    "locality-2opt": _locality_stage("locality-2opt", two_opt=True),
 }
 
 

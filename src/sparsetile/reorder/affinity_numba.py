@@ -15,7 +15,7 @@ from sparsetile.core.numba_cache import entry_point
 from sparsetile.reorder.affinity_communities import leaves_by_community
 from sparsetile.reorder.affinity_windows import filled_windows
 
-__all__ = ["order_rows"]
+__all__ = ["affinity_graph", "order_rows"]
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -89,7 +89,7 @@ def _relabel(
     return used
 
 
-def _graph(indptr: Longs, indices: Numbers, columns: int) -> tuple[Longs, Numbers]:
+def affinity_graph(indptr: Longs, indices: Numbers, columns: int) -> tuple[Longs, Numbers]:
     """Return A where it is symmetric, else the graph of its rows and, after them, its columns."""
     rows, entries = indptr.size - 1, indices.size
     if rows == columns and _symmetric(indptr, indices, indptr.copy()):
@@ -106,7 +106,7 @@ def _graph(indptr: Longs, indices: Numbers, columns: int) -> tuple[Longs, Number
 def order_rows(indptr: Longs, indices: Ints, columns: int) -> Longs:
     """Return the order of the rows; rows without entries come last, in the given order."""
     numbers = indices.view(np.uint32)
-    leaves = leaves_by_community(indptr, *_graph(indptr, numbers, columns))
+    leaves = leaves_by_community(indptr, *affinity_graph(indptr, numbers, columns))
     walked = np.empty(leaves.size + 1, np.int64)
     labels = np.empty(indices.size, np.uint32)
     used = _relabel(indptr, numbers, leaves, np.full(columns, -1, np.int32), walked, labels)

@@ -4,9 +4,8 @@
 text that says everything else. ``runner(recipe)`` gives the object that multiplies. Tensors and
 text are all that torch's operators see, so plans can be saved, traced and exported.
 
-A system may own one kernel or several: kernels of one product write disjoint rows of C, and
-whatever happens to a row after its sum (alpha, mean, beta, bias, ReLU, the exact redo) belongs to
-the kernel that owns the row. ``shared/hybrid.py`` joins the runners of such parts.
+A product may have parts that own disjoint rows of C (``rsh``): whatever happens to a row after its
+sum (alpha, mean, beta, bias, ReLU, the exact redo) belongs to the part that owns the row.
 """
 
 from __future__ import annotations
@@ -325,6 +324,8 @@ class System(ABC):
         Device types whose exact system it is: its runners are :class:`ExactRunner`.
     rounds_to_tf32 : bool
         Whether it takes float32 only where torch allows TF32.
+    follows_tf32 : bool
+        Whether it rounds float32 to TF32 where torch allows it, and else does not.
     counts_pairs : bool
         Whether :meth:`predict` needs exact counts of distinct (window, column) pairs. They cost a
         sort of all entries, which is skipped where no candidate needs it.
@@ -346,6 +347,7 @@ class System(ABC):
     ordered: ClassVar[bool] = False
     exact_on: ClassVar[tuple[str, ...]] = ()
     rounds_to_tf32: ClassVar[bool] = False
+    follows_tf32: ClassVar[bool] = False
     counts_pairs: ClassVar[bool] = False
     kernels: ClassVar[tuple[str, ...]] = ()
     ablations: ClassVar[tuple[str, ...]] = ()

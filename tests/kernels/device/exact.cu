@@ -12,13 +12,13 @@ static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter 
 extern "C" __global__ void exact(const __grid_constant__ Params p) {
   const int row = threadIdx.x / 4, column = threadIdx.x % 4 * 2;
   const auto tile_at = [&](int tile) {
-    return TileEntries<E>{p.bitmaps[tile], kWeighted ? p.values + p.first_value[tile] : nullptr};
+    return TileEntries<E, kWeighted>{p.bitmaps[tile],
+                                     kWeighted ? p.values + p.first_value[tile] : nullptr};
   };
   const auto column_at = [&](int tile, int k) { return p.columns[tile * 8 + k]; };
   float sum[2] = {};
-  add_entries<E, kWeighted>(row, 0, p.tiles, tile_at, column_at,
-                            reinterpret_cast<const char*>(p.b + column), p.b_row_bytes,
-                            p.n - column, sum);
+  add_entries<E>(row, 0, p.tiles, tile_at, column_at, reinterpret_cast<const char*>(p.b + column),
+                 p.b_row_bytes, p.n - column, sum);
   FiniteCheck<kChains> check;
   for (int v = 0; v < 2; ++v) {
     check.add(sum[v], v);

@@ -1,11 +1,13 @@
 // What a lane of the CUDA-core kernel holds of a row of C, or of a bundle's rows: sums, or extrema
 // with the entries that won.
 //
-// Included by spmm_csr.cu after its constants: kTimes vectors of kVec elements, kExtremum, kArgs,
-// and the type of sums, Acc.
+// Included by row_items.cuh after the kernel's constants: kTimes vectors of kVec elements,
+// kExtremum, kArgs, and the type of sums, Acc.
 #pragma once
 
 #include "ptx.cuh"
+
+namespace rows {
 
 // The winning entries of an extremum; nothing where they are not asked for.
 template <bool>
@@ -73,3 +75,5 @@ struct Accumulator : Winners<kArgs> {
     }
   }
 };
+
+}  // namespace rows

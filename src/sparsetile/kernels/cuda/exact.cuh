@@ -31,30 +31,35 @@ __device__ __forceinline__ float operand(typename E::Storage value) {
   }
 }
 
-// Eight rows of a tile of A (formats/bittcf.py): their bits, and where their values begin.
-template <typename E>
+// Eight rows of a tile of A (formats/bittcf.py): their bits, and where their values begin, which
+// are in bit order.
+template <typename E, bool kWeighted>
 struct TileEntries {
   u64 bits;
   const typename E::Storage* values;
+
+  __device__ __forceinline__ float weight(int bit) const {
+    if constexpr (!kWeighted) return 1.0f;
+    return E::widen(values[__popcll(bits & ~(~0ull << bit))]);
+  }
 };
 
 // sum[v] += the entries of row `row` (of eight) of tiles `begin` to `end` times kCount neighbouring
 // columns of B, of which the first `inside` exist; `b` points at the first, in row 0. tile_at(tile)
 // gives a tile's entries, column_at(tile, k) the row of B behind its column k.
 // Slow and small: it runs only where B is not finite.
-template <typename E, bool kWeighted, typename TileAt, typename ColumnAt, int kCount>
+template <typename E, typename TileAt, typename ColumnAt, int kCount>
 __device__ __forceinline__ void add_entries(int row, int begin, int end, const TileAt& tile_at,
                                             const ColumnAt& column_at, const char* b, u32 row_bytes,
                                             int inside, float (&sum)[kCount]) {
 #pragma unroll 1
   for (int tile = begin; tile < end; ++tile) {
-    const TileEntries<E> at = tile_at(tile);
+    const auto at = tile_at(tile);
 #pragma unroll 1
     for (int k = 0; k < 8; ++k) {
       const int bit = row * 8 + k;
       if (!(at.bits >> bit & 1)) continue;
-      float weight = 1.0f;
-      if constexpr (kWeighted) weight = E::widen(at.values[__popcll(at.bits & ~(~0ull << bit))]);
+      const float weight = at.weight(bit);
       const u32 id = column_at(tile, k);
       const auto* from = reinterpret_cast<const typename E::Storage*>(b + u64(id) * row_bytes);
 #pragma unroll

@@ -1,6 +1,6 @@
-// mma.sync on B's columns times A's rows: the operands are swapped, so that eight rows of A are
-// the N side of the instruction and sixteen columns of B its M side. Acc-SpMM and RSH-SpMM both
-// multiply this way: a tile of A is then 8x8, and holds more entries per cell than one of 16x8.
+// mma.sync on B's columns times A's rows: Acc-SpMM's operands are swapped, so that eight rows of A
+// are the N side of the instruction and sixteen columns of B its M side: a tile of A is then 8x8,
+// and holds more entries per cell than one of 16x8.
 //
 // lane = 4g + t. What a lane holds of one instruction; m counts columns of B, n rows of the tile:
 //
@@ -17,8 +17,12 @@
 // the same kSpan columns, for rows 2t and 2t + 1 of the tile: 16-byte accesses on the way in and
 // out, and nothing moves between lanes.
 //
-// 16-bit types could take k = 16, two tiles an instruction. Instructions are not what a tile waits
-// for, and one tile at a time needs no pairs: windows may have any number of tiles.
+// RSH-SpMM's windows have sixteen rows. There operands are not swapped: rows of A are the M side,
+// eight columns of B the N side, and 16-bit types take k = 16.
+//
+//   m16n8k8 TF32     a: (m=g, k=t) (g+8, t) (g, t+4) (g+8, t+4)             b: (k=t, n=g) (t+4, g)
+//   m16n8k16 16 bit  a: (g, 2t 2t+1) (g+8, ..) (g, 2t+8 2t+9) (g+8, ..)     b: (2t 2t+1, g) (2t+8
+//   ..) both             c: (m=g, n=2t) (g, 2t+1) (g+8, 2t) (g+8, 2t+1)
 #pragma once
 
 #include "element.cuh"
@@ -48,6 +52,7 @@ struct Mma;
 
 template <>
 struct Mma<F32> {
+  static constexpr bool kBfloat = false;
   static constexpr int kWeights = 2;  // words of the weights of tile columns 2t, 2t + 1
   static constexpr u32 kOne = 0x3f800000u;
 
@@ -79,6 +84,7 @@ __device__ __forceinline__ uint2 pair_rows(const BRow<kWords> (&row)[2], int q) 
 
 template <bool kBrain>
 struct Mma16Bit {
+  static constexpr bool kBfloat = kBrain;
   static constexpr int kWeights = 1;  // both weights in one word
   static constexpr u32 kOne = kBrain ? 0x3f80u : 0x3c00u;
 
@@ -103,6 +109,30 @@ struct Mma16Bit {
     }
   }
 };
+// c += sixteen rows of A by sixteen columns, the lane's part `a`, times eight columns of B.
+template <bool kBrain>
+__device__ __forceinline__ void multiply_16(const uint4& a, u32 b0, u32 b1, float (&c)[4]) {
+  if constexpr (kBrain) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+  }
+}
+
+// The same for eight columns of A in TF32; B is rounded here.
+__device__ __forceinline__ void multiply_tf32(const uint4& a, u32 b0, u32 b1, float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(round_tf32(b0)), "r"(round_tf32(b1)));
+}
+
 template <>
 struct Mma<F16> : Mma16Bit<false> {};
 template <>

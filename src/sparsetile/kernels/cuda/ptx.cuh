@@ -52,6 +52,13 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// The lane's number in its warp, read at this place and not before.
+__device__ __forceinline__ int lane_now() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 template <typename T>
 __device__ __forceinline__ T infinity() {
   return sizeof(T) == 8 ? T(__longlong_as_double(0x7ff0000000000000))
@@ -161,6 +168,16 @@ __device__ __forceinline__ void copy_commit() {
 template <int kPending>
 __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements from shared memory, transposed: lanes 8i to 8i + 7 point at
+// the rows of matrix i, 16 bytes each; lane 4g + t gets elements (2t, g) and (2t + 1, g) of each.
+__device__ __forceinline__ void load_matrix_transposed(const void* row, u32 (&word)[4]) {
+  const u32 from = static_cast<u32>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+               : "r"(from)
+               : "memory");
 }
 
 // Streaming stores: C is not read again here, so it should leave L2 before B does.

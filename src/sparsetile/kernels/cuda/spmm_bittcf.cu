@@ -55,6 +55,7 @@ struct Params {
 };
 
 static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
+static_assert(!kAheadA || kStages == 1, "B is not ahead where A alone is");
 static_assert(kThreads % 32 == 0, "a warp an item");
 static_assert(kStack == 1 || kStack == 2, "windows of eight or sixteen rows");
 static_assert(kSpan % kVec == 0 && kSpan * kSize <= 16, "whole accesses a lane");
@@ -130,7 +131,7 @@ __device__ __noinline__ void exact(const Params& p, int window) {
     const auto tile_at = [&](int tile) {
       const i64 at = i64(tile) * kStack + stack;
       const E::Storage* values = kWeighted ? p.values + __ldg(p.tc_offset + at) : nullptr;
-      return TileEntries<E>{__ldg(p.tc_local_bit + at), values};
+      return TileEntries<E, kWeighted>{__ldg(p.tc_local_bit + at), values};
     };
     const auto column_at = [&](int tile, int k) {
       return __ldg(p.sparse_a_to_b + i64(tile) * 8 + k);
@@ -138,8 +139,8 @@ __device__ __noinline__ void exact(const Params& p, int window) {
 #pragma unroll 1
     for (int offset = 0; offset < kCols; offset += kPieceCols) {
       float sum[kSpan] = {};
-      add_entries<E, kWeighted>(place_row, begin, end, tile_at, column_at, b + offset * kSize,
-                                static_cast<u32>(p.b_row_bytes), me.left - offset, sum);
+      add_entries<E>(place_row, begin, end, tile_at, column_at, b + offset * kSize,
+                     static_cast<u32>(p.b_row_bytes), me.left - offset, sum);
       store_row(p, me, row, offset, sum);
     }
   }
@@ -173,8 +174,20 @@ __device__ __forceinline__ bool store_window(const Params& p, const Lane& me, in
 // ---- rows of B through the ring
 
 __device__ __forceinline__ char* ring_memory() {
-  __shared__ uint4 s_ring[kThreads / 32 * kStages * Stage::kBytes / 16 + 1];
-  return reinterpret_cast<char*>(s_ring) + threadIdx.x / 32 * (kStages * Stage::kBytes);
+  constexpr int kBytes = kStages * Stage::kBytes + (kAheadA ? 2 * Store::kBytes : 0);
+  __shared__ uint4 s_ring[kThreads / 32 * kBytes / 16 + 1];
+  return reinterpret_cast<char*>(s_ring) + threadIdx.x / 32 * kBytes;
+}
+
+// Products of a stage of B and a decoded tile.
+__device__ __forceinline__ void multiply_stage(const char* stage, const Lane& me,
+                                               const Weights& weights, Tally& tally) {
+#pragma unroll
+  for (int j = 0; j < kPieces; ++j) {
+    BRow<kWords> row[2];
+    Stage::read(stage, me.t, me.g * kSpan + j * kPieceCols, row);
+    multiply(row, weights, j, tally);
+  }
 }
 
 // Add the item's tiles times the slab of B, and store its windows.
@@ -231,13 +244,52 @@ __device__ __forceinline__ void stream(const Params& p, const Lane& me, int4 ite
     const char* stage = ring + read.at;
     Weights weights;
     begin += Store::read(stage + Stage::kTileAt, begin, me.g, me.t, weights);
-#pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      BRow<kWords> row[2];
-      Stage::read(stage, me.t, me.g * kSpan + j * kPieceCols, row);
-      multiply(row, weights, j, tally);
-    }
+    multiply_stage(stage, me, weights, tally);
     read.next();
+  }
+}
+
+// DTC-SpMM's pipeline, the base of the paper's ablation: the next tile of A is on its way while
+// this one is multiplied, its rows of B are not.
+template <bool kWhole>
+__device__ __forceinline__ void stream_ahead_a(const Params& p, const Lane& me, int4 item,
+                                               Windows& windows, Tally& tally) {
+  const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + blockIdx.y * kCols;
+  const char* b = reinterpret_cast<const char*>(slab);
+  char* stage = ring_memory();
+  char* tiles = stage + Stage::kBytes;  // two of them
+  Stage::Rows rows = {};
+  int begin = 0, next_begin = 0;
+  const auto copy_tile = [&](int tile) {
+    if (tile < item.z) {
+      int next_end = 0;
+      if constexpr (kWeighted) next_end = __ldg(p.tc_offset + i64(tile + 1) * kStack);
+      Store::copy(p.tc_local_bit, p.values, tile, next_begin, next_end,
+                  tiles + (tile & 1) * Store::kBytes, me.lane);
+      next_begin = next_end;
+      rows = Stage::load_rows(p.sparse_a_to_b + i64(tile) * 8, me.lane);
+    }
+    ptx::copy_commit();
+  };
+  if (kWeighted && item.y < item.z) begin = next_begin = __ldg(p.tc_offset + i64(item.y) * kStack);
+  copy_tile(item.y);
+#pragma unroll 1
+  for (int tile = item.y;; ++tile) {
+    if (tile == windows.stop) {
+      windows.close(p.row_window_offset, tile,
+                    [&](int window) { return store_window(p, me, window, tally); });
+    }
+    if (tile >= item.z) break;
+    __syncwarp();  // all lanes have read the stage
+    Stage::copy<kWhole, kCacheB>(b, static_cast<u32>(p.b_row_bytes), rows,
+                                 p.n - int(blockIdx.y) * kCols, stage, me.lane);
+    ptx::copy_commit();
+    copy_tile(tile + 1);
+    ptx::copy_wait<1>();  // this tile's copies, not the next one's
+    __syncwarp();
+    Weights weights;
+    begin += Store::read(tiles + (tile & 1) * Store::kBytes, begin, me.g, me.t, weights);
+    multiply_stage(stage, me, weights, tally);
   }
 }
 
@@ -301,6 +353,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   Windows windows(p.row_window_offset, item);
   if constexpr (kStages == 0) {
     walk(p, me, item, windows, tally);
+  } else if constexpr (kAheadA) {
+    if ((blockIdx.y + 1) * kCols <= p.n) {
+      stream_ahead_a<true>(p, me, item, windows, tally);
+    } else {
+      stream_ahead_a<false>(p, me, item, windows, tally);
+    }
   } else if ((blockIdx.y + 1) * kCols <= p.n) {
     stream<true>(p, me, item, windows, tally);  // most slabs lie inside B: no checks
   } else {

@@ -79,7 +79,7 @@ __device__ __forceinline__ void exact(const Params& p, const Lane& me, int windo
       const u64 low = __ldg(p.bitmaps + strip * 2), high = __ldg(p.bitmaps + strip * 2 + 1);
       const E::Storage* values = p.values;
       if (kWeighted) values += __ldg(p.strip_value_ptr + strip) + (r < 8 ? 0 : __popcll(low));
-      return TileEntries<E>{r < 8 ? low : high, values};
+      return TileEntries<E, kWeighted>{r < 8 ? low : high, values};
     };
     const auto column_at = [&](int tile, int k) {
       return __ldg(p.columns + i64(tile) * 8 + staged(k));
@@ -88,8 +88,8 @@ __device__ __forceinline__ void exact(const Params& p, const Lane& me, int windo
 #pragma unroll 1
     for (int column = first + me.lane; column < min(p.n, end_column); column += 32) {
       float sum[1] = {0.0f};
-      add_entries<E, kWeighted>(r % 8, begin, end, tile_at, column_at, b + i64(column) * kSize,
-                                static_cast<u32>(p.b_row_bytes), 1, sum);
+      add_entries<E>(r % 8, begin, end, tile_at, column_at, b + i64(column) * kSize,
+                     static_cast<u32>(p.b_row_bytes), 1, sum);
       store_row<false>(p, row_terms<Acc>(p, row), c, column, sum);
     }
   }

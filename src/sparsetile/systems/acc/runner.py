@@ -28,7 +28,9 @@ class AccRunner(TileRunner):
         super().__init__(meta)
         self._stack = int(meta["stack"])
         self._reloads = float(meta["reloads"])
-        self._policy = Policy(bool(meta["pipelined"]), bool(meta["cached"]))
+        self._policy = Policy(
+            bool(meta["pipelined"]), bool(meta["cached"]), bool(meta.get("ahead", False))
+        )
 
     def _format_params(self, tensors: Tensors) -> dict[str, int]:
         pointers = {name: tensors[name].data_ptr() for name in _FORMAT}

@@ -6,24 +6,25 @@ data-affinity row order (``reorder="affinity"``). Deterministic: cut windows are
 order. What is decided and why is in docs/acc.md.
 
 ``ablation`` names the last part of the paper's ladder that is on: ``bittcf`` (the format alone),
-``reorder`` (the same kernel; the order is the plan's ``reorder``), ``cache``, ``pipeline``;
-everything, balance included, when None. ``no-balance``, ``no-stack`` and ``no-pipeline`` turn off
-one part of the whole instead; ``stacked`` takes windows of sixteen rows whatever they save.
+``reorder`` (the same kernel; the order is the plan's ``reorder``), ``cache``, ``dtc-pipeline``
+(DTC-SpMM's, which ours is held against), ``pipeline``; everything, balance included, when None.
+``no-balance``, ``no-stack`` and ``no-pipeline`` turn off one part of the whole instead;
+``ibd-gate`` balances only where the paper does; ``stacked`` takes windows of sixteen rows whatever
+they save.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sparsetile.balance import WindowSchedule, l2_reload_factor
-from sparsetile.balance.windows import RUN_TILES
+from sparsetile.balance.windows import RUN_TILES, imbalance
 from sparsetile.core.device import processors
 from sparsetile.formats import BitTCF
-from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bittcf import BUSY_WARPS, ELEMENTS
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.systems.acc.cost import predict_acc
@@ -42,6 +43,8 @@ class Parts:
     pipelined: bool = True
     balanced: bool = True
     stacked: bool = True  # windows of sixteen rows where they pay
+    ahead: bool = False  # DTC-SpMM's pipeline in place of ours
+    gated: bool = False  # balanced only where IBD is over the paper's limit
 
 
 EVERYTHING = Parts()
@@ -51,6 +54,7 @@ LADDER = {
     "bittcf": _FORMAT,
     "reorder": _FORMAT,
     "cache": Parts(pipelined=False, balanced=False, stacked=False),
+    "dtc-pipeline": Parts(pipelined=False, balanced=False, stacked=False, ahead=True),
     "pipeline": Parts(balanced=False, stacked=False),
 }
 # Everything but one part. Kernels without the pipeline exist for windows of eight rows alone, so
@@ -60,11 +64,14 @@ ALONE = {
     "no-balance": Parts(balanced=False),
     "no-stack": Parts(stacked=False),
     "no-pipeline": Parts(pipelined=False, stacked=False),
+    "ibd-gate": Parts(gated=True),
 }
 ABLATIONS = {**LADDER, **ALONE}
 # How many fewer tiles windows of sixteen rows must have than those of eight before they pay: in
 # wide products (bytes of a row of B), and in others.
 WIDE_BYTES, FEWER_WIDE, FEWER = 1024, 1.22, 1.45
+# The paper balances windows from this IBD on.
+IBD_GATE = 8.0
 # The ablation that stacks tiles wherever it is asked for, which small matrices would not lead to.
 STACKED = "stacked"
 
@@ -75,9 +82,9 @@ def _workers(request: Request) -> float:
     return processors(request.device) * BUSY_WARPS / slabs
 
 
-def _pack(request: Request, csr: CSR, order: torch.Tensor | None, may_stack: bool) -> BitTCF:
+def _pack(request: Request, may_stack: bool) -> BitTCF:
     """Return tiles of windows of sixteen rows where they save enough reads of B, else of eight."""
-    row_bytes = request.row_bytes
+    csr, order, row_bytes = request.csr, request.permutation.perm, request.row_bytes
     if request.ablation == STACKED:
         return BitTCF.pack(csr, order, stack=2)
     if may_stack and request.dtype is torch.float32 and row_bytes >= WIDE_SLAB_BYTES:
@@ -112,38 +119,14 @@ class AccSystem(System):
         return predict_acc(request)
 
     def build(self, request: Request) -> BuiltSystem:
-        return self.build_rows(request, request.permutation.perm)
-
-    def build_rows(self, request: Request, order: torch.Tensor | None) -> BuiltSystem:
-        """Build products of the rows in ``order``, which may be some of A's: others are not
-        written."""
-        csr, timer = request.csr, BuildTimer(request)
+        csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
         on = ABLATIONS.get(request.ablation or "", EVERYTHING)
-        owned, entries, within = csr, None, order
-        if order is not None and order.numel() < csr.shape[0]:
-            owned, entries = csr.select_rows(order)
-            within = None
-        tiles = _pack(request, owned, within, on.stacked)
-        if entries is not None:
-            tiles = replace(tiles, entries=entries[tiles.entries.to(torch.int64)].to(torch.int32))
+        tiles = _pack(request, on.stacked)
         timer("format")
-        reloads = l2_reload_factor(owned, within, min(request.row_bytes, WIDE_SLAB_BYTES))
-        return self.build_tiles(request, tiles, order, reloads, timer)
-
-    def build_tiles(
-        self,
-        request: Request,
-        tiles: BitTCF,
-        order: torch.Tensor | None,
-        reloads: float,
-        timer: BuildTimer,
-    ) -> BuiltSystem:
-        """Build products of packed tiles: entries are A's own, ``order`` is the row of each
-        position, ``reloads`` how often a slab's part of a row of B comes into L2."""
-        csr, on = request.csr, ABLATIONS.get(request.ablation or "", EVERYTHING)
-        schedule = WindowSchedule.make(
-            tiles.units(), workers=_workers(request), balance=on.balanced
-        )
+        reloads = l2_reload_factor(csr, order, min(request.row_bytes, WIDE_SLAB_BYTES))
+        units = tiles.units()
+        balance = on.balanced and (not on.gated or imbalance(units.length) > IBD_GATE)
+        schedule = WindowSchedule.make(units, workers=_workers(request), balance=balance)
         tensors = {
             "row_window_offset": tiles.row_window_offset,
             "tc_offset": tiles.tc_offset,
@@ -174,6 +157,7 @@ class AccSystem(System):
             reloads=reloads,
             cached=on.cached,
             pipelined=on.pipelined,
+            ahead=on.ahead,
         )
 
     def make_runner(self, meta: Mapping[str, Any]) -> AccRunner:

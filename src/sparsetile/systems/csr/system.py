@@ -8,7 +8,7 @@ FP32 arithmetic, any shape, every dtype. What was measured is in docs/csr.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,27 +66,14 @@ class CSRSystem(System):
         return predict_csr(request)
 
     def build(self, request: Request) -> BuiltSystem:
-        return self.build_rows(request, request.permutation.perm, self._bundles)
-
-    def build_rows(
-        self,
-        request: Request,
-        order: torch.Tensor | None,
-        bundle: Callable[[Request], RowBundles | None] | None = None,
-    ) -> BuiltSystem:
-        """Build products of the rows in ``order``, which may be some of A's: others are not
-        written. ``bundle`` says which of them are bundled; none where it is None."""
-        csr, timer = request.csr, BuildTimer(request)
+        csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
         rows = Rows.pack(csr)
         timer("format")
         units = row_units(csr, order)
         plain = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
-        owned, within = csr, order
-        if order is not None and order.numel() < csr.shape[0]:
-            owned, within = csr.select_rows(order)[0], None
-        shape = row_shape(owned, plain, within, request.row_bytes)
+        shape = row_shape(csr, plain, order, request.row_bytes)
         timer("schedule")
-        bundles = None if bundle is None else bundle(request)
+        bundles = self._bundles(request)
         timer("format")
         tensors: Tensors = {**rows.tensors(), **plain.tensors()}
         choices = {"format": f"rows, {rows.bytes} bytes"}

@@ -1,0 +1,360 @@
+// Items of RS-Tile windows on tensor cores (formats/fragments.py): what a warp of spmm_rstile.cu
+// does. Included after its element types, constants and parameters.
+//
+// One warp works on one item and kCols columns of B. An item is a run of windows of sixteen rows of
+// A, or a piece of a long one. A step is sixteen rows of A by kStepRows of their columns: sixteen
+// for 16-bit types (m16n8k16), eight for float32 (m16n8k8 in TF32). A's part of a step is stored as
+// the lanes of the instruction want it, zeros included: 16 bytes a lane, nothing to decode.
+//
+//   steps      | w0 w0 w0 | w1 w1 | w3 w3 w3 w3 |        w2 has none
+//   copies     in flight ->  ring of kStages steps       kStepRows rows of B, kCols columns each,
+//   and
+//                                                        512 bytes of A, in 16-byte asynchronous
+//                                                        copies
+//   products                 ring -> registers -> MMA
+//   C                        stored where a window ends
+//
+// Lane 4g + t. 16-bit types: ldmatrix transposes rows of B on their way; the lane's sums are
+// columns 2t and 2t + 1 of each eight, of rows g and g + 8. float32: the lane reads columns 4g to
+// 4g + 3 of each 32 in rows t and t + 4 of B, and takes them as n = g of four instructions, so that
+// its sums are columns 8t to 8t + 7 of each 32.
+//
+// Instructions are what this loop is short of, not bytes: 45 a step and warp (16-bit), where
+// bitmaps and packed values took 250 and doubled the time (docs/rsh.md).
+//
+// Zeros of a step multiply too. Sums that are not finite are computed again from A's entries, which
+// bitmaps tell from zeros (exact.cuh, windows.cuh). Windows that were cut are joined by a tree
+// (tree.cuh). C's rows are those that `order` names, or positions 0 to `rows` without it.
+#pragma once
+
+#include "copy_ring.cuh"
+#include "epilogue.cuh"
+#include "exact.cuh"
+#include "tree.cuh"
+#include "windows.cuh"
+
+namespace fragments {
+
+constexpr int kSize = sizeof(E::Storage);
+constexpr bool kHalf = kSize == 2;
+constexpr int kDepth = kHalf ? 2 : 1;  // tiles of eight columns a step
+constexpr int kStepRows = 8 * kDepth;
+constexpr int kRowBytes = kCols * kSize;
+// ldmatrix reads eight rows at once, 16 bytes each; vector loads read four, 32 bytes of each.
+constexpr int kRowStride = kRowBytes + (kHalf ? 16 : 32);
+constexpr int kMostSide = kHalf ? 8 : 16;
+constexpr int kSide = kRowBytes / 16 < kMostSide ? kRowBytes / 16 : kMostSide;  // lanes along a row
+constexpr int kSegments = kRowBytes / (16 * kSide);  // copies of a lane along a row
+constexpr int kHeights = kStepRows * kSide / 32;     // rows of B that a lane copies its part of
+constexpr int kFragmentAt = kStepRows * kRowStride;  // A's part of a stage, behind B's
+constexpr int kFragmentBytes = 512;
+constexpr int kStageBytes = kFragmentAt + kFragmentBytes;
+constexpr int kGroups = kCols / 8;  // instructions side by side
+
+static_assert(kRowBytes % 64 == 0 && kSide <= 32 && kHeights >= 1, "whole rows of lanes");
+static_assert(kHalf || kRowStride % 128 == 32, "rows t of four lanes lie in different banks");
+static_assert(kCols % (kHalf ? 16 : 32) == 0, "whole groups of instructions");
+static_assert(kThreads % 32 == 0, "a warp an item");
+
+struct Tally {
+  float sum[kGroups][4];
+
+  template <typename Use>
+  __device__ __forceinline__ void each(const Use& use) {
+#pragma unroll
+    for (int i = 0; i < kGroups * 4; ++i) use(sum[i / 4][i % 4]);
+  }
+};
+
+// Where a warp works: its slab of columns of B, and its lane's place in it. Made anew where it is
+// needed, from a lane number that the compiler cannot keep: the loop over steps has no registers to
+// spare for what only its rare branches use.
+struct Place {
+  int lane, g, t;
+  int slab;
+  int column;  // first of the slab
+  int left;    // columns of B from there on
+
+  __device__ __forceinline__ Place(const Params& p, int slab_)
+      : lane(ptx::lane_now()),
+        g(lane >> 2),
+        t(lane & 3),
+        slab(slab_),
+        column(slab_ * kCols),
+        left(p.n - slab_ * kCols) {}
+};
+
+// The rows of B that a lane copies of one step.
+struct Ids {
+  u32 id[kHeights];
+};
+
+__device__ __forceinline__ Ids load_ids(const int* columns, int tile, int lane) {
+  union {
+    typename WordOf<4 * kHeights>::Type word;
+    Ids ids;
+  } loaded;
+  const int* from = columns + i64(tile) * 8 + lane / kSide * kHeights;
+  loaded.word = ptx::load_nc(reinterpret_cast<const decltype(loaded.word)*>(from));
+  return loaded.ids;
+}
+
+// A stage's rows of B times its part of A.
+__device__ __forceinline__ void multiply(const char* stage, const Place& at, Tally& tally) {
+  const uint4 a = *reinterpret_cast<const uint4*>(stage + kFragmentAt + at.lane * 16);
+  if constexpr (kHalf) {
+    const char* row = stage + (at.lane & 15) * kRowStride + (at.lane >> 4) * 16;
+    u32 b[kGroups / 2][4];
+#pragma unroll
+    for (int j = 0; j < kGroups / 2; ++j) ptx::load_matrix_transposed(row + j * 32, b[j]);
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      multiply_16<Mma<E>::kBfloat>(a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], tally.sum[j]);
+    }
+  } else {
+    const char* row = stage + at.t * kRowStride + at.g * 16;
+#pragma unroll
+    for (int j = 0; j < kGroups / 4; ++j) {
+      const uint4 low = *reinterpret_cast<const uint4*>(row + j * 128);
+      const uint4 high = *reinterpret_cast<const uint4*>(row + j * 128 + 4 * kRowStride);
+      multiply_tf32(a, low.x, high.x, tally.sum[4 * j]);
+      multiply_tf32(a, low.y, high.y, tally.sum[4 * j + 1]);
+      multiply_tf32(a, low.z, high.z, tally.sum[4 * j + 2]);
+      multiply_tf32(a, low.w, high.w, tally.sum[4 * j + 3]);
+    }
+  }
+}
+
+// Row of C at place r of the window; -1 past the last row.
+__device__ __forceinline__ int window_row(const Params& p, int window, int r) {
+  return row_of(p, window * 16 + r);
+}
+
+// Epilogue and store of neighbouring columns of one row, the first of them `offset` on in the slab.
+// Scaled always, if only by one: sums then need not lie in registers as the stores want them, which
+// would cost the loop over steps a move each.
+template <bool kEpilogue, int kCount>
+__device__ __forceinline__ void store_row(const Params& p, const Place& at, int row,
+                                          const RowTerms<float>& terms, int offset,
+                                          float (&sum)[kCount]) {
+  constexpr int kVector = kAligned ? (kCount < 4 ? kCount : 4) : 1;
+  Out::Storage* c = c_row(p, row) + at.column + offset;
+  scale_sums(terms, sum);
+  if constexpr (kEpilogue) {
+    add_terms<Out>(p, terms, at.column + offset, at.left - offset, c, 1, sum);
+  }
+  store_columns<Out, kVector>(c, at.left - offset, sum);
+}
+
+// Sums of 16 bits are stored four at a time: columns 2t and 2t + 1 of one eight change places with
+// the neighbouring lane's of the next, so that four lanes of a row fill a sector of 32 bytes.
+template <bool kEpilogue>
+__device__ __forceinline__ void store_pairs(const Params& p, const Place& at, int row,
+                                            const RowTerms<float>& terms, int half,
+                                            const Tally& tally) {
+  const bool odd = at.t & 1;
+  Out::Storage* c = row < 0 ? nullptr : c_row(p, row) + at.column;
+#pragma unroll
+  for (int j = 0; j < kGroups; j += 2) {
+    Packed<Out, 2> pair[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum[2] = {tally.sum[j + i][2 * half], tally.sum[j + i][2 * half + 1]};
+      const int offset = 8 * (j + i) + 2 * at.t;
+      scale_sums(terms, sum);
+      if (kEpilogue && row >= 0) {
+        add_terms<Out>(p, terms, at.column + offset, at.left - offset, c + offset, 1, sum);
+      }
+      pair[i].element[0] = Out::narrow(sum[0]);
+      pair[i].element[1] = Out::narrow(sum[1]);
+    }
+    const u32 theirs = __shfl_xor_sync(kWarp, odd ? pair[0].pair[0] : pair[1].pair[0], 1);
+    const uint2 four =
+        odd ? make_uint2(theirs, pair[1].pair[0]) : make_uint2(pair[0].pair[0], theirs);
+    const int offset = 8 * (j + odd) + 2 * (at.t & 2);
+    if (row >= 0 && offset < at.left) ptx::store_cs(reinterpret_cast<uint2*>(c + offset), four);
+  }
+}
+
+template <bool kEpilogue>
+__device__ __forceinline__ void store_sums(const Params& p, const Place& at, int window,
+                                           const Tally& tally) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = window_row(p, window, 8 * half + at.g);
+    RowTerms<float> terms = {float(p.alpha), 0.0f};
+    if (kEpilogue && row >= 0) terms = row_terms<float>(p, row);
+    if constexpr (kAligned && sizeof(Out::Storage) == 2) {
+      store_pairs<kEpilogue>(p, at, row, terms, half, tally);
+    } else if (row >= 0) {
+      constexpr int kCount = kHalf ? 2 : 8;
+#pragma unroll
+      for (int j = 0; j < kGroups; j += kCount / 2) {
+        float sum[kCount];
+#pragma unroll
+        for (int v = 0; v < kCount; ++v) {
+          sum[v] = tally.sum[j + v % (kCount / 2)][2 * half + v / (kCount / 2)];
+        }
+        store_row<kEpilogue>(p, at, row, terms, kHalf ? 8 * j + 2 * at.t : 8 * (j + at.t), sum);
+      }
+    }
+  }
+}
+
+// The same with more than a scale. Not inlined, nor is join_piece: both want registers that the
+// loop over steps has better uses for. Sums go through local memory, once a window.
+__device__ __noinline__ void store_with_terms(const Params& p, int slab, int window,
+                                              const Tally& tally) {
+  store_sums<true>(p, Place(p, slab), window, tally);
+}
+
+// Store a window's sums if all are finite; else false, and C is as it was. Clears them.
+__device__ __forceinline__ bool store_window(const Params& p, int slab, int window, Tally& tally) {
+  const Place at(p, slab);
+  FiniteCheck<4> check;
+  int i = 0;
+  tally.each([&](float sum) { check.add(sum, i++); });
+  const bool stored = !__any_sync(kWarp, check.failed());
+  if (stored) {
+    if (p.epilogue) {
+      const Tally sums = tally;
+      store_with_terms(p, slab, window, sums);
+    } else {
+      store_sums<false>(p, at, window, tally);
+    }
+  }
+  tally = {};
+  return stored;
+}
+
+// Sixteen rows by eight columns of A among fragments; entries are where bits are.
+struct FragmentEntries {
+  u64 bits;
+  const E::Storage* fragment;  // of the step
+  int place;                   // which of its tiles, and which eight rows
+
+  __device__ __forceinline__ float weight(int bit) const {
+    const int r = bit >> 3, c = bit & 7;
+    const int at =
+        kHalf ? (4 * r + c / 2) * 8 + place * 2 + c % 2 : (4 * r + c % 4) * 4 + place + c / 4 * 2;
+    return E::widen(fragment[at]);
+  }
+};
+
+// The warp's part of a window of C from A's entries alone, slowly: a lane has a row, and every
+// other eight columns.
+__device__ __noinline__ void exact(const Params& p, int slab, int window) {
+  const Place at(p, slab);
+  const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + at.column;
+  const int begin = __ldg(p.row_window_offset + window);
+  const int end = __ldg(p.row_window_offset + window + 1);
+  const int place_row = at.lane & 15, stack = place_row / 8;
+  const int row = window_row(p, window, place_row);
+  if (row < 0) return;
+  const auto tile_at = [&](int tile) {
+    constexpr int kStepElements = kFragmentBytes / kSize;
+    return FragmentEntries{__ldg(p.bitmaps + i64(tile) * 2 + stack),
+                           p.fragments + i64(tile / kDepth) * kStepElements,
+                           stack + tile % kDepth * 2};
+  };
+  const auto column_at = [&](int tile, int k) { return __ldg(p.tile_columns + i64(tile) * 8 + k); };
+#pragma unroll 1
+  for (int offset = at.lane / 16 * 8; offset < kCols && offset < at.left; offset += 16) {
+    float sum[8] = {};
+    add_entries<E>(place_row % 8, begin, end, tile_at, column_at,
+                   reinterpret_cast<const char*>(b + offset), static_cast<u32>(p.b_row_bytes),
+                   at.left - offset, sum);
+    Out::Storage* c = c_row(p, row) + at.column + offset;
+    apply_epilogue<Out>(p, row_terms<float>(p, row), at.column + offset, at.left - offset, c, 1,
+                        sum);
+    store_columns<Out, 1>(c, at.left - offset, sum);
+  }
+}
+
+// A piece of a cut window is done: the last to arrive adds all pieces up and stores the window.
+__device__ __noinline__ void join_piece(const Params& p, int slab, int window, int slot,
+                                        Tally& tally) {
+  const Place at(p, slab);
+  const auto add = [](Tally& mine, const Tally& other) {
+#pragma unroll
+    for (int i = 0; i < kGroups * 4; ++i) mine.sum[i / 4][i % 4] += other.sum[i / 4][i % 4];
+  };
+  const i64 layer = i64(blockIdx.z) * p.window_slabs + slab;
+  const Tree tree = {p.window_parent_of_slot, p.window_nodes,
+                     p.window_arrivals + layer * p.window_node_count,
+                     p.window_partials + layer * p.window_slot_count * 32 * sizeof(Tally)};
+  if (!climb<32>(tree, slot, at.lane, tally, add)) return;
+  if (!store_window(p, slab, window, tally)) exact(p, slab, window);
+}
+
+__device__ __forceinline__ char* ring_memory() {
+  __shared__ uint4 s_ring[kThreads / 32 * kStages * kStageBytes / 16];
+  return reinterpret_cast<char*>(s_ring) + threadIdx.x / 32 * (kStages * kStageBytes);
+}
+
+// All of item `index` in one slab; the same for all lanes of a warp.
+__device__ __forceinline__ void item_of_windows(const Params& p, int index, int slab) {
+  const Place at(p, slab);
+  if (index >= p.window_item_count || at.left <= 0) return;
+  const int4 item = __ldg(p.window_items + index);
+  const int end = item.z;
+  Tally tally = {};
+  Windows windows(p.row_window_offset, item);
+  char* ring = ring_memory();
+  const int along = at.lane % kSide * 16;  // bytes
+  const int height = at.lane / kSide * kHeights;
+  const int left = at.left - along / kSize;  // columns from the lane's first on; may be <= 0
+  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + at.column) +
+                  (left > 0 ? along : 0);
+  RingPlace<kStages, kStageBytes> fill, read;
+  int next = item.y;  // step to copy, by its first tile
+  Ids ids = {};
+  if (next < end) ids = load_ids(p.tile_columns, next, at.lane);
+  const auto copy_next = [&] {
+    if (next < end) {
+      char* stage = ring + fill.at;
+#pragma unroll
+      for (int h = 0; h < kHeights; ++h) {
+        const char* from = b + static_cast<u64>(ids.id[h]) * static_cast<u32>(p.b_row_bytes);
+#pragma unroll
+        for (int i = 0; i < kSegments; ++i) {
+          constexpr int kStep = 16 * kSide;
+          const bool inside = i * kStep / kSize < left;
+          ptx::copy_async<true>(stage + (height + h) * kRowStride + along + i * kStep,
+                                inside ? from + i * kStep : from, inside);
+        }
+      }
+      const char* a = reinterpret_cast<const char*>(p.fragments) + at.lane * 16;
+      ptx::copy_async<true>(stage + kFragmentAt + at.lane * 16,
+                            a + i64(next) * (kFragmentBytes / kDepth), true);
+      fill.next();
+      next += kDepth;
+      if (next < end) ids = load_ids(p.tile_columns, next, at.lane);
+    }
+    ptx::copy_commit();
+  };
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) copy_next();
+#pragma unroll 1
+  for (int tile = item.y;; tile += kDepth) {
+    if (tile == windows.stop) {
+      windows.close(p.row_window_offset, tile,
+                    [&](int window) { return store_window(p, slab, window, tally); });
+    }
+    if (tile >= end) break;
+    __syncwarp();  // all lanes have read the stage that is filled now
+    copy_next();
+    ptx::copy_wait<kStages - 1>();
+    __syncwarp();  // this step's copies of all lanes are there
+    multiply(ring + read.at, at, tally);
+    read.next();
+  }
+  if (item.w >= 0) {
+    Tally sums = tally;
+    join_piece(p, slab, item.x, item.w, sums);
+    return;
+  }
+  windows.repair([&](int window) { exact(p, slab, window); });
+}
+
+}  // namespace fragments

@@ -1,0 +1,391 @@
+// Items of rows and of row bundles on CUDA cores: what a group of lanes of the row kernels does.
+// Included by spmm_csr.cu and spmm_rstile.cu after their element types, constants and parameters.
+//
+// A group of kLanes lanes works on one item (a row, a bundle of rows that share columns, or a
+// piece of either, see segment.cuh) and one slab of kTimes * kLanes * kVec columns of B:
+//
+//              slab 0      slab 1                  lane l of the group holds kTimes vectors of kVec
+//   item 0   [ group ]   [ group ]   B row k:      columns, kLanes * kVec apart, and reads each
+//   item 1   [ group ]   [ group ]   |l0|l1|..|l0| with one access of up to 16 bytes
+//
+// Few lanes with several vectors each suit short rows: a warp then has 32 / kLanes rows at work at
+// once, and what a row costs beside its entries (about 140 instructions) is paid once for all of
+// them. Many lanes suit long rows.
+//
+// Rows: entries are taken in chunks of kLanes: lane l reads column id and value of the chunk's
+// l-th entry (coalesced, one chunk ahead), and hands them to the group by shuffles; kUnroll rows
+// of B are then in flight at once. All lanes of a warp run the same number of chunks. Whole chunks
+// take a path without predicates; the rest of a row takes whole batches, then what is left.
+//
+// Bundles: each row of B serves up to kRows rows of C. The list comes in batches of 4 tagged
+// columns, one load each for all lanes of the group, as are the kRows values of an element; bits
+// say which of them count.
+//
+// kRepair: C already holds a product made with tiles or a dense A, in which an invented zero may
+// have met an Inf or NaN of B. Groups whose part of C is finite leave at once; the others compute
+// it anew from A's entries alone. All pieces of a cut row look before its root writes.
+#pragma once
+
+#include "accumulator.cuh"
+#include "epilogue.cuh"
+#include "tree.cuh"
+
+namespace rows {
+
+constexpr int kGroups = 32 / kLanes;
+constexpr int kStep = kLanes * kVec;  // columns from one of a lane's vectors to its next
+constexpr int kSlab = kTimes * kStep;
+constexpr int kColumnBits = 32 - kRows;  // of a tagged column
+constexpr int kListStep = 4;             // elements of a bundle's list that come with one load
+
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0, "groups must not straddle warps");
+static_assert(!kRepair || kLanes == 32, "all pieces of a cut row must decide alike");
+static_assert(kLanes % kUnroll == 0, "a chunk is a whole number of batches");
+static_assert(kRows == 1 || (!kExtremum && !kRepair), "bundles only sum");
+static_assert(kRows == 1 || kRows == 4, "a bundle's rows come as one int4");
+static_assert(!kArgs || kExtremum, "a sum has no winner");
+
+// One chunk's operands as a group holds them: lane l has column and value of entry l.
+struct Chunk {
+  int column;
+  Acc value;
+  int entry;  // number of the chunk's first entry in A
+  int left;   // its entries, may exceed kLanes or be <= 0
+
+  // Drop the first M entries. Turning the operands round costs two shuffles, and lets a loop over
+  // batches stay a loop: unrolled, the compiler would start all loads at once and run out of
+  // registers.
+  template <int M>
+  __device__ __forceinline__ void drop(int lane) {
+    column = __shfl_sync(kWarp, column, lane + M, kLanes);
+    if constexpr (kWeighted) value = __shfl_sync(kWarp, value, lane + M, kLanes);
+    entry += M;
+    left -= M;
+  }
+};
+
+// A lane's part of row k of B.
+__device__ __forceinline__ void load_row(const Params& p, const char* b, u32 k,
+                                         Packed<E, kVec> (&row)[kTimes]) {
+  const char* address = b + static_cast<u64>(k) * static_cast<u32>(p.b_row_bytes);
+#pragma unroll
+  for (int q = 0; q < kTimes; ++q) {
+    row[q] = load_vector<E, kVec>(address + q * kStep * sizeof(E::Storage));
+  }
+}
+
+// sum += weight * row where `here`; predicated, not multiplied by zero: an entry that is not there
+// takes no part, also where B is not finite.
+template <bool kAlways>
+__device__ __forceinline__ void add_row(bool here, Acc weight, const Packed<E, kVec> (&row)[kTimes],
+                                        Acc (&sum)[kTimes][kVec]) {
+#pragma unroll
+  for (int q = 0; q < kTimes; ++q) {
+    Acc x[kVec];
+#pragma unroll
+    for (int v = 0; v < kVec; ++v) x[v] = widen(row[q], v);
+    if constexpr (kAlways) {
+#pragma unroll
+      for (int v = 0; v < kVec; ++v) sum[q][v] += kWeighted ? weight * x[v] : x[v];
+    } else if constexpr (kWeighted) {
+      ptx::fma_if<kVec>(here, weight, x, sum[q]);
+    } else {
+      ptx::add_if<kVec>(here, x, sum[q]);
+    }
+  }
+}
+
+// The first M entries of a chunk: their rows of B are all in flight before the first is used.
+// kMasked: groups of the warp have different numbers of entries. A group that has fewer loads
+// along (some row of B, whose column it read before, or row 0) and uses nothing of it: predicates
+// on every load would cost more than a load that hits in L1.
+template <int M, bool kMasked>
+__device__ __forceinline__ void batch(const Params& p, const Chunk& chunk, const char* b,
+                                      Accumulator<1>& acc) {
+  Packed<E, kVec> row[M][kTimes];
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    load_row(p, b, __shfl_sync(kWarp, chunk.column, m, kLanes), row[m]);
+  }
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    const bool here = !kMasked || m < chunk.left;
+    const Acc weight = kWeighted ? __shfl_sync(kWarp, chunk.value, m, kLanes) : chunk.value;
+    if constexpr (!kExtremum) {
+      add_row<!kMasked>(here, weight, row[m], acc.sum[0]);
+    } else if (here) {
+#pragma unroll
+      for (int q = 0; q < kTimes; ++q) {
+#pragma unroll
+        for (int v = 0; v < kVec; ++v) {
+          acc.offer(q, v, weight * widen(row[m][q], v), chunk.entry + m);
+        }
+      }
+    }
+  }
+}
+
+// Exactly `most` entries, fewer than M.
+template <int M>
+__device__ __forceinline__ void rest(const Params& p, const Chunk& chunk, const char* b, int most,
+                                     Accumulator<1>& acc) {
+  if constexpr (M > 1) {
+    if (most == M - 1) {
+      batch<M - 1, (kGroups > 1)>(p, chunk, b, acc);
+    } else {
+      rest<M - 1>(p, chunk, b, most, acc);
+    }
+  }
+}
+
+// A chunk of fewer than kLanes entries in some group of the warp; `most` in the fullest.
+__device__ __forceinline__ void partial_chunk(const Params& p, Chunk chunk, const char* b, int lane,
+                                              int most, Accumulator<1>& acc) {
+  constexpr int kBatch = kUnroll < 4 ? kUnroll : 4;
+#pragma unroll 1
+  for (; most >= kBatch; most -= kBatch) {
+    batch<kBatch, (kGroups > 1)>(p, chunk, b, acc);
+    chunk.drop<kBatch>(lane);
+  }
+  rest<kBatch>(p, chunk, b, most, acc);
+}
+
+// The first NaN among the group's own entries, in one column of B; rare, so it may be slow.
+__device__ __forceinline__ int first_nan(const Params& p, const GroupWork& work, int4 item,
+                                         const char* b, Acc sign) {
+  for (int begin = item.y + work.first; begin < item.z; begin += work.stride) {
+    const int end = begin + kLanes < item.z ? begin + kLanes : item.z;
+    for (int at = begin; at < end; ++at) {
+      const u64 k = static_cast<u32>(__ldg(p.columns + at));
+      const char* address = b + k * static_cast<u32>(p.b_row_bytes);
+      const Acc x = E::widen(*reinterpret_cast<const E::Storage*>(address));
+      const Acc candidate = (kWeighted ? sign * E::widen(__ldg(p.values + at)) : sign) * x;
+      if (candidate != candidate) return at;
+    }
+  }
+  return -1;
+}
+
+__device__ __forceinline__ int4 load_item(const Params& p, int index, int end) {
+  return index < end ? __ldg(p.items + index) : make_int4(-1, 0, 0, -1);
+}
+
+// Sum or extremum of the group's share of an item.
+__device__ __forceinline__ void gather_row(const Params& p, const GroupWork& work, int4 item,
+                                           int lane, const char* b, Accumulator<1>& acc) {
+  const Acc sign = kExtremum && p.minimum ? Acc(-1) : Acc(1);
+  const int* columns = p.columns + item.y;
+  const E::Storage* values = p.values + item.y;
+  const int length = item.z - item.y;
+  int begin = work.first;  // of the group's chunk in the item
+  int next_column = 0;
+  E::Storage next_value = {};
+  const auto look_ahead = [&] {
+    if (begin + lane < length) {
+      next_column = __ldg(columns + begin + lane);
+      if constexpr (kWeighted) next_value = __ldg(values + begin + lane);
+    }
+  };
+  look_ahead();
+  while (true) {
+    Chunk chunk;
+    chunk.left = length - begin;
+    const int most = kGroups == 1 ? chunk.left : __reduce_max_sync(kWarp, chunk.left);
+    if (most <= 0) break;
+    chunk.column = next_column;
+    chunk.value = kWeighted ? E::widen(next_value) : Acc(1);
+    if constexpr (kExtremum) chunk.value *= sign;
+    chunk.entry = item.y + begin;
+    begin += work.stride;
+    look_ahead();
+    const int least = kGroups == 1 ? chunk.left : __reduce_min_sync(kWarp, chunk.left);
+    if (least >= kLanes) {
+#pragma unroll 1
+      for (int j = 0; j < kLanes; j += kUnroll) {
+        batch<kUnroll, false>(p, chunk, b, acc);
+        if (kLanes > kUnroll) chunk.drop<kUnroll>(lane);
+      }
+    } else {
+      partial_chunk(p, chunk, b, lane, most < kLanes ? most : kLanes, acc);
+    }
+  }
+  if constexpr (kArgs) {
+    // Where the greatest is NaN, its entry is still to be found.
+#pragma unroll
+    for (int q = 0; q < kTimes; ++q) {
+#pragma unroll
+      for (int v = 0; v < kVec; ++v) {
+        if (acc.sum[0][q][v] != acc.sum[0][q][v]) {
+          const int column = q * kStep + v;
+          const char* place = b + column * sizeof(E::Storage);
+          acc.set_winner(q, v, first_nan(p, work, item, place, sign));
+        }
+      }
+    }
+  }
+}
+
+// The group's share of a bundle. Groups of a warp go their own ways: nothing is shuffled.
+template <int R>
+__device__ __forceinline__ void gather_bundle(const Params& p, const GroupWork& work, int4 item,
+                                              const char* b, Accumulator<R>& acc) {
+  const int step = work.wide ? kGroups : 1;
+  const int end = item.z / kListStep;
+  int at = item.y / kListStep + work.first / kLanes;
+  uint4 next = {};
+  if (at < end) next = ptx::load_nc(p.tagged + at);
+#pragma unroll 1
+  while (at < end) {
+    const u32 tags[kListStep] = {next.x, next.y, next.z, next.w};
+    const E::Storage* values = p.packed + static_cast<i64>(at) * (kListStep * R);
+    at += step;
+    if (at < end) next = ptx::load_nc(p.tagged + at);
+    Packed<E, kVec> row[kListStep][kTimes];
+    RawValues<E, R> weights[kListStep];
+#pragma unroll
+    for (int m = 0; m < kListStep; ++m) {
+      load_row(p, b, tags[m] & ((1u << kColumnBits) - 1u), row[m]);
+      if constexpr (kWeighted) weights[m].load(values + m * R);
+    }
+#pragma unroll
+    for (int m = 0; m < kListStep; ++m) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        add_row<false>(tags[m] & (1u << (kColumnBits + r)), kWeighted ? weights[m][r] : Acc(1),
+                       row[m], acc.sum[r]);
+      }
+    }
+  }
+}
+
+// The groups of a warp shared an item: add what they hold.
+template <int R>
+__device__ __forceinline__ void join_groups(Accumulator<R>& acc) {
+#pragma unroll
+  for (int step = kLanes; step < 32; step *= 2) {
+    acc.join([&](int r, int q, int v) { return __shfl_xor_sync(kWarp, acc.sum[r][q][v], step); },
+             [&](int q, int v) { return __shfl_xor_sync(kWarp, acc.winner(q, v), step); });
+  }
+}
+
+// Climb the tree of a cut unit; true in the one group that holds the whole unit's result.
+template <int R>
+__device__ __forceinline__ bool combine(const Params& p, int slot, int column, int lane,
+                                        Accumulator<R>& acc) {
+  constexpr int kSlotBytes = sizeof(Accumulator<kRows>);
+  const i64 layer = i64(blockIdx.z) * p.slabs + column / kSlab;
+  const Tree tree = tree_of(p, layer, kLanes * kSlotBytes);
+  const auto join = [](Accumulator<R>& mine, const Accumulator<R>& other) {
+    mine.join([&](int r, int q, int v) { return other.sum[r][q][v]; },
+              [&](int q, int v) { return other.winner(q, v); });
+  };
+  return climb<kLanes, Accumulator<R>, decltype(join), kSlotBytes>(tree, slot, lane, acc, join);
+}
+
+// Store kVec elements of one row of C, after the epilogue or as the extremum that they are.
+__device__ __forceinline__ void store_row(const Params& p, int row, int column, Acc (&sum)[kVec],
+                                          bool empty) {
+  Out::Storage* c = c_row(p, row) + column;
+  if constexpr (kExtremum) {
+#pragma unroll
+    for (int v = 0; v < kVec; ++v) sum[v] = empty ? Acc(0) : p.minimum ? -sum[v] : sum[v];
+  } else if (p.epilogue) {
+    apply_epilogue<Out>(p, row_terms<Acc>(p, row), column, kVec, c, 1, sum);
+  }
+  store_columns<Out, kVec>(c, kVec, sum);
+}
+
+// The winning entries beside them; args is laid out as C.
+template <int R>
+__device__ __forceinline__ void store_args(const Params& p, int row, int column,
+                                           const Accumulator<R>& acc, int q) {
+  i64* args = p.args + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride + column;
+#pragma unroll
+  for (int v = 0; v < kVec; ++v) args[v] = acc.winner(q, v);
+}
+
+// Store what a group holds for its item: add cut pieces first, then one row or a bundle's.
+template <int R>
+__device__ __forceinline__ void deliver(const Params& p, const GroupWork& work, int4 item,
+                                        int column, int lane, Accumulator<R>& acc) {
+  // A wide item's first group goes on alone.
+  if (item.x < 0 || (work.wide && work.first > 0)) return;
+  if (item.w >= 0 && !combine<R>(p, item.w, column, lane, acc)) return;
+  if (column >= p.n) return;
+  int row[R];
+  if constexpr (R == 1) {
+    row[0] = item.x;
+  } else {
+    const int4 four = __ldg(p.bundle_rows + item.x);
+    row[0] = four.x, row[1] = four.y, row[2] = four.z, row[3] = four.w;
+  }
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if (row[r] < 0) continue;
+#pragma unroll
+    for (int q = 0; q < kTimes; ++q) {
+      store_row(p, row[r], column + q * kStep, acc.sum[r][q], item.y == item.z);
+      if constexpr (kArgs) store_args<R>(p, row[r], column + q * kStep, acc, q);
+    }
+  }
+}
+
+// True when this part of C is finite, so that there is nothing to repair.
+__device__ __forceinline__ bool is_finite(const Params& p, int row, int column) {
+  const i64 at = blockIdx.z * p.c_batch_stride + row * p.c_row_stride + column;
+  bool finite = true;
+#pragma unroll
+  for (int v = 0; v < kVec; ++v) {
+    const Acc x = column < p.n && row >= 0 ? Acc(Out::widen(p.c[at + v])) : Acc(0);
+    finite = finite && (x - x == Acc(0));
+  }
+  return __all_sync(kWarp, finite);
+}
+
+// A lane's first column; lanes past the last one read the first ones instead and store nothing.
+struct Place {
+  int column;
+  const char* b;
+};
+
+__device__ __forceinline__ Place place(const Params& p, int slab, int lane) {
+  const int column = slab * kSlab + lane * kVec;
+  const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + (column < p.n ? column : 0);
+  return {column, reinterpret_cast<const char*>(b)};
+}
+
+__device__ __forceinline__ void row_item(const Params& p, const GroupWork& work, int slab,
+                                         int lane) {
+  const Place at = place(p, slab, lane);
+  const int4 item = load_item(p, work.index, work.end);
+  if (kRepair && is_finite(p, item.x, at.column)) return;
+  Accumulator<1> acc;
+  const int first = item.y + work.first;
+  acc.clear(first < item.z ? first : -1);
+  gather_row(p, work, item, lane, at.b, acc);
+  if (kGroups > 1 && work.wide) join_groups<1>(acc);
+  deliver<1>(p, work, item, at.column, lane, acc);
+}
+
+__device__ __forceinline__ void bundle_item(const Params& p, const GroupWork& work, int slab,
+                                            int lane) {
+  const Place at = place(p, slab, lane);
+  const int4 item = load_item(p, work.index, work.end);
+  Accumulator<kRows> acc;
+  acc.clear(-1);
+  gather_bundle<kRows>(p, work, item, at.b, acc);
+  if (kGroups > 1 && work.wide) join_groups<kRows>(acc);
+  deliver<kRows>(p, work, item, at.column, lane, acc);
+}
+
+// The items of one block of threads.
+__device__ __forceinline__ void block_of_items(const Params& p, int block, int slab) {
+  const GroupWork work = group_work<kLanes, kThreads>(block, p.item_end, p.block_end);
+  const int lane = threadIdx.x % kLanes;
+  if constexpr (kRows > 1) {
+    if (work.bundled) return bundle_item(p, work, slab, lane);
+  }
+  row_item(p, work, slab, lane);
+}
+
+}  // namespace rows

@@ -1,0 +1,177 @@
+"""Host side of ``spmm_rstile.cu``: configurations, limits, choice of slabs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sparsetile.jit.params import ParamStruct, i32, pointer
+from sparsetile.jit.source import ConfigValue
+from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
+from sparsetile.kernels.csr import RowTile, out_dtypes
+from sparsetile.kernels.params import (
+    BUNDLES,
+    EPILOGUE,
+    OPERANDS,
+    POSITIONS,
+    SECTIONS,
+    STRIDES,
+    TREE,
+)
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = ["ELEMENTS", "SPMM_RSTILE", "THREADS", "Slabs", "choose_slabs", "rstile_config"]
+
+# torch dtype -> trait of element.cuh; mma.sync has no float64 instruction of these tiles' shape.
+ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
+THREADS = 128
+WARPS = THREADS // 32
+ACCESS_BYTES = 16
+# Columns that a warp covers: its sums for sixteen rows are half as many registers.
+WIDTHS = (32, 64, 128)
+ROW_LANES = 8
+GROUP = 256
+# Steps in the ring of a warp, the one at work included.
+STAGES = 2
+# Blocks an SM should hold, which bounds the registers.
+_MIN_BLOCKS = {32: 6, 64: 5, 128: 4}
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """How the columns of B are shared out.
+
+    Attributes
+    ----------
+    columns : int
+        Columns of a warp on windows.
+    shift : int
+        2**shift slabs next to each other make a group, which a row of the grid covers.
+    rows : RowTile
+        Columns of a group of lanes on rows.
+    aligned : bool
+        Whether rows of C are multiples of 16 bytes of B's type.
+    """
+
+    columns: int
+    shift: int
+    rows: RowTile
+    aligned: bool
+
+    @property
+    def group(self) -> int:
+        """Columns of a group."""
+        return self.columns << self.shift
+
+    def groups(self, n: int) -> int:
+        """Groups that cover ``n`` columns."""
+        return -(-n // self.group)
+
+    @property
+    def warps(self) -> int:
+        """Warps that an SM has at work on windows."""
+        return WARPS * _MIN_BLOCKS[self.columns]
+
+    @property
+    def row_slabs(self) -> int:
+        """Slabs of rows that cover a group."""
+        return -(-self.group // self.rows.slab)
+
+
+def _row_tile(dtype: torch.dtype, n: int, group: int) -> RowTile:
+    """Lanes and vectors for residual rows, which are short as a rule: few lanes with several
+    vectors each, so that a warp has four rows at work, where they fit exactly."""
+    vector = ACCESS_BYTES // dtype.itemsize
+    for times in (4, 2) if dtype.itemsize == 4 else (2,):
+        tile = RowTile(vector, ROW_LANES, times)
+        if n % tile.slab == 0:
+            return tile
+    covering = -(-min(n, group) // vector)
+    return RowTile(vector, next((a for a in (4, 8, 16) if a >= covering), 16))
+
+
+def choose_slabs(dtype: torch.dtype, n: int, aligned: bool) -> Slabs:
+    """Return the slabs for ``n`` columns; not ``aligned`` where rows of C are not 16-byte
+    multiples."""
+    columns = next((c for c in WIDTHS if c >= n), WIDTHS[-1])
+    shift = min((GROUP // columns).bit_length() - 1, max(0, (-(-n // columns) - 1).bit_length()))
+    rows = _row_tile(dtype, n, columns << shift) if aligned else RowTile(1, 32)
+    return Slabs(columns, shift, rows, aligned)
+
+
+def _in_flight(slabs: Slabs) -> int:
+    """Rows of B that a group of lanes has in flight: as many as the windows' registers allow."""
+    most = 8 if slabs.columns > WIDTHS[0] and slabs.rows.times <= 2 else 4
+    return min(most, slabs.rows.lanes)
+
+
+def rstile_config(
+    dtype: torch.dtype, slabs: Slabs, weighted: bool, *, out_dtype: torch.dtype | None = None
+) -> dict[str, ConfigValue]:
+    """Constants of ``spmm_rstile.cu``. ``weighted`` concerns residual rows alone."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kCols": slabs.columns,
+        "kStages": STAGES,
+        "kAligned": slabs.aligned,
+        "kRowVec": slabs.rows.vector,
+        "kRowLanes": slabs.rows.lanes,
+        "kRowTimes": slabs.rows.times,
+        "kRowUnroll": _in_flight(slabs),
+        "kThreads": THREADS,
+        "kMinBlocks": _MIN_BLOCKS[slabs.columns],
+        "kWeighted": weighted,
+    }
+
+
+def _configs() -> Iterator[dict[str, ConfigValue]]:
+    seen = {}
+    for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
+        widths = (8, 16, 32, 40, 64, 72, 128, 192)  # one of each kind of slabs
+        for n, aligned in itertools.product(widths, (True, False)):
+            slabs = choose_slabs(dtype, n, aligned)
+            for out in out_dtypes(dtype):
+                config = rstile_config(dtype, slabs, weighted, out_dtype=out)
+                seen[tuple(config.items())] = config
+    yield from seen.values()
+
+
+SPMM_RSTILE = KernelSpec(
+    name="spmm_rstile",
+    params=ParamStruct.of(
+        pointer("items", "const int4*", "rows, as in kernels/csr.py"),
+        pointer("columns", "const int*", "of A's entries"),
+        pointer("values", "const E::Storage*"),
+        *OPERANDS,
+        *BUNDLES,
+        *STRIDES,
+        *TREE,
+        *EPILOGUE,
+        *SECTIONS,
+        i32("n"),
+        i32("slabs", "of rows, all groups"),
+        *POSITIONS,
+        pointer("window_items", "const int4*", "first window, first tile, end, slot or -windows"),
+        pointer("row_window_offset", "const int*"),
+        pointer("tile_columns", "const int*", "eight a tile"),
+        pointer("bitmaps", "const u64*", "two a tile"),
+        pointer("fragments", "const E::Storage*"),
+        pointer("window_parent_of_slot", "const int*"),
+        pointer("window_nodes", "const int4*"),
+        pointer("window_arrivals", "int*"),
+        pointer("window_partials", "char*"),
+        i32("window_slot_count"),
+        i32("window_node_count"),
+        i32("window_item_count"),
+        i32("window_slabs", "of windows, all groups"),
+        i32("window_blocks"),
+        i32("slab_shift"),
+        i32("row_slabs", "of rows, in a group"),
+    ),
+    configs=_configs,
+    shared_memory=True,
+)

@@ -1,0 +1,168 @@
+"""What rows cost in windows and on CUDA cores, and what a product of ``rsh`` is predicted to take.
+
+Times are sums over rows and windows: a tile costs its rows of B and a part that does not depend on
+them; an entry on CUDA cores costs a row of B of which L1 holds most, and more where none of the
+next rows has its column. B and C are read and written once either way. Constants were fitted to
+H200 times of the core matrices in two row orders, all rows in windows and none (docs/rsh.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsetile.core.device import processors
+from sparsetile.formats.fragments import step_tiles
+from sparsetile.formats.partition import (
+    Counts,
+    Partition,
+    RowCosts,
+    count_columns,
+    split_by_cost,
+)
+from sparsetile.kernels.rstile import choose_slabs
+from sparsetile.systems.base import Request
+from sparsetile.systems.csr.cost import predict_csr
+from sparsetile.systems.shared.cost import rows_once
+
+__all__ = [
+    "PartTimes",
+    "Split",
+    "cheapest_split",
+    "counted",
+    "long_window",
+    "predict_rsh",
+    "row_costs",
+]
+
+HEIGHT = 16
+# A window is super-long, and cut, over this many times the steps that each of the GPU's warps would
+# have if all had the same, but not under the least nor over the most (docs/rsh.md has the sweep).
+LONG_SHARES, LEAST_STEPS, MOST_STEPS = 1.5, 32, 96
+
+
+@dataclass(frozen=True)
+class PartTimes:
+    """Microseconds.
+
+    Attributes
+    ----------
+    start : float
+        Before the first and after the last row.
+    tile, tile_byte : float
+        A thousand tiles: fixed, and a byte of a row of B.
+    window, window_byte : float
+        A thousand windows.
+    entry, entry_byte, new_byte : float
+        A thousand entries on CUDA cores, and new columns.
+    row, row_byte : float
+        A thousand rows on CUDA cores.
+    held, beyond : float
+        A megabyte of B and C: what L2 can hold, and the rest.
+    """
+
+    start: float
+    tile: float
+    tile_byte: float
+    window: float
+    window_byte: float
+    entry: float
+    entry_byte: float
+    new_byte: float
+    row: float
+    row_byte: float
+    held: float
+    beyond: float
+
+
+# By bytes of an element.
+TIMES = {
+    4: PartTimes(14.0, 0.175, 8.8e-4, 0.0, 0.0, 1.4e-4, 6.6e-5, 5.5e-5, 0.0, 0.0, 0.028, 0.218),
+    2: PartTimes(9.2, 0.078, 1.12e-3, 0.0, 0.0, 0.0, 8.3e-5, 3.1e-5, 0.0, 1.6e-4, 0.0, 0.205),
+}
+# A piece of a cut window, in tiles.
+PIECE = 6.0
+# How much faster than CUDA cores alone a mixture must be predicted before it is taken.
+MARGIN = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Windows and residual rows, and the seconds of one product.
+
+    Attributes
+    ----------
+    partition : Partition or None
+        None: all rows on CUDA cores.
+    seconds : float
+        Predicted.
+    """
+
+    partition: Partition | None
+    seconds: float
+
+
+def _times(request: Request) -> PartTimes:
+    return TIMES[4 if request.dtype.itemsize >= 4 else 2]
+
+
+def row_costs(request: Request) -> RowCosts:
+    """Return what a request's rows cost either way, in seconds."""
+    row, times = request.row_bytes, _times(request)
+    tile = (times.tile + times.tile_byte * row) * 1e-9
+    return RowCosts(
+        tile=tile,
+        window=(times.window + times.window_byte * row) * 1e-9,
+        entry=(times.entry + times.entry_byte * row) * 1e-9,
+        new=times.new_byte * row * 1e-9,
+        row=(times.row + times.row_byte * row) * 1e-9,
+        longest=long_window(request),
+        piece=PIECE * tile,
+    )
+
+
+def counted(request: Request) -> Counts:
+    """Count the request's columns, once."""
+    return request.once(
+        "columns", lambda: count_columns(request.csr, request.permutation.perm, HEIGHT)
+    )
+
+
+def long_window(request: Request) -> int:
+    """Return the tiles over which a window is cut: the paper's adaptive rule, with its terms
+    measured. Cutting less leaves the longest window to run alone at the end; cutting more costs
+    partial sums."""
+    tiles = int(((counted(request).pairs[::HEIGHT] + 7) // 8).sum())
+    depth = step_tiles(request.dtype.itemsize)
+    slabs = choose_slabs(request.dtype, max(request.n, 1), True)
+    warps = processors(request.device) * slabs.warps
+    share = tiles / depth * -(-request.n // slabs.columns) / warps
+    return depth * min(max(round(LONG_SHARES * share), LEAST_STEPS), MOST_STEPS)
+
+
+def cheapest_split(request: Request) -> Split:
+    """Return the cheaper of all rows on CUDA cores and the best mixture."""
+    return request.once(("split", request.n, request.dtype), lambda: _cheapest_split(request))
+
+
+def _once_seconds(request: Request) -> float:
+    """Seconds that B and C take, each once."""
+    times, once = _times(request), request.row_bytes * rows_once(request.csr)
+    beyond = max(once - request.machine.l2_bytes, 0)
+    return ((once - beyond) * times.held + beyond * times.beyond) * 1e-12
+
+
+def _cheapest_split(request: Request) -> Split:
+    counts, costs = counted(request), row_costs(request)
+    rows, windows = costs.of_rows(counts), costs.of_windows(counts)
+    alone = predict_csr(request)
+    partition = split_by_cost(counts, costs)
+    if not partition.windows.numel():
+        return Split(None, alone)
+    mixed = float(windows[partition.windows].sum() + rows[partition.residual].sum())
+    mixed += _times(request).start * 1e-6 + _once_seconds(request)
+    return Split(None, alone) if mixed > MARGIN * alone else Split(partition, mixed)
+
+
+def predict_rsh(request: Request) -> float:
+    """Return the seconds of one product."""
+    return cheapest_split(request).seconds

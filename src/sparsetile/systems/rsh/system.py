@@ -1,0 +1,164 @@
+"""``rsh``: RSH-SpMM, tiles where rows share columns and CUDA cores where they do not.
+
+Parts: RS-Tile (formats/rstile.py) with windows of sixteen rows that begin at any row; the row-level
+partition (formats/partition.py), by cost or by the paper's thresholds; one kernel with two kinds of
+thread blocks (kernels/cuda/spmm_rstile.cu), which write disjoint rows of C. Windows of very many
+tiles are cut (balance/windows.py). Where no window pays, the product is that of ``csr``.
+Deterministic. What was decided and why is in docs/rsh.md.
+
+``ablation``: ``threshold`` is the paper's rule (Algorithm 1), ``tiles`` gives all rows to windows,
+``rows`` all to the CUDA-core part of the same kernel, ``mixed`` takes the cheapest mixture even
+where one part alone is predicted faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sparsetile.balance import SegmentSchedule, WindowSchedule
+from sparsetile.formats.fragments import entry_cells
+from sparsetile.formats.partition import Partition, split_by_cost, split_by_threshold
+from sparsetile.formats.rstile import RSTile
+from sparsetile.formats.units import row_units
+from sparsetile.kernels.rstile import ELEMENTS
+from sparsetile.systems.base import (
+    BuildTimer,
+    BuiltSystem,
+    Request,
+    Runner,
+    System,
+    order_tensor,
+)
+from sparsetile.systems.csr.rows import schedule_sizes, segment_length
+from sparsetile.systems.csr.system import CSRSystem
+from sparsetile.systems.registry import runner
+from sparsetile.systems.rsh.cost import (
+    cheapest_split,
+    counted,
+    long_window,
+    predict_rsh,
+    row_costs,
+)
+from sparsetile.systems.rsh.runner import RSHRunner
+from sparsetile.systems.shared.requirements import ampere_reasons, tile_reasons
+
+__all__ = ["RSHSystem"]
+
+TILES, ROWS, MIXED, THRESHOLD = "tiles", "rows", "mixed", "threshold"
+
+
+def thresholds(request: Request) -> tuple[int, int]:
+    """The paper's tau_nnz and tau_inc for a matrix: its useful range of tau_nnz is 0 to 6.
+
+    Half of the mean row, at most six entries; rows that add fewer than three columns.
+    """
+    rows = max(request.csr.shape[0], 1)
+    return min(6, round(request.csr.nnz / rows / 2)), 3
+
+
+def _longest_row(request: Request) -> int:
+    """Entries of the longest row."""
+    return int(request.csr.row_lengths().max()) if request.csr.shape[0] else 0
+
+
+class RSHSystem(System):
+    """Tensor Cores on the rows that share columns, CUDA cores on the others."""
+
+    name = "rsh"
+    summary = "RSH-SpMM: Tensor-Core windows and CUDA-core rows in one launch, TF32 or 16-bit"
+    devices = ("cuda",)
+    dtypes = tuple(ELEMENTS)
+    deterministic = True
+    architectures = "sm_80 and newer"
+    ordered = True
+    rounds_to_tf32 = True
+    counts_pairs = True
+    kernels = ("spmm_rstile", "spmm_csr")
+    ablations = (TILES, ROWS, MIXED, THRESHOLD)
+    contract_ablations = (TILES, MIXED, THRESHOLD)  # small matrices would lead it to rows alone
+
+    def __init__(self) -> None:
+        self._rows = CSRSystem()
+
+    def further_reasons(self, request: Request) -> list[str]:
+        return [*tile_reasons(request), *ampere_reasons(request)]
+
+    def predict(self, request: Request) -> float:
+        return predict_rsh(request)
+
+    def build(self, request: Request) -> BuiltSystem:
+        split = self._split(request)
+        if split is None:
+            built = self._rows.build(request.changed(ablation=None))
+            choices = {**built.choices, "split": "all rows on CUDA cores, as csr"}
+            return self.built(
+                request, built.tensors, choices, built.seconds, rows_alone=built.recipe
+            )
+        return self._build(request, split)
+
+    def _split(self, request: Request) -> Partition | None:
+        """Return the partition; None: all rows on CUDA cores."""
+        kind = request.ablation
+        if kind == TILES:
+            return split_by_threshold(counted(request), 0, 0)
+        if kind == ROWS:
+            return split_by_threshold(counted(request), _longest_row(request), 2**62)
+        if kind == THRESHOLD:
+            return split_by_threshold(counted(request), *thresholds(request))
+        if kind == MIXED:
+            return split_by_cost(counted(request), row_costs(request))
+        return cheapest_split(request).partition
+
+    def _build(self, request: Request, split: Partition) -> BuiltSystem:
+        csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
+        packed = RSTile.pack_split(csr, order, split)
+        tiles = packed.tiles
+        cells = entry_cells(tiles)
+        timer("format")
+        limit = long_window(request)
+        windows = WindowSchedule.make(tiles.units(), step=2, limit=limit)
+        rest = packed.residual_rows
+        units = row_units(csr, rest)
+        rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
+        tensors = {
+            "row_window_offset": tiles.row_window_offset,
+            "tile_columns": tiles.sparse_a_to_b,
+            "bitmaps": tiles.tc_local_bit,
+            "entries": tiles.entries.to(torch.int32),
+            "cells": cells,
+            "order": order_tensor(packed.tile_rows, csr),
+            "indptr": csr.indptr,
+            "columns": csr.indices,
+            **{f"window_{name}": tensor for name, tensor in windows.tensors().items()},
+            **rows.tensors(),
+        }
+        choices = {
+            "format": f"RS-Tile, {split.windows.numel()} windows of {split.height} rows, "
+            f"{tiles.tile_count} tiles of {tiles.mean_tile_entries:.1f} entries",
+            "split": f"{100 * packed.tile_share:.1f} % of the entries and "
+            f"{packed.tile_rows.numel()} of {csr.shape[0]} rows in windows",
+            "schedule": f"{windows.item_count} items of windows, at most {windows.longest} tiles, "
+            f"{windows.slot_count} partial sums; {rows.item_count} items of rows, "
+            f"{rows.slot_count} partial sums",
+        }
+        timer("schedule")
+        return self.built(
+            request,
+            tensors,
+            choices,
+            timer.seconds,
+            positions=packed.tile_rows.numel(),
+            tiles=tiles.tile_count,
+            items=windows.item_count,
+            slots=windows.slot_count,
+            nodes=windows.node_count,
+            residual=schedule_sizes(rows),
+        )
+
+    def make_runner(self, meta: Mapping[str, Any]) -> Runner:
+        if "rows_alone" in meta:
+            return runner(str(meta["rows_alone"]))
+        return RSHRunner(meta)
