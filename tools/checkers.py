@@ -4,7 +4,8 @@
 ``tools.checked_products`` under each tool and writes ``results/<gpu>/checkers.json`` with the
 digest that the GPU record has. A tool that is missing, that was stopped, or that saw nothing run
 leaves no entry. Which systems run and which kernels are watched comes from the registries: a new
-system is checked without an edit here.
+system is checked without an edit here. A tool watches each system in a process of its own, all at
+once: a tool slows the host down more than the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,44 @@ def _unfinished(tool: str, got: str, remedy: str) -> RuntimeError:
     )
 
 
+@dataclass(frozen=True)
+class Watched:
+    """What a tool said of one system's products, and what they said themselves."""
+
+    errors: int
+    status: int
+    matrices: list[str]
+    products: int
+    failure: str
+    log: list[str]
+
+
+def _watch(
+    program: str, chosen: Checker, root: Path, limit: float, device: str, matrices: str
+) -> Watched:
+    """Run the products of ``chosen.systems`` under the tool."""
+    with tempfile.TemporaryDirectory() as folder:
+        log, report = Path(folder) / "log.txt", Path(folder) / "report.json"
+        status = _run(_command(program, chosen, log, report, device, matrices), root, limit)
+        if status is None:
+            raise _unfinished(
+                chosen.tool, f"no end within {limit:g} s", "Give it longer with --time-limit"
+            )
+        text = log.read_text(errors="replace") if log.is_file() else ""
+        ran: dict[str, Any] = {"matrices": [], "products": 0, "failure": "no report of what ran"}
+        if report.is_file():
+            ran = json.loads(report.read_text())
+    errors = _errors(text)
+    if errors is None:
+        raise _unfinished(
+            chosen.tool, f"exit status {status} without a summary", "See its output above"
+        )
+    return Watched(
+        errors, status, list(ran["matrices"]), int(ran["products"]), str(ran["failure"] or ""),
+        text.splitlines()[:SHOWN_LINES],
+    )  # fmt: skip
+
+
 def run_checker(
     root: Path, tool: str, *, limit: float, device: str = "cuda", matrices: str = ""
 ) -> dict[str, Any]:
@@ -195,39 +235,35 @@ def run_checker(
     chosen = checker(tool)
     program, version = find_tool()
     digest, begun = code_digest(), time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        log, report = Path(folder) / "log.txt", Path(folder) / "report.json"
-        status = _run(_command(program, chosen, log, report, device, matrices), root, limit)
-        seconds = time.perf_counter() - begun
-        if status is None:
-            raise _unfinished(
-                tool, f"no end within {limit:g} s", "Give it longer with --time-limit"
-            )
-        text = log.read_text(errors="replace") if log.is_file() else ""
-        ran: dict[str, Any] = {"matrices": [], "products": 0, "failure": "no report of what ran"}
-        if report.is_file():
-            ran = json.loads(report.read_text())
-    errors = _errors(text)
-    if errors is None:
-        raise _unfinished(tool, f"exit status {status} without a summary", "See its output above")
-    if not errors and (status != 0 or ran["failure"]):
+
+    def watch(system: str) -> Watched:
+        return _watch(program, replace(chosen, systems=(system,)), root, limit, device, matrices)
+
+    with ThreadPoolExecutor(len(chosen.systems) or 1) as pool:
+        watched = list(pool.map(watch, chosen.systems))
+    seconds = time.perf_counter() - begun
+    errors = sum(each.errors for each in watched)
+    status = next((each.status for each in watched if each.status), 0)
+    failure = "; ".join(each.failure for each in watched if each.failure)
+    if not errors and (status != 0 or failure):
         raise _unfinished(
-            tool, f"exit status {status}: {ran['failure'] or 'no failure was reported'}",
+            tool, f"exit status {status}: {failure or 'no failure was reported'}",
             "See the output above; `sparsetile verify` shows which product is at fault",
         )  # fmt: skip
-    if not errors and not ran["products"]:
+    if not errors and not any(each.products for each in watched):
         raise _unfinished(tool, "no product", "Check that a GPU system can run here")
     if code_digest() != digest:
         raise _unfinished(tool, "a change of the code meanwhile", "Run it again")
+    log = [line for each in watched if each.errors for line in each.log]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": version,
         "kernels": list(chosen.kernels),
         "systems": list(chosen.systems),
-        "matrices": list(ran["matrices"]),
-        "products": int(ran["products"]),
+        "matrices": list(dict.fromkeys(name for each in watched for name in each.matrices)),
+        "products": sum(each.products for each in watched),
         "errors": errors,
-        "log": text.splitlines()[:SHOWN_LINES] if errors else [],
+        "log": log[:SHOWN_LINES],
         "seconds": round(seconds, 3),
         "exit": status,
     }

@@ -26,12 +26,13 @@ if words == ["--version"]:
 start = words.index("-c") - 1
 options, child = words[:start], words[start:]
 given = dict(zip(options, options[1:]))
-(here / "called.json").write_text(json.dumps([options, child, os.getcwd()]))
+system = child[child.index("--systems") + 1]
+(here / ("called-" + system + ".json")).write_text(json.dumps([options, child, os.getcwd()]))
 script = json.loads((here / "script.json").read_text())
 script = script.get(given["--tool"], script.get("any"))
 if script.get("sleep"):
     slept = subprocess.Popen(["sleep", "60"])
-    (here / "slept").write_text(str(slept.pid))
+    (here / ("slept-" + system)).write_text(str(slept.pid))
     slept.wait()
 code = script["child_exit"]
 if script["real"]:

@@ -44,25 +44,26 @@ def tool(monkeypatch, tmp_path: Path):
     return prepare
 
 
+def called(folder: Path) -> set[str]:
+    """Systems that the tool was asked to watch."""
+    return {path.stem.removeprefix("called-") for path in folder.glob("called-*.json")}
+
+
 def test_a_clean_run_says_what_ran_with_which_tool(tool, tmp_path: Path):
     folder = tool()
     entry = run_checker(tmp_path, "memcheck", limit=60)
     assert entry["version"] == VERSION
-    assert (entry["matrices"], entry["products"]) == (["odd sizes", "wide"], 12)
+    systems = checker("memcheck").systems
+    assert (entry["matrices"], entry["products"]) == (["odd sizes", "wide"], 12 * len(systems))
     assert (entry["errors"], entry["exit"], entry["log"]) == (0, 0, [])
     assert entry["kernels"] == list(KERNELS) and entry["seconds"] > 0
-    options, child, where = json.loads((folder / "called.json").read_text())
-    assert options[:2] == ["--tool", "memcheck"] and Path(where) == tmp_path
-    watched = [b for a, b in itertools.pairwise(options) if a == "--kernel-name"]
-    assert watched == [f"kernel_substring={name}" for name in KERNELS]
-    assert child[6:] == [
-        "--device",
-        "cuda",
-        "--systems",
-        ",".join(checker("memcheck").systems),
-        "--matrices",
-        "",
-    ]
+    assert called(folder) == set(systems), "a process for each system"
+    for system in systems:
+        options, child, where = json.loads((folder / f"called-{system}.json").read_text())
+        assert options[:2] == ["--tool", "memcheck"] and Path(where) == tmp_path
+        watched = [b for a, b in itertools.pairwise(options) if a == "--kernel-name"]
+        assert watched == [f"kernel_substring={name}" for name in KERNELS]
+        assert child[6:] == ["--device", "cuda", "--systems", system, "--matrices", ""]
 
 
 def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: Path):
@@ -73,9 +74,9 @@ def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: 
     assert entry["systems"] == sorted(
         name for name, system in SYSTEMS.items() if set(shared) & set(system.kernels)
     )
-    options, child, _ = json.loads((folder / "called.json").read_text())
+    assert called(folder) == set(entry["systems"]) and "csr" not in entry["systems"]
+    options, _, _ = json.loads((folder / f"called-{entry['systems'][0]}.json").read_text())
     assert options.count("--kernel-name") == len(shared)
-    assert child[9] == ",".join(entry["systems"]) and "csr" not in entry["systems"]
 
 
 def test_kernels_that_say_so_are_those_with_shared_memory():
@@ -126,14 +127,17 @@ def test_what_a_tool_found_is_counted_and_its_log_kept(tool, tmp_path, name, sum
     # An error poisons the context, so that the products fail as well.
     tool(**{name: how(summary=summary, errors=True, report=ran(3, "RuntimeError: CUDA error"))})
     entry = run_checker(tmp_path, name, limit=60)
-    assert (entry["errors"], entry["exit"], entry["products"]) == (errors, 86, 3)
-    assert entry["log"] == ["========= COMPUTE-SANITIZER", summary]
+    count = len(entry["systems"])
+    found = (entry["errors"], entry["exit"], entry["products"])
+    assert found == (errors * count, 86, 3 * count)
+    assert entry["log"] == ["========= COMPUTE-SANITIZER", summary] * count
 
 
 def test_a_crash_that_the_tool_saw_is_what_it_found(tool, tmp_path: Path):
     tool(any=how(summary="========= ERROR SUMMARY: 2 errors", errors=True, report=None))
     entry = run_checker(tmp_path, "memcheck", limit=60)
-    assert (entry["errors"], entry["products"], entry["matrices"]) == (2, 0, [])
+    errors = 2 * len(entry["systems"])
+    assert (entry["errors"], entry["products"], entry["matrices"]) == (errors, 0, [])
 
 
 @pytest.mark.parametrize(
@@ -167,11 +171,12 @@ def test_a_tool_that_takes_too_long_is_stopped_with_all_it_started(tool, tmp_pat
         RuntimeError, match=r"no end within 3 s\. .* Give it longer with --time-limit"
     ):
         run_checker(tmp_path, "memcheck", limit=3)
-    pid = int((folder / "slept").read_text())
+    started = [int(path.read_text()) for path in folder.glob("slept-*")]
+    assert started
     until = time.monotonic() + 10
-    while not _gone(pid) and time.monotonic() < until:
+    while not all(map(_gone, started)) and time.monotonic() < until:
         time.sleep(0.05)
-    assert _gone(pid)
+    assert all(map(_gone, started))
 
 
 def test_kernels_that_change_meanwhile_are_noticed(tool, tmp_path: Path, monkeypatch):
