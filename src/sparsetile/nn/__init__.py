@@ -1,0 +1,19 @@
+"""Graph layers with PyG's constructors, state dicts and results, on sparsetile's products.
+
+>>> from sparsetile.nn import GCNConv
+>>> conv = GCNConv(64, 16)
+>>> out = conv(x, edge_index)
+
+Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (``flow="source_to_target"``), so the
+product is with A[target, source]. PyG itself is not needed.
+"""
+
+from __future__ import annotations
+
+from sparsetile.nn.gat import GATConv
+from sparsetile.nn.gcn import GCNConv
+from sparsetile.nn.gin import GINConv
+from sparsetile.nn.graph import clear_graph_cache
+from sparsetile.nn.sage import SAGEConv
+
+__all__ = ["GATConv", "GCNConv", "GINConv", "SAGEConv", "clear_graph_cache"]

@@ -1,0 +1,261 @@
+"""Graph attention: each target weighs its neighbours by a softmax over its incoming edges.
+
+Scores are one number per edge and head, gathered from one number per node and head. The sum of
+messages is a product with the attention as A's values, so nothing of edges × features is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsetile.core.errors import value_error
+from sparsetile.nn.arguments import (
+    channels,
+    features,
+    flow_name,
+    glorot,
+    refuse_others,
+    sum_only,
+)
+from sparsetile.nn.graph import Graph, find_graph
+from sparsetile.nn.inputs import Given, read_input
+from sparsetile.nn.pairs import pair_of
+
+__all__ = ["GATConv"]
+
+
+class GATConv(nn.Module):
+    """Graph attention with the arguments, state dict and results of PyG's ``GATConv``.
+
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``:
+    attention sums to 1 over the edges that enter a target, parallel edges counted each, and the
+    product is with A[target, source]. Its plan is made once and kept while ``edge_index`` lives
+    and does not change. Heads are products of their own.
+
+    Parameters
+    ----------
+    in_channels : int or (int, int)
+        Width of x, or those of sources and targets, which then have weights of their own.
+    out_channels : int
+        Width of one head.
+    heads : int
+    concat : bool
+        Whether heads are put side by side; their mean is taken otherwise.
+    negative_slope : float
+        Of the leaky ReLU of the scores.
+    dropout : float
+        Probability with which attention is set to 0 in training.
+    add_self_loops : bool
+        Whether self-loops are replaced by one per node. Must be False for a plan.
+    edge_dim : None
+        Edge features are not supported.
+    fill_value : object
+        Accepted for PyG's sake: it concerns edge features alone.
+    bias : bool
+    residual : bool
+        Whether to add a linear map of the target's features.
+    flow : {"source_to_target", "target_to_source"}
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: Any = "mean",
+        bias: bool = True,
+        residual: bool = False,
+        *,
+        flow: str = "source_to_target",
+        aggr: str = "add",
+        **others: Any,
+    ) -> None:
+        super().__init__()
+        refuse_others("GATConv", others)
+        sum_only("GATConv", aggr)
+        if edge_dim is not None:
+            raise value_error(
+                "GATConv", "edge_dim", "None", edge_dim,
+                "Use torch_geometric.nn.GATConv for edge features",
+            )  # fmt: skip
+        self.in_channels = in_channels
+        paired = isinstance(in_channels, (tuple, list))
+        pair = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels,) * 2
+        self._widths = tuple(channels("GATConv", "in_channels", width) for width in pair)
+        self.out_channels = channels("GATConv", "out_channels", out_channels)
+        self.heads = channels("GATConv", "heads", heads)
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.add_self_loops = add_self_loops
+        self.residual = residual
+        self.flow = flow_name("GATConv", flow)
+        width = heads * out_channels
+        self.lin: nn.Linear | None = None
+        self.lin_src: nn.Linear | None = None
+        self.lin_dst: nn.Linear | None = None
+        if paired:
+            self.lin_src = nn.Linear(self._widths[0], width, bias=False)
+            self.lin_dst = nn.Linear(self._widths[1], width, bias=False)
+        else:
+            self.lin = nn.Linear(self._widths[0], width, bias=False)
+        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
+        total = width if concat else out_channels
+        self.res = nn.Linear(self._widths[1], total, bias=False) if residual else None
+        if bias:
+            self.bias: nn.Parameter | None = nn.Parameter(torch.empty(total))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new weights; the bias becomes 0."""
+        for layer in (self.lin, self.lin_src, self.lin_dst, self.res):
+            if layer is not None:
+                glorot(layer.weight)
+        glorot(self.att_src)
+        glorot(self.att_dst)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Any,
+        edge_attr: None = None,
+        size: tuple[int, int] | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """Return the new features of the targets.
+
+        Parameters
+        ----------
+        x : Tensor [nodes, in_channels], or a pair of those for sources and targets
+            The second of a pair may be None: then ``size`` says how many targets there are.
+        edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
+            Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
+            tensor is PyG's ``adj_t[target, source]``. Only the pattern counts: values of a matrix
+            and weights of ``Data`` are not used.
+        edge_attr : None
+            Edge features are not supported.
+        size : (sources, targets), optional
+        return_attention_weights : bool, optional
+            Whether to return the attention too.
+
+        Returns
+        -------
+        Tensor [targets, heads · out_channels], or [targets, out_channels] without ``concat``
+            With ``return_attention_weights``: that and ``(edge_index, attention)``, the edges as
+            they were used, self-loops last, and one row of attention [heads] per edge.
+        """
+        if edge_attr is not None:
+            raise value_error(
+                "GATConv", "edge_attr", "None", type(edge_attr).__name__,
+                "Use torch_geometric.nn.GATConv for edge features",
+            )  # fmt: skip
+        x_src, x_dst, sizes = pair_of("GATConv", x, size, self.flow)
+        for argument, nodes, width in zip(("x", "x"), (x_src, x_dst), self._widths, strict=True):
+            if nodes is None:
+                continue
+            features("GATConv", argument, nodes, width)
+            if nodes.dim() != 2:
+                raise value_error(
+                    "GATConv", "x", f"of shape [nodes, {width}]", tuple(nodes.shape),
+                    "Call the layer once for each matrix of features",
+                )  # fmt: skip
+        given = read_input("GATConv", edge_index, None, self.flow).without_weight()
+        self._check_plan(given)
+        graph, _ = find_graph(
+            "GATConv", given, sizes, x_src.device, flow=self.flow,
+            loops="replace" if self.add_self_loops else "keep",
+        )  # fmt: skip
+        residual = self.res(x_dst) if self.res is not None and x_dst is not None else None
+        messages, targets = self._mapped(x_src, x_dst, same=isinstance(x, Tensor))
+        attention = self._attention(graph, messages, targets)
+        out = self._gather(graph, messages, attention)
+        if residual is not None:
+            out = out + residual
+        if not return_attention_weights:
+            return out
+        source, target = graph.edges
+        pair = (source, target) if self.flow == "source_to_target" else (target, source)
+        return out, (torch.stack(pair), attention)
+
+    def _check_plan(self, given: Given) -> None:
+        if given.kind != "plan":
+            return
+        if self.add_self_loops:
+            raise value_error(
+                "GATConv", "add_self_loops", "False with a Plan", "True",
+                "Plan a matrix that has its self-loops, and make the layer with "
+                "add_self_loops=False",
+            )  # fmt: skip
+        if given.pattern.column_order is not None:
+            raise value_error(
+                "GATConv", "edge_index", "a plan in the order of its columns",
+                "one with reorder_columns=True", "Plan without reorder_columns",
+            )  # fmt: skip
+
+    def _mapped(
+        self, x_src: Tensor, x_dst: Tensor | None, same: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the linear maps of sources and targets, [nodes, heads, out_channels]."""
+        shape = (-1, self.heads, self.out_channels)
+        first = self.lin if self.lin is not None else self.lin_src
+        second = self.lin if self.lin is not None else self.lin_dst
+        assert first is not None and second is not None
+        messages = first(x_src).view(shape)
+        if x_dst is None:
+            return messages, None
+        return messages, messages if same and first is second else second(x_dst).view(shape)
+
+    def _attention(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
+        """Return the attention of each edge and head, [edges, heads]."""
+        source, target = graph.edges
+        wide = torch.promote_types(messages.dtype, torch.float32)
+        scores = (messages * self.att_src).sum(-1).to(wide).index_select(0, source)
+        if targets is not None:
+            of_targets = (targets * self.att_dst).sum(-1).to(wide)
+            scores = scores + of_targets.index_select(0, target)
+        scores = functional.leaky_relu(scores, self.negative_slope)
+        attention = _edge_softmax(scores, target, graph.shape[0])
+        return functional.dropout(attention, p=self.dropout, training=self.training)
+
+    def _gather(self, graph: Graph, messages: Tensor, attention: Tensor) -> Tensor:
+        """Return the weighted sums of messages, heads joined, bias added."""
+        by_head = attention.t().contiguous()
+        biases: tuple[Tensor | None, ...] = (None,) * self.heads
+        if self.concat and self.bias is not None:
+            biases = self.bias.split(self.out_channels)
+        parts = [
+            graph.aggregate_edges(messages[:, head], by_head[head], biases[head])
+            for head in range(self.heads)
+        ]
+        if self.concat:
+            return parts[0] if self.heads == 1 else torch.cat(parts, dim=-1)
+        out = torch.stack(parts).mean(0)
+        return out if self.bias is None else out + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
+
+
+def _edge_softmax(scores: Tensor, target: Tensor, targets: int) -> Tensor:
+    """Return the softmax of [edges, heads] over the edges of each target."""
+    where = target[:, None].expand_as(scores)
+    with torch.no_grad():
+        highest = scores.new_zeros(targets, scores.shape[1])
+        highest.scatter_reduce_(0, where, scores, "amax", include_self=False)
+    raised = (scores - highest.index_select(0, target)).exp()
+    total = scores.new_zeros(targets, scores.shape[1]).index_add(0, target, raised)
+    return raised / (total.index_select(0, target) + 1e-16)

@@ -1,0 +1,165 @@
+"""Graph convolution of Kipf and Welling: D^-1/2 (A + I) D^-1/2 X W, normalisation in A's values."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.nn.arguments import (
+    channels,
+    features,
+    flow_name,
+    glorot,
+    refuse_others,
+    sum_only,
+)
+from sparsetile.nn.graph import Graph, Loops, Weights, find_graph
+from sparsetile.nn.inputs import Given, read_input
+
+__all__ = ["GCNConv"]
+
+
+class GCNConv(nn.Module):
+    """Graph convolution with the arguments, state dict and results of PyG's ``GCNConv``.
+
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``: the
+    product is with A[target, source]. The normalised A and its plan are made once and kept while
+    ``edge_index`` lives and does not change. New weights keep the plan.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    improved : bool
+        Weight 2 instead of 1 for the self-loops that are added. As in PyG, it needs weights: an
+        ``edge_index`` alone has self-loops of weight 1.
+    cached : bool
+        Accepted for PyG's sake. Graphs are always kept, and changes are always noticed.
+    add_self_loops : bool, optional
+        That of ``normalize`` when None. Self-loops that are there keep their weight. As in PyG,
+        sparse matrices get 1 (or 2) added to each diagonal entry instead.
+    normalize : bool
+        Whether to scale by the degrees of the targets. False takes the weights as they are.
+    bias : bool
+    flow : {"source_to_target", "target_to_source"}
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        improved: bool = False,
+        cached: bool = False,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
+        bias: bool = True,
+        *,
+        flow: str = "source_to_target",
+        aggr: str = "add",
+        **others: Any,
+    ) -> None:
+        super().__init__()
+        refuse_others("GCNConv", others)
+        sum_only("GCNConv", aggr)
+        if add_self_loops and not normalize:
+            raise value_error(
+                "GCNConv", "add_self_loops", "False or None with normalize=False", "True",
+                "Add the self-loops to edge_index before",
+            )  # fmt: skip
+        self.in_channels = channels("GCNConv", "in_channels", in_channels)
+        self.out_channels = channels("GCNConv", "out_channels", out_channels)
+        self.improved = improved
+        self.cached = cached
+        self.add_self_loops = normalize if add_self_loops is None else add_self_loops
+        self.normalize = normalize
+        self.flow = flow_name("GCNConv", flow)
+        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        if bias:
+            self.bias: nn.Parameter | None = nn.Parameter(torch.empty(out_channels))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new weights; the bias becomes 0."""
+        glorot(self.lin.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None, *, relu: bool = False
+    ) -> Tensor:
+        """Return the convolved features.
+
+        Parameters
+        ----------
+        x : Tensor [..., nodes, in_channels]
+        edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
+            Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
+            tensor is PyG's ``adj_t[target, source]``. A :class:`sparsetile.Plan` of such a matrix
+            is used as it is: nothing is added or normalised.
+        edge_weight : Tensor [E], optional
+            1 for every edge when None. Gradients flow into it. ``Data`` has its own.
+        relu : bool
+            Replace negative results by 0; in the product's own kernel where it comes last.
+
+        Returns
+        -------
+        Tensor [..., nodes, out_channels]
+        """
+        if isinstance(x, (tuple, list)):
+            raise type_error(
+                "GCNConv", "x", "one tensor", "a pair",
+                "Use SAGEConv for graphs between two sets of nodes",
+            )  # fmt: skip
+        features("GCNConv", "x", x, self.in_channels)
+        given = read_input("GCNConv", edge_index, edge_weight, self.flow)
+        nodes = x.shape[-2]
+        loops: Loops = "append" if given.kind == "matrix" else "replace"
+        graph, values_key = find_graph(
+            "GCNConv", given, (nodes, nodes), x.device, flow=self.flow,
+            loops=loops if self.add_self_loops else "keep",
+        )  # fmt: skip
+        weights = self._weights(graph, given, values_key, x.dtype)
+        # The product is cheaper on the narrower side of the linear map.
+        if self.out_channels <= self.in_channels:
+            return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
+        out = functional.linear(graph.aggregate(x, weights), self.lin.weight, self.bias)
+        return out.relu() if relu else out
+
+    def _weights(
+        self, graph: Graph, given: Given, values_key: Any, dtype: torch.dtype
+    ) -> Weights | None:
+        if given.kind == "plan":
+            return None
+        fill = 2.0 if self.improved else 1.0
+        compute = functools.partial(_values, graph, given, fill, self.normalize, dtype)
+        if given.tracked:
+            return Weights(None, compute())
+        return graph.keep_values(("gcn", fill, self.normalize, dtype, values_key), compute)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}"
+
+
+def _values(graph: Graph, given: Given, fill: float, normalize: bool, dtype: torch.dtype) -> Tensor:
+    """Return A's values, one per entry, at least in float32. Differentiable in the weights."""
+    dtype = torch.promote_types(dtype, torch.float32)
+    weight = graph.edge_weights(given, fill, dtype)
+    if weight is not None:
+        values = graph.to_entries(weight)
+    elif graph.multiplicity is not None:
+        values = graph.multiplicity.to(dtype)
+    else:
+        values = torch.ones(graph.csr.nnz, dtype=dtype, device=graph.csr.device)
+    if not normalize:
+        return values
+    degree = graph.row_sums(values)
+    # Nodes without incoming weight are scaled by 0. The inner where keeps their gradient finite.
+    empty = degree == 0
+    scale = torch.where(empty, 0.0, torch.where(empty, 1.0, degree).pow(-0.5))
+    return scale.index_select(0, graph.rows) * values * scale.index_select(0, graph.csr.indices)

@@ -1,0 +1,97 @@
+"""Graph isomorphism network: nn((1 + eps) · x + sum of the neighbours)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsetile.core.errors import type_error
+from sparsetile.nn.arguments import features, flow_name, refuse_others, sum_only
+from sparsetile.nn.graph import find_graph
+from sparsetile.nn.inputs import read_input
+from sparsetile.nn.pairs import pair_of
+
+__all__ = ["GINConv"]
+
+
+class GINConv(nn.Module):
+    """Graph isomorphism layer with the arguments, state dict and results of PyG's ``GINConv``.
+
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``: the
+    product is with A[target, source]. Its plan is made once and kept while ``edge_index`` lives
+    and does not change.
+
+    Parameters
+    ----------
+    nn : torch.nn.Module
+        Maps the sums to the new features. Its weights are left as they are.
+    eps : float
+    train_eps : bool
+        Whether eps is learned.
+    flow : {"source_to_target", "target_to_source"}
+    """
+
+    def __init__(
+        self,
+        nn: Callable[[Tensor], Tensor],
+        eps: float = 0.0,
+        train_eps: bool = False,
+        *,
+        flow: str = "source_to_target",
+        aggr: str = "add",
+        **others: Any,
+    ) -> None:
+        super().__init__()
+        refuse_others("GINConv", others)
+        sum_only("GINConv", aggr)
+        if not callable(nn):
+            raise type_error(
+                "GINConv", "nn", "a module", type(nn).__name__, "Pass a torch.nn.Module"
+            )
+        self.nn = nn
+        self.initial_eps = float(eps)
+        self.flow = flow_name("GINConv", flow)
+        start = torch.full((1,), self.initial_eps)
+        if train_eps:
+            self.eps: Tensor = torch.nn.Parameter(start)
+        else:
+            self.register_buffer("eps", start)
+
+    def reset_parameters(self) -> None:
+        """Draw new weights of ``nn``, and set eps to its first value."""
+        if isinstance(self.nn, torch.nn.Module):
+            for layer in self.nn.modules():
+                if hasattr(layer, "reset_parameters"):
+                    layer.reset_parameters()  # type: ignore[operator]
+        with torch.no_grad():
+            self.eps.fill_(self.initial_eps)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Any,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Return the new features of the targets.
+
+        Parameters
+        ----------
+        x : Tensor [..., nodes, channels], or a pair of those for sources and targets
+            The second of a pair may be None: then ``size`` says how many targets there are.
+        edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
+            Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
+            tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in PyG.
+            Weights of ``Data`` are not used.
+        size : (sources, targets), optional
+        """
+        sources, targets, sizes = pair_of("GINConv", x, size, self.flow)
+        features("GINConv", "x", sources, sources.shape[-1])
+        given = read_input("GINConv", edge_index, None, self.flow).without_weight()
+        graph, values_key = find_graph("GINConv", given, sizes, sources.device, flow=self.flow)
+        out = graph.aggregate(sources, graph.own_weights(given, values_key))
+        if targets is not None:
+            out = out + (1 + self.eps) * targets
+        return self.nn(out)

@@ -1,0 +1,139 @@
+"""What the layers take as a graph, told apart without reading it and without importing PyG.
+
+Whatever is given ends up as A[target, source]:
+
+- ``edge_index`` [2, E], a tensor or PyG's ``EdgeIndex``: messages flow from ``edge_index[0]`` to
+  ``edge_index[1]``, or the other way with ``flow="target_to_source"``;
+- PyG's ``Data``: its ``edge_index`` and ``edge_weight``, or its ``adj_t``;
+- a torch sparse tensor or :class:`sparsetile.CSR`: PyG's ``adj_t``, rows are targets;
+- a :class:`sparsetile.Plan` of that matrix, used as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.intake import CSR
+from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.intake.tuples import plain_edges
+from sparsetile.plan.plan import Plan
+
+__all__ = ["Given", "read_input"]
+
+_ACCEPTED = (
+    "Pass edge_index [2, E], a PyG EdgeIndex or Data, a torch sparse tensor adj_t[target, source], "
+    "or a sparsetile.Plan of that matrix"
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """One recognised input.
+
+    Attributes
+    ----------
+    kind : {"edges", "matrix", "plan"}
+    pattern : Tensor [2, E], sparse matrix [targets, sources] or Plan
+    weight : Tensor [E] or None
+        Of edges. A matrix and a plan hold their own values.
+    size : tuple
+        (sources, targets) as far as an ``EdgeIndex`` knows them, else (None, None).
+    """
+
+    kind: Literal["edges", "matrix", "plan"]
+    pattern: Any
+    weight: Tensor | None = None
+    size: tuple[int | None, int | None] = (None, None)
+
+    def without_weight(self) -> Given:
+        """Return the same graph without the weights of its edges."""
+        return replace(self, weight=None)
+
+    @property
+    def tracked(self) -> bool:
+        """Whether gradients flow into the weights of this call."""
+        values = self.weight if self.kind == "edges" else self.pattern
+        if isinstance(values, CSR):
+            values = values.values
+        return torch.is_grad_enabled() and isinstance(values, Tensor) and values.requires_grad
+
+
+def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Given:
+    """Return what kind of graph ``graph`` is, or raise one clear error."""
+    if _is_data(graph):
+        if weight is None:
+            weight = getattr(graph, "edge_weight", None)
+        edges = graph.edge_index
+        if edges is None:  # a transformed Data, whose adj_t holds the weights
+            edges, weight = getattr(graph, "adj_t", None), None
+        graph = edges
+    kind = kind_of(graph)
+    if kind is Kind.EDGE_INDEX:
+        return _edges(layer, plain_edges(graph), weight, tuple(graph.sparse_size()), flow)
+    if kind is Kind.TENSOR and graph.layout is torch.strided:
+        return _edges(layer, graph, weight, (None, None), flow)
+    if isinstance(graph, Plan) or kind in (Kind.TENSOR, Kind.CSR):
+        _check_matrix(layer, graph, weight, flow)
+        return Given("plan" if isinstance(graph, Plan) else "matrix", graph)
+    if kind is Kind.TORCH_SPARSE:
+        raise type_error(
+            layer, "edge_index", "edges or a torch sparse tensor", "a torch_sparse.SparseTensor",
+            "Call adj_t.to_torch_sparse_csr_tensor()",
+        )  # fmt: skip
+    raise type_error(layer, "edge_index", "a graph", type(graph).__name__, _ACCEPTED)
+
+
+def _is_data(graph: Any) -> bool:
+    return any(
+        base.__name__ == "Data" and base.__module__.startswith("torch_geometric.data")
+        for base in type(graph).__mro__
+    )
+
+
+def _edges(
+    layer: str, edges: Tensor, weight: Tensor | None, size: tuple[Any, ...], flow: str
+) -> Given:
+    if edges.dim() != 2 or edges.shape[0] != 2:
+        raise value_error(
+            layer, "edge_index", "of shape [2, E]", tuple(edges.shape),
+            "Transpose it with .t() when it is [E, 2]; a dense matrix needs A.to_sparse_csr()",
+        )  # fmt: skip
+    if edges.dtype not in (torch.int32, torch.int64):
+        raise type_error(
+            layer, "edge_index", "int64 or int32", edges.dtype, "Convert it with .long()"
+        )
+    if weight is not None:
+        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+            got = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+            raise type_error(
+                layer, "edge_weight", "a float tensor", got, "Convert it with .float()"
+            )
+        if weight.shape != edges.shape[1:] or weight.device != edges.device:
+            raise value_error(
+                layer, "edge_weight", f"of shape ({edges.shape[1]},) on {edges.device}",
+                f"{tuple(weight.shape)} on {weight.device}",
+                "Give one weight per column of edge_index",
+            )  # fmt: skip
+    first, second = size
+    return Given(
+        "edges", edges, weight, (first, second) if flow == "source_to_target" else (second, first)
+    )
+
+
+def _check_matrix(layer: str, graph: Any, weight: Tensor | None, flow: str) -> None:
+    name = "a Plan" if isinstance(graph, Plan) else "a sparse matrix"
+    if weight is not None:
+        raise value_error(
+            layer, "edge_weight", f"None with {name}", "a tensor",
+            "Store the weights as the values of the matrix",
+        )  # fmt: skip
+    if flow != "source_to_target":
+        raise value_error(
+            layer, "flow", f"'source_to_target' with {name} (rows are targets)", repr(flow),
+            "Pass plan.T" if isinstance(graph, Plan) else "Pass the transposed matrix",
+        )  # fmt: skip

@@ -1,0 +1,51 @@
+"""Node features of one set of nodes, or of sources and targets apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from sparsetile.core.errors import type_error, value_error
+
+__all__ = ["pair_of"]
+
+
+def pair_of(
+    layer: str, x: Any, size: tuple[int, int] | None, flow: str
+) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
+    """Return the features of sources and of targets, and how many there are of each.
+
+    Parameters
+    ----------
+    x : Tensor, or (Tensor, Tensor or None)
+    size : (sources, targets), optional
+        Checked against x. Needed where the features of the targets are None.
+    """
+    if isinstance(x, Tensor):
+        sources, targets = x, x
+    elif isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
+        if flow != "source_to_target":
+            raise value_error(
+                layer, "flow", "'source_to_target' with a pair of features", repr(flow),
+                "Swap the rows of edge_index with .flip(0)",
+            )  # fmt: skip
+        sources, targets = x
+    else:
+        raise type_error(
+            layer, "x", "a tensor, or a pair (sources, targets)", type(x).__name__, "Pass one"
+        )
+    if targets is None and size is None:
+        raise value_error(
+            layer, "size", "given where the targets have no features", "None",
+            "Pass size=(sources, targets)",
+        )  # fmt: skip
+    counts = tuple(None if t is None or t.dim() < 2 else t.shape[-2] for t in (sources, targets))
+    known = counts if size is None else tuple(size)
+    if len(known) != 2 or any(
+        have is not None and have != want for have, want in zip(counts, known, strict=True)
+    ):
+        raise value_error(
+            layer, "size", f"{counts}, the nodes of x", size, "Omit size=, or correct it"
+        )
+    return sources, targets, (known[0] or 0, known[1] or 0)

@@ -1,0 +1,136 @@
+"""GraphSAGE: W_l · (mean, max, ... of the neighbours) + W_r · x."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsetile.core.checks import reduce_name
+from sparsetile.core.errors import value_error
+from sparsetile.nn.arguments import channels, features, flow_name, refuse_others
+from sparsetile.nn.graph import find_graph
+from sparsetile.nn.inputs import read_input
+from sparsetile.nn.pairs import pair_of
+
+__all__ = ["SAGEConv"]
+
+
+class SAGEConv(nn.Module):
+    """GraphSAGE with the arguments, state dict and results of PyG's ``SAGEConv``.
+
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``: the
+    product is with A[target, source]. Its plan is made once and kept while ``edge_index`` lives
+    and does not change.
+
+    Parameters
+    ----------
+    in_channels : int or (int, int)
+        Width of x, or those of sources and targets.
+    out_channels : int
+    aggr : {"mean", "max", "min", "sum"}
+        Parallel edges count each, as in PyG.
+    normalize : bool
+        Scale each row of the result to length 1.
+    root_weight : bool
+        Whether to add W_r · x of the target.
+    project : bool
+        Whether to map x by a linear layer and ReLU first.
+    bias : bool
+    flow : {"source_to_target", "target_to_source"}
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        aggr: str = "mean",
+        normalize: bool = False,
+        root_weight: bool = True,
+        project: bool = False,
+        bias: bool = True,
+        *,
+        flow: str = "source_to_target",
+        **others: Any,
+    ) -> None:
+        super().__init__()
+        refuse_others("SAGEConv", others)
+        if aggr not in ("mean", "max", "min", "sum", "add", "amax", "amin"):
+            raise value_error(
+                "SAGEConv", "aggr", "mean, max, min or sum", repr(aggr),
+                "Use torch_geometric.nn.SAGEConv for other aggregations",
+            )  # fmt: skip
+        self.aggr = reduce_name("SAGEConv", aggr)
+        self.in_channels = in_channels
+        pair = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels,) * 2
+        self._widths = tuple(channels("SAGEConv", "in_channels", width) for width in pair)
+        self.out_channels = channels("SAGEConv", "out_channels", out_channels)
+        self.normalize = normalize
+        self.root_weight = root_weight
+        self.project = project
+        self.flow = flow_name("SAGEConv", flow)
+        if project:
+            self.lin = nn.Linear(self._widths[0], self._widths[0])
+        self.lin_l = nn.Linear(self._widths[0], out_channels, bias=bias)
+        if root_weight:
+            self.lin_r = nn.Linear(self._widths[1], out_channels, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw new weights."""
+        for layer in self.children():
+            layer.reset_parameters()  # type: ignore[operator]
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Any,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Return the new features of the targets.
+
+        Parameters
+        ----------
+        x : Tensor [..., nodes, in_channels], or a pair of those for sources and targets
+            The second of a pair may be None: then ``size`` says how many targets there are.
+        edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
+            Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
+            tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in PyG.
+            Weights of ``Data`` are not used.
+        size : (sources, targets), optional
+
+        Returns
+        -------
+        Tensor [..., targets, out_channels]
+        """
+        sources, targets, sizes = pair_of("SAGEConv", x, size, self.flow)
+        features("SAGEConv", "x", sources, self._widths[0])
+        if targets is not None:
+            features("SAGEConv", "x", targets, self._widths[1])
+        if self.project:
+            sources = self.lin(sources).relu()
+        given = read_input("SAGEConv", edge_index, None, self.flow).without_weight()
+        graph, values_key = find_graph("SAGEConv", given, sizes, sources.device, flow=self.flow)
+        reduce, weights = self.aggr, graph.own_weights(given, values_key)
+        if graph.multiplicity is not None:
+            if reduce == "mean":
+                reduce, weights = "sum", graph.mean_weights()
+            elif reduce in ("max", "min"):
+                weights = None  # parallel edges bring the same message
+        # Sums and means commute with the linear map: they run on its narrower side.
+        if reduce in ("sum", "mean") and self.out_channels <= self._widths[0]:
+            narrow = functional.linear(sources, self.lin_l.weight)
+            out = graph.aggregate(narrow, weights, reduce=reduce, bias=self.lin_l.bias)
+        else:
+            out = self.lin_l(graph.aggregate(sources, weights, reduce=reduce))
+        if self.root_weight and targets is not None:
+            out = out + self.lin_r(targets)
+        if not self.normalize:
+            return out
+        # The smallest length that is divided by, 1e-12, is 0 in float16: rows of zeros were NaN.
+        wide = out.to(torch.promote_types(out.dtype, torch.float32))
+        return functional.normalize(wide, p=2.0, dim=-1).to(out.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"

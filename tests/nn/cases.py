@@ -1,0 +1,93 @@
+"""Graphs and pairs of layers, ours and PyG's, that the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsetile import nn as ours
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+NODES = 40
+WIDTH = 8
+FLOWS = ["source_to_target", "target_to_source"]
+
+
+def directed_graph(edges: int = 160, seed: int = 0) -> Tensor:
+    """Random edges with parallel ones, self-loops (one twice), and five isolated nodes."""
+    generator = torch.Generator().manual_seed(seed)
+    edge_index = torch.randint(NODES - 5, (2, edges), generator=generator)
+    edge_index[:, 1] = edge_index[:, 0]
+    edge_index[:, 2] = edge_index[:, 0]
+    edge_index[:, 7] = 4
+    edge_index[:, 30] = 9
+    return edge_index
+
+
+def weights_of(edge_index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.rand(edge_index.shape[1], generator=generator, dtype=dtype) + 0.1
+
+
+def without_parallel_edges(edge_index: Tensor) -> Tensor:
+    return edge_index.unique(dim=1)
+
+
+def gin_map(out: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 12), nn.ReLU(), nn.Linear(12, out))
+
+
+# Name -> (our layer, PyG's layer) of a width of results and a flow.
+PAIRS: dict[str, Callable[..., tuple[Any, Any]]] = {
+    "gcn": lambda out, **more: (
+        ours.GCNConv(WIDTH, out, **more),
+        pyg.GCNConv(WIDTH, out, **more),
+    ),
+    "sage-mean": lambda out, **more: (
+        ours.SAGEConv(WIDTH, out, **more),
+        pyg.SAGEConv(WIDTH, out, **more),
+    ),
+    "sage-max": lambda out, **more: (
+        ours.SAGEConv(WIDTH, out, "max", **more),
+        pyg.SAGEConv(WIDTH, out, "max", **more),
+    ),
+    "sage-all-options": lambda out, **more: (
+        ours.SAGEConv(WIDTH, out, "sum", True, False, True, False, **more),
+        pyg.SAGEConv(WIDTH, out, "sum", True, False, True, False, **more),
+    ),
+    "gin": lambda out, **more: (
+        ours.GINConv(gin_map(out), eps=0.25, **more),
+        pyg.GINConv(gin_map(out), eps=0.25, **more),
+    ),
+    "gin-learned-eps": lambda out, **more: (
+        ours.GINConv(gin_map(out), eps=0.25, train_eps=True, **more),
+        pyg.GINConv(gin_map(out), eps=0.25, train_eps=True, **more),
+    ),
+    "gat": lambda out, **more: (
+        ours.GATConv(WIDTH, out, heads=3, **more),
+        pyg.GATConv(WIDTH, out, heads=3, **more),
+    ),
+    "gat-mean-residual": lambda out, **more: (
+        ours.GATConv(WIDTH, out, heads=2, concat=False, residual=True, **more),
+        pyg.GATConv(WIDTH, out, heads=2, concat=False, residual=True, **more),
+    ),
+    "gat-without-loops": lambda out, **more: (
+        ours.GATConv(WIDTH, out, add_self_loops=False, negative_slope=0.4, **more),
+        pyg.GATConv(WIDTH, out, add_self_loops=False, negative_slope=0.4, **more),
+    ),
+}
+
+
+def same_weights(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Give PyG's layer the weights of ours, biases that are not 0 among them."""
+    mine, theirs = pair
+    with torch.no_grad():
+        for parameter in mine.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    theirs.load_state_dict(mine.state_dict())
+    return mine, theirs
