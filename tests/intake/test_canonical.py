@@ -193,3 +193,18 @@ def test_blocks_that_do_not_divide_the_matrix_are_refused():
         "plan: A must be of a shape that its blocks of 2 x 2 divide, got shape (3, 2). "
         "Pad the matrix or choose another block size."
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_summed_duplicates_are_differentiated_twice(dtype):
+    edges = torch.tensor([[1, 0, 1, 1, 0], [2, 1, 2, 0, 1]])
+    csr = as_csr((edges, torch.ones(5, dtype=dtype), (2, 3)))
+    values = torch.randn(5, dtype=dtype, requires_grad=True)
+    summed = csr.canonical_values(values)
+    (first,) = torch.autograd.grad((summed**3).sum(), values, create_graph=True)
+    assert torch.allclose(first, (3 * summed**2)[csr.entry_map])
+    (second,) = torch.autograd.grad(first.sum(), values)
+    counts = torch.bincount(csr.entry_map).to(dtype)
+    assert torch.allclose(second, (6 * summed * counts)[csr.entry_map])
+    if dtype is torch.float64:
+        assert torch.autograd.gradgradcheck(csr.canonical_values, (values,))

@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+import sparsetile as st
 from sparsetile.intake import as_csr
 
 EXAMPLE = np.array(
@@ -69,12 +70,25 @@ def test_stored_zeros_are_kept(dense):
     assert as_csr(B).nnz == 2
 
 
-def test_a_stored_diagonal_is_kept_whole_and_only_inside_the_matrix(dense):
+def test_entries_of_a_diagonal_are_its_nonzeros_inside_the_matrix(dense):
     data = np.array([[1.0, 0.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
     A = sp.dia_array((data, [0, 2]), shape=(3, 4))
     csr = as_csr(A)
-    assert csr.nnz == 5  # three of the main diagonal, one of them zero, and two above
+    assert csr.nnz == A.tocsr().nnz == 4  # two of the main diagonal, whose zero pads it, and two
     assert torch.equal(dense(csr), torch.from_numpy(A.toarray()))
+
+
+def test_nan_on_a_diagonal_is_an_entry():
+    A = sp.dia_array((np.array([[1.0, np.nan, 0.0]]), [0]), shape=(3, 3))
+    assert as_csr(A).nnz == 2
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max", "min"])
+def test_padding_of_diagonals_does_not_count_in_a_reduction(reduce):
+    matrix = sp.csr_array(np.array([[2.0, 0.0, 4.0], [0.0, 0.0, 0.0], [-3.0, 0.0, -5.0]]))
+    B = torch.tensor([[1.0], [float("inf")], [1.0]], dtype=torch.float64)
+    expected = st.plan(matrix, 1, device="cpu").run(B, reduce=reduce)
+    assert torch.equal(st.plan(matrix.todia(), 1, device="cpu").run(B, reduce=reduce), expected)
 
 
 def test_what_a_diagonal_stores_beyond_the_last_column_is_not_read(dense):

@@ -112,6 +112,7 @@ PATTERN_WRITES = [
     ("scipy csc", lambda A: A.indices.__setitem__(0, 1)),
     ("scipy coo", lambda A: A.col.__setitem__(0, 1)),
     ("scipy dia", lambda A: A.offsets.__iadd__(1)),
+    ("scipy dia", lambda A: A.data.fill(0)),  # a zero is no entry there
     ("scipy lil", lambda A: A.__setitem__((0, 1), 7.0)),
     ("scipy dok", lambda A: A.__setitem__((0, 1), 7.0)),
 ]

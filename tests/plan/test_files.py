@@ -219,6 +219,12 @@ def test_another_type_of_device_is_refused(file):
     assert "got a plan for cpu, wanted on cuda" in text and "Plan on cuda instead." in text
 
 
+@pytest.mark.parametrize("device", ["abacus", 1.5])
+def test_a_device_that_does_not_exist_is_refused(file, device):
+    with pytest.raises(ValueError, match=r"load_plan: device must be a device such as cpu or cuda"):
+        st.load_plan(file, device=device)
+
+
 def test_a_plan_for_a_gpu_is_refused_where_there_is_none(file, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rewrite(file, lambda header: header.update(device="cuda"))

@@ -142,6 +142,19 @@ def test_an_order_that_repeats_or_misses_rows_is_refused(order):
     assert text.startswith("plan: reorder must be a permutation of the 30 rows of A, got a tensor ")
 
 
+def test_an_order_of_complex_numbers_is_refused():
+    order = torch.arange(30).to(torch.complex64)
+    assert said(TypeError, lambda: made(reorder=order)).startswith(
+        "plan: reorder must be whole row numbers, got torch.complex64. "
+    )
+
+
+def test_a_device_that_is_no_name_is_refused():
+    assert said(ValueError, lambda: made(device=1.5)).startswith(
+        "plan: device must be a device such as cpu or cuda:0, got 1.5. "
+    )
+
+
 def test_measuring_runs_every_able_system_and_keeps_the_fastest():
     plan = made(tune="measure")
     assert plan.info["considered"].keys() == {"cpu", "dense"}

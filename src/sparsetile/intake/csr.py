@@ -9,6 +9,7 @@ that the input was already canonical, so that entry k of the caller is entry k h
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,42 @@ PRODUCT_DTYPES = (*VALUE_DTYPES, FP8)
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type of C where none is asked for: B's own, bfloat16 for FP8."""
     return FP8_RESULTS[0] if dtype is FP8 else dtype
+
+
+class _SumDuplicates(torch.autograd.Function):
+    """Sum of the entries at each place. torch differentiates segment_reduce only once."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(wide: Tensor, entry_map: Tensor, order: Tensor, lengths: Tensor) -> Tensor:
+        return torch.segment_reduce(wide[order], "sum", lengths=lengths)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return _Spread.apply(grad, *ctx.saved_tensors), None, None, None
+
+
+class _Spread(torch.autograd.Function):
+    """The gradient of ``_SumDuplicates``: each entry takes the number of its place."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(summed: Tensor, entry_map: Tensor, order: Tensor, lengths: Tensor) -> Tensor:
+        return summed[entry_map]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return _SumDuplicates.apply(grad, *ctx.saved_tensors), None, None, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +124,8 @@ class CSR:
         wide = entry_values.float() if entry_values.dtype.itemsize < 4 else entry_values
         order = torch.argsort(self.entry_map, stable=True)
         lengths = torch.bincount(self.entry_map, minlength=self.nnz)
-        return torch.segment_reduce(wide[order], "sum", lengths=lengths).to(entry_values.dtype)
+        summed: Tensor = _SumDuplicates.apply(wide, self.entry_map, order, lengths)
+        return summed.to(entry_values.dtype)
 
     def select_rows(self, rows: Tensor) -> tuple[CSR, Tensor]:
         """Return the matrix of some rows, in that order, and each entry's number in this one.

@@ -22,8 +22,8 @@ __all__ = ["diagonal_entries", "from_scipy", "from_torch_sparse"]
 def from_scipy(function: str, A: Any, names: Names | None = None) -> CSR:
     """Return canonical CSR of a scipy or cupyx sparse matrix or array of any format.
 
-    Entries are counted in the order of ``A.data``: flattened for bsr, the part of each diagonal
-    that lies inside the matrix for dia (zeros included), and of ``A.tocoo()`` for lil and dok.
+    Entries are counted in the order of ``A.data``: flattened for bsr, the nonzeros of each diagonal
+    that lie inside the matrix for dia, and of ``A.tocoo()`` for lil and dok.
     """
     names = names or Names(function)
     if len(A.shape) != 2:
@@ -83,15 +83,15 @@ def from_scipy(function: str, A: Any, names: Names | None = None) -> CSR:
 def diagonal_entries(
     offsets: Tensor, data: Tensor, shape: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (rows, columns, values) of the stored diagonals that lie inside the matrix.
+    """Return (rows, columns, values) of the nonzeros of stored diagonals inside the matrix.
 
-    ``data[d, j]`` sits at column j and row j - offsets[d]. A stored zero stays an entry, so that
-    the pattern depends on the offsets alone.
+    ``data[d, j]`` sits at column j and row j - offsets[d]. Zeros pad the diagonals and are no
+    entries, as in scipy's own conversions: they would count in a mean, a max or a min.
     """
     data = data[:, : shape[1]]
     columns = torch.arange(data.shape[1], device=data.device).expand(data.shape)
     rows = columns - offsets.to(torch.int64)[:, None]
-    inside = (rows >= 0) & (rows < shape[0])
+    inside = (rows >= 0) & (rows < shape[0]) & (data != 0)
     return rows[inside], columns[inside], data[inside]
 
 

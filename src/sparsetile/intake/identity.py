@@ -117,6 +117,8 @@ def _of_scipy(A: Any) -> tuple[Hashable, Hashable]:
         "dia": ("offsets",),
     }.get(A.format, ("indptr", "indices"))
     pattern = tuple(_key(getattr(A, part)) for part in parts)
+    if A.format == "dia":  # its zeros are no entries
+        pattern += (_key(A.data != 0),)
     form = (A.format, tuple(A.shape), tuple(A.data.shape))
     return (form, pattern), _key(A.data)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from sparsetile.core.errors import value_error
 from sparsetile.intake import CSR
 from sparsetile.plan.files import read_plan_file, refuse
 from sparsetile.plan.plan import Plan
@@ -34,7 +35,13 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
     path = Path(path)
     tensors, header = read_plan_file(path)
     kind = header["device"]
-    target = torch.device(kind if device is None else device)
+    try:
+        target = torch.device(kind if device is None else device)
+    except (RuntimeError, TypeError):
+        raise value_error(
+            "load_plan", "device", "a device such as cpu or cuda:0", repr(device),
+            "Name one of those, or omit device=",
+        ) from None  # fmt: skip
     if target.type != kind:
         raise refuse(
             path, f"a plan for {kind}, wanted on {target.type}", f"Plan on {target.type} instead"

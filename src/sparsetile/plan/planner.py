@@ -33,7 +33,7 @@ def _target_device(A: object, device: torch.device | str | None) -> torch.device
     if device is not None:
         try:
             chosen = torch.device(device)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             raise value_error(
                 "plan",
                 "device",
@@ -57,7 +57,7 @@ def _target_device(A: object, device: torch.device | str | None) -> torch.device
 
 def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
     if isinstance(reorder, Tensor):
-        if reorder.is_floating_point() or reorder.dtype is torch.bool:
+        if reorder.is_floating_point() or reorder.is_complex() or reorder.dtype is torch.bool:
             raise type_error(
                 "plan",
                 "reorder",
