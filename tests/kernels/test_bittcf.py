@@ -125,10 +125,11 @@ def test_aligned_rows_go_through_a_ring_and_others_straight_to_registers():
 def test_without_the_pipeline_one_tile_is_in_the_ring():
     slab = Slab(4, 4)
     found = [bittcf_config(torch.float32, slab, 4, True, policy=p) for p in (DEFAULT, *ABLATED)]
-    assert [(c["kStages"], c["kCacheB"], c["kStreamC"]) for c in found] == [
-        (STAGES, True, True),
-        (1, False, False),
-        (1, True, True),
+    assert [(c["kStages"], c["kAheadA"], c["kCacheB"], c["kStreamC"]) for c in found] == [
+        (STAGES, False, True, True),
+        (1, False, False, False),
+        (1, False, True, True),
+        (1, True, True, True),  # DTC-SpMM's pipeline
     ]
 
 

@@ -35,7 +35,7 @@ def changed(matrix: sp.csr_array, row: int, column: int) -> sp.csr_array:
 def test_a_symmetric_matrix_is_its_own_graph(size):
     half = random_matrix(size, size, 0.3)
     indptr, indices = arrays(sp.csr_array(half + half.T + sp.eye_array(size)))
-    pointers, neighbours = numba_code._graph(indptr, indices, size)
+    pointers, neighbours = numba_code.affinity_graph(indptr, indices, size)
     assert pointers is indptr and neighbours is indices
 
 
@@ -44,7 +44,7 @@ def test_one_entry_without_its_mirror_makes_the_graph_bipartite(row, column):
     half = random_matrix(40, 40, 0.2)
     matrix = changed(sp.csr_array(half + half.T), row, column)
     indptr, indices = arrays(matrix)
-    pointers, neighbours = numba_code._graph(indptr, indices, 40)
+    pointers, neighbours = numba_code.affinity_graph(indptr, indices, 40)
     graph = sp.csr_array((np.ones(neighbours.size), neighbours.astype(int), pointers))
     pattern = (matrix.toarray() != 0).astype(float)
     nothing = 0 * pattern
@@ -54,7 +54,7 @@ def test_one_entry_without_its_mirror_makes_the_graph_bipartite(row, column):
 def test_a_permuted_cycle_has_the_row_and_column_lengths_of_a_symmetric_matrix_but_is_none():
     turn = sp.csr_array(np.roll(np.eye(9), 1, axis=1))
     indptr, indices = arrays(turn)
-    assert numba_code._graph(indptr, indices, 9)[0].size == 19
+    assert numba_code.affinity_graph(indptr, indices, 9)[0].size == 19
 
 
 @pytest.mark.parametrize("shape", [(700, 90), (90, 700), (400, 400)])
