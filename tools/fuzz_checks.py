@@ -1,4 +1,7 @@
-"""What ``tools.fuzz`` does with a case: one function an action. ``fuzz_judge`` judges results."""
+"""What ``tools.fuzz`` does with a case: one function an action. ``fuzz_judge`` judges results.
+
+Longer than a file should be: the actions are short and independent, and share their helpers.
+"""
 
 from __future__ import annotations
 

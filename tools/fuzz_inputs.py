@@ -1,7 +1,8 @@
 """Makes the operands of a fuzz case: A in its container, what its entries are, and B.
 
 The truth is read from the container itself with numpy and scipy, entry by entry, and not through
-the package's intake: a matrix that is read wrongly is noticed as a wrong product.
+the package's intake: a matrix that is read wrongly is noticed as a wrong product. One function a
+container makes the file longer than it should be.
 """
 
 from __future__ import annotations

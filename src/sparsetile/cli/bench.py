@@ -68,7 +68,7 @@ def bench(
     reorder: Annotated[
         list[str] | None,
         typer.Option(
-            help="Row orders: auto, identity, rcm, louvain, lsh, affinity, locality; "
+            help="Row orders: auto, identity, rcm, louvain, lsh, rabbit, affinity, locality; "
             "comma-separated."
         ),
     ] = None,

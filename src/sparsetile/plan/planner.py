@@ -98,7 +98,8 @@ def plan(
         ``auto``, or a name from :func:`sparsetile.systems`.
     reorder : str or Tensor [M]
         Row order: ``auto`` and ``identity`` (as given), ``rcm``, ``louvain``, ``lsh``,
-        ``affinity``, ``locality``, or a permutation of the rows.
+        ``rabbit``, ``affinity``, ``locality`` (and its stages ``locality-mst`` and
+        ``locality-2opt``), or a permutation of the rows.
     reorder_columns : bool
         Number A's columns anew, as they are first used in the row order, so that rows of B used
         together lie together. Products then take ``plan.permute(B)`` instead of B: a B that many

@@ -19,8 +19,8 @@
 // 4g + 3 of each 32 in rows t and t + 4 of B, and takes them as n = g of four instructions, so that
 // its sums are columns 8t to 8t + 7 of each 32.
 //
-// Instructions are what this loop is short of, not bytes: 45 a step and warp (16-bit), where
-// bitmaps and packed values took 250 and doubled the time (docs/rsh.md).
+// A step of 128 columns of 16 bits takes about 130 instructions. With bitmaps and packed values it
+// took 250, and the product 1.6 times as long (docs/rsh.md).
 //
 // Zeros of a step multiply too. Sums that are not finite are computed again from A's entries, which
 // bitmaps tell from zeros (exact.cuh, windows.cuh). Windows that were cut are joined by a tree
