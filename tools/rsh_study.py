@@ -87,14 +87,10 @@ PART_WIDTHS, PART_DTYPES = (128, 512), (torch.float16, torch.float32)
 LAYERS, FEATURES, HIDDEN = 6, 128, (64, 256)
 TORCH = "torch.sparse"
 GCN_SYSTEMS = ("csr", "rsh", "acc", TORCH)  # csr first: others are compared with it
-# The core suite: systems by width, and the row orders that each is tried in.
+# The core suite: systems by width; each is tried in the same row orders.
 CORE_WIDTHS = {64: ("rsh",), 128: ("rsh", "csr", "acc"), 256: ("rsh",), 512: ("rsh", "csr", "acc")}
 CORE_DTYPES = (torch.float16, torch.float32)
-CORE_ORDERS = {
-    "rsh": ("identity", "affinity", "locality"),
-    "csr": ("identity", "affinity"),
-    "acc": ("identity", "affinity"),
-}
+CORE_ORDERS = ("identity", "affinity", "locality")
 CUSPARSE = ("cusparse-csr1", "cusparse-csr2", "cusparse-csr3")
 # Largest error of a product that only rounds, to 16 bits or to TF32.
 WRONG = 0.01
@@ -519,7 +515,7 @@ def core(case: Case) -> Found:
         }
         for dtype, system in itertools.product(CORE_DTYPES, systems):
             out = torch.float32 if dtype is torch.float16 else None
-            for order in CORE_ORDERS[system]:
+            for order in CORE_ORDERS:
                 product = weighted.product(system, n=n, dtype=dtype, order=order, out_dtype=out)
                 labels = {"n": n, "dtype": _name(dtype), "system": system, "order": order}
                 found["products"].append({**labels, **product})
