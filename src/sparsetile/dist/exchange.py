@@ -1,0 +1,232 @@
+"""The exchange of B's rows and its adjoint, in steps that overlap with products.
+
+``start`` packs and sends, ``finish`` waits. In autograd they are two operators around the local
+product: the engine runs what was recorded last first, so a backward pass computes the halo's
+gradient, starts its way home (``_Finish.backward``), computes the local product's gradient, and
+only then waits (``_Start.backward``).
+
+Additions have a fixed order. The rows that come home are summed by a product with a pattern
+matrix (all-to-all) or by rank (all-gather), never by atomics.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.dist.group import Pending, Ranks
+from sparsetile.dist.halo import Halo
+from sparsetile.intake.csr import CSR
+from sparsetile.plan.plan import Plan
+from sparsetile.plan.planner import plan
+
+__all__ = ["Exchange", "finish_rows", "start_rows"]
+
+_Shape = tuple[int, ...]
+
+
+class Exchange:
+    """Brings rows of B to the ranks that lack them, and their gradients home.
+
+    Operands are [..., rows, N] or [rows, N]. On the wire a row is contiguous with its batches:
+    [rows, batches, N].
+    """
+
+    def __init__(self, ranks: Ranks, halo: Halo, own_rows: int, n: int) -> None:
+        self.ranks = ranks
+        self.halo = halo
+        self.own_rows = own_rows
+        self._n = n
+        self._stream: Any = None
+        self._buffers: tuple[Any, Tensor, Tensor] | None = None
+        self._home: dict[torch.dtype, Plan] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether any rank lacks a row."""
+        return self.halo.way != "none"
+
+    @property
+    def sent_rows(self) -> int:
+        """Rows in the buffer that is sent."""
+        gathers = self.halo.way == "all_gather"
+        return self.halo.padded if gathers else self.halo.send_ids.numel()
+
+    @property
+    def received(self) -> int:
+        """Rows in the buffer that is received."""
+        return self.halo.remote.shape[1]
+
+    # -- forward --------------------------------------------------------------------------------
+
+    def _make(self, B: Tensor) -> tuple[Tensor, Tensor]:
+        tail = (B.shape[:-2].numel(), B.shape[-1])
+        sent = B.new_empty((self.sent_rows, *tail))
+        if self.halo.way == "all_gather":
+            sent[self.own_rows :].zero_()  # pads the share; a dense system would meet it
+        return sent, B.new_empty((self.received, *tail))
+
+    def _buffers_for(self, B: Tensor) -> tuple[Tensor, Tensor]:
+        """One buffer set, made anew when the operand's shape or type changes."""
+        key = (B.shape[:-2].numel(), B.shape[-1], B.dtype)
+        if self._buffers is None or self._buffers[0] != key:
+            self._buffers = (key, *self._make(B))
+        return self._buffers[1], self._buffers[2]
+
+    def _pack(self, B: Tensor, sent: Tensor) -> None:
+        rows = B.reshape(sent.shape[1], B.shape[-2], B.shape[-1]).transpose(0, 1)
+        if self.halo.way == "all_gather":
+            sent[: self.own_rows].copy_(rows)
+            return
+        torch.index_select(rows, 0, self.halo.send_ids, out=sent)
+
+    def start(self, B: Tensor, *, keep: bool) -> tuple[Tensor, Pending]:
+        """Pack and send; return the buffer that is being received.
+
+        Parameters
+        ----------
+        keep : bool
+            The caller keeps the buffer (autograd). Otherwise the next product reuses it.
+        """
+        B = B.detach()
+        sent, received = self._make(B) if keep else self._buffers_for(B)
+        if B.is_cuda:
+            return received, self._start_on_side_stream(B, sent, received)
+        self._pack(B, sent)
+        return received, self._send(sent, received)
+
+    def _start_on_side_stream(self, B: Tensor, sent: Tensor, received: Tensor) -> Pending:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(B.device)
+        current = torch.cuda.current_stream(B.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for tensor in (B, sent, received):
+                tensor.record_stream(self._stream)
+            self._pack(B, sent)
+            return self._send(sent, received)
+
+    def _send(self, sent: Tensor, received: Tensor) -> Pending:
+        if self.halo.way == "all_gather":
+            return self.ranks.start_all_gather(received, sent, "run")
+        return self.ranks.start_all_to_all(
+            received, self.halo.receive_rows, sent, self.halo.send_rows, "run"
+        )
+
+    # -- adjoint --------------------------------------------------------------------------------
+
+    def start_home(self, G: Tensor) -> tuple[Tensor, Pending]:
+        """Send the gradients of received rows, [rows, batches, N], back to their owners."""
+        G = G.contiguous()
+        back = G.new_empty((self._home_rows, *G.shape[1:]))
+        if self.halo.way == "all_gather":
+            each = (self.halo.padded,) * self.ranks.size
+            return back, self.ranks.start_all_to_all(back, each, G, each, "backward")
+        halo = self.halo
+        return back, self.ranks.start_all_to_all(
+            back, halo.send_rows, G, halo.receive_rows, "backward"
+        )
+
+    @property
+    def _home_rows(self) -> int:
+        gathers = self.halo.way == "all_gather"
+        return self.ranks.size * self.halo.padded if gathers else self.halo.send_ids.numel()
+
+    def sum_home(self, back: Tensor, lead: _Shape) -> Tensor:
+        """Sum what came home over the ranks, in rank order; return [*lead, own rows, N]."""
+        tail = back.shape[1:]
+        if self.halo.way == "all_gather":
+            by_rank = back.reshape(self.ranks.size, self.halo.padded, *tail)[:, : self.own_rows]
+            wide = torch.promote_types(back.dtype, torch.float32)
+            total = by_rank[0].to(wide)
+            for other in by_rank[1:]:
+                total = total + other
+            summed = total.to(back.dtype).transpose(0, 1)
+        else:
+            summed = self._home_plan(back.dtype).run(back.transpose(0, 1))
+        return summed.reshape(*lead, self.own_rows, tail[-1])
+
+    def _home_plan(self, dtype: torch.dtype) -> Plan:
+        """The matrix that sums what came home: a row per own row of B, an entry per row sent."""
+        if dtype not in self._home:
+            sent = self.halo.send_ids
+            order = torch.argsort(sent, stable=True)
+            counts = torch.bincount(sent, minlength=self.own_rows)
+            indptr = torch.zeros(self.own_rows + 1, dtype=torch.int64, device=sent.device)
+            torch.cumsum(counts, 0, out=indptr[1:])
+            pattern = CSR(indptr, order.to(torch.int32), None, (self.own_rows, sent.numel()))
+            self._home[dtype] = plan(pattern, self._n, dtype=dtype, deterministic=True)
+        return self._home[dtype]
+
+
+class _Ticket:
+    """What the two operators of one exchange tell each other."""
+
+    pending: Pending | None = None
+    home: tuple[Tensor, Pending] | None = None
+
+
+class _Start(torch.autograd.Function):
+    """[..., own rows, N] -> the received rows [rows, batches, N], which are not there yet."""
+
+    @staticmethod
+    def forward(ctx: Any, B: Tensor, exchange: Exchange, ticket: _Ticket) -> Tensor:
+        ctx.exchange, ctx.ticket, ctx.lead = exchange, ticket, B.shape[:-2]
+        received, ticket.pending = exchange.start(B, keep=True)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        if ctx.ticket.home is None:  # a graph of gradients is wanted: nothing was sent ahead
+            return _Home.apply(grad, ctx.exchange, ctx.lead), None, None
+        back, pending = ctx.ticket.home
+        ctx.ticket.home = None
+        pending.wait()
+        return ctx.exchange.sum_home(back, ctx.lead), None, None
+
+
+class _Finish(torch.autograd.Function):
+    """Waits for the rows that :class:`_Start` asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, received: Tensor, exchange: Exchange, ticket: _Ticket) -> Tensor:
+        ctx.exchange, ctx.ticket = exchange, ticket
+        assert ticket.pending is not None
+        ticket.pending.wait()
+        return received.view_as(received)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        if not torch.is_grad_enabled():
+            ctx.ticket.home = ctx.exchange.start_home(grad)
+        return grad, None, None
+
+
+class _Home(torch.autograd.Function):
+    """The adjoint as one operator, for gradients of gradients. Its own adjoint is the exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, exchange: Exchange, lead: _Shape) -> Tensor:
+        ctx.exchange = exchange
+        back, pending = exchange.start_home(grad)
+        pending.wait()
+        return exchange.sum_home(back, lead)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        ticket = _Ticket()
+        pending = _Start.apply(grad, ctx.exchange, ticket)
+        return _Finish.apply(pending, ctx.exchange, ticket), None, None
+
+
+def start_rows(exchange: Exchange, B: Tensor) -> tuple[Tensor, _Ticket]:
+    """Start a differentiable exchange; :func:`finish_rows` takes what this returns."""
+    ticket = _Ticket()
+    return _Start.apply(B, exchange, ticket), ticket
+
+
+def finish_rows(exchange: Exchange, received: Tensor, ticket: _Ticket) -> Tensor:
+    """Return the received rows once they are there, [rows, batches, N]."""
+    return _Finish.apply(received, exchange, ticket)

@@ -1,0 +1,340 @@
+"""A matrix in parts on disk: one ``.npz`` of rows a part, and ``partition.json`` that binds them.
+
+The manifest is written first and after each part, always whole, so an interrupted run goes on
+where it stopped. Each part has a SHA-256; a rank checks those of the parts it reads, and no other.
+Columns keep the numbers of the whole matrix (of the partition's order, where it has one).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsetile.core.errors import DataError, describe, value_error
+from sparsetile.dist.partition import Partition, find_partition
+from sparsetile.dist.shares import check_entries, renumbered, rows_of
+from sparsetile.intake import CSR, as_csr, read_matrix, write_npz
+
+__all__ = ["Folder", "MatrixRows", "is_folder", "open_folder", "write_folder"]
+
+MANIFEST = "partition.json"
+_VERSION = 1
+_ORDER = "order.npy"
+
+
+class MatrixRows:
+    """Rows of a matrix file or of a matrix in memory, read a run at a time.
+
+    An ``.npz`` with arrays ``indptr``, ``indices`` and ``shape`` is read by parts: only row
+    pointers are held, so it may have more than 2^31 entries. Other files are read whole.
+    """
+
+    def __init__(self, matrix: Any, function: str) -> None:
+        self._file: Path | None = None
+        self._csr: CSR | None = None
+        self._function = function
+        arrays = _npz_arrays(matrix)
+        if arrays is None:
+            self._csr = as_csr(matrix, function=function, device="cpu")
+            self.indptr, self.shape = self._csr.indptr, self._csr.shape
+            return
+        self._file = Path(matrix)
+        self.shape = (int(arrays["shape"][0]), int(arrays["shape"][1]))
+        self.indptr = torch.from_numpy(arrays["indptr"].astype(np.int64))
+        pointers = self.indptr
+        rising = pointers.numel() == self.shape[0] + 1 and int(pointers[0]) == 0
+        if not rising or bool((pointers[1:] < pointers[:-1]).any()):
+            raise _damaged(function, self._file, "rising row pointers from 0", "others")
+
+    @property
+    def nnz(self) -> int:
+        return int(self.indptr[-1])
+
+    @property
+    def whole(self) -> CSR | None:
+        """The matrix in memory; None where it is read by parts."""
+        return self._csr
+
+    def pattern(self) -> CSR:
+        """The whole matrix, read if need be: row orders look at all of it."""
+        if self._csr is None:
+            assert self._file is not None
+            self._csr = read_matrix(self._file, function=self._function)
+        return self._csr
+
+    def read(self, first: int, last: int) -> CSR:
+        """Return rows ``first`` to ``last``; columns keep their numbers."""
+        if self._csr is not None:
+            return rows_of(self._csr, torch.arange(first, last))
+        assert self._file is not None
+        begin, end = int(self.indptr[first]), int(self.indptr[last])
+        check_entries(self._function, end - begin)
+        with zipfile.ZipFile(self._file) as archive:
+            indices = _slice(archive, "indices.npy", begin, end, self._function, self._file)
+            values = None
+            if "data.npy" in archive.namelist():
+                values = _slice(archive, "data.npy", begin, end, self._function, self._file)
+        pointers = self.indptr[first : last + 1] - begin
+        parts = (pointers, indices, values, (last - first, self.shape[1]))
+        return as_csr(parts, function=self._function)
+
+
+def _npz_arrays(matrix: Any) -> dict[str, np.ndarray] | None:
+    """Return the small arrays of an ``.npz`` of our own layout; None for anything else."""
+    if not isinstance(matrix, (str, os.PathLike)) or not str(matrix).lower().endswith(".npz"):
+        return None
+    try:
+        with np.load(matrix, allow_pickle=False) as archive:
+            names = set(archive.files)
+            if "format" in names or not {"indptr", "indices", "shape"} <= names:
+                return None
+            return {name: archive[name] for name in ("indptr", "shape")}
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None  # reading it whole says what is wrong with it
+
+
+def _slice(
+    archive: zipfile.ZipFile, name: str, begin: int, end: int, function: str, file: Path
+) -> np.ndarray:
+    """Return elements ``begin`` to ``end`` of a stored 1-D array; seeks where it is not packed."""
+    with archive.open(name) as stream:
+        version = np.lib.format.read_magic(stream)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        shape, _, dtype = read(stream) if read is not None else ((), False, np.dtype(object))
+        if dtype.hasobject or len(shape) != 1 or end > shape[0]:
+            raise _damaged(function, file, f"a 1-D array {name} of {end} numbers", str(shape))
+        stream.seek(begin * dtype.itemsize, os.SEEK_CUR)
+        body = stream.read((end - begin) * dtype.itemsize)
+    if len(body) != (end - begin) * dtype.itemsize:
+        raise _damaged(function, file, f"whole to entry {end} of {name}", "its end before")
+    return np.frombuffer(bytearray(body), dtype=dtype)
+
+
+def _damaged(function: str, file: Path, expected: str, actual: object) -> DataError:
+    remedy = "The file is damaged or of another kind: write it again"
+    return DataError(describe(function, file.name, expected, actual, remedy))
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An opened folder of parts.
+
+    Attributes
+    ----------
+    partition : Partition
+        The shares of the parts, in the order that the folder was written in.
+    nnz : int
+        Entries of all parts together; may exceed 2^31.
+    """
+
+    path: Path
+    shape: tuple[int, int]
+    nnz: int
+    partition: Partition
+    files: tuple[dict[str, Any], ...]
+    digest: str
+
+    def read(self, first: int, last: int, function: str = "plan") -> CSR:
+        """Return parts ``first`` to ``last`` as one matrix of their rows, checksums compared."""
+        pieces = [self._read_part(part, function) for part in range(first, last)]
+        check_entries(function, sum(piece.nnz for piece in pieces))
+        if len(pieces) == 1:
+            return pieces[0]
+        ends, total = [torch.zeros(1, dtype=torch.int64)], 0
+        for piece in pieces:
+            ends.append(piece.indptr[1:] + total)
+            total += piece.nnz
+        weighted = any(piece.values is not None for piece in pieces)
+        values = [piece.values for piece in pieces if piece.values is not None]
+        empty = torch.zeros(0, dtype=torch.int32)
+        return CSR(
+            torch.cat(ends),
+            torch.cat([empty, *(piece.indices for piece in pieces)]),
+            torch.cat(values) if weighted else None,
+            (sum(piece.shape[0] for piece in pieces), self.shape[1]),
+        )
+
+    def _read_part(self, part: int, function: str) -> CSR:
+        entry = self.files[part]
+        file = self.path / entry["name"]
+        if not file.is_file() or _sha256(file) != entry["sha256"]:
+            got = "no such file" if not file.is_file() else "another checksum"
+            raise _damaged(function, file, "the part that partition.json describes", got)
+        csr = read_matrix(file, function=function)
+        rows = self.partition.rows
+        if csr.shape != (rows[part + 1] - rows[part], self.shape[1]):
+            raise _damaged(function, file, "of the rows that partition.json gives it", csr.shape)
+        return csr
+
+
+def is_folder(A: Any) -> bool:
+    """Whether ``A`` is the path of a folder (of parts, it is hoped)."""
+    return isinstance(A, (str, os.PathLike)) and Path(A).is_dir()
+
+
+def open_folder(path: str | os.PathLike[str], function: str = "plan") -> Folder:
+    """Read the manifest of a folder that :func:`write_folder` wrote, and check that it is whole."""
+    folder = Path(path)
+    text = _read_manifest(folder)
+    if text is None:
+        raise DataError(
+            describe(
+                function,
+                "A",
+                f"a folder with {MANIFEST}",
+                repr(str(folder)),
+                "Write it with `sparsetile partition MATRIX --parts P --out DIR`",
+            )
+        )
+    missing = [entry["name"] for entry in text["files"] if entry["sha256"] is None]
+    if missing:
+        raise DataError(
+            describe(
+                function,
+                str(folder),
+                "a finished partition",
+                f"{len(missing)} parts missing",
+                "Run the same `sparsetile partition` again: it goes on where it stopped",
+            )
+        )
+    order = None
+    if text["order"] is not None:
+        file = folder / _ORDER
+        if not file.is_file() or _sha256(file) != text["order"]:
+            raise _damaged(function, file, "the order that partition.json names", "another")
+        order = torch.from_numpy(np.load(file, allow_pickle=False)).long()
+    partition = Partition(text["partition"], tuple(text["rows"]), tuple(text["columns"]), order)
+    digest = hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()
+    shape = (int(text["shape"][0]), int(text["shape"][1]))
+    return Folder(folder, shape, int(text["nnz"]), partition, tuple(text["files"]), digest)
+
+
+def write_folder(
+    matrix: Any,
+    parts: int,
+    out: str | os.PathLike[str],
+    *,
+    partition: str | Tensor = "auto",
+    n: int = 128,
+    advance: Callable[[], None] = lambda: None,
+    function: str = "partition",
+) -> Folder:
+    """Write a matrix as ``parts`` files of rows, going on where an earlier run stopped.
+
+    Parameters
+    ----------
+    matrix : path or sparse matrix
+        An ``.npz`` of row pointers is read part by part; anything else is held whole.
+    partition : str or Tensor
+        As in :func:`sparsetile.dist.plan`.
+    n : int
+        Columns of B that shares are balanced for.
+    advance : callable
+        Called after each part.
+    """
+    folder = Path(out)
+    rows = MatrixRows(matrix, function)
+    plain = isinstance(partition, str) and partition in ("auto", "even", "identity")
+    # Contiguous shares need the lengths of rows alone, so that entries may stay on disk.
+    pointers = CSR(rows.indptr, torch.zeros(0, dtype=torch.int32), None, rows.shape)
+    found = find_partition(function, pointers if plain else rows.pattern(), parts, partition, n, 4)
+    for part in range(parts):
+        if found.order is None:
+            entries = int(rows.indptr[found.rows[part + 1]] - rows.indptr[found.rows[part]])
+            check_entries(function, entries)
+    folder.mkdir(parents=True, exist_ok=True)
+    text: dict[str, Any] = {
+        "kind": "sparsetile-partition",
+        "version": _VERSION,
+        "source": _source_digest(rows),
+        "shape": list(rows.shape),
+        "nnz": rows.nnz,
+        "partition": found.name,
+        "rows": list(found.rows),
+        "columns": list(found.columns),
+        "order": None,
+        "files": [{"name": f"part-{part:05d}.npz", "sha256": None} for part in range(parts)],
+    }
+    if found.order is not None:
+        np.save(folder / _ORDER, found.order.numpy())
+        text["order"] = _sha256(folder / _ORDER)
+    _resume(folder, text, function)
+    for part, entry in enumerate(text["files"]):
+        file = folder / entry["name"]
+        if entry["sha256"] is None or not file.is_file() or _sha256(file) != entry["sha256"]:
+            first, last = found.rows[part], found.rows[part + 1]
+            if found.order is None:
+                piece = rows.read(first, last)
+            else:
+                piece = renumbered(rows.pattern(), found, part)
+            write_npz(file, piece)
+            entry["sha256"] = _sha256(file)
+            _write_manifest(folder, text)
+        advance()
+    return open_folder(folder, function)
+
+
+def _resume(folder: Path, text: dict[str, Any], function: str) -> None:
+    """Take over the checksums of an earlier run of the same partition."""
+    before = _read_manifest(folder)
+    if before is not None:
+        old = {key: value for key, value in before.items() if key != "files"}
+        new = {key: value for key, value in text.items() if key != "files"}
+        if old != new:
+            names = sorted(key for key in new if old.get(key) != new[key])
+            raise value_error(
+                function, "--out", "a folder of this partition, or an empty one",
+                f"one of another ({', '.join(names)} differ)", "Name another folder",
+            )  # fmt: skip
+        text["files"] = before["files"]
+    _write_manifest(folder, text)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    file = folder / MANIFEST
+    if not file.is_file():
+        return None
+    try:
+        text = json.loads(file.read_text())
+    except ValueError:
+        raise _damaged("partition", file, "JSON", "other text") from None
+    if not isinstance(text, dict) or text.get("kind") != "sparsetile-partition":
+        raise _damaged("partition", file, "a partition's manifest", "another file")
+    if text.get("version") != _VERSION:
+        raise _damaged("partition", file, f"of version {_VERSION}", text.get("version"))
+    return text
+
+
+def _write_manifest(folder: Path, text: dict[str, Any]) -> None:
+    partial = folder / f"{MANIFEST}.{os.getpid()}.partial"
+    partial.write_text(json.dumps(text))
+    os.replace(partial, folder / MANIFEST)
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _source_digest(rows: MatrixRows) -> str:
+    """Tell matrices apart by their row pointers, and by their entries where those are at hand."""
+    digest = hashlib.sha256(rows.indptr.numpy().tobytes())
+    csr = rows.whole
+    if csr is not None:
+        digest.update(csr.indices.numpy().tobytes())
+        if csr.values is not None:
+            digest.update(csr.values.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

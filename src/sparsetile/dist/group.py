@@ -1,0 +1,219 @@
+"""The ranks of a process group: collectives on rows, and one error on every rank.
+
+A rank that raises while the others wait in a collective leaves them waiting until the group's
+timeout. So whatever a rank can find wrong by itself is told to the others first
+(:meth:`Ranks.together`), and then every rank raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsetile.core.errors import value_error
+
+__all__ = ["Pending", "Ranks"]
+
+_Found = TypeVar("_Found")
+
+# torch 2.13 renames all_gather_into_tensor; earlier releases have the old name only.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Pending:
+    """A collective that was started: :meth:`wait` orders the current stream after it."""
+
+    def __init__(self, work: Any, kept: tuple[Tensor, ...], function: str) -> None:
+        self._work = work
+        self._kept = kept  # what the collective reads must outlive it
+        self._function = function
+
+    def wait(self) -> None:
+        """Wait: the host on a CPU, the current stream alone on a GPU."""
+        if self._work is None:
+            return
+        with _Broken(self._function):
+            self._work.wait()
+        self._work = None
+        for tensor in self._kept:
+            if tensor.is_cuda:  # its memory was made on another stream
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        self._kept = ()
+
+
+class _Broken:
+    """Turns the backend's error about a rank that is gone into one that says what happened."""
+
+    def __init__(self, function: str) -> None:
+        self._function = function
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, (RuntimeError, TimeoutError)) and not isinstance(
+            error, NotImplementedError
+        ):
+            text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            raise RuntimeError(
+                f"{self._function}: every rank must take part in the exchange, got an error from "
+                f"torch.distributed: {text}. A rank has died or did not call within the group's "
+                "timeout: look for its own error, and start the job again."
+            ) from error
+
+
+class Ranks:
+    """The processes that share a matrix, seen from one of them.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None
+        The default group when None.
+    function : str
+        What errors begin with.
+
+    Attributes
+    ----------
+    rank, size : int
+        This process's number in the group, and how many there are.
+    """
+
+    def __init__(self, group: Any, function: str) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise value_error(
+                function, "group", "an initialised process group", "none",
+                "Call torch.distributed.init_process_group first, and launch with torchrun",
+            )  # fmt: skip
+        self.group = dist.group.WORLD if group is None else group
+        self.rank = dist.get_rank(self.group)
+        self.size = dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise value_error(
+                function, "group", "a group that this process belongs to", "another",
+                "Call it on the ranks of the group alone",
+            )  # fmt: skip
+
+    # -- agreement ------------------------------------------------------------------------------
+
+    def objects(self, mine: Any, function: str) -> list[Any]:
+        """Return what every rank has, by rank. Waits; for planning alone."""
+        found: list[Any] = [None] * self.size
+        with _Broken(function):
+            dist.all_gather_object(found, mine, group=self.group)
+        return found
+
+    def together(
+        self,
+        function: str,
+        argument: str,
+        call: Callable[[], _Found],
+        facts: Callable[[_Found], dict[str, Any]] | None = None,
+    ) -> _Found:
+        """Return ``call()``, or raise on every rank where it raised on one.
+
+        The rank that failed raises its own error. The others name that rank and quote it.
+
+        Parameters
+        ----------
+        facts : callable, optional
+            What must be the same on every rank, by name, of what ``call`` returned. Where a fact
+            differs every rank raises the same error.
+        """
+        error: Exception | None = None
+        found: Any = None
+        mine: dict[str, str] = {}
+        try:
+            found = call()
+            if facts is not None:
+                mine = {name: str(value) for name, value in facts(found).items()}
+        except Exception as caught:
+            error = caught
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        answers = self.objects((text, mine), function)
+        if error is not None:
+            raise error
+        for rank, (said, _) in enumerate(answers):
+            if said is not None:
+                raise value_error(
+                    function, argument, "right on every rank",
+                    f"an error on rank {rank} ({said.rstrip('.')})", f"Correct it on rank {rank}",
+                )  # fmt: skip
+        for name in mine:
+            self.same(function, name, [others[name] for _, others in answers])
+        return found
+
+    def same(self, function: str, name: str, texts: Sequence[str]) -> None:
+        """Raise where not all texts, one per rank, are the same."""
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                raise value_error(
+                    function, name, "the same on every rank",
+                    f"{texts[0]} on rank 0 and {text} on rank {rank}",
+                    "Call it with the same arguments on every rank",
+                )  # fmt: skip
+
+    def numbers(self, mine: Sequence[int], device: torch.device, function: str) -> Tensor:
+        """Return every rank's whole numbers, int64 [size, len(mine)], on the CPU. Waits."""
+        given = torch.tensor(list(mine), dtype=torch.int64, device=device)
+        found = torch.empty(self.size * given.numel(), dtype=torch.int64, device=device)
+        with _Broken(function):
+            _all_gather(found, given, group=self.group)
+        return found.reshape(self.size, -1).cpu()
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def start_all_to_all(
+        self,
+        received: Tensor,
+        receive_rows: Sequence[int],
+        sent: Tensor,
+        send_rows: Sequence[int],
+        function: str,
+    ) -> Pending:
+        """Start sending runs of rows, one per rank in rank order; both tensors are contiguous.
+
+        Bytes are exchanged, not numbers: every dtype passes, bit for bit.
+        """
+        size = sent.element_size() * _row_elements(sent)
+        with _Broken(function):
+            work = dist.all_to_all_single(
+                _bytes(received),
+                _bytes(sent),
+                [rows * size for rows in receive_rows],
+                [rows * size for rows in send_rows],
+                group=self.group,
+                async_op=True,
+            )
+        return Pending(work, (sent, received), function)
+
+    def start_all_gather(self, received: Tensor, mine: Tensor, function: str) -> Pending:
+        """Start gathering every rank's rows, the same number from each."""
+        with _Broken(function):
+            work = _all_gather(_bytes(received), _bytes(mine), group=self.group, async_op=True)
+        return Pending(work, (mine, received), function)
+
+    def exchange(
+        self, sent: Tensor, send_rows: Sequence[int], receive_rows: Sequence[int], function: str
+    ) -> Tensor:
+        """Return the rows that every rank sends here, in rank order. Waits."""
+        shape = (sum(receive_rows), *sent.shape[1:])
+        received = torch.empty(shape, dtype=sent.dtype, device=sent.device)
+        pending = self.start_all_to_all(
+            received, receive_rows, sent.contiguous(), send_rows, function
+        )
+        pending.wait()
+        return received
+
+
+def _row_elements(rows: Tensor) -> int:
+    return rows.shape[1:].numel() if rows.dim() > 1 else 1
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    """Return the memory of a contiguous tensor as bytes."""
+    flat = rows.reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)

@@ -1,0 +1,141 @@
+"""The rows of B that a rank lacks: found once, with who sends what to whom.
+
+A rank's rows of A are split by columns. Those that the rank owns rows of B for make the local
+product, which needs no one else. The others make the halo's product, whose columns are numbered
+as the received rows lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sparsetile.dist.group import Ranks
+from sparsetile.dist.partition import Partition
+from sparsetile.intake.csr import CSR
+
+__all__ = ["Halo", "Way", "choose_way", "find_halo", "wire_rows"]
+
+Way = Literal["none", "all_to_all", "all_gather"]
+
+# All-gather packs nothing and needs no list of rows, so it may receive this much more.
+_GATHER_CREDIT = 1.1
+
+
+@dataclass(frozen=True, eq=False)
+class Halo:
+    """A rank's rows of A in two parts, and the exchange that the second needs.
+
+    Attributes
+    ----------
+    way : {"none", "all_to_all", "all_gather"}
+        How rows are exchanged, the same on every rank; ``none`` where no rank lacks a row.
+    local, remote : CSR
+        [rows, own rows of B] and [rows, received rows]; patterns.
+    local_entries, remote_entries : Tensor of int64
+        Which of the share's entries they hold.
+    send_ids : Tensor of int64
+        Own rows of B that others lack, by receiver, rising for each.
+    send_rows, receive_rows : tuple of int
+        Rows to and from each rank, of ``all_to_all``.
+    rows : int
+        Different rows of B that this rank lacks.
+    needed : Tensor of int64 [ranks, ranks]
+        Rows that each rank (line) lacks of each other (column), on the CPU.
+    padded : int
+        Rows that each rank gives to an all-gather: the largest share.
+    """
+
+    way: Way
+    local: CSR
+    remote: CSR
+    local_entries: Tensor
+    remote_entries: Tensor
+    send_ids: Tensor
+    send_rows: tuple[int, ...]
+    receive_rows: tuple[int, ...]
+    rows: int
+    needed: Tensor
+    padded: int
+
+
+def wire_rows(needed: Tensor, columns: tuple[int, ...]) -> dict[str, int]:
+    """Return the most rows that a rank receives or sends, by way."""
+    parts = len(columns) - 1
+    largest = max(columns[i + 1] - columns[i] for i in range(parts))
+    busiest = int(torch.maximum(needed.sum(0), needed.sum(1)).max()) if parts else 0
+    return {"all_to_all": busiest, "all_gather": (parts - 1) * largest}
+
+
+def choose_way(needed: Tensor, columns: tuple[int, ...]) -> Way:
+    """Return the way of fewer predicted bytes for the busiest rank."""
+    rows = wire_rows(needed, columns)
+    if int(needed.sum()) == 0:
+        return "none"
+    return (
+        "all_gather" if rows["all_gather"] <= _GATHER_CREDIT * rows["all_to_all"] else "all_to_all"
+    )
+
+
+def _part(share: CSR, inside: Tensor, columns: Tensor, width: int) -> CSR:
+    """Return the pattern of the entries where ``inside``, with their new column numbers."""
+    before = torch.zeros(inside.numel() + 1, dtype=torch.int64, device=inside.device)
+    torch.cumsum(inside, 0, out=before[1:])
+    shape = (share.shape[0], width)
+    return CSR(before[share.indptr], columns.to(torch.int32), None, shape)
+
+
+def find_halo(
+    ranks: Ranks, share: CSR, partition: Partition, function: str, way: Way | None = None
+) -> tuple[Halo, int]:
+    """Split this rank's rows of A, and tell the owners which rows of B are needed here.
+
+    Returns the halo and the entries of the whole A.
+
+    Parameters
+    ----------
+    share : CSR [own rows, K]
+        In the partition's numbering of columns.
+    way : str, optional
+        Forces a way; the one of fewer predicted bytes when None.
+    """
+    device = share.device
+    first, last = partition.columns[ranks.rank], partition.columns[ranks.rank + 1]
+    bounds = torch.tensor(partition.columns, device=device)
+    columns = share.indices.long()
+    inside = (columns >= first) & (columns < last)
+    local_entries = torch.nonzero(inside).flatten()
+    remote_entries = torch.nonzero(~inside).flatten()
+    outside = columns[remote_entries]
+    lacking = torch.unique(outside)  # sorted, so it is grouped by owner
+    edges = torch.searchsorted(lacking, bounds)
+    receive = (edges[1:] - edges[:-1]).tolist()
+    told = ranks.numbers([share.nnz, *receive], device, function)
+    needed = told[:, 1:]
+    send = needed[:, ranks.rank].tolist()
+    starts = torch.repeat_interleave(bounds[:-1], edges[1:] - edges[:-1])
+    send_ids = ranks.exchange(lacking - starts, receive, send, function)
+    chosen = choose_way(needed, partition.columns) if way is None else way
+    padded = max(partition.columns[i + 1] - partition.columns[i] for i in range(ranks.size))
+    if chosen == "all_gather":
+        owner = torch.searchsorted(bounds[1:], outside, right=True)
+        numbers, width = owner * padded + outside - bounds[owner], ranks.size * padded
+    else:
+        numbers, width = torch.searchsorted(lacking, outside), lacking.numel()
+    halo = Halo(
+        chosen,
+        _part(share, inside, columns[local_entries] - first, last - first),
+        _part(share, ~inside, numbers, width),
+        local_entries,
+        remote_entries,
+        send_ids,
+        tuple(send),
+        tuple(receive),
+        lacking.numel(),
+        needed,
+        padded,
+    )
+    return halo, int(told[:, 0].sum())

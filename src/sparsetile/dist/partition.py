@@ -1,0 +1,191 @@
+"""Who owns which rows: contiguous shares of A's rows and of B's, in one order of the rows.
+
+A partition is an order of the rows (None for the given one) and the first row of each rank's share
+in that order. Where A is square, B's rows follow A's, so that C may be the next product's B.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder import REORDERERS, Permutation
+
+__all__ = ["PARTITIONS", "Partition", "even_bounds", "find_partition", "row_costs", "share_bounds"]
+
+# Beside the names of row orders: contiguous shares in the given order, torch's chunks, METIS's.
+PARTITIONS = ("auto", "even", "metis", *REORDERERS)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Shares of the rows of A (and of C), and of the rows of B.
+
+    Attributes
+    ----------
+    name : str
+        How it was found.
+    rows, columns : tuple of int, one more than there are ranks
+        First row of each rank's share of A and of B, and their numbers at the end.
+    order : Tensor of int64 [M] or None
+        The row of A at each place, of a square A whose rows and columns are renumbered together.
+        None for the given order.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    order: Tensor | None = None
+
+    @property
+    def parts(self) -> int:
+        return len(self.rows) - 1
+
+    def ids(self, part: int, *, of_columns: bool = False) -> Tensor:
+        """Row numbers, in A's own numbering, of one share; int64, on the CPU."""
+        bounds = self.columns if of_columns else self.rows
+        places = torch.arange(bounds[part], bounds[part + 1])
+        return places if self.order is None else self.order[places]
+
+
+def even_bounds(size: int, parts: int) -> tuple[int, ...]:
+    """Return the shares of ``torch.chunk``, which are those of a DTensor."""
+    step = -(-size // parts)
+    return tuple(min(step * part, size) for part in range(parts + 1))
+
+
+def row_costs(lengths: Tensor, n: int, itemsize: int) -> Tensor:
+    """Return the bytes that each row moves, float64: B's rows and the entries, then C's row.
+
+    Products are bound by memory, so predicted time is proportional to these.
+    """
+    row = n * itemsize
+    return lengths.double() * (row + 4 + itemsize) + row
+
+
+def share_bounds(costs: Tensor, parts: int) -> tuple[int, ...]:
+    """Cut rows into contiguous shares of about the same cost; shares may be empty."""
+    total = torch.cumsum(costs.double().cpu(), 0)
+    if total.numel() == 0:
+        return (0,) * (parts + 1)
+    aims = total[-1] * torch.arange(1, parts, dtype=torch.float64) / parts
+    # The row that crosses an aim goes to the side where it leaves the smaller error.
+    ends = torch.searchsorted(total, aims)
+    before = torch.where(ends > 0, total[(ends - 1).clamp(min=0)], 0.0)
+    ends = ends + ((total[ends.clamp(max=total.numel() - 1)] - aims) < (aims - before)).long()
+    return (0, *(int(end) for end in ends.clamp(max=total.numel())), total.numel())
+
+
+def _given(function: str, partition: Tensor, csr: CSR, parts: int) -> tuple[Tensor, Tensor | None]:
+    """Return (bounds, order) of a partition given as first rows [parts + 1] or as parts [M]."""
+    rows = csr.shape[0]
+    if partition.is_floating_point() or partition.dtype is torch.bool or partition.dim() != 1:
+        raise type_error(
+            function, "partition", "a name or a 1-D tensor of whole numbers",
+            f"{partition.dtype} of shape {tuple(partition.shape)}", "Call .to(torch.int64)",
+        )  # fmt: skip
+    given = partition.to(device="cpu", dtype=torch.int64)
+    falls = given.numel() and bool((given[1:] < given[:-1]).any())
+    if given.numel() == parts + 1 and not falls and int(given[0]) == 0 and int(given[-1]) == rows:
+        return given, None
+    if given.numel() != rows or (rows and not 0 <= int(given.min()) <= int(given.max()) < parts):
+        raise value_error(
+            function, "partition",
+            f"the first row of each of {parts} shares and {rows} at the end, or a part from 0 to "
+            f"{parts - 1} for each of {rows} rows", f"{given.numel()} numbers",
+            "Give one of those, or a name",
+        )  # fmt: skip
+    counts = torch.bincount(given, minlength=parts)
+    bounds = torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
+    if not falls:
+        return bounds, None
+    return bounds, torch.argsort(given, stable=True)
+
+
+def _metis(function: str, csr: CSR, parts: int) -> Tensor:
+    try:
+        import pymetis
+    except ImportError:
+        names = [name for name in PARTITIONS if name != "metis"]
+        raise value_error(
+            function, "partition", f"one of {names}", "'metis' where pymetis is not installed",
+            "Install it with pip install pymetis",
+        ) from None  # fmt: skip
+    rows, columns = csr.row_ids().cpu(), csr.indices.long().cpu()
+    keep = rows != columns
+    both = torch.cat([torch.stack([rows, columns]), torch.stack([columns, rows])], 1)
+    both = both[:, torch.cat([keep, keep])].unique(dim=1)
+    counts = torch.bincount(both[0], minlength=csr.shape[0])
+    starts = torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
+    _, member = pymetis.part_graph(parts, xadj=starts.tolist(), adjncy=both[1].tolist())
+    return torch.tensor(member, dtype=torch.int64)
+
+
+def find_partition(
+    function: str,
+    csr: CSR,
+    parts: int,
+    partition: str | Tensor,
+    n: int,
+    itemsize: int,
+    columns: Tensor | None = None,
+) -> Partition:
+    """Return the shares of a whole matrix.
+
+    Parameters
+    ----------
+    partition : str or Tensor
+        ``auto``: contiguous shares of equal predicted time in the given order. A row order's name:
+        the same in that order, of rows and columns both. ``even``: shares of equal size, as
+        DTensor has them. ``metis``: by pymetis. A tensor: first rows [parts + 1], or parts [M].
+    columns : Tensor [parts + 1], optional
+        First row of B of each share; those of A where it is square, else even ones.
+    """
+    rows, cols = csr.shape
+    order: Tensor | None = None
+    if isinstance(partition, Tensor):
+        name = "given"
+        found, order = _given(function, partition, csr, parts)
+        bounds = tuple(found.tolist())
+    else:
+        name = one_of(function, "partition", partition, PARTITIONS)
+        if name == "metis":
+            found, order = _given(function, _metis(function, csr, parts), csr, parts)
+            bounds = tuple(found.tolist())
+        elif name == "even":
+            bounds = even_bounds(rows, parts)
+        else:
+            made: Permutation = REORDERERS["identity" if name == "auto" else name](csr)
+            order = None if made.perm is None else made.perm.cpu().long()
+            lengths = csr.row_lengths() if order is None else csr.row_lengths().cpu()[order]
+            bounds = share_bounds(row_costs(lengths, n, itemsize), parts)
+    if order is not None and rows != cols:
+        raise value_error(
+            function, "partition", f"contiguous for a matrix of {rows}x{cols}", repr(name),
+            "Rows are renumbered together with columns, which needs a square A: use auto or even",
+        )  # fmt: skip
+    return Partition(name, bounds, column_bounds(function, columns, bounds, csr.shape), order)
+
+
+def column_bounds(
+    function: str, given: Any, rows: tuple[int, ...], shape: tuple[int, int]
+) -> tuple[int, ...]:
+    """Return the first row of B of each share: as given, as A's rows, or even."""
+    parts = len(rows) - 1
+    if given is None:
+        return rows if shape[0] == shape[1] else even_bounds(shape[1], parts)
+    bounds = tuple(int(first) for first in given)
+    falls = any(second < first for first, second in itertools.pairwise(bounds))
+    if len(bounds) != parts + 1 or falls or bounds[0] != 0 or bounds[-1] != shape[1]:
+        raise value_error(
+            function, "columns", f"the first row of B of each of {parts} shares and {shape[1]} at "
+            "the end, rising", list(bounds)[:8], "Give one number more than there are ranks",
+        )  # fmt: skip
+    return bounds

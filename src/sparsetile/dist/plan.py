@@ -1,0 +1,487 @@
+"""DistributedPlan: a plan whose rows of A, of B and of C lie on the ranks of a process group.
+
+A product is two: A's local columns with the rank's own rows of B, while the halo is on its way,
+and A's other columns with what arrived. The second adds to the first by the same epilogue
+(``beta = 1``), so bias and ReLU are applied once. After CAGNET's 1-D scheme, but with the rows that
+are needed instead of all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsetile.core.checks import REDUCES, reduce_name
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.dist.exchange import Exchange, finish_rows, start_rows
+from sparsetile.dist.explain import explain
+from sparsetile.dist.group import Ranks
+from sparsetile.dist.halo import Halo, wire_rows
+from sparsetile.dist.partition import even_bounds
+from sparsetile.dist.shares import Found
+from sparsetile.intake.csr import VALUE_DTYPES
+from sparsetile.plan import operators
+from sparsetile.plan.operands import check_epilogue, check_values, in_plan_dtype
+from sparsetile.plan.plan import Plan
+from sparsetile.systems.base import Epilogue
+
+__all__ = ["DistributedPlan"]
+
+
+class DistributedPlan:
+    """A sparse matrix over the ranks of a group. Made by :func:`sparsetile.dist.plan`.
+
+    Every rank must call :meth:`run`, and its backward pass, in the same order.
+
+    Attributes
+    ----------
+    shape : (M, K)
+        Of the whole A.
+    local_shape : (int, int)
+        Rows of C that this rank computes, and rows of B that it holds.
+    n, dtype, device
+        As of a :class:`sparsetile.Plan`.
+    rank, world_size : int
+    nnz, local_nnz : int
+        Entries of the whole A, and of this rank's rows.
+    rows, columns : Tensor of int64
+        Numbers, in A, of this rank's rows of C and of B. On the CPU.
+    exchange : {"none", "all_to_all", "all_gather"}
+        How rows of B travel.
+    halo_rows : int
+        Different rows of B that this rank lacks.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        found: Found,
+        halo: Halo,
+        local: Plan,
+        remote: Plan,
+        nnz: int,
+        *,
+        check: str,
+    ) -> None:
+        partition = found.partition
+        self.shape = found.shape
+        self.local_shape = (local.shape[0], local.shape[1])
+        self.n = local.n
+        self.dtype = local.dtype
+        self.device = local.device
+        self.rank, self.world_size = ranks.rank, ranks.size
+        self.nnz, self.local_nnz = nnz, found.csr.nnz
+        self.rows = partition.ids(ranks.rank)
+        self.columns = partition.ids(ranks.rank, of_columns=True)
+        self.exchange = halo.way
+        self.halo_rows = halo.rows
+        self.partition = partition
+        self.source = found.source
+        self._csr = found.csr.with_values(None)
+        self._ranks = ranks
+        self._halo = halo
+        self._local, self._remote = local, remote
+        self._exchange = Exchange(ranks, halo, self.local_shape[1], self.n)
+        self._follow = found.follow
+        self._check = check
+        self._seen: set[tuple[int, ...]] = set()
+        self._flat = operators.FlatPlan(remote.flat[1])
+        self._remote_tensors = self._flat.forward_tensors(remote.flat[0])
+        lengths = found.csr.row_lengths()
+        self._lengths = torch.clamp(lengths, min=1)
+        self._in_local = (halo.local.row_lengths() > 0).unsqueeze(-1)
+        self._in_remote = (halo.remote.row_lengths() > 0).unsqueeze(-1)
+
+    # -- layout ---------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> Any:
+        """The process group."""
+        return self._ranks.group
+
+    def shard(self, B: Tensor) -> Tensor:
+        """Return this rank's rows of a whole B [..., K, N], on the plan's device."""
+        if not isinstance(B, Tensor) or B.dim() < 2 or B.shape[-2] != self.shape[1]:
+            raise value_error(
+                "shard", "B", f"a tensor of shape [..., {self.shape[1]}, N]",
+                tuple(B.shape) if isinstance(B, Tensor) else type(B).__name__,
+                "Pass the whole B, one row per column of A",
+            )  # fmt: skip
+        return B.index_select(-2, self.columns.to(B.device)).to(self.device)
+
+    def gather(self, C: Tensor) -> Tensor:
+        """Return the whole C [..., M, N], in A's order, from every rank's rows. Waits.
+
+        For evaluation and tests: every rank gets all of C. Not differentiable.
+        """
+        if not isinstance(C, Tensor) or C.dim() < 2 or C.shape[-2] != self.local_shape[0]:
+            raise value_error(
+                "gather", "C", f"a tensor of shape [..., {self.local_shape[0]}, N]",
+                tuple(C.shape) if isinstance(C, Tensor) else type(C).__name__,
+                "Pass what run returned",
+            )  # fmt: skip
+        first = C.detach().movedim(-2, 0).contiguous()
+        rows = self.partition.rows
+        counts = [rows[part + 1] - rows[part] for part in range(self.world_size)]
+        sent = first.repeat(self.world_size, *(1,) * (first.dim() - 1))
+        own = [counts[self.rank]] * self.world_size
+        whole = self._ranks.exchange(sent, own, counts, "gather")
+        if self.partition.order is not None:
+            restored = torch.empty_like(whole)
+            restored[self.partition.order.to(whole.device)] = whole
+            whole = restored
+        return whole.movedim(0, -2)
+
+    def permute(self, B: Tensor) -> Tensor:
+        """Return B itself: what a plan with renumbered columns permutes, :meth:`shard` has."""
+        return B
+
+    # -- values ---------------------------------------------------------------------------------
+
+    @property
+    def values(self) -> Tensor | None:
+        """A's values on this rank, by rows, then columns in the partition's numbering."""
+        if self._follow is not None:
+            return self._follow()
+        if self._local.values is None or self._remote.values is None:
+            return None
+        values = self._local.values.new_empty(self.local_nnz)
+        values[self._halo.local_entries] = self._local.values
+        values[self._halo.remote_entries] = self._remote.values
+        return values
+
+    def update_values(self, values: Tensor) -> DistributedPlan:
+        """Replace this rank's values of A. Others keep theirs: no one is asked.
+
+        Parameters
+        ----------
+        values : Tensor [entries]
+            One per entry of this rank's rows, in the order of :attr:`values`; of a
+            :class:`sparsetile.dist.Share` in that matrix's own order. If it requires grad, later
+            products follow it and gradients flow into it. They stay on this rank.
+        """
+        check_values("update_values", self, values)
+        if values.requires_grad:
+            csr = self._csr
+            self._follow = lambda: csr.canonical_values(values)
+        else:
+            self._follow = None
+            canonical = self._csr.canonical_values(values)
+            self._local.update_values(canonical[self._halo.local_entries])
+            self._remote.update_values(canonical[self._halo.remote_entries])
+        return self
+
+    def _values(self, given: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Values for one product, of the local and the remote part; None for the plans' own."""
+        if given is not None:
+            check_values("run", self, given)
+            given = self._csr.canonical_values(given)
+        elif self._follow is not None:
+            given = self._follow()
+        if given is None:
+            return None, None
+        return given[self._halo.local_entries], given[self._halo.remote_entries]
+
+    # -- products -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        B: Tensor,
+        *,
+        alpha: float = 1.0,
+        reduce: str = "sum",
+        values: Tensor | None = None,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return this rank's rows of C = relu(alpha · A·B + bias). Every rank must call it.
+
+        Parameters
+        ----------
+        B : Tensor [..., own rows, N]
+            This rank's rows of B (:meth:`shard`), or a ``DTensor`` sharded on its rows over the
+            plan's group; C is one then too.
+        alpha, reduce, bias, relu, out_dtype
+            As of :meth:`sparsetile.Plan.run`; the same on every rank.
+        values : Tensor [entries], optional
+            Values of this rank's rows for this product, as :meth:`update_values` takes them.
+        """
+        mesh = None
+        error: Exception | None = None
+        try:
+            if type(B) is not Tensor and _is_dtensor(B):
+                mesh, B = self._unwrap(B)
+            B, reduce = self._operand(B, reduce, bias, relu, out_dtype)
+            parts = self._values(values)
+        except (TypeError, ValueError) as caught:
+            error = caught
+        self._agree(B, reduce, error)
+        if self._needs_grad(B, parts, bias) or reduce != "sum":
+            C = self._differentiable(B, parts, alpha, reduce, bias, relu, out_dtype)
+        else:
+            C = self._fused(B, parts, alpha, bias, relu, out_dtype)
+        return C if mesh is None else self._wrap(C, mesh)
+
+    def __matmul__(self, B: Tensor) -> Tensor:
+        return self.run(B)
+
+    __array_ufunc__ = None  # leaves `plan @ ndarray` to __matmul__, whose error says what to do
+
+    def _operand(
+        self,
+        B: Any,
+        reduce: str,
+        bias: Tensor | None,
+        relu: bool,
+        out_dtype: torch.dtype | None,
+    ) -> tuple[Tensor, str]:
+        own = self.local_shape[1]
+        if not isinstance(B, Tensor):
+            raise type_error(
+                "run", "B", "a torch tensor", type(B).__name__, "Convert it with torch.as_tensor"
+            )
+        if B.dim() < 2 or B.shape[-2] != own:
+            raise value_error(
+                "run", "B", f"of shape [..., {own}, N] on rank {self.rank}", tuple(B.shape),
+                "Pass this rank's rows of B: plan.shard(B) takes them from a whole B",
+            )  # fmt: skip
+        if B.device != self.device or B.layout is not torch.strided:
+            raise value_error(
+                "run", "B", f"a dense tensor on {self.device} like the plan",
+                f"{B.layout} on {B.device}", f"Move it with B.to({str(self.device)!r})",
+            )  # fmt: skip
+        reduce = reduce_name("run", reduce)
+        B = in_plan_dtype(self, B, "run", "B")
+        check_epilogue(B, None, reduce, bias, relu, out_dtype)
+        return B, reduce
+
+    def _agree(self, B: Any, reduce: str, error: Exception | None) -> None:
+        """Raise on every rank where operands are wrong on one or differ among them.
+
+        On a CPU at each product. On a GPU, where it would wait for the device, at each product
+        whose operands this rank has not met yet.
+        """
+        facts: tuple[int, ...] = (1,) + (0,) * 6
+        if error is None:
+            lead = 0
+            for size in B.shape[:-2]:
+                lead = (lead * 1_000_003 + size + 1) % (1 << 62)
+            tracked = torch.is_grad_enabled() and B.requires_grad
+            facts = (
+                0, VALUE_DTYPES.index(B.dtype), REDUCES.index(reduce), B.shape[-1],
+                B.dim(), lead, int(tracked),
+            )  # fmt: skip
+            if self._check == "first" and facts in self._seen:
+                return
+        if self.world_size > 1:
+            everyone = self._ranks.numbers(facts, self.device, "run").tolist()
+            if error is None:
+                self._compare(everyone)
+        if error is not None:
+            raise error
+        self._seen.add(facts)
+
+    def _compare(self, everyone: list[list[int]]) -> None:
+        for rank, facts in enumerate(everyone):
+            if facts[0]:
+                raise value_error(
+                    "run", "B", "right on every rank", f"an error on rank {rank}",
+                    f"See what rank {rank} raised",
+                )  # fmt: skip
+        names = ("", "the dtype of B", "reduce", "the width of B", "the dimensions of B",
+                 "the batches of B", "whether B requires grad")  # fmt: skip
+        for place in range(1, len(names)):
+            said = [facts[place] for facts in everyone]
+            texts = [
+                str(VALUE_DTYPES[one]) if place == 1
+                else REDUCES[one] if place == 2
+                else str(bool(one)) if place == 6
+                else str(one)
+                for one in said
+            ]  # fmt: skip
+            self._ranks.same("run", names[place], texts)
+
+    def _needs_grad(self, B: Tensor, parts: tuple[Tensor | None, ...], bias: Tensor | None) -> bool:
+        tensors = (B, *parts, bias)
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+    def _wide(self, dtype: torch.dtype, out_dtype: torch.dtype | None) -> torch.dtype | None:
+        """The type in which both products are added: 16-bit sums are rounded once, at the end."""
+        return torch.float32 if dtype.itemsize == 2 else out_dtype
+
+    def _fused(
+        self,
+        B: Tensor,
+        parts: tuple[Tensor | None, Tensor | None],
+        alpha: float,
+        bias: Tensor | None,
+        relu: bool,
+        out_dtype: torch.dtype | None,
+    ) -> Tensor:
+        """Without gradients: one buffer set, the epilogue in the second product's kernel."""
+        result = out_dtype or B.dtype
+        if not self._exchange.active:
+            return self._local.run(
+                B, alpha=alpha, values=parts[0], bias=bias, relu=relu, out_dtype=out_dtype
+            )
+        received, pending = self._exchange.start(B, keep=False)
+        if self._remote.nnz == 0:  # nothing to add: the local product is the whole
+            C = self._local.run(
+                B, alpha=alpha, values=parts[0], bias=bias, relu=relu, out_dtype=out_dtype
+            )
+            pending.wait()  # the buffers are free again
+            return C
+        lead = B.shape[:-2]
+        flat = B if len(lead) < 2 else B.flatten(0, -3)
+        wide = self._wide(B.dtype, out_dtype)
+        C = operators.row_major(self._local.run(flat, alpha=alpha, values=parts[0], out_dtype=wide))
+        pending.wait()
+        H = received.transpose(0, 1) if flat.dim() == 3 else received[:, 0]
+        values, packed = self._remote.operand_values(B.dtype, parts[1])
+        if bias is not None:
+            bias = bias.to(torch.promote_types(B.dtype, torch.float32)).contiguous()
+        self._flat.forward.spmm(
+            self._remote_tensors,
+            None if values is None else values.contiguous(),
+            packed,
+            operators.row_major(H),
+            C,
+            Epilogue(alpha=float(alpha), beta=1.0, bias=bias, relu=relu),
+        )
+        return C.to(result).reshape(*lead, *C.shape[-2:])
+
+    def _differentiable(
+        self,
+        B: Tensor,
+        parts: tuple[Tensor | None, Tensor | None],
+        alpha: float,
+        reduce: str,
+        bias: Tensor | None,
+        relu: bool,
+        out_dtype: torch.dtype | None,
+    ) -> Tensor:
+        """The same as operators that autograd knows; also means, maxima and minima."""
+        lead = B.shape[:-2]
+        extremum = reduce in ("max", "min")
+        wide = None if extremum else self._wide(B.dtype, out_dtype)
+        how = reduce if extremum else "sum"
+        if self._exchange.active:
+            pending, ticket = start_rows(self._exchange, B)
+        C = self._local.run(B, alpha=1.0 if extremum else alpha, values=parts[0], reduce=how,
+                            out_dtype=wide)  # fmt: skip
+        if self._exchange.active:
+            rows = finish_rows(self._exchange, pending, ticket)
+            H = rows.transpose(0, 1).reshape(*lead, rows.shape[0], rows.shape[-1])
+            other = self._remote.run(H, alpha=1.0 if extremum else alpha, values=parts[1],
+                                     reduce=how, out_dtype=wide)  # fmt: skip
+            C = self._extremum(C, other, reduce) if extremum else C + other
+        if extremum:
+            return C if alpha == 1.0 else C * alpha
+        if reduce == "mean":
+            C = C * self._lengths.to(C.dtype).reciprocal().unsqueeze(-1)
+        if bias is not None:
+            C = C + bias.to(C.dtype)
+        if relu:
+            C = torch.relu(C)
+        return C.to(out_dtype or B.dtype)
+
+    def _extremum(self, local: Tensor, remote: Tensor, reduce: str) -> Tensor:
+        """Join both parts' extrema. A part without entries in a row has no say there."""
+        better = (remote > local if reduce == "max" else remote < local) | remote.isnan()
+        return torch.where(self._in_remote & (~self._in_local | better), remote, local)
+
+    # -- DTensor --------------------------------------------------------------------------------
+
+    def _unwrap(self, B: Any) -> tuple[Any, Tensor]:
+        """Return the mesh and this rank's rows of a DTensor that lies as the plan wants it."""
+        from torch.distributed.tensor import Shard
+
+        mesh, placements = B.device_mesh, B.placements
+        dim = B.dim() - 2
+        wanted = (
+            mesh.ndim == 1
+            and placements[0] in (Shard(dim), Shard(-2))
+            and dist.get_process_group_ranks(mesh.get_group())
+            == dist.get_process_group_ranks(self.group)
+        )
+        local = B.to_local() if wanted else None
+        if local is None or local.shape[-2] != self.local_shape[1] or not self._chunked:
+            raise value_error(
+                "run", "B", f"a DTensor sharded on dimension {dim} over the plan's group, in "
+                "torch's chunks", f"{placements} over {mesh}",
+                "Plan with partition='even', whose shares are those of a DTensor",
+            )  # fmt: skip
+        return mesh, local
+
+    @property
+    def _chunked(self) -> bool:
+        """Whether rows of B and of C are shared as ``torch.chunk`` shares them."""
+        return self.partition.order is None and all(
+            bounds == even_bounds(size, self.world_size)
+            for bounds, size in zip(
+                (self.partition.rows, self.partition.columns), self.shape, strict=True
+            )
+        )
+
+    def _wrap(self, C: Tensor, mesh: Any) -> Tensor:
+        from torch.distributed.tensor import DTensor, Shard
+
+        shape = torch.Size((*C.shape[:-2], self.shape[0], C.shape[-1]))
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(
+            C.contiguous(), mesh, [Shard(C.dim() - 2)], run_check=False, shape=shape, stride=stride
+        )
+
+    # -- reports --------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What was planned, as plain data: shares, halo, bytes of an exchange, both plans."""
+        row = self.n * self.dtype.itemsize
+        rows = wire_rows(self._halo.needed, self.partition.columns)
+        return {
+            "shape": list(self.shape),
+            "local_shape": list(self.local_shape),
+            "nnz": self.nnz,
+            "local_nnz": self.local_nnz,
+            "n": self.n,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "source": self.source,
+            "partition": self.partition.name,
+            "rows": list(self.partition.rows),
+            "columns": list(self.partition.columns),
+            "exchange": self.exchange,
+            "halo_rows": self.halo_rows,
+            "sent_rows": sum(self._halo.send_rows),
+            "row_bytes": row,
+            "busiest_bytes": {way: count * row for way, count in rows.items()},
+            "local": self._local.info,
+            "remote": self._remote.info,
+        }
+
+    def explain(self) -> str:
+        """Return the shares, the halo, the exchange and why, and both products, as text."""
+        return explain(repr(self), self.info, self._local.explain(), self._remote.explain())
+
+    def __repr__(self) -> str:
+        rows, cols = self.shape
+        return (
+            f"DistributedPlan({rows}x{cols}, {self.nnz} entries, rank {self.rank} of "
+            f"{self.world_size}, {self.local_shape[0]} rows, {self.local_nnz} entries here, "
+            f"n={self.n}, {str(self.dtype).removeprefix('torch.')}, {self.device})"
+        )
+
+
+def _is_dtensor(B: Any) -> bool:
+    """Whether B is a DTensor, without importing its package where there is none."""
+    return any(
+        base.__name__ == "DTensor" and base.__module__.startswith("torch.distributed.")
+        for base in type(B).__mro__
+    )

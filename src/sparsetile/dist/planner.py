@@ -1,0 +1,173 @@
+"""``dist.plan()``: a rank's share of A, its halo, and the plans of both products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsetile.core.checks import dimension, one_of
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.dist.group import Ranks
+from sparsetile.dist.halo import Way, find_halo
+from sparsetile.dist.partition import PARTITIONS
+from sparsetile.dist.plan import DistributedPlan
+from sparsetile.dist.shares import Share, check_entries
+from sparsetile.dist.sources import read_source
+from sparsetile.intake import CSR
+from sparsetile.intake.csr import VALUE_DTYPES
+from sparsetile.plan.planner import plan as plan_here
+from sparsetile.systems import SYSTEMS
+
+__all__ = ["plan"]
+
+
+def plan(
+    A: Any,
+    n: int,
+    group: Any = None,
+    partition: str | Tensor = "auto",
+    *,
+    columns: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    system: str = "auto",
+    deterministic: bool | None = None,
+    tune: Literal["model", "measure"] = "model",
+    device: torch.device | str | None = None,
+    exchange: str = "auto",
+    check: str = "auto",
+) -> DistributedPlan:
+    """Prepare A for products whose rows lie on the ranks of a group. Every rank must call it.
+
+    Parameters
+    ----------
+    A : sparse matrix [M, K], path, Share or None
+        The whole matrix on every rank (anything that :func:`sparsetile.plan` takes; of an
+        ``.npz`` each rank reads its own rows). On one rank, with None on the others: it sends
+        them their rows. A :class:`sparsetile.dist.Share` on each rank. The folder that
+        ``sparsetile partition`` wrote: each rank reads its own parts. The whole may have more
+        than 2^31 entries, no share may.
+    n : int
+        Columns of B. Products of other widths work.
+    group : ProcessGroup, optional
+        The default group when None.
+    partition : str or Tensor
+        ``auto``: contiguous shares of equal predicted time. A row order's name (``affinity``,
+        ``rcm``, ...): the same in that order, of rows and columns both, so that communities stay
+        together. ``even``: shares of equal size, as a DTensor has them. ``metis``: where pymetis
+        is installed. A tensor: first rows [ranks + 1], or the rank of each row [M].
+    columns : sequence of int [ranks + 1], optional
+        First row of B of each rank. As the rows of A where it is square, else even.
+    dtype, system, deterministic, tune
+        As of :func:`sparsetile.plan`.
+    device : torch.device, optional
+        Where this rank computes. A's own device when None; what is read from files or sent goes
+        to this process's GPU where the group has NCCL.
+    exchange : {"auto", "all_to_all", "all_gather"}
+        How rows of B travel; by predicted bytes when ``auto``.
+    check : {"auto", "always", "first"}
+        When ranks compare their operands before an exchange: at every product, which waits for a
+        GPU, or where a rank meets a new width, dtype or batch. ``auto`` is ``always`` on a CPU and
+        ``first`` on a GPU.
+
+    Returns
+    -------
+    DistributedPlan
+    """
+    ranks = Ranks(group, "plan")
+
+    def arguments() -> torch.device:
+        dimension("plan", "n", n)
+        one_of("plan", "system", system, ["auto", *SYSTEMS])
+        one_of("plan", "tune", tune, ["model", "measure"])
+        one_of("plan", "exchange", exchange, ["auto", "all_to_all", "all_gather"])
+        one_of("plan", "check", check, ["auto", "always", "first"])
+        if not isinstance(partition, Tensor):
+            one_of("plan", "partition", partition, PARTITIONS)
+        if dtype is not None and dtype not in VALUE_DTYPES:
+            names = ", ".join(str(kind) for kind in VALUE_DTYPES)
+            raise type_error("plan", "dtype", f"one of {names}", dtype, "Choose one of those")
+        return _device(ranks, A, device)
+
+    exact = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+    given = partition.tolist() if isinstance(partition, Tensor) else partition
+    target = ranks.together(
+        "plan", "the arguments", arguments,
+        lambda found: {
+            "n": n,
+            "dtype": dtype,
+            "system": system,
+            "deterministic": exact,
+            "partition": given,
+            "columns": None if columns is None else [int(first) for first in columns],
+            "exchange": exchange,
+            "check": check,
+            "the kind of device": found.type,
+        },
+    )  # fmt: skip
+    itemsize = 4 if dtype is None else dtype.itemsize
+    found = read_source(ranks, A, partition, columns, n, itemsize, target)
+    csr = found.csr
+    kind = dtype or (torch.get_default_dtype() if csr.values is None else csr.values.dtype)
+    ranks.together(
+        "plan", "A", lambda: check_entries("plan", csr.nnz),
+        lambda _: {"dtype": kind, "whether A has values": csr.values is not None},
+    )  # fmt: skip
+    way: Way | None = None
+    if exchange == "all_gather":
+        way = "all_gather"
+    elif exchange == "all_to_all":
+        way = "all_to_all"
+    halo, nnz = find_halo(ranks, csr, found.partition, "plan", way)
+
+    def both() -> list[Any]:
+        made = []
+        for part, entries in (
+            (halo.local, halo.local_entries),
+            (halo.remote, halo.remote_entries),
+        ):
+            values = None if csr.values is None else csr.values[entries]
+            matrix = CSR(part.indptr, part.indices, values, part.shape)
+            made.append(
+                plan_here(matrix, n, dtype=kind, system=system, deterministic=exact, tune=tune)
+            )
+        return made
+
+    local, remote = ranks.together("plan", "A", both)
+    when = check if check != "auto" else "first" if target.type == "cuda" else "always"
+    return DistributedPlan(ranks, found, halo, local, remote, nnz, check=when)
+
+
+def _device(ranks: Ranks, A: Any, device: torch.device | str | None) -> torch.device:
+    """Return where this rank computes, which the group's backend must serve."""
+    backend = str(dist.get_backend(ranks.group))
+    if device is None:
+        matrix = A.matrix if isinstance(A, Share) else A
+        own = getattr(matrix, "device", None)
+        if isinstance(matrix, (tuple, list)) and matrix and isinstance(matrix[0], Tensor):
+            own = matrix[0].device
+        if isinstance(own, torch.device):
+            target = own
+        else:
+            has_gpu = torch.cuda.is_available() and "nccl" in backend
+            target = torch.device("cuda" if has_gpu else "cpu")
+    else:
+        try:
+            target = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise value_error(
+                "plan", "device", "a device such as cpu or cuda:0", repr(device),
+                "Name one of those",
+            ) from None  # fmt: skip
+    if target.type == "cuda" and target.index is None:
+        target = torch.device("cuda", torch.cuda.current_device())
+    needs = {"nccl": "cuda", "gloo": "cpu"}.get(backend)
+    if needs is not None and target.type != needs:
+        raise value_error(
+            "plan", "device", f"{needs} with a group of {backend}", target,
+            "Move A there, pass device=, or make the group with backend='cpu:gloo,cuda:nccl'",
+        )  # fmt: skip
+    return target
