@@ -18,6 +18,7 @@ from sparsetile.cli import (
     data,
     doctor,
     inspect,
+    partition,
     plan,
     report,
     run,
@@ -46,6 +47,7 @@ app.command("systems")(systems.systems)
 app.command("inspect")(inspect.inspect)
 app.command("tiles")(tiles.tiles)
 app.command("plan")(plan.plan)
+app.command("partition")(partition.partition)
 app.command("compile")(compile.compile_kernels)
 app.command("verify")(verify.verify)
 app.command("cache")(cache.cache)

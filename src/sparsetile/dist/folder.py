@@ -40,7 +40,7 @@ class MatrixRows:
     """
 
     def __init__(self, matrix: Any, function: str) -> None:
-        self._file: Path | None = None
+        self.file: Path | None = None
         self._csr: CSR | None = None
         self._function = function
         arrays = _npz_arrays(matrix)
@@ -48,13 +48,13 @@ class MatrixRows:
             self._csr = as_csr(matrix, function=function, device="cpu")
             self.indptr, self.shape = self._csr.indptr, self._csr.shape
             return
-        self._file = Path(matrix)
+        self.file = Path(matrix)
         self.shape = (int(arrays["shape"][0]), int(arrays["shape"][1]))
         self.indptr = torch.from_numpy(arrays["indptr"].astype(np.int64))
         pointers = self.indptr
         rising = pointers.numel() == self.shape[0] + 1 and int(pointers[0]) == 0
         if not rising or bool((pointers[1:] < pointers[:-1]).any()):
-            raise _damaged(function, self._file, "rising row pointers from 0", "others")
+            raise _damaged(function, self.file, "rising row pointers from 0", "others")
 
     @property
     def nnz(self) -> int:
@@ -68,22 +68,22 @@ class MatrixRows:
     def pattern(self) -> CSR:
         """The whole matrix, read if need be: row orders look at all of it."""
         if self._csr is None:
-            assert self._file is not None
-            self._csr = read_matrix(self._file, function=self._function)
+            assert self.file is not None
+            self._csr = read_matrix(self.file, function=self._function)
         return self._csr
 
     def read(self, first: int, last: int) -> CSR:
         """Return rows ``first`` to ``last``; columns keep their numbers."""
         if self._csr is not None:
             return rows_of(self._csr, torch.arange(first, last))
-        assert self._file is not None
+        assert self.file is not None
         begin, end = int(self.indptr[first]), int(self.indptr[last])
         check_entries(self._function, end - begin)
-        with zipfile.ZipFile(self._file) as archive:
-            indices = _slice(archive, "indices.npy", begin, end, self._function, self._file)
+        with zipfile.ZipFile(self.file) as archive:
+            indices = _slice(archive, "indices.npy", begin, end, self._function, self.file)
             values = None
             if "data.npy" in archive.namelist():
-                values = _slice(archive, "data.npy", begin, end, self._function, self._file)
+                values = _slice(archive, "data.npy", begin, end, self._function, self.file)
         pointers = self.indptr[first : last + 1] - begin
         parts = (pointers, indices, values, (last - first, self.shape[1]))
         return as_csr(parts, function=self._function)
@@ -266,7 +266,7 @@ def write_folder(
         "rows": list(found.rows),
         "columns": list(found.columns),
         "order": None,
-        "files": [{"name": f"part-{part:05d}.npz", "sha256": None} for part in range(parts)],
+        "files": [{"name": f"part-{part:05d}.npz", "nnz": None, "sha256": None} for part in range(parts)],
     }
     if found.order is not None:
         np.save(folder / _ORDER, found.order.numpy())
@@ -281,7 +281,7 @@ def write_folder(
             else:
                 piece = renumbered(rows.pattern(), found, part)
             write_npz(file, piece)
-            entry["sha256"] = _sha256(file)
+            entry["nnz"], entry["sha256"] = piece.nnz, _sha256(file)
             _write_manifest(folder, text)
         advance()
     return open_folder(folder, function)
@@ -330,11 +330,12 @@ def _sha256(file: Path) -> str:
 
 
 def _source_digest(rows: MatrixRows) -> str:
-    """Tell matrices apart by their row pointers, and by their entries where those are at hand."""
-    digest = hashlib.sha256(rows.indptr.numpy().tobytes())
-    csr = rows.whole
-    if csr is not None:
-        digest.update(csr.indices.numpy().tobytes())
-        if csr.values is not None:
-            digest.update(csr.values.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    """Tell matrices apart, so that no run goes on with the parts of another one."""
+    if rows.file is not None:
+        return _sha256(rows.file)
+    csr = rows.pattern()
+    digest = hashlib.sha256(csr.indptr.numpy().tobytes())
+    digest.update(csr.indices.numpy().tobytes())
+    if csr.values is not None and csr.nnz:
+        digest.update(csr.values.detach().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

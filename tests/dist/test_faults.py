@@ -1,0 +1,219 @@
+"""What is wrong on one rank is one error on every rank; a rank that dies ends the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sparsetile import dist as st_dist
+from tests.dist.test_products import operand, whole_numbers
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def said(call) -> str:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    return str(caught.value)
+
+
+def differing_plans(group, argument: str) -> str:
+    rank = dist.get_rank(group)
+    csr = whole_numbers(90, 90, 0.06)
+    options: dict = {"n": 8}
+    if argument == "n":
+        options["n"] = 8 + rank // 2
+    elif argument == "dtype":
+        options["dtype"] = torch.float32 if rank == 2 else torch.float64
+    elif argument == "partition":
+        options["partition"] = torch.tensor([0, 10 + rank, 40, 90])
+    elif argument == "partition's name":
+        options["partition"] = "even" if rank else "auto"
+    elif argument == "A":
+        csr = csr.with_values(csr.values + rank)
+    elif argument == "shape":
+        csr = whole_numbers(90, 90 + rank, 0.06)
+    elif argument == "values":
+        csr = csr.with_values(None if rank == 1 else csr.values.float())
+    return said(lambda: st_dist.plan(csr, group=group, **options))
+
+
+@pytest.mark.parametrize(
+    "argument, text",
+    [
+        ("n", "plan: n must be the same on every rank, got 8 on rank 0 and 9 on rank 2."),
+        ("dtype", "got torch.float64 on rank 0 and torch.float32 on rank 2."),
+        ("partition", "got [0, 10, 40, 90] on rank 0 and [0, 11, 40, 90] on rank 1."),
+        ("partition's name", "plan: partition must be the same on every rank, got auto on rank 0"),
+        ("A", "plan: A must be the same on every rank, got 90x90"),
+        ("shape", "plan: A must be the same on every rank, got 90x90"),
+        ("values", "plan: A must be the same on every rank"),
+    ],
+)
+def test_plans_that_differ_are_one_error_on_every_rank(workers, argument, text):
+    texts = workers.run(differing_plans, 3, argument=argument)
+    assert len(set(texts)) == 1
+    assert text in texts[0] and texts[0].endswith("Call it with the same arguments on every rank.")
+
+
+def wrong_on_one(group, what: str) -> str:
+    csr = whole_numbers(90, 90, 0.06)
+    bad = dist.get_rank(group) == 1
+    calls = {
+        "A": lambda: st_dist.plan(object() if bad else csr, 8, group),
+        "n": lambda: st_dist.plan(csr, "8" if bad else 8, group),
+        "system": lambda: st_dist.plan(csr, 8, group, system="none" if bad else "auto"),
+        "file": lambda: st_dist.plan("missing.mtx" if bad else csr, 8, group),
+        "None": lambda: st_dist.plan(None if bad else csr, 8, group),
+    }
+    with pytest.raises((ValueError, TypeError, FileNotFoundError)) as caught:
+        calls[what]()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["A", "n", "system", "file"])
+def test_a_mistake_on_one_rank_is_quoted_by_the_others(workers, what):
+    texts = workers.run(wrong_on_one, 3, what=what)
+    assert "rank 1" not in texts[1]
+    assert texts[0] == texts[2]
+    assert f"an error on rank 1 ({texts[0].split('(')[1][:9]}" in texts[0]
+    assert texts[1].rstrip(".")[:60] in texts[0]
+
+
+def test_a_matrix_missing_on_one_rank_is_named(workers):
+    texts = workers.run(wrong_on_one, 3, what="None")
+    assert set(texts) == {
+        "plan: A must be a sparse matrix on every rank, or on one alone, got None on rank 1. Pass "
+        "it on all ranks, or None on all but one."
+    }
+
+
+def differing_products(group, what: str) -> list[str]:
+    rank = dist.get_rank(group)
+    made = st_dist.plan(whole_numbers(90, 90, 0.06), 8, group)
+    B = made.shard(operand(90, 8))
+    made @ B
+    options: dict = {}
+    if what == "width":
+        B = made.shard(operand(90, 8 + rank))
+    elif what == "rows":
+        B = B[:-1] if rank == 2 else B
+    elif what == "batches":
+        B = B.expand(2 + rank, *B.shape)
+    elif what == "grad":
+        B = B.clone().requires_grad_(rank == 0)
+    elif what == "reduce":
+        options["reduce"] = "mean" if rank else "sum"
+    elif what == "type":
+        B = B.float() if rank == 2 else B
+    elif what == "values":
+        options["values"] = torch.ones(made.local_nnz + (rank == 2), dtype=torch.float64)
+    text = said(lambda: made.run(B, **options))
+    # The group is as it was: the next product is right.
+    assert made.gather(made @ made.shard(operand(90, 8))).shape == (90, 8)
+    return text
+
+
+@pytest.mark.parametrize(
+    "what, text",
+    [
+        ("width", "run: the width of B must be the same on every rank, got 8 on rank 0 and 9"),
+        ("batches", "run: the batches of B must be the same on every rank"),
+        ("grad", "run: whether B requires grad must be the same on every rank, got True on rank 0"),
+        ("reduce", "run: reduce must be the same on every rank, got sum on rank 0 and mean"),
+    ],
+)
+def test_products_that_differ_are_one_error_on_every_rank(workers, what, text):
+    texts = workers.run(differing_products, 3, what=what)
+    assert len(set(texts)) == 1 and texts[0].startswith(text)
+
+
+@pytest.mark.parametrize(
+    "what, text",
+    [
+        ("rows", "run: B must be of shape [..., 28, N] on rank 2, got (27, 8)."),
+        ("type", "run: B must be torch.float64 like the plan, got torch.float32."),
+        ("values", "run: values must be of shape"),
+    ],
+)
+def test_an_operand_wrong_on_one_rank_stops_all(workers, what, text):
+    texts = workers.run(differing_products, 3, what=what)
+    assert texts[2].startswith(text)
+    assert texts[0] == texts[1]
+    assert texts[0] == (
+        "run: B must be right on every rank, got an error on rank 2. See what rank 2 raised."
+    )
+
+
+def test_plan_without_a_group_says_what_to_call():
+    if dist.is_initialized():
+        pytest.skip("this process has a group")
+    with pytest.raises(ValueError) as caught:
+        st_dist.plan(whole_numbers(9, 9, 0.5), 8)
+    assert str(caught.value) == (
+        "plan: group must be an initialised process group, got none. Call "
+        "torch.distributed.init_process_group first, and launch with torchrun."
+    )
+
+
+DYING = """
+import datetime, os, sys
+import torch, torch.distributed as dist
+from sparsetile import dist as st_dist
+from tests.dist.test_products import operand, whole_numbers
+
+rank = int(sys.argv[1])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=3,
+                        timeout=datetime.timedelta(seconds=3))
+made = st_dist.plan(whole_numbers(90, 90, 0.06), 8)
+B = made.shard(operand(90, 8))
+made @ B
+if rank == 2:
+    if sys.argv[3] == "dies":
+        os._exit(7)
+    import time
+    time.sleep(30)  # alive, and deaf
+try:
+    made @ B
+except RuntimeError as error:
+    print(error)
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("way", ["dies", "stops"])
+def test_a_rank_that_is_gone_ends_the_others_with_a_message(tmp_path, way):
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NUMBA_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
+    command = [sys.executable, "-c", DYING]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store"), way],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    try:
+        started = time.monotonic()
+        for process in processes[:2]:
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 3, err
+            assert out.startswith("run: every rank must take part in the exchange, got an error")
+            assert "A rank has died or did not call within the group's timeout" in out
+        assert time.monotonic() - started < 60
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
