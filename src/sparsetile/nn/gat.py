@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsetile.core.errors import value_error
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.protocols import SharedPlan
 from sparsetile.nn.arguments import (
     channels,
     features,
@@ -194,6 +195,12 @@ class GATConv(nn.Module):
     def _check_plan(self, given: Given) -> None:
         if given.kind != "plan":
             return
+        if isinstance(given.pattern, SharedPlan):
+            raise type_error(
+                "GATConv", "edge_index", "a graph of this process", type(given.pattern).__name__,
+                "Scores of nodes on other processes are not exchanged: use GCNConv, SAGEConv or "
+                "GINConv with a distributed plan",
+            )  # fmt: skip
         if self.add_self_loops:
             raise value_error(
                 "GATConv", "add_self_loops", "False with a Plan", "True",

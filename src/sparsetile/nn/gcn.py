@@ -101,7 +101,9 @@ class GCNConv(nn.Module):
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
             tensor is PyG's ``adj_t[target, source]``. A :class:`sparsetile.Plan` of such a matrix
-            is used as it is: nothing is added or normalised.
+            is used as it is: nothing is added or normalised. So is a
+            :class:`sparsetile.dist.DistributedPlan`; x holds this process's nodes then, and
+            gradients of the layer's weights are those of these nodes.
         edge_weight : Tensor [E], optional
             1 for every edge when None. Gradients flow into it. ``Data`` has its own.
         relu : bool

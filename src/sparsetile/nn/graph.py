@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, current_values, fingerprint
 from sparsetile.intake.canonical import Names, from_coordinates
 from sparsetile.nn.inputs import Given
@@ -74,7 +75,7 @@ class Graph:
         With ``replace``: the last given edge that was a node's self-loop, or -1.
     base : CSR, optional
         The canonical form of a given matrix, to read its values again.
-    planned : Plan, optional
+    planned : Plan or SharedPlan, optional
         The plan that was given; it is the only one used then.
     """
 
@@ -86,7 +87,7 @@ class Graph:
         kept: Tensor | None = None,
         loop_edge: Tensor | None = None,
         base: CSR | None = None,
-        planned: Plan | None = None,
+        planned: Plan | SharedPlan | None = None,
     ) -> None:
         self.csr = csr.with_values(None)
         self.multiplicity = csr.values  # None where no two edges are parallel
@@ -351,7 +352,10 @@ def _forget(key: Hashable) -> None:
 
 
 def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
-    known = given.size if given.kind == "edges" else tuple(given.pattern.shape)[::-1]
+    pattern, known = given.pattern, given.size
+    if given.kind != "edges":
+        shape = pattern.local_shape if isinstance(pattern, SharedPlan) else pattern.shape
+        known = tuple(shape)[::-1]
     if any(have is not None and have != want for have, want in zip(known, size, strict=True)):
         raise value_error(
             layer, "x", f"of {known[0]} source and {known[1]} target nodes, as the graph has",

@@ -6,7 +6,8 @@ Whatever is given ends up as A[target, source]:
   ``edge_index[1]``, or the other way with ``flow="target_to_source"``;
 - PyG's ``Data``: its ``edge_index`` and ``edge_weight``, or its ``adj_t``;
 - a torch sparse tensor or :class:`sparsetile.CSR`: PyG's ``adj_t``, rows are targets;
-- a :class:`sparsetile.Plan` of that matrix, used as it is.
+- a :class:`sparsetile.Plan` of that matrix, used as it is, or a distributed one
+  (:mod:`sparsetile.dist`): x then holds this process's nodes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import plain_edges
@@ -38,7 +40,7 @@ class Given:
     Attributes
     ----------
     kind : {"edges", "matrix", "plan"}
-    pattern : Tensor [2, E], sparse matrix [targets, sources] or Plan
+    pattern : Tensor [2, E], sparse matrix [targets, sources], Plan or SharedPlan
     weight : Tensor [E] or None
         Of edges. A matrix and a plan hold their own values.
     size : tuple
@@ -77,9 +79,10 @@ def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Give
         return _edges(layer, plain_edges(graph), weight, tuple(graph.sparse_size()), flow)
     if kind is Kind.TENSOR and graph.layout is torch.strided:
         return _edges(layer, graph, weight, (None, None), flow)
-    if isinstance(graph, Plan) or kind in (Kind.TENSOR, Kind.CSR):
-        _check_matrix(layer, graph, weight, flow)
-        return Given("plan" if isinstance(graph, Plan) else "matrix", graph)
+    planned = isinstance(graph, (Plan, SharedPlan))
+    if planned or kind in (Kind.TENSOR, Kind.CSR):
+        _check_matrix(layer, graph, weight, flow, planned)
+        return Given("plan" if planned else "matrix", graph)
     if kind is Kind.TORCH_SPARSE:
         raise type_error(
             layer, "edge_index", "edges or a torch sparse tensor", "a torch_sparse.SparseTensor",
@@ -125,8 +128,8 @@ def _edges(
     )
 
 
-def _check_matrix(layer: str, graph: Any, weight: Tensor | None, flow: str) -> None:
-    name = "a Plan" if isinstance(graph, Plan) else "a sparse matrix"
+def _check_matrix(layer: str, graph: Any, weight: Tensor | None, flow: str, planned: bool) -> None:
+    name = "a Plan" if planned else "a sparse matrix"
     if weight is not None:
         raise value_error(
             layer, "edge_weight", f"None with {name}", "a tensor",
