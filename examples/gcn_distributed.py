@@ -58,11 +58,11 @@ def start() -> torch.device:
 
 def train(
     nodes: int, edges: int, features: int, hidden: int, epochs: int, dtype: torch.dtype,
-    partition: str, device: torch.device,
+    partition: str, device: torch.device, group: dist.ProcessGroup | None = None,
 ) -> tuple[list[float], float]:  # fmt: skip
     """Return the loss of each epoch, and the median seconds of one."""
     graph = normalised(generators.power_law(nodes, edges, self_loops=True, seed=0))
-    plan = sparsetile.dist.plan(graph, hidden, partition=partition, dtype=dtype, device=device)
+    plan = sparsetile.dist.plan(graph, hidden, group, partition, dtype=dtype, device=device)
     # The same numbers in every process, which then keeps its own rows.
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(nodes, features, generator=draw).to(dtype)
@@ -83,10 +83,10 @@ def train(
         loss = cross_entropy(net(x, plan)[mine], labels, reduction="sum") / total
         loss.backward()
         for parameter in net.parameters():
-            dist.all_reduce(parameter.grad)
+            dist.all_reduce(parameter.grad, group=group)
         optimiser.step()
         loss = loss.detach()
-        dist.all_reduce(loss)
+        dist.all_reduce(loss, group=group)
         losses.append(loss.item())
         times.append(time.perf_counter() - began)
     return losses, sorted(times)[len(times) // 2]

@@ -237,12 +237,11 @@ def test_values_that_require_grad_are_followed(workers, kind):
 
 
 def sharded(group, rows: int, cols: int) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+    from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = DeviceMesh.from_group(group, "cpu")
     csr = whole_numbers(rows, cols, 0.06)
-    made = st_dist.plan(csr, WIDTH, partition="even")
+    made = st_dist.plan(csr, WIDTH, group, "even")
     B, G = operand(cols, WIDTH), operand(rows, WIDTH).flip(-1)
     given = distribute_tensor(B, mesh, [Shard(0)]).requires_grad_()
     C = made @ given
@@ -258,21 +257,20 @@ def sharded(group, rows: int, cols: int) -> None:
 
 @pytest.mark.parametrize("rows, cols", [(90, 90), (50, 121), (5, 3)])
 def test_a_dtensor_sharded_on_rows_gives_one(workers, rows, cols):
-    workers.run(sharded, 4, rows=rows, cols=cols)
+    workers.run(sharded, 3, rows=rows, cols=cols)
 
 
 def wrongly_sharded(group) -> str:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    made = st_dist.plan(whole_numbers(90, 90, 0.06), WIDTH, partition="even")
+    mesh = DeviceMesh.from_group(group, "cpu")
+    made = st_dist.plan(whole_numbers(90, 90, 0.06), WIDTH, group, "even")
     with pytest.raises(ValueError) as caught:
         made @ distribute_tensor(operand(90, 8), mesh, [Shard(1)])
     return str(caught.value)
 
 
 def test_a_dtensor_sharded_on_columns_is_refused(workers):
-    for text in workers.run(wrongly_sharded, 4):
+    for text in workers.run(wrongly_sharded, 3):
         assert text.startswith("run: B must be a DTensor sharded on dimension 0")
         assert "partition='even'" in text

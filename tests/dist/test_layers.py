@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -15,7 +13,7 @@ import sparsetile as st
 from sparsetile import dist as st_dist
 from sparsetile.nn import GATConv, GCNConv, GINConv, SAGEConv
 from tests.dist.test_products import whole_numbers
-from tests.examples import ROOT
+from tests.examples import load_example
 
 WIDTH = 6
 
@@ -81,21 +79,21 @@ def test_attention_over_ranks_is_refused_and_x_holds_local_nodes(workers):
 def wrapped(group, how: str) -> None:
     """Dense weights replicated by DDP or sharded by FSDP, sparse products over the same ranks."""
     csr = whole_numbers(90, 90, 0.06).with_values(None)
-    made = st_dist.plan(csr, WIDTH, dtype=torch.float32)
+    made = st_dist.plan(csr, WIDTH, group, dtype=torch.float32)
     torch.manual_seed(4)
     whole, conv = GCNConv(WIDTH, 4), GCNConv(WIDTH, 4)
     conv.load_state_dict(whole.state_dict())
     x = torch.randn(90, WIDTH)
     whole(x, st.plan(csr, WIDTH, dtype=torch.float32)).sin().sum().backward()
     if how == "ddp":
-        model = torch.nn.parallel.DistributedDataParallel(conv)
+        model = torch.nn.parallel.DistributedDataParallel(conv, process_group=group)
     else:
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import fully_shard
 
-        model = fully_shard(conv, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        model = fully_shard(conv, mesh=DeviceMesh.from_group(group, "cpu"))
     # Both take the mean over ranks, so that a sum over nodes needs their number as a factor.
-    (model(made.shard(x), made).sin().sum() * dist.get_world_size()).backward()
+    (model(made.shard(x), made).sin().sum() * made.world_size).backward()
     for mine, expected in zip(conv.parameters(), whole.parameters(), strict=True):
         grad = mine.grad.full_tensor() if how == "fsdp" else mine.grad
         assert torch.allclose(grad, expected.grad, atol=1e-4)
@@ -103,27 +101,32 @@ def wrapped(group, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_dense_weights_train_under_ddp_and_fsdp(workers, how):
-    workers.run(wrapped, 4, how=how)
+    workers.run(wrapped, 2, how=how)
 
 
-def example(processes: int) -> list[float]:
-    """Losses that examples/gcn_distributed.py prints."""
-    environment = {
-        **os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-    }  # fmt: skip
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [sys.executable, *(launcher if processes > 1 else []),
-         str(ROOT / "examples" / "gcn_distributed.py"), "--nodes", "600", "--edges", "9000"],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert f"{processes} processes" in done.stdout
-    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)]
+OPTIONS = {"nodes": 600, "edges": 9000, "features": 32, "hidden": 16}
 
 
-def test_the_example_has_the_losses_of_one_process():
-    one, two = example(1), example(2)
-    assert len(one) == len(two) == 20 and one[-1] < one[0] - 0.05
-    assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-6
+def train(group, partition: str) -> list[float]:
+    """Losses of examples/gcn_distributed.py."""
+    run, cpu = load_example("gcn_distributed").train, torch.device("cpu")
+    return run(
+        **OPTIONS, epochs=20, dtype=torch.float32, partition=partition, device=cpu, group=group
+    )[0]
+
+
+def test_the_example_has_the_losses_of_one_process(workers):
+    one = workers.run(train, 1, partition="auto")[0]
+    assert len(one) == 20 and one[-1] < one[0] - 0.05
+    for ranks, partition in ((2, "auto"), (4, "auto"), (3, "rcm")):
+        for losses in workers.run(train, ranks, partition=partition):
+            assert max(abs(a - b) for a, b in zip(one, losses, strict=True)) < 1e-6
+
+
+def test_the_example_runs_as_one_process(monkeypatch, capsys):
+    words = [word for name, value in OPTIONS.items() for word in (f"--{name}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["gcn_distributed.py", *words, "--epochs", "3"])
+    load_example("gcn_distributed").main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and lines[-1].startswith("1 processes, ")
+    assert not dist.is_initialized()

@@ -22,6 +22,10 @@ WORLD = 4
 SECONDS = 60.0
 # What a collective may wait for a rank that is gone.
 TIMEOUT = timedelta(seconds=20)
+IMPATIENT = timedelta(seconds=5)
+
+# Groups that only some cases use, by name; a case may leave them broken.
+spare: dict[str, Any] = {}
 
 
 def _serve(rank: int, world: int, store: str, pipe: Any) -> None:
@@ -35,6 +39,7 @@ def _serve(rank: int, world: int, store: str, pipe: Any) -> None:
         "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=TIMEOUT
     )
     groups = {size: dist.new_group(list(range(size))) for size in range(1, world + 1)}
+    spare["impatient"] = dist.new_group([0, 1, 2], timeout=IMPATIENT)
     while True:
         order = pipe.recv()
         if order is None:
@@ -49,26 +54,34 @@ def _serve(rank: int, world: int, store: str, pipe: Any) -> None:
             pipe.send((True, case(groups[size], **arguments)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
-    dist.destroy_process_group()
+    os._exit(0)  # leaving in order would wait for groups that a case broke
 
 
 class Workers:
     """The processes, seen from the test."""
 
     def __init__(self, world: int = WORLD) -> None:
+        self._world = world
+        self._pipes: list[Any] = []
+        self._processes: list[Any] = []
+
+    def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         context = multiprocessing.get_context("spawn")
-        self._pipes, self._processes = [], []
-        for rank in range(world):
+        for rank in range(self._world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, store, theirs), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, self._world, store, theirs), daemon=True
+            )
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(self, case: Any, ranks: int, **arguments: Any) -> list[Any]:
         """Run a case on the first ``ranks`` ranks; return what each returned."""
+        if not self._processes:  # at first, and after a case that had to be ended
+            self._start()
         order = (case.__module__, case.__name__, ranks, arguments)
         for pipe in self._pipes:
             pipe.send(order)
@@ -93,4 +106,6 @@ class Workers:
             if process.is_alive():
                 process.kill()
                 process.join(5)
-        self._folder.cleanup()
+        if self._processes:
+            self._folder.cleanup()
+        self._pipes, self._processes = [], []

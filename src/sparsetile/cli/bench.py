@@ -23,14 +23,14 @@ def _names(texts: list[str] | None) -> list[str]:
     return [name for text in texts or [] for name in text.split(",") if name]
 
 
-def _numbers(texts: list[str] | None) -> list[int]:
+def _numbers(texts: list[str] | None, option: str = "-n") -> list[int]:
     from sparsetile.core.errors import value_error
 
     found = []
     for name in _names(texts):
         if not name.isdigit() or int(name) < 1:
             raise value_error(
-                "bench", "-n", "whole numbers from 1 up", repr(name), "Write -n 32,128"
+                "bench", option, "whole numbers from 1 up", repr(name), f"Write {option} 32,128"
             )
         found.append(int(name))
     return found
@@ -46,7 +46,11 @@ def _seconds(option: str, value: float) -> float:
 
 def bench(
     suite: Annotated[
-        str | None, typer.Argument(help="Suite's name or .toml file; --list shows them.")
+        str | None,
+        typer.Argument(
+            help="Suite's name or .toml file; --list shows them. scaling-out counts what ranks of "
+            "sparsetile.dist exchange."
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of matrix files (.npz, .mtx, .mtx.gz).")
@@ -94,6 +98,20 @@ def bench(
         tuple[Path, Path] | None,
         typer.Option(help="Compare two records files instead of measuring."),
     ] = None,
+    ranks: Annotated[
+        list[str] | None,
+        typer.Option(help="scaling-out: numbers of ranks, comma-separated; 2 to 1024."),
+    ] = None,
+    rates: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="scaling-out: flops, dram, nvlink, network, node, latency, launch, as "
+            "nvlink=450e9,node=8."
+        ),
+    ] = None,
+    weak: Annotated[
+        bool, typer.Option("--weak", help="scaling-out: the graph grows with the ranks.")
+    ] = False,
     list_suites: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -103,6 +121,26 @@ def bench(
         return
     if compare is not None:
         raise typer.Exit(_compare(compare[0], compare[1], as_json))
+    if suite == "scaling-out":
+        from sparsetile.cli.scaling_out import scaling_out
+
+        widths, kinds = _numbers(n) or [128], _names(dtype) or ["float32"]
+        if len(widths) > 1 or len(kinds) > 1:
+            raise _one_only(widths, kinds)
+        raise typer.Exit(
+            scaling_out(
+                _names(matrices),
+                _numbers(ranks, "--ranks"),
+                widths[0],
+                kinds[0],
+                _names(reorder),
+                _names(rates),
+                weak,
+                data,
+                out,
+                as_json,
+            )
+        )
     narrowed: dict[str, Any] = {
         "systems": _names(systems),
         "n": _numbers(n),
@@ -124,6 +162,15 @@ def bench(
     raise typer.Exit(_run(suite, data, device, out, narrowed, run, as_json))
 
 
+def _one_only(widths: list[int], kinds: list[str]) -> ValueError:
+    from sparsetile.core.errors import value_error
+
+    return value_error(
+        "bench", "-n and --dtype", "one each for scaling-out", f"{widths} and {kinds}",
+        "Run it once for each",
+    )  # fmt: skip
+
+
 def _stdout() -> Console:
     """A console whose tables keep their natural width in a pipe."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
@@ -134,6 +181,7 @@ def _list_suites() -> None:
 
     for name in suite_names():
         print_text(f"{name:12s} {load_suite(name).title}")
+    print_text(f"{'scaling-out':12s} rows that ranks exchange, counted; times by model")
 
 
 def _command_line(words: list[str]) -> str:

@@ -1,0 +1,193 @@
+"""Counted volumes are those that real plans exchange; the model's times follow its formula."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sparsetile import dist as st_dist
+from sparsetile.cli import main
+from sparsetile.data.streamed import STREAMED, streamed
+from sparsetile.dist.scaling import Rates, best_copies, product_seconds, scaling_row, way_of
+from sparsetile.dist.volumes import Volumes, balanced_bounds, cagnet_rows, count_volumes
+from sparsetile.intake import as_csr
+from tests.dist.test_products import whole_numbers
+
+GRAPH = "products-like?scale=0.001&seed=3"
+
+
+def drawn(text: str):
+    """A streamed graph held as a matrix, its lengths, and its blocks again."""
+    made = streamed(text).made()
+    parts = list(made.blocks())
+    lengths = np.concatenate([part[0] for part in parts])
+    columns = np.concatenate([part[1] for part in parts])
+    rows = np.repeat(np.arange(lengths.size), lengths)
+    size = lengths.size
+    edges = torch.from_numpy(np.stack([rows, columns]).astype(np.int64))
+    return as_csr((edges, None, (size, size))), made
+
+
+def planned(group, text: str, bounds: list[int]) -> tuple[list[list[int]], int, int, str]:
+    csr, _ = drawn(text)
+    made = st_dist.plan(csr, 16, group, torch.tensor(bounds))
+    row = torch.ones(made.local_shape[1], 16)
+    assert torch.equal(made.gather(made @ row), csr_rows(csr))
+    return made._halo.needed.tolist(), made.halo_rows, made.local_nnz, made.exchange
+
+
+def csr_rows(csr) -> torch.Tensor:
+    """A · ones: entries of each row, parallel edges counted."""
+    values = torch.ones(csr.nnz) if csr.values is None else csr.values
+    sums = torch.segment_reduce(values, "sum", lengths=csr.row_lengths())
+    return sums.unsqueeze(1).expand(-1, 16)
+
+
+@pytest.mark.parametrize("shuffle", ["false", "true"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_counts_are_what_ranks_exchange(workers, ranks, shuffle):
+    text = f"{GRAPH}&shuffle={shuffle}"
+    made = streamed(text).made()
+    bounds = balanced_bounds(made.row_lengths, 4, 16, 4)
+    found = count_volumes(made.blocks(), bounds, [1, 2, 4])[ranks]
+    real = workers.run(planned, ranks, text=text, bounds=bounds[:: 4 // ranks])
+    assert found.needed.tolist() == real[0][0]
+    assert found.received.tolist() == [halo for _, halo, _, _ in real]
+    assert way_of(found) == real[0][3]
+    assert found.nnz.sum() == made.nnz
+
+
+def test_counts_do_not_depend_on_how_rows_are_cut():
+    csr = whole_numbers(300, 300, 0.02)
+    lengths, columns = csr.row_lengths().numpy().astype(np.int32), csr.indices.numpy()
+    bounds = balanced_bounds(lengths, 8, 32, 4)
+
+    def cut(step: int):
+        for first in range(0, 300, step):
+            last = min(first + step, 300)
+            yield lengths[first:last], columns[int(csr.indptr[first]) : int(csr.indptr[last])]
+
+    whole, pieces = (count_volumes(cut(step), bounds, [2, 8]) for step in (300, 7))
+    for ranks in (2, 8):
+        assert np.array_equal(whole[ranks].needed, pieces[ranks].needed)
+        assert np.array_equal(whole[ranks].local_nnz, pieces[ranks].local_nnz)
+    dense = torch.zeros(300, 300)
+    dense[csr.row_ids(), csr.indices.long()] = 1
+    middle = whole[2].rows[1]
+    assert whole[2].received[0] == int((dense[:middle, middle:].sum(0) > 0).sum())
+    assert whole[2].local_nnz[1] == int(dense[middle:, middle:].sum())
+
+
+def test_counting_refuses_ranks_that_do_not_divide_and_missing_rows():
+    blocks = [(np.array([1, 1], dtype=np.int32), np.array([0, 1], dtype=np.int32))]
+    with pytest.raises(ValueError, match="ranks must be numbers that divide 2"):
+        count_volumes(blocks, [0, 1, 2], [3])
+    with pytest.raises(ValueError, match="blocks must be 4 rows, the last of bounds, got 2"):
+        count_volumes(blocks, [0, 1, 4], [2])
+
+
+def test_streamed_graphs_have_their_size_and_communities():
+    for name in STREAMED:
+        made = streamed(f"{name}?scale=0.0005").made()
+        graph = made.graph
+        assert abs(made.nnz - graph.nnz) < 0.02 * graph.nnz
+        assert made.row_lengths.size == graph.rows
+    # Most neighbours are close by in the order of communities, few in a random one.
+    near = {}
+    for shuffle in ("false", "true"):
+        csr, _ = drawn(f"{GRAPH}&communities=20&shuffle={shuffle}")
+        gap = (csr.row_ids() - csr.indices.long()).abs()
+        near[shuffle] = float((gap < csr.shape[0] / 4).double().mean())
+    assert near["false"] > 0.75 > 0.55 > near["true"]
+
+
+def test_a_block_depends_on_the_seed_alone():
+    first, again = (streamed(GRAPH).made() for _ in range(2))
+    for (_, one), (_, two) in zip(first.blocks(), again.blocks(), strict=True):
+        assert np.array_equal(one, two)
+    other = streamed(GRAPH.replace("seed=3", "seed=4")).made()
+    assert not np.array_equal(first.row_lengths, other.row_lengths)
+
+
+@pytest.mark.parametrize("text", ["nothing", "reddit-like?scael=1", "reddit-like?scale=x"])
+def test_an_unknown_streamed_graph_is_refused(text):
+    with pytest.raises(ValueError, match="streamed: "):
+        streamed(text)
+
+
+def test_cagnet_volumes():
+    assert cagnet_rows(1000, 4) == 750
+    assert cagnet_rows(1000, 16, 2) == 500 + 125
+    assert best_copies(1000, 256) == 8 and best_copies(1000, 2) == 0
+    assert cagnet_rows(1000, 256, 8) < min(cagnet_rows(1000, 256, c) for c in (1, 2, 4))
+
+
+def test_times_follow_the_formula():
+    needed = np.array([[0, 30, 40], [20, 0, 0], [0, 0, 0]])
+    volumes = Volumes(
+        3, np.array([0, 100, 200, 300]), np.array([900, 500, 100]), np.array([600, 480, 100]),
+        needed,
+    )  # fmt: skip
+    rates = Rates(flops=1e6, dram=1e6, nvlink=1e5, network=1e4, node=2, latency=0.5, launch=0.25)
+    times = product_seconds(volumes, 2, 4, rates)
+    # Rank 0: 20 rows packed, 30 rows by NVLink and 40 by the network, of 8 bytes each.
+    assert times["pack"] == pytest.approx(2 * 20 * 8 / 1e6)
+    assert times["exchange"] == pytest.approx(0.5 + 40 * 8 / 1e4)
+    assert times["local"] == pytest.approx(0.25 + 2 * 600 * 2 / 1e6)
+    assert times["halo"] == pytest.approx(0.25 + 2 * 300 * 2 / 1e6)
+    assert times["seconds"] == pytest.approx(times["pack"] + times["exchange"] + times["halo"])
+    row = scaling_row(volumes, 2, 4, rates, alone=3 * times["seconds"], weak=False)
+    assert row["efficiency"] == pytest.approx(1.0)
+    assert row["busiest_bytes"] == 70 * 8 and row["way"] == "all_to_all"
+
+
+def test_bench_scaling_out_counts_once_and_keeps_records(tmp_path, capsys):
+    out = tmp_path / "scaling.jsonl"
+    command = ["bench", "scaling-out", "--matrices", "reddit-like?scale=0.002", "--ranks", "2,4",
+               "-n", "16", "--rates", "node=2", "--out", str(out)]  # fmt: skip
+    assert main([*command, "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [record["order"] for record in records] == ["communities", "shuffled"]
+    assert [row["ranks"] for row in records[0]["rows"]] == [2, 4]
+    assert records[0]["rates"]["node"] == 2
+    size = out.stat().st_size
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "communities" in shown.out and "1.5-D" in shown.out and "model" in shown.err
+    assert out.stat().st_size == size, "what the file holds was counted again"
+
+
+def test_bench_scaling_out_weak_grows_the_graph(capsys):
+    command = ["bench", "scaling-out", "--matrices", "products-like?scale=0.0005", "--weak",
+               "--ranks", "2,4", "--reorder", "communities", "--json"]  # fmt: skip
+    assert main(command) == 0
+    rows = json.loads(capsys.readouterr().out)[0]["rows"]
+    assert rows[1]["rows"] == pytest.approx(2 * rows[0]["rows"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (["--rates", "speed=1"], "--rates must be one of"),
+        (["--rates", "nvlink=fast"], "--rates nvlink must be a positive number"),
+        (["--ranks", "two"], "--ranks must be whole numbers"),
+        (["-n", "8,16"], "-n and --dtype must be one each"),
+        (["--matrices", "gen:banded?rows=9&bandwidth=1", "--weak"], "--weak must be used with"),
+        (["--reorder", "rcm"], "--reorder must be one of"),
+    ],
+)
+def test_bench_scaling_out_says_what_is_wrong(options, text, capsys):
+    assert main(["bench", "scaling-out", *options]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_bench_scaling_out_takes_a_matrix_in_a_row_order(capsys):
+    command = ["bench", "scaling-out", "--matrices", "gen:banded?rows=400&bandwidth=3", "--ranks",
+               "4", "--reorder", "identity,rcm", "--json"]  # fmt: skip
+    assert main(command) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert records[0]["rows"][0]["most_halo_rows"] == 6  # three rows of each neighbour
+    assert records[1]["order"] == "rcm"
