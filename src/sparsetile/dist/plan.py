@@ -11,20 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from sparsetile.core.checks import REDUCES, reduce_name
-from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.errors import value_error
+from sparsetile.dist.dtensor import is_dtensor, unwrap, wrap
 from sparsetile.dist.exchange import Exchange, finish_rows, start_rows
 from sparsetile.dist.explain import explain
 from sparsetile.dist.group import Ranks
 from sparsetile.dist.halo import Halo, wire_rows
-from sparsetile.dist.partition import even_bounds
+from sparsetile.dist.operands import WRONG, check_rows, compare_facts, facts_of
 from sparsetile.dist.shares import Found
-from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.plan import operators
-from sparsetile.plan.operands import check_epilogue, check_values, in_plan_dtype
+from sparsetile.plan.operands import check_values
 from sparsetile.plan.plan import Plan
 from sparsetile.systems.base import Epilogue
 
@@ -213,9 +211,9 @@ class DistributedPlan:
         mesh = None
         error: Exception | None = None
         try:
-            if type(B) is not Tensor and _is_dtensor(B):
-                mesh, B = self._unwrap(B)
-            B, reduce = self._operand(B, reduce, bias, relu, out_dtype)
+            if type(B) is not Tensor and is_dtensor(B):
+                mesh, B = unwrap(self, B)
+            B, reduce = check_rows(self, B, reduce, bias, relu, out_dtype)
             parts = self._values(values)
         except (TypeError, ValueError) as caught:
             error = caught
@@ -224,40 +222,12 @@ class DistributedPlan:
             C = self._differentiable(B, parts, alpha, reduce, bias, relu, out_dtype)
         else:
             C = self._fused(B, parts, alpha, bias, relu, out_dtype)
-        return C if mesh is None else self._wrap(C, mesh)
+        return C if mesh is None else wrap(self, C, mesh)
 
     def __matmul__(self, B: Tensor) -> Tensor:
         return self.run(B)
 
     __array_ufunc__ = None  # leaves `plan @ ndarray` to __matmul__, whose error says what to do
-
-    def _operand(
-        self,
-        B: Any,
-        reduce: str,
-        bias: Tensor | None,
-        relu: bool,
-        out_dtype: torch.dtype | None,
-    ) -> tuple[Tensor, str]:
-        own = self.local_shape[1]
-        if not isinstance(B, Tensor):
-            raise type_error(
-                "run", "B", "a torch tensor", type(B).__name__, "Convert it with torch.as_tensor"
-            )
-        if B.dim() < 2 or B.shape[-2] != own:
-            raise value_error(
-                "run", "B", f"of shape [..., {own}, N] on rank {self.rank}", tuple(B.shape),
-                "Pass this rank's rows of B: plan.shard(B) takes them from a whole B",
-            )  # fmt: skip
-        if B.device != self.device or B.layout is not torch.strided:
-            raise value_error(
-                "run", "B", f"a dense tensor on {self.device} like the plan",
-                f"{B.layout} on {B.device}", f"Move it with B.to({str(self.device)!r})",
-            )  # fmt: skip
-        reduce = reduce_name("run", reduce)
-        B = in_plan_dtype(self, B, "run", "B")
-        check_epilogue(B, None, reduce, bias, relu, out_dtype)
-        return B, reduce
 
     def _agree(self, B: Any, reduce: str, error: Exception | None) -> None:
         """Raise on every rank where operands are wrong on one or differ among them.
@@ -265,45 +235,16 @@ class DistributedPlan:
         On a CPU at each product. On a GPU, where it would wait for the device, at each product
         whose operands this rank has not met yet.
         """
-        facts: tuple[int, ...] = (1,) + (0,) * 6
-        if error is None:
-            lead = 0
-            for size in B.shape[:-2]:
-                lead = (lead * 1_000_003 + size + 1) % (1 << 62)
-            tracked = torch.is_grad_enabled() and B.requires_grad
-            facts = (
-                0, VALUE_DTYPES.index(B.dtype), REDUCES.index(reduce), B.shape[-1],
-                B.dim(), lead, int(tracked),
-            )  # fmt: skip
-            if self._check == "first" and facts in self._seen:
-                return
+        facts = WRONG if error is not None else facts_of(B, reduce)
+        if self._check == "first" and facts in self._seen:
+            return
         if self.world_size > 1:
             everyone = self._ranks.numbers(facts, self.device, "run").tolist()
             if error is None:
-                self._compare(everyone)
+                compare_facts(self._ranks, everyone)
         if error is not None:
             raise error
         self._seen.add(facts)
-
-    def _compare(self, everyone: list[list[int]]) -> None:
-        for rank, facts in enumerate(everyone):
-            if facts[0]:
-                raise value_error(
-                    "run", "B", "right on every rank", f"an error on rank {rank}",
-                    f"See what rank {rank} raised",
-                )  # fmt: skip
-        names = ("", "the dtype of B", "reduce", "the width of B", "the dimensions of B",
-                 "the batches of B", "whether B requires grad")  # fmt: skip
-        for place in range(1, len(names)):
-            said = [facts[place] for facts in everyone]
-            texts = [
-                str(VALUE_DTYPES[one]) if place == 1
-                else REDUCES[one] if place == 2
-                else str(bool(one)) if place == 6
-                else str(one)
-                for one in said
-            ]  # fmt: skip
-            self._ranks.same("run", names[place], texts)
 
     def _needs_grad(self, B: Tensor, parts: tuple[Tensor | None, ...], bias: Tensor | None) -> bool:
         tensors = (B, *parts, bias)
@@ -394,48 +335,6 @@ class DistributedPlan:
         better = (remote > local if reduce == "max" else remote < local) | remote.isnan()
         return torch.where(self._in_remote & (~self._in_local | better), remote, local)
 
-    # -- DTensor --------------------------------------------------------------------------------
-
-    def _unwrap(self, B: Any) -> tuple[Any, Tensor]:
-        """Return the mesh and this rank's rows of a DTensor that lies as the plan wants it."""
-        from torch.distributed.tensor import Shard
-
-        mesh, placements = B.device_mesh, B.placements
-        dim = B.dim() - 2
-        wanted = (
-            mesh.ndim == 1
-            and placements[0] in (Shard(dim), Shard(-2))
-            and dist.get_process_group_ranks(mesh.get_group())
-            == dist.get_process_group_ranks(self.group)
-        )
-        local = B.to_local() if wanted else None
-        if local is None or local.shape[-2] != self.local_shape[1] or not self._chunked:
-            raise value_error(
-                "run", "B", f"a DTensor sharded on dimension {dim} over the plan's group, in "
-                "torch's chunks", f"{placements} over {mesh}",
-                "Plan with partition='even', whose shares are those of a DTensor",
-            )  # fmt: skip
-        return mesh, local
-
-    @property
-    def _chunked(self) -> bool:
-        """Whether rows of B and of C are shared as ``torch.chunk`` shares them."""
-        return self.partition.order is None and all(
-            bounds == even_bounds(size, self.world_size)
-            for bounds, size in zip(
-                (self.partition.rows, self.partition.columns), self.shape, strict=True
-            )
-        )
-
-    def _wrap(self, C: Tensor, mesh: Any) -> Tensor:
-        from torch.distributed.tensor import DTensor, Shard
-
-        shape = torch.Size((*C.shape[:-2], self.shape[0], C.shape[-1]))
-        stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(
-            C.contiguous(), mesh, [Shard(C.dim() - 2)], run_check=False, shape=shape, stride=stride
-        )
-
     # -- reports --------------------------------------------------------------------------------
 
     @property
@@ -477,11 +376,3 @@ class DistributedPlan:
             f"{self.world_size}, {self.local_shape[0]} rows, {self.local_nnz} entries here, "
             f"n={self.n}, {str(self.dtype).removeprefix('torch.')}, {self.device})"
         )
-
-
-def _is_dtensor(B: Any) -> bool:
-    """Whether B is a DTensor, without importing its package where there is none."""
-    return any(
-        base.__name__ == "DTensor" and base.__module__.startswith("torch.distributed.")
-        for base in type(B).__mro__
-    )

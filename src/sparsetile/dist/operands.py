@@ -1,0 +1,100 @@
+"""What ``DistributedPlan.run`` accepts on a rank, and what must be the same on all of them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.checks import REDUCES, reduce_name
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.dist.group import Ranks
+from sparsetile.intake.csr import CSR, VALUE_DTYPES
+from sparsetile.plan.operands import check_epilogue, in_plan_dtype
+
+__all__ = ["WRONG", "SharedRows", "check_rows", "compare_facts", "facts_of"]
+
+_NAMES = (
+    "the dtype of B",
+    "reduce",
+    "the width of B",
+    "the dimensions of B",
+    "the batches of B",
+    "whether B requires grad",
+)
+# What a rank tells whose operand is wrong.
+WRONG: tuple[int, ...] = (1,) + (0,) * len(_NAMES)
+
+
+class SharedRows(Protocol):
+    """The part of a plan that its checks look at."""
+
+    shape: tuple[int, int]
+    local_shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    rank: int
+    _csr: CSR
+
+
+def check_rows(
+    plan: SharedRows,
+    B: Any,
+    reduce: str,
+    bias: Tensor | None,
+    relu: bool,
+    out_dtype: torch.dtype | None,
+) -> tuple[Tensor, str]:
+    """Return this rank's rows of B in the product's type, and the canonical reduction."""
+    own = plan.local_shape[1]
+    if not isinstance(B, Tensor):
+        raise type_error(
+            "run", "B", "a torch tensor", type(B).__name__, "Convert it with torch.as_tensor"
+        )
+    if B.dim() < 2 or B.shape[-2] != own:
+        raise value_error(
+            "run", "B", f"of shape [..., {own}, N] on rank {plan.rank}", tuple(B.shape),
+            "Pass this rank's rows of B: plan.shard(B) takes them from a whole B",
+        )  # fmt: skip
+    if B.device != plan.device or B.layout is not torch.strided:
+        raise value_error(
+            "run", "B", f"a dense tensor on {plan.device} like the plan",
+            f"{B.layout} on {B.device}", f"Move it with B.to({str(plan.device)!r})",
+        )  # fmt: skip
+    reduce = reduce_name("run", reduce)
+    B = in_plan_dtype(plan, B, "run", "B")
+    check_epilogue(B, None, reduce, bias, relu, out_dtype)
+    return B, reduce
+
+
+def facts_of(B: Tensor, reduce: str) -> tuple[int, ...]:
+    """Return what an exchange depends on, as numbers: ranks compare these."""
+    lead = 0
+    for size in B.shape[:-2]:
+        lead = (lead * 1_000_003 + size + 1) % (1 << 62)
+    tracked = torch.is_grad_enabled() and B.requires_grad
+    return (
+        0, VALUE_DTYPES.index(B.dtype), REDUCES.index(reduce), B.shape[-1], B.dim(), lead,
+        int(tracked),
+    )  # fmt: skip
+
+
+def _text(name: str, fact: int) -> str:
+    if name == "the dtype of B":
+        return str(VALUE_DTYPES[fact])
+    if name == "reduce":
+        return REDUCES[fact]
+    return str(bool(fact)) if name == "whether B requires grad" else str(fact)
+
+
+def compare_facts(ranks: Ranks, everyone: list[list[int]]) -> None:
+    """Raise the same error on every rank where one is wrong or they differ."""
+    for rank, facts in enumerate(everyone):
+        if facts[0]:
+            raise value_error(
+                "run", "B", "right on every rank", f"an error on rank {rank}",
+                f"See what rank {rank} raised",
+            )  # fmt: skip
+    for place, name in enumerate(_NAMES, start=1):
+        ranks.same("run", name, [_text(name, facts[place]) for facts in everyone])
