@@ -208,6 +208,11 @@ class DistributedPlan:
         values : Tensor [entries], optional
             Values of this rank's rows for this product, as :meth:`update_values` takes them.
         """
+        if self.world_size == 1 and values is None and self._follow is None and type(B) is Tensor:
+            # One rank has all of A and of B: a plain plan's product, and its errors.
+            return self._local.run(
+                B, alpha=alpha, reduce=reduce, bias=bias, relu=relu, out_dtype=out_dtype
+            )
         mesh = None
         error: Exception | None = None
         try:
