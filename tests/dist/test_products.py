@@ -284,3 +284,19 @@ def updates(group) -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_values_may_be_given_or_replaced(workers, ranks):
     workers.run(updates, ranks)
+
+
+def modes(group, exchange: str) -> None:
+    csr, B = whole_numbers(90, 90, 0.06), operand(90, 8)
+    made = st_dist.plan(csr, 8, group, exchange=exchange)
+    expected, mine = st.plan(csr, 8) @ B, made.shard(B)
+    with torch.inference_mode():
+        assert torch.equal(made.gather(made @ mine), expected)
+    assert torch.equal(made.gather(made @ mine), expected)
+    with torch.no_grad():
+        assert torch.equal(made.gather(made @ mine.clone().requires_grad_()), expected)
+
+
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
+def test_buffers_made_in_inference_mode_serve_outside_of_it(workers, exchange):
+    workers.run(modes, 2, exchange=exchange)

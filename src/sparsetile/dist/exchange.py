@@ -72,7 +72,8 @@ class Exchange:
         """One buffer set, made anew when the operand's shape or type changes."""
         key = (B.shape[:-2].numel(), B.shape[-1], B.dtype)
         if self._buffers is None or self._buffers[0] != key:
-            self._buffers = (key, *self._make(B))
+            with torch.inference_mode(False):  # later products may run outside of it
+                self._buffers = (key, *self._make(B))
         return self._buffers[1], self._buffers[2]
 
     def _pack(self, B: Tensor, sent: Tensor) -> None:

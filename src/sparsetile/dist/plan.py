@@ -124,9 +124,14 @@ class DistributedPlan:
         first = C.detach().movedim(-2, 0).contiguous()
         rows = self.partition.rows
         counts = [rows[part + 1] - rows[part] for part in range(self.world_size)]
-        sent = first.repeat(self.world_size, *(1,) * (first.dim() - 1))
-        own = [counts[self.rank]] * self.world_size
-        whole = self._ranks.exchange(sent, own, counts, "gather")
+        most = max(counts)
+        padded = first.new_zeros((most, *first.shape[1:]))
+        padded[: counts[self.rank]] = first
+        found = first.new_empty((self.world_size * most, *first.shape[1:]))
+        self._ranks.start_all_gather(found, padded, "gather").wait()
+        whole = torch.cat(
+            [found[part * most : part * most + count] for part, count in enumerate(counts)]
+        )
         if self.partition.order is not None:
             restored = torch.empty_like(whole)
             restored[self.partition.order.to(whole.device)] = whole
