@@ -140,17 +140,17 @@ def overlap(group) -> list[str]:
     csr = whole_numbers(90, 90, 0.06)
     made = st_dist.plan(csr, WIDTH, group)
     events: list[str] = []
-    start, summed = made._exchange.start_home, made._exchange.sum_home
+    start, summed = made._exchange.start_back, made._exchange.sum_back
 
-    def start_home(G):
+    def start_back(G):
         events.append("start")
         return start(G)
 
-    def sum_home(*arguments):
+    def sum_back(*arguments):
         events.append("sum")
         return summed(*arguments)
 
-    made._exchange.start_home, made._exchange.sum_home = start_home, sum_home
+    made._exchange.start_back, made._exchange.sum_back = start_back, sum_back
     B_local = leaf(made.shard(operand(90, WIDTH)))
     local_run = made._local.run
 

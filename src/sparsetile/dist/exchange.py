@@ -2,10 +2,10 @@
 
 ``start`` packs and sends, ``finish`` waits. In autograd they are two operators around the local
 product: the engine runs what was recorded last first, so a backward pass computes the halo's
-gradient, starts its way home (``_Finish.backward``), computes the local product's gradient, and
+gradient, starts to send it back (``_Finish.backward``), computes the local product's gradient, and
 only then waits (``_Start.backward``).
 
-Additions have a fixed order. The rows that come home are summed by a product with a pattern
+Additions have a fixed order. The rows that come back are summed by a product with a pattern
 matrix (all-to-all) or by rank (all-gather), never by atomics.
 """
 
@@ -28,7 +28,7 @@ _Shape = tuple[int, ...]
 
 
 class Exchange:
-    """Brings rows of B to the ranks that lack them, and their gradients home.
+    """Brings rows of B to the ranks that lack them, and their gradients back.
 
     Operands are [..., rows, N] or [rows, N]. On the wire a row is contiguous with its batches:
     [rows, batches, N].
@@ -41,7 +41,7 @@ class Exchange:
         self._n = n
         self._stream: Any = None
         self._buffers: tuple[Any, Tensor, Tensor] | None = None
-        self._home: dict[torch.dtype, Plan] = {}
+        self._sum_plans: dict[torch.dtype, Plan] = {}
 
     @property
     def active(self) -> bool:
@@ -118,10 +118,10 @@ class Exchange:
 
     # -- adjoint --------------------------------------------------------------------------------
 
-    def start_home(self, G: Tensor) -> tuple[Tensor, Pending]:
+    def start_back(self, G: Tensor) -> tuple[Tensor, Pending]:
         """Send the gradients of received rows, [rows, batches, N], back to their owners."""
         G = G.contiguous()
-        back = G.new_empty((self._home_rows, *G.shape[1:]))
+        back = G.new_empty((self._back_rows, *G.shape[1:]))
         if self.halo.way == "all_gather":
             each = (self.halo.padded,) * self.ranks.size
             return back, self.ranks.start_all_to_all(back, each, G, each, "backward")
@@ -131,12 +131,12 @@ class Exchange:
         )
 
     @property
-    def _home_rows(self) -> int:
+    def _back_rows(self) -> int:
         gathers = self.halo.way == "all_gather"
         return self.ranks.size * self.halo.padded if gathers else self.halo.send_ids.numel()
 
-    def sum_home(self, back: Tensor, lead: _Shape) -> Tensor:
-        """Sum what came home over the ranks, in rank order; return [*lead, own rows, N]."""
+    def sum_back(self, back: Tensor, lead: _Shape) -> Tensor:
+        """Sum what came back over the ranks, in rank order; return [*lead, own rows, N]."""
         tail = back.shape[1:]
         if self.halo.way == "all_gather":
             by_rank = back.reshape(self.ranks.size, self.halo.padded, *tail)[:, : self.own_rows]
@@ -146,27 +146,27 @@ class Exchange:
                 total = total + other
             summed = total.to(back.dtype).transpose(0, 1)
         else:
-            summed = self._home_plan(back.dtype).run(back.transpose(0, 1))
+            summed = self._sum_plan(back.dtype).run(back.transpose(0, 1))
         return summed.reshape(*lead, self.own_rows, tail[-1])
 
-    def _home_plan(self, dtype: torch.dtype) -> Plan:
-        """The matrix that sums what came home: a row per own row of B, an entry per row sent."""
-        if dtype not in self._home:
+    def _sum_plan(self, dtype: torch.dtype) -> Plan:
+        """The matrix that sums what came back: a row per own row of B, an entry per row sent."""
+        if dtype not in self._sum_plans:
             sent = self.halo.send_ids
             order = torch.argsort(sent, stable=True)
             counts = torch.bincount(sent, minlength=self.own_rows)
             indptr = torch.zeros(self.own_rows + 1, dtype=torch.int64, device=sent.device)
             torch.cumsum(counts, 0, out=indptr[1:])
             pattern = CSR(indptr, order.to(torch.int32), None, (self.own_rows, sent.numel()))
-            self._home[dtype] = plan(pattern, self._n, dtype=dtype, deterministic=True)
-        return self._home[dtype]
+            self._sum_plans[dtype] = plan(pattern, self._n, dtype=dtype, deterministic=True)
+        return self._sum_plans[dtype]
 
 
 class _Ticket:
     """What the two operators of one exchange tell each other."""
 
     pending: Pending | None = None
-    home: tuple[Tensor, Pending] | None = None
+    back: tuple[Tensor, Pending] | None = None
 
 
 class _Start(torch.autograd.Function):
@@ -180,12 +180,12 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        if ctx.ticket.home is None:  # a graph of gradients is wanted: nothing was sent ahead
-            return _Home.apply(grad, ctx.exchange, ctx.lead), None, None
-        back, pending = ctx.ticket.home
-        ctx.ticket.home = None
+        if ctx.ticket.back is None:  # a graph of gradients is wanted: nothing was sent ahead
+            return _SendBack.apply(grad, ctx.exchange, ctx.lead), None, None
+        back, pending = ctx.ticket.back
+        ctx.ticket.back = None
         pending.wait()
-        return ctx.exchange.sum_home(back, ctx.lead), None, None
+        return ctx.exchange.sum_back(back, ctx.lead), None, None
 
 
 class _Finish(torch.autograd.Function):
@@ -201,19 +201,19 @@ class _Finish(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         if not torch.is_grad_enabled():
-            ctx.ticket.home = ctx.exchange.start_home(grad)
+            ctx.ticket.back = ctx.exchange.start_back(grad)
         return grad, None, None
 
 
-class _Home(torch.autograd.Function):
+class _SendBack(torch.autograd.Function):
     """The adjoint as one operator, for gradients of gradients. Its own adjoint is the exchange."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, exchange: Exchange, lead: _Shape) -> Tensor:
         ctx.exchange = exchange
-        back, pending = exchange.start_home(grad)
+        back, pending = exchange.start_back(grad)
         pending.wait()
-        return exchange.sum_home(back, lead)
+        return exchange.sum_back(back, lead)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]

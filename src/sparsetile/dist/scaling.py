@@ -59,8 +59,8 @@ def _link_rows(
     volumes: Volumes, way: Way, node: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of each rank within its node and beyond: the larger of in and out."""
-    home = np.arange(volumes.ranks) // node
-    same = home[:, None] == home[None, :]
+    node_of = np.arange(volumes.ranks) // node
+    same = node_of[:, None] == node_of[None, :]
     moved = volumes.needed
     if way == "all_gather":
         moved = np.full_like(moved, int(np.diff(volumes.rows).max()))
