@@ -104,6 +104,13 @@ def test_streamed_graphs_have_their_size_and_communities():
     assert near["false"] > 0.75 > 0.55 > near["true"]
 
 
+def test_neighbours_are_drawn_from_most_nodes_of_a_graph_with_many_edges(monkeypatch):
+    monkeypatch.setattr("sparsetile.data.streamed._TABLE", 1)
+    csr, made = drawn("papers100m-like?scale=0.0002&communities=30")
+    assert made.nnz > 10 * made.graph.rows, "the table must be a sample"
+    assert csr.indices.unique().numel() > 0.7 * made.graph.rows
+
+
 def test_a_block_depends_on_the_seed_alone():
     first, again = (streamed(GRAPH).made() for _ in range(2))
     for (_, one), (_, two) in zip(first.blocks(), again.blocks(), strict=True):

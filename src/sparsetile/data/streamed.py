@@ -23,8 +23,10 @@ __all__ = ["STREAMED", "StreamedGraph", "streamed"]
 
 # Rows of a block; the counts of a graph do not depend on how a reader cuts it.
 _BLOCK = 8192
-# Ends of edges in the table that neighbours are drawn from. More nodes than this share it.
+# Ends of edges in the table that neighbours are drawn from, at least, and ends per node. A graph
+# with more edges has a sample of their ends: nodes of a low degree may be nobody's neighbour then.
 _TABLE = 2**26
+_TABLE_PER_NODE = 4
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class _Made:
         self._bounds = _community_bounds(rows, graph.communities)
         lengths = np.floor(degrees + rng.random(rows)).astype(np.int32)
         # The table: nodes in proportion to their degrees, grouped by community.
-        share = min(1.0, _TABLE / max(graph.nnz, 1))
+        share = min(1.0, max(_TABLE, _TABLE_PER_NODE * rows) / max(graph.nnz, 1))
         copies = np.floor(degrees * share + rng.random(rows)).astype(np.int64)
         self._table = np.repeat(np.arange(rows, dtype=np.int32), copies)
         ends = np.concatenate([[0], np.cumsum(copies)])[self._bounds]
