@@ -14,6 +14,7 @@ from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gcn import GCNConv
 from sparsetile.nn.gin import GINConv
 from sparsetile.nn.graph import clear_graph_cache
+from sparsetile.nn.neighbours import aggregate
 from sparsetile.nn.sage import SAGEConv
 
-__all__ = ["GATConv", "GCNConv", "GINConv", "SAGEConv", "clear_graph_cache"]
+__all__ = ["GATConv", "GCNConv", "GINConv", "SAGEConv", "aggregate", "clear_graph_cache"]

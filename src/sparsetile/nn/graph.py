@@ -196,13 +196,19 @@ class Graph:
         assert values is not None
         return values
 
+    def edge_counts(self) -> Tensor:
+        """Return how many edges each target has, parallel ones counted each, float64 [targets]."""
+        if self.multiplicity is None:
+            return self.csr.row_lengths().double()
+        return self.row_sums(self.multiplicity.double())
+
     def mean_weights(self) -> Weights:
         """Return values that make a sum the mean over edges, parallel ones counted each."""
 
         def compute() -> Tensor:
             assert self.multiplicity is not None
             edges = self.multiplicity.double()  # a float32 third would spoil products in float64
-            return edges / self.row_sums(edges).index_select(0, self.rows)
+            return edges / self.edge_counts().index_select(0, self.rows)
 
         return self.keep_values("mean", compute)
 
