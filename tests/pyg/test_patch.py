@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sparsetile.pyg
-from sparsetile.nn import clear_graph_cache
+from sparsetile.nn import cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
 from sparsetile.pyg import norms
 from tests.nn.cases import FLOWS, NODES, WIDTH, directed_graph, pyg, weights_of
@@ -346,14 +346,14 @@ def test_normalised_edges_are_kept_while_the_graph_lives():
     with sparsetile.pyg.patch():
         first = layer(x, edge_index)
         layer(x, edge_index)
-        assert len(graphs._graphs) == 1 and len(norms._norms) == 1
+        assert len(cache._graphs) == 1 and len(norms._norms) == 1
         edge_index[1, 3:9] = 20
         changed = layer(x, edge_index)
         torch.testing.assert_close(changed, layer(x, edge_index.clone()), **CLOSE)
         assert not torch.allclose(changed, first)
         del edge_index
         gc.collect()
-        assert not graphs._graphs and not norms._norms and not norms._watched
+        assert not cache._graphs and not norms._norms and not norms._watched
 
 
 def test_a_graph_that_normalising_leaves_as_it_is_does_not_stay():
@@ -364,7 +364,7 @@ def test_a_graph_that_normalising_leaves_as_it_is_does_not_stay():
         assert len(norms._norms) == 1
         del edge_index
         gc.collect()
-        assert not graphs._graphs and not norms._norms
+        assert not cache._graphs and not norms._norms
 
 
 def test_normalised_edges_that_someone_changed_are_made_again():

@@ -10,10 +10,10 @@ product is with A[target, source]. PyG itself is not needed.
 
 from __future__ import annotations
 
+from sparsetile.nn.cache import clear_graph_cache
 from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gcn import GCNConv
 from sparsetile.nn.gin import GINConv
-from sparsetile.nn.graph import clear_graph_cache
 from sparsetile.nn.neighbours import aggregate
 from sparsetile.nn.sage import SAGEConv
 

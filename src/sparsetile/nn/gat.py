@@ -21,7 +21,8 @@ from sparsetile.nn.arguments import (
     refuse_others,
     sum_only,
 )
-from sparsetile.nn.graph import Graph, find_graph
+from sparsetile.nn.cache import find_graph
+from sparsetile.nn.graph import Graph
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.pairs import pair_of
 

@@ -18,7 +18,8 @@ from sparsetile.nn.arguments import (
     refuse_others,
     sum_only,
 )
-from sparsetile.nn.graph import Graph, Loops, Weights, find_graph
+from sparsetile.nn.cache import find_graph
+from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.inputs import Given, read_input
 
 __all__ = ["GCNConv"]

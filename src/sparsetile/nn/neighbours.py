@@ -14,7 +14,8 @@ from torch import Tensor
 from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
 from sparsetile.nn.arguments import features, flow_name
-from sparsetile.nn.graph import Graph, Weights, find_graph
+from sparsetile.nn.cache import find_graph
+from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.pairs import pair_of
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
 from sparsetile.nn.arguments import channels, features, flow_name, refuse_others
-from sparsetile.nn.graph import find_graph
+from sparsetile.nn.cache import find_graph
 from sparsetile.nn.inputs import read_input
 from sparsetile.nn.neighbours import reduction
 from sparsetile.nn.pairs import pair_of

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
-from sparsetile.nn.graph import Graph, Weights, find_graph
+from sparsetile.nn.cache import find_graph
+from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.neighbours import reduction
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, cast
 
 from sparsetile.core.errors import describe
 from sparsetile.pyg.matrix import new_spmm
@@ -169,12 +169,12 @@ def _layer_classes(base: type) -> Iterator[type]:
 def _wrap(kind: type, base: type) -> None:
     """Wrap the ``propagate`` that PyG generated for a class; one that a user wrote is left."""
     original: Any = vars(kind).get("propagate")
-    if original is None or hasattr(original, _MARK):
+    if not callable(original) or hasattr(original, _MARK):
         return
     if original is not vars(kind).get("_jinja_propagate"):
         return
     if original is vars(kind).get("_orig_propagate"):  # nothing was generated
         return
-    wrapper = new_propagate(original, base, is_patched)
+    wrapper = new_propagate(cast(Callable[..., Any], original), base, is_patched)
     setattr(wrapper, _MARK, original)
     kind.propagate = wrapper  # type: ignore[attr-defined]
