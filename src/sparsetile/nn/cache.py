@@ -89,6 +89,12 @@ def find_graph(
         )  # fmt: skip
     if given.kind == "plan":
         return Graph(given.pattern._csr, planned=given.pattern), None
+    return _find(layer, given, size, flow, loops)
+
+
+def _find(
+    layer: str, given: Given, size: tuple[int, int], flow: str, loops: Loops
+) -> tuple[Graph, Hashable]:
     shape = (size[1], size[0])
     matrix = given.pattern
     prints = fingerprint((matrix, given.weight, shape) if given.kind == "edges" else matrix)
@@ -117,6 +123,14 @@ def find_graph(
         _graphs.move_to_end(key)
         found[2].calls += 1
     return found[2], values_key
+
+
+# What torch.compiler.disable does, without the 1.5 s import of torch._dynamo.
+_find._torchdynamo_disable = True  # type: ignore[attr-defined]
+_find._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "sparsetile prepares a graph outside of what is traced. "
+    "Pass a sparsetile.Plan instead of edge_index, such as sparsetile.nn.gcn_plan makes"
+)
 
 
 def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:

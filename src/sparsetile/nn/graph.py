@@ -98,6 +98,9 @@ class Graph:
         self.loops = loops
         self.planned = planned
         self.weighted = base is not None and base.values is not None  # a matrix with values
+        self._rows: Tensor | None = None
+        self._edges: tuple[Tensor, Tensor] | None = None
+        self._edge_of: Tensor | None = None
         self._kept = kept
         self._loop_edge = loop_edge
         self._base = None if base is None else base.with_values(None)
@@ -112,29 +115,36 @@ class Graph:
 
     # -- entries and edges ----------------------------------------------------------------------
 
-    @functools.cached_property
+    # Properties that are kept, by hand: functools.cached_property takes a lock, which
+    # torch.compile cannot trace.
+
+    @property
     def rows(self) -> Tensor:
         """Target of each entry, int64 [entries]."""
-        with lasting():
-            return self.csr.row_ids()
+        if self._rows is None:
+            with lasting():
+                self._rows = self.csr.row_ids()
+        return self._rows
 
-    @functools.cached_property
+    @property
     def edges(self) -> tuple[Tensor, Tensor]:
         """(source, target) of each edge, in the order given, added self-loops last."""
-        with lasting():
-            source, target, where = self.csr.indices.long(), self.rows, self.csr.entry_map
-            return (source, target) if where is None else (source[where], target[where])
+        if self._edges is None:
+            with lasting():
+                source, target, where = self.csr.indices.long(), self.rows, self.csr.entry_map
+                self._edges = (source, target) if where is None else (source[where], target[where])
+        return self._edges
 
-    @functools.cached_property
+    @property
     def _order(self) -> Tensor | None:
         """Edge of each entry; None where they are numbered alike."""
         where = self.csr.entry_map
-        if where is None:
-            return None
-        with lasting():
-            order = torch.empty_like(where)
-            order[where] = torch.arange(where.numel(), device=where.device)
-            return order
+        if where is not None and self._edge_of is None:
+            with lasting():
+                order = torch.empty_like(where)
+                order[where] = torch.arange(where.numel(), device=where.device)
+                self._edge_of = order
+        return self._edge_of
 
     def to_entries(self, values: Tensor) -> Tensor:
         """Bring one value per edge to one per entry; parallel edges are summed. Differentiable."""
@@ -185,6 +195,9 @@ class Graph:
                     self._values.popitem(last=False)
             self._values.move_to_end(key)
         return Weights(key, values)
+
+    # Not to be traced: what torch.compiler.disable does, without the import of torch._dynamo.
+    keep_values._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def own_weights(self, given: Given, values_key: Hashable) -> Weights | None:
         """Return a matrix's own values, or how often each edge occurs; None for a plain pattern."""
@@ -279,7 +292,7 @@ class Graph:
                     if weights is not None and held is not None:
                         values = weights.values.to(dtype)
                     plans[held] = plan(
-                        self._pattern.with_values(values), width, dtype=dtype,
+                        self.pattern.with_values(values), width, dtype=dtype,
                         tune="none" if passing else "model",
                     )  # fmt: skip
                 self._uses.clear()
@@ -287,6 +300,8 @@ class Graph:
                     plans.popitem(last=False)
             plans.move_to_end(held)
             return plans[held], held
+
+    _plan._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _still_passing(self, device: torch.device) -> bool:
         """Whether plans need not be chosen yet; drops those that were not when they must be."""
@@ -299,8 +314,8 @@ class Graph:
             self._plans.clear()
         return False
 
-    @functools.cached_property
-    def _pattern(self) -> CSR:
+    @property
+    def pattern(self) -> CSR:
         """The pattern as plans take it: their values are one per entry."""
         return CSR(self.csr.indptr, self.csr.indices, None, self.csr.shape)
 
