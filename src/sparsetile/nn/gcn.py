@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.intake import CSR
 from sparsetile.nn.arguments import (
     channels,
     features,
@@ -24,7 +25,7 @@ from sparsetile.nn.inputs import Given, read_input
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 
-__all__ = ["GCNConv", "gcn_plan"]
+__all__ = ["GCNConv", "gcn_matrix", "gcn_plan"]
 
 
 class GCNConv(nn.Module):
@@ -184,19 +185,38 @@ def gcn_plan(
     **options
         Of :func:`sparsetile.plan`, such as ``reorder="locality"``.
     """
-    flow = flow_name("gcn_plan", flow)
-    given = read_input("gcn_plan", edge_index, edge_weight, flow)
+    matrix = gcn_matrix(
+        edge_index, nodes, edge_weight, improved=improved, add_self_loops=add_self_loops,
+        dtype=dtype, flow=flow, function="gcn_plan",
+    )  # fmt: skip
+    return plan(matrix, n, dtype=dtype or torch.get_default_dtype(), **options)
+
+
+def gcn_matrix(
+    edge_index: Any,
+    nodes: int,
+    edge_weight: Tensor | None = None,
+    *,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    dtype: torch.dtype | None = None,
+    flow: str = "source_to_target",
+    function: str = "gcn_matrix",
+) -> CSR:
+    """Return the matrix of :func:`gcn_plan`, A[target, source], without planning it."""
+    flow = flow_name(function, flow)
+    given = read_input(function, edge_index, edge_weight, flow)
     if given.kind == "plan":
-        raise type_error("gcn_plan", "edge_index", "a graph", "a Plan", "Pass it to GCNConv")
+        raise type_error(function, "edge_index", "a graph", "a Plan", "Pass it to GCNConv")
     loops: Loops = "append" if given.kind == "matrix" else "replace"
     graph, _ = find_graph(
-        "gcn_plan", given, (nodes, nodes), given.pattern.device, flow=flow,
+        function, given, (nodes, nodes), given.pattern.device, flow=flow,
         loops=loops if add_self_loops else "keep",
     )  # fmt: skip
     dtype = dtype or torch.get_default_dtype()
     with torch.inference_mode(False), torch.no_grad():
-        values = _values(graph, given, 2.0 if improved else 1.0, True, dtype).to(dtype)
-    return plan(graph.pattern.with_values(values), n, dtype=dtype, **options)
+        values = _values(graph, given, 2.0 if improved else 1.0, True, dtype)
+        return graph.pattern.with_values(values.to(dtype))
 
 
 def _values(graph: Graph, given: Given, fill: float, normalize: bool, dtype: torch.dtype) -> Tensor:
