@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import subprocess
 import sys
 
@@ -203,6 +205,46 @@ def test_errors_of_wrong_sizes_are_pyg_s():
     x = torch.randn(NODES, WIDTH), torch.randn(7, WIDTH)
     with sparsetile.pyg.patch(), pytest.raises(ValueError, match="Encountered tensor with size"):
         layer(x, edge_index, size=(NODES, 9))
+
+
+@pytest.mark.parametrize("node", [-1, NODES])
+def test_errors_of_edges_without_a_node_are_pyg_s(node):
+    layer, edge_index = pyg.SAGEConv(WIDTH, 5), directed_graph()
+    edge_index[0, 5] = node
+    with sparsetile.pyg.patch(), pytest.raises(IndexError, match="valid indices"):
+        layer(torch.randn(NODES, WIDTH), edge_index)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GraphConv", "GINConv"])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_models_are_scripted_under_the_patch_as_pyg_has_them(name):
+    layer, x, edge_index = FUSED[name](), torch.randn(NODES, WIDTH), directed_graph()
+    expected = layer(x, edge_index)
+    with sparsetile.pyg.patch():
+        scripted = torch.jit.script(layer)
+        torch.testing.assert_close(scripted(x, edge_index), expected, **CLOSE)
+    torch.testing.assert_close(scripted(x, edge_index), expected, **CLOSE)
+
+
+def pickled(layer):
+    return pickle.loads(pickle.dumps(layer))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_layers_are_copied_and_pickled_under_the_patch(copied, products):
+    layer, x, edge_index = pyg.GCNConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
+    with sparsetile.pyg.patch():
+        torch.testing.assert_close(copied(layer)(x, edge_index), layer(x, edge_index), **CLOSE)
+    assert len(products) == 2
+    torch.testing.assert_close(copied(layer)(x, edge_index), layer(x, edge_index), **CLOSE)
+    assert len(products) == 2
+
+
+def test_a_layer_told_not_to_fuse_makes_messages(products):
+    layer, x, edge_index = pyg.GCNConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
+    layer.fuse = False
+    assert_same(layer, x, edge_index)
+    assert not products
 
 
 def test_layers_of_one_s_own_with_plain_messages_are_fused(products):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.neighbours import reduction
+from sparsetile.pyg.wrapping import take_place
 
 __all__ = ["Edges", "new_spmm", "takes"]
 
@@ -44,7 +44,10 @@ class Edges:
         reduce: str,
         flow: str,
     ) -> Edges | None:
-        """Return the matrix, or None where merged parallel edges cannot say what PyG would.
+        """Return the matrix, or None where PyG has its own answer.
+
+        That is an error about edges that name no node, and a weighted maximum over parallel edges,
+        which are one entry here.
 
         Parameters
         ----------
@@ -54,7 +57,10 @@ class Edges:
         """
         reduce = _REDUCES[reduce]
         given = read_input("propagate", edge_index, weight, flow)
-        graph, key = find_graph("propagate", given, size, x.device, flow=flow)
+        try:
+            graph, key = find_graph("propagate", given, size, x.device, flow=flow)
+        except ValueError:
+            return None
         if weight is not None and graph.multiplicity is not None and reduce in ("max", "min"):
             return None
         return cls(graph, reduce, *reduction("propagate", graph, given, key, reduce))
@@ -110,8 +116,9 @@ def _matrix_product(src: Any, other: Tensor, reduce: str) -> Tensor | None:
 def new_spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return what takes the place of PyG's ``spmm``: products on sparsetile, the rest as before."""
 
-    @functools.wraps(original)
-    def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
+    def spmm(
+        original: Callable[..., Tensor], src: Any, other: Tensor, reduce: str = "sum"
+    ) -> Tensor:
         if isinstance(src, Edges):
             if _REDUCES.get(reduce) != src.reduce:
                 raise RuntimeError(
@@ -125,4 +132,4 @@ def new_spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 return product
         return original(src, other, reduce)
 
-    return spmm
+    return take_place(original, spmm)

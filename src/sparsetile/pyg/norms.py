@@ -6,7 +6,6 @@ last one could be used again. What is remembered goes with the ``edge_index`` it
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections import OrderedDict
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.intake import fingerprint
+from sparsetile.pyg.wrapping import take_place
 
 __all__ = ["MAX_NORMS", "clear_norms", "new_gcn_norm"]
 
@@ -58,8 +58,13 @@ def _versions(edges: Tensor | None, weights: Tensor) -> tuple[int, int]:
 def new_gcn_norm(original: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
     """Return what takes the place of PyG's ``gcn_norm``."""
 
-    @functools.wraps(original)
-    def gcn_norm(edge_index: Any, edge_weight: Any = None, *arguments: Any, **named: Any) -> Any:
+    def gcn_norm(
+        original: Callable[..., Any],
+        edge_index: Any,
+        edge_weight: Any = None,
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
         key = None
         if active() and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
             key = _key(edge_index, edge_weight, arguments, named)
@@ -78,7 +83,7 @@ def new_gcn_norm(original: Callable[..., Any], active: Callable[[], bool]) -> Ca
             _norms.move_to_end(key)
             return edge_index if held[0] is None else held[0], held[1]
 
-    return gcn_norm
+    return take_place(original, gcn_norm)
 
 
 def _key(edge_index: Any, edge_weight: Any, arguments: Any, named: Any) -> Hashable | None:

@@ -73,8 +73,7 @@ def patch() -> Patch:
     - ``gcn_norm``: its result is kept while ``edge_index`` lives and does not change.
 
     Everything else runs as PyG has it: other layers (GATConv), hooks, explanations, integer
-    features, ``torch_sparse.SparseTensor``, and whatever ``torch.compile`` or ``torch.jit`` trace.
-    Models must be scripted (``torch.jit.script``) outside of the patch.
+    features, ``torch_sparse.SparseTensor``, and what ``torch.compile`` and ``torch.jit`` compile.
 
     Returns
     -------

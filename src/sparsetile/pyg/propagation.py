@@ -8,7 +8,6 @@ is given :class:`sparsetile.pyg.matrix.Edges` here. Everything else runs as PyG 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.pyg.matrix import Edges, takes
+from sparsetile.pyg.wrapping import take_place
 
 __all__ = ["new_propagate"]
 
@@ -48,15 +48,16 @@ def new_propagate(
         Whether the patch is on. Copies of the function that PyG keeps do nothing once it is off.
     """
 
-    @functools.wraps(original)
-    def propagate(self: Any, edge_index: Any, *arguments: Any, **given: Any) -> Any:
+    def propagate(
+        original: Callable[..., Any], self: Any, edge_index: Any, *arguments: Any, **given: Any
+    ) -> Any:
         if not arguments and active():
             found = _fused(self, base, edge_index, given)
             if found is not None:
                 return found[0]
         return original(self, edge_index, *arguments, **given)
 
-    return propagate
+    return take_place(original, propagate)
 
 
 def _fused(layer: Any, base: Any, edge_index: Any, given: dict[str, Any]) -> tuple[Any] | None:
