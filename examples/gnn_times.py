@@ -143,6 +143,10 @@ def planning(graph: st.CSR, device: str, batch: int, count: int) -> Any:
     return found
 
 
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
 def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=100_000)
@@ -161,7 +165,7 @@ def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
     ]
     for entry in found:
         entry |= {"device": name, "nodes": graph.shape[0], "graph_edges": graph.nnz}
-        print(json.dumps({k: round(v, 6) if isinstance(v, float) else v for k, v in entry.items()}))
+        print(json.dumps({name: _short(value) for name, value in entry.items()}))
     return found
 
 

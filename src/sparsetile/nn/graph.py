@@ -147,7 +147,7 @@ class Graph:
         return self._edge_of
 
     def to_entries(self, values: Tensor) -> Tensor:
-        """Bring one value per edge to one per entry; parallel edges are summed. Differentiable."""
+        """Bring [edges, ...] to [entries, ...]; parallel edges are summed. Differentiable."""
         where = self.csr.entry_map
         if where is not None and where.numel() > self.csr.nnz:
             return self.csr.canonical_values(values)
@@ -318,9 +318,3 @@ class Graph:
     def pattern(self) -> CSR:
         """The pattern as plans take it: their values are one per entry."""
         return CSR(self.csr.indptr, self.csr.indices, None, self.csr.shape)
-
-    def aggregate_edges(self, x: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return A·x + bias with one value per edge, in the order of :attr:`edges`."""
-        if self.planned is not None:  # a plan takes values in the order of its own edges
-            return self.planned.run(x, values=values, bias=bias)
-        return self.aggregate(x, Weights(None, self.to_entries(values)), bias=bias)
