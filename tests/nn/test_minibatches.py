@@ -44,14 +44,14 @@ def test_a_plan_without_tuning_takes_the_exact_system():
     plan = sparsetile.plan(A, 8, tune="none")
     assert plan.system == "cpu" and plan.reorder == "identity"
     assert plan.info["considered"] == {} and plan.info["rejected"] == {}
+    assert "cpu       the device's exact system, compared with no other" in plan.explain()
     B = torch.randn(6, 8)
     assert torch.equal(plan @ B, B)
 
 
 def test_a_plan_without_tuning_takes_a_system_that_is_named():
-    assert sparsetile.plan(torch.eye(6).to_sparse_csr(), 8, tune="none", system="dense").system == (
-        "dense"
-    )
+    plan = sparsetile.plan(torch.eye(6).to_sparse_csr(), 8, tune="none", system="dense")
+    assert plan.system == "dense" and "asked for by name" in plan.explain()
 
 
 def test_a_plan_without_tuning_says_what_the_exact_system_cannot():

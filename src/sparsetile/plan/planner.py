@@ -183,12 +183,14 @@ def build_plan(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     request = Request(csr, n, dtype, permutation, deterministic, ablation, timed)
-    if tune == "none" and system == "auto":
+    uncompared = tune == "none" and system == "auto"
+    if uncompared:
         system = exact_system(csr.device.type).name
     able, rejected = candidates(request) if tune != "none" else _only(request, system)
     if not able or (system != "auto" and system not in able):
         raise unsupported("plan", rejected, "no system" if system == "auto" else system)
     considered_by = "request" if system != "auto" else tune if len(able) > 1 else "only"
+    considered_by = "none" if uncompared else considered_by
     guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
     with guard:
         seconds, built = _choose(request, able, system, considered_by)
