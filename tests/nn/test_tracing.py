@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sparsetile.pyg
-from sparsetile.nn import GATConv, GCNConv, SAGEConv, gcn_plan
+from sparsetile.nn import GATConv, GCNConv, GINConv, SAGEConv, gcn_plan
 from sparsetile.nn import graph as graphs
 from tests.nn.cases import FLOWS, NODES, WIDTH, directed_graph, pyg, same_weights, weights_of
 
@@ -63,8 +63,12 @@ def test_a_gcn_s_plan_takes_matrices_and_planning_options():
         gcn_plan(plan, NODES, 8)
 
 
+def gin(width, out):
+    return GINConv(nn.Linear(width, out))
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("layer", [GCNConv, SAGEConv, GATConv])
+@pytest.mark.parametrize("layer", [GCNConv, SAGEConv, gin, GATConv])
 def test_two_layers_with_a_plan_are_one_graph(layer, backend):
     options = {"add_self_loops": False} if layer is GATConv else {}
     net, x = Net(layer, **options), torch.randn(NODES, WIDTH)

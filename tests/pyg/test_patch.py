@@ -281,6 +281,19 @@ def test_hooks_see_pyg_s_messages(products):
         assert len(shapes) == 1 and len(products) == 1
 
 
+def test_explanations_mask_pyg_s_messages(products):
+    layer, x, edge_index = pyg.SAGEConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
+    with sparsetile.pyg.patch():
+        plain = layer(x, edge_index)
+        layer.explain, layer._apply_sigmoid = True, False
+        layer._edge_mask = torch.zeros(edge_index.shape[1])
+        masked = layer(x, edge_index)
+        torch.testing.assert_close(masked, layer.lin_l.bias + layer.lin_r(x), **CLOSE)
+        layer.explain = False
+        torch.testing.assert_close(layer(x, edge_index), plain, **CLOSE)
+    assert products and not torch.allclose(masked, plain)
+
+
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo, torch.sparse_csc])
 @pytest.mark.parametrize("reduce", ["sum", "add", "mean", "max", "min"])
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor")
