@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from sparsetile.nn import GATConv, GCNConv, GINConv, SAGEConv, clear_graph_cache
+from sparsetile.nn import GATConv, GCNConv, GINConv, SAGEConv, cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
 from tests.nn.cases import NODES, PAIRS, WIDTH, directed_graph, weights_of
 
@@ -63,7 +63,7 @@ def test_edges_changed_in_place_are_noticed(builds):
         before = layer(x, edge_index)
         edge_index[1, 3:9] = 20
         after = layer(x, edge_index)
-        assert len(builds) == 2 and len(graphs._graphs) == 1
+        assert len(builds) == 2 and len(cache._graphs) == 1
         assert not torch.allclose(after, before)
         torch.testing.assert_close(after, layer(x, edge_index.clone()))
 
@@ -87,7 +87,7 @@ def test_what_is_kept_of_passing_weights_is_bounded(builds):
     for _ in range(graphs.MAX_COUNTS + 10):
         weight *= 1.01
         layer(x, edge_index, weight)
-    (kept,) = (graph for _, _, graph in graphs._graphs.values())
+    (kept,) = (graph for _, _, graph in cache._graphs.values())
     assert len(builds) == 1
     assert len(kept._values) == graphs.MAX_VALUES and len(kept._uses) <= graphs.MAX_COUNTS + 1
 
@@ -139,10 +139,10 @@ def test_graphs_are_dropped_with_their_tensors(name):
     layer = PAIRS[name](5)[0]
     x, edge_index = torch.randn(NODES, WIDTH, requires_grad=True), directed_graph()
     layer(x, edge_index).sum().backward()
-    assert len(graphs._graphs) == 1
+    assert len(cache._graphs) == 1
     del edge_index
     gc.collect()
-    assert len(graphs._graphs) == 0
+    assert len(cache._graphs) == 0
 
 
 def test_graphs_of_matrices_are_dropped_with_them():
@@ -150,10 +150,10 @@ def test_graphs_of_matrices_are_dropped_with_them():
     for layout in (torch.sparse_csr, torch.sparse_coo):
         matrix = torch.eye(NODES).to_sparse(layout=layout)
         layer(torch.randn(NODES, WIDTH), matrix)
-        assert len(graphs._graphs) == 1
+        assert len(cache._graphs) == 1
         del matrix
         gc.collect()
-        assert len(graphs._graphs) == 0
+        assert len(cache._graphs) == 0
 
 
 def test_matrix_values_changed_in_place_are_noticed(builds):
@@ -166,12 +166,12 @@ def test_matrix_values_changed_in_place_are_noticed(builds):
 
 
 def test_only_so_many_graphs_are_kept(monkeypatch):
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(cache, "MAX_GRAPHS", 3)
     layer, x = GCNConv(WIDTH, 5), torch.randn(NODES, WIDTH)
     alive = [directed_graph(seed=seed) for seed in range(5)]
     for edge_index in alive:
         layer(x, edge_index)
-    assert len(graphs._graphs) == 3
+    assert len(cache._graphs) == 3
 
 
 def test_attention_stores_nothing_of_edges_times_features():

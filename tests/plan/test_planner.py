@@ -40,7 +40,8 @@ def test_an_unknown_system_is_refused_with_the_known_ones():
 
 def test_an_unknown_way_to_tune_is_refused():
     assert said(ValueError, lambda: made(tune="fast")) == (
-        "plan: tune must be one of ['model', 'measure'], got 'fast'. Choose a name from that list."
+        "plan: tune must be one of ['model', 'measure', 'none'], got 'fast'. "
+        "Choose a name from that list."
     )
 
 

@@ -21,7 +21,7 @@ from sparsetile.bench.blocks import BLOCKS, distinct_blocks, own_block, torch_bs
 from sparsetile.bench.operands import Operands, Prepared
 from sparsetile.intake.csr import FP8
 
-__all__ = ["BASELINES", "Baseline"]
+__all__ = ["BASELINES", "Baseline", "pyg_layer"]
 
 _GIB = 2**30
 # A dense copy of A, Blocked-ELL's padding or PyG's messages may take this much, no more: beyond
@@ -303,7 +303,7 @@ class Nvmath(Baseline):
 
 
 @functools.cache
-def _pyg_layer(reduce: str) -> Any:
+def pyg_layer(reduce: str) -> Any:
     """A layer of message passing; its class is made once, as PyG generates code for each."""
     from torch_geometric.nn import MessagePassing
 
@@ -339,7 +339,7 @@ class Pyg(Baseline):
         size = (csr.shape[1], csr.shape[0])
         edges = torch.stack([csr.indices.to(torch.int64), csr.row_ids()])
         weight = None if csr.values is None else operands.values()
-        layer = _pyg_layer(operands.reduce)
+        layer = pyg_layer(operands.reduce)
         bytes_held = 16 * csr.nnz + (0 if weight is None else weight.numel() * weight.itemsize)
         return Prepared(lambda: layer(operands.B, edges, weight, size), format_bytes=bytes_held)
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from sparsetile.cli.console import note, note_some, print_json, print_text
+from sparsetile.cli.gnn import GNN, gnn_title, refuse_options, run_gnn_suite
 
 __all__ = ["bench"]
 
@@ -112,6 +113,13 @@ def bench(
     weak: Annotated[
         bool, typer.Option("--weak", help="scaling-out: the graph grows with the ranks.")
     ] = False,
+    epochs: Annotated[
+        int | None, typer.Option(help="Of the gnn suite: 500 on a GPU, 10 on the host.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(help="Networks of the gnn suite, such as gcn2-256; comma-separated."),
+    ] = None,
     list_suites: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -141,6 +149,21 @@ def bench(
                 as_json,
             )
         )
+    limit = None if time_limit is None else _seconds("--time-limit", time_limit)
+    if suite == GNN:
+        refuse_options(
+            {"-n": n, "--weights": weights, "--op": op, "--reduce": reduce, "--layout": layout,
+             "--cold": cold}
+        )  # fmt: skip
+        chosen = {
+            "graphs": _names(matrices), "settings": _names(settings), "dtypes": _names(dtype),
+            "paths": _names(systems), "orders": _names(reorder),
+        }  # fmt: skip
+        words = _command_line(sys.argv[1:])
+        more = {"retry": retry, "time_limit": limit, "commit": commit, "command": words}
+        asked = _chosen_device(device, "cuda")
+        raise typer.Exit(run_gnn_suite(asked, epochs, chosen, data, out, more, as_json))
+    refuse_options({"--epochs": epochs, "--settings": settings}, suite or "none")
     narrowed: dict[str, Any] = {
         "systems": _names(systems),
         "n": _numbers(n),
@@ -156,7 +179,7 @@ def bench(
         "cold": cold,
         "retry": retry,
         "timeout": _seconds("--timeout", timeout),
-        "time_limit": None if time_limit is None else _seconds("--time-limit", time_limit),
+        "time_limit": limit,
         "commit": commit,
     }
     raise typer.Exit(_run(suite, data, device, out, narrowed, run, as_json))
@@ -182,6 +205,7 @@ def _list_suites() -> None:
     for name in suite_names():
         print_text(f"{name:12s} {load_suite(name).title}")
     print_text(f"{'scaling-out':12s} rows that ranks exchange, counted; times by model")
+    print_text(f"{GNN:12s} {gnn_title()}")
 
 
 def _command_line(words: list[str]) -> str:

@@ -10,10 +10,19 @@ product is with A[target, source]. PyG itself is not needed.
 
 from __future__ import annotations
 
+from sparsetile.nn.cache import clear_graph_cache
 from sparsetile.nn.gat import GATConv
-from sparsetile.nn.gcn import GCNConv
+from sparsetile.nn.gcn import GCNConv, gcn_plan
 from sparsetile.nn.gin import GINConv
-from sparsetile.nn.graph import clear_graph_cache
+from sparsetile.nn.neighbours import aggregate
 from sparsetile.nn.sage import SAGEConv
 
-__all__ = ["GATConv", "GCNConv", "GINConv", "SAGEConv", "clear_graph_cache"]
+__all__ = [
+    "GATConv",
+    "GCNConv",
+    "GINConv",
+    "SAGEConv",
+    "aggregate",
+    "clear_graph_cache",
+    "gcn_plan",
+]

@@ -22,7 +22,8 @@ from sparsetile.nn.arguments import (
     refuse_others,
     sum_only,
 )
-from sparsetile.nn.graph import Graph, find_graph
+from sparsetile.nn.cache import find_graph
+from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.pairs import pair_of
 
@@ -240,12 +241,15 @@ class GATConv(nn.Module):
 
     def _gather(self, graph: Graph, messages: Tensor, attention: Tensor) -> Tensor:
         """Return the weighted sums of messages, heads joined, bias added."""
+        # Brought to A's order once for all heads. A given plan takes its own edges' order.
+        if graph.planned is None:
+            attention = graph.to_entries(attention)
         by_head = attention.t().contiguous()
         biases: tuple[Tensor | None, ...] = (None,) * self.heads
         if self.concat and self.bias is not None:
             biases = self.bias.split(self.out_channels)
         parts = [
-            graph.aggregate_edges(messages[:, head], by_head[head], biases[head])
+            graph.aggregate(messages[:, head], Weights(None, by_head[head]), bias=biases[head])
             for head in range(self.heads)
         ]
         if self.concat:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.intake import CSR
 from sparsetile.nn.arguments import (
     channels,
     features,
@@ -18,10 +19,13 @@ from sparsetile.nn.arguments import (
     refuse_others,
     sum_only,
 )
-from sparsetile.nn.graph import Graph, Loops, Weights, find_graph
+from sparsetile.nn.cache import find_graph
+from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.inputs import Given, read_input
+from sparsetile.plan.plan import Plan
+from sparsetile.plan.planner import plan
 
-__all__ = ["GCNConv"]
+__all__ = ["GCNConv", "gcn_matrix", "gcn_plan"]
 
 
 class GCNConv(nn.Module):
@@ -101,7 +105,7 @@ class GCNConv(nn.Module):
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
             tensor is PyG's ``adj_t[target, source]``. A :class:`sparsetile.Plan` of such a matrix
-            is used as it is: nothing is added or normalised. So is a
+            is used as it is: nothing is added or normalised; :func:`gcn_plan` makes it. So is a
             :class:`sparsetile.dist.DistributedPlan`; x holds this process's nodes then, and
             gradients of the layer's weights are those of these nodes.
         edge_weight : Tensor [E], optional
@@ -146,6 +150,75 @@ class GCNConv(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
+
+
+def gcn_plan(
+    edge_index: Any,
+    nodes: int,
+    n: int,
+    edge_weight: Tensor | None = None,
+    *,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    dtype: torch.dtype | None = None,
+    flow: str = "source_to_target",
+    **options: Any,
+) -> Plan:
+    """Plan the matrix that :class:`GCNConv` multiplies with: D^-1/2 (A + I) D^-1/2.
+
+    Layers that are given this plan instead of ``edge_index`` do no work on the graph at all. It is
+    what ``torch.compile(fullgraph=True)`` and CUDA graphs need, and the way to choose a row order.
+
+    Parameters
+    ----------
+    edge_index : Tensor of int64 [2, E], EdgeIndex, Data or sparse tensor
+        Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``): the plan is of
+        A[target, source]. A sparse tensor is PyG's ``adj_t[target, source]``.
+    nodes : int
+    n : int
+        Width of the features, as in :func:`sparsetile.plan`: that of the widest product.
+    edge_weight : Tensor [E], optional
+        Copied. 1 for every edge when None.
+    improved, add_self_loops : bool
+        As in :class:`GCNConv`.
+    dtype : torch.dtype, optional
+        Of the features; torch's default when None.
+    flow : {"source_to_target", "target_to_source"}
+    **options
+        Of :func:`sparsetile.plan`, such as ``reorder="locality"``.
+    """
+    matrix = gcn_matrix(
+        edge_index, nodes, edge_weight, improved=improved, add_self_loops=add_self_loops,
+        dtype=dtype, flow=flow, function="gcn_plan",
+    )  # fmt: skip
+    return plan(matrix, n, dtype=dtype or torch.get_default_dtype(), **options)
+
+
+def gcn_matrix(
+    edge_index: Any,
+    nodes: int,
+    edge_weight: Tensor | None = None,
+    *,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    dtype: torch.dtype | None = None,
+    flow: str = "source_to_target",
+    function: str = "gcn_matrix",
+) -> CSR:
+    """Return the matrix of :func:`gcn_plan`, A[target, source], without planning it."""
+    flow = flow_name(function, flow)
+    given = read_input(function, edge_index, edge_weight, flow)
+    if given.kind == "plan":
+        raise type_error(function, "edge_index", "a graph", "a Plan", "Pass it to GCNConv")
+    loops: Loops = "append" if given.kind == "matrix" else "replace"
+    graph, _ = find_graph(
+        function, given, (nodes, nodes), given.pattern.device, flow=flow,
+        loops=loops if add_self_loops else "keep",
+    )  # fmt: skip
+    dtype = dtype or torch.get_default_dtype()
+    with torch.inference_mode(False), torch.no_grad():
+        values = _values(graph, given, 2.0 if improved else 1.0, True, dtype)
+        return graph.pattern.with_values(values.to(dtype))
 
 
 def _values(graph: Graph, given: Given, fill: float, normalize: bool, dtype: torch.dtype) -> Tensor:

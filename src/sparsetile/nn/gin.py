@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparsetile.core.errors import type_error
 from sparsetile.nn.arguments import features, flow_name, refuse_others, sum_only
-from sparsetile.nn.graph import find_graph
+from sparsetile.nn.cache import find_graph
 from sparsetile.nn.inputs import read_input
 from sparsetile.nn.pairs import pair_of
 

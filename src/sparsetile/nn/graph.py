@@ -1,8 +1,7 @@
-"""The prepared graph: A[target, source] as a pattern, and its plans, made once per graph.
+"""The prepared graph: A[target, source] as a pattern, and its plans.
 
-Layers find a graph again by the identity and the version counters of the tensors it was given as
-(``intake.fingerprint``). A graph is kept while those tensors live, and at most ``MAX_GRAPHS`` are.
-Weights do not belong to the pattern: new weights, in place or in a new tensor, keep its plans.
+Weights do not belong to the pattern: new weights, in place or in a new tensor, keep its plans. A
+graph that passes by gets plans that choose and count nothing; see :mod:`sparsetile.nn.cache`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Literal
@@ -18,30 +16,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparsetile.core.errors import value_error
 from sparsetile.core.protocols import SharedPlan
-from sparsetile.intake import CSR, as_csr, current_values, fingerprint
-from sparsetile.intake.canonical import Names, from_coordinates
+from sparsetile.intake import CSR, current_values
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 
-__all__ = ["MAX_GRAPHS", "Graph", "Loops", "Weights", "clear_graph_cache", "find_graph"]
+__all__ = ["PASSING_CALLS", "Graph", "Loops", "Weights", "lasting", "lock"]
 
-MAX_GRAPHS = 32
 # Value sets of one pattern that are kept: those of the layers that share it.
 MAX_VALUES = 4
 # Products after which values that another plan holds get a plan of their own.
 PATIENCE = 8
 MAX_COUNTS = 64
+# Calls of layers up to which a graph counts as one that passes by, such as a sampled block.
+PASSING_CALLS = 8
 # Widths that share a plan: all up to this one, and above it those of one power of two.
 NARROW = 32
 
 Loops = Literal["keep", "replace", "append"]
 
+# Of all graphs: making one may drop others.
+lock = threading.RLock()
+
 
 @contextlib.contextmanager
-def _lasting() -> Iterator[None]:
+def lasting() -> Iterator[None]:
     """Make tensors that later calls may use, also those that differentiate."""
     with torch.inference_mode(False), torch.no_grad():
         yield
@@ -59,7 +59,7 @@ class Weights:
 
 
 class Graph:
-    """A pattern A[target, source] with its plans. Layers make it; see :func:`find_graph`.
+    """A pattern A[target, source] with its plans. Made by :func:`sparsetile.nn.cache.find_graph`.
 
     Parameters
     ----------
@@ -77,6 +77,8 @@ class Graph:
         The canonical form of a given matrix, to read its values again.
     planned : Plan or SharedPlan, optional
         The plan that was given; it is the only one used then.
+    passing : bool
+        Whether its plans are to be made without choosing, until :data:`PASSING_CALLS`.
     """
 
     def __init__(
@@ -88,12 +90,18 @@ class Graph:
         loop_edge: Tensor | None = None,
         base: CSR | None = None,
         planned: Plan | SharedPlan | None = None,
+        passing: bool = False,
     ) -> None:
+        self.passing = passing
+        self.calls = 0
         self.csr = csr.with_values(None)
         self.multiplicity = csr.values  # None where no two edges are parallel
         self.loops = loops
         self.planned = planned
         self.weighted = base is not None and base.values is not None  # a matrix with values
+        self._rows: Tensor | None = None
+        self._edges: tuple[Tensor, Tensor] | None = None
+        self._edge_of: Tensor | None = None
         self._kept = kept
         self._loop_edge = loop_edge
         self._base = None if base is None else base.with_values(None)
@@ -108,32 +116,39 @@ class Graph:
 
     # -- entries and edges ----------------------------------------------------------------------
 
-    @functools.cached_property
+    # Properties that are kept, by hand: functools.cached_property takes a lock, which
+    # torch.compile cannot trace.
+
+    @property
     def rows(self) -> Tensor:
         """Target of each entry, int64 [entries]."""
-        with _lasting():
-            return self.csr.row_ids()
+        if self._rows is None:
+            with lasting():
+                self._rows = self.csr.row_ids()
+        return self._rows
 
-    @functools.cached_property
+    @property
     def edges(self) -> tuple[Tensor, Tensor]:
         """(source, target) of each edge, in the order given, added self-loops last."""
-        with _lasting():
-            source, target, where = self.csr.indices.long(), self.rows, self.csr.entry_map
-            return (source, target) if where is None else (source[where], target[where])
+        if self._edges is None:
+            with lasting():
+                source, target, where = self.csr.indices.long(), self.rows, self.csr.entry_map
+                self._edges = (source, target) if where is None else (source[where], target[where])
+        return self._edges
 
-    @functools.cached_property
+    @property
     def _order(self) -> Tensor | None:
         """Edge of each entry; None where they are numbered alike."""
         where = self.csr.entry_map
-        if where is None:
-            return None
-        with _lasting():
-            order = torch.empty_like(where)
-            order[where] = torch.arange(where.numel(), device=where.device)
-            return order
+        if where is not None and self._edge_of is None:
+            with lasting():
+                order = torch.empty_like(where)
+                order[where] = torch.arange(where.numel(), device=where.device)
+                self._edge_of = order
+        return self._edge_of
 
     def to_entries(self, values: Tensor) -> Tensor:
-        """Bring one value per edge to one per entry; parallel edges are summed. Differentiable."""
+        """Bring [edges, ...] to [entries, ...]; parallel edges are summed. Differentiable."""
         where = self.csr.entry_map
         if where is not None and where.numel() > self.csr.nnz:
             return self.csr.canonical_values(values)
@@ -172,15 +187,18 @@ class Graph:
 
     def keep_values(self, key: Hashable, compute: Callable[[], Tensor]) -> Weights:
         """Return the values of ``key``, computed where they are not kept yet."""
-        with _lock:
+        with lock:
             values = self._values.get(key)
             if values is None:
-                with _lasting():
+                with lasting():
                     values = self._values[key] = compute()
                 while len(self._values) > MAX_VALUES:
                     self._values.popitem(last=False)
             self._values.move_to_end(key)
         return Weights(key, values)
+
+    # Not to be traced: what torch.compiler.disable does, without the import of torch._dynamo.
+    keep_values._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def own_weights(self, given: Given, values_key: Hashable) -> Weights | None:
         """Return a matrix's own values, or how often each edge occurs; None for a plain pattern."""
@@ -197,13 +215,19 @@ class Graph:
         assert values is not None
         return values
 
+    def edge_counts(self) -> Tensor:
+        """Return how many edges each target has, parallel ones counted each, float64 [targets]."""
+        if self.multiplicity is None:
+            return self.csr.row_lengths().double()
+        return self.row_sums(self.multiplicity.double())
+
     def mean_weights(self) -> Weights:
         """Return values that make a sum the mean over edges, parallel ones counted each."""
 
         def compute() -> Tensor:
             assert self.multiplicity is not None
             edges = self.multiplicity.double()  # a float32 third would spoil products in float64
-            return edges / self.row_sums(edges).index_select(0, self.rows)
+            return edges / self.edge_counts().index_select(0, self.rows)
 
         return self.keep_values("mean", compute)
 
@@ -246,11 +270,16 @@ class Graph:
         dtype, device = x.dtype, x.device
         if torch.is_autocast_enabled(device.type) and dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(device.type)
+        # A plan that was not chosen serves every width.
+        passing = self._still_passing(device)
         width = max(NARROW, 1 << (max(x.shape[-1], 1) - 1).bit_length())
         held = None if weights is None else weights.key
         # A plan that holds values cannot stand for a pattern, so those are kept apart.
-        kind = (width, dtype, held is not None, torch.are_deterministic_algorithms_enabled())
-        with _lock:
+        kind = (
+            0 if passing else width, dtype, held is not None,
+            torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+        with lock:
             plans = self._plans.setdefault(kind, OrderedDict())
             if held not in plans:
                 if len(self._uses) > MAX_COUNTS:  # weights that change at every step leave counts
@@ -259,145 +288,34 @@ class Graph:
                 if plans and self._uses[kind, held] <= PATIENCE:
                     held = next(reversed(plans))
                     return plans[held], held
-                with _lasting():
+                with lasting():
                     values = None
                     if weights is not None and held is not None:
                         values = weights.values.to(dtype)
-                    plans[held] = plan(self._pattern.with_values(values), width, dtype=dtype)
+                    plans[held] = plan(
+                        self.pattern.with_values(values), width, dtype=dtype,
+                        tune="none" if passing else "model",
+                    )  # fmt: skip
                 self._uses.clear()
                 while len(plans) > MAX_VALUES:
                     plans.popitem(last=False)
             plans.move_to_end(held)
             return plans[held], held
 
-    @functools.cached_property
-    def _pattern(self) -> CSR:
+    _plan._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def _still_passing(self, device: torch.device) -> bool:
+        """Whether plans need not be chosen yet; drops those that were not when they must be."""
+        if not self.passing or self.calls <= PASSING_CALLS:
+            return self.passing
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return True  # no plan can be made now
+        with lock:
+            self.passing = False
+            self._plans.clear()
+        return False
+
+    @property
+    def pattern(self) -> CSR:
         """The pattern as plans take it: their values are one per entry."""
         return CSR(self.csr.indptr, self.csr.indices, None, self.csr.shape)
-
-    def aggregate_edges(self, x: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return A·x + bias with one value per edge, in the order of :attr:`edges`."""
-        if self.planned is not None:  # a plan takes values in the order of its own edges
-            return self.planned.run(x, values=values, bias=bias)
-        return self.aggregate(x, Weights(None, self.to_entries(values)), bias=bias)
-
-
-# -- finding a graph again ------------------------------------------------------------------------
-
-_graphs: OrderedDict[Hashable, tuple[int, Hashable, Graph]] = OrderedDict()
-_lock = threading.RLock()
-
-
-def clear_graph_cache() -> None:
-    """Forget every graph that the layers keep."""
-    with _lock:
-        _graphs.clear()
-
-
-def find_graph(
-    layer: str,
-    given: Given,
-    size: tuple[int, int],
-    device: torch.device,
-    *,
-    flow: str = "source_to_target",
-    loops: Loops = "keep",
-) -> tuple[Graph, Hashable]:
-    """Return the prepared graph of an input, made or found again, and the key of its weights.
-
-    Parameters
-    ----------
-    layer : str
-        What errors begin with.
-    size : (sources, targets)
-        Nodes that x has.
-    device : torch.device
-        Where x lies. The graph must lie there too.
-    """
-    _check_size(layer, given, size)
-    if given.pattern.device != device:
-        raise value_error(
-            layer, "edge_index", f"on {device} like x", given.pattern.device,
-            f"Move it with .to({str(device)!r})",
-        )  # fmt: skip
-    if given.kind == "plan":
-        return Graph(given.pattern._csr, planned=given.pattern), None
-    shape = (size[1], size[0])
-    matrix = given.pattern
-    prints = fingerprint((matrix, given.weight, shape) if given.kind == "edges" else matrix)
-    if prints is None:
-        return _make(layer, given, shape, flow, loops), object()
-    pattern_key, values_key = prints
-    key = (given.kind, pattern_key, shape, flow, loops)
-    owner = id(matrix)
-    with _lock:
-        found = _graphs.get(key)
-        if found is None:
-            made = _make(layer, given, shape, flow, loops)
-            # The same tensor with another content: what it was before is of no use any more.
-            for old, (of, pattern, _) in list(_graphs.items()):
-                if of == owner and pattern != pattern_key:
-                    del _graphs[old]
-            found = _graphs[key] = (owner, pattern_key, made)
-            weakref.finalize(matrix, _forget, key).atexit = False
-            while len(_graphs) > MAX_GRAPHS:
-                _graphs.popitem(last=False)
-        _graphs.move_to_end(key)
-    return found[2], values_key
-
-
-def _forget(key: Hashable) -> None:
-    with _lock:
-        _graphs.pop(key, None)
-
-
-def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
-    pattern, known = given.pattern, given.size
-    if given.kind != "edges":
-        shape = pattern.local_shape if isinstance(pattern, SharedPlan) else pattern.shape
-        known = tuple(shape)[::-1]
-    if any(have is not None and have != want for have, want in zip(known, size, strict=True)):
-        raise value_error(
-            layer, "x", f"of {known[0]} source and {known[1]} target nodes, as the graph has",
-            f"{size[0]} and {size[1]}", "Give one row of x per node",
-        )  # fmt: skip
-
-
-def _make(layer: str, given: Given, shape: tuple[int, int], flow: str, loops: Loops) -> Graph:
-    with _lasting():
-        names = Names(layer, rows="edge_index[1]", columns="edge_index[0]")
-        base = None
-        if given.kind == "matrix":
-            base = as_csr(given.pattern, function=layer)
-            if loops == "keep":
-                pattern = CSR(base.indptr.clone(), base.indices.clone(), None, base.shape)
-                return Graph(pattern, base=base)
-            target, source = base.row_ids(), base.indices.long()
-        else:
-            source, target = given.pattern.long().unbind(0)
-            if flow == "target_to_source":
-                source, target = target, source
-                names = Names(layer, rows="edge_index[0]", columns="edge_index[1]")
-        kept = loop_edge = None
-        if loops == "replace":
-            kept, loop_edge = _split_loops(layer, source, target, min(shape))
-            source, target = source[kept], target[kept]
-        if loops != "keep":
-            nodes = torch.arange(min(shape), device=source.device)
-            source, target = torch.cat([source, nodes]), torch.cat([target, nodes])
-        csr = from_coordinates(names, target.clone(), source.clone(), None, shape)
-        return Graph(csr, loops, kept=kept, loop_edge=loop_edge, base=base)
-
-
-def _split_loops(layer: str, source: Tensor, target: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the edges that are no self-loops, and each node's last self-loop."""
-    is_loop = source == target
-    kept, looped = torch.nonzero(~is_loop).flatten(), torch.nonzero(is_loop).flatten()
-    at = source[looped]
-    if at.numel() and not bool(((at >= 0) & (at < nodes)).all()):
-        raise value_error(
-            layer, "edge_index", f"node numbers from 0 to {nodes - 1}",
-            f"self-loops at {int(at.min())} to {int(at.max())}", "Give one row of x per node",
-        )  # fmt: skip
-    loop_edge = torch.full((nodes,), -1, dtype=torch.int64, device=source.device)
-    return kept, loop_edge.scatter_reduce_(0, at, looped, "amax")

@@ -11,8 +11,9 @@ from torch.nn import functional
 from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
 from sparsetile.nn.arguments import channels, features, flow_name, refuse_others
-from sparsetile.nn.graph import find_graph
+from sparsetile.nn.cache import find_graph
 from sparsetile.nn.inputs import read_input
+from sparsetile.nn.neighbours import reduction
 from sparsetile.nn.pairs import pair_of
 
 __all__ = ["SAGEConv"]
@@ -112,12 +113,7 @@ class SAGEConv(nn.Module):
             sources = self.lin(sources).relu()
         given = read_input("SAGEConv", edge_index, None, self.flow).without_weight()
         graph, values_key = find_graph("SAGEConv", given, sizes, sources.device, flow=self.flow)
-        reduce, weights = self.aggr, graph.own_weights(given, values_key)
-        if graph.multiplicity is not None:
-            if reduce == "mean":
-                reduce, weights = "sum", graph.mean_weights()
-            elif reduce in ("max", "min"):
-                weights = None  # parallel edges bring the same message
+        reduce, weights = reduction("SAGEConv", graph, given, values_key, self.aggr)
         # Sums and means commute with the linear map: they run on its narrower side.
         if reduce in ("sum", "mean") and self.out_channels <= self._widths[0]:
             narrow = functional.linear(sources, self.lin_l.weight)

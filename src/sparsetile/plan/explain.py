@@ -29,6 +29,8 @@ def _choice(info: Mapping[str, Any]) -> list[str]:
         ]
     if by == "request":
         return [f"  {chosen:9s} asked for by name"]
+    if by == "none":
+        return [f"  {chosen:9s} the device's exact system, compared with no other"]
     return [f"  {chosen:9s} the only system that can serve this product"] if by == "only" else []
 
 

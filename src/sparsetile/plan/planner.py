@@ -23,7 +23,7 @@ from sparsetile.plan.plan import Plan
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
-from sparsetile.systems.registry import unsupported
+from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import measure_systems, predict_systems
 
 __all__ = ["build_plan", "plan"]
@@ -80,7 +80,7 @@ def plan(
     reorder: str | Tensor = "auto",
     reorder_columns: bool = False,
     deterministic: bool | None = None,
-    tune: Literal["model", "measure"] = "model",
+    tune: Literal["model", "measure", "none"] = "model",
     device: torch.device | str | None = None,
 ) -> Plan:
     """Prepare A for products with dense matrices of about ``n`` columns.
@@ -106,10 +106,13 @@ def plan(
         products share is permuted once. C stays in the order of A's rows.
     deterministic : bool, optional
         Take only bit-reproducible systems; torch's own setting when None.
-    tune : {"model", "measure"}
-        Choose the system by a cost model, or by timing each on random input.
+    tune : {"model", "measure", "none"}
+        Choose the system by a cost model, or by timing each on random input. ``none`` compares
+        nothing and counts nothing: ``auto`` is then the device's exact system (``csr`` or
+        ``cpu``). It is for matrices that are used a few times, such as sampled blocks.
     device : torch.device, optional
         Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
+
     Returns
     -------
     Plan
@@ -153,7 +156,7 @@ def build_plan(
         ``info["build"]`` hold each stage's own work.
     """
     n = dimension("plan", "n", n)
-    one_of("plan", "tune", tune, ["model", "measure"])
+    one_of("plan", "tune", tune, ["model", "measure", "none"])
     one_of("plan", "system", system, ["auto", *SYSTEMS])
     if not isinstance(reorder_columns, bool):
         raise type_error(
@@ -180,10 +183,14 @@ def build_plan(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     request = Request(csr, n, dtype, permutation, deterministic, ablation, timed)
-    able, rejected = candidates(request)
+    uncompared = tune == "none" and system == "auto"
+    if uncompared:
+        system = exact_system(csr.device.type).name
+    able, rejected = candidates(request) if tune != "none" else _only(request, system)
     if not able or (system != "auto" and system not in able):
         raise unsupported("plan", rejected, "no system" if system == "auto" else system)
     considered_by = "request" if system != "auto" else tune if len(able) > 1 else "only"
+    considered_by = "none" if uncompared else considered_by
     guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
     with guard:
         seconds, built = _choose(request, able, system, considered_by)
@@ -207,6 +214,12 @@ def build_plan(
     if source.values is not None and source.values.requires_grad:
         made._held.follow = functools.partial(_current, A, given.with_values(None), entries)
     return made
+
+
+def _only(request: Request, system: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Do what ``candidates`` does for one system: others may count A's entries to say no."""
+    reasons = SYSTEMS[system].reasons(request)
+    return ([], {system: reasons}) if reasons else ([system], {})
 
 
 def _choose(

@@ -1,0 +1,173 @@
+"""Graph attention and sampled GraphSAGE beside PyG's layers: time, peak memory, equal results.
+
+python examples/gnn_times.py > gnn_times.jsonl
+
+Forward and backward of GATConv on a whole graph, steps of two SAGEConv layers on sampled blocks
+(fan-out 15, 10) that are new at every step, and what planning such a block costs. On a GPU if there
+is one; bytes are counted there alone. PyG must be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import sparsetile as st
+from sparsetile import nn as ours
+from sparsetile.data import generators
+
+WIDTH = 128
+HEADS = 8
+
+
+def sampler() -> Any:
+    """Return the module of examples/graphsage_minibatch.py."""
+    import importlib.util
+
+    path = Path(__file__).with_name("graphsage_minibatch.py")
+    spec = importlib.util.spec_from_file_location("graphsage_minibatch", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measure(step: Callable[[], object], steps: int, device: str) -> tuple[float, int | None]:
+    """Return the median milliseconds of a step, waited for, and the peak of bytes on a GPU."""
+    step()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
+    return 1e3 * sorted(seconds)[len(seconds) // 2], peak
+
+
+def compare(what: str, steps: dict[str, Callable[[], Tensor]], count: int, device: str) -> Any:
+    """Time both packages, and return how far their results are apart."""
+    results = {name: step().detach().float() for name, step in steps.items()}
+    scale = results["pyg"].abs().max().item() or 1.0
+    found: dict[str, Any] = {
+        "what": what,
+        "difference": (results["sparsetile"] - results["pyg"]).abs().max().item() / scale,
+    }
+    for name, step in steps.items():
+        found[f"{name}_ms"], found[f"{name}_bytes"] = measure(step, count, device)
+    found["speedup"] = found["pyg_ms"] / found["sparsetile_ms"]
+    return found
+
+
+def attention(graph: st.CSR, device: str, count: int) -> Any:
+    from torch_geometric import nn as pyg
+
+    edge_index = torch.stack([graph.indices.long(), graph.row_ids()]).to(device)
+    x = torch.randn(graph.shape[0], WIDTH, device=device)
+    layers = {
+        "sparsetile": ours.GATConv(WIDTH, WIDTH // HEADS, HEADS).to(device),
+        "pyg": pyg.GATConv(WIDTH, WIDTH // HEADS, HEADS).to(device),
+    }
+    layers["pyg"].load_state_dict(layers["sparsetile"].state_dict())
+
+    def step(layer: nn.Module) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            own = x.detach().requires_grad_()
+            out: Tensor = layer(own, edge_index)
+            out.backward(torch.ones_like(out))
+            return out
+
+        return run
+
+    return compare("gat", {name: step(layer) for name, layer in layers.items()}, count, device)
+
+
+def minibatches(graph: st.CSR, device: str, batch: int, count: int) -> Any:
+    from torch_geometric import nn as pyg
+
+    example = sampler()
+    graph = graph.to(device)
+    nodes = graph.shape[0]
+    x = torch.randn(nodes, WIDTH, device=device)
+    drawn = [
+        example.sample_blocks(graph, torch.randperm(nodes, device=device)[:batch]) for _ in range(8)
+    ]
+    nets = {
+        "sparsetile": nn.ModuleList([ours.SAGEConv(WIDTH, 256), ours.SAGEConv(256, 64)]),
+        "pyg": nn.ModuleList([pyg.SAGEConv(WIDTH, 256), pyg.SAGEConv(256, 64)]),
+    }
+    nets["pyg"].load_state_dict(nets["sparsetile"].state_dict())
+
+    def epoch(net: nn.ModuleList) -> Callable[[], Tensor]:
+        net.to(device)
+
+        def run() -> Tensor:
+            for names, blocks in drawn:
+                h = x[names]
+                for layer, block in zip(net, blocks, strict=True):
+                    # A tensor of its own, as a loader's: nothing prepared before can be used.
+                    h = layer((h, h[: block.targets]), block.edge_index.clone()).relu()
+                h.square().mean().backward()
+            return h
+
+        return run
+
+    steps = {name: epoch(net) for name, net in nets.items()}
+    found = compare("sage mini-batch", steps, count, device)
+    return found | {"steps_an_epoch": len(drawn), "batch": batch}
+
+
+def planning(graph: st.CSR, device: str, batch: int, count: int) -> Any:
+    graph = graph.to(device)
+    seeds = torch.randperm(graph.shape[0], device=device)[:batch]
+    block = sampler().sample_blocks(graph, seeds)[1][0]
+    matrix = (block.edge_index.flip(0).contiguous(), None, (block.targets, block.sources))
+    found: dict[str, Any] = {"what": "plan(tune=none) of a block", "edges": matrix[0].shape[1]}
+    for tune in ("none", "model"):
+        found[f"{tune}_ms"], _ = measure(
+            lambda tune=tune: st.plan(matrix, WIDTH, dtype=torch.float32, tune=tune), count, device
+        )
+    return found
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--edges", type=int, default=2_000_000)
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=7)
+    options = parser.parse_args(words)
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    graph = generators.power_law(options.nodes, options.edges, seed=1)
+    found = [
+        attention(graph, device, options.steps),
+        minibatches(graph, device, options.batch, options.steps),
+        planning(graph, device, options.batch, options.steps),
+    ]
+    for entry in found:
+        entry |= {"device": name, "nodes": graph.shape[0], "graph_edges": graph.nnz}
+        print(json.dumps({name: _short(value) for name, value in entry.items()}))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Graphs that the layers were given before, found again.
+
+A graph is known by the identity and the version counters of the tensors it was given as
+(``intake.fingerprint``). It is kept while those tensors live, and at most ``MAX_GRAPHS`` are.
+
+Mini-batches bring a new graph at every step. Where the last graph ended after a few calls, the next
+one gets a plan that chooses and counts nothing (``plan(tune="none")``), one for all widths: its
+edges are sorted, and little more. A graph that stays after all gets its own plans then.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.errors import value_error
+from sparsetile.core.protocols import SharedPlan
+from sparsetile.intake import CSR, as_csr, fingerprint
+from sparsetile.intake.canonical import Names, from_coordinates
+from sparsetile.nn.graph import PASSING_CALLS, Graph, Loops, lasting, lock
+from sparsetile.nn.inputs import Given
+
+__all__ = ["MAX_GRAPHS", "clear_graph_cache", "find_graph"]
+
+MAX_GRAPHS = 32
+
+# Key -> (id of the tensor it was given as, key of its content, graph).
+_graphs: OrderedDict[Hashable, tuple[int, Hashable, Graph]] = OrderedDict()
+_watched: set[int] = set()
+
+
+class _Regime:
+    """Whether graphs pass by: the last one that ended had been used a few times only."""
+
+    passing = False
+
+
+def clear_graph_cache() -> None:
+    """Forget every graph that the layers keep."""
+    with lock:
+        _graphs.clear()
+        _Regime.passing = False
+
+
+def _end(key: Hashable) -> None:
+    """Forget a graph that will not be seen again, and learn from how long it was used."""
+    found = _graphs.pop(key, None)
+    if found is not None:
+        _Regime.passing = found[2].calls <= PASSING_CALLS
+
+
+def _forget(owner: int) -> None:
+    """Forget the graphs of a tensor that has ended."""
+    with lock:
+        _watched.discard(owner)
+        for key, (of, _, _) in list(_graphs.items()):
+            if of == owner:
+                _end(key)
+
+
+def find_graph(
+    layer: str,
+    given: Given,
+    size: tuple[int, int],
+    device: torch.device,
+    *,
+    flow: str = "source_to_target",
+    loops: Loops = "keep",
+) -> tuple[Graph, Hashable]:
+    """Return the prepared graph of an input, made or found again, and the key of its weights.
+
+    Parameters
+    ----------
+    layer : str
+        What errors begin with.
+    size : (sources, targets)
+        Nodes that x has.
+    device : torch.device
+        Where x lies. The graph must lie there too.
+    """
+    _check_size(layer, given, size)
+    if given.pattern.device != device:
+        raise value_error(
+            layer, "edge_index", f"on {device} like x", given.pattern.device,
+            f"Move it with .to({str(device)!r})",
+        )  # fmt: skip
+    if given.kind == "plan":
+        return Graph(given.pattern._csr, planned=given.pattern), None
+    return _find(layer, given, size, flow, loops)
+
+
+def _find(
+    layer: str, given: Given, size: tuple[int, int], flow: str, loops: Loops
+) -> tuple[Graph, Hashable]:
+    shape = (size[1], size[0])
+    matrix = given.pattern
+    prints = fingerprint((matrix, given.weight, shape) if given.kind == "edges" else matrix)
+    if prints is None:
+        made = _make(layer, given, shape, flow, loops)
+        made.passing = True  # it cannot be found again
+        return made, object()
+    pattern_key, values_key = prints
+    key = (given.kind, pattern_key, shape, flow, loops)
+    owner = id(matrix)
+    with lock:
+        found = _graphs.get(key)
+        if found is None:
+            made = _make(layer, given, shape, flow, loops)
+            # The same tensor with another content: what it was before is of no use any more.
+            for old, (of, pattern, _) in list(_graphs.items()):
+                if of == owner and pattern != pattern_key:
+                    _end(old)
+            made.passing = _Regime.passing
+            found = _graphs[key] = (owner, pattern_key, made)
+            if owner not in _watched:
+                _watched.add(owner)
+                weakref.finalize(matrix, _forget, owner).atexit = False
+            while len(_graphs) > MAX_GRAPHS:
+                _graphs.popitem(last=False)
+        _graphs.move_to_end(key)
+        found[2].calls += 1
+    return found[2], values_key
+
+
+# What torch.compiler.disable does, without the 1.5 s import of torch._dynamo.
+_find._torchdynamo_disable = True  # type: ignore[attr-defined]
+_find._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "sparsetile prepares a graph outside of what is traced. "
+    "Pass a sparsetile.Plan instead of edge_index, such as sparsetile.nn.gcn_plan makes"
+)
+
+
+def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
+    pattern, known = given.pattern, given.size
+    if given.kind != "edges":
+        shape = pattern.local_shape if isinstance(pattern, SharedPlan) else pattern.shape
+        known = tuple(shape)[::-1]
+    if any(have is not None and have != want for have, want in zip(known, size, strict=True)):
+        raise value_error(
+            layer, "x", f"of {known[0]} source and {known[1]} target nodes, as the graph has",
+            f"{size[0]} and {size[1]}", "Give one row of x per node",
+        )  # fmt: skip
+
+
+def _make(layer: str, given: Given, shape: tuple[int, int], flow: str, loops: Loops) -> Graph:
+    with lasting():
+        names = Names(layer, rows="edge_index[1]", columns="edge_index[0]")
+        base = None
+        if given.kind == "matrix":
+            base = as_csr(given.pattern, function=layer)
+            if loops == "keep":
+                pattern = CSR(base.indptr.clone(), base.indices.clone(), None, base.shape)
+                return Graph(pattern, base=base)
+            target, source = base.row_ids(), base.indices.long()
+        else:
+            source, target = given.pattern.long().unbind(0)
+            if flow == "target_to_source":
+                source, target = target, source
+                names = Names(layer, rows="edge_index[0]", columns="edge_index[1]")
+        kept = loop_edge = None
+        if loops == "replace":
+            kept, loop_edge = _split_loops(layer, source, target, min(shape))
+            source, target = source[kept], target[kept]
+        if loops != "keep":
+            nodes = torch.arange(min(shape), device=source.device)
+            source, target = torch.cat([source, nodes]), torch.cat([target, nodes])
+        csr = from_coordinates(names, target.clone(), source.clone(), None, shape)
+        return Graph(csr, loops, kept=kept, loop_edge=loop_edge, base=base)
+
+
+def _split_loops(layer: str, source: Tensor, target: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the edges that are no self-loops, and each node's last self-loop."""
+    is_loop = source == target
+    kept, looped = torch.nonzero(~is_loop).flatten(), torch.nonzero(is_loop).flatten()
+    at = source[looped]
+    if at.numel() and not bool(((at >= 0) & (at < nodes)).all()):
+        raise value_error(
+            layer, "edge_index", f"node numbers from 0 to {nodes - 1}",
+            f"self-loops at {int(at.min())} to {int(at.max())}", "Give one row of x per node",
+        )  # fmt: skip
+    loop_edge = torch.full((nodes,), -1, dtype=torch.int64, device=source.device)
+    return kept, loop_edge.scatter_reduce_(0, at, looped, "amax")

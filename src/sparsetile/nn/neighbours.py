@@ -1,0 +1,95 @@
+"""Sum, mean, max or min of each node's neighbours: the product that the layers share.
+
+Parallel edges are summed into one entry of A, so what they mean to a mean, a maximum and a minimum
+is settled here: each counts in a mean, and the same message twice has the same maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor
+
+from sparsetile.core.checks import reduce_name
+from sparsetile.core.errors import value_error
+from sparsetile.nn.arguments import features, flow_name
+from sparsetile.nn.cache import find_graph
+from sparsetile.nn.graph import Graph, Weights
+from sparsetile.nn.inputs import Given, read_input
+from sparsetile.nn.pairs import pair_of
+
+__all__ = ["aggregate", "reduction"]
+
+
+def aggregate(
+    x: Tensor | tuple[Tensor, Tensor | None],
+    edge_index: Any,
+    edge_weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    size: tuple[int, int] | None = None,
+    flow: str = "source_to_target",
+) -> Tensor:
+    """Return the sum, mean, max or min of the neighbours of each target, in one call.
+
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``: the
+    product is with A[target, source]. Nothing of size edges × features is stored. The graph is
+    prepared at the first call and kept while ``edge_index`` lives and does not change; see
+    :mod:`sparsetile.nn.graph` for what the first calls cost.
+
+    Parameters
+    ----------
+    x : Tensor [..., nodes, N], or a pair of those for sources and targets
+        Only the number of targets is used. The second of a pair may be None: then ``size`` says
+        how many targets there are.
+    edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
+        A sparse tensor is PyG's ``adj_t[target, source]``; its values scale the messages.
+    edge_weight : Tensor [E], optional
+        Scales the messages; gradients flow into it. ``Data`` has its own.
+    reduce : {"sum", "mean", "max", "min"}
+        A mean divides by the number of edges, whatever their weights. Nodes without edges get 0.
+    size : (sources, targets), optional
+    flow : {"source_to_target", "target_to_source"}
+
+    Returns
+    -------
+    Tensor [..., targets, N]
+    """
+    reduce, flow = reduce_name("aggregate", reduce), flow_name("aggregate", flow)
+    sources, _, sizes = pair_of("aggregate", x, size, flow)
+    features("aggregate", "x", sources, sources.shape[-1] if sources.dim() else 0)
+    given = read_input("aggregate", edge_index, edge_weight, flow)
+    graph, values_key = find_graph("aggregate", given, sizes, sources.device, flow=flow)
+    reduce, weights = reduction("aggregate", graph, given, values_key, reduce)
+    return graph.aggregate(sources, weights, reduce=reduce)
+
+
+def reduction(
+    layer: str, graph: Graph, given: Given, values_key: Hashable, reduce: str
+) -> tuple[str, Weights | None]:
+    """Return the reduction over A's entries, and their values, that reduce over the edges."""
+    parallel = graph.multiplicity is not None
+    if given.weight is None:
+        if not parallel or reduce == "sum":
+            return reduce, graph.own_weights(given, values_key)
+        # The same message several times has the maximum of one.
+        return ("sum", graph.mean_weights()) if reduce == "mean" else (reduce, None)
+    if parallel and reduce in ("max", "min"):
+        raise value_error(
+            layer, "edge_index", f"without parallel edges for a weighted {reduce}",
+            "edges that occur several times", "Join them with torch_geometric.utils.coalesce",
+        )  # fmt: skip
+    by_edge = given.weight
+
+    def values() -> Tensor:
+        scaled = graph.to_entries(by_edge)
+        if parallel and reduce == "mean":
+            return scaled / graph.edge_counts().index_select(0, graph.rows).to(scaled.dtype)
+        return scaled
+
+    reduced = "sum" if parallel else reduce
+    if given.tracked:
+        return reduced, Weights(None, values())
+    key = ("edges", parallel and reduce == "mean", values_key)
+    return reduced, graph.keep_values(key, lambda: values().detach())

@@ -1,0 +1,135 @@
+"""``torch_geometric.utils.spmm`` on sparsetile, and the matrix that fused layers hand to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.intake.csr import VALUE_DTYPES
+from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.nn.cache import find_graph
+from sparsetile.nn.graph import Graph, Weights
+from sparsetile.nn.inputs import Given, read_input
+from sparsetile.nn.neighbours import reduction
+from sparsetile.pyg.wrapping import take_place
+
+__all__ = ["Edges", "new_spmm", "takes"]
+
+_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min"}
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """A[target, source] of an ``edge_index``: what a layer's ``message_and_aggregate`` is given.
+
+    The layer passes it on to ``spmm``, as it would a sparse tensor ``adj_t``.
+    """
+
+    graph: Graph
+    reduce: str  # over the edges, as the layer will ask for
+    over_entries: str
+    weights: Weights | None
+
+    @classmethod
+    def read(
+        cls,
+        edge_index: Any,
+        weight: Tensor | None,
+        size: tuple[int, int],
+        x: Tensor,
+        reduce: str,
+        flow: str,
+    ) -> Edges | None:
+        """Return the matrix, or None where PyG has its own answer.
+
+        That is an error about edges that name no node, and a weighted maximum over parallel edges,
+        which are one entry here.
+
+        Parameters
+        ----------
+        size : (sources, targets)
+        x : Tensor
+            What the messages are made of; its device alone is looked at.
+        """
+        reduce = _REDUCES[reduce]
+        given = read_input("propagate", edge_index, weight, flow)
+        try:
+            graph, key = find_graph("propagate", given, size, x.device, flow=flow)
+        except ValueError:
+            return None
+        if weight is not None and graph.multiplicity is not None and reduce in ("max", "min"):
+            return None
+        return cls(graph, reduce, *reduction("propagate", graph, given, key, reduce))
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return self.graph.aggregate(x, self.weights, reduce=self.over_entries)
+
+
+def takes(x: Any, values: Any = None) -> bool:
+    """Whether a product of ``x`` and weights is one that sparsetile and PyG give alike.
+
+    PyG promotes types, which a product of one type does not. Under autocast everything is of
+    autocast's type.
+    """
+    if type(x) not in (Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
+        return False
+    if x.dtype not in VALUE_DTYPES or x.dim() < 2 or x.device.type not in ("cpu", "cuda"):
+        return False
+    if values is None:
+        return True
+    if not isinstance(values, Tensor) or values.dtype not in VALUE_DTYPES:
+        return False
+    cast = torch.is_autocast_enabled(x.device.type)
+    return values.device == x.device and (cast or values.dtype is x.dtype)
+
+
+def _matrix_product(src: Any, other: Tensor, reduce: str) -> Tensor | None:
+    """Return src · other, or None where PyG's own function must be asked."""
+    if not takes(other) or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    flow = "source_to_target"
+    kind = kind_of(src)
+    if kind is Kind.EDGE_INDEX:
+        # As a matrix an EdgeIndex is A[edge_index[0], edge_index[1]], the other way round.
+        flow, shape = "target_to_source", tuple(src.sparse_size())
+    elif kind is Kind.TENSOR and src.layout is not torch.strided:
+        if not takes(other, src) or src.dim() != 2 or src.dense_dim():
+            return None
+        shape = tuple(src.shape)
+    else:
+        return None
+    if None in shape or shape[1] != other.shape[-2] or src.device != other.device:
+        return None
+    given = read_input("spmm", src, None, flow)
+    if given.kind == "edges":
+        given = Given("edges", given.pattern)
+    size = (shape[1], shape[0])
+    graph, key = find_graph("spmm", given, size, other.device, flow=flow)
+    over_entries, weights = reduction("spmm", graph, given, key, reduce)
+    return graph.aggregate(other, weights, reduce=over_entries)
+
+
+def new_spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return what takes the place of PyG's ``spmm``: products on sparsetile, the rest as before."""
+
+    def spmm(
+        original: Callable[..., Tensor], src: Any, other: Tensor, reduce: str = "sum"
+    ) -> Tensor:
+        if isinstance(src, Edges):
+            if _REDUCES.get(reduce) != src.reduce:
+                raise RuntimeError(
+                    f"spmm: reduce must be {src.reduce!r} as the layer's aggr, got {reduce!r}. "
+                    "Call the layer outside of sparsetile.pyg.patch()."
+                )
+            return src.multiply(other)
+        if reduce in _REDUCES:
+            product = _matrix_product(src, other, _REDUCES[reduce])
+            if product is not None:
+                return product
+        return original(src, other, reduce)
+
+    return take_place(original, spmm)

@@ -1,0 +1,179 @@
+"""Put sparsetile behind PyG's functions, and take it away again.
+
+PyG's modules import functions by name, so a function is exchanged in every loaded module that
+holds it. Its layers get a generated ``propagate`` each, at the first instance of their class: those
+there are get a wrapper now, later ones when they are generated.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType, TracebackType
+from typing import Any, cast
+
+from sparsetile.core.errors import describe
+from sparsetile.pyg.matrix import new_spmm
+from sparsetile.pyg.norms import clear_norms, new_gcn_norm
+from sparsetile.pyg.propagation import new_propagate
+
+__all__ = ["Patch", "is_patched", "patch", "unpatch"]
+
+_lock = threading.RLock()
+_MARK = "_sparsetile_original"
+
+
+class _State:
+    """Original function -> what takes its place, while the patch is on."""
+
+    exchanged: dict[Callable[..., Any], Callable[..., Any]] | None = None
+    generate: Callable[..., Any] | None = None
+
+
+class Patch:
+    """What :func:`patch` returns: a context manager that takes the patch away at its end.
+
+    A patch that was there before stays.
+    """
+
+    def __init__(self, mine: bool) -> None:
+        self._mine = mine
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._mine:
+            unpatch()
+
+
+def is_patched() -> bool:
+    """Return whether PyG runs on sparsetile now."""
+    return _State.exchanged is not None
+
+
+def patch() -> Patch:
+    """Let PyG's layers compute with sparsetile until :func:`unpatch`, or within ``with patch():``.
+
+    What changes, for float tensors on the CPU or on CUDA:
+
+    - ``torch_geometric.utils.spmm``: products of torch sparse tensors and ``EdgeIndex``;
+    - ``propagate`` of layers whose messages are neighbours, scaled by one ``edge_weight`` an edge
+      or not, and whose ``aggr`` is sum, mean, max or min. Nothing of size edges × features is
+      stored. Messages flow as the layer's ``flow`` says: from ``edge_index[0]`` to
+      ``edge_index[1]`` with ``source_to_target``;
+    - ``gcn_norm``: its result is kept while ``edge_index`` lives and does not change.
+
+    Everything else runs as PyG has it: other layers (GATConv), hooks, explanations, integer
+    features, ``torch_sparse.SparseTensor``, and what ``torch.compile`` and ``torch.jit`` compile.
+
+    Returns
+    -------
+    Patch
+        A context manager.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        PyG is not installed.
+    """
+    with _lock:
+        if is_patched():
+            return Patch(mine=False)
+        base = _pyg("torch_geometric.nn.conv.message_passing").MessagePassing
+        spmm = _pyg("torch_geometric.utils").spmm
+        norm = _pyg("torch_geometric.nn.conv.gcn_conv").gcn_norm
+        _State.exchanged = {spmm: new_spmm(spmm), norm: new_gcn_norm(norm, is_patched)}
+        _exchange(_State.exchanged)
+        for kind in _layer_classes(base):
+            _wrap(kind, base)
+        generate = _State.generate = base._set_jittable_templates
+
+        @functools.wraps(generate)
+        def with_wrapper(self: Any, *arguments: Any, **named: Any) -> Any:
+            result = generate(self, *arguments, **named)
+            if is_patched():
+                _wrap(type(self), base)
+            return result
+
+        base._set_jittable_templates = with_wrapper
+    return Patch(mine=True)
+
+
+def unpatch() -> None:
+    """Give PyG everything back that :func:`patch` exchanged; nothing happens where it did not."""
+    with _lock:
+        if _State.exchanged is None:
+            return
+        base = _pyg("torch_geometric.nn.conv.message_passing").MessagePassing
+        _exchange({new: old for old, new in _State.exchanged.items()})
+        base._set_jittable_templates = _State.generate
+        for kind in _layer_classes(base):
+            for name in ("propagate", "_orig_propagate", "_jinja_propagate"):
+                original = getattr(vars(kind).get(name), _MARK, None)
+                if original is not None:
+                    setattr(kind, name, original)
+        _State.exchanged = _State.generate = None
+        clear_norms()
+
+
+def _pyg(module: str) -> ModuleType:
+    try:
+        importlib.import_module("torch_geometric")
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "torch_geometric":
+            raise  # PyG is there, and lacks something of its own
+        raise ModuleNotFoundError(
+            describe(
+                "patch", "torch_geometric", "installed", "no such package",
+                "Run pip install torch-geometric",
+            ),
+            name=error.name,
+        ) from None  # fmt: skip
+
+
+def _exchange(functions: dict[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Bind the new function in every loaded module where the old one is bound."""
+    new_of = {id(old): new for old, new in functions.items()}
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if not isinstance(names, dict):
+            continue
+        for name, value in list(names.items()):
+            if id(value) in new_of:
+                names[name] = new_of[id(value)]
+
+
+def _layer_classes(base: type) -> Iterator[type]:
+    """Yield every class below ``base``, each once."""
+    seen: set[type] = set()
+    waiting: list[type] = list(base.__subclasses__())
+    while waiting:
+        kind = waiting.pop()
+        if kind not in seen:
+            seen.add(kind)
+            waiting += kind.__subclasses__()
+            yield kind
+
+
+def _wrap(kind: type, base: type) -> None:
+    """Wrap the ``propagate`` that PyG generated for a class; one that a user wrote is left."""
+    original: Any = vars(kind).get("propagate")
+    if not callable(original) or hasattr(original, _MARK):
+        return
+    if original is not vars(kind).get("_jinja_propagate"):
+        return
+    if original is vars(kind).get("_orig_propagate"):  # nothing was generated
+        return
+    wrapper = new_propagate(cast(Callable[..., Any], original), base, is_patched)
+    setattr(wrapper, _MARK, original)
+    kind.propagate = wrapper  # type: ignore[attr-defined]

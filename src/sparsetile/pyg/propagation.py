@@ -1,0 +1,157 @@
+"""``MessagePassing.propagate`` of an ``edge_index`` without messages of size edges × features.
+
+A layer qualifies where its messages are neighbours, or neighbours times one weight an edge, and
+its aggregation is a sum, mean, max or min. PyG says so itself: such a layer either keeps the
+default ``message`` and ``aggregate``, or has a ``message_and_aggregate`` for sparse matrices, which
+is given :class:`sparsetile.pyg.matrix.Edges` here. Everything else runs as PyG has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.pyg.matrix import Edges, takes
+from sparsetile.pyg.wrapping import take_place
+
+__all__ = ["new_propagate"]
+
+_AGGREGATIONS = ("sum", "add", "mean", "max", "min")
+_HOOKS = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_aggregate_forward_hooks",
+    "_message_and_aggregate_forward_pre_hooks",
+    "_message_and_aggregate_forward_hooks",
+)
+
+
+def new_propagate(
+    original: Callable[..., Any], base: type, active: Callable[[], bool]
+) -> Callable[..., Any]:
+    """Return what takes the place of a layer class's ``propagate``.
+
+    Parameters
+    ----------
+    original : callable
+        PyG's own.
+    base : type
+        ``MessagePassing``.
+    active : callable
+        Whether the patch is on. Copies of the function that PyG keeps do nothing once it is off.
+    """
+
+    def propagate(
+        original: Callable[..., Any], self: Any, edge_index: Any, *arguments: Any, **given: Any
+    ) -> Any:
+        if not arguments and active():
+            found = _fused(self, base, edge_index, given)
+            if found is not None:
+                return found[0]
+        return original(self, edge_index, *arguments, **given)
+
+    return take_place(original, propagate)
+
+
+def _fused(layer: Any, base: Any, edge_index: Any, given: dict[str, Any]) -> tuple[Any] | None:
+    """Return the result of ``propagate``, or None where PyG's own must run."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or not _qualifies(layer, base):
+        return None
+    inputs = dict(given)
+    size, weight = inputs.pop("size", None), inputs.get("edge_weight")
+    wanted = set(layer.inspector.get_param_names("message"))
+    if "x_j" not in wanted or wanted - {"x_j", "edge_weight"}:
+        return None
+    if "edge_weight" not in wanted:
+        weight = None
+    x = inputs.get("x")
+    found = _sizes(layer, x, edge_index, size)
+    if found is None:
+        return None
+    sources, sizes = found
+    if weight is not None and (
+        not takes(sources, weight)
+        or weight.layout is not torch.strided
+        or weight.shape != edge_index.shape[1:]
+    ):
+        return None
+    update = layer.inspector.get_param_names("update")
+    if any(name not in inputs for name in update):
+        return None
+    fuses = type(layer).message_and_aggregate is not base.message_and_aggregate
+    names = layer.inspector.get_param_names("message_and_aggregate") if fuses else []
+    if any(name not in inputs for name in names):
+        return None
+    adjacency = Edges.read(edge_index, weight, sizes, sources, layer.aggr, layer.flow)
+    if adjacency is None:
+        return None
+    if fuses:
+        out = layer.message_and_aggregate(adjacency, **{name: inputs[name] for name in names})
+    else:
+        out = adjacency.multiply(sources)
+    return (layer.update(out, **{name: inputs[name] for name in update}),)
+
+
+def _qualifies(layer: Any, base: Any) -> bool:
+    """Whether the layer's class and its state leave message and aggregation to the product."""
+    if not isinstance(layer.aggr, str) or layer.aggr not in _AGGREGATIONS or layer.explain:
+        return False
+    kind = type(layer)
+    if kind.aggregate is not base.aggregate or layer.decomposed_layers > 1:
+        return False
+    if "message" in vars(layer) or any(getattr(layer, name, None) for name in _HOOKS):
+        return False
+    # A message of its own is known to be a product only where the layer says how to fuse it.
+    return bool(layer.fuse) or (
+        kind.message is base.message and kind.message_and_aggregate is base.message_and_aggregate
+    )
+
+
+def _sizes(layer: Any, x: Any, edge_index: Any, size: Any) -> tuple[Tensor, tuple[int, int]] | None:
+    """Return the features of the sources, and how many sources and targets there are."""
+    pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
+    forward = layer.flow == "source_to_target"
+    if len(pair) != 2 or not takes(pair[0]):
+        return None
+    if not _nodes(pair[1]):
+        return None
+    # Of a pair PyG sends the first, whatever the flow. Backwards that has a meaning only where
+    # both are of the same nodes.
+    if not forward and (pair[1] is None or pair[1].shape[-2] != pair[0].shape[-2]):
+        return None
+    sources = pair[0]
+    if layer.node_dim != -2 and (layer.node_dim != 0 or sources.dim() != 2):
+        return None
+    if kind_of(edge_index) is Kind.EDGE_INDEX:
+        known = list(edge_index.sparse_size())
+    elif type(edge_index) is Tensor and edge_index.layout is torch.strided:
+        known = [None, None] if size is None else list(size)
+    else:
+        return None
+    if edge_index.dtype not in (torch.int32, torch.int64) or edge_index.dim() != 2:
+        return None
+    if edge_index.shape[0] != 2 or edge_index.device != sources.device:
+        return None
+    # Dimension j is that of the sources, i that of the targets. What disagrees is PyG's to say.
+    j, i = (0, 1) if forward else (1, 0)
+    counts: dict[int, int] = {j: sources.shape[-2]}
+    if isinstance(x, (tuple, list)) and pair[1] is not None:
+        counts[i] = pair[1].shape[-2]
+    for dim, count in counts.items():
+        if known[dim] is None:
+            known[dim] = count
+        elif known[dim] != count:
+            return None
+    targets = known[i] if known[i] is not None else known[j]
+    return sources, (known[j], targets)
+
+
+def _nodes(x: Any) -> bool:
+    return x is None or (isinstance(x, Tensor) and x.dim() >= 2)

@@ -1,0 +1,241 @@
+"""``sparsetile bench gnn``: the same losses by every path, records that resume, clear errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sparsetile.bench import gnn, training
+from sparsetile.bench.gnn_paths import PATHS, Path, Prepared, Sparsetile
+from sparsetile.bench.gnn_summary import geometric_means, gnn_rows
+from sparsetile.bench.record import read_records
+from sparsetile.bench.training import SETTINGS, Setting, train
+from sparsetile.cli import main
+from sparsetile.core.errors import DataError
+from sparsetile.data import generators
+from sparsetile.nn.gcn import gcn_matrix
+
+pytest.importorskip("torch_geometric")
+GRAPH = "gen:power_law?rows=120&nnz=900&seed=1"
+HOST_PATHS = ("pyg-sparse", "pyg-edges", "sparsetile", "sparsetile-fused")
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    graph = generators.power_law(120, 900, seed=1)
+    return gcn_matrix(torch.stack([graph.indices.long(), graph.row_ids()]), 120)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(training, "FEATURES", 8)
+    monkeypatch.setitem(SETTINGS, "gcn2-128", Setting(2, 16, "BRP-SpMM"))
+
+
+def select(**more):
+    given = {"device": "cpu", "epochs": 5, "graphs": (GRAPH,), "settings": ("gcn2-128",), **more}
+    return gnn.Selection(**given)
+
+
+def test_the_settings_are_the_papers():
+    found = {name: (s.layers, s.hidden) for name, s in SETTINGS.items() if name != "gcn2-128"}
+    assert found == {"gcn2-256": (2, 256), "gcn6-64": (6, 64), "gcn6-256": (6, 256)}
+
+
+@pytest.mark.parametrize("setting", [Setting(2, 16, ""), Setting(6, 12, "")])
+def test_every_path_trains_the_same_network(matrix, setting):
+    runs = {name: train(PATHS[name], setting, matrix, 6) for name in HOST_PATHS}
+    expected = runs["pyg-sparse"].losses
+    assert len(expected) == 6 and expected[-1] < expected[0]
+    for name, run in runs.items():
+        assert run.losses == pytest.approx(expected, rel=1e-5), name
+        assert run.train_seconds > 0 and run.step.median > 0 and run.host.median > 0
+        assert run.peak_bytes is None and run.graph_bytes is None  # of a GPU alone
+    assert runs["sparsetile"].choices["system"] in ("cpu", "dense")
+
+
+def test_the_network_is_pyg_s_gcn(matrix):
+    from torch_geometric.nn import GCNConv
+
+    setting = Setting(2, 16, "")
+    net = training.Network(setting, PATHS["sparsetile"].prepare(matrix, 16, "auto").product)
+    graph = generators.power_law(120, 900, seed=1)
+    edge_index = torch.stack([graph.indices.long(), graph.row_ids()])
+    x = torch.randn(120, training.FEATURES)
+    theirs = x
+    for number, (linear, bias) in enumerate(zip(net.maps, net.biases, strict=True)):
+        layer = GCNConv(linear.in_features, linear.out_features)
+        layer.load_state_dict({"lin.weight": linear.weight, "bias": bias})
+        theirs = layer(theirs, edge_index)
+        theirs = theirs.relu() if number == 0 else theirs
+    torch.testing.assert_close(net(x), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_bias_and_relu_are_in_the_product_or_apart(matrix):
+    x, bias = torch.randn(120, 16), torch.randn(16)
+    products = [PATHS[name].prepare(matrix, 16, "auto").product for name in HOST_PATHS]
+    for relu in (False, True):
+        results = [product(x, bias, relu) for product in products]
+        for result in results[1:]:
+            torch.testing.assert_close(result, results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_differences_of_losses_are_found():
+    assert gnn.loss_difference([1.0, 2.0], [1.0, 2.0]) == 0
+    assert gnn.loss_difference([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+    assert gnn.loss_difference([1.0], [1.0, 2.0]) == float("inf")
+    assert gnn.loss_difference([float("nan")], [1.0]) == float("inf")
+    assert gnn.loss_bound("cpu", "float32") < gnn.loss_bound("cuda", "float32")
+
+
+def test_records_are_written_and_resumed(tmp_path):
+    out, said = tmp_path / "gnn.jsonl", []
+    outcome = gnn.run_gnn(select(), out=out, say=said.append)
+    assert outcome.measured == len(PATHS) and outcome.resumed == 0
+    by_path = {record["path"]: record for record in outcome.records}
+    for name in HOST_PATHS:
+        record = by_path[name]
+        assert record["status"] == "ok" and len(record["losses"]) == 5
+        assert record["total_seconds"] == record["prepare_seconds"] + record["train_seconds"]
+        assert record["environment"]["device"] == "cpu" and record["rows"] == 120
+    assert by_path["sparsetile"]["reference"] == "pyg-sparse"
+    assert by_path["sparsetile"]["loss_difference"] <= 1e-3
+    assert by_path["pyg-sparse"]["reference"] is None
+    assert by_path["sparsetile-cudagraph"]["status"] == "skipped"
+    assert len(read_records(out, gnn.validate_training)[0]) == len(PATHS)
+
+    lines = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(lines[:2]) + lines[2][:40])  # a run killed while it wrote
+    again = gnn.run_gnn(select(), out=out)
+    assert (again.resumed, again.measured) == (2, len(PATHS) - 2)
+    assert [record["key"] for record in again.records] == [r["key"] for r in outcome.records]
+    longer = gnn.run_gnn(select(epochs=6, paths=("sparsetile",)), out=out)
+    assert longer.measured == 1 and longer.records[0]["reference"] is None
+
+
+def test_a_product_that_is_wrong_is_recorded_as_wrong(tmp_path, monkeypatch, capsys):
+    class Doubled(Sparsetile):
+        def product(self, run):
+            return lambda x, bias, relu: 2 * run(x, bias=bias, relu=relu)
+
+    monkeypatch.setitem(PATHS, "sparsetile", Doubled())
+    out = tmp_path / "gnn.jsonl"
+    words = ["bench", "gnn", "--device", "cpu", "--matrices", GRAPH, "--settings", "gcn2-128"]
+    words += ["--epochs", "3", "--systems", "pyg-sparse,sparsetile", "--out", str(out)]
+    assert main(words) == 1
+    assert "sparsetile: wrong, losses differ by" in capsys.readouterr().err
+    monkeypatch.setitem(PATHS, "sparsetile", Sparsetile())
+    assert main([*words, "--retry"]) == 0
+    assert "1 measured, 1 already in" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_costs_its_own_record(tmp_path, monkeypatch):
+    class Broken(Path):
+        name = "pyg-edges"
+
+        def prepare(self, matrix, width, reorder) -> Prepared:
+            raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setitem(PATHS, "pyg-edges", Broken())
+    outcome = gnn.run_gnn(select(paths=("pyg-edges", "sparsetile")), out=tmp_path / "gnn.jsonl")
+    assert [record["status"] for record in outcome.records] == ["error", "ok"]
+    assert outcome.records[0]["reason"] == "CUDA out of memory"
+
+
+def test_no_run_begins_after_the_time_limit(tmp_path):
+    outcome = gnn.run_gnn(select(), out=tmp_path / "gnn.jsonl", time_limit=1e-9)
+    assert outcome.measured == 0 and outcome.not_run == len(PATHS) and not outcome.records
+
+
+def test_graphs_that_are_absent_are_named_and_stand_ins_take_their_place(tmp_path):
+    graphs = ("NoSuchGraph", f"NoSuchGraph|{GRAPH}")
+    selection = select(graphs=graphs, paths=("sparsetile",), epochs=1)
+    outcome = gnn.run_gnn(selection, data=tmp_path, out=tmp_path / "gnn.jsonl")
+    assert len(outcome.absent) == 1 and "NoSuchGraph" in outcome.absent[0]
+    assert [record["matrix"] for record in outcome.records] == [GRAPH]
+
+
+def test_ratios_and_their_means():
+    def record(matrix, path, step, total, kind="baseline"):
+        return {
+            "matrix": matrix, "setting": "gcn2-256", "dtype": "float32", "path": path,
+            "reorder": "auto", "status": "ok", "kind": kind, "device": "cuda", "epochs": 500,
+            "features": 128, "time": {"p50": step}, "host": {"p50": step},
+            "prepare_seconds": 0.1, "total_seconds": total, "peak_bytes": int(step * 100),
+        }  # fmt: skip
+
+    records = []
+    for matrix, ours in (("a", 1.0), ("b", 4.0)):
+        records += [
+            record(matrix, "pyg-sparse", 8.0, 80.0),
+            record(matrix, "pyg-edges", 16.0, 160.0),
+            record(matrix, "sparsetile", ours, 40.0, "system"),
+        ]
+    rows = gnn_rows(records)
+    assert [row.step_over_sparse for row in rows] == [1.0, 0.5, 8.0, 1.0, 0.5, 2.0]
+    assert rows[2].total_over_sparse == 2.0 and rows[2].step_over_edges == 16.0
+    assert rows[2].memory_over_sparse == pytest.approx(1 / 8)
+    (mean,) = geometric_means(rows)
+    assert mean["step_over_sparse"] == pytest.approx(4.0) and mean["graphs"] == 2
+    assert mean["least_step_over_sparse"] == 2.0 and mean["total_over_sparse"] == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"schema": 9}, "line must be a gnn record"),
+        ({"path": 3}, "path must be text"),
+        ({"epochs": 0}, "epochs must be a whole number"),
+        ({"status": "fine"}, "status must be ok, wrong"),
+        ({"losses": [1.0]}, "losses must be one number per epoch"),
+        ({"total_seconds": -1.0}, "total_seconds must be seconds"),
+        ({"time": {}}, "time must be an object with p50"),
+        ({"status": "error"}, "reason must be text"),
+        ({"environment": None}, "environment must be an object"),
+    ],
+)
+def test_damaged_records_are_refused(tmp_path, change, text):
+    out = tmp_path / "gnn.jsonl"
+    (record,) = gnn.run_gnn(select(paths=("sparsetile",)), out=out).records
+    assert gnn.validate_training(record) is record
+    with pytest.raises(DataError, match=text):
+        gnn.validate_training(record | change)
+
+
+def test_the_command_prints_a_table_or_json(tmp_path, capsys):
+    words = ["bench", "gnn", "--device", "cpu", "--matrices", GRAPH, "--settings", "gcn2-128"]
+    words += ["--epochs", "2", "--systems", "pyg-sparse,sparsetile", "--reorder", "auto,rcm"]
+    words += ["--out", str(tmp_path / "gnn.jsonl")]
+    assert main(words) == 0
+    table = capsys.readouterr().out
+    assert "over pyg-sparse" in table and "geometric mean over 1 graphs" in table
+    assert main([*words, "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert [row["path"] for row in found["rows"]] == ["pyg-sparse", "sparsetile", "sparsetile"]
+    assert [row["reorder"] for row in found["rows"]] == ["auto", "auto", "rcm"]
+    assert len(found["means"]) == 2 and "0 measured, 3 already in" in captured.err
+
+
+def test_bad_usage_is_one_line_and_exit_two(tmp_path, capsys):
+    for words, text in (
+        (["gnn", "--device", "cpu", "-n", "32"], "-n must be omitted with the suite gnn"),
+        (["gnn", "--device", "cpu", "--op", "spmm"], "--op must be omitted with the suite gnn"),
+        (["gnn", "--device", "cpu", "--epochs", "0"], "--epochs must be 1 or more"),
+        (["gnn", "--device", "cpu", "--settings", "big"], "--settings must be one of"),
+        (["gnn", "--device", "cpu", "--systems", "csr"], "--systems must be one of"),
+        (["gnn", "--device", "cpu", "--dtype", "float64"], "--dtype must be one of"),
+        (["gnn", "--device", "cpu", "--reorder", "up"], "--reorder must be one of"),
+        (["gnn", "--device", "cpu", "--out", str(tmp_path)], "--out must be a file"),
+        (["cpu", "--epochs", "3"], "--epochs must be omitted with the suite cpu"),
+    ):
+        assert main(["bench", *words]) == 2
+        error = capsys.readouterr().err
+        assert text in error and "Traceback" not in error, error
+
+
+def test_the_list_of_suites_has_it(capsys):
+    assert main(["bench", "--list"]) == 0
+    assert any(line.startswith("gnn ") for line in capsys.readouterr().out.splitlines())

@@ -1,0 +1,184 @@
+"""Sampled blocks, new at every step: cheap plans, nothing kept, results as PyG's."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import sparsetile
+from sparsetile.nn import GCNConv, SAGEConv, aggregate, cache, clear_graph_cache
+from sparsetile.nn import graph as graphs
+from sparsetile.nn.graph import PASSING_CALLS
+from tests.examples import load_example
+from tests.nn.cases import NODES, PAIRS, WIDTH, directed_graph, pyg, same_weights
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    clear_graph_cache()
+    yield
+    clear_graph_cache()
+
+
+@pytest.fixture
+def tunes(monkeypatch):
+    """How the systems of the plans that were built were chosen, in order."""
+    made = []
+    plan = graphs.plan
+
+    def counted(*arguments, **options):
+        made.append(options.get("tune", "model"))
+        return plan(*arguments, **options)
+
+    monkeypatch.setattr(graphs, "plan", counted)
+    return made
+
+
+def test_a_plan_without_tuning_takes_the_exact_system():
+    A = torch.eye(6).to_sparse_csr()
+    plan = sparsetile.plan(A, 8, tune="none")
+    assert plan.system == "cpu" and plan.reorder == "identity"
+    assert plan.info["considered"] == {} and plan.info["rejected"] == {}
+    assert "cpu       the device's exact system, compared with no other" in plan.explain()
+    B = torch.randn(6, 8)
+    assert torch.equal(plan @ B, B)
+
+
+def test_a_plan_without_tuning_takes_a_system_that_is_named():
+    plan = sparsetile.plan(torch.eye(6).to_sparse_csr(), 8, tune="none", system="dense")
+    assert plan.system == "dense" and "asked for by name" in plan.explain()
+
+
+def test_a_plan_without_tuning_says_what_the_exact_system_cannot():
+    with pytest.raises(NotImplementedError, match="cpu: "):
+        sparsetile.plan(torch.eye(6).to_sparse_csr(), 8, tune="none", dtype=torch.float8_e4m3fn)
+
+
+def test_graphs_that_pass_by_are_not_tuned(tunes):
+    layer, x = SAGEConv(WIDTH, 5), torch.randn(NODES, WIDTH, requires_grad=True)
+    for seed in range(4):
+        layer(x, directed_graph(seed=seed)).sum().backward()
+    assert tunes == ["model", "none", "none", "none"]
+
+
+def test_a_graph_that_passes_by_has_one_plan_for_all_widths(tunes):
+    first, second = SAGEConv(WIDTH, 64), SAGEConv(64, 100)
+    for seed in range(2):
+        edge_index = directed_graph(seed=seed)
+        second(first(torch.randn(NODES, WIDTH), edge_index), edge_index)
+        del edge_index
+    assert tunes == ["model", "model", "none"]
+
+
+def test_a_graph_that_stays_gets_its_own_plan_after_all(tunes):
+    layer, x = GCNConv(WIDTH, 5), torch.randn(NODES, WIDTH)
+    layer(x, directed_graph(seed=1))
+    edge_index = directed_graph()
+    expected = layer(x, edge_index)
+    for _ in range(2 * PASSING_CALLS):
+        torch.testing.assert_close(layer(x, edge_index), expected, **CLOSE)
+    assert tunes == ["model", "none", "model"]
+    del edge_index
+    layer(x, directed_graph(seed=2))  # the last graph stayed: this one may
+    assert tunes[3:] == ["model"]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_block_s_memory_goes_with_it_at_once(name):
+    """Nothing waits for the garbage collector, which knows nothing of a GPU's memory."""
+    layer = PAIRS[name](5)[0]
+    gc.collect()
+    gc.disable()
+    try:
+        for seed in range(3):
+            edge_index = directed_graph(seed=seed)
+            x = torch.randn(NODES, WIDTH, requires_grad=True)
+            layer(x, edge_index).sum().backward()
+            ((_, _, graph),) = cache._graphs.values()
+            plans = [plan for kept in graph._plans.values() for plan in kept.values()]
+            watched = [weakref.ref(graph), *(weakref.ref(plan) for plan in plans)]
+            assert len(watched) > 1
+            del edge_index, graph, plans
+            assert not cache._graphs and not cache._watched
+            assert [ref() for ref in watched] == [None] * len(watched)
+    finally:
+        gc.enable()
+
+
+def test_a_buffer_that_is_filled_anew_leaves_nothing_behind():
+    layer, x, edge_index = SAGEConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
+    for seed in range(20):
+        edge_index.copy_(directed_graph(seed=seed))
+        torch.testing.assert_close(
+            layer(x, edge_index), layer(x, directed_graph(seed=seed)), **CLOSE
+        )
+        assert len(cache._graphs) == 1
+    watching = sum(info.weakref() is edge_index for info in weakref.finalize._registry.values())
+    assert watching == 1
+
+
+def test_blocks_of_two_sets_of_nodes_train_as_in_pyg():
+    example = load_example("graphsage_minibatch")
+    graph, labels = example.community_graph()
+    torch.manual_seed(0)
+    x = torch.randn(labels.numel(), example.WIDTH)
+    widths = [(example.WIDTH, 16), (16, 4)]
+    pairs = [same_weights((SAGEConv(a, b), pyg.SAGEConv(a, b))) for a, b in widths]
+    for step in range(3):
+        seeds = torch.randperm(labels.numel())[:64]
+        nodes, blocks = example.sample_blocks(graph, seeds)
+        results = []
+        for which in (0, 1):
+            h = x[nodes]
+            for pair, block in zip(pairs, blocks, strict=True):
+                h = pair[which]((h, h[: block.targets]), block.edge_index).tanh()
+            results.append(h)
+        torch.testing.assert_close(results[0], results[1], **CLOSE)
+        for result in results:
+            result.square().sum().backward()
+        for mine, theirs in pairs:
+            for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+                torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4)
+        del nodes, blocks, block
+        assert not cache._graphs, step
+
+
+def test_batches_trimmed_layer_by_layer_as_pyg_s_loaders_ask_for():
+    from torch_geometric.utils import trim_to_layer
+
+    # As NeighborLoader numbers them: seeds, then each hop's new nodes; edges hop by hop.
+    nodes, edges = [3, 6, 12], [8, 20]
+    torch.manual_seed(0)
+    first = torch.stack([torch.randint(9, (8,)), torch.randint(3, (8,))])
+    second = torch.stack([torch.randint(21, (20,)), torch.randint(3, 9, (20,))])
+    whole = torch.cat([first, second], 1)
+    layers = [same_weights((SAGEConv(WIDTH, WIDTH), pyg.SAGEConv(WIDTH, WIDTH))) for _ in range(2)]
+    start, results = torch.randn(21, WIDTH), []
+    for which in (0, 1):
+        x, edge_index = start, whole
+        for depth, pair in enumerate(layers):
+            x, edge_index, _ = trim_to_layer(depth, nodes, edges, x, edge_index)
+            x = pair[which](x, edge_index)
+        results.append(x[: nodes[0]])
+    torch.testing.assert_close(results[0], results[1], **CLOSE)
+
+
+def test_one_call_aggregates_a_fresh_block_each_time(tunes):
+    x = torch.randn(NODES, WIDTH)
+    for seed in range(3):
+        edge_index = directed_graph(seed=seed)
+        found = aggregate(x, edge_index, reduce="mean")
+        torch.testing.assert_close(found, pyg.SimpleConv("mean")(x, edge_index), **CLOSE)
+        del edge_index
+    assert tunes == ["model", "none", "none"] and not cache._graphs
+
+
+def test_the_example_learns_from_sampled_blocks(capsys):
+    accuracy = load_example("graphsage_minibatch").main(epochs=1)
+    assert accuracy > 0.9
+    assert "accuracy" in capsys.readouterr().out
