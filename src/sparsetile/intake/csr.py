@@ -66,7 +66,24 @@ class _Spread(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class CSR:
-    """A sparse matrix in canonical compressed-row form. See the module's text for the contract."""
+    """A sparse matrix in canonical compressed-row form. See the module's text for the contract.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import sparsetile as st
+    >>> A = st.CSR(
+    ...     indptr=torch.tensor([0, 2, 3]),
+    ...     indices=torch.tensor([0, 2, 2], dtype=torch.int32),
+    ...     values=torch.tensor([1.0, 2.0, 3.0]),
+    ...     shape=(2, 3),
+    ... )
+    >>> A.nnz, A.row_lengths().tolist()
+    (3, [2, 1])
+    >>> st.plan(A, n=1) @ torch.ones(3, 1)
+    tensor([[3.],
+            [3.]])
+    """
 
     indptr: Tensor
     indices: Tensor

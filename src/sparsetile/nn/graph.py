@@ -288,7 +288,13 @@ _lock = threading.RLock()
 
 
 def clear_graph_cache() -> None:
-    """Forget every graph that the layers keep."""
+    """Forget every graph that the layers keep.
+
+    Examples
+    --------
+    >>> from sparsetile.nn import clear_graph_cache
+    >>> clear_graph_cache()
+    """
     with _lock:
         _graphs.clear()
 

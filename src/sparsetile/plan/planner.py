@@ -110,9 +110,28 @@ def plan(
         Choose the system by a cost model, or by timing each on random input.
     device : torch.device, optional
         Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
+
     Returns
     -------
     Plan
+
+    Examples
+    --------
+    >>> import torch
+    >>> import sparsetile as st
+    >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+    >>> st.plan(A, n=2) @ torch.ones(3, 2)
+    tensor([[3., 3.],
+            [3., 3.]])
+
+    A graph, as PyTorch Geometric writes it; entry (i, j) of A is the edge from j to i:
+
+    >>> edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])  # sources, targets
+    >>> graph = (edge_index.flip(0), None, (3, 3))
+    >>> st.plan(graph, n=1) @ torch.tensor([[1.0], [10.0], [100.0]])
+    tensor([[100.],
+            [101.],
+            [ 10.]])
     """
     return build_plan(
         A,
