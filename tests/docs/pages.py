@@ -47,9 +47,13 @@ def links(path: Path) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub and MyST make them."""
+    """Return the anchors of a page's headings, as GitHub and MyST make them.
+
+    A page that includes another one has the anchors of that one too.
+    """
     text = _FENCE.sub("", path.read_text(encoding="utf-8"))
-    slugs = set()
+    included = [block.kind.split()[1] for block in blocks(path) if "{include}" in block.kind]
+    slugs = {slug for name in included for slug in anchors(path.parent / name)}
     for match in _HEADING.finditer(text):
         words = re.sub(r"[^\w\- ]", "", match["text"].replace("`", "").lower())
         slugs.add(words.replace(" ", "-"))
