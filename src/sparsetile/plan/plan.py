@@ -365,7 +365,7 @@ class Plan:
 
     @property
     def fuses_linear(self) -> bool:
-        """Whether :meth:`linear` is one kernel a matrix where no gradients are needed.
+        """Whether :meth:`linear` is one kernel where no gradients are needed.
 
         Examples
         --------
@@ -379,6 +379,7 @@ class Plan:
         return self._runner.fuses_linear
 
     def __matmul__(self, B: Tensor) -> Tensor:
+        """Return A·B: ``plan @ B`` is ``plan.run(B)``."""
         return self.run(B)
 
     def permute(self, B: Tensor) -> Tensor:
