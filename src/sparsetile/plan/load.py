@@ -19,13 +19,13 @@ __all__ = ["load_plan"]
 
 
 def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Plan:
-    """Return the plan that :meth:`Plan.save` wrote; nothing is planned anew.
+    """Return the plan that :meth:`Plan.save` wrote. Nothing is planned again.
 
     Parameters
     ----------
     path : path
     device : torch.device, optional
-        Where to put it: the kind of device it was planned for (its current one) when None.
+        Where to put it. When None: the current device of the kind that it was planned for.
 
     Raises
     ------

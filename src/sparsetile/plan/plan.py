@@ -251,25 +251,26 @@ class Plan:
         Parameters
         ----------
         B : Tensor [..., K, N]
-            Dense, of the plan's dtype, any strides; leading dimensions are batches. Of a plan with
-            ``reorder_columns=True`` it must come from :meth:`permute`.
+            Dense, of the plan's dtype, any strides; leading dimensions are batches. With
+            ``reorder_columns=True`` pass ``plan.permute(B)``.
         out : Tensor [..., M, N], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
             Scale of the product and of what ``out`` held. ``beta`` needs ``out``.
         reduce : {"sum", "mean", "max", "min"}
-            How the entries of a row are joined; ``add``, ``amax``, ``amin`` mean the same.
-            Empty rows give 0.
+            How the entries of a row are combined. ``add``, ``amax`` and ``amin`` are accepted
+            too. Empty rows give 0.
         values : Tensor [entries], optional
             Values for this product only, in the order of the matrix that was planned; gradients
             flow into them. The plan's own values when None.
         bias : Tensor [N], optional
-            Added to every row before the result is stored; not with ``out``, max or min.
+            Added to every row. Cannot be combined with ``out``, max or min.
         relu : bool
-            Replace negative results by 0; not with ``out``, max or min.
+            Replace negative results by 0. Cannot be combined with ``out``, max or min.
         out_dtype : torch.dtype, optional
-            float32 to keep the sums of a 16-bit product unrounded; B's dtype when None. Of a
-            float8 product bfloat16 (when None), float16 or float32; ``alpha`` is its scale.
+            Type of C; B's dtype when None. A 16-bit product can return its FP32 sums
+            (``torch.float32``). A float8 product returns bfloat16 (when None), float16 or
+            float32, and ``alpha`` is its scale.
 
         Examples
         --------
@@ -330,20 +331,20 @@ class Plan:
     ) -> Tensor:
         """Return Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
 
-        Of ``bcsr`` plans without repair one kernel reads X and writes Y where they lie. Elsewhere,
-        and where gradients are needed, it is :meth:`run` of the transpose with torch around it.
+        One kernel without copies for ``bcsr`` plans whose blocks have no empty cells. Otherwise,
+        and where gradients are needed: :meth:`run` on the transposed X, then torch operations.
 
         Parameters
         ----------
         X : Tensor [..., K]
-            Of the plan's dtype; best row-major. Of a plan with ``reorder_columns=True`` its last
+            Of the plan's dtype; row-major is fastest. With ``reorder_columns=True`` its last
             dimension must be in the order of :attr:`column_order`.
         bias : Tensor [M], optional
             Added before the result is rounded and stored.
         relu : bool
             Replace negative results by 0.
         alpha : float
-            Scale of the product: of a float8 one that of its operands.
+            Scale of the product; in float8 the product of the operands' scales.
         out_dtype : torch.dtype, optional
             As in :meth:`run`.
 
@@ -383,10 +384,11 @@ class Plan:
         return self.run(B)
 
     def permute(self, B: Tensor) -> Tensor:
-        """Return B as this plan takes it: with ``reorder_columns=True`` a copy, its rows permuted.
+        """Return B in the order that this plan expects.
 
-        Without that option B itself, so that ``plan @ plan.permute(B)`` is A·B for every plan.
-        Differentiable: gradients of B come back in B's own order.
+        With ``reorder_columns=True`` that is a copy with permuted rows, otherwise B itself, so that
+        ``plan @ plan.permute(B)`` is A·B for every plan. Differentiable: gradients of B come back
+        in B's own order.
 
         Parameters
         ----------
@@ -554,9 +556,8 @@ class Plan:
     def T(self) -> Plan:
         """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept.
 
-        It has the values of the plan it comes from, also when those change later. With
-        ``reorder_columns=True`` the rows of its results are those of the permuted B, as a
-        gradient of that B would be; :meth:`unpermute` brings them into the order of A's columns.
+        It follows later changes of the plan's values. With ``reorder_columns=True`` its results
+        have the row order of the permuted B; :meth:`unpermute` restores the order of A's columns.
 
         Examples
         --------
@@ -583,7 +584,8 @@ class Plan:
     def info(self) -> dict[str, Any]:
         """What was planned, as plain data: sizes, choices, times in seconds, bytes.
 
-        ``seconds`` is by stage; ``build`` parts the stage of that name into format and schedule.
+        ``seconds`` has the time of each stage; ``build`` splits the stage of that name into format
+        and schedule.
 
         Examples
         --------
@@ -613,7 +615,7 @@ class Plan:
         }
 
     def floor(self) -> tuple[float, str]:
-        """Return the least seconds physics allows for this product, and the term that binds.
+        """Return the floor, the least seconds the device allows, and the term that sets it.
 
         Examples
         --------

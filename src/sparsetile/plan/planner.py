@@ -101,11 +101,11 @@ def plan(
         ``rabbit``, ``affinity``, ``locality`` (and its stages ``locality-mst`` and
         ``locality-2opt``), or a permutation of the rows.
     reorder_columns : bool
-        Number A's columns anew, as they are first used in the row order, so that rows of B used
-        together lie together. Products then take ``plan.permute(B)`` instead of B: a B that many
-        products share is permuted once. C stays in the order of A's rows.
+        Also renumber A's columns, in the order of their first use, so that rows of B that are
+        used together are stored together. Products then take ``plan.permute(B)`` instead of B,
+        so permute a B that many products share once. C keeps the order of A's rows.
     deterministic : bool, optional
-        Take only bit-reproducible systems; torch's own setting when None.
+        Use only systems that give the same bits in every run; torch's own setting when None.
     tune : {"model", "measure"}
         Choose the system by a cost model, or by timing each on random input.
     device : torch.device, optional

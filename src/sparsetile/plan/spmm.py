@@ -114,7 +114,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     B : Tensor [..., K, N]
         Dense, on the device where the product is wanted.
     reduce : {"sum", "mean", "max", "min"}
-        How the entries of a row are joined.
+        How the entries of a row are combined.
 
     Returns
     -------
