@@ -1,4 +1,4 @@
-"""README: its figures are those of the records, its code runs, its links lead somewhere."""
+"""README's figures are those of the records and its code runs; links of all pages lead somewhere."""
 
 from __future__ import annotations
 
@@ -127,6 +127,11 @@ def test_links_are_found_in_text_and_not_in_code(tmp_path: Path):
     page.write_text("# A `b` c\n[one](x.md#y) ![two](p.svg) `[no](z.md)`\n```\n[no](z.md)\n```\n")
     assert links(page) == ["x.md#y", "p.svg"]
     assert anchors(page) == {"a-b-c"}
+
+
+def test_the_glossary_defines_the_words_of_our_own():
+    words = {"system", "plan", "floor", "affinity", "stand-in", "row-order", "window", "tile"}
+    assert words <= anchors(DOCS / "glossary.md")
 
 
 def test_every_system_has_a_page_with_a_picture_and_a_row():
