@@ -1,4 +1,4 @@
-"""README's figures are those of the records and its code runs; links of all pages lead somewhere."""
+"""README: figures are those of the records, code runs. Links of all pages lead somewhere."""
 
 from __future__ import annotations
 
