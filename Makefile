@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 CUDA := src/sparsetile/kernels/cuda
 
 # One process a core, and a file's tests in one process: they share fixtures and caches.
@@ -12,7 +13,7 @@ CORE := tests/test_layering.py tests/core tests/check/test_digest.py tests/jit \
   tests/contracts/test_formats.py tests/contracts/test_balance.py tests/formats tests/balance \
   tests/systems tests/plan/test_plan.py tests/plan/test_planner.py
 
-.PHONY: demo test check lint setup compile-all verify mutate clean
+.PHONY: demo test check lint docs setup compile-all verify mutate clean
 
 setup: $(STAMP)
 
@@ -42,6 +43,16 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CUDA)/*.cu $(CUDA)/*.cuh
 
+# The documentation site, in build/docs. Warnings are errors: a link or an anchor that leads nowhere, a
+# page that no other one lists, a docstring that cannot be rendered.
+docs: $(DOCS_STAMP)
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
+	@echo "make: the site is build/docs/index.html"
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $(DOCS_STAMP)
+
 # Every configuration of every kernel; no GPU needed. Commit results/compile after device code or
 # configurations changed.
 compile-all: $(STAMP)
@@ -57,4 +68,4 @@ mutate: $(STAMP)
 	$(BIN)/python -m tools.mutate
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build/docs .pytest_cache .ruff_cache .mypy_cache .hypothesis

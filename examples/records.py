@@ -90,7 +90,7 @@ STEPS = (
 
 
 def listing() -> str:
-    """Return the commands with their seconds, as docs/cli.md has them."""
+    """Return the commands with their seconds, as docs/reference/cli.md has them."""
     lines = [f"{step.seconds:4d} s  {step.text()}" for step in STEPS]
     return "\n".join([*lines, f"{sum(step.seconds for step in STEPS):4d} s  in all"])
 

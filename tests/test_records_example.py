@@ -28,7 +28,7 @@ def test_every_gpu_suite_is_measured():
 
 
 def test_the_page_lists_exactly_these_commands():
-    assert f"```\n{records.listing()}\n```" in (ROOT / "docs" / "cli.md").read_text()
+    assert f"```\n{records.listing()}\n```" in (ROOT / "docs" / "reference" / "cli.md").read_text()
 
 
 @pytest.mark.parametrize("step", records.STEPS, ids=lambda step: step.name)

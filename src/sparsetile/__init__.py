@@ -1,8 +1,14 @@
 """sparsetile: sparse × dense matrix products, on Tensor Cores where they pay.
 
+>>> import torch
 >>> import sparsetile as st
->>> plan = st.plan(A, n=128)
->>> C = plan @ B
+>>> A = torch.eye(4).to_sparse_csr()
+>>> plan = st.plan(A, n=2)
+>>> plan @ torch.ones(4, 2)
+tensor([[1., 1.],
+        [1., 1.],
+        [1., 1.],
+        [1., 1.]])
 
 Importing the package touches no CUDA; kernels are compiled when a plan first needs them.
 """

@@ -323,7 +323,7 @@ def test_empty_matrices_have_a_page_too():
 
 def test_the_page_of_the_documentation_is_what_the_committed_records_say():
     root = Path(__file__).resolve().parents[2]
-    page = (root / "docs" / "tiles.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "explanation" / "notes" / "tiles.md").read_text(encoding="utf-8")
     command = page.splitlines()[5]
     words = shlex.split(command)
     matrices = words[words.index("tiles") + 1 : words.index("--orders")]

@@ -56,7 +56,15 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 
 
 def from_spec(text: str) -> CSR:
-    """Generate the matrix that a spec such as ``gen:banded?rows=100&bandwidth=3`` describes."""
+    """Generate the matrix that a spec such as ``gen:banded?rows=100&bandwidth=3`` describes.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.from_spec("gen:banded?rows=100&bandwidth=3")
+    >>> A.shape, A.nnz
+    ((100, 100), 688)
+    """
     name, params = parse_spec(text)
     if name in STAND_INS:
         return stand_in(name, **params)
@@ -67,6 +75,12 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """Split a spec into the generator's (or stand-in's) name and its typed parameters.
 
     ``gen:`` may be left out. Whole numbers may be written as 1e6 or 1_000_000.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> generators.parse_spec("gen:banded?rows=1e3&bandwidth=3")
+    ('banded', {'rows': 1000, 'bandwidth': 3})
     """
     name, _, query = text.removeprefix(SPEC_PREFIX).partition("?")
     known = [*GENERATORS, *STAND_INS]

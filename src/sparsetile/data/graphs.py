@@ -50,6 +50,13 @@ def road_grid(
         Share of the edges that are diagonal.
     weighted, seed
         As in :func:`power_law`.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.road_grid(100, seed=1)
+    >>> A.shape, A.nnz
+    ((100, 100), 260)
     """
     name = "road_grid"
     rows = dimension(name, "rows", rows)
@@ -120,6 +127,13 @@ def molecules(
         Longest bond that closes a ring, counted in places along the chain.
     weighted, seed
         As in :func:`power_law`.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.molecules(5, seed=1)
+    >>> A.shape, A.nnz
+    ((120, 120), 252)
     """
     name = "molecules"
     count = dimension(name, "count", count)

@@ -58,6 +58,13 @@ def fem_blocks(
         Share of mesh edges left out, so that rows differ in length as in unstructured meshes.
     weighted, seed
         As in :func:`power_law`.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.fem_blocks(27, 3, seed=1)
+    >>> A.shape, A.nnz
+    ((81, 81), 2799)
     """
     name = "fem_blocks"
     nodes = dimension(name, "nodes", nodes)
@@ -106,10 +113,17 @@ def banded(
     weighted: bool = False,
     seed: int = 0,
 ) -> CSR:
-    """Square matrix with entries only where |row - column| <= ``bandwidth``.
+    """Square matrix with entries only where ``|row - column|`` <= ``bandwidth``.
 
     ``density`` is the share of the band's cells that hold an entry, met to the nearest entry;
     0 gives the empty matrix, 1 the full band.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.banded(100, 3)
+    >>> A.shape, A.nnz
+    ((100, 100), 688)
     """
     name = "banded"
     rows = dimension(name, "rows", rows)
@@ -136,7 +150,15 @@ def random(
     weighted: bool = False,
     seed: int = 0,
 ) -> CSR:
-    """Uniformly random pattern; give either ``density`` (0 to 1) or ``nnz``, met exactly."""
+    """Uniformly random pattern; give either ``density`` (0 to 1) or ``nnz``, met exactly.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.random(100, 50, nnz=400, seed=1)
+    >>> A.shape, A.nnz
+    ((100, 50), 400)
+    """
     name = "random"
     rows = dimension(name, "rows", rows)
     cols = dimension(name, "cols", cols)
@@ -168,6 +190,13 @@ def one_dense_row(
 
     ``background`` is the mean number of entries of the other rows; ``dense_row`` is the middle
     row unless given.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.one_dense_row(100, 50, seed=1)
+    >>> A.shape, A.nnz
+    ((100, 50), 444)
     """
     name = "one_dense_row"
     rows, cols, background, rng = _dense_line(name, rows, cols, background, seed)
@@ -191,6 +220,13 @@ def one_dense_column(
 
     ``background`` is the mean number of other entries of a row; ``dense_column`` is the middle
     column unless given.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.one_dense_column(100, 50, seed=1)
+    >>> A.shape, A.nnz
+    ((100, 50), 490)
     """
     name = "one_dense_column"
     rows, cols, background, rng = _dense_line(name, rows, cols, background, seed)
@@ -249,6 +285,13 @@ def pruned_weights(
         whose scale differs by row and by column, so that some rows keep far more than others.
     weighted, seed
         As in :func:`power_law`.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.pruned_weights(256, 128, 0.75, block=64, seed=1)
+    >>> A.shape, A.nnz
+    ((256, 128), 8192)
     """
     name = "pruned_weights"
     out_features = dimension(name, "out_features", out_features)

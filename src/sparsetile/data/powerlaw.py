@@ -81,6 +81,13 @@ def power_law(
         Standard-normal float32 values instead of a pattern.
     seed : int
         Same seed, same matrix.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.power_law(100, 600, seed=1)
+    >>> A.shape, A.nnz
+    ((100, 100), 600)
     """
     name = "power_law"
     rows = dimension(name, "rows", rows)

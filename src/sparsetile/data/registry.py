@@ -39,7 +39,15 @@ GENERATORS: dict[str, Callable[..., CSR]] = {
 
 
 def generate(name: str, **params: Any) -> CSR:
-    """Call the generator ``name`` with keyword arguments; unknown or missing ones are refused."""
+    """Call the generator ``name`` with keyword arguments; unknown or missing ones are refused.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.generate("banded", rows=100, bandwidth=3)
+    >>> A.shape, A.nnz
+    ((100, 100), 688)
+    """
     function = GENERATORS[one_of("generate", "name", name, GENERATORS)]
     signature = inspect.signature(function)
     for given in params:

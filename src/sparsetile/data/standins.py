@@ -24,7 +24,15 @@ __all__ = ["STAND_INS", "StandIn", "stand_in"]
 
 @dataclass(frozen=True)
 class StandIn:
-    """A generator with the parameters that make it resemble a published graph."""
+    """A generator with the parameters that make it resemble a published graph.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> entry = generators.STAND_INS["reddit-like"]
+    >>> entry.generator, entry.rows
+    ('power_law', 232965)
+    """
 
     name: str
     generator: str
@@ -272,6 +280,13 @@ def stand_in(name: str, scale: float = 1.0, *, seed: int = 0) -> CSR:
         Above 0, at most 4.
     seed : int
         Same seed, same matrix.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.stand_in("reddit-like", scale=0.001)
+    >>> A.shape, A.nnz
+    ((233, 233), 27261)
     """
     entry = STAND_INS[one_of("stand_in", "name", name, STAND_INS)]
     scale = real("stand_in", "scale", scale, 0.0, 4.0)

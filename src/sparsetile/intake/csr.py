@@ -66,7 +66,37 @@ class _Spread(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class CSR:
-    """A sparse matrix in canonical compressed-row form. See the module's text for the contract."""
+    """A sparse matrix in canonical compressed-row form: sorted, without duplicates, on one device.
+
+    Attributes
+    ----------
+    indptr : Tensor of int64 [M + 1]
+        Where each row begins in ``indices``.
+    indices : Tensor of int32 [nnz]
+        Columns, strictly increasing inside each row.
+    values : Tensor [nnz] or None
+        One value per entry; None for a pattern, whose entries all count as 1.
+    shape : tuple of int
+        (M, K).
+    entry_map : Tensor of int64 [input entries] or None
+        Place of the caller's k-th entry; None where that is k.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import sparsetile as st
+    >>> A = st.CSR(
+    ...     indptr=torch.tensor([0, 2, 3]),
+    ...     indices=torch.tensor([0, 2, 2], dtype=torch.int32),
+    ...     values=torch.tensor([1.0, 2.0, 3.0]),
+    ...     shape=(2, 3),
+    ... )
+    >>> A.nnz, A.row_lengths().tolist()
+    (3, [2, 1])
+    >>> st.plan(A, n=1) @ torch.ones(3, 1)
+    tensor([[3.],
+            [3.]])
+    """
 
     indptr: Tensor
     indices: Tensor
@@ -76,10 +106,12 @@ class CSR:
 
     @property
     def nnz(self) -> int:
+        """Number of stored entries."""
         return self.indices.numel()
 
     @property
     def device(self) -> torch.device:
+        """Where the tensors are."""
         return self.indptr.device
 
     def row_lengths(self) -> Tensor:

@@ -1,8 +1,11 @@
 """Graph layers with PyG's constructors, state dicts and results, on sparsetile's products.
 
+>>> import torch
 >>> from sparsetile.nn import GCNConv
+>>> x, edge_index = torch.randn(3, 64), torch.tensor([[0, 1, 2], [1, 2, 0]])
 >>> conv = GCNConv(64, 16)
->>> out = conv(x, edge_index)
+>>> conv(x, edge_index).shape
+torch.Size([3, 16])
 
 Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (``flow="source_to_target"``), so the
 product is with A[target, source]. PyG itself is not needed.

@@ -40,7 +40,13 @@ class _Regime:
 
 
 def clear_graph_cache() -> None:
-    """Forget every graph that the layers keep."""
+    """Forget every graph that the layers keep.
+
+    Examples
+    --------
+    >>> from sparsetile.nn import clear_graph_cache
+    >>> clear_graph_cache()
+    """
     with lock:
         _graphs.clear()
         _Regime.passing = False

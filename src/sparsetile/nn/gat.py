@@ -61,6 +61,15 @@ class GATConv(nn.Module):
     residual : bool
         Whether to add a linear map of the target's features.
     flow : {"source_to_target", "target_to_source"}
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile.nn import GATConv
+    >>> edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])  # sources, targets
+    >>> conv = GATConv(8, 4, heads=2)
+    >>> conv(torch.randn(3, 8), edge_index).shape
+    torch.Size([3, 8])
     """
 
     def __init__(

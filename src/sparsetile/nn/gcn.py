@@ -50,6 +50,15 @@ class GCNConv(nn.Module):
         Whether to scale by the degrees of the targets. False takes the weights as they are.
     bias : bool
     flow : {"source_to_target", "target_to_source"}
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile.nn import GCNConv
+    >>> edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])  # sources, targets
+    >>> conv = GCNConv(8, 4)
+    >>> conv(torch.randn(3, 8), edge_index, relu=True).shape
+    torch.Size([3, 4])
     """
 
     def __init__(

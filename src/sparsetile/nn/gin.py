@@ -32,6 +32,15 @@ class GINConv(nn.Module):
     train_eps : bool
         Whether eps is learned.
     flow : {"source_to_target", "target_to_source"}
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile.nn import GINConv
+    >>> edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])  # sources, targets
+    >>> conv = GINConv(torch.nn.Linear(8, 4), train_eps=True)
+    >>> conv(torch.randn(3, 8), edge_index).shape
+    torch.Size([3, 4])
     """
 
     def __init__(

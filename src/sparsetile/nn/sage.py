@@ -41,6 +41,15 @@ class SAGEConv(nn.Module):
         Whether to map x by a linear layer and ReLU first.
     bias : bool
     flow : {"source_to_target", "target_to_source"}
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile.nn import SAGEConv
+    >>> edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])  # sources, targets
+    >>> conv = SAGEConv(8, 4, aggr="max")
+    >>> conv(torch.randn(3, 8), edge_index).shape
+    torch.Size([3, 4])
     """
 
     def __init__(

@@ -19,18 +19,30 @@ __all__ = ["load_plan"]
 
 
 def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Plan:
-    """Return the plan that :meth:`Plan.save` wrote; nothing is planned anew.
+    """Return the plan that :meth:`Plan.save` wrote. Nothing is planned again.
 
     Parameters
     ----------
     path : path
     device : torch.device, optional
-        Where to put it: the kind of device it was planned for (its current one) when None.
+        Where to put it. When None: the current device of the kind that it was planned for.
 
     Raises
     ------
     PlanFileError
         The file is damaged, truncated, of another version or not a plan.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import sparsetile as st
+    >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+    >>> plan = st.plan(A, n=2)
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plan.save(f"{folder}/a.safetensors")
+    ...     st.load_plan(f"{folder}/a.safetensors")
+    Plan(2x3, 3 entries, weighted, n=2, float32, cpu, system=cpu)
     """
     path = Path(path)
     tensors, header = read_plan_file(path)

@@ -67,6 +67,18 @@ class Plan:
     column_order : Tensor [K] or None
         With ``reorder_columns=True``: the row of B that belongs at each position; see
         :meth:`permute`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import sparsetile as st
+    >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+    >>> plan = st.plan(A, n=2)
+    >>> plan
+    Plan(2x3, 3 entries, weighted, n=2, float32, cpu, system=cpu)
+    >>> plan @ torch.ones(3, 2)
+    tensor([[3., 3.],
+            [3., 3.]])
     """
 
     def __init__(
@@ -110,19 +122,50 @@ class Plan:
 
     @property
     def flat(self) -> tuple[list[Tensor], str]:
-        """What torch's operators take: all tensors, and the recipe that names them."""
+        """What torch's operators take: all tensors, and the recipe that names them.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> tensors, recipe = plan.flat
+        >>> len(tensors) > 0, type(recipe).__name__
+        (True, 'str')
+        """
         return self._tensors, self._recipe
 
     # -- values ---------------------------------------------------------------------------------
 
     @property
     def nnz(self) -> int:
-        """Stored entries of A, duplicates summed."""
+        """Stored entries of A, duplicates summed.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> plan.nnz
+        3
+        """
         return self._csr.nnz
 
     @property
     def values(self) -> Tensor | None:
-        """A's values by rows, then columns in the plan's numbering; None for a pattern."""
+        """A's values by rows, then columns in the plan's numbering; None for a pattern.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> plan.values
+        tensor([1., 2., 3.])
+        """
         return self._held.now
 
     def _set_values(self, values: Tensor | None) -> None:
@@ -148,6 +191,16 @@ class Plan:
         -------
         Plan
             The plan itself.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> plan.update_values(torch.tensor([10.0, 20.0, 30.0])) @ torch.ones(3, 1)
+        tensor([[30.],
+                [30.]])
         """
         check_values("update_values", self, values)
         follow = functools.partial(self._csr.canonical_values, values)
@@ -164,7 +217,18 @@ class Plan:
     def operand_values(
         self, dtype: torch.dtype, given: Tensor | None = None
     ) -> tuple[Tensor | None, Tensors | None]:
-        """Return A's canonical values, or ``given`` ones, in ``dtype``, and their packed copies."""
+        """Return A's canonical values, or ``given`` ones, in ``dtype``, and their packed copies.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> values, packed = plan.operand_values(torch.float64)
+        >>> values
+        tensor([1., 2., 3.], dtype=torch.float64)
+        """
         return self._held.operands(dtype, given)
 
     # -- products -------------------------------------------------------------------------------
@@ -187,25 +251,44 @@ class Plan:
         Parameters
         ----------
         B : Tensor [..., K, N]
-            Dense, of the plan's dtype, any strides; leading dimensions are batches. Of a plan with
-            ``reorder_columns=True`` it must come from :meth:`permute`.
+            Dense, of the plan's dtype, any strides; leading dimensions are batches. With
+            ``reorder_columns=True`` pass ``plan.permute(B)``.
         out : Tensor [..., M, N], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
             Scale of the product and of what ``out`` held. ``beta`` needs ``out``.
         reduce : {"sum", "mean", "max", "min"}
-            How the entries of a row are joined; ``add``, ``amax``, ``amin`` mean the same.
-            Empty rows give 0.
+            How the entries of a row are combined. ``add``, ``amax`` and ``amin`` are accepted
+            too. Empty rows give 0.
         values : Tensor [entries], optional
             Values for this product only, in the order of the matrix that was planned; gradients
             flow into them. The plan's own values when None.
         bias : Tensor [N], optional
-            Added to every row before the result is stored; not with ``out``, max or min.
+            Added to every row. Cannot be combined with ``out``, max or min.
         relu : bool
-            Replace negative results by 0; not with ``out``, max or min.
+            Replace negative results by 0. Cannot be combined with ``out``, max or min.
         out_dtype : torch.dtype, optional
-            float32 to keep the sums of a 16-bit product unrounded; B's dtype when None. Of a
-            float8 product bfloat16 (when None), float16 or float32; ``alpha`` is its scale.
+            Type of C; B's dtype when None. A 16-bit product can return its FP32 sums
+            (``torch.float32``). A float8 product returns bfloat16 (when None), float16 or
+            float32, and ``alpha`` is its scale.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> B = torch.ones(3, 2)
+        >>> plan.run(B, alpha=2.0, bias=torch.tensor([0.5, -7.0]), relu=True)
+        tensor([[6.5000, 0.0000],
+                [6.5000, 0.0000]])
+        >>> plan.run(B, reduce="mean")
+        tensor([[1.5000, 1.5000],
+                [3.0000, 3.0000]])
+        >>> out = torch.ones(2, 2)
+        >>> plan.run(B, out=out, beta=1.0)
+        tensor([[4., 4.],
+                [4., 4.]])
         """
         if (
             out is None
@@ -248,20 +331,20 @@ class Plan:
     ) -> Tensor:
         """Return Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
 
-        Of ``bcsr`` plans without repair one kernel reads X and writes Y where they lie. Elsewhere,
-        and where gradients are needed, it is :meth:`run` of the transpose with torch around it.
+        One kernel without copies for ``bcsr`` plans whose blocks have no empty cells. Otherwise,
+        and where gradients are needed: :meth:`run` on the transposed X, then torch operations.
 
         Parameters
         ----------
         X : Tensor [..., K]
-            Of the plan's dtype; best row-major. Of a plan with ``reorder_columns=True`` its last
+            Of the plan's dtype; row-major is fastest. With ``reorder_columns=True`` its last
             dimension must be in the order of :attr:`column_order`.
         bias : Tensor [M], optional
             Added before the result is rounded and stored.
         relu : bool
             Replace negative results by 0.
         alpha : float
-            Scale of the product: of a float8 one that of its operands.
+            Scale of the product; in float8 the product of the operands' scales.
         out_dtype : torch.dtype, optional
             As in :meth:`run`.
 
@@ -269,27 +352,61 @@ class Plan:
         -------
         Tensor [..., M]
             Row-major.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> plan.linear(torch.ones(1, 3), bias=torch.tensor([1.0, -9.0]), relu=True)
+        tensor([[4., 0.]])
         """
         return linear(self, X, bias, relu, alpha, out_dtype)
 
     @property
     def fuses_linear(self) -> bool:
-        """Whether :meth:`linear` is one kernel a matrix where no gradients are needed."""
+        """Whether :meth:`linear` is one kernel where no gradients are needed.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> plan.fuses_linear
+        False
+        """
         return self._runner.fuses_linear
 
     def __matmul__(self, B: Tensor) -> Tensor:
+        """Return A·B: ``plan @ B`` is ``plan.run(B)``."""
         return self.run(B)
 
     def permute(self, B: Tensor) -> Tensor:
-        """Return B as this plan takes it: with ``reorder_columns=True`` a copy, its rows permuted.
+        """Return B in the order that this plan expects.
 
-        Without that option B itself, so that ``plan @ plan.permute(B)`` is A·B for every plan.
-        Differentiable: gradients of B come back in B's own order.
+        With ``reorder_columns=True`` that is a copy with permuted rows, otherwise B itself, so that
+        ``plan @ plan.permute(B)`` is A·B for every plan. Differentiable: gradients of B come back
+        in B's own order.
 
         Parameters
         ----------
         B : Tensor [..., K, N]
             Rows in the order of A's columns, on the plan's device, of any dtype.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=1, reorder_columns=True)
+        >>> B = torch.tensor([[1.0], [10.0], [100.0]])
+        >>> plan.column_order
+        tensor([0, 2, 1])
+        >>> plan @ plan.permute(B)
+        tensor([[201.],
+                [300.]])
         """
         check_operand(self, B, "permute")
         return B if self.column_order is None else B.index_select(-2, self.column_order)
@@ -301,6 +418,17 @@ class Plan:
         ----------
         B : Tensor [..., K, N]
             Rows in the order of :attr:`column_order`, on the plan's device, of any dtype.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=1, reorder_columns=True)
+        >>> plan.unpermute(plan.T @ torch.ones(2, 1))
+        tensor([[1.],
+                [0.],
+                [5.]])
         """
         check_operand(self, B, "unpermute")
         if self.column_order is None:
@@ -428,9 +556,19 @@ class Plan:
     def T(self) -> Plan:
         """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept.
 
-        It has the values of the plan it comes from, also when those change later. With
-        ``reorder_columns=True`` the rows of its results are those of the permuted B, as a
-        gradient of that B would be; :meth:`unpermute` brings them into the order of A's columns.
+        It follows later changes of the plan's values. With ``reorder_columns=True`` its results
+        have the row order of the permuted B; :meth:`unpermute` restores the order of A's columns.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> plan.T @ torch.ones(2, 1)
+        tensor([[1.],
+                [0.],
+                [5.]])
         """
         transposed = self._transpose()
         transposed._held.follow = None if self._held.follow is None else self._follow_transposed
@@ -446,7 +584,19 @@ class Plan:
     def info(self) -> dict[str, Any]:
         """What was planned, as plain data: sizes, choices, times in seconds, bytes.
 
-        ``seconds`` is by stage; ``build`` parts the stage of that name into format and schedule.
+        ``seconds`` has the time of each stage; ``build`` splits the stage of that name into format
+        and schedule.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> plan.info["system"], plan.info["nnz"], plan.info["reorder"]
+        ('cpu', 3, 'identity')
+        >>> sorted(plan.info["seconds"])
+        ['build', 'compile', 'intake', 'reorder']
         """
         return {
             "shape": list(self.shape),
@@ -465,7 +615,18 @@ class Plan:
         }
 
     def floor(self) -> tuple[float, str]:
-        """Return the least seconds physics allows for this product, and the term that binds."""
+        """Return the floor, the least seconds the device allows, and the term that sets it.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> seconds, term = plan.floor()
+        >>> seconds > 0
+        True
+        """
         found = floor_seconds(
             self._csr.with_values(self._held.held), self.n, self.dtype, machine(self.device),
             self._permutation.perm,
@@ -473,7 +634,24 @@ class Plan:
         return found.seconds, found.term
 
     def explain(self) -> str:
-        """Return each stage's choice and cost, and why this system was chosen, as text."""
+        """Return each stage's choice and cost, and why this system was chosen, as text.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> print(plan.explain())
+        Plan(2x3, 3 entries, weighted, n=2, float32, cpu, system=cpu)
+          intake    3 entries in canonical CSR, ... ms
+          reorder   identity, ... ms
+          ...
+          cpu       chosen: predicted ... ms a product
+          ...
+          acc       rejected: runs on cuda, A is on cpu
+          ...
+        """
         return explain(repr(self), self.info, self.floor())
 
     def __repr__(self) -> str:
@@ -485,7 +663,22 @@ class Plan:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a safetensors file that :func:`sparsetile.load_plan` reads."""
+        """Write the plan to a safetensors file that :func:`sparsetile.load_plan` reads.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.save(f"{folder}/a.safetensors")
+        ...     again = st.load_plan(f"{folder}/a.safetensors")
+        >>> B = torch.randn(3, 2)
+        >>> torch.equal(again @ B, plan @ B)
+        True
+        """
         fields = {
             "shape": list(self.shape),
             "n": self.n,

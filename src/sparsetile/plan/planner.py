@@ -101,11 +101,11 @@ def plan(
         ``rabbit``, ``affinity``, ``locality`` (and its stages ``locality-mst`` and
         ``locality-2opt``), or a permutation of the rows.
     reorder_columns : bool
-        Number A's columns anew, as they are first used in the row order, so that rows of B used
-        together lie together. Products then take ``plan.permute(B)`` instead of B: a B that many
-        products share is permuted once. C stays in the order of A's rows.
+        Also renumber A's columns, in the order of their first use, so that rows of B that are
+        used together are stored together. Products then take ``plan.permute(B)`` instead of B,
+        so permute a B that many products share once. C keeps the order of A's rows.
     deterministic : bool, optional
-        Take only bit-reproducible systems; torch's own setting when None.
+        Use only systems that give the same bits in every run; torch's own setting when None.
     tune : {"model", "measure", "none"}
         Choose the system by a cost model, or by timing each on random input. ``none`` compares
         nothing and counts nothing: ``auto`` is then the device's exact system (``csr`` or
@@ -116,6 +116,24 @@ def plan(
     Returns
     -------
     Plan
+
+    Examples
+    --------
+    >>> import torch
+    >>> import sparsetile as st
+    >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+    >>> st.plan(A, n=2) @ torch.ones(3, 2)
+    tensor([[3., 3.],
+            [3., 3.]])
+
+    A graph, as PyTorch Geometric writes it; entry (i, j) of A is the edge from j to i:
+
+    >>> edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])  # sources, targets
+    >>> graph = (edge_index.flip(0), None, (3, 3))
+    >>> st.plan(graph, n=1) @ torch.tensor([[1.0], [10.0], [100.0]])
+    tensor([[100.],
+            [101.],
+            [ 10.]])
     """
     return build_plan(
         A,

@@ -41,7 +41,13 @@ _lock = threading.RLock()
 
 
 def clear_plan_cache() -> None:
-    """Forget every plan that :func:`spmm` keeps."""
+    """Forget every plan that :func:`spmm` keeps.
+
+    Examples
+    --------
+    >>> import sparsetile as st
+    >>> st.clear_plan_cache()
+    """
     with _lock:
         _entries.clear()
         _paths.clear()
@@ -108,11 +114,23 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     B : Tensor [..., K, N]
         Dense, on the device where the product is wanted.
     reduce : {"sum", "mean", "max", "min"}
-        How the entries of a row are joined.
+        How the entries of a row are combined.
 
     Returns
     -------
     Tensor [..., M, N]
+
+    Examples
+    --------
+    >>> import torch
+    >>> import sparsetile as st
+    >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+    >>> st.spmm(A, torch.ones(3, 2))
+    tensor([[3., 3.],
+            [3., 3.]])
+    >>> st.spmm(A, torch.ones(3, 2), reduce="max")
+    tensor([[2., 2.],
+            [3., 3.]])
     """
     if not isinstance(B, Tensor):
         raise type_error("spmm", "B", "a torch tensor", type(B).__name__, "Use torch.as_tensor")

@@ -7,7 +7,8 @@ Algorithm 1 of the paper has two steps, and so has this one:
 2. *Order.* The dendrogram's leaves are walked depth first, but the next row is always the
    unvisited leaf nearby that has most columns in common with those just placed.
 
-Where this departs from the paper, because it measured better (docs/reordering.md):
+Where this departs from the paper, because it measured better
+(docs/explanation/notes/reordering.md):
 
 - "In common" is counted against all rows of the 64-row window being filled, not against the last
   row alone, and relative to the length of the candidate: a kernel gathers each distinct column of

@@ -10,9 +10,9 @@ Algorithm 3 of the paper, step by step:
 4. *Refinement.* 2-opt inside windows of 8 rows; then rows that resemble neither neighbour move next
    to the most similar row that does.
 
-Where this departs from the paper or fills in what it leaves open, docs/reordering.md has the
-figures: popular columns are cut, not left out; of siblings the smallest subtree is walked first;
-the windows of 2-opt overlap.
+Where this departs from the paper or fills in what it leaves open,
+docs/explanation/notes/reordering.md has the figures: popular columns are cut, not left out; of
+siblings the smallest subtree is walked first; the windows of 2-opt overlap.
 """
 
 from __future__ import annotations

@@ -17,6 +17,13 @@ def systems() -> list[dict[str, Any]]:
     list of dict
         Keys ``name, summary, devices, architectures, dtypes, weighted, deterministic, reduces``.
         Max and min are served by the exact system of the device, whichever system was chosen.
+
+    Examples
+    --------
+    >>> import sparsetile as st
+    >>> by_name = {row["name"]: row for row in st.systems()}
+    >>> by_name["cpu"]["devices"], by_name["cpu"]["deterministic"]
+    (['cpu'], True)
     """
     return [
         {

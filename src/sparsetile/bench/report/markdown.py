@@ -1,4 +1,4 @@
-"""Records -> docs/results.md: the same figures as the page, as plain tables.
+"""Records -> docs/results/results.md: the same figures as the page, as plain tables.
 
 Read from top to bottom it answers: what was measured and how to do it again, how each system
 stands, where it loses, what other products cost, each paper's ladder and figures, and what was

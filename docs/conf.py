@@ -1,0 +1,33 @@
+"""Settings of the documentation site; `make docs` builds it and fails on any warning.
+
+Pages are Markdown (MyST). Links between pages, to headings and to files of the project are checked
+by the build. API pages are made from docstrings, so the package must be importable.
+"""
+
+from __future__ import annotations
+
+from sparsetile import __version__
+
+project = "sparsetile"
+author = "the sparsetile authors"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"sparsetile {version}"
+html_copy_source = False
+html_show_copyright = False
+
+# Links may name headings of the first three levels: [text](page.md#a-heading).
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings say types, with shapes
+napoleon_numpy_docstring = True
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+
+# Every :func:, :meth: and :attr: of a docstring must lead somewhere. Types of arguments are words
+# such as "Tensor [M, N]", which are no links.
+nitpicky = True
+nitpick_ignore_regex = [("py:class", ".*"), ("py:obj", ".*")]

@@ -1,0 +1,145 @@
+"""README: figures are those of the records, code runs. Links of all pages lead somewhere."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from sparsetile.bench.analysis import attach_baselines, geomean, system_label
+from sparsetile.bench.record import Record, read_records
+from tests.docs.pages import DOCS, anchors, blocks, links
+from tests.examples import ROOT
+
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@functools.cache
+def records(name: str) -> list[Record]:
+    found, damaged = read_records(ROOT / "results" / "h200" / f"{name}.jsonl")
+    assert not damaged
+    return attach_baselines(found)
+
+
+def chosen(file: str, label: str, n: int, **fields: Any) -> list[Record]:
+    """Return the forward sums of one system at one width that have a ratio."""
+    wanted = {"op": "spmm", "reduce": "sum", "status": "ok", "n": n, **fields}
+    return [
+        record
+        for record in records(file)
+        if system_label(record) == label
+        and all(record[key] == value for key, value in wanted.items())
+        and record["speedup"] is not None
+    ]
+
+
+def row(title: str, n: int, system: str, over: str, found: list[Record]) -> str:
+    """Return a line of README's table from the records of one system."""
+    ratios = {record["matrix"]: record["speedup"] for record in found}
+    worst = min(ratios, key=ratios.__getitem__)
+    plans = [r["planning"]["total"] - r["planning"].get("compile", 0.0) for r in found]
+    paid = [r["break_even"] for r in found if r["break_even"] is not None]
+    return (
+        f"| {title} | {n} | {system} | {over} | {geomean(ratios.values()):.2f}× | "
+        f"{ratios[worst]:.2f} {worst} | {1e3 * median(plans):.0f} ms | {median(paid):,.0f} |"
+    )
+
+
+def pruned(record: Record) -> bool:
+    return record["matrix"] == "gate_proj-90"
+
+
+Row = tuple[str, int, str, str, Callable[[], list[Record]]]
+CUSPARSE, DENSE = "cuSPARSE", "dense `torch.mm`"
+ROWS: list[Row] = [
+    ("32 real matrices, FP32", 32, "`csr`", CUSPARSE,
+     lambda: chosen("core", "csr", 32, dtype="float32")),
+    ("32 real matrices, FP32", 128, "`csr`", CUSPARSE,
+     lambda: chosen("core", "csr", 128, dtype="float32")),
+    ("32 real matrices, FP32", 512, "`csr`", CUSPARSE,
+     lambda: chosen("core", "csr", 512, dtype="float32")),
+    ("32 real matrices, TF32", 512, "`acc`, `affinity`", CUSPARSE,
+     lambda: chosen("core", "acc affinity", 512, dtype="float32")),
+    ("32 real matrices, TF32", 512, "`wcsr`, `affinity`", CUSPARSE,
+     lambda: chosen("asyncsparse", "wcsr affinity", 512, dtype="float32")),
+    ("32 real matrices, float16", 128, "`csr`", CUSPARSE,
+     lambda: chosen("core", "csr", 128, dtype="float16")),
+    ("gate_proj, 90 % pruned, BF16", 4096, "`bcsr`", DENSE,
+     lambda: list(filter(pruned, chosen("asyncsparse", "bcsr", 4096, dtype="bfloat16")))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ROWS, ids=lambda line: f"{line[0]} {line[2]} {line[1]}")
+def test_the_table_is_what_the_records_say(line: Row):
+    title, n, system, over, find = line
+    found = find()
+    assert len(found) == (32 if over == CUSPARSE else 1)
+    assert row(title, n, system, over, found) in README.read_text(encoding="utf-8").splitlines()
+
+
+def test_planning_times_of_the_pages_are_those_of_the_records():
+    plain = chosen("core", "csr", 128, dtype="float32")
+    ordered = chosen("core", "csr affinity", 128, dtype="float32")
+    times = [
+        1e3 * median(r["planning"]["total"] - r["planning"].get("compile", 0.0) for r in found)
+        for found in (plain, ordered)
+    ]
+    paid = median(r["break_even"] for r in plain)
+    said = (
+        f"takes {times[0]:.0f} ms and has paid against cuSPARSE after {paid:.0f} products. "
+        f"With `affinity` it takes {times[1]:.0f} ms."
+    )
+    how_to = (DOCS / "how-to" / "choose-and-measure.md").read_text(encoding="utf-8")
+    assert said in " ".join(how_to.split())
+    orders = (DOCS / "explanation" / "row-orders.md").read_text(encoding="utf-8")
+    wanted = f"takes {times[0]:.0f} ms in the given order and {times[1]:.0f} ms with `affinity`"
+    assert wanted in " ".join(orders.split())
+
+
+def test_its_code_runs():
+    found = blocks(README, "python")
+    assert found
+    names: dict[str, Any] = {}
+    for block in found:
+        exec(compile("\n" * (block.line - 1) + block.text, "README.md", "exec"), names)
+    assert isinstance(names["C"], torch.Tensor)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path):
+    """``make docs`` checks the site; this one needs no generator, and README is no page of it."""
+    for target in links(path):
+        name, _, anchor = target.partition("#")
+        place = path.parent / name if name else path
+        assert place.exists(), target
+        assert not anchor or anchor in anchors(place), target
+
+
+def test_links_are_found_in_text_and_not_in_code(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("# A `b` c\n[one](x.md#y) ![two](p.svg) `[no](z.md)`\n```\n[no](z.md)\n```\n")
+    assert links(page) == ["x.md#y", "p.svg"]
+    assert anchors(page) == {"a-b-c"}
+
+
+def test_the_glossary_defines_the_words_of_our_own():
+    words = {"system", "plan", "floor", "affinity", "stand-in", "row-order", "window", "tile"}
+    assert words <= anchors(DOCS / "glossary.md")
+
+
+def test_every_system_has_a_page_with_a_picture_and_a_row():
+    index = (DOCS / "explanation" / "systems" / "index.md").read_text(encoding="utf-8")
+    folder = ROOT / "src" / "sparsetile" / "systems"
+    names = {path.parent.name for path in folder.glob("*/system.py")}
+    shared = set(re.findall(r"\[(\w+), (\w+), (\w+)\]\(others\.md\)", index)[0])
+    assert names == shared | {name for name in names if f"[{name}]({name}.md)" in index}
+    for name in names - shared:
+        page = (DOCS / "explanation" / "systems" / f"{name}.md").read_text(encoding="utf-8")
+        assert f"pictures/{name}.svg" in page
