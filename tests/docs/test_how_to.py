@@ -6,6 +6,9 @@ import contextlib
 import doctest
 import functools
 import io
+import socket
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,22 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
+    # What torchrun sets for the only process of a group.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     # The default backend needs a C++ compiler. What it is given is the same.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    yield
+    if "sparsetile.pyg" in sys.modules:
+        sys.modules["sparsetile.pyg"].unpatch()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def run_page(path: Path, found: list[Block]) -> None:

@@ -195,6 +195,15 @@ def gcn_plan(
     flow : {"source_to_target", "target_to_source"}
     **options
         Of :func:`sparsetile.plan`, such as ``reorder="locality"``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile.nn import gcn_plan
+    >>> plan = gcn_plan(torch.tensor([[0, 1], [1, 0]]), nodes=2, n=1)
+    >>> plan @ torch.tensor([[2.0], [4.0]])
+    tensor([[3.0000],
+            [3.0000]])
     """
     matrix = gcn_matrix(
         edge_index, nodes, edge_weight, improved=improved, add_self_loops=add_self_loops,

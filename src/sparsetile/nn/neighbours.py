@@ -55,6 +55,16 @@ def aggregate(
     Returns
     -------
     Tensor [..., targets, N]
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile.nn import aggregate
+    >>> edge_index = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    >>> aggregate(torch.tensor([[1.0], [2.0], [5.0]]), edge_index)
+    tensor([[5.],
+            [0.],
+            [3.]])
     """
     reduce, flow = reduce_name("aggregate", reduce), flow_name("aggregate", flow)
     sources, _, sizes = pair_of("aggregate", x, size, flow)
