@@ -14,7 +14,8 @@ import sparsetile
 from tests.docs.pages import DOCS, blocks
 
 MODULES = (
-    "sparsetile", "sparsetile.nn", "sparsetile.data.generators", "sparsetile.pyg", "sparsetile.dist",
+    "sparsetile", "sparsetile.nn", "sparsetile.data.generators",
+    "sparsetile.pyg", "sparsetile.dist",
 )  # fmt: skip
 # These need PyG or a process group: their how-to pages are run instead.
 _RUN_ELSEWHERE = ("sparsetile.pyg", "sparsetile.dist")

@@ -36,7 +36,7 @@ def aggregate(
     Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``: the
     product is with A[target, source]. Nothing of size edges × features is stored. The graph is
     prepared at the first call and kept while ``edge_index`` lives and does not change; see
-    :mod:`sparsetile.nn.graph` for what the first calls cost.
+    ``sparsetile.nn.graph`` for what the first calls cost.
 
     Parameters
     ----------
