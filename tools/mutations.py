@@ -83,7 +83,12 @@ SUITES = {
         rf"{_SLOW}|slabs_first|\bearly\b",
         "spmm_bittcf",
     ),
-    "rsh": Suite((_SYSTEMS, _RUNTIME), ("rsh",), _SLOW, "spmm_rstile"),
+    "rsh": Suite(
+        (_SYSTEMS, "tests/contracts/test_gpu_shared_windows.py", _RUNTIME),
+        ("rsh",),
+        _SLOW,
+        "spmm_rstile",
+    ),
     "bcsr": Suite(
         ("tests/contracts/test_gpu_blocks.py", _SYSTEMS, _PRIMITIVES),
         ("bcsr",),
@@ -289,10 +294,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("j * 128 + 4 * kRowStride", "j * 128 + 3 * kRowStride", "rows of B that float32 adds"),
         ("2 * half + v / (kCount / 2)", "2 * half", "one column of C twice"),
         (
-            "make_uint2(theirs, pair[1].pair[0])",
-            "make_uint2(pair[1].pair[0], theirs)",
-            "swaps pairs",
+            "four.pair[w] = odd ? theirs : first",
+            "four.pair[w] = first",
+            "one pair of columns twice",
         ),
+        ("other < kThreads / 32", "other < kThreads / 32 - 1", "forgets the last warp's part"),
+        ("(warp + 1) * steps / kWarps", "(warp + 1) * (steps / kWarps)", "steps that nobody does"),
+        ("place[w * 32] = mine.word[w]", "place[0] = mine.word[w]", "one word of a part alone"),
         ("place + c / 4 * 2", "place", "weights of the redo, float32"),
         ("place * 2 + c % 2", "place * 2", "weights of the redo, 16 bits"),
         (
@@ -309,6 +317,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rsh",
         ("blockIdx.y << p.slab_shift", "blockIdx.y", "columns of another group"),
         ("number - row_block * p.row_slabs", "number - row_block", "slabs that rows do not have"),
+        ("p.shared_item_count + item, slab", "item, slab", "shared windows again, no others"),
     ),
     # -- rings, barriers, warpgroup products
     *_in(
