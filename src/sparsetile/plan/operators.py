@@ -29,7 +29,15 @@ from sparsetile.intake.csr import result_dtype
 from sparsetile.systems import BuiltSystem, runner
 from sparsetile.systems.base import Epilogue, ExactRunner, Runner, Tensors
 
-__all__ = ["Direction", "FlatPlan", "flat_packed", "flatten", "row_major"]
+__all__ = [
+    "Direction",
+    "FlatPlan",
+    "flat_packed",
+    "flatten",
+    "gradient_product",
+    "row_major",
+    "row_scale",
+]
 
 _LIB = torch.library.Library("sparsetile", "DEF")
 _LIB.define(
@@ -319,14 +327,26 @@ def _need_transpose(flat: FlatPlan) -> None:
         )
 
 
-def _row_scale(indptr: Tensor, like: Tensor) -> Tensor:
+def row_scale(indptr: Tensor, dtype: torch.dtype) -> Tensor:
     """1 / row length, [M, 1], for the mean; 1 for empty rows."""
     lengths = torch.clamp(indptr[1:] - indptr[:-1], min=1)
-    return lengths.to(like.dtype).reciprocal().unsqueeze(-1)
+    return lengths.to(dtype).reciprocal().unsqueeze(-1)
 
 
 def _reordered(values: Tensor | None, order: Tensor) -> Tensor | None:
     return None if values is None else values[order]
+
+
+def gradient_product(
+    tensors: Sequence[Tensor], values: Tensor | None, grad: Tensor, recipe: str, alpha: float
+) -> Tensor:
+    """Return alpha · Aᵀ·grad through the operator, which torch can differentiate again."""
+    flat = _flat_plan(recipe)
+    _need_transpose(flat)
+    return torch.ops.sparsetile.spmm(
+        flat.mirror(tensors), _reordered(values, tensors[flat.size]), [], grad, None,
+        flat.mirrored, "sum", alpha, False, None,
+    )  # fmt: skip
 
 
 def _spmm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -348,23 +368,12 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     d_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[4] else None
     grad = grad.to(B.dtype)
     if ctx.reduce == "mean":
-        grad = grad * _row_scale(tensors[0], grad)
+        grad = grad * row_scale(tensors[0], grad.dtype)
     d_values = d_B = None
     if ctx.needs_input_grad[1]:
         d_values = torch.ops.sparsetile.sddmm(tensors, grad, B, ctx.recipe) * ctx.alpha
     if ctx.needs_input_grad[3]:
-        d_B = torch.ops.sparsetile.spmm(
-            flat.mirror(tensors),
-            _reordered(values, tensors[flat.size]),
-            [],
-            grad,
-            None,
-            flat.mirrored,
-            "sum",
-            ctx.alpha,
-            False,
-            None,
-        )
+        d_B = gradient_product(tensors, values, grad, ctx.recipe, ctx.alpha)
     lists = [None] * ctx.count, [None] * ctx.packed
     return lists[0], d_values, lists[1], d_B, d_bias, None, None, None, None, None
 

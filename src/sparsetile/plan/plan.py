@@ -29,6 +29,7 @@ from sparsetile.plan import operators
 from sparsetile.plan.dispatch import plain_call
 from sparsetile.plan.explain import explain
 from sparsetile.plan.files import write_plan_file
+from sparsetile.plan.gradients import differentiable_product, plain_product
 from sparsetile.plan.linear import linear
 from sparsetile.plan.operands import (
     check_epilogue,
@@ -48,6 +49,9 @@ from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import floor_seconds
 
 __all__ = ["Plan"]
+
+# Subclasses may override what operators do.
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 class Plan:
@@ -99,6 +103,7 @@ class Plan:
         self._order: Tensor | None = None
         self._transposed: Plan | None = None
         self._held = HeldValues(self._runner, built.tensors, dtype)
+        self._value_version = 0  # gradients must meet the values that their product had
         self._set_values(None if csr.values is None else csr.values.detach())
 
     def _make_direction(self) -> operators.Direction:
@@ -107,6 +112,11 @@ class Plan:
             return operators.Direction(self._csr.indptr, self._built, self._built)
         request = Request(self._csr, self.n, self.dtype, self._permutation, self.deterministic)
         return operators.Direction(self._csr.indptr, self._built, exact.build(request))
+
+    @functools.cached_property
+    def _row_scale(self) -> Tensor:
+        """1 / row length, [M, 1], for gradients of the mean."""
+        return operators.row_scale(self._csr.indptr, self.dtype)
 
     @property
     def flat(self) -> tuple[list[Tensor], str]:
@@ -127,6 +137,7 @@ class Plan:
 
     def _set_values(self, values: Tensor | None) -> None:
         """Take over canonical values, and what is made of them."""
+        self._value_version += 1
         if self._held.set(values):
             held = self._held
             self._bound = self._runner.bind(self._built.tensors, held.held, held.packed)
@@ -210,28 +221,29 @@ class Plan:
         if (
             out is None
             and beta == 0.0
-            and bias is None
-            and not relu
             and out_dtype is None
             and values is None
-            and reduce == "sum"
-            and type(B) is Tensor
+            and reduce in ("sum", "mean")
+            and type(B) in _PLAIN_TYPES
             and B.dim() == 2
             and B.layout is torch.strided
             and B.dtype is self.dtype
             and B.shape[0] == self.shape[1]
             and B.device == self.device
             and self._held.follow is None
-            and not (B.requires_grad and torch.is_grad_enabled())
+            and (self.dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
             and not torch.is_autocast_enabled(self.device.type)
             and plain_call()
         ):
-            if self._bound is not None and alpha == 1.0 and B.stride(1) == 1:
-                return self._bound(B)
-            return operators.spmm(
-                self._tensors, self._held.held, operators.flat_packed(self._held.packed), B, None,
-                self._recipe, "sum", float(alpha), False, None,
-            )  # fmt: skip
+            # What eager code calls nearly always: without the dispatcher.
+            tracked = B.requires_grad
+            if bias is not None:
+                check_epilogue(B, None, reduce, bias, relu, None)
+                tracked = tracked or bias.requires_grad
+            if tracked and torch.is_grad_enabled() and self.dtype is not FP8:
+                return differentiable_product(self, B, bias, reduce, alpha, relu)
+            if not (tracked and torch.is_grad_enabled()):
+                return plain_product(self, B, bias, reduce, alpha, relu)
         if values is not None:
             check_values("run", self, values)
             values = self._csr.canonical_values(values)
