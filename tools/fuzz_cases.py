@@ -45,7 +45,7 @@ SMALL = (0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 63, 64, 65, 90, 127, 130, 200, 25
 WIDTHS = (0, 1, 2, 3, 7, 8, 16, 24, 31, 32, 33, 64, 100, 128, 130, 260)
 LAYOUTS = {
     "contiguous": 6, "row stride": 3, "misaligned": 3, "expanded rows": 2, "expanded columns": 1,
-    "transposed": 2, "every other column": 2, "expanded batch": 1,
+    "transposed": 2, "every other column": 2, "expanded batch": 1, "negative view": 1,
 }  # fmt: skip
 LEADS: dict[tuple[int, ...], int] = {(): 16, (2,): 2, (2, 3): 2, (0,): 1, (1, 1): 1, (3, 0): 1}
 OUTS = {"none": 6, "contiguous": 2, "row stride": 2, "transposed": 1, "alias": 1, "overlap": 1}

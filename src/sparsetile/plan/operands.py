@@ -154,9 +154,10 @@ def check_out(rows: int, B: Tensor, out: Any, reduce: str, needs_grad: bool) -> 
             "Allocate it with torch.empty, or omit out=",
         )  # fmt: skip
     negative = not torch.compiler.is_compiling() and out.is_neg()
-    if negative or any(
+    shared = out.numel() and any(
         step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)
-    ):
+    )
+    if negative or shared:
         raise value_error(
             "run", "out", "a tensor whose elements have memory of their own",
             "a negative view" if negative else f"strides {out.stride()}",
