@@ -322,3 +322,17 @@ def test_relu_is_true_or_false():
     assert said(TypeError, lambda: made().run(dense(), relu="yes")) == (
         "run: relu must be True or False, got 'yes'. Pass relu=True."
     )
+
+
+def test_the_short_path_is_for_plain_scales_and_columns_side_by_side(monkeypatch):
+    plan, B = made(system="cpu"), dense()
+    expected, bound = plan @ B, []
+    monkeypatch.setattr(plan, "_bound", lambda B: bound.append(B) or expected)
+    for taken in (B, dense(20, 9)[:, :4], dense(1, 20).T):
+        plan @ taken
+    assert len(bound) == 3
+    assert torch.equal(plan.run(B, alpha=torch.tensor(1.0)), expected)
+    torch.testing.assert_close(plan @ B.T.contiguous().T, expected)
+    assert len(bound) == 3
+    one = torch.tensor(1.0, requires_grad=True)
+    assert said(TypeError, lambda: plan.run(B, alpha=one)).startswith("run: alpha must be a number")

@@ -282,7 +282,12 @@ class Plan:
             and plain_call()
             and not B.is_neg()  # not seen while tracing
         ):
-            if self._bound is not None and alpha == 1.0 and B.stride(1) == 1:
+            if (
+                self._bound is not None
+                and type(alpha) is float  # a tensor may require a gradient
+                and alpha == 1.0
+                and (B.is_contiguous() or B.stride(1) == 1)  # the first is cheaper to ask
+            ):
                 return self._bound(B)
             tensors, recipe = self._flat
             return operators.spmm(
