@@ -431,7 +431,7 @@ _DO: dict[str, Callable[[Run], None]] = {
 def run_case(case: Case, folder: Path) -> Run:
     """Do what the case says; raises what it raises, and :class:`Wrong` for wrong results."""
     run = Run(case, np.random.default_rng([case.seed, case.number]), folder)
-    gradients = case.followed or "gradient" in case.action
+    gradients = case.followed or "gradient" in case.action or case.action == "refusal"
     with _settings(case), torch.inference_mode(case.inference and not gradients):
         _DO[case.action](run)
     return run

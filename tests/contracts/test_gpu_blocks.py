@@ -255,6 +255,51 @@ def test_scattered_matrices_whose_c_is_repaired_take_transposed_operands_too():
     assert_close(Y.T, csr, X.T)
 
 
+def in_a_new_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["repaired", "full blocks"])
+def test_a_thread_that_has_done_no_cuda_work_may_multiply_first(full):
+    scattered = sp.random_array((300, 248), density=0.1, rng=3)
+    csr = pruned((320, 256), 0.5) if full else csr_of(scattered, dtype=F16).to("cuda")
+    plan = st.plan(csr, 64, system="bcsr")
+    B, X = dense(csr.shape[1], 64, F16), dense(64, csr.shape[1], F16)
+    torch.cuda.synchronize()
+    assert_close(in_a_new_thread(lambda: plan @ B), csr, B)
+    assert_close(in_a_new_thread(lambda: plan.run(B, alpha=2.0)) / 2, csr, B)
+    assert_close(in_a_new_thread(lambda: plan.linear(X)).T, csr, X.T)
+
+
+def test_a_product_after_one_that_was_not_finite_has_the_bits_of_before():
+    csr = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
+    plan, B = st.plan(csr, 64, system="bcsr"), dense(248, 64, F16)
+    large = B.clone()
+    large[:, 5] = 60_000  # sums are finite in float32, most of them not in float16
+    before, before_large = plan @ B, plan @ large
+    bad = B.clone()
+    bad[3, 7] = torch.inf
+    spoilt = plan @ bad
+    assert not bool(spoilt.isfinite().all())
+    assert torch.equal(plan @ B, before)
+    assert torch.equal(plan @ large, before_large)
+
+
+def test_threads_on_one_stream_each_have_their_products_repaired():
+    csr = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
+    B = dense(248, 64, F16)
+    B[3, 7] = torch.inf
+    exact = st.plan(csr, 64, system="csr") @ B
+    for _ in range(10):
+        plan = st.plan(csr, 64, system="bcsr")
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _, plan=plan: plan @ B, range(16)))
+        torch.cuda.synchronize()
+        assert all(torch.equal(C.isnan(), exact.isnan()) for C in found)
+
+
 # -- steps of the ladder
 
 

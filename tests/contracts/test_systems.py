@@ -330,7 +330,7 @@ def test_operators_pass_opcheck(system, element, device):
     for relu in (False, True):
         arguments = (tensors, values, [], B, bias, recipe, "sum", 1.0, relu, None)
         torch.library.opcheck(ops.spmm.default, arguments)
-    torch.library.opcheck(ops.sddmm.default, (tensors, G, B, recipe))
+    torch.library.opcheck(ops.sddmm.default, (tensors, G, B, recipe, 0.5))
     torch.library.opcheck(ops.spmm_extremum.default, (tensors, values, B, recipe, "max", True))
     plain = (tensors, values.detach(), [], B.detach(), G.detach(), recipe, "sum", 1.0, 0.5)
     torch.library.opcheck(ops.spmm_out.default, plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from sparsetile.kernels.tf32_operand import TF32_OPERAND
 from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, runner
+from sparsetile.systems.base import PLAIN, Epilogue
 from sparsetile.systems.bcsr import runner as bcsr_runner
 from sparsetile.systems.bcsr import system as system_module
 from sparsetile.systems.bcsr.runner import BCSRRunner
@@ -316,6 +318,55 @@ def test_no_tensor_map_is_made_of_what_the_copy_engine_will_not_touch(monkeypatc
     empty = BCSR.make_runner(meta_of(request(csr=csr_of(sp.csr_array((70, 64)), dtype=F16))))
     assert not any(empty._map_of_b(torch.zeros(64, 16, dtype=F16), WIDE, False)(4096))
     assert not any(empty._map_of_c(F32, 16, 16, Store.BY_THREADS)(4096))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> list[str]:
+    """What happens on the way to a launch, in order, on a GPU that is pretended."""
+    gpu_facts(processors=4, l2_bytes=2**20)
+    done: list[str] = []
+    kernel = SimpleNamespace(launch=lambda *_, **__: done.append("launch"))
+    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *rest: kernel)
+    monkeypatch.setattr(bcsr_runner, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(bcsr_runner, "ensure_cuda_context", lambda device: done.append("context"))
+    monkeypatch.setattr(bcsr_runner, "current_stream_handle", lambda device: 7)
+    monkeypatch.setattr(bcsr_runner, "encode_matrix", lambda *what: done.append("map") or (0,) * 16)
+    return done
+
+
+def test_a_thread_has_its_context_before_the_first_tensor_map(launched):
+    csr = blocks_of([[1]])
+    stage = BCSR.build(request(csr=csr))
+    work = runner(stage.recipe)
+    B, out = torch.ones(csr.shape[1], 64, dtype=F16), torch.empty(csr.shape[0], 64, dtype=F16)
+    work.spmm(stage.tensors, csr.values.to(F16), None, B, out)
+    assert launched[0] == "context" and launched[-1] == "launch" and "map" in launched
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_product_and_repair_share_a_flag_that_begins_at_zero(launched, monkeypatch, beta):
+    stage = BCSR.build(request())
+    work = runner(stage.recipe)
+    flag, given = torch.ones(1, dtype=torch.int64), []
+    monkeypatch.setattr(bcsr_runner, "zeroed_flag", lambda device, stream: flag.zero_())
+
+    def product(self, tensors, blocks, B, out, epilogue, spoilt=None):
+        given.append((spoilt, int(spoilt)))
+        spoilt.fill_(1)
+        out.zero_()
+
+    def repair(self, tensors, values, B, out, epilogue=PLAIN, only_if=None):
+        given.append((only_if, int(only_if)))
+
+    monkeypatch.setattr(type(work), "_product", product)
+    monkeypatch.setattr(type(work._exact), "repair", repair)
+    B = torch.ones(work.cols, 64, dtype=F16)
+    for _ in range(2):
+        out = torch.zeros(work.rows, 64, dtype=F16)
+        values = torch.ones(work.nnz, dtype=F16)
+        work.spmm(stage.tensors, values, None, B, out, Epilogue(beta=beta))
+    assert all(each is flag for each, _ in given)
+    assert [seen for _, seen in given] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sparsetile.core.checks import real_number
 from sparsetile.plan import operators
 
 if TYPE_CHECKING:
@@ -34,14 +35,16 @@ def plain_product(
         bound is not None
         and bias is None
         and not relu
+        and type(alpha) is float  # a tensor may require a gradient
         and alpha == 1.0
         and reduce == "sum"
-        and B.stride(1) == 1
+        and (B.is_contiguous() or B.stride(1) == 1)  # the first is cheaper to ask
     ):
         return bound(B)
+    tensors, recipe = plan.flat
     return operators.spmm(
-        plan._tensors, plan._held.held, operators.flat_packed(plan._held.packed), B, bias,
-        plan._recipe, reduce, float(alpha), relu, None,
+        tensors, plan._held.held, operators.flat_packed(plan._held.packed), B, bias, recipe,
+        reduce, real_number("run", "alpha", alpha), relu, None,
     )  # fmt: skip
 
 
@@ -50,10 +53,18 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, B: Tensor, bias: Tensor | None, plan: Plan, reduce: str, alpha: float, relu: bool
+        ctx: Any,
+        B: Tensor,
+        bias: Tensor | None,
+        plan: Plan,
+        transposed: Plan,
+        reduce: str,
+        alpha: float,
+        relu: bool,
     ) -> Tensor:
         C = plain_product(plan, B, bias, reduce, alpha, relu)
-        ctx.plan, ctx.reduce, ctx.alpha, ctx.relu = plan, reduce, alpha, relu
+        ctx.plan, ctx.transposed = plan, transposed
+        ctx.reduce, ctx.alpha, ctx.relu = reduce, alpha, relu
         ctx.version = plan._value_version
         if relu:
             ctx.save_for_backward(C)
@@ -64,7 +75,7 @@ class _Product(torch.autograd.Function):
         plan: Plan = ctx.plan
         if ctx.relu:
             (C,) = ctx.saved_tensors
-            grad = torch.where(C > 0, grad, 0)
+            grad = operators.relu_gradient(C, grad)
         d_bias = grad.sum(0) if ctx.needs_input_grad[1] else None
         d_B = None
         if ctx.needs_input_grad[0]:
@@ -75,18 +86,18 @@ class _Product(torch.autograd.Function):
                     "each product."
                 )
             if ctx.reduce == "mean":
-                grad = grad * plan._row_scale
-            d_B = _transposed_product(plan, grad, ctx.alpha)
-        return d_B, d_bias, None, None, None, None
+                grad = operators.mean_gradient(plan.flat[0][0], grad)
+            d_B = _transposed_product(plan, ctx.transposed, grad, ctx.alpha)
+        return d_B, d_bias, None, None, None, None, None
 
 
-def _transposed_product(plan: Plan, grad: Tensor, alpha: float) -> Tensor:
+def _transposed_product(plan: Plan, transposed: Plan, grad: Tensor, alpha: float) -> Tensor:
     """Return alpha · Aᵀ·grad; differentiable where gradients of gradients are asked for."""
     if torch.is_grad_enabled() and grad.requires_grad:
         plan._prepare_gradients()
         tensors, recipe = plan.flat
-        return operators.gradient_product(tensors, plan._held.held, grad, recipe, float(alpha))
-    return plain_product(plan._transpose(), grad, None, "sum", alpha, False)
+        return operators.gradient_product(tensors, plan._held.held, grad, recipe, alpha)
+    return plain_product(transposed, grad.resolve_neg(), None, "sum", alpha, False)
 
 
 def differentiable_product(
@@ -96,5 +107,5 @@ def differentiable_product(
 
     The transpose is planned here, where a caller expects planning, and not in the backward pass.
     """
-    plan._transpose()
-    return _Product.apply(B, bias, plan, reduce, alpha, relu)  # type: ignore[no-untyped-call]
+    alpha = real_number("run", "alpha", alpha)
+    return _Product.apply(B, bias, plan, plan.T, reduce, alpha, relu)  # type: ignore[no-untyped-call]

@@ -12,23 +12,26 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetile.core.checks import reduce_name
+from sparsetile.core.checks import real_number, reduce_name
 from sparsetile.core.device import machine
-from sparsetile.core.errors import value_error
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import FP8
 from sparsetile.plan import operators
-from sparsetile.plan.dispatch import plain_call
+from sparsetile.plan.dispatch import lasting, plain_call
 from sparsetile.plan.explain import explain
 from sparsetile.plan.files import write_plan_file
+from sparsetile.plan.forward_mode import duals, product_of_duals, refuse_out
 from sparsetile.plan.gradients import differentiable_product, plain_product
 from sparsetile.plan.linear import linear
 from sparsetile.plan.operands import (
@@ -52,6 +55,8 @@ __all__ = ["Plan"]
 
 # Subclasses may override what operators do.
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+# Of all plans: two threads that need a transpose at once must share one.
+_transposing = threading.RLock()
 
 
 class Plan:
@@ -99,9 +104,11 @@ class Plan:
         self._report = dict(report)
         self._runner = runner(built.recipe)
         self._direction = self._make_direction()
-        self._tensors, self._recipe = operators.flatten(self._direction, None, None, None)
+        # Replaced as one: a product must not see tensors and recipe of two states.
+        self._flat = operators.flatten(self._direction, None, None, None)
         self._order: Tensor | None = None
         self._transposed: Plan | None = None
+        self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
         self._held = HeldValues(self._runner, built.tensors, dtype)
         self._value_version = 0  # gradients must meet the values that their product had
         self._set_values(None if csr.values is None else csr.values.detach())
@@ -113,15 +120,30 @@ class Plan:
         request = Request(self._csr, self.n, self.dtype, self._permutation, self.deterministic)
         return operators.Direction(self._csr.indptr, self._built, exact.build(request))
 
-    @functools.cached_property
-    def _row_scale(self) -> Tensor:
-        """1 / row length, [M, 1], for gradients of the mean."""
-        return operators.row_scale(self._csr.indptr, self.dtype)
-
     @property
     def flat(self) -> tuple[list[Tensor], str]:
         """What torch's operators take: all tensors, and the recipe that names them."""
-        return self._tensors, self._recipe
+        return self._flat
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return self._flat[0]
+
+    @property
+    def _recipe(self) -> str:
+        return self._flat[1]
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell torch's allocator that products of this plan run on ``stream``.
+
+        Needed where a plan is used on a stream other than the one it was made on and dropped
+        before that work is done; as :meth:`torch.Tensor.record_stream`. Nothing on the CPU.
+        """
+        if self.device.type == "cuda":
+            for tensor in (*self._flat[0], *self._held.tensors()):
+                tensor.record_stream(stream)
+            if self._transposed is not None:
+                self._transposed.record_stream(stream)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -135,6 +157,7 @@ class Plan:
         """A's values by rows, then columns in the plan's numbering; None for a pattern."""
         return self._held.now
 
+    @lasting
     def _set_values(self, values: Tensor | None) -> None:
         """Take over canonical values, and what is made of them."""
         self._value_version += 1
@@ -143,6 +166,7 @@ class Plan:
             self._bound = self._runner.bind(self._built.tensors, held.held, held.packed)
         if self._transposed is not None:
             self._transposed._set_values(self._values_transposed())
+            self._transposed._held.follow = self._following_transposed()
 
     def update_values(self, values: Tensor) -> Plan:
         """Replace A's values, keeping the pattern and everything planned for it.
@@ -153,7 +177,11 @@ class Plan:
             One value per entry of the matrix that was planned, in that matrix's own order
             (before sorting and summing of duplicates). If it requires grad, later products follow
             it: gradients flow into it and its changes are seen. Otherwise it is copied in place,
-            so that CUDA graphs captured with this plan see the new values.
+            so that CUDA graphs captured with this plan see the new values. The tensor itself is
+            followed, not a module's attribute: where ``load_state_dict(assign=True)`` or another
+            assignment put a new Parameter in its place, call this again, or pass the Parameter
+            as ``values=`` to :meth:`run`. Given to :attr:`T`, in the order of the transpose's
+            entries, the values are the plan's, too.
 
         Returns
         -------
@@ -161,13 +189,33 @@ class Plan:
             The plan itself.
         """
         check_values("update_values", self, values)
-        follow = functools.partial(self._csr.canonical_values, values)
-        self._held.follow = follow if values.requires_grad else None
-        canonical = self._csr.canonical_values(values.detach()).to(self.dtype)
-        if self._held.held is None and canonical.data_ptr() == values.data_ptr():
-            canonical = canonical.clone()  # the plan must not change when the caller's tensor does
-        self._set_values(canonical)
+        origin = self._alive_origin()
+        if origin is None:
+            self._take_values(functools.partial(self._csr.canonical_values, values), values)
+        else:
+            back = origin._entries_of_transpose()
+            origin._take_values(lambda: values[back], values)
         return self
+
+    @lasting
+    def _take_values(self, canonical: Callable[[], Tensor], values: Tensor) -> None:
+        """Follow or copy the caller's ``values``, which ``canonical`` brings into A's order."""
+        self._held.follow = canonical if values.requires_grad else None
+        with torch.no_grad():
+            copied = canonical().detach().resolve_neg().to(self.dtype)
+        kept = copied.data_ptr() == values.data_ptr() or copied.is_inference()
+        if self._held.held is None and kept:
+            copied = copied.clone()  # the plan must not change when the caller's tensor does
+        self._set_values(copied)
+
+    def _alive_origin(self) -> Plan | None:
+        return None if self._origin is None else self._origin()
+
+    def _entries_of_transpose(self) -> Tensor:
+        """Where each entry of A is among those of its planned transpose."""
+        if self._order is None:
+            raise RuntimeError("plan: the transpose was planned without its order")
+        return positions(self._order)
 
     def _values_transposed(self) -> Tensor | None:
         return None if self._held.held is None else self._held.held[self._order]
@@ -203,7 +251,8 @@ class Plan:
         out : Tensor [..., M, N], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
-            Scale of the product and of what ``out`` held. ``beta`` needs ``out``.
+            Scale of the product and of what ``out`` held. ``beta`` needs ``out``. Of max and min
+            ``alpha`` scales the result: alpha · max(…), also where it is negative.
         reduce : {"sum", "mean", "max", "min"}
             How the entries of a row are joined; ``add``, ``amax``, ``amin`` mean the same.
             Empty rows give 0.
@@ -234,16 +283,19 @@ class Plan:
             and (self.dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
             and not torch.is_autocast_enabled(self.device.type)
             and plain_call()
+            and not B.is_neg()  # not seen while tracing
         ):
             # What eager code calls nearly always: without the dispatcher.
             tracked = B.requires_grad
-            if bias is not None:
+            if bias is not None or relu is not False:
                 check_epilogue(B, None, reduce, bias, relu, None)
-                tracked = tracked or bias.requires_grad
-            if tracked and torch.is_grad_enabled() and self.dtype is not FP8:
-                return differentiable_product(self, B, bias, reduce, alpha, relu)
+                if bias is not None:
+                    bias = bias.resolve_neg()
+                    tracked = tracked or bias.requires_grad
             if not (tracked and torch.is_grad_enabled()):
                 return plain_product(self, B, bias, reduce, alpha, relu)
+            if self.dtype is not FP8:
+                return differentiable_product(self, B, bias, reduce, alpha, relu)
         if values is not None:
             check_values("run", self, values)
             values = self._csr.canonical_values(values)
@@ -291,6 +343,12 @@ class Plan:
 
     def __matmul__(self, B: Tensor) -> Tensor:
         return self.run(B)
+
+    def __rmatmul__(self, left: Any) -> Tensor:
+        raise type_error(
+            "plan", "operands", "plan @ B", f"{type(left).__name__} @ plan",
+            "Write plan @ B, or plan.T for the transpose",
+        )  # fmt: skip
 
     def permute(self, B: Tensor) -> Tensor:
         """Return B as this plan takes it: with ``reorder_columns=True`` a copy, its rows permuted.
@@ -355,47 +413,55 @@ class Plan:
     ) -> Tensor:
         check_operand(self, B)
         reduce = reduce_name("run", reduce)
+        alpha, beta = real_number("run", "alpha", alpha), real_number("run", "beta", beta)
         B = in_plan_dtype(self, B, "run", "B")
         values, named = self.operand_values(B.dtype, given)
         packed = operators.flat_packed(named)
         if beta != 0.0 and out is None:
             raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")
+        check_epilogue(B, out, reduce, bias, relu, out_dtype)
         tracked = any(t is not None and t.requires_grad for t in (B, values, bias))
         needs_grad = torch.is_grad_enabled() and tracked
-        check_epilogue(B, out, reduce, bias, relu, out_dtype)
         if B.dtype is FP8:
             check_fp8(reduce, needs_grad)
-        lead = B.shape[:-2]
-        flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
+        dual = duals(B, values, bias)
+        if dual is not None:
+            refuse_out(out)
         if out is not None:
+            lead = B.shape[:-2]
+            flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
             check_out(self.shape[0], B, out, reduce, needs_grad)
             # A result that shares memory with B, or cannot be seen as one batch, is made apart.
             apart = len(lead) > 1 or shares_memory(B, out)
             target = out
             if apart:
                 target = (out.flatten(0, -3) if len(lead) > 1 else out).clone()
+            tensors, recipe = self._flat
             torch.ops.sparsetile.spmm_out(
-                self._tensors, values, packed, flat, target, self._recipe, reduce,
-                float(alpha), float(beta),
-            )  # fmt: skip
+                tensors, values, packed, flat, target, recipe, reduce, alpha, beta
+            )
             return out.copy_(target.reshape(out.shape)) if apart else out
         if needs_grad:
             self._prepare_gradients()
-        if reduce in ("max", "min"):
-            C, _ = torch.ops.sparsetile.spmm_extremum(
-                self._tensors, values, flat, self._recipe, reduce, needs_grad
-            )
-            C = C if alpha == 1.0 else C * alpha
-        else:
-            C = torch.ops.sparsetile.spmm(
-                self._tensors, values, packed, flat, bias, self._recipe, reduce, float(alpha),
-                relu, out_dtype,
-            )  # fmt: skip
-        return C.reshape(*lead, *C.shape[-2:]) if len(lead) > 1 else C
+        if dual is not None:
+            return product_of_duals(self._flat, dual, reduce, alpha, relu, out_dtype)
+        return operators.product(
+            self._flat, values, packed, B, bias, reduce, alpha, relu, out_dtype, needs_grad
+        )
 
     # -- transpose and gradients ----------------------------------------------------------------
 
+    @lasting
     def _transpose(self) -> Plan:
+        with _transposing:
+            return self._planned_transpose()
+
+    def _planned_transpose(self) -> Plan:
+        origin = self._alive_origin()
+        if origin is not None:  # two transposes of one another share their values
+            if self._order is None:
+                self._order = origin._entries_of_transpose()
+            return origin
         if self._transposed is None:
             self._order = self._csr.transpose_order()
             flipped = self._csr.transposed(self._order)
@@ -411,7 +477,7 @@ class Plan:
                 order = order_of_transpose(self._permutation, self._csr, flipped)
                 request = replace(request, permutation=order)
             built = SYSTEMS[name].build(request)
-            self._transposed = Plan(
+            made = Plan(
                 flipped.with_values(self._values_transposed()), self.n, self.dtype, built,
                 request.permutation, deterministic=self.deterministic,
                 report={
@@ -420,16 +486,18 @@ class Plan:
                     "rejected": rejected,
                 },
             )  # fmt: skip
+            made._origin = weakref.ref(self)
+            made._held.follow = self._following_transposed()
+            self._transposed = made
         return self._transposed
 
+    @lasting
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""
         if len(self._tensors) == len(self._direction.tensors()):
             transposed = self._transpose()
-            if self._order is None:
-                raise RuntimeError("plan: the transpose was planned without its order")
-            self._tensors, self._recipe = operators.flatten(
-                self._direction, transposed._direction, self._order, positions(self._order)
+            self._flat = operators.flatten(
+                self._direction, transposed._direction, self._order, self._entries_of_transpose()
             )
         return True
 
@@ -440,13 +508,16 @@ class Plan:
     def T(self) -> Plan:
         """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept.
 
-        It has the values of the plan it comes from, also when those change later. With
+        It has the values of the plan it comes from, also when those change later, and its own
+        transpose is that plan. With
         ``reorder_columns=True`` the rows of its results are those of the permuted B, as a
         gradient of that B would be; :meth:`unpermute` brings them into the order of A's columns.
         """
-        transposed = self._transpose()
-        transposed._held.follow = None if self._held.follow is None else self._follow_transposed
-        return transposed
+        return self._transpose() if self._transposed is None else self._transposed
+
+    def _following_transposed(self) -> Callable[[], Tensor | None] | None:
+        """What the transpose follows: the values that this plan follows, if any."""
+        return None if self._held.follow is None else self._follow_transposed
 
     def _follow_transposed(self) -> Tensor | None:
         values = self.values

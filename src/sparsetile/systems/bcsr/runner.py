@@ -22,6 +22,7 @@ from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
 from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matrix
+from sparsetile.jit.workspace import zeroed_flag
 from sparsetile.kernels.bcsr import (
     BLOCK,
     ENGINE,
@@ -133,7 +134,6 @@ class BCSRRunner(Runner):
         # What repairs takes row-major operands, and so do steps of the ladder.
         self.any_strides = self.fuses_linear = exact is None and self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
-        self._flags: dict[torch.device, Tensor] = {}
         self._copies = OperandCopies()
         encode = encode_matrix if self._step >= ENGINE else _described
         self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode)
@@ -216,16 +216,6 @@ class BCSRRunner(Runner):
         transposed = out.stride(-1) != 1 and _stores_well(out.mT)
         return Store.TRANSPOSED if transposed else Store.BY_ENGINE
 
-    def _spoilt(self, tensors: Tensors) -> Tensor:
-        """The flag of a device: whether a sum was ever not finite. A repair looks at C only then.
-
-        It is never put back: a product with Inf or NaN costs those after it a look at C.
-        """
-        device = tensors["work"].device
-        if device not in self._flags:
-            self._flags[device] = torch.zeros(1, dtype=torch.int64, device=device)
-        return self._flags[device]
-
     def _params(
         self,
         tensors: Tensors,
@@ -234,6 +224,7 @@ class BCSRRunner(Runner):
         c_stride: int,
         store: Store,
         epilogue: Epilogue,
+        spoilt: Tensor | None = None,
     ) -> dict[str, int | float]:
         """Parameters beside the maps and C's address."""
         row_bias = epilogue.row_bias
@@ -243,7 +234,7 @@ class BCSRRunner(Runner):
             "order": tensors["order"].data_ptr(),
             "indptr": tensors["indptr"].data_ptr(),
             "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
-            "spoilt": 0 if self._exact is None else self._spoilt(tensors).data_ptr(),
+            "spoilt": 0 if spoilt is None else spoilt.data_ptr(),
             "c_stride": c_stride,
             "rows": self.rows,
             "n": n,
@@ -272,17 +263,27 @@ class BCSRRunner(Runner):
             self._product(tensors, blocks, B, out, epilogue)
             return
         exact = part("exact", tensors)
+        # Whether a sum was not finite; a repair looks at C only then. It begins at 0 in each
+        # product and is shared with no other thread or stream.
+        device = B.device.index
+        spoilt = zeroed_flag(device, current_stream_handle(device))
         if epilogue.beta == 0.0:
-            self._product(tensors, blocks, B, out, epilogue)
-            self._exact.repair(exact, values, B, out, epilogue, self._spoilt(tensors))
+            self._product(tensors, blocks, B, out, epilogue, spoilt)
+            self._exact.repair(exact, values, B, out, epilogue, spoilt)
         else:  # a repair must not find what `out` held added to what is not finite
             product = out.new_empty(out.shape, dtype=torch.float32)
-            self._product(tensors, blocks, B, product, PLAIN)
-            self._exact.repair(exact, values, B, product, only_if=self._spoilt(tensors))
+            self._product(tensors, blocks, B, product, PLAIN, spoilt)
+            self._exact.repair(exact, values, B, product, only_if=spoilt)
             apply_epilogue(product, out, tensors["indptr"], epilogue)
 
     def _product(
-        self, tensors: Tensors, blocks: Tensor, B: Tensor, out: Tensor, epilogue: Epilogue
+        self,
+        tensors: Tensors,
+        blocks: Tensor,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue,
+        spoilt: Tensor | None = None,
     ) -> None:
         """All batches, through copies of B and C where the kernel does not take them."""
         n, tf32 = B.shape[-1], B.dtype is torch.float32
@@ -291,7 +292,7 @@ class BCSRRunner(Runner):
                 some = slice(at, at + step)
                 bias = None if epilogue.bias is None else epilogue.bias[some]
                 piece = replace(epilogue, bias=bias)
-                self._product(tensors, blocks, B[..., some], out[..., some], piece)
+                self._product(tensors, blocks, B[..., some], out[..., some], piece, spoilt)
             return
         k_major = tf32 or _transposed_well(B)
         if B.dtype is FP8 and not k_major:  # the only way that Tensor Cores take it
@@ -308,11 +309,13 @@ class BCSRRunner(Runner):
         map_of_b = self._map_of_b(B, launch.tile, k_major)
         stride = target.stride(-1 if store >= Store.TRANSPOSED else -2)
         map_of_c = self._map_of_c(out.dtype, n, stride, store)
-        params: dict[str, Any] = self._params(tensors, launch.tile, n, stride, store, epilogue)
-        params["a"] = self._block_map(blocks, launch.tile)
+        params: dict[str, Any] = self._params(
+            tensors, launch.tile, n, stride, store, epilogue, spoilt
+        )
         pairs = [(B, target)] if B.dim() == 2 else list(zip(B, target, strict=True))
         with on_device(device):
-            ensure_cuda_context(device)
+            ensure_cuda_context(device)  # before the first tensor map, which needs it, too
+            params["a"] = self._block_map(blocks, launch.tile)
             stream = current_stream_handle(device)
             for one, c in pairs:
                 copied = tf32 and self._blocks
