@@ -255,6 +255,42 @@ def test_scattered_matrices_whose_c_is_repaired_take_transposed_operands_too():
     assert_close(Y.T, csr, X.T)
 
 
+def with_holes(shape: tuple[int, int], dtype: torch.dtype) -> st.CSR:
+    """A pruned weight of small whole numbers some of whose kept values are zero, and not stored."""
+    csr = pruned(shape, 0.3, dtype, whole=True)
+    matrix = sp.csr_array(
+        (csr.values.cpu().float().numpy(), csr.indices.cpu().numpy(), csr.indptr.cpu().numpy()),
+        shape=shape,
+    )
+    matrix.data[::97] = 0.0
+    matrix.eliminate_zeros()
+    return csr_of(matrix, dtype=dtype).to("cuda")
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("n", [1, 72, 251])
+def test_a_linear_layer_with_holes_in_its_blocks_is_fused_and_exact(n, dtype):
+    csr, bias = with_holes((704, 912), dtype), torch.randint(-9, 9, (704,), device="cuda") / 2
+    X = torch.randint(0, 2, (n, 912), device="cuda").to(dtype)
+    with tf32(True):
+        plan = st.plan(csr, n, dtype=dtype, system="bcsr")
+        assert plan.fuses_linear and "repair" in plan.info["choices"]
+        for spoil in (False, True):
+            if spoil:
+                X[0, 17], X[-1, 300], X[n // 2, 911] = float("nan"), float("inf"), -float("inf")
+            found = plan.linear(X, bias=bias, relu=True, alpha=0.5)
+            wide = plan.linear(X.expand(2, n, 912), bias=bias, out_dtype=F32)
+            plain = reference(csr, X.T.float()).T
+            expected = torch.relu(plain / 2 + bias.cpu().double())
+            assert torch.equal(
+                found.cpu().double().nan_to_num(-1, 7e4, -7e4),
+                expected.to(dtype).double().nan_to_num(-1, 7e4, -7e4),
+            )
+            expected = (plain + bias.cpu().double()).nan_to_num(-1, 7e4, -7e4)
+            for one in wide:
+                assert torch.equal(one.cpu().double().nan_to_num(-1, 7e4, -7e4), expected)
+
+
 def in_a_new_thread(work):
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()

@@ -312,8 +312,9 @@ class Plan:
     ) -> Tensor:
         """Return Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
 
-        Of ``bcsr`` plans without repair one kernel reads X and writes Y where they lie. Elsewhere,
-        and where gradients are needed, it is :meth:`run` of the transpose with torch around it.
+        Of ``bcsr`` plans one kernel reads X and writes Y where they lie; where cells of a block
+        hold no entry, a second one looks whether a sum was not finite. Elsewhere, and where
+        gradients are needed, it is :meth:`run` of the transpose with torch around it.
 
         Parameters
         ----------

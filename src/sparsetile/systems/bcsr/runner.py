@@ -39,6 +39,12 @@ from sparsetile.kernels.bcsr import (
     choose_block_tile,
     out_types,
 )
+from sparsetile.kernels.repair import (
+    REPAIR_BLOCKS,
+    REPAIR_STRIDED,
+    REPAIR_THREADS,
+    repair_config,
+)
 from sparsetile.kernels.tf32_operand import VECTOR
 from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
 from sparsetile.systems.shared.bound import BoundProduct, Prepared
@@ -131,9 +137,10 @@ class BCSRRunner(Runner):
         self._exact = exact
         self._step = int(meta["step"])
         self._columns: int | None = meta["columns"]
-        # What repairs takes row-major operands, and so do steps of the ladder.
-        self.any_strides = self.fuses_linear = exact is None and self._step == PRODUCT
+        # Steps of the ladder take row-major operands.
+        self.any_strides = self.fuses_linear = self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
+        self._repairs: dict[tuple[Any, ...], LoadedKernel] = {}
         self._copies = OperandCopies()
         encode = encode_matrix if self._step >= ENGINE else _described
         self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode)
@@ -170,6 +177,7 @@ class BCSRRunner(Runner):
             self._launch_for(dtype, out_types(dtype)[0], n, dtype.itemsize != 2, index)
             if self._exact is not None:
                 self._exact.prepare_repair(n, dtype, weighted, device)
+                self._strided_repair(dtype, dtype, weighted, index)
 
     def _block_map(self, packed: Tensor, tile: BlockTile) -> TensorMap:
         """Map of A's blocks, one below the other."""
@@ -269,12 +277,59 @@ class BCSRRunner(Runner):
         spoilt = zeroed_flag(device, current_stream_handle(device))
         if epilogue.beta == 0.0:
             self._product(tensors, blocks, B, out, epilogue, spoilt)
-            self._exact.repair(exact, values, B, out, epilogue, spoilt)
+            self._repair(exact, values, B, out, epilogue, spoilt)
         else:  # a repair must not find what `out` held added to what is not finite
             product = out.new_empty(out.shape, dtype=torch.float32)
             self._product(tensors, blocks, B, product, PLAIN, spoilt)
-            self._exact.repair(exact, values, B, product, only_if=spoilt)
+            self._repair(exact, values, B, product, PLAIN, spoilt)
             apply_epilogue(product, out, tensors["indptr"], epilogue)
+
+    def _repair(
+        self,
+        exact: Tensors,
+        values: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue,
+        spoilt: Tensor,
+    ) -> None:
+        """Compute what is not finite anew, from A's entries alone: row-major operands as csr does,
+        others element by element."""
+        assert self._exact is not None  # as the caller has seen
+        if epilogue.row_bias is None and _side_by_side(B) and _side_by_side(out):
+            self._exact.repair(exact, values, B, out, epilogue, spoilt)
+            return
+        device = B.device.index
+        row_bias = epilogue.row_bias
+        params: dict[str, Any] = {
+            "flag": spoilt.data_ptr(),
+            "columns": exact["columns"].data_ptr(),
+            "values": 0 if values is None else values.data_ptr(),
+            "indptr": exact["indptr"].data_ptr(),
+            "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
+            "b_row_stride": B.stride(-2), "b_column_stride": B.stride(-1),
+            "c_row_stride": out.stride(-2), "c_column_stride": out.stride(-1),
+            "rows": self.rows, "n": B.shape[-1],
+            **epilogue_params(epilogue),
+        }  # fmt: skip
+        kernel = self._strided_repair(B.dtype, out.dtype, values is not None, device)
+        grid = (REPAIR_BLOCKS * machine(B.device).processors, 1, 1)
+        pairs = [(B, out)] if B.dim() == 2 else list(zip(B, out, strict=True))
+        with on_device(device):
+            stream = current_stream_handle(device)
+            for one, c in pairs:
+                params |= {"b": one.data_ptr(), "c": c.data_ptr()}
+                kernel.launch(grid, REPAIR_THREADS, stream, params)
+
+    def _strided_repair(
+        self, dtype: torch.dtype, out_dtype: torch.dtype, weighted: bool, device: int
+    ) -> LoadedKernel:
+        key = (dtype, out_dtype, weighted, device)
+        found = self._repairs.get(key)
+        if found is None:
+            config = repair_config(dtype, out_dtype, weighted)
+            found = self._repairs[key] = REPAIR_STRIDED.load(config, device)
+        return found
 
     def _product(
         self,
