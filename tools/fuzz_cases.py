@@ -21,7 +21,8 @@ Choice = TypeVar("Choice")
 # What is done with A, and how often.
 ACTIONS = {
     "product": 30, "transpose": 6, "update": 6, "values": 4, "file": 5, "gradient": 8,
-    "second gradient": 4, "linear": 7, "spmm": 9, "autocast": 4, "threads": 2, "refusal": 12,
+    "second gradient": 4, "tangent": 3, "linear": 7, "spmm": 9, "autocast": 4, "threads": 2,
+    "refusal": 12,
 }  # fmt: skip
 CUDA_ACTIONS = {"graph": 6, "streams": 6}
 STRUCTURES = {

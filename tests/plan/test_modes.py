@@ -137,6 +137,9 @@ def test_matrices_and_biases_may_be_negative_views():
     plan = st.plan((csr.indptr, csr.indices, negative(values), csr.shape), 4)
     expected = made().update_values(values).run(B, bias=bias)
     torch.testing.assert_close(plan.run(B, bias=negative(bias)), expected)
+    A = (negative(csr.indptr), negative(csr.indices), values, csr.shape)
+    torch.testing.assert_close(st.plan(A, 4).run(B, bias=bias), expected)
+    torch.testing.assert_close(st.spmm(A, negative(B)), expected - bias)
 
 
 @pytest.mark.parametrize(

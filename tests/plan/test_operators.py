@@ -217,3 +217,12 @@ def test_rows_farther_apart_than_32_bits_are_copied():
     assert ops.row_major(near) is near
     alone = torch.empty(1, 2**30, device="meta")[:, :4]
     assert ops.row_major(alone) is alone
+
+
+def test_rows_of_four_gib_themselves_are_refused():
+    with pytest.raises(ValueError) as caught:
+        ops.row_major(torch.empty(2, 2**30, device="meta"))
+    assert str(caught.value) == (
+        "run: a dense operand must be of rows below 4 GiB, got 1073741824 columns of "
+        "torch.float32. Multiply parts of its columns."
+    )

@@ -30,7 +30,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import result_dtype
 from sparsetile.systems import BuiltSystem, runner
 from sparsetile.systems.base import Epilogue, ExactRunner, Runner, Tensors
-from sparsetile.systems.shared.geometry import within_reach
+from sparsetile.systems.shared.geometry import reachable
 
 __all__ = [
     "Direction",
@@ -158,9 +158,9 @@ def row_major(tensor: Tensor) -> Tensor:
 
     Rows farther apart than kernels can address are copied, too.
     """
-    if (tensor.shape[-1] <= 1 or tensor.stride(-1) == 1) and within_reach(tensor):
-        return tensor
-    return tensor.contiguous()
+    if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
+        return reachable(tensor)
+    return reachable(tensor.contiguous())
 
 
 def _refuse_tangents(*operands: Tensor | None) -> None:

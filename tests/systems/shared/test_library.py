@@ -32,7 +32,10 @@ def test_autocast_is_off_inside_and_on_again_behind():
 @pytest.mark.parametrize("reduced", [False, True])
 def test_sums_on_a_gpu_are_float32_whatever_torch_allows(dtype, shapes, reduced):
     settings = torch.backends.cuda.matmul
-    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    names = (
+        "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
+        "allow_fp16_accumulation",
+    )  # fmt: skip
     before = [getattr(settings, name) for name in names]
     try:
         for name in names:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsetile.jit.loader import current_device, current_stream_handle, on_device
 from sparsetile.systems.base import PLAIN, Epilogue, Tensors
 from sparsetile.systems.shared.cuda_context import ensure_cuda_context
-from sparsetile.systems.shared.geometry import within_reach
+from sparsetile.systems.shared.geometry import reachable, within_reach
 
 __all__ = ["Bindable", "BoundProduct", "Prepared"]
 
@@ -79,8 +79,7 @@ class BoundProduct:
             prepared = self._prepare(B)
             self._prepared[key] = prepared
         if prepared is None:
-            taken = B if within_reach(B) else B.contiguous()
-            self._runner.spmm(self._tensors, self._values, self._packed, taken, out)
+            self._runner.spmm(self._tensors, self._values, self._packed, reachable(B), out)
             return out
         device = self._device
         ensure_cuda_context(device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sparsetile.core.errors import value_error
 from sparsetile.kernels.csr import vector_width
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "batch_count",
     "batch_pieces",
     "padded_like",
+    "reachable",
     "stride_params",
     "within_reach",
 ]
@@ -49,8 +51,22 @@ def batch_pieces(batches: int, most: int = MAX_BATCHES) -> list[slice]:
 
 
 def within_reach(matrix: Tensor) -> bool:
-    """Whether kernels can address every row: a slice of a very wide matrix must be copied."""
-    return matrix.shape[-2] <= 1 or matrix.stride(-2) * matrix.element_size() <= MAX_ROW_BYTES
+    """Whether kernels can address every row, as the CPU's always can."""
+    near = matrix.stride(-2) * matrix.element_size() <= MAX_ROW_BYTES
+    return near or matrix.shape[-2] <= 1 or matrix.device.type == "cpu"
+
+
+def reachable(matrix: Tensor) -> Tensor:
+    """Return a matrix whose rows kernels can address: a slice of a very wide one is copied."""
+    if within_reach(matrix):
+        return matrix
+    copied = matrix.contiguous()
+    if not within_reach(copied):
+        raise value_error(
+            "run", "a dense operand", "of rows below 4 GiB",
+            f"{matrix.shape[-1]} columns of {matrix.dtype}", "Multiply parts of its columns",
+        )  # fmt: skip
+    return copied
 
 
 def aligned(matrix: Tensor) -> bool:

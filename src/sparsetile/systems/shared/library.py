@@ -23,7 +23,9 @@ def float32_product(A: Tensor, B: Tensor) -> Tensor:
     A product stored in 16 bits may be added up in them: torch allows cuBLAS that unless told
     otherwise. One that is stored in float32 cannot lose more than float32 does.
     """
-    if A.device.type != "cuda" or 0 in (*A.shape, *B.shape):
+    # What torch may be told to add up in float16 cannot be stored in float32.
+    narrow = A.dtype is torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation
+    if narrow or A.device.type != "cuda" or 0 in (*A.shape, *B.shape):
         return torch.matmul(A.float(), B.float())
     if B.dim() == 2:
         return torch.mm(A, B, out_dtype=torch.float32)
