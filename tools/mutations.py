@@ -200,7 +200,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "epilogue.cuh",
         "acc",
         ("p.c + blockIdx.z * p.c_batch_stride", "p.c + 0 * p.c_batch_stride", "one batch for all"),
-        ("p.bias[column + v]", "p.bias[column]", "one bias for a vector"),
+        ("p.bias + column + v", "p.bias + column", "one bias for a vector"),
     ),
     *_in(
         "epilogue.cuh",
@@ -215,7 +215,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "epilogue.cuh",
         "wcsr",
         ("if (position >= p.rows)", "if (position > p.rows)", "writes a row past C"),
-        ("p.relu && sum[v] < Acc(0)", "p.relu && sum[v] > Acc(0)", "clips the wrong side"),
+        ("sum[v] < Acc(0) ? Acc(0)", "sum[v] > Acc(0) ? Acc(0)", "clips the wrong side"),
     ),
     # -- the exact redo
     *_in(
@@ -374,16 +374,26 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("((lane / 16) ^ (lane % 8))", "((lane / 16) ^ (lane % 4))", "swizzle of a store"),
         ("(chunk ^ (lane % 8))", "(chunk ^ (lane % 4))", "swizzle of a transposed store"),
         (
-            "i / 2 * 4 + half * 2 + i % 2",
-            "i / 2 * 4 + half + i % 2",
+            "p.c_stride + row, sum[i / 2 * 4 + half * 2",
+            "p.c_stride + row, sum[i / 2 * 4 + half",
             "sums of a transposed float32",
         ),
+        ("i % 2] += terms.bias", "i % 2] -= terms.bias", "sign of a row's bias"),
+        ("sum[i / 2 * 4 + i % 2] += bias", "sum[i / 2 * 4] += bias", "a column's bias twice"),
+        ("sum[i] < 0.0f ? 0.0f", "sum[i] > 0.0f ? 0.0f", "clips the wrong side"),
         ("*p.spoilt = 1", "*p.spoilt = 0", "does not say that C is to be repaired"),
         (
             "first_column + (group * 4 + q) * 8",
             "first_column + (group * 4 + q) * 16",
             "column of C",
         ),
+    ),
+    *_in(
+        "repair_strided.cu",
+        "bcsr",
+        ("p.b + column * p.b_column_stride", "p.b + column", "another column of B"),
+        ("__ldg(p.values + at)", "__ldg(p.values)", "the first weight for all"),
+        ("if (*p.flag == 0) return", "if (*p.flag != 0) return", "repairs what is right"),
     ),
     *_in(
         "spmm_bcsr.cu",

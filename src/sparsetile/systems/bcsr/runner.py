@@ -325,11 +325,10 @@ class BCSRRunner(Runner):
         self, dtype: torch.dtype, out_dtype: torch.dtype, weighted: bool, device: int
     ) -> LoadedKernel:
         key = (dtype, out_dtype, weighted, device)
-        found = self._repairs.get(key)
-        if found is None:
+        if key not in self._repairs:
             config = repair_config(dtype, out_dtype, weighted)
-            found = self._repairs[key] = REPAIR_STRIDED.load(config, device)
-        return found
+            self._repairs[key] = REPAIR_STRIDED.load(config, device)
+        return self._repairs[key]
 
     def _product(
         self,
