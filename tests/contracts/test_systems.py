@@ -305,6 +305,7 @@ def test_saved_plan_gives_the_same_bits(system, element, device, tmp_path):
 
 
 def test_compiles_without_graph_breaks(system, element, device):
+    torch._dynamo.reset()  # one function is compiled eight times at most
     csr = csr_of(random_matrix(50, 40, 0.1), dtype=element).to(device)
     plan = system.plan(csr, 8)
     layer = torch.compile(lambda b: torch.relu(plan @ b) * 2, fullgraph=True, backend="aot_eager")
