@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import sparsetile as st
 from sparsetile import CSR, Plan
@@ -152,6 +153,19 @@ def _file(run: Run) -> None:
     run.judge(B, loaded @ given, "loaded plan after update_values", csr=truth)
     G = dense(case, (case.rows, case.n), run.rng)
     run.judge(G, loaded.unpermute(loaded.T @ G), "loaded plan's transpose", csr=truth.transposed())
+
+
+def _tangent(run: Run) -> None:
+    """A product is linear in B: its tangent is the product with B's."""
+    plan, case = run.make(), run.case
+    B, move = run.operand(case.n), run.operand(case.n)
+    how: dict[str, Any] = {"alpha": case.alpha}
+    how["reduce"] = "sum" if case.reduce in ("max", "min") else case.reduce
+    with forward_ad.dual_level():
+        C = plan.run(forward_ad.make_dual(run.permuted(B), run.permuted(move)), **how)
+        found, tangent = forward_ad.unpack_dual(C)
+    run.judge(B, found, "run of a dual tensor", **how)
+    run.judge(move, tangent, "tangent", **how)
 
 
 # Sums of float64 numbers about 1 that may be rounding alone.
@@ -424,14 +438,14 @@ _DO: dict[str, Callable[[Run], None]] = {
     "product": _product, "transpose": _transpose, "update": _update, "values": _values,
     "file": _file, "gradient": _gradient, "second gradient": _gradient, "linear": _linear,
     "spmm": _spmm, "autocast": _autocast, "threads": _threads, "graph": _graph,
-    "streams": _streams, "refusal": _refusal,
+    "streams": _streams, "refusal": _refusal, "tangent": _tangent,
 }  # fmt: skip
 
 
 def run_case(case: Case, folder: Path) -> Run:
     """Do what the case says; raises what it raises, and :class:`Wrong` for wrong results."""
     run = Run(case, np.random.default_rng([case.seed, case.number]), folder)
-    gradients = case.followed or "gradient" in case.action
+    gradients = case.followed or "gradient" in case.action or case.action in ("refusal", "tangent")
     with _settings(case), torch.inference_mode(case.inference and not gradients):
         _DO[case.action](run)
     return run

@@ -411,6 +411,8 @@ def laid_out(B: Tensor, layout: str) -> Tensor:
         return wide[..., ::2]
     if layout == "transposed":
         return B.mT.contiguous().mT
+    if layout == "negative view":
+        return torch._neg_view(-B)
     if layout == "expanded batch" and lead and lead[0]:
         return B[:1].expand(B.shape)
     if layout == "expanded rows" and rows:

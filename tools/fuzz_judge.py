@@ -180,4 +180,5 @@ def equal_bits(first: Tensor, second: Tensor) -> bool:
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[first.element_size()]
     if first.numel() == 0:
         return True
-    return torch.equal(first.contiguous().view(word), second.contiguous().view(word))
+    first, second = first.resolve_neg().contiguous(), second.resolve_neg().contiguous()
+    return torch.equal(first.view(word), second.view(word))

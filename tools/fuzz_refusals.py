@@ -19,7 +19,7 @@ from sparsetile import Plan
 from sparsetile.core.errors import DataError, PlanFileError, UnsupportedError
 from tools.fuzz_cases import Case
 
-__all__ = ["KNOWN_FAULTS", "REFUSALS", "check_refusal", "grouped", "is_refusal", "picked"]
+__all__ = ["REFUSALS", "check_refusal", "grouped", "is_refusal", "picked"]
 
 TYPES = (ValueError, TypeError, UnsupportedError, DataError, PlanFileError, FileNotFoundError)
 _SENTENCE = re.compile(r"[\w.]+: .+ must .+, got .*\. .+", re.DOTALL)
@@ -205,17 +205,17 @@ REFUSALS: dict[str, Callable[[_Calls], Any]] = {
     "spmm of a dense A": lambda c: _spmm(torch.ones(2, 2), torch.ones(2, 1)),
     "spmm of None": lambda c: _spmm(None, torch.ones(2, 1)),
     "type of result as text": lambda c: c.plan.run(c.B(), out_dtype="float32"),
-}  # fmt: skip
-
-# Wrong calls whose refusals do not have the pattern yet: they come from Python or torch, not from
-# the checks in plan/operands.py and plan/plan.py. Not drawn.
-KNOWN_FAULTS: dict[str, Callable[[_Calls], Any]] = {
     "bias in a list": lambda c: c.told(bias=[1.0] * 4),
+    "complex bias": lambda c: c.told(bias=torch.ones(4, dtype=torch.complex64, device=c.device)),
+    "relu as text": lambda c: c.told(relu="yes"),
     "alpha text": lambda c: c.told(alpha="two"),
     "alpha None": lambda c: c.told(alpha=None),
+    "alpha that requires grad": lambda c: c.told(alpha=torch.ones((), requires_grad=True)),
     "beta text": lambda c: c.told(out=c.out(), beta="two"),
+    "layer's alpha as text": lambda c: c.plan.linear(c.B(2, c.cols), alpha="two"),
     "a plan on the right": lambda c: c.B(4, c.rows) @ c.plan,
-}
+    "out a negative view": lambda c: c.told(out=torch._neg_view(c.out())),
+}  # fmt: skip
 
 
 def picked(case: Case) -> str:
@@ -230,7 +230,7 @@ def check_refusal(case: Case, plan: Plan, folder: Path, name: str = "") -> str:
     """
     name = name or picked(case)
     try:
-        {**REFUSALS, **KNOWN_FAULTS}[name](_Calls(case, plan, folder))
+        REFUSALS[name](_Calls(case, plan, folder))
     except Exception as error:
         if is_refusal(error):
             return ""

@@ -83,7 +83,12 @@ SUITES = {
         rf"{_SLOW}|slabs_first|\bearly\b",
         "spmm_bittcf",
     ),
-    "rsh": Suite((_SYSTEMS, _RUNTIME), ("rsh",), _SLOW, "spmm_rstile"),
+    "rsh": Suite(
+        (_SYSTEMS, "tests/contracts/test_gpu_shared_windows.py", _RUNTIME),
+        ("rsh",),
+        _SLOW,
+        "spmm_rstile",
+    ),
     "bcsr": Suite(
         ("tests/contracts/test_gpu_blocks.py", _SYSTEMS, _PRIMITIVES),
         ("bcsr",),
@@ -195,7 +200,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "epilogue.cuh",
         "acc",
         ("p.c + blockIdx.z * p.c_batch_stride", "p.c + 0 * p.c_batch_stride", "one batch for all"),
-        ("p.bias[column + v]", "p.bias[column]", "one bias for a vector"),
+        ("p.bias + column + v", "p.bias + column", "one bias for a vector"),
     ),
     *_in(
         "epilogue.cuh",
@@ -210,7 +215,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "epilogue.cuh",
         "wcsr",
         ("if (position >= p.rows)", "if (position > p.rows)", "writes a row past C"),
-        ("p.relu && sum[v] < Acc(0)", "p.relu && sum[v] > Acc(0)", "clips the wrong side"),
+        ("sum[v] < Acc(0) ? Acc(0)", "sum[v] > Acc(0) ? Acc(0)", "clips the wrong side"),
     ),
     # -- the exact redo
     *_in(
@@ -289,10 +294,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("j * 128 + 4 * kRowStride", "j * 128 + 3 * kRowStride", "rows of B that float32 adds"),
         ("2 * half + v / (kCount / 2)", "2 * half", "one column of C twice"),
         (
-            "make_uint2(theirs, pair[1].pair[0])",
-            "make_uint2(pair[1].pair[0], theirs)",
-            "swaps pairs",
+            "four.pair[w] = odd ? theirs : first",
+            "four.pair[w] = first",
+            "one pair of columns twice",
         ),
+        ("other < kThreads / 32", "other < kThreads / 32 - 1", "forgets the last warp's part"),
+        ("(warp + 1) * steps / kWarps", "(warp + 1) * (steps / kWarps)", "steps that nobody does"),
+        ("place[w * 32] = mine.word[w]", "place[0] = mine.word[w]", "one word of a part alone"),
         ("place + c / 4 * 2", "place", "weights of the redo, float32"),
         ("place * 2 + c % 2", "place * 2", "weights of the redo, 16 bits"),
         (
@@ -309,6 +317,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rsh",
         ("blockIdx.y << p.slab_shift", "blockIdx.y", "columns of another group"),
         ("number - row_block * p.row_slabs", "number - row_block", "slabs that rows do not have"),
+        ("p.shared_item_count + item, slab", "item, slab", "shared windows again, no others"),
     ),
     # -- rings, barriers, warpgroup products
     *_in(
@@ -365,16 +374,26 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("((lane / 16) ^ (lane % 8))", "((lane / 16) ^ (lane % 4))", "swizzle of a store"),
         ("(chunk ^ (lane % 8))", "(chunk ^ (lane % 4))", "swizzle of a transposed store"),
         (
-            "i / 2 * 4 + half * 2 + i % 2",
-            "i / 2 * 4 + half + i % 2",
+            "p.c_stride + row, sum[i / 2 * 4 + half * 2",
+            "p.c_stride + row, sum[i / 2 * 4 + half",
             "sums of a transposed float32",
         ),
+        ("i % 2] += terms.bias", "i % 2] -= terms.bias", "sign of a row's bias"),
+        ("sum[i / 2 * 4 + i % 2] += bias", "sum[i / 2 * 4] += bias", "a column's bias twice"),
+        ("sum[i] < 0.0f ? 0.0f", "sum[i] > 0.0f ? 0.0f", "clips the wrong side"),
         ("*p.spoilt = 1", "*p.spoilt = 0", "does not say that C is to be repaired"),
         (
             "first_column + (group * 4 + q) * 8",
             "first_column + (group * 4 + q) * 16",
             "column of C",
         ),
+    ),
+    *_in(
+        "repair_strided.cu",
+        "bcsr",
+        ("p.b + column * p.b_column_stride", "p.b + column", "another column of B"),
+        ("__ldg(p.values + at)", "__ldg(p.values)", "the first weight for all"),
+        ("if (*p.flag == 0) return", "if (*p.flag != 0) return", "repairs what is right"),
     ),
     *_in(
         "spmm_bcsr.cu",

@@ -241,3 +241,32 @@ def test_a_limit_below_a_step_leaves_pieces_of_one_step():
     schedule = made([6, 2, 0], step=2, limit=1)
     check([6, 2, 0], schedule)
     assert schedule.longest == 2 and schedule.slot_count == 3
+
+
+# -- windows that warps share
+
+
+@given(
+    tiles=st.lists(st.integers(0, 60).map(lambda n: 2 * n), min_size=1, max_size=40),
+    shared=st.integers(0, 40),
+    limit=st.integers(2, 60),
+)
+def test_shared_items_are_pieces_and_long_windows_longest_first(tiles, shared, limit):
+    schedule = made(tiles, step=2, limit=limit, shared=shared)
+    most = max(limit // 2, 1) * 2
+    long = [count for count in tiles if count > min(shared // 2, most // 2) * 2]
+    cut = [count for count in long if count > most]
+    front = schedule.items[: schedule.shared_count].tolist()
+    pieces, whole = [i for i in front if i[3] >= 0], [i for i in front if i[3] < 0]
+    assert front == pieces + whole
+    assert sum(end - begin for _, begin, end, _ in pieces) == sum(cut)
+    lengths = [end - begin for _, begin, end, _ in whole]
+    assert lengths == sorted((c for c in long if c <= most), reverse=True)
+    assert all(windows == -1 for *_, windows in whole)
+    rest = schedule.items[schedule.shared_count :, 3]
+    assert bool((rest < 0).all()), "nothing else is cut"
+
+
+def test_nothing_is_shared_unless_asked():
+    assert made([8, 600, 40], limit=32).shared_count == 0
+    assert made([8, 600, 40], workers=3).shared_count == 0

@@ -255,6 +255,87 @@ def test_scattered_matrices_whose_c_is_repaired_take_transposed_operands_too():
     assert_close(Y.T, csr, X.T)
 
 
+def with_holes(shape: tuple[int, int], dtype: torch.dtype) -> st.CSR:
+    """A pruned weight of small whole numbers some of whose kept values are zero, and not stored."""
+    csr = pruned(shape, 0.3, dtype, whole=True)
+    matrix = sp.csr_array(
+        (csr.values.cpu().float().numpy(), csr.indices.cpu().numpy(), csr.indptr.cpu().numpy()),
+        shape=shape,
+    )
+    matrix.data[::97] = 0.0
+    matrix.eliminate_zeros()
+    return csr_of(matrix, dtype=dtype).to("cuda")
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("n", [1, 72, 251])
+def test_a_linear_layer_with_holes_in_its_blocks_is_fused_and_exact(n, dtype):
+    csr, bias = with_holes((704, 912), dtype), torch.randint(-9, 9, (704,), device="cuda") / 2
+    X = torch.randint(0, 2, (n, 912), device="cuda").to(dtype)
+    with tf32(True):
+        plan = st.plan(csr, n, dtype=dtype, system="bcsr")
+        assert plan.fuses_linear and "repair" in plan.info["choices"]
+        for spoil in (False, True):
+            if spoil:
+                X[0, 17], X[-1, 300], X[n // 2, 911] = float("nan"), float("inf"), -float("inf")
+            found = plan.linear(X, bias=bias, relu=True, alpha=0.5)
+            wide = plan.linear(X.expand(2, n, 912), bias=bias, out_dtype=F32)
+            plain = reference(csr, X.T.float()).T
+            expected = torch.relu(plain / 2 + bias.cpu().double())
+            assert torch.equal(
+                found.cpu().double().nan_to_num(-1, 7e4, -7e4),
+                expected.to(dtype).double().nan_to_num(-1, 7e4, -7e4),
+            )
+            expected = (plain + bias.cpu().double()).nan_to_num(-1, 7e4, -7e4)
+            for one in wide:
+                assert torch.equal(one.cpu().double().nan_to_num(-1, 7e4, -7e4), expected)
+
+
+def in_a_new_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["repaired", "full blocks"])
+def test_a_thread_that_has_done_no_cuda_work_may_multiply_first(full):
+    scattered = sp.random_array((300, 248), density=0.1, rng=3)
+    csr = pruned((320, 256), 0.5) if full else csr_of(scattered, dtype=F16).to("cuda")
+    plan = st.plan(csr, 64, system="bcsr")
+    B, X = dense(csr.shape[1], 64, F16), dense(64, csr.shape[1], F16)
+    torch.cuda.synchronize()
+    assert_close(in_a_new_thread(lambda: plan @ B), csr, B)
+    assert_close(in_a_new_thread(lambda: plan.run(B, alpha=2.0)) / 2, csr, B)
+    assert_close(in_a_new_thread(lambda: plan.linear(X)).T, csr, X.T)
+
+
+def test_a_product_after_one_that_was_not_finite_has_the_bits_of_before():
+    csr = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
+    plan, B = st.plan(csr, 64, system="bcsr"), dense(248, 64, F16)
+    large = B.clone()
+    large[:, 5] = 60_000  # sums are finite in float32, most of them not in float16
+    before, before_large = plan @ B, plan @ large
+    bad = B.clone()
+    bad[3, 7] = torch.inf
+    spoilt = plan @ bad
+    assert not bool(spoilt.isfinite().all())
+    assert torch.equal(plan @ B, before)
+    assert torch.equal(plan @ large, before_large)
+
+
+def test_threads_on_one_stream_each_have_their_products_repaired():
+    csr = csr_of(sp.random_array((300, 248), density=0.1, rng=3), dtype=F16).to("cuda")
+    B = dense(248, 64, F16)
+    B[3, 7] = torch.inf
+    exact = st.plan(csr, 64, system="csr") @ B
+    for _ in range(10):
+        plan = st.plan(csr, 64, system="bcsr")
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _, plan=plan: plan @ B, range(16)))
+        torch.cuda.synchronize()
+        assert all(torch.equal(C.isnan(), exact.isnan()) for C in found)
+
+
 # -- steps of the ladder
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sparsetile as st
+from sparsetile.plan import spmm as spmm_module
 from tests.contracts.cases import (
     assert_close,
     csr_of,
@@ -264,3 +265,122 @@ def test_a_thread_without_a_context_may_launch_first():
     torch.cuda.synchronize()
     assert_close(results[0], csr, B)
     assert len(results) == 2
+
+
+@ours
+def test_rows_of_b_and_c_may_be_farther_apart_than_32_bits(system):
+    size = system.element.itemsize
+    stride = 2**32 // size
+    if torch.cuda.mem_get_info()[0] < 5 * 2**32:
+        pytest.skip("needs 20 GB of GPU memory")
+    csr = csr_of(random_matrix(3, 3, 0.9, seed=1), dtype=system.element).to("cuda")
+    plan, near = system.plan(csr, 64), dense(system, 3, 64)
+    B, out = (
+        torch.empty(2 * stride + 64, dtype=system.element, device="cuda")
+        .as_strided((3, 64), (stride, 1))
+        .copy_(near)
+        for _ in range(2)
+    )
+    assert_close(plan @ B, csr, near)
+    assert_close(plan.run(B, alpha=2.0) / 2, csr, near)
+    assert plan.run(B, out=out) is out
+    assert_close(out.contiguous(), csr, near)
+    if system.element in (torch.float32, torch.float64):
+        assert torch.equal(plan.run(B, reduce="max"), plan.run(near, reduce="max"))
+
+
+@ours
+def test_very_many_columns_at_odd_addresses_are_right(system):
+    n = 8 * 65_535 + 17  # more slabs of eight columns than a grid is high
+    csr = csr_of(random_matrix(5, 4, 0.7, seed=1), dtype=system.element).to("cuda")
+    plan, B = system.plan(csr, 64), dense(system, 4, n)
+    assert_close(plan @ B, csr, B)
+    assert_close(plan.run(B, bias=torch.zeros(n, device="cuda")), csr, B)
+
+
+@ours
+def test_negative_views_keep_their_signs(system):
+    csr, plan = plan_of(system)
+    for n in (1, 64):
+        X = dense(system, 6000, n)
+        B = torch._neg_view(-X)
+        assert B.is_neg()
+        assert torch.equal(plan @ B, plan @ X)
+        assert torch.equal(plan.run(B, alpha=2.0), plan.run(X, alpha=2.0))
+    values = csr.values.clone()
+    expected = plan @ X
+    plan.update_values(torch._neg_view(-values))
+    assert torch.equal(plan @ X, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
+def test_dense_products_in_16_bits_are_added_up_in_float32(dtype, lead):
+    """torch lets cuBLAS add up in 16 bits unless told otherwise."""
+    csr = csr_of(random_matrix(96, 8192, 0.8), dtype=dtype).to("cuda")
+    plan = st.plan(csr, 512, system="dense")
+    B = torch.randn(*lead, 8192, 512, device="cuda").to(dtype)
+    C = plan @ B
+    for one, b in zip(C if lead else [C], B if lead else [B], strict=True):
+        assert_close(one, csr, b)
+
+
+def test_dense_scales_before_it_rounds():
+    A = (torch.tensor([0, 2000]), torch.arange(2000), torch.full((2000,), 50.0), (1, 2000))
+    plan = st.plan(A, 8, dtype=torch.float16, system="dense", device="cuda")
+    C = plan.run(torch.ones(2000, 8, dtype=torch.float16, device="cuda"), alpha=0.01)
+    torch.testing.assert_close(C.float(), torch.full((1, 8), 1000.0, device="cuda"))
+
+
+def test_autocast_leaves_cusparse_in_float32():
+    csr = csr_of(random_matrix(60, 50, 0.2)).to("cuda")
+    plan, B = st.plan(csr, 16, system="cusparse"), torch.randn(50, 16, device="cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        C = plan @ B
+    assert C.dtype is torch.float32
+    assert_close(C, csr, B)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_kept_plan_dropped_while_another_stream_reads_it_keeps_its_memory(grad):
+    csr = csr_of(random_matrix(4000, 4000, 0.01)).to("cuda")
+    B = torch.randn(4000, 64, device="cuda", requires_grad=grad)
+    st.clear_plan_cache()
+    A = (csr.indptr, csr.indices, csr.values.clone(), csr.shape)
+    expected = st.spmm(A, B).detach()
+    (entry,) = spmm_module._entries.values()
+    (kept,) = entry.plans.values()
+    sizes = [tensor.numel() * tensor.element_size() for tensor in kept.plan.flat[0]]
+    del entry, kept
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        C = st.spmm(A, B).detach()
+    st.clear_plan_cache()
+    others = [torch.full((size,), 255, dtype=torch.uint8, device="cuda") for size in sizes * 2]
+    torch.cuda.synchronize()
+    assert torch.equal(C, expected) and len(others) == 2 * len(sizes)
+
+
+def test_scratch_of_a_thread_goes_with_it():
+    with tf32(True):
+        if torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("needs a Hopper GPU")
+        csr = csr_of(random_matrix(600, 6000, 0.02)).to("cuda")
+        plan, B = st.plan(csr, 512, system="bcsr"), torch.randn(6000, 512, device="cuda")
+        results: list[torch.Tensor] = []
+
+        def once() -> None:
+            thread = threading.Thread(target=lambda: results.append(plan @ B))
+            thread.start()
+            thread.join()
+            results.clear()
+
+        once()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        for _ in range(5):
+            once()
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() <= before

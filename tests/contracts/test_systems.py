@@ -305,6 +305,7 @@ def test_saved_plan_gives_the_same_bits(system, element, device, tmp_path):
 
 
 def test_compiles_without_graph_breaks(system, element, device):
+    torch._dynamo.reset()  # one function is compiled eight times at most
     csr = csr_of(random_matrix(50, 40, 0.1), dtype=element).to(device)
     plan = system.plan(csr, 8)
     layer = torch.compile(lambda b: torch.relu(plan @ b) * 2, fullgraph=True, backend="aot_eager")
@@ -330,7 +331,7 @@ def test_operators_pass_opcheck(system, element, device):
     for relu in (False, True):
         arguments = (tensors, values, [], B, bias, recipe, "sum", 1.0, relu, None)
         torch.library.opcheck(ops.spmm.default, arguments)
-    torch.library.opcheck(ops.sddmm.default, (tensors, G, B, recipe))
+    torch.library.opcheck(ops.sddmm.default, (tensors, G, B, recipe, 0.5))
     torch.library.opcheck(ops.spmm_extremum.default, (tensors, values, B, recipe, "max", True))
     plain = (tensors, values.detach(), [], B.detach(), G.detach(), recipe, "sum", 1.0, 0.5)
     torch.library.opcheck(ops.spmm_out.default, plain)

@@ -151,8 +151,11 @@ def test_batches_may_be_empty_and_so_may_their_matrices(lead, n):
 
 
 def test_a_plan_on_the_right_of_a_product_is_a_mistake():
-    with pytest.raises(TypeError):
-        dense(4, 30) @ made()
+    for left in (dense(4, 30), np.ones((4, 30)), 3):
+        assert said(TypeError, lambda left=left: left @ made()) == (
+            f"plan: operands must be plan @ B, got {type(left).__name__} @ plan. "
+            "Write plan @ B, or plan.T for the transpose."
+        )
     assert said(TypeError, lambda: torch.mm(made(), dense())) == (
         "plan: operands must be plan @ B, got mm of 2 arguments. "
         "Write plan @ B, or plan.T for the transpose."
@@ -269,3 +272,67 @@ def test_a_nonsense_device_and_a_float_order_are_refused():
         TypeError, match=r"plan: reorder must be whole row numbers, got torch.float"
     ):
         st.plan(csr, 2, reorder=torch.tensor([0.0, 1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+@pytest.mark.parametrize("given", ["two", None, 1j, [1.0]], ids=str)
+def test_a_scale_that_is_no_number_is_refused(name, given):
+    options = {name: given, "out": torch.zeros(30, 4)}
+    assert said(TypeError, lambda: made().run(dense(), **options)) == (
+        f"run: {name} must be a number, got {given!r}. Pass a float."
+    )
+
+
+def test_a_scale_without_out_and_of_a_layer_is_checked_too():
+    text = "alpha must be a number, got 'two'. Pass a float."
+    assert said(TypeError, lambda: made().run(dense(), alpha="two")) == f"run: {text}"
+    assert said(TypeError, lambda: made().linear(dense(3, 20), alpha="two")) == f"linear: {text}"
+
+
+@pytest.mark.parametrize("alpha", [2, np.float32(2), torch.tensor(2.0), np.int64(2)], ids=repr)
+def test_a_scale_of_any_kind_of_number_is_taken(alpha):
+    B = dense()
+    assert torch.equal(made().run(B, alpha=alpha), made().run(B, alpha=2.0))
+
+
+def test_a_scale_that_requires_grad_is_refused():
+    alpha = torch.tensor(2.0, requires_grad=True)
+    assert said(TypeError, lambda: made().run(dense(), alpha=alpha)) == (
+        "run: alpha must be a number without a gradient, got a tensor that requires grad. "
+        "Multiply the result by it instead."
+    )
+
+
+@pytest.mark.parametrize(
+    "bias, text",
+    [
+        ([1.0] * 4, "a torch tensor, got list. Convert it with torch.as_tensor."),
+        (
+            torch.ones(4, dtype=torch.complex64),
+            "a dense tensor of real numbers, got torch.complex64, torch.strided. Convert it first.",
+        ),
+    ],
+    ids=["list", "complex"],
+)
+def test_a_bias_that_is_no_tensor_of_real_numbers_is_refused(bias, text):
+    assert said(TypeError, lambda: made().run(dense(), bias=bias)) == f"run: bias must be {text}"
+
+
+def test_relu_is_true_or_false():
+    assert said(TypeError, lambda: made().run(dense(), relu="yes")) == (
+        "run: relu must be True or False, got 'yes'. Pass relu=True."
+    )
+
+
+def test_the_short_path_is_for_plain_scales_and_columns_side_by_side(monkeypatch):
+    plan, B = made(system="cpu"), dense()
+    expected, bound = plan @ B, []
+    monkeypatch.setattr(plan, "_bound", lambda B: bound.append(B) or expected)
+    for taken in (B, dense(20, 9)[:, :4], dense(1, 20).T):
+        plan @ taken
+    assert len(bound) == 3
+    assert torch.equal(plan.run(B, alpha=torch.tensor(1.0)), expected)
+    torch.testing.assert_close(plan @ B.T.contiguous().T, expected)
+    assert len(bound) == 3
+    one = torch.tensor(1.0, requires_grad=True)
+    assert said(TypeError, lambda: plan.run(B, alpha=one)).startswith("run: alpha must be a number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
@@ -156,3 +157,79 @@ def test_two_products_may_wait_for_one_backward():
     ((plan @ first).sum() + (plan @ second).sum()).backward()
     rows = csr_of(MATRIX).indices.long()
     assert torch.allclose(parameter.grad, (first + second).sum(1)[rows], atol=1e-5)
+
+
+def test_values_given_to_the_transpose_are_the_plan_s_too():
+    csr, B, G = csr_of(MATRIX), dense(), dense(30)
+    plan = made()
+    fresh = torch.randn(MATRIX.nnz)
+    plan.T.update_values(fresh)
+    expected = csr.transposed().with_values(fresh)
+    assert_close(plan.T @ G, expected, G)
+    assert_close(plan @ B, expected.transposed(), B)
+    plan.update_values(csr.values)
+    assert_close(plan.T @ G, csr.transposed(), G)
+
+
+def test_a_parameter_given_to_the_transpose_is_followed_by_both():
+    plan, B, G = made(), dense(), dense(30)
+    flipped = csr_of(MATRIX).transposed()
+    parameter = torch.nn.Parameter(torch.randn(MATRIX.nnz))
+    kept = plan.T
+    kept.update_values(parameter)
+    for step in range(2):
+        now = flipped.with_values(parameter.detach())
+        with torch.no_grad():
+            assert_close(kept @ G, now, G)
+            assert_close(plan @ B, now.transposed(), B)
+        ((plan @ B).sum() + (kept @ G).sum()).backward()
+        assert bool(parameter.grad.all()), step
+        with torch.no_grad():
+            parameter.sub_(parameter.grad)
+        parameter.grad = None
+
+
+def test_a_transpose_taken_earlier_follows_a_parameter_given_later():
+    plan, G = made(), dense(30)
+    kept = plan.T
+    parameter = torch.nn.Parameter(torch.randn(MATRIX.nnz))
+    plan.update_values(parameter)
+    (kept @ G).sum().backward()
+    assert bool(parameter.grad.any())
+
+
+def test_the_transpose_of_the_transpose_is_the_plan():
+    plan = made()
+    kept = plan.T
+    assert kept.T is plan
+    B = dense(30, requires_grad=True)
+    (kept @ B).sum().backward()
+    assert_close(B.grad, csr_of(MATRIX), torch.ones(20, 4))
+
+
+def test_a_transpose_outlives_its_plan():
+    kept = made().T
+    gc.collect()
+    fresh, B = torch.randn(MATRIX.nnz), dense()
+    kept.update_values(fresh)
+    assert_close(kept.T @ B, csr_of(MATRIX).transposed().with_values(fresh).transposed(), B)
+
+
+@pytest.mark.parametrize("how", ["updated", "passed"])
+def test_a_parameter_that_a_state_dict_replaced_can_be_followed(how):
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(MATRIX.nnz))
+
+    layer, B = Layer(), dense()
+    plan = made().update_values(layer.weight)
+    fresh = torch.randn(MATRIX.nnz)
+    layer.load_state_dict({"weight": fresh}, assign=True)
+    if how == "updated":
+        C = plan.update_values(layer.weight) @ B
+    else:
+        C = plan.run(B, values=layer.weight)
+    assert_close(C.detach(), csr_of(MATRIX).with_values(fresh), B)
+    C.sum().backward()
+    assert bool(layer.weight.grad.any())

@@ -446,3 +446,88 @@ def test_a_matrix_of_scipy_s_old_kind_works_too(plans):
     assert_close(st.spmm(A, B), csr_of(MATRIX), B)
     st.spmm(A, B)
     assert len(plans) == 1
+
+
+def test_the_plans_of_a_matrix_are_bounded_and_the_latest_stay(plans, monkeypatch):
+    monkeypatch.setattr(module, "MAX_PLANS", 3)
+    A = csr_tuple()
+    for n in (1, 2, 3, 1, 4):
+        assert_close(st.spmm(A, torch.ones(20, n)), csr_of(MATRIX), torch.ones(20, n))
+    (entry,) = module._entries.values()
+    assert [key[0] for key in entry.plans] == [3, 1, 4]
+    assert len(plans) == 4
+    st.spmm(A, torch.ones(20, 2))
+    assert len(plans) == 5, "what was dropped is planned again"
+
+
+class Streams:
+    """A plan on a GPU that is pretended, and the streams it was told of."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", 0)
+        self.recorded: list[str] = []
+
+    def record_stream(self, stream: str) -> None:
+        self.recorded.append(stream)
+
+
+@pytest.fixture
+def on_stream(monkeypatch: pytest.MonkeyPatch) -> Callable[[module._Kept, int], None]:
+    """Launch something with a kept plan on a stream."""
+
+    def use(kept: module._Kept, handle: int) -> None:
+        monkeypatch.setattr(module, "current_stream_handle", lambda device: handle)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream {handle}")
+        kept.note_stream()
+
+    return use
+
+
+def test_a_dropped_plan_tells_the_allocator_every_stream_that_used_it(on_stream):
+    entry = module._Entry(None, None)
+    kept = entry.keep((1,), Streams())
+    for handle in (7, 8, 7, 7):
+        on_stream(kept, handle)
+    assert kept.plan.recorded == [], "nothing per call"
+    entry.drop()
+    assert kept.plan.recorded == ["stream 7", "stream 8"] and not entry.plans
+
+
+@pytest.mark.parametrize("how", ["cleared", "evicted", "forgotten"])
+def test_every_way_to_drop_a_plan_tells_the_streams(on_stream, monkeypatch, how):
+    entry = module._entries["key"] = module._Entry(None, None)
+    kept = entry.keep((1,), Streams())
+    on_stream(kept, 7)
+    if how == "cleared":
+        st.clear_plan_cache()
+    elif how == "forgotten":
+        module._forget("key")
+    else:
+        monkeypatch.setattr(module, "MAX_PLANS", 1)
+        entry.keep((2,), Streams())
+    assert kept.plan.recorded == ["stream 7"]
+
+
+def test_a_plan_on_the_cpu_has_no_streams():
+    st.spmm(A := csr_tuple(), torch.ones(20, 4))
+    (entry,) = module._entries.values()
+    (kept,) = entry.plans.values()
+    assert not kept.streams and kept.plan.record_stream(None) is None and A[0] is not None
+
+
+def test_a_plan_tells_the_allocator_of_every_tensor_it_keeps(monkeypatch):
+    plan = st.plan(csr_tuple(), 4)
+    plan._prepare_gradients()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plan @ torch.ones(20, 4)
+    recorded: list[tuple[int, object]] = []
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda self, stream: recorded.append((id(self), stream))
+    )
+    for each in (plan, plan.T):
+        monkeypatch.setattr(each, "device", torch.device("cuda", 0))
+    plan.record_stream("stream")
+    held = plan._held
+    kept = [*plan.flat[0], held.held, held._casts[torch.bfloat16][0], plan.T._held.held]
+    assert {id(tensor) for tensor in kept} <= {where for where, _ in recorded}
+    assert {stream for _, stream in recorded} == {"stream"}

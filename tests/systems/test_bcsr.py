@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from sparsetile.kernels.tf32_operand import TF32_OPERAND
 from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, runner
+from sparsetile.systems.base import PLAIN, Epilogue
 from sparsetile.systems.bcsr import runner as bcsr_runner
 from sparsetile.systems.bcsr import system as system_module
 from sparsetile.systems.bcsr.runner import BCSRRunner
@@ -183,7 +185,7 @@ def test_where_cells_are_empty_the_exact_systems_parts_come_along():
     assert meta_of(request(csr=csr))["exact"] == exact.recipe
     assert all(torch.equal(stage.tensors[f"exact.{k}"], t) for k, t in exact.tensors.items())
     assert len(stage.tensors) == 5 + len(exact.tensors)
-    assert stage.choices["repair"] == "elements that are not finite, by csr"
+    assert stage.choices["repair"].startswith("elements that are not finite, by csr")
     assert isinstance(runner(stage.recipe)._exact, CSRRunner)
 
 
@@ -251,12 +253,13 @@ def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> l
 def test_a_plan_compiles_the_product_and_its_repair(loaded):
     work = runner(BCSR.build(request()).recipe)
     work.prepare(512, F16, True, torch.device("cuda", 0))
-    (name, config, device, shared), (repair, repair_config, _) = loaded
+    (name, config, device, shared), (repair, repair_config, _), (strided, *_) = loaded
+    assert strided == "repair_strided"
     assert (name, device, config["kCols"], shared) == ("spmm_bcsr", 0, 256, 196672)
     assert config in list(SPMM_BCSR.configs())
     assert repair == "spmm_csr" and repair_config["kRepair"]
     work.prepare(512, F16, True, torch.device("cuda", 0))
-    assert len(loaded) == 2, "once"
+    assert len(loaded) == 3, "once"
 
 
 def test_full_blocks_need_no_second_kernel(loaded):
@@ -318,6 +321,55 @@ def test_no_tensor_map_is_made_of_what_the_copy_engine_will_not_touch(monkeypatc
     assert not any(empty._map_of_c(F32, 16, 16, Store.BY_THREADS)(4096))
 
 
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> list[str]:
+    """What happens on the way to a launch, in order, on a GPU that is pretended."""
+    gpu_facts(processors=4, l2_bytes=2**20)
+    done: list[str] = []
+    kernel = SimpleNamespace(launch=lambda *_, **__: done.append("launch"))
+    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *rest: kernel)
+    monkeypatch.setattr(bcsr_runner, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(bcsr_runner, "ensure_cuda_context", lambda device: done.append("context"))
+    monkeypatch.setattr(bcsr_runner, "current_stream_handle", lambda device: 7)
+    monkeypatch.setattr(bcsr_runner, "encode_matrix", lambda *what: done.append("map") or (0,) * 16)
+    return done
+
+
+def test_a_thread_has_its_context_before_the_first_tensor_map(launched):
+    csr = blocks_of([[1]])
+    stage = BCSR.build(request(csr=csr))
+    work = runner(stage.recipe)
+    B, out = torch.ones(csr.shape[1], 64, dtype=F16), torch.empty(csr.shape[0], 64, dtype=F16)
+    work.spmm(stage.tensors, csr.values.to(F16), None, B, out)
+    assert launched[0] == "context" and launched[-1] == "launch" and "map" in launched
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_product_and_repair_share_a_flag_that_begins_at_zero(launched, monkeypatch, beta):
+    stage = BCSR.build(request())
+    work = runner(stage.recipe)
+    flag, given = torch.ones(1, dtype=torch.int64), []
+    monkeypatch.setattr(bcsr_runner, "zeroed_flag", lambda device, stream: flag.zero_())
+
+    def product(self, tensors, blocks, B, out, epilogue, spoilt=None):
+        given.append((spoilt, int(spoilt)))
+        spoilt.fill_(1)
+        out.zero_()
+
+    def repair(self, tensors, values, B, out, epilogue=PLAIN, only_if=None):
+        given.append((only_if, int(only_if)))
+
+    monkeypatch.setattr(type(work), "_product", product)
+    monkeypatch.setattr(type(work._exact), "repair", repair)
+    B = torch.ones(work.cols, 64, dtype=F16)
+    for _ in range(2):
+        out = torch.zeros(work.rows, 64, dtype=F16)
+        values = torch.ones(work.nnz, dtype=F16)
+        work.spmm(stage.tensors, values, None, B, out, Epilogue(beta=beta))
+    assert all(each is flag for each, _ in given)
+    assert [seen for _, seen in given] == [0, 1, 0, 1]
+
+
 @pytest.mark.parametrize(
     "shape, offset, strides, well",
     [
@@ -359,9 +411,12 @@ def test_c_is_written_in_place_where_rows_are_aligned_and_hold_whole_stores(dtyp
         assert runner._store_of(tensors, out) is Store.BY_THREADS
 
 
-def test_operands_of_any_strides_are_taken_where_nothing_is_repaired():
-    assert BCSR.make_runner(meta_of(request(csr=blocks_of([[1]])))).any_strides
-    assert not BCSR.make_runner(meta_of(request())).any_strides
+def test_operands_of_any_strides_are_taken_but_by_steps_of_the_ladder():
+    for asked in (request(csr=blocks_of([[1]])), request()):
+        work = BCSR.make_runner(meta_of(asked))
+        assert work.any_strides and work.fuses_linear
+    step = BCSR.make_runner(meta_of(request(ablation="opt2")))
+    assert not step.any_strides and not step.fuses_linear
 
 
 # -- plan files

@@ -1,17 +1,23 @@
-"""What the csr system decides: how long items are, and in which order slabs are walked."""
+"""What the csr system decides: lengths of items, the order of slabs, and what a grid holds."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sparsetile.formats.units import Units
 from sparsetile.intake import as_csr
+from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.csr import LOCAL, LOCAL_BUNDLES, RowShape
 from sparsetile.reorder import Permutation
-from sparsetile.systems.base import Request
+from sparsetile.systems import runner
+from sparsetile.systems.base import Epilogue, Request
+from sparsetile.systems.csr import runner as csr_runner
 from sparsetile.systems.csr.rows import (
     BUSY_WARPS,
     LONGEST_SEGMENT,
@@ -23,6 +29,7 @@ from sparsetile.systems.csr.rows import (
     segment_length,
 )
 from sparsetile.systems.csr.system import CSRSystem
+from tests.contracts.cases import csr_of, random_matrix, with_dense_row
 
 NARROW, WIDE = 128, 512  # bytes of a row of B
 
@@ -96,3 +103,100 @@ def test_rows_of_b_in_no_order_take_narrow_slabs_one_after_the_other(monkeypatch
     coo = torch.sparse_coo_tensor(torch.stack([row, col]), torch.ones(30_000), (3000, 3000))
     shape = recipe_of(as_csr(coo.coalesce()), 512)["shape"]
     assert shape["spread"] > 2.5 and shape["whole"] == 0.0
+
+
+# -- launches
+
+
+@dataclass
+class Launched:
+    """One launch, as a kernel sees it."""
+
+    grid: tuple[int, int, int]
+    params: dict
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> list[Launched]:
+    """Launches on a GPU that is pretended."""
+    gpu_facts()
+    found: list[Launched] = []
+    kernel = SimpleNamespace(
+        launch=lambda grid, threads, stream, params, **_: found.append(Launched(grid, dict(params)))
+    )
+    memory = SimpleNamespace(data_ptr=lambda: 1000)
+    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *rest: kernel)
+    monkeypatch.setattr(csr_runner, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(csr_runner, "ensure_cuda_context", lambda device: None)
+    monkeypatch.setattr(csr_runner, "current_stream_handle", lambda device: 7)
+    monkeypatch.setattr(csr_runner, "scratch", lambda *asked: (memory, memory))
+    return found
+
+
+def built_of(matrix, n: int):
+    csr = csr_of(matrix)
+    return CSRSystem().build(Request(csr, n, torch.float32, Permutation("identity", None)))
+
+
+def test_batches_whose_partial_sums_are_large_go_in_pieces(launched, monkeypatch):
+    built = built_of(with_dense_row(40, 60_000, 11), 32)
+    work = runner(built.recipe)
+    assert work._plain.slots
+    B, out = torch.ones(5, 60_000, 32), torch.empty(5, 40, 32)
+    asked = []
+    monkeypatch.setattr(
+        csr_runner, "scratch",
+        lambda *given: asked.append(given[2]) or [SimpleNamespace(data_ptr=lambda: 1000)] * 2,
+    )  # fmt: skip
+    work.spmm(built.tensors, torch.ones(work.nnz), None, B, out)
+    assert [each.grid[2] for each in launched] == [5]
+    one = asked[0] // 5
+    monkeypatch.setattr(csr_runner, "MAX_SCRATCH", 2 * one + 1)
+    launched.clear()
+    work.spmm(built.tensors, torch.ones(work.nnz), None, B, out)
+    assert [each.grid[2] for each in launched] == [2, 2, 1]
+    assert asked[1:] == [2 * one, 2 * one, one]
+    step = 60_000 * 32 * 4
+    assert [each.params["b"] - B.data_ptr() for each in launched] == [0, 2 * step, 4 * step]
+
+
+def wide_operands(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of B at odd addresses, so that slabs are narrow."""
+    return torch.ones(4, n + 1)[:, 1:], torch.empty(3, n)
+
+
+def test_more_slabs_than_a_grid_is_high_are_walked_along_it(launched, monkeypatch):
+    n = 5000
+    monkeypatch.setattr(csr_runner, "MAX_SLABS", 100)
+    built = built_of(random_matrix(3, 4, 0.9), n)
+    B, out = wide_operands(n)
+    work = runner(built.recipe)
+    work.spmm(built.tensors, torch.ones(work.nnz), None, B, out)
+    (launch,) = launched
+    slabs = launch.params["slabs"]
+    assert slabs > 100 and launch.grid == (slabs, 1, 1) and launch.params["slab_fast"]
+
+
+@pytest.mark.parametrize("mode", ["sum", "max"])
+def test_more_blocks_than_a_grid_is_long_are_launched_in_parts(launched, monkeypatch, mode):
+    built = built_of(random_matrix(3, 4, 0.9), 5000)
+    work, n = runner(built.recipe), 5000
+    B, out = wide_operands(n)
+    bias, args = torch.arange(float(n)), torch.empty(3, n, dtype=torch.int64)
+    monkeypatch.setattr(csr_runner, "MAX_SLABS", 1)
+    monkeypatch.setattr(csr_runner, "MAX_BLOCKS", 7)
+    if mode == "sum":
+        work.spmm(built.tensors, torch.ones(work.nnz), None, B, out, Epilogue(bias=bias))
+    else:
+        work.extremum(built.tensors, torch.ones(work.nnz), B, out, args, True)
+    assert len(launched) > 2 and all(each.grid[0] <= 7 for each in launched)
+    at = 0
+    for each in launched:
+        assert each.params["b"] == B.data_ptr() + 4 * at
+        assert each.params["c"] == out.data_ptr() + 4 * at
+        other = bias.data_ptr() + 4 * at if mode == "sum" else args.data_ptr() + 8 * at
+        assert each.params["bias" if mode == "sum" else "args"] == other
+        assert each.params["c_row_stride"] == n
+        at += each.params["n"]
+    assert at == n
+    assert work.prepare_launches(built.tensors, None, None, torch.ones(4, n)) is None

@@ -28,12 +28,15 @@ from sparsetile.systems.csr.runner import CSRRunner
 from sparsetile.systems.rsh import cost as rsh_cost
 from sparsetile.systems.rsh import runner as rsh_runner
 from sparsetile.systems.rsh.cost import (
+    CUT,
+    CUT_LEAST,
+    CUT_MOST,
     HEIGHT,
-    LEAST_STEPS,
-    MOST_STEPS,
     PIECE,
+    SHARED_LEAST,
+    SHARED_MOST,
     cheapest_split,
-    long_window,
+    long_windows,
     row_costs,
 )
 from sparsetile.systems.rsh.runner import RSHRunner
@@ -227,7 +230,7 @@ def test_a_prediction_counts_columns_once(monkeypatch):
 def test_pieces_of_long_windows_are_part_of_their_cost():
     wanted = request(n=128)
     costs = row_costs(wanted)
-    assert costs.longest == long_window(wanted) and costs.piece == PIECE * costs.tile > 0
+    assert costs.longest == long_windows(wanted)[1] and costs.piece == PIECE * costs.tile > 0
     assert row_costs(request(n=256)).tile > costs.tile
     assert row_costs(request(n=128, dtype=F16)).tile < costs.tile
 
@@ -241,14 +244,14 @@ def test_recipe_and_choices_say_what_was_built():
     short = csr.nnz - 48 * 72
     assert meta_of(built) == {
         "rows": 98, "cols": 500, "nnz": csr.nnz, "tensors": list(built.tensors), "positions": 48,
-        "tiles": 30, "items": 2, "slots": 0, "nodes": 0,
+        "tiles": 30, "items": 2, "shared": 0, "slots": 0, "nodes": 0,
         "residual": {"sections": [0, 0, 0, 50], "slots": 0, "nodes": 0},
     }  # fmt: skip
     assert built.choices == {
         "format": f"RS-Tile, 3 windows of 16 rows, 30 tiles of {48 * 72 / 30:.1f} entries",
         "split": f"{100 * (1 - short / csr.nnz):.1f} % of the entries and 48 of 98 rows in windows",
-        "schedule": "2 items of windows, at most 32 tiles, 0 partial sums; 50 items of rows, "
-        "0 partial sums",
+        "schedule": "2 items of windows, 0 of them shared by the warps of a block, at most "
+        f"{CUT_LEAST} tiles, 0 partial sums; 50 items of rows, 0 partial sums",
         "ablation": "mixed",
     }
     assert built.tensors["columns"] is csr.indices and built.tensors["indptr"] is csr.indptr
@@ -260,25 +263,28 @@ def full(windows: int, tiles: int) -> st.CSR:
 
 
 @pytest.mark.parametrize("dtype, depth", [(F32, 1), (F16, 2), (BF16, 2)], ids=str)
-def test_windows_of_more_tiles_than_the_limit_are_cut(dtype, depth):
-    limit = LEAST_STEPS * depth
-    assert long_window(request(csr=full(1, limit), dtype=dtype)) == limit
-    whole, cut = (build(full(1, tiles), dtype=dtype) for tiles in (limit, limit + 1))
-    assert (meta_of(whole)["slots"], meta_of(cut)["slots"]) == (0, 2)
-    said = f"1 items of windows, at most {limit} tiles, 0 partial sums; 0 items of rows"
-    assert whole.choices["schedule"].startswith(said)
-    assert cut.choices["schedule"].startswith(f"2 items of windows, at most {limit} tiles, 2 ")
+def test_long_windows_are_shared_and_longer_ones_are_cut(dtype, depth):
+    shared, limit = SHARED_LEAST * depth, CUT_LEAST * depth
+    assert long_windows(request(csr=full(1, limit), dtype=dtype)) == (shared, limit)
+    built = [build(full(1, t), dtype=dtype) for t in (shared, shared + 1, limit, limit + 1)]
+    assert [meta_of(b)["shared"] for b in built] == [0, 1, 1, 2]
+    assert [meta_of(b)["slots"] for b in built] == [0, 0, 0, 2]
+    said = [b.choices["schedule"] for b in built]
+    most = f"by the warps of a block, at most {limit} tiles"
+    assert said[0].startswith(f"1 items of windows, 0 of them shared {most}, 0 partial sums")
+    assert said[3].startswith(f"2 items of windows, 2 of them shared {most}, 2 partial sums")
 
 
-def test_the_limit_grows_with_what_each_warp_has_to_do(gpu_facts):
+def test_the_limits_grow_with_what_each_warp_has_to_do(gpu_facts):
     csr = full(60, 20)
     steps = 1200  # for 16 warps an SM at 128 columns
     gpu_facts(processors=2)
-    assert long_window(request(csr=csr, n=128)) == round(1.5 * steps / 32) == 56
-    assert long_window(request(csr=csr, n=256)) == MOST_STEPS, "two slabs, but never more"
-    assert long_window(request(csr=csr, n=128, dtype=F16)) == 2 * LEAST_STEPS, "half the steps"
+    assert long_windows(request(csr=csr, n=128)) == (round(steps / 32), round(CUT * steps / 32))
+    assert long_windows(request(csr=csr, n=384)) == (SHARED_MOST, CUT_MOST), "but never more"
+    half = long_windows(request(csr=csr, n=128, dtype=F16))
+    assert half == (2 * SHARED_LEAST, 2 * CUT_LEAST), "half the steps"
     gpu_facts(processors=132)
-    assert long_window(request(csr=csr, n=128)) == LEAST_STEPS, "nor less"
+    assert long_windows(request(csr=csr, n=128)) == (SHARED_LEAST, CUT_LEAST), "nor less"
 
 
 @pytest.mark.parametrize("ablation", [None, *RSH.ablations])
@@ -392,7 +398,7 @@ def test_blocks_of_rows_follow_those_of_windows(loaded):
 
 
 def test_partial_sums_of_windows_and_of_rows_lie_behind_each_other(loaded):
-    shared, row = equal_rows(16, 5000).toarray(), np.zeros((1, 9000))
+    shared, row = np.eye(16, 5000) + (np.arange(5000) < 2000), np.zeros((1, 9000))
     row[0, 5000:] = 1
     matrix = np.concatenate([np.pad(shared, ((0, 0), (0, 4000))), row])
     built = build(csr_of(sp.csr_array(matrix)), "mixed", n=128)
@@ -412,13 +418,13 @@ def test_partial_sums_of_windows_and_of_rows_lie_behind_each_other(loaded):
 
 
 def test_batches_whose_partial_sums_are_large_go_in_pieces(loaded, monkeypatch):
-    built = build(csr_of(np.ones((16, 8 * 65))), n=128)
+    built = build(csr_of(np.ones((16, 8 * 165))), n=128)
     one = meta_of(built)["slots"] * 16 * 128 * 4
     monkeypatch.setattr(rsh_runner, "MAX_SCRATCH", 2 * one + 1)
-    run(built, torch.ones(5, 520, 128), torch.empty(5, 16, 128))
+    run(built, torch.ones(5, 1320, 128), torch.empty(5, 16, 128))
     assert [launch.grid[2] for launch in loaded[-1].launches] == [2, 2, 1]
     monkeypatch.setattr(rsh_runner, "MAX_SCRATCH", one - 1)
-    run(built, torch.ones(2, 520, 128), torch.empty(2, 16, 128))
+    run(built, torch.ones(2, 1320, 128), torch.empty(2, 16, 128))
     assert [launch.grid[2] for launch in loaded[-1].launches] == [1, 1], "one at least"
 
 
@@ -489,7 +495,7 @@ def test_the_quick_way_is_for_whole_work_and_aligned_operands(loaded):
     for B in (torch.ones(130, 7), flat):
         assert work.prepare_launches(built.tensors, None, packed, B) is None
     assert work.prepare_launches(built.tensors, None, None, torch.ones(130, 16)) is None
-    for matrix, ablation in ((np.ones((16, 8 * 65)), "tiles"), (np.ones((1, 4000)), "rows")):
+    for matrix, ablation in ((np.ones((16, 8 * 165)), "tiles"), (np.ones((1, 4000)), "rows")):
         cut = build(csr_of(sp.csr_array(matrix)), ablation)
         work = runner(cut.recipe)
         packed = work.pack(cut.tensors, None, F32)

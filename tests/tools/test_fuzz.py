@@ -9,7 +9,7 @@ import pytest
 import torch
 from tools.fuzz import Outcome, fuzz, main, try_case
 from tools.fuzz_cases import CONTAINERS, Case, draw
-from tools.fuzz_refusals import KNOWN_FAULTS, REFUSALS, check_refusal, is_refusal
+from tools.fuzz_refusals import REFUSALS, check_refusal, is_refusal
 
 import sparsetile as st
 from sparsetile.check.digest import code_digest
@@ -212,15 +212,7 @@ def test_bad_usage_ends_with_code_2(words, capsys):
     assert "must be" in capsys.readouterr().err
 
 
-# Faults that the fuzzer found and that are not repaired yet; their combinations are not drawn.
-# Each test fails when its fault is gone: remove it then, and draw the combination.
-
-
-@pytest.mark.parametrize("name", KNOWN_FAULTS)
-@pytest.mark.xfail(strict=True, reason="plan/operands.py does not check alpha, beta and bias")
-def test_known_fault_refusal_without_the_pattern(name, tmp_path):
-    plan = st.plan(csr_of(random_matrix(5, 4, 0.5)), 4)
-    assert not check_refusal(draw(0, 0, "cpu"), plan, tmp_path, name)
+# Faults that the fuzzer found, each in its smallest form.
 
 
 def large_row() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, int]]:
@@ -228,23 +220,32 @@ def large_row() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, in
     return torch.tensor([0, 2]), torch.tensor([0, 1]), values, (1, 2)
 
 
-@pytest.mark.xfail(strict=True, reason="dense rounds a sum to float16 before its epilogue")
-@pytest.mark.parametrize("options", [{"reduce": "mean"}, {"alpha": 0.25}])
-def test_known_fault_dense_overflows_before_the_epilogue(options):
+@pytest.mark.parametrize("system", ["cpu", "dense"])
+@pytest.mark.parametrize(
+    "options, expected", [({"reduce": "mean"}, 40_000.0), ({"alpha": 0.25}, 20_000.0)]
+)
+def test_a_sum_may_exceed_float16_before_its_epilogue(system, options, expected):
+    plan = st.plan(large_row(), 3, dtype=torch.float16, system=system)
+    C = plan.run(torch.ones(2, 3, dtype=torch.float16), **options)
+    assert C.tolist() == [[expected] * 3]
+
+
+def test_what_out_held_is_scaled_before_it_is_rounded():
     plan = st.plan(large_row(), 3, dtype=torch.float16, system="dense")
-    assert bool(plan.run(torch.ones(2, 3, dtype=torch.float16), **options).isfinite().all())
+    out = torch.full((1, 3), 48_000.0, dtype=torch.float16)
+    plan.run(torch.ones(2, 3, dtype=torch.float16), out=out, alpha=-1.0, beta=2.0)
+    assert out.tolist() == [[16_000.0] * 3]
 
 
-@pytest.mark.xfail(strict=True, reason="Plan.run rounds a max to float16 before alpha")
-def test_known_fault_max_overflows_before_alpha():
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_an_extremum_may_exceed_float16_before_alpha(reduce):
     plan = st.plan(large_row(), 3, dtype=torch.float16, system="cpu")
     B = torch.full((2, 3), 2.0, dtype=torch.float16)
-    assert bool(plan.run(B, reduce="max", alpha=0.25).isfinite().all())
+    assert plan.run(B, reduce=reduce, alpha=0.25).tolist() == [[20_000.0] * 3]
 
 
-@pytest.mark.xfail(strict=True, reason="cpu and dense round to 16 bits before they add the bias")
 @pytest.mark.parametrize("system", ["cpu", "dense"])
-def test_known_fault_a_16_bit_result_is_rounded_twice_with_a_bias(system):
+def test_a_16_bit_result_with_a_bias_is_rounded_once(system):
     A = (torch.tensor([0, 2]), torch.tensor([0, 1]), torch.tensor([256.0, 1.0]), (1, 2))
     plan = st.plan(A, 3, dtype=torch.bfloat16, system=system)
     B = torch.ones(2, 3, dtype=torch.bfloat16)

@@ -119,6 +119,19 @@ def _runs(offsets: Tensor, tiles: Tensor, cut: Tensor, length: int) -> Tensor:
     return torch.stack([first, offsets[first], offsets[last + 1], -count], 1)
 
 
+def _whole(offsets: Tensor, window: Tensor) -> Tensor:
+    """Return an item for each of these windows."""
+    one = torch.full_like(window, -1)
+    return torch.stack([window, offsets[window], offsets[window + 1], one], 1)
+
+
+def _long_first(items: Tensor, most: int) -> Tensor:
+    """Put items of more than ``most`` steps first, longest first; the others keep their order."""
+    length = items[:, 2] - items[:, 1]
+    rank = torch.where(length > most, -length, 0)
+    return items[torch.sort(rank, stable=True).indices]
+
+
 @dataclass(frozen=True, eq=False)
 class WindowSchedule(TreeSchedule):
     """Items ``first window, first tile, end, -windows`` of a run of windows, or ``window, first
@@ -126,6 +139,9 @@ class WindowSchedule(TreeSchedule):
 
     Pieces come first, then long windows where ``limit`` was given, then runs in the order of their
     windows, because neighbours share rows of B.
+
+    A shared item is one that the warps of a thread block work on together, each on a part of its
+    tiles. Where ``shared`` was given, pieces and the windows over it are such items.
 
     Attributes
     ----------
@@ -135,6 +151,8 @@ class WindowSchedule(TreeSchedule):
         Tiles at which a run ends, and to which longer windows are cut.
     offsets : Tensor of int64 [windows + 1]
         First tile of each window, which the kernel reads beside the items.
+    shared_count : int
+        Items at the front of the list that are shared.
     """
 
     name = "windows"
@@ -142,11 +160,13 @@ class WindowSchedule(TreeSchedule):
         "7 workers": {"workers": 7.0},
         "1000 workers": {"workers": 1000.0},
         "whole windows": {"workers": 7.0, "balance": False},
+        "shared windows": {"limit": 24, "shared": 6},
     }
 
     imbalance: float
     longest: int
     offsets: Tensor
+    shared_count: int = 0
 
     @classmethod
     def make(
@@ -158,6 +178,7 @@ class WindowSchedule(TreeSchedule):
         times: TileTimes = EQUATION_4,
         step: int = 1,
         limit: int | None = None,
+        shared: int | None = None,
     ) -> Self:
         """Concatenate short windows to runs, and cut long ones.
 
@@ -176,6 +197,8 @@ class WindowSchedule(TreeSchedule):
         limit : int, optional
             Cut no window but those of more tiles than this, into pieces of at most as many
             (RSH-SpMM's rule); the time model decides when None.
+        shared : int, optional
+            Share windows of more tiles than this, at most ``limit``; none when None.
         """
         cls._require(units)
         assert units.offsets is not None  # as _require has seen
@@ -188,13 +211,14 @@ class WindowSchedule(TreeSchedule):
             else:
                 longest = max(limit // step, 1)
                 cut = tiles > longest
-            runs = _runs(offsets, tiles, cut, min(longest, RUN_TILES))
+            alone = cut if shared is None else tiles > min(shared // step, longest)
+            runs = _runs(offsets, tiles, alone, min(longest, RUN_TILES))
             long = torch.nonzero(cut).squeeze(1)
+            whole = _whole(offsets, torch.nonzero(alone & ~cut).squeeze(1))
         else:
             longest = max(int(tiles.max()), 1) if count else 1
             window = torch.arange(count, device=device)
-            runs = torch.stack([window, offsets[:-1], offsets[1:], torch.full_like(window, -1)], 1)
-            long = window[:0]
+            runs, whole, long = _whole(offsets, window), _whole(offsets, window[:0]), window[:0]
         pieces = SegmentSchedule.make(
             Units(
                 long, offsets[long], tiles[long],
@@ -204,10 +228,8 @@ class WindowSchedule(TreeSchedule):
         )  # fmt: skip
         if limit is not None:
             # Long windows first: whoever starts one last ends last.
-            length = runs[:, 2] - runs[:, 1]
-            rank = torch.where(length > longest // LONG_SHARE, -length, 0)
-            runs = runs[torch.sort(rank, stable=True).indices]
-        items = torch.cat([pieces.items, runs.to(torch.int32)])
+            whole, runs = _long_first(whole, 0), _long_first(runs, longest // LONG_SHARE)
+        items = torch.cat([pieces.items, whole.to(torch.int32), runs.to(torch.int32)])
         items[:, 1:3] *= step
         return cls(
             items.contiguous(),
@@ -216,6 +238,7 @@ class WindowSchedule(TreeSchedule):
             imbalance(units.length),
             longest * step,
             units.offsets,
+            0 if shared is None else pieces.items.shape[0] + whole.shape[0],
         )
 
     @classmethod

@@ -222,7 +222,7 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
         tensors, recipe, G = planned._tensors, planned._recipe, operands.G
 
         def run() -> Tensor:
-            return torch.ops.sparsetile.sddmm(tensors, G, B, recipe)
+            return torch.ops.sparsetile.sddmm(tensors, G, B, recipe, 1.0)
 
     elif operands.layout == "linear":
         shape = (B.shape[1], product.shape[0])

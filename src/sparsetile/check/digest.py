@@ -23,6 +23,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 FOLDERS = ("balance", "formats", "jit", "kernels", "systems")
 FILES = (
     "plan/dispatch.py",
+    "plan/forward_mode.py",
+    "plan/gradients.py",
     "plan/linear.py",
     "plan/operands.py",
     "plan/operators.py",

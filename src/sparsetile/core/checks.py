@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sparsetile.core.errors import type_error, value_error
 
-__all__ = ["MAX_DIM", "REDUCES", "dimension", "matrix_shape", "one_of", "reduce_name"]
+__all__ = [
+    "MAX_DIM",
+    "REDUCES",
+    "dimension",
+    "matrix_shape",
+    "one_of",
+    "real_number",
+    "reduce_name",
+]
 
 # Column ids are stored as int32, so no dimension may reach 2^31.
 MAX_DIM = 2**31 - 1
@@ -35,6 +44,23 @@ def dimension(function: str, argument: str, value: object) -> int:
     if not 0 <= number <= MAX_DIM:
         raise value_error(function, argument, "between 0 and 2147483647", number, remedy)
     return number
+
+
+def real_number(function: str, argument: str, value: Any) -> float:
+    """Return ``value`` as a float; text, None, complex numbers and tracked tensors are refused."""
+    if type(value) is float:
+        return value
+    if getattr(value, "requires_grad", False):
+        raise type_error(
+            function, argument, "a number without a gradient", "a tensor that requires grad",
+            "Multiply the result by it instead",
+        )  # fmt: skip
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise type_error(function, argument, "a number", repr(value), "Pass a float")
 
 
 def matrix_shape(function: str, shape: object) -> tuple[int, int]:

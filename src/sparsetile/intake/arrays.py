@@ -68,7 +68,7 @@ def as_tensor(function: str, argument: str, array: Any) -> Tensor:
             "one on the meta device",
             "Move the matrix to the CPU or a GPU first",
         )
-    return tensor
+    return tensor.resolve_neg()
 
 
 def _from_numpy(function: str, argument: str, array: np.ndarray) -> Tensor:

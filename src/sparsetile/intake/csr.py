@@ -40,10 +40,15 @@ class _SumDuplicates(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         return _Spread.apply(grad, *ctx.saved_tensors), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
+        return _SumDuplicates.apply(tangent, *ctx.saved_tensors)  # type: ignore[no-any-return]
 
 
 class _Spread(torch.autograd.Function):
@@ -58,10 +63,15 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         return _SumDuplicates.apply(grad, *ctx.saved_tensors), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
+        return _Spread.apply(tangent, *ctx.saved_tensors)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,17 +6,33 @@ CUDA graph is captured, fresh memory comes from the graph's own pool instead: a 
 any stream. Buffers that were outgrown are kept: another thread may be about to launch with them.
 
 What one launch leaves for the next must not be shared with launches that another thread puts
-between the two: such memory is asked for with an ``owner``.
+between the two: such memory is asked for with an ``owner``, is the calling thread's own, and goes
+with the thread. It was allocated on the stream that uses it, so that torch hands it on only to work
+behind the last launch.
 """
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
-__all__ = ["scratch"]
+__all__ = ["scratch", "zeroed_flag"]
 
-_buffers: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+_Buffers = dict[tuple[int, int], tuple[Tensor, Tensor]]
+
+
+class _Owned(threading.local):
+    """Buffers and flags of one thread."""
+
+    def __init__(self) -> None:
+        self.buffers: _Buffers = {}
+        self.flags: dict[tuple[int, int], Tensor] = {}
+
+
+_shared: _Buffers = {}
+_owned = _Owned()
 _outgrown: list[tuple[Tensor, Tensor]] = []
 
 
@@ -32,19 +48,40 @@ def scratch(
 ) -> tuple[Tensor, Tensor]:
     """Return (bytes, zeroed int32 counters), at least as large as asked, for one launch.
 
-    With an ``owner``, as a rule a thread's number, they are shared with calls of the same owner
-    alone.
+    With an ``owner``, a thread's number, they are shared with calls of the same thread alone.
     """
     if torch.cuda.is_current_stream_capturing():
         return _allocate(device, partial_bytes, arrivals)
-    key = (device, stream, owner)
-    held = _buffers.get(key)
+    buffers = _owned.buffers if owner else _shared
+    key = (device, stream)
+    held = buffers.get(key)
     if held is not None:
         if held[0].numel() >= partial_bytes and held[1].numel() >= arrivals:
             return held
-        _outgrown.append(held)
+        if not owner:
+            _outgrown.append(held)
         # Geometric growth bounds what is kept to twice the largest request.
         partial_bytes = max(partial_bytes, 2 * held[0].numel())
         arrivals = max(arrivals, 2 * held[1].numel())
-    _buffers[key] = _allocate(device, partial_bytes, arrivals)
-    return _buffers[key]
+    made = buffers[key] = _allocate(device, partial_bytes, arrivals)
+    return made
+
+
+def _new_flag(device: int) -> Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=f"cuda:{device}")
+
+
+def zeroed_flag(device: int, stream: int) -> Tensor:
+    """Return one int64 [1], put to 0 on the stream, for this thread's launches until its next call.
+
+    One launch sets it and a later one reads it; no other thread's work comes between. Of a
+    captured graph it is memory of its own, as in :func:`scratch`.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return _new_flag(device)
+    held = _owned.flags.get((device, stream))
+    if held is None:
+        with torch.inference_mode(False):  # an inference tensor could not be put back elsewhere
+            held = _owned.flags[device, stream] = _new_flag(device)
+        return held
+    return held.zero_()

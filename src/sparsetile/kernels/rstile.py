@@ -167,6 +167,7 @@ SPMM_RSTILE = KernelSpec(
         i32("window_slot_count"),
         i32("window_node_count"),
         i32("window_item_count"),
+        i32("shared_item_count", "the first of them: all warps of a block work on one"),
         i32("window_slabs", "of windows, all groups"),
         i32("window_blocks"),
         i32("slab_shift"),

@@ -1,10 +1,18 @@
-"""Whether torch's dispatcher has to see an operator, or a plan may call the system directly."""
+"""torch's modes: whether its dispatcher has to see an operator, and tensors that outlive a mode."""
 
 from __future__ import annotations
 
-import torch
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
-__all__ = ["plain_call"]
+import torch
+from torch.autograd import forward_ad
+
+__all__ = ["lasting", "plain_call"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # torch has no public way to ask whether a dispatch mode or a functorch transform is active. Where
 # these private functions are missing, every call goes through the dispatcher, which is right too.
@@ -23,4 +31,21 @@ def plain_call() -> bool:
         and not _dispatch_depth()  # type: ignore[misc]
         and not _function_depth()  # type: ignore[misc]
         and _transform_level() is None  # type: ignore[misc]
+        and forward_ad._current_level < 0  # tangents are no part of what the system computes
     )
+
+
+def lasting(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make a function's tensors usable in training, also where inference mode is on.
+
+    Inference tensors cannot be saved for backward, and what a plan keeps outlives the mode.
+    """
+
+    @functools.wraps(function)
+    def outside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return outside

@@ -10,12 +10,20 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from sparsetile.core.checks import real_number
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import FP8, result_dtype
 from sparsetile.plan import operators
 from sparsetile.plan.dispatch import plain_call
-from sparsetile.plan.operands import Planned, check_epilogue, check_fp8, in_plan_dtype
+from sparsetile.plan.operands import (
+    Planned,
+    check_bias,
+    check_epilogue,
+    check_fp8,
+    in_plan_dtype,
+)
 from sparsetile.systems.base import Tensors
 
 __all__ = ["linear"]
@@ -39,12 +47,10 @@ class LinearPlan(Planned, Protocol):
 
 def _check(plan: LinearPlan, X: Any, bias: Any) -> None:
     rows, cols = plan.shape
-    for name, given in (("X", X), ("bias", bias)):
-        if not isinstance(given, Tensor) and not (name == "bias" and given is None):
-            raise type_error(
-                "linear", name, "a torch tensor", type(given).__name__,
-                "Convert it with torch.as_tensor",
-            )  # fmt: skip
+    if not isinstance(X, Tensor):
+        raise type_error(
+            "linear", "X", "a torch tensor", type(X).__name__, "Convert it with torch.as_tensor"
+        )
     if X.dim() < 1 or X.shape[-1] != cols:
         raise value_error(
             "linear", "X", f"of shape [..., {cols}]", tuple(X.shape),
@@ -57,11 +63,8 @@ def _check(plan: LinearPlan, X: Any, bias: Any) -> None:
         )  # fmt: skip
     if X.layout is not torch.strided:
         raise type_error("linear", "X", "a dense tensor", X.layout, "Call X.to_dense()")
-    if bias is not None and (bias.shape != (rows,) or bias.device != plan.device):
-        raise value_error(
-            "linear", "bias", f"of shape ({rows},) on {plan.device}",
-            f"{tuple(bias.shape)} on {bias.device}", "Give one number per row of A",
-        )  # fmt: skip
+    if bias is not None:
+        check_bias("linear", bias, rows, plan.device, "row of A")
 
 
 def linear(
@@ -74,7 +77,9 @@ def linear(
 ) -> Tensor:
     """See :meth:`sparsetile.Plan.linear`."""
     _check(plan, X, bias)
-    X = in_plan_dtype(plan, X, "linear", "X")
+    alpha = real_number("linear", "alpha", alpha)
+    X = in_plan_dtype(plan, X, "linear", "X").resolve_neg()
+    bias = None if bias is None else bias.resolve_neg()
     dtype = X.dtype
     tokens = X.reshape(X.shape[:-1].numel(), X.shape[-1])
     check_epilogue(tokens.mT, None, "sum", None, relu, out_dtype, "linear")
@@ -83,11 +88,11 @@ def linear(
     needs_grad = torch.is_grad_enabled() and tracked
     if dtype is FP8:
         check_fp8("sum", needs_grad, "linear")
-    if plan.fuses_linear and not needs_grad:
+    if plan.fuses_linear and not needs_grad and forward_ad._current_level < 0:
         call = operators.linear if plain_call() else torch.ops.sparsetile.linear
         tensors, recipe = plan.flat
         given = operators.flat_packed(packed)
-        Y = call(tensors, values, given, tokens, bias, recipe, float(alpha), relu, out_dtype)
+        Y = call(tensors, values, given, tokens, bias, recipe, alpha, relu, out_dtype)
     else:
         Y = _in_steps(plan, tokens, bias, relu, alpha, out_dtype or result_dtype(dtype))
     return Y.reshape(*X.shape[:-1], plan.shape[0])

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import CSR, FP8, FP8_RESULTS, VALUE_DTYPES, result_dtype
+from sparsetile.systems import SYSTEMS
 
 __all__ = [
     "Planned",
+    "check_bias",
     "check_epilogue",
     "check_fp8",
     "check_operand",
@@ -35,6 +37,7 @@ class Planned(Protocol):
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
+    system: str
     _csr: CSR
 
 
@@ -83,28 +86,46 @@ def check_values(function: str, plan: Planned, values: Any) -> None:
         )  # fmt: skip
 
 
+def check_bias(function: str, bias: Any, length: int, device: torch.device, per: str) -> None:
+    """One real number for each of ``length`` columns or rows, on the product's device."""
+    if not isinstance(bias, Tensor):
+        raise type_error(
+            function, "bias", "a torch tensor", type(bias).__name__,
+            "Convert it with torch.as_tensor",
+        )  # fmt: skip
+    if bias.shape != (length,) or bias.device != device:
+        raise value_error(
+            function, "bias", f"of shape ({length},) on {device}",
+            f"{tuple(bias.shape)} on {bias.device}", f"Give one number per {per}",
+        )  # fmt: skip
+    if bias.is_complex() or bias.layout is not torch.strided:
+        raise type_error(
+            function, "bias", "a dense tensor of real numbers", f"{bias.dtype}, {bias.layout}",
+            "Convert it first",
+        )  # fmt: skip
+
+
 def check_epilogue(
     B: Tensor,
     out: Tensor | None,
     reduce: str,
-    bias: Tensor | None,
-    relu: bool,
+    bias: Any,
+    relu: Any,
     out_dtype: torch.dtype | None,
     function: str = "run",
 ) -> None:
     """Bias, ReLU and output type only where the kernels fuse them."""
-    if bias is None and not relu and out_dtype is None:
+    if bias is None and relu is False and out_dtype is None:
         return
+    if not isinstance(relu, bool):
+        raise type_error(function, "relu", "True or False", repr(relu), "Pass relu=True")
     if out is not None or reduce in ("max", "min"):
         raise value_error(
             "run", "bias, relu and out_dtype", "omitted with out=, max or min",
             f"reduce={reduce}" if out is None else "out=", "Apply them to the result instead",
         )  # fmt: skip
-    if bias is not None and (bias.shape != B.shape[-1:] or bias.device != B.device):
-        raise value_error(
-            "run", "bias", f"of shape ({B.shape[-1]},) on {B.device}",
-            f"{tuple(bias.shape)} on {bias.device}", "Give one number per column of B",
-        )  # fmt: skip
+    if bias is not None:
+        check_bias("run", bias, B.shape[-1], B.device, "column of B")
     if B.dtype is FP8:
         if out_dtype not in (None, *FP8_RESULTS):
             names = ", ".join(str(dtype) for dtype in FP8_RESULTS)
@@ -132,6 +153,16 @@ def check_out(rows: int, B: Tensor, out: Any, reduce: str, needs_grad: bool) -> 
             f"{out.dtype} of shape {tuple(out.shape)} on {out.device}",
             "Allocate it with torch.empty, or omit out=",
         )  # fmt: skip
+    negative = not torch.compiler.is_compiling() and out.is_neg()
+    shared = out.numel() and any(
+        step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)
+    )
+    if negative or shared:
+        raise value_error(
+            "run", "out", "a tensor whose elements have memory of their own",
+            "a negative view" if negative else f"strides {out.stride()}",
+            "Allocate it with torch.empty, or omit out=",
+        )  # fmt: skip
     if reduce in ("max", "min"):
         raise value_error("run", "reduce", "sum or mean when out is given", reduce, "Omit out=")
     if needs_grad:
@@ -151,9 +182,15 @@ def check_fp8(reduce: str, needs_grad: bool, function: str = "run") -> None:
 
 
 def in_plan_dtype(plan: Planned, tensor: Tensor, function: str, name: str) -> Tensor:
-    """Return an operand in the type of the product: autocast's where it is on, else the plan's."""
+    """Return an operand in the type of the product: autocast's where it is on, else the plan's.
+
+    Under autocast a system that does not take the lower precision keeps the plan's type.
+    """
     if torch.is_autocast_enabled(plan.device.type) and tensor.dtype is not torch.float64:
-        return tensor.to(torch.get_autocast_dtype(plan.device.type))
+        lower = torch.get_autocast_dtype(plan.device.type)
+        system = SYSTEMS.get(plan.system)
+        taken = system is None or lower in system.dtypes
+        return tensor.to(lower if taken else plan.dtype)
     if tensor.dtype is not plan.dtype:
         raise type_error(
             function, name, f"{plan.dtype} like the plan", tensor.dtype,

@@ -24,12 +24,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import result_dtype
 from sparsetile.systems import BuiltSystem, runner
 from sparsetile.systems.base import Epilogue, ExactRunner, Runner, Tensors
+from sparsetile.systems.shared.geometry import reachable
 
-__all__ = ["Direction", "FlatPlan", "flat_packed", "flatten", "row_major"]
+__all__ = [
+    "Direction",
+    "FlatPlan",
+    "flat_packed",
+    "flatten",
+    "gradient_product",
+    "mean_gradient",
+    "product",
+    "relu_gradient",
+    "row_major",
+    "winners",
+]
 
 _LIB = torch.library.Library("sparsetile", "DEF")
 _LIB.define(
@@ -48,7 +62,7 @@ _LIB.define(
     "spmm_extremum(Tensor[] tensors, Tensor? values, Tensor B, str recipe, str reduce, "
     "bool winners) -> (Tensor, Tensor)"
 )
-_LIB.define("sddmm(Tensor[] tensors, Tensor G, Tensor B, str recipe) -> Tensor")
+_LIB.define("sddmm(Tensor[] tensors, Tensor G, Tensor B, str recipe, float alpha) -> Tensor")
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +154,27 @@ def _packed_vector(values: Tensor | None) -> Tensor | None:
 
 
 def row_major(tensor: Tensor) -> Tensor:
-    """Return the tensor itself if its columns have unit stride, else a row-major copy."""
+    """Return the tensor itself if its columns have unit stride, else a row-major copy.
+
+    Rows farther apart than kernels can address are copied, too.
+    """
     if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
-        return tensor
-    return tensor.contiguous()
+        return reachable(tensor)
+    return reachable(tensor.contiguous())
+
+
+def _refuse_tangents(*operands: Tensor | None) -> None:
+    """An operator has no forward mode of its own and must not drop a tangent."""
+    level = forward_ad._current_level
+    if level < 0:
+        return
+    for tensor in operands:
+        if tensor is not None and torch._VF._unpack_dual(tensor, level=level)[1] is not None:  # type: ignore[attr-defined]
+            raise value_error(
+                "spmm", "operands", "without forward-mode tangents inside of a gradient or an "
+                "operator", "a dual tensor",
+                "Call plan.run, which has a forward mode, or take both derivatives in reverse mode",
+            )  # fmt: skip
 
 
 def _as_taken(forward: Runner, tensor: Tensor) -> Tensor:
@@ -164,6 +195,7 @@ def spmm(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """relu(alpha · A·B + bias), sum or mean: the kernel, also called straight by plans."""
+    _refuse_tangents(B, values, bias)
     flat = _flat_plan(recipe)
     out = flat.forward.new_output(B, out_dtype or result_dtype(B.dtype))
     if bias is not None:
@@ -192,6 +224,7 @@ def spmm_out(
     beta: float,
 ) -> None:
     """out = alpha · A·B + beta · out, in place."""
+    _refuse_tangents(B, values, out)
     flat = _flat_plan(recipe)
     target = _as_taken(flat.forward, out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
@@ -219,6 +252,7 @@ def linear(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """relu(alpha · X·Aᵀ + bias) for X [tokens, K], of runners that fuse it. Not differentiable."""
+    _refuse_tangents(X, values, bias)
     flat = _flat_plan(recipe)
     if not flat.forward.fuses_linear:
         raise RuntimeError(
@@ -251,6 +285,7 @@ def spmm_extremum(
 
     Gradients need the winners; without ``winners`` the second result is empty, and cheaper.
     """
+    _refuse_tangents(B, values)
     flat = _flat_plan(recipe)
     shape = (*B.shape[:-2], flat.rows, B.shape[-1])
     out = B.new_empty(shape)
@@ -266,10 +301,57 @@ def spmm_extremum(
     return out, args
 
 
-def sddmm(tensors: Sequence[Tensor], G: Tensor, B: Tensor, recipe: str) -> Tensor:
-    """Return dot(G[row], B[column]) per entry of A, summed over batches."""
+def sddmm(tensors: Sequence[Tensor], G: Tensor, B: Tensor, recipe: str, alpha: float) -> Tensor:
+    """Return alpha · dot(G[row], B[column]) per entry of A, summed over batches, rounded once."""
+    _refuse_tangents(G, B)
     flat = _flat_plan(recipe)
-    return flat.exact.sddmm(flat.exact_tensors(tensors), row_major(G), row_major(B))
+    sums = flat.exact.sddmm(flat.exact_tensors(tensors), row_major(G), row_major(B))
+    return (sums if alpha == 1.0 else sums * alpha).to(B.dtype)
+
+
+def product(
+    flat: tuple[list[Tensor], str],
+    values: Tensor | None,
+    packed: list[Tensor],
+    B: Tensor,
+    bias: Tensor | None,
+    reduce: str,
+    alpha: float,
+    relu: bool,
+    out_dtype: torch.dtype | None,
+    needs_grad: bool,
+) -> Tensor:
+    """Multiply through torch's dispatcher; B may have any number of batch dimensions."""
+    tensors, recipe = flat
+    lead = B.shape[:-2]
+    B = B if len(lead) in (0, 1) else B.flatten(0, -3)
+    if reduce in ("max", "min"):
+        dtype = B.dtype
+        if alpha != 1.0 and dtype.itemsize == 2:  # rounded once, after alpha
+            B, values = B.float(), None if values is None else values.float()
+        C, _ = torch.ops.sparsetile.spmm_extremum(tensors, values, B, recipe, reduce, needs_grad)
+        C = C if alpha == 1.0 else (C * alpha).to(dtype)
+    else:
+        C = torch.ops.sparsetile.spmm(
+            tensors, values, packed, B, bias, recipe, reduce, alpha, relu, out_dtype
+        )
+    return C.reshape(*lead, *C.shape[-2:]) if len(lead) > 1 else C
+
+
+def winners(
+    flat: tuple[list[Tensor], str], values: Tensor | None, B: Tensor, reduce: str
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return which entry and which row of B won each element of C, and where no entry is.
+
+    The row of B is None where A has no entries at all.
+    """
+    tensors, recipe = flat
+    batched = B.flatten(0, -3) if B.dim() > 3 else B
+    _, args = torch.ops.sparsetile.spmm_extremum(tensors, values, batched, recipe, reduce, True)
+    args = args.reshape(*B.shape[:-2], *args.shape[-2:])
+    columns = _flat_plan(recipe).exact_tensors(tensors)["columns"]
+    entry = args.clamp(min=0)
+    return entry, columns.to(torch.int64)[entry] if columns.numel() else None, args < 0
 
 
 for _name, _kernel in (
@@ -307,7 +389,7 @@ def _(tensors, values, B, recipe, reduce, winners):  # type: ignore[no-untyped-d
 
 
 @torch.library.register_fake("sparsetile::sddmm", lib=_LIB)
-def _(tensors, G, B, recipe):  # type: ignore[no-untyped-def]
+def _(tensors, G, B, recipe, alpha):  # type: ignore[no-untyped-def]
     return B.new_empty((_flat_plan(recipe).nnz,))
 
 
@@ -319,14 +401,32 @@ def _need_transpose(flat: FlatPlan) -> None:
         )
 
 
-def _row_scale(indptr: Tensor, like: Tensor) -> Tensor:
-    """1 / row length, [M, 1], for the mean; 1 for empty rows."""
+def relu_gradient(C: Tensor, grad: Tensor) -> Tensor:
+    """As torch.relu has it: what is NaN passes its gradient on."""
+    return torch.where(C <= 0, torch.zeros_like(grad), grad)
+
+
+def mean_gradient(indptr: Tensor, grad: Tensor) -> Tensor:
+    """Divide each row by its entries; in float32, as a length may exceed float16."""
+    wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
     lengths = torch.clamp(indptr[1:] - indptr[:-1], min=1)
-    return lengths.to(like.dtype).reciprocal().unsqueeze(-1)
+    return (grad.to(wide) * lengths.to(wide).reciprocal().unsqueeze(-1)).to(grad.dtype)
 
 
 def _reordered(values: Tensor | None, order: Tensor) -> Tensor | None:
     return None if values is None else values[order]
+
+
+def gradient_product(
+    tensors: Sequence[Tensor], values: Tensor | None, grad: Tensor, recipe: str, alpha: float
+) -> Tensor:
+    """Return alpha · Aᵀ·grad through the operator, which torch can differentiate again."""
+    flat = _flat_plan(recipe)
+    _need_transpose(flat)
+    return torch.ops.sparsetile.spmm(
+        flat.mirror(tensors), _reordered(values, tensors[flat.size]), [], grad, None,
+        flat.mirrored, "sum", alpha, False, None,
+    )  # fmt: skip
 
 
 def _spmm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -344,27 +444,16 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     flat = _flat_plan(ctx.recipe)
     _need_transpose(flat)
     if ctx.relu:
-        grad = torch.where(saved[-1] > 0, grad, torch.zeros_like(grad))
+        grad = relu_gradient(saved[-1], grad)
     d_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[4] else None
     grad = grad.to(B.dtype)
     if ctx.reduce == "mean":
-        grad = grad * _row_scale(tensors[0], grad)
+        grad = mean_gradient(tensors[0], grad)
     d_values = d_B = None
     if ctx.needs_input_grad[1]:
-        d_values = torch.ops.sparsetile.sddmm(tensors, grad, B, ctx.recipe) * ctx.alpha
+        d_values = torch.ops.sparsetile.sddmm(tensors, grad, B, ctx.recipe, ctx.alpha)
     if ctx.needs_input_grad[3]:
-        d_B = torch.ops.sparsetile.spmm(
-            flat.mirror(tensors),
-            _reordered(values, tensors[flat.size]),
-            [],
-            grad,
-            None,
-            flat.mirrored,
-            "sum",
-            ctx.alpha,
-            False,
-            None,
-        )
+        d_B = gradient_product(tensors, values, grad, ctx.recipe, ctx.alpha)
     lists = [None] * ctx.count, [None] * ctx.packed
     return lists[0], d_values, lists[1], d_B, d_bias, None, None, None, None, None
 
@@ -375,7 +464,7 @@ torch.library.register_autograd(
 
 
 def _sddmm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tensors, G, B, ctx.recipe = inputs
+    tensors, G, B, ctx.recipe, ctx.alpha = inputs
     ctx.count = len(tensors)
     ctx.save_for_backward(*tensors, G, B)
 
@@ -387,14 +476,14 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     d_G = d_B = None
     if ctx.needs_input_grad[1]:
         d_G = torch.ops.sparsetile.spmm(
-            tensors, grad, [], B, None, ctx.recipe, "sum", 1.0, False, None
+            tensors, grad, [], B, None, ctx.recipe, "sum", ctx.alpha, False, None
         )
     if ctx.needs_input_grad[2]:
         t_grad = grad[tensors[flat.size]]
         d_B = torch.ops.sparsetile.spmm(
-            flat.mirror(tensors), t_grad, [], G, None, flat.mirrored, "sum", 1.0, False, None
+            flat.mirror(tensors), t_grad, [], G, None, flat.mirrored, "sum", ctx.alpha, False, None
         )
-    return [None] * ctx.count, d_G, d_B, None
+    return [None] * ctx.count, d_G, d_B, None, None
 
 
 torch.library.register_autograd(
@@ -413,8 +502,10 @@ def _extremum_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
 
 def _add_at(size: int, index: Tensor, source: Tensor) -> Tensor:
     """Return zeros with ``source`` added at ``index``, in a fixed order: torch sorts."""
-    zeros = torch.zeros(size, dtype=source.dtype, device=source.device)
-    return zeros.index_put((index.reshape(-1),), source.reshape(-1), accumulate=True)
+    wide = torch.float32 if source.dtype.itemsize == 2 else source.dtype
+    zeros = torch.zeros(size, dtype=wide, device=source.device)
+    total = zeros.index_put((index.reshape(-1),), source.to(wide).reshape(-1), accumulate=True)
+    return total.to(source.dtype)
 
 
 def _extremum_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
@@ -431,17 +522,19 @@ def _extremum_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
         d_values = torch.zeros_like(values) if values is not None else None
         return [None] * ctx.count, d_values, d_B, None, None, None
     entry = args.clamp(min=0)
-    grad = torch.where(args >= 0, grad, torch.zeros_like(grad))
+    # An empty row has no winner: neither its gradient nor the entry it points at may count.
+    empty, nothing = args < 0, torch.zeros_like(grad)
+    grad = torch.where(empty, nothing, grad)
     winner = columns.to(torch.int64)[entry]  # row of B behind each element of C
     rows, width = B.shape[-2:]
     batches = B.shape[:-2].numel()
     if ctx.needs_input_grad[2]:
-        weighted = grad if values is None else grad * values[entry]
+        weighted = grad if values is None else grad * torch.where(empty, nothing, values[entry])
         batch = torch.arange(batches, device=B.device).reshape(*B.shape[:-2], 1, 1)
         place = (batch * rows + winner) * width + torch.arange(width, device=B.device)
         d_B = _add_at(batches * rows * width, place, weighted).reshape(B.shape)
     if values is not None and ctx.needs_input_grad[1]:
-        products = grad * torch.gather(B, -2, winner)
+        products = grad * torch.where(empty, nothing, torch.gather(B, -2, winner))
         d_values = _add_at(values.numel(), entry, products)
     return [None] * ctx.count, d_values, d_B, None, None, None
 

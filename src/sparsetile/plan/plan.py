@@ -12,23 +12,27 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetile.core.checks import reduce_name
+from sparsetile.core.checks import real_number, reduce_name
 from sparsetile.core.device import machine
-from sparsetile.core.errors import value_error
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import FP8
 from sparsetile.plan import operators
-from sparsetile.plan.dispatch import plain_call
+from sparsetile.plan.dispatch import lasting, plain_call
 from sparsetile.plan.explain import explain
 from sparsetile.plan.files import write_plan_file
+from sparsetile.plan.forward_mode import duals, product_of_duals, refuse_out
+from sparsetile.plan.gradients import differentiable_product, plain_product
 from sparsetile.plan.linear import linear
 from sparsetile.plan.operands import (
     check_epilogue,
@@ -48,6 +52,11 @@ from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import floor_seconds
 
 __all__ = ["Plan"]
+
+# Subclasses may override what operators do.
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+# Of all plans: two threads that need a transpose at once must share one.
+_transposing = threading.RLock()
 
 
 class Plan:
@@ -107,10 +116,13 @@ class Plan:
         self._report = dict(report)
         self._runner = runner(built.recipe)
         self._direction = self._make_direction()
-        self._tensors, self._recipe = operators.flatten(self._direction, None, None, None)
+        # Replaced as one: a product must not see tensors and recipe of two states.
+        self._flat = operators.flatten(self._direction, None, None, None)
         self._order: Tensor | None = None
         self._transposed: Plan | None = None
+        self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
         self._held = HeldValues(self._runner, built.tensors, dtype)
+        self._value_version = 0  # gradients must meet the values that their product had
         self._set_values(None if csr.values is None else csr.values.detach())
 
     def _make_direction(self) -> operators.Direction:
@@ -134,7 +146,35 @@ class Plan:
         >>> len(tensors) > 0, type(recipe).__name__
         (True, 'str')
         """
-        return self._tensors, self._recipe
+        return self._flat
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return self._flat[0]
+
+    @property
+    def _recipe(self) -> str:
+        return self._flat[1]
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell torch's allocator that products of this plan run on ``stream``.
+
+        Needed where a plan is used on a stream other than the one it was made on and dropped
+        before that work is done; as ``torch.Tensor.record_stream``. Nothing on the CPU.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> plan = st.plan(torch.eye(2).to_sparse_csr(), n=2)
+        >>> print(plan.record_stream(None))  # a stream where the plan is on a GPU
+        None
+        """
+        if self.device.type == "cuda":
+            for tensor in (*self._flat[0], *self._held.tensors()):
+                tensor.record_stream(stream)
+            if self._transposed is not None:
+                self._transposed.record_stream(stream)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -168,13 +208,16 @@ class Plan:
         """
         return self._held.now
 
+    @lasting
     def _set_values(self, values: Tensor | None) -> None:
         """Take over canonical values, and what is made of them."""
+        self._value_version += 1
         if self._held.set(values):
             held = self._held
             self._bound = self._runner.bind(self._built.tensors, held.held, held.packed)
         if self._transposed is not None:
             self._transposed._set_values(self._values_transposed())
+            self._transposed._held.follow = self._following_transposed()
 
     def update_values(self, values: Tensor) -> Plan:
         """Replace A's values, keeping the pattern and everything planned for it.
@@ -185,7 +228,11 @@ class Plan:
             One value per entry of the matrix that was planned, in that matrix's own order
             (before sorting and summing of duplicates). If it requires grad, later products follow
             it: gradients flow into it and its changes are seen. Otherwise it is copied in place,
-            so that CUDA graphs captured with this plan see the new values.
+            so that CUDA graphs captured with this plan see the new values. The tensor itself is
+            followed, not a module's attribute: where ``load_state_dict(assign=True)`` or another
+            assignment put a new Parameter in its place, call this again, or pass the Parameter
+            as ``values=`` to :meth:`run`. Given to :attr:`T`, in the order of the transpose's
+            entries, the values are the plan's, too.
 
         Returns
         -------
@@ -203,13 +250,33 @@ class Plan:
                 [30.]])
         """
         check_values("update_values", self, values)
-        follow = functools.partial(self._csr.canonical_values, values)
-        self._held.follow = follow if values.requires_grad else None
-        canonical = self._csr.canonical_values(values.detach()).to(self.dtype)
-        if self._held.held is None and canonical.data_ptr() == values.data_ptr():
-            canonical = canonical.clone()  # the plan must not change when the caller's tensor does
-        self._set_values(canonical)
+        origin = self._alive_origin()
+        if origin is None:
+            self._take_values(functools.partial(self._csr.canonical_values, values), values)
+        else:
+            back = origin._entries_of_transpose()
+            origin._take_values(lambda: values[back], values)
         return self
+
+    @lasting
+    def _take_values(self, canonical: Callable[[], Tensor], values: Tensor) -> None:
+        """Follow or copy the caller's ``values``, which ``canonical`` brings into A's order."""
+        self._held.follow = canonical if values.requires_grad else None
+        with torch.no_grad():
+            copied = canonical().detach().resolve_neg().to(self.dtype)
+        kept = copied.data_ptr() == values.data_ptr() or copied.is_inference()
+        if self._held.held is None and kept:
+            copied = copied.clone()  # the plan must not change when the caller's tensor does
+        self._set_values(copied)
+
+    def _alive_origin(self) -> Plan | None:
+        return None if self._origin is None else self._origin()
+
+    def _entries_of_transpose(self) -> Tensor:
+        """Where each entry of A is among those of its planned transpose."""
+        if self._order is None:
+            raise RuntimeError("plan: the transpose was planned without its order")
+        return positions(self._order)
 
     def _values_transposed(self) -> Tensor | None:
         return None if self._held.held is None else self._held.held[self._order]
@@ -256,7 +323,8 @@ class Plan:
         out : Tensor [..., M, N], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
-            Scale of the product and of what ``out`` held. ``beta`` needs ``out``.
+            Scale of the product and of what ``out`` held. ``beta`` needs ``out``. Of max and min
+            ``alpha`` scales the result: alpha · max(…), also where it is negative.
         reduce : {"sum", "mean", "max", "min"}
             How the entries of a row are combined. ``add``, ``amax`` and ``amin`` are accepted
             too. Empty rows give 0.
@@ -293,28 +361,32 @@ class Plan:
         if (
             out is None
             and beta == 0.0
-            and bias is None
-            and not relu
             and out_dtype is None
             and values is None
-            and reduce == "sum"
-            and type(B) is Tensor
+            and reduce in ("sum", "mean")
+            and type(B) in _PLAIN_TYPES
             and B.dim() == 2
             and B.layout is torch.strided
             and B.dtype is self.dtype
             and B.shape[0] == self.shape[1]
             and B.device == self.device
             and self._held.follow is None
-            and not (B.requires_grad and torch.is_grad_enabled())
+            and (self.dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
             and not torch.is_autocast_enabled(self.device.type)
             and plain_call()
+            and not B.is_neg()  # not seen while tracing
         ):
-            if self._bound is not None and alpha == 1.0 and B.stride(1) == 1:
-                return self._bound(B)
-            return operators.spmm(
-                self._tensors, self._held.held, operators.flat_packed(self._held.packed), B, None,
-                self._recipe, "sum", float(alpha), False, None,
-            )  # fmt: skip
+            # What eager code calls nearly always: without the dispatcher.
+            tracked = B.requires_grad
+            if bias is not None or relu is not False:
+                check_epilogue(B, None, reduce, bias, relu, None)
+                if bias is not None:
+                    bias = bias.resolve_neg()
+                    tracked = tracked or bias.requires_grad
+            if not (tracked and torch.is_grad_enabled()):
+                return plain_product(self, B, bias, reduce, alpha, relu)
+            if self.dtype is not FP8:
+                return differentiable_product(self, B, bias, reduce, alpha, relu)
         if values is not None:
             check_values("run", self, values)
             values = self._csr.canonical_values(values)
@@ -331,8 +403,9 @@ class Plan:
     ) -> Tensor:
         """Return Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
 
-        One kernel without copies for ``bcsr`` plans whose blocks have no empty cells. Otherwise,
-        and where gradients are needed: :meth:`run` on the transposed X, then torch operations.
+        Of ``bcsr`` plans one kernel reads X and writes Y where they lie; where cells of a block
+        hold no entry, a second one looks whether a sum was not finite. Elsewhere, and where
+        gradients are needed, it is :meth:`run` of the transpose with torch around it.
 
         Parameters
         ----------
@@ -382,6 +455,12 @@ class Plan:
     def __matmul__(self, B: Tensor) -> Tensor:
         """Return A·B: ``plan @ B`` is ``plan.run(B)``."""
         return self.run(B)
+
+    def __rmatmul__(self, left: Any) -> Tensor:
+        raise type_error(
+            "plan", "operands", "plan @ B", f"{type(left).__name__} @ plan",
+            "Write plan @ B, or plan.T for the transpose",
+        )  # fmt: skip
 
     def permute(self, B: Tensor) -> Tensor:
         """Return B in the order that this plan expects.
@@ -471,47 +550,55 @@ class Plan:
     ) -> Tensor:
         check_operand(self, B)
         reduce = reduce_name("run", reduce)
+        alpha, beta = real_number("run", "alpha", alpha), real_number("run", "beta", beta)
         B = in_plan_dtype(self, B, "run", "B")
         values, named = self.operand_values(B.dtype, given)
         packed = operators.flat_packed(named)
         if beta != 0.0 and out is None:
             raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")
+        check_epilogue(B, out, reduce, bias, relu, out_dtype)
         tracked = any(t is not None and t.requires_grad for t in (B, values, bias))
         needs_grad = torch.is_grad_enabled() and tracked
-        check_epilogue(B, out, reduce, bias, relu, out_dtype)
         if B.dtype is FP8:
             check_fp8(reduce, needs_grad)
-        lead = B.shape[:-2]
-        flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
+        dual = duals(B, values, bias)
+        if dual is not None:
+            refuse_out(out)
         if out is not None:
+            lead = B.shape[:-2]
+            flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
             check_out(self.shape[0], B, out, reduce, needs_grad)
             # A result that shares memory with B, or cannot be seen as one batch, is made apart.
             apart = len(lead) > 1 or shares_memory(B, out)
             target = out
             if apart:
                 target = (out.flatten(0, -3) if len(lead) > 1 else out).clone()
+            tensors, recipe = self._flat
             torch.ops.sparsetile.spmm_out(
-                self._tensors, values, packed, flat, target, self._recipe, reduce,
-                float(alpha), float(beta),
-            )  # fmt: skip
+                tensors, values, packed, flat, target, recipe, reduce, alpha, beta
+            )
             return out.copy_(target.reshape(out.shape)) if apart else out
         if needs_grad:
             self._prepare_gradients()
-        if reduce in ("max", "min"):
-            C, _ = torch.ops.sparsetile.spmm_extremum(
-                self._tensors, values, flat, self._recipe, reduce, needs_grad
-            )
-            C = C if alpha == 1.0 else C * alpha
-        else:
-            C = torch.ops.sparsetile.spmm(
-                self._tensors, values, packed, flat, bias, self._recipe, reduce, float(alpha),
-                relu, out_dtype,
-            )  # fmt: skip
-        return C.reshape(*lead, *C.shape[-2:]) if len(lead) > 1 else C
+        if dual is not None:
+            return product_of_duals(self._flat, dual, reduce, alpha, relu, out_dtype)
+        return operators.product(
+            self._flat, values, packed, B, bias, reduce, alpha, relu, out_dtype, needs_grad
+        )
 
     # -- transpose and gradients ----------------------------------------------------------------
 
+    @lasting
     def _transpose(self) -> Plan:
+        with _transposing:
+            return self._planned_transpose()
+
+    def _planned_transpose(self) -> Plan:
+        origin = self._alive_origin()
+        if origin is not None:  # two transposes of one another share their values
+            if self._order is None:
+                self._order = origin._entries_of_transpose()
+            return origin
         if self._transposed is None:
             self._order = self._csr.transpose_order()
             flipped = self._csr.transposed(self._order)
@@ -527,7 +614,7 @@ class Plan:
                 order = order_of_transpose(self._permutation, self._csr, flipped)
                 request = replace(request, permutation=order)
             built = SYSTEMS[name].build(request)
-            self._transposed = Plan(
+            made = Plan(
                 flipped.with_values(self._values_transposed()), self.n, self.dtype, built,
                 request.permutation, deterministic=self.deterministic,
                 report={
@@ -536,16 +623,18 @@ class Plan:
                     "rejected": rejected,
                 },
             )  # fmt: skip
+            made._origin = weakref.ref(self)
+            made._held.follow = self._following_transposed()
+            self._transposed = made
         return self._transposed
 
+    @lasting
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""
         if len(self._tensors) == len(self._direction.tensors()):
             transposed = self._transpose()
-            if self._order is None:
-                raise RuntimeError("plan: the transpose was planned without its order")
-            self._tensors, self._recipe = operators.flatten(
-                self._direction, transposed._direction, self._order, positions(self._order)
+            self._flat = operators.flatten(
+                self._direction, transposed._direction, self._order, self._entries_of_transpose()
             )
         return True
 
@@ -556,8 +645,9 @@ class Plan:
     def T(self) -> Plan:
         """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept.
 
-        It follows later changes of the plan's values. With ``reorder_columns=True`` its results
-        have the row order of the permuted B; :meth:`unpermute` restores the order of A's columns.
+        It has the values of the plan it comes from, also when those change later, and its own
+        transpose is that plan. With ``reorder_columns=True`` its results have the row order of the
+        permuted B; :meth:`unpermute` restores the order of A's columns.
 
         Examples
         --------
@@ -570,9 +660,11 @@ class Plan:
                 [0.],
                 [5.]])
         """
-        transposed = self._transpose()
-        transposed._held.follow = None if self._held.follow is None else self._follow_transposed
-        return transposed
+        return self._transpose() if self._transposed is None else self._transposed
+
+    def _following_transposed(self) -> Callable[[], Tensor | None] | None:
+        """What the transpose follows: the values that this plan follows, if any."""
+        return None if self._held.follow is None else self._follow_transposed
 
     def _follow_transposed(self) -> Tensor | None:
         values = self.values

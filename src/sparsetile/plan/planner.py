@@ -19,6 +19,7 @@ from sparsetile.core.checks import dimension, one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import PRODUCT_DTYPES
+from sparsetile.plan.dispatch import lasting
 from sparsetile.plan.plan import Plan
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
@@ -148,6 +149,7 @@ def plan(
     )
 
 
+@lasting
 def build_plan(
     A: Any,
     n: int,
@@ -289,5 +291,5 @@ def _own(csr: CSR) -> CSR:
         csr.indices.clone(),
         None if csr.values is None else csr.values.detach().clone(),
         csr.shape,
-        csr.entry_map,
+        None if csr.entry_map is None else csr.entry_map.clone(),
     )

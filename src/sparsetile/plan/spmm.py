@@ -2,7 +2,8 @@
 
 A plan is found again by the identity of the objects that make up A, watched through weak
 references: the cache never keeps a matrix alive. Each call compares the matrix's fingerprint, so
-values or patterns changed in place are noticed (``intake.fingerprint`` says how).
+values or patterns changed in place are noticed (``intake.fingerprint`` says how). Plans that are
+dropped may still be read by work on the streams that used them: torch's allocator is told.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import type_error
 from sparsetile.intake import CSR, current_values, fingerprint
+from sparsetile.jit.loader import current_stream_handle
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 
@@ -26,13 +28,46 @@ __all__ = ["clear_plan_cache", "spmm"]
 
 # Paths cannot be watched for their end of life, so only the most recent ones are kept.
 MAX_PATHS = 8
+# Plans of one matrix, one for each width, type and device of B: the most recent ones are kept.
+MAX_PLANS = 16
+
+
+@dataclass
+class _Kept:
+    """A plan, and the streams on which products with it were launched, by their handles."""
+
+    plan: Plan
+    streams: dict[int, torch.cuda.Stream] = field(default_factory=dict)
+
+    def note_stream(self) -> None:
+        if self.plan.device.type == "cuda":
+            handle = current_stream_handle(self.plan.device.index)
+            if handle not in self.streams:
+                self.streams[handle] = torch.cuda.current_stream(self.plan.device)
+
+    def drop(self) -> None:
+        """Keep the plan's memory from others until the work that reads it is done."""
+        for stream in self.streams.values():
+            self.plan.record_stream(stream)
 
 
 @dataclass
 class _Entry:
     pattern_key: Hashable
     values_key: Hashable
-    plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
+    plans: OrderedDict[tuple[Any, ...], _Kept] = field(default_factory=OrderedDict)
+
+    def keep(self, key: tuple[Any, ...], made: Plan) -> _Kept:
+        kept = self.plans[key] = _Kept(made)
+        while len(self.plans) > MAX_PLANS:
+            self.plans.popitem(last=False)[1].drop()
+        return kept
+
+    def drop(self) -> None:
+        """Forget every plan."""
+        for kept in self.plans.values():
+            kept.drop()
+        self.plans.clear()
 
 
 _entries: dict[Hashable, _Entry] = {}
@@ -49,6 +84,8 @@ def clear_plan_cache() -> None:
     >>> st.clear_plan_cache()
     """
     with _lock:
+        for entry in _entries.values():
+            entry.drop()
         _entries.clear()
         _paths.clear()
 
@@ -60,7 +97,9 @@ def _components(A: Any) -> list[Any]:
 
 def _forget(key: Hashable) -> None:
     with _lock:
-        _entries.pop(key, None)
+        entry = _entries.pop(key, None)
+        if entry is not None:
+            entry.drop()
 
 
 def _entry(A: Any) -> _Entry:
@@ -70,16 +109,17 @@ def _entry(A: Any) -> _Entry:
     key: Hashable = tuple(id(part) for part in watched) if watched else ("path", pattern_key)
     held = _entries.get(key)
     if held is None or held.pattern_key != pattern_key or prints is None:
+        _forget(key)
         held = _entries[key] = _Entry(pattern_key, values_key)
         for part in watched:
             weakref.finalize(part, _forget, key).atexit = False
         if not watched:
             _paths[key] = None
             while len(_paths) > MAX_PATHS:
-                _entries.pop(_paths.popitem(last=False)[0], None)
+                _forget(_paths.popitem(last=False)[0])
     elif held.values_key != values_key:
         if not _refresh(held, A):
-            held.plans.clear()
+            held.drop()
         held.values_key = values_key
     if not watched:
         _paths.move_to_end(key)
@@ -88,7 +128,7 @@ def _entry(A: Any) -> _Entry:
 
 def _refresh(entry: _Entry, A: Any) -> bool:
     """Give the kept plans A's new values; False when they cannot take them."""
-    for kept in entry.plans.values():
+    for kept in (each.plan for each in entry.plans.values()):
         values = current_values(A, kept._csr)
         if (values is None) != (kept.values is None):
             return False
@@ -142,12 +182,16 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     with _lock:
         entry = _entry(A)
         key = (n, dtype, B.device, torch.are_deterministic_algorithms_enabled())
-        kept = entry.plans.get(key)
-        if kept is None:
-            kept = plan(A, n, dtype=dtype, device=device)
-            kept._set_values(None if kept.values is None else kept.values.detach())
-            kept._held.follow = None  # it would keep A alive
-            entry.plans[key] = kept
+        found = entry.plans.get(key)
+        if found is None:
+            made = plan(A, n, dtype=dtype, device=device)
+            made._set_values(None if made.values is None else made.values.detach())
+            made._held.follow = None  # it would keep A alive
+            found = entry.keep(key, made)
+        else:
+            entry.plans.move_to_end(key)
+        found.note_stream()
+        kept = found.plan
     # Autograd keeps what a product read. It must be A's own values: the plan's copy of a sparse
     # tensor's is written anew at each call on a GPU, which autograd would take for a change.
     if torch.is_grad_enabled() and (_tracked(A) or (B.requires_grad and isinstance(A, Tensor))):

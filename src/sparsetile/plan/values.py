@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparsetile.plan.dispatch import lasting
 from sparsetile.systems.base import Runner, Tensors
 
 __all__ = ["HeldValues"]
@@ -46,7 +47,7 @@ class HeldValues:
         Returns whether what was bound to the tensors before must be bound anew.
         """
         if values is not None:
-            values = values.to(self._dtype)
+            values = values.to(self._dtype).resolve_neg()
         first = self.held is None or values is None
         if self.held is not None and values is not None:
             self.held.copy_(values)
@@ -66,6 +67,7 @@ class HeldValues:
             return None
         return self._runner.pack(self._tensors, values, dtype)
 
+    @lasting
     def _cast(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensors | None]:
         """Values and packed values in another dtype (autocast); kept until they change."""
         if dtype is self._dtype:
@@ -74,6 +76,16 @@ class HeldValues:
             cast = None if self.held is None else self.held.to(dtype)
             self._casts[dtype] = (cast, self._pack(cast, dtype))
         return self._casts[dtype]
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that is kept here."""
+        kept = [(self.held, self.packed), *self._casts.values()]
+        return [
+            tensor
+            for values, packed in kept
+            for tensor in (values, *({} if packed is None else packed).values())
+            if tensor is not None
+        ]
 
     def operands(
         self, dtype: torch.dtype, given: Tensor | None = None

@@ -280,7 +280,10 @@ class ExactRunner(Runner):
 
     @abstractmethod
     def sddmm(self, tensors: Tensors, G: Tensor, B: Tensor) -> Tensor:
-        """Return dot(G[row], B[column]) for each entry, summed over batches."""
+        """Return dot(G[row], B[column]) for each entry, summed over batches.
+
+        In the type of the sums: float32, or float64 of such operands.
+        """
 
     @abstractmethod
     def repair(

@@ -12,8 +12,39 @@ __device__ __forceinline__ void store_eight(Out::Storage* c, const u32 (&word)[4
 
 // A thread's sums: rows `position` and 8 further on, sum[4 j + 2 half + e] in column 8 j + 2 q + e.
 
-__device__ __forceinline__ void apply_to_sums(const Params& p, int position, int first_column,
+// The epilogue where C is not read, and what it asks for is decided once for all sums: asking for
+// each of the 64 took longer than the product (gate_proj at 90 %: 239 us plain, 667 with a bias).
+__device__ __forceinline__ void scale_and_add(const Params& p, int position, int first_column,
                                               float (&sum)[64]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of(p, position + 8 * half);
+    const RowTerms<Acc> terms = row < 0 ? RowTerms<Acc>{} : row_terms<Acc>(p, row);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) sum[i / 2 * 4 + half * 2 + i % 2] *= terms.scale;
+    if (p.row_bias != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) sum[i / 2 * 4 + half * 2 + i % 2] += terms.bias;
+    }
+  }
+  if (p.bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int column = first_column + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      const float bias = column < p.n ? __ldg(p.bias + column) : 0.0f;
+      sum[i / 2 * 4 + i % 2] += bias;
+      sum[i / 2 * 4 + 2 + i % 2] += bias;
+    }
+  }
+  if (p.relu) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[i] = sum[i] < 0.0f ? 0.0f : sum[i];
+  }
+}
+
+// The same with what C held before, which is rare.
+__device__ __forceinline__ void add_to_c(const Params& p, int position, int first_column,
+                                         float (&sum)[64]) {
   const bool transposed = p.store >= kTransposed;
   const i64 row_step = transposed ? 1 : p.c_stride, step = transposed ? p.c_stride : 1;
 #pragma unroll
@@ -157,7 +188,13 @@ __device__ __forceinline__ void store_sums(const Params& p, char* stored, int bl
     for (int i = 0; i < 64; ++i) check.add(sum[i]);
     if (check.failed()) *p.spoilt = 1;
   }
-  if (p.epilogue) apply_to_sums(p, position, first_column, sum);
+  if (p.epilogue) {
+    if (p.beta == 0.0) {
+      scale_and_add(p, position, first_column, sum);
+    } else {
+      add_to_c(p, position, first_column, sum);
+    }
+  }
   if constexpr (sizeof(Out::Storage) == 2) {
     if (p.store == kTransposed) {
       store_transposed<Out>(p, stored + warp / 4 * 4 * kWarpStoreBytes, block_row, first_column,

@@ -66,16 +66,28 @@ template <typename Out, typename Params, typename Acc, int kCount>
 __device__ __forceinline__ void add_terms(const Params& p, const RowTerms<Acc>& terms, int column,
                                           int inside, const typename Out::Storage* c, i64 step,
                                           Acc (&sum)[kCount]) {
+  // Each question is asked once for all columns.
+  if (p.beta != 0.0) {
 #pragma unroll
-  for (int v = 0; v < kCount; ++v) {
-    if (v < inside) {
-      if (p.beta != 0.0) sum[v] += Acc(p.beta) * Out::widen(c[v * step]);
-      if (p.bias != nullptr) sum[v] += p.bias[column + v];
-      if constexpr (has_row_bias<Params>(0)) {
-        if (p.row_bias != nullptr) sum[v] += terms.bias;
-      }
+    for (int v = 0; v < kCount; ++v) {
+      if (v < inside) sum[v] += Acc(p.beta) * Out::widen(c[v * step]);
     }
-    if (p.relu && sum[v] < Acc(0)) sum[v] = Acc(0);
+  }
+  if (p.bias != nullptr) {
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      if (v < inside) sum[v] += __ldg(p.bias + column + v);
+    }
+  }
+  if constexpr (has_row_bias<Params>(0)) {
+    if (p.row_bias != nullptr) {
+#pragma unroll
+      for (int v = 0; v < kCount; ++v) sum[v] += terms.bias;
+    }
+  }
+  if (p.relu) {
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) sum[v] = sum[v] < Acc(0) ? Acc(0) : sum[v];
   }
 }
 

@@ -2,7 +2,8 @@
 // does. Included after its element types, constants and parameters.
 //
 // One warp works on one item and kCols columns of B. An item is a run of windows of sixteen rows of
-// A, or a piece of a long one. A step is sixteen rows of A by kStepRows of their columns: sixteen
+// A. All warps of a block share an item that is a long window, or a piece of a very long one: each
+// takes a part of its steps. A step is sixteen rows of A by kStepRows of their columns: sixteen
 // for 16-bit types (m16n8k16), eight for float32 (m16n8k8 in TF32). A's part of a step is stored as
 // the lanes of the instruction want it, zeros included: 16 bytes a lane, nothing to decode.
 //
@@ -24,7 +25,8 @@
 //
 // Zeros of a step multiply too. Sums that are not finite are computed again from A's entries, which
 // bitmaps tell from zeros (exact.cuh, windows.cuh). Windows that were cut are joined by a tree
-// (tree.cuh). C's rows are those that `order` names, or positions 0 to `rows` without it.
+// (tree.cuh), parts of a shared item in shared memory. C's rows are those that `order` names, or
+// positions 0 to `rows` without it.
 #pragma once
 
 #include "copy_ring.cuh"
@@ -146,12 +148,14 @@ __device__ __forceinline__ void store_row(const Params& p, const Place& at, int 
   store_columns<Out, kVector>(c, at.left - offset, sum);
 }
 
-// Sums of 16 bits are stored four at a time: columns 2t and 2t + 1 of one eight change places with
-// the neighbouring lane's of the next, so that four lanes of a row fill a sector of 32 bytes.
+// Sums of 16-bit types are stored four at a time: columns 2t and 2t + 1 of one eight change places
+// with the neighbouring lane's of the next, so that four lanes of a row fill 32 bytes of a 16-bit C
+// and 64 of a float32 one.
 template <bool kEpilogue>
-__device__ __forceinline__ void store_pairs(const Params& p, const Place& at, int row,
+__device__ __forceinline__ void store_fours(const Params& p, const Place& at, int row,
                                             const RowTerms<float>& terms, int half,
                                             const Tally& tally) {
+  constexpr int kWords = sizeof(Out::Storage) / 2;  // of two sums
   const bool odd = at.t & 1;
   Out::Storage* c = row < 0 ? nullptr : c_row(p, row) + at.column;
 #pragma unroll
@@ -168,11 +172,18 @@ __device__ __forceinline__ void store_pairs(const Params& p, const Place& at, in
       pair[i].element[0] = Out::narrow(sum[0]);
       pair[i].element[1] = Out::narrow(sum[1]);
     }
-    const u32 theirs = __shfl_xor_sync(kWarp, odd ? pair[0].pair[0] : pair[1].pair[0], 1);
-    const uint2 four =
-        odd ? make_uint2(theirs, pair[1].pair[0]) : make_uint2(pair[0].pair[0], theirs);
+    Packed<Out, 4> four;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const u32 first = pair[0].pair[w], second = pair[1].pair[w];
+      const u32 theirs = __shfl_xor_sync(kWarp, odd ? first : second, 1);
+      four.pair[w] = odd ? theirs : first;
+      four.pair[kWords + w] = odd ? second : theirs;
+    }
     const int offset = 8 * (j + odd) + 2 * (at.t & 2);
-    if (row >= 0 && offset < at.left) ptx::store_cs(reinterpret_cast<uint2*>(c + offset), four);
+    if (row >= 0 && offset < at.left) {
+      ptx::store_cs(reinterpret_cast<typename Packed<Out, 4>::Word*>(c + offset), four.word);
+    }
   }
 }
 
@@ -184,8 +195,8 @@ __device__ __forceinline__ void store_sums(const Params& p, const Place& at, int
     const int row = window_row(p, window, 8 * half + at.g);
     RowTerms<float> terms = {float(p.alpha), 0.0f};
     if (kEpilogue && row >= 0) terms = row_terms<float>(p, row);
-    if constexpr (kAligned && sizeof(Out::Storage) == 2) {
-      store_pairs<kEpilogue>(p, at, row, terms, half, tally);
+    if constexpr (kAligned && kHalf) {
+      store_fours<kEpilogue>(p, at, row, terms, half, tally);
     } else if (row >= 0) {
       constexpr int kCount = kHalf ? 2 : 8;
 #pragma unroll
@@ -271,32 +282,74 @@ __device__ __noinline__ void exact(const Params& p, int slab, int window) {
   }
 }
 
+__device__ __forceinline__ void add_sums(Tally& mine, const Tally& other) {
+#pragma unroll
+  for (int i = 0; i < kGroups * 4; ++i) mine.sum[i / 4][i % 4] += other.sum[i / 4][i % 4];
+}
+
 // A piece of a cut window is done: the last to arrive adds all pieces up and stores the window.
 __device__ __noinline__ void join_piece(const Params& p, int slab, int window, int slot,
                                         Tally& tally) {
   const Place at(p, slab);
-  const auto add = [](Tally& mine, const Tally& other) {
-#pragma unroll
-    for (int i = 0; i < kGroups * 4; ++i) mine.sum[i / 4][i % 4] += other.sum[i / 4][i % 4];
-  };
   const i64 layer = i64(blockIdx.z) * p.window_slabs + slab;
   const Tree tree = {p.window_parent_of_slot, p.window_nodes,
                      p.window_arrivals + layer * p.window_node_count,
                      p.window_partials + layer * p.window_slot_count * 32 * sizeof(Tally)};
-  if (!climb<32>(tree, slot, at.lane, tally, add)) return;
+  if (!climb<32>(tree, slot, at.lane, tally, add_sums)) return;
   if (!store_window(p, slab, window, tally)) exact(p, slab, window);
 }
 
-__device__ __forceinline__ char* ring_memory() {
+__device__ __forceinline__ char* ring_memory(int warp = threadIdx.x / 32) {
   __shared__ uint4 s_ring[kThreads / 32 * kStages * kStageBytes / 16];
-  return reinterpret_cast<char*>(s_ring) + threadIdx.x / 32 * (kStages * kStageBytes);
+  return reinterpret_cast<char*>(s_ring) + warp * (kStages * kStageBytes);
 }
 
-// All of item `index` in one slab; the same for all lanes of a warp.
+// Warps of the block have each done a part of one window, or of a piece of it: the first adds their
+// sums up in the warps' order, through the ring that nobody uses any more, and delivers them.
+__device__ __noinline__ void join_warps(const Params& p, int slab, int index, Tally& tally) {
+  using Words = TreeWords<Tally>;
+  static_assert(sizeof(Tally) * 32 <= kStages * kStageBytes, "sums fit into a warp's ring");
+  const int lane = ptx::lane_now(), warp = threadIdx.x / 32;
+  __syncwarp();  // all lanes have read the last step
+  if (warp > 0) {
+    Words mine;
+    mine.partial = tally;
+    auto* place = reinterpret_cast<typename Words::Word*>(ring_memory()) + lane;
+#pragma unroll
+    for (int w = 0; w < Words::kWords; ++w) place[w * 32] = mine.word[w];
+  }
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll 1
+  for (int other = 1; other < kThreads / 32; ++other) {
+    Words theirs;
+    const auto* place = reinterpret_cast<const typename Words::Word*>(ring_memory(other)) + lane;
+#pragma unroll
+    for (int w = 0; w < Words::kWords; ++w) theirs.word[w] = place[w * 32];
+    add_sums(tally, theirs.partial);
+  }
+  const int4 item = __ldg(p.window_items + index);
+  if (item.w >= 0) {
+    join_piece(p, slab, item.x, item.w, tally);
+  } else if (!store_window(p, slab, item.x, tally)) {
+    exact(p, slab, item.x);
+  }
+}
+
+// All of item `index` in one slab, or the warp's part of an item that the block's warps share; the
+// same for all lanes of a warp.
+template <bool kShared>
 __device__ __forceinline__ void item_of_windows(const Params& p, int index, int slab) {
   const Place at(p, slab);
   if (index >= p.window_item_count || at.left <= 0) return;
-  const int4 item = __ldg(p.window_items + index);
+  int4 item = __ldg(p.window_items + index);
+  if constexpr (kShared) {
+    const int steps = (item.z - item.y) / kDepth, warp = threadIdx.x / 32;
+    constexpr int kWarps = kThreads / 32;
+    item.z = item.y + (warp + 1) * steps / kWarps * kDepth;
+    item.y += warp * steps / kWarps * kDepth;
+    item.w = 0;  // nothing to store before all parts are added
+  }
   const int end = item.z;
   Tally tally = {};
   Windows windows(p.row_window_offset, item);
@@ -349,12 +402,12 @@ __device__ __forceinline__ void item_of_windows(const Params& p, int index, int 
     multiply(ring + read.at, at, tally);
     read.next();
   }
-  if (item.w >= 0) {
+  if constexpr (kShared) {
     Tally sums = tally;
-    join_piece(p, slab, item.x, item.w, sums);
-    return;
+    join_warps(p, slab, index, sums);
+  } else {
+    windows.repair([&](int window) { exact(p, slab, window); });
   }
-  windows.repair([&](int window) { exact(p, slab, window); });
 }
 
 }  // namespace fragments

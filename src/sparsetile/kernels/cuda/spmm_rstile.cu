@@ -6,9 +6,9 @@
 // items are the longer ones. grid.y = groups of 2^slab_shift slabs of kCols columns, the slow
 // dimension, so that a group of B stays in L2; grid.z = batch.
 //
-//   block of windows   warp w: item (block * warps + w) >> slab_shift, slab the low bits of it:
-//   slabs
-//                      of one item are neighbours, and share A's part of it in L1
+//   shared item        the first blocks: item block >> slab_shift for all warps, slab the low bits
+//   block of windows   warp w: item (block * warps + w) >> slab_shift, slab the low bits: slabs of
+//                      one item are neighbours, and share A's part of it in L1
 //   block of rows      row_slabs blocks next to each other cover the group's columns
 //
 // Shared memory: kStages steps of a window for each warp (fragment_items.cuh); blocks of rows use
@@ -55,11 +55,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     spmm_rstile(const __grid_constant__ Params p) {
   ptx::wait_previous();
   const int block = blockIdx.x;
+  const int shared_blocks = p.shared_item_count << p.slab_shift;
   if (block < p.window_blocks) {
-    const int unit = block * (kThreads / 32) + threadIdx.x / 32;
+    const bool shared = block < shared_blocks;
+    const int unit = shared ? block : (block - shared_blocks) * (kThreads / 32) + threadIdx.x / 32;
     const int item = unit >> p.slab_shift;
     const int slab = (blockIdx.y << p.slab_shift) + (unit - (item << p.slab_shift));
-    fragments::item_of_windows(p, item, slab);
+    if (shared) {
+      fragments::item_of_windows<true>(p, item, slab);
+    } else {
+      fragments::item_of_windows<false>(p, p.shared_item_count + item, slab);
+    }
   } else {
     const int number = block - p.window_blocks;
     const int row_block = number / static_cast<u32>(p.row_slabs);

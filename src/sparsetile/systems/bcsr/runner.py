@@ -22,6 +22,7 @@ from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
 from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matrix
+from sparsetile.jit.workspace import zeroed_flag
 from sparsetile.kernels.bcsr import (
     BLOCK,
     ENGINE,
@@ -37,6 +38,12 @@ from sparsetile.kernels.bcsr import (
     bcsr_config,
     choose_block_tile,
     out_types,
+)
+from sparsetile.kernels.repair import (
+    REPAIR_BLOCKS,
+    REPAIR_STRIDED,
+    REPAIR_THREADS,
+    repair_config,
 )
 from sparsetile.kernels.tf32_operand import VECTOR
 from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
@@ -130,10 +137,10 @@ class BCSRRunner(Runner):
         self._exact = exact
         self._step = int(meta["step"])
         self._columns: int | None = meta["columns"]
-        # What repairs takes row-major operands, and so do steps of the ladder.
-        self.any_strides = self.fuses_linear = exact is None and self._step == PRODUCT
+        # Steps of the ladder take row-major operands.
+        self.any_strides = self.fuses_linear = self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
-        self._flags: dict[torch.device, Tensor] = {}
+        self._repairs: dict[tuple[Any, ...], LoadedKernel] = {}
         self._copies = OperandCopies()
         encode = encode_matrix if self._step >= ENGINE else _described
         self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode)
@@ -170,6 +177,7 @@ class BCSRRunner(Runner):
             self._launch_for(dtype, out_types(dtype)[0], n, dtype.itemsize != 2, index)
             if self._exact is not None:
                 self._exact.prepare_repair(n, dtype, weighted, device)
+                self._strided_repair(dtype, dtype, weighted, index)
 
     def _block_map(self, packed: Tensor, tile: BlockTile) -> TensorMap:
         """Map of A's blocks, one below the other."""
@@ -216,16 +224,6 @@ class BCSRRunner(Runner):
         transposed = out.stride(-1) != 1 and _stores_well(out.mT)
         return Store.TRANSPOSED if transposed else Store.BY_ENGINE
 
-    def _spoilt(self, tensors: Tensors) -> Tensor:
-        """The flag of a device: whether a sum was ever not finite. A repair looks at C only then.
-
-        It is never put back: a product with Inf or NaN costs those after it a look at C.
-        """
-        device = tensors["work"].device
-        if device not in self._flags:
-            self._flags[device] = torch.zeros(1, dtype=torch.int64, device=device)
-        return self._flags[device]
-
     def _params(
         self,
         tensors: Tensors,
@@ -234,6 +232,7 @@ class BCSRRunner(Runner):
         c_stride: int,
         store: Store,
         epilogue: Epilogue,
+        spoilt: Tensor | None = None,
     ) -> dict[str, int | float]:
         """Parameters beside the maps and C's address."""
         row_bias = epilogue.row_bias
@@ -243,7 +242,7 @@ class BCSRRunner(Runner):
             "order": tensors["order"].data_ptr(),
             "indptr": tensors["indptr"].data_ptr(),
             "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
-            "spoilt": 0 if self._exact is None else self._spoilt(tensors).data_ptr(),
+            "spoilt": 0 if spoilt is None else spoilt.data_ptr(),
             "c_stride": c_stride,
             "rows": self.rows,
             "n": n,
@@ -272,17 +271,73 @@ class BCSRRunner(Runner):
             self._product(tensors, blocks, B, out, epilogue)
             return
         exact = part("exact", tensors)
+        # Whether a sum was not finite; a repair looks at C only then. It begins at 0 in each
+        # product and is shared with no other thread or stream.
+        device = B.device.index
+        spoilt = zeroed_flag(device, current_stream_handle(device))
         if epilogue.beta == 0.0:
-            self._product(tensors, blocks, B, out, epilogue)
-            self._exact.repair(exact, values, B, out, epilogue, self._spoilt(tensors))
+            self._product(tensors, blocks, B, out, epilogue, spoilt)
+            self._repair(exact, values, B, out, epilogue, spoilt)
         else:  # a repair must not find what `out` held added to what is not finite
             product = out.new_empty(out.shape, dtype=torch.float32)
-            self._product(tensors, blocks, B, product, PLAIN)
-            self._exact.repair(exact, values, B, product, only_if=self._spoilt(tensors))
+            self._product(tensors, blocks, B, product, PLAIN, spoilt)
+            self._repair(exact, values, B, product, PLAIN, spoilt)
             apply_epilogue(product, out, tensors["indptr"], epilogue)
 
+    def _repair(
+        self,
+        exact: Tensors,
+        values: Tensor | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue,
+        spoilt: Tensor,
+    ) -> None:
+        """Compute what is not finite anew, from A's entries alone: row-major operands as csr does,
+        others element by element."""
+        assert self._exact is not None  # as the caller has seen
+        if epilogue.row_bias is None and _side_by_side(B) and _side_by_side(out):
+            self._exact.repair(exact, values, B, out, epilogue, spoilt)
+            return
+        device = B.device.index
+        row_bias = epilogue.row_bias
+        params: dict[str, Any] = {
+            "flag": spoilt.data_ptr(),
+            "columns": exact["columns"].data_ptr(),
+            "values": 0 if values is None else values.data_ptr(),
+            "indptr": exact["indptr"].data_ptr(),
+            "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
+            "b_row_stride": B.stride(-2), "b_column_stride": B.stride(-1),
+            "c_row_stride": out.stride(-2), "c_column_stride": out.stride(-1),
+            "rows": self.rows, "n": B.shape[-1],
+            **epilogue_params(epilogue),
+        }  # fmt: skip
+        kernel = self._strided_repair(B.dtype, out.dtype, values is not None, device)
+        grid = (REPAIR_BLOCKS * machine(B.device).processors, 1, 1)
+        pairs = [(B, out)] if B.dim() == 2 else list(zip(B, out, strict=True))
+        with on_device(device):
+            stream = current_stream_handle(device)
+            for one, c in pairs:
+                params |= {"b": one.data_ptr(), "c": c.data_ptr()}
+                kernel.launch(grid, REPAIR_THREADS, stream, params)
+
+    def _strided_repair(
+        self, dtype: torch.dtype, out_dtype: torch.dtype, weighted: bool, device: int
+    ) -> LoadedKernel:
+        key = (dtype, out_dtype, weighted, device)
+        if key not in self._repairs:
+            config = repair_config(dtype, out_dtype, weighted)
+            self._repairs[key] = REPAIR_STRIDED.load(config, device)
+        return self._repairs[key]
+
     def _product(
-        self, tensors: Tensors, blocks: Tensor, B: Tensor, out: Tensor, epilogue: Epilogue
+        self,
+        tensors: Tensors,
+        blocks: Tensor,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue,
+        spoilt: Tensor | None = None,
     ) -> None:
         """All batches, through copies of B and C where the kernel does not take them."""
         n, tf32 = B.shape[-1], B.dtype is torch.float32
@@ -291,7 +346,7 @@ class BCSRRunner(Runner):
                 some = slice(at, at + step)
                 bias = None if epilogue.bias is None else epilogue.bias[some]
                 piece = replace(epilogue, bias=bias)
-                self._product(tensors, blocks, B[..., some], out[..., some], piece)
+                self._product(tensors, blocks, B[..., some], out[..., some], piece, spoilt)
             return
         k_major = tf32 or _transposed_well(B)
         if B.dtype is FP8 and not k_major:  # the only way that Tensor Cores take it
@@ -308,11 +363,13 @@ class BCSRRunner(Runner):
         map_of_b = self._map_of_b(B, launch.tile, k_major)
         stride = target.stride(-1 if store >= Store.TRANSPOSED else -2)
         map_of_c = self._map_of_c(out.dtype, n, stride, store)
-        params: dict[str, Any] = self._params(tensors, launch.tile, n, stride, store, epilogue)
-        params["a"] = self._block_map(blocks, launch.tile)
+        params: dict[str, Any] = self._params(
+            tensors, launch.tile, n, stride, store, epilogue, spoilt
+        )
         pairs = [(B, target)] if B.dim() == 2 else list(zip(B, target, strict=True))
         with on_device(device):
-            ensure_cuda_context(device)
+            ensure_cuda_context(device)  # before the first tensor map, which needs it, too
+            params["a"] = self._block_map(blocks, launch.tile)
             stream = current_stream_handle(device)
             for one, c in pairs:
                 copied = tf32 and self._blocks

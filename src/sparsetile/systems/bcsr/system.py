@@ -65,7 +65,7 @@ class BCSRSystem(System):
     deterministic = True
     architectures = "sm_90a"
     rounds_to_tf32 = True
-    kernels = ("spmm_bcsr", "tf32_operand", "spmm_csr")
+    kernels = ("spmm_bcsr", "tf32_operand", "spmm_csr", "repair_strided")
     ablations = (*LADDER, *COLUMNS)
 
     def further_reasons(self, request: Request) -> list[str]:
@@ -108,7 +108,9 @@ class BCSRSystem(System):
         if blocks.bitmaps is not None:
             exact = exact_system("cuda").build(request.changed(ablation=None))
             tensors |= prefixed("exact", exact.tensors)
-            choices["repair"] = "elements that are not finite, by csr"
+            choices["repair"] = (
+                "elements that are not finite, by csr; of strided operands one by one"
+            )
         timer("schedule")
         columns = COLUMNS.get(request.ablation or "")
         return self.built(

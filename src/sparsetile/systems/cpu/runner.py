@@ -15,6 +15,12 @@ def _batches(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 3 else tensor.unsqueeze(0)
 
 
+def _widened(tensor: Tensor) -> tuple[Tensor, torch.dtype]:
+    """Return a tensor in the type its products are added in, and that type."""
+    wide = torch.float32 if tensor.dtype.itemsize == 2 else tensor.dtype
+    return tensor.to(wide), wide
+
+
 def _rows(tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     """Row pointers int64, columns int32, chunk bounds int64."""
     return tensors["indptr"], tensors["columns"], tensors["bounds"]
@@ -40,7 +46,10 @@ class CPURunner(ExactRunner):
             values = None if values is None else values.to(out.dtype)
         tail = epilogue.bias is not None or epilogue.relu
         beta = 0.0 if tail else epilogue.beta
-        target = torch.empty_like(out) if tail else out
+        target = out
+        if tail:  # the sum is rounded once, after the bias
+            B, wide = _widened(B)
+            target = torch.empty_like(out, dtype=wide)
         for b, c in zip(_batches(B), _batches(target), strict=True):
             api.spmm_sum(
                 indptr, columns, values, b, c, epilogue.alpha, beta, bounds, mean=epilogue.mean
@@ -77,9 +86,10 @@ class CPURunner(ExactRunner):
         from sparsetile.kernels.cpu import api
 
         indptr, columns, bounds = _rows(tensors)
-        total = torch.zeros(self.nnz, dtype=B.dtype)
+        (B, wide), (G, _) = _widened(B), _widened(G)
+        total = torch.zeros(self.nnz, dtype=wide)
         for g, b in zip(_batches(G), _batches(B), strict=True):
-            out = torch.empty(self.nnz, dtype=B.dtype)
+            out = torch.empty(self.nnz, dtype=wide)
             api.sddmm(indptr, columns, g, b, out, bounds)
             total += out
         return total

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,9 @@ from sparsetile.systems.shared.bound import BoundProduct, Prepared
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
 from sparsetile.systems.shared.epilogue import epilogue_params
 from sparsetile.systems.shared.geometry import (
+    MAX_BLOCKS,
+    MAX_SCRATCH,
+    MAX_SLABS,
     Geometry,
     batch_count,
     batch_pieces,
@@ -118,6 +121,12 @@ class Launch:
         x, y = (blocks * self.slabs, 1) if self.slab_fast else (blocks, self.slabs)
         return x, y, batches
 
+    @property
+    def too_wide(self) -> bool:
+        """Whether one matrix has more thread blocks than a grid."""
+        x, y, _ = self.grid(1)
+        return x > MAX_BLOCKS or y > MAX_SLABS
+
     def partial_bytes(self, dtype: torch.dtype, args: bool) -> int:
         """Bytes of a slot: the device's Accumulator for each lane of a group."""
         wide = dtype is torch.float64
@@ -192,7 +201,7 @@ class CSRRunner(ExactRunner):
                 tile,
                 slabs,
                 block_ends,
-                slab_fast=slabs > 1 and self._shape.slabs_first(bundles),
+                slab_fast=slabs > MAX_SLABS or (slabs > 1 and self._shape.slabs_first(bundles)),
                 early=work.slots == 0 and waves >= MANY_WAVES,
             )
         return found
@@ -264,19 +273,31 @@ class CSRRunner(ExactRunner):
         n, batches = B.shape[-1], batch_count(B)
         if n == 0 or self._plain.items == 0 or batches == 0:
             return
-        if len(pieces := batch_pieces(batches)) > 1:
-            for piece in pieces:
-                some = None if args is None else args[piece]
-                self._run(
-                    tensors, values, packed, B[piece], out[piece], some, mode, epilogue, only_if
-                )
-            return
         shape = Geometry.of(B, out)
         device, weighted = shape.device, values is not None
         launch = self._launch_for(B.dtype, out.dtype, n, shape.vector, mode, weighted, device)
         work = launch.work
         if work.bundled and values is not None and packed is None:
             packed = self.pack(tensors, values, B.dtype)
+        if launch.too_wide:
+            half = n // 2 // THREADS * THREADS or n // 2
+            for columns in (slice(0, half), slice(half, None)):
+                some = None if args is None else args[..., columns]
+                bias = None if epilogue.bias is None else epilogue.bias[columns]
+                self._run(
+                    tensors, values, packed, B[..., columns], out[..., columns], some, mode,
+                    replace(epilogue, bias=bias), only_if,
+                )  # fmt: skip
+            return
+        slot_bytes = launch.partial_bytes(B.dtype, args is not None)
+        scratch_bytes = max(launch.slabs * work.slots * slot_bytes, 1)  # of a matrix
+        if len(pieces := batch_pieces(batches, MAX_SCRATCH // scratch_bytes)) > 1:
+            for piece in pieces:
+                some = None if args is None else args[piece]
+                self._run(
+                    tensors, values, packed, B[piece], out[piece], some, mode, epilogue, only_if
+                )
+            return
         params = self._params(launch, tensors, values, packed, mode, epilogue) | shape.params
         noted = only_if if args is None else args
         params["args"] = 0 if noted is None else noted.data_ptr()
@@ -285,7 +306,6 @@ class CSRRunner(ExactRunner):
             stream = current_stream_handle(device)
             if work.slots:
                 layers = batches * launch.slabs
-                slot_bytes = launch.partial_bytes(B.dtype, args is not None)
                 memory, arrivals = scratch(
                     device, stream, layers * work.slots * slot_bytes, layers * work.nodes
                 )
@@ -338,7 +358,7 @@ class CSRRunner(ExactRunner):
         vector = vector_width(B.dtype, n, stride, B.data_ptr() // size)
         weighted, device = values is not None, tensors["indptr"].device.index
         launch = self._launch_for(B.dtype, B.dtype, n, vector, "sum", weighted, device)
-        if launch.work.slots:
+        if launch.work.slots or launch.too_wide:
             return None
         params = {
             **self._params(launch, tensors, values, packed, "sum", PLAIN),
@@ -363,7 +383,7 @@ class CSRRunner(ExactRunner):
             for piece in batch_pieces(batches):
                 cut = piece if B.dim() == 3 else slice(None)
                 self._launch_sddmm(tensors, G[cut], B[cut], out[piece])
-        return (out[0] if batches == 1 else out.sum(0)).to(B.dtype)
+        return out[0] if batches == 1 else out.sum(0)
 
     def _launch_sddmm(self, tensors: Tensors, G: Tensor, B: Tensor, out: Tensor) -> None:
         n, batches = B.shape[-1], batch_count(B)

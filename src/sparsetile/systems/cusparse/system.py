@@ -20,6 +20,7 @@ from sparsetile.systems.base import (
 )
 from sparsetile.systems.cusparse.cost import predict_cusparse
 from sparsetile.systems.shared.epilogue import apply_epilogue
+from sparsetile.systems.shared.library import without_autocast
 
 __all__ = ["CuSparseSystem"]
 
@@ -51,12 +52,13 @@ class CuSparseRunner(Runner):
             tensors["indptr32"], tensors["columns"], values, (self.rows, self.cols),
             check_invariants=False,
         )  # fmt: skip
-        if not self.nnz:
-            product = torch.zeros_like(out)
-        elif B.dim() == 2:
-            product = A @ B
-        else:
-            product = torch.stack([A @ b for b in B])
+        with without_autocast(B.device):
+            if not self.nnz:
+                product = torch.zeros_like(out)
+            elif B.dim() == 2:
+                product = A @ B
+            else:
+                product = torch.stack([A @ b for b in B])
         apply_epilogue(product, out, tensors["indptr"], epilogue)
 
 

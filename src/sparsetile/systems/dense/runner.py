@@ -1,4 +1,8 @@
-"""torch.matmul on A written out, then the repair of what is not finite."""
+"""torch.matmul on A written out, then the repair of what is not finite.
+
+Products of 16-bit matrices are made in float32 and rounded once: on a GPU because torch lets cuBLAS
+add them up in 16 bits, elsewhere where something happens to a sum before it is stored.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from torch import Tensor
 
 from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
 from sparsetile.systems.shared.epilogue import apply_epilogue
+from sparsetile.systems.shared.library import float32_product, without_autocast
 
 __all__ = ["DenseRunner"]
 
@@ -37,14 +42,18 @@ class DenseRunner(Runner):
     ) -> None:
         exact = part("exact", tensors)
         A = (self.pack(tensors, values, B.dtype) if packed is None else packed)["A"]
-        if out.dtype is not B.dtype:  # 16-bit input, float32 result: nothing is rounded between
-            A, B = A.to(out.dtype), B.to(out.dtype)
-            values = None if values is None else values.to(out.dtype)
-        plain = epilogue.beta == 0.0
-        product = torch.matmul(A, B, out=out) if plain else torch.matmul(A, B)
+        with without_autocast(B.device):
+            if B.dtype.itemsize == 2 and not (out.dtype is B.dtype and self._in_place(B, epilogue)):
+                product = float32_product(A, B)
+            else:
+                product = torch.matmul(A, B, out=out if epilogue.beta == 0.0 else None)
         self._exact.repair(exact, values, B, product)
-        if epilogue is not PLAIN:
+        if product is not out or not epilogue.plain:
             apply_epilogue(product, out, exact["indptr"], epilogue)
+
+    def _in_place(self, B: Tensor, epilogue: Epilogue) -> bool:
+        """Whether torch's product is the result."""
+        return B.device.type == "cpu" and epilogue.plain
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         row_ids, columns = tensors["row_ids"], tensors["columns"]

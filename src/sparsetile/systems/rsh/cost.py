@@ -29,15 +29,18 @@ __all__ = [
     "Split",
     "cheapest_split",
     "counted",
-    "long_window",
+    "long_windows",
     "predict_rsh",
     "row_costs",
 ]
 
 HEIGHT = 16
-# A window is super-long, and cut, over this many times the steps that each of the GPU's warps would
-# have if all had the same, but not under the least nor over the most (docs/rsh.md has the sweep).
-LONG_SHARES, LEAST_STEPS, MOST_STEPS = 1.5, 32, 96
+# In steps of the kernel; a share is what each of the GPU's warps would have if all had the same.
+# The warps of a thread block share a window of more than SHARED shares. A window is super-long, and
+# cut, over CUT shares: its pieces are joined through global memory. Both within the bounds beside
+# them (docs/rsh.md has the sweep).
+SHARED, SHARED_LEAST, SHARED_MOST = 1.0, 24, 48
+CUT, CUT_LEAST, CUT_MOST = 6.0, 160, 512
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def row_costs(request: Request) -> RowCosts:
         entry=(times.entry + times.entry_byte * row) * 1e-9,
         new=times.new_byte * row * 1e-9,
         row=(times.row + times.row_byte * row) * 1e-9,
-        longest=long_window(request),
+        longest=long_windows(request)[1],
         piece=PIECE * tile,
     )
 
@@ -127,16 +130,20 @@ def counted(request: Request) -> Counts:
     )
 
 
-def long_window(request: Request) -> int:
-    """Return the tiles over which a window is cut: the paper's adaptive rule, with its terms
-    measured. Cutting less leaves the longest window to run alone at the end; cutting more costs
-    partial sums."""
+def long_windows(request: Request) -> tuple[int, int]:
+    """Return the tiles over which warps share a window, and over which it is cut.
+
+    The second is the paper's adaptive rule, with its terms measured. Cutting less leaves the
+    longest window to run alone at the end; cutting more costs partial sums.
+    """
     tiles = int(((counted(request).pairs[::HEIGHT] + 7) // 8).sum())
     depth = step_tiles(request.dtype.itemsize)
     slabs = choose_slabs(request.dtype, max(request.n, 1), True)
     warps = processors(request.device) * slabs.warps
     share = tiles / depth * -(-request.n // slabs.columns) / warps
-    return depth * min(max(round(LONG_SHARES * share), LEAST_STEPS), MOST_STEPS)
+    shared = min(max(round(SHARED * share), SHARED_LEAST), SHARED_MOST)
+    cut = min(max(round(CUT * share), CUT_LEAST), CUT_MOST)
+    return depth * shared, depth * cut
 
 
 def cheapest_split(request: Request) -> Split:

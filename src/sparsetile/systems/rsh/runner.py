@@ -87,6 +87,7 @@ class RSHRunner(Runner):
         self._positions = int(meta["positions"])
         self._tiles = int(meta["tiles"])
         self._items = int(meta["items"])
+        self._shared = int(meta["shared"])
         self._slots = int(meta["slots"])
         self._nodes = int(meta["nodes"])
         self._rest = Work.of(meta["residual"], False)
@@ -122,7 +123,8 @@ class RSHRunner(Runner):
                 SPMM_RSTILE.load(config, device),
                 slabs,
                 slabs.groups(n),
-                -(-(self._items << slabs.shift) // WARPS),
+                (self._shared << slabs.shift)
+                + -(-((self._items - self._shared) << slabs.shift) // WARPS),
                 self._rest.block_ends(slabs.rows.lanes),
             )
         return found
@@ -165,6 +167,7 @@ class RSHRunner(Runner):
             "window_slot_count": self._slots,
             "window_node_count": self._nodes,
             "window_item_count": self._items,
+            "shared_item_count": self._shared,
             "window_slabs": launch.window_slabs,
             "window_blocks": launch.window_blocks,
             "slab_shift": launch.slabs.shift,

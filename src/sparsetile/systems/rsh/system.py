@@ -2,9 +2,9 @@
 
 Parts: RS-Tile (formats/rstile.py) with windows of sixteen rows that begin at any row; the row-level
 partition (formats/partition.py), by cost or by the paper's thresholds; one kernel with two kinds of
-thread blocks (kernels/cuda/spmm_rstile.cu), which write disjoint rows of C. Windows of very many
-tiles are cut (balance/windows.py). Where no window pays, the product is that of ``csr``.
-Deterministic. What was decided and why is in docs/rsh.md.
+thread blocks (kernels/cuda/spmm_rstile.cu), which write disjoint rows of C. The warps of a block
+share a long window; one of very many tiles is cut (balance/windows.py). Where no window pays, the
+product is that of ``csr``. Deterministic. What was decided and why is in docs/rsh.md.
 
 ``ablation``: ``threshold`` is the paper's rule (Algorithm 1), ``tiles`` gives all rows to windows,
 ``rows`` all to the CUDA-core part of the same kernel, ``mixed`` takes the cheapest mixture even
@@ -38,7 +38,7 @@ from sparsetile.systems.registry import runner
 from sparsetile.systems.rsh.cost import (
     cheapest_split,
     counted,
-    long_window,
+    long_windows,
     predict_rsh,
     row_costs,
 )
@@ -118,8 +118,8 @@ class RSHSystem(System):
         tiles = packed.tiles
         cells = entry_cells(tiles)
         timer("format")
-        limit = long_window(request)
-        windows = WindowSchedule.make(tiles.units(), step=2, limit=limit)
+        shared, limit = long_windows(request)
+        windows = WindowSchedule.make(tiles.units(), step=2, limit=limit, shared=shared)
         rest = packed.residual_rows
         units = row_units(csr, rest)
         rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
@@ -140,7 +140,8 @@ class RSHSystem(System):
             f"{tiles.tile_count} tiles of {tiles.mean_tile_entries:.1f} entries",
             "split": f"{100 * packed.tile_share:.1f} % of the entries and "
             f"{packed.tile_rows.numel()} of {csr.shape[0]} rows in windows",
-            "schedule": f"{windows.item_count} items of windows, at most {windows.longest} tiles, "
+            "schedule": f"{windows.item_count} items of windows, {windows.shared_count} of them "
+            f"shared by the warps of a block, at most {windows.longest} tiles, "
             f"{windows.slot_count} partial sums; {rows.item_count} items of rows, "
             f"{rows.slot_count} partial sums",
         }
@@ -153,6 +154,7 @@ class RSHSystem(System):
             positions=packed.tile_rows.numel(),
             tiles=tiles.tile_count,
             items=windows.item_count,
+            shared=windows.shared_count,
             slots=windows.slot_count,
             nodes=windows.node_count,
             residual=schedule_sizes(rows),

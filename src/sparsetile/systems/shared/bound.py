@@ -8,9 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsetile.jit.loader import current_device, current_stream_handle
+from sparsetile.jit.loader import current_device, current_stream_handle, on_device
 from sparsetile.systems.base import PLAIN, Epilogue, Tensors
 from sparsetile.systems.shared.cuda_context import ensure_cuda_context
+from sparsetile.systems.shared.geometry import reachable, within_reach
 
 __all__ = ["Bindable", "BoundProduct", "Prepared"]
 
@@ -75,10 +76,10 @@ class BoundProduct:
         try:
             prepared = self._prepared[key]
         except KeyError:
-            prepared = self._runner.prepare_launches(self._tensors, self._values, self._packed, B)
+            prepared = self._prepare(B)
             self._prepared[key] = prepared
         if prepared is None:
-            self._runner.spmm(self._tensors, self._values, self._packed, B, out)
+            self._runner.spmm(self._tensors, self._values, self._packed, reachable(B), out)
             return out
         device = self._device
         ensure_cuda_context(device)
@@ -92,3 +93,11 @@ class BoundProduct:
                 for each in prepared:
                     each.launch(stream, pointer, out.data_ptr())
         return out
+
+    def _prepare(self, B: Tensor) -> Sequence[Prepared] | None:
+        """Ask the runner for the launches, in a thread that may have done no CUDA work yet."""
+        if not within_reach(B):
+            return None
+        with on_device(self._device):
+            ensure_cuda_context(self._device)
+            return self._runner.prepare_launches(self._tensors, self._values, self._packed, B)

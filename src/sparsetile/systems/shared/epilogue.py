@@ -29,6 +29,7 @@ def apply_epilogue(product: Tensor, out: Tensor, indptr: Tensor, epilogue: Epilo
     Parameters
     ----------
     product, out : Tensor [..., M, N]
+        The product should be in the type of its sums: only the result is rounded.
     indptr : Tensor int64 [M+1]
         Row pointers, for the mean; empty rows stay 0.
     """
@@ -38,7 +39,7 @@ def apply_epilogue(product: Tensor, out: Tensor, indptr: Tensor, epilogue: Epilo
     if epilogue.alpha != 1.0:
         product = product * epilogue.alpha
     if epilogue.beta != 0.0:
-        product = product + epilogue.beta * out
+        product = product + epilogue.beta * out.to(product.dtype)
     if epilogue.bias is not None:
         product = product + epilogue.bias
     if epilogue.relu:

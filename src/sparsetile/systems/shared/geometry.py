@@ -6,20 +6,34 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sparsetile.core.errors import value_error
 from sparsetile.kernels.csr import vector_width
 
 __all__ = [
     "ACCESS_BYTES",
+    "MAX_BLOCKS",
+    "MAX_SCRATCH",
+    "MAX_SLABS",
     "Geometry",
     "aligned",
     "batch_count",
     "batch_pieces",
     "padded_like",
+    "reachable",
     "stride_params",
+    "within_reach",
 ]
 
 # gridDim.z, the batch, ends here; larger batches are launched in pieces.
 MAX_BATCHES = 65535
+# gridDim.x ends here.
+MAX_BLOCKS = 2**31 - 1
+# gridDim.y, slabs of columns, ends here.
+MAX_SLABS = 65535
+# Bytes of partial sums that a launch may have; batches that need more go in pieces.
+MAX_SCRATCH = 2**28
+# Kernels keep the distance of two rows in 32 bits.
+MAX_ROW_BYTES = 2**32 - 1
 # The widest access.
 ACCESS_BYTES = 16
 
@@ -34,6 +48,25 @@ def batch_pieces(batches: int, most: int = MAX_BATCHES) -> list[slice]:
     as a rule."""
     step = max(1, min(most, MAX_BATCHES))
     return [slice(at, at + step) for at in range(0, batches, step)]
+
+
+def within_reach(matrix: Tensor) -> bool:
+    """Whether kernels can address every row, as the CPU's always can."""
+    near = matrix.stride(-2) * matrix.element_size() <= MAX_ROW_BYTES
+    return near or matrix.shape[-2] <= 1 or matrix.device.type == "cpu"
+
+
+def reachable(matrix: Tensor) -> Tensor:
+    """Return a matrix whose rows kernels can address: a slice of a very wide one is copied."""
+    if within_reach(matrix):
+        return matrix
+    copied = matrix.contiguous()
+    if not within_reach(copied):
+        raise value_error(
+            "run", "a dense operand", "of rows below 4 GiB",
+            f"{matrix.shape[-1]} columns of {matrix.dtype}", "Multiply parts of its columns",
+        )  # fmt: skip
+    return copied
 
 
 def aligned(matrix: Tensor) -> bool:

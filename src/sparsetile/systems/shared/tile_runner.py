@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ from sparsetile.systems.shared.bound import BoundProduct, Prepared
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
 from sparsetile.systems.shared.epilogue import epilogue_params
 from sparsetile.systems.shared.geometry import (
+    MAX_SCRATCH,
+    MAX_SLABS,
     Geometry,
     batch_count,
     batch_pieces,
@@ -34,10 +36,11 @@ from sparsetile.systems.shared.geometry import (
 
 __all__ = ["TileLaunch", "TileRunner"]
 
-# Bytes of partial sums that a launch may have; batches that need more go in pieces.
-MAX_SCRATCH = 2**28
 # Packed values are copied in words of four bytes, or in pieces of sixteen.
 _VALUE_MARGIN = 8
+# Columns that are too many for one grid are parted at a multiple of this, where both parts are as
+# well aligned as the whole.
+_PART_COLUMNS = 512
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,9 @@ class TileRunner(Runner):
         shape = Geometry.of(B, out)
         device = shape.device
         launch = self._launch_for(B.dtype, out.dtype, n, shape.vector, values is not None, device)
+        if launch.slabs > MAX_SLABS:
+            self._in_halves(tensors, values, packed, B, out, epilogue)
+            return
         scratch_bytes = max(launch.slabs * self._slots * launch.slot_bytes, 1)  # of a matrix
         if len(pieces := batch_pieces(batches, MAX_SCRATCH // scratch_bytes)) > 1:
             for piece in pieces:
@@ -177,6 +183,23 @@ class TileRunner(Runner):
                 grid = (self._nodes * launch.join_blocks, launch.slabs, batches)
                 launch.join.launch(grid, launch.join_threads, stream, params, overlap=True)
 
+    def _in_halves(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue,
+    ) -> None:
+        """Multiply columns that are more than one grid holds, in two parts."""
+        n = B.shape[-1]
+        half = n // (2 * _PART_COLUMNS) * _PART_COLUMNS or n // 2
+        for part in (slice(0, half), slice(half, None)):
+            bias = None if epilogue.bias is None else epilogue.bias[part]
+            rest = replace(epilogue, bias=bias)
+            self.spmm(tensors, values, packed, B[..., part], out[..., part], rest)
+
     def prepare_launches(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
     ) -> Sequence[Prepared] | None:
@@ -189,6 +212,8 @@ class TileRunner(Runner):
         vector = vector_width(B.dtype, n, stride, B.data_ptr() // size)
         device = tensors["indptr"].device.index
         launch = self._launch_for(B.dtype, B.dtype, n, vector, values is not None, device)
+        if launch.slabs > MAX_SLABS:
+            return None
         params = {
             **self._params(tensors, packed, PLAIN),
             **stride_params((stride * size, n, 0, 0)),

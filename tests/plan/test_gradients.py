@@ -1,0 +1,142 @@
+"""Products with gradients outside torch's operators: the same numbers, values kept, one error."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+import sparsetile as st
+from tests.contracts.cases import csr_of, random_matrix
+
+A = random_matrix(30, 20, 0.2, seed=4)
+
+
+def plan_of(dtype: torch.dtype = torch.float64, **options) -> st.Plan:
+    return st.plan(csr_of(A, dtype=dtype), 6, **options)
+
+
+def dense(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.tensor(A.toarray(), dtype=dtype)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def direct(C: torch.Tensor) -> bool:
+    """Whether the product was not an operator's."""
+    return type(C.grad_fn).__name__ == "_ProductBackward"
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("alpha", [1.0, -0.5])
+@pytest.mark.parametrize("biased", [False, True])
+def test_gradients_are_those_of_a_dense_product(reduce, relu, alpha, biased):
+    plan, B, bias, G = plan_of(), leaf(20, 6), leaf(6), torch.randn(30, 6, dtype=torch.float64)
+    C = plan.run(B, reduce=reduce, relu=relu, alpha=alpha, bias=bias if biased else None)
+    assert direct(C)
+    C.backward(G)
+    found = B.grad, bias.grad
+    B.grad = bias.grad = None
+    lengths = torch.tensor((A.toarray() != 0).sum(1), dtype=torch.float64).clamp(min=1)
+    scale = 1 / lengths[:, None] if reduce == "mean" else 1.0
+    expected = alpha * (dense() @ B) * scale + (bias if biased else 0)
+    expected = torch.relu(expected) if relu else expected
+    assert torch.allclose(C, expected)
+    expected.backward(G)
+    assert torch.allclose(found[0], B.grad)
+    assert torch.allclose(found[1], bias.grad) if biased else found[1] is None
+
+
+def test_gradients_of_gradients_are_right():
+    plan, bias = plan_of(), leaf(6)
+
+    def product(B, bias):
+        return plan.run(B, bias=bias, reduce="mean", alpha=0.5) ** 2
+
+    assert torch.autograd.gradcheck(product, (leaf(20, 6), bias))
+    assert torch.autograd.gradgradcheck(product, (leaf(20, 6), bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_same_bits_as_through_the_operator(dtype):
+    plan, G = plan_of(dtype), torch.randn(30, 6).to(dtype)
+    B = torch.randn(20, 6).to(dtype).requires_grad_()
+    C = plan @ B
+    (grad,) = torch.autograd.grad(C, B, G)
+    plan._prepare_gradients()
+    tensors, recipe = plan.flat
+    other = torch.ops.sparsetile.spmm(
+        tensors, plan.values, [], B, None, recipe, "sum", 1.0, False, None
+    )
+    assert direct(C) and not direct(other)
+    assert torch.equal(C, other) and torch.equal(grad, torch.autograd.grad(other, B, G)[0])
+
+
+def test_parameters_and_gradients_of_any_strides_are_taken():
+    plan = plan_of()
+    B = torch.nn.Parameter(torch.randn(20, 6, dtype=torch.float64))
+    C = plan @ B
+    assert direct(C)
+    C.sum().backward()  # one number, expanded
+    assert torch.allclose(B.grad, dense().sum(0)[:, None].expand(20, 6))
+    B.grad = None
+    (plan @ B).backward(torch.randn(6, 30, dtype=torch.float64).t())
+    assert B.grad.shape == B.shape
+
+
+def test_only_the_bias_may_need_a_gradient():
+    plan, bias, B = plan_of(), leaf(6), torch.randn(20, 6, dtype=torch.float64)
+    C = plan.run(B, bias=bias)
+    plan.update_values(torch.ones(plan.nnz, dtype=torch.float64))
+    C.sum().backward()
+    assert torch.equal(bias.grad, torch.full((6,), 30.0, dtype=torch.float64))
+
+
+def test_values_that_changed_since_the_product_are_refused():
+    plan, B = plan_of(), leaf(20, 6)
+    C = plan @ B
+    plan.update_values(torch.ones(plan.nnz, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match=r"must stay as they are .* Call backward before"):
+        C.sum().backward()
+    (plan @ B).sum().backward()
+    ones = torch.tensor(A.toarray() != 0, dtype=torch.float64)
+    assert torch.allclose(B.grad, ones.sum(0)[:, None].expand(20, 6))
+
+
+def test_values_are_not_reordered_at_each_step(monkeypatch):
+    plan, B = plan_of(), leaf(20, 6)
+    (plan @ B).sum().backward()
+
+    def again(*given):
+        raise AssertionError("values were brought into another order before")
+
+    monkeypatch.setattr(type(plan), "_values_transposed", again)
+    monkeypatch.setattr(importlib.import_module("sparsetile.plan.operators"), "_reordered", again)
+    (plan @ B).sum().backward()
+
+
+@pytest.mark.parametrize("how", ["no_grad", "trainable values", "values=", "batch", "autocast"])
+def test_what_it_is_not_for_goes_the_other_way(how):
+    plan, B = plan_of(torch.float32), torch.randn(20, 6, requires_grad=True)
+    if how == "no_grad":
+        with torch.no_grad():
+            assert (plan @ B).grad_fn is None
+        return
+    if how == "trainable values":
+        values = torch.ones(plan.nnz, requires_grad=True)
+        plan.update_values(values)
+        C = plan @ B
+    elif how == "values=":
+        C = plan.run(B, values=torch.ones(plan.nnz, requires_grad=True))
+    elif how == "batch":
+        C = plan @ B.expand(2, 20, 6)
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            C = plan @ B
+    assert C.grad_fn is not None and not direct(C)
+    C.sum().backward()
+    assert bool(B.grad.isfinite().all())

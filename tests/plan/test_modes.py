@@ -1,0 +1,209 @@
+"""Products and plans in torch's modes and views: inference mode, autocast, negative views."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+import sparsetile as st
+from sparsetile.plan.plan import Plan
+from sparsetile.systems.cpu.runner import CPURunner
+from sparsetile.systems.cpu.system import CPUSystem
+from tests.plans import MATRIX, dense, made, said
+
+# -- inference mode
+
+
+def trains(plan: st.Plan) -> None:
+    """Both gradients can be taken outside of inference mode."""
+    B = dense(requires_grad=True)
+    values = torch.ones(MATRIX.nnz, requires_grad=True)
+    plan.run(B, values=values).sum().backward()
+    (plan @ B).sum().backward()
+    (plan.T @ dense(30, requires_grad=True)).sum().backward()
+    assert bool(B.grad.any()) and bool(values.grad.any())
+
+
+@pytest.mark.parametrize("system", ["cpu", "dense"])
+def test_a_plan_made_in_inference_mode_trains_afterwards(system):
+    with torch.inference_mode():
+        plan = made(system=system)
+        plan @ dense()
+    trains(plan)
+
+
+def test_a_plan_of_inference_tensors_trains_afterwards():
+    with torch.inference_mode():
+        edges = torch.tensor([[2, 0, 1], [1, 0, 2]]), torch.ones(3)
+        plan = st.plan((*edges, (3, 3)), 4)
+    outside = st.plan((*edges, (3, 3)), 4)
+    for each in (plan, outside):
+        B = torch.randn(3, 4, requires_grad=True)
+        (each @ B).sum().backward()
+        assert torch.equal(B.grad, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("system", ["cpu", "dense"])
+def test_a_transpose_first_used_in_inference_mode_trains_afterwards(system):
+    plan = made(system=system)
+    with torch.inference_mode():
+        plan.T @ dense(30)
+    trains(plan)
+
+
+def test_values_updated_and_cast_in_inference_mode_train_afterwards():
+    plan = st.plan((*(torch.arange(3), torch.tensor([0, 1])), None, (2, 2)), 4)
+    with torch.inference_mode():
+        plan.update_values(torch.ones(2))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            plan @ torch.ones(2, 4)
+    B = torch.ones(2, 4, requires_grad=True)
+    (plan @ B).sum().backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (plan @ B).sum().backward()
+    assert torch.equal(B.grad, torch.full((2, 4), 2.0))
+
+
+def test_a_plan_loaded_in_inference_mode_trains_afterwards(tmp_path):
+    made().save(tmp_path / "a.safetensors")
+    with torch.inference_mode():
+        plan = st.load_plan(tmp_path / "a.safetensors")
+    trains(plan)
+
+
+def test_one_call_in_inference_mode_leaves_a_plan_that_trains():
+    csr = st.plan(MATRIX, 4, device="cpu")._csr
+    A = (csr.indptr, csr.indices, torch.ones(csr.nnz, requires_grad=True), csr.shape)
+    with torch.inference_mode():
+        st.spmm(A, dense())
+    st.spmm(A, dense()).sum().backward()
+    assert bool(A[2].grad.any())
+
+
+# -- negative views
+
+
+def negative(tensor: Tensor) -> Tensor:
+    """The same numbers in a view that torch negates lazily."""
+    view = torch._neg_view(-tensor)
+    assert view.is_neg() and torch.equal(view, tensor)
+    return view
+
+
+@pytest.mark.parametrize("system", ["cpu", "dense"])
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_negative_views_of_b_and_of_the_values_keep_their_signs(system, n, reduce):
+    plan, B = made(system=system), dense(20, n)
+    values = torch.randn(MATRIX.nnz)
+    expected = plan.run(B, reduce=reduce, values=values)
+    torch.testing.assert_close(plan.run(negative(B), reduce=reduce), plan.run(B, reduce=reduce))
+    torch.testing.assert_close(
+        plan.run(negative(B), reduce=reduce, values=negative(values)), expected
+    )
+    plan.update_values(negative(values))
+    torch.testing.assert_close(plan.run(B, reduce=reduce), expected)
+    imaginary = torch.complex(B, -B).conj().imag
+    assert imaginary.is_neg()
+    torch.testing.assert_close(plan.run(imaginary, reduce=reduce), expected)
+
+
+def test_a_negative_view_takes_no_short_path(monkeypatch):
+    """Runners see addresses alone, so that what they are given must not be negated lazily."""
+    seen: list[bool] = []
+    real = CPURunner.spmm
+
+    def spmm(self, tensors, values, packed, B, *rest):
+        seen.append(B.is_neg() or (values is not None and values.is_neg()))
+        real(self, tensors, values, packed, B, *rest)
+
+    monkeypatch.setattr(CPURunner, "spmm", spmm)
+    plan, B = made(system="cpu"), dense()
+    plan._bound = lambda B: pytest.fail("not resolved")
+    plan @ negative(B)
+    plan.run(negative(B), values=negative(torch.ones(MATRIX.nnz)))
+    plan.linear(negative(dense(3, 20)))
+    assert len(seen) == 3 and not any(seen)
+
+
+def test_matrices_and_biases_may_be_negative_views():
+    B, bias = dense(), torch.randn(4)
+    csr = made()._csr
+    values = torch.randn(csr.nnz)
+    plan = st.plan((csr.indptr, csr.indices, negative(values), csr.shape), 4)
+    expected = made().update_values(values).run(B, bias=bias)
+    torch.testing.assert_close(plan.run(B, bias=negative(bias)), expected)
+    A = (negative(csr.indptr), negative(csr.indices), values, csr.shape)
+    torch.testing.assert_close(st.plan(A, 4).run(B, bias=bias), expected)
+    torch.testing.assert_close(st.spmm(A, negative(B)), expected - bias)
+
+
+@pytest.mark.parametrize(
+    "out, got",
+    [
+        (torch._neg_view(torch.empty(30, 4)), "a negative view"),
+        (torch.empty(30, 1).expand(30, 4), "strides (1, 0)"),
+    ],
+    ids=["negative", "expanded"],
+)
+def test_an_out_that_cannot_be_written_in_place_is_refused(out, got):
+    assert said(ValueError, lambda: made().run(dense(), out=out)) == (
+        f"run: out must be a tensor whose elements have memory of their own, got {got}. "
+        "Allocate it with torch.empty, or omit out=."
+    )
+
+
+# -- autocast
+
+
+def test_autocast_keeps_the_type_of_a_system_that_does_not_take_the_lower(monkeypatch):
+    plan, B = made(system="cpu"), dense()
+    expected = plan @ B
+    monkeypatch.setattr(CPUSystem, "dtypes", (torch.float32, torch.float64))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(plan @ B, expected)
+        assert (plan @ B.bfloat16()).dtype is torch.float32
+
+
+def test_a_library_s_product_keeps_its_type_under_autocast():
+    """``dense`` multiplies through torch, whose autocast must not round an operator's operands."""
+    plan = st.plan(MATRIX, 4, dtype=torch.bfloat16, system="dense", device="cpu")
+    B = dense().bfloat16()
+    expected = plan.run(B, out_dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(plan.run(B, out_dtype=torch.float32), expected)
+
+
+# -- threads
+
+
+def test_threads_that_need_the_transpose_at_once_share_one(monkeypatch):
+    plan, at_once = made(), threading.Barrier(4)
+    real = Plan._planned_transpose
+    builds = []
+
+    def counted(self):
+        builds.append(self._transposed is None)
+        return real(self)
+
+    monkeypatch.setattr(Plan, "_planned_transpose", counted)
+
+    def work(_: int) -> Plan:
+        at_once.wait()
+        return plan.T
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, range(4)))
+    assert all(each is found[0] for each in found) and sum(builds) == 1
+
+
+def test_tensors_and_recipe_change_as_one():
+    plan = made()
+    before = plan.flat
+    plan._prepare_gradients()
+    assert plan.flat is plan._flat and before[1] != plan.flat[1]
+    assert len(before[0]) < len(plan.flat[0]), "what another thread read earlier stays whole"
