@@ -3,7 +3,8 @@
 Times are sums over rows and windows: a tile costs its rows of B and a part that does not depend on
 them; an entry on CUDA cores costs a row of B of which L1 holds most, and more where none of the
 next rows has its column. B and C are read and written once either way. Constants were fitted to
-H200 times of the core matrices in two row orders, all rows in windows and none (docs/rsh.md).
+H200 times of the core matrices in two row orders, all rows in windows and none
+(docs/explanation/notes/rsh.md).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = [
 
 HEIGHT = 16
 # A window is super-long, and cut, over this many times the steps that each of the GPU's warps would
-# have if all had the same, but not under the least nor over the most (docs/rsh.md has the sweep).
+# have if all had the same, but not under the least nor over the most.
 LONG_SHARES, LEAST_STEPS, MOST_STEPS = 1.5, 32, 96
 
 
