@@ -14,8 +14,8 @@ the number of set bits below its own.
 
 ``stack`` 2 is our own: windows of sixteen rows, whose tiles are two of eight rows that share their
 columns. TCOffset and TCLocalBit then have two elements a tile, 2t and 2t + 1, all else is the same;
-rows of B that both halves need are read once (docs/acc.md says when that pays). It is WCSR's
-smallest window too (formats/wcsr.py).
+rows of B that both halves need are read once (docs/explanation/notes/acc.md says when that pays).
+It is WCSR's smallest window too (formats/wcsr.py).
 
 Slots past a window's last column repeat that column: a kernel that reads their rows of B reads what
 it has read already, and their bits are zero. Windows without entries have no tiles. With ``even``

@@ -40,11 +40,11 @@ GROUPS = 8
 # are stacked. Narrow accesses are for odd widths and strides only.
 PIECES = {(4, 1): (1, 2, 4), (4, 2): (1, 2, 4), (2, 1): (1, 2, 4), (2, 2): (1, 2)}
 NARROW_PIECES = {1: (1, 2), 2: (1,)}
-# Tiles that may be stacked. Plans are stacked in float32 only, where it pays (docs/acc.md); under
-# autocast they also serve operands of 16 bits.
+# Tiles that may be stacked. Plans are stacked in float32 only, where it pays
+# (docs/explanation/notes/acc.md); under autocast they also serve operands of 16 bits.
 STACKS = (1, 2)
 # Tiles of B in the ring of a warp, the one at work included. More would hide more of the memory's
-# latency, and take L1 from the warps that share rows of B (docs/acc.md).
+# latency, and take L1 from the warps that share rows of B (docs/explanation/notes/acc.md).
 STAGES = 2
 # What a slab costs beside its columns (column ids, bitmap, weights), in columns a lane.
 SLAB_COST = 6

@@ -141,7 +141,7 @@ def vector_width(dtype: torch.dtype, *alignments: int) -> int:
 
 
 # Tiles (lanes, times) of full vectors; narrower vectors, for odd widths and strides, have one
-# vector a lane. Measured on an H200 over the core suite (docs/csr.md).
+# vector a lane. Measured on an H200 over the core suite (docs/explanation/notes/csr.md).
 _FULL_TILES = {
     torch.float32: ((4, 2), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (32, 1), (32, 2)),
     torch.float16: ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2), (32, 1)),

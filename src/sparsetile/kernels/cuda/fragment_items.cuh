@@ -21,7 +21,7 @@
 // its sums are columns 8t to 8t + 7 of each 32.
 //
 // A step of 128 columns of 16 bits takes about 130 instructions. With bitmaps and packed values it
-// took 250, and the product 1.6 times as long (docs/rsh.md).
+// took 250, and the product 1.6 times as long (docs/explanation/notes/rsh.md).
 //
 // Zeros of a step multiply too. Sums that are not finite are computed again from A's entries, which
 // bitmaps tell from zeros (exact.cuh, windows.cuh). Windows that were cut are joined by a tree

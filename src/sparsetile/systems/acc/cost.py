@@ -2,7 +2,7 @@
 
 A row of B for each distinct (8-row window, column) pair, with 148 to 155 bytes for decoding it,
 then B and C once. Constants were fitted to H200 records of the core matrices, by bytes of an
-element (docs/planning.md). A's own bytes are hidden behind the gathers.
+element (docs/explanation/notes/planning.md). A's own bytes are hidden behind the gathers.
 """
 
 from __future__ import annotations

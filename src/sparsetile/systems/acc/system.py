@@ -3,7 +3,7 @@
 Parts: BitTCF (formats/bittcf.py), windows balanced by IBD and Equation 4 (balance/windows.py), the
 pipelined kernel with swapped operands (kernels/cuda/spmm_bittcf.cu), and, when asked for, the
 data-affinity row order (``reorder="affinity"``). Deterministic: cut windows are added in a fixed
-order. What is decided and why is in docs/acc.md.
+order. What is decided and why is in docs/explanation/notes/acc.md.
 
 ``ablation`` names the last part of the paper's ladder that is on: ``bittcf`` (the format alone),
 ``reorder`` (the same kernel; the order is the plan's ``reorder``), ``cache``, ``dtc-pipeline``

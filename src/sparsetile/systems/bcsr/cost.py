@@ -1,7 +1,7 @@
 """What a product of ``bcsr`` is predicted to take: the largest of three rates.
 
 It reaches 0.6 of the dense product's flops, 0.9 of gathers from L2 and 0.75 of DRAM in development
-readings on an H200 (docs/asyncsparse.md).
+readings on an H200 (docs/explanation/notes/asyncsparse.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Parts: BCSR (formats/bcsr.py), block rows longest first, the warp-specialised pe
 whose operands the copy engine brings (kernels/cuda/spmm_bcsr.cu). For matrices whose entries lie in
 blocks, as in pruned weights: every cell of a stored block is multiplied. Where some hold no entry,
 elements of C that are not finite are computed again from A's entries (:meth:`ExactRunner.repair`).
-Deterministic: blocks of a row are added in order. docs/asyncsparse.md says what is decided and why.
+Deterministic: blocks of a row are added in order. docs/explanation/notes/asyncsparse.md says what
+is decided and why.
 
 ``ablation`` names the last step of the paper's ladder that is on (kernels/bcsr.py), ``opt0`` to
 ``opt7``; opt4 is opt3, and opt6 is what products take. ``columns128`` and ``columns256`` are the

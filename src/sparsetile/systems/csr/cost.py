@@ -2,7 +2,7 @@
 
 Rows of B for entries, of which L1 holds most, and for distinct (8-row window, column) pairs, then
 A, B and C once. Constants were fitted to H200 records of the core matrices, by bytes of an element
-(docs/planning.md).
+(docs/explanation/notes/planning.md).
 """
 
 from __future__ import annotations

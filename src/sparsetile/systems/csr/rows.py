@@ -29,7 +29,8 @@ def segment_length(units: Units, row_bytes: int) -> int:
 
     Long enough that starting an item and joining pieces are a small share of its work, short
     enough that the longest is done before the rest is. Where no row is very long, none is cut:
-    the first cut row costs a second wait for memory, whatever its length. (docs/csr.md)
+    the first cut row costs a second wait for memory, whatever its length.
+    (docs/explanation/notes/csr.md)
     """
     length = units.length
     if not length.numel():

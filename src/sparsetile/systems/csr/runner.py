@@ -111,7 +111,7 @@ class Launch:
     def overlap(self) -> bool:
         """Whether the kernel may start before its predecessor ends: not where rows are cut.
 
-        There it measured slower (docs/csr.md).
+        There it measured slower (docs/explanation/notes/csr.md).
         """
         return self.work.slots == 0
 

@@ -2,7 +2,7 @@
 
 Parts: row pointers and column ids as given, row bundles where four neighbouring rows share enough
 columns (formats/bundles.py), and segment schedules (balance/segments.py). Deterministic, exact
-FP32 arithmetic, any shape, every dtype. What was measured is in docs/csr.md.
+FP32 arithmetic, any shape, every dtype. What was measured is in docs/explanation/notes/csr.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["CSRSystem"]
 MIN_SHARING = 1.3
 # When bundles are used at all: they hold most of the entries, save about half of the reads of B,
 # and are long enough to keep a group busy. Else the plain kernel, with its smaller register
-# count, is faster (docs/csr.md).
+# count, is faster (docs/explanation/notes/csr.md).
 MIN_BUNDLED_SHARE = 0.6
 MIN_MEAN_SHARING = {4: 1.9, 2: 2.4}  # by bytes of an element
 MIN_MEAN_LENGTH = 38

@@ -3,7 +3,8 @@
 Times are sums over rows and windows: a tile costs its rows of B and a part that does not depend on
 them; an entry on CUDA cores costs a row of B of which L1 holds most, and more where none of the
 next rows has its column. B and C are read and written once either way. Constants were fitted to
-H200 times of the core matrices in two row orders, all rows in windows and none (docs/rsh.md).
+H200 times of the core matrices in two row orders, all rows in windows and none
+(docs/explanation/notes/rsh.md).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ HEIGHT = 16
 # In steps of the kernel; a share is what each of the GPU's warps would have if all had the same.
 # The warps of a thread block share a window of more than SHARED shares. A window is super-long, and
 # cut, over CUT shares: its pieces are joined through global memory. Both within the bounds beside
-# them (docs/rsh.md has the sweep).
+# them (docs/explanation/notes/rsh.md).
 SHARED, SHARED_LEAST, SHARED_MOST = 1.0, 24, 48
 CUT, CUT_LEAST, CUT_MOST = 6.0, 160, 512
 

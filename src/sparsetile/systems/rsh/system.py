@@ -4,7 +4,8 @@ Parts: RS-Tile (formats/rstile.py) with windows of sixteen rows that begin at an
 partition (formats/partition.py), by cost or by the paper's thresholds; one kernel with two kinds of
 thread blocks (kernels/cuda/spmm_rstile.cu), which write disjoint rows of C. The warps of a block
 share a long window; one of very many tiles is cut (balance/windows.py). Where no window pays, the
-product is that of ``csr``. Deterministic. What was decided and why is in docs/rsh.md.
+product is that of ``csr``. Deterministic. What was decided and why is in
+docs/explanation/notes/rsh.md.
 
 ``ablation``: ``threshold`` is the paper's rule (Algorithm 1), ``tiles`` gives all rows to windows,
 ``rows`` all to the CUDA-core part of the same kernel, ``mixed`` takes the cheapest mixture even

@@ -5,7 +5,8 @@ Parts: WCSR with bitmaps (formats/wcsr.py), windows shared out evenly between bl
 into operand registers (kernels/cuda/spmm_wcsr.cu). For matrices whose neighbouring rows share
 columns, as they are or in another row order. Where 64 rows share too few, windows of 8 or 16 rows
 are multiplied by ``mma.sync`` instead: those of ``acc``, format, schedule and kernel.
-Deterministic: cut windows are added in a fixed order. What is decided and why is in docs/wcsr.md.
+Deterministic: cut windows are added in a fixed order. What is decided and why is in
+docs/explanation/notes/wcsr.md.
 
 ``ablation`` fixes the height: ``tall`` (64 rows) or ``short`` (8 or 16).
 """
