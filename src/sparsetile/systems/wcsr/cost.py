@@ -17,8 +17,8 @@ HEIGHT, SHORT_HEIGHT = 64, 8
 _L2, _DRAM, _START, _ITEM = 0.64, 0.7, 7e-6, 4
 # What a tile of a tall window costs, and a tall window beside its tiles, in tiles of short windows:
 # from readings of both kernels in float32 at N=512 (docs/explanation/notes/wcsr.md). Decoding is
-# the limit of tall windows. It is the same for 16 bits, where short ones take 0.6 of the time, and for
-# 256 columns of B, however many it has. These two are estimates.
+# the limit of tall windows. It is the same for 16 bits, where short ones take 0.6 of the time, and
+# for 256 columns of B, however many it has. These two are estimates.
 TALL_TILE_COST, TALL_WINDOW_COST = 1.2, 50.0
 SIXTEEN_BIT_COST, TALL_COLUMNS = 1.6, 256
 
