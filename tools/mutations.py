@@ -230,7 +230,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("return all != 0.0f", "return all > 0.0f", "NaN is not greater than 0"),
         ("~(~0ull << bit)", "~(~1ull << bit)", "value of the next entry"),
     ),
-    *_in("exact.cuh", "rsh", ("at.weight(bit)", "at.weight(k)", "weight of the first row")),
     # -- bitmap tiles and their products with mma.sync
     *_in(
         "bittcf.cuh",
@@ -301,13 +300,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("other < kThreads / 32", "other < kThreads / 32 - 1", "forgets the last warp's part"),
         ("(warp + 1) * steps / kWarps", "(warp + 1) * (steps / kWarps)", "steps that nobody does"),
         ("place[w * 32] = mine.word[w]", "place[0] = mine.word[w]", "one word of a part alone"),
-        ("place + c / 4 * 2", "place", "weights of the redo, float32"),
-        ("place * 2 + c % 2", "place * 2", "weights of the redo, 16 bits"),
-        (
-            "offset = at.lane / 16 * 8",
-            "offset = at.lane / 16 * 16",
-            "columns that nobody computes again",
-        ),
+        ("k < 4 ? low : high", "low", "weights of the redo, float32"),
+        ("4 * r + k / 2", "4 * r", "weights of the redo, 16 bits"),
+        ("bits >> (8 * r + k)", "bits >> (8 * k + r)", "rows for columns in the redo"),
         ("* p.window_slabs + slab", "* p.window_slabs", "slabs share their partial sums"),
         ("i * kStep / kSize < left", "i * kStep < left", "leaves columns out"),
         ("if (item.w >= 0)", "if (item.w > 0)", "the first piece is not joined"),

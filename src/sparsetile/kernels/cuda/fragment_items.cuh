@@ -238,47 +238,70 @@ __device__ __forceinline__ bool store_window(const Params& p, int slab, int wind
   return stored;
 }
 
-// Sixteen rows by eight columns of A among fragments; entries are where bits are.
-struct FragmentEntries {
-  u64 bits;
-  const E::Storage* fragment;  // of the step
-  int place;                   // which of its tiles, and which eight rows
-
-  __device__ __forceinline__ float weight(int bit) const {
-    const int r = bit >> 3, c = bit & 7;
-    const int at =
-        kHalf ? (4 * r + c / 2) * 8 + place * 2 + c % 2 : (4 * r + c % 4) * 4 + place + c / 4 * 2;
-    return E::widen(fragment[at]);
+// Weight of row r and column k of a tile, from the lanes' words of its fragment: `low` has columns
+// 0 to 3 of float32 and all of 16 bits, `high` columns 4 to 7 of float32.
+__device__ __forceinline__ float weight_at(u32 low, u32 high, int r, int k) {
+  if constexpr (kHalf) {
+    const u32 word = __shfl_sync(kWarp, low, 4 * r + k / 2);
+    return E::widen(static_cast<E::Storage>(k % 2 == 0 ? word : word >> 16));
+  } else {
+    return __uint_as_float(__shfl_sync(kWarp, k < 4 ? low : high, 4 * r + k % 4));
   }
-};
+}
 
-// The warp's part of a window of C from A's entries alone, slowly: a lane has a row, and every
-// other eight columns.
+// The warp's part of a window of C from A's entries alone, eight rows at a time: a lane has
+// neighbouring columns, and the tile's eight rows of B are under way at once. One row a lane, and
+// its entries one after the other, took 12 to 30 ms for one NaN (pkustk04, gupta2, N = 128).
 __device__ __noinline__ void exact(const Params& p, int slab, int window) {
+  constexpr int kPer = kCols / 32;  // columns of a lane
   const Place at(p, slab);
-  const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + at.column;
+  const int offset = at.lane * kPer;
+  const bool inside = offset < at.left;
+  const auto* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + at.column +
+                                                (inside ? offset : 0));
   const int begin = __ldg(p.row_window_offset + window);
   const int end = __ldg(p.row_window_offset + window + 1);
-  const int place_row = at.lane & 15, stack = place_row / 8;
-  const int row = window_row(p, window, place_row);
-  if (row < 0) return;
-  const auto tile_at = [&](int tile) {
-    constexpr int kStepElements = kFragmentBytes / kSize;
-    return FragmentEntries{__ldg(p.bitmaps + i64(tile) * 2 + stack),
-                           p.fragments + i64(tile / kDepth) * kStepElements,
-                           stack + tile % kDepth * 2};
-  };
-  const auto column_at = [&](int tile, int k) { return __ldg(p.tile_columns + i64(tile) * 8 + k); };
 #pragma unroll 1
-  for (int offset = at.lane / 16 * 8; offset < kCols && offset < at.left; offset += 16) {
-    float sum[8] = {};
-    add_entries<E>(place_row % 8, begin, end, tile_at, column_at,
-                   reinterpret_cast<const char*>(b + offset), static_cast<u32>(p.b_row_bytes),
-                   at.left - offset, sum);
-    Out::Storage* c = c_row(p, row) + at.column + offset;
-    apply_epilogue<Out>(p, row_terms<float>(p, row), at.column + offset, at.left - offset, c, 1,
-                        sum);
-    store_columns<Out, 1>(c, at.left - offset, sum);
+  for (int stack = 0; stack < 2; ++stack) {
+    float sum[8][kPer] = {};
+#pragma unroll 1
+    for (int tile = begin; tile < end; ++tile) {
+      const u64 bits = __ldg(p.bitmaps + i64(tile) * 2 + stack);
+      if (bits == 0) continue;  // for all lanes
+      const auto* words = reinterpret_cast<const u32*>(p.fragments) +
+                          i64(tile / kDepth) * (kFragmentBytes / 4) + at.lane * 4;
+      const u32 low = __ldg(words + stack + tile % kDepth * 2);
+      const u32 high = kHalf ? 0u : __ldg(words + stack + 2);
+      const u32 id = __ldg(p.tile_columns + i64(tile) * 8 + at.lane % 8);
+      Packed<E, kPer> x[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const u64 row = __shfl_sync(kWarp, id, k);
+        x[k] = load_vector<E, kPer>(b + row * static_cast<u32>(p.b_row_bytes));
+      }
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+#pragma unroll
+        for (int r = 0; r < 8; ++r) {
+          const float weight = weight_at(low, high, r, k);
+          if (bits >> (8 * r + k) & 1) {
+#pragma unroll
+            for (int v = 0; v < kPer; ++v) {
+              sum[r][v] = fmaf(weight, operand<E>(x[k].element[v]), sum[r][v]);
+            }
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const int row = window_row(p, window, 8 * stack + r);
+      if (row < 0 || !inside) continue;
+      Out::Storage* c = c_row(p, row) + at.column + offset;
+      apply_epilogue<Out>(p, row_terms<float>(p, row), at.column + offset, at.left - offset, c, 1,
+                          sum[r]);
+      store_columns<Out, 1>(c, at.left - offset, sum[r]);
+    }
   }
 }
 
