@@ -302,6 +302,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("place[w * 32] = mine.word[w]", "place[0] = mine.word[w]", "one word of a part alone"),
         ("k < 4 ? low : high", "low", "weights of the redo, float32"),
         ("4 * r + k / 2", "4 * r", "weights of the redo, 16 bits"),
+        ("8 * at.t + 4 * e + j % 4", "8 * at.t + 4 * e", "bias of other columns, float32"),
+        ("8 * j + 2 * at.t + e", "8 * j + 2 * at.t", "one bias for two columns, 16 bits"),
         ("bits >> (8 * r + k)", "bits >> (8 * k + r)", "rows for columns in the redo"),
         ("* p.window_slabs + slab", "* p.window_slabs", "slabs share their partial sums"),
         ("i * kStep / kSize < left", "i * kStep < left", "leaves columns out"),

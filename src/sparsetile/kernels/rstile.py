@@ -37,7 +37,7 @@ GROUP = 256
 # Steps in the ring of a warp, the one at work included.
 STAGES = 2
 # Blocks an SM should hold, which bounds the registers.
-_MIN_BLOCKS = {32: 6, 64: 5, 128: 4}
+_MIN_BLOCKS = {32: 5, 64: 5, 128: 4}
 
 
 @dataclass(frozen=True)
