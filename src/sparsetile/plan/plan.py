@@ -578,7 +578,8 @@ class Plan:
                 tensors, values, packed, flat, target, recipe, reduce, alpha, beta
             )
             return out.copy_(target.reshape(out.shape)) if apart else out
-        if needs_grad:
+        # A tracer reads the flat plan once, whether or not the first product needs a gradient.
+        if needs_grad or (torch.is_grad_enabled() and torch.compiler.is_compiling()):
             self._prepare_gradients()
         if dual is not None:
             return product_of_duals(self._flat, dual, reduce, alpha, relu, out_dtype)
