@@ -7,6 +7,7 @@ in that order. Where A is square, B's rows follow A's, so that C may be the next
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +136,7 @@ def find_partition(
     partition: str | Tensor,
     n: int,
     itemsize: int,
-    columns: Tensor | None = None,
+    columns: Sequence[int] | None = None,
 ) -> Partition:
     """Return the shares of a whole matrix.
 
@@ -145,7 +146,7 @@ def find_partition(
         ``auto``: contiguous shares of equal predicted time in the given order. A row order's name:
         the same in that order, of rows and columns both. ``even``: shares of equal size, as
         DTensor has them. ``metis``: by pymetis. A tensor: first rows [parts + 1], or parts [M].
-    columns : Tensor [parts + 1], optional
+    columns : sequence of int [parts + 1], optional
         First row of B of each share; those of A where it is square, else even ones.
     """
     rows, cols = csr.shape
@@ -175,7 +176,7 @@ def find_partition(
 
 
 def column_bounds(
-    function: str, given: Any, rows: tuple[int, ...], shape: tuple[int, int]
+    function: str, given: Sequence[int] | None, rows: tuple[int, ...], shape: tuple[int, int]
 ) -> tuple[int, ...]:
     """Return the first row of B of each share: as given, as A's rows, or even."""
     parts = len(rows) - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,33 @@ from sparsetile.intake import CSR, as_csr, current_values
 __all__ = ["kind_of_source", "read_source"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of any source; ``itemsize`` are bytes of an element of B."""
+
+    ranks: Ranks
+    partition: str | Tensor
+    columns: Sequence[int] | None
+    n: int
+    itemsize: int
+    device: torch.device
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the partition is left to the plan."""
+        return isinstance(self.partition, str) and self.partition == "auto"
+
+    def find(self, csr: CSR) -> Partition:
+        """Return the partition of a matrix over the ranks."""
+        return find_partition(
+            "plan", csr, self.ranks.size, self.partition, self.n, self.itemsize, self.columns
+        )
+
+
+def _detached(csr: CSR) -> CSR:
+    return csr.with_values(None if csr.values is None else csr.values.detach())
 
 
 def kind_of_source(A: Any) -> str:
@@ -51,10 +79,11 @@ def read_source(
     itemsize : int
         Bytes of an element of B, for the balance of shares.
     """
+    wanted = Wanted(ranks, partition, columns, n, itemsize, device)
     kinds = [str(kind) for kind in ranks.objects(kind_of_source(A), "plan")]
     holders = [rank for rank, kind in enumerate(kinds) if kind != "nothing"]
     if len(holders) == 1 and ranks.size > 1:
-        return _from_one(ranks, A, holders[0], partition, columns, n, itemsize, device)
+        return _from_one(wanted, A, holders[0])
     if "nothing" in kinds:
         raise type_error(
             "plan", "A", "a sparse matrix on every rank, or on one alone",
@@ -63,15 +92,15 @@ def read_source(
     ranks.same("plan", "the kind of A", kinds)
     kind = kinds[0]
     if kind == "share":
-        return _from_shares(ranks, A, partition, columns, device)
+        return _from_shares(wanted, A)
     if kind == "folder":
-        return _from_folder(ranks, A, partition, columns, device)
+        return _from_folder(wanted, A)
     if kind == "npz":
         rows = ranks.together("plan", "A", lambda: MatrixRows(A, "plan"))
         if rows.whole is None and partition in ("auto", "even", "identity"):
-            return _from_file(ranks, rows, partition, columns, n, itemsize, device)
+            return _from_file(wanted, rows)
         A = rows.pattern() if rows.whole is None else rows.whole
-    return _from_whole(ranks, A, partition, columns, n, itemsize, device)
+    return _from_whole(wanted, A)
 
 
 def _shares(partition: Partition) -> dict[str, Any]:
@@ -86,21 +115,14 @@ def _shares(partition: Partition) -> dict[str, Any]:
     }
 
 
-def _from_whole(
-    ranks: Ranks,
-    A: Any,
-    partition: str | Tensor,
-    columns: Sequence[int] | None,
-    n: int,
-    itemsize: int,
-    device: torch.device,
-) -> Found:
+def _from_whole(wanted: Wanted, A: Any) -> Found:
     """Every rank holds all of A and takes its own rows."""
+    ranks, device = wanted.ranks, wanted.device
 
     def read() -> tuple[CSR, CSR, Partition, str]:
         given = as_csr(A, function="plan")
-        csr = given.with_values(None if given.values is None else given.values.detach())
-        found = find_partition("plan", csr, ranks.size, partition, n, itemsize, _as_tensor(columns))
+        csr = _detached(given)
+        found = wanted.find(csr)
         return given, csr, found, content_digest(csr)
 
     given, csr, found, _ = ranks.together(
@@ -120,47 +142,29 @@ def _from_whole(
     return Found(share.to(device), found, csr.shape, "whole on every rank", follow)
 
 
-def _as_tensor(columns: Sequence[int] | None) -> Any:
-    return None if columns is None else [int(first) for first in columns]
-
-
-def _from_file(
-    ranks: Ranks,
-    rows: MatrixRows,
-    partition: Any,
-    columns: Sequence[int] | None,
-    n: int,
-    itemsize: int,
-    device: torch.device,
-) -> Found:
+def _from_file(wanted: Wanted, rows: MatrixRows) -> Found:
     """Each rank reads the row pointers and its own entries of an ``.npz``."""
+    ranks = wanted.ranks
     nothing = torch.zeros(0, dtype=torch.int32)
     pointers = CSR(rows.indptr, nothing, None, rows.shape)
 
     def read() -> tuple[Partition, CSR]:
-        found = find_partition(
-            "plan", pointers, ranks.size, partition, n, itemsize, _as_tensor(columns)
-        )
+        found = wanted.find(pointers)
         return found, rows.read(found.rows[ranks.rank], found.rows[ranks.rank + 1])
 
     facts = {"the shape of A": rows.shape, "entries of A": rows.nnz}
     found, mine = ranks.together("plan", "A", read, lambda made: {**facts, **_shares(made[0])})
-    return Found(mine.to(device), found, rows.shape, "rows of a file")
+    return Found(mine.to(wanted.device), found, rows.shape, "rows of a file")
 
 
-def _from_shares(
-    ranks: Ranks,
-    share: Share,
-    partition: str | Tensor,
-    columns: Sequence[int] | None,
-    device: torch.device,
-) -> Found:
+def _from_shares(wanted: Wanted, share: Share) -> Found:
     """Each rank brings its own rows."""
+    ranks, device = wanted.ranks, wanted.device
 
     def read() -> CSR:
-        if not isinstance(partition, str) or partition != "auto":
+        if not wanted.automatic:
             raise value_error(
-                "plan", "partition", "'auto' where A is given as shares", repr(partition),
+                "plan", "partition", "'auto' where A is given as shares", repr(wanted.partition),
                 "The shares are the partition",
             )  # fmt: skip
         csr = as_csr(share.matrix, function="plan")
@@ -189,12 +193,10 @@ def _from_shares(
     rows = tuple(bounds)
 
     def place() -> Partition:
-        return Partition(
-            "given", rows, column_bounds("plan", _as_tensor(columns), rows, share.shape)
-        )
+        return Partition("given", rows, column_bounds("plan", wanted.columns, rows, share.shape))
 
     found = ranks.together("plan", "columns", place, _shares)
-    plain = given.with_values(None if given.values is None else given.values.detach())
+    plain = _detached(given)
     follow = None
     if given.values is not None and given.values.requires_grad:
         known = given.with_values(None)
@@ -206,20 +208,15 @@ def _from_shares(
     return Found(plain.to(device), found, share.shape, "a share from each rank", follow)
 
 
-def _from_folder(
-    ranks: Ranks,
-    path: str | os.PathLike[str],
-    partition: str | Tensor,
-    columns: Sequence[int] | None,
-    device: torch.device,
-) -> Found:
+def _from_folder(wanted: Wanted, path: str | os.PathLike[str]) -> Found:
     """Each rank reads its own parts of a folder that ``sparsetile partition`` wrote."""
+    ranks = wanted.ranks
 
     def read() -> tuple[Any, Partition, CSR]:
-        if not isinstance(partition, str) or partition != "auto" or columns is not None:
+        if not wanted.automatic or wanted.columns is not None:
             raise value_error(
                 "plan", "partition", "'auto' (and columns None) where A is a folder of parts",
-                repr(partition), "The folder holds the partition",
+                repr(wanted.partition), "The folder holds the partition",
             )  # fmt: skip
         folder = open_folder(Path(path))
         parts = folder.partition.parts
@@ -241,20 +238,12 @@ def _from_folder(
     folder, found, mine = ranks.together(
         "plan", "A", read, lambda made: {"A": f"{made[0].nnz} entries, {made[0].digest[:16]}"}
     )
-    return Found(mine.to(device), found, folder.shape, "a folder of parts")
+    return Found(mine.to(wanted.device), found, folder.shape, "a folder of parts")
 
 
-def _from_one(
-    ranks: Ranks,
-    A: Any,
-    source: int,
-    partition: str | Tensor,
-    columns: Sequence[int] | None,
-    n: int,
-    itemsize: int,
-    device: torch.device,
-) -> Found:
+def _from_one(wanted: Wanted, A: Any, source: int) -> Found:
     """One rank holds A and sends every other its rows."""
+    ranks, device = wanted.ranks, wanted.device
     csr: CSR | None = None
     header: dict[str, Any] | None = None
 
@@ -267,9 +256,8 @@ def _from_one(
                 "plan", "A", "the whole matrix where one rank holds it", "a Share",
                 "Pass the matrix itself",
             )  # fmt: skip
-        given = as_csr(A, function="plan")
-        csr = given.with_values(None if given.values is None else given.values.detach())
-        found = find_partition("plan", csr, ranks.size, partition, n, itemsize, _as_tensor(columns))
+        csr = _detached(as_csr(A, function="plan"))
+        found = wanted.find(csr)
         header = {
             "shape": csr.shape,
             "name": found.name,
