@@ -32,7 +32,7 @@ from sparsetile.intake.csr import FP8
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
 
-__all__ = ["main"]
+__all__ = ["main", "matrix_names"]
 
 # Rows of one element, odd ones, aligned ones, and those that take several slabs.
 WIDTHS = (1, 7, 32, 130, 257)
@@ -218,6 +218,11 @@ def watch(
         seen.matrices.append(name)
 
 
+def matrix_names() -> list[str]:
+    """Return the names of all matrices: those of the contracts, and the linear layer."""
+    return [*importlib.import_module(_CASES).MATRICES, LAYER]
+
+
 def _made(cases: Any, name: str) -> CSR:
     made: CSR = cases.csr_of(cases.MATRICES[name]())
     return made
@@ -234,7 +239,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     asked = parser.parse_args(list(arguments))
     cases = importlib.import_module(_CASES)
-    names = [name for name in asked.matrices.split(",") if name] or [*cases.MATRICES, LAYER]
+    names = [name for name in asked.matrices.split(",") if name] or matrix_names()
     makers = {name: functools.partial(_made, cases, name) for name in names if name != LAYER}
     matmul = torch.backends.cuda.matmul
     matmul.allow_tf32 = True  # Tensor Cores take float32 only so

@@ -4,13 +4,14 @@
 ``tools.checked_products`` under each tool and writes ``results/<gpu>/checkers.json`` with the
 digest that the GPU record has. A tool that is missing, that was stopped, or that saw nothing run
 leaves no entry. Which systems run and which kernels are watched comes from the registries: a new
-system is checked without an edit here. A tool watches each system in a process of its own, all at
-once: a tool slows the host down more than the GPU.
+system is checked without an edit here. A tool watches each system in several processes at once,
+each with a part of the matrices: a tool slows the host down more than the GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from sparsetile.check.digest import code_digest
 from sparsetile.core.errors import value_error
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
+from tools.checked_products import matrix_names
 from tools.record import ROOT, machine_facts, read_proof, write_json
 
 __all__ = [
@@ -49,6 +51,8 @@ RECORD_NAME = "checkers.json"
 PROGRAM = "compute-sanitizer"
 # What the program ends with when its tool found something; the products end with 0, 1 or a signal.
 FOUND = 86
+# Parts of a system's matrices, each watched in a process of its own.
+PARTS = 4
 # Lines of a tool's log that are shown where it found something.
 SHOWN_LINES = 40
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -165,7 +169,7 @@ def _unfinished(tool: str, got: str, remedy: str) -> RuntimeError:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a tool said of one system's products, and what they said themselves."""
+    """What a tool said of products of one system, and what they said themselves."""
 
     errors: int
     status: int
@@ -236,11 +240,15 @@ def run_checker(
     program, version = find_tool()
     digest, begun = code_digest(), time.perf_counter()
 
-    def watch(system: str) -> Watched:
-        return _watch(program, replace(chosen, systems=(system,)), root, limit, device, matrices)
+    named = [name for name in matrices.split(",") if name] or matrix_names()
+    parts = [",".join(part) for k in range(PARTS) if (part := named[k::PARTS])]
 
-    with ThreadPoolExecutor(len(chosen.systems) or 1) as pool:
-        watched = list(pool.map(watch, chosen.systems))
+    def watch(task: tuple[str, str]) -> Watched:
+        system, part = task
+        return _watch(program, replace(chosen, systems=(system,)), root, limit, device, part)
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
+        watched = list(pool.map(watch, itertools.product(chosen.systems, parts)))
     seconds = time.perf_counter() - begun
     errors = sum(each.errors for each in watched)
     status = next((each.status for each in watched if each.status), 0)

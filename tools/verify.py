@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,28 +45,25 @@ def _verify(expression: str | None, out: Path | None, as_json: bool) -> int:
 
 
 def _check(tools: str, limit: float, folder: Path, as_json: bool) -> int:
-    """Run the checkers named, side by side; each that finishes is written, whatever others do."""
+    """Run the checkers named; each that finishes is written, whatever others do."""
     names = [one_of("verify", "--checker", name, TOOLS) for name in tools.split(",")]
     machine_facts()  # refuses a machine without a GPU before anything is started
     find_tool()
     entries: dict[str, dict[str, Any]] = {}
     record: dict[str, Any] = {"checkers": {}}
     code = 0
-    chosen = list(dict.fromkeys(names))
-    with ThreadPoolExecutor(len(chosen)) as pool:  # a process each, and a tool's own work is most
-        started = {name: pool.submit(run_checker, ROOT, name, limit=limit) for name in chosen}
-        for name, running in started.items():
-            try:
-                entries[name] = running.result()
-            except RuntimeError as error:
-                note(f"sparsetile: error: {error}")
-                code = 1
-                continue
-            # At once, so that the result of one tool survives a failure of the next.
-            path, record = write_checkers(entries, folder)
-            note(f"sparsetile: wrote {name} to {path}")
-            note_some(entries[name]["log"], most=40)
-            code = 1 if entries[name]["errors"] else code
+    for name in dict.fromkeys(names):  # one after the other: each takes all cores
+        try:
+            entries[name] = run_checker(ROOT, name, limit=limit)
+        except RuntimeError as error:
+            note(f"sparsetile: error: {error}")
+            code = 1
+            continue
+        # At once, so that the result of one tool survives a failure of the next.
+        path, record = write_checkers(entries, folder)
+        note(f"sparsetile: wrote {name} to {path}")
+        note_some(entries[name]["log"], most=40)
+        code = 1 if entries[name]["errors"] else code
     if as_json:
         print_json(record)
     elif entries:

@@ -67,6 +67,17 @@ class TestOnGpu:
         assert found.method == "events"
         assert time_product(lambda: A @ A, A.device).method == "graph"  # nothing was left broken
 
+    def test_a_slow_host_does_not_count_as_time_of_the_gpu(self) -> None:
+        A = torch.randn(64, 64, device="cuda")
+
+        def run() -> torch.Tensor:
+            time.sleep(0.001)
+            return A @ A
+
+        found = time_product(run, A.device)
+        assert found.method == "graph" and found.launches > 8
+        assert found.median < 5e-5
+
     def test_a_single_call_takes_longer_than_one_of_a_graph(self) -> None:
         A = torch.randn(64, 64, device="cuda")
         assert measure(lambda: A @ A, A.device) > time_product(lambda: A @ A, A.device).median

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.checked_products import LAYER
 from tools.checkers import (
     SCHEMA,
     TOOLS,
@@ -26,6 +27,7 @@ from sparsetile.check.digest import code_digest
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.registry import register, unregister
+from tests.contracts.cases import MATRICES
 from tests.tools.sanitizer import CLEAN_RACES, FACTS, VERSION, how, install, ran
 from tools import checkers as module
 
@@ -44,26 +46,42 @@ def tool(monkeypatch, tmp_path: Path):
     return prepare
 
 
-def called(folder: Path) -> set[str]:
-    """Systems that the tool was asked to watch."""
-    return {path.stem.removeprefix("called-") for path in folder.glob("called-*.json")}
+# One matrix: one process for each system.
+ONE = "wide"
+
+
+def called(folder: Path) -> dict[str, list[Any]]:
+    """What the tool was asked for: its options, the child's and the folder, by system."""
+    found: dict[str, list[Any]] = {}
+    for path in folder.glob("called-*.json"):
+        found.setdefault(path.stem.split("-")[1], []).append(json.loads(path.read_text()))
+    return found
 
 
 def test_a_clean_run_says_what_ran_with_which_tool(tool, tmp_path: Path):
     folder = tool()
-    entry = run_checker(tmp_path, "memcheck", limit=60)
+    entry = run_checker(tmp_path, "memcheck", limit=60, matrices=ONE)
     assert entry["version"] == VERSION
     systems = checker("memcheck").systems
     assert (entry["matrices"], entry["products"]) == (["odd sizes", "wide"], 12 * len(systems))
     assert (entry["errors"], entry["exit"], entry["log"]) == (0, 0, [])
     assert entry["kernels"] == list(KERNELS) and entry["seconds"] > 0
-    assert called(folder) == set(systems), "a process for each system"
-    for system in systems:
-        options, child, where = json.loads((folder / f"called-{system}.json").read_text())
+    assert set(called(folder)) == set(systems)
+    for system, ((options, child, where),) in called(folder).items():
         assert options[:2] == ["--tool", "memcheck"] and Path(where) == tmp_path
         watched = [b for a, b in itertools.pairwise(options) if a == "--kernel-name"]
         assert watched == [f"kernel_substring={name}" for name in KERNELS]
-        assert child[6:] == ["--device", "cuda", "--systems", system, "--matrices", ""]
+        assert child[6:] == ["--device", "cuda", "--systems", system, "--matrices", ONE]
+
+
+def test_each_system_s_matrices_are_shared_out_to_several_processes(tool, tmp_path: Path):
+    folder = tool()
+    entry = run_checker(tmp_path, "memcheck", limit=60)
+    assert entry["products"] == 12 * len(entry["systems"]) * module.PARTS
+    for calls in called(folder).values():
+        parts = [child[-1].split(",") for _, child, _ in calls]
+        assert len(parts) == module.PARTS > 1
+        assert sorted(itertools.chain(*parts)) == sorted([*MATRICES, LAYER])
 
 
 def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: Path):
@@ -74,8 +92,8 @@ def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: 
     assert entry["systems"] == sorted(
         name for name, system in SYSTEMS.items() if set(shared) & set(system.kernels)
     )
-    assert called(folder) == set(entry["systems"]) and "csr" not in entry["systems"]
-    options, _, _ = json.loads((folder / f"called-{entry['systems'][0]}.json").read_text())
+    assert set(called(folder)) == set(entry["systems"]) and "csr" not in entry["systems"]
+    options, _, _ = called(folder)[entry["systems"][0]][0]
     assert options.count("--kernel-name") == len(shared)
 
 
@@ -126,7 +144,7 @@ def test_a_system_joins_by_being_registered():
 def test_what_a_tool_found_is_counted_and_its_log_kept(tool, tmp_path, name, summary, errors):
     # An error poisons the context, so that the products fail as well.
     tool(**{name: how(summary=summary, errors=True, report=ran(3, "RuntimeError: CUDA error"))})
-    entry = run_checker(tmp_path, name, limit=60)
+    entry = run_checker(tmp_path, name, limit=60, matrices=ONE)
     count = len(entry["systems"])
     found = (entry["errors"], entry["exit"], entry["products"])
     assert found == (errors * count, 86, 3 * count)
@@ -135,7 +153,7 @@ def test_what_a_tool_found_is_counted_and_its_log_kept(tool, tmp_path, name, sum
 
 def test_a_crash_that_the_tool_saw_is_what_it_found(tool, tmp_path: Path):
     tool(any=how(summary="========= ERROR SUMMARY: 2 errors", errors=True, report=None))
-    entry = run_checker(tmp_path, "memcheck", limit=60)
+    entry = run_checker(tmp_path, "memcheck", limit=60, matrices=ONE)
     errors = 2 * len(entry["systems"])
     assert (entry["errors"], entry["products"], entry["matrices"]) == (errors, 0, [])
 

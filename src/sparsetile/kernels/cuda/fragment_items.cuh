@@ -23,10 +23,10 @@
 // A step of 128 columns of 16 bits takes about 130 instructions. With bitmaps and packed values it
 // took 250, and the product 1.6 times as long (docs/explanation/notes/rsh.md).
 //
-// Zeros of a step multiply too. Sums that are not finite are computed again from A's entries, which
-// bitmaps tell from zeros (exact.cuh, windows.cuh). Windows that were cut are joined by a tree
-// (tree.cuh), parts of a shared item in shared memory. C's rows are those that `order` names, or
-// positions 0 to `rows` without it.
+// Zeros of a step multiply too. Sums that are not finite are computed again: Tensor Cores multiply
+// what is finite, and entries of A with anything else, which bitmaps tell from zeros, are added.
+// Windows that were cut are joined by a tree (tree.cuh), parts of a shared item in shared memory.
+// C's rows are those that `order` names, or positions 0 to `rows` without it.
 #pragma once
 
 #include "copy_ring.cuh"
@@ -101,11 +101,16 @@ __device__ __forceinline__ Ids load_ids(const int* columns, int tile, int lane) 
   return loaded.ids;
 }
 
+// Where the lane points ldmatrix, for a step's sixteen rows and the first sixteen columns.
+__device__ __forceinline__ const char* matrix_row(const char* stage, const Place& at) {
+  return stage + (at.lane & 15) * kRowStride + (at.lane >> 4) * 16;
+}
+
 // A stage's rows of B times its part of A.
 __device__ __forceinline__ void multiply(const char* stage, const Place& at, Tally& tally) {
   const uint4 a = *reinterpret_cast<const uint4*>(stage + kFragmentAt + at.lane * 16);
   if constexpr (kHalf) {
-    const char* row = stage + (at.lane & 15) * kRowStride + (at.lane >> 4) * 16;
+    const char* row = matrix_row(stage, at);
     u32 b[kGroups / 2][4];
 #pragma unroll
     for (int j = 0; j < kGroups / 2; ++j) ptx::load_matrix_transposed(row + j * 32, b[j]);
@@ -248,108 +253,31 @@ __device__ __noinline__ void store_with_terms(const Params& p, int slab, int win
   store_sums<true>(p, Place(p, slab), window, tally);
 }
 
-// Store a window's sums if all are finite; else false, and C is as it was. Clears them.
-__device__ __forceinline__ bool store_window(const Params& p, int slab, int window, Tally& tally) {
-  const Place at(p, slab);
+// Whether all sums of the warp are finite.
+__device__ __forceinline__ bool all_finite(Tally& tally) {
   FiniteCheck<4> check;
   int i = 0;
   tally.each([&](float sum) { check.add(sum, i++); });
-  const bool stored = !__any_sync(kWarp, check.failed());
-  if (stored) {
-    if (p.beta != 0.0) {
-      const Tally sums = tally;
-      store_with_terms(p, slab, window, sums);
-    } else {
-      if (p.epilogue) apply_terms(p, at, window, tally);
-      store_sums<false>(p, at, window, tally);
-    }
+  return !__any_sync(kWarp, check.failed());
+}
+
+__device__ __forceinline__ void store(const Params& p, int slab, int window, Tally& tally) {
+  if (p.beta != 0.0) {
+    const Tally sums = tally;
+    store_with_terms(p, slab, window, sums);
+  } else {
+    const Place at(p, slab);
+    if (p.epilogue) apply_terms(p, at, window, tally);
+    store_sums<false>(p, at, window, tally);
   }
+}
+
+// Store a window's sums if all are finite; else false, and C is as it was. Clears them.
+__device__ __forceinline__ bool store_window(const Params& p, int slab, int window, Tally& tally) {
+  const bool stored = all_finite(tally);
+  if (stored) store(p, slab, window, tally);
   tally = {};
   return stored;
-}
-
-// Weight of row r and column k of a tile, from the lanes' words of its fragment: `low` has columns
-// 0 to 3 of float32 and all of 16 bits, `high` columns 4 to 7 of float32.
-__device__ __forceinline__ float weight_at(u32 low, u32 high, int r, int k) {
-  if constexpr (kHalf) {
-    const u32 word = __shfl_sync(kWarp, low, 4 * r + k / 2);
-    return E::widen(static_cast<E::Storage>(k % 2 == 0 ? word : word >> 16));
-  } else {
-    return __uint_as_float(__shfl_sync(kWarp, k < 4 ? low : high, 4 * r + k % 4));
-  }
-}
-
-// The warp's part of a window of C from A's entries alone, eight rows at a time: a lane has
-// neighbouring columns, and the tile's eight rows of B are under way at once. One row a lane, and
-// its entries one after the other, took 12 to 30 ms for one NaN (pkustk04, gupta2, N = 128).
-__device__ __noinline__ void exact(const Params& p, int slab, int window) {
-  constexpr int kPer = kCols / 32;  // columns of a lane
-  const Place at(p, slab);
-  const int offset = at.lane * kPer;
-  const bool inside = offset < at.left;
-  const auto* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + at.column +
-                                                (inside ? offset : 0));
-  const int begin = __ldg(p.row_window_offset + window);
-  const int end = __ldg(p.row_window_offset + window + 1);
-#pragma unroll 1
-  for (int stack = 0; stack < 2; ++stack) {
-    float sum[8][kPer] = {};
-#pragma unroll 1
-    for (int tile = begin; tile < end; ++tile) {
-      const u64 bits = __ldg(p.bitmaps + i64(tile) * 2 + stack);
-      if (bits == 0) continue;  // for all lanes
-      const auto* words = reinterpret_cast<const u32*>(p.fragments) +
-                          i64(tile / kDepth) * (kFragmentBytes / 4) + at.lane * 4;
-      const u32 low = __ldg(words + stack + tile % kDepth * 2);
-      const u32 high = kHalf ? 0u : __ldg(words + stack + 2);
-      const u32 id = __ldg(p.tile_columns + i64(tile) * 8 + at.lane % 8);
-      Packed<E, kPer> x[8];
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const u64 row = __shfl_sync(kWarp, id, k);
-        x[k] = load_vector<E, kPer>(b + row * static_cast<u32>(p.b_row_bytes));
-      }
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-#pragma unroll
-        for (int r = 0; r < 8; ++r) {
-          const float weight = weight_at(low, high, r, k);
-          if (bits >> (8 * r + k) & 1) {
-#pragma unroll
-            for (int v = 0; v < kPer; ++v) {
-              sum[r][v] = fmaf(weight, operand<E>(x[k].element[v]), sum[r][v]);
-            }
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 8; ++r) {
-      const int row = window_row(p, window, 8 * stack + r);
-      if (row < 0 || !inside) continue;
-      Out::Storage* c = c_row(p, row) + at.column + offset;
-      apply_epilogue<Out>(p, row_terms<float>(p, row), at.column + offset, at.left - offset, c, 1,
-                          sum[r]);
-      store_columns<Out, 1>(c, at.left - offset, sum[r]);
-    }
-  }
-}
-
-__device__ __forceinline__ void add_sums(Tally& mine, const Tally& other) {
-#pragma unroll
-  for (int i = 0; i < kGroups * 4; ++i) mine.sum[i / 4][i % 4] += other.sum[i / 4][i % 4];
-}
-
-// A piece of a cut window is done: the last to arrive adds all pieces up and stores the window.
-__device__ __noinline__ void join_piece(const Params& p, int slab, int window, int slot,
-                                        Tally& tally) {
-  const Place at(p, slab);
-  const i64 layer = i64(blockIdx.z) * p.window_slabs + slab;
-  const Tree tree = {p.window_parent_of_slot, p.window_nodes,
-                     p.window_arrivals + layer * p.window_node_count,
-                     p.window_partials + layer * p.window_slot_count * 32 * sizeof(Tally)};
-  if (!climb<32>(tree, slot, at.lane, tally, add_sums)) return;
-  if (!store_window(p, slab, window, tally)) exact(p, slab, window);
 }
 
 __device__ __forceinline__ char* ring_memory(int warp = threadIdx.x / 32) {
@@ -357,66 +285,33 @@ __device__ __forceinline__ char* ring_memory(int warp = threadIdx.x / 32) {
   return reinterpret_cast<char*>(s_ring) + warp * (kStages * kStageBytes);
 }
 
-// Warps of the block have each done a part of one window, or of a piece of it: the first adds their
-// sums up in the warps' order, through the ring that nobody uses any more, and delivers them.
-__device__ __noinline__ void join_warps(const Params& p, int slab, int index, Tally& tally) {
-  using Words = TreeWords<Tally>;
-  static_assert(sizeof(Tally) * 32 <= kStages * kStageBytes, "sums fit into a warp's ring");
-  const int lane = ptx::lane_now(), warp = threadIdx.x / 32;
-  __syncwarp();  // all lanes have read the last step
-  if (warp > 0) {
-    Words mine;
-    mine.partial = tally;
-    auto* place = reinterpret_cast<typename Words::Word*>(ring_memory()) + lane;
-#pragma unroll
-    for (int w = 0; w < Words::kWords; ++w) place[w * 32] = mine.word[w];
-  }
-  __syncthreads();
-  if (warp > 0) return;
-#pragma unroll 1
-  for (int other = 1; other < kThreads / 32; ++other) {
-    Words theirs;
-    const auto* place = reinterpret_cast<const typename Words::Word*>(ring_memory(other)) + lane;
-#pragma unroll
-    for (int w = 0; w < Words::kWords; ++w) theirs.word[w] = place[w * 32];
-    add_sums(tally, theirs.partial);
-  }
-  const int4 item = __ldg(p.window_items + index);
-  if (item.w >= 0) {
-    join_piece(p, slab, item.x, item.w, tally);
-  } else if (!store_window(p, slab, item.x, tally)) {
-    exact(p, slab, item.x);
-  }
-}
-
-// All of item `index` in one slab, or the warp's part of an item that the block's warps share; the
-// same for all lanes of a warp.
-template <bool kShared>
-__device__ __forceinline__ void item_of_windows(const Params& p, int index, int slab) {
-  const Place at(p, slab);
-  if (index >= p.window_item_count || at.left <= 0) return;
-  int4 item = __ldg(p.window_items + index);
-  if constexpr (kShared) {
-    const int steps = (item.z - item.y) / kDepth, warp = threadIdx.x / 32;
-    constexpr int kWarps = kThreads / 32;
-    item.z = item.y + (warp + 1) * steps / kWarps * kDepth;
-    item.y += warp * steps / kWarps * kDepth;
-    item.w = 0;  // nothing to store before all parts are added
-  }
-  const int end = item.z;
-  Tally tally = {};
-  Windows windows(p.row_window_offset, item);
-  char* ring = ring_memory();
-  const int along = at.lane % kSide * 16;  // bytes
-  const int height = at.lane / kSide * kHeights;
-  const int left = at.left - along / kSize;  // columns from the lane's first on; may be <= 0
-  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + at.column) +
-                  (left > 0 ? along : 0);
+// Brings the steps of tiles `next` to `end` into the warp's ring, one after the other.
+struct Feed {
+  char* ring;
+  const char* b;  // the lane's first column in row 0
+  int along;      // bytes from the slab's first column to it
+  int height;     // the lane's first row of a step
+  int left;       // columns of B from it on; may be <= 0
+  int next, end;
+  Ids ids;
   RingPlace<kStages, kStageBytes> fill, read;
-  int next = item.y;  // step to copy, by its first tile
-  Ids ids = {};
-  if (next < end) ids = load_ids(p.tile_columns, next, at.lane);
-  const auto copy_next = [&] {
+
+  __device__ __forceinline__ Feed(const Params& p, const Place& at, int begin, int end_)
+      : ring(ring_memory()),
+        along(at.lane % kSide * 16),
+        height(at.lane / kSide * kHeights),
+        left(at.left - along / kSize),
+        next(begin),
+        end(end_),
+        ids{} {
+    b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + at.column) +
+        (left > 0 ? along : 0);
+    if (next < end) ids = load_ids(p.tile_columns, next, at.lane);
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) copy_next(p, at);
+  }
+
+  __device__ __forceinline__ void copy_next(const Params& p, const Place& at) {
     if (next < end) {
       char* stage = ring + fill.at;
 #pragma unroll
@@ -438,9 +333,203 @@ __device__ __forceinline__ void item_of_windows(const Params& p, int index, int 
       if (next < end) ids = load_ids(p.tile_columns, next, at.lane);
     }
     ptx::copy_commit();
-  };
+  }
+
+  // The next step, once all lanes' copies of it are there.
+  __device__ __forceinline__ const char* step(const Params& p, const Place& at) {
+    __syncwarp();  // all lanes have read the stage that is filled now
+    copy_next(p, at);
+    ptx::copy_wait<kStages - 1>();
+    __syncwarp();
+    return ring + read.at;
+  }
+};
+
+// Replaces what is not finite in a word of B or A by zero, and says where it was: bit 0 for the
+// lower half or all of it, bit 1 for the upper half.
+__device__ __forceinline__ u32 take_finite(u32& word) {
+  if constexpr (kHalf) {
+    constexpr u32 kInf = Mma<E>::kBfloat ? 0x7f80u : 0x7c00u;
+    const bool low = (word & kInf) == kInf, high = (word >> 16 & kInf) == kInf;
+    word &= (low ? 0u : 0xffffu) | (high ? 0u : 0xffff0000u);
+    return u32(low) | u32(high) << 1;
+  } else {
+    const bool bad = (round_tf32(word) & 0x7f800000u) == 0x7f800000u;
+    if (bad) word = 0;
+    return bad;
+  }
+}
+
+// multiply() of the finite numbers alone. Returns the step's columns of A, a bit each, that have
+// others, in A or in the slab's part of B; the same for all lanes.
+__device__ __forceinline__ u32 multiply_finite(const char* stage, const Place& at, Tally& tally) {
+  uint4 a = *reinterpret_cast<const uint4*>(stage + kFragmentAt + at.lane * 16);
+  u32 low = take_finite(a.x) | take_finite(a.y), high = take_finite(a.z) | take_finite(a.w);
+  if constexpr (kHalf) {
+    const char* row = matrix_row(stage, at);
 #pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) copy_next();
+    for (int j = 0; j < kGroups; j += 2) {
+      u32 b[4];
+      ptx::load_matrix_transposed(row + j * 16, b);
+      low |= take_finite(b[0]) | take_finite(b[2]);
+      high |= take_finite(b[1]) | take_finite(b[3]);
+      multiply_16<Mma<E>::kBfloat>(a, b[0], b[1], tally.sum[j]);
+      multiply_16<Mma<E>::kBfloat>(a, b[2], b[3], tally.sum[j + 1]);
+    }
+    return __reduce_or_sync(kWarp, low << 2 * at.t | high << (2 * at.t + 8));
+  } else {
+    const char* row = stage + at.t * kRowStride + at.g * 16;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      const char* place = row + j / 4 * 128 + j % 4 * 4;
+      u32 b0 = *reinterpret_cast<const u32*>(place);
+      u32 b1 = *reinterpret_cast<const u32*>(place + 4 * kRowStride);
+      low |= take_finite(b0);
+      high |= take_finite(b1);
+      multiply_tf32(a, b0, b1, tally.sum[j]);
+    }
+    return __reduce_or_sync(kWarp, low << at.t | high << (at.t + 4));
+  }
+}
+
+// What multiply_finite left out of column k of a step: entries of A there, which bitmaps tell from
+// zeros, where they or B are not finite.
+__device__ __forceinline__ void multiply_rest(const Params& p, const char* stage, int tile, int k,
+                                              const Place& at, Tally& tally) {
+  const char* from = stage + kFragmentAt + (at.g * 4 + (kHalf ? k % 8 / 2 : k % 4)) * 16;
+  const auto* words = reinterpret_cast<const u32*>(from) + k / (kHalf ? 8 : 4) * 2;
+  float weight[2];
+  bool entry[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if constexpr (kHalf) {
+      weight[half] = E::widen(static_cast<E::Storage>(words[half] >> k % 2 * 16));
+    } else {
+      weight[half] = __uint_as_float(words[half]);
+    }
+    const u64 bits = __ldg(p.bitmaps + i64(tile + k / 8) * 2 + half);
+    entry[half] = bits >> (8 * at.g + k % 8) & 1;
+  }
+  const auto* b = reinterpret_cast<const E::Storage*>(stage + k * kRowStride);
+#pragma unroll
+  for (int i = 0; i < kGroups * 2; ++i) {
+    const float x = operand<E>(b[column_of(at, i / 2, i % 2)]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& sum = tally.sum[i / 2][2 * half + i % 2];
+      if (entry[half] && !(isfinite(x) && isfinite(weight[half]))) {
+        sum = fmaf(weight[half], x, sum);
+      }
+    }
+  }
+}
+
+// The sums of tiles `begin` to `end` again, without the zeros that a step stores: Tensor Cores
+// multiply what is finite, and only columns of A with anything else are gone through entry by
+// entry. Going through all entries that way took 20 times as long as a product of finite numbers
+// (pkustk04 and gupta2, float16, N = 128, one row in a hundred of B with NaN).
+__device__ __noinline__ void exact_sums(const Params& p, int slab, int begin, int end,
+                                        Tally& sums) {
+  const Place at(p, slab);
+  Tally tally = {};
+  __syncwarp();  // all lanes have read the ring's last step
+  Feed feed(p, at, begin, end);
+#pragma unroll 1
+  for (int tile = begin; tile < end; tile += kDepth) {
+    const char* stage = feed.step(p, at);
+    u32 rest = multiply_finite(stage, at, tally);
+#pragma unroll 1
+    for (; rest != 0; rest &= rest - 1) {
+      multiply_rest(p, stage, tile, __ffs(rest) - 1, at, tally);
+    }
+    feed.read.next();
+  }
+  sums = tally;
+}
+
+// A window whose sums were not all finite.
+__device__ __noinline__ void store_again(const Params& p, int slab, int window) {
+  Tally tally;
+  exact_sums(p, slab, __ldg(p.row_window_offset + window), __ldg(p.row_window_offset + window + 1),
+             tally);
+  store(p, slab, window, tally);
+}
+
+__device__ __forceinline__ void add_sums(Tally& mine, const Tally& other) {
+#pragma unroll
+  for (int i = 0; i < kGroups * 4; ++i) mine.sum[i / 4][i % 4] += other.sum[i / 4][i % 4];
+}
+
+// A piece of a cut window is done: the last to arrive adds all pieces up and stores the window.
+__device__ __noinline__ void join_piece(const Params& p, int slab, int window, int slot,
+                                        Tally& tally) {
+  const Place at(p, slab);
+  const i64 layer = i64(blockIdx.z) * p.window_slabs + slab;
+  const Tree tree = {p.window_parent_of_slot, p.window_nodes,
+                     p.window_arrivals + layer * p.window_node_count,
+                     p.window_partials + layer * p.window_slot_count * 32 * sizeof(Tally)};
+  if (climb<32>(tree, slot, at.lane, tally, add_sums)) store(p, slab, window, tally);
+}
+
+// The warp's part of an item that all warps of the block share, as an item.
+__device__ __forceinline__ int4 part_of(int4 item) {
+  constexpr int kWarps = kThreads / 32;
+  const int steps = (item.z - item.y) / kDepth, warp = threadIdx.x / 32;
+  item.z = item.y + (warp + 1) * steps / kWarps * kDepth;
+  item.y += warp * steps / kWarps * kDepth;
+  item.w = 0;  // nothing to store before all parts are added
+  return item;
+}
+
+// Warps of the block have each done a part of one window, or of a piece of it: the first adds their
+// sums up in the warps' order, through the ring that nobody uses any more, and delivers them. Each
+// makes its own sums exact first.
+__device__ __noinline__ void join_warps(const Params& p, int slab, int index, Tally& tally) {
+  using Words = TreeWords<Tally>;
+  static_assert(sizeof(Tally) * 32 <= kStages * kStageBytes, "sums fit into a warp's ring");
+  const int lane = ptx::lane_now(), warp = threadIdx.x / 32;
+  const int4 item = __ldg(p.window_items + index);
+  if (!all_finite(tally)) {
+    const int4 part = part_of(item);
+    exact_sums(p, slab, part.y, part.z, tally);
+  }
+  __syncwarp();  // all lanes have read the last step
+  if (warp > 0) {
+    Words mine;
+    mine.partial = tally;
+    auto* place = reinterpret_cast<typename Words::Word*>(ring_memory()) + lane;
+#pragma unroll
+    for (int w = 0; w < Words::kWords; ++w) place[w * 32] = mine.word[w];
+  }
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll 1
+  for (int other = 1; other < kThreads / 32; ++other) {
+    Words theirs;
+    const auto* place = reinterpret_cast<const typename Words::Word*>(ring_memory(other)) + lane;
+#pragma unroll
+    for (int w = 0; w < Words::kWords; ++w) theirs.word[w] = place[w * 32];
+    add_sums(tally, theirs.partial);
+  }
+  if (item.w >= 0) {
+    join_piece(p, slab, item.x, item.w, tally);
+  } else {
+    store(p, slab, item.x, tally);
+  }
+}
+
+// All of item `index` in one slab, or the warp's part of an item that the block's warps share; the
+// same for all lanes of a warp.
+template <bool kShared>
+__device__ __forceinline__ void item_of_windows(const Params& p, int index, int slab) {
+  const Place at(p, slab);
+  if (index >= p.window_item_count || at.left <= 0) return;
+  int4 item = __ldg(p.window_items + index);
+  if constexpr (kShared) item = part_of(item);
+  const int end = item.z;
+  Tally tally = {};
+  Windows windows(p.row_window_offset, item);
+  Feed feed(p, at, item.y, end);
 #pragma unroll 1
   for (int tile = item.y;; tile += kDepth) {
     if (tile == windows.stop) {
@@ -448,18 +537,14 @@ __device__ __forceinline__ void item_of_windows(const Params& p, int index, int 
                     [&](int window) { return store_window(p, slab, window, tally); });
     }
     if (tile >= end) break;
-    __syncwarp();  // all lanes have read the stage that is filled now
-    copy_next();
-    ptx::copy_wait<kStages - 1>();
-    __syncwarp();  // this step's copies of all lanes are there
-    multiply(ring + read.at, at, tally);
-    read.next();
+    multiply(feed.step(p, at), at, tally);
+    feed.read.next();
   }
   if constexpr (kShared) {
     Tally sums = tally;
     join_warps(p, slab, index, sums);
   } else {
-    windows.repair([&](int window) { exact(p, slab, window); });
+    windows.repair([&](int window) { store_again(p, slab, window); });
   }
 }
 
