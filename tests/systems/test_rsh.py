@@ -33,8 +33,11 @@ from sparsetile.systems.rsh.cost import (
     CUT_MOST,
     HEIGHT,
     PIECE,
+    RUN,
     SHARED_LEAST,
     SHARED_MOST,
+    WIDE,
+    WIDE_RUN,
     cheapest_split,
     long_windows,
     row_costs,
@@ -197,7 +200,8 @@ def test_predictions_are_positive_and_grow_with_the_width(name, dtype):
     wide = cheapest_split(request(csr=csr, n=512, dtype=dtype))
     assert (wide.partition is not None) == (name == "in windows")
     found = [RSH.predict(request(csr=csr, n=n, dtype=dtype)) for n in (1, 32, 128, 512)]
-    assert found[0] > 0 and all(a < b for a, b in itertools.pairwise(found))
+    assert found[0] > 0  # by csr's model, which differs by as much as a narrow column costs
+    assert all(a < b for a, b in itertools.pairwise(found[1:]))
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -264,7 +268,7 @@ def full(windows: int, tiles: int) -> st.CSR:
 
 @pytest.mark.parametrize("dtype, depth", [(F32, 1), (F16, 2), (BF16, 2)], ids=str)
 def test_long_windows_are_shared_and_longer_ones_are_cut(dtype, depth):
-    shared, limit = SHARED_LEAST * depth, CUT_LEAST * depth
+    shared, limit = SHARED_LEAST[dtype.itemsize] * depth, CUT_LEAST * depth
     assert long_windows(request(csr=full(1, limit), dtype=dtype)) == (shared, limit)
     built = [build(full(1, t), dtype=dtype) for t in (shared, shared + 1, limit, limit + 1)]
     assert [meta_of(b)["shared"] for b in built] == [0, 1, 1, 2]
@@ -276,15 +280,28 @@ def test_long_windows_are_shared_and_longer_ones_are_cut(dtype, depth):
 
 
 def test_the_limits_grow_with_what_each_warp_has_to_do(gpu_facts):
-    csr = full(60, 20)
-    steps = 1200  # for 16 warps an SM at 128 columns
+    csr = full(60, 40)
+    steps = 1200  # of two tiles, for 16 warps an SM at 128 columns
     gpu_facts(processors=2)
-    assert long_windows(request(csr=csr, n=128)) == (round(steps / 32), round(CUT * steps / 32))
-    assert long_windows(request(csr=csr, n=384)) == (SHARED_MOST, CUT_MOST), "but never more"
-    half = long_windows(request(csr=csr, n=128, dtype=F16))
-    assert half == (2 * SHARED_LEAST, 2 * CUT_LEAST), "half the steps"
+    shared, cut = round(steps / 32), round(CUT * steps / 32)
+    assert long_windows(request(csr=csr, n=128, dtype=F16)) == (2 * shared, 2 * cut)
+    wide = long_windows(request(csr=csr, n=384, dtype=F16))
+    assert wide == (2 * SHARED_MOST, 2 * CUT_MOST), "but never more"
+    assert long_windows(request(csr=csr, n=128)) == (SHARED_MOST, 2 * cut), "twice the steps"
     gpu_facts(processors=132)
-    assert long_windows(request(csr=csr, n=128)) == (SHARED_LEAST, CUT_LEAST), "nor less"
+    least = long_windows(request(csr=csr, n=128, dtype=F16))
+    assert least == (2 * SHARED_LEAST[2], 2 * CUT_LEAST), "nor less"
+
+
+def test_runs_of_short_windows_are_shorter_in_wide_float32_products():
+    csr = full(24, 2)  # steps of two tiles: one a window
+
+    def windows(n: int, dtype: torch.dtype) -> int:
+        items = build(csr, n=n, dtype=dtype).tensors["window_items"]
+        return int((-items[:, 3]).max())
+
+    assert windows(128, F32) == windows(512, F16) == RUN
+    assert windows(WIDE, F32) == WIDE_RUN
 
 
 @pytest.mark.parametrize("ablation", [None, *RSH.ablations])

@@ -161,6 +161,7 @@ class WindowSchedule(TreeSchedule):
         "1000 workers": {"workers": 1000.0},
         "whole windows": {"workers": 7.0, "balance": False},
         "shared windows": {"limit": 24, "shared": 6},
+        "short runs": {"limit": 24, "shared": 6, "run": 2},
     }
 
     imbalance: float
@@ -179,6 +180,7 @@ class WindowSchedule(TreeSchedule):
         step: int = 1,
         limit: int | None = None,
         shared: int | None = None,
+        run: int = RUN_TILES,
     ) -> Self:
         """Concatenate short windows to runs, and cut long ones.
 
@@ -199,6 +201,8 @@ class WindowSchedule(TreeSchedule):
             (RSH-SpMM's rule); the time model decides when None.
         shared : int, optional
             Share windows of more tiles than this, at most ``limit``; none when None.
+        run : int
+            Steps at which a run of short windows ends.
         """
         cls._require(units)
         assert units.offsets is not None  # as _require has seen
@@ -212,7 +216,7 @@ class WindowSchedule(TreeSchedule):
                 longest = max(limit // step, 1)
                 cut = tiles > longest
             alone = cut if shared is None else tiles > min(shared // step, longest)
-            runs = _runs(offsets, tiles, alone, min(longest, RUN_TILES))
+            runs = _runs(offsets, tiles, alone, min(longest, run))
             long = torch.nonzero(cut).squeeze(1)
             whole = _whole(offsets, torch.nonzero(alone & ~cut).squeeze(1))
         else:

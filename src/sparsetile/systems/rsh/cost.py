@@ -33,15 +33,21 @@ __all__ = [
     "long_windows",
     "predict_rsh",
     "row_costs",
+    "run_steps",
 ]
 
 HEIGHT = 16
 # In steps of the kernel; a share is what each of the GPU's warps would have if all had the same.
 # The warps of a thread block share a window of more than SHARED shares. A window is super-long, and
 # cut, over CUT shares: its pieces are joined through global memory. Both within the bounds beside
-# them (docs/explanation/notes/rsh.md).
-SHARED, SHARED_LEAST, SHARED_MOST = 1.0, 24, 48
+# them (docs/explanation/notes/rsh.md); SHARED_LEAST by bytes of an element: 384 columns either way.
+SHARED, SHARED_LEAST, SHARED_MOST = 1.0, {4: 48, 2: 24}, 48
 CUT, CUT_LEAST, CUT_MOST = 6.0, 160, 512
+
+
+# Steps of two tiles at which a run of short windows ends: fewer in float32 products of WIDE columns
+# on, which have items enough.
+RUN, WIDE_RUN, WIDE = 8, 2, 256
 
 
 @dataclass(frozen=True)
@@ -80,13 +86,13 @@ class PartTimes:
 
 # By bytes of an element.
 TIMES = {
-    4: PartTimes(14.0, 0.175, 8.8e-4, 0.0, 0.0, 1.4e-4, 6.6e-5, 5.5e-5, 0.0, 0.0, 0.028, 0.218),
-    2: PartTimes(9.2, 0.078, 1.12e-3, 0.0, 0.0, 0.0, 8.3e-5, 3.1e-5, 0.0, 1.6e-4, 0.0, 0.205),
+    4: PartTimes(3.0, 0.18, 8.1e-4, 0.0, 0.0, 1.4e-4, 6.6e-5, 5.5e-5, 0.0, 0.0, 0.275, 0.215),
+    2: PartTimes(3.5, 0.16, 7.6e-4, 0.0, 0.0, 0.0, 8.3e-5, 3.1e-5, 0.0, 1.6e-4, 0.245, 0.25),
 }
 # A piece of a cut window, in tiles.
 PIECE = 6.0
 # How much faster than CUDA cores alone a mixture must be predicted before it is taken.
-MARGIN = 1.0
+MARGIN = 0.95
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +148,15 @@ def long_windows(request: Request) -> tuple[int, int]:
     slabs = choose_slabs(request.dtype, max(request.n, 1), True)
     warps = processors(request.device) * slabs.warps
     share = tiles / depth * -(-request.n // slabs.columns) / warps
-    shared = min(max(round(SHARED * share), SHARED_LEAST), SHARED_MOST)
+    least = SHARED_LEAST[4 if request.dtype.itemsize >= 4 else 2]
+    shared = min(max(round(SHARED * share), least), SHARED_MOST)
     cut = min(max(round(CUT * share), CUT_LEAST), CUT_MOST)
     return depth * shared, depth * cut
+
+
+def run_steps(request: Request) -> int:
+    """Return the steps of two tiles at which a run of short windows ends."""
+    return WIDE_RUN if request.dtype.itemsize >= 4 and request.n >= WIDE else RUN
 
 
 def cheapest_split(request: Request) -> Split:

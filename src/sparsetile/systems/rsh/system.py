@@ -42,6 +42,7 @@ from sparsetile.systems.rsh.cost import (
     long_windows,
     predict_rsh,
     row_costs,
+    run_steps,
 )
 from sparsetile.systems.rsh.runner import RSHRunner
 from sparsetile.systems.shared.requirements import ampere_reasons, tile_reasons
@@ -120,7 +121,9 @@ class RSHSystem(System):
         cells = entry_cells(tiles)
         timer("format")
         shared, limit = long_windows(request)
-        windows = WindowSchedule.make(tiles.units(), step=2, limit=limit, shared=shared)
+        windows = WindowSchedule.make(
+            tiles.units(), step=2, limit=limit, shared=shared, run=run_steps(request)
+        )
         rest = packed.residual_rows
         units = row_units(csr, rest)
         rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
