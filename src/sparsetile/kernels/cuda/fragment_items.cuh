@@ -1,17 +1,15 @@
-// Items of RS-Tile windows on tensor cores (formats/fragments.py): what a warp of spmm_rstile.cu
-// does. Included after its element types, constants and parameters.
+// Items of windows on tensor cores: what a warp of the hybrid kernels does. Included after element
+// types, constants, parameters and Weights.
 //
 // One warp works on one item and kCols columns of B. An item is a run of windows of sixteen rows of
 // A. All warps of a block share an item that is a long window, or a piece of a very long one: each
-// takes a part of its steps. A step is sixteen rows of A by kStepRows of their columns: sixteen
-// for 16-bit types (m16n8k16), eight for float32 (m16n8k8 in TF32). A's part of a step is stored as
-// the lanes of the instruction want it, zeros included: 16 bytes a lane, nothing to decode.
+// takes a part of its steps (step.cuh). A's part of a step is what Weights says: RS-Tile stores it
+// as the lanes of the instruction want it, zeros included (stored_fragments.cuh), BRP as slots that
+// lanes look through (fixed_slots.cuh).
 //
 //   steps      | w0 w0 w0 | w1 w1 | w3 w3 w3 w3 |        w2 has none
 //   copies     in flight ->  ring of kStages steps       kStepRows rows of B, kCols columns each,
-//   and
-//                                                        512 bytes of A, in 16-byte asynchronous
-//                                                        copies
+//                                                        and A's part, in asynchronous copies
 //   products                 ring -> registers -> MMA
 //   C                        stored where a window ends
 //
@@ -20,27 +18,26 @@
 // 4g + 3 of each 32 in rows t and t + 4 of B, and takes them as n = g of four instructions, so that
 // its sums are columns 8t to 8t + 7 of each 32.
 //
-// A step of 128 columns of 16 bits takes about 130 instructions. With bitmaps and packed values it
-// took 250, and the product 1.6 times as long (docs/explanation/notes/rsh.md).
+// A step of 128 columns of 16 bits takes about 130 instructions with stored fragments. With bitmaps
+// and packed values it took 250, and the product 1.6 times as long
+// (docs/explanation/notes/rsh.md).
 //
 // Zeros of a step multiply too. Sums that are not finite are computed again: Tensor Cores multiply
-// what is finite, and entries of A with anything else, which bitmaps tell from zeros, are added.
+// what is finite, and entries of A with anything else, which Weights tells from zeros, are added.
+// Entries outside tiles (window_rest.cuh) are added where a window is stored.
 // Windows that were cut are joined by a tree (tree.cuh), parts of a shared item in shared memory.
 // C's rows are those that `order` names, or positions 0 to `rows` without it.
 #pragma once
 
 #include "copy_ring.cuh"
-#include "epilogue.cuh"
 #include "exact.cuh"
 #include "tree.cuh"
+#include "window_rest.cuh"
+#include "window_sums.cuh"
 #include "windows.cuh"
 
 namespace fragments {
 
-constexpr int kSize = sizeof(E::Storage);
-constexpr bool kHalf = kSize == 2;
-constexpr int kDepth = kHalf ? 2 : 1;  // tiles of eight columns a step
-constexpr int kStepRows = 8 * kDepth;
 constexpr int kRowBytes = kCols * kSize;
 // ldmatrix reads eight rows at once, 16 bytes each; vector loads read four, 32 bytes of each.
 constexpr int kRowStride = kRowBytes + (kHalf ? 16 : 32);
@@ -48,43 +45,12 @@ constexpr int kMostSide = kHalf ? 8 : 16;
 constexpr int kSide = kRowBytes / 16 < kMostSide ? kRowBytes / 16 : kMostSide;  // lanes along a row
 constexpr int kSegments = kRowBytes / (16 * kSide);  // copies of a lane along a row
 constexpr int kHeights = kStepRows * kSide / 32;     // rows of B that a lane copies its part of
-constexpr int kFragmentAt = kStepRows * kRowStride;  // A's part of a stage, behind B's
-constexpr int kFragmentBytes = 512;
-constexpr int kStageBytes = kFragmentAt + kFragmentBytes;
-constexpr int kGroups = kCols / 8;  // instructions side by side
+constexpr int kWeightsAt = kStepRows * kRowStride;   // A's part of a stage, behind B's
+constexpr int kStageBytes = kWeightsAt + (Weights::kBytes + 15) / 16 * 16;
 
 static_assert(kRowBytes % 64 == 0 && kSide <= 32 && kHeights >= 1, "whole rows of lanes");
 static_assert(kHalf || kRowStride % 128 == 32, "rows t of four lanes lie in different banks");
-static_assert(kCols % (kHalf ? 16 : 32) == 0, "whole groups of instructions");
 static_assert(kThreads % 32 == 0, "a warp an item");
-
-struct Tally {
-  float sum[kGroups][4];
-
-  template <typename Use>
-  __device__ __forceinline__ void each(const Use& use) {
-#pragma unroll
-    for (int i = 0; i < kGroups * 4; ++i) use(sum[i / 4][i % 4]);
-  }
-};
-
-// Where a warp works: its slab of columns of B, and its lane's place in it. Made anew where it is
-// needed, from a lane number that the compiler cannot keep: the loop over steps has no registers to
-// spare for what only its rare branches use.
-struct Place {
-  int lane, g, t;
-  int slab;
-  int column;  // first of the slab
-  int left;    // columns of B from there on
-
-  __device__ __forceinline__ Place(const Params& p, int slab_)
-      : lane(ptx::lane_now()),
-        g(lane >> 2),
-        t(lane & 3),
-        slab(slab_),
-        column(slab_ * kCols),
-        left(p.n - slab_ * kCols) {}
-};
 
 // The rows of B that a lane copies of one step.
 struct Ids {
@@ -108,7 +74,7 @@ __device__ __forceinline__ const char* matrix_row(const char* stage, const Place
 
 // A stage's rows of B times its part of A.
 __device__ __forceinline__ void multiply(const char* stage, const Place& at, Tally& tally) {
-  const uint4 a = *reinterpret_cast<const uint4*>(stage + kFragmentAt + at.lane * 16);
+  const uint4 a = Weights::load(stage + kWeightsAt, at.g, at.t);
   if constexpr (kHalf) {
     const char* row = matrix_row(stage, at);
     u32 b[kGroups / 2][4];
@@ -132,127 +98,6 @@ __device__ __forceinline__ void multiply(const char* stage, const Place& at, Tal
   }
 }
 
-// Row of C at place r of the window; -1 past the last row.
-__device__ __forceinline__ int window_row(const Params& p, int window, int r) {
-  return row_of(p, window * 16 + r);
-}
-
-// Epilogue and store of neighbouring columns of one row, the first of them `offset` on in the slab.
-// Scaled always, if only by one: sums then need not lie in registers as the stores want them, which
-// would cost the loop over steps a move each.
-template <bool kEpilogue, int kCount>
-__device__ __forceinline__ void store_row(const Params& p, const Place& at, int row,
-                                          const RowTerms<float>& terms, int offset,
-                                          float (&sum)[kCount]) {
-  constexpr int kVector = kAligned ? (kCount < 4 ? kCount : 4) : 1;
-  Out::Storage* c = c_row(p, row) + at.column + offset;
-  scale_sums(terms, sum);
-  if constexpr (kEpilogue) {
-    add_terms<Out>(p, terms, at.column + offset, at.left - offset, c, 1, sum);
-  }
-  store_columns<Out, kVector>(c, at.left - offset, sum);
-}
-
-// Sums of 16-bit types are stored four at a time: columns 2t and 2t + 1 of one eight change places
-// with the neighbouring lane's of the next, so that four lanes of a row fill 32 bytes of a 16-bit C
-// and 64 of a float32 one.
-template <bool kEpilogue>
-__device__ __forceinline__ void store_fours(const Params& p, const Place& at, int row,
-                                            const RowTerms<float>& terms, int half,
-                                            const Tally& tally) {
-  constexpr int kWords = sizeof(Out::Storage) / 2;  // of two sums
-  const bool odd = at.t & 1;
-  Out::Storage* c = row < 0 ? nullptr : c_row(p, row) + at.column;
-#pragma unroll
-  for (int j = 0; j < kGroups; j += 2) {
-    Packed<Out, 2> pair[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float sum[2] = {tally.sum[j + i][2 * half], tally.sum[j + i][2 * half + 1]};
-      const int offset = 8 * (j + i) + 2 * at.t;
-      scale_sums(terms, sum);
-      if (kEpilogue && row >= 0) {
-        add_terms<Out>(p, terms, at.column + offset, at.left - offset, c + offset, 1, sum);
-      }
-      pair[i].element[0] = Out::narrow(sum[0]);
-      pair[i].element[1] = Out::narrow(sum[1]);
-    }
-    Packed<Out, 4> four;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const u32 first = pair[0].pair[w], second = pair[1].pair[w];
-      const u32 theirs = __shfl_xor_sync(kWarp, odd ? first : second, 1);
-      four.pair[w] = odd ? theirs : first;
-      four.pair[kWords + w] = odd ? second : theirs;
-    }
-    const int offset = 8 * (j + odd) + 2 * (at.t & 2);
-    if (row >= 0 && offset < at.left) {
-      ptx::store_cs(reinterpret_cast<typename Packed<Out, 4>::Word*>(c + offset), four.word);
-    }
-  }
-}
-
-template <bool kEpilogue>
-__device__ __forceinline__ void store_sums(const Params& p, const Place& at, int window,
-                                           const Tally& tally) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = window_row(p, window, 8 * half + at.g);
-    // What apply_terms has scaled is not scaled again.
-    RowTerms<float> terms = {p.epilogue ? 1.0f : float(p.alpha), 0.0f};
-    if (kEpilogue && row >= 0) terms = row_terms<float>(p, row);
-    if constexpr (kAligned && kHalf) {
-      store_fours<kEpilogue>(p, at, row, terms, half, tally);
-    } else if (row >= 0) {
-      constexpr int kCount = kHalf ? 2 : 8;
-#pragma unroll
-      for (int j = 0; j < kGroups; j += kCount / 2) {
-        float sum[kCount];
-#pragma unroll
-        for (int v = 0; v < kCount; ++v) {
-          sum[v] = tally.sum[j + v % (kCount / 2)][2 * half + v / (kCount / 2)];
-        }
-        store_row<kEpilogue>(p, at, row, terms, kHalf ? 8 * j + 2 * at.t : 8 * (j + at.t), sum);
-      }
-    }
-  }
-}
-
-// Column of the slab that the lane's sum[j][e] and sum[j][2 + e] are of.
-__device__ __forceinline__ int column_of(const Place& at, int j, int e) {
-  return kHalf ? 8 * j + 2 * at.t + e : 32 * (j / 4) + 8 * at.t + 4 * e + j % 4;
-}
-
-// Scale, mean, bias and ReLU, where the sums lie.
-__device__ __forceinline__ void apply_terms(const Params& p, const Place& at, int window,
-                                            Tally& tally) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = window_row(p, window, 8 * half + at.g);
-    const float scale = row < 0 ? 1.0f : row_terms<float>(p, row).scale;
-#pragma unroll
-    for (int i = 0; i < kGroups * 2; ++i) tally.sum[i / 2][2 * half + i % 2] *= scale;
-  }
-  if (p.bias != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kGroups * 2; ++i) {
-      const int column = column_of(at, i / 2, i % 2);
-      const float bias = column < at.left ? __ldg(p.bias + at.column + column) : 0.0f;
-      tally.sum[i / 2][i % 2] += bias;
-      tally.sum[i / 2][2 + i % 2] += bias;
-    }
-  }
-  if (p.relu) tally.each([](float& sum) { sum = sum < 0.0f ? 0.0f : sum; });
-}
-
-// The same, and what C held. Not inlined, nor is join_piece: both want registers that the loop over
-// steps has better uses for. Sums go through local memory, once a window; with every epilogue
-// there, a bias made pkustk04 take 87 us in place of 43 (float16, N = 128).
-__device__ __noinline__ void store_with_terms(const Params& p, int slab, int window,
-                                              const Tally& tally) {
-  store_sums<true>(p, Place(p, slab), window, tally);
-}
-
 // Whether all sums of the warp are finite.
 __device__ __forceinline__ bool all_finite(Tally& tally) {
   FiniteCheck<4> check;
@@ -262,6 +107,7 @@ __device__ __forceinline__ bool all_finite(Tally& tally) {
 }
 
 __device__ __forceinline__ void store(const Params& p, int slab, int window, Tally& tally) {
+  if constexpr (kRest) add_rest(p, slab, window, tally);
   if (p.beta != 0.0) {
     const Tally sums = tally;
     store_with_terms(p, slab, window, sums);
@@ -325,9 +171,7 @@ struct Feed {
                                 inside ? from + i * kStep : from, inside);
         }
       }
-      const char* a = reinterpret_cast<const char*>(p.fragments) + at.lane * 16;
-      ptx::copy_async<true>(stage + kFragmentAt + at.lane * 16,
-                            a + i64(next) * (kFragmentBytes / kDepth), true);
+      Weights::copy(p, next, at.lane, stage + kWeightsAt);
       fill.next();
       next += kDepth;
       if (next < end) ids = load_ids(p.tile_columns, next, at.lane);
@@ -363,7 +207,7 @@ __device__ __forceinline__ u32 take_finite(u32& word) {
 // multiply() of the finite numbers alone. Returns the step's columns of A, a bit each, that have
 // others, in A or in the slab's part of B; the same for all lanes.
 __device__ __forceinline__ u32 multiply_finite(const char* stage, const Place& at, Tally& tally) {
-  uint4 a = *reinterpret_cast<const uint4*>(stage + kFragmentAt + at.lane * 16);
+  uint4 a = Weights::load(stage + kWeightsAt, at.g, at.t);
   u32 low = take_finite(a.x) | take_finite(a.y), high = take_finite(a.z) | take_finite(a.w);
   if constexpr (kHalf) {
     const char* row = matrix_row(stage, at);
@@ -392,23 +236,16 @@ __device__ __forceinline__ u32 multiply_finite(const char* stage, const Place& a
   }
 }
 
-// What multiply_finite left out of column k of a step: entries of A there, which bitmaps tell from
-// zeros, where they or B are not finite.
+// What multiply_finite left out of column k of a step: entries of A there, which a format tells
+// from zeros, where they or B are not finite.
 __device__ __forceinline__ void multiply_rest(const Params& p, const char* stage, int tile, int k,
                                               const Place& at, Tally& tally) {
-  const char* from = stage + kFragmentAt + (at.g * 4 + (kHalf ? k % 8 / 2 : k % 4)) * 16;
-  const auto* words = reinterpret_cast<const u32*>(from) + k / (kHalf ? 8 : 4) * 2;
   float weight[2];
   bool entry[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if constexpr (kHalf) {
-      weight[half] = E::widen(static_cast<E::Storage>(words[half] >> k % 2 * 16));
-    } else {
-      weight[half] = __uint_as_float(words[half]);
-    }
-    const u64 bits = __ldg(p.bitmaps + i64(tile + k / 8) * 2 + half);
-    entry[half] = bits >> (8 * at.g + k % 8) & 1;
+    const int r = at.g + 8 * half;
+    entry[half] = Weights::entry(p, stage + kWeightsAt, tile, r, k, weight[half]);
   }
   const auto* b = reinterpret_cast<const E::Storage*>(stage + k * kRowStride);
 #pragma unroll

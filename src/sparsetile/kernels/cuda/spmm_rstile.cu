@@ -1,28 +1,13 @@
 // C = epilogue(A . B) for A in RS-Tile, RSH-SpMM's product: windows of sixteen rows on tensor cores
-// and residual rows on CUDA cores, in one launch. Both kinds of work own their rows of C.
-//
-// fragment_items.cuh says what a warp does with windows, row_items.cuh what lanes do with rows.
-// Blocks of kThreads threads come in two kinds; grid.x counts those of windows first, because their
-// items are the longer ones. grid.y = groups of 2^slab_shift slabs of kCols columns, the slow
-// dimension, so that a group of B stays in L2; grid.z = batch.
-//
-//   shared item        the first blocks: item block >> slab_shift for all warps, slab the low bits
-//   block of windows   warp w: item (block * warps + w) >> slab_shift, slab the low bits: slabs of
-//                      one item are neighbours, and share A's part of it in L1
-//   block of rows      row_slabs blocks next to each other cover the group's columns
-//
-// Shared memory: kStages steps of a window for each warp (fragment_items.cuh); blocks of rows use
-// none. All sums are added in an order that the schedules fix; no atomics on data.
-//
-// Assumes: B and C row-major with unit column stride; rows of B aligned to 16 bytes, of C too where
-// kAligned, and n a multiple of 16 bytes of B then (host checks in kernels/rstile.py); rows of B
-// under 2^32 bytes and of C under 2^32 elements apart; fewer than 2^31 entries; float32 fragments
-// rounded to TF32 by the host; arrivals all zero.
+// and residual rows on CUDA cores, in one launch (hybrid.cuh).
 #include "element.cuh"
 
 using E = ELEMENT;
 using Out = OUTPUT;
 using Acc = float;
+
+// All entries of a window are in its tiles.
+constexpr bool kRest = false;
 
 // Declared in kernels/rstile.py.
 struct Params {
@@ -31,45 +16,14 @@ struct Params {
 
 static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
-#include "fragment_items.cuh"
+#include "stored_fragments.cuh"
 
-namespace rows {
+using Weights = StoredFragments;
 
-constexpr int kVec = kRowVec;
-constexpr int kLanes = kRowLanes;
-constexpr int kTimes = kRowTimes;
-constexpr int kUnroll = kRowUnroll;
-constexpr int kRows = 1;
-constexpr bool kExtremum = false, kArgs = false, kRepair = false;
-
-}  // namespace rows
-
-#include "row_items.cuh"
-
-// Not inlined: the two kinds of work would share one allocation of registers, to the windows' loss.
-__device__ __noinline__ void block_of_rows(const Params& p, int block, int slab) {
-  rows::block_of_items(p, block, slab);
-}
+#include "hybrid.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     spmm_rstile(const __grid_constant__ Params p) {
   ptx::wait_previous();
-  const int block = blockIdx.x;
-  const int shared_blocks = p.shared_item_count << p.slab_shift;
-  if (block < p.window_blocks) {
-    const bool shared = block < shared_blocks;
-    const int unit = shared ? block : (block - shared_blocks) * (kThreads / 32) + threadIdx.x / 32;
-    const int item = unit >> p.slab_shift;
-    const int slab = (blockIdx.y << p.slab_shift) + (unit - (item << p.slab_shift));
-    if (shared) {
-      fragments::item_of_windows<true>(p, item, slab);
-    } else {
-      fragments::item_of_windows<false>(p, p.shared_item_count + item, slab);
-    }
-  } else {
-    const int number = block - p.window_blocks;
-    const int row_block = number / static_cast<u32>(p.row_slabs);
-    const int slab = blockIdx.y * p.row_slabs + (number - row_block * p.row_slabs);
-    block_of_rows(p, row_block, slab);
-  }
+  hybrid_block(p);
 }

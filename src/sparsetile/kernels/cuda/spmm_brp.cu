@@ -1,0 +1,30 @@
+// C = epilogue(A . B) for A in BRP's form, BRP-SpMM's product: groups of tiles whose columns all
+// have kFixed entries on tensor cores, the other entries of those windows on CUDA cores, as one
+// more partial sum of the window, and rows of windows without groups on CUDA cores altogether
+// (hybrid.cuh).
+#include "element.cuh"
+
+using E = ELEMENT;
+using Out = OUTPUT;
+using Acc = float;
+
+constexpr bool kRest = true;
+
+// Declared in kernels/brp.py.
+struct Params {
+  PARAMS_FIELDS
+};
+
+static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
+
+#include "fixed_slots.cuh"
+
+using Weights = FixedSlots;
+
+#include "hybrid.cuh"
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+    spmm_brp(const __grid_constant__ Params p) {
+  ptx::wait_previous();
+  hybrid_block(p);
+}
