@@ -10,7 +10,7 @@ import torch
 
 from sparsetile.core.errors import value_error
 from sparsetile.intake import CSR
-from sparsetile.plan.dispatch import lasting
+from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.files import read_plan_file, refuse
 from sparsetile.plan.plan import Plan
 from sparsetile.reorder import Permutation
@@ -19,6 +19,7 @@ from sparsetile.systems import SYSTEMS, BuiltSystem, Request
 __all__ = ["load_plan"]
 
 
+@untraced("A file is read once. Call sparsetile.load_plan outside of what is compiled")
 @lasting
 def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Plan:
     """Return the plan that :meth:`Plan.save` wrote. Nothing is planned again.

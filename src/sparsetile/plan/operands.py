@@ -20,15 +20,7 @@ __all__ = [
     "check_out",
     "check_values",
     "in_plan_dtype",
-    "shares_memory",
 ]
-
-
-def shares_memory(first: Tensor, second: Tensor) -> bool:
-    """True when two tensors are views of one piece of memory."""
-    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and bool(
-        first.numel() and second.numel()
-    )
 
 
 class Planned(Protocol):

@@ -212,6 +212,13 @@ def spmm(
     return out
 
 
+def _share_memory(first: Tensor, second: Tensor) -> bool:
+    """True when two tensors are views of one piece of memory."""
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and bool(
+        first.numel() and second.numel()
+    )
+
+
 def spmm_out(
     tensors: Sequence[Tensor],
     values: Tensor | None,
@@ -223,10 +230,10 @@ def spmm_out(
     alpha: float,
     beta: float,
 ) -> None:
-    """out = alpha · A·B + beta · out, in place."""
+    """out = alpha · A·B + beta · out, in place; ``out`` may share memory with B."""
     _refuse_tangents(B, values, out)
     flat = _flat_plan(recipe)
-    target = _as_taken(flat.forward, out)
+    target = out.clone() if _share_memory(B, out) else _as_taken(flat.forward, out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
     flat.forward.spmm(
         flat.forward_tensors(tensors),

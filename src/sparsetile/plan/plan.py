@@ -41,7 +41,6 @@ from sparsetile.plan.operands import (
     check_out,
     check_values,
     in_plan_dtype,
-    shares_memory,
 )
 from sparsetile.plan.values import HeldValues
 from sparsetile.reorder import Permutation, order_of_transpose
@@ -568,11 +567,8 @@ class Plan:
             lead = B.shape[:-2]
             flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
             check_out(self.shape[0], B, out, reduce, needs_grad)
-            # A result that shares memory with B, or cannot be seen as one batch, is made apart.
-            apart = len(lead) > 1 or shares_memory(B, out)
-            target = out
-            if apart:
-                target = (out.flatten(0, -3) if len(lead) > 1 else out).clone()
+            apart = len(lead) > 1  # many batch dimensions cannot be seen as one in place
+            target = out.flatten(0, -3).clone() if apart else out
             tensors, recipe = self._flat
             torch.ops.sparsetile.spmm_out(
                 tensors, values, packed, flat, target, recipe, reduce, alpha, beta
@@ -593,6 +589,14 @@ class Plan:
     def _transpose(self) -> Plan:
         with _transposing:
             return self._planned_transpose()
+
+    def _has_transpose(self) -> bool:
+        """Plan the transpose; what a tracer calls, which then reads it where it is kept."""
+        self._transpose()
+        return True
+
+    # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
+    _has_transpose._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _planned_transpose(self) -> Plan:
         origin = self._alive_origin()
@@ -639,7 +643,6 @@ class Plan:
             )
         return True
 
-    # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
     _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     @property
@@ -661,6 +664,10 @@ class Plan:
                 [0.],
                 [5.]])
         """
+        if torch.compiler.is_dynamo_compiling():
+            # Planned before it is first read: a tracer takes what it has read to be constant.
+            origin = self._has_transpose() and self._alive_origin()
+            return origin or self._transposed  # type: ignore[return-value]
         return self._transpose() if self._transposed is None else self._transposed
 
     def _following_transposed(self) -> Callable[[], Tensor | None] | None:

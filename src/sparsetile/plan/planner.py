@@ -19,7 +19,8 @@ from sparsetile.core.checks import dimension, one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import PRODUCT_DTYPES
-from sparsetile.plan.dispatch import lasting
+from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.plan import Plan
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
@@ -72,6 +73,7 @@ def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
     return REORDERERS["identity" if name == "auto" else name](csr)
 
 
+@untraced("Planning reads the pattern of A. Call sparsetile.plan outside of what is compiled")
 def plan(
     A: Any,
     n: int,
@@ -149,6 +151,7 @@ def plan(
     )
 
 
+@untraced("Planning reads the pattern of A. Call build_plan outside of what is compiled")
 @lasting
 def build_plan(
     A: Any,
@@ -232,7 +235,7 @@ def build_plan(
             },
         )  # fmt: skip
     if source.values is not None and source.values.requires_grad:
-        made._held.follow = functools.partial(_current, A, given.with_values(None), entries)
+        made._held.follow = _following(A, given.with_values(None), entries)
     return made
 
 
@@ -265,10 +268,31 @@ def _read_clock(device: torch.device | None) -> float:
     return time.perf_counter()
 
 
+def _following(
+    A: Any, given: CSR, entries: Tensor | None
+) -> functools.partial[Tensor] | functools.partial[Tensor | None]:
+    """What returns A's values at each call. A tensor that can be named is, for tracers' sake."""
+    kind = kind_of(A)
+    if kind is Kind.CSR_TUPLE or kind is Kind.EDGE_TUPLE:
+        leaf = A[2] if kind is Kind.CSR_TUPLE else A[1]
+        return functools.partial(_ordered, leaf, given, entries)
+    return functools.partial(_current, A, given, entries)
+
+
+def _ordered(leaf: Tensor, given: CSR, entries: Tensor | None) -> Tensor:
+    """The values of a tuple in the order of the plan's entries; differentiable."""
+    values = given.canonical_values(leaf.to(given.device))
+    return values if entries is None else values[entries]
+
+
+@untraced("torch does not trace sparse tensors. Give the values of A to plan.update_values instead")
 def _current(A: Any, given: CSR, entries: Tensor | None) -> Tensor | None:
     """A's values now, in the order of the plan's entries; differentiable."""
     values = current_values(A, given, function="run")
-    return values if values is None or entries is None else values[entries]
+    if values is None:
+        return None
+    # A view of a sparse tensor is one that torch cannot trace: no view must come out of here.
+    return values.clone() if entries is None else values[entries]
 
 
 def _check_ablation(system: str, ablation: str | None) -> None:

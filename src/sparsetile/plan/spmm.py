@@ -21,6 +21,7 @@ from torch import Tensor
 from sparsetile.core.errors import type_error
 from sparsetile.intake import CSR, current_values, fingerprint
 from sparsetile.jit.loader import current_stream_handle
+from sparsetile.plan.dispatch import untraced
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 
@@ -144,6 +145,7 @@ def _tracked(A: Any) -> bool:
     return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
 
 
+@untraced("sparsetile.spmm looks for changes of A. Use plan @ B, with a plan made outside")
 def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     """Return A·B for a sparse A and a dense B; plans A once and keeps the plan.
 
