@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["lasting", "plain_call", "transforming", "untraced"]
+__all__ = ["lasting", "plain_call", "transforming", "untraced", "wrapped"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -39,7 +39,18 @@ def plain_call() -> bool:
 
 def transforming() -> bool:
     """True inside of vmap, grad, jacrev and the other transforms of torch.func."""
-    return _transform_level is not None and _transform_level() is not None
+    if _transform_level is None or torch.compiler.is_dynamo_compiling():
+        return False
+    return _transform_level() is not None
+
+
+def wrapped(tensor: object) -> bool:
+    """True for a tensor that lives no longer than the transform of torch.func it belongs to."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and transforming()
+        and _functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[union-attr]
+    )
 
 
 def lasting(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -39,6 +39,7 @@ __all__ = [
     "flatten",
     "gradient_product",
     "mean_gradient",
+    "parsed",
     "product",
     "relu_gradient",
     "row_major",
@@ -146,6 +147,11 @@ class FlatPlan:
 @functools.lru_cache(maxsize=4096)
 def _flat_plan(recipe: str) -> FlatPlan:
     return FlatPlan(recipe)
+
+
+def parsed(recipe: str) -> FlatPlan:
+    """Return the parsed recipe."""
+    return _flat_plan(recipe)
 
 
 def _packed_vector(values: Tensor | None) -> Tensor | None:

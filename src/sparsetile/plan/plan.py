@@ -28,7 +28,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import FP8
 from sparsetile.plan import operators
-from sparsetile.plan.dispatch import lasting, plain_call
+from sparsetile.plan.dispatch import lasting, plain_call, transforming
 from sparsetile.plan.explain import explain
 from sparsetile.plan.files import write_plan_file
 from sparsetile.plan.forward_mode import duals, product_of_duals, refuse_out
@@ -42,6 +42,7 @@ from sparsetile.plan.operands import (
     check_values,
     in_plan_dtype,
 )
+from sparsetile.plan.transforms import refuse_in_transform, transformed_product
 from sparsetile.plan.values import HeldValues
 from sparsetile.reorder import Permutation, order_of_transpose
 from sparsetile.reorder.permutation import positions
@@ -249,6 +250,8 @@ class Plan:
                 [30.]])
         """
         check_values("update_values", self, values)
+        if transforming():
+            raise refuse_in_transform("update_values", "values", "Pass values= to run instead")
         origin = self._alive_origin()
         if origin is None:
             self._take_values(functools.partial(self._csr.canonical_values, values), values)
@@ -449,7 +452,7 @@ class Plan:
         >>> plan.fuses_linear
         False
         """
-        return self._runner.fuses_linear
+        return self._runner.fuses_linear and not transforming()
 
     def __matmul__(self, B: Tensor) -> Tensor:
         """Return A·B: ``plan @ B`` is ``plan.run(B)``."""
@@ -560,6 +563,12 @@ class Plan:
         needs_grad = torch.is_grad_enabled() and tracked
         if B.dtype is FP8:
             check_fp8(reduce, needs_grad)
+        if transforming():
+            if out is not None:
+                raise refuse_in_transform("run", "out", "Omit out=")
+            if B.dtype is not FP8:
+                self._prepare_gradients()
+            return transformed_product(self._flat, values, B, bias, reduce, alpha, relu, out_dtype)
         dual = duals(B, values, bias)
         if dual is not None:
             refuse_out(out)

@@ -20,7 +20,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
-from sparsetile.plan.dispatch import lasting, untraced
+from sparsetile.plan.dispatch import lasting, untraced, wrapped
 from sparsetile.plan.plan import Plan
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
@@ -28,7 +28,7 @@ from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
 from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import measure_systems, predict_systems
 
-__all__ = ["build_plan", "plan"]
+__all__ = ["build_plan", "plan", "refuse_wrapped"]
 
 
 def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
@@ -55,6 +55,15 @@ def _target_device(A: object, device: torch.device | str | None) -> torch.device
     if on_host and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return None
+
+
+def refuse_wrapped(function: str, A: Any) -> None:
+    """A plan outlives the transform of torch.func that a matrix may be an argument of."""
+    if any(wrapped(part) for part in (A if isinstance(A, (tuple, list)) else (A,))):
+        raise value_error(
+            function, "A", "a matrix from outside of torch.func's transforms", "an argument of one",
+            "Plan A outside, and give its values to plan.run(B, values=) inside",
+        )  # fmt: skip
 
 
 def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
@@ -138,6 +147,7 @@ def plan(
             [101.],
             [ 10.]])
     """
+    refuse_wrapped("plan", A)
     return build_plan(
         A,
         n,

@@ -21,9 +21,9 @@ from torch import Tensor
 from sparsetile.core.errors import type_error
 from sparsetile.intake import CSR, current_values, fingerprint
 from sparsetile.jit.loader import current_stream_handle
-from sparsetile.plan.dispatch import untraced
+from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.plan import Plan
-from sparsetile.plan.planner import plan
+from sparsetile.plan.planner import plan, refuse_wrapped
 
 __all__ = ["clear_plan_cache", "spmm"]
 
@@ -103,6 +103,7 @@ def _forget(key: Hashable) -> None:
             entry.drop()
 
 
+@lasting
 def _entry(A: Any) -> _Entry:
     prints = fingerprint(A)
     pattern_key, values_key = prints if prints is not None else (None, None)
@@ -135,6 +136,9 @@ def _refresh(entry: _Entry, A: Any) -> bool:
             return False
         kept._set_values(None if values is None else values.detach())
     return True
+
+
+_values_now = lasting(current_values)  # torch.func cannot read a sparse tensor
 
 
 def _tracked(A: Any) -> bool:
@@ -176,6 +180,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     """
     if not isinstance(B, Tensor):
         raise type_error("spmm", "B", "a torch tensor", type(B).__name__, "Use torch.as_tensor")
+    refuse_wrapped("spmm", A)
     n = B.shape[-1] if B.dim() else 0
     dtype = B.dtype
     if torch.is_autocast_enabled(B.device.type) and dtype is not torch.float64:
@@ -197,5 +202,5 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     # Autograd keeps what a product read. It must be A's own values: the plan's copy of a sparse
     # tensor's is written anew at each call on a GPU, which autograd would take for a change.
     if torch.is_grad_enabled() and (_tracked(A) or (B.requires_grad and isinstance(A, Tensor))):
-        return kept._run_checked(B, None, 1.0, 0.0, reduce, current_values(A, kept._csr))
+        return kept._run_checked(B, None, 1.0, 0.0, reduce, _values_now(A, kept._csr))
     return kept.run(B, reduce=reduce)
