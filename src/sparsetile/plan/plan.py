@@ -26,8 +26,9 @@ from sparsetile.core.checks import real_number, reduce_name
 from sparsetile.core.device import machine
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
-from sparsetile.intake.csr import FP8
+from sparsetile.intake.csr import FP8, PRODUCT_DTYPES
 from sparsetile.plan import operators
+from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, plain_call, transforming
 from sparsetile.plan.explain import explain
 from sparsetile.plan.files import write_plan_file
@@ -43,7 +44,7 @@ from sparsetile.plan.operands import (
     in_plan_dtype,
 )
 from sparsetile.plan.transforms import refuse_in_transform, transformed_product
-from sparsetile.plan.values import HeldValues
+from sparsetile.plan.values import HeldValues, canonical, picked
 from sparsetile.reorder import Permutation, order_of_transpose
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
@@ -59,8 +60,11 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _transposing = threading.RLock()
 
 
-class Plan:
+class Plan(torch.nn.Module):
     """A sparse matrix prepared for products of about one width. Made by :func:`sparsetile.plan`.
+
+    A plan is a module without parameters: as an attribute of another module it follows its
+    ``to()``, ``cuda()``, ``half()`` and so on, and adds nothing to its state dict.
 
     Attributes
     ----------
@@ -102,6 +106,7 @@ class Plan:
         report: Mapping[str, Any],
         column_order: Tensor | None = None,
     ) -> None:
+        super().__init__()
         self.shape = csr.shape
         self.n = n
         self.dtype = dtype
@@ -122,6 +127,8 @@ class Plan:
         self._transposed: Plan | None = None
         self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
         self._held = HeldValues(self._runner, built.tensors, dtype)
+        # What every product compares, read at once: a module's attributes are slow to read.
+        self._key = (dtype, self.device, self.device.type, self.shape[1], self._held)
         self._value_version = 0  # gradients must meet the values that their product had
         self._set_values(None if csr.values is None else csr.values.detach())
 
@@ -254,10 +261,10 @@ class Plan:
             raise refuse_in_transform("update_values", "values", "Pass values= to run instead")
         origin = self._alive_origin()
         if origin is None:
-            self._take_values(functools.partial(self._csr.canonical_values, values), values)
+            self._take_values(functools.partial(canonical, values, self._csr), values)
         else:
             back = origin._entries_of_transpose()
-            origin._take_values(lambda: values[back], values)
+            origin._take_values(functools.partial(picked, values, back), values)
         return self
 
     @lasting
@@ -360,6 +367,7 @@ class Plan:
         tensor([[4., 4.],
                 [4., 4.]])
         """
+        dtype, device, place, columns, held = self._key
         if (
             out is None
             and beta == 0.0
@@ -369,12 +377,12 @@ class Plan:
             and type(B) in _PLAIN_TYPES
             and B.dim() == 2
             and B.layout is torch.strided
-            and B.dtype is self.dtype
-            and B.shape[0] == self.shape[1]
-            and B.device == self.device
-            and self._held.follow is None
-            and (self.dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
-            and not torch.is_autocast_enabled(self.device.type)
+            and B.dtype is dtype
+            and (B.shape[0] == columns) is True  # torch.jit.trace has tensors for sizes
+            and B.device == device
+            and held.follow is None
+            and (dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
+            and not torch.is_autocast_enabled(place)
             and plain_call()
             and not B.is_neg()  # not seen while tracing
         ):
@@ -387,7 +395,7 @@ class Plan:
                     tracked = tracked or bias.requires_grad
             if not (tracked and torch.is_grad_enabled()):
                 return plain_product(self, B, bias, reduce, alpha, relu)
-            if self.dtype is not FP8:
+            if dtype is not FP8:
                 return differentiable_product(self, B, bias, reduce, alpha, relu)
         if values is not None:
             check_values("run", self, values)
@@ -453,6 +461,20 @@ class Plan:
         False
         """
         return self._runner.fuses_linear and not transforming()
+
+    def forward(self, B: Tensor, **options: Any) -> Tensor:
+        """Return A·B: ``plan(B)`` is ``plan.run(B)``, with the same options.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> torch.nn.Sequential(st.plan(A, n=2), torch.nn.ReLU())(-torch.ones(3, 2))
+        tensor([[0., 0.],
+                [0., 0.]])
+        """
+        return self.run(B, **options)
 
     def __matmul__(self, B: Tensor) -> Tensor:
         """Return A·B: ``plan @ B`` is ``plan.run(B)``."""
@@ -639,7 +661,8 @@ class Plan:
             )  # fmt: skip
             made._origin = weakref.ref(self)
             made._held.follow = self._following_transposed()
-            self._transposed = made
+            self.__dict__["_transposed"] = made  # no submodule: it follows by itself
+            return made
         return self._transposed
 
     @lasting
@@ -762,6 +785,64 @@ class Plan:
           ...
         """
         return explain(repr(self), self.info, self.floor())
+
+    # -- devices and copies ---------------------------------------------------------------------
+
+    def to(self, *args: Any, **kwargs: Any) -> Plan:
+        """Bring the plan to another device or type, in place, and return it.
+
+        The row order is kept. Between the CPU and a GPU, and to another type, tiles and schedule
+        are made anew; where the system cannot run there, the one that is predicted to be fastest
+        is taken. Trainable values that the plan follows stay where they are, and are copied at
+        each product if that is another device.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As ``torch.nn.Module.to``: a device, a dtype, both, or a tensor that has both.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> plan.to(torch.float64)
+        Plan(2x3, 3 entries, weighted, n=2, float64, cpu, system=cpu)
+        >>> plan.to("cuda" if torch.cuda.is_available() else "cpu").device.type in ("cuda", "cpu")
+        True
+        """
+        first = args[0] if args else kwargs.get("device")
+        if isinstance(first, (str, torch.device)):
+            usable_device("to", first)
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        self._place(self.device if device is None else usable_device("to", device), dtype)
+        return self
+
+    def _place(self, device: torch.device, dtype: torch.dtype | None) -> None:
+        from sparsetile.plan.placement import move
+
+        if dtype is not None and dtype not in PRODUCT_DTYPES:
+            names = ", ".join(str(each) for each in PRODUCT_DTYPES)
+            raise type_error("to", "dtype", f"one of {names}", dtype, "Choose one of those")
+        origin = self._alive_origin()
+        move(self if origin is None else origin, device, self.dtype if dtype is None else dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Plan:
+        """What ``to()``, ``cuda()``, ``half()``… of a module that holds the plan call."""
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        self._place(usable_device("to", probe.device), probe.dtype)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetile.plan.placement import reduced
+
+        return reduced(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        from sparsetile.plan.placement import copied
+
+        return copied(self, memo)
 
     def __repr__(self) -> str:
         rows, cols = self.shape

@@ -20,6 +20,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced, wrapped
 from sparsetile.plan.plan import Plan
 from sparsetile.reorder import REORDERERS, Permutation
@@ -33,24 +34,7 @@ __all__ = ["build_plan", "plan", "refuse_wrapped"]
 
 def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
     if device is not None:
-        try:
-            chosen = torch.device(device)
-        except (RuntimeError, TypeError):
-            raise value_error(
-                "plan",
-                "device",
-                "a device such as cpu or cuda:0",
-                repr(device),
-                "Name one of those",
-            ) from None
-        if chosen.type == "cuda" and not torch.cuda.is_available():
-            raise value_error(
-                "plan", "device", "a device of this machine", f"{chosen} where there is no GPU",
-                "Omit device=, or run `sparsetile doctor` to see what is missing",
-            )  # fmt: skip
-        if chosen.type == "cuda" and chosen.index is None:
-            return torch.device("cuda", torch.cuda.current_device())
-        return chosen
+        return usable_device("plan", device)
     on_host = isinstance(A, (str, os.PathLike)) or type(A).__module__.startswith("scipy.")
     if on_host and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from sparsetile.core.errors import type_error
 from sparsetile.intake import CSR, current_values, fingerprint
+from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.jit.loader import current_stream_handle
+from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan, refuse_wrapped
@@ -180,6 +182,13 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     """
     if not isinstance(B, Tensor):
         raise type_error("spmm", "B", "a torch tensor", type(B).__name__, "Use torch.as_tensor")
+    usable_device("spmm", B.device, "B")
+    if B.dtype not in PRODUCT_DTYPES:
+        names = ", ".join(str(each) for each in PRODUCT_DTYPES)
+        parts = "Multiply B.real and B.imag one after the other"
+        raise type_error(
+            "spmm", "B", f"of type {names}", B.dtype, parts if B.is_complex() else "Cast it first"
+        )
     refuse_wrapped("spmm", A)
     n = B.shape[-1] if B.dim() else 0
     dtype = B.dtype

@@ -7,10 +7,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparsetile.intake import CSR
 from sparsetile.plan.dispatch import lasting
 from sparsetile.systems.base import Runner, Tensors
 
-__all__ = ["HeldValues"]
+__all__ = ["HeldValues", "canonical", "picked"]
+
+
+def canonical(values: Tensor, csr: CSR) -> Tensor:
+    """Return the caller's values in the order of the pattern's entries, where the pattern lies."""
+    return csr.canonical_values(values.to(csr.device))
+
+
+def picked(values: Tensor, order: Tensor) -> Tensor:
+    """Return values in another order, where the order lies."""
+    return values.to(order.device)[order]
 
 
 class HeldValues:
