@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import result_dtype
@@ -404,6 +406,31 @@ def _(tensors, values, B, recipe, reduce, winners):  # type: ignore[no-untyped-d
 @torch.library.register_fake("sparsetile::sddmm", lib=_LIB)
 def _(tensors, G, B, recipe, alpha):  # type: ignore[no-untyped-def]
     return B.new_empty((_flat_plan(recipe).nnz,))
+
+
+@register_flop_formula([torch.ops.sparsetile.spmm, torch.ops.sparsetile.spmm_out])
+def _(tensors, values, packed, B, fifth, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return _flops(recipe, B)
+
+
+@register_flop_formula(torch.ops.sparsetile.linear)
+def _(tensors, values, packed, X, bias, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return 2 * _flat_plan(recipe).nnz * X[0]
+
+
+@register_flop_formula(torch.ops.sparsetile.spmm_extremum)
+def _(tensors, values, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return _flops(recipe, B)
+
+
+@register_flop_formula(torch.ops.sparsetile.sddmm)
+def _(tensors, G, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return _flops(recipe, B)
+
+
+def _flops(recipe: str, shape: Sequence[int]) -> int:
+    """A multiplication and an addition for each entry of A and column of B, batch by batch."""
+    return 2 * _flat_plan(recipe).nnz * shape[-1] * math.prod(shape[:-2])
 
 
 def _need_transpose(flat: FlatPlan) -> None:
