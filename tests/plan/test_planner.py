@@ -23,7 +23,7 @@ from tests.plans import MATRIX, dense, made, said
         (-1, ValueError, "plan: n must be between 0 and 2147483647, got -1. "),
         (2.5, ValueError, "plan: n must be a whole number, got 2.5. "),
         ("4", TypeError, "plan: n must be a whole number, got '4'. "),
-        (None, TypeError, "plan: n must be a whole number, got NoneType. "),
+        ([], TypeError, "plan: n must be a whole number, got list. "),
     ],
 )
 def test_a_width_that_is_no_size_is_refused(n, kind, text):

@@ -14,6 +14,7 @@ from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.files import read_plan_file, refuse
 from sparsetile.plan.placement import place
 from sparsetile.plan.plan import Plan
+from sparsetile.plan.widths import Widths
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request
 
@@ -75,15 +76,20 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
     permutation = Permutation(header["reorder"], held.get("perm"))
     request = Request(csr, header["n"], dtype, permutation, header["deterministic"])
     reasons = SYSTEMS[header["system"]].reasons(request)
+    widths = header.get("widths")
     if device is not None and (reasons or target.type != kind):
-        return place(
+        made = place(
             "load_plan", csr, header["n"], dtype, permutation, system=header["system"],
             deterministic=header["deterministic"], column_order=held.get("column_order"),
         )  # fmt: skip
-    if reasons:
+    elif reasons:
         raise refuse(path, f"a plan that cannot run here: {'; '.join(reasons)}", "Plan anew")
-    return Plan(
-        csr, header["n"], dtype, built, permutation,
-        deterministic=header["deterministic"], report=header["report"],
-        column_order=held.get("column_order"),
-    )  # fmt: skip
+    else:
+        made = Plan(
+            csr, header["n"], dtype, built, permutation,
+            deterministic=header["deterministic"], report=header["report"],
+            column_order=held.get("column_order"),
+        )  # fmt: skip
+    if widths:
+        made._keep_widths(Widths(*widths))
+    return made

@@ -21,10 +21,11 @@ from sparsetile.intake import CSR, as_csr
 from sparsetile.plan.dispatch import lasting
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.values import canonical
+from sparsetile.plan.widths import Widths
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
-from sparsetile.systems.registry import unsupported
-from sparsetile.tune import predict_systems
+from sparsetile.systems.registry import exact_system, unsupported
+from sparsetile.tune import measure_systems, predict_systems
 
 __all__ = ["copied", "move", "place", "reduced", "restored"]
 
@@ -43,6 +44,7 @@ def place(
     system: str,
     deterministic: bool,
     column_order: Tensor | None,
+    tune: str = "model",
 ) -> Plan:
     """Build a plan where ``csr`` lies, with ``system`` if that can run there, else the best."""
     started = time.perf_counter()
@@ -51,16 +53,24 @@ def place(
     if not able:
         raise unsupported(function, rejected, "no system")
     considered: dict[str, float] = {}
+    builds: dict[str, BuiltSystem] = {}
+    considered_by = "request"
+    if system == "auto" and tune == "none":
+        system, considered_by = exact_system(csr.device.type).name, "none"
     if system not in able:
-        considered = predict_systems(request, able) if len(able) > 1 else {}
+        considered_by = tune if len(able) > 1 else "only"
+        if considered_by == "measure":
+            considered, builds = measure_systems(request, able)
+        elif considered_by == "model":
+            considered = predict_systems(request, able)
         system = min(considered, key=considered.__getitem__) if considered else able[0]
-    built = SYSTEMS[system].build(request)
+    built = builds[system] if builds else SYSTEMS[system].build(request)
     runner(built.recipe).prepare(n, dtype, csr.values is not None, csr.device)
     report = {
         "seconds": {"build": time.perf_counter() - started},
         "build": dict(built.seconds),
         "considered": considered,
-        "considered_by": "model" if considered else "request",
+        "considered_by": considered_by,
         "rejected": rejected,
     }
     return Plan(
@@ -108,6 +118,8 @@ def move(plan: Plan, device: torch.device, dtype: torch.dtype) -> None:
     else:
         made = place("to", csr, plan.n, dtype, permutation, system=plan.system, **options)  # type: ignore[arg-type]
     made._held.follow = _follow_on(plan._held.follow, device)
+    if plan._widths is not None:
+        made._keep_widths(Widths(plan._widths.system, plan._widths.tune))
     transposed = plan._transposed
     version = plan._value_version + 1
     _become(plan, made)
@@ -131,6 +143,7 @@ def _parts(plan: Plan) -> tuple[str, dict[str, Tensor | None]]:
         "system": plan.system,
         "reorder": plan.reorder,
         "deterministic": plan.deterministic,
+        "widths": plan._widths and [plan._widths.system, plan._widths.tune],
     }
     tensors = {
         "indptr": plan._csr.indptr,
@@ -178,6 +191,8 @@ def restored(header: str, tensors: Mapping[str, Tensor | None], followed: Tensor
         "load", csr, fields["n"], getattr(torch, fields["dtype"]), permutation,
         system=fields["system"], deterministic=fields["deterministic"], column_order=order,
     )  # fmt: skip
+    if fields["widths"]:
+        plan._keep_widths(Widths(*fields["widths"]))
     return plan if followed is None else plan.update_values(followed)
 
 

@@ -45,6 +45,7 @@ from sparsetile.plan.operands import (
 )
 from sparsetile.plan.transforms import refuse_in_transform, transformed_product
 from sparsetile.plan.values import HeldValues, canonical, picked
+from sparsetile.plan.widths import Widths
 from sparsetile.reorder import Permutation, order_of_transpose
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
@@ -71,7 +72,8 @@ class Plan(torch.nn.Module):
     shape : tuple of int
         (M, K) of A.
     n : int
-        Width that was planned for; other widths work too.
+        Width that was planned for; other widths work too. A plan made without ``n`` plans for
+        each width that it meets and keeps the most recent ones.
     dtype : torch.dtype
         Type of B, of A's values and of C.
     device : torch.device
@@ -127,10 +129,16 @@ class Plan(torch.nn.Module):
         self._transposed: Plan | None = None
         self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
         self._held = HeldValues(self._runner, built.tensors, dtype)
-        # What every product compares, read at once: a module's attributes are slow to read.
-        self._key = (dtype, self.device, self.device.type, self.shape[1], self._held)
+        self._keep_widths(None)
         self._value_version = 0  # gradients must meet the values that their product had
         self._set_values(None if csr.values is None else csr.values.detach())
+
+    def _keep_widths(self, widths: Widths | None) -> None:
+        """Plan for other widths, too, or (None) for one."""
+        self._widths = widths
+        # What every product compares, read at once: a module's attributes are slow to read.
+        place = self.device.type
+        self._key = (self.dtype, self.device, place, self.shape[1], self._held, widths)
 
     def _make_direction(self) -> operators.Direction:
         exact = exact_system(self.device.type)
@@ -182,6 +190,8 @@ class Plan(torch.nn.Module):
                 tensor.record_stream(stream)
             if self._transposed is not None:
                 self._transposed.record_stream(stream)
+            for other in [] if self._widths is None else self._widths.plans():
+                other.record_stream(stream)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -222,6 +232,8 @@ class Plan(torch.nn.Module):
         if self._held.set(values):
             held = self._held
             self._bound = self._runner.bind(self._built.tensors, held.held, held.packed)
+        for other in [] if self._widths is None else self._widths.plans():
+            other._set_values(self._held.held)
         if self._transposed is not None:
             self._transposed._set_values(self._values_transposed())
             self._transposed._held.follow = self._following_transposed()
@@ -326,10 +338,10 @@ class Plan(torch.nn.Module):
 
         Parameters
         ----------
-        B : Tensor [..., K, N]
-            Dense, of the plan's dtype, any strides; leading dimensions are batches. With
-            ``reorder_columns=True`` pass ``plan.permute(B)``.
-        out : Tensor [..., M, N], optional
+        B : Tensor [..., K, N] or [K]
+            Dense, of the plan's dtype, any strides; leading dimensions are batches. A vector gives
+            a vector. With ``reorder_columns=True`` pass ``plan.permute(B)``.
+        out : Tensor [..., M, N] or [M], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
             Scale of the product and of what ``out`` held. ``beta`` needs ``out``. Of max and min
@@ -367,7 +379,12 @@ class Plan(torch.nn.Module):
         tensor([[4., 4.],
                 [4., 4.]])
         """
-        dtype, device, place, columns, held = self._key
+        dtype, device, place, columns, held, widths = self._key
+        if widths is not None and (plan := widths.plan_for(self, B)) is not self:
+            return plan.run(
+                B, out, alpha=alpha, beta=beta, reduce=reduce, values=values, bias=bias, relu=relu,
+                out_dtype=out_dtype,
+            )  # fmt: skip
         if (
             out is None
             and beta == 0.0
@@ -397,6 +414,13 @@ class Plan(torch.nn.Module):
                 return plain_product(self, B, bias, reduce, alpha, relu)
             if dtype is not FP8:
                 return differentiable_product(self, B, bias, reduce, alpha, relu)
+        if isinstance(B, Tensor) and B.dim() == 1:
+            column = out.unsqueeze(-1) if isinstance(out, Tensor) else out
+            C = self.run(
+                B.unsqueeze(-1), column, alpha=alpha, beta=beta, reduce=reduce, values=values,
+                bias=bias, relu=relu, out_dtype=out_dtype,
+            )  # fmt: skip
+            return C.squeeze(-1) if out is None else out
         if values is not None:
             check_values("run", self, values)
             values = self._csr.canonical_values(values)
@@ -661,6 +685,8 @@ class Plan(torch.nn.Module):
             )  # fmt: skip
             made._origin = weakref.ref(self)
             made._held.follow = self._following_transposed()
+            if self._widths is not None:
+                made._keep_widths(Widths(self._widths.system, self._widths.tune))
             self.__dict__["_transposed"] = made  # no submodule: it follows by itself
             return made
         return self._transposed
@@ -848,7 +874,8 @@ class Plan(torch.nn.Module):
         rows, cols = self.shape
         kind = "pattern" if self._held.held is None else "weighted"
         return (
-            f"Plan({rows}x{cols}, {self.nnz} entries, {kind}, n={self.n}, "
+            f"Plan({rows}x{cols}, {self.nnz} entries, {kind}, "
+            f"n={self.n if self._widths is None else 'any'}, "
             f"{str(self.dtype).removeprefix('torch.')}, {self.device}, system={self.system})"
         )
 
@@ -879,6 +906,7 @@ class Plan(torch.nn.Module):
             "choices": dict(self._built.choices),
             "reorder": self.reorder,
             "deterministic": self.deterministic,
+            "widths": self._widths and [self._widths.system, self._widths.tune],
             "report": self._report,
         }
         csr = self._csr

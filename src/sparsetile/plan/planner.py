@@ -23,6 +23,7 @@ from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced, wrapped
 from sparsetile.plan.plan import Plan
+from sparsetile.plan.widths import FIRST_WIDTH, Widths
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
@@ -69,7 +70,7 @@ def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
 @untraced("Planning reads the pattern of A. Call sparsetile.plan outside of what is compiled")
 def plan(
     A: Any,
-    n: int,
+    n: int | None = None,
     *,
     dtype: torch.dtype | None = None,
     system: str = "auto",
@@ -86,8 +87,10 @@ def plan(
     A : sparse matrix [M, K]
         torch CSR/CSC/COO/BSR, scipy, cupyx, ``(edge_index, weight, shape)``,
         ``(indptr, indices, values, shape)``, or the path of a .mtx, .mtx.gz or .npz file.
-    n : int
-        Columns of B. Products of other widths work, with this width's plan.
+    n : int, optional
+        Columns of B. Products of other widths work, with this width's plan. When None, 128 columns
+        are planned for at once, and each other width when it is first met; the plans of the 8
+        most recent widths are kept.
     dtype : torch.dtype, optional
         Type of B and C; that of A's values (torch's default for a pattern) when None.
     system : str
@@ -132,9 +135,9 @@ def plan(
             [ 10.]])
     """
     refuse_wrapped("plan", A)
-    return build_plan(
+    made = build_plan(
         A,
-        n,
+        FIRST_WIDTH if n is None else n,
         dtype=dtype,
         system=system,
         reorder=reorder,
@@ -143,6 +146,9 @@ def plan(
         tune=tune,
         device=device,
     )
+    if n is None:
+        made._keep_widths(Widths(system, tune))
+    return made
 
 
 @untraced("Planning reads the pattern of A. Call build_plan outside of what is compiled")
