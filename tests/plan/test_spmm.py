@@ -533,3 +533,22 @@ def test_a_plan_tells_the_allocator_of_every_tensor_it_keeps(monkeypatch):
     kept = [*plan.flat[0], held.held, held._casts[torch.bfloat16][0], plan.T._held.held]
     assert {id(tensor) for tensor in kept} <= {where for where, _ in recorded}
     assert {stream for _, stream in recorded} == {"stream"}
+
+
+def test_a_pyg_graph_is_planned_once_and_its_weights_are_trained(plans):
+    data = pytest.importorskip("torch_geometric.data")
+    edges = torch.tensor([[0, 1, 1], [1, 0, 2]])
+    weight = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    graph = data.Data(edge_index=edges, edge_weight=weight, num_nodes=3)
+    B = torch.tensor([[1.0], [10.0], [100.0]])
+    C = st.spmm(graph, B)
+    assert C.tolist() == [[10.0], [302.0], [0.0]]
+    C.sum().backward()
+    assert weight.grad.tolist() == [10.0, 1.0, 100.0]
+    st.spmm(graph, B)
+    assert len(plans) == 1
+    assert torch.equal(st.spmm((edges, weight.detach()), B), C.detach())
+    followed = st.plan(graph, 1)
+    weight.grad = None
+    (followed @ B).sum().backward()
+    assert weight.grad.tolist() == [10.0, 1.0, 100.0]

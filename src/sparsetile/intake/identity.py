@@ -33,7 +33,7 @@ from sparsetile.core.checks import matrix_shape
 from sparsetile.intake.arrays import as_tensor
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import components
-from sparsetile.intake.tuples import edge_shape, plain_edges
+from sparsetile.intake.tuples import edge_parts, graph_parts, known_shape, plain_edges
 
 __all__ = ["fingerprint"]
 
@@ -77,9 +77,10 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
             return place, place
         if kind is Kind.TENSOR:
             return None if A.layout == torch.strided else _of_sparse_tensor(A)
-        if kind is Kind.EDGE_INDEX or kind is Kind.EDGE_TUPLE:
-            edges, weight, shape = A if kind is Kind.EDGE_TUPLE else (A, None, None)
-            size = edge_shape("fingerprint", edges, shape)
+        if kind is Kind.EDGE_INDEX or kind is Kind.EDGE_TUPLE or kind is Kind.GRAPH:
+            parts = graph_parts("fingerprint", A) if kind is Kind.GRAPH else A
+            edges, weight, shape = (A, None, None) if kind is Kind.EDGE_INDEX else edge_parts(parts)
+            size = known_shape("fingerprint", edges, shape)
             return ("edges", _key(plain_edges(edges)), size), _key(weight)
         if kind is Kind.CSR_TUPLE:
             size = matrix_shape("fingerprint", A[3])

@@ -20,6 +20,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.intake.tuples import graph_parts
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced, wrapped
 from sparsetile.plan.plan import Plan
@@ -85,7 +86,8 @@ def plan(
     Parameters
     ----------
     A : sparse matrix [M, K]
-        torch CSR/CSC/COO/BSR, scipy, cupyx, ``(edge_index, weight, shape)``,
+        torch CSR/CSC/COO/BSR, scipy, cupyx, PyG's ``Data`` and ``EdgeIndex``,
+        ``(edge_index, weight, shape)`` (square where the shape is missing),
         ``(indptr, indices, values, shape)``, or the path of a .mtx, .mtx.gz or .npz file.
     n : int, optional
         Columns of B. Products of other widths work, with this width's plan. When None, 128 columns
@@ -273,6 +275,8 @@ def _following(
 ) -> functools.partial[Tensor] | functools.partial[Tensor | None]:
     """What returns A's values at each call. A tensor that can be named is, for tracers' sake."""
     kind = kind_of(A)
+    if kind is Kind.GRAPH:
+        return _following(graph_parts("plan", A), given, entries)
     if kind is Kind.CSR_TUPLE or kind is Kind.EDGE_TUPLE:
         leaf = A[2] if kind is Kind.CSR_TUPLE else A[1]
         return functools.partial(_ordered, leaf, given, entries)

@@ -21,6 +21,8 @@ from torch import Tensor
 from sparsetile.core.errors import type_error
 from sparsetile.intake import CSR, current_values, fingerprint
 from sparsetile.intake.csr import PRODUCT_DTYPES
+from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.intake.tuples import graph_parts
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.kept import KeptPlan
@@ -175,6 +177,8 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     dtype = B.dtype
     if torch.is_autocast_enabled(B.device.type) and dtype is not torch.float64:
         dtype = torch.get_autocast_dtype(B.device.type)
+    if kind_of(A) is Kind.GRAPH:  # its tensors are what is watched
+        A = graph_parts("spmm", A)
     device = B.device if not isinstance(A, Tensor) else None
     with _lock:
         entry = _entry(A)
