@@ -272,7 +272,7 @@ def test_a_system_that_cannot_run_here_says_why(file):
     rewrite(file, lambda header: header.update(system="csr"))
     text = refused(file)
     assert "got a plan that cannot run here: runs on cuda, A is on cpu" in text
-    assert text.endswith("Plan anew.")
+    assert text.endswith("Make a new plan.")
 
 
 @pytest.mark.parametrize("name", ["absent.safetensors", "."])

@@ -53,7 +53,7 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
 
     A key that differs means that the content may have changed; a change of the values alone
     leaves ``pattern_key`` equal. The values of a sparse tensor on a GPU never compare equal to an
-    earlier reading: take them anew (a copy on the GPU, without waiting). Keys hold no reference
+    earlier reading: take them again (a copy on the GPU, without waiting). Keys hold no reference
     to the matrix, and a key is never given to another tensor that happens to lie at the same
     address.
 
@@ -91,7 +91,7 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
         if kind is Kind.SCIPY or kind is Kind.CUPYX:
             return _of_scipy(A)
     except (TypeError, ValueError, OSError, RuntimeError):
-        return None  # reading A will say what is wrong with it, in better words
+        return None  # reading A will say what is wrong with it
     return None
 
 

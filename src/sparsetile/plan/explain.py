@@ -1,4 +1,4 @@
-"""A plan in words, from plain data."""
+"""A plan as text, made from plain data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Products with gradients outside torch's operators: what eager training calls.
 
 An operator of ``operators.py`` sees tensors alone, so that torch can trace it; each call then
-carries tens of tensors through the dispatcher, and its gradient gathers A's values anew. A plan
+carries tens of tensors through the dispatcher, and its gradient gathers A's values again. A plan
 that runs eagerly knows all of that already. Here autograd is handed the plan itself: the forward
 product is the plan's bound one, its gradient that of ``plan.T``, whose values and packed copies are
 kept until the plan's change.

@@ -1,4 +1,4 @@
-"""``load_plan``: a plan from its file, with nothing planned anew."""
+"""``load_plan``: a plan from its file, with nothing planned again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
     path : path
     device : torch.device, optional
         Where to put it. When None: the current device of the kind that it was planned for. On
-        another kind, or where the plan's system cannot run, tiles and schedule are made anew
+        another kind, or where the plan's system cannot run, tiles and schedule are made again
         (the row order is kept), as :meth:`Plan.to` does.
 
     Raises
@@ -83,7 +83,7 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
             deterministic=header["deterministic"], column_order=held.get("column_order"),
         )  # fmt: skip
     elif reasons:
-        raise refuse(path, f"a plan that cannot run here: {'; '.join(reasons)}", "Plan anew")
+        raise refuse(path, f"a plan that cannot run here: {'; '.join(reasons)}", "Make a new plan")
     else:
         made = Plan(
             csr, header["n"], dtype, built, permutation,

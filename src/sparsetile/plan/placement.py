@@ -1,7 +1,7 @@
 """Plans on another device or in another type, and plans as objects that pickle can carry.
 
 A plan is rebuilt from A's pattern, its values and its row order. The row order, which takes most
-of the planning, is kept; tiles and schedules are made anew where the device or the type differs.
+of the planning, is kept; tiles and schedules are made again where the device or the type differs.
 """
 
 from __future__ import annotations

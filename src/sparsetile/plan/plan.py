@@ -818,7 +818,7 @@ class Plan(torch.nn.Module):
         """Bring the plan to another device or type, in place, and return it.
 
         The row order is kept. Between the CPU and a GPU, and to another type, tiles and schedule
-        are made anew; where the system cannot run there, the one that is predicted to be fastest
+        are made again; where the system cannot run there, the one that is predicted to be fastest
         is taken. Trainable values that the plan follows stay where they are, and are copied at
         each product if that is another device.
 

@@ -194,7 +194,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
         found.note_stream()
         kept = found.plan
     # Autograd keeps what a product read. It must be A's own values: the plan's copy of a sparse
-    # tensor's is written anew at each call on a GPU, which autograd would take for a change.
+    # tensor's is written again at each call on a GPU, which autograd would take for a change.
     if torch.is_grad_enabled() and (_tracked(A) or (B.requires_grad and isinstance(A, Tensor))):
         values = _values_now(A, kept._csr)
         if B.dim() == 1:

@@ -34,7 +34,7 @@ class HeldValues:
     packed : mapping of Tensor or None
         What the runner made of them, by name; None where it reads the values themselves.
     follow : callable or None
-        Values that require grad are not copied but followed: each run asks for them anew, so that
+        Values that require grad are not copied but followed: each run asks for them again, so that
         an optimiser's step is seen and each run has an autograd graph of its own.
     """
 
@@ -55,7 +55,7 @@ class HeldValues:
     def set(self, values: Tensor | None) -> bool:
         """Take over canonical values; in place where there are some, for graphs and bindings.
 
-        Returns whether what was bound to the tensors before must be bound anew.
+        Returns whether what was bound to the tensors before must be bound again.
         """
         if values is not None:
             values = values.to(self._dtype).resolve_neg()

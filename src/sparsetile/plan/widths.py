@@ -27,7 +27,7 @@ class Widths:
     Attributes
     ----------
     system, tune : str
-        As they were given to :func:`sparsetile.plan`; each width is chosen for anew.
+        As they were given to :func:`sparsetile.plan`; the choice is made for each width.
     """
 
     def __init__(self, system: str, tune: str) -> None:

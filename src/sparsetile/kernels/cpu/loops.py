@@ -4,8 +4,8 @@ Each kernel is one ``nogil`` function on raw addresses that several threads ente
 thread claims tasks from a shared counter until none is left. A task is a chunk of rows, or, for a
 chunk with far more than its share of the entries (one dense row), one part of its columns.
 
-Whoever computes an element of C adds the row's entries in the same order by fused multiply-adds:
-one after the other, or with AVX-512 those at even places, those at odd places, and the two sums. C
+Each element of C is the sum of its row's entries in a fixed order, by fused multiply-adds: one
+after the other, or with AVX-512 those at even places, those at odd places, and the two sums. C
 is the same bit for bit from run to run, for any number of threads and any split of the columns.
 
 Nothing here checks anything: `cpu_api` does.
