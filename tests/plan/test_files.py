@@ -214,9 +214,38 @@ def test_a_header_that_is_gone_is_refused(file):
     assert "checksum does not match" in refused(file)
 
 
-def test_another_type_of_device_is_refused(file):
-    text = refused(file, device="cuda")
-    assert "got a plan for cpu, wanted on cuda" in text and "Plan on cuda instead." in text
+def test_a_plan_for_a_gpu_is_built_again_on_the_cpu_when_that_is_asked_for(file):
+    expected = st.load_plan(file)
+    rewrite(file, lambda header: header.update(device="cuda", system="csr"))
+    plan = st.load_plan(file, device="cpu")
+    assert (plan.system, plan.device.type, plan.reorder) == ("cpu", "cpu", expected.reorder)
+    B = torch.randn(expected.shape[1], 4, dtype=expected.dtype)
+    assert torch.equal(plan @ B, expected @ B)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_this_machine_lacks_is_refused(file):
+    with pytest.raises(ValueError, match=r"^load_plan: device must be a device of this machine"):
+        st.load_plan(file, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["meta", "mps"])
+def test_devices_without_systems_are_refused_by_name(file, device):
+    for function, call in (
+        ("load_plan", lambda: st.load_plan(file, device=device)),
+        ("plan", lambda: st.plan(torch.eye(2).to_sparse_csr(), 2, device=device)),
+        ("to", lambda: st.load_plan(file).to(device)),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"^{function}: device must be cpu or cuda, got {device}"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/a.safetensors", "."])
+def test_a_place_where_no_file_can_be_is_refused(tmp_path, file, name):
+    with pytest.raises(ValueError, match=r"^save: path must be a file in a folder that exists"):
+        st.load_plan(file).save(tmp_path / name)
 
 
 @pytest.mark.parametrize("device", ["abacus", 1.5])
@@ -230,7 +259,7 @@ def test_a_plan_for_a_gpu_is_refused_where_there_is_none(file, monkeypatch):
     rewrite(file, lambda header: header.update(device="cuda"))
     text = refused(file)
     assert "got a plan for a GPU, and there is none here" in text
-    assert text.endswith("Plan on the CPU.")
+    assert text.endswith('Pass device="cpu" to build it there.')
 
 
 def test_an_unknown_system_is_refused(file):
@@ -243,7 +272,7 @@ def test_a_system_that_cannot_run_here_says_why(file):
     rewrite(file, lambda header: header.update(system="csr"))
     text = refused(file)
     assert "got a plan that cannot run here: runs on cuda, A is on cpu" in text
-    assert text.endswith("Plan anew.")
+    assert text.endswith("Make a new plan.")
 
 
 @pytest.mark.parametrize("name", ["absent.safetensors", "."])

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import result_dtype
@@ -39,6 +41,7 @@ __all__ = [
     "flatten",
     "gradient_product",
     "mean_gradient",
+    "parsed",
     "product",
     "relu_gradient",
     "row_major",
@@ -148,6 +151,11 @@ def _flat_plan(recipe: str) -> FlatPlan:
     return FlatPlan(recipe)
 
 
+def parsed(recipe: str) -> FlatPlan:
+    """Return the parsed recipe."""
+    return _flat_plan(recipe)
+
+
 def _packed_vector(values: Tensor | None) -> Tensor | None:
     """Return the values with unit stride: gradients may come as one number expanded."""
     return values if values is None or values.is_contiguous() else values.contiguous()
@@ -212,6 +220,13 @@ def spmm(
     return out
 
 
+def _share_memory(first: Tensor, second: Tensor) -> bool:
+    """True when two tensors are views of one piece of memory."""
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and bool(
+        first.numel() and second.numel()
+    )
+
+
 def spmm_out(
     tensors: Sequence[Tensor],
     values: Tensor | None,
@@ -223,10 +238,10 @@ def spmm_out(
     alpha: float,
     beta: float,
 ) -> None:
-    """out = alpha · A·B + beta · out, in place."""
+    """out = alpha · A·B + beta · out, in place; ``out`` may share memory with B."""
     _refuse_tangents(B, values, out)
     flat = _flat_plan(recipe)
-    target = _as_taken(flat.forward, out)
+    target = out.clone() if _share_memory(B, out) else _as_taken(flat.forward, out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
     flat.forward.spmm(
         flat.forward_tensors(tensors),
@@ -391,6 +406,31 @@ def _(tensors, values, B, recipe, reduce, winners):  # type: ignore[no-untyped-d
 @torch.library.register_fake("sparsetile::sddmm", lib=_LIB)
 def _(tensors, G, B, recipe, alpha):  # type: ignore[no-untyped-def]
     return B.new_empty((_flat_plan(recipe).nnz,))
+
+
+@register_flop_formula([torch.ops.sparsetile.spmm, torch.ops.sparsetile.spmm_out])
+def _(tensors, values, packed, B, fifth, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return _flops(recipe, B)
+
+
+@register_flop_formula(torch.ops.sparsetile.linear)
+def _(tensors, values, packed, X, bias, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return 2 * _flat_plan(recipe).nnz * X[0]
+
+
+@register_flop_formula(torch.ops.sparsetile.spmm_extremum)
+def _(tensors, values, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return _flops(recipe, B)
+
+
+@register_flop_formula(torch.ops.sparsetile.sddmm)
+def _(tensors, G, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return _flops(recipe, B)
+
+
+def _flops(recipe: str, shape: Sequence[int]) -> int:
+    """A multiplication and an addition for each entry of A and column of B, batch by batch."""
+    return 2 * _flat_plan(recipe).nnz * shape[-1] * math.prod(shape[:-2])
 
 
 def _need_transpose(flat: FlatPlan) -> None:

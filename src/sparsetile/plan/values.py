@@ -7,10 +7,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparsetile.intake import CSR
 from sparsetile.plan.dispatch import lasting
 from sparsetile.systems.base import Runner, Tensors
 
-__all__ = ["HeldValues"]
+__all__ = ["HeldValues", "canonical", "picked"]
+
+
+def canonical(values: Tensor, csr: CSR) -> Tensor:
+    """Return the caller's values in the order of the pattern's entries, where the pattern lies."""
+    return csr.canonical_values(values.to(csr.device))
+
+
+def picked(values: Tensor, order: Tensor) -> Tensor:
+    """Return values in another order, where the order lies."""
+    return values.to(order.device)[order]
 
 
 class HeldValues:
@@ -23,7 +34,7 @@ class HeldValues:
     packed : mapping of Tensor or None
         What the runner made of them, by name; None where it reads the values themselves.
     follow : callable or None
-        Values that require grad are not copied but followed: each run asks for them anew, so that
+        Values that require grad are not copied but followed: each run asks for them again, so that
         an optimiser's step is seen and each run has an autograd graph of its own.
     """
 
@@ -44,7 +55,7 @@ class HeldValues:
     def set(self, values: Tensor | None) -> bool:
         """Take over canonical values; in place where there are some, for graphs and bindings.
 
-        Returns whether what was bound to the tensors before must be bound anew.
+        Returns whether what was bound to the tensors before must be bound again.
         """
         if values is not None:
             values = values.to(self._dtype).resolve_neg()
