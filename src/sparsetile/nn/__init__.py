@@ -1,4 +1,4 @@
-"""Graph layers with PyG's constructors, state dicts and results, on sparsetile's products.
+"""Graph layers with PyG's constructors, state dicts and results, and linear layers of kept blocks.
 
 >>> import torch
 >>> from sparsetile.nn import GCNConv
@@ -17,6 +17,7 @@ from sparsetile.nn.cache import clear_graph_cache
 from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gcn import GCNConv, gcn_plan
 from sparsetile.nn.gin import GINConv
+from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.neighbours import aggregate
 from sparsetile.nn.sage import SAGEConv
 
@@ -25,6 +26,7 @@ __all__ = [
     "GCNConv",
     "GINConv",
     "SAGEConv",
+    "SparseLinear",
     "aggregate",
     "clear_graph_cache",
     "gcn_plan",
