@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import sparsetile as st
 from sparsetile.nn import SparseLinear
 from sparsetile.plan.block_linear import block_layer
 from sparsetile.systems.bcsr.layer import BlockLayer
@@ -237,3 +238,29 @@ def test_other_streams_and_the_way_are_reported():
     assert torch.equal(y.float(), exact(layer, x).bfloat16().float())
     ways = block_layer(layer._recipe).ways(8, torch.bfloat16, x.device)
     assert "few" in ways
+
+
+@hopper
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("lead", [(1,), (16,), (3, 2)])
+def test_plans_of_bcsr_take_the_kernel_for_few_tokens(dtype, zero, lead):
+    weight = layer_of(200, 136, 64, 0.4, dtype).to_dense().detach()
+    weight[weight == 0] = 0.0
+    if zero:
+        weight[0, 0] = 0.0
+    A = weight.to_sparse_csr()
+    order = torch.randperm(200, device="cuda")
+    for options in ({}, {"reorder": order}):
+        plan = st.plan(A, n=16, system="bcsr", **options)
+        x = integers(*lead, 136, dtype=dtype)
+        bias = integers(200, dtype=torch.float32)
+        got = plan.linear(x, bias=bias, relu=True)
+        expected = torch.relu(functional.linear(x.float(), weight.float(), bias))
+        assert torch.equal(got.float(), expected.to(dtype).float())
+        x[..., 0] = torch.inf
+        got, met = plan.linear(x), (weight[:, 0] != 0)
+        assert not got[..., met].isfinite().any()
+        assert got[..., ~met].isfinite().all()
+        wide = plan.linear(integers(*lead, 136, dtype=dtype), out_dtype=torch.float32)
+        assert wide.dtype is torch.float32

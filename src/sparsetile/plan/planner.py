@@ -20,6 +20,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.plan.dispatch import lasting
+from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.plan import Plan
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
@@ -83,6 +84,7 @@ def plan(
     deterministic: bool | None = None,
     tune: Literal["model", "measure", "none"] = "model",
     device: torch.device | str | None = None,
+    keep: Literal["all", "inference"] = "all",
 ) -> Plan:
     """Prepare A for products with dense matrices of about ``n`` columns.
 
@@ -113,6 +115,11 @@ def plan(
         ``cpu``). It is for matrices that are used a few times, such as sampled blocks.
     device : torch.device, optional
         Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
+    keep : {"all", "inference"}
+        ``"inference"`` keeps what products read and nothing else: of ``bcsr`` the blocks and their
+        indices, about a tenth of the dense bytes where nine of ten blocks are dropped. Sums and
+        means without gradients are left; new values, gradients, the transpose, max, min, other
+        types and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` says what is held.
 
     Returns
     -------
@@ -146,6 +153,7 @@ def plan(
         deterministic=deterministic,
         tune=tune,
         device=device,
+        keep=keep,
     )
 
 
@@ -161,6 +169,7 @@ def build_plan(
     deterministic: bool | None = None,
     tune: str = "model",
     device: torch.device | str | None = None,
+    keep: str = "all",
     ablation: str | None = None,
     timed: bool = False,
 ) -> Plan:
@@ -178,6 +187,7 @@ def build_plan(
     n = dimension("plan", "n", n)
     one_of("plan", "tune", tune, ["model", "measure", "none"])
     one_of("plan", "system", system, ["auto", *SYSTEMS])
+    one_of("plan", "keep", keep, ["all", "inference"])
     if not isinstance(reorder_columns, bool):
         raise type_error(
             "plan", "reorder_columns", "True or False", repr(reorder_columns),
@@ -231,6 +241,8 @@ def build_plan(
                 "rejected": rejected,
             },
         )  # fmt: skip
+    if keep == "inference":
+        return InferencePlan.of(made)
     if source.values is not None and source.values.requires_grad:
         made._held.follow = functools.partial(_current, A, given.with_values(None), entries)
     return made

@@ -55,8 +55,8 @@ class FewTokens:
 
     @staticmethod
     def takes(X: Tensor) -> bool:
-        """Whether X [tokens, K] is read as it lies."""
-        return 0 < X.shape[0] <= FEW_TOKENS and X.stride(1) == 1 and aligned(X)
+        """Whether X [..., tokens, K] is read as it lies."""
+        return 0 < X.shape[-2] <= FEW_TOKENS and X.stride(-1) == 1 and aligned(X)
 
     def _load(
         self, dtype: torch.dtype, out_dtype: torch.dtype, tokens: int, device: int

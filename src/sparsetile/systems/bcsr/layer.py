@@ -141,7 +141,7 @@ class BlockLayer:
         epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
         blocks = blocks if blocks.is_contiguous() else blocks.contiguous()
         if way == "few":
-            X = X if FewTokens.takes(X) else X.contiguous().clone()
+            X = X if FewTokens.takes(X) else X.clone(memory_format=torch.contiguous_format)
             silu = activation == "silu"
             self.few.run(lists[:2], blocks, X, Y, epilogue, silu=silu)
             return Y
