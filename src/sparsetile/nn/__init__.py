@@ -20,14 +20,21 @@ from sparsetile.nn.gin import GINConv
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.neighbours import aggregate
 from sparsetile.nn.sage import SAGEConv
+from sparsetile.nn.sparsify import SparseConfig, densify_, load_sparse_, sparsify_
+from sparsetile.nn.swiglu import SparseSwiGLU
 
 __all__ = [
     "GATConv",
     "GCNConv",
     "GINConv",
     "SAGEConv",
+    "SparseConfig",
     "SparseLinear",
+    "SparseSwiGLU",
     "aggregate",
     "clear_graph_cache",
+    "densify_",
     "gcn_plan",
+    "load_sparse_",
+    "sparsify_",
 ]

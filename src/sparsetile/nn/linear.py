@@ -20,7 +20,7 @@ from torch.nn import functional
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
-from sparsetile.nn.pruning import block_size, kept_blocks
+from sparsetile.nn.pruning import block_size, kept_blocks, kept_count, sparsity_share
 from sparsetile.plan import block_linear as operators
 from sparsetile.plan.dispatch import lasting, plain_call
 from sparsetile.systems.bcsr.layer import ACTIVATIONS, BoundLayer, activate
@@ -233,6 +233,11 @@ class SparseLinear(nn.Module):
                 "Pass layer.weight",
             )  # fmt: skip
         block = block_size(name, block)
+        if any(side % block for side in weight.shape):
+            _say_once(
+                f"SparseLinear: blocks of {block} do not divide a weight of "
+                f"{weight.shape[0]}x{weight.shape[1]}; the last ones are padded with zeros"
+            )
         if sparsity is None or mask is not None:
             method = "mask"
         keep = kept_blocks(
@@ -342,6 +347,48 @@ class SparseLinear(nn.Module):
                 self.weight.mul_(blocks_of(ones, pattern.row_ptr, pattern.col_idx, pattern.unit))
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
+
+    @torch.no_grad()
+    def prune_(self, sparsity: float, optimizer: torch.optim.Optimizer | None = None) -> Self:
+        """Drop kept blocks of the smallest norm until ``sparsity`` is reached; for schedules.
+
+        The weight is another Parameter afterwards, with fewer blocks and without a gradient.
+        Nothing happens where so many are dropped already.
+
+        Parameters
+        ----------
+        sparsity : float
+            Share of all blocks, of the stored size, that is dropped afterwards.
+        optimizer : torch.optim.Optimizer, optional
+            It gets the new Parameter in the place of the old one, with the state of kept blocks.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> layer = SparseLinear.from_linear(torch.nn.Linear(128, 128), sparsity=0.0)
+        >>> layer.prune_(0.5)
+        SparseLinear(in_features=128, out_features=128, bias=True, block=64, kept=2/4)
+        """
+        share = sparsity_share("SparseLinear.prune_", sparsity)
+        rows, cols = self.pattern.grid
+        count = kept_count(rows * cols, share)
+        before = self.weight.shape
+        if count >= before[0]:
+            return self
+        norms = self.weight.float().square().sum((1, 2))
+        kept = torch.argsort(norms, descending=True, stable=True)[:count].sort().values
+        mask = torch.zeros((rows, cols), dtype=torch.bool, device=kept.device)
+        mask[self.pattern.row_ids()[kept], self.block_col_idx[kept].long()] = True
+        unit = BlockPattern.unit_of(self.block)
+        pattern = BlockPattern.from_mask(mask, self.pattern.shape, unit)
+        old = self.weight
+        self.weight = nn.Parameter(old[kept].contiguous(), requires_grad=old.requires_grad)
+        self.block_row_ptr, self.block_col_idx = pattern.row_ptr, pattern.col_idx
+        if optimizer is not None:
+            _hand_over(optimizer, old, self.weight, kept)
+        self._forget()
+        return self
 
     # -- what it holds --------------------------------------------------------------------------
 
@@ -658,6 +705,22 @@ def _checked(keep: Any, shape: tuple[int, int], block: int) -> Tensor:
             tuple(keep.shape), "Pass the blocks to keep",
         )  # fmt: skip
     return keep.bool()
+
+
+def _hand_over(
+    optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, kept: Tensor
+) -> None:
+    """Put a weight of fewer blocks in the place of another, with the state of those blocks."""
+    for group in optimizer.param_groups:
+        group["params"] = [new if given is old else given for given in group["params"]]
+    state = optimizer.state.pop(old, None)
+    if state is not None:
+        optimizer.state[new] = {
+            name: part[kept].contiguous()
+            if isinstance(part, Tensor) and part.shape == old.shape
+            else part
+            for name, part in state.items()
+        }
 
 
 def _version(tensor: Tensor) -> int:

@@ -2,8 +2,8 @@
 
 Tensors: ``work`` (block rows longest first, each with its first block and how many it has),
 ``block_row_ptr``, ``block_col_idx``, ``order`` (empty: the given one), ``places`` of the entries in
-the blocks, ``indptr``; where some cell of a block holds no entry, also those of the exact system that repairs
-C, as ``exact.indptr`` and so on.
+the blocks, ``indptr``; where some cell of a block holds no entry, also those of the exact system
+that repairs C, as ``exact.indptr`` and so on.
 """
 
 from __future__ import annotations
