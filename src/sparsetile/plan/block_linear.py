@@ -32,6 +32,7 @@ from sparsetile.formats.units import Units
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems.bcsr.layer import BlockLayer
 from sparsetile.systems.bcsr.layer_cost import LayerSize
+from sparsetile.systems.shared.library import without_autocast
 
 __all__ = ["block_layer", "block_linear", "block_outer", "flat_pattern", "layer_recipe"]
 
@@ -42,6 +43,8 @@ _LIB.define(
 )
 _LIB.define("block_outer(Tensor G, Tensor X, Tensor[] pattern, str recipe) -> Tensor")
 
+# Elements of inputs, copied for each block that meets them, up to which a host does so.
+_COPIED = 2**18
 _ONE_SIDE = 4  # tensors of a pattern that are of the weight
 
 
@@ -89,19 +92,35 @@ def _sum_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
+def _small(tokens: int, size: LayerSize) -> bool:
+    """Whether the inputs of every block may be copied for it."""
+    return tokens * size.blocks * size.unit <= _COPIED
+
+
+def _block_rows(pattern: Sequence[Tensor]) -> Tensor:
+    """Block row of each block: block columns of the transpose, in the weight's order."""
+    return pattern[_ONE_SIDE + 1][pattern[_ONE_SIDE + 3]].long()
+
+
 def _linear_on_host(
     X: Tensor, blocks: Tensor, bias: Tensor | None, pattern: Sequence[Tensor], size: LayerSize
 ) -> Tensor:
-    """One product for each block row, of the inputs that its blocks meet; rounded once."""
-    ptr, idx = pattern[0].tolist(), pattern[1].long()
+    """One product for each block, or for each block row where inputs are many; rounded once."""
+    idx, high = pattern[1].long(), pattern[0].numel() - 1
     unit, wide = size.unit, _sum_type(X.dtype)
     inputs, tokens = _padded(X, unit).to(wide), X.shape[0]
-    Y = torch.zeros((tokens, (len(ptr) - 1) * unit), dtype=wide, device=X.device)
-    for row, (begin, end) in enumerate(itertools.pairwise(ptr)):
-        if begin < end:
-            met = inputs.index_select(1, idx[begin:end]).flatten(1)
-            weight = blocks[begin:end].to(wide).transpose(0, 1).reshape(unit, -1)
-            Y[:, row * unit : (row + 1) * unit] = met @ weight.mT
+    if _small(tokens, size):
+        met = inputs.transpose(0, 1)[idx]
+        parts = torch.bmm(met, blocks.to(wide).mT)
+        Y = torch.zeros((high, tokens, unit), dtype=wide, device=X.device)
+        Y = Y.index_add_(0, _block_rows(pattern), parts).transpose(0, 1).flatten(1)
+    else:
+        Y = torch.zeros((tokens, high * unit), dtype=wide, device=X.device)
+        for row, (begin, end) in enumerate(itertools.pairwise(pattern[0].tolist())):
+            if begin < end:
+                met = inputs.index_select(1, idx[begin:end]).flatten(1)
+                weight = blocks[begin:end].to(wide).transpose(0, 1).reshape(unit, -1)
+                Y[:, row * unit : (row + 1) * unit] = met @ weight.mT
     Y = Y[:, : size.rows]
     if bias is not None:
         Y = Y + bias.to(wide)
@@ -118,10 +137,11 @@ def block_linear(
 ) -> Tensor:
     """X·Wᵀ + bias for X [tokens, columns]. See the module's text."""
     layer = block_layer(recipe)
-    if X.device.type == "cuda":
-        lists = (pattern[0], pattern[1], pattern[2])
-        return layer.run(lists, blocks, X, bias, dense)
-    return _linear_on_host(X, blocks, bias, pattern, layer.size)
+    with without_autocast(X.device):  # the caller has cast what it wants cast
+        if X.device.type == "cuda":
+            lists = (pattern[0], pattern[1], pattern[2])
+            return layer.run(lists, blocks, X, bias, dense)
+        return _linear_on_host(X, blocks, bias, pattern, layer.size)
 
 
 def block_outer(G: Tensor, X: Tensor, pattern: Sequence[Tensor], recipe: str) -> Tensor:
@@ -130,17 +150,24 @@ def block_outer(G: Tensor, X: Tensor, pattern: Sequence[Tensor], recipe: str) ->
     On a GPU the whole of Gᵀ·X is made and the kept blocks are taken from it: one dense product, and
     the dense weight's bytes for its time.
     """
-    size = block_layer(recipe).size
+    with without_autocast(X.device):
+        return _outer(G, X, pattern, block_layer(recipe).size)
+
+
+def _outer(G: Tensor, X: Tensor, pattern: Sequence[Tensor], size: LayerSize) -> Tensor:
     unit, count = size.unit, size.blocks
     idx = pattern[1].long()
     if X.device.type != "cpu":
-        rows = pattern[_ONE_SIDE + 1][pattern[_ONE_SIDE + 3]].long()  # block row of each block
+        rows = _block_rows(pattern)
         grads, inputs = _padded(G, unit), _padded(X, unit)
         full = grads.flatten(1).mT @ inputs.flatten(1)
         cells = full.reshape(grads.shape[1], unit, inputs.shape[1], unit).transpose(1, 2)
         return cells[rows, idx].contiguous()
     wide = _sum_type(X.dtype)
     grads, inputs = _padded(G, unit).to(wide), _padded(X, unit).to(wide)
+    if _small(X.shape[0], size):
+        met = inputs.transpose(0, 1)[idx]
+        return torch.bmm(grads.transpose(0, 1)[_block_rows(pattern)].mT, met).to(X.dtype)
     made = X.new_empty((count, unit, unit))
     ptr = pattern[0].tolist()
     for row, (begin, end) in enumerate(itertools.pairwise(ptr)):
