@@ -264,3 +264,20 @@ def test_plans_of_bcsr_take_the_kernel_for_few_tokens(dtype, zero, lead):
         assert got[..., ~met].isfinite().all()
         wide = plan.linear(integers(*lead, 136, dtype=dtype), out_dtype=torch.float32)
         assert wide.dtype is torch.float32
+
+
+def test_weights_at_odd_addresses_and_replaced_ones_are_right():
+    layer = layer_of(512, 512, 64, 0.5, torch.bfloat16)
+    x = integers(8, 512, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for tokens in (8, 4096):
+            x = integers(tokens, 512, dtype=torch.bfloat16)
+            for _ in range(3):
+                room = torch.empty(layer.weight.numel() + 1, device="cuda", dtype=torch.bfloat16)
+                odd = (
+                    room[1:]
+                    .view_as(layer.weight)
+                    .copy_(integers(*layer.weight.shape, dtype=x.dtype))
+                )
+                layer.weight = nn.Parameter(odd, requires_grad=False)
+                assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())

@@ -11,6 +11,7 @@ One class, longer than a file should be: most of its lines are docstrings of its
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any, Self
 
 import torch
@@ -24,12 +25,17 @@ from sparsetile.nn.pruning import block_size, kept_blocks, kept_count, sparsity_
 from sparsetile.plan import block_linear as operators
 from sparsetile.plan.dispatch import lasting, plain_call
 from sparsetile.systems.bcsr.layer import ACTIVATIONS, BoundLayer, activate
+from sparsetile.systems.shared.geometry import ACCESS_BYTES
 
 __all__ = ["SparseLinear"]
 
 _PREFERENCES = ("speed", "memory")
 _FUSED_TYPES = (torch.bfloat16, torch.float16)
 _LISTS = ("block_row_ptr", "block_col_idx")
+# Attributes that are made of parameters and buffers.
+_MADE = (
+    "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_dense_of", "_bound", "_bound_key",
+)  # fmt: skip
 # What has been said already: each reason is worth one message.
 _said: set[str] = set()
 
@@ -88,7 +94,8 @@ class SparseLinear(nn.Module):
     >>> sparse
     SparseLinear(in_features=256, out_features=128, bias=True, block=64, kept=2/8)
     >>> x = torch.randn(5, 256)
-    >>> torch.allclose(sparse(x), torch.nn.functional.linear(x, sparse.to_dense(), sparse.bias))
+    >>> dense = torch.nn.functional.linear(x, sparse.to_dense(), sparse.bias)
+    >>> torch.allclose(sparse(x), dense, atol=1e-5)
     True
     >>> sorted(sparse.state_dict())
     ['bias', 'block_col_idx', 'block_row_ptr', 'weight']
@@ -455,6 +462,7 @@ class SparseLinear(nn.Module):
         self._flat_key: tuple[Any, ...] = ()
         self._dense: Tensor | None = None
         self._dense_key: tuple[Any, ...] = ()
+        self._dense_of: weakref.ref[Tensor] | None = None
         self._bound: BoundLayer | None = None
         self._bound_key: tuple[Any, ...] = ()
 
@@ -464,8 +472,7 @@ class SparseLinear(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_bound", "_bound_key")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
+        return {name: value for name, value in self.__dict__.items() if name not in _MADE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -553,8 +560,9 @@ class SparseLinear(nn.Module):
     def _dense_copy(self) -> Tensor:
         """The written-out weight, kept until the weight changes; refilled in place for graphs."""
         weight = self.weight
-        key = (id(weight), weight.data_ptr(), _version(weight), weight.dtype)
-        if self._dense is None or key != self._dense_key:
+        key = (weight.data_ptr(), _version(weight), weight.dtype)
+        same = self._dense_of is not None and self._dense_of() is weight
+        if self._dense is None or not same or key != self._dense_key:
             with torch.no_grad():
                 made = self.to_dense().contiguous()
                 kept = self._dense
@@ -562,7 +570,7 @@ class SparseLinear(nn.Module):
                     kept.copy_(made)
                 else:
                     self._dense = made
-            self._dense_key = key
+            self._dense_key, self._dense_of = key, weakref.ref(weight)
         assert self._dense is not None
         return self._dense
 
@@ -586,7 +594,7 @@ class SparseLinear(nn.Module):
         plain."""
         bias = self._parameters["bias"]
         key = (
-            id(weight), weight.data_ptr(), id(self.block_col_idx),
+            id(weight), weight.data_ptr(), id(self._buffers["block_col_idx"]),
             None if bias is None else (id(bias), _version(bias)),
         )  # fmt: skip
         bound = self._bound
@@ -594,7 +602,7 @@ class SparseLinear(nn.Module):
             self._ready()
             flat = self._flat
             assert flat is not None
-            if not weight.is_contiguous():
+            if not weight.is_contiguous() or weight.data_ptr() % ACCESS_BYTES:
                 return None
             bound = BoundLayer(
                 operators.block_layer(self._recipe), (flat[0], flat[1], flat[2]), weight.detach(),
@@ -602,7 +610,8 @@ class SparseLinear(nn.Module):
             )  # fmt: skip
             self._bound, self._bound_key = bound, key
         if bound.way(X.shape[0], self.prefer == "speed") == "dense":
-            return activate(functional.linear(X, self._dense_copy(), bias), self.activation)
+            dense = self._dense_copy() if self.prefer == "speed" else self.to_dense()
+            return activate(functional.linear(X, dense, bias), self.activation)
         return bound(X)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.bcsr.layer_cost import LayerSize, choose_way
 from sparsetile.systems.bcsr.runner import BCSRRunner, PreparedBlocks
 from sparsetile.systems.shared.cuda_context import ensure_cuda_context
-from sparsetile.systems.shared.geometry import aligned
+from sparsetile.systems.shared.geometry import ACCESS_BYTES, aligned
 
 __all__ = ["ACTIVATIONS", "BlockLayer", "BoundLayer", "activate"]
 
@@ -139,7 +139,8 @@ class BlockLayer:
             return Y
         wide = None if bias is None else bias.to(torch.float32).contiguous()
         epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
-        blocks = blocks if blocks.is_contiguous() else blocks.contiguous()
+        if not blocks.is_contiguous() or blocks.data_ptr() % ACCESS_BYTES:
+            blocks = blocks.clone(memory_format=torch.contiguous_format)
         if way == "few":
             X = X if FewTokens.takes(X) else X.clone(memory_format=torch.contiguous_format)
             silu = activation == "silu"
@@ -187,11 +188,17 @@ class BoundLayer:
         wide = None if bias is None else bias.detach().to(torch.float32).contiguous()
         self._epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
         self._bound: dict[tuple[int, int, int], Any] = {}
+        self._ways: dict[tuple[int, bool], str] = {}
 
     def way(self, tokens: int, dense: bool) -> str:
         """Return the way that so many tokens take; ``dense`` is the caller's to do."""
-        blocks = self._blocks
-        return self._layer.way(tokens, blocks.dtype, blocks.device, self._bias is not None, dense)
+        key = (tokens, dense)
+        found = self._ways.get(key)
+        if found is None:
+            blocks, bias = self._blocks, self._bias is not None
+            found = self._layer.way(tokens, blocks.dtype, blocks.device, bias, dense)
+            self._ways[key] = found
+        return found
 
     def __call__(self, X: Tensor) -> Tensor:
         """Multiply by ``few`` or ``blocks``."""
