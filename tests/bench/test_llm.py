@@ -67,6 +67,7 @@ def test_every_part_is_measured_and_right(cli, tmp_path):  # noqa: F811
     models = [
         (record["part"], record["sparsity"]) for record in records if record["part"] != "layers"
     ]
+    assert models.count(("prefill-sparse", 0.9)) == 2
     assert models.count(("prefill", None)) == models.count(("prefill", 0.9)) == 2
     assert models.count(("decode", None)) == models.count(("decode", 0.9)) == 1
     written = [json.loads(line) for line in out.read_text().splitlines()]

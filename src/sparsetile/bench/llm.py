@@ -3,7 +3,7 @@
 Two tables. *Layers*: every projection of a block, with and without a bias, full and with some zeros
 among the kept weights, by sparsity and tokens, through ``SparseLinear`` and through ``F.linear`` in
 the same run. *Models*: prefill and decode of a decoder with random weights whose feed-forward
-layers are pruned. Times on a GPU are of CUDA graphs; host time is that of a call without one.
+layers are pruned; of ``prefill-sparse`` attention is sparse, too. Times on a GPU are of CUDA graphs; host time is that of a call without one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from sparsetile.bench.decoder import QWEN_7B, TINY, Cache, Decoder, DecoderSize
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 from sparsetile.core.timer import time_product
-from sparsetile.nn import SparseConfig, SparseLinear, sparsify_
+from sparsetile.nn import SparseConfig, SparseLinear, sparse_attention, sparsify_
 from sparsetile.plan.block_linear import block_layer
 
 __all__ = ["PARTS", "TITLE", "LlmSelection", "run_llm"]
 
 TITLE = "Pruned linear layers and decoders: SparseLinear against dense"
-PARTS = ("layers", "prefill", "decode")
+PARTS = ("layers", "prefill", "prefill-sparse", "decode")
+# Share of the attention's blocks that ``prefill-sparse`` keeps.
+_KEEP = 0.1
 _TOKENS = {
     "cuda": {"layers": (1, 16, 128, 1024, 8192, 65536), "prefill": (1024, 4096, 16384, 65536)},
     "cpu": {"layers": (1, 16, 128), "prefill": (64,)},
@@ -57,7 +59,7 @@ class LlmSelection:
         return QWEN_7B if self.device == "cuda" else TINY
 
     def widths(self, part: str) -> Sequence[int]:
-        return self.tokens or _TOKENS[self.device][part]
+        return self.tokens or _TOKENS[self.device][part.removesuffix("-sparse")]
 
 
 def run_llm(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
@@ -73,7 +75,7 @@ def run_llm(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dic
             )
     if "layers" in selection.parts:
         yield from _layers(selection, say)
-    if "prefill" in selection.parts or "decode" in selection.parts:
+    if set(selection.parts) - {"layers"}:
         yield from _models(selection, say)
 
 
@@ -179,7 +181,9 @@ def _models(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dic
         for facts, call in _model_calls(model, selection):
             seconds = time_product(call, device, budget=0.1).median
             measured[sparsity, facts["part"], facts["tokens"]] = seconds
-            dense = measured[None, facts["part"], facts["tokens"]]
+            # Sparse attention is held against the dense model with dense attention.
+            baseline = (None, facts["part"].removesuffix("-sparse"), facts["tokens"])
+            dense = measured[baseline]
             yield facts | {
                 "name": "decoder", "sparsity": sparsity, "seconds": seconds, "bytes": held,
                 "dense_seconds": dense, "over_dense": dense / seconds, "status": "ok",
@@ -201,10 +205,16 @@ def _model_calls(
     model: Decoder, selection: LlmSelection
 ) -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
     device, size = torch.device(selection.device), selection.size
-    for tokens in selection.widths("prefill") if "prefill" in selection.parts else ():
+    sparse = "prefill-sparse" in selection.parts
+    for tokens in selection.widths("prefill") if sparse or "prefill" in selection.parts else ():
         prompt = torch.arange(tokens, device=device)[None] % size.vocabulary
         model.prefill(prompt)
         yield {"part": "prefill", "tokens": tokens}, functools.partial(model.prefill, prompt)
+        if sparse:
+            attention = functools.partial(sparse_attention, keep=_KEEP)
+            model.prefill(prompt, attention)
+            call = functools.partial(model.prefill, prompt, attention)
+            yield {"part": "prefill-sparse", "tokens": tokens}, call
     if "decode" in selection.parts:
         cache = Cache.empty(size, 1024, model.norm.weight)
         token = torch.zeros((1, 1), dtype=torch.int64, device=device)

@@ -135,7 +135,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help="Networks of the gnn suite, such as gcn2-256; of the llm suite layers, prefill, "
-            "decode; comma-separated."
+            "prefill-sparse, decode; comma-separated."
         ),
     ] = None,
     sparsity: Annotated[

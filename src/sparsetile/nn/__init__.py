@@ -13,6 +13,11 @@ product is with A[target, source]. PyG itself is not needed.
 
 from __future__ import annotations
 
+from sparsetile.nn.attention import (
+    attention_blocks,
+    sparse_attention,
+    use_sparse_attention_,
+)
 from sparsetile.nn.cache import clear_graph_cache
 from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gcn import GCNConv, gcn_plan
@@ -32,9 +37,12 @@ __all__ = [
     "SparseLinear",
     "SparseSwiGLU",
     "aggregate",
+    "attention_blocks",
     "clear_graph_cache",
     "densify_",
     "gcn_plan",
     "load_sparse_",
+    "sparse_attention",
     "sparsify_",
+    "use_sparse_attention_",
 ]
