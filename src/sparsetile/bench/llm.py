@@ -3,7 +3,8 @@
 Two tables. *Layers*: every projection of a block, with and without a bias, full and with some zeros
 among the kept weights, by sparsity and tokens, through ``SparseLinear`` and through ``F.linear`` in
 the same run. *Models*: prefill and decode of a decoder with random weights whose feed-forward
-layers are pruned; of ``prefill-sparse`` attention is sparse, too. Times on a GPU are of CUDA graphs; host time is that of a call without one.
+layers are pruned; of ``prefill-sparse`` attention is sparse, too. Times on a GPU are of CUDA
+graphs; host time is that of a call without one.
 """
 
 from __future__ import annotations
