@@ -130,6 +130,21 @@ def test_activations(way, activation, monkeypatch):
         torch.testing.assert_close(layer(x).float(), y, rtol=0.02, atol=0.05)
 
 
+@pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper), "dense"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_swiglu_is_part_of_the_product(way, bias, tokens, monkeypatch):
+    forced(monkeypatch, way)
+    for out, sparsity in ((2048, 0.9), (256, 0.5), (128, 0.0)):
+        layer = layer_of(out, 512, 64, sparsity, torch.bfloat16, bias, activation="swiglu")
+        x = torch.randn(tokens, 512, device="cuda", dtype=torch.bfloat16) / 16
+        with torch.no_grad():
+            gate, up = exact(layer, x).chunk(2, -1)
+            got = layer(x)
+        assert got.shape == (tokens, out // 2)
+        torch.testing.assert_close(got.float(), functional.silu(gate) * up, rtol=0.03, atol=0.03)
+
+
 @pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper)])
 def test_inputs_of_any_strides(way, monkeypatch):
     forced(monkeypatch, way)

@@ -269,6 +269,18 @@ def test_a_mask_of_weights_zeroes_what_it_drops():
     assert torch.equal(layer.to_dense(), mask.float())
 
 
+@pytest.mark.parametrize("lead", [(3,), (2, 3), (0,)])
+def test_swiglu_joins_the_halves_of_the_result(lead):
+    layer = layer_of(256, 192, activation="swiglu")
+    x = torch.randn(*lead, 192, requires_grad=True)
+    gate, up = dense_result(layer, x).chunk(2, -1)
+    torch.testing.assert_close(layer(x), functional.silu(gate) * up, rtol=1e-4, atol=1e-5)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    with pytest.raises(ValueError, match='out_features must be a multiple of 128 with "swiglu"'):
+        layer_of(192, 128, activation="swiglu")
+
+
 def test_layers_without_blocks_give_the_bias():
     layer = SparseLinear.from_dense(torch.zeros(64, 64), torch.ones(64))
     x = torch.randn(2, 64, requires_grad=True)

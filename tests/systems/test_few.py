@@ -75,7 +75,7 @@ def kernel(monkeypatch) -> Kept:
     kept = Kept(LINEAR_FEW)
 
     def load(self, dtype, out_dtype, tokens, device):
-        return kept, choose_few_tile(tokens, self.rows, 3, 64, 132)
+        return kept, choose_few_tile(tokens, self.rows, 3, 64, 132, self._paired)
 
     monkeypatch.setattr(FewTokens, "_load", load)
     return kept
@@ -97,7 +97,7 @@ def test_every_parameter_is_given(kernel, bias, silu):
         "b": X.data_ptr(), "c": Y.data_ptr(), "blocks": blocks.data_ptr(),
         "block_row_ptr": pattern.row_ptr.data_ptr(), "block_col_idx": pattern.col_idx.data_ptr(),
         "row_bias": row_bias.data_ptr() if bias else 0, "spoilt": 0, "order": 0, "rows": 192,
-        "cols": 128, "n": 5, "x_stride": 128, "c_stride": 192, "silu": silu,
+        "cols": 128, "n": 5, "x_stride": 128, "c_stride": 192, "silu": silu, "pair_block_rows": 0,
         "epilogue": bias or silu, "alpha": 1.0, "beta": 0.0, "mean": False, "relu": False,
         "bias": 0, "indptr": 0,
     }  # fmt: skip
@@ -119,6 +119,25 @@ def test_a_bound_layer_launches_with_the_addresses_of_each_call(kernel, monkeypa
         assert (params["b"], params["c"], params["n"]) == (X.data_ptr(), Y.data_ptr(), tokens)
         assert params["relu"] and params["row_bias"]
     assert len(kernel.calls) == 3
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_gate_and_up_are_one_launch_that_makes_half_of_the_rows(kernel, monkeypatch, bound):
+    keep = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]]).bool()
+    flat = flat_pattern(BlockPattern.from_mask(keep, (256, 128), 64))
+    made = BlockLayer(LayerSize(256, 128, 5, 64))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    blocks, X = torch.zeros(5, 64, 64, dtype=BF16), torch.zeros(3, 128, dtype=BF16)
+    lists = (flat[0], flat[1], flat[2])
+    if bound:
+        Y = BoundLayer(made, lists, blocks, None, "swiglu")(X)
+    else:
+        Y = made.run(lists, blocks, X, None, None, "swiglu")
+    assert Y.shape == (3, 128)
+    ((grid, _, params),) = kernel.calls
+    assert grid == (8, 1, 1)
+    assert (params["rows"], params["pair_block_rows"], params["c_stride"]) == (128, 2, 128)
+    assert made.run(lists, blocks, X[:0], None, None, "swiglu").shape == (0, 128)
 
 
 def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch):

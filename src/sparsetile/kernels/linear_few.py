@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,6 +43,7 @@ class FewTile:
     warps: int
     tiles: int
     unit: int
+    paired: bool = False  # gate and up of a SwiGLU
 
     @property
     def threads(self) -> int:
@@ -54,17 +55,20 @@ class FewTile:
         return (block_rows * (self.unit // (16 * self.strips)), 1, 1)
 
 
-def choose_few_tile(tokens: int, rows: int, blocks: int, unit: int, processors: int) -> FewTile:
+def choose_few_tile(
+    tokens: int, rows: int, blocks: int, unit: int, processors: int, paired: bool = False
+) -> FewTile:
     """Two strips where that fills the GPU; about two blocks for each warp.
 
     Two strips halve what is read of X. More warps than a row has blocks would wait for nothing.
+    ``rows`` are those of the result: of a pair half of A's, each with the blocks of two.
     """
     tiles = 1 if tokens <= 8 else 2
     block_rows = max(-(-rows // unit), 1)
     strips = 2 if block_rows * (unit // 32) >= 2 * processors else 1
     per_row = blocks / block_rows
     warps = next((w for w in _WARPS if per_row <= 2 * w), _WARPS[-1])
-    return FewTile(strips, warps, tiles, unit)
+    return FewTile(strips, warps, tiles, unit, paired)
 
 
 def few_config(
@@ -79,6 +83,7 @@ def few_config(
         "kWarps": tile.warps,
         "kTiles": tile.tiles,
         "kAhead": _AHEAD,
+        "kPaired": tile.paired,
     }
 
 
@@ -86,8 +91,10 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, unit, strips, warps, tiles in itertools.product(
         FEW_TYPES, FEW_UNITS, _STRIPS, _WARPS, (1, 2)
     ):
+        tile = FewTile(strips, warps, tiles, unit)
         for out in (dtype, torch.float32):
-            yield few_config(dtype, FewTile(strips, warps, tiles, unit), out)
+            yield few_config(dtype, tile, out)
+        yield few_config(dtype, replace(tile, paired=True))
 
 
 LINEAR_FEW = KernelSpec(
@@ -104,6 +111,7 @@ LINEAR_FEW = KernelSpec(
         *POSITIONS,
         *EPILOGUE,
         i32("silu", "after the bias"),
+        i32("pair_block_rows", "from a block row of the gate to that of up"),
         i32("n", "tokens"),
         i32("cols", "of A"),
     ),

@@ -69,8 +69,9 @@ class SparseLinear(nn.Module):
     block : int
         Rows and columns of a block: 16, 32 or a multiple of 64.
     bias : bool
-    activation : {"none", "relu", "silu"}
-        Applied to the result.
+    activation : {"none", "relu", "silu", "swiglu"}
+        Applied to the result. ``"swiglu"`` is silu of its first half times the second: the result
+        has half of ``out_features`` then, which must be a multiple of two blocks.
     prefer : {"speed", "memory"}
         ``"speed"`` keeps the written-out weight, too, once some number of tokens is faster through
         it. ``"memory"`` never does.
@@ -138,6 +139,11 @@ class SparseLinear(nn.Module):
     ) -> None:
         """Register parameters and buffers for a pattern; weights are not initialised."""
         unit = BlockPattern.unit_of(self.block)
+        if self.activation == "swiglu" and self.out_features % (2 * unit):
+            raise value_error(
+                "SparseLinear", "out_features", f'a multiple of {2 * unit} with "swiglu"',
+                self.out_features, "Keep gate and up as layers of their own",
+            )  # fmt: skip
         blocks = (col_idx.numel(), unit, unit)
         self.weight = nn.Parameter(torch.empty(blocks, device=device, dtype=dtype))
         if bias:
@@ -625,6 +631,7 @@ class SparseLinear(nn.Module):
         Returns
         -------
         Tensor [..., out_features]
+            Half as many after a SwiGLU.
         """
         weight, bias = self._parameters["weight"], self._parameters["bias"]
         assert weight is not None
@@ -651,7 +658,7 @@ class SparseLinear(nn.Module):
         ):
             Y = self._fused(x if x.dim() == 2 else x.flatten(0, -2), weight)
             if Y is not None:
-                return Y if x.dim() == 2 else Y.view(*x.shape[:-1], self.out_features)
+                return Y if x.dim() == 2 else Y.view(*x.shape[:-1], Y.shape[-1])
         return self._general(x)
 
     def _general(self, x: Tensor) -> Tensor:
@@ -677,7 +684,7 @@ class SparseLinear(nn.Module):
         if torch.compiler.is_compiling() and weight is self.weight and self._frozen_dense():
             dense = self._dense
         Y = torch.ops.sparsetile.block_linear(X, weight, bias, dense, flat, self._recipe)
-        return activate(Y, self.activation).reshape(*x.shape[:-1], self.out_features)
+        return activate(Y.reshape(*x.shape[:-1], self.out_features), self.activation)
 
     def _check(self, x: Any, weight: Tensor) -> None:
         if not isinstance(x, Tensor):

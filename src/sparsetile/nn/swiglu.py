@@ -5,7 +5,7 @@
 Gate and up read the same x, so their weights lie one below the other in one layer of kept blocks:
 x is read once, and one product makes both. Rows of the gate come first. The halves are whole block
 rows, so that a kernel which multiplies both halves of a strip can apply SiLU and the product before
-it stores anything.
+it stores anything. That for few tokens does; elsewhere both follow in torch.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class SparseSwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return down(silu(gate(x)) * up(x)) for x [..., in_features]."""
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(functional.silu(gate) * up)
+        return self.down_proj(self.gate_up_proj(x))
 
     @torch.no_grad()
     def split(self) -> tuple[SparseLinear, SparseLinear]:
@@ -119,7 +118,7 @@ def _stacked(gate: SparseLinear, up: SparseLinear) -> SparseLinear:
         )  # fmt: skip
     made = SparseLinear.of_size(
         gate.in_features, 2 * gate.out_features, gate.weight.shape[0] + up.weight.shape[0],
-        block=gate.block, bias=gate.bias is not None, prefer=gate.prefer,
+        block=gate.block, bias=gate.bias is not None, activation="swiglu", prefer=gate.prefer,
         device=gate.weight.device, dtype=gate.weight.dtype,
     )  # fmt: skip
     made.weight.requires_grad_(gate.weight.requires_grad or up.weight.requires_grad)

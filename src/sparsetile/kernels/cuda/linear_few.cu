@@ -17,6 +17,10 @@
 // words 2 and 3 the second's. So nothing moves between lanes, and A does not pass through shared
 // memory. X is read through L1: every thread block needs about all of it.
 //
+// kPaired: gate and up of a SwiGLU lie one below the other in A, pair_block_rows block rows apart,
+// and Y = silu(gate) * up has half of A's rows. The first half of the warps takes the blocks of the
+// gate's row, the second those of the same row of up; both sums meet where the others do.
+//
 // Shared memory: kWarps x 16 kStrips x 8 kTiles sums, float32.
 //
 // Zeros of blocks multiply too: where cells of blocks hold no entry the host has Y repaired, by a
@@ -35,6 +39,7 @@ constexpr int kRows = 16 * kStrips;  // of a thread block
 constexpr int kHalves = kUnit / 32;  // accesses along a row of a block, of four lanes together
 constexpr int kTokens = 8 * kTiles;
 constexpr int kThreads = 32 * kWarps;
+constexpr int kGroup = kPaired ? kWarps / 2 : kWarps;  // warps that share a block row
 
 // Declared in kernels/linear_few.py.
 struct Params {
@@ -109,22 +114,26 @@ __device__ __forceinline__ void multiply_piece(const Piece& piece,
   }
 }
 
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+
 extern "C" __global__ void __launch_bounds__(kThreads)
     linear_few(const __grid_constant__ Params p) {
   __shared__ float s_sum[kWarps][kTokens][kRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first = blockIdx.x * kRows, block_row = first / kUnit, first_row = first % kUnit;
+  const int first = blockIdx.x * kRows, first_row = first % kUnit;
+  const int block_row = first / kUnit + warp / kGroup * p.pair_block_rows;
   const int end = __ldg(p.block_row_ptr + block_row + 1);
   float sum[kStrips][kTiles][4] = {};
-  for (int at = __ldg(p.block_row_ptr + block_row) + warp; at < end; at += kWarps * kAhead) {
+  for (int at = __ldg(p.block_row_ptr + block_row) + warp % kGroup; at < end;
+       at += kGroup * kAhead) {
     Piece piece[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (at + i * kWarps < end) load_piece(p, at + i * kWarps, first_row, piece[i]);
+      if (at + i * kGroup < end) load_piece(p, at + i * kGroup, first_row, piece[i]);
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (at + i * kWarps < end) multiply_piece(piece[i], sum);
+      if (at + i * kGroup < end) multiply_piece(piece[i], sum);
     }
   }
 #pragma unroll
@@ -145,12 +154,19 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (token >= p.n || row < 0) continue;
     float total[1] = {s_sum[0][token][place]};
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) total[0] += s_sum[w][token][place];
+    for (int w = 1; w < kGroup; ++w) total[0] += s_sum[w][token][place];
     finite = finite && total[0] - total[0] == 0.0f;
     Out::Storage* c = p.c + static_cast<i64>(token) * p.c_stride + row;
-    if (p.epilogue) {
-      apply_epilogue<Out>(p, row_terms<float>(p, row), token, 1, c, 1, total);
-      if (p.silu) total[0] = total[0] / (1.0f + __expf(-total[0]));
+    if (p.epilogue) apply_epilogue<Out>(p, row_terms<float>(p, row), token, 1, c, 1, total);
+    if constexpr (kPaired) {
+      float up[1] = {s_sum[kGroup][token][place]};
+#pragma unroll
+      for (int w = kGroup + 1; w < kWarps; ++w) up[0] += s_sum[w][token][place];
+      finite = finite && up[0] - up[0] == 0.0f;
+      if (p.epilogue) apply_epilogue<Out>(p, row_terms<float>(p, row + p.rows), token, 1, c, 1, up);
+      total[0] = silu(total[0]) * up[0];
+    } else if (p.silu) {
+      total[0] = silu(total[0]);
     }
     *c = Out::narrow(total[0]);
   }

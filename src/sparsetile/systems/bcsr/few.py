@@ -35,8 +35,10 @@ _OPERANDS = ("b", "c")
 class FewTokens:
     """The kernel for one weight's size; its tile depends on the tokens."""
 
-    def __init__(self, rows: int, cols: int, blocks: int, unit: int) -> None:
-        self.rows, self.cols = rows, cols
+    def __init__(self, rows: int, cols: int, blocks: int, unit: int, paired: bool = False) -> None:
+        # Of a pair, gate and up, half of the rows are made.
+        self.rows, self.cols = rows // 2 if paired else rows, cols
+        self._paired = paired
         self._blocks, self._unit = blocks, unit
         self._kernels: dict[tuple[Any, ...], tuple[LoadedKernel, FewTile]] = {}
 
@@ -62,7 +64,9 @@ class FewTokens:
         self, dtype: torch.dtype, out_dtype: torch.dtype, tokens: int, device: int
     ) -> tuple[LoadedKernel, FewTile]:
         processors = machine(torch.device("cuda", device)).processors
-        tile = choose_few_tile(tokens, self.rows, self._blocks, self._unit, processors)
+        tile = choose_few_tile(
+            tokens, self.rows, self._blocks, self._unit, processors, self._paired
+        )
         key = (dtype, out_dtype, tile, device)
         if key not in self._kernels:
             kernel = LINEAR_FEW.load(few_config(dtype, tile, out_dtype), device)
@@ -98,6 +102,7 @@ class FewTokens:
             **shared,
             "epilogue": bool(shared["epilogue"]) or silu,
             "silu": silu,
+            "pair_block_rows": self.rows // self._unit if self._paired else 0,
             "n": X.shape[0],
             "cols": self.cols,
         }

@@ -36,7 +36,8 @@ from sparsetile.systems.shared.geometry import ACCESS_BYTES, aligned
 
 __all__ = ["ACTIVATIONS", "BlockLayer", "BoundLayer", "activate"]
 
-ACTIVATIONS = ("none", "relu", "silu")
+# ``swiglu``: silu of the first half of the outputs times the second half.
+ACTIVATIONS = ("none", "relu", "silu", "swiglu")
 _HOPPER = (9, 0)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
@@ -45,6 +46,9 @@ def activate(Y: Tensor, activation: str) -> Tensor:
     """Apply an activation in torch."""
     if activation == "relu":
         return torch.relu(Y)
+    if activation == "swiglu":
+        gate, up = Y.chunk(2, -1)
+        return functional.silu(gate) * up
     return functional.silu(Y) if activation == "silu" else Y
 
 
@@ -55,6 +59,7 @@ class BlockLayer:
         self.size = size
         self._able: dict[Any, tuple[bool, bool]] = {}  # blocks, few
         self.few = FewTokens(size.rows, size.cols, size.blocks, size.unit)
+        self._pair: FewTokens | None = None
         self.runner: BCSRRunner | None = None
         if size.unit == BLOCK:
             meta: Mapping[str, Any] = {
@@ -63,6 +68,15 @@ class BlockLayer:
                 "step": PRODUCT, "columns": None,
             }  # fmt: skip
             self.runner = BCSRRunner(meta, None)
+
+    def few_for(self, activation: str) -> FewTokens:
+        """Return the kernel of few tokens; of a SwiGLU it makes both halves and joins them."""
+        if activation != "swiglu":
+            return self.few
+        if self._pair is None:
+            size = self.size
+            self._pair = FewTokens(size.rows, size.cols, size.blocks, size.unit, paired=True)
+        return self._pair
 
     def reasons(self, dtype: torch.dtype, device: torch.device) -> list[str]:
         """Return why ``blocks`` cannot serve any number of tokens; empty if it can."""
@@ -136,22 +150,23 @@ class BlockLayer:
             return activate(functional.linear(X, dense, _in_type(bias, X.dtype)), activation)
         Y = X.new_empty((tokens, size.rows))
         if not tokens or not size.rows:
-            return Y
+            return activate(Y, activation)
         wide = None if bias is None else bias.to(torch.float32).contiguous()
         epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
         if not blocks.is_contiguous() or blocks.data_ptr() % ACCESS_BYTES:
             blocks = blocks.clone(memory_format=torch.contiguous_format)
         if way == "few":
             X = X if FewTokens.takes(X) else X.clone(memory_format=torch.contiguous_format)
-            silu = activation == "silu"
-            self.few.run(lists[:2], blocks, X, Y, epilogue, silu=silu)
+            few = self.few_for(activation)
+            Y = X.new_empty((tokens, few.rows))
+            few.run(lists[:2], blocks, X, Y, epilogue, silu=activation == "silu")
             return Y
         assert self.runner is not None  # as `reasons` has seen
         if X.dtype is torch.float32:
             blocks = round_tf32(blocks)
         tensors = _runner_tensors(lists)
         self.runner.spmm(tensors, None, {"blocks": blocks}, X.mT, Y.mT, epilogue)
-        return activate(Y, activation) if activation == "silu" else Y
+        return Y if activation == "relu" else activate(Y, activation)
 
 
 def _in_type(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -210,33 +225,38 @@ class BoundLayer:
             launch = self._bound[key] = self._bind(X)
         if launch is None:
             return self._layer.run(self._lists, self._blocks, X, self._bias, None, self._activation)
-        Y = X.new_empty((tokens, self._rows))
-        device = self._device
+        Y = X.new_empty((tokens, launch[1]))
+        device, start = self._device, launch[0]
         ensure_cuda_context(device)
         if current_device() == device:
-            launch(current_stream_handle(device), pointer, Y.data_ptr())
+            start(current_stream_handle(device), pointer, Y.data_ptr())
         else:
             with torch.cuda.device(device):
-                launch(current_stream_handle(device), pointer, Y.data_ptr())
+                start(current_stream_handle(device), pointer, Y.data_ptr())
+        if launch[2]:
+            return activate(Y, self._activation)
         return Y
 
-    def _bind(self, X: Tensor) -> Callable[..., None] | None:
-        """Return the launch for inputs like X; None where copies or other kernels are needed."""
+    def _bind(self, X: Tensor) -> tuple[Callable[..., None], int, bool] | None:
+        """Return the launch for inputs like X, its outputs per token, whether torch activates them.
+
+        None where copies or other kernels are needed.
+        """
         tokens, rows = X.shape[0], self._rows
         if not tokens or not rows or X.stride(1) != 1 or not aligned(X):
             return None
         with on_device(self._device):
             ensure_cuda_context(self._device)
             if self.way(tokens, False) == "few":
-                silu = self._activation == "silu"
-                prepared = self._layer.few.prepare(
-                    self._lists[:2], self._blocks, X, self._epilogue, silu
-                )
-                return prepared.launch
+                silu, few = self._activation == "silu", self._layer.few_for(self._activation)
+                prepared = few.prepare(self._lists[:2], self._blocks, X, self._epilogue, silu)
+                return prepared.launch, few.rows, False
             runner = self._layer.runner
-            if runner is None or rows % STORE_COLUMNS or self._activation == "silu":
+            if runner is None or rows % STORE_COLUMNS:
                 return None
-            return _bind_blocks(runner, self._tensors, self._blocks, X, self._epilogue)
+            launch = _bind_blocks(runner, self._tensors, self._blocks, X, self._epilogue)
+            after = self._activation in ("silu", "swiglu")
+            return None if launch is None else (launch, rows, after)
 
 
 def _bind_blocks(
