@@ -47,6 +47,11 @@ def rewrite(path: Path, change: Callable[[dict], None], *, sign: bool = True, **
     safetensors.torch.save_file(tensors, path, metadata={**found, **metadata})
 
 
+def facts(plan: st.Plan) -> dict[str, object]:
+    """What is planned. Parts of a loaded plan share no memory, so that its bytes are its own."""
+    return {name: fact for name, fact in plan.info.items() if name != "bytes"}
+
+
 # -- round trip ---------------------------------------------------------------------------------
 
 
@@ -59,7 +64,7 @@ def test_a_loaded_plan_multiplies_to_the_same_bits(tmp_path, name, pattern):
     B, G = torch.randn(plan.shape[1], 5), torch.randn(plan.shape[0], 5)
     assert torch.equal(loaded @ B, plan @ B)
     assert torch.equal(loaded.T @ G, plan.T @ G)
-    assert loaded.info == plan.info and repr(loaded) == repr(plan)
+    assert facts(loaded) == facts(plan) and repr(loaded) == repr(plan)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -110,7 +115,7 @@ def test_nothing_is_planned_anew(file, monkeypatch):
 def test_a_saved_plan_can_be_named_by_text_or_path(tmp_path, file):
     plan = st.load_plan(str(file), device="cpu")
     plan.save(str(tmp_path / "b.safetensors"))
-    assert st.load_plan(tmp_path / "b.safetensors").info == plan.info
+    assert facts(st.load_plan(tmp_path / "b.safetensors")) == facts(plan)
 
 
 # -- writing ------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ __all__ = [
     "relu_gradient",
     "row_major",
     "winners",
+    "without_exact",
 ]
 
 _LIB = torch.library.Library("sparsetile", "DEF")
@@ -100,6 +101,11 @@ def flatten(
     return tensors, json.dumps(recipes)
 
 
+def without_exact(indptr: Tensor, built: BuiltSystem) -> tuple[list[Tensor], str]:
+    """The same of a plan that keeps nothing for max, min and gradients."""
+    return [indptr, *built.tensors.values()], json.dumps([[built.recipe, ""]])
+
+
 def flat_packed(packed: Tensors | None) -> list[Tensor]:
     """Return packed values as operators take them."""
     return [] if packed is None else list(packed.values())
@@ -112,19 +118,30 @@ class FlatPlan:
         recipes = json.loads(recipe)
         forward, exact = recipes[0]
         self.forward: Runner = runner(forward)
-        exact_runner = self.forward if exact is None else runner(exact)
-        if not isinstance(exact_runner, ExactRunner):
+        exact_runner = self.forward if exact is None else runner(exact) if exact else None
+        if exact_runner is not None and not isinstance(exact_runner, ExactRunner):
             raise TypeError(f"spmm: recipe must name an exact system, got {recipe}.")
-        self.exact: ExactRunner = exact_runner
+        self._exact = exact_runner
         end = 1 + len(self.forward.tensor_names)
         self._forward_slice = slice(1, end)
         self._exact_slice = self._forward_slice
         if exact is not None:
-            self._exact_slice = slice(end, end + len(exact_runner.tensor_names))
+            names = () if exact_runner is None else exact_runner.tensor_names
+            self._exact_slice = slice(end, end + len(names))
         self.size = self._exact_slice.stop
         self.rows, self.cols, self.nnz = self.forward.rows, self.forward.cols, self.forward.nnz
         self.differentiable = len(recipes) == 2
         self.mirrored = json.dumps(recipes[::-1]) if self.differentiable else ""
+
+    @property
+    def exact(self) -> ExactRunner:
+        """The exact system's runner."""
+        if self._exact is None:
+            raise RuntimeError(
+                "spmm: tensors must hold A's entries for max, min and the values' gradient, got a "
+                "plan of keep='inference'. Plan with keep='all'."
+            )
+        return self._exact
 
     def forward_tensors(self, tensors: Sequence[Tensor]) -> Tensors:
         """Return the chosen system's tensors by name."""

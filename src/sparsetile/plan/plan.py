@@ -743,7 +743,7 @@ class Plan(torch.nn.Module):
         """What was planned, as plain data: sizes, choices, times in seconds, bytes.
 
         ``seconds`` has the time of each stage; ``build`` splits the stage of that name into format
-        and schedule.
+        and schedule. ``bytes`` has what each part takes now: a planned transpose adds its own.
 
         Examples
         --------
@@ -762,15 +762,54 @@ class Plan(torch.nn.Module):
             "n": self.n,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
-            "weighted": self._held.held is not None,
+            "weighted": self._weighted,
             "system": self.system,
             "reorder": self.reorder,
             "reorder_columns": self.column_order is not None,
             "deterministic": self.deterministic,
             "format_bytes": self._built.bytes,
+            "bytes": self._bytes(),
             "choices": dict(self._built.choices),
             **{key: self._report[key] for key in self._report},
         }
+
+    @property
+    def _weighted(self) -> bool:
+        return self._held.held is not None
+
+    def _held_parts(self) -> dict[str, Tensors]:
+        """What products read, by part."""
+        held, packed = self._held.held, self._held.packed
+        return {
+            "format": self._built.tensors,
+            "packed values": packed or {},
+            "values": {} if held is None else {"values": held},
+        }
+
+    def _parts(self) -> dict[str, Tensors]:
+        csr, exact = self._csr, self._direction.exact
+        matrix = {"indptr": csr.indptr, "indices": csr.indices, "entry_map": csr.entry_map}
+        parts = {
+            **self._held_parts(),
+            "matrix": {name: part for name, part in matrix.items() if part is not None},
+            "exact system": exact.tensors,
+        }
+        other = self._transposed
+        if other is not None and self._order is not None:
+            for name, part in other._parts().items():
+                parts[f"transpose: {name}"] = part
+            parts["transpose: order"] = {"order": self._order}
+        return parts
+
+    def _bytes(self) -> dict[str, int]:
+        """Bytes of each part that is held now; memory that parts share counts once."""
+        seen: set[int] = set()
+        found: dict[str, int] = {}
+        for name, part in self._parts().items():
+            fresh = {t.untyped_storage().data_ptr(): t.nbytes for t in part.values()}
+            found[name] = sum(size for at, size in fresh.items() if at not in seen)
+            seen |= set(fresh)
+        return {name: size for name, size in found.items() if size}
 
     def floor(self) -> tuple[float, str]:
         """Return the floor, the least seconds the device allows, and the term that sets it.
@@ -872,7 +911,7 @@ class Plan(torch.nn.Module):
 
     def __repr__(self) -> str:
         rows, cols = self.shape
-        kind = "pattern" if self._held.held is None else "weighted"
+        kind = "weighted" if self._weighted else "pattern"
         return (
             f"Plan({rows}x{cols}, {self.nnz} entries, {kind}, "
             f"n={self.n if self._widths is None else 'any'}, "

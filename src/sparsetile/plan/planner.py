@@ -23,6 +23,7 @@ from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import graph_parts
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced, wrapped
+from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.widths import FIRST_WIDTH, Widths
 from sparsetile.reorder import REORDERERS, Permutation
@@ -80,6 +81,7 @@ def plan(
     deterministic: bool | None = None,
     tune: Literal["model", "measure", "none"] = "model",
     device: torch.device | str | None = None,
+    keep: Literal["all", "inference"] = "all",
 ) -> Plan:
     """Prepare A for products with dense matrices of about ``n`` columns.
 
@@ -113,6 +115,11 @@ def plan(
         ``cpu``). It is for matrices that are used a few times, such as sampled blocks.
     device : torch.device, optional
         Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
+    keep : {"all", "inference"}
+        ``"inference"`` keeps what products read and nothing else: of ``bcsr`` the blocks and their
+        indices, about a tenth of the dense bytes where nine of ten blocks are dropped. Sums and
+        means without gradients are left; new values, gradients, the transpose, max, min, other
+        types and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` says what is held.
 
     Returns
     -------
@@ -147,6 +154,7 @@ def plan(
         deterministic=deterministic,
         tune=tune,
         device=device,
+        keep=keep,
     )
     if n is None:
         made._keep_widths(Widths(system, tune))
@@ -166,6 +174,7 @@ def build_plan(
     deterministic: bool | None = None,
     tune: str = "model",
     device: torch.device | str | None = None,
+    keep: str = "all",
     ablation: str | None = None,
     timed: bool = False,
 ) -> Plan:
@@ -183,6 +192,7 @@ def build_plan(
     n = dimension("plan", "n", n)
     one_of("plan", "tune", tune, ["model", "measure", "none"])
     one_of("plan", "system", system, ["auto", *SYSTEMS])
+    one_of("plan", "keep", keep, ["all", "inference"])
     if not isinstance(reorder_columns, bool):
         raise type_error(
             "plan", "reorder_columns", "True or False", repr(reorder_columns),
@@ -236,6 +246,8 @@ def build_plan(
                 "rejected": rejected,
             },
         )  # fmt: skip
+    if keep == "inference":
+        return InferencePlan.of(made)
     if source.values is not None and source.values.requires_grad:
         made._held.follow = _following(A, given.with_values(None), entries)
     return made

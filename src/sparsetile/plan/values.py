@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparsetile.core.errors import value_error
 from sparsetile.intake import CSR
 from sparsetile.plan.dispatch import lasting
 from sparsetile.systems.base import Runner, Tensors
@@ -43,6 +44,7 @@ class HeldValues:
         self._tensors = tensors
         self._dtype = dtype
         self._casts: dict[torch.dtype, tuple[Tensor | None, Tensors | None]] = {}
+        self._released = False  # only what is packed is left
         self.held: Tensor | None = None
         self.packed: Tensors | None = None
         self.follow: Callable[[], Tensor | None] | None = None
@@ -83,10 +85,24 @@ class HeldValues:
         """Values and packed values in another dtype (autocast); kept until they change."""
         if dtype is self._dtype:
             return self.held, self.packed
+        if self._released:
+            raise value_error(
+                "run", "B", f"{self._dtype} with a plan of keep='inference'", dtype,
+                "Plan in that type, or with keep='all'",
+            )  # fmt: skip
         if dtype not in self._casts:
             cast = None if self.held is None else self.held.to(dtype)
             self._casts[dtype] = (cast, self._pack(cast, dtype))
         return self._casts[dtype]
+
+    def release(self, runner: Runner, tensors: Tensors) -> None:
+        """Drop what products of the plan's own type do not read; no new values come after this."""
+        self._runner, self._tensors = runner, tensors
+        self._casts.clear()
+        self.follow = None
+        if self.packed is not None and not runner.reads_values:
+            self.held = None
+            self._released = True
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that is kept here."""
