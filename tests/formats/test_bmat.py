@@ -95,7 +95,7 @@ def test_dense_operands_hold_each_value_in_its_lanes_register(size):
     csr = CSR(indptr, column.int(), dense[row, column], (40, 90))
     bmat = BMat.pack(csr)
     operands = torch.zeros(bmat.tile_count * CELLS)
-    operands[fragment_cells(bmat, size)] = bmat.pack_values(csr.values)
+    operands[fragment_cells(bmat.bitmaps, size)] = bmat.pack_values(csr.values)
     flat = [registers for tiles in reference(csr, None, True) for _, registers in tiles]
     if size == 4:
         expected = [tile.T for tile in flat]  # lane by lane, its four registers

@@ -174,14 +174,14 @@ class BMat(Format):
         return row, column.to(torch.int64), torch.arange(cell.numel(), device=cell.device)
 
 
-def fragment_cells(bmat: BMat, itemsize: int) -> Tensor:
-    """Return where each packed value lies among dense operands, int64 [nnz].
+def fragment_cells(bitmaps: Tensor, itemsize: int) -> Tensor:
+    """Return where each packed value of even tiles lies among dense operands, int64 [nnz].
 
     Dense operands take 128 cells a tile, zeros included: 16 bytes for each lane, which are its four
     registers. A register of a 16-bit type holds k = 2t and 2t + 1, so that two tiles share the
     512 bytes of 256 cells.
     """
-    cell = set_places(bmat.bitmaps.view(torch.int64))
+    cell = set_places(bitmaps.view(torch.int64))
     tile, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
     if itemsize == 4:
         return tile * CELLS + lane * 4 + word
