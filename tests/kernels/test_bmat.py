@@ -130,7 +130,7 @@ def test_the_compiler_spills_nothing(dtype, width):
 def test_rows_are_copied_after_a_wait_and_a_fence():
     """The copy engine must not write what consumers still read: see notes/wcsr.md."""
     body = TEXT[TEXT.index("void produce(") : TEXT.index("// ---- consumers")]
-    wait, fence = body.index("wait_empty(turn)"), body.index("wg::fence_shared()")
+    wait, fence = body.index("wait_for_room(ring, turn)"), body.index("wg::fence_shared()")
     assert wait < fence < body.index("wg::barrier_expect(full") < body.index("wg::copy_bytes(")
     kernel = TEXT[TEXT.index("__global__") :]
     order = ["make_uint4(0, 0, 0, 0)", "barriers.init", "barrier_init_done", "fence_shared",

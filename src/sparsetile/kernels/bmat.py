@@ -58,6 +58,9 @@ class Pipe:
         Bulk copies; loads and stores of threads else.
     dense : bool
         A's tiles as whole operands instead of bits and packed values.
+    hand_over : bool
+        Whether producers and consumers wait for each other; C is wrong where they do not. For the
+        overlap rate alone.
     """
 
     pieces: int
@@ -68,6 +71,7 @@ class Pipe:
     step_tiles: int = STEP
     bulk: bool = True
     dense: bool = False
+    hand_over: bool = True
 
     @property
     def width(self) -> int:
@@ -178,6 +182,7 @@ def bmat_config(
         "kMinBlocks": pipe.blocks,
         "kBulk": pipe.bulk,
         "kDense": pipe.dense,
+        "kHandOver": pipe.hand_over,
         "kWeighted": weighted,
         "kSharedBytes": pipe.shared_bytes(dtype, weighted),
     }

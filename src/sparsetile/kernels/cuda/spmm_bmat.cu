@@ -32,7 +32,8 @@
 // columns: one launch, a fixed order of additions, no atomics on data.
 //
 // kBulk false, the base of the paper's breakdown: producers copy with loads and stores. kDense: A's
-// tiles as whole operands, zeros included, in place of bits and packed values.
+// tiles as whole operands, zeros included, in place of bits and packed values. kHandOver false:
+// neither side waits for the other; C is wrong, and the time is a bound (the paper's overlap rate).
 //
 // Grid: x = blocks, each with items of its own, y = slabs of slab_pieces pieces, the slow
 // dimension; z = batch. Shared memory: dynamic, the ring and its barriers.
@@ -82,6 +83,7 @@ static_assert(kSharedBytes == kBarriersAt + RingBarriers<kStages>::kBytes,
 static_assert(kThreads == 32 * (kConsumers + kProducers), "a warp a role");
 static_assert(kStepTiles % 2 == 0, "16-bit types take two tiles an instruction");
 static_assert(kProducerRows <= 32, "a lane a row");
+static_assert(kHandOver || kBulk, "copies by threads have no barrier of their own to wait for");
 static_assert(kStageBytes % 16 == 0 && kRowStride % 128 == 16, "copies are aligned, no conflicts");
 static_assert(kStageBytes < 1 << 20, "a barrier counts fewer bytes");
 
@@ -165,6 +167,15 @@ __device__ __forceinline__ void copy_by_threads(char* to, const char* from, u32 
   }
 }
 
+// Until the stage may be filled again. Without the hand-over: until its last copies have arrived.
+__device__ __forceinline__ void wait_for_room(const Ring& ring, const Turns& turn) {
+  if constexpr (kHandOver) {
+    ring.barriers.wait_empty(turn);
+  } else {
+    wg::barrier_wait(ring.barriers.full + turn.stage, turn.parity ^ 1);
+  }
+}
+
 // Producer number `me` copies rows me, me + kProducers, ... of each step; the last one also A's
 // part.
 __device__ __forceinline__ void produce(const Params& p, const Ring& ring, int first, int end,
@@ -205,7 +216,7 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring, int f
       char* stage = ring.at(turn);
       u64* full = ring.barriers.full + turn.stage;
       const TilePart part(p, tile, min(item.stop - tile, kStepTiles), value, count);
-      ring.barriers.wait_empty(turn);
+      wait_for_room(ring, turn);
       if constexpr (kBulk) {
         // Consumers have read what lay here, the copy engine writes: the barrier alone does not put
         // one before the other. Each lane waits and fences itself, for each issues copies.
@@ -244,6 +255,9 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring, int f
       id = later_id;
       count = later_count;
     }
+  }
+  if constexpr (!kHandOver) {  // nobody else waits for the last copies, and the block may not end
+    for (int stage = 0; stage < kStages; ++stage, turn.next()) wait_for_room(ring, turn);
   }
 }
 
@@ -429,7 +443,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int f
     int value = item.value;
 #pragma unroll 1
     for (int tile = item.first; tile < item.stop; tile += kStepTiles) {
-      ring.barriers.wait_full(turn);
+      if constexpr (kHandOver) ring.barriers.wait_full(turn);
       __syncwarp();  // MMAs want the lanes side by side
       if (any) {
         const char* stage = ring.at(turn);
@@ -449,7 +463,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int f
       }
       // All consumers wait and arrive in every step, so that none runs ahead of a phase.
       __syncwarp();
-      if (me.lane == 0) wg::barrier_arrive(ring.barriers.empty + turn.stage);
+      if (kHandOver && me.lane == 0) wg::barrier_arrive(ring.barriers.empty + turn.stage);
       turn.next();
     }
 #pragma unroll
