@@ -17,7 +17,6 @@ from sparsetile.bench.report.svg import Axis, log_ticks
 from sparsetile.bench.suites import load_suite
 from sparsetile.data.registry import generate
 from sparsetile.intake import write_npz
-from sparsetile.systems import SYSTEMS
 
 from .fakes import a_run, environment, failed, record
 
