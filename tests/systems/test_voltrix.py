@@ -7,7 +7,9 @@ import functools
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from sparsetile.balance import CostModel
@@ -87,6 +89,21 @@ def test_neighbouring_windows_are_apart_where_b_does_not_fit_l2(gpu_facts):
     gpu_facts(processors=10, l2_bytes=1000)
     far = build(csr=csr, n=512).tensors["items"][:3, 0].tolist()
     assert near == [0, 1, 2] and far[1] - far[0] == 10 * choose_pipe(F32, 16).blocks
+
+
+def test_slabs_are_narrower_where_scattered_rows_of_b_then_fit_l2(gpu_facts, monkeypatch):
+    csr = csr_of(random_matrix(400, 3000, 0.01))
+    room = 3000 * 8 * 128 / 0.85 + 1  # for slabs of 8 pieces, not of 16
+    monkeypatch.setattr("sparsetile.balance.locality.CACHE_BYTES", 100_000)
+    gpu_facts(l2_bytes=int(room))
+    assert meta_of(csr=csr, n=512)["width"] == 8
+    assert meta_of(csr=csr, n=300)["width"] == 5, "two even slabs"
+    assert meta_of(csr=csr, n=256)["width"] == 8
+    gpu_facts(l2_bytes=1000)
+    assert meta_of(csr=csr, n=512)["width"] == 16, "no slab fits"
+    gpu_facts(l2_bytes=int(room))
+    local = csr_of(sp.diags_array(np.ones(3000), format="csr"))
+    assert meta_of(csr=local, n=512)["width"] == 16, "each row of B comes once"
 
 
 def test_steps_of_the_breakdown_turn_parts_on():

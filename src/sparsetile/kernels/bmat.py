@@ -23,6 +23,7 @@ __all__ = [
     "PIPES",
     "SPMM_BMAT",
     "STEP",
+    "WIDTHS",
     "Pipe",
     "bmat_config",
     "choose_pipe",
@@ -110,7 +111,8 @@ PIPES: dict[tuple[int, int], Pipe] = {
     (2, 8): Pipe(pieces=1, consumers=8, producers=2, stages=6, blocks=2),
     (2, 16): Pipe(pieces=2, consumers=8, producers=6, stages=6, blocks=1),
 }
-_WIDTHS = (4, 8, 16)
+# Pieces of slabs that there are pipelines for.
+WIDTHS = (4, 8, 16)
 
 
 def _single(pipe: Pipe) -> Pipe:
@@ -139,10 +141,10 @@ def row_pieces(dtype: torch.dtype, n: int) -> int:
     return -(-n * dtype.itemsize // PIECE_BYTES)
 
 
-def slab_width(dtype: torch.dtype, n: int) -> int:
-    """Pieces of the slabs for ``n`` columns: as few slabs as the widest allows, all even."""
+def slab_width(dtype: torch.dtype, n: int, most: int = WIDTHS[-1]) -> int:
+    """Pieces of the slabs for ``n`` columns: as few slabs as ``most`` pieces allow, all even."""
     pieces = max(row_pieces(dtype, n), 1)
-    return -(-pieces // -(-pieces // _WIDTHS[-1]))
+    return -(-pieces // -(-pieces // most))
 
 
 def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None) -> Pipe:
@@ -153,10 +155,10 @@ def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None) -> P
     ValueError
         No pipeline is so wide.
     """
-    fitting = [w for w in _WIDTHS if w >= width]
+    fitting = [w for w in WIDTHS if w >= width]
     if not fitting:
         raise value_error(
-            "choose_pipe", "width", f"at most {_WIDTHS[-1]}", width, "Use several slabs"
+            "choose_pipe", "width", f"at most {WIDTHS[-1]}", width, "Use several slabs"
         )
     pipe = PIPES[dtype.itemsize, fitting[0]]
     return LADDER[variant](pipe) if variant else pipe
@@ -189,7 +191,7 @@ def bmat_config(
 
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype, width, weighted in itertools.product(ELEMENTS, _WIDTHS, (True, False)):
+    for dtype, width, weighted in itertools.product(ELEMENTS, WIDTHS, (True, False)):
         for variant in (None, *LADDER):
             pipe = choose_pipe(dtype, width, variant)
             for out in out_dtypes(dtype):

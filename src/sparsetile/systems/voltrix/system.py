@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from sparsetile.balance import CoBalanced, CostModel
+from sparsetile.balance import CoBalanced, CostModel, l2_reload_factor
 from sparsetile.balance.cobalance import MIN_TILES
 from sparsetile.core.device import H200, l2_bytes, machine, processors
 from sparsetile.formats import BMat
@@ -30,11 +30,13 @@ from sparsetile.kernels.bmat import (
     LADDER,
     PIECE_BYTES,
     STEP,
+    WIDTHS,
     Pipe,
     choose_pipe,
     row_pieces,
     slab_width,
 )
+from sparsetile.kernels.csr import SPREAD
 from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor
 from sparsetile.systems.shared.geometry import ACCESS_BYTES
 from sparsetile.systems.shared.requirements import hopper_reasons, tile_reasons
@@ -46,12 +48,26 @@ __all__ = ["VoltrixSystem"]
 MULTITIER, GREEDY, UNBALANCED = "multitier", "greedy", "unbalanced"
 # Steps of the breakdown before blocks are persistent.
 NOT_PERSISTENT = ("sync", "tma", "bmat", MULTITIER)
-# B may take this share of L2 before slabs go one after the other.
-L2_SHARE = 0.6
+# B may take this share of L2 before slabs go one after the other, and a slab's part of it this.
+L2_SHARE, SLAB_SHARE = 0.6, 0.85
 # Pieces of 128 bytes below which a window's share is too narrow for bulk copies.
 LEAST_PIECES = 4
 # Every window costs the same: as many windows for each block.
 EVEN_WINDOWS = CostModel(tile=0.0, window=1.0)
+
+
+def _slab_width(request: Request) -> int:
+    """Pieces of a slab: the widest, or narrower where rows of B come in no local order and a slab
+    of that width fits L2, which is then gathered from at twice DRAM's speed."""
+    csr, widest = request.csr, slab_width(request.dtype, request.n)
+    room = SLAB_SHARE * l2_bytes(request.device)
+    fitting = [w for w in WIDTHS if w >= LEAST_PIECES and csr.shape[1] * w * PIECE_BYTES <= room]
+    if not fitting or max(fitting) >= widest:
+        return widest
+    slab_bytes = min(request.row_bytes, widest * PIECE_BYTES)
+    if l2_reload_factor(csr, request.permutation.perm, slab_bytes) < SPREAD:
+        return widest
+    return slab_width(request.dtype, request.n, max(fitting))
 
 
 def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanced:
@@ -117,7 +133,7 @@ class VoltrixSystem(System):
         tiles = BMat.pack(csr, request.permutation.perm)
         timer("format")
         variant = request.ablation if request.ablation in LADDER else None
-        width = slab_width(request.dtype, request.n)
+        width = _slab_width(request)
         pipe = choose_pipe(request.dtype, width, variant)
         schedule = _schedule(request, tiles, pipe, width)
         items = schedule.items.clone()
