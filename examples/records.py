@@ -1,4 +1,4 @@
-"""Make every file of results/<gpu> anew, in calls of about nine minutes. Needs a GPU.
+"""Make every file of results/<gpu> again, in calls of about nine minutes. Needs a GPU.
 
     python examples/records.py --data DIR           # again, until it says that all is made
     python examples/records.py --list               # the commands, and the seconds they should take

@@ -16,6 +16,7 @@ import importlib
 import itertools
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -79,6 +80,14 @@ class _Watched:
         self.matrices: list[str] = []
         self.products = 0
         self.where = ""
+        self.begun = time.perf_counter()
+
+    def finished(self, name: str) -> None:
+        """A matrix is done: a tool that is stopped at its time limit should have said how far."""
+        self.matrices.append(name)
+        seconds = time.perf_counter() - self.begun
+        print(f"checked_products: {self.where}: {self.products} products after {seconds:.1f} s",
+              file=sys.stderr, flush=True)  # fmt: skip
 
     def product(self, what: str, C: Tensor, expected: Tensor) -> None:
         self.products += 1
@@ -167,7 +176,7 @@ def _layers(systems: Sequence[str], device: str, seen: _Watched) -> None:
                 out = None if dtype is torch.float64 else torch.float32
                 Y = made.linear(X.to(device, dtype), bias=added, relu=True, out_dtype=out)
                 seen.product(f"linear, N={tokens}", Y, (X @ dense.T + bias).clamp(min=0))
-    seen.matrices.append(LAYER)
+    seen.finished(LAYER)
 
 
 def _plan(
@@ -215,7 +224,7 @@ def watch(
                     _further(made, matrix, n, seen, want)
                 if system == exact_system(made.device.type).name:
                     _pattern(made, matrix, n, seen, want)
-        seen.matrices.append(name)
+        seen.finished(name)
 
 
 def matrix_names() -> list[str]:

@@ -20,7 +20,14 @@ import sparsetile as st
 from sparsetile import CSR, Plan
 from sparsetile.check.judge import check_sddmm
 from tools.fuzz_cases import Case
-from tools.fuzz_inputs import change, dense, entry_values, make_matrix, torch_dtype
+from tools.fuzz_inputs import (
+    change,
+    dense,
+    entry_values,
+    held_in_type,
+    make_matrix,
+    torch_dtype,
+)
 from tools.fuzz_judge import Run, Wrong, compare, equal_bits
 from tools.fuzz_refusals import check_refusal, picked
 
@@ -109,6 +116,7 @@ def _new_values(run: Run) -> tuple[Tensor, CSR]:
         summed[torch.from_numpy(inverse)] = values.double()
     else:
         summed.index_add_(0, torch.from_numpy(inverse), values.double())
+    summed = held_in_type(case, summed)
     return values.to(case.device), matrix.truth.with_values(summed.to(case.device))
 
 
@@ -183,13 +191,26 @@ def _sums(
     C = B.new_zeros((*B.shape[:-2], csr.shape[0], B.shape[-1]))
     if reduce in ("max", "min"):
         index = rows.unsqueeze(-1).expand_as(terms)
-        C = C.scatter_reduce(-2, index, terms, f"a{reduce}", include_self=False)
+        # torch gives part of the gradient to what C held where a result equals it.
+        unset = torch.full_like(C, torch.nan)
+        best = unset.scatter_reduce(-2, index, terms, f"a{reduce}", include_self=False)
+        C = torch.where((csr.row_lengths() > 0).unsqueeze(-1), best, C)
     else:
         C = C.index_add(-2, rows, terms)
     if reduce == "mean":
         C = C / csr.row_lengths().clamp(min=1).unsqueeze(-1)
     C = C * alpha
     return C if bias is None else C + bias
+
+
+def _tied(csr: CSR, values: Tensor | None, B: Tensor, reduce: str) -> Tensor:
+    """Elements of C that several entries reach: the first has all of the gradient, but torch shares
+    it out."""
+    rows = csr.row_ids()
+    terms = B[..., csr.indices.long(), :] * (1.0 if values is None else values.unsqueeze(-1))
+    best = _sums(csr, values, B, reduce, 1.0, None)
+    reached = (terms == best[..., rows, :]).to(B.dtype)
+    return torch.zeros_like(best).index_add(-2, rows, reached) > 1
 
 
 def _followed_plan(run: Run) -> tuple[Plan, Tensor | None, dict[str, Any]]:
@@ -255,6 +276,8 @@ def _gradient(run: Run) -> None:
     if case.relu:
         # Where a sum is 0 but for rounding, the gradient of ReLU may be 0 or 1.
         G = torch.where(sums.detach().abs() < NEAR_ZERO, 0.0, G)
+    if case.reduce in ("max", "min"):
+        G = torch.where(_tied(truth, weights, own[0], case.reduce), 0.0, G)
     names = ["B", *(["values"] if values is not None else []), *(["bias"] if case.bias else [])]
     twice = case.action == "second gradient"
     firsts = torch.autograd.grad((C * G).sum(), inputs, create_graph=twice)

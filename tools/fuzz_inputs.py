@@ -19,7 +19,15 @@ from torch import Tensor
 from sparsetile import CSR
 from tools.fuzz_cases import Case
 
-__all__ = ["Matrix", "change", "dense", "entry_values", "make_matrix", "torch_dtype"]
+__all__ = [
+    "Matrix",
+    "change",
+    "dense",
+    "entry_values",
+    "held_in_type",
+    "make_matrix",
+    "torch_dtype",
+]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -133,13 +141,19 @@ def make_matrix(case: Case, rng: np.random.Generator, folder: Path) -> Matrix:
 
 def _read(case: Case, A: Any, source: Any) -> Matrix:
     rows, cols, values = _entries(case, source)
-    truth = _canonical(rows, cols, values, (case.rows, case.cols)).to(case.device)
+    truth = _canonical(case, rows, cols, values).to(case.device)
     return Matrix(A, rows, cols, truth, case.duplicates)
 
 
-def _canonical(
-    rows: np.ndarray, cols: np.ndarray, values: np.ndarray | None, shape: tuple[int, int]
-) -> CSR:
+def held_in_type(case: Case, summed: Tensor) -> Tensor:
+    """Sums of duplicates as A's own type holds them: a 16-bit one may overflow."""
+    if case.values_dtype not in ("float16", "bfloat16"):
+        return summed
+    return summed.to(torch_dtype(case.values_dtype)).double()
+
+
+def _canonical(case: Case, rows: np.ndarray, cols: np.ndarray, values: np.ndarray | None) -> CSR:
+    shape = (case.rows, case.cols)
     keys, inverse = np.unique(rows * max(shape[1], 1) + cols, return_inverse=True)
     if values is None and len(keys) < len(rows):
         values = np.ones(len(rows))
@@ -156,7 +170,7 @@ def _canonical(
     return CSR(
         torch.from_numpy(indptr.astype(np.int64)),
         torch.from_numpy((keys % max(shape[1], 1)).astype(np.int32)),
-        None if summed is None else torch.from_numpy(summed),
+        None if summed is None else held_in_type(case, torch.from_numpy(summed)),
         shape,
     )
 

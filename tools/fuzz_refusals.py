@@ -100,7 +100,7 @@ def _flip(content: bytes) -> bytes:
 
 REFUSALS: dict[str, Callable[[_Calls], Any]] = {
     "B of other rows": lambda c: c.plan @ c.B(c.cols + 1),
-    "B of one dimension": lambda c: c.plan @ c.B()[:, 0],
+    "B of no dimension": lambda c: c.plan @ torch.ones((), dtype=c.B().dtype),
     "B of another type": lambda c: c.plan @ c.B(dtype=c.other),
     "B of whole numbers": lambda c: c.plan @ c.B(dtype=torch.int64),
     "B of numpy": lambda c: c.plan @ np.ones((c.cols, 3)),
@@ -138,7 +138,7 @@ REFUSALS: dict[str, Callable[[_Calls], Any]] = {
     "n negative": lambda c: c.replan(n=-1),
     "n a fraction": lambda c: c.replan(n=2.5),
     "n text": lambda c: c.replan(n="8"),
-    "n None": lambda c: c.replan(n=None),
+    "n a list": lambda c: c.replan(n=[]),
     "n NaN": lambda c: c.replan(n=float("nan")),
     "n infinite": lambda c: c.replan(n=float("inf")),
     "n too large": lambda c: c.replan(n=2**31),

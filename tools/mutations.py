@@ -101,6 +101,12 @@ SUITES = {
         _SLOW,
         "spmm_wcsr",
     ),
+    "voltrix": Suite(
+        ("tests/contracts/test_gpu_bmat.py", _SYSTEMS),
+        ("voltrix",),
+        _SLOW,
+        "spmm_bmat",
+    ),
 }
 
 
@@ -323,6 +329,40 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("blockIdx.y << p.slab_shift", "blockIdx.y", "columns of another group"),
         ("number - row_block * p.row_slabs", "number - row_block", "slabs that rows do not have"),
         ("p.shared_item_count + item, slab", "item, slab", "shared windows again, no others"),
+    ),
+    # -- BMat tiles fed by bulk copies
+    *_in(
+        "bmat.cuh",
+        "voltrix",
+        ("word[i] >> lane & 1", "word[i] >> (lane ^ 1) & 1", "bits of the neighbouring lane"),
+        ("%%lanemask_lt", "%%lanemask_le", "value of the next entry"),
+        ("before += __popc(word[i]);", "before += 0;", "forgets the words before"),
+        (
+            "first.of[1] | first.of[3] << 16",
+            "first.of[1] | first.of[2] << 16",
+            "one row's weight in another, 16 bits",
+        ),
+        ("row < 8 ? words.z : words.w", "words.z", "upper rows' columns in the redo"),
+        ("i < word ? ~0u", "i <= word ? ~0u", "weights of the redo"),
+        ("word % 2 + tile % 2 * 2", "word % 2", "whole tiles' weights of the redo, 16 bits"),
+    ),
+    *_in(
+        "spmm_bmat.cu",
+        "voltrix",
+        ("me + lane * kProducers;", "lane * kProducers;", "rows of one producer alone"),
+        ("value / kEach * kEach", "value", "values that begin between 16 bytes"),
+        ("value % (16 / kSize)", "0", "values of the entries before"),
+        ("row(0), high = row(4)", "row(0), high = row(3)", "rows of B that float32 adds"),
+        ("second[1].word) = row(12)", "second[1].word) = row(8)", "rows of B that 16 bits add"),
+        ("me.g % 2 * 4 + me.g / 2", "me.g", "columns of other lanes"),
+        ("(side * 4 + me.t) * kSpan", "(side + 2 * me.t) * kSpan", "columns of other lanes"),
+        ("sums.of[j][half * 2 + side]", "sums.of[j][half * 2]", "one column of C twice"),
+        ("warp + j * kConsumers", "warp * kPieces", "one piece twice"),
+        ("* p.slab_pieces + piece;", "* p.slab_pieces;", "pieces share their partial sums"),
+        ("item.slot >= 0 &&", "item.slot > 0 &&", "the first piece is not joined"),
+        ("value += Row::count(words)", "value += 0", "values of the first tile in the redo"),
+        ("columns * kSize + 15) / 16", "columns * kSize) / 16", "last columns are not copied"),
+        ("if (loaded != place) id", "if (loaded == place) id", "rows of the item before"),
     ),
     # -- rings, barriers, warpgroup products
     *_in(

@@ -255,7 +255,7 @@ def test_a_file_is_known_by_place_time_and_size(tmp_path):
         (1, 2),
         (1, 2, (2, 2)),
         "missing.mtx",
-        (torch.zeros(2, 1, dtype=torch.int64), None, None),
+        (torch.zeros(2, 1, dtype=torch.int64), None, "3"),
     ],
 )
 def test_what_cannot_be_identified_has_no_fingerprint(A):
@@ -291,3 +291,14 @@ def test_values_of_a_sparse_tensor_on_a_gpu_always_count_as_changed(name):
             fingerprint(A)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_edges_without_a_shape_are_identified_without_reading_them():
+    edges, weight = torch.tensor([[0, 1], [1, 0]]), torch.ones(2)
+    before = fingerprint((edges, weight))
+    assert before == fingerprint((edges, weight, None)) != fingerprint((edges, weight, (2, 2)))
+    weight.add_(1)
+    after = fingerprint((edges, weight))
+    assert after[0] == before[0] and after[1] != before[1]
+    edges.add_(1)
+    assert fingerprint((edges, weight))[0] != before[0]

@@ -155,14 +155,43 @@ def test_a_pyg_edge_index_in_a_tuple_takes_weight_and_size(dense):
     assert as_csr((pyg.EdgeIndex(EDGES), WEIGHT, (4, 5))).shape == (4, 5)
 
 
-def test_a_pyg_edge_index_of_unknown_size_is_refused():
+@pytest.mark.parametrize("parts", [(EDGES, WEIGHT), (EDGES, WEIGHT, None), [EDGES, WEIGHT]])
+def test_edges_without_a_shape_make_a_square_matrix(dense, parts):
+    assert torch.equal(dense(as_csr(parts)), WEIGHTED)
+    assert as_csr((EDGES[:, :0], None)).shape == (0, 0)
+    assert as_csr((np.array([[5], [1]]), None)).shape == (6, 6)
+
+
+def test_a_pyg_edge_index_of_unknown_size_is_square():
     pyg = pytest.importorskip("torch_geometric")
-    with pytest.raises(ValueError) as refused:
-        as_csr(pyg.EdgeIndex(EDGES))
-    assert str(refused.value) == (
-        "plan: A must be an EdgeIndex of known sparse_size, got sparse_size (None, None). "
-        "Build it with EdgeIndex(..., sparse_size=(M, K)) or pass (edge_index, weight, shape)."
-    )
+    assert as_csr(pyg.EdgeIndex(EDGES)).shape == (3, 3)
+    assert as_csr(pyg.EdgeIndex(EDGES, sparse_size=(7, None))).shape == (7, 7)
+
+
+def test_a_pyg_graph_is_its_edges_weights_and_nodes(dense):
+    data = pytest.importorskip("torch_geometric.data")
+    graph = data.Data(edge_index=EDGES, num_nodes=3)
+    assert torch.equal(dense(as_csr(graph)), PATTERN)
+    graph.edge_weight = WEIGHT
+    assert torch.equal(dense(as_csr(graph)), WEIGHTED)
+    graph.num_nodes = 5
+    assert as_csr(graph).shape == (5, 5)
+
+
+def test_a_pyg_graph_of_several_kinds_or_without_edges_is_refused():
+    data = pytest.importorskip("torch_geometric.data")
+    several = data.HeteroData()
+    several["a", "to", "b"].edge_index = EDGES
+    for graph in (several, data.Data(num_nodes=3)):
+        with pytest.raises(TypeError, match=r"^plan: A must be a graph with one edge_index, got "):
+            as_csr(graph)
+
+
+@pytest.mark.parametrize("edges, form", [(EDGES, "edge_index"), (EDGES.t(), r"edge_index\.t\(\)")])
+def test_an_edge_index_alone_is_not_taken_for_a_dense_matrix(edges, form):
+    text = rf"^plan: A must be a sparse matrix, got an edge_index .* Pass \({form}, weight or None"
+    with pytest.raises(TypeError, match=text):
+        as_csr(edges)
 
 
 def test_a_shape_against_the_edge_index_is_refused():
@@ -313,11 +342,6 @@ MALFORMED = {
         csr_parts([0, 1, 1], [0], None, (2, 3, 4)),
         ValueError,
         "plan: shape must be a pair (rows, columns), got 3 numbers. Pass (M, K).",
-    ),
-    "edges without shape": (
-        (EDGES, None, None),
-        TypeError,
-        "plan: shape must be a pair (rows, columns), got None. Pass shape=(M, K).",
     ),
     "edges of one dimension": (
         (EDGES[0], None, (3, 3)),

@@ -32,6 +32,9 @@ def decode(built: Built) -> None:
         assert (np.diff(columns[first : first + count]) > 0).all()
         C[block_row] = products[first : first + count].sum(0)
     assert (np.diff(work[:, 2]) <= 0).all(), "longest first"
+    by_row = work[np.argsort(work[:, 0])]
+    ptr = built["block_row_ptr"]
+    assert np.array_equal(ptr, [*by_row[:, 1], len(columns)]), "linear_few reads offsets instead"
     assert work[:, 2].sum() == len(columns) == len(blocks) == built.meta["blocks"]
     assert np.array_equal(built["indptr"], built.csr.indptr)
     built.check(C.reshape(-1, C.shape[-1]), built["order"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.plan.operands import check_epilogue, check_fp8, check_out
+from sparsetile.plan.operands import check_epilogue, check_fp8, check_out, in_plan_dtype
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request
 from tests.contracts.cases import csr_of, random_matrix
@@ -58,3 +58,25 @@ def test_the_exact_system_beside_an_fp8_plan_is_built_from_the_pattern():
     csr = csr_of(random_matrix(30, 20, 0.2), dtype=F16)
     request = Request(csr, 4, FP8, Permutation("identity", None))
     assert SYSTEMS["csr"].build(request).system == "csr"
+
+
+def test_a_plan_of_several_systems_takes_autocast_s_type():
+    class Several:
+        shape, dtype, device = (2, 2), torch.float32, torch.device("cpu")
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert in_plan_dtype(Several(), torch.ones(2, 2), "run", "B").dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "operand, expected",
+    [
+        (torch.ones(2, 2, dtype=torch.int64), "spmm: B must be of type torch.float16, "),
+        (torch.ones(2, 2, dtype=torch.complex64), "Multiply B.real and B.imag"),
+        (torch.ones(2, 2, device="meta"), "spmm: the device of B must be cpu or cuda, got meta."),
+    ],
+)
+def test_one_call_refuses_operands_that_no_plan_takes(operand, expected):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        st.spmm(torch.eye(2).to_sparse_csr(), operand)
+    assert expected in str(caught.value)

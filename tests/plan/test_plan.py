@@ -22,7 +22,7 @@ def test_an_operand_that_is_no_tensor_is_refused(B):
     )
 
 
-@pytest.mark.parametrize("shape", [(), (20,), (4, 20), (19, 4), (2, 4, 20)])
+@pytest.mark.parametrize("shape", [(), (4, 20), (19, 4), (2, 4, 20)])
 def test_an_operand_of_another_shape_is_refused(shape):
     assert said(ValueError, lambda: made() @ torch.ones(shape)) == (
         f"run: B must be of shape [..., 20, N], got {shape}. "
@@ -37,11 +37,17 @@ def test_an_operand_on_another_device_is_refused():
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.int64, torch.bool, torch.complex64], ids=str
+)
 def test_an_operand_of_another_type_is_refused(dtype):
+    remedy = "Cast it with B.to(torch.float32)"
+    if dtype.is_complex:
+        remedy = "Multiply B.real and B.imag one after the other"
+    elif dtype.is_floating_point:
+        remedy += f", or make a plan with dtype={dtype}"
     assert said(TypeError, lambda: made() @ torch.ones(20, 4, dtype=dtype)) == (
-        f"run: B must be torch.float32 like the plan, got {dtype}. "
-        f"Cast it with B.to(torch.float32), or make a plan with dtype={dtype}."
+        f"run: B must be torch.float32 like the plan, got {dtype}. {remedy}."
     )
 
 

@@ -23,7 +23,7 @@ from tests.plans import MATRIX, dense, made, said
         (-1, ValueError, "plan: n must be between 0 and 2147483647, got -1. "),
         (2.5, ValueError, "plan: n must be a whole number, got 2.5. "),
         ("4", TypeError, "plan: n must be a whole number, got '4'. "),
-        (None, TypeError, "plan: n must be a whole number, got NoneType. "),
+        ([], TypeError, "plan: n must be a whole number, got list. "),
     ],
 )
 def test_a_width_that_is_no_size_is_refused(n, kind, text):
@@ -188,6 +188,7 @@ def test_a_plan_keeps_neither_the_matrix_nor_the_operand_alive():
 def test_files_and_scipy_matrices_go_to_the_gpu_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     target = planner._target_device
     assert target(MATRIX, None) == torch.device("cuda", 3)
     assert target("graph.mtx", None) == torch.device("cuda", 3)
@@ -195,3 +196,5 @@ def test_files_and_scipy_matrices_go_to_the_gpu_where_there_is_one(monkeypatch):
     assert target(MATRIX, "cpu") == torch.device("cpu")
     assert target(MATRIX, "cuda") == torch.device("cuda", 3)
     assert target(MATRIX, "cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match=r"^plan: device must be below cuda:4, got cuda:4"):
+        target(MATRIX, "cuda:4")

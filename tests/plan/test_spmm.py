@@ -16,7 +16,9 @@ import torch
 
 import sparsetile as st
 from sparsetile.intake import write_npz
+from sparsetile.plan import kept as kept_module
 from sparsetile.plan import spmm as module
+from sparsetile.plan.kept import KeptPlan
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
 MATRIX = random_matrix(30, 20, 0.2).astype(np.float32)
@@ -412,8 +414,8 @@ def test_an_operand_that_is_no_tensor_is_refused():
 
 
 def test_an_operand_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"B must be of shape \[\.\.\., 20, N\], got \(20,\)"):
-        st.spmm(sparse_csr(), torch.ones(20))
+    with pytest.raises(ValueError, match=r"B must be of shape \[\.\.\., 20, N\], got \(19, 1\)"):
+        st.spmm(sparse_csr(), torch.ones(19))
     with pytest.raises(ValueError, match=r"B must be of shape \[\.\.\., 20, N\], got \(\)"):
         st.spmm(sparse_csr(), torch.tensor(1.0))
 
@@ -472,11 +474,11 @@ class Streams:
 
 
 @pytest.fixture
-def on_stream(monkeypatch: pytest.MonkeyPatch) -> Callable[[module._Kept, int], None]:
+def on_stream(monkeypatch: pytest.MonkeyPatch) -> Callable[[KeptPlan, int], None]:
     """Launch something with a kept plan on a stream."""
 
-    def use(kept: module._Kept, handle: int) -> None:
-        monkeypatch.setattr(module, "current_stream_handle", lambda device: handle)
+    def use(kept: KeptPlan, handle: int) -> None:
+        monkeypatch.setattr(kept_module, "current_stream_handle", lambda device: handle)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream {handle}")
         kept.note_stream()
 
@@ -531,3 +533,22 @@ def test_a_plan_tells_the_allocator_of_every_tensor_it_keeps(monkeypatch):
     kept = [*plan.flat[0], held.held, held._casts[torch.bfloat16][0], plan.T._held.held]
     assert {id(tensor) for tensor in kept} <= {where for where, _ in recorded}
     assert {stream for _, stream in recorded} == {"stream"}
+
+
+def test_a_pyg_graph_is_planned_once_and_its_weights_are_trained(plans):
+    data = pytest.importorskip("torch_geometric.data")
+    edges = torch.tensor([[0, 1, 1], [1, 0, 2]])
+    weight = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    graph = data.Data(edge_index=edges, edge_weight=weight, num_nodes=3)
+    B = torch.tensor([[1.0], [10.0], [100.0]])
+    C = st.spmm(graph, B)
+    assert C.tolist() == [[10.0], [302.0], [0.0]]
+    C.sum().backward()
+    assert weight.grad.tolist() == [10.0, 1.0, 100.0]
+    st.spmm(graph, B)
+    assert len(plans) == 1
+    assert torch.equal(st.spmm((edges, weight.detach()), B), C.detach())
+    followed = st.plan(graph, 1)
+    weight.grad = None
+    (followed @ B).sum().backward()
+    assert weight.grad.tolist() == [10.0, 1.0, 100.0]

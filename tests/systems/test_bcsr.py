@@ -147,8 +147,10 @@ def test_blocks_are_not_counted_where_they_cannot_be_too_many(gpu, monkeypatch):
 def test_a_matrix_of_full_blocks_is_built_without_what_repairs():
     csr = blocks_of([[1, 0], [0, 0], [1, 1]])
     stage = BCSR.build(request(csr=csr))
-    work, idx, order, places, indptr = stage.tensors.values()
-    assert list(stage.tensors) == ["work", "block_col_idx", "order", "places", "indptr"]
+    work, ptr, idx, order, places, indptr = stage.tensors.values()
+    names = ["work", "block_row_ptr", "block_col_idx", "order", "places", "indptr"]
+    assert list(stage.tensors) == names
+    assert ptr.tolist() == [0, 1, 1, 3]
     assert work.tolist() == [[2, 1, 2, 0], [0, 0, 1, 0], [1, 1, 0, 0]]
     assert work.dtype is torch.int32 and work.is_contiguous()
     assert idx.tolist() == [0, 0, 1]
@@ -184,7 +186,7 @@ def test_where_cells_are_empty_the_exact_systems_parts_come_along():
     exact = SYSTEMS["csr"].build(request(csr=csr))
     assert meta_of(request(csr=csr))["exact"] == exact.recipe
     assert all(torch.equal(stage.tensors[f"exact.{k}"], t) for k, t in exact.tensors.items())
-    assert len(stage.tensors) == 5 + len(exact.tensors)
+    assert len(stage.tensors) == 6 + len(exact.tensors)
     assert stage.choices["repair"].startswith("elements that are not finite, by csr")
     assert isinstance(runner(stage.recipe)._exact, CSRRunner)
 

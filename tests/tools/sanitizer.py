@@ -27,7 +27,8 @@ start = words.index("-c") - 1
 options, child = words[:start], words[start:]
 given = dict(zip(options, options[1:]))
 system = child[child.index("--systems") + 1]
-(here / f"called-{{system}}-{{os.getpid()}}.json").write_text(json.dumps([options, child, os.getcwd()]))
+called = here / f"called-{{system}}-{{os.getpid()}}.json"
+called.write_text(json.dumps([options, child, os.getcwd()]))
 script = json.loads((here / "script.json").read_text())
 script = script.get(given["--tool"], script.get("any"))
 if script.get("sleep"):

@@ -7,6 +7,8 @@ for convenience.
 from __future__ import annotations
 
 from sparsetile.balance.base import SCHEDULES, Schedule
+from sparsetile.balance.cobalance import CoBalanced
+from sparsetile.balance.cost_model import CostModel, fit_cost_model
 from sparsetile.balance.locality import l2_reload_factor
 from sparsetile.balance.longest_first import LongestFirst
 from sparsetile.balance.row_chunks import RowChunks
@@ -18,6 +20,8 @@ from sparsetile.formats.units import Units, concat_units, row_units
 
 __all__ = [
     "SCHEDULES",
+    "CoBalanced",
+    "CostModel",
     "LongestFirst",
     "RowChunks",
     "Schedule",
@@ -26,6 +30,7 @@ __all__ = [
     "WindowSchedule",
     "WindowShares",
     "concat_units",
+    "fit_cost_model",
     "l2_reload_factor",
     "row_units",
 ]

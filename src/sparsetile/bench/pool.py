@@ -178,7 +178,7 @@ class Pool:
         """Send one request to several workers at once and wait until all have answered.
 
         For requests whose answers do not matter: a worker that dies over it or does not answer
-        is started anew when it is next asked.
+        is started again when it is next asked.
         """
         asked = []
         for family in families:

@@ -27,7 +27,7 @@ from sparsetile.tune import floor_seconds
 __all__ = ["Workbench", "prepare", "traffic_bytes"]
 
 _MEMORY_SHARE = 0.8
-# Explaining a plan counts distinct pairs anew. Beyond this many entries it is done once per
+# Explaining a plan counts distinct pairs again. Beyond this many entries it is done once per
 # matrix and system, not for every width.
 _EXPLAIN_ENTRIES = 20_000_000
 

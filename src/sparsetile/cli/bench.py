@@ -13,6 +13,7 @@ from rich.console import Console
 
 from sparsetile.cli.console import note, note_some, print_json, print_text
 from sparsetile.cli.gnn import GNN, gnn_title, refuse_options, run_gnn_suite
+from sparsetile.cli.llm import LLM, llm_title, run_llm_suite
 
 __all__ = ["bench"]
 
@@ -34,6 +35,20 @@ def _numbers(texts: list[str] | None, option: str = "-n") -> list[int]:
                 "bench", option, "whole numbers from 1 up", repr(name), f"Write {option} 32,128"
             )
         found.append(int(name))
+    return found
+
+
+def _shares(texts: list[str] | None) -> list[float]:
+    from sparsetile.core.errors import value_error
+
+    found = []
+    for name in _names(texts):
+        try:
+            found.append(float(name))
+        except ValueError:
+            raise value_error(
+                "bench", "--sparsity", "numbers", repr(name), "Write --sparsity 0.8,0.9"
+            ) from None
     return found
 
 
@@ -118,7 +133,13 @@ def bench(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(help="Networks of the gnn suite, such as gcn2-256; comma-separated."),
+        typer.Option(
+            help="Networks of the gnn suite, such as gcn2-256; of the llm suite layers, prefill, "
+            "prefill-sparse, decode; comma-separated."
+        ),
+    ] = None,
+    sparsity: Annotated[
+        list[str] | None, typer.Option(help="Of the llm suite: 0.8,0.9,0.95, say.")
     ] = None,
     list_suites: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -153,7 +174,7 @@ def bench(
     if suite == GNN:
         refuse_options(
             {"-n": n, "--weights": weights, "--op": op, "--reduce": reduce, "--layout": layout,
-             "--cold": cold}
+             "--cold": cold, "--sparsity": sparsity}
         )  # fmt: skip
         chosen = {
             "graphs": _names(matrices), "settings": _names(settings), "dtypes": _names(dtype),
@@ -163,7 +184,22 @@ def bench(
         more = {"retry": retry, "time_limit": limit, "commit": commit, "command": words}
         asked = _chosen_device(device, "cuda")
         raise typer.Exit(run_gnn_suite(asked, epochs, chosen, data, out, more, as_json))
-    refuse_options({"--epochs": epochs, "--settings": settings}, suite or "none")
+    if suite == LLM:
+        refuse_options(
+            {"--weights": weights, "--op": op, "--reduce": reduce, "--layout": layout,
+             "--cold": cold, "--data": data, "--systems": systems, "--reorder": reorder,
+             "--epochs": epochs, "--retry": retry, "--time-limit": time_limit}, LLM
+        )  # fmt: skip
+        words = _command_line(sys.argv[1:])
+        asked = _chosen_device(device, "cuda")
+        raise typer.Exit(
+            run_llm_suite(
+                asked, _names(dtype), _names(settings), _names(matrices), _shares(sparsity),
+                _numbers(n), out, words, as_json,
+            )
+        )  # fmt: skip
+    others = {"--epochs": epochs, "--settings": settings, "--sparsity": sparsity}
+    refuse_options(others, suite or "none")
     narrowed: dict[str, Any] = {
         "systems": _names(systems),
         "n": _numbers(n),
@@ -206,6 +242,7 @@ def _list_suites() -> None:
         print_text(f"{name:12s} {load_suite(name).title}")
     print_text(f"{'scaling-out':12s} rows that ranks exchange, counted; times by model")
     print_text(f"{GNN:12s} {gnn_title()}")
+    print_text(f"{LLM:12s} {llm_title()}")
 
 
 def _command_line(words: list[str]) -> str:

@@ -35,7 +35,7 @@ def _clear(folder: Path) -> None:
 
 def cache(
     action: Annotated[
-        str, typer.Argument(metavar="[show|clear|path]", help="What to do; show when left out.")
+        str, typer.Argument(metavar="[show|clear|path]", help="What to do; show when omitted.")
     ] = "show",
     as_json: Json = False,
 ) -> int:

@@ -27,7 +27,7 @@ app = typer.Typer(help="List, fetch and generate matrices.", no_args_is_help=Fal
 
 @app.command("list")
 def list_matrices(data: Data = None, as_json: Json = False) -> int:
-    """List the matrices of a folder (the folder of downloads when --data is left out)."""
+    """List the matrices of a folder (the folder of downloads when --data is omitted)."""
     entries = catalog(data)
     if as_json:
         print_json(

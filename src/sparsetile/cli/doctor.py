@@ -134,7 +134,7 @@ def _settings() -> Iterator[Finding]:
             "kernel cache",
             MISSING,
             f"{folder} cannot be written: {error.strerror or error}",
-            "each process compiles its kernels anew; set SPARSETILE_CACHE_DIR to another folder",
+            "each process compiles its kernels again; set SPARSETILE_CACHE_DIR to another folder",
         )
 
 

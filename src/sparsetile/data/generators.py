@@ -74,7 +74,7 @@ def from_spec(text: str) -> CSR:
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """Split a spec into the generator's (or stand-in's) name and its typed parameters.
 
-    ``gen:`` may be left out. Whole numbers may be written as 1e6 or 1_000_000.
+    ``gen:`` may be omitted. Whole numbers may be written as 1e6 or 1_000_000.
 
     Examples
     --------

@@ -69,7 +69,7 @@ class Exchange:
         return sent, B.new_empty((self.received, *tail))
 
     def _buffers_for(self, B: Tensor) -> tuple[Tensor, Tensor]:
-        """One buffer set, made anew when the operand's shape or type changes."""
+        """One buffer set, made again when the operand's shape or type changes."""
         key = (B.shape[:-2].numel(), B.shape[-1], B.dtype)
         if self._buffers is None or self._buffers[0] != key:
             with torch.inference_mode(False):  # later products may run outside of it

@@ -1,4 +1,4 @@
-"""A distributed plan in words, from plain data."""
+"""A distributed plan as text, made from plain data."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ class SharedRows(Protocol):
     local_shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
+    system: str
     rank: int
     _csr: CSR
 

@@ -40,7 +40,7 @@ class DistributedPlan:
         Of the whole A.
     local_shape : (int, int)
         Rows of C that this rank computes, and rows of B that it holds.
-    n, dtype, device
+    n, dtype, device, system
         As of a :class:`sparsetile.Plan`.
     rank, world_size : int
     nnz, local_nnz : int
@@ -70,6 +70,7 @@ class DistributedPlan:
         self.n = local.n
         self.dtype = local.dtype
         self.device = local.device
+        self.system = local.system
         self.rank, self.world_size = ranks.rank, ranks.size
         self.nnz, self.local_nnz = nnz, found.csr.nnz
         self.rows = partition.ids(ranks.rank)

@@ -10,6 +10,7 @@ from sparsetile.core.packages import import_modules
 from sparsetile.formats.base import FORMATS, Format
 from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks
 from sparsetile.formats.bittcf import BitTCF
+from sparsetile.formats.bmat import BMat
 from sparsetile.formats.brp import BRP
 from sparsetile.formats.brp_rule import BRPCosts, adaptive_parameters
 from sparsetile.formats.bundles import BUNDLE_ROWS, LIST_STEP, RowBundles
@@ -27,6 +28,7 @@ __all__ = [
     "PADS",
     "WCSR",
     "WINDOW_HEIGHTS",
+    "BMat",
     "BRPCosts",
     "BitTCF",
     "Format",

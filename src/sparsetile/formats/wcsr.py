@@ -24,8 +24,8 @@ where B is not finite, so that the bitmap stays beside dense tiles too, read in 
 
 With 16 rows and a pad of 8 the bitmap form is BitTCF of ``stack`` 2, array by array.
 
-Built with tensor operations on A's own device: one sort of (window, column) keys, one of places,
-then gathers; no loop over windows and no atomics.
+Built with tensor operations on A's own device: condensed windows (formats/condense.py), then one
+sort of places; no loop over windows and no atomics.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from sparsetile.formats.cells import (
     scatter_cells,
     set_places,
 )
+from sparsetile.formats.condense import condense
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
-from sparsetile.reorder.permutation import positions
 
 __all__ = ["PADS", "VALUE_FORMS", "WCSR", "WINDOW_HEIGHTS"]
 
@@ -140,46 +140,22 @@ class WCSR(Format):
             An option is none of these, or A has too many entries.
         """
         _check(csr, height, pad, variant)
-        device, (rows, cols) = csr.device, csr.shape
-        windows = -(-rows // height)
-        position = csr.row_ids()
-        if order is not None:
-            position = positions(order.to(torch.int64))[position]
-        # One sort brings equal (window, column) pairs together, pairs of a window into order, and
-        # windows after each other. Which entry of a pair comes first does not matter: places
-        # decide.
-        keys, entry = torch.sort(position // height * cols + csr.indices)
-        pair_keys, pair = torch.unique_consecutive(keys, return_inverse=True)
-        bounds = torch.arange(windows + 1, device=device) * cols
-        window_pair = torch.searchsorted(pair_keys, bounds)  # first pair of each window
-        ptr = torch.zeros(windows + 1, dtype=torch.int64, device=device)
-        torch.cumsum((window_pair[1:] - window_pair[:-1] + pad - 1) // pad, 0, out=ptr[1:])
-        tiles = int(ptr[-1])
-        tile_window = torch.repeat_interleave(
-            torch.arange(windows, device=device), ptr[1:] - ptr[:-1], output_size=tiles
-        )
-        number = torch.arange(tiles, device=device) - ptr[tile_window]  # of a tile in its window
-        slot_pair = (window_pair[tile_window] + number * pad).unsqueeze(1)
-        slot_pair = slot_pair + torch.arange(pad, device=device)
-        slot_pair = torch.minimum(slot_pair, (window_pair[tile_window + 1] - 1).unsqueeze(1))
-        columns = pair_keys[slot_pair] - (tile_window * cols).unsqueeze(1)
-        # Where each sorted entry lies.
-        window = keys // max(cols, 1)
-        slot = pair - window_pair[window]
-        tile = ptr[window] + slot // pad
+        device = csr.device
+        found = condense(csr, order, height, pad)
+        tiles = found.columns.numel() // pad
         places = torch.empty(csr.nnz, dtype=torch.int64, device=device)
-        places[entry] = (tile * height + position[entry] % height) * pad + slot % pad
+        places[found.entry] = (found.slot // pad * height + found.row) * pad + found.slot % pad
         in_order, entries = torch.sort(places)
         bitmaps = pack_bits(in_order, tiles * height * pad)
         tile_starts = torch.arange(tiles + 1, device=device) * (height * pad)
         return cls(
-            ptr.to(torch.int32),
-            columns.reshape(-1).to(torch.int32),
+            found.window_ptr.to(torch.int32),
+            found.columns.to(torch.int32),
             torch.searchsorted(in_order, tile_starts).to(torch.int32),
             bitmaps.reshape(tiles, height * pad // WORD_BITS),
             places,
             entries.to(torch.int32),
-            pair_keys.numel(),
+            found.distinct,
             None if order is None else order.to(torch.int32),
             csr.shape,
             height,

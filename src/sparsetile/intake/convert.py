@@ -12,13 +12,18 @@ from sparsetile.intake.files import read_matrix
 from sparsetile.intake.foreign import from_scipy, from_torch_sparse
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import from_torch
-from sparsetile.intake.tuples import from_csr_tuple, from_edge_index, from_edge_tuple
+from sparsetile.intake.tuples import (
+    from_csr_tuple,
+    from_edge_index,
+    from_edge_tuple,
+    graph_parts,
+)
 
 __all__ = ["as_csr"]
 
 _ACCEPTED = (
-    "Pass a torch sparse tensor, a scipy or cupyx sparse matrix, a PyG EdgeIndex or SparseTensor, "
-    "(edge_index, weight, shape), (indptr, indices, values, shape), "
+    "Pass a torch sparse tensor, a scipy or cupyx sparse matrix, a PyG Data, EdgeIndex or "
+    "SparseTensor, (edge_index, weight, shape), (indptr, indices, values, shape), "
     "or a path to .mtx, .mtx.gz or .npz"
 )
 
@@ -39,7 +44,9 @@ def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None 
         - scipy or cupyx sparse matrix or array of any format
         - ``(edge_index, weight, shape)``: integer [2, E] (row 0 holds A's rows, row 1 its
           columns), float [E] or None, (M, K); ``edge_index`` may be a PyG ``EdgeIndex``, which
-          may also stand alone, or leave ``shape`` None, when it knows its sparse_size
+          may also stand alone. Where ``shape`` is missing or None and no ``sparse_size`` is known,
+          the matrix is square and the largest number in ``edge_index`` is its last row
+        - PyG ``Data``: its ``edge_index``, ``edge_weight`` if it has one, and ``num_nodes``
         - ``(indptr, indices, values, shape)``: integer [M + 1], integer [nnz], float [nnz] or None
         - torch_sparse ``SparseTensor``
         - path to ``.mtx``, ``.mtx.gz`` or ``.npz`` (see :func:`sparsetile.intake.read_matrix`)
@@ -77,6 +84,8 @@ def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None 
         csr = from_scipy(function, A)
     elif kind is Kind.TORCH_SPARSE:
         csr = from_torch_sparse(function, A)
+    elif kind is Kind.GRAPH:
+        csr = from_edge_tuple(function, graph_parts(function, A))
     else:
         raise type_error(function, "A", "a sparse matrix", _describe(A), _ACCEPTED)
     return csr if target is None else csr.to(target)

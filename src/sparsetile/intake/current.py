@@ -20,7 +20,7 @@ def current_values(A: Any, known: CSR, *, function: str = "spmm") -> Tensor | No
     """Return A's values in the order of ``known``, the canonical form of A's pattern.
 
     Differentiable. Does not wait for the GPU where A's values are a tensor that can be taken as
-    it is; other inputs are read anew through :func:`as_csr`.
+    it is; other inputs are read again through :func:`as_csr`.
     """
     kind = kind_of(A)
     values: Any = None

@@ -33,7 +33,7 @@ from sparsetile.core.checks import matrix_shape
 from sparsetile.intake.arrays import as_tensor
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import components
-from sparsetile.intake.tuples import edge_shape, plain_edges
+from sparsetile.intake.tuples import edge_parts, graph_parts, known_shape, plain_edges
 
 __all__ = ["fingerprint"]
 
@@ -53,7 +53,7 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
 
     A key that differs means that the content may have changed; a change of the values alone
     leaves ``pattern_key`` equal. The values of a sparse tensor on a GPU never compare equal to an
-    earlier reading: take them anew (a copy on the GPU, without waiting). Keys hold no reference
+    earlier reading: take them again (a copy on the GPU, without waiting). Keys hold no reference
     to the matrix, and a key is never given to another tensor that happens to lie at the same
     address.
 
@@ -77,9 +77,10 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
             return place, place
         if kind is Kind.TENSOR:
             return None if A.layout == torch.strided else _of_sparse_tensor(A)
-        if kind is Kind.EDGE_INDEX or kind is Kind.EDGE_TUPLE:
-            edges, weight, shape = A if kind is Kind.EDGE_TUPLE else (A, None, None)
-            size = edge_shape("fingerprint", edges, shape)
+        if kind is Kind.EDGE_INDEX or kind is Kind.EDGE_TUPLE or kind is Kind.GRAPH:
+            parts = graph_parts("fingerprint", A) if kind is Kind.GRAPH else A
+            edges, weight, shape = (A, None, None) if kind is Kind.EDGE_INDEX else edge_parts(parts)
+            size = known_shape("fingerprint", edges, shape)
             return ("edges", _key(plain_edges(edges)), size), _key(weight)
         if kind is Kind.CSR_TUPLE:
             size = matrix_shape("fingerprint", A[3])
@@ -90,7 +91,7 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
         if kind is Kind.SCIPY or kind is Kind.CUPYX:
             return _of_scipy(A)
     except (TypeError, ValueError, OSError, RuntimeError):
-        return None  # reading A will say what is wrong with it, in better words
+        return None  # reading A will say what is wrong with it
     return None
 
 

@@ -24,11 +24,12 @@ class Kind(Enum):
     PATH = "path"
     TENSOR = "tensor"
     EDGE_INDEX = "EdgeIndex"
-    EDGE_TUPLE = "(edge_index, weight, shape)"
+    EDGE_TUPLE = "(edge_index, weight, shape) or (edge_index, weight)"
     CSR_TUPLE = "(indptr, indices, values, shape)"
     SCIPY = "scipy.sparse"
     CUPYX = "cupyx.scipy.sparse"
     TORCH_SPARSE = "torch_sparse.SparseTensor"
+    GRAPH = "torch_geometric.data.Data"
 
 
 def kind_of(A: Any) -> Kind | None:
@@ -42,6 +43,8 @@ def kind_of(A: Any) -> Kind | None:
     if isinstance(A, Tensor):
         return Kind.TENSOR
     if isinstance(A, (tuple, list)):
+        if len(A) == 2:  # a list of two lists is none
+            return Kind.EDGE_TUPLE if hasattr(A[0], "shape") else None
         return {3: Kind.EDGE_TUPLE, 4: Kind.CSR_TUPLE}.get(len(A))
     # A scipy matrix is whatever has a format and derives from a class of scipy.sparse.
     if hasattr(A, "format"):
@@ -51,6 +54,8 @@ def kind_of(A: Any) -> Kind | None:
             return Kind.CUPYX
     if _comes_from(A, "torch_sparse", "SparseTensor"):
         return Kind.TORCH_SPARSE
+    if _comes_from(A, "torch_geometric", "BaseData"):
+        return Kind.GRAPH
     return None
 
 

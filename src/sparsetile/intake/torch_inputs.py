@@ -74,6 +74,13 @@ def _from_coo(function: str, A: Tensor, shape: tuple[int, int]) -> CSR:
 
 
 def _check_layout(function: str, A: Tensor) -> None:
+    edges = A.layout == torch.strided and A.ndim == 2 and 2 in A.shape
+    if edges and not (A.is_floating_point() or A.is_complex()):
+        form = "" if A.shape[0] == 2 else ".t()"
+        raise type_error(
+            function, "A", "a sparse matrix", f"an edge_index of shape {tuple(A.shape)}",
+            f"Pass (edge_index{form}, weight or None, shape)",
+        )  # fmt: skip
     if A.layout == torch.strided:
         raise type_error(
             function,

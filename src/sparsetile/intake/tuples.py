@@ -4,7 +4,8 @@
 ``A[edge_index[0, k], edge_index[1, k]] = weight[k]``, row first, as torch COO and
 ``EdgeIndex.matmul`` have it. In PyG's terms row = source, column = target, so that ``A @ X``
 gathers at each source what its targets hold; message passing from source to target is the
-product with the transpose.
+product with the transpose. Without a shape the matrix is square, with as many rows as the largest
+number in ``edge_index`` asks for, as in PyG.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsetile.core.checks import matrix_shape
-from sparsetile.core.errors import value_error
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.arrays import index_tensor, values_tensor
 from sparsetile.intake.canonical import Names, from_compressed, from_coordinates
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.recognise import Kind, kind_of
 
-__all__ = ["edge_shape", "from_csr_tuple", "from_edge_index", "from_edge_tuple", "plain_edges"]
+__all__ = [
+    "edge_parts",
+    "from_csr_tuple",
+    "from_edge_index",
+    "from_edge_tuple",
+    "graph_parts",
+    "known_shape",
+    "plain_edges",
+]
 
 
 def from_csr_tuple(function: str, parts: Sequence[Any]) -> CSR:
@@ -36,8 +45,7 @@ def from_csr_tuple(function: str, parts: Sequence[Any]) -> CSR:
 
 def from_edge_tuple(function: str, parts: Sequence[Any]) -> CSR:
     """Return canonical CSR of ``(edge_index, weight or None, shape)``."""
-    edge_index, weight, shape = parts
-    size = edge_shape(function, edge_index, shape)
+    edge_index, weight, shape = edge_parts(parts)
     edges = index_tensor(function, "edge_index", plain_edges(edge_index), ndim=2)
     if edges.shape[0] != 2:
         raise value_error(
@@ -47,6 +55,7 @@ def from_edge_tuple(function: str, parts: Sequence[Any]) -> CSR:
             f"shape {list(edges.shape)}",
             "Transpose it with .t() when it is [E, 2]",
         )
+    size = edge_shape(function, edge_index, shape)
     names = Names(function, rows="edge_index[0]", columns="edge_index[1]", values="weight")
     return from_coordinates(
         names,
@@ -68,20 +77,35 @@ def plain_edges(edge_index: Any) -> Any:
     return edge_index.as_tensor() if kind_of(edge_index) is Kind.EDGE_INDEX else edge_index
 
 
+def edge_parts(parts: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Return (edge_index, weight or None, shape or None) of two or three parts."""
+    return (parts[0], parts[1], parts[2] if len(parts) == 3 else None)
+
+
+def graph_parts(function: str, graph: Any) -> tuple[Any, Any, Any]:
+    """Return (edge_index, weight or None, shape) of a PyG ``Data``."""
+    edge_index = getattr(graph, "edge_index", None) if hasattr(graph, "num_nodes") else None
+    if edge_index is None or hasattr(graph, "edge_types"):
+        raise type_error(
+            function, "A", "a graph with one edge_index", type(graph).__name__,
+            "Pass (edge_index, weight, shape) of one of its parts, or its adj_t",
+        )  # fmt: skip
+    return edge_index, getattr(graph, "edge_weight", None), (graph.num_nodes, graph.num_nodes)
+
+
 def edge_shape(function: str, edge_index: Any, shape: Any) -> tuple[int, int]:
-    """Return the matrix shape: the tuple's, or the ``EdgeIndex``'s where the tuple has None."""
-    if kind_of(edge_index) is not Kind.EDGE_INDEX:
-        return matrix_shape(function, shape)
-    known = tuple(edge_index.sparse_size())
-    if shape is None and None in known:
-        raise value_error(
-            function,
-            "A",
-            "an EdgeIndex of known sparse_size",
-            f"sparse_size {known}",
-            "Build it with EdgeIndex(..., sparse_size=(M, K)) or pass (edge_index, weight, shape)",
-        )
-    pair = matrix_shape(function, known if shape is None else shape)
+    """Return the matrix shape: the tuple's, the ``EdgeIndex``'s, or what the numbers ask for."""
+    known: tuple[int | None, ...] = (None, None)
+    if kind_of(edge_index) is Kind.EDGE_INDEX:
+        known = tuple(edge_index.sparse_size())
+    if shape is None:
+        if None in known:
+            edges = index_tensor(function, "edge_index", plain_edges(edge_index), ndim=2)
+            size = max([0, *(have for have in known if have is not None)])
+            size = max(size, int(edges.max()) + 1 if edges.numel() else 0)
+            return matrix_shape(function, [size if have is None else have for have in known])
+        return matrix_shape(function, known)
+    pair = matrix_shape(function, shape)
     if any(have is not None and have != want for have, want in zip(known, pair, strict=True)):
         raise value_error(
             function,
@@ -91,3 +115,9 @@ def edge_shape(function: str, edge_index: Any, shape: Any) -> tuple[int, int]:
             "Pass None to take the size of the EdgeIndex",
         )
     return pair
+
+
+def known_shape(function: str, edge_index: Any, shape: Any) -> tuple[int, int] | None:
+    """Return the matrix shape where it is known without reading the edges, else None."""
+    sized = kind_of(edge_index) is Kind.EDGE_INDEX and None not in edge_index.sparse_size()
+    return edge_shape(function, edge_index, shape) if sized or shape is not None else None

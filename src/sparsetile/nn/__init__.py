@@ -1,4 +1,4 @@
-"""Graph layers with PyG's constructors, state dicts and results, on sparsetile's products.
+"""Graph layers with PyG's constructors, state dicts and results, and linear layers of kept blocks.
 
 >>> import torch
 >>> from sparsetile.nn import GCNConv
@@ -13,19 +13,36 @@ product is with A[target, source]. PyG itself is not needed.
 
 from __future__ import annotations
 
+from sparsetile.nn.attention import (
+    attention_blocks,
+    sparse_attention,
+    use_sparse_attention_,
+)
 from sparsetile.nn.cache import clear_graph_cache
 from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gcn import GCNConv, gcn_plan
 from sparsetile.nn.gin import GINConv
+from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.neighbours import aggregate
 from sparsetile.nn.sage import SAGEConv
+from sparsetile.nn.sparsify import SparseConfig, densify_, load_sparse_, sparsify_
+from sparsetile.nn.swiglu import SparseSwiGLU
 
 __all__ = [
     "GATConv",
     "GCNConv",
     "GINConv",
     "SAGEConv",
+    "SparseConfig",
+    "SparseLinear",
+    "SparseSwiGLU",
     "aggregate",
+    "attention_blocks",
     "clear_graph_cache",
+    "densify_",
     "gcn_plan",
+    "load_sparse_",
+    "sparse_attention",
+    "sparsify_",
+    "use_sparse_attention_",
 ]

@@ -1,15 +1,17 @@
-"""torch's modes: whether its dispatcher has to see an operator, and tensors that outlive a mode."""
+"""torch's modes and tracers: who has to see an operator, and what must stay out of them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["lasting", "plain_call"]
+__all__ = ["lasting", "plain_call", "transforming", "untraced", "wrapped"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -35,17 +37,74 @@ def plain_call() -> bool:
     )
 
 
-def lasting(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Make a function's tensors usable in training, also where inference mode is on.
+def transforming() -> bool:
+    """True inside of vmap, grad, jacrev and the other transforms of torch.func."""
+    if _transform_level is None or torch.compiler.is_dynamo_compiling():
+        return False
+    return _transform_level() is not None
 
-    Inference tensors cannot be saved for backward, and what a plan keeps outlives the mode.
+
+def wrapped(tensor: object) -> bool:
+    """True for a tensor that lives no longer than the transform of torch.func it belongs to."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and transforming()
+        and _functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[union-attr]
+    )
+
+
+def lasting(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make a function's tensors plain ones, whatever mode or transform is active.
+
+    What a plan keeps outlives the mode. Inference tensors cannot be saved for backward, the
+    wrappers of torch.func die with their transform, and a tracer's tensors hold no data.
     """
 
     @functools.wraps(function)
     def outside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        if torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
+        inference, transformed = torch.is_inference_mode_enabled(), transforming()
+        dispatched = _dispatch_depth is not None and _dispatch_depth()
+        if not (inference or transformed or dispatched):
+            return function(*args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            if inference:
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())
+            if transformed:
+                from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+                stack.enter_context(temporarily_clear_interpreter_stack())
+            if dispatched:
+                from torch.utils._python_dispatch import _disable_current_modes
+
+                stack.enter_context(_disable_current_modes())
             return function(*args, **kwargs)
 
     return outside
+
+
+def untraced(advice: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Keep torch.compile out of a function and of all that it calls.
+
+    As ``torch.compiler.disable``, without the 1.5 s import of torch._dynamo where nobody compiles.
+    ``advice`` is what torch says where a graph must not break.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        disabled: list[Callable[_P, _R]] = []
+
+        @functools.wraps(function)
+        def outside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
+            if not disabled:
+                disabled.append(torch.compiler.disable(function))
+            return disabled[0](*args, **kwargs)
+
+        outside._torchdynamo_disable = True  # type: ignore[attr-defined]
+        outside._torchdynamo_disable_msg = advice  # type: ignore[attr-defined]
+        return outside
+
+    return decorate

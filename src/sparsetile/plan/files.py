@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.core.errors import PlanFileError
+from sparsetile.core.errors import PlanFileError, value_error
 
 __all__ = ["FORMAT_VERSION", "read_plan_file", "refuse", "write_plan_file"]
 
@@ -54,6 +54,11 @@ def write_plan_file(
         "sha256": _checksum(tensors, header),
     }
     path = Path(path)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise value_error(
+            "save", "path", "a file in a folder that exists", repr(str(path)),
+            "Make the folder first, or name a file",
+        )  # fmt: skip
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         save_file(tensors, partial, metadata=metadata)

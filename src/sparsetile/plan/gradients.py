@@ -1,7 +1,7 @@
 """Products with gradients outside torch's operators: what eager training calls.
 
 An operator of ``operators.py`` sees tensors alone, so that torch can trace it; each call then
-carries tens of tensors through the dispatcher, and its gradient gathers A's values anew. A plan
+carries tens of tensors through the dispatcher, and its gradient gathers A's values again. A plan
 that runs eagerly knows all of that already. Here autograd is handed the plan itself: the forward
 product is the plan's bound one, its gradient that of ``plan.T``, whose values and packed copies are
 kept until the plan's change.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from sparsetile.core.checks import real_number
 from sparsetile.plan import operators
@@ -30,6 +31,15 @@ def plain_product(
     plan: Plan, B: Tensor, bias: Tensor | None, reduce: str, alpha: float, relu: bool
 ) -> Tensor:
     """Return relu(alpha · A·B + bias) of a matrix B, without gradients."""
+    if profiler._is_profiler_enabled:  # no operator is called that torch would name
+        with profiler.record_function("sparsetile::spmm"):
+            return _product(plan, B, bias, reduce, alpha, relu)
+    return _product(plan, B, bias, reduce, alpha, relu)
+
+
+def _product(
+    plan: Plan, B: Tensor, bias: Tensor | None, reduce: str, alpha: float, relu: bool
+) -> Tensor:
     bound = plan._bound
     if (
         bound is not None

@@ -1,4 +1,4 @@
-"""``load_plan``: a plan from its file, with nothing planned anew."""
+"""``load_plan``: a plan from its file, with nothing planned again."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from pathlib import Path
 
 import torch
 
-from sparsetile.core.errors import value_error
 from sparsetile.intake import CSR
-from sparsetile.plan.dispatch import lasting
+from sparsetile.plan.devices import usable_device
+from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.files import read_plan_file, refuse
+from sparsetile.plan.placement import place
 from sparsetile.plan.plan import Plan
+from sparsetile.plan.widths import Widths
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request
 
 __all__ = ["load_plan"]
 
 
+@untraced("A file is read once. Call sparsetile.load_plan outside of what is compiled")
 @lasting
 def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Plan:
-    """Return the plan that :meth:`Plan.save` wrote. Nothing is planned again.
+    """Return the plan that :meth:`Plan.save` wrote. Nothing is planned again on such a device.
 
     Parameters
     ----------
     path : path
     device : torch.device, optional
-        Where to put it. When None: the current device of the kind that it was planned for.
+        Where to put it. When None: the current device of the kind that it was planned for. On
+        another kind, or where the plan's system cannot run, tiles and schedule are made again
+        (the row order is kept), as :meth:`Plan.to` does.
 
     Raises
     ------
@@ -49,22 +54,11 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
     path = Path(path)
     tensors, header = read_plan_file(path)
     kind = header["device"]
-    try:
-        target = torch.device(kind if device is None else device)
-    except (RuntimeError, TypeError):
-        raise value_error(
-            "load_plan", "device", "a device such as cpu or cuda:0", repr(device),
-            "Name one of those, or omit device=",
-        ) from None  # fmt: skip
-    if target.type != kind:
+    if device is None and kind == "cuda" and not torch.cuda.is_available():
         raise refuse(
-            path, f"a plan for {kind}, wanted on {target.type}", f"Plan on {target.type} instead"
+            path, "a plan for a GPU, and there is none here", 'Pass device="cpu" to build it there'
         )
-    if target.type == "cuda":
-        if not torch.cuda.is_available():
-            raise refuse(path, "a plan for a GPU, and there is none here", "Plan on the CPU")
-        index = torch.cuda.current_device() if target.index is None else target.index
-        target = torch.device("cuda", index)
+    target = usable_device("load_plan", kind if device is None else device)
     if header["system"] not in SYSTEMS:
         raise refuse(path, f"a plan of unknown system {header['system']!r}", "Make it again")
     held = {name: tensor.to(target) for name, tensor in tensors.items()}
@@ -82,10 +76,20 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
     permutation = Permutation(header["reorder"], held.get("perm"))
     request = Request(csr, header["n"], dtype, permutation, header["deterministic"])
     reasons = SYSTEMS[header["system"]].reasons(request)
-    if reasons:
-        raise refuse(path, f"a plan that cannot run here: {'; '.join(reasons)}", "Plan anew")
-    return Plan(
-        csr, header["n"], dtype, built, permutation,
-        deterministic=header["deterministic"], report=header["report"],
-        column_order=held.get("column_order"),
-    )  # fmt: skip
+    widths = header.get("widths")
+    if device is not None and (reasons or target.type != kind):
+        made = place(
+            "load_plan", csr, header["n"], dtype, permutation, system=header["system"],
+            deterministic=header["deterministic"], column_order=held.get("column_order"),
+        )  # fmt: skip
+    elif reasons:
+        raise refuse(path, f"a plan that cannot run here: {'; '.join(reasons)}", "Make a new plan")
+    else:
+        made = Plan(
+            csr, header["n"], dtype, built, permutation,
+            deterministic=header["deterministic"], report=header["report"],
+            column_order=held.get("column_order"),
+        )  # fmt: skip
+    if widths:
+        made._keep_widths(Widths(*widths))
+    return made

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import type_error, value_error
-from sparsetile.intake.csr import CSR, FP8, FP8_RESULTS, VALUE_DTYPES, result_dtype
+from sparsetile.intake.csr import (
+    CSR,
+    FP8,
+    FP8_RESULTS,
+    PRODUCT_DTYPES,
+    VALUE_DTYPES,
+    result_dtype,
+)
 from sparsetile.systems import SYSTEMS
 
 __all__ = [
@@ -20,15 +27,7 @@ __all__ = [
     "check_out",
     "check_values",
     "in_plan_dtype",
-    "shares_memory",
 ]
-
-
-def shares_memory(first: Tensor, second: Tensor) -> bool:
-    """True when two tensors are views of one piece of memory."""
-    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and bool(
-        first.numel() and second.numel()
-    )
 
 
 class Planned(Protocol):
@@ -37,7 +36,6 @@ class Planned(Protocol):
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    system: str
     _csr: CSR
 
 
@@ -188,12 +186,14 @@ def in_plan_dtype(plan: Planned, tensor: Tensor, function: str, name: str) -> Te
     """
     if torch.is_autocast_enabled(plan.device.type) and tensor.dtype is not torch.float64:
         lower = torch.get_autocast_dtype(plan.device.type)
-        system = SYSTEMS.get(plan.system)
+        system = SYSTEMS.get(getattr(plan, "system", ""))  # a distributed plan has several
         taken = system is None or lower in system.dtypes
         return tensor.to(lower if taken else plan.dtype)
     if tensor.dtype is not plan.dtype:
-        raise type_error(
-            function, name, f"{plan.dtype} like the plan", tensor.dtype,
-            f"Cast it with {name}.to({plan.dtype}), or make a plan with dtype={tensor.dtype}",
-        )  # fmt: skip
+        remedy = f"Cast it with {name}.to({plan.dtype})"
+        if tensor.is_complex():
+            remedy = f"Multiply {name}.real and {name}.imag one after the other"
+        elif tensor.dtype in PRODUCT_DTYPES:
+            remedy += f", or make a plan with dtype={tensor.dtype}"
+        raise type_error(function, name, f"{plan.dtype} like the plan", tensor.dtype, remedy)
     return tensor

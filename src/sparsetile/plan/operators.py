@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import result_dtype
@@ -39,10 +41,12 @@ __all__ = [
     "flatten",
     "gradient_product",
     "mean_gradient",
+    "parsed",
     "product",
     "relu_gradient",
     "row_major",
     "winners",
+    "without_exact",
 ]
 
 _LIB = torch.library.Library("sparsetile", "DEF")
@@ -97,6 +101,11 @@ def flatten(
     return tensors, json.dumps(recipes)
 
 
+def without_exact(indptr: Tensor, built: BuiltSystem) -> tuple[list[Tensor], str]:
+    """The same of a plan that keeps nothing for max, min and gradients."""
+    return [indptr, *built.tensors.values()], json.dumps([[built.recipe, ""]])
+
+
 def flat_packed(packed: Tensors | None) -> list[Tensor]:
     """Return packed values as operators take them."""
     return [] if packed is None else list(packed.values())
@@ -109,19 +118,30 @@ class FlatPlan:
         recipes = json.loads(recipe)
         forward, exact = recipes[0]
         self.forward: Runner = runner(forward)
-        exact_runner = self.forward if exact is None else runner(exact)
-        if not isinstance(exact_runner, ExactRunner):
+        exact_runner = self.forward if exact is None else runner(exact) if exact else None
+        if exact_runner is not None and not isinstance(exact_runner, ExactRunner):
             raise TypeError(f"spmm: recipe must name an exact system, got {recipe}.")
-        self.exact: ExactRunner = exact_runner
+        self._exact = exact_runner
         end = 1 + len(self.forward.tensor_names)
         self._forward_slice = slice(1, end)
         self._exact_slice = self._forward_slice
         if exact is not None:
-            self._exact_slice = slice(end, end + len(exact_runner.tensor_names))
+            names = () if exact_runner is None else exact_runner.tensor_names
+            self._exact_slice = slice(end, end + len(names))
         self.size = self._exact_slice.stop
         self.rows, self.cols, self.nnz = self.forward.rows, self.forward.cols, self.forward.nnz
         self.differentiable = len(recipes) == 2
         self.mirrored = json.dumps(recipes[::-1]) if self.differentiable else ""
+
+    @property
+    def exact(self) -> ExactRunner:
+        """The exact system's runner."""
+        if self._exact is None:
+            raise RuntimeError(
+                "spmm: tensors must hold A's entries for max, min and the values' gradient, got a "
+                "plan of keep='inference'. Plan with keep='all'."
+            )
+        return self._exact
 
     def forward_tensors(self, tensors: Sequence[Tensor]) -> Tensors:
         """Return the chosen system's tensors by name."""
@@ -146,6 +166,11 @@ class FlatPlan:
 @functools.lru_cache(maxsize=4096)
 def _flat_plan(recipe: str) -> FlatPlan:
     return FlatPlan(recipe)
+
+
+def parsed(recipe: str) -> FlatPlan:
+    """Return the parsed recipe."""
+    return _flat_plan(recipe)
 
 
 def _packed_vector(values: Tensor | None) -> Tensor | None:
@@ -212,6 +237,13 @@ def spmm(
     return out
 
 
+def _share_memory(first: Tensor, second: Tensor) -> bool:
+    """True when two tensors are views of one piece of memory."""
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and bool(
+        first.numel() and second.numel()
+    )
+
+
 def spmm_out(
     tensors: Sequence[Tensor],
     values: Tensor | None,
@@ -223,10 +255,10 @@ def spmm_out(
     alpha: float,
     beta: float,
 ) -> None:
-    """out = alpha · A·B + beta · out, in place."""
+    """out = alpha · A·B + beta · out, in place; ``out`` may share memory with B."""
     _refuse_tangents(B, values, out)
     flat = _flat_plan(recipe)
-    target = _as_taken(flat.forward, out)
+    target = out.clone() if _share_memory(B, out) else _as_taken(flat.forward, out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
     flat.forward.spmm(
         flat.forward_tensors(tensors),
@@ -391,6 +423,31 @@ def _(tensors, values, B, recipe, reduce, winners):  # type: ignore[no-untyped-d
 @torch.library.register_fake("sparsetile::sddmm", lib=_LIB)
 def _(tensors, G, B, recipe, alpha):  # type: ignore[no-untyped-def]
     return B.new_empty((_flat_plan(recipe).nnz,))
+
+
+@register_flop_formula([torch.ops.sparsetile.spmm, torch.ops.sparsetile.spmm_out])
+def _(tensors, values, packed, B, fifth, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return _flops(recipe, B)
+
+
+@register_flop_formula(torch.ops.sparsetile.linear)
+def _(tensors, values, packed, X, bias, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return 2 * _flat_plan(recipe).nnz * X[0]
+
+
+@register_flop_formula(torch.ops.sparsetile.spmm_extremum)
+def _(tensors, values, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return _flops(recipe, B)
+
+
+@register_flop_formula(torch.ops.sparsetile.sddmm)
+def _(tensors, G, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return _flops(recipe, B)
+
+
+def _flops(recipe: str, shape: Sequence[int]) -> int:
+    """A multiplication and an addition for each entry of A and column of B, batch by batch."""
+    return 2 * _flat_plan(recipe).nnz * shape[-1] * math.prod(shape[:-2])
 
 
 def _need_transpose(flat: FlatPlan) -> None:

@@ -26,9 +26,10 @@ from sparsetile.core.checks import real_number, reduce_name
 from sparsetile.core.device import machine
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
-from sparsetile.intake.csr import FP8
+from sparsetile.intake.csr import FP8, PRODUCT_DTYPES
 from sparsetile.plan import operators
-from sparsetile.plan.dispatch import lasting, plain_call
+from sparsetile.plan.devices import usable_device
+from sparsetile.plan.dispatch import lasting, plain_call, transforming
 from sparsetile.plan.explain import explain
 from sparsetile.plan.files import write_plan_file
 from sparsetile.plan.forward_mode import duals, product_of_duals, refuse_out
@@ -41,9 +42,10 @@ from sparsetile.plan.operands import (
     check_out,
     check_values,
     in_plan_dtype,
-    shares_memory,
 )
-from sparsetile.plan.values import HeldValues
+from sparsetile.plan.transforms import refuse_in_transform, transformed_product
+from sparsetile.plan.values import HeldValues, canonical, picked
+from sparsetile.plan.widths import Widths
 from sparsetile.reorder import Permutation, order_of_transpose
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
@@ -59,15 +61,19 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _transposing = threading.RLock()
 
 
-class Plan:
+class Plan(torch.nn.Module):
     """A sparse matrix prepared for products of about one width. Made by :func:`sparsetile.plan`.
+
+    A plan is a module without parameters: as an attribute of another module it follows its
+    ``to()``, ``cuda()``, ``half()`` and so on, and adds nothing to its state dict.
 
     Attributes
     ----------
     shape : tuple of int
         (M, K) of A.
     n : int
-        Width that was planned for; other widths work too.
+        Width that was planned for; other widths work too. A plan made without ``n`` plans for
+        each width that it meets and keeps the most recent ones.
     dtype : torch.dtype
         Type of B, of A's values and of C.
     device : torch.device
@@ -102,6 +108,7 @@ class Plan:
         report: Mapping[str, Any],
         column_order: Tensor | None = None,
     ) -> None:
+        super().__init__()
         self.shape = csr.shape
         self.n = n
         self.dtype = dtype
@@ -122,8 +129,16 @@ class Plan:
         self._transposed: Plan | None = None
         self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
         self._held = HeldValues(self._runner, built.tensors, dtype)
+        self._keep_widths(None)
         self._value_version = 0  # gradients must meet the values that their product had
         self._set_values(None if csr.values is None else csr.values.detach())
+
+    def _keep_widths(self, widths: Widths | None) -> None:
+        """Plan for other widths, too, or (None) for one."""
+        self._widths = widths
+        # What every product compares, read at once: a module's attributes are slow to read.
+        place = self.device.type
+        self._key = (self.dtype, self.device, place, self.shape[1], self._held, widths)
 
     def _make_direction(self) -> operators.Direction:
         exact = exact_system(self.device.type)
@@ -175,6 +190,8 @@ class Plan:
                 tensor.record_stream(stream)
             if self._transposed is not None:
                 self._transposed.record_stream(stream)
+            for other in [] if self._widths is None else self._widths.plans():
+                other.record_stream(stream)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -215,6 +232,8 @@ class Plan:
         if self._held.set(values):
             held = self._held
             self._bound = self._runner.bind(self._built.tensors, held.held, held.packed)
+        for other in [] if self._widths is None else self._widths.plans():
+            other._set_values(self._held.held)
         if self._transposed is not None:
             self._transposed._set_values(self._values_transposed())
             self._transposed._held.follow = self._following_transposed()
@@ -250,12 +269,14 @@ class Plan:
                 [30.]])
         """
         check_values("update_values", self, values)
+        if transforming():
+            raise refuse_in_transform("update_values", "values", "Pass values= to run instead")
         origin = self._alive_origin()
         if origin is None:
-            self._take_values(functools.partial(self._csr.canonical_values, values), values)
+            self._take_values(functools.partial(canonical, values, self._csr), values)
         else:
             back = origin._entries_of_transpose()
-            origin._take_values(lambda: values[back], values)
+            origin._take_values(functools.partial(picked, values, back), values)
         return self
 
     @lasting
@@ -317,10 +338,10 @@ class Plan:
 
         Parameters
         ----------
-        B : Tensor [..., K, N]
-            Dense, of the plan's dtype, any strides; leading dimensions are batches. With
-            ``reorder_columns=True`` pass ``plan.permute(B)``.
-        out : Tensor [..., M, N], optional
+        B : Tensor [..., K, N] or [K]
+            Dense, of the plan's dtype, any strides; leading dimensions are batches. A vector gives
+            a vector. With ``reorder_columns=True`` pass ``plan.permute(B)``.
+        out : Tensor [..., M, N] or [M], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
             Scale of the product and of what ``out`` held. ``beta`` needs ``out``. Of max and min
@@ -358,6 +379,12 @@ class Plan:
         tensor([[4., 4.],
                 [4., 4.]])
         """
+        dtype, device, place, columns, held, widths = self._key
+        if widths is not None and (plan := widths.plan_for(self, B)) is not self:
+            return plan.run(
+                B, out, alpha=alpha, beta=beta, reduce=reduce, values=values, bias=bias, relu=relu,
+                out_dtype=out_dtype,
+            )  # fmt: skip
         if (
             out is None
             and beta == 0.0
@@ -367,12 +394,12 @@ class Plan:
             and type(B) in _PLAIN_TYPES
             and B.dim() == 2
             and B.layout is torch.strided
-            and B.dtype is self.dtype
-            and B.shape[0] == self.shape[1]
-            and B.device == self.device
-            and self._held.follow is None
-            and (self.dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
-            and not torch.is_autocast_enabled(self.device.type)
+            and B.dtype is dtype
+            and (B.shape[0] == columns) is True  # torch.jit.trace has tensors for sizes
+            and B.device == device
+            and held.follow is None
+            and (dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
+            and not torch.is_autocast_enabled(place)
             and plain_call()
             and not B.is_neg()  # not seen while tracing
         ):
@@ -385,8 +412,15 @@ class Plan:
                     tracked = tracked or bias.requires_grad
             if not (tracked and torch.is_grad_enabled()):
                 return plain_product(self, B, bias, reduce, alpha, relu)
-            if self.dtype is not FP8:
+            if dtype is not FP8:
                 return differentiable_product(self, B, bias, reduce, alpha, relu)
+        if isinstance(B, Tensor) and B.dim() == 1:
+            column = out.unsqueeze(-1) if isinstance(out, Tensor) else out
+            C = self.run(
+                B.unsqueeze(-1), column, alpha=alpha, beta=beta, reduce=reduce, values=values,
+                bias=bias, relu=relu, out_dtype=out_dtype,
+            )  # fmt: skip
+            return C.squeeze(-1) if out is None else out
         if values is not None:
             check_values("run", self, values)
             values = self._csr.canonical_values(values)
@@ -450,7 +484,21 @@ class Plan:
         >>> plan.fuses_linear
         False
         """
-        return self._runner.fuses_linear
+        return self._runner.fuses_linear and not transforming()
+
+    def forward(self, B: Tensor, **options: Any) -> Tensor:
+        """Return A·B: ``plan(B)`` is ``plan.run(B)``, with the same options.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> torch.nn.Sequential(st.plan(A, n=2), torch.nn.ReLU())(-torch.ones(3, 2))
+        tensor([[0., 0.],
+                [0., 0.]])
+        """
+        return self.run(B, **options)
 
     def __matmul__(self, B: Tensor) -> Tensor:
         """Return A·B: ``plan @ B`` is ``plan.run(B)``."""
@@ -561,6 +609,12 @@ class Plan:
         needs_grad = torch.is_grad_enabled() and tracked
         if B.dtype is FP8:
             check_fp8(reduce, needs_grad)
+        if transforming():
+            if out is not None:
+                raise refuse_in_transform("run", "out", "Omit out=")
+            if B.dtype is not FP8:
+                self._prepare_gradients()
+            return transformed_product(self._flat, values, B, bias, reduce, alpha, relu, out_dtype)
         dual = duals(B, values, bias)
         if dual is not None:
             refuse_out(out)
@@ -568,11 +622,8 @@ class Plan:
             lead = B.shape[:-2]
             flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
             check_out(self.shape[0], B, out, reduce, needs_grad)
-            # A result that shares memory with B, or cannot be seen as one batch, is made apart.
-            apart = len(lead) > 1 or shares_memory(B, out)
-            target = out
-            if apart:
-                target = (out.flatten(0, -3) if len(lead) > 1 else out).clone()
+            apart = len(lead) > 1  # many batch dimensions cannot be seen as one in place
+            target = out.flatten(0, -3).clone() if apart else out
             tensors, recipe = self._flat
             torch.ops.sparsetile.spmm_out(
                 tensors, values, packed, flat, target, recipe, reduce, alpha, beta
@@ -593,6 +644,14 @@ class Plan:
     def _transpose(self) -> Plan:
         with _transposing:
             return self._planned_transpose()
+
+    def _has_transpose(self) -> bool:
+        """Plan the transpose; what a tracer calls, which then reads it where it is kept."""
+        self._transpose()
+        return True
+
+    # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
+    _has_transpose._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _planned_transpose(self) -> Plan:
         origin = self._alive_origin()
@@ -626,7 +685,10 @@ class Plan:
             )  # fmt: skip
             made._origin = weakref.ref(self)
             made._held.follow = self._following_transposed()
-            self._transposed = made
+            if self._widths is not None:
+                made._keep_widths(Widths(self._widths.system, self._widths.tune))
+            self.__dict__["_transposed"] = made  # no submodule: it follows by itself
+            return made
         return self._transposed
 
     @lasting
@@ -639,7 +701,6 @@ class Plan:
             )
         return True
 
-    # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
     _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     @property
@@ -661,6 +722,10 @@ class Plan:
                 [0.],
                 [5.]])
         """
+        if torch.compiler.is_dynamo_compiling():
+            # Planned before it is first read: a tracer takes what it has read to be constant.
+            origin = self._has_transpose() and self._alive_origin()
+            return origin or self._transposed  # type: ignore[return-value]
         return self._transpose() if self._transposed is None else self._transposed
 
     def _following_transposed(self) -> Callable[[], Tensor | None] | None:
@@ -678,7 +743,7 @@ class Plan:
         """What was planned, as plain data: sizes, choices, times in seconds, bytes.
 
         ``seconds`` has the time of each stage; ``build`` splits the stage of that name into format
-        and schedule.
+        and schedule. ``bytes`` has what each part takes now: a planned transpose adds its own.
 
         Examples
         --------
@@ -697,15 +762,54 @@ class Plan:
             "n": self.n,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
-            "weighted": self._held.held is not None,
+            "weighted": self._weighted,
             "system": self.system,
             "reorder": self.reorder,
             "reorder_columns": self.column_order is not None,
             "deterministic": self.deterministic,
             "format_bytes": self._built.bytes,
+            "bytes": self._bytes(),
             "choices": dict(self._built.choices),
             **{key: self._report[key] for key in self._report},
         }
+
+    @property
+    def _weighted(self) -> bool:
+        return self._held.held is not None
+
+    def _held_parts(self) -> dict[str, Tensors]:
+        """What products read, by part."""
+        held, packed = self._held.held, self._held.packed
+        return {
+            "format": self._built.tensors,
+            "packed values": packed or {},
+            "values": {} if held is None else {"values": held},
+        }
+
+    def _parts(self) -> dict[str, Tensors]:
+        csr, exact = self._csr, self._direction.exact
+        matrix = {"indptr": csr.indptr, "indices": csr.indices, "entry_map": csr.entry_map}
+        parts = {
+            **self._held_parts(),
+            "matrix": {name: part for name, part in matrix.items() if part is not None},
+            "exact system": exact.tensors,
+        }
+        other = self._transposed
+        if other is not None and self._order is not None:
+            for name, part in other._parts().items():
+                parts[f"transpose: {name}"] = part
+            parts["transpose: order"] = {"order": self._order}
+        return parts
+
+    def _bytes(self) -> dict[str, int]:
+        """Bytes of each part that is held now; memory that parts share counts once."""
+        seen: set[int] = set()
+        found: dict[str, int] = {}
+        for name, part in self._parts().items():
+            fresh = {t.untyped_storage().data_ptr(): t.nbytes for t in part.values()}
+            found[name] = sum(size for at, size in fresh.items() if at not in seen)
+            seen |= set(fresh)
+        return {name: size for name, size in found.items() if size}
 
     def floor(self) -> tuple[float, str]:
         """Return the floor, the least seconds the device allows, and the term that sets it.
@@ -747,11 +851,70 @@ class Plan:
         """
         return explain(repr(self), self.info, self.floor())
 
+    # -- devices and copies ---------------------------------------------------------------------
+
+    def to(self, *args: Any, **kwargs: Any) -> Plan:
+        """Bring the plan to another device or type, in place, and return it.
+
+        The row order is kept. Between the CPU and a GPU, and to another type, tiles and schedule
+        are made again; where the system cannot run there, the one that is predicted to be fastest
+        is taken. Trainable values that the plan follows stay where they are, and are copied at
+        each product if that is another device.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As ``torch.nn.Module.to``: a device, a dtype, both, or a tensor that has both.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> plan = st.plan(A, n=2)
+        >>> plan.to(torch.float64)
+        Plan(2x3, 3 entries, weighted, n=2, float64, cpu, system=cpu)
+        >>> plan.to("cuda" if torch.cuda.is_available() else "cpu").device.type in ("cuda", "cpu")
+        True
+        """
+        first = args[0] if args else kwargs.get("device")
+        if isinstance(first, (str, torch.device)):
+            usable_device("to", first)
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        self._place(self.device if device is None else usable_device("to", device), dtype)
+        return self
+
+    def _place(self, device: torch.device, dtype: torch.dtype | None) -> None:
+        from sparsetile.plan.placement import move
+
+        if dtype is not None and dtype not in PRODUCT_DTYPES:
+            names = ", ".join(str(each) for each in PRODUCT_DTYPES)
+            raise type_error("to", "dtype", f"one of {names}", dtype, "Choose one of those")
+        origin = self._alive_origin()
+        move(self if origin is None else origin, device, self.dtype if dtype is None else dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Plan:
+        """What ``to()``, ``cuda()``, ``half()``… of a module that holds the plan call."""
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        self._place(usable_device("to", probe.device), probe.dtype)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetile.plan.placement import reduced
+
+        return reduced(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        from sparsetile.plan.placement import copied
+
+        return copied(self, memo)
+
     def __repr__(self) -> str:
         rows, cols = self.shape
-        kind = "pattern" if self._held.held is None else "weighted"
+        kind = "weighted" if self._weighted else "pattern"
         return (
-            f"Plan({rows}x{cols}, {self.nnz} entries, {kind}, n={self.n}, "
+            f"Plan({rows}x{cols}, {self.nnz} entries, {kind}, "
+            f"n={self.n if self._widths is None else 'any'}, "
             f"{str(self.dtype).removeprefix('torch.')}, {self.device}, system={self.system})"
         )
 
@@ -782,6 +945,7 @@ class Plan:
             "choices": dict(self._built.choices),
             "reorder": self.reorder,
             "deterministic": self.deterministic,
+            "widths": self._widths and [self._widths.system, self._widths.tune],
             "report": self._report,
         }
         csr = self._csr

@@ -19,41 +19,38 @@ from sparsetile.core.checks import dimension, one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import PRODUCT_DTYPES
-from sparsetile.plan.dispatch import lasting
+from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.intake.tuples import graph_parts
+from sparsetile.plan.devices import usable_device
+from sparsetile.plan.dispatch import lasting, untraced, wrapped
+from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.plan import Plan
+from sparsetile.plan.widths import FIRST_WIDTH, Widths
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
 from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import measure_systems, predict_systems
 
-__all__ = ["build_plan", "plan"]
+__all__ = ["build_plan", "plan", "refuse_wrapped"]
 
 
 def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
     if device is not None:
-        try:
-            chosen = torch.device(device)
-        except (RuntimeError, TypeError):
-            raise value_error(
-                "plan",
-                "device",
-                "a device such as cpu or cuda:0",
-                repr(device),
-                "Name one of those",
-            ) from None
-        if chosen.type == "cuda" and not torch.cuda.is_available():
-            raise value_error(
-                "plan", "device", "a device of this machine", f"{chosen} where there is no GPU",
-                "Omit device=, or run `sparsetile doctor` to see what is missing",
-            )  # fmt: skip
-        if chosen.type == "cuda" and chosen.index is None:
-            return torch.device("cuda", torch.cuda.current_device())
-        return chosen
+        return usable_device("plan", device)
     on_host = isinstance(A, (str, os.PathLike)) or type(A).__module__.startswith("scipy.")
     if on_host and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return None
+
+
+def refuse_wrapped(function: str, A: Any) -> None:
+    """A plan outlives the transform of torch.func that a matrix may be an argument of."""
+    if any(wrapped(part) for part in (A if isinstance(A, (tuple, list)) else (A,))):
+        raise value_error(
+            function, "A", "a matrix from outside of torch.func's transforms", "an argument of one",
+            "Plan A outside, and give its values to plan.run(B, values=) inside",
+        )  # fmt: skip
 
 
 def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
@@ -72,9 +69,10 @@ def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
     return REORDERERS["identity" if name == "auto" else name](csr)
 
 
+@untraced("Planning reads the pattern of A. Call sparsetile.plan outside of what is compiled")
 def plan(
     A: Any,
-    n: int,
+    n: int | None = None,
     *,
     dtype: torch.dtype | None = None,
     system: str = "auto",
@@ -83,16 +81,20 @@ def plan(
     deterministic: bool | None = None,
     tune: Literal["model", "measure", "none"] = "model",
     device: torch.device | str | None = None,
+    keep: Literal["all", "inference"] = "all",
 ) -> Plan:
     """Prepare A for products with dense matrices of about ``n`` columns.
 
     Parameters
     ----------
     A : sparse matrix [M, K]
-        torch CSR/CSC/COO/BSR, scipy, cupyx, ``(edge_index, weight, shape)``,
+        torch CSR/CSC/COO/BSR, scipy, cupyx, PyG's ``Data`` and ``EdgeIndex``,
+        ``(edge_index, weight, shape)`` (square where the shape is missing),
         ``(indptr, indices, values, shape)``, or the path of a .mtx, .mtx.gz or .npz file.
-    n : int
-        Columns of B. Products of other widths work, with this width's plan.
+    n : int, optional
+        Columns of B. Products of other widths work, with this width's plan. When None, 128 columns
+        are planned for at once, and each other width when it is first met; the plans of the 8
+        most recent widths are kept.
     dtype : torch.dtype, optional
         Type of B and C; that of A's values (torch's default for a pattern) when None.
     system : str
@@ -113,6 +115,11 @@ def plan(
         ``cpu``). It is for matrices that are used a few times, such as sampled blocks.
     device : torch.device, optional
         Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
+    keep : {"all", "inference"}
+        ``"inference"`` keeps what products read and nothing else: of ``bcsr`` the blocks and their
+        indices, about a tenth of the dense bytes where nine of ten blocks are dropped. Sums and
+        means without gradients are left; new values, gradients, the transpose, max, min, other
+        types and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` says what is held.
 
     Returns
     -------
@@ -136,9 +143,10 @@ def plan(
             [101.],
             [ 10.]])
     """
-    return build_plan(
+    refuse_wrapped("plan", A)
+    made = build_plan(
         A,
-        n,
+        FIRST_WIDTH if n is None else n,
         dtype=dtype,
         system=system,
         reorder=reorder,
@@ -146,9 +154,14 @@ def plan(
         deterministic=deterministic,
         tune=tune,
         device=device,
+        keep=keep,
     )
+    if n is None:
+        made._keep_widths(Widths(system, tune))
+    return made
 
 
+@untraced("Planning reads the pattern of A. Call build_plan outside of what is compiled")
 @lasting
 def build_plan(
     A: Any,
@@ -161,6 +174,7 @@ def build_plan(
     deterministic: bool | None = None,
     tune: str = "model",
     device: torch.device | str | None = None,
+    keep: str = "all",
     ablation: str | None = None,
     timed: bool = False,
 ) -> Plan:
@@ -178,6 +192,7 @@ def build_plan(
     n = dimension("plan", "n", n)
     one_of("plan", "tune", tune, ["model", "measure", "none"])
     one_of("plan", "system", system, ["auto", *SYSTEMS])
+    one_of("plan", "keep", keep, ["all", "inference"])
     if not isinstance(reorder_columns, bool):
         raise type_error(
             "plan", "reorder_columns", "True or False", repr(reorder_columns),
@@ -231,8 +246,10 @@ def build_plan(
                 "rejected": rejected,
             },
         )  # fmt: skip
+    if keep == "inference":
+        return InferencePlan.of(made)
     if source.values is not None and source.values.requires_grad:
-        made._held.follow = functools.partial(_current, A, given.with_values(None), entries)
+        made._held.follow = _following(A, given.with_values(None), entries)
     return made
 
 
@@ -265,10 +282,33 @@ def _read_clock(device: torch.device | None) -> float:
     return time.perf_counter()
 
 
+def _following(
+    A: Any, given: CSR, entries: Tensor | None
+) -> functools.partial[Tensor] | functools.partial[Tensor | None]:
+    """What returns A's values at each call. A tensor that can be named is, for tracers' sake."""
+    kind = kind_of(A)
+    if kind is Kind.GRAPH:
+        return _following(graph_parts("plan", A), given, entries)
+    if kind is Kind.CSR_TUPLE or kind is Kind.EDGE_TUPLE:
+        leaf = A[2] if kind is Kind.CSR_TUPLE else A[1]
+        return functools.partial(_ordered, leaf, given, entries)
+    return functools.partial(_current, A, given, entries)
+
+
+def _ordered(leaf: Tensor, given: CSR, entries: Tensor | None) -> Tensor:
+    """The values of a tuple in the order of the plan's entries; differentiable."""
+    values = given.canonical_values(leaf.to(given.device))
+    return values if entries is None else values[entries]
+
+
+@untraced("torch does not trace sparse tensors. Give the values of A to plan.update_values instead")
 def _current(A: Any, given: CSR, entries: Tensor | None) -> Tensor | None:
     """A's values now, in the order of the plan's entries; differentiable."""
     values = current_values(A, given, function="run")
-    return values if values is None or entries is None else values[entries]
+    if values is None:
+        return None
+    # A view of a sparse tensor is one that torch cannot trace: no view must come out of here.
+    return values.clone() if entries is None else values[entries]
 
 
 def _check_ablation(system: str, ablation: str | None) -> None:

@@ -20,9 +20,14 @@ from torch import Tensor
 
 from sparsetile.core.errors import type_error
 from sparsetile.intake import CSR, current_values, fingerprint
-from sparsetile.jit.loader import current_stream_handle
+from sparsetile.intake.csr import PRODUCT_DTYPES
+from sparsetile.intake.recognise import Kind, kind_of
+from sparsetile.intake.tuples import graph_parts
+from sparsetile.plan.devices import usable_device
+from sparsetile.plan.dispatch import lasting, untraced
+from sparsetile.plan.kept import KeptPlan
 from sparsetile.plan.plan import Plan
-from sparsetile.plan.planner import plan
+from sparsetile.plan.planner import plan, refuse_wrapped
 
 __all__ = ["clear_plan_cache", "spmm"]
 
@@ -33,32 +38,13 @@ MAX_PLANS = 16
 
 
 @dataclass
-class _Kept:
-    """A plan, and the streams on which products with it were launched, by their handles."""
-
-    plan: Plan
-    streams: dict[int, torch.cuda.Stream] = field(default_factory=dict)
-
-    def note_stream(self) -> None:
-        if self.plan.device.type == "cuda":
-            handle = current_stream_handle(self.plan.device.index)
-            if handle not in self.streams:
-                self.streams[handle] = torch.cuda.current_stream(self.plan.device)
-
-    def drop(self) -> None:
-        """Keep the plan's memory from others until the work that reads it is done."""
-        for stream in self.streams.values():
-            self.plan.record_stream(stream)
-
-
-@dataclass
 class _Entry:
     pattern_key: Hashable
     values_key: Hashable
-    plans: OrderedDict[tuple[Any, ...], _Kept] = field(default_factory=OrderedDict)
+    plans: OrderedDict[tuple[Any, ...], KeptPlan] = field(default_factory=OrderedDict)
 
-    def keep(self, key: tuple[Any, ...], made: Plan) -> _Kept:
-        kept = self.plans[key] = _Kept(made)
+    def keep(self, key: tuple[Any, ...], made: Plan) -> KeptPlan:
+        kept = self.plans[key] = KeptPlan(made)
         while len(self.plans) > MAX_PLANS:
             self.plans.popitem(last=False)[1].drop()
         return kept
@@ -102,6 +88,7 @@ def _forget(key: Hashable) -> None:
             entry.drop()
 
 
+@lasting
 def _entry(A: Any) -> _Entry:
     prints = fingerprint(A)
     pattern_key, values_key = prints if prints is not None else (None, None)
@@ -136,6 +123,9 @@ def _refresh(entry: _Entry, A: Any) -> bool:
     return True
 
 
+_values_now = lasting(current_values)  # torch.func cannot read a sparse tensor
+
+
 def _tracked(A: Any) -> bool:
     """True when A's values take part in autograd."""
     if isinstance(A, Tensor):
@@ -144,6 +134,7 @@ def _tracked(A: Any) -> bool:
     return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
 
 
+@untraced("sparsetile.spmm looks for changes of A. Use plan @ B, with a plan made outside")
 def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     """Return A·B for a sparse A and a dense B; plans A once and keeps the plan.
 
@@ -151,14 +142,14 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     ----------
     A : sparse matrix [M, K]
         Anything that :func:`sparsetile.plan` takes. Gradients flow into its values.
-    B : Tensor [..., K, N]
+    B : Tensor [..., K, N] or [K]
         Dense, on the device where the product is wanted.
     reduce : {"sum", "mean", "max", "min"}
         How the entries of a row are combined.
 
     Returns
     -------
-    Tensor [..., M, N]
+    Tensor [..., M, N] or [M]
 
     Examples
     --------
@@ -174,10 +165,20 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     """
     if not isinstance(B, Tensor):
         raise type_error("spmm", "B", "a torch tensor", type(B).__name__, "Use torch.as_tensor")
-    n = B.shape[-1] if B.dim() else 0
+    usable_device("spmm", B.device, "B")
+    if B.dtype not in PRODUCT_DTYPES:
+        names = ", ".join(str(each) for each in PRODUCT_DTYPES)
+        parts = "Multiply B.real and B.imag one after the other"
+        raise type_error(
+            "spmm", "B", f"of type {names}", B.dtype, parts if B.is_complex() else "Cast it first"
+        )
+    refuse_wrapped("spmm", A)
+    n = B.shape[-1] if B.dim() > 1 else 1
     dtype = B.dtype
     if torch.is_autocast_enabled(B.device.type) and dtype is not torch.float64:
         dtype = torch.get_autocast_dtype(B.device.type)
+    if kind_of(A) is Kind.GRAPH:  # its tensors are what is watched
+        A = graph_parts("spmm", A)
     device = B.device if not isinstance(A, Tensor) else None
     with _lock:
         entry = _entry(A)
@@ -193,7 +194,10 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
         found.note_stream()
         kept = found.plan
     # Autograd keeps what a product read. It must be A's own values: the plan's copy of a sparse
-    # tensor's is written anew at each call on a GPU, which autograd would take for a change.
+    # tensor's is written again at each call on a GPU, which autograd would take for a change.
     if torch.is_grad_enabled() and (_tracked(A) or (B.requires_grad and isinstance(A, Tensor))):
-        return kept._run_checked(B, None, 1.0, 0.0, reduce, current_values(A, kept._csr))
+        values = _values_now(A, kept._csr)
+        if B.dim() == 1:
+            return kept._run_checked(B[:, None], None, 1.0, 0.0, reduce, values).squeeze(-1)
+        return kept._run_checked(B, None, 1.0, 0.0, reduce, values)
     return kept.run(B, reduce=reduce)

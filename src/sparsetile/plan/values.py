@@ -7,10 +7,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparsetile.core.errors import value_error
+from sparsetile.intake import CSR
 from sparsetile.plan.dispatch import lasting
 from sparsetile.systems.base import Runner, Tensors
 
-__all__ = ["HeldValues"]
+__all__ = ["HeldValues", "canonical", "picked"]
+
+
+def canonical(values: Tensor, csr: CSR) -> Tensor:
+    """Return the caller's values in the order of the pattern's entries, where the pattern lies."""
+    return csr.canonical_values(values.to(csr.device))
+
+
+def picked(values: Tensor, order: Tensor) -> Tensor:
+    """Return values in another order, where the order lies."""
+    return values.to(order.device)[order]
 
 
 class HeldValues:
@@ -23,7 +35,7 @@ class HeldValues:
     packed : mapping of Tensor or None
         What the runner made of them, by name; None where it reads the values themselves.
     follow : callable or None
-        Values that require grad are not copied but followed: each run asks for them anew, so that
+        Values that require grad are not copied but followed: each run asks for them again, so that
         an optimiser's step is seen and each run has an autograd graph of its own.
     """
 
@@ -32,6 +44,7 @@ class HeldValues:
         self._tensors = tensors
         self._dtype = dtype
         self._casts: dict[torch.dtype, tuple[Tensor | None, Tensors | None]] = {}
+        self._released = False  # only what is packed is left
         self.held: Tensor | None = None
         self.packed: Tensors | None = None
         self.follow: Callable[[], Tensor | None] | None = None
@@ -44,7 +57,7 @@ class HeldValues:
     def set(self, values: Tensor | None) -> bool:
         """Take over canonical values; in place where there are some, for graphs and bindings.
 
-        Returns whether what was bound to the tensors before must be bound anew.
+        Returns whether what was bound to the tensors before must be bound again.
         """
         if values is not None:
             values = values.to(self._dtype).resolve_neg()
@@ -72,10 +85,24 @@ class HeldValues:
         """Values and packed values in another dtype (autocast); kept until they change."""
         if dtype is self._dtype:
             return self.held, self.packed
+        if self._released:
+            raise value_error(
+                "run", "B", f"{self._dtype} with a plan of keep='inference'", dtype,
+                "Plan in that type, or with keep='all'",
+            )  # fmt: skip
         if dtype not in self._casts:
             cast = None if self.held is None else self.held.to(dtype)
             self._casts[dtype] = (cast, self._pack(cast, dtype))
         return self._casts[dtype]
+
+    def release(self, runner: Runner, tensors: Tensors) -> None:
+        """Drop what products of the plan's own type do not read; no new values come after this."""
+        self._runner, self._tensors = runner, tensors
+        self._casts.clear()
+        self.follow = None
+        if self.packed is not None and not runner.reads_values:
+            self.held = None
+            self._released = True
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that is kept here."""

@@ -23,7 +23,7 @@ _VERTICES_MAX = 2**31 - 1
 def host_pattern(csr: CSR, function: str) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
     """Return (indptr, indices, columns) of a matrix with at least one entry.
 
-    Columns of a rectangular matrix that has more of them than entries are numbered anew, without
+    Columns of a rectangular matrix that has more of them than entries are renumbered, without
     those that are empty: memory then depends on the rows and entries alone.
 
     Raises

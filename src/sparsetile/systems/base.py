@@ -205,6 +205,8 @@ class Runner(ABC):
     """
 
     packed_names: tuple[str, ...] = ()
+    pack_only: tuple[str, ...] = ()  # tensors that :meth:`pack` alone reads
+    reads_values: bool = True  # whether :meth:`spmm` reads ``values`` where it has ``packed``
     any_strides: bool = False
     fuses_linear: bool = False
 

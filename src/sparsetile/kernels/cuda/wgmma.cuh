@@ -102,6 +102,16 @@ __device__ __forceinline__ void copy_box_to_all(void* shared, const TensorMap* m
       : "memory");
 }
 
+// `bytes` bytes, a multiple of 16, to shared memory; both addresses multiples of 16.
+__device__ __forceinline__ void copy_bytes(void* shared, const void* global, u32 bytes,
+                                           u64* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // ---- copies back: written by threads, then read by the engine
 
 // Between threads and the asynchronous proxy (copy engine, Tensor Cores): what the calling thread

@@ -23,16 +23,6 @@ __device__ __forceinline__ u64 plain_descriptor(const void* shared, u32 along_k,
   return (address & 0x3ffff) >> 4 | u64(along_k >> 4) << 16 | u64(along_n >> 4) << 32;
 }
 
-// `bytes` bytes, a multiple of 16, to shared memory; both addresses multiples of 16.
-__device__ __forceinline__ void copy_bytes(void* shared, const void* global, u32 bytes,
-                                           u64* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
-
 }  // namespace wg
 
 // kN columns, their sums, the instruction, what follows its operands' scales, numbers of the

@@ -1,9 +1,9 @@
 """Launches of ``spmm_bcsr``: from a plan's tensors to kernel parameters and tensor maps.
 
 Tensors: ``work`` (block rows longest first, each with its first block and how many it has),
-``block_col_idx``, ``order`` (empty: the given one), ``places`` of the entries in the blocks,
-``indptr``; where some cell of a block holds no entry, also those of the exact system that repairs
-C, as ``exact.indptr`` and so on.
+``block_row_ptr``, ``block_col_idx``, ``order`` (empty: the given one), ``places`` of the entries in
+the blocks, ``indptr``; where some cell of a block holds no entry, also those of the exact system
+that repairs C, as ``exact.indptr`` and so on.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from sparsetile.kernels.bcsr import (
     choose_block_tile,
     out_types,
 )
+from sparsetile.kernels.linear_few import FEW_TOKENS
 from sparsetile.kernels.repair import (
     REPAIR_BLOCKS,
     REPAIR_STRIDED,
@@ -47,6 +48,7 @@ from sparsetile.kernels.repair import (
 )
 from sparsetile.kernels.tf32_operand import VECTOR
 from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
+from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.shared.bound import BoundProduct, Prepared
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
 from sparsetile.systems.shared.epilogue import apply_epilogue, epilogue_params
@@ -129,12 +131,14 @@ class BCSRRunner(Runner):
     """Packed ``blocks``: A's blocks [blocks, 64, 64], float32 rounded to TF32."""
 
     packed_names = ("blocks",)
+    pack_only = ("places",)
 
     def __init__(self, meta: Mapping[str, Any], exact: ExactRunner | None) -> None:
         super().__init__(meta)
         self._blocks = int(meta["blocks"])
         self._block_rows = -(-self.rows // BLOCK)
         self._exact = exact
+        self.reads_values = exact is not None
         self._step = int(meta["step"])
         self._columns: int | None = meta["columns"]
         # Steps of the ladder take row-major operands.
@@ -142,6 +146,7 @@ class BCSRRunner(Runner):
         self._launches: dict[tuple[Any, ...], Launch] = {}
         self._repairs: dict[tuple[Any, ...], LoadedKernel] = {}
         self._copies = OperandCopies()
+        self._few = FewTokens(self.rows, self.cols, self._blocks, BLOCK)
         encode = encode_matrix if self._step >= ENGINE else _described
         self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode)
 
@@ -330,6 +335,35 @@ class BCSRRunner(Runner):
             self._repairs[key] = REPAIR_STRIDED.load(config, device)
         return self._repairs[key]
 
+    def _takes_few(self, tensors: Tensors, B: Tensor, out: Tensor, epilogue: Epilogue) -> bool:
+        """Whether it is a linear layer of few tokens, whose kernel reads the blocks once."""
+        return (
+            B.shape[-1] <= FEW_TOKENS
+            and self._step == PRODUCT
+            and self._columns is None
+            and not epilogue.mean
+            and "block_row_ptr" in tensors  # plan files from before there was this kernel
+            and out.stride(-2) == 1
+            and FewTokens.takes(B.mT)
+            and not self._few.reasons(B.dtype, B.device)
+        )
+
+    def _few_tokens(
+        self,
+        tensors: Tensors,
+        blocks: Tensor,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue,
+        spoilt: Tensor | None,
+    ) -> None:
+        lists = (tensors["block_row_ptr"], tensors["block_col_idx"])
+        pairs = [(B, out)] if B.dim() == 2 else list(zip(B, out, strict=True))
+        for one, c in pairs:
+            self._few.run(
+                lists, blocks, one.mT, c.mT, epilogue, order=tensors["order"], spoilt=spoilt
+            )
+
     def _product(
         self,
         tensors: Tensors,
@@ -340,6 +374,9 @@ class BCSRRunner(Runner):
         spoilt: Tensor | None = None,
     ) -> None:
         """All batches, through copies of B and C where the kernel does not take them."""
+        if self._takes_few(tensors, B, out, epilogue):
+            self._few_tokens(tensors, blocks, B, out, epilogue, spoilt)
+            return
         n, tf32 = B.shape[-1], B.dtype is torch.float32
         if tf32 and n > (step := columns_at_once(self.cols)):
             for at in range(0, n, step):

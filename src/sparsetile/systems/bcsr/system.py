@@ -66,7 +66,7 @@ class BCSRSystem(System):
     deterministic = True
     architectures = "sm_90a"
     rounds_to_tf32 = True
-    kernels = ("spmm_bcsr", "tf32_operand", "spmm_csr", "repair_strided")
+    kernels = ("spmm_bcsr", "linear_few", "tf32_operand", "spmm_csr", "repair_strided")
     ablations = (*LADDER, *COLUMNS)
 
     def further_reasons(self, request: Request) -> list[str]:
@@ -93,6 +93,7 @@ class BCSRSystem(System):
         work = LongestFirst.make(blocks.units())
         tensors = {
             "work": work.items,
+            "block_row_ptr": blocks.block_row_ptr,
             "block_col_idx": blocks.block_col_idx,
             "order": order_tensor(blocks.order, csr),
             "places": blocks.places,

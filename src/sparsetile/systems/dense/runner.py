@@ -26,6 +26,7 @@ class DenseRunner(Runner):
     """
 
     packed_names = ("A",)
+    pack_only = ("row_ids", "columns")
 
     def __init__(self, meta: Mapping[str, Any], exact: ExactRunner) -> None:
         super().__init__(meta)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
@@ -26,15 +27,18 @@ from sparsetile.systems.shared.bound import BoundProduct, Prepared
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
 from sparsetile.systems.shared.epilogue import epilogue_params
 from sparsetile.systems.shared.geometry import (
+    ACCESS_BYTES,
     MAX_SCRATCH,
     MAX_SLABS,
     Geometry,
+    aligned,
     batch_count,
     batch_pieces,
+    padded_like,
     stride_params,
 )
 
-__all__ = ["TileLaunch", "TileRunner"]
+__all__ = ["AlignedTileRunner", "TileLaunch", "TileRunner"]
 
 # Packed values are copied in words of four bytes, or in pieces of sixteen.
 _VALUE_MARGIN = 8
@@ -53,6 +57,8 @@ class TileLaunch:
         Threads of a thread block, thread blocks for the items, slabs for the columns of B.
     slot_bytes : int
         Bytes of a partial sum in its slot.
+    counters : int
+        Parts of a slab that are joined apart, each with counters of its own.
     join : LoadedKernel or None
         The kernel that adds up what cut windows left, where the first does not do it itself, with
         its threads and its thread blocks for each such window.
@@ -66,6 +72,7 @@ class TileLaunch:
     join: LoadedKernel | None = None
     join_threads: int = 0
     join_blocks: int = 0
+    counters: int = 1
 
 
 class TileRunner(Runner):
@@ -172,7 +179,7 @@ class TileRunner(Runner):
                 owner = 0 if launch.join is None else threading.get_ident()
                 memory, arrivals = scratch(
                     device, stream, layers * self._slots * launch.slot_bytes,
-                    layers * self._nodes, owner,
+                    layers * self._nodes * launch.counters, owner,
                 )  # fmt: skip
                 params["partials"] = memory.data_ptr()
                 if "arrivals" in params:
@@ -227,3 +234,42 @@ class TileRunner(Runner):
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
     ) -> Callable[[Tensor], Tensor] | None:
         return BoundProduct(self, tensors, values, packed) if self.rows else None
+
+
+class AlignedTileRunner(TileRunner):
+    """For kernels that move whole 16-byte pieces of rows.
+
+    B and C that are not aligned to 16 bytes, or not whole pieces wide, go through copies.
+    """
+
+    def spmm(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+    ) -> None:
+        n, columns = B.shape[-1], ACCESS_BYTES // B.element_size()
+        whole = n % columns == 0
+        if not whole or not aligned(B):  # zeros behind the last column: they are multiplied, too
+            B = pad(B, (0, -n % columns))[..., :n]
+        if not whole and epilogue.bias is not None:  # stores are whole, too, and add it whole
+            epilogue = replace(epilogue, bias=pad(epilogue.bias, (0, -n % columns)))
+        target = out
+        if not whole or not aligned(out):
+            target = padded_like(out, columns)
+            if epilogue.beta != 0.0:
+                target.copy_(out)
+        super().spmm(tensors, values, packed, B, target, epilogue)
+        if target is not out:
+            out.copy_(target)
+
+    def prepare_launches(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+    ) -> Sequence[Prepared] | None:
+        """Return the launch of B -> C; None where windows were cut or copies are needed."""
+        if B.shape[1] * B.element_size() % ACCESS_BYTES or not aligned(B):
+            return None
+        return super().prepare_launches(tensors, values, packed, B)

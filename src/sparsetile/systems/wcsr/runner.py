@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
 from sparsetile.kernels.wcsr import (
     JOIN_WCSR,
@@ -18,10 +15,8 @@ from sparsetile.kernels.wcsr import (
     join_config,
     wcsr_config,
 )
-from sparsetile.systems.base import PLAIN, Epilogue, Tensors
-from sparsetile.systems.shared.bound import Prepared
-from sparsetile.systems.shared.geometry import ACCESS_BYTES, aligned, padded_like
-from sparsetile.systems.shared.tile_runner import TileLaunch, TileRunner
+from sparsetile.systems.base import Tensors
+from sparsetile.systems.shared.tile_runner import AlignedTileRunner, TileLaunch
 
 __all__ = ["WCSRRunner"]
 
@@ -30,11 +25,8 @@ _FORMAT = (
 )  # fmt: skip
 
 
-class WCSRRunner(TileRunner):
-    """As many thread blocks as share the items; a second launch where windows were cut.
-
-    B and C that are not aligned to 16 bytes, or not whole accesses wide, go through copies.
-    """
+class WCSRRunner(AlignedTileRunner):
+    """As many thread blocks as share the items; a second launch where windows were cut."""
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
@@ -66,35 +58,3 @@ class WCSRRunner(TileRunner):
             slot_bytes=tile.warps * 32 * tile.sums * 4, join=join,
             join_threads=joined.threads, join_blocks=joined.blocks,
         )  # fmt: skip
-
-    def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
-        n, columns = B.shape[-1], ACCESS_BYTES // B.element_size()
-        whole = n % columns == 0
-        if not whole or not aligned(B):  # zeros behind the last column: they are multiplied, too
-            B = pad(B, (0, -n % columns))[..., :n]
-        if not whole and epilogue.bias is not None:  # stores are whole, too, and add it whole
-            epilogue = replace(epilogue, bias=pad(epilogue.bias, (0, -n % columns)))
-        target = out
-        if not whole or not aligned(out):
-            target = padded_like(out, columns)
-            if epilogue.beta != 0.0:
-                target.copy_(out)
-        super().spmm(tensors, values, packed, B, target, epilogue)
-        if target is not out:
-            out.copy_(target)
-
-    def prepare_launches(
-        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
-    ) -> Sequence[Prepared] | None:
-        """Return the launch of B -> C; None where windows were cut or copies are needed."""
-        if B.shape[1] * B.element_size() % ACCESS_BYTES or not aligned(B):
-            return None
-        return super().prepare_launches(tensors, values, packed, B)

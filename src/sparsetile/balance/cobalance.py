@@ -1,0 +1,255 @@
+"""Windows and columns of C shared out between persistent workers: Voltrix-SpMM, section 3.2.
+
+A task is a window and a unit of columns of C. Tasks are flattened, window after window, and split
+at points that even out the cost of Equation 1 (balance/cost_model.py, balance/partition_points.py).
+A window in which one share ends and another begins is shared along N: both read its tiles, each
+writes its own columns, and nothing is added up. The paper's unit has 16 columns. Ours is what the
+caller says: 128 bytes of a row, since shorter pieces of rows of B are copied slowly.
+
+Windows so long that their shares along N would have fewer than ``least`` units are cut along their
+tiles first. The pieces leave partial sums, added in a fixed order by the tree of balance/tree.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsetile.balance.base import not_consecutive
+from sparsetile.balance.cost_model import CostModel
+from sparsetile.balance.partition_points import greedy_points, refined_points, share_costs
+from sparsetile.balance.tree import TreeSchedule, build_tree, ranges
+from sparsetile.core.errors import value_error
+from sparsetile.formats.base import Variants
+from sparsetile.formats.units import Units
+
+__all__ = ["CoBalanced"]
+
+ESTIMATE = CostModel()
+# Tiles that a piece of a cut window has at least: partial sums have their price.
+MIN_TILES = 16
+
+
+def _cut(
+    tiles: Tensor, model: CostModel, width: int, least: int, workers: int, step: int
+) -> Tensor:
+    """Return into how many pieces along its tiles each window is cut; 1: whole."""
+    cost = tiles.double() * model.tile + model.window
+    share = float(cost.sum()) * width / workers
+    narrowest = min(least, width) if width >= 2 * least else width
+    # Twice as many as shares, so that points have somewhere to go between them.
+    pieces = torch.ceil(2 * cost * narrowest / max(share, 1e-300)).to(torch.int64)
+    pieces = torch.where(cost * narrowest > share, pieces, 1)
+    most = torch.clamp(tiles // max(MIN_TILES, step), min=1)
+    return torch.clamp(torch.minimum(pieces, most), min=1)
+
+
+def _spread(count: int, workers: int, device: torch.device) -> Tensor:
+    """Order in which neighbours come to different workers: 0, W, 2W, ..., 1, W + 1, ..."""
+    rows = -(-count // workers)
+    grid = torch.arange(rows * workers, device=device).reshape(rows, workers).T.reshape(-1)
+    return grid[grid < count]
+
+
+@dataclass(frozen=True, eq=False)
+class CoBalanced(TreeSchedule):
+    """Persistent workers' shares of (window, columns) tasks; all int32.
+
+    Attributes
+    ----------
+    items : Tensor [items, 8]
+        ``window, first tile, end, slot of a piece or -1, first unit of columns, end, 0, 0``, worker
+        by worker.
+    first_of_worker : Tensor [workers + 1]
+        Where each worker's items begin.
+    width : int
+        Units of columns that a window has.
+    largest : float
+        Largest share of the cost over the mean: 1 is perfect balance.
+    """
+
+    name = "cobalanced"
+    variants: ClassVar[Variants] = {
+        "7 workers": {"workers": 7, "width": 16},
+        "3 workers, spread": {"workers": 3, "width": 8, "spread": True, "least": 2},
+        "40 workers, steps of 2": {"workers": 40, "width": 4, "step": 2, "least": 4},
+        "greedy alone": {"workers": 9, "width": 16, "refine": False},
+        "whole windows": {"workers": None, "width": 16},
+    }
+    arrays: ClassVar[tuple[str, ...]] = ("items", "first_of_worker", "parent_of_slot", "nodes")
+    fields: ClassVar[int] = 8
+
+    first_of_worker: Tensor
+    width: int
+    largest: float
+
+    @classmethod
+    def make(
+        cls,
+        units: Units,
+        *,
+        workers: int | None,
+        width: int,
+        model: CostModel = ESTIMATE,
+        least: int = 1,
+        step: int = 1,
+        spread: bool = False,
+        refine: bool = True,
+    ) -> Self:
+        """Share out tasks evenly.
+
+        Parameters
+        ----------
+        units : Units
+            Consecutive windows; their lists are tiles.
+        workers : int or None
+            Thread blocks that work at the same time. None: not persistent, a worker for each
+            window.
+        width : int
+            Units of columns of a window.
+        model : CostModel
+            Coefficients of Equation 1, with D in these units.
+        least : int
+            Windows whose shares along N would have fewer units are cut along their tiles.
+        step : int
+            Tiles that are multiplied at once: pieces begin at multiples of it.
+        spread : bool
+            Whether neighbouring windows should go to different workers.
+        refine : bool
+            Whether one generation of a genetic search follows Algorithm 1.
+
+        Raises
+        ------
+        ValueError
+            ``workers`` or ``width`` is below 1.
+        """
+        cls._require(units)
+        for name, value in (("workers", 1 if workers is None else workers), ("width", width)):
+            if value < 1:
+                raise value_error(
+                    "CoBalanced.make", name, "at least 1", value, "Choose a larger one"
+                )
+        offsets, tiles = units.offsets, units.length
+        assert offsets is not None  # as _require has seen
+        device, count = tiles.device, tiles.numel()
+        if workers is None:
+            pieces = torch.ones_like(tiles)
+        else:
+            pieces = _cut(tiles, model, width, least, workers, step)
+        window, number = ranges(pieces)
+        # Pieces of a window are as even as whole steps allow.
+        steps = (tiles + step - 1) // step
+        begin = steps[window] * number // pieces[window] * step
+        end = steps[window] * (number + 1) // pieces[window] * step
+        end = torch.minimum(end, tiles[window])
+        is_cut = pieces[window] > 1
+        slot = torch.where(is_cut, torch.cumsum(is_cut.to(torch.int64), 0) - 1, -1)
+        parent_of_slot, nodes = build_tree(pieces[pieces > 1])
+        rows = window.numel()
+        if workers is None:
+            order = torch.arange(rows, device=device)
+            points = torch.arange(count + 1, device=device) * width
+            largest = _largest(tiles, model)
+        else:
+            order = torch.arange(rows, device=device)
+            if spread:
+                order = _spread(rows, workers, device)
+            cost = ((end - begin).double() * model.tile + model.window)[order].cpu().numpy()
+            prefix = np.concatenate([[0.0], np.cumsum(cost)])
+            found = greedy_points(prefix, width, workers)
+            if refine:
+                found = refined_points(found, prefix, width)
+            shares = share_costs(found, prefix, width)
+            largest = float(shares.max() * workers / prefix[-1]) if prefix[-1] > 0 else 1.0
+            points = torch.from_numpy(found).to(device)
+        starts = torch.unique(torch.cat([torch.arange(rows, device=device) * width, points[:-1]]))
+        starts = starts[starts < rows * width]
+        ends = torch.cat([starts[1:], starts.new_full((min(starts.numel(), 1),), rows * width)])
+        row = order[starts // width] if rows else starts
+        first = starts % width
+        items = torch.stack(
+            [
+                window[row],
+                offsets[window[row]] + begin[row],
+                offsets[window[row]] + end[row],
+                slot[row],
+                first,
+                first + ends - starts,
+                torch.zeros_like(row),
+                torch.zeros_like(row),
+            ],
+            1,
+        )
+        return cls(
+            items.to(torch.int32).contiguous(),
+            parent_of_slot,
+            nodes,
+            torch.searchsorted(starts, points).to(torch.int32),
+            width,
+            largest,
+        )
+
+    @classmethod
+    def reason(cls, units: Units) -> str | None:
+        return not_consecutive(units)
+
+    @property
+    def worker_count(self) -> int:
+        return self.first_of_worker.numel() - 1
+
+    @property
+    def shared_windows(self) -> int:
+        """Items beyond one for each window or piece of one: how often N was split."""
+        return int((self.items[:, 4] > 0).sum())
+
+    def _leading(self) -> Tensor:
+        """Items that have a window's, or a piece's, first column: one for each."""
+        return self.items[self.items[:, 4] == 0].to(torch.int64)
+
+    def pieces(self) -> Tensor:
+        """Return one piece for each window or piece of one, whatever its columns are split into."""
+        window, begin, end = self._leading()[:, :3].unbind(1)
+        return torch.stack([torch.zeros_like(window), window, begin, end], 1)
+
+    def slots(self) -> Tensor:
+        return self._leading()[:, 3]
+
+    def _check_items(self, units: Units) -> None:
+        first = self.first_of_worker
+        ends = (int(first[0]), int(first[-1])) if first.numel() else (0, 0)
+        if ends != (0, self.item_count):
+            raise self._fault(
+                "first_of_worker", f"from 0 to {self.item_count}", f"from {ends[0]} to {ends[1]}"
+            )
+        if bool((first[1:] < first[:-1]).any()):
+            raise self._fault("first_of_worker", "never decreasing", "a smaller after a larger")
+        # Columns of a window, or of a piece, follow each other from the first unit to the last.
+        item = self.items.to(torch.int64)
+        key = (item[:, 1] * (item[:, 0].max() + 1 if item.numel() else 1) + item[:, 0]) * (
+            self.width + 1
+        ) + item[:, 4]
+        item = item[torch.argsort(key)]
+        same = torch.zeros(item.shape[0], dtype=torch.bool, device=item.device)
+        same[1:] = (item[1:, :4] == item[:-1, :4]).all(1)
+        before = torch.where(same, torch.cat([item[:1, 5], item[:-1, 5]]), 0)
+        is_last = torch.ones_like(same)
+        is_last[:-1] = ~same[1:]
+        wrong = (item[:, 4] != before) | (item[:, 5] <= item[:, 4])
+        wrong |= is_last & (item[:, 5] != self.width)
+        if bool(wrong.any()):
+            at = item[torch.nonzero(wrong)[0, 0]].tolist()
+            raise self._fault(
+                "items", f"of columns 0 to {self.width}, each once", f"{at[4]} to {at[5]}"
+            )
+        if bool(item[:, 6:].any()):
+            raise self._fault("items", "followed by two zeros", "other numbers")
+
+
+def _largest(tiles: Tensor, model: CostModel) -> float:
+    """Largest window's cost over the mean."""
+    cost = tiles.double() * model.tile + model.window
+    return float(cost.max() / cost.mean()) if cost.numel() else 1.0

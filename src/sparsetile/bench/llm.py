@@ -1,0 +1,240 @@
+"""``sparsetile bench llm``: pruned linear layers and a pruned decoder against dense ones.
+
+Two tables. *Layers*: every projection of a block, with and without a bias, full and with some zeros
+among the kept weights, by sparsity and tokens, through ``SparseLinear`` and through ``F.linear`` in
+the same run. *Models*: prefill and decode of a decoder with random weights whose feed-forward
+layers are pruned; of ``prefill-sparse`` attention is sparse, too. Times on a GPU are of CUDA
+graphs; host time is that of a call without one.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsetile.bench.decoder import QWEN_7B, TINY, Cache, Decoder, DecoderSize
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
+from sparsetile.core.timer import time_product
+from sparsetile.nn import SparseConfig, SparseLinear, sparse_attention, sparsify_
+from sparsetile.plan.block_linear import block_layer
+
+__all__ = ["PARTS", "TITLE", "LlmSelection", "run_llm"]
+
+TITLE = "Pruned linear layers and decoders: SparseLinear against dense"
+PARTS = ("layers", "prefill", "prefill-sparse", "decode")
+# Share of the attention's blocks that ``prefill-sparse`` keeps.
+_KEEP = 0.1
+_TOKENS = {
+    "cuda": {"layers": (1, 16, 128, 1024, 8192, 65536), "prefill": (1024, 4096, 16384, 65536)},
+    "cpu": {"layers": (1, 16, 128), "prefill": (64,)},
+}
+# Zeros among kept weights, as real ones have.
+_ZEROS = (0.0, 0.001)
+_HOST_CALLS = 200
+# Of a 16-bit result, in units of its largest element: rounding, and sums in another order.
+_ERROR = 0.02
+
+
+@dataclass(frozen=True)
+class LlmSelection:
+    """What to measure. Empty tuples mean what the device's tables have."""
+
+    device: str
+    dtype: torch.dtype = torch.bfloat16
+    parts: Sequence[str] = PARTS
+    projections: Sequence[str] = ()
+    sparsities: Sequence[float] = (0.8, 0.9, 0.95)
+    tokens: Sequence[int] = ()
+    block: int = 64
+
+    @property
+    def size(self) -> DecoderSize:
+        return QWEN_7B if self.device == "cuda" else TINY
+
+    def widths(self, part: str) -> Sequence[int]:
+        return self.tokens or _TOKENS[self.device][part.removesuffix("-sparse")]
+
+
+def run_llm(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Yield one record after another; ``say`` is told what comes next."""
+    for part in selection.parts:
+        one_of("bench llm", "--settings", part, PARTS)
+    for name in selection.projections:
+        one_of("bench llm", "--matrices", name, selection.size.projections())
+    for share in selection.sparsities:
+        if not 0.0 <= share < 1.0:
+            raise value_error(
+                "bench llm", "--sparsity", "at least 0 and below 1", share, "Write --sparsity 0.9"
+            )
+    if "layers" in selection.parts:
+        yield from _layers(selection, say)
+    if set(selection.parts) - {"layers"}:
+        yield from _models(selection, say)
+
+
+# -- layers -------------------------------------------------------------------------------------
+
+
+def _weight(shape: tuple[int, int], zeros: float, selection: LlmSelection) -> Tensor:
+    generator = torch.Generator(selection.device).manual_seed(shape[0])
+    made = torch.randn(shape, generator=generator, device=selection.device) / shape[1] ** 0.5
+    if zeros:
+        made[torch.rand(shape, generator=generator, device=selection.device) < zeros] = 0.0
+    return made.to(selection.dtype)
+
+
+def _layers(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    device, dtype = torch.device(selection.device), selection.dtype
+    shapes = selection.size.projections()
+    for name in selection.projections or shapes:
+        shape = shapes[name]
+        for zeros in _ZEROS:
+            weight = _weight(shape, zeros, selection)
+            for bias in (None, torch.randn(shape[0], device=device, dtype=dtype)):
+                for sparsity in selection.sparsities:
+                    say(f"{name} {shape[0]}x{shape[1]}, {sparsity:.0%}")
+                    layer = SparseLinear.from_dense(
+                        weight, bias, sparsity=sparsity, method="random", block=selection.block,
+                        generator=torch.Generator().manual_seed(1),
+                    ).requires_grad_(False)  # fmt: skip
+                    facts = {
+                        "part": "layers", "name": name, "shape": list(shape), "zeros": zeros,
+                        "bias": bias is not None, "sparsity": sparsity,
+                        "dtype": str(dtype).removeprefix("torch."),
+                    }  # fmt: skip
+                    for tokens in selection.widths("layers"):
+                        yield facts | _layer_times(layer, weight, bias, tokens)
+
+
+@torch.no_grad()
+def _layer_times(
+    layer: SparseLinear, weight: Tensor, bias: Tensor | None, tokens: int
+) -> dict[str, Any]:
+    device = weight.device
+    x = torch.randn(tokens, weight.shape[1], device=device, dtype=weight.dtype)
+    dense = time_product(lambda: functional.linear(x, weight, bias), device)
+    got = layer(x)
+    sparse = time_product(lambda: layer(x), device)
+    way = "host"
+    if device.type == "cuda":
+        taken = block_layer(layer._recipe)
+        has_bias, prefers = bias is not None, layer.prefer == "speed"
+        way = taken.way(tokens, weight.dtype, device, has_bias, prefers)
+    return {
+        "tokens": tokens, "way": way, "seconds": sparse.median, "dense_seconds": dense.median,
+        "over_dense": dense.median / sparse.median, "method": sparse.method,
+        "host_seconds": _host_seconds(lambda: layer(x), device),
+        "bytes": sum(layer.memory().values()), "dense_bytes": weight.nbytes,
+        "status": "ok" if _error(layer, x, got) <= _ERROR else "wrong",
+        "error": _error(layer, x, got),
+    }  # fmt: skip
+
+
+def _error(layer: SparseLinear, x: Tensor, got: Tensor) -> float:
+    """Largest error of some tokens, over the largest element."""
+    some = slice(0, 64)
+    bias = None if layer.bias is None else layer.bias.float()
+    expected = functional.linear(x[some].float(), layer.to_dense().float(), bias)
+    return float((got[some].float() - expected).abs().max() / expected.abs().max())
+
+
+def _host_seconds(call: Callable[[], object], device: torch.device) -> float | None:
+    """Seconds until a call returns, while the GPU works on: None on a host."""
+    if device.type != "cuda":
+        return None
+    call()
+    torch.cuda.synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(_HOST_CALLS):
+        call()
+    spent = time.perf_counter() - begun
+    torch.cuda.synchronize(device)
+    return spent / _HOST_CALLS
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+def _in_ffn(module: nn.Module, name: str) -> bool:
+    return "mlp." in name
+
+
+@torch.no_grad()
+def _models(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    device = torch.device(selection.device)
+    measured: dict[Any, float] = {}
+    for sparsity in (None, *selection.sparsities):
+        say("dense decoder" if sparsity is None else f"decoder at {sparsity:.0%}")
+        before = _allocated(device)
+        torch.manual_seed(0)
+        model = Decoder(
+            selection.size, device, selection.dtype, _pruner(sparsity, selection)
+        ).eval()
+        held = _allocated(device) - before if device.type == "cuda" else _model_bytes(model)
+        for facts, call in _model_calls(model, selection):
+            seconds = time_product(call, device, budget=0.1).median
+            measured[sparsity, facts["part"], facts["tokens"]] = seconds
+            # Sparse attention is held against the dense model with dense attention.
+            baseline = (None, facts["part"].removesuffix("-sparse"), facts["tokens"])
+            dense = measured[baseline]
+            yield facts | {
+                "name": "decoder", "sparsity": sparsity, "seconds": seconds, "bytes": held,
+                "dense_seconds": dense, "over_dense": dense / seconds, "status": "ok",
+                "peak_bytes": _peak(device),
+            }  # fmt: skip
+        del model, call
+
+
+def _pruner(
+    sparsity: float | None, selection: LlmSelection
+) -> Callable[[nn.Module], object] | None:
+    if sparsity is None:
+        return None
+    config = SparseConfig(sparsity=sparsity, block=selection.block, method="random")
+    return lambda block: sparsify_(block, config, _in_ffn)
+
+
+def _model_calls(
+    model: Decoder, selection: LlmSelection
+) -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
+    device, size = torch.device(selection.device), selection.size
+    sparse = "prefill-sparse" in selection.parts
+    for tokens in selection.widths("prefill") if sparse or "prefill" in selection.parts else ():
+        prompt = torch.arange(tokens, device=device)[None] % size.vocabulary
+        model.prefill(prompt)
+        yield {"part": "prefill", "tokens": tokens}, functools.partial(model.prefill, prompt)
+        if sparse:
+            attention = functools.partial(sparse_attention, keep=_KEEP)
+            model.prefill(prompt, attention)
+            call = functools.partial(model.prefill, prompt, attention)
+            yield {"part": "prefill-sparse", "tokens": tokens}, call
+    if "decode" in selection.parts:
+        cache = Cache.empty(size, 1024, model.norm.weight)
+        token = torch.zeros((1, 1), dtype=torch.int64, device=device)
+        position = torch.full((1,), 512, device=device)
+        model.decode(token, position, cache)
+        yield {"part": "decode", "tokens": 1}, lambda: model.decode(token, position, cache)
+
+
+def _model_bytes(model: nn.Module) -> int:
+    return sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _peak(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return found

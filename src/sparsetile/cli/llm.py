@@ -1,0 +1,104 @@
+"""``sparsetile bench llm``: what the ``bench`` command does for the suite of pruned decoders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sparsetile.cli.console import note, print_json, print_table
+from sparsetile.core.checks import one_of
+
+__all__ = ["LLM", "llm_title", "run_llm_suite"]
+
+LLM = "llm"
+_DTYPES = ("bfloat16", "float16")
+
+
+def llm_title() -> str:
+    """Return the suite's title."""
+    from sparsetile.bench.llm import TITLE
+
+    return TITLE
+
+
+def run_llm_suite(
+    device: str,
+    dtypes: list[str],
+    parts: list[str],
+    projections: list[str],
+    sparsities: list[float],
+    tokens: list[int],
+    out: Path | None,
+    command: str,
+    as_json: bool,
+) -> int:
+    """Measure, print the tables, and return the exit code: 1 where a result is wrong."""
+    import torch
+
+    from sparsetile.bench.environment import commit, describe_environment
+    from sparsetile.bench.llm import PARTS, LlmSelection, run_llm
+
+    dtype = one_of("bench llm", "--dtype", dtypes[0] if dtypes else _DTYPES[0], _DTYPES)
+    selection = LlmSelection(
+        device, getattr(torch, dtype), tuple(parts) or PARTS, tuple(projections),
+        tuple(sparsities) or LlmSelection.sparsities, tuple(tokens),
+    )  # fmt: skip
+    found: list[dict[str, Any]] = []
+    head: dict[str, Any] = {"suite": LLM, "commit": commit(), "command": command}
+    head["environment"] = describe_environment(device)
+    for record in run_llm(selection, note):
+        found.append(record)
+        if out is not None:
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**head, **record}) + "\n")
+    if as_json:
+        print_json({"records": found})
+    else:
+        _show(found)
+    return 1 if any(record["status"] == "wrong" for record in found) else 0
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:.1f}"
+
+
+def _share(record: dict[str, Any]) -> str:
+    return "dense" if record["sparsity"] is None else f"{record['sparsity']:.0%}"
+
+
+def _show(records: list[dict[str, Any]]) -> None:
+    numbers = ("tokens", "us", "dense us", "over dense", "host us", "MB", "dense MB", "error")
+    layers = [record for record in records if record["part"] == "layers"]
+    if layers:
+        print_table(
+            ("layer", "bias", "zeros", "sparsity", "way", *numbers),
+            [
+                [
+                    record["name"], "yes" if record["bias"] else "no", f"{record['zeros']:.1%}",
+                    _share(record), record["way"], str(record["tokens"]),
+                    _microseconds(record["seconds"]), _microseconds(record["dense_seconds"]),
+                    f"{record['over_dense']:.2f}", _microseconds(record["host_seconds"]),
+                    f"{record['bytes'] / 1e6:.1f}", f"{record['dense_bytes'] / 1e6:.1f}",
+                    f"{record['error']:.1e}",
+                ]
+                for record in layers
+            ],
+            right=numbers,
+        )  # fmt: skip
+    models = [record for record in records if record["part"] != "layers"]
+    if models:
+        right = ("tokens", "ms", "over dense", "model MB", "peak MB")
+        print_table(
+            ("decoder", "feed-forward", *right),
+            [
+                [
+                    record["part"], _share(record), str(record["tokens"]),
+                    f"{record['seconds'] * 1e3:.2f}", f"{record['over_dense']:.2f}",
+                    f"{record['bytes'] / 1e6:.0f}",
+                    "-" if record["peak_bytes"] is None else f"{record['peak_bytes'] / 1e6:.0f}",
+                ]
+                for record in models
+            ],
+            right=right,
+        )  # fmt: skip

@@ -1,0 +1,189 @@
+"""BMat: windows of sixteen rows as condensed 16x8 tiles, 128 bits a tile in MMA register order.
+
+Voltrix-SpMM, section 3.1.1. Within a window of sixteen rows (in the plan's order) columns without
+an entry are dropped; the others, ascending, are cut into tiles of eight:
+
+    window_tile_ptr[w]   first tile of window w                               [windows + 1]
+    window_value_ptr[w]  first packed value of window w                       [windows + 1]
+    columns[8t + c]      column of A (row of B) behind tile column c, or -1   [8 tiles]
+    bitmaps[t, i]        word i of tile t, 32 bits                            [tiles, 4]
+
+A word is one operand register of ``mma.m16n8k8``, a bit is a lane: bit 4g + t of word i is the
+element that lane 4g + t holds in register i, which is row g + 8 (i % 2) and column t + 4 (i // 2).
+So one 16-byte load brings a tile, and a lane finds its four elements at its own bit. m16n8k16
+(16-bit types) takes two tiles. Which k stands for which column is free: k = 2t, 2t + 1 are columns
+t, t + 4 of the first tile and k = 2t + 8, 2t + 9 those of the second. The format is then the same
+for every type, and windows have an even number of tiles.
+
+Values lie in tile order, word by word and bit by bit, so that an element's value is found by
+counting the set bits before it. No offsets of tiles are stored: a kernel counts on from its
+window's first value. A pattern has no values at all.
+
+Slots past a window's last column are -1 (no row of B is read for them) and have no bits. Windows
+without entries have no tiles. Built on A's own device: condensed windows (formats/condense.py),
+then one sort of places; no loop over windows and no atomics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.errors import value_error
+from sparsetile.formats.base import Format, Variants
+from sparsetile.formats.cells import checked_values, gather_values, pack_bits, set_places
+from sparsetile.formats.condense import condense
+from sparsetile.formats.units import Units
+from sparsetile.intake.csr import CSR
+
+__all__ = ["CELLS", "TILE_COLUMNS", "WINDOW_ROWS", "BMat", "fragment_cells"]
+
+WINDOW_ROWS, TILE_COLUMNS = 16, 8
+CELLS = WINDOW_ROWS * TILE_COLUMNS
+WORDS = CELLS // 32
+MAX_ENTRIES = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class BMat(Format):
+    """See the module's text for the arrays.
+
+    Attributes
+    ----------
+    window_tile_ptr, window_value_ptr, columns : Tensor of int32
+    bitmaps : Tensor of int32 [tiles, 4]
+        Bits of uint32: torch has no unsigned shifts.
+    entries : Tensor of int32 [nnz]
+        Canonical entry number of each packed value.
+    order : Tensor of int32 [M] or None
+        Row of A at each position; window w holds the positions from 16 w on. None: the given order.
+    shape : tuple of int
+        (M, K) of A.
+    even : bool
+        Whether every window has an even number of tiles.
+    """
+
+    name = "bmat"
+    variants: ClassVar[Variants] = {"even": {}, "single tiles": {"even": False}}
+    index_arrays = ("window_tile_ptr", "window_value_ptr", "columns", "bitmaps")
+    value_maps = ("entries",)
+
+    window_tile_ptr: Tensor
+    window_value_ptr: Tensor
+    columns: Tensor
+    bitmaps: Tensor
+    entries: Tensor
+    order: Tensor | None
+    shape: tuple[int, int]
+    even: bool = True
+
+    @classmethod
+    def pack(cls, csr: CSR, order: Tensor | None = None, *, even: bool = True) -> Self:
+        """CSR -> BMat.
+
+        Parameters
+        ----------
+        csr : CSR
+            Fewer than 2^31 entries.
+        order : Tensor [M], optional
+            Order of the rows; windows are cut from it. Row order when None.
+        even : bool
+            Give windows with an odd number of tiles one more, without entries.
+
+        Raises
+        ------
+        ValueError
+            A has too many entries.
+        """
+        if csr.nnz > MAX_ENTRIES:
+            raise value_error(
+                "BMat.pack", "csr", "a matrix of fewer than 2^31 entries", csr.nnz,
+                "Cut A into parts by rows",
+            )  # fmt: skip
+        tiles_a_group = 2 if even else 1
+        found = condense(csr, order, WINDOW_ROWS, tiles_a_group * TILE_COLUMNS)
+        tiles = found.columns.numel() // TILE_COLUMNS
+        column = found.slot % TILE_COLUMNS
+        word = found.row // 8 + 2 * (column // 4)
+        lane = found.row % 8 * 4 + column % 4
+        places = found.slot // TILE_COLUMNS * CELLS + word * 32 + lane
+        in_order, number = torch.sort(places)
+        # Little-endian words of 64 bits are pairs of words of 32.
+        bitmaps = pack_bits(in_order, tiles * CELLS).view(torch.int32).reshape(tiles, WORDS)
+        tile_ptr = found.window_ptr * tiles_a_group
+        return cls(
+            tile_ptr.to(torch.int32),
+            torch.searchsorted(in_order, tile_ptr * CELLS).to(torch.int32),
+            torch.where(found.used, found.columns, -1).to(torch.int32),
+            bitmaps,
+            found.entry[number].to(torch.int32),
+            None if order is None else order.to(torch.int32),
+            csr.shape,
+            even,
+        )
+
+    @property
+    def window_count(self) -> int:
+        return self.window_tile_ptr.numel() - 1
+
+    @property
+    def tile_count(self) -> int:
+        return self.bitmaps.shape[0]
+
+    @property
+    def distinct(self) -> int:
+        """(window, column) pairs: rows of B that a product reads."""
+        return int((self.columns >= 0).sum())
+
+    @property
+    def entries_per_pair(self) -> float:
+        """How often a row of B that was read is used."""
+        return self.entries.numel() / max(self.distinct, 1)
+
+    def tiles_per_window(self) -> Tensor:
+        """Tiles of each window, int32 [windows]."""
+        return self.window_tile_ptr[1:] - self.window_tile_ptr[:-1]
+
+    def units(self) -> Units:
+        """Windows; a unit's list is its tiles."""
+        return Units.from_offsets(self.window_tile_ptr)
+
+    def first_values(self, tile: Tensor) -> Tensor:
+        """Return the number of the first packed value of each of these tiles, int64."""
+        cells = set_places(self.bitmaps.view(torch.int64))
+        return torch.searchsorted(cells, tile.to(torch.int64) * CELLS)
+
+    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Canonical values [nnz] -> [nnz] in tile and bit order."""
+        values = checked_values(values, self.entries.numel(), dtype, self.entries.device)
+        return gather_values(values, self.entries)
+
+    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (row, column, place) of every entry in tile and bit order, from bits alone."""
+        cell = set_places(self.bitmaps.view(torch.int64))
+        tile, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
+        window = torch.repeat_interleave(
+            torch.arange(self.window_count, device=cell.device), self.tiles_per_window()
+        )
+        position = window[tile] * WINDOW_ROWS + lane // 4 + word % 2 * 8
+        row = position if self.order is None else self.order.to(torch.int64)[position]
+        column = self.columns[tile * TILE_COLUMNS + lane % 4 + word // 2 * 4]
+        return row, column.to(torch.int64), torch.arange(cell.numel(), device=cell.device)
+
+
+def fragment_cells(bitmaps: Tensor, itemsize: int) -> Tensor:
+    """Return where each packed value of even tiles lies among dense operands, int64 [nnz].
+
+    Dense operands take 128 cells a tile, zeros included: 16 bytes for each lane, which are its four
+    registers. A register of a 16-bit type holds k = 2t and 2t + 1, so that two tiles share the
+    512 bytes of 256 cells.
+    """
+    cell = set_places(bitmaps.view(torch.int64))
+    tile, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
+    if itemsize == 4:
+        return tile * CELLS + lane * 4 + word
+    register = word % 2 + tile % 2 * 2
+    return tile // 2 * (2 * CELLS) + lane * 8 + register * 2 + word // 2

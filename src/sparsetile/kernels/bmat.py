@@ -1,0 +1,224 @@
+"""Host side of ``spmm_bmat.cu``: pipelines by width of a row, configurations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from sparsetile.core.errors import value_error
+from sparsetile.jit.params import ParamStruct, i32, pointer
+from sparsetile.jit.source import ConfigValue
+from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
+from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS, STRIDES, TREE
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = [
+    "ELEMENTS",
+    "LADDER",
+    "PIECE_BYTES",
+    "PIPES",
+    "SPMM_BMAT",
+    "STEP",
+    "WIDTHS",
+    "Pipe",
+    "bmat_config",
+    "choose_pipe",
+    "row_pieces",
+    "slab_width",
+]
+
+# torch dtype -> trait of element.cuh; float32 is multiplied as TF32.
+ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
+# Bytes of a row of B that a consumer takes at once.
+PIECE_BYTES = 128
+# Tiles that every item has a multiple of.
+STEP = 2
+TILE_ROWS, TILE_CELLS, BITMAP_BYTES, PAD_BYTES = 8, 128, 16, 16
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """How a thread block moves and multiplies.
+
+    Attributes
+    ----------
+    pieces, consumers : int
+        Pieces of 128 bytes of a row that each consumer warp has, and consumer warps: together the
+        widest slab.
+    producers : int
+        Warps that issue copies.
+    stages, step_tiles : int
+        Stages of the ring, and tiles of each.
+    blocks : int
+        Thread blocks that an SM holds.
+    bulk : bool
+        Bulk copies; loads and stores of threads else.
+    dense : bool
+        A's tiles as whole operands instead of bits and packed values.
+    hand_over : bool
+        Whether producers and consumers wait for each other; C is wrong where they do not. For the
+        overlap rate alone.
+    """
+
+    pieces: int
+    consumers: int
+    producers: int
+    stages: int
+    blocks: int
+    step_tiles: int = STEP
+    bulk: bool = True
+    dense: bool = False
+    hand_over: bool = True
+
+    @property
+    def width(self) -> int:
+        """Pieces of the widest slab."""
+        return self.pieces * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.consumers + self.producers)
+
+    def stage_bytes(self, dtype: torch.dtype, weighted: bool) -> int:
+        """Bytes of a stage: rows of B, bits, values."""
+        rows = TILE_ROWS * self.step_tiles * (self.width * PIECE_BYTES + PAD_BYTES)
+        values = self.step_tiles * TILE_CELLS * dtype.itemsize
+        if self.dense:
+            return rows + values
+        return rows + self.step_tiles * BITMAP_BYTES + (values + PAD_BYTES if weighted else 0)
+
+    def shared_bytes(self, dtype: torch.dtype, weighted: bool) -> int:
+        """Dynamic shared memory: the ring and its barriers."""
+        return self.stages * (self.stage_bytes(dtype, weighted) + 16)
+
+    def sum_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of a window's partial sums in a piece of columns."""
+        return 16 * (PIECE_BYTES // dtype.itemsize) * 4
+
+
+# By bytes of an element and pieces of the slab. Chosen by how fast rows of B reach an SM through
+# bulk copies (docs/explanation/notes/voltrix.md): several producers an SM, shared memory full of
+# stages, no more warps than registers allow. Not yet tuned on a GPU.
+PIPES: dict[tuple[int, int], Pipe] = {
+    (4, 4): Pipe(pieces=1, consumers=4, producers=2, stages=7, blocks=3),
+    (4, 8): Pipe(pieces=2, consumers=4, producers=2, stages=4, blocks=3),
+    (4, 16): Pipe(pieces=2, consumers=8, producers=2, stages=3, blocks=2),
+    (2, 4): Pipe(pieces=1, consumers=4, producers=2, stages=8, blocks=3),
+    (2, 8): Pipe(pieces=1, consumers=8, producers=2, stages=6, blocks=2),
+    (2, 16): Pipe(pieces=2, consumers=8, producers=6, stages=6, blocks=1),
+}
+# Pieces of slabs that there are pipelines for.
+WIDTHS = (4, 8, 16)
+
+
+def _single(pipe: Pipe) -> Pipe:
+    """One buffer ahead, one piece a consumer, one producer: before the multi-tier pipeline."""
+    return replace(
+        pipe,
+        pieces=1,
+        consumers=pipe.width,
+        producers=1,
+        stages=2,
+        blocks=1 if pipe.width > 8 else 2,
+    )
+
+
+# Steps of the paper's breakdown that the kernel has to know; each is a change of a table's entry.
+LADDER = {
+    "sync": lambda pipe: replace(_single(pipe), stages=1, bulk=False, dense=True),
+    "tma": lambda pipe: replace(_single(pipe), dense=True),
+    "bmat": _single,
+    "dense": lambda pipe: replace(pipe, dense=True),
+}
+
+
+def row_pieces(dtype: torch.dtype, n: int) -> int:
+    """Pieces of 128 bytes that a row of ``n`` columns has."""
+    return -(-n * dtype.itemsize // PIECE_BYTES)
+
+
+def slab_width(dtype: torch.dtype, n: int, most: int = WIDTHS[-1]) -> int:
+    """Pieces of the slabs for ``n`` columns: as few slabs as ``most`` pieces allow, all even."""
+    pieces = max(row_pieces(dtype, n), 1)
+    return -(-pieces // -(-pieces // most))
+
+
+def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None) -> Pipe:
+    """Return the narrowest pipeline for slabs of ``width`` pieces.
+
+    Raises
+    ------
+    ValueError
+        No pipeline is so wide.
+    """
+    fitting = [w for w in WIDTHS if w >= width]
+    if not fitting:
+        raise value_error(
+            "choose_pipe", "width", f"at most {WIDTHS[-1]}", width, "Use several slabs"
+        )
+    pipe = PIPES[dtype.itemsize, fitting[0]]
+    return LADDER[variant](pipe) if variant else pipe
+
+
+def bmat_config(
+    dtype: torch.dtype,
+    pipe: Pipe,
+    weighted: bool,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> dict[str, ConfigValue]:
+    """Constants of ``spmm_bmat.cu``."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kPieces": pipe.pieces,
+        "kConsumers": pipe.consumers,
+        "kProducers": pipe.producers,
+        "kStages": pipe.stages,
+        "kStepTiles": pipe.step_tiles,
+        "kThreads": pipe.threads,
+        "kMinBlocks": pipe.blocks,
+        "kBulk": pipe.bulk,
+        "kDense": pipe.dense,
+        "kHandOver": pipe.hand_over,
+        "kWeighted": weighted,
+        "kSharedBytes": pipe.shared_bytes(dtype, weighted),
+    }
+
+
+def _configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, width, weighted in itertools.product(ELEMENTS, WIDTHS, (True, False)):
+        for variant in (None, *LADDER):
+            pipe = choose_pipe(dtype, width, variant)
+            for out in out_dtypes(dtype):
+                yield bmat_config(dtype, pipe, weighted, out_dtype=out)
+
+
+SPMM_BMAT = KernelSpec(
+    name="spmm_bmat",
+    params=ParamStruct.of(
+        pointer(
+            "items", "const int*", "eight each: balance/cobalance.py; first value is the seventh"
+        ),
+        pointer("first_items", "const int*", "first item of each thread block, and the end"),
+        *OPERANDS,
+        pointer("window_tile_ptr", "const int*"),
+        pointer("window_value_ptr", "const int*"),
+        pointer("columns", "const int*", "eight a tile, -1: none"),
+        pointer("bitmaps", "const uint4*", "one a tile"),
+        pointer("values", "const E::Storage*", "packed, or dense operands; null for a pattern"),
+        *STRIDES,
+        *TREE,
+        *POSITIONS,
+        *EPILOGUE,
+        i32("slab_pieces", "pieces of 128 bytes of a row in a slab"),
+        i32("n"),
+    ),
+    configs=_configs,
+    architectures=("sm_90a",),
+    shared_memory=True,
+)

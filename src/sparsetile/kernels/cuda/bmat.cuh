@@ -1,0 +1,99 @@
+// BMat tiles (formats/bmat.py) as the lanes of an MMA hold them; the one place that decodes them.
+//
+// A tile is sixteen rows by eight columns of A: four words of 32 bits, one for each operand
+// register of m16n8k8, one bit for each lane. lane = 4g + t holds
+//
+//   word 0: (row g, column t)   1: (g + 8, t)   2: (g, t + 4)   3: (g + 8, t + 4)
+//
+// Values lie in tile order, word by word and bit by bit: a lane's value is found by counting the
+// bits before its own. m16n8k16 takes two tiles: k = 2t, 2t + 1 are columns t, t + 4 of the first,
+// k = 2t + 8, 2t + 9 those of the second.
+#pragma once
+
+#include "exact.cuh"
+
+// Bits of the lanes below this one.
+__device__ __forceinline__ u32 lanes_below() {
+  u32 mask;
+  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+  return mask;
+}
+
+// The lane's four elements of a tile, raw, one a register.
+template <typename E, bool kWeighted>
+struct BMatElements {
+  static constexpr u32 kOne = Mma<E>::kOne;
+  u32 of[4];
+
+  // read(n): bits of the tile's n-th value. Returns how many it has.
+  template <typename Read>
+  __device__ __forceinline__ int decode(const uint4& bits, int lane, const Read& read) {
+    const u32 word[4] = {bits.x, bits.y, bits.z, bits.w};
+    const u32 below = lanes_below();
+    int before = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool here = word[i] >> lane & 1;
+      if constexpr (kWeighted) {
+        of[i] = 0;
+        if (here) of[i] = read(before + __popc(word[i] & below));
+        before += __popc(word[i]);
+      } else {
+        of[i] = here ? kOne : 0;
+      }
+    }
+    return before;
+  }
+};
+
+// Operand A of one instruction: m16n8k8 of one tile in TF32, m16n8k16 of two in 16 bits.
+template <typename Elements>
+__device__ __forceinline__ uint4 tf32_operand(const Elements& tile) {
+  return make_uint4(tile.of[0], tile.of[1], tile.of[2], tile.of[3]);
+}
+template <typename Elements>
+__device__ __forceinline__ uint4 operand_16(const Elements& first, const Elements& second) {
+  return make_uint4(first.of[0] | first.of[2] << 16, first.of[1] | first.of[3] << 16,
+                    second.of[0] | second.of[2] << 16, second.of[1] | second.of[3] << 16);
+}
+
+// One row of a tile as exact.cuh reads it: bit 8 (row % 8) + c for column c.
+template <typename E, bool kWeighted, bool kDense>
+struct BMatRow {
+  uint4 words;
+  const typename E::Storage* values;  // the tile's first, or its dense operands
+  int row;                            // of sixteen
+  int tile;
+  u64 bits;
+
+  __device__ __forceinline__ BMatRow(const uint4& words, const typename E::Storage* values, int row,
+                                     int tile)
+      : words(words), values(values), row(row), tile(tile) {
+    const int shift = row % 8 * 4;
+    const u32 left = row < 8 ? words.x : words.y, right = row < 8 ? words.z : words.w;
+    const u64 both = (left >> shift & 15) | (right >> shift & 15) << 4;
+    bits = both << row % 8 * 8;
+  }
+  __device__ __forceinline__ static int count(const uint4& words) {
+    return __popc(words.x) + __popc(words.y) + __popc(words.z) + __popc(words.w);
+  }
+  __device__ __forceinline__ float weight(int bit) const {
+    if constexpr (!kWeighted) return 1.0f;
+    const int column = bit % 8, word = row / 8 + column / 4 * 2, lane = row % 8 * 4 + column % 4;
+    if constexpr (kDense) {
+      // Operands of two tiles share their place in 16 bits.
+      const int at = sizeof(typename E::Storage) == 4
+                         ? lane * 4 + word
+                         : lane * 8 + (word % 2 + tile % 2 * 2) * 2 + word / 2;
+      return E::widen(values[at]);
+    } else {
+      const u32 list[4] = {words.x, words.y, words.z, words.w};
+      int before = 0;
+      for (int i = 0; i < 4; ++i) {
+        const u32 mask = i < word ? ~0u : i == word ? ~(~0u << lane) : 0u;
+        before += __popc(list[i] & mask);
+      }
+      return E::widen(values[before]);
+    }
+  }
+};

@@ -1,0 +1,174 @@
+// Y = activation(alpha . X . A^T + bias) for few tokens (rows of X) and A in BCSR blocks: what a
+// language model does for each new token. Bound by reading A's blocks once.
+//
+// A thread block owns kStrips strips of 16 rows of a block row, for all tokens. Its kWarps warps
+// take the row's blocks in turns, kAhead of them at a time, so that about all of A that an SM reads
+// is under way at once; then their sums meet in shared memory and are added in the order of the
+// warps. Nothing is split over thread blocks: no scratch memory, no atomics, the same bits each
+// time.
+//
+//   block row   | block | block | block | block | block | ...        kUnit x kUnit, row-major
+//   warp           0       1       2       0       1    ...          (kWarps 3)
+//
+// Rows of A are the M side of mma.sync m16n8k16 and tokens its N side, eight a tile. Lane 4g + t
+// holds columns 8t to 8t + 7 of rows g and g + 8, one access of 16 bytes each, of 32 columns of the
+// block, and the same columns of token g. The sum over k does not care how k is numbered as long as
+// both operands agree: words 0 and 1 of an access are the first instruction's k = 2t and 2t + 8,
+// words 2 and 3 the second's. So nothing moves between lanes, and A does not pass through shared
+// memory. X is read through L1: every thread block needs about all of it.
+//
+// kPaired: gate and up of a SwiGLU lie one below the other in A, pair_block_rows block rows apart,
+// and Y = silu(gate) * up has half of A's rows. The first half of the warps takes the blocks of the
+// gate's row, the second those of the same row of up; both sums meet where the others do.
+//
+// Shared memory: kWarps x 16 kStrips x 8 kTiles sums, float32.
+//
+// Zeros of blocks multiply too: where cells of blocks hold no entry the host has Y repaired, by a
+// kernel that does nothing unless `spoilt` says so.
+//
+// Assumes: A, X and the rows of X at multiples of 16 bytes, columns of A a multiple of 8, tokens at
+// most 8 kTiles, blocks under 2^31 / kUnit; cells past the end of A are zeros.
+#include "epilogue.cuh"
+#include "mma.cuh"
+
+using E = ELEMENT;
+using Out = OUTPUT;
+using Acc = float;
+
+constexpr int kRows = 16 * kStrips;  // of a thread block
+constexpr int kHalves = kUnit / 32;  // accesses along a row of a block, of four lanes together
+constexpr int kTokens = 8 * kTiles;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kGroup = kPaired ? kWarps / 2 : kWarps;  // warps that share a block row
+
+// Declared in kernels/linear_few.py.
+struct Params {
+  PARAMS_FIELDS
+};
+
+static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
+static_assert(sizeof(E::Storage) == 2 && kUnit % 32 == 0 && kUnit % kRows == 0,
+              "16 bits, whole accesses, whole thread blocks in a block row");
+
+// What a lane holds of one block: two rows of each strip, one token of each tile.
+struct Piece {
+  uint4 a[kStrips][kHalves][2];
+  uint4 x[kTiles][kHalves];
+};
+
+// A is read once: it must not push X out of L1.
+__device__ __forceinline__ uint4 load_once(const E::Storage* address) {
+  uint4 word;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(address));
+  return word;
+}
+
+__device__ __forceinline__ void load_piece(const Params& p, int block, int first_row,
+                                           Piece& piece) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const E::Storage* a =
+      p.blocks + (static_cast<i64>(block) * kUnit + first_row + g) * kUnit + 8 * t;
+#pragma unroll
+  for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        piece.a[strip][half][lower] = load_once(a + (16 * strip + 8 * lower) * kUnit + 32 * half);
+      }
+    }
+  }
+  const int first_k = __ldg(p.block_col_idx + block) * kUnit + 8 * t;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const int token = 8 * tile + g;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int k = first_k + 32 * half;
+      piece.x[tile][half] = make_uint4(0, 0, 0, 0);
+      if (token < p.n && k < p.cols) {
+        piece.x[tile][half] = __ldg(reinterpret_cast<const uint4*>(p.b + token * p.x_stride + k));
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply_piece(const Piece& piece,
+                                               float (&sum)[kStrips][kTiles][4]) {
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      const uint4 upper = piece.a[strip][half][0], lower = piece.a[strip][half][1];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint4 x = piece.x[tile][half];
+        multiply_16<Mma<E>::kBfloat>(make_uint4(upper.x, lower.x, upper.y, lower.y), x.x, x.y,
+                                     sum[strip][tile]);
+        multiply_16<Mma<E>::kBfloat>(make_uint4(upper.z, lower.z, upper.w, lower.w), x.z, x.w,
+                                     sum[strip][tile]);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    linear_few(const __grid_constant__ Params p) {
+  __shared__ float s_sum[kWarps][kTokens][kRows];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first = blockIdx.x * kRows, first_row = first % kUnit;
+  const int block_row = first / kUnit + warp / kGroup * p.pair_block_rows;
+  const int end = __ldg(p.block_row_ptr + block_row + 1);
+  float sum[kStrips][kTiles][4] = {};
+  for (int at = __ldg(p.block_row_ptr + block_row) + warp % kGroup; at < end;
+       at += kGroup * kAhead) {
+    Piece piece[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (at + i * kGroup < end) load_piece(p, at + i * kGroup, first_row, piece[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (at + i * kGroup < end) multiply_piece(piece[i], sum);
+    }
+  }
+#pragma unroll
+  for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s_sum[warp][8 * tile + 2 * (lane % 4) + i % 2][16 * strip + lane / 4 + 8 * (i / 2)] =
+            sum[strip][tile][i];
+      }
+    }
+  }
+  __syncthreads();
+  bool finite = true;
+  for (int i = threadIdx.x; i < kRows * kTokens; i += kThreads) {
+    const int token = i / kRows, place = i % kRows, row = row_of(p, first + place);
+    if (token >= p.n || row < 0) continue;
+    float total[1] = {s_sum[0][token][place]};
+#pragma unroll
+    for (int w = 1; w < kGroup; ++w) total[0] += s_sum[w][token][place];
+    finite = finite && total[0] - total[0] == 0.0f;
+    Out::Storage* c = p.c + static_cast<i64>(token) * p.c_stride + row;
+    if (p.epilogue) apply_epilogue<Out>(p, row_terms<float>(p, row), token, 1, c, 1, total);
+    if constexpr (kPaired) {
+      float up[1] = {s_sum[kGroup][token][place]};
+#pragma unroll
+      for (int w = kGroup + 1; w < kWarps; ++w) up[0] += s_sum[w][token][place];
+      finite = finite && up[0] - up[0] == 0.0f;
+      if (p.epilogue) apply_epilogue<Out>(p, row_terms<float>(p, row + p.rows), token, 1, c, 1, up);
+      total[0] = silu(total[0]) * up[0];
+    } else if (p.silu) {
+      total[0] = silu(total[0]);
+    }
+    *c = Out::narrow(total[0]);
+  }
+  if (p.spoilt != nullptr && !finite) *p.spoilt = 1;
+}

@@ -1,0 +1,500 @@
+// C = epilogue(A . B) for A in BMat tiles on Tensor Cores (mma.sync), Voltrix-SpMM's product
+// (sm_90a).
+//
+// A block of threads is persistent: it goes through its own list of items, a window of sixteen rows
+// (or some tiles of a long one) times a range of columns of C each. Warps are specialised:
+//
+//   producers   column ids -> one bulk copy for each row of B, of all the item's columns at once;
+//               bits and values of the tiles, one bulk copy each     -> ring of kStages
+//   consumers   bits -> operand registers, rows of B -> MMA; each has columns of its own
+//
+//   ring stage: | rows of B, kStepTiles * 8, 16 bytes apart modulo 128 | bits | values |
+//
+// A step is kStepTiles tiles. Stages are handed over by a pair of mbarriers each (ring.cuh): each
+// producer arrives at `full` with the bytes that it has asked for, each consumer at `empty`. Both
+// sides walk the same items and steps, so that neither can wait for what the other never does.
+//
+// A copy costs a producer about 70 clocks, whatever its size (measured on an H200): rows are copied
+// in pieces as wide as the block's columns, and several producers share the rows of a step.
+//
+// Pieces. 128 bytes of a row are a piece: consumer w has pieces w, w + kConsumers, ... Lane 4g + t
+// reads 16 bytes of rows t and t + 4 of a tile, chunk (g % 2) * 4 + g / 2 of the piece's eight.
+// Eight lanes then read from eight different groups of banks. Column j of the chunk is n = g of
+// instruction j, so that the lane's sums n = 2t and 2t + 1 of all instructions are the neighbouring
+// columns of chunks t and t + 4: C leaves in 16-byte stores, 64 bytes of a row by four lanes.
+//
+// Slots of a window past its last column have no row of B (id -1): nothing is copied, and what the
+// ring held there is multiplied by zeros. It is always a row of B, or zero: the ring is cleared
+// first. Where B is not finite that may be NaN; sums that are not finite are computed again from
+// A's entries (exact.cuh).
+//
+// Windows that were cut along their tiles are joined by a tree (tree.cuh), piece by piece of their
+// columns: one launch, a fixed order of additions, no atomics on data.
+//
+// kBulk false, the base of the paper's breakdown: producers copy with loads and stores. kDense: A's
+// tiles as whole operands, zeros included, in place of bits and packed values. kHandOver false:
+// neither side waits for the other; C is wrong, and the time is a bound (the paper's overlap rate).
+//
+// Grid: x = blocks, each with items of its own, y = slabs of slab_pieces pieces, the slow
+// dimension; z = batch. Shared memory: dynamic, the ring and its barriers.
+//
+// Assumes: B and C row-major; addresses and row strides multiples of 16 bytes, rows readable and
+// writable up to the next multiple of 16 bytes of B's type behind column n (the host copies
+// otherwise); rows of B under 2^32 bytes, fewer than 2^31 entries; an even number of tiles in each
+// window and item; slab_pieces at most kConsumers * kPieces; float32 values rounded to TF32 by the
+// host; values readable for 16 bytes past the last.
+#include "bmat.cuh"
+#include "epilogue.cuh"
+#include "ring.cuh"
+#include "tree.cuh"
+
+using E = ELEMENT;
+using Out = OUTPUT;
+using Acc = float;
+
+constexpr int kSize = sizeof(E::Storage);
+constexpr bool kIsF32 = kSize == 4;
+constexpr int kPieceBytes = 128;
+constexpr int kPieceCols = kPieceBytes / kSize;
+constexpr int kSpan = 16 / kSize;  // columns of a lane's chunk, and instructions of a piece
+constexpr int kStepRows = 8 * kStepTiles;
+constexpr int kProducerRows = (kStepRows + kProducers - 1) / kProducers;
+constexpr int kCells = 128;
+
+// A stage of the ring.
+constexpr int kRowStride = kConsumers * kPieces * kPieceBytes + 16;
+constexpr int kBitsAt = kStepRows * kRowStride;
+constexpr int kValuesAt = kBitsAt + (kDense ? 0 : kStepTiles * 16);
+constexpr int kDenseBytes = kCells * kSize;  // of a tile
+constexpr int kValueBytes = kDense      ? kStepTiles * kDenseBytes
+                            : kWeighted ? kStepTiles * kDenseBytes + 16
+                                        : 0;
+constexpr int kStageBytes = kValuesAt + kValueBytes;
+constexpr int kBarriersAt = kStages * kStageBytes;
+
+// Declared in kernels/voltrix.py.
+struct Params {
+  PARAMS_FIELDS
+};
+
+static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
+static_assert(kSharedBytes == kBarriersAt + RingBarriers<kStages>::kBytes,
+              "host and device disagree on shared memory");
+static_assert(kThreads == 32 * (kConsumers + kProducers), "a warp a role");
+static_assert(kStepTiles % 2 == 0, "16-bit types take two tiles an instruction");
+static_assert(kProducerRows <= 32, "a lane a row");
+static_assert(kHandOver || kBulk, "copies by threads have no barrier of their own to wait for");
+static_assert(kStageBytes % 16 == 0 && kRowStride % 128 == 16, "copies are aligned, no conflicts");
+static_assert(kStageBytes < 1 << 20, "a barrier counts fewer bytes");
+
+using Turns = Turn<kStages>;
+using Barriers = RingBarriers<kStages>;
+
+struct Ring {
+  char* stages;
+  Barriers barriers;
+  __device__ __forceinline__ explicit Ring(char* memory)
+      : stages(memory), barriers(memory + kBarriersAt) {}
+  __device__ __forceinline__ char* at(const Turns& turn) const {
+    return stages + turn.stage * kStageBytes;
+  }
+};
+
+// A window, or some tiles of it, times columns of the slab.
+struct Item {
+  int window, first, stop, slot;  // tiles first to stop; slot of a partial sum or -1
+  int piece, end_piece;           // of the slab
+  int value;                      // first packed value
+
+  // One field a lane, so that an item that is loaded ahead takes one register.
+  __device__ __forceinline__ static int load(const Params& p, int place, int end, int lane) {
+    return place < end ? __ldg(p.items + i64(place) * 8 + lane % 8) : 0;
+  }
+  __device__ __forceinline__ explicit Item(int loaded) {
+    const auto field = [&](int i) { return __shfl_sync(kWarp, loaded, i); };
+    window = field(0), first = field(1), stop = field(2), slot = field(3);
+    piece = field(4), end_piece = field(5), value = field(6);
+  }
+};
+
+__device__ __forceinline__ int slab_column(const Params& p) {
+  return int(blockIdx.y) * p.slab_pieces * kPieceCols;
+}
+// Columns of B from the item's first one on; none: the item is not worked on, by nobody.
+__device__ __forceinline__ int columns_inside(const Params& p, const Item& item) {
+  const int first = slab_column(p) + item.piece * kPieceCols;
+  return min(p.n - first, (item.end_piece - item.piece) * kPieceCols);
+}
+
+// ---- producers
+
+// Values of a step's tiles, by the lanes of a warp, which all get the sum.
+__device__ __forceinline__ int values_of(const Params& p, int tile, int tiles, int lane) {
+  int mine = 0;
+  if (lane < tiles) mine = BMatRow<E, kWeighted, kDense>::count(__ldg(p.bitmaps + tile + lane));
+  return __reduce_add_sync(kWarp, mine);
+}
+
+// What a step takes of A: bits or operands, and packed values.
+struct TilePart {
+  const char* bits;
+  const char* values;
+  u32 bit_bytes, value_bytes;
+
+  __device__ __forceinline__ TilePart(const Params& p, int tile, int tiles, int value, int count)
+      : bits(reinterpret_cast<const char*>(p.bitmaps + tile)),
+        values(reinterpret_cast<const char*>(p.values)),
+        bit_bytes(tiles * 16),
+        value_bytes(0) {
+    if constexpr (kDense) {
+      bit_bytes = 0;
+      values += i64(tile) * kDenseBytes;
+      value_bytes = tiles * kDenseBytes;
+    } else if constexpr (kWeighted) {
+      constexpr int kEach = 16 / kSize;
+      const int aligned = value / kEach * kEach;
+      values += i64(aligned) * kSize;
+      if (count > 0) value_bytes = (value + count - aligned + kEach - 1) / kEach * 16;
+    }
+  }
+  __device__ __forceinline__ u32 bytes() const { return bit_bytes + value_bytes; }
+};
+
+// 16-byte pieces by the lanes of a warp, waited for: the base that bulk copies are held against.
+__device__ __forceinline__ void copy_by_threads(char* to, const char* from, u32 bytes, int lane) {
+  for (u32 at = lane * 16; at < bytes; at += 32 * 16) {
+    *reinterpret_cast<uint4*>(to + at) = ptx::load_nc(reinterpret_cast<const uint4*>(from + at));
+  }
+}
+
+// Until the stage may be filled again. Without the hand-over: until its last copies have arrived.
+__device__ __forceinline__ void wait_for_room(const Ring& ring, const Turns& turn) {
+  if constexpr (kHandOver) {
+    ring.barriers.wait_empty(turn);
+  } else {
+    wg::barrier_wait(ring.barriers.full + turn.stage, turn.parity ^ 1);
+  }
+}
+
+// Producer number `me` copies rows me, me + kProducers, ... of each step; the last one also A's
+// part.
+__device__ __forceinline__ void produce(const Params& p, const Ring& ring, int first, int end,
+                                        int me, int lane) {
+  const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + slab_column(p);
+  const u32 row_bytes = p.b_row_bytes;
+  const int row = me + lane * kProducers;  // of a step
+  const bool has_a = me == kProducers - 1;
+  const auto id_at = [&](int tile, int stop) {
+    const bool exists = row < min(stop - tile, kStepTiles) * 8;
+    return exists ? __ldg(p.columns + i64(tile) * 8 + row) : -1;
+  };
+  const auto count_at = [&](int tile, int stop) {
+    if (!kWeighted || kDense || !has_a) return 0;
+    return values_of(p, tile, min(stop - tile, kStepTiles), lane);
+  };
+  Turns turn;
+  int id = -1, count = 0, loaded = -1;  // of a step, and the item whose first step they are of
+  int next = Item::load(p, first, end, lane);
+#pragma unroll 1
+  for (int place = first; place < end; ++place) {
+    const Item item(next);
+    next = Item::load(p, place + 1, end, lane);
+    const int columns = columns_inside(p, item);
+    if (columns <= 0) continue;
+    const u32 bytes = (columns * kSize + 15) / 16 * 16;
+    const char* b = reinterpret_cast<const char*>(slab) + item.piece * kPieceBytes;
+    int value = item.value;
+    if (loaded != place) id = id_at(item.first, item.stop), count = count_at(item.first, item.stop);
+#pragma unroll 1
+    for (int tile = item.first; tile < item.stop; tile += kStepTiles) {
+      // Ids are loaded a step ahead, from the next item where this one ends.
+      const bool last = tile + kStepTiles >= item.stop;
+      const int next_first = __shfl_sync(kWarp, next, 1), next_stop = __shfl_sync(kWarp, next, 2);
+      const int later = last ? next_first : tile + kStepTiles, stop = last ? next_stop : item.stop;
+      const int later_id = id_at(later, stop), later_count = count_at(later, stop);
+      if (last) loaded = place + 1;
+      char* stage = ring.at(turn);
+      u64* full = ring.barriers.full + turn.stage;
+      const TilePart part(p, tile, min(item.stop - tile, kStepTiles), value, count);
+      wait_for_room(ring, turn);
+      if constexpr (kBulk) {
+        // Consumers have read what lay here, the copy engine writes: the barrier alone does not put
+        // one before the other. Each lane waits and fences itself, for each issues copies.
+        wg::fence_shared();
+        const u32 asked =
+            __popc(__ballot_sync(kWarp, id >= 0)) * bytes + (has_a ? part.bytes() : 0);
+        if (lane == 0) wg::barrier_expect(full, asked);
+        __syncwarp();
+        if (has_a && lane == 31) {
+          if (part.bit_bytes != 0) wg::copy_bytes(stage + kBitsAt, part.bits, part.bit_bytes, full);
+          if (part.value_bytes != 0) {
+            wg::copy_bytes(stage + kValuesAt, part.values, part.value_bytes, full);
+          }
+        }
+        if (id >= 0) {
+          wg::copy_bytes(stage + row * kRowStride + item.piece * kPieceBytes,
+                         b + u64(u32(id)) * row_bytes, bytes, full);
+        }
+      } else {
+#pragma unroll 1
+        for (int r = 0; r < kProducerRows; ++r) {
+          const int from = __shfl_sync(kWarp, id, r);
+          if (from < 0) continue;
+          copy_by_threads(stage + (me + r * kProducers) * kRowStride + item.piece * kPieceBytes,
+                          b + u64(u32(from)) * row_bytes, bytes, lane);
+        }
+        if (has_a) {
+          copy_by_threads(stage + kBitsAt, part.bits, part.bit_bytes, lane);
+          copy_by_threads(stage + kValuesAt, part.values, part.value_bytes, lane);
+        }
+        __syncwarp();
+        if (lane == 0) wg::barrier_arrive(full);
+      }
+      turn.next();
+      value += count;
+      id = later_id;
+      count = later_count;
+    }
+  }
+  if constexpr (!kHandOver) {  // nobody else waits for the last copies, and the block may not end
+    for (int stage = 0; stage < kStages; ++stage, turn.next()) wait_for_room(ring, turn);
+  }
+}
+
+// ---- consumers
+
+struct Lane {
+  int warp, lane, g, t;
+  __device__ __forceinline__ Lane()
+      : warp(threadIdx.x / 32), lane(threadIdx.x % 32), g(lane / 4), t(lane % 4) {}
+  __device__ __forceinline__ int piece(int j) const { return warp + j * kConsumers; }
+};
+
+// A lane's sums of a piece: instruction j, then rows g and g + 8, chunks t and t + 4.
+struct Sums {
+  float of[kSpan][4];
+};
+
+// Operands of a step's instructions: one a tile, or one for two tiles.
+constexpr int kOperands = kIsF32 ? kStepTiles : kStepTiles / 2;
+
+// Decode a step's tiles; those past the item's last are zeros. Returns the number of values.
+__device__ __forceinline__ int decode(const char* stage, const Lane& me, int tiles, int value,
+                                      uint4 (&a)[kOperands]) {
+  if constexpr (kDense) {
+    const uint4* from = reinterpret_cast<const uint4*>(stage + kValuesAt) + me.lane;
+    constexpr int kTiles = kStepTiles / kOperands;
+#pragma unroll
+    for (int i = 0; i < kOperands; ++i) {
+      a[i] = i * kTiles < tiles ? from[i * 32] : make_uint4(0, 0, 0, 0);
+    }
+    return 0;
+  } else {
+    using Value = typename WordOf<kSize>::Type;
+    const Value* values = reinterpret_cast<const Value*>(stage + kValuesAt);
+    values += value % (16 / kSize);  // the copy began at a multiple of 16 bytes
+    BMatElements<E, kWeighted> tile[kStepTiles];
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kStepTiles; ++i) {
+      const uint4 bits = i < tiles ? *reinterpret_cast<const uint4*>(stage + kBitsAt + i * 16)
+                                   : make_uint4(0, 0, 0, 0);
+      const Value* mine = values + count;
+      count += tile[i].decode(bits, me.lane, [&](int n) { return u32(mine[n]); });
+    }
+#pragma unroll
+    for (int i = 0; i < kOperands; ++i) {
+      if constexpr (kIsF32) {
+        a[i] = tf32_operand(tile[i]);
+      } else {
+        a[i] = operand_16(tile[2 * i], tile[2 * i + 1]);
+      }
+    }
+    return count;
+  }
+}
+
+// sums += operand `i` of a step times its rows of B, which begin at `rows` in the lane's chunk.
+__device__ __forceinline__ void multiply(const char* rows, const uint4& a, Sums& sums) {
+  const auto row = [&](int r) { return *reinterpret_cast<const uint4*>(rows + r * kRowStride); };
+  if constexpr (kIsF32) {
+    const uint4 low = row(0), high = row(4);
+    multiply_tf32(a, low.x, high.x, sums.of[0]);
+    multiply_tf32(a, low.y, high.y, sums.of[1]);
+    multiply_tf32(a, low.z, high.z, sums.of[2]);
+    multiply_tf32(a, low.w, high.w, sums.of[3]);
+  } else {
+    BRow<4> first[2], second[2];
+    *reinterpret_cast<uint4*>(first[0].word) = row(0);
+    *reinterpret_cast<uint4*>(first[1].word) = row(4);
+    *reinterpret_cast<uint4*>(second[0].word) = row(8);
+    *reinterpret_cast<uint4*>(second[1].word) = row(12);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const uint2 b0 = pair_rows(first, q), b1 = pair_rows(second, q);
+      multiply_16<Mma<E>::kBfloat>(a, b0.x, b1.x, sums.of[2 * q]);
+      multiply_16<Mma<E>::kBfloat>(a, b0.y, b1.y, sums.of[2 * q + 1]);
+    }
+  }
+}
+
+// Epilogue and store of kCount neighbouring columns of a row of C.
+template <int kVec, int kCount>
+__device__ __forceinline__ void store_row(const Params& p, int row, int column,
+                                          float (&sum)[kCount]) {
+  if (column >= p.n) return;
+  Out::Storage* c = c_row(p, row) + column;
+  const RowTerms<Acc> terms = row_terms<Acc>(p, row);
+  scale_sums(terms, sum);
+  if (p.epilogue) add_terms<Out>(p, terms, column, kCount, c, 1, sum);
+  store_columns<Out, kVec>(c, kCount, sum);
+}
+
+// A piece of a window of C from A's entries alone, slowly: zeros of the tiles take no part.
+__device__ __noinline__ void exact(const Params& p, int window, int first_column) {
+  const int lane = threadIdx.x % 32;
+  const int begin = __ldg(p.window_tile_ptr + window), end = __ldg(p.window_tile_ptr + window + 1);
+  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride);
+#pragma unroll 1
+  for (int r = 0; r < 16; ++r) {
+    const int row = row_of(p, window * 16 + r);
+    if (row < 0) continue;
+#pragma unroll 1
+    for (int column = first_column + lane; column < min(p.n, first_column + kPieceCols);
+         column += 32) {
+      int value = kWeighted && !kDense ? __ldg(p.window_value_ptr + window) : 0;
+      const auto tile_at = [&](int tile) {  // called once for each tile, in order
+        const uint4 words = __ldg(p.bitmaps + tile);
+        const int first = value;
+        using Row = BMatRow<E, kWeighted, kDense>;
+        value += Row::count(words);
+        // Dense operands of 16 bits begin at an even tile.
+        const i64 dense = i64(kIsF32 ? tile : tile / 2 * 2) * kCells;
+        return Row(words, p.values + (kDense ? dense : i64(first)), r, tile);
+      };
+      const auto column_at = [&](int tile, int k) { return __ldg(p.columns + i64(tile) * 8 + k); };
+      float sum[1] = {0.0f};
+      add_entries<E>(r % 8, begin, end, tile_at, column_at, b + i64(column) * kSize,
+                     static_cast<u32>(p.b_row_bytes), 1, sum);
+      store_row<1>(p, row, column, sum);
+    }
+  }
+}
+
+// Store a piece of a window, or compute it again where its sums are not finite.
+__device__ __forceinline__ void store_piece(const Params& p, const Lane& me, int window,
+                                            const int (&rows)[2], int piece, const Sums& sums) {
+  FiniteCheck<4> check;
+#pragma unroll
+  for (int i = 0; i < 4 * kSpan; ++i) check.add(sums.of[i / 4][i % 4], i);
+  const int first_column = slab_column(p) + piece * kPieceCols;
+  if (__any_sync(kWarp, check.failed())) {
+    exact(p, window, first_column);
+    return;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (rows[half] < 0) continue;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      float x[kSpan];
+#pragma unroll
+      for (int j = 0; j < kSpan; ++j) x[j] = sums.of[j][half * 2 + side];
+      store_row<kSpan>(p, rows[half], first_column + (side * 4 + me.t) * kSpan, x);
+    }
+  }
+}
+
+// Add a piece to its window's others; true in the one warp whose sums are then the whole window's.
+__device__ __forceinline__ bool join(const Params& p, const Lane& me, int slot, int piece,
+                                     Sums& sums) {
+  const auto add = [](Sums& mine, const Sums& other) {
+#pragma unroll
+    for (int i = 0; i < 4 * kSpan; ++i) mine.of[i / 4][i % 4] += other.of[i / 4][i % 4];
+  };
+  // Pieces of columns are layers of their own: each has its counters and its slots.
+  const i64 layer = (i64(blockIdx.z) * gridDim.y + blockIdx.y) * p.slab_pieces + piece;
+  return climb<32>(tree_of(p, layer, 32 * sizeof(Sums)), slot, me.lane, sums, add);
+}
+
+__device__ __forceinline__ void consume(const Params& p, const Ring& ring, int first, int end) {
+  const Lane me;
+  const int chunk = (me.g % 2 * 4 + me.g / 2) * 16 + me.t * kRowStride;
+  Turns turn;
+  int next = Item::load(p, first, end, me.lane);
+#pragma unroll 1
+  for (int place = first; place < end; ++place) {
+    const Item item(next);
+    next = Item::load(p, place + 1, end, me.lane);
+    const int columns = columns_inside(p, item);
+    if (columns <= 0) continue;
+    // Pieces that have a column: the same for all lanes.
+    const int end_piece = item.piece + (columns + kPieceCols - 1) / kPieceCols;
+    bool has[kPieces], any = false;
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      has[j] = me.piece(j) >= item.piece && me.piece(j) < end_piece;
+      any |= has[j];
+    }
+    // Looked up now, used after the last tile.
+    const int rows[2] = {row_of(p, item.window * 16 + me.g),
+                         row_of(p, item.window * 16 + me.g + 8)};
+    Sums sums[kPieces] = {};
+    int value = item.value;
+#pragma unroll 1
+    for (int tile = item.first; tile < item.stop; tile += kStepTiles) {
+      if constexpr (kHandOver) ring.barriers.wait_full(turn);
+      __syncwarp();  // MMAs want the lanes side by side
+      if (any) {
+        const char* stage = ring.at(turn);
+        uint4 a[kOperands];
+        const int tiles = min(item.stop - tile, kStepTiles);
+        value += decode(stage, me, tiles, value, a);
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j) {
+          if (!has[j]) continue;
+          const char* rows_of_b = stage + chunk + me.piece(j) * kPieceBytes;
+#pragma unroll
+          for (int i = 0; i < kOperands; ++i) {
+            if (kStepTiles > 2 && i * (kStepTiles / kOperands) >= tiles) continue;
+            multiply(rows_of_b + i * (kStepRows / kOperands) * kRowStride, a[i], sums[j]);
+          }
+        }
+      }
+      // All consumers wait and arrive in every step, so that none runs ahead of a phase.
+      __syncwarp();
+      if (kHandOver && me.lane == 0) wg::barrier_arrive(ring.barriers.empty + turn.stage);
+      turn.next();
+    }
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      if (!has[j]) continue;
+      if (item.slot >= 0 && !join(p, me, item.slot, me.piece(j), sums[j])) continue;
+      store_piece(p, me, item.window, rows, me.piece(j), sums[j]);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+    spmm_bmat(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) char s_ring[];
+  const Ring ring(s_ring);
+  // Rows that are never copied to are multiplied by zeros: they must not be NaN.
+  for (int at = threadIdx.x * 16; at < kBarriersAt; at += kThreads * 16) {
+    *reinterpret_cast<uint4*>(s_ring + at) = make_uint4(0, 0, 0, 0);
+  }
+  if (threadIdx.x == 0) {
+    ring.barriers.init(kProducers, kConsumers);
+    wg::barrier_init_done();
+  }
+  wg::fence_shared();  // the copy engine writes where threads wrote
+  __syncthreads();
+  ptx::wait_previous();
+  const int first = __ldg(p.first_items + blockIdx.x), end = __ldg(p.first_items + blockIdx.x + 1);
+  const int warp = threadIdx.x / 32;
+  if (warp >= kConsumers) {
+    produce(p, ring, first, end, warp - kConsumers, threadIdx.x % 32);
+  } else {
+    consume(p, ring, first, end);
+  }
+}

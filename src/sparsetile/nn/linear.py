@@ -1,0 +1,744 @@
+"""SparseLinear: a linear layer that keeps whole blocks of its weight.
+
+The kept blocks are the weight itself: one Parameter [blocks, 64, 64], beside two short lists that
+say where they lie. So optimisers hold state for kept weights only, a layer pruned to 90 % takes a
+tenth of its dense bytes, and nothing has to be packed when weights change. One object serves any
+number of tokens; ``systems/bcsr/layer.py`` has the kernels and chooses among them.
+
+One class, longer than a file should be: most of its lines are docstrings of its methods.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
+from sparsetile.nn.pruning import block_size, kept_blocks, kept_count, sparsity_share
+from sparsetile.plan import block_linear as operators
+from sparsetile.plan.dispatch import lasting, plain_call
+from sparsetile.systems.bcsr.layer import ACTIVATIONS, BoundLayer, activate
+from sparsetile.systems.shared.geometry import ACCESS_BYTES
+
+__all__ = ["SparseLinear"]
+
+_PREFERENCES = ("speed", "memory")
+_FUSED_TYPES = (torch.bfloat16, torch.float16)
+_LISTS = ("block_row_ptr", "block_col_idx")
+# Attributes that are made of parameters and buffers.
+_MADE = (
+    "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_dense_of", "_bound", "_bound_key",
+)  # fmt: skip
+# What has been said already: each reason is worth one message.
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, UserWarning, stacklevel=4)
+
+
+class SparseLinear(nn.Module):
+    """A linear layer Y = X·Wᵀ + bias whose weight keeps whole blocks.
+
+    Made by :meth:`from_linear` or :meth:`from_dense`, or with random weights in given blocks. It
+    takes any number of tokens. On a Hopper GPU (16 bits, blocks of 64) one kernel reads X and
+    writes Y; up to 16 tokens have a kernel of their own, from sm_80 on. Where the dense product is
+    predicted to be faster the weight is written out and torch multiplies. Where no kernel can, it
+    is masked dense, with one warning that says why. On a CPU the kept blocks are multiplied by
+    torch.
+
+    Every cell of a kept block is a weight, those that are zero too. An Inf or NaN of X reaches the
+    outputs whose blocks meet it; where torch multiplies the dense weight, all of them, as in
+    ``torch.nn.Linear``.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    keep : Tensor of bool [block rows, block columns]
+        Which blocks are kept. Where ``block`` does not divide the layer, the last blocks reach past
+        its end and are padded with zeros.
+    block : int
+        Rows and columns of a block: 16, 32 or a multiple of 64.
+    bias : bool
+    activation : {"none", "relu", "silu", "swiglu"}
+        Applied to the result. ``"swiglu"`` is silu of its first half times the second: the result
+        has half of ``out_features`` then, which must be a multiple of two blocks.
+    prefer : {"speed", "memory"}
+        ``"speed"`` keeps the written-out weight, too, once some number of tokens is faster through
+        it. ``"memory"`` never does.
+    device, dtype : optional
+        As in ``torch.nn.Linear``.
+
+    Attributes
+    ----------
+    weight : Parameter [kept blocks, unit, unit]
+        Row-major blocks, block row by block row; ``unit`` is 64 where that divides ``block``.
+    bias : Parameter [out_features] or None
+    block_row_ptr, block_col_idx : Tensor of int32
+        Buffers: first block of each block row, block column of each block.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile.nn import SparseLinear
+    >>> layer = torch.nn.Linear(256, 128)
+    >>> sparse = SparseLinear.from_linear(layer, sparsity=0.75)
+    >>> sparse
+    SparseLinear(in_features=256, out_features=128, bias=True, block=64, kept=2/8)
+    >>> x = torch.randn(5, 256)
+    >>> dense = torch.nn.functional.linear(x, sparse.to_dense(), sparse.bias)
+    >>> torch.allclose(sparse(x), dense, atol=1e-5)
+    True
+    >>> sorted(sparse.state_dict())
+    ['bias', 'block_col_idx', 'block_row_ptr', 'weight']
+    """
+
+    block_row_ptr: Tensor
+    block_col_idx: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        keep: Tensor,
+        *,
+        block: int = 64,
+        bias: bool = True,
+        activation: str = "none",
+        prefer: str = "speed",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.block = block_size("SparseLinear", block)
+        self.activation = one_of("SparseLinear", "activation", activation, ACTIVATIONS)
+        self.prefer = one_of("SparseLinear", "prefer", prefer, _PREFERENCES)
+        shape = (out_features, in_features)
+        kept = _checked(keep, shape, self.block)
+        pattern = BlockPattern.from_mask(kept, shape, self.block)
+        self._fill(pattern.row_ptr.to(device), pattern.col_idx.to(device), bias, device, dtype)
+        self.reset_parameters()
+
+    def _fill(
+        self,
+        row_ptr: Tensor,
+        col_idx: Tensor,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Register parameters and buffers for a pattern; weights are not initialised."""
+        unit = BlockPattern.unit_of(self.block)
+        if self.activation == "swiglu" and self.out_features % (2 * unit):
+            raise value_error(
+                "SparseLinear", "out_features", f'a multiple of {2 * unit} with "swiglu"',
+                self.out_features, "Keep gate and up as layers of their own",
+            )  # fmt: skip
+        blocks = (col_idx.numel(), unit, unit)
+        self.weight = nn.Parameter(torch.empty(blocks, device=device, dtype=dtype))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.register_buffer("block_row_ptr", row_ptr)
+        self.register_buffer("block_col_idx", col_idx)
+        self._forget()
+
+    @classmethod
+    def of_size(
+        cls,
+        in_features: int,
+        out_features: int,
+        blocks: int,
+        *,
+        block: int = 64,
+        bias: bool = True,
+        activation: str = "none",
+        prefer: str = "speed",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Make a layer of so many stored blocks whose pattern and weights are still to be loaded.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> saved = SparseLinear.from_linear(torch.nn.Linear(256, 128), sparsity=0.75)
+        >>> layer = SparseLinear.of_size(256, 128, blocks=2)
+        >>> layer.load_state_dict(saved.state_dict())
+        <All keys matched successfully>
+        >>> torch.equal(layer.to_dense(), saved.to_dense())
+        True
+        """
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.in_features, made.out_features = in_features, out_features
+        made.block = block_size("SparseLinear", block)
+        made.activation = one_of("SparseLinear", "activation", activation, ACTIVATIONS)
+        made.prefer = one_of("SparseLinear", "prefer", prefer, _PREFERENCES)
+        rows = -(-out_features // BlockPattern.unit_of(block))
+        row_ptr = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        col_idx = torch.zeros(blocks, dtype=torch.int32, device=device)
+        made._fill(row_ptr, col_idx, bias, device, dtype)
+        return made
+
+    # -- to and from dense layers ---------------------------------------------------------------
+
+    @classmethod
+    def from_dense(
+        cls,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        sparsity: float | None = None,
+        method: str = "magnitude",
+        mask: Tensor | None = None,
+        block: int = 64,
+        activation: str = "none",
+        prefer: str = "speed",
+        generator: torch.Generator | None = None,
+    ) -> Self:
+        """Keep blocks of a dense weight [out_features, in_features].
+
+        Parameters
+        ----------
+        weight : Tensor or Parameter
+        bias : Tensor [out_features], optional
+        sparsity : float, optional
+            Share of the blocks to drop, at least 0 and below 1. When None, blocks of ``mask`` are
+            kept, or those that have any weight other than 0.
+        method : {"magnitude", "random", "mask"}
+            Which blocks are kept; see :class:`SparseConfig`.
+        mask : Tensor of bool, optional
+            One value per weight, or one per block. Weights that a mask of weights drops inside of
+            kept blocks become 0.
+        generator : torch.Generator, optional
+            For ``method="random"``; on the CPU.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> weight = torch.zeros(128, 128)
+        >>> weight[:64, 64:] = 1.0
+        >>> sparse = SparseLinear.from_dense(weight)
+        >>> sparse
+        SparseLinear(in_features=128, out_features=128, bias=False, block=64, kept=1/4)
+        >>> torch.equal(sparse.to_dense(), weight)
+        True
+        """
+        name = "SparseLinear.from_dense"
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.layout != torch.strided:
+            got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+            raise type_error(
+                name, "weight", "a dense tensor [out_features, in_features]", got,
+                "Pass layer.weight",
+            )  # fmt: skip
+        block = block_size(name, block)
+        if any(side % block for side in weight.shape):
+            _say_once(
+                f"SparseLinear: blocks of {block} do not divide a weight of "
+                f"{weight.shape[0]}x{weight.shape[1]}; the last ones are padded with zeros"
+            )
+        if sparsity is None or mask is not None:
+            method = "mask"
+        keep = kept_blocks(
+            name, weight.detach(), block, sparsity=sparsity, method=method, mask=mask,
+            generator=generator,
+        )  # fmt: skip
+        shape = (int(weight.shape[0]), int(weight.shape[1]))
+        pattern = BlockPattern.from_mask(keep, shape, block)
+        made = cls.of_size(
+            shape[1], shape[0], pattern.count, block=block, bias=bias is not None,
+            activation=activation, prefer=prefer, device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
+        made.block_row_ptr.copy_(pattern.row_ptr)
+        made.block_col_idx.copy_(pattern.col_idx)
+        with torch.no_grad():
+            source = weight.detach()
+            if mask is not None and mask.shape == weight.shape:
+                source = source * mask.to(weight.device, weight.dtype)
+            made.weight.copy_(blocks_of(source, pattern.row_ptr, pattern.col_idx, pattern.unit))
+            if bias is not None:
+                made.bias.copy_(bias)
+        made.weight.requires_grad_(weight.requires_grad or not isinstance(weight, nn.Parameter))
+        if bias is not None and isinstance(bias, nn.Parameter):
+            made.bias.requires_grad_(bias.requires_grad)
+        made._forget()
+        return made
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
+        """Keep blocks of a ``torch.nn.Linear``; options as in :meth:`from_dense`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> SparseLinear.from_linear(torch.nn.Linear(128, 256), sparsity=0.5, method="random")
+        SparseLinear(in_features=128, out_features=256, bias=True, block=64, kept=4/8)
+        """
+        if not isinstance(linear, nn.Linear):
+            raise type_error(
+                "SparseLinear.from_linear", "linear", "a torch.nn.Linear", type(linear).__name__,
+                "Call SparseLinear.from_dense(weight, bias)",
+            )  # fmt: skip
+        made = cls.from_dense(linear.weight, linear.bias, **options)
+        return made.train(linear.training)
+
+    def to_dense(self) -> Tensor:
+        """Return the weight [out_features, in_features], zeros where no block is kept.
+
+        Differentiable.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> sparse = SparseLinear.from_linear(torch.nn.Linear(128, 64), sparsity=0.5)
+        >>> sparse.to_dense().shape
+        torch.Size([64, 128])
+        """
+        shape = (self.out_features, self.in_features)
+        return dense_of_blocks(self.weight, self.block_row_ptr, self.block_col_idx, shape)
+
+    def to_linear(self) -> nn.Linear:
+        """Return a ``torch.nn.Linear`` of the same weights. The activation is not part of it.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> sparse = SparseLinear.from_linear(torch.nn.Linear(128, 64), sparsity=0.5)
+        >>> x = torch.randn(3, 128)
+        >>> torch.allclose(sparse.to_linear()(x), sparse(x), atol=1e-6)
+        True
+        """
+        made = nn.Linear(
+            self.in_features, self.out_features, self.bias is not None, device="meta",
+            dtype=self.weight.dtype,
+        )  # fmt: skip
+        made.weight = nn.Parameter(
+            self.to_dense().detach().contiguous(), requires_grad=self.weight.requires_grad
+        )
+        if self.bias is not None:
+            made.bias = nn.Parameter(
+                self.bias.detach().clone(), requires_grad=self.bias.requires_grad
+            )
+        return made.train(self.training)
+
+    def reset_parameters(self) -> None:
+        """Draw new weights, as ``torch.nn.Linear`` does for as many inputs as an output has.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> layer = SparseLinear(128, 128, torch.eye(2, dtype=torch.bool))
+        >>> layer.reset_parameters()
+        >>> bool(layer.weight.abs().max() <= 64**-0.5)
+        True
+        """
+        share = self.weight.numel() / max(self.out_features * self.in_features, 1)
+        bound = max(self.in_features * share, 1.0) ** -0.5
+        with torch.no_grad():
+            self.weight.uniform_(-bound, bound)
+            if self.weight.device.type != "meta":
+                pattern = self.pattern
+                ones = self.weight.new_ones((self.out_features, self.in_features))
+                self.weight.mul_(blocks_of(ones, pattern.row_ptr, pattern.col_idx, pattern.unit))
+            if self.bias is not None:
+                self.bias.uniform_(-bound, bound)
+
+    @torch.no_grad()
+    def prune_(self, sparsity: float, optimizer: torch.optim.Optimizer | None = None) -> Self:
+        """Drop kept blocks of the smallest norm until ``sparsity`` is reached; for schedules.
+
+        The weight is another Parameter afterwards, with fewer blocks and without a gradient.
+        Nothing happens where so many are dropped already.
+
+        Parameters
+        ----------
+        sparsity : float
+            Share of all blocks, of the stored size, that is dropped afterwards.
+        optimizer : torch.optim.Optimizer, optional
+            It gets the new Parameter in the place of the old one, with the state of kept blocks.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> layer = SparseLinear.from_linear(torch.nn.Linear(128, 128), sparsity=0.0)
+        >>> layer.prune_(0.5)
+        SparseLinear(in_features=128, out_features=128, bias=True, block=64, kept=2/4)
+        """
+        share = sparsity_share("SparseLinear.prune_", sparsity)
+        rows, cols = self.pattern.grid
+        count = kept_count(rows * cols, share)
+        before = self.weight.shape
+        if count >= before[0]:
+            return self
+        norms = self.weight.float().square().sum((1, 2))
+        kept = torch.argsort(norms, descending=True, stable=True)[:count].sort().values
+        mask = torch.zeros((rows, cols), dtype=torch.bool, device=kept.device)
+        mask[self.pattern.row_ids()[kept], self.block_col_idx[kept].long()] = True
+        unit = BlockPattern.unit_of(self.block)
+        pattern = BlockPattern.from_mask(mask, self.pattern.shape, unit)
+        old = self.weight
+        self.weight = nn.Parameter(old[kept].contiguous(), requires_grad=old.requires_grad)
+        self.block_row_ptr, self.block_col_idx = pattern.row_ptr, pattern.col_idx
+        if optimizer is not None:
+            _hand_over(optimizer, old, self.weight, kept)
+        self._forget()
+        return self
+
+    # -- what it holds --------------------------------------------------------------------------
+
+    @property
+    def pattern(self) -> BlockPattern:
+        """The kept blocks."""
+        shape = (self.out_features, self.in_features)
+        return BlockPattern(
+            self.block_row_ptr, self.block_col_idx, shape, BlockPattern.unit_of(self.block)
+        )
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the blocks that is not kept.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> SparseLinear(128, 128, torch.eye(2, dtype=torch.bool)).sparsity
+        0.5
+        """
+        rows, cols = self.pattern.grid
+        return 1.0 - self.weight.shape[0] / max(rows * cols, 1)
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of each part; ``dense copy`` is 0 until some call has needed it.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> layer = SparseLinear.from_linear(torch.nn.Linear(640, 640), sparsity=0.9)
+        >>> parts = layer.memory()
+        >>> parts["weight"] / (640 * 640 * 4)
+        0.1
+        """
+        derived = [] if self._flat is None else self._flat[2:]
+        return {
+            "weight": self.weight.nbytes,
+            "bias": 0 if self.bias is None else self.bias.nbytes,
+            "pattern": self.block_row_ptr.nbytes + self.block_col_idx.nbytes,
+            "derived pattern": sum(part.nbytes for part in derived),
+            "dense copy": 0 if self._dense is None else self._dense.nbytes,
+        }
+
+    def extra_repr(self) -> str:
+        rows, cols = self.pattern.grid
+        parts = [
+            f"in_features={self.in_features}, out_features={self.out_features}",
+            f"bias={self.bias is not None}, block={self.block}",
+            f"kept={self.weight.shape[0]}/{rows * cols}",
+        ]
+        if self.activation != "none":
+            parts.append(f"activation={self.activation}")
+        return ", ".join(parts)
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        """Drop what was made of parameters and buffers; it is made again when needed."""
+        self._flat: list[Tensor] | None = None
+        self._recipe = ""
+        self._flat_key: tuple[Any, ...] = ()
+        self._dense: Tensor | None = None
+        self._dense_key: tuple[Any, ...] = ()
+        self._dense_of: weakref.ref[Tensor] | None = None
+        self._bound: BoundLayer | None = None
+        self._bound_key: tuple[Any, ...] = ()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._forget()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _MADE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Take a state dict of any pattern of this size, or the kept blocks of a dense one."""
+        weight = state_dict.get(f"{prefix}weight")
+        lists = [state_dict.get(prefix + name) for name in _LISTS]
+        dense = isinstance(weight, Tensor) and weight.shape == (self.out_features, self.in_features)
+        if dense and lists == [None, None]:
+            parts = (self.block_row_ptr, self.block_col_idx)
+            with torch.no_grad():
+                row_ptr, col_idx = (part.to(weight.device) for part in parts)
+                unit = BlockPattern.unit_of(self.block)
+                taken = blocks_of(weight, row_ptr, col_idx, unit)
+            changed = {f"{prefix}weight": taken}
+            changed |= {prefix + name: part for name, part in zip(_LISTS, parts, strict=True)}
+            state_dict = {**state_dict, **changed}
+        elif all(isinstance(part, Tensor) for part in lists):
+            own = self.pattern
+            pattern = BlockPattern(lists[0], lists[1], own.shape, own.unit)
+            try:
+                if pattern.col_idx.device.type != "meta":
+                    pattern.check("SparseLinear.load_state_dict")
+            except ValueError as error:
+                error_msgs.append(str(error))
+                return
+            self._resize(pattern.count)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        self._forget()
+
+    def _resize(self, blocks: int) -> None:
+        """Make room for another number of kept blocks."""
+        if blocks == self.weight.shape[0]:
+            return
+        shape = (blocks, *self.weight.shape[1:])
+        self.weight = nn.Parameter(
+            self.weight.new_empty(shape), requires_grad=self.weight.requires_grad
+        )
+        self.block_col_idx = self.block_col_idx.new_zeros(blocks)
+
+    @lasting
+    def _ready(self) -> bool:
+        """Make what the operators take of the pattern; once, also while tracing."""
+        row_ptr, col_idx = self.block_row_ptr, self.block_col_idx
+        key = (id(row_ptr), id(col_idx), _version(row_ptr), _version(col_idx), col_idx.device)
+        if key != self._flat_key:
+            with torch.no_grad():
+                self._flat = operators.flat_pattern(self.pattern)
+            self._recipe = operators.layer_recipe(self.pattern)
+            self._flat_key = key
+            self._bound = None
+            self._explain_fallback()
+        return True
+
+    # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
+    _ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _explain_fallback(self) -> None:
+        device, dtype = self.weight.device, self.weight.dtype
+        if device.type == "cpu":
+            return
+        reasons = operators.block_layer(self._recipe).reasons(dtype, device)
+        if reasons:
+            _say_once(
+                f"SparseLinear: more than 16 tokens are multiplied as a masked dense weight on "
+                f"{device}, because the kernel for kept blocks " + " and ".join(reasons)
+            )
+
+    # -- products -------------------------------------------------------------------------------
+
+    @lasting
+    def _dense_copy(self) -> Tensor:
+        """The written-out weight, kept until the weight changes; refilled in place for graphs."""
+        weight = self.weight
+        key = (weight.data_ptr(), _version(weight), weight.dtype)
+        same = self._dense_of is not None and self._dense_of() is weight
+        if self._dense is None or not same or key != self._dense_key:
+            with torch.no_grad():
+                made = self.to_dense().contiguous()
+                kept = self._dense
+                if kept is not None and kept.dtype == made.dtype and kept.device == made.device:
+                    kept.copy_(made)
+                else:
+                    self._dense = made
+            self._dense_key, self._dense_of = key, weakref.ref(weight)
+        assert self._dense is not None
+        return self._dense
+
+    def _frozen_dense(self) -> bool:
+        """While tracing: whether the written-out weight may be part of the graph."""
+        if self.prefer == "memory" or self.weight.requires_grad or not self.weight.is_cuda:
+            return False
+        layer = operators.block_layer(self._recipe)
+        dtype, device, bias = self.weight.dtype, self.weight.device, self.bias is not None
+        wanted = any(
+            layer.way(n, dtype, device, bias, True) == "dense" for n in (1, 64, 1024, 8192)
+        )
+        if wanted:
+            self._dense_copy()
+        return wanted
+
+    _frozen_dense._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _fused(self, X: Tensor, weight: Tensor) -> Tensor | None:
+        """The product in as few steps as there are, for inference on a GPU; None where it is not
+        plain."""
+        bias = self._parameters["bias"]
+        key = (
+            id(weight), weight.data_ptr(), id(self._buffers["block_col_idx"]),
+            None if bias is None else (id(bias), _version(bias)),
+        )  # fmt: skip
+        bound = self._bound
+        if bound is None or key != self._bound_key:
+            self._ready()
+            flat = self._flat
+            assert flat is not None
+            if not weight.is_contiguous() or weight.data_ptr() % ACCESS_BYTES:
+                return None
+            bound = BoundLayer(
+                operators.block_layer(self._recipe), (flat[0], flat[1], flat[2]), weight.detach(),
+                bias, self.activation,
+            )  # fmt: skip
+            self._bound, self._bound_key = bound, key
+        if bound.way(X.shape[0], self.prefer == "speed") == "dense":
+            dense = self._dense_copy() if self.prefer == "speed" else self.to_dense()
+            return activate(functional.linear(X, dense, bias), self.activation)
+        return bound(X)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return activation(x·Wᵀ + bias).
+
+        Parameters
+        ----------
+        x : Tensor [..., in_features]
+            Of the weight's type and device.
+
+        Returns
+        -------
+        Tensor [..., out_features]
+            Half as many after a SwiGLU.
+        """
+        weight, bias = self._parameters["weight"], self._parameters["bias"]
+        assert weight is not None
+        if (
+            not torch.compiler.is_compiling()
+            and type(x) is Tensor
+            and x.is_cuda
+            and x.dtype is weight.dtype
+            and x.dtype in _FUSED_TYPES
+            and x.dim() > 0
+            and x.shape[-1] == self.in_features
+            and x.device == weight.device
+            and not (
+                torch.is_grad_enabled()
+                and (
+                    x.requires_grad
+                    or weight.requires_grad
+                    or (bias is not None and bias.requires_grad)
+                )
+            )
+            and not torch.is_autocast_enabled("cuda")
+            and plain_call()
+            and not x.is_neg()
+        ):
+            Y = self._fused(x if x.dim() == 2 else x.flatten(0, -2), weight)
+            if Y is not None:
+                return Y if x.dim() == 2 else Y.view(*x.shape[:-1], Y.shape[-1])
+        return self._general(x)
+
+    def _general(self, x: Tensor) -> Tensor:
+        """Through torch's operators: gradients, tracing, autocast, a CPU."""
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        known = isinstance(x, Tensor) and x.device.type in ("cpu", "cuda")
+        if known and torch.is_autocast_enabled(x.device.type):
+            lower = torch.get_autocast_dtype(x.device.type)
+            if x.dtype is not torch.float64:
+                x, weight = x.to(lower), weight.to(lower)
+        self._check(x, weight)
+        self._ready()
+        flat = self._flat
+        assert flat is not None
+        X = x.reshape(x.shape[:-1].numel(), self.in_features)
+        if x.device.type not in ("cpu", "cuda"):
+            shape = (self.out_features, self.in_features)
+            full = dense_of_blocks(weight, self.block_row_ptr, self.block_col_idx, shape)
+            bias = None if bias is None else bias.to(X.dtype)
+            return activate(functional.linear(x, full, bias), self.activation)
+        dense: Tensor | None = None
+        if torch.compiler.is_compiling() and weight is self.weight and self._frozen_dense():
+            dense = self._dense
+        Y = torch.ops.sparsetile.block_linear(X, weight, bias, dense, flat, self._recipe)
+        return activate(Y.reshape(*x.shape[:-1], self.out_features), self.activation)
+
+    def _check(self, x: Any, weight: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise type_error(
+                "SparseLinear", "x", "a torch tensor", type(x).__name__, "Convert it first"
+            )
+        if x.dim() < 1 or x.shape[-1] != self.in_features:
+            raise value_error(
+                "SparseLinear", "x", f"of shape [..., {self.in_features}]", tuple(x.shape),
+                "The last dimension is in_features of the layer",
+            )  # fmt: skip
+        if x.device != weight.device:
+            raise value_error(
+                "SparseLinear", "x", f"on {weight.device} like the weight", x.device,
+                "Move one of them with .to(device)",
+            )  # fmt: skip
+        if x.dtype != weight.dtype:
+            raise type_error(
+                "SparseLinear", "x", f"{weight.dtype} like the weight", x.dtype,
+                f"Call x.to({weight.dtype}), or use torch.autocast",
+            )  # fmt: skip
+
+
+def _checked(keep: Any, shape: tuple[int, int], block: int) -> Tensor:
+    if not isinstance(keep, Tensor):
+        raise type_error(
+            "SparseLinear", "keep", "a tensor of True and False", type(keep).__name__,
+            "Call SparseLinear.from_linear to prune a layer",
+        )  # fmt: skip
+    grid = (-(-shape[0] // block), -(-shape[1] // block))
+    if keep.shape != grid:
+        raise value_error(
+            "SparseLinear", "keep", f"of shape {grid}, one for each block of {block}",
+            tuple(keep.shape), "Pass the blocks to keep",
+        )  # fmt: skip
+    return keep.bool()
+
+
+def _hand_over(
+    optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, kept: Tensor
+) -> None:
+    """Put a weight of fewer blocks in the place of another, with the state of those blocks."""
+    for group in optimizer.param_groups:
+        group["params"] = [new if given is old else given for given in group["params"]]
+    state = optimizer.state.pop(old, None)
+    if state is not None:
+        optimizer.state[new] = {
+            name: part[kept].contiguous()
+            if isinstance(part, Tensor) and part.shape == old.shape
+            else part
+            for name, part in state.items()
+        }
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; tensors of inference mode do not count."""
+    return -1 if tensor.is_inference() else tensor._version

@@ -1,0 +1,252 @@
+"""torch operators of a layer whose weight is kept blocks: ``block_linear`` and ``block_outer``.
+
+    block_linear   Y = X·Wᵀ + bias                            [tokens, rows]
+    block_outer    of each kept block: Gᵀ·X there              [blocks, unit, unit]
+
+Each is the other's gradient, so that gradients of gradients need nothing more. Operators see
+tensors and a short text alone, as those of ``operators.py``: torch can trace and export them.
+``pattern`` are eight small tensors, four of the weight and four of its transpose:
+
+    row_ptr, col_idx   the kept blocks (formats/block_pattern.py)
+    work               block rows, longest first, as spmm_bcsr.cu takes them
+    order              block of the weight that is each block of the transpose
+
+``recipe`` is rows, columns, blocks and unit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sparsetile.balance import LongestFirst
+from sparsetile.formats.block_pattern import BlockPattern
+from sparsetile.formats.units import Units
+from sparsetile.reorder.permutation import positions
+from sparsetile.systems.bcsr.layer import BlockLayer
+from sparsetile.systems.bcsr.layer_cost import LayerSize
+from sparsetile.systems.shared.library import without_autocast
+
+__all__ = ["block_layer", "block_linear", "block_outer", "flat_pattern", "layer_recipe"]
+
+_LIB = torch.library.Library("sparsetile", "FRAGMENT")
+_LIB.define(
+    "block_linear(Tensor X, Tensor blocks, Tensor? bias, Tensor? dense, Tensor[] pattern, "
+    "str recipe) -> Tensor"
+)
+_LIB.define("block_outer(Tensor G, Tensor X, Tensor[] pattern, str recipe) -> Tensor")
+
+# Elements of inputs, copied for each block that meets them, up to which a host does so.
+_COPIED = 2**18
+_ONE_SIDE = 4  # tensors of a pattern that are of the weight
+
+
+def layer_recipe(pattern: BlockPattern) -> str:
+    """Return the text that says how large a layer is."""
+    return json.dumps([*pattern.shape, pattern.count, pattern.unit])
+
+
+def flat_pattern(pattern: BlockPattern) -> list[Tensor]:
+    """Return what the operators take of a pattern and of its transpose."""
+    turned, order = pattern.transposed()
+    return [*_side(pattern), order, *_side(turned), positions(order)]
+
+
+def _side(pattern: BlockPattern) -> tuple[Tensor, Tensor, Tensor]:
+    work = LongestFirst.make(Units.from_offsets(pattern.row_ptr))
+    return pattern.row_ptr, pattern.col_idx, work.items
+
+
+def _mirror(pattern: Sequence[Tensor]) -> list[Tensor]:
+    return [*pattern[_ONE_SIDE:], *pattern[:_ONE_SIDE]]
+
+
+@functools.lru_cache(maxsize=4096)
+def block_layer(recipe: str) -> BlockLayer:
+    """Return what multiplies layers of this size."""
+    rows, cols, blocks, unit = json.loads(recipe)
+    return BlockLayer(LayerSize(rows, cols, blocks, unit))
+
+
+@functools.lru_cache(maxsize=4096)
+def _mirrored(recipe: str) -> str:
+    rows, cols, blocks, unit = json.loads(recipe)
+    return json.dumps([cols, rows, blocks, unit])
+
+
+def _padded(X: Tensor, unit: int) -> Tensor:
+    """X [tokens, columns] as [tokens, block columns, unit], zeros past its end."""
+    wide = -(-X.shape[1] // unit)
+    X = functional.pad(X, (0, wide * unit - X.shape[1]))
+    return X.reshape(X.shape[0], wide, unit)
+
+
+def _sum_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def _small(tokens: int, size: LayerSize) -> bool:
+    """Whether the inputs of every block may be copied for it."""
+    return tokens * size.blocks * size.unit <= _COPIED
+
+
+def _block_rows(pattern: Sequence[Tensor]) -> Tensor:
+    """Block row of each block: block columns of the transpose, in the weight's order."""
+    return pattern[_ONE_SIDE + 1][pattern[_ONE_SIDE + 3]].long()
+
+
+def _linear_on_host(
+    X: Tensor, blocks: Tensor, bias: Tensor | None, pattern: Sequence[Tensor], size: LayerSize
+) -> Tensor:
+    """One product for each block, or for each block row where inputs are many; rounded once."""
+    idx, high = pattern[1].long(), pattern[0].numel() - 1
+    unit, wide = size.unit, _sum_type(X.dtype)
+    inputs, tokens = _padded(X, unit).to(wide), X.shape[0]
+    if _small(tokens, size):
+        met = inputs.transpose(0, 1)[idx]
+        parts = torch.bmm(met, blocks.to(wide).mT)
+        Y = torch.zeros((high, tokens, unit), dtype=wide, device=X.device)
+        Y = Y.index_add_(0, _block_rows(pattern), parts).transpose(0, 1).flatten(1)
+    else:
+        Y = torch.zeros((tokens, high * unit), dtype=wide, device=X.device)
+        for row, (begin, end) in enumerate(itertools.pairwise(pattern[0].tolist())):
+            if begin < end:
+                met = inputs.index_select(1, idx[begin:end]).flatten(1)
+                weight = blocks[begin:end].to(wide).transpose(0, 1).reshape(unit, -1)
+                Y[:, row * unit : (row + 1) * unit] = met @ weight.mT
+    Y = Y[:, : size.rows]
+    if bias is not None:
+        Y = Y + bias.to(wide)
+    return Y.to(X.dtype).contiguous()
+
+
+def block_linear(
+    X: Tensor,
+    blocks: Tensor,
+    bias: Tensor | None,
+    dense: Tensor | None,
+    pattern: Sequence[Tensor],
+    recipe: str,
+) -> Tensor:
+    """X·Wᵀ + bias for X [tokens, columns]. See the module's text."""
+    layer = block_layer(recipe)
+    with without_autocast(X.device):  # the caller has cast what it wants cast
+        if X.device.type == "cuda":
+            lists = (pattern[0], pattern[1], pattern[2])
+            return layer.run(lists, blocks, X, bias, dense)
+        return _linear_on_host(X, blocks, bias, pattern, layer.size)
+
+
+def block_outer(G: Tensor, X: Tensor, pattern: Sequence[Tensor], recipe: str) -> Tensor:
+    """Gᵀ·X of each kept block, for G [tokens, rows] and X [tokens, columns].
+
+    On a GPU the whole of Gᵀ·X is made and the kept blocks are taken from it: one dense product, and
+    the dense weight's bytes for its time.
+    """
+    with without_autocast(X.device):
+        return _outer(G, X, pattern, block_layer(recipe).size)
+
+
+def _outer(G: Tensor, X: Tensor, pattern: Sequence[Tensor], size: LayerSize) -> Tensor:
+    unit, count = size.unit, size.blocks
+    idx = pattern[1].long()
+    if X.device.type != "cpu":
+        rows = _block_rows(pattern)
+        grads, inputs = _padded(G, unit), _padded(X, unit)
+        full = grads.flatten(1).mT @ inputs.flatten(1)
+        cells = full.reshape(grads.shape[1], unit, inputs.shape[1], unit).transpose(1, 2)
+        return cells[rows, idx].contiguous()
+    wide = _sum_type(X.dtype)
+    grads, inputs = _padded(G, unit).to(wide), _padded(X, unit).to(wide)
+    if _small(X.shape[0], size):
+        met = inputs.transpose(0, 1)[idx]
+        return torch.bmm(grads.transpose(0, 1)[_block_rows(pattern)].mT, met).to(X.dtype)
+    made = X.new_empty((count, unit, unit))
+    ptr = pattern[0].tolist()
+    for row, (begin, end) in enumerate(itertools.pairwise(ptr)):
+        if begin < end:
+            met = inputs.index_select(1, idx[begin:end]).flatten(1)
+            sums = grads[:, row].mT @ met
+            made[begin:end] = sums.reshape(unit, end - begin, unit).transpose(0, 1)
+    return made
+
+
+for _name, _kernel in (("block_linear", block_linear), ("block_outer", block_outer)):
+    for _key in ("CPU", "CUDA"):
+        _LIB.impl(_name, _kernel, _key)
+
+
+@torch.library.register_fake("sparsetile::block_linear", lib=_LIB)
+def _(X, blocks, bias, dense, pattern, recipe):  # type: ignore[no-untyped-def]
+    return X.new_empty((X.shape[0], json.loads(recipe)[0]))
+
+
+@torch.library.register_fake("sparsetile::block_outer", lib=_LIB)
+def _(G, X, pattern, recipe):  # type: ignore[no-untyped-def]
+    _, _, blocks, unit = json.loads(recipe)
+    return X.new_empty((blocks, unit, unit))
+
+
+def _turned(blocks: Tensor, pattern: Sequence[Tensor]) -> Tensor:
+    """Blocks of the transpose."""
+    return blocks[pattern[_ONE_SIDE - 1]].mT.contiguous()
+
+
+def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    X, blocks, bias, dense, pattern, ctx.recipe = inputs
+    ctx.count, ctx.dense = len(pattern), dense is not None
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    kept = [X] if ctx.needs_input_grad[1] else []
+    ctx.save_for_backward(*pattern, blocks, *([dense] if ctx.dense else []), *kept)
+
+
+def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    pattern, blocks = list(saved[: ctx.count]), saved[ctx.count]
+    dense = saved[ctx.count + 1] if ctx.dense else None
+    d_X = d_blocks = d_bias = None
+    if ctx.needs_input_grad[0]:
+        d_X = torch.ops.sparsetile.block_linear(
+            grad, _turned(blocks, pattern), None, None if dense is None else dense.mT,
+            _mirror(pattern), _mirrored(ctx.recipe),
+        )  # fmt: skip
+    if ctx.needs_input_grad[1]:
+        d_blocks = torch.ops.sparsetile.block_outer(grad, saved[-1], pattern, ctx.recipe)
+    if ctx.needs_input_grad[2]:
+        d_bias = grad.sum(0).to(ctx.bias_dtype)
+    return d_X, d_blocks, d_bias, None, [None] * ctx.count, None
+
+
+torch.library.register_autograd(
+    "sparsetile::block_linear", _linear_backward, setup_context=_linear_context, lib=_LIB
+)
+
+
+def _outer_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    G, X, pattern, ctx.recipe = inputs
+    ctx.count = len(pattern)
+    ctx.save_for_backward(*pattern, G, X)
+
+
+def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *pattern, G, X = ctx.saved_tensors
+    d_G = d_X = None
+    if ctx.needs_input_grad[0]:
+        d_G = torch.ops.sparsetile.block_linear(X, grad, None, None, pattern, ctx.recipe)
+    if ctx.needs_input_grad[1]:
+        d_X = torch.ops.sparsetile.block_linear(
+            G, _turned(grad, pattern), None, None, _mirror(pattern), _mirrored(ctx.recipe)
+        )
+    return d_G, d_X, [None] * ctx.count, None
+
+
+torch.library.register_autograd(
+    "sparsetile::block_outer", _outer_backward, setup_context=_outer_context, lib=_LIB
+)

@@ -1,0 +1,150 @@
+"""Launches of ``linear_few``: a linear layer of kept blocks for up to 16 tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.device import machine
+from sparsetile.jit import LoadedKernel
+from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
+from sparsetile.kernels.linear_few import (
+    FEW_COLUMNS,
+    FEW_TOKENS,
+    FEW_TYPES,
+    FEW_UNITS,
+    LINEAR_FEW,
+    FewTile,
+    choose_few_tile,
+    few_config,
+)
+from sparsetile.systems.base import Epilogue
+from sparsetile.systems.shared.cuda_context import ensure_cuda_context
+from sparsetile.systems.shared.epilogue import epilogue_params
+from sparsetile.systems.shared.geometry import aligned
+
+__all__ = ["FewTokens"]
+
+_AMPERE = (8, 0)
+# Parameters that change from call to call.
+_OPERANDS = ("b", "c")
+
+
+class FewTokens:
+    """The kernel for one weight's size; its tile depends on the tokens."""
+
+    def __init__(self, rows: int, cols: int, blocks: int, unit: int, paired: bool = False) -> None:
+        # Of a pair, gate and up, half of the rows are made.
+        self.rows, self.cols = rows // 2 if paired else rows, cols
+        self._paired = paired
+        self._blocks, self._unit = blocks, unit
+        self._kernels: dict[tuple[Any, ...], tuple[LoadedKernel, FewTile]] = {}
+
+    def reasons(self, dtype: torch.dtype, device: torch.device) -> list[str]:
+        """Return why this weight cannot be multiplied so; empty if it can."""
+        found = []
+        if dtype not in FEW_TYPES:
+            found.append(f"takes 16 bits, not {str(dtype).removeprefix('torch.')}")
+        if self._unit not in FEW_UNITS:
+            found.append(f"takes blocks of {FEW_UNITS}, not {self._unit}")
+        if self.cols % FEW_COLUMNS:
+            found.append(f"takes inputs of a multiple of {FEW_COLUMNS} features, not {self.cols}")
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < _AMPERE:
+            found.append("needs a GPU of sm_80 or newer")
+        return found
+
+    @staticmethod
+    def takes(X: Tensor) -> bool:
+        """Whether X [..., tokens, K] is read as it lies."""
+        return 0 < X.shape[-2] <= FEW_TOKENS and X.stride(-1) == 1 and aligned(X)
+
+    def _load(
+        self, dtype: torch.dtype, out_dtype: torch.dtype, tokens: int, device: int
+    ) -> tuple[LoadedKernel, FewTile]:
+        processors = machine(torch.device("cuda", device)).processors
+        tile = choose_few_tile(
+            tokens, self.rows, self._blocks, self._unit, processors, self._paired
+        )
+        key = (dtype, out_dtype, tile, device)
+        if key not in self._kernels:
+            kernel = LINEAR_FEW.load(few_config(dtype, tile, out_dtype), device)
+            self._kernels[key] = (kernel, tile)
+        return self._kernels[key]
+
+    def _params(
+        self,
+        lists: tuple[Tensor, Tensor],
+        order: Tensor | None,
+        blocks: Tensor,
+        X: Tensor,
+        c_stride: int,
+        epilogue: Epilogue,
+        silu: bool,
+        spoilt: Tensor | None,
+    ) -> dict[str, int | float]:
+        row_bias = epilogue.row_bias
+        shared = epilogue_params(epilogue)
+        return {
+            "b": 0,
+            "c": 0,
+            "blocks": blocks.data_ptr(),
+            "block_row_ptr": lists[0].data_ptr(),
+            "block_col_idx": lists[1].data_ptr(),
+            "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
+            "spoilt": 0 if spoilt is None else spoilt.data_ptr(),
+            "x_stride": X.stride(0),
+            "c_stride": c_stride,
+            "order": 0 if order is None or not order.numel() else order.data_ptr(),
+            "rows": self.rows,
+            "indptr": 0,
+            **shared,
+            "epilogue": bool(shared["epilogue"]) or silu,
+            "silu": silu,
+            "pair_block_rows": self.rows // self._unit if self._paired else 0,
+            "n": X.shape[0],
+            "cols": self.cols,
+        }
+
+    def run(
+        self,
+        lists: tuple[Tensor, Tensor],
+        blocks: Tensor,
+        X: Tensor,
+        Y: Tensor,
+        epilogue: Epilogue,
+        *,
+        order: Tensor | None = None,
+        silu: bool = False,
+        spoilt: Tensor | None = None,
+    ) -> None:
+        """Multiply X [tokens, K] into Y [tokens, M], whose rows are contiguous.
+
+        Parameters
+        ----------
+        lists : (block_row_ptr, block_col_idx)
+        """
+        if not self.rows:
+            return
+        device = X.device.index
+        kernel, tile = self._load(X.dtype, Y.dtype, X.shape[0], device)
+        params = self._params(lists, order, blocks, X, Y.stride(0), epilogue, silu, spoilt)
+        params |= {"b": X.data_ptr(), "c": Y.data_ptr()}
+        with on_device(device):
+            ensure_cuda_context(device)
+            stream = current_stream_handle(device)
+            kernel.launch(tile.grid(self.rows), tile.threads, stream, params)
+
+    def prepare(
+        self,
+        lists: tuple[Tensor, Tensor],
+        blocks: Tensor,
+        X: Tensor,
+        epilogue: Epilogue,
+        silu: bool,
+    ) -> PreparedLaunch:
+        """Return the launch for inputs like X and contiguous results, patched by (X, Y)."""
+        kernel, tile = self._load(X.dtype, X.dtype, X.shape[0], X.device.index)
+        params = self._params(lists, None, blocks, X, self.rows, epilogue, silu, None)
+        return kernel.prepare(tile.grid(self.rows), tile.threads, params, _OPERANDS)

@@ -1,0 +1,280 @@
+"""A linear layer whose weight is kept blocks: Y = activation(X·Wᵀ + bias), and how it is computed.
+
+There are no entries here and no CSR: the blocks are the weight (formats/block_pattern.py). The ways
+are those of ``layer_cost.py``:
+
+    few      up to 16 tokens: linear_few.cu, sm_80 on
+    blocks   any number: spmm_bcsr.cu, blocks of 64, sm_90a
+    dense    the weight written out, torch's own product
+
+``dense`` needs the written-out weight. Where the caller has none, and neither kernel can, it is
+written out for the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sparsetile.core.device import machine
+from sparsetile.formats.block_pattern import dense_of_blocks
+from sparsetile.formats.values import round_tf32
+from sparsetile.jit.loader import current_device, current_stream_handle, on_device
+from sparsetile.jit.tensor_map import NO_MAP
+from sparsetile.kernels.bcsr import BLOCK, PRODUCT, STORE_COLUMNS, Store
+from sparsetile.kernels.linear_few import FEW_TOKENS
+from sparsetile.systems.base import Epilogue
+from sparsetile.systems.bcsr.few import FewTokens
+from sparsetile.systems.bcsr.layer_cost import LayerSize, choose_way
+from sparsetile.systems.bcsr.runner import BCSRRunner, PreparedBlocks
+from sparsetile.systems.shared.cuda_context import ensure_cuda_context
+from sparsetile.systems.shared.geometry import ACCESS_BYTES, aligned
+
+__all__ = ["ACTIVATIONS", "BlockLayer", "BoundLayer", "activate"]
+
+# ``swiglu``: silu of the first half of the outputs times the second half.
+ACTIVATIONS = ("none", "relu", "silu", "swiglu")
+_HOPPER = (9, 0)
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+def activate(Y: Tensor, activation: str) -> Tensor:
+    """Apply an activation in torch."""
+    if activation == "relu":
+        return torch.relu(Y)
+    if activation == "swiglu":
+        gate, up = Y.chunk(2, -1)
+        return functional.silu(gate) * up
+    return functional.silu(Y) if activation == "silu" else Y
+
+
+class BlockLayer:
+    """One direction of a layer: the weight, or its transpose for the input's gradient."""
+
+    def __init__(self, size: LayerSize) -> None:
+        self.size = size
+        self._able: dict[Any, tuple[bool, bool]] = {}  # blocks, few
+        self.few = FewTokens(size.rows, size.cols, size.blocks, size.unit)
+        self._pair: FewTokens | None = None
+        self.runner: BCSRRunner | None = None
+        if size.unit == BLOCK:
+            meta: Mapping[str, Any] = {
+                "rows": size.rows, "cols": size.cols, "nnz": size.cells, "blocks": size.blocks,
+                "tensors": ["work", "block_col_idx", "order", "indptr"],
+                "step": PRODUCT, "columns": None,
+            }  # fmt: skip
+            self.runner = BCSRRunner(meta, None)
+
+    def few_for(self, activation: str) -> FewTokens:
+        """Return the kernel of few tokens; of a SwiGLU it makes both halves and joins them."""
+        if activation != "swiglu":
+            return self.few
+        if self._pair is None:
+            size = self.size
+            self._pair = FewTokens(size.rows, size.cols, size.blocks, size.unit, paired=True)
+        return self._pair
+
+    def reasons(self, dtype: torch.dtype, device: torch.device) -> list[str]:
+        """Return why ``blocks`` cannot serve any number of tokens; empty if it can."""
+        found = []
+        if self.runner is None:
+            found.append(f"multiplies blocks of {BLOCK}, not {self.size.unit}")
+        if dtype is torch.float32:
+            if not torch.backends.cuda.matmul.allow_tf32:
+                found.append(
+                    "rounds float32 to TF32, which torch does not allow now: set "
+                    "torch.backends.cuda.matmul.allow_tf32 = True"
+                )
+        elif dtype not in _SIXTEEN_BITS:
+            found.append(f"takes 16 bits and TF32, not {str(dtype).removeprefix('torch.')}")
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
+            found.append("needs a Hopper GPU (sm_90a)")
+        return found
+
+    def ways(self, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
+        """Return the ways that kernels offer for so many tokens."""
+        key = (dtype, device, torch.backends.cuda.matmul.allow_tf32)
+        if key not in self._able:
+            self._able[key] = (
+                not self.reasons(dtype, device), not self.few.reasons(dtype, device)
+            )  # fmt: skip
+        blocks, few = self._able[key]
+        offered = ["blocks"] if blocks else []
+        return (*offered, "few") if few and tokens <= FEW_TOKENS else tuple(offered)
+
+    def way(
+        self, tokens: int, dtype: torch.dtype, device: torch.device, bias: bool, dense: bool
+    ) -> str:
+        """Return the way to take.
+
+        Parameters
+        ----------
+        dense : bool
+            Whether the written-out weight may be used (or must be: no kernel can).
+        """
+        offered = self.ways(tokens, dtype, device)
+        if dense or not offered:
+            offered = (*offered, "dense")
+        if len(offered) == 1:
+            return offered[0]
+        return choose_way(self.size, tokens, dtype.itemsize, bias, offered, machine(device))
+
+    def run(
+        self,
+        lists: tuple[Tensor, Tensor, Tensor],
+        blocks: Tensor,
+        X: Tensor,
+        bias: Tensor | None,
+        dense: Tensor | None = None,
+        activation: str = "none",
+    ) -> Tensor:
+        """Return activation(X·Wᵀ + bias) on a GPU.
+
+        Parameters
+        ----------
+        lists : (row_ptr, col_idx, work)
+        X : Tensor [tokens, columns]
+            Of any strides.
+        dense : Tensor [rows, columns], optional
+            The same weight written out, where that may be used.
+        """
+        tokens, size = X.shape[0], self.size
+        way = self.way(tokens, X.dtype, X.device, bias is not None, dense is not None)
+        if way == "dense":
+            if dense is None:
+                dense = dense_of_blocks(blocks, lists[0], lists[1], (size.rows, size.cols))
+            return activate(functional.linear(X, dense, _in_type(bias, X.dtype)), activation)
+        Y = X.new_empty((tokens, size.rows))
+        if not tokens or not size.rows:
+            return activate(Y, activation)
+        wide = None if bias is None else bias.to(torch.float32).contiguous()
+        epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
+        if not blocks.is_contiguous() or blocks.data_ptr() % ACCESS_BYTES:
+            blocks = blocks.clone(memory_format=torch.contiguous_format)
+        if way == "few":
+            X = X if FewTokens.takes(X) else X.clone(memory_format=torch.contiguous_format)
+            few = self.few_for(activation)
+            Y = X.new_empty((tokens, few.rows))
+            few.run(lists[:2], blocks, X, Y, epilogue, silu=activation == "silu")
+            return Y
+        assert self.runner is not None  # as `reasons` has seen
+        if X.dtype is torch.float32:
+            blocks = round_tf32(blocks)
+        tensors = _runner_tensors(lists)
+        self.runner.spmm(tensors, None, {"blocks": blocks}, X.mT, Y.mT, epilogue)
+        return Y if activation == "relu" else activate(Y, activation)
+
+
+def _in_type(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if bias is None else bias.to(dtype)
+
+
+def _runner_tensors(lists: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+    """Name a pattern's lists as the runner does; neither row order nor means are asked for."""
+    _, col_idx, work = lists
+    none = work.new_empty(0)
+    return {"work": work, "block_col_idx": col_idx, "order": none, "indptr": none}
+
+
+class BoundLayer:
+    """A layer bound to its tensors, for inference: X [tokens, columns] -> Y with little host time.
+
+    It holds addresses: what is written into the same memory is seen, other tensors need another
+    object. A layer of 16 bits on a GPU.
+    """
+
+    def __init__(
+        self,
+        layer: BlockLayer,
+        lists: tuple[Tensor, Tensor, Tensor],
+        blocks: Tensor,
+        bias: Tensor | None,
+        activation: str,
+    ) -> None:
+        self._layer, self._lists, self._blocks = layer, lists, blocks
+        self._bias, self._activation = bias, activation
+        self._tensors = _runner_tensors(lists)
+        self._rows = layer.size.rows
+        self._device = blocks.device.index
+        wide = None if bias is None else bias.detach().to(torch.float32).contiguous()
+        self._epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
+        self._bound: dict[tuple[int, int, int], Any] = {}
+        self._ways: dict[tuple[int, bool], str] = {}
+
+    def way(self, tokens: int, dense: bool) -> str:
+        """Return the way that so many tokens take; ``dense`` is the caller's to do."""
+        key = (tokens, dense)
+        found = self._ways.get(key)
+        if found is None:
+            blocks, bias = self._blocks, self._bias is not None
+            found = self._layer.way(tokens, blocks.dtype, blocks.device, bias, dense)
+            self._ways[key] = found
+        return found
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """Multiply by ``few`` or ``blocks``."""
+        tokens, pointer = X.shape[0], X.data_ptr()
+        key = (tokens, X.stride(0), pointer & 15)
+        try:
+            launch = self._bound[key]
+        except KeyError:
+            launch = self._bound[key] = self._bind(X)
+        if launch is None:
+            return self._layer.run(self._lists, self._blocks, X, self._bias, None, self._activation)
+        Y = X.new_empty((tokens, launch[1]))
+        device, start = self._device, launch[0]
+        ensure_cuda_context(device)
+        if current_device() == device:
+            start(current_stream_handle(device), pointer, Y.data_ptr())
+        else:
+            with torch.cuda.device(device):
+                start(current_stream_handle(device), pointer, Y.data_ptr())
+        if launch[2]:
+            return activate(Y, self._activation)
+        return Y
+
+    def _bind(self, X: Tensor) -> tuple[Callable[..., None], int, bool] | None:
+        """Return the launch for inputs like X, its outputs per token, whether torch activates them.
+
+        None where copies or other kernels are needed.
+        """
+        tokens, rows = X.shape[0], self._rows
+        if not tokens or not rows or X.stride(1) != 1 or not aligned(X):
+            return None
+        with on_device(self._device):
+            ensure_cuda_context(self._device)
+            if self.way(tokens, False) == "few":
+                silu, few = self._activation == "silu", self._layer.few_for(self._activation)
+                prepared = few.prepare(self._lists[:2], self._blocks, X, self._epilogue, silu)
+                return prepared.launch, few.rows, False
+            runner = self._layer.runner
+            if runner is None or rows % STORE_COLUMNS:
+                return None
+            launch = _bind_blocks(runner, self._tensors, self._blocks, X, self._epilogue)
+            after = self._activation in ("silu", "swiglu")
+            return None if launch is None else (launch, rows, after)
+
+
+def _bind_blocks(
+    runner: BCSRRunner,
+    tensors: Mapping[str, Tensor],
+    blocks: Tensor,
+    X: Tensor,
+    epilogue: Epilogue,
+) -> Callable[..., None] | None:
+    """Return the launch of ``spmm_bcsr`` that reads X and writes Y as they lie."""
+    B, n = X.mT, X.shape[0]
+    if X.stride(0) < X.shape[1]:
+        return None
+    launch = runner._launch_for(X.dtype, X.dtype, n, True, X.device.index)
+    params: dict[str, Any] = runner._params(
+        tensors, launch.tile, n, runner.rows, Store.TRANSPOSED, epilogue
+    )
+    params |= {"a": runner._block_map(blocks, launch.tile), "b": NO_MAP, "stored": NO_MAP, "c": 0}
+    prepared = launch.kernel.prepare(launch.grid, launch.tile.threads, params, ("b", "stored", "c"))
+    map_of_c = runner._map_of_c(X.dtype, n, runner.rows, Store.TRANSPOSED)
+    return PreparedBlocks(prepared, runner._map_of_b(B, launch.tile, True), map_of_c).launch

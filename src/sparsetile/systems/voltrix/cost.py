@@ -1,0 +1,57 @@
+"""What a product of ``voltrix`` is predicted to take, and the coefficients of its schedule.
+
+A row of B for each distinct (16-row window, column) pair, by bulk copies as wide as a slab, then B
+and C once. Wide copies are faster: ``COPY_SHARE`` is what six producers an SM reach of L2's gather
+rate, measured on an H200 without a product behind them (docs/explanation/notes/voltrix.md). What
+the product itself reaches of that, and its start, are estimates: no product was measured yet.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+
+from sparsetile.balance import CostModel
+from sparsetile.formats.bmat import WINDOW_ROWS
+from sparsetile.kernels.bmat import PIECE_BYTES, slab_width
+from sparsetile.systems.base import Request
+from sparsetile.systems.shared.cost import rows_once
+
+__all__ = ["COPY_SHARE", "SCHEDULE_COSTS", "predict_voltrix", "schedule_costs"]
+
+# Bytes of a copy -> share of L2's gather rate.
+COPY_SHARE = {128: 0.26, 256: 0.49, 512: 0.73, 1024: 0.87, 2048: 0.93}
+# Estimates: share of the copies' rate, of DRAM's, and seconds before and after the first byte.
+PRODUCT_SHARE, DRAM_SHARE, START = 0.65, 0.7, 9e-6
+# Equation 1 by GPU, as `tools/voltrix_study.py fit` prints it; empty: the estimate below.
+SCHEDULE_COSTS: Mapping[str, CostModel] = {}
+# Sixteen rows of C are written at DRAM's rate while eight rows of B are read at L2's.
+ESTIMATE = CostModel(tile=1.0, window=4.0)
+
+
+def schedule_costs(name: str) -> CostModel:
+    """Return the coefficients of Equation 1 for the GPU of that name."""
+    return SCHEDULE_COSTS.get(name, ESTIMATE)
+
+
+def _copy_share(row_bytes: int) -> float:
+    """Share of L2's gather rate that copies of so many bytes reach: of the next smaller size."""
+    sizes = sorted(COPY_SHARE)
+    at = bisect.bisect_right(sizes, row_bytes) - 1
+    if at < 0:
+        return COPY_SHARE[sizes[0]] * row_bytes / sizes[0]
+    if at + 1 == len(sizes):
+        return COPY_SHARE[sizes[-1]]
+    low, high = sizes[at], sizes[at + 1]
+    part = (row_bytes - low) / (high - low)
+    return COPY_SHARE[low] + part * (COPY_SHARE[high] - COPY_SHARE[low])
+
+
+def predict_voltrix(request: Request) -> float:
+    """Return the seconds of one product."""
+    ceilings, row = request.machine, request.row_bytes
+    copied = min(row, slab_width(request.dtype, request.n) * PIECE_BYTES)
+    share = _copy_share(max(copied, 1)) * PRODUCT_SHARE
+    gathered = row * request.pairs(WINDOW_ROWS) / (ceilings.l2_gather * share)
+    once = row * rows_once(request.csr) / (ceilings.dram * DRAM_SHARE)
+    return START + gathered + once

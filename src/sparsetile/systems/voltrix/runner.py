@@ -1,0 +1,97 @@
+"""Launches of ``spmm_bmat``: persistent thread blocks, slabs as wide as the plan's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.formats.bmat import CELLS, fragment_cells
+from sparsetile.formats.values import round_tf32
+from sparsetile.kernels.bmat import SPMM_BMAT, bmat_config, choose_pipe, row_pieces
+from sparsetile.systems.base import PLAIN, Epilogue, Tensors
+from sparsetile.systems.shared.bound import Prepared
+from sparsetile.systems.shared.tile_runner import AlignedTileRunner, TileLaunch
+
+__all__ = ["VoltrixRunner"]
+
+_FORMAT = (
+    "items", "window_tile_ptr", "window_value_ptr", "columns", "bitmaps", "parent_of_slot", "nodes",
+)  # fmt: skip
+
+
+class VoltrixRunner(AlignedTileRunner):
+    """Tensors of BMat and of its schedule, by their names there.
+
+    ``meta`` beside that of :class:`TileRunner`: ``width`` (pieces of 128 bytes in a slab),
+    ``workers`` (thread blocks of a slab), ``pipe`` (a step of the kernel's ladder, or None).
+    """
+
+    def __init__(self, meta: Mapping[str, Any]) -> None:
+        super().__init__(meta)
+        self._width = int(meta["width"])
+        self._workers = int(meta["workers"])
+        self._variant: str | None = meta["pipe"]
+        self._dense = choose_pipe(torch.float32, self._width, self._variant).dense
+
+    def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
+        if not self._dense:
+            return super().pack(tensors, values, dtype)
+        bitmaps, entries = tensors["bitmaps"], tensors["entries"]
+        operands = torch.zeros(bitmaps.shape[0] * CELLS, dtype=dtype, device=bitmaps.device)
+        cells = fragment_cells(bitmaps, dtype.itemsize)
+        if values is None:
+            operands[cells] = 1.0
+        else:
+            picked = values.to(dtype)[entries]
+            operands[cells] = round_tf32(picked) if dtype is torch.float32 else picked
+        return {"values": operands}
+
+    def _format_params(self, tensors: Tensors) -> dict[str, int]:
+        pointers = {name: tensors[name].data_ptr() for name in _FORMAT}
+        return {
+            **pointers,
+            "first_items": tensors["first_of_worker"].data_ptr(),
+            "slab_pieces": self._width,
+            "node_count": self._nodes,
+            "arrivals": 0,
+        }
+
+    def _load(
+        self,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        n: int,
+        vector: int,
+        weighted: bool,
+        device: int,
+    ) -> TileLaunch:
+        pipe = choose_pipe(dtype, self._width, self._variant)
+        config = bmat_config(dtype, pipe, weighted, out_dtype=out_dtype)
+        kernel = SPMM_BMAT.load(config, device, pipe.shared_bytes(dtype, weighted))
+        return TileLaunch(
+            kernel, pipe.threads, self._workers, -(-row_pieces(dtype, n) // self._width),
+            slot_bytes=self._width * pipe.sum_bytes(dtype), counters=self._width,
+        )  # fmt: skip
+
+    def spmm(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+    ) -> None:
+        if self._dense and packed is None:  # of a pattern, too
+            packed = self.pack(tensors, values, B.dtype)
+        super().spmm(tensors, values, packed, B, out, epilogue)
+
+    def prepare_launches(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+    ) -> Sequence[Prepared] | None:
+        if self._dense and packed is None:
+            return None
+        return super().prepare_launches(tensors, values, packed, B)

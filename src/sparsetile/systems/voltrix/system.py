@@ -1,0 +1,178 @@
+"""``voltrix``: Voltrix-SpMM, bulk copies of rows of B behind 16x8 bitmap tiles (sm_90a).
+
+Parts: BMat (formats/bmat.py), windows and columns of C shared out between persistent thread blocks
+(balance/cobalance.py), the warp-specialised kernel (kernels/cuda/spmm_bmat.cu). For wide B: each
+row of B comes by one copy, and the wider it is the faster. Deterministic: windows are shared along
+N, or cut along their tiles and added in a fixed order. What is decided and why is in
+docs/explanation/notes/voltrix.md.
+
+``ablation`` names the last part of the paper's breakdown that is on: ``sync`` (rows copied by
+threads, one buffer, whole tiles of A, a thread block a window), ``tma`` (bulk copies, two buffers),
+``bmat`` (bits and packed values), ``multitier`` (all stages, several MMAs a consumer, several
+producers); everything, persistent blocks and their balance included, when None. ``dense`` is
+everything with whole tiles of A in place of BMat; ``greedy`` leaves out the genetic search,
+``unbalanced`` gives each persistent block as many neighbouring windows as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sparsetile.balance import CoBalanced, CostModel, l2_reload_factor
+from sparsetile.balance.cobalance import MIN_TILES
+from sparsetile.core.device import H200, l2_bytes, machine, processors
+from sparsetile.formats import BMat
+from sparsetile.kernels.bmat import (
+    ELEMENTS,
+    LADDER,
+    PIECE_BYTES,
+    STEP,
+    WIDTHS,
+    Pipe,
+    choose_pipe,
+    row_pieces,
+    slab_width,
+)
+from sparsetile.kernels.csr import SPREAD
+from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor
+from sparsetile.systems.shared.geometry import ACCESS_BYTES
+from sparsetile.systems.shared.requirements import hopper_reasons, tile_reasons
+from sparsetile.systems.voltrix.cost import predict_voltrix, schedule_costs
+from sparsetile.systems.voltrix.runner import VoltrixRunner
+
+__all__ = ["VoltrixSystem"]
+
+MULTITIER, GREEDY, UNBALANCED = "multitier", "greedy", "unbalanced"
+# Steps of the breakdown before blocks are persistent.
+NOT_PERSISTENT = ("sync", "tma", "bmat", MULTITIER)
+# B may take this share of L2 before slabs go one after the other, and a slab's part of it this.
+L2_SHARE, SLAB_SHARE = 0.6, 0.85
+# Pieces of 128 bytes below which a window's share is too narrow for bulk copies.
+LEAST_PIECES = 4
+# Every window costs the same: as many windows for each block.
+EVEN_WINDOWS = CostModel(tile=0.0, window=1.0)
+
+
+def _slab_width(request: Request) -> int:
+    """Pieces of a slab: the widest, or narrower where rows of B come in no local order and a slab
+    of that width fits L2, which is then gathered from at twice DRAM's speed."""
+    csr, widest = request.csr, slab_width(request.dtype, request.n)
+    room = SLAB_SHARE * l2_bytes(request.device)
+    fitting = [w for w in WIDTHS if w >= LEAST_PIECES and csr.shape[1] * w * PIECE_BYTES <= room]
+    if not fitting or max(fitting) >= widest:
+        return widest
+    slab_bytes = min(request.row_bytes, widest * PIECE_BYTES)
+    if l2_reload_factor(csr, request.permutation.perm, slab_bytes) < SPREAD:
+        return widest
+    return slab_width(request.dtype, request.n, max(fitting))
+
+
+def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanced:
+    """Share out windows for each slab of B between all thread blocks, or its part of them where B
+    fits L2.
+
+    Where it does not fit, neighbouring windows go to different blocks, so that the rows of B that
+    they share are read by both before they leave L2.
+    """
+    units, device = tiles.units(), request.device
+    if request.ablation in NOT_PERSISTENT:
+        return CoBalanced.make(units, workers=None, width=width, step=STEP)
+    slabs = -(-max(row_pieces(request.dtype, request.n), 1) // width)
+    fits = request.csr.shape[1] * request.row_bytes <= L2_SHARE * l2_bytes(device)
+    resident = processors(device) * pipe.blocks
+    most = max(resident // slabs, 1) if fits else resident
+    # Units of columns there are, with those of pieces that long windows may be cut into.
+    parts = (tiles.window_count + tiles.tile_count // MIN_TILES) * width
+    name = machine(device).name if device.type == "cuda" else H200.name
+    return CoBalanced.make(
+        units,
+        workers=max(1, min(most, parts)),
+        width=width,
+        model=EVEN_WINDOWS if request.ablation == UNBALANCED else schedule_costs(name),
+        least=LEAST_PIECES,
+        step=STEP,
+        spread=not fits,
+        refine=request.ablation not in (GREEDY, UNBALANCED),
+    )
+
+
+def _operands(request: Request) -> str:
+    """Say how B and C are read and written."""
+    if request.row_bytes % ACCESS_BYTES == 0:
+        return "as they are where rows are 16-byte aligned; else B or C is copied once"
+    return "B and C are copied once: rows are no multiple of 16 bytes"
+
+
+class VoltrixSystem(System):
+    """Tensor Cores on BMat tiles, fed by bulk copies."""
+
+    name = "voltrix"
+    summary = "Voltrix-SpMM: bulk copies of wide rows of B, 16x8 bitmap tiles, TF32 or 16-bit"
+    devices = ("cuda",)
+    dtypes = tuple(ELEMENTS)
+    deterministic = True
+    architectures = "sm_90a"
+    ordered = True
+    rounds_to_tf32 = True
+    counts_pairs = True
+    kernels = ("spmm_bmat",)
+    ablations = (*LADDER, MULTITIER, GREEDY, UNBALANCED)
+    contract_ablations = (None, "dense")
+
+    def further_reasons(self, request: Request) -> list[str]:
+        return [*tile_reasons(request), *hopper_reasons(request)]
+
+    def predict(self, request: Request) -> float:
+        return predict_voltrix(request)
+
+    def build(self, request: Request) -> BuiltSystem:
+        csr, timer = request.csr, BuildTimer(request)
+        tiles = BMat.pack(csr, request.permutation.perm)
+        timer("format")
+        variant = request.ablation if request.ablation in LADDER else None
+        width = _slab_width(request)
+        pipe = choose_pipe(request.dtype, width, variant)
+        schedule = _schedule(request, tiles, pipe, width)
+        items = schedule.items.clone()
+        items[:, 6] = tiles.first_values(items[:, 1]).to(torch.int32)
+        tensors = {
+            "window_tile_ptr": tiles.window_tile_ptr,
+            "window_value_ptr": tiles.window_value_ptr,
+            "columns": tiles.columns,
+            "bitmaps": tiles.bitmaps,
+            "entries": tiles.entries,
+            "order": order_tensor(tiles.order, csr),
+            "indptr": csr.indptr,
+            **schedule.tensors(),
+            "items": items,
+        }
+        choices = {
+            "format": f"BMat, {tiles.tile_count} tiles of 16x8, {tiles.entries_per_pair:.1f} "
+            f"entries a column, {tiles.bytes} bytes",
+            "schedule": f"{schedule.item_count} items for {schedule.worker_count} thread blocks "
+            f"a slab of {width * PIECE_BYTES} bytes, {schedule.shared_windows} splits along N, "
+            f"{schedule.slot_count} partial sums, largest share {schedule.largest:.3f} of the mean",
+            "pipeline": f"{pipe.producers} producers, {pipe.consumers} consumers, {pipe.stages} "
+            f"stages of {pipe.step_tiles} tiles, {pipe.blocks} blocks an SM",
+            "operands": _operands(request),
+        }
+        timer("schedule")
+        return self.built(
+            request,
+            tensors,
+            choices,
+            timer.seconds,
+            positions=csr.shape[0],
+            items=schedule.item_count,
+            slots=schedule.slot_count,
+            nodes=schedule.node_count,
+            width=width,
+            workers=schedule.worker_count,
+            pipe=variant,
+        )
+
+    def make_runner(self, meta: Mapping[str, Any]) -> VoltrixRunner:
+        return VoltrixRunner(meta)

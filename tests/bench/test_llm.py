@@ -1,0 +1,116 @@
+"""``sparsetile bench llm``: every part runs on a host, results are checked, bad words refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sparsetile.bench.decoder import QWEN_7B, TINY, Cache, Decoder
+from sparsetile.bench.llm import LlmSelection, run_llm
+from sparsetile.nn import SparseConfig, SparseLinear, SparseSwiGLU, densify_, sparsify_
+from tests.cli.conftest import cli  # noqa: F401
+
+
+def test_projections_are_those_of_qwen():
+    assert QWEN_7B.projections() == {
+        "gate": (18944, 3584), "up": (18944, 3584), "down": (3584, 18944), "q": (3584, 3584),
+        "k": (512, 3584), "v": (512, 3584), "o": (3584, 3584),
+    }  # fmt: skip
+
+
+def tiny(prepare=None) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(TINY, torch.device("cpu"), torch.float32, prepare).eval()
+
+
+@torch.no_grad()
+def test_decoding_token_by_token_is_prefilling():
+    model, tokens = tiny(), torch.tensor([[5, 9, 2, 77]])
+    cache = Cache.empty(TINY, 8, model.norm.weight)
+    for place in range(4):
+        logits = model.decode(tokens[:, place : place + 1], torch.tensor([place]), cache)
+        expected = model.prefill(tokens[:, : place + 1])
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_decoder_is_pruned_block_by_block():
+    config = SparseConfig(sparsity=0.5)
+    model = tiny(lambda block: sparsify_(block, config, lambda module, name: "mlp." in name))
+    assert all(isinstance(block.mlp, SparseSwiGLU) for block in model.blocks)
+    tokens = torch.tensor([[5, 9, 2]])
+    expected = model.prefill(tokens)
+    torch.testing.assert_close(densify_(model).prefill(tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_every_part_is_measured_and_right(cli, tmp_path):  # noqa: F811
+    out = tmp_path / "llm.jsonl"
+    got = cli(
+        "bench", "llm", "--device", "cpu", "--matrices", "gate,k", "--sparsity", "0.9",
+        "-n", "1,5", "--out", out, "--json",
+    )  # fmt: skip
+    assert got.code == 0, got.err
+    records = got.json["records"]
+    layers = [record for record in records if record["part"] == "layers"]
+    assert len(layers) == 2 * 2 * 2 * 2  # projections, zeros, bias, tokens
+    assert {(record["zeros"], record["bias"]) for record in layers} == {
+        (0.0, False), (0.0, True), (0.001, False), (0.001, True),
+    }  # fmt: skip
+    assert all(record["status"] == "ok" and record["seconds"] > 0 for record in records)
+    assert all(
+        record["bytes"] < 0.2 * record["dense_bytes"]
+        for record in layers
+        if record["name"] == "gate"
+    )
+    models = [
+        (record["part"], record["sparsity"]) for record in records if record["part"] != "layers"
+    ]
+    assert models.count(("prefill-sparse", 0.9)) == 2
+    assert models.count(("prefill", None)) == models.count(("prefill", 0.9)) == 2
+    assert models.count(("decode", None)) == models.count(("decode", 0.9)) == 1
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(written) == len(records)
+    assert written[0]["suite"] == "llm" and "environment" in written[0]
+    table = cli(
+        "bench", "llm", "--device", "cpu", "--matrices", "k", "-n", "2", "--sparsity", "0.5"
+    )
+    assert "over dense" in table.out and "decode" in table.out
+
+
+def test_a_wrong_result_fails(cli, monkeypatch):  # noqa: F811
+    right = SparseLinear.forward
+    monkeypatch.setattr(SparseLinear, "forward", lambda layer, x: right(layer, x) + 1)
+    got = cli(
+        "bench", "llm", "--device", "cpu", "--settings", "layers", "--matrices", "k", "-n", "2",
+        "--sparsity", "0.5",
+    )  # fmt: skip
+    assert got.code == 1
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["--settings", "train"], "--settings must be"),
+        (["--matrices", "lm_head"], "--matrices must be"),
+        (["--sparsity", "1.5"], "--sparsity must be at least 0 and below 1"),
+        (["--sparsity", "most"], "--sparsity must be numbers"),
+        (["--dtype", "float64"], "--dtype must be"),
+        (["--systems", "csr"], "--systems must be omitted with the suite llm"),
+    ],
+)
+def test_rejects_bad_options(cli, words, text):  # noqa: F811
+    got = cli("bench", "llm", "--device", "cpu", *words)
+    assert got.code == 2
+    assert text in got.err
+
+
+def test_the_suite_is_listed(cli):  # noqa: F811
+    assert "llm" in cli("bench", "--list").out
+
+
+def test_widths_of_each_device_reach_what_is_asked_of_it():
+    assert LlmSelection("cuda").widths("layers") == (1, 16, 128, 1024, 8192, 65536)
+    assert LlmSelection("cuda").widths("prefill")[-1] == 65536
+    assert next(run_llm(LlmSelection("cpu", tokens=(3,)), print))["tokens"] == 3

@@ -1,0 +1,298 @@
+"""SparseLinear's kernels on a GPU: small integers bit for bit, every way, graphs, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sparsetile as st
+from sparsetile.nn import SparseLinear
+from sparsetile.plan.block_linear import block_layer
+from sparsetile.systems.bcsr.layer import BlockLayer
+
+
+def _ampere() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not _ampere(), reason="no GPU of sm_80 or newer here"),
+]
+hopper = pytest.mark.skipif(not _hopper(), reason="no Hopper GPU here")
+
+# (out, in, block, sparsity): gate-like, down-like, past the end, one block, no block in some rows.
+SHAPES = [
+    (1024, 512, 64, 0.8),
+    (128, 2048, 64, 0.5),
+    (200, 136, 64, 0.4),
+    (64, 64, 64, 0.0),
+    (512, 512, 128, 0.75),
+    (640, 64, 64, 0.7),
+]
+TYPES = [torch.bfloat16, torch.float16]
+
+
+def integers(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randint(-2, 3, shape, device="cuda").to(dtype)
+
+
+def layer_of(
+    out: int,
+    into: int,
+    block: int,
+    sparsity: float,
+    dtype: torch.dtype,
+    bias: bool = True,
+    **options,
+) -> SparseLinear:
+    torch.manual_seed(out + into)
+    weight = integers(out, into, dtype=dtype)
+    added = integers(out, dtype=dtype) if bias else None
+    generator = torch.Generator().manual_seed(1)
+    return SparseLinear.from_dense(
+        weight,
+        added,
+        block=block,
+        sparsity=sparsity,
+        method="random",
+        generator=generator,
+        **options,
+    )
+
+
+def exact(layer: SparseLinear, x: Tensor) -> Tensor:
+    bias = None if layer.bias is None else layer.bias.float()
+    return functional.linear(x.float(), layer.to_dense().float(), bias)
+
+
+def forced(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: way)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("out, into, block, sparsity", SHAPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_tokens_bit_for_bit(out, into, block, sparsity, bias, dtype, monkeypatch):
+    forced(monkeypatch, "few")
+    layer = layer_of(out, into, block, sparsity, dtype, bias)
+    with torch.no_grad():
+        for tokens in (1, 2, 7, 8, 9, 16):
+            x = integers(tokens, into, dtype=dtype)
+            for _ in range(2):
+                assert torch.equal(layer(x).float(), exact(layer, x).to(dtype).float()), tokens
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("out, into", [(96, 160), (50, 40)])
+def test_few_tokens_of_small_blocks(out, into, dtype, monkeypatch):
+    forced(monkeypatch, "few")
+    layer = layer_of(out, into, 32, 0.5, dtype)
+    x = integers(11, into, dtype=dtype)
+    with torch.no_grad():
+        assert torch.equal(layer(x).float(), exact(layer, x).to(dtype).float())
+
+
+@hopper
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("out, into, block, sparsity", SHAPES)
+def test_blocks_bit_for_bit_at_any_width(out, into, block, sparsity, dtype, monkeypatch):
+    forced(monkeypatch, "blocks")
+    layer = layer_of(out, into, block, sparsity, dtype)
+    with torch.no_grad():
+        for tokens in (1, 17, 128, 300, 1024):
+            x = integers(tokens, into, dtype=dtype)
+            for _ in range(2):
+                assert torch.equal(layer(x).float(), exact(layer, x).to(dtype).float()), tokens
+
+
+@pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper), "dense"])
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+def test_activations(way, activation, monkeypatch):
+    forced(monkeypatch, way)
+    layer = layer_of(256, 256, 64, 0.5, torch.bfloat16, activation=activation)
+    x = torch.randn(9, 256, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        y = exact(layer, x)
+        y = (
+            torch.relu(y)
+            if activation == "relu"
+            else functional.silu(y)
+            if activation == "silu"
+            else y
+        )
+        torch.testing.assert_close(layer(x).float(), y, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper), "dense"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_swiglu_is_part_of_the_product(way, bias, tokens, monkeypatch):
+    forced(monkeypatch, way)
+    for out, sparsity in ((2048, 0.9), (256, 0.5), (128, 0.0)):
+        layer = layer_of(out, 512, 64, sparsity, torch.bfloat16, bias, activation="swiglu")
+        x = torch.randn(tokens, 512, device="cuda", dtype=torch.bfloat16) / 16
+        with torch.no_grad():
+            gate, up = exact(layer, x).chunk(2, -1)
+            got = layer(x)
+        assert got.shape == (tokens, out // 2)
+        torch.testing.assert_close(got.float(), functional.silu(gate) * up, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper)])
+def test_inputs_of_any_strides(way, monkeypatch):
+    forced(monkeypatch, way)
+    layer = layer_of(256, 256, 64, 0.5, torch.bfloat16)
+    wide = integers(16, 600, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for x in (
+            wide[:, 3:259],
+            wide[:, 0:512:2],
+            wide[::2, 8:264],
+            wide[:1, :256].expand(9, 256),
+        ):
+            assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())
+
+
+@pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper)])
+def test_non_finite_inputs_stay_in_the_blocks_that_meet_them(way, monkeypatch):
+    forced(monkeypatch, way)
+    keep = torch.tensor([[True, False], [False, True]])
+    layer = SparseLinear(128, 128, keep, bias=False, device="cuda", dtype=torch.bfloat16)
+    x = torch.zeros(2, 128, device="cuda", dtype=torch.bfloat16)
+    x[0, 0] = torch.inf
+    with torch.no_grad():
+        y = layer(x)
+    assert not y[0, :64].isfinite().any()
+    assert torch.equal(y[0, 64:], torch.zeros_like(y[0, 64:]))
+    assert torch.equal(y[1], torch.zeros_like(y[1]))
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 200])
+def test_graphs_replay_with_new_inputs_and_new_weights(tokens):
+    layer = layer_of(512, 512, 64, 0.9, torch.bfloat16, prefer="memory")
+    x = integers(tokens, 512, dtype=torch.bfloat16)
+    with torch.no_grad():
+        layer(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        x.copy_(integers(tokens, 512, dtype=torch.bfloat16))
+        layer.weight.mul_(2)
+        graph.replay()
+        assert torch.equal(y.float(), exact(layer, x).bfloat16().float())
+
+
+@pytest.mark.parametrize("tokens", [3, 130])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_are_those_of_the_masked_dense_layer(tokens, dtype):
+    layer = layer_of(320, 200, 64, 0.6, dtype)
+    x = integers(tokens, 200, dtype=dtype).requires_grad_()
+    grad = integers(tokens, 320, dtype=dtype)
+    wanted = [x, layer.weight, layer.bias]
+    mine = torch.autograd.grad(layer(x), wanted, grad)
+    dense = functional.linear(x, layer.to_dense(), layer.bias)
+    theirs = torch.autograd.grad(dense, wanted, grad)
+    for got, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
+
+
+def test_compiles_without_graph_breaks():
+    torch._dynamo.reset()
+    layer = layer_of(256, 256, 64, 0.8, torch.bfloat16)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for tokens in (1, 40):
+        x = integers(tokens, 256, dtype=torch.bfloat16)
+        with torch.no_grad():
+            assert torch.equal(compiled(x), layer(x))
+
+
+def test_the_dense_copy_follows_the_weights_and_is_made_only_where_it_pays():
+    layer = layer_of(512, 512, 64, 0.5, torch.bfloat16)
+    x = integers(4096, 512, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())
+        assert layer.memory()["dense copy"] == 512 * 512 * 2
+        layer.weight.mul_(2)
+        assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())
+        small = layer_of(512, 512, 64, 0.5, torch.bfloat16, prefer="memory")
+        small(x)
+        assert small.memory()["dense copy"] == 0
+
+
+def test_inference_adds_nothing_to_the_memory():
+    torch.cuda.synchronize()
+    linear = nn.Linear(3584, 18944, bias=False, device="cuda", dtype=torch.bfloat16)
+    dense_bytes = linear.weight.nbytes
+    layer = SparseLinear.from_linear(linear, sparsity=0.9, method="random")
+    del linear
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        for tokens in (1, 16, 1024):
+            layer(torch.zeros(tokens, 3584, device="cuda", dtype=torch.bfloat16))
+    held = sum(layer.memory().values())
+    assert held <= 0.12 * dense_bytes
+    assert torch.cuda.memory_allocated() - before <= 0.005 * dense_bytes
+
+
+def test_other_streams_and_the_way_are_reported():
+    layer = layer_of(512, 512, 64, 0.9, torch.bfloat16)
+    x = integers(8, 512, dtype=torch.bfloat16)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        y = layer(x)
+    stream.synchronize()
+    assert torch.equal(y.float(), exact(layer, x).bfloat16().float())
+    ways = block_layer(layer._recipe).ways(8, torch.bfloat16, x.device)
+    assert "few" in ways
+
+
+@hopper
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("lead", [(1,), (16,), (3, 2)])
+def test_plans_of_bcsr_take_the_kernel_for_few_tokens(dtype, zero, lead):
+    weight = layer_of(200, 136, 64, 0.4, dtype).to_dense().detach()
+    weight[weight == 0] = 0.0
+    if zero:
+        weight[0, 0] = 0.0
+    A = weight.to_sparse_csr()
+    order = torch.randperm(200, device="cuda")
+    for options in ({}, {"reorder": order}):
+        plan = st.plan(A, n=16, system="bcsr", **options)
+        x = integers(*lead, 136, dtype=dtype)
+        bias = integers(200, dtype=torch.float32)
+        got = plan.linear(x, bias=bias, relu=True)
+        expected = torch.relu(functional.linear(x.float(), weight.float(), bias))
+        assert torch.equal(got.float(), expected.to(dtype).float())
+        x[..., 0] = torch.inf
+        got, met = plan.linear(x), (weight[:, 0] != 0)
+        assert not got[..., met].isfinite().any()
+        assert got[..., ~met].isfinite().all()
+        wide = plan.linear(integers(*lead, 136, dtype=dtype), out_dtype=torch.float32)
+        assert wide.dtype is torch.float32
+
+
+def test_weights_at_odd_addresses_and_replaced_ones_are_right():
+    layer = layer_of(512, 512, 64, 0.5, torch.bfloat16)
+    x = integers(8, 512, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for tokens in (8, 4096):
+            x = integers(tokens, 512, dtype=torch.bfloat16)
+            for _ in range(3):
+                room = torch.empty(layer.weight.numel() + 1, device="cuda", dtype=torch.bfloat16)
+                odd = (
+                    room[1:]
+                    .view_as(layer.weight)
+                    .copy_(integers(*layer.weight.shape, dtype=x.dtype))
+                )
+                layer.weight = nn.Parameter(odd, requires_grad=False)
+                assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())

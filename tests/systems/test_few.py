@@ -1,0 +1,217 @@
+"""What linear_few.cu is launched with, seen by a kernel that keeps it: no GPU is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+
+import pytest
+import torch
+
+from sparsetile.formats.block_pattern import BlockPattern
+from sparsetile.kernels.bcsr import SPMM_BCSR, choose_block_tile
+from sparsetile.kernels.linear_few import LINEAR_FEW, choose_few_tile
+from sparsetile.plan.block_linear import flat_pattern
+from sparsetile.systems.base import Epilogue
+from sparsetile.systems.bcsr import few, layer
+from sparsetile.systems.bcsr.few import FewTokens
+from sparsetile.systems.bcsr.layer import BlockLayer, BoundLayer
+from sparsetile.systems.bcsr.layer_cost import LayerSize
+from sparsetile.systems.bcsr.runner import Launch
+
+BF16 = torch.bfloat16
+
+
+class Kept:
+    """A kernel that packs its parameters, as one would, and keeps them."""
+
+    def __init__(self, spec) -> None:
+        self.spec, self.calls = spec, []
+
+    def _pack(self, params) -> None:
+        self.spec.params.pack_into(ctypes.create_string_buffer(self.spec.params.size), params)
+
+    def launch(self, grid, threads, stream, params) -> None:
+        self._pack(params)
+        self.calls.append((grid, threads, dict(params)))
+
+    def prepare(self, grid, threads, params, patch):
+        self._pack(params)
+        kept = self
+
+        class Prepared:
+            def launch(self, stream, *values) -> None:
+                numbers = iter(values)
+                sizes = {field.name: field.count for field in kept.spec.params.fields}
+                patched = {
+                    name: next(numbers)
+                    if sizes[name] == 1
+                    else tuple(next(numbers) for _ in range(sizes[name]))
+                    for name in patch
+                }
+                assert next(numbers, None) is None
+                kept.launch(grid, threads, stream, {**params, **patched})
+
+        return Prepared()
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu_is_asked(monkeypatch):
+    for module in (few, layer):
+        monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(module, "ensure_cuda_context", lambda device: None)
+        monkeypatch.setattr(module, "current_stream_handle", lambda device: 7)
+    monkeypatch.setattr(layer, "current_device", lambda: None)
+
+
+def pattern_of(rows: int = 192, cols: int = 128) -> BlockPattern:
+    keep = torch.tensor([[1, 0], [0, 0], [1, 1]]).bool()
+    return BlockPattern.from_mask(keep, (rows, cols), 64)
+
+
+@pytest.fixture
+def kernel(monkeypatch) -> Kept:
+    kept = Kept(LINEAR_FEW)
+
+    def load(self, dtype, out_dtype, tokens, device):
+        return kept, choose_few_tile(tokens, self.rows, 3, 64, 132, self._paired)
+
+    monkeypatch.setattr(FewTokens, "_load", load)
+    return kept
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("silu", [False, True])
+def test_every_parameter_is_given(kernel, bias, silu):
+    pattern = pattern_of()
+    X, Y = torch.zeros(5, 128, dtype=BF16), torch.zeros(5, 192, dtype=BF16)
+    blocks = torch.zeros(3, 64, 64, dtype=BF16)
+    row_bias = torch.zeros(192) if bias else None
+    lists = (pattern.row_ptr, pattern.col_idx)
+    FewTokens(192, 128, 3, 64).run(lists, blocks, X, Y, Epilogue(row_bias=row_bias), silu=silu)
+    ((grid, threads, params),) = kernel.calls
+    assert grid == (12, 1, 1) and threads == 128
+    assert set(params) == {field.name for field in LINEAR_FEW.params.fields}
+    expected = {
+        "b": X.data_ptr(), "c": Y.data_ptr(), "blocks": blocks.data_ptr(),
+        "block_row_ptr": pattern.row_ptr.data_ptr(), "block_col_idx": pattern.col_idx.data_ptr(),
+        "row_bias": row_bias.data_ptr() if bias else 0, "spoilt": 0, "order": 0, "rows": 192,
+        "cols": 128, "n": 5, "x_stride": 128, "c_stride": 192, "silu": silu, "pair_block_rows": 0,
+        "epilogue": bias or silu, "alpha": 1.0, "beta": 0.0, "mean": False, "relu": False,
+        "bias": 0, "indptr": 0,
+    }  # fmt: skip
+    assert params == expected
+
+
+def test_a_bound_layer_launches_with_the_addresses_of_each_call(kernel, monkeypatch):
+    pattern = pattern_of()
+    flat = flat_pattern(pattern)
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    blocks = torch.zeros(3, 64, 64, dtype=BF16)
+    bound = BoundLayer(made, tuple(flat[:3]), blocks, torch.zeros(192, dtype=BF16), "relu")
+    for tokens in (1, 1, 16):
+        X = torch.zeros(tokens, 128, dtype=BF16)
+        Y = bound(X)
+        assert Y.shape == (tokens, 192)
+        _, _, params = kernel.calls[-1]
+        assert (params["b"], params["c"], params["n"]) == (X.data_ptr(), Y.data_ptr(), tokens)
+        assert params["relu"] and params["row_bias"]
+    assert len(kernel.calls) == 3
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_gate_and_up_are_one_launch_that_makes_half_of_the_rows(kernel, monkeypatch, bound):
+    keep = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]]).bool()
+    flat = flat_pattern(BlockPattern.from_mask(keep, (256, 128), 64))
+    made = BlockLayer(LayerSize(256, 128, 5, 64))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    blocks, X = torch.zeros(5, 64, 64, dtype=BF16), torch.zeros(3, 128, dtype=BF16)
+    lists = (flat[0], flat[1], flat[2])
+    if bound:
+        Y = BoundLayer(made, lists, blocks, None, "swiglu")(X)
+    else:
+        Y = made.run(lists, blocks, X, None, None, "swiglu")
+    assert Y.shape == (3, 128)
+    ((grid, _, params),) = kernel.calls
+    assert grid == (8, 1, 1)
+    assert (params["rows"], params["pair_block_rows"], params["c_stride"]) == (128, 2, 128)
+    assert made.run(lists, blocks, X[:0], None, None, "swiglu").shape == (0, 128)
+
+
+def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch):
+    pattern = pattern_of()
+    flat = flat_pattern(pattern)
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "blocks")
+    kept, maps = Kept(SPMM_BCSR), []
+
+    def encode(pointer, dtype, shape, row_bytes, box):
+        maps.append((pointer, shape, row_bytes, box))
+        return (pointer, *range(15))
+
+    tile = choose_block_tile(40, 3, 132)
+    monkeypatch.setattr(made.runner, "_encode", encode)
+    monkeypatch.setattr(
+        made.runner, "_launch_for", lambda *_: Launch(kept, tile, tile.grid(40, 3, 132))
+    )
+    blocks = torch.zeros(3, 64, 64, dtype=BF16)
+    bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
+    X = torch.zeros(40, 128, dtype=BF16)
+    Y = bound(X)
+    ((_, threads, params),) = kept.calls
+    assert threads == tile.threads
+    assert set(params) == {field.name for field in SPMM_BCSR.params.fields}
+    assert params["c"] == Y.data_ptr() and params["c_stride"] == 192 and params["n"] == 40
+    assert (blocks.data_ptr(), (192, 64), 128, tile.block_box) in maps
+    assert (X.data_ptr(), (40, 128), 256, tile.box(True)) in maps
+    assert (Y.data_ptr(), (40, 192), 384, (128, 64)) in maps
+
+
+@pytest.mark.parametrize(
+    "dtype, cols, unit, reason",
+    [
+        (torch.float32, 128, 64, "takes 16 bits, not float32"),
+        (BF16, 130, 64, "takes inputs of a multiple of 8 features, not 130"),
+        (BF16, 128, 16, r"takes blocks of \(32, 64\), not 16"),
+        (BF16, 128, 64, "needs a GPU of sm_80 or newer"),
+    ],
+)
+def test_reasons_against_the_kernel_for_few_tokens(dtype, cols, unit, reason):
+    found = FewTokens(64, cols, 1, unit).reasons(dtype, torch.device("cpu"))
+    assert any(re.fullmatch(reason, text) for text in found)
+
+
+@pytest.mark.parametrize(
+    "dtype, unit, reason",
+    [
+        (torch.float64, 64, "takes 16 bits and TF32, not float64"),
+        (BF16, 32, "multiplies blocks of 64, not 32"),
+        (BF16, 64, "needs a Hopper GPU (sm_90a)"),
+    ],
+)
+def test_reasons_against_the_kernel_for_blocks(dtype, unit, reason):
+    made = BlockLayer(LayerSize(64, 64, 1, unit))
+    assert reason in made.reasons(dtype, torch.device("cpu"))
+
+
+def test_float32_needs_tf32():
+    made = BlockLayer(LayerSize(64, 64, 1, 64))
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for allowed in (False, True):
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            found = made.reasons(torch.float32, torch.device("cpu"))
+            assert any(text.startswith("rounds float32 to TF32") for text in found) != allowed
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_inputs_that_the_kernel_reads_as_they_lie():
+    wide = torch.zeros(16, 600, dtype=BF16)
+    assert FewTokens.takes(wide[:, :128]) and FewTokens.takes(wide[:1, :128].expand(9, 128))
+    assert not FewTokens.takes(wide[:, 1:129])
+    assert not FewTokens.takes(wide[:, :256:2])
+    assert not FewTokens.takes(torch.zeros(17, 128, dtype=BF16))
+    assert not FewTokens.takes(torch.zeros(0, 128, dtype=BF16))

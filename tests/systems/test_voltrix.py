@@ -1,0 +1,263 @@
+"""The voltrix system: when it can serve, what it builds, what its runner launches and copies."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from sparsetile.balance import CostModel
+from sparsetile.formats import BMat
+from sparsetile.kernels import KernelSpec
+from sparsetile.kernels.bmat import SPMM_BMAT, choose_pipe
+from sparsetile.systems import SYSTEMS, BuiltSystem, runner
+from sparsetile.systems.base import Epilogue
+from sparsetile.systems.shared import tile_runner as module
+from sparsetile.systems.voltrix import cost
+from tests.contracts.cases import csr_of, random_matrix, tf32
+from tests.systems.requests import OnGPU, check_plan_file, request_for
+
+VOLTRIX = SYSTEMS["voltrix"]
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+request = functools.partial(request_for, F32)
+
+
+def build(**changes) -> BuiltSystem:
+    return VOLTRIX.build(request(**changes))
+
+
+def meta_of(**changes) -> dict[str, object]:
+    return json.loads(build(**changes).recipe.partition(":")[2])
+
+
+@pytest.fixture
+def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    found = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[-1])
+    return found
+
+
+@pytest.mark.parametrize("other", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_other_gpus_than_hopper_are_refused(capability, other):
+    capability.append(other)
+    assert VOLTRIX.reasons(request(OnGPU, dtype=F16)) == [
+        f"needs a Hopper GPU (sm_90a), this GPU is sm_{other[0]}{other[1]}"
+    ]
+
+
+def test_float32_waits_until_torch_allows_tf32_and_16_bits_do_not(capability):
+    with tf32(False):
+        (reason,) = VOLTRIX.reasons(request(OnGPU))
+        assert reason.startswith("rounds float32 to TF32")
+        assert VOLTRIX.reasons(request(OnGPU, dtype=BF16, deterministic=True)) == []
+    with tf32(True):
+        assert VOLTRIX.reasons(request(OnGPU)) == []
+
+
+def test_parts_are_those_of_the_format_and_items_say_where_values_begin():
+    csr = csr_of(random_matrix(150, 130, 0.2))
+    built, tiles = build(csr=csr), BMat.pack(csr)
+    for name in ("window_tile_ptr", "window_value_ptr", "columns", "bitmaps", "entries"):
+        assert torch.equal(built.tensors[name], getattr(tiles, name))
+    items = built.tensors["items"]
+    assert torch.equal(items[:, 6].long(), tiles.first_values(items[:, 1]))
+    assert all(part.is_contiguous() for part in built.tensors.values())
+    assert built.tensors["indptr"] is csr.indptr and built.tensors["order"].numel() == 0
+
+
+def test_as_many_blocks_as_fit_share_the_slabs_of_a_small_b(gpu_facts):
+    gpu_facts(processors=10)
+    csr = csr_of(random_matrix(3000, 100, 0.05))
+    blocks = choose_pipe(F32, 16).blocks
+    assert meta_of(csr=csr, n=512)["workers"] == 10 * blocks
+    assert meta_of(csr=csr, n=1024)["workers"] == 10 * blocks // 2
+    gpu_facts(processors=10, l2_bytes=1000)
+    assert meta_of(csr=csr, n=1024)["workers"] == 10 * blocks, "slabs one after the other"
+
+
+def test_neighbouring_windows_are_apart_where_b_does_not_fit_l2(gpu_facts):
+    csr = csr_of(random_matrix(3000, 100, 0.05))
+    gpu_facts(processors=10)
+    near = build(csr=csr, n=512).tensors["items"][:3, 0].tolist()
+    gpu_facts(processors=10, l2_bytes=1000)
+    far = build(csr=csr, n=512).tensors["items"][:3, 0].tolist()
+    assert near == [0, 1, 2] and far[1] - far[0] == 10 * choose_pipe(F32, 16).blocks
+
+
+def test_slabs_are_narrower_where_scattered_rows_of_b_then_fit_l2(gpu_facts, monkeypatch):
+    csr = csr_of(random_matrix(400, 3000, 0.01))
+    room = 3000 * 8 * 128 / 0.85 + 1  # for slabs of 8 pieces, not of 16
+    monkeypatch.setattr("sparsetile.balance.locality.CACHE_BYTES", 100_000)
+    gpu_facts(l2_bytes=int(room))
+    assert meta_of(csr=csr, n=512)["width"] == 8
+    assert meta_of(csr=csr, n=300)["width"] == 5, "two even slabs"
+    assert meta_of(csr=csr, n=256)["width"] == 8
+    gpu_facts(l2_bytes=1000)
+    assert meta_of(csr=csr, n=512)["width"] == 16, "no slab fits"
+    gpu_facts(l2_bytes=int(room))
+    local = csr_of(sp.diags_array(np.ones(3000), format="csr"))
+    assert meta_of(csr=local, n=512)["width"] == 16, "each row of B comes once"
+
+
+def test_steps_of_the_breakdown_turn_parts_on():
+    csr = csr_of(random_matrix(100, 60, 0.1))
+    for name in ("sync", "tma", "bmat", "multitier"):
+        meta = meta_of(csr=csr, ablation=name)
+        assert meta["workers"] == 7, "a thread block for each window"
+        assert meta["pipe"] == (None if name == "multitier" else name)
+    assert meta_of(csr=csr, ablation="greedy")["pipe"] is None
+    built = build(csr=csr, ablation="dense")
+    assert built.choices["ablation"] == "dense" and set(VOLTRIX.ablations) >= {"sync", "unbalanced"}
+
+
+def test_without_balance_each_block_has_as_many_windows(gpu_facts):
+    gpu_facts(processors=5)
+    csr = csr_of(random_matrix(16 * 300, 200, 0.05))
+    first = build(csr=csr, n=512, ablation="unbalanced").tensors["first_of_worker"]
+    assert (first[1:] - first[:-1]).tolist() == [30] * 10
+
+
+@pytest.mark.parametrize(
+    "n, said",
+    [
+        (64, "as they are where rows are 16-byte aligned; else B or C is copied once"),
+        (65, "B and C are copied once: rows are no multiple of 16 bytes"),
+    ],
+)
+def test_explain_says_where_operands_are_copied(n, said):
+    choices = build(n=n).choices
+    assert choices["operands"] == said
+    assert choices["format"].startswith("BMat, ") and "partial sums" in choices["schedule"]
+    assert "producers" in choices["pipeline"]
+
+
+def test_a_plan_file_keeps_parts_and_recipe(tmp_path):
+    check_plan_file(VOLTRIX, F32, tmp_path)
+
+
+# -- runner
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> list[tuple]:
+    """(configuration, shared bytes, grid, threads, parameters) of launches on a pretended GPU."""
+    gpu_facts()
+    found: list[tuple] = []
+
+    def load(spec, config, device, shared=0):
+        assert spec is SPMM_BMAT
+        return SimpleNamespace(
+            launch=lambda grid, threads, stream, params, **_: found.append(
+                (config, shared, grid, threads, dict(params))
+            )
+        )
+
+    monkeypatch.setattr(KernelSpec, "load", load)
+    monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(module, "ensure_cuda_context", lambda device: None)
+    monkeypatch.setattr(module, "current_stream_handle", lambda device: 7)
+    monkeypatch.setattr(
+        module, "scratch",
+        lambda device, stream, size, counters, owner: (
+            torch.empty(size, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32),
+        ),
+    )  # fmt: skip
+    return found
+
+
+def test_a_launch_has_a_grid_of_workers_and_slabs(launched):
+    csr = csr_of(random_matrix(500, 100, 0.1))
+    built = build(csr=csr, n=1024)
+    work = runner(built.recipe)
+    B, out = torch.ones(100, 1024), torch.empty(500, 1024)
+    work.spmm(built.tensors, csr.values, None, B, out, Epilogue(alpha=2.0))
+    ((config, shared, grid, threads, params),) = launched
+    pipe = choose_pipe(F32, 16)
+    assert grid == (work.meta["workers"], 2, 1) and threads == pipe.threads
+    assert shared == pipe.shared_bytes(F32, True) == config["kSharedBytes"]
+    assert params["slab_pieces"] == 16 and params["n"] == 1024 and params["alpha"] == 2.0
+    assert params["b"] == B.data_ptr() and params["c"] == out.data_ptr()
+    assert params["items"] == built.tensors["items"].data_ptr()
+    assert params["first_items"] == built.tensors["first_of_worker"].data_ptr()
+
+
+def test_a_plan_serves_other_widths_and_types_with_its_own_slabs(launched):
+    csr = csr_of(random_matrix(500, 100, 0.1))
+    built = build(csr=csr, n=256)
+    work = runner(built.recipe)
+    for dtype, n, slabs in ((F32, 64, 1), (F32, 1000, 4), (F16, 512, 1), (F16, 1024, 2)):
+        B, out = torch.ones(100, n, dtype=dtype), torch.empty(500, n, dtype=dtype)
+        work.spmm(built.tensors, csr.values.to(dtype), None, B, out)
+        config, _, grid, _, params = launched[-1]
+        assert grid[1] == slabs and params["slab_pieces"] == 8
+        assert config["kPieces"] * config["kConsumers"] == 8
+
+
+def test_each_piece_of_columns_of_cut_windows_has_slots_and_counters(launched, monkeypatch):
+    csr = csr_of(random_matrix(16, 6000, 0.4))
+    built = build(csr=csr, n=32)
+    work = runner(built.recipe)
+    asked = []
+    inner = module.scratch
+    monkeypatch.setattr(module, "scratch", lambda *a: asked.append(a) or inner(*a))
+    B, out = torch.ones(2, 6000, 100), torch.empty(2, 16, 100)
+    work.spmm(built.tensors, csr.values, None, B, out)
+    slots, nodes = work.meta["slots"], work.meta["nodes"]
+    slabs, sums = 4, 16 * 32 * 4  # of one piece: sixteen rows of 32 columns
+    ((_, _, size, counters, _),) = asked
+    assert size == 2 * slabs * slots * sums and counters == 2 * slabs * nodes
+    assert launched[-1][4]["slot_count"] == slots > 0 and launched[-1][4]["node_count"] == nodes
+    assert work.prepare_launches(built.tensors, csr.values, None, B[0]) is None
+
+
+def test_operands_that_are_not_aligned_go_through_copies(launched):
+    csr = csr_of(random_matrix(40, 30, 0.2))
+    built = build(csr=csr, n=33)
+    work = runner(built.recipe)
+    B, out = torch.ones(30, 33), torch.empty(40, 33)
+    work.spmm(built.tensors, csr.values, None, B, out, Epilogue(bias=torch.ones(33)))
+    params = launched[-1][4]
+    assert params["b"] != B.data_ptr() and params["b_row_bytes"] == 36 * 4
+    assert params["c"] != out.data_ptr() and params["c_row_stride"] == 36
+    assert work.prepare_launches(built.tensors, csr.values, None, B) is None
+
+
+def test_dense_operands_are_packed_for_a_pattern_that_nobody_packed(launched):
+    csr = csr_of(random_matrix(40, 30, 0.2), pattern=True)
+    built = build(csr=csr, n=32, ablation="dense")
+    work = runner(built.recipe)
+    B, out = torch.ones(30, 32), torch.empty(40, 32)
+    work.spmm(built.tensors, None, None, B, out)
+    assert launched[-1][4]["values"] != 0 and launched[-1][0]["kDense"]
+    assert work.prepare_launches(built.tensors, None, None, B) is None
+
+
+# -- cost
+
+
+def test_wider_rows_of_b_are_predicted_to_come_faster():
+    csr = csr_of(random_matrix(2000, 2000, 0.02))
+    by_width = {n: VOLTRIX.predict(request(csr=csr, n=n)) - cost.START for n in (32, 128, 512)}
+    assert by_width[128] / 128 < by_width[32] / 32
+    assert by_width[512] / 512 < by_width[128] / 128
+
+
+def test_shares_of_the_copy_rate_lie_between_those_that_were_measured():
+    shares = [cost._copy_share(size) for size in (64, 128, 384, 2048, 8192)]
+    assert shares[0] == cost.COPY_SHARE[128] / 2 and shares[1] == cost.COPY_SHARE[128]
+    assert cost.COPY_SHARE[256] < shares[2] < cost.COPY_SHARE[512]
+    assert shares[3] == shares[4] == cost.COPY_SHARE[2048]
+
+
+def test_fitted_coefficients_are_those_of_the_gpu(monkeypatch):
+    assert cost.schedule_costs("a GPU that nobody fitted") == cost.ESTIMATE
+    fitted = CostModel(2.0, 3.0, 4.0)
+    monkeypatch.setattr(cost, "SCHEDULE_COSTS", {"some GPU": fitted})
+    assert cost.schedule_costs("some GPU") is fitted

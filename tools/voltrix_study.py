@@ -1,0 +1,333 @@
+"""The experiments of the Voltrix-SpMM paper on this machine, as one JSON record.
+
+    python -m tools.voltrix_study --out FILE.json [--data DIR] [--matrices a,b] [--only NAME,NAME]
+                                  [--time-limit SECONDS] [--commit TEXT]
+
+    gamma     windows whose tiles are Gamma-distributed, mean 256, deviation 0 to 192: what
+              imbalance costs, with and without balance
+    fit       Equation 1 fitted to generated products, 80 % of them; R² on the others
+    ladder    synchronous copies, bulk copies, BMat, multi-tier pipeline, persistent blocks
+    overlap   times with one buffer, with the pipeline, and with no hand-over: the overlap rate
+    gather    bytes of rows of B a second, beside what bulk copies reach without a product
+
+The last three need matrices. Products run through plans; times are medians of replayed CUDA graphs.
+Each product is compared with csr's, but for those without a hand-over, which are wrong by design.
+Everything needs a GPU: without one the record says so. Exit code 1 when an experiment failed or a
+product was wrong, 2 for bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsetile.balance.cost_model import Reading, fit_cost_model
+from sparsetile.bench.environment import commit as source_commit
+from sparsetile.cli.console import note
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
+from sparsetile.core.timer import time_product
+from sparsetile.data.catalog import catalog, find, load
+from sparsetile.formats import BMat
+from sparsetile.formats.bmat import WINDOW_ROWS
+from sparsetile.intake.csr import CSR
+from sparsetile.kernels import bmat as kernel
+from sparsetile.kernels.bmat import Pipe
+from sparsetile.plan.planner import build_plan
+from sparsetile.systems import registry
+from sparsetile.systems.voltrix.cost import COPY_SHARE
+from tools.record import machine_facts, write_json
+from tools.rsh_study import Case
+
+__all__ = ["EXPERIMENTS", "MATRICES", "main", "overlap_rate", "r2_of", "with_window_tiles"]
+
+SCHEMA = 1
+MATRICES = (
+    "ogbl-ddi", "DD", "pkustk04", "bcsstk32", "ex11", "std1_Jac3", "viscorocks", "kim1",
+    "3D_51448_3D", "gupta2", "web-NotreDame", "CoauthorPhysics",
+)  # fmt: skip
+WIDTHS, F32 = (256, 512), torch.float32
+LADDER = ("sync", "tma", "bmat", "multitier", None)
+# The paper's sensitivity test: tiles of a window.
+GAMMA_MEAN, DEVIATIONS, GAMMA_WINDOWS, GAMMA_COLUMNS = 256, (0, 64, 128, 192), 1056, 16384
+BALANCE = (None, "greedy", "unbalanced", "multitier")
+# Generated products of the fit: windows, tiles of each, width of B.
+FIT_WINDOWS, FIT_TILES, FIT_WIDTHS = (500, 1000, 2000, 4000), (4, 16, 48, 96), (256, 512, 1024)
+FIT_COLUMNS, FIT_SHARE = 8192, 0.8
+BUDGET = 0.004
+
+Found = dict[str, Any]
+
+
+def with_window_tiles(tiles: Sequence[int], columns: int, seed: int = 0) -> CSR:
+    """A matrix whose windows of sixteen rows have these tiles of eight columns, one entry a column.
+
+    Columns of a window are spread evenly over A, from a random first one on.
+    """
+    random = np.random.default_rng(seed)
+    rows, cols = [], []
+    for window, count in enumerate(tiles):
+        wanted = 8 * count
+        if wanted > columns:
+            raise value_error(
+                "with_window_tiles", "tiles", f"at most {columns // 8} a window", count,
+                "Use more columns",
+            )  # fmt: skip
+        if not wanted:
+            continue
+        step = columns // wanted
+        cols.append((random.integers(columns) + np.arange(wanted) * step) % columns)
+        rows.append(window * WINDOW_ROWS + random.integers(0, WINDOW_ROWS, wanted))
+    row = torch.from_numpy(np.concatenate(rows or [np.empty(0, int)]))
+    col = torch.from_numpy(np.concatenate(cols or [np.empty(0, int)]))
+    key = torch.sort(row * columns + col).values
+    indptr = torch.zeros(WINDOW_ROWS * len(tiles) + 1, dtype=torch.int64)
+    indptr[1:] = torch.cumsum(torch.bincount(key // columns, minlength=indptr.numel() - 1), 0)
+    values = torch.from_numpy(random.standard_normal(key.numel())).float()
+    return CSR(indptr, (key % columns).int(), values, (indptr.numel() - 1, columns))
+
+
+def gamma_tiles(deviation: float, windows: int = GAMMA_WINDOWS, seed: int = 0) -> list[int]:
+    """Tiles of Gamma-distributed windows with the paper's mean."""
+    if deviation == 0:
+        return [GAMMA_MEAN] * windows
+    shape = (GAMMA_MEAN / deviation) ** 2
+    drawn = np.random.default_rng(seed).gamma(shape, GAMMA_MEAN / shape, windows)
+    # The same work for every deviation.
+    drawn = np.minimum(drawn * (GAMMA_MEAN * windows / drawn.sum()), GAMMA_COLUMNS // 8)
+    return np.maximum(np.rint(drawn), 1).astype(int).tolist()
+
+
+def gamma(device: torch.device) -> Found:
+    """Time of uneven windows over that of even ones, by part that is off."""
+    found: Found = {"mean": GAMMA_MEAN, "windows": GAMMA_WINDOWS, "steps": []}
+    wrong: list[str] = []
+    for deviation in DEVIATIONS:
+        tiles = gamma_tiles(deviation)
+        csr = with_window_tiles(tiles, GAMMA_COLUMNS)
+        case = Case(f"gamma {deviation}", csr, device)
+        for n, ablation in itertools.product(WIDTHS, BALANCE):
+            product = case.product("voltrix", n=n, dtype=F32, ablation=ablation)
+            labels = {"deviation": deviation, "tiles": sum(tiles), "n": n, "ablation": ablation}
+            found["steps"].append({**labels, **product})
+        wrong += case.wrong
+    return {**found, "wrong": wrong}
+
+
+def r2_of(expected: Sequence[float], predicted: Sequence[float]) -> float:
+    """Share of the variance of ``expected`` that the predictions explain."""
+    actual, guess = np.array(expected), np.array(predicted)
+    spread = float(((actual - actual.mean()) ** 2).sum())
+    return 1.0 - float(((actual - guess) ** 2).sum()) / spread if spread else 1.0
+
+
+def fit(device: torch.device) -> Found:
+    """Coefficients of Equation 1 with D in columns of B, and R² on products not fitted to."""
+    readings, wrong = [], []
+    for windows, tiles in itertools.product(FIT_WINDOWS, FIT_TILES):
+        csr = with_window_tiles([tiles] * windows, FIT_COLUMNS, seed=windows + tiles)
+        case = Case(f"{windows} windows of {tiles}", csr, device)
+        for n in FIT_WIDTHS:
+            product = case.product("voltrix", n=n, dtype=F32)
+            readings.append(Reading(windows * tiles, windows, n, product["time"]["p50"]))
+        wrong += case.wrong
+    order = np.random.default_rng(0).permutation(len(readings))
+    held = round(FIT_SHARE * len(readings))
+    used, rest = [readings[i] for i in order[:held]], [readings[i] for i in order[held:]]
+    found = fit_cost_model(used)
+    guesses = [found.model.seconds(r.tiles, r.windows, r.width) for r in rest]
+    return {
+        "model": asdict(found.model),
+        "tiles_of_a_window": found.model.window / found.model.tile if found.model.tile else None,
+        "r2_fitted": found.r2,
+        "r2_others": r2_of([r.seconds for r in rest], guesses),
+        "readings": [asdict(r) for r in readings],
+        "wrong": wrong,
+    }
+
+
+def ladder(case: Case) -> Found:
+    """Each step of the breakdown, with all before it."""
+    return {
+        "steps": [
+            {"n": n, "step": step or "persistent"}
+            | case.product("voltrix", n=n, dtype=F32, ablation=step)
+            for n, step in itertools.product(WIDTHS, LADDER)
+        ]
+    }
+
+
+@contextlib.contextmanager
+def _pipes(change: Callable[[Pipe], Pipe]) -> Iterator[None]:
+    """Every pipeline of the table changed; runners that were made keep the old ones."""
+    before = dict(kernel.PIPES)
+    registry._runners.clear()
+    try:
+        kernel.PIPES.update({key: change(pipe) for key, pipe in before.items()})
+        yield
+    finally:
+        kernel.PIPES.update(before)
+        registry._runners.clear()
+
+
+def overlap_rate(sync: float, ours: float, free: float) -> float | None:
+    """Equation 3: how much of what overlap could save is saved; None where it could save nothing.
+
+    >>> overlap_rate(3.0, 1.5, 1.0)
+    0.75
+    """
+    return (sync - ours) / (sync - free) if sync > free else None
+
+
+def overlap(case: Case) -> Found:
+    """Times with one buffer, as it is, and with no hand-over between producers and consumers."""
+    changes: dict[str, Callable[[Pipe], Pipe]] = {
+        "sync": lambda pipe: replace(pipe, stages=1),
+        "ours": lambda pipe: pipe,
+        "free": lambda pipe: replace(pipe, hand_over=False),
+    }
+    steps = []
+    for n in WIDTHS:
+        B, _ = case.operands(n, F32)
+        seconds = {}
+        for name, change in changes.items():
+            with _pipes(change):
+                plan = build_plan(case.csr, n, dtype=F32, system="voltrix", reorder="identity")
+                run = functools.partial(plan.run, B)
+                seconds[name] = time_product(run, case.device, budget=BUDGET).median
+                del run
+                del plan
+        steps.append({"n": n, "seconds": seconds, "rate": overlap_rate(**seconds)})
+    return {"steps": steps}
+
+
+def gather(case: Case) -> Found:
+    """Bytes of rows of B that a product copies, over its time."""
+    distinct, steps = BMat.pack(case.csr).distinct, []
+    for n, dtype in itertools.product((*WIDTHS, 1024), (torch.float32, torch.float16)):
+        product = case.product("voltrix", n=n, dtype=dtype)
+        row = n * dtype.itemsize
+        width = kernel.slab_width(dtype, n) * kernel.PIECE_BYTES
+        rate = distinct * row / product["time"]["p50"]
+        labels = {"n": n, "dtype": str(dtype).removeprefix("torch."), "copy_bytes": min(row, width)}
+        steps.append({**labels, "bytes": distinct * row, "rate": rate, **product})
+    return {"rows": distinct, "copies_alone": COPY_SHARE, "steps": steps}
+
+
+# By what they take: the device alone, or a matrix.
+GENERATED: dict[str, Callable[[torch.device], Found]] = {"gamma": gamma, "fit": fit}
+MEASURED: dict[str, Callable[[Case], Found]] = {
+    "ladder": ladder, "overlap": overlap, "gather": gather,
+}  # fmt: skip
+EXPERIMENTS = (*GENERATED, *MEASURED)
+
+
+def _chosen(data: Path | None, asked: str | None) -> list[str]:
+    """Names of the matrices: those asked for, which must exist, or the defaults that do."""
+    if data is None:
+        return []
+    if asked is not None:
+        names = list(dict.fromkeys(name for name in asked.split(",") if name))
+        for name in names:
+            find(name, data)  # refuses unknown names
+        return names
+    held = {entry.name for entry in catalog(data) if not entry.problem}
+    return [name for name in MATRICES if name in held]
+
+
+def _study(asked: argparse.Namespace) -> int:
+    wanted = (asked.only or ",".join(EXPERIMENTS)).split(",")
+    only = [one_of("voltrix_study", "--only", name, EXPERIMENTS) for name in wanted]
+    if not 0 < asked.time_limit < math.inf:
+        raise value_error(
+            "voltrix_study", "--time-limit", "seconds above 0", asked.time_limit,
+            "Omit --time-limit",
+        )  # fmt: skip
+    if asked.out.is_dir():
+        raise value_error(
+            "voltrix_study", "--out", "a file", f"the folder {str(asked.out)!r}", "Name a file"
+        )
+    names = _chosen(asked.data, asked.matrices)
+    begun, has_gpu = time.perf_counter(), torch.cuda.is_available()
+    device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
+    torch.backends.cuda.matmul.allow_tf32 = True  # what voltrix needs in float32
+    record: Found = {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": asked.commit or source_commit(),
+        **(machine_facts() if has_gpu else {"gpu": None, "torch": torch.__version__}),
+        "experiments": {name: {} for name in only},
+        "failed": [],
+        "wrong": [],
+        "not_run": [],
+    }
+    cases: dict[str, Case] = {}
+    jobs = [(e, name) for e in only for name in ([None] if e in GENERATED else names)]
+    for experiment, name in jobs:
+        started = time.perf_counter()
+        late = started - begun > asked.time_limit
+        if late or not has_gpu:
+            reason = "time limit" if late else "no GPU"
+            record["not_run"].append([experiment, name, reason])
+            continue
+        try:
+            if name is None:
+                found = GENERATED[experiment](device)
+                record["wrong"] += found.pop("wrong")
+                record["experiments"][experiment] = found
+            else:
+                if name not in cases:
+                    cases = {name: Case(name, load(name, asked.data), device)}
+                record["experiments"][experiment][name] = MEASURED[experiment](cases[name])
+                record["wrong"] += cases[name].wrong
+                cases[name].wrong = []
+        except (RuntimeError, ValueError, MemoryError) as error:
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            record["failed"].append([experiment, name, text])
+            note(f"voltrix_study: {experiment}, {name}: {text}")
+        else:
+            note(f"voltrix_study: {experiment}, {name}: {time.perf_counter() - started:.1f} s")
+        record["seconds"] = round(time.perf_counter() - begun, 1)
+        write_json(record, asked.out)
+    write_json(record, asked.out)
+    for line in record["wrong"]:
+        note(f"voltrix_study: wrong: {line}")
+    note(f"voltrix_study: wrote {asked.out}, {len(record['not_run'])} experiments not run")
+    return 1 if record["failed"] or record["wrong"] else 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the study that the arguments ask for and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="voltrix_study", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--data", type=Path, help="folder of matrix files")
+    parser.add_argument("--matrices", help="names, comma-separated; a default list if omitted")
+    parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all if omitted")
+    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds in all")
+    parser.add_argument("--commit", default="", help="commit to record where git is missing")
+    asked = parser.parse_args(list(arguments))
+    try:
+        with torch.no_grad():
+            return _study(asked)
+    except (ValueError, OSError) as error:
+        note(f"voltrix_study: error: {error}")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
