@@ -26,7 +26,6 @@ from sparsetile.systems.base import PLAIN, Epilogue
 from sparsetile.systems.csr.cost import predict_csr
 from sparsetile.systems.csr.runner import CSRRunner
 from sparsetile.systems.rsh import cost as rsh_cost
-from sparsetile.systems.rsh import runner as rsh_runner
 from sparsetile.systems.rsh.cost import (
     CUT,
     CUT_LEAST,
@@ -44,6 +43,7 @@ from sparsetile.systems.rsh.cost import (
 )
 from sparsetile.systems.rsh.runner import RSHRunner
 from sparsetile.systems.rsh.system import thresholds
+from sparsetile.systems.shared import hybrid_runner
 from tests.contracts.cases import MATRICES, csr_of, equal_rows, random_matrix, tf32
 from tests.systems.requests import OnGPU, check_plan_file, request_for
 
@@ -368,10 +368,10 @@ def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[FakeKer
         return SimpleNamespace(data_ptr=lambda: 1000), SimpleNamespace(data_ptr=lambda: 2000)
 
     monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(rsh_runner, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(rsh_runner, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(rsh_runner, "current_stream_handle", lambda device: 7)
-    monkeypatch.setattr(rsh_runner, "scratch", scratch)
+    monkeypatch.setattr(hybrid_runner, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(hybrid_runner, "ensure_cuda_context", lambda device: None)
+    monkeypatch.setattr(hybrid_runner, "current_stream_handle", lambda device: 7)
+    monkeypatch.setattr(hybrid_runner, "scratch", scratch)
     monkeypatch.setattr(FakeKernel, "scratch", asked, raising=False)
     return found
 
@@ -437,10 +437,10 @@ def test_partial_sums_of_windows_and_of_rows_lie_behind_each_other(loaded):
 def test_batches_whose_partial_sums_are_large_go_in_pieces(loaded, monkeypatch):
     built = build(csr_of(np.ones((16, 8 * 165))), n=128)
     one = meta_of(built)["slots"] * 16 * 128 * 4
-    monkeypatch.setattr(rsh_runner, "MAX_SCRATCH", 2 * one + 1)
+    monkeypatch.setattr(hybrid_runner, "MAX_SCRATCH", 2 * one + 1)
     run(built, torch.ones(5, 1320, 128), torch.empty(5, 16, 128))
     assert [launch.grid[2] for launch in loaded[-1].launches] == [2, 2, 1]
-    monkeypatch.setattr(rsh_runner, "MAX_SCRATCH", one - 1)
+    monkeypatch.setattr(hybrid_runner, "MAX_SCRATCH", one - 1)
     run(built, torch.ones(2, 1320, 128), torch.empty(2, 16, 128))
     assert [launch.grid[2] for launch in loaded[-1].launches] == [1, 1], "one at least"
 

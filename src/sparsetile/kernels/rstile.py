@@ -23,7 +23,16 @@ from sparsetile.kernels.params import (
 )
 from sparsetile.kernels.spec import KernelSpec
 
-__all__ = ["ELEMENTS", "SPMM_RSTILE", "THREADS", "Slabs", "choose_slabs", "rstile_config"]
+__all__ = [
+    "ELEMENTS",
+    "ROWS",
+    "SPMM_RSTILE",
+    "THREADS",
+    "WINDOWS",
+    "Slabs",
+    "choose_slabs",
+    "rstile_config",
+]
 
 # torch dtype -> trait of element.cuh; mma.sync has no float64 instruction of these tiles' shape.
 ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
@@ -93,10 +102,12 @@ def _row_tile(dtype: torch.dtype, n: int, group: int) -> RowTile:
     return RowTile(vector, next((a for a in (4, 8, 16) if a >= covering), 16))
 
 
-def choose_slabs(dtype: torch.dtype, n: int, aligned: bool) -> Slabs:
+def choose_slabs(
+    dtype: torch.dtype, n: int, aligned: bool, widths: tuple[int, ...] = WIDTHS
+) -> Slabs:
     """Return the slabs for ``n`` columns; not ``aligned`` where rows of C are not 16-byte
-    multiples."""
-    columns = next((c for c in WIDTHS if c >= n), WIDTHS[-1])
+    multiples. ``widths``: the columns that a warp may cover."""
+    columns = next((c for c in widths if c >= n), widths[-1])
     shift = min((GROUP // columns).bit_length() - 1, max(0, (-(-n // columns) - 1).bit_length()))
     rows = _row_tile(dtype, n, columns << shift) if aligned else RowTile(1, 32)
     return Slabs(columns, shift, rows, aligned)
@@ -140,38 +151,45 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
     yield from seen.values()
 
 
+# What all hybrid kernels take: rows on CUDA cores, and windows but for their weights.
+ROWS = (
+    pointer("items", "const int4*", "rows, as in kernels/csr.py"),
+    pointer("columns", "const int*", "of A's entries"),
+    pointer("values", "const E::Storage*"),
+    *OPERANDS,
+    *BUNDLES,
+    *STRIDES,
+    *TREE,
+    *EPILOGUE,
+    *SECTIONS,
+    i32("n"),
+    i32("slabs", "of rows, all groups"),
+)
+WINDOWS = (
+    *POSITIONS,
+    pointer("window_items", "const int4*", "first window, first tile, end, slot or -windows"),
+    pointer("row_window_offset", "const int*"),
+    pointer("tile_columns", "const int*", "eight a tile"),
+    pointer("window_parent_of_slot", "const int*"),
+    pointer("window_nodes", "const int4*"),
+    pointer("window_arrivals", "int*"),
+    pointer("window_partials", "char*"),
+    i32("window_slot_count"),
+    i32("window_node_count"),
+    i32("window_item_count"),
+    i32("shared_item_count", "the first of them: all warps of a block work on one"),
+    i32("window_slabs", "of windows, all groups"),
+    i32("window_blocks"),
+    i32("slab_shift"),
+    i32("row_slabs", "of rows, in a group"),
+)
 SPMM_RSTILE = KernelSpec(
     name="spmm_rstile",
     params=ParamStruct.of(
-        pointer("items", "const int4*", "rows, as in kernels/csr.py"),
-        pointer("columns", "const int*", "of A's entries"),
-        pointer("values", "const E::Storage*"),
-        *OPERANDS,
-        *BUNDLES,
-        *STRIDES,
-        *TREE,
-        *EPILOGUE,
-        *SECTIONS,
-        i32("n"),
-        i32("slabs", "of rows, all groups"),
-        *POSITIONS,
-        pointer("window_items", "const int4*", "first window, first tile, end, slot or -windows"),
-        pointer("row_window_offset", "const int*"),
-        pointer("tile_columns", "const int*", "eight a tile"),
+        *ROWS,
+        *WINDOWS,
         pointer("bitmaps", "const u64*", "two a tile"),
         pointer("fragments", "const E::Storage*"),
-        pointer("window_parent_of_slot", "const int*"),
-        pointer("window_nodes", "const int4*"),
-        pointer("window_arrivals", "int*"),
-        pointer("window_partials", "char*"),
-        i32("window_slot_count"),
-        i32("window_node_count"),
-        i32("window_item_count"),
-        i32("shared_item_count", "the first of them: all warps of a block work on one"),
-        i32("window_slabs", "of windows, all groups"),
-        i32("window_blocks"),
-        i32("slab_shift"),
-        i32("row_slabs", "of rows, in a group"),
     ),
     configs=_configs,
     shared_memory=True,

@@ -34,6 +34,7 @@ __all__ = [
     "predict_rsh",
     "row_costs",
     "run_steps",
+    "start_seconds",
 ]
 
 HEIGHT = 16
@@ -171,6 +172,11 @@ def _once_seconds(request: Request) -> float:
     return ((once - beyond) * times.held + beyond * times.beyond) * 1e-12
 
 
+def start_seconds(request: Request) -> float:
+    """Seconds of a product beside its rows and windows: its start, and B and C, each once."""
+    return _times(request).start * 1e-6 + _once_seconds(request)
+
+
 def _cheapest_split(request: Request) -> Split:
     counts, costs = counted(request), row_costs(request)
     rows, windows = costs.of_rows(counts), costs.of_windows(counts)
@@ -179,7 +185,7 @@ def _cheapest_split(request: Request) -> Split:
     if not partition.windows.numel():
         return Split(None, alone)
     mixed = float(windows[partition.windows].sum() + rows[partition.residual].sum())
-    mixed += _times(request).start * 1e-6 + _once_seconds(request)
+    mixed += start_seconds(request)
     return Split(None, alone) if mixed > MARGIN * alone else Split(partition, mixed)
 
 

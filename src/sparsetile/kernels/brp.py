@@ -1,0 +1,85 @@
+"""Host side of ``spmm_brp.cu``: configurations and choice of slabs.
+
+The kernel is that of ``spmm_rstile.cu`` but for A's part of a step and entries outside tiles, so
+that slabs, rows and launches are those of ``kernels/rstile.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from sparsetile.jit.params import ParamStruct, pointer
+from sparsetile.jit.source import ConfigValue
+from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.rstile import (
+    ELEMENTS,
+    ROWS,
+    WINDOWS,
+    Slabs,
+    choose_slabs,
+    rstile_config,
+)
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = ["FIXED", "SPMM_BRP", "brp_config", "choose_brp_slabs"]
+
+# Entries of a tile column that kernels are compiled for; the format has any from 1 to 16.
+FIXED = (1, 2, 4, 8)
+# Columns that a warp covers: the system is for narrow B, and entries outside tiles want registers.
+WIDTHS = (32, 64)
+# Blocks an SM should hold, which bounds the registers.
+_MIN_BLOCKS = {32: 5, 64: 4}
+
+
+def choose_brp_slabs(dtype: torch.dtype, n: int, aligned: bool) -> Slabs:
+    """Return the slabs for ``n`` columns."""
+    return choose_slabs(dtype, n, aligned, WIDTHS)
+
+
+def brp_config(
+    dtype: torch.dtype,
+    slabs: Slabs,
+    weighted: bool,
+    fixed: int,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> dict[str, ConfigValue]:
+    """Constants of ``spmm_brp.cu``."""
+    return {
+        **rstile_config(dtype, slabs, weighted, out_dtype=out_dtype),
+        "kMinBlocks": _MIN_BLOCKS[slabs.columns],
+        "kFixed": fixed,
+    }
+
+
+def _configs() -> Iterator[dict[str, ConfigValue]]:
+    seen = {}
+    for dtype, weighted, fixed in itertools.product(ELEMENTS, (True, False), FIXED):
+        widths = (8, 16, 32, 40, 64)  # one of each kind of slabs
+        for n, aligned in itertools.product(widths, (True, False)):
+            slabs = choose_brp_slabs(dtype, n, aligned)
+            for out in out_dtypes(dtype):
+                config = brp_config(dtype, slabs, weighted, fixed, out_dtype=out)
+                seen[tuple(config.items())] = config
+    yield from seen.values()
+
+
+SPMM_BRP = KernelSpec(
+    name="spmm_brp",
+    params=ParamStruct.of(
+        *ROWS,
+        *WINDOWS,
+        pointer("slot_ids", "const unsigned char*", "8 * row + column, a byte an entry"),
+        pointer("slot_values", "const E::Storage*"),
+        pointer("window_rest", "const int*", "first of each window's rows below"),
+        pointer("rest_rows", "const int*", "0 to 15: rows with entries outside tiles"),
+        pointer("rest_offset", "const int*", "their first entries"),
+        pointer("rest_columns", "const int*"),
+        pointer("rest_values", "const E::Storage*"),
+    ),
+    configs=_configs,
+    shared_memory=True,
+)

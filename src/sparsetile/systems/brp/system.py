@@ -1,0 +1,155 @@
+"""``brp``: BRP-SpMM, groups of tiles that all hold the same number of entries, and other entries.
+
+Parts: BRP (formats/brp.py) with f entries in each tile column and groups of g tiles; an adaptive
+choice of f, of g and of the windows that keep their groups (cost.py); the hybrid kernel of ``rsh``
+with slots in place of fragments (kernels/cuda/spmm_brp.cu). A window adds its groups in a fixed
+order, then its entries outside groups, so that one warp owns its rows of C: deterministic. Where no
+window keeps its groups, the product is that of ``csr``.
+
+``ablation``: ``1x4`` and the like are f x g in every window that has a group, ``1x4`` being the
+paper's; ``mixed`` takes the adaptive choice even where CUDA cores alone are predicted faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparsetile.balance import SegmentSchedule, WindowSchedule
+from sparsetile.formats.brp import BRP
+from sparsetile.formats.brp_windows import BRPWindows
+from sparsetile.formats.units import row_units
+from sparsetile.kernels.rstile import ELEMENTS
+from sparsetile.systems.base import (
+    BuildTimer,
+    BuiltSystem,
+    Request,
+    Runner,
+    System,
+    order_tensor,
+)
+from sparsetile.systems.brp.cost import (
+    CHOICES,
+    GroupSplit,
+    best_groups,
+    groups_of,
+    predict_brp,
+    sorted_windows,
+)
+from sparsetile.systems.brp.runner import BRPRunner
+from sparsetile.systems.csr.rows import schedule_sizes, segment_length
+from sparsetile.systems.csr.system import CSRSystem
+from sparsetile.systems.registry import runner
+from sparsetile.systems.rsh.cost import long_windows, run_steps
+from sparsetile.systems.shared.requirements import ampere_reasons, tile_reasons
+
+__all__ = ["BRPSystem"]
+
+MIXED = "mixed"
+
+
+def _name(fixed: int, group: int) -> str:
+    return f"{fixed}x{group}"
+
+
+class BRPSystem(System):
+    """Tensor Cores on groups of columns with equally many entries, CUDA cores on the rest."""
+
+    name = "brp"
+    summary = "BRP-SpMM: equal groups on Tensor Cores, other entries on CUDA cores, for narrow B"
+    devices = ("cuda",)
+    dtypes = tuple(ELEMENTS)
+    deterministic = True
+    architectures = "sm_80 and newer"
+    ordered = True
+    rounds_to_tf32 = True
+    counts_pairs = True
+    kernels = ("spmm_brp", "spmm_csr")
+    ablations = (MIXED, *(_name(*choice) for choice in CHOICES))
+    contract_ablations = (MIXED, "1x4", "2x2", "8x2")  # small matrices would lead it to rows alone
+
+    def __init__(self) -> None:
+        self._rows = CSRSystem()
+
+    def further_reasons(self, request: Request) -> list[str]:
+        return [*tile_reasons(request), *ampere_reasons(request)]
+
+    def predict(self, request: Request) -> float:
+        return predict_brp(request)[1]
+
+    def _split(self, request: Request) -> GroupSplit | None:
+        """Return f, g and the windows that keep their groups; None: all rows on CUDA cores."""
+        kind = request.ablation
+        if kind is None:
+            return predict_brp(request)[0]
+        if kind == MIXED:
+            return best_groups(request)
+        fixed, group = (int(part) for part in kind.split("x"))
+        return groups_of(request, fixed, group, every=True)
+
+    def build(self, request: Request) -> BuiltSystem:
+        split = self._split(request)
+        if split is None or not bool(split.kept.any()):
+            built = self._rows.build(request.changed(ablation=None))
+            choices = {**built.choices, "split": "all rows on CUDA cores, as csr"}
+            return self.built(
+                request, built.tensors, choices, built.seconds, rows_alone=built.recipe
+            )
+        return self._build(request, split)
+
+    def _build(self, request: Request, split: GroupSplit) -> BuiltSystem:
+        csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
+        packed = BRP.pack_sorted(
+            csr, order, sorted_windows(request), fixed=split.fixed, group=split.group
+        )
+        tiles = BRPWindows.of(packed, split.kept)
+        timer("format")
+        shared, limit = long_windows(request)
+        windows = WindowSchedule.make(
+            tiles.units(), step=2, limit=limit, shared=shared, run=run_steps(request)
+        )
+        units = row_units(csr, tiles.other_rows)
+        rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
+        tensors = {
+            **tiles.tensors(),
+            "order": order_tensor(tiles.rows, csr),
+            "indptr": csr.indptr,
+            "columns": csr.indices,
+            **{
+                f"window_{name}": tensor
+                for name, tensor in windows.tensors().items()
+                if name != "offsets"
+            },
+            **rows.tensors(),
+        }
+        held = tiles.slot_entries.numel()
+        choices = {
+            "format": f"BRP, f = {split.fixed}, g = {split.group}: {tiles.window_count} windows, "
+            f"{tiles.tile_count // split.group} groups",
+            "split": f"{100 * held / csr.nnz:.1f} % of the entries in groups, "
+            f"{100 * tiles.rest_entries.numel() / csr.nnz:.1f} % beside them, "
+            f"{tiles.other_rows.numel()} of {csr.shape[0]} rows on CUDA cores",
+            "schedule": f"{windows.item_count} items of windows, {windows.shared_count} of them "
+            f"shared by the warps of a block, {windows.slot_count} partial sums; "
+            f"{rows.item_count} items of rows, {rows.slot_count} partial sums",
+        }
+        timer("schedule")
+        return self.built(
+            request,
+            tensors,
+            choices,
+            timer.seconds,
+            fixed=split.fixed,
+            positions=tiles.rows.numel(),
+            tiles=tiles.tile_count,
+            items=windows.item_count,
+            shared=windows.shared_count,
+            slots=windows.slot_count,
+            nodes=windows.node_count,
+            residual=schedule_sizes(rows),
+        )
+
+    def make_runner(self, meta: Mapping[str, Any]) -> Runner:
+        if "rows_alone" in meta:
+            return runner(str(meta["rows_alone"]))
+        return BRPRunner(meta)
