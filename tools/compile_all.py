@@ -163,11 +163,19 @@ def as_text(record: dict[str, Any]) -> str:
     return f'{head},\n "configurations": {{\n{rows}\n }}\n}}\n'
 
 
+# Bytes of spills that are known in all configurations of a kernel. spmm_rstile: where warps join
+# their sums and where sums are made exact, once an item; 8 bytes around the loop over steps in half
+# types. Its times in results/h200/rsh_core.json were taken with them.
+KNOWN_SPILLS = {"spmm_rstile": 88}
+
+
 def unlisted_spills(record: dict[str, Any]) -> list[str]:
     """Return a sentence for each configuration that spills more than its kernel allows."""
     allowed = {
-        label: most for spec in KERNELS.values() for label, most in spec.allowed_spills.items()
+        label: KNOWN_SPILLS.get(label.partition("[")[0], 0) for label in record["configurations"]
     }
+    for spec in KERNELS.values():
+        allowed.update(spec.allowed_spills)
     stores, loads = FIELDS.index("spill_store_bytes"), FIELDS.index("spill_load_bytes")
     return [
         f"{label} spills {max(numbers[stores], numbers[loads])} bytes on {arch}, "
