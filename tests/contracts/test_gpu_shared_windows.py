@@ -1,4 +1,4 @@
-"""Windows of ``rsh`` that warps share and that are cut, which small matrices do not lead to."""
+"""Windows of the hybrid systems that warps share and that are cut: small matrices have none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
 ]
 
-TILES = Subject("rsh", "tiles")
+SUBJECTS = {"rsh": Subject("rsh", "tiles"), "brp": Subject("brp", "2x2")}
+systems = pytest.mark.parametrize("system", SUBJECTS)
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 # Sixteen rows have all columns: 90 tiles are shared, 1125 are cut whatever the type.
 SHAPES = [(70, 720), (40, 9000)]
@@ -49,9 +50,9 @@ def zeros_and_ones(csr: st.CSR, *shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randint(0, 2, (*shape[:-1], csr.shape[1], shape[-1]), device="cuda").to(dtype)
 
 
-def plan_of(csr: st.CSR, n: int, shape: tuple[int, int], **options) -> st.Plan:
+def plan_of(system: str, csr: st.CSR, n: int, shape: tuple[int, int], **options) -> st.Plan:
     """A plan whose windows are shared, and cut where the shape says so."""
-    plan = TILES.plan(csr, n, **options)
+    plan = SUBJECTS[system].plan(csr, n, **options)
     schedule = plan.info["choices"]["schedule"]
     shared = int(re.search(r"(\d+) of them shared", schedule).group(1))
     partial = int(re.search(r"(\d+) partial sums", schedule).group(1))
@@ -59,58 +60,63 @@ def plan_of(csr: st.CSR, n: int, shape: tuple[int, int], **options) -> st.Plan:
     return plan
 
 
+@systems
 @shapes
 @pytest.mark.parametrize("dtype, out_dtype", [(F32, F32), (F16, F32), (F16, F16), (BF16, BF16)])
-def test_small_whole_numbers_match_bit_for_bit(shape, dtype, out_dtype):
+def test_small_whole_numbers_match_bit_for_bit(system, shape, dtype, out_dtype):
     csr = whole_numbers(matrix_of(shape), dtype)
     for n in (7, 32, 64, 128, 200, 512):
         B = zeros_and_ones(csr, n, dtype=dtype)
-        C = plan_of(csr, n, shape).run(B, out_dtype=out_dtype)
+        C = plan_of(system, csr, n, shape).run(B, out_dtype=out_dtype)
         assert torch.equal(C.cpu(), reference(csr, B).to(out_dtype))
 
 
+@systems
 @shapes
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
-def test_the_same_bits_come_fifty_times(shape, dtype):
+def test_the_same_bits_come_fifty_times(system, shape, dtype):
     csr = csr_of(matrix_of(shape), dtype=dtype).to("cuda")
     B = torch.randn(shape[1], 128, device="cuda").to(dtype)
-    plan = plan_of(csr, 128, shape)
+    plan = plan_of(system, csr, 128, shape)
     first = plan @ B
     assert_close(first, csr, B)
     assert all(torch.equal(plan @ B, first) for _ in range(50))
 
 
+@systems
 @shapes
 @pytest.mark.parametrize("dtype, out_dtype", [(F32, F32), (F16, F16), (F16, F32)])
-def test_the_epilogue_reaches_every_element(shape, dtype, out_dtype):
+def test_the_epilogue_reaches_every_element(system, shape, dtype, out_dtype):
     csr = whole_numbers(matrix_of(shape), dtype)
     order = torch.randperm(csr.shape[0], device="cuda")
     for n in (7, 64, 256):
-        plan, B = TILES.plan(csr, n, reorder=order), zeros_and_ones(csr, n, dtype=dtype)
+        plan, B = SUBJECTS[system].plan(csr, n, reorder=order), zeros_and_ones(csr, n, dtype=dtype)
         bias, plain = torch.arange(n, device="cuda") / 4 - 9, reference(csr, B)
         C = plan.run(B, alpha=0.5, bias=bias, relu=True, out_dtype=out_dtype)
         assert torch.equal(C.cpu(), torch.relu(plain / 2 + bias.cpu().double()).to(out_dtype))
 
 
+@systems
 @shapes
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
-def test_a_batch_is_multiplied_matrix_by_matrix(shape, dtype):
+def test_a_batch_is_multiplied_matrix_by_matrix(system, shape, dtype):
     csr = whole_numbers(matrix_of(shape), dtype)
     for n in (64, 264):
         B = zeros_and_ones(csr, 3, n, dtype=dtype)
-        for one, mine in zip(plan_of(csr, n, shape) @ B, B, strict=True):
+        for one, mine in zip(plan_of(system, csr, n, shape) @ B, B, strict=True):
             assert torch.equal(one.cpu(), reference(csr, mine).to(dtype))
 
 
+@systems
 @shapes
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
-def test_non_finite_values_of_B_reach_only_rows_that_reference_them(shape, dtype):
+def test_non_finite_values_of_B_reach_only_rows_that_reference_them(system, shape, dtype):
     csr = csr_of(matrix_of(shape), dtype=dtype).to("cuda")
     for n in (64, 256):
         B = torch.randn(shape[1], n, device="cuda").to(dtype)
         B[0], B[17, 5], B[80, 39] = float("nan"), float("inf"), -float("inf")
         expected = reference(csr, B)
-        C = (plan_of(csr, n, shape) @ B).cpu().double()
+        C = (plan_of(system, csr, n, shape) @ B).cpu().double()
         assert torch.equal(C.isnan(), expected.isnan())
         assert torch.equal(C.isinf(), expected.isinf())
         finite = expected.isfinite()
