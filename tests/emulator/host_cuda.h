@@ -1,0 +1,188 @@
+// CUDA's words for a host compiler. A thread block is as many host threads; warps meet at barriers,
+// so that every lane of a warp must take part in what is called *_sync, as on a GPU.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+using std::isfinite;
+using std::max;
+using std::min;
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static  // blocks run one after the other
+#define __CUDA_ARCH__ 900
+
+struct Index {
+  unsigned x, y, z;
+};
+inline thread_local Index threadIdx;
+inline Index blockIdx, gridDim;
+
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
+inline uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }
+inline int4 make_int4(int a, int b, int c, int d) { return {a, b, c, d}; }
+
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+template <typename T>
+void __stcs(T* address, T value) {
+  *address = value;
+}
+template <typename T>
+void __stcg(T* address, T value) {
+  *address = value;
+}
+
+template <typename To, typename From>
+To bits_of(From value) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  To result;
+  std::memcpy(&result, &value, sizeof(To));
+  return result;
+}
+inline unsigned __float_as_uint(float value) { return bits_of<unsigned>(value); }
+inline float __uint_as_float(unsigned bits) { return bits_of<float>(bits); }
+inline int __popcll(unsigned long long bits) { return __builtin_popcountll(bits); }
+inline int __ffs(unsigned bits) { return __builtin_ffs(bits); }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const unsigned long long all = static_cast<unsigned long long>(high) << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<unsigned>(all >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  }
+  return result;
+}
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline int atomicAdd(int* address, int value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
+}
+
+class Barrier {
+ public:
+  explicit Barrier(int count) : count_(count) {}
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const unsigned round = round_;
+    if (++arrived_ == count_) {
+      arrived_ = 0;
+      ++round_;
+      all_here_.notify_all();
+    } else {
+      all_here_.wait(lock, [&] { return round != round_; });
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int count_, arrived_ = 0;
+  unsigned round_ = 0;
+};
+
+struct Warp {
+  Barrier barrier{32};
+  unsigned word[32][8];  // what each lane shows the others
+};
+inline std::vector<Warp*> warps;
+inline Barrier* block_barrier;
+
+inline Warp& this_warp() { return *warps[threadIdx.x / 32]; }
+inline int this_lane() { return threadIdx.x % 32; }
+inline void __syncwarp(unsigned = ~0u) { this_warp().barrier.wait(); }
+inline void __syncthreads() { block_barrier->wait(); }
+
+// All lanes show one word; then each reads what it wants of them.
+template <typename Read>
+auto exchange(unsigned shown, const Read& read) {
+  Warp& warp = this_warp();
+  warp.word[this_lane()][0] = shown;
+  warp.barrier.wait();
+  const auto result = read(warp);
+  warp.barrier.wait();
+  return result;
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int from, int width = 32) {
+  const int lane = this_lane() / width * width + (from % width + width) % width;
+  return bits_of<T>(exchange(bits_of<unsigned>(value), [&](Warp& w) { return w.word[lane][0]; }));
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  const int lane = this_lane() ^ mask;
+  return bits_of<T>(exchange(bits_of<unsigned>(value), [&](Warp& w) { return w.word[lane][0]; }));
+}
+template <typename Fold>
+unsigned fold(unsigned value, const Fold& join) {
+  return exchange(value, [&](Warp& w) {
+    unsigned result = w.word[0][0];
+    for (int lane = 1; lane < 32; ++lane) result = join(result, w.word[lane][0]);
+    return result;
+  });
+}
+inline bool __any_sync(unsigned, bool value) {
+  return fold(value, [](unsigned a, unsigned b) { return a | b; });
+}
+inline bool __all_sync(unsigned, bool value) {
+  return fold(value, [](unsigned a, unsigned b) { return a & b; });
+}
+inline unsigned __reduce_or_sync(unsigned, unsigned value) {
+  return fold(value, [](unsigned a, unsigned b) { return a | b; });
+}
+inline int __reduce_max_sync(unsigned, int value) {
+  return fold(value, [](unsigned a, unsigned b) { return unsigned(max(int(a), int(b))); });
+}
+inline int __reduce_min_sync(unsigned, int value) {
+  return fold(value, [](unsigned a, unsigned b) { return unsigned(min(int(a), int(b))); });
+}
+
+// Run a kernel over a grid, one block after the other.
+template <typename Kernel>
+void run_grid(Index grid, unsigned threads, const Kernel& kernel) {
+  gridDim = grid;
+  for (unsigned z = 0; z < grid.z; ++z) {
+    for (unsigned y = 0; y < grid.y; ++y) {
+      for (unsigned x = 0; x < grid.x; ++x) {
+        blockIdx = {x, y, z};
+        for (unsigned w = 0; w < threads / 32; ++w) warps.push_back(new Warp);
+        block_barrier = new Barrier(threads);
+        std::vector<std::thread> running;
+        for (unsigned t = 0; t < threads; ++t) {
+          running.emplace_back([&, t] {
+            threadIdx = {t, 0, 0};
+            kernel();
+          });
+        }
+        for (auto& each : running) each.join();
+        for (Warp* warp : warps) delete warp;
+        warps.clear();
+        delete block_barrier;
+      }
+    }
+  }
+}

@@ -1,0 +1,116 @@
+// ptx.cuh for a host compiler: the same names. Asynchronous copies are made where a thread waits for
+// them, and what is under way until then is not there.
+#pragma once
+
+using i32 = int;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using i64 = long long;
+using u64 = unsigned long long;
+
+constexpr u32 kWarp = 0xffffffffu;
+
+namespace ptx {
+
+// By hand: not every host compiler has the type.
+inline float f16_to_f32(u16 bits) {
+  const u32 sign = static_cast<u32>(bits & 0x8000) << 16, rest = bits & 0x7fff;
+  if (rest >= 0x7c00) return __uint_as_float(sign | 0x7f800000u | (rest & 0x3ff) << 13);
+  if (rest >= 0x400) return __uint_as_float(sign | (rest << 13) + (112u << 23));
+  return __uint_as_float(sign | __float_as_uint(std::ldexp(static_cast<float>(rest), -24)));
+}
+inline u16 f32_to_f16(float value) {
+  const u32 bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffffu;
+  if (rest > 0x7f800000u) return sign | 0x7e00;
+  if (rest >= 0x477ff000u) return sign | 0x7c00;  // 65520 and more
+  if (rest >= 0x38800000u) return sign | (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13;
+  return sign | static_cast<u32>(std::nearbyint(std::ldexp(__uint_as_float(rest), 24)));
+}
+inline float bf16_to_f32(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
+inline u16 f32_to_bf16(float value) {
+  const u32 bits = __float_as_uint(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline void wait_previous() {}
+inline void let_next_start() {}
+inline int lane_now() { return this_lane(); }
+
+template <typename T>
+T infinity() {
+  return static_cast<T>(INFINITY);
+}
+template <typename T>
+T max_nan(T a, T b) {
+  return b > a || b != b ? b : a;
+}
+template <int kCount, typename T>
+void fma_if(bool here, T weight, const T (&x)[kCount], T (&sum)[kCount]) {
+  for (int v = 0; here && v < kCount; ++v) sum[v] = std::fma(weight, x[v], sum[v]);
+}
+template <int kCount, typename T>
+void add_if(bool here, const T (&x)[kCount], T (&sum)[kCount]) {
+  for (int v = 0; here && v < kCount; ++v) sum[v] += x[v];
+}
+template <typename T>
+T load_nc(const T* address) {
+  return *address;
+}
+template <typename T>
+void store_cs(T* address, T value) {
+  *address = value;
+}
+
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;   // that are read
+  int filled;  // that are written; the rest of them are zeros
+};
+inline thread_local std::vector<Copy> begun;
+inline thread_local std::vector<std::vector<Copy>> under_way;
+
+template <bool kCached>
+void copy_async(void* shared, const void* global, bool inside) {
+  begun.push_back({shared, global, inside ? 16 : 0, 16});
+}
+template <int kBytes>
+void copy_async_small(void* shared, const void* global) {
+  begun.push_back({shared, global, kBytes, kBytes});
+}
+inline void copy_commit() {
+  under_way.push_back(begun);
+  begun.clear();
+}
+template <int kPending>
+void copy_wait() {
+  while (static_cast<int>(under_way.size()) > kPending) {
+    for (const Copy& copy : under_way.front()) {
+      std::memset(copy.to, 0, copy.filled);
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    }
+    under_way.erase(under_way.begin());
+  }
+}
+
+inline void load_matrix_transposed(const void* row, u32 (&word)[4]) {
+  Warp& warp = this_warp();
+  const int lane = this_lane(), g = lane / 4, t = lane % 4;
+  const u64 address = reinterpret_cast<u64>(row);
+  warp.word[lane][0] = static_cast<u32>(address);
+  warp.word[lane][1] = static_cast<u32>(address >> 32);
+  warp.barrier.wait();
+  for (int i = 0; i < 4; ++i) {
+    u32 pair = 0;
+    for (int k = 0; k < 2; ++k) {
+      const u32* from = warp.word[8 * i + 2 * t + k];
+      const u64 place = static_cast<u64>(from[1]) << 32 | from[0];
+      pair |= static_cast<u32>(reinterpret_cast<const u16*>(place)[g]) << 16 * k;
+    }
+    word[i] = pair;
+  }
+  warp.barrier.wait();
+}
+
+}  // namespace ptx
