@@ -57,6 +57,7 @@ template <typename T>
 T load_nc(const T* address) {
   return *address;
 }
+inline uint4 load_once(const void* address) { return *static_cast<const uint4*>(address); }
 template <typename T>
 void store_cs(T* address, T value) {
   *address = value;

@@ -56,15 +56,6 @@ struct Piece {
   uint4 x[kTiles][kHalves];
 };
 
-// A is read once: it must not push X out of L1.
-__device__ __forceinline__ uint4 load_once(const E::Storage* address) {
-  uint4 word;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "l"(address));
-  return word;
-}
-
 __device__ __forceinline__ void load_piece(const Params& p, int block, int first_row,
                                            Piece& piece) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -76,7 +67,9 @@ __device__ __forceinline__ void load_piece(const Params& p, int block, int first
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
       for (int lower = 0; lower < 2; ++lower) {
-        piece.a[strip][half][lower] = load_once(a + (16 * strip + 8 * lower) * kUnit + 32 * half);
+        // A is read once: it must not push X out of L1.
+        piece.a[strip][half][lower] =
+            ptx::load_once(a + (16 * strip + 8 * lower) * kUnit + 32 * half);
       }
     }
   }

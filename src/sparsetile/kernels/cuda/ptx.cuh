@@ -138,6 +138,15 @@ __device__ __forceinline__ uint2 load_nc(const uint2* address) { return __ldg(ad
 __device__ __forceinline__ u32 load_nc(const u32* address) { return __ldg(address); }
 __device__ __forceinline__ u16 load_nc(const u16* address) { return __ldg(address); }
 
+// 16 bytes that are not read again: they must not push others out of L1.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+  uint4 word;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(address));
+  return word;
+}
+
 // 16 bytes from global to shared memory, not waited for; zeros if not `inside`. kCached: through
 // L1, where other warps may find them; else L2 only.
 template <bool kCached>

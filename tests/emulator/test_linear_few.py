@@ -1,0 +1,79 @@
+"""Layers of few tokens, run on the host thread by thread."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsetile.core.device import H200
+from sparsetile.kernels import KernelSpec
+from sparsetile.systems.base import Epilogue
+from sparsetile.systems.bcsr import few
+from tests.emulator.build import HostKernel, host_compiler
+
+pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulator")
+
+
+@pytest.fixture(autouse=True)
+def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
+        return HostKernel(spec, config, folder)
+
+    monkeypatch.setattr(KernelSpec, "load", load)
+    monkeypatch.setattr(few, "machine", lambda device: H200)
+    monkeypatch.setattr(few, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(few, "ensure_cuda_context", lambda device: None)
+    monkeypatch.setattr(few, "current_stream_handle", lambda device: 0)
+
+
+def weight(rows: int, cols: int, unit: int, dtype: torch.dtype) -> tuple[Any, Tensor, Tensor]:
+    """Lists and blocks of a weight with two of three blocks, and the same as a dense matrix."""
+    high, wide = rows // unit, cols // unit
+    kept = (torch.arange(high)[:, None] + torch.arange(wide)) % 3 != 1
+    columns = kept.nonzero()[:, 1].to(torch.int32)
+    pointers = torch.zeros(high + 1, dtype=torch.int32)
+    pointers[1:] = kept.sum(1).cumsum(0)
+    generator = torch.Generator().manual_seed(4)
+    blocks = torch.randint(-4, 5, (columns.numel(), unit, unit), generator=generator).to(dtype)
+    dense = torch.zeros(high, wide, unit, unit, dtype=torch.float64)
+    dense[kept] = blocks.double()
+    return (pointers, columns), blocks, dense.permute(0, 2, 1, 3).reshape(rows, cols)
+
+
+@pytest.mark.parametrize("unit, dtype, out", [(64, BF16, BF16), (64, F16, F32), (32, F16, F16)])
+def test_up_to_sixteen_tokens_with_bias_and_relu(unit, dtype, out):
+    rows, cols = 6 * unit, 7 * unit
+    lists, blocks, dense = weight(rows, cols, unit, dtype)
+    layer = few.FewTokens(rows, cols, blocks.shape[0], unit)
+    bias = torch.arange(rows) / 8 - 3
+    for tokens in (1, 5, 16):
+        X = torch.randint(-2, 3, (tokens, cols)).to(dtype)
+        Y = torch.full((tokens, rows), torch.nan, dtype=out)
+        layer.run(lists, blocks, X, Y, Epilogue(alpha=0.5, row_bias=bias.float(), relu=True))
+        wanted = torch.relu(X.double() @ dense.T / 2 + bias)
+        assert torch.equal(Y, wanted.to(out))
+
+
+def test_gate_and_up_of_a_swiglu_in_one_product():
+    unit, dtype = 64, BF16
+    rows, cols = 2 * 4 * unit, 5 * unit
+    lists, blocks, dense = weight(rows, cols, unit, dtype)
+    layer = few.FewTokens(rows, cols, blocks.shape[0], unit, paired=True)
+    X = torch.randint(-1, 2, (3, cols)).to(dtype)
+    Y = torch.full((3, rows // 2), torch.nan, dtype=F32)
+    layer.run(lists, blocks, X, Y, Epilogue(alpha=0.0625))
+    gate, up = (X.double() @ dense.T / 16).chunk(2, dim=1)
+    wanted = torch.nn.functional.silu(gate) * up
+    assert torch.allclose(Y.double(), wanted, rtol=1e-5, atol=1e-5)
