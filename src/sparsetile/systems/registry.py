@@ -41,6 +41,9 @@ def register(system: System) -> System:
             "Choose another name, or call unregister first",
         )  # fmt: skip
     SYSTEMS[system.name] = system
+    # By name, whichever was imported first: one system may take parts of another.
+    for name in sorted(SYSTEMS):
+        SYSTEMS[name] = SYSTEMS.pop(name)
     return system
 
 
