@@ -1,0 +1,118 @@
+"""The brp system: how it chooses f, g and windows, what it builds and what it refuses."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetile as st
+from sparsetile.core.device import H200
+from sparsetile.formats.values import round_tf32
+from sparsetile.systems import SYSTEMS, BuiltSystem, runner
+from sparsetile.systems.brp.cost import CHOICES, best_groups, groups_of, predict_brp
+from sparsetile.systems.brp.runner import BRPRunner
+from sparsetile.systems.csr.cost import predict_csr
+from sparsetile.systems.csr.runner import CSRRunner
+from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
+from tests.systems.requests import OnGPU, check_plan_file, request_for
+
+BRP = SYSTEMS["brp"]
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+request = functools.partial(request_for, F32, ceilings=H200)  # predicted as for that GPU
+
+
+def build(csr: st.CSR | None = None, ablation: str | None = "2x2", **changes: Any) -> BuiltSystem:
+    return BRP.build(request(csr=csr, ablation=ablation, **changes))
+
+
+def meta_of(built: BuiltSystem) -> dict[str, Any]:
+    return json.loads(built.recipe.partition(":")[2])
+
+
+def in_columns(rows: int, columns: int, together: int) -> st.CSR:
+    """Every window of sixteen rows has as many entries in each of its columns."""
+    dense = np.zeros((rows, columns))
+    for window in range(rows // 16):
+        for column in range(columns):
+            places = (np.arange(together) * (16 // together) + column) % 16
+            dense[16 * window + places, column] = 1.0 + column % 5
+    return csr_of(sp.csr_array(dense))
+
+
+def test_what_it_refuses(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with tf32(False):
+        assert "rounds float32 to TF32" in BRP.reasons(request(OnGPU))[0]
+        assert BRP.reasons(request(OnGPU, dtype=F16, deterministic=True)) == []
+    assert BRP.reasons(request()) == ["runs on cuda, A is on cpu"]
+    assert BRP.reasons(request(OnGPU, dtype=torch.float64)) == [
+        "takes float32, float16, bfloat16, not float64"
+    ]
+
+
+@pytest.mark.parametrize("together", [2, 4, 8])
+def test_the_f_that_leaves_no_entry_outside_is_chosen(together):
+    split = best_groups(request(csr=in_columns(320, 256, together), n=128))
+    assert split.fixed == together and bool(split.kept.all())
+    built = build(in_columns(320, 256, together), "mixed", n=128)
+    assert meta_of(built)["fixed"] == together
+    assert built.choices["split"].startswith("100.0 % of the entries in groups, 0.0 % beside")
+
+
+def test_the_paper_s_f_and_g_win_where_nothing_is_shared():
+    csr = csr_of(sp.csr_array(np.eye(64)))
+    assert CHOICES[0] == (1, 4)
+    split = best_groups(request(csr=csr))
+    assert (split.fixed, split.group) == (1, 4) and not bool(split.kept.any())
+    built = BRP.build(request(csr=csr))
+    assert built.choices["split"] == "all rows on CUDA cores, as csr"
+    assert isinstance(runner(built.recipe), CSRRunner)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_predictions_are_positive_and_no_worse_than_rows_alone(name, dtype):
+    asked = request(csr=csr_of(MATRICES[name](), dtype=dtype), dtype=dtype)
+    split, seconds = predict_brp(asked)
+    assert 0 < seconds <= predict_csr(asked) and seconds == BRP.predict(asked)
+    assert split is None or bool(split.kept.any())
+
+
+def test_an_ablation_keeps_the_groups_of_every_window_that_has_one():
+    csr = csr_of(random_matrix(150, 130, 0.2))
+    split = groups_of(request(csr=csr), 1, 4, every=True)
+    lengths = torch.diff(csr.indptr)
+    entries = [int(lengths[16 * w : 16 * w + 16].sum()) for w in range(10)]
+    assert split.kept.tolist() == [count >= 32 for count in entries]
+    built = build(csr, "1x4")
+    meta = meta_of(built)
+    assert (meta["fixed"], meta["tiles"] % 4) == (1, 0) and built.choices["ablation"] == "1x4"
+    assert isinstance(runner(built.recipe), BRPRunner)
+
+
+def test_values_are_packed_by_slots_rounded_where_tensor_cores_read_them():
+    csr = csr_of(random_matrix(64, 50, 0.5))
+    built = build(csr)
+    values = torch.randn(csr.nnz)
+    packed = runner(built.recipe).pack(built.tensors, values, F32)
+    assert torch.equal(packed["slots"], round_tf32(values[built.tensors["slot_entries"]]))
+    assert torch.equal(packed["rest"], values[built.tensors["rest_entries"]])
+    assert packed["slots"].numel() + packed["rest"].numel() <= csr.nnz
+    pattern = runner(built.recipe).pack(built.tensors, None, F16)
+    assert all(part.numel() == 0 and part.dtype is F16 for part in pattern.values())
+
+
+@pytest.mark.parametrize("ablation", [None, *BRP.ablations])
+def test_a_plan_of_no_columns_is_built(ablation):
+    assert build(in_columns(64, 64, 4), ablation, n=0).recipe.startswith("brp:")
+
+
+def test_a_plan_file_keeps_what_was_built(tmp_path: Path):
+    check_plan_file(BRP, F16, tmp_path)
