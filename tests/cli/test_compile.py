@@ -90,8 +90,15 @@ def test_bad_usage_is_one_line(cli: Cli, kernels):
     assert_refused(cli("compile", "--arch", "volta"), "compile: arch must be a name such as sm_80")
     assert_refused(
         cli("compile", "--all", "--kernel", "spmm_csr"),
-        "compile: --kernel must be left out with --all, got spmm_csr. Give one of the two.",
+        "compile: --kernel must be omitted with --all, got spmm_csr. Give one of the two.",
     )
+
+
+def test_an_architecture_that_the_compiler_does_not_know_is_one_line(cli: Cli):
+    assert_refused(
+        cli("compile", "--arch", "sm_90a", "--arch", "sm_12", "--kernel", "spmm_csr"),
+        "compile: --arch must be one that NVRTC knows, such as sm_80", "got sm_12.",
+    )  # fmt: skip
 
 
 def test_an_architecture_that_no_kernel_is_written_for_is_refused(cli: Cli, monkeypatch):

@@ -25,8 +25,10 @@ def test_a_table_too_wide_for_the_terminal_becomes_lines_of_heading_and_cell(mon
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("COLUMNS", "40")
-    print_table(("name", "text"), [["a", "x" * 50], ["b", "y"]])
-    assert screen.getvalue() == "name  a\ntext  " + "x" * 50 + "\n\nname  b\ntext  y\n"
+    print_table(("name", "text"), [["a", "four " * 10], ["b", "y"]])
+    wrapped = "four four four four four four four\n      four four four"
+    assert screen.getvalue() == f"name  a\ntext  {wrapped}\n\nname  b\ntext  y\n"
+    assert max(map(len, screen.getvalue().splitlines())) <= 40
 
 
 def test_cells_are_not_read_as_markup(capsys):

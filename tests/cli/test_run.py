@@ -72,6 +72,17 @@ def test_the_system_can_be_measured(cli: Cli, folder: Path):
     assert row["ok"]
 
 
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_the_row_order_can_be_named(cli: Cli, folder: Path, command: str):
+    fast = FAST if command == "run" else ("-n", 8)
+    told = cli(command, "weighted", "--data", folder, *fast, "--reorder", "rcm", "--json").json
+    assert (told[0] if command == "run" else told)["reorder"] == "rcm"
+    assert_refused(
+        cli(command, "weighted", "--data", folder, *fast, "--reorder", "best"),
+        f"{command}: --reorder must be one of", "rcm",
+    )  # fmt: skip
+
+
 def test_a_pattern_stays_one_unless_weights_are_asked_for(cli: Cli, folder: Path):
     (plain,) = cli("run", "band", "--data", folder, *FAST, "--json").json
     (heavy,) = cli("run", "band", "--data", folder, *FAST, "--weighted", "--json").json

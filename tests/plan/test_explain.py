@@ -76,13 +76,16 @@ def test_the_order_of_the_rows_is_named():
     assert lines_of(sample(reorder=order))["reorder"].startswith("given, ")
 
 
-def test_the_floor_is_given_with_what_binds_and_the_share_that_is_reached():
-    plan = sample()
+@pytest.mark.parametrize(
+    "tune, word", [("model", "predicted, not measured"), ("measure", "measured")]
+)
+def test_the_floor_is_given_with_what_binds_and_a_share_that_says_what_it_is(tune, word):
+    plan = sample(tune=tune)
     seconds, term = plan.floor()
     lines = lines_of(plan)
     assert lines["floor"] == f"{seconds * 1e3:.3f} ms a product ({term})"
     share = 100 * seconds / plan.info["considered"][plan.system]
-    assert lines["share"] == f"{share:.0f} % of the floor's speed"
+    assert lines["share"] == f"{share:.0f} % of the floor's speed, {word}"
 
 
 @pytest.mark.parametrize("name", MATRICES)

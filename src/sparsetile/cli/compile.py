@@ -85,6 +85,18 @@ def _compile(job: _Job) -> _Result:
         return _Result(job, None, str(error))
 
 
+def _check_archs(work: Sequence[_Job]) -> None:
+    """Refuse a target that the compiler does not know, once and not per configuration."""
+    first = {job.arch: job for job in reversed(work) if job.arch not in ARCHITECTURES}
+    for arch, job in first.items():
+        error = _compile(job).error
+        if error is not None and "--gpu-architecture" in error:
+            raise value_error(
+                "compile", "--arch", f"one that NVRTC knows, such as {', '.join(ARCHITECTURES)}",
+                arch, "Name one of those, or omit --arch",
+            )  # fmt: skip
+
+
 def _default_archs() -> list[str]:
     if torch.cuda.is_available():
         return [device_arch(torch.cuda.current_device())]
@@ -148,12 +160,12 @@ def compile_kernels(
         typer.Option(
             "--arch",
             metavar="ARCH",
-            help="Target such as sm_90a; may be repeated. This machine's GPU when left out, or "
+            help="Target such as sm_90a; may be repeated. This machine's GPU when omitted, or "
             f"{', '.join(ARCHITECTURES)} without one.",
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every kernel (also when --kernel is left out).")
+        bool, typer.Option("--all", help="Every kernel (also when --kernel is omitted).")
     ] = False,
     kernel: Annotated[
         list[str] | None,
@@ -173,7 +185,7 @@ def compile_kernels(
     """
     if everything and kernel:
         raise value_error(
-            "compile", "--kernel", "left out with --all", ", ".join(kernel), "Give one of the two"
+            "compile", "--kernel", "omitted with --all", ", ".join(kernel), "Give one of the two"
         )
     names = [one_of("compile", "--kernel", name, KERNELS) for name in kernel or KERNELS]
     missing = compiler_available()
@@ -185,7 +197,7 @@ def compile_kernels(
     if not work:
         raise value_error(
             "compile", "--arch", "one that the kernel is written for", arch,
-            "Leave --arch out, or see `sparsetile systems`",
+            "Omit --arch, or see `sparsetile systems`",
         )  # fmt: skip
     # One line per kernel is right for a plan that needs one of them, noise for all of them.
     log = logging.getLogger("sparsetile")
@@ -193,6 +205,7 @@ def compile_kernels(
     log.setLevel(max(level, logging.WARNING))
     results: list[_Result] = []
     try:
+        _check_archs(work)
         # NVRTC releases the interpreter lock and takes none of its own: threads keep cores busy.
         # The first kernel is compiled by itself: cuda.core's first import must not meet another.
         with (

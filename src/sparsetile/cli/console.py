@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -104,7 +105,7 @@ def print_table(
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     unbound = console.options.update(width=_PIPE_WIDTH)
     if console.measure(table, options=unbound).maximum > console.width:
-        print_text("\n\n".join(_block(columns, row) for row in rows))
+        print_text("\n\n".join(_block(columns, row, console.width) for row in rows))
         return
     # Rendered first, printed after: rich ends the process by itself when a reader leaves early.
     with console.capture() as rendered:
@@ -113,10 +114,17 @@ def print_table(
     print_text("\n".join(line for line in lines if line))
 
 
-def _block(columns: Sequence[str], row: Sequence[str]) -> str:
+def _block(columns: Sequence[str], row: Sequence[str], total: int) -> str:
     """Return one row as lines of heading and cell, for terminals too narrow for the table."""
     width = max(map(len, columns))
-    return "\n".join(f"{name:{width}}  {cell}" for name, cell in zip(columns, row, strict=True))
+    lines = []
+    for name, cell in zip(columns, row, strict=True):
+        parts = textwrap.wrap(cell, max(total - width - 2, 20)) or [""]
+        lines += [
+            f"{head:{width}}  {part}".rstrip()
+            for head, part in zip([name, *[""] * len(parts)], parts, strict=False)
+        ]
+    return "\n".join(lines)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import typer
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import CSR, VALUE_DTYPES
+from sparsetile.reorder import REORDERERS
 
 __all__ = [
     "DTYPES",
@@ -20,6 +21,7 @@ __all__ = [
     "Dtype",
     "Json",
     "Matrix",
+    "Reorder",
     "SystemName",
     "Tune",
     "Width",
@@ -52,6 +54,14 @@ Device = Annotated[
 Tune = Annotated[
     str,
     typer.Option("--tune", metavar="HOW", help="Choose the system by model or by measure."),
+]
+Reorder = Annotated[
+    str,
+    typer.Option(
+        "--reorder",
+        metavar="ORDER",
+        help=f"Row order: auto, {', '.join(REORDERERS)}.",
+    ),
 ]
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Folder in which names are looked up.")

@@ -14,6 +14,7 @@ from sparsetile.cli.options import (
     Dtype,
     Json,
     Matrix,
+    Reorder,
     SystemName,
     Tune,
     Width,
@@ -24,6 +25,7 @@ from sparsetile.cli.options import (
 )
 from sparsetile.core.checks import one_of
 from sparsetile.plan.planner import build_plan
+from sparsetile.reorder import REORDERERS
 
 __all__ = ["plan"]
 
@@ -38,6 +40,7 @@ def plan(
     dtype: Dtype = "float32",
     system: SystemName = "auto",
     device: Device = "auto",
+    reorder: Reorder = "auto",
     tune: Tune = "model",
     data: Data = None,
     as_json: Json = False,
@@ -46,9 +49,12 @@ def plan(
     check_output("plan", "--out", out, (".safetensors",))
     kind, place = dtype_of("plan", dtype), resolve_device("plan", device)
     how = one_of("plan", "--tune", tune, ["model", "measure"])
+    order = one_of("plan", "--reorder", reorder, ["auto", *REORDERERS])
     with activity(f"planning {matrix}"):
         csr = load_matrix(matrix, data)
-        made = build_plan(csr, n, dtype=kind, system=system, tune=how, device=place, timed=True)
+        made = build_plan(
+            csr, n, dtype=kind, system=system, reorder=order, tune=how, device=place, timed=True
+        )
     if as_json:
         floor, term = made.floor()
         print_json({"matrix": matrix, **made.info, "floor_seconds": floor, "floor_term": term})

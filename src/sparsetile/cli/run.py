@@ -19,6 +19,7 @@ from sparsetile.cli.options import (
     Dtype,
     Json,
     Matrices,
+    Reorder,
     SystemName,
     Tune,
     Width,
@@ -30,6 +31,7 @@ from sparsetile.core.checks import one_of, reduce_name
 from sparsetile.core.timer import measure, time_product
 from sparsetile.intake.csr import CSR
 from sparsetile.plan.plan import Plan
+from sparsetile.reorder import REORDERERS
 
 __all__ = ["run"]
 
@@ -75,8 +77,9 @@ def _product(
     reduce, seed = options["reduce"], options["seed"]
     started = time.perf_counter()
     plan = sparsetile.plan(
-        csr, n, dtype=dtype, system=options["system"], tune=options["tune"], device=device
-    )
+        csr, n, dtype=dtype, system=options["system"], reorder=options["reorder"],
+        tune=options["tune"], device=device,
+    )  # fmt: skip
     planning = time.perf_counter() - started
     generator = torch.Generator().manual_seed(seed)
     # Drawn on the CPU whatever the device, so that a seed means the same B everywhere.
@@ -103,6 +106,7 @@ def _product(
         "nnz": plan.nnz,
         "weighted": plan.values is not None,
         "system": plan.system,
+        "reorder": plan.reorder,
         "n": n,
         "dtype": str(dtype).removeprefix("torch."),
         "tf32": tf32,
@@ -168,6 +172,7 @@ def run(
     repeats: Annotated[int, typer.Option("--repeats", min=1, metavar="N", help="Timed runs.")] = 20,
     data: Data = None,
     seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of random numbers.")] = 0,
+    reorder: Reorder = "auto",
     tune: Tune = "model",
     weighted: Annotated[
         bool, typer.Option("--weighted", help="Give a matrix without values random ones.")
@@ -187,6 +192,7 @@ def run(
     options: dict[str, Any] = {
         "system": one_of("run", "--system", system, ["auto", *_system_names()]),
         "reduce": reduce_name("run", reduce),
+        "reorder": one_of("run", "--reorder", reorder, ["auto", *REORDERERS]),
         "tune": one_of("run", "--tune", tune, ["model", "measure"]),
         "seed": seed,
         "repeats": repeats,

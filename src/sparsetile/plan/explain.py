@@ -70,5 +70,6 @@ def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> st
     lines.append(f"  floor     {_milliseconds(seconds)} a product ({term})")
     chosen = info.get("considered", {}).get(info["system"])
     if chosen:
-        lines.append(f"  share     {100 * seconds / chosen:.0f} % of the floor's speed")
+        word = "measured" if info["considered_by"] == "measure" else "predicted, not measured"
+        lines.append(f"  share     {100 * seconds / chosen:.0f} % of the floor's speed, {word}")
     return "\n".join(lines)
