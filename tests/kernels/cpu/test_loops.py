@@ -343,3 +343,31 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
 @pytest.mark.parametrize("kernel", [loops.spmm_sum, loops.spmm_extremum, loops.sddmm])
 def test_every_kernel_is_kept_on_disk_under_a_digest_of_its_sources(kernel: Any) -> None:
     assert kernel._cache.cache_path and kernel.py_func.__qualname__.endswith(loops._DIGEST)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pattern", [False, True])
+def test_caches_decide_how_b_is_read_and_no_bit_of_c(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, pattern: bool
+) -> None:
+    """Small caches: rows are fetched ahead, and wide panels are read in strips."""
+    A = csr(random_dense(40, 60, 0.5).to(dtype), pattern)
+    for n in (1, 15, 16, 33, 64, 127, 128, 131, 300):
+        B = torch.randn(60, n, dtype=dtype, generator=torch.Generator().manual_seed(n))
+        read = {}
+        for size in (0, 1 << 40):
+            monkeypatch.setattr(cpu_api, "_cache_bytes", lambda level, size=size: size)
+            read[size] = spmm(A, B)
+        assert torch.equal(read[0], read[1 << 40])
+        alone = torch.cat([spmm(A, B[:, j : j + 1].contiguous()) for j in range(n)], 1)
+        assert torch.equal(read[0], alone), "an element must not depend on its neighbours"
+
+
+def test_the_sizes_of_caches_are_told_or_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"index2": "512K\n", "index3": "no number"}
+    ask = cpu_api._cache_bytes.__wrapped__
+    monkeypatch.setattr(
+        cpu_api.Path, "read_text", lambda path, *_: told[path.parent.name], raising=True
+    )
+    assert ask(2) == 512 * 1024
+    assert ask(3) == 1 << 25

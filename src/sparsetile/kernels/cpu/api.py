@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,11 +30,25 @@ _ALIGNMENT = 64
 _WORK_PER_THREAD = 1 << 20
 # What a row costs besides its entries, in entries (as in balance.row_chunks).
 _ROW_COST = 4
+# Mean entries of rows that are too short for wide panels.
+_SHORT_ROW = 8
+# Bytes of a row of B that are used at once.
+_PANEL_BYTES = 512
 # Narrower products cost as much as this many columns: one vector register.
 _LEAST_COLUMNS = 16
 
 _SCALAR = {torch.float32: np.float32, torch.float64: np.float64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@functools.cache
+def _cache_bytes(level: int) -> int:
+    """Bytes of a core's own cache (level 2) or of the last one (3), as Linux tells, or a guess."""
+    try:
+        place = f"/sys/devices/system/cpu/cpu0/cache/index{level}/size"
+        return int(Path(place).read_text().strip().removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        return {2: 1 << 20, 3: 1 << 25}[level]
 
 
 @functools.cache
@@ -118,7 +133,12 @@ def spmm_sum(
     scalar = _SCALAR[dtype]
     B, values = _readable(B, dtype), _values(values, dtype)
     target = out if _in_place(out, dtype) else _staging(out, dtype, copy=beta != 0)
-    arguments = (scalar(alpha), scalar(beta), bool(mean))
+    row = columns * dtype.itemsize
+    fetch = B.shape[0] * min(row, _PANEL_BYTES) > _cache_bytes(2)
+    # Rows of a few entries gain nothing: what is fetched ahead belongs to later rows anyway.
+    long_rows = indices.numel() > _SHORT_ROW * rows
+    scattered = long_rows and B.shape[0] * row > 2 * _cache_bytes(3)
+    arguments = (scalar(alpha), scalar(beta), bool(mean), fetch, scattered)
     owners = (indptr, indices, values, bounds, B, target)
     _launch(_kernels().spmm_sum, owners, columns, arguments)
     if target is not out:

@@ -4,9 +4,9 @@ Each kernel is one ``nogil`` function on raw addresses that several threads ente
 thread claims tasks from a shared counter until none is left. A task is a chunk of rows, or, for a
 chunk with far more than its share of the entries (one dense row), one part of its columns.
 
-Whoever computes an element of C adds the row's entries in the same order (those at even places,
-those at odd places, the two sums) by fused multiply-adds: C is the same bit for bit from run to
-run, for any number of threads and any split of the columns.
+Whoever computes an element of C adds the row's entries in the same order by fused multiply-adds:
+one after the other, or with AVX-512 those at even places, those at odd places, and the two sums. C
+is the same bit for bit from run to run, for any number of threads and any split of the columns.
 
 Nothing here checks anything: `cpu_api` does.
 """
@@ -28,6 +28,7 @@ from sparsetile.kernels.cpu.vector import (
     add,
     claim,
     divide_by,
+    fence,
     fma,
     get,
     keep_value,
@@ -47,19 +48,22 @@ from sparsetile.kernels.cpu.vector import (
 
 __all__ = ["sddmm", "spmm_extremum", "spmm_sum"]
 
-# Widths of the blocks of C that stay in registers (two sums each), in units of 64 bytes. Of
-# AVX-512's 32 registers 8 units take 16; elsewhere a unit takes two to four of 16 or 32 registers,
-# and more than 2 units would spill.
-_WIDE, _HALF = (8, 4) if llvm.get_host_cpu_features().get("avx512f", False) else (2, 2)
-# Units of columns in one task: a chunk's rows of C stay in cache over the blocks of a panel.
-_PANEL = 8
-# Entries ahead of the current one whose rows of B are fetched into cache, by blocks of 4 units and
-# more. Narrower ones gain less from it than the extra instructions cost.
-_AHEAD = 8
-# Whether the widest block fetches ahead by itself; else the first block of a strip does, for all.
-_PREFETCHES = _WIDE > 2
+# Widths of the blocks of C that stay in registers, in units of 64 bytes. With AVX-512 a unit is
+# one of 32 registers: 8 units and two sums take 16. Elsewhere it takes two (AVX2, of 16) or four
+# (NEON, of 32): 4 units take half of the registers as one sum, whose 8 or 16 parts already hide the
+# latency of a multiply-add, and what is loaded the other half.
+_AVX512 = llvm.get_host_cpu_features().get("avx512f", False)
+_WIDE, _HALF = (8, 4) if _AVX512 else (4, 2)
+_TWO_SUMS = _AVX512
+# Units of columns in one task: a chunk's rows of C stay in cache over the blocks of a panel. A wide
+# one reads more of a row of B at once, a narrow one leaves room for more rows in the caches.
+_PANEL, _NARROW_PANEL = 8, 8 if _AVX512 else 4
+# Entries ahead of the current one whose rows of B are fetched into cache. With AVX-512 each block
+# of 4 units and more fetches for itself. Elsewhere the first block of a strip fetches whole rows of
+# the panel, and half as far ahead where those are long: a core waits for about 32 lines at once.
+_AHEAD, _AHEAD_LONG, _LONG = 8, 4, 4
 # Entries of a strip of rows: their rows of B, 512 bytes of a panel each, stay in a core's cache.
-_STRIP = 512
+_STRIP = 64
 # A chunk is split by columns when it holds this many times the mean number of entries.
 _HEAVY = 4
 
@@ -111,12 +115,22 @@ def _next_task(
     return row, end, first, stop
 
 
+@inner
+def _fetch_row(e: int, j: int, lines: int, A: Sparse, B: Dense, like: Any) -> None:
+    """Ask for ``lines`` units, from column ``j`` on, of the row of B that a later entry needs."""
+    if lines > 0:
+        ahead = _AHEAD if lines <= _LONG else _AHEAD_LONG
+        later = get(_INDEX, A[1], min(e + ahead, A[3] - 1)) * B[1] + j
+        for k in range(lines):
+            prefetch(like, B[0], later + k * lane_count(like, 1), 1)
+
+
 def _sum_block(units: int, masked: bool) -> Any:
     """Make the product of a range of rows and one block of columns.
 
     The block is ``units`` wide from column ``j`` on; if ``masked``, the first ``count`` of that.
     """
-    ahead = _AHEAD if units > 2 else 0
+    ahead = _AHEAD if units > 2 else 0  # only with AVX-512 is a block of one vector as wide
 
     @inner
     def add_entry(
@@ -127,11 +141,8 @@ def _sum_block(units: int, masked: bool) -> Any:
         if ahead > 0:
             later = get(_INDEX, indices, min(e + ahead, nnz - 1))
             prefetch(like, b, later * ldb + j, units)
-        elif fetched > 0:  # the strip's first block brings whole rows of the panel
-            later = get(_INDEX, indices, min(e + _AHEAD, nnz - 1))
-            step = lane_count(like, 1)
-            for k in range(fetched * units):
-                prefetch(like, b, later * ldb + j + k * step, 1)
+        else:
+            _fetch_row(e, j, fetched, A, B, like)
         entry = load(like, b, get(_INDEX, indices, e) * ldb + j, units, masked, count)
         if values == 0:
             return add(acc, entry)
@@ -156,17 +167,18 @@ def _sum_block(units: int, masked: bool) -> Any:
         start = get(_COUNT, indptr, row)
         for i in range(row, stop):
             end = get(_COUNT, indptr, i + 1)
-            # Two sums, since one would wait for each addition to finish before the next.
+            # Two sums, where one would wait for each addition to finish before the next.
             even = zeros(alpha, units)
             odd = zeros(alpha, units)
             e = start
-            while e + 1 < end:
+            while _TWO_SUMS and e + 1 < end:
                 even = add_entry(even, e, j, count, fetched, A, B, alpha)
                 odd = add_entry(odd, e + 1, j, count, fetched, A, B, alpha)
                 e += 2
-            if e < end:
+            while e < end:
                 even = add_entry(even, e, j, count, fetched, A, B, alpha)
-            acc = add(even, odd)
+                e += 1
+            acc = add(even, odd) if _TWO_SUMS else even
             if mean and end > start:
                 acc = divide_by(acc, end - start)
             acc = multiply(splat(alpha, units), acc)
@@ -179,7 +191,65 @@ def _sum_block(units: int, masked: bool) -> Any:
     return block
 
 
-_sum_wide = _sum_block(_WIDE, False)
+def _sum_pair(units: int) -> Any:
+    """Make the same with one sum, of a block of two vectors of ``units`` each.
+
+    As one vector the compiler would load all of an entry's row before it adds, and spill.
+    """
+
+    @inner
+    def block(
+        row: int,
+        stop: int,
+        j: int,
+        count: int,
+        fetched: int,
+        A: Sparse,
+        B: Dense,
+        C: Dense,
+        alpha: Any,
+        beta: Any,
+        mean: bool,
+    ) -> None:
+        indptr, indices, values, _ = A
+        b, ldb = B
+        c, ldc = C
+        half = lane_count(alpha, units)
+        start = get(_COUNT, indptr, row)
+        for i in range(row, stop):
+            end = get(_COUNT, indptr, i + 1)
+            low = zeros(alpha, units)
+            high = zeros(alpha, units)
+            for e in range(start, end):
+                _fetch_row(e, j, fetched, A, B, alpha)
+                place = get(_INDEX, indices, e) * ldb + j
+                if values == 0:
+                    low = add(low, load(alpha, b, place, units, False, count))
+                    fence()
+                    high = add(high, load(alpha, b, place + half, units, False, count))
+                else:
+                    value = splat(get(alpha, values, e), units)
+                    low = fma(value, load(alpha, b, place, units, False, count), low)
+                    fence()
+                    high = fma(value, load(alpha, b, place + half, units, False, count), high)
+            if mean and end > start:
+                low = divide_by(low, end - start)
+                high = divide_by(high, end - start)
+            low = multiply(splat(alpha, units), low)
+            high = multiply(splat(alpha, units), high)
+            place = i * ldc + j
+            if beta != 0:  # 0 must not read C: it may be uninitialised
+                kept = splat(beta, units)
+                low = fma(kept, load(alpha, c, place, units, False, count), low)
+                high = fma(kept, load(alpha, c, place + half, units, False, count), high)
+            store(c, place, low, False, count)
+            store(c, place + half, high, False, count)
+            start = end
+
+    return block
+
+
+_sum_wide = _sum_block(_WIDE, False) if _AVX512 else _sum_pair(_WIDE // 2)
 _sum_half = _sum_block(_HALF, False)
 _sum_2 = _sum_block(2, False)
 _sum_1 = _sum_block(1, False)
@@ -207,24 +277,29 @@ def spmm_sum(
     alpha: Any,
     beta: Any,
     mean: bool,
+    fetch: bool,
+    scattered: bool,
 ) -> None:
     """C = alpha * (A @ B) + beta * C, with the mean of each row's products instead if ``mean``.
 
     ``counter`` is the address of an int64 that holds 0 and that all threads of a call share.
-    ``alpha`` and ``beta`` are of the element type.
+    ``alpha`` and ``beta`` are of the element type. ``fetch`` asks for rows of B ahead of their use,
+    which costs a tenth where they are in cache already. ``scattered`` says that B is far larger
+    than the caches: then each visit of a row reads as much of it as it can.
     """
     unit = lane_count(alpha, 1)
+    width = (_PANEL if scattered else _NARROW_PANEL) * unit
     while True:
-        row, stop, first, end = _next_task(counter, schedule, A, n, _PANEL * unit, unit)
+        row, stop, first, end = _next_task(counter, schedule, A, n, width, unit)
         if row < 0:
             break
         blocks = (end - first) // (_WIDE * unit)
         # Where a panel has several blocks, they follow each other in strips of few rows: the rows
         # of B that the first block brings into the cache are still there for the others.
-        several = not _PREFETCHES and blocks > 1
+        several = not _AVX512 and blocks > 1
         while row < stop:
             last = _strip_end(row, stop, A[0]) if several else stop
-            fetched = blocks if several else 0
+            fetched = -(-(end - first) // unit) if fetch and not _AVX512 else 0
             j = first
             while j < end:
                 left = end - j
@@ -232,16 +307,16 @@ def spmm_sum(
                     _sum_wide(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
                     j += _WIDE * unit
                 elif left >= _HALF * unit:
-                    _sum_half(row, last, j, left, 0, A, B, C, alpha, beta, mean)
+                    _sum_half(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
                     j += _HALF * unit
                 elif left >= 2 * unit:
-                    _sum_2(row, last, j, left, 0, A, B, C, alpha, beta, mean)
+                    _sum_2(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
                     j += 2 * unit
                 elif left >= unit:
-                    _sum_1(row, last, j, left, 0, A, B, C, alpha, beta, mean)
+                    _sum_1(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
                     j += unit
                 else:
-                    _sum_tail(row, last, j, left, 0, A, B, C, alpha, beta, mean)
+                    _sum_tail(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
                     j = end
                 fetched = 0
             row = last

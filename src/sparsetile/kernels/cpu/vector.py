@@ -24,6 +24,7 @@ __all__ = [
     "add",
     "claim",
     "divide_by",
+    "fence",
     "fma",
     "get",
     "keep_value",
@@ -366,3 +367,14 @@ def claim(typing: Any, counter: Any) -> Any:
         return builder.atomic_rmw("add", pointer, _I64(1), "seq_cst")
 
     return types.int64(types.int64), emit
+
+
+@intrinsic
+def fence(typing: Any) -> Any:
+    """Keep the compiler from moving loads across this point; no instruction is emitted."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
+        return context.get_dummy_value()
+
+    return types.void(), emit
