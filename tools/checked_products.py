@@ -11,6 +11,7 @@ noticed. REPORT says what ran, also after an early end.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import itertools
@@ -18,7 +19,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,38 @@ def _plan(
         return None  # it takes rows as they come
     order: Any = torch.arange(csr.shape[0] - 1, -1, -1) if reverse else "identity"
     try:
-        return build_plan(csr, n, dtype=dtype, system=system, reorder=order, ablation=ablation)
+        with _pooled(csr.device.type):
+            made = build_plan(csr, n, dtype=dtype, system=system, reorder=order, ablation=ablation)
+            both = [made] if dtype is FP8 else [made, made.T]  # float8 has no transpose
     except UnsupportedError:  # a type that the system does not take
         return None
+    if csr.device.type == "cuda":
+        for tensor in _tensors_of(both):
+            tensor.data = tensor.data.clone()
+    return made
+
+
+@contextlib.contextmanager
+def _pooled(device: str) -> Iterator[None]:
+    """Planning makes hundreds of tensors: each an allocation of its own would be most of the time,
+    because each waits for the GPU, which other processes use as well."""
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.caching_allocator_enable(True)
+    try:
+        yield
+    finally:
+        torch.cuda.caching_allocator_enable(False)
+
+
+def _tensors_of(plans: Sequence[Plan]) -> list[Tensor]:
+    """Every tensor of plans that a kernel may read, once each."""
+    found: dict[int, Tensor] = {}
+    for plan in plans:
+        for tensor in (*plan.flat[0], *plan._built.tensors.values(), *plan._held.tensors()):
+            found[id(tensor)] = tensor
+    return list(found.values())
 
 
 def watch(

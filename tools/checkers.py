@@ -51,8 +51,9 @@ RECORD_NAME = "checkers.json"
 PROGRAM = "compute-sanitizer"
 # What the program ends with when its tool found something; the products end with 0, 1 or a signal.
 FOUND = 86
-# Parts of a system's matrices, each watched in a process of its own.
-PARTS = 4
+# Parts of a system's matrices, each watched in a process of its own, and processes at a time: they
+# share the GPU in turns.
+PARTS, PROCESSES = 4, 8
 # Lines of a tool's log that are shown where it found something.
 SHOWN_LINES = 40
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -247,7 +248,7 @@ def run_checker(
         system, part = task
         return _watch(program, replace(chosen, systems=(system,)), root, limit, device, part)
 
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
+    with ThreadPoolExecutor(PROCESSES) as pool:
         watched = list(pool.map(watch, itertools.product(chosen.systems, parts)))
     seconds = time.perf_counter() - begun
     errors = sum(each.errors for each in watched)
