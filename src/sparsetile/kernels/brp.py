@@ -34,9 +34,9 @@ WIDTHS = (32, 64)
 _MIN_BLOCKS = {32: 5, 64: 4}
 
 
-def choose_brp_slabs(dtype: torch.dtype, n: int, aligned: bool) -> Slabs:
-    """Return the slabs for ``n`` columns."""
-    return choose_slabs(dtype, n, aligned, WIDTHS)
+def choose_brp_slabs(dtype: torch.dtype, n: int) -> Slabs:
+    """Return the slabs for ``n`` columns, a multiple of 16 bytes."""
+    return choose_slabs(dtype, n, WIDTHS)
 
 
 def brp_config(
@@ -58,9 +58,8 @@ def brp_config(
 def _configs() -> Iterator[dict[str, ConfigValue]]:
     seen = {}
     for dtype, weighted, fixed in itertools.product(ELEMENTS, (True, False), FIXED):
-        widths = (8, 16, 32, 40, 64)  # one of each kind of slabs
-        for n, aligned in itertools.product(widths, (True, False)):
-            slabs = choose_brp_slabs(dtype, n, aligned)
+        for n in (8, 16, 32, 40, 64):  # one of each kind of slabs
+            slabs = choose_brp_slabs(dtype, n)
             for out in out_dtypes(dtype):
                 config = brp_config(dtype, slabs, weighted, fixed, out_dtype=out)
                 seen[tuple(config.items())] = config

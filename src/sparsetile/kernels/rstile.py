@@ -61,14 +61,11 @@ class Slabs:
         2**shift slabs next to each other make a group, which a row of the grid covers.
     rows : RowTile
         Columns of a group of lanes on rows.
-    aligned : bool
-        Whether rows of C are multiples of 16 bytes of B's type.
     """
 
     columns: int
     shift: int
     rows: RowTile
-    aligned: bool
 
     @property
     def group(self) -> int:
@@ -102,15 +99,14 @@ def _row_tile(dtype: torch.dtype, n: int, group: int) -> RowTile:
     return RowTile(vector, next((a for a in (4, 8, 16) if a >= covering), 16))
 
 
-def choose_slabs(
-    dtype: torch.dtype, n: int, aligned: bool, widths: tuple[int, ...] = WIDTHS
-) -> Slabs:
-    """Return the slabs for ``n`` columns; not ``aligned`` where rows of C are not 16-byte
-    multiples. ``widths``: the columns that a warp may cover."""
+def choose_slabs(dtype: torch.dtype, n: int, widths: tuple[int, ...] = WIDTHS) -> Slabs:
+    """Return the slabs for ``n`` columns, a multiple of 16 bytes.
+
+    ``widths``: the columns that a warp may cover.
+    """
     columns = next((c for c in widths if c >= n), widths[-1])
     shift = min((GROUP // columns).bit_length() - 1, max(0, (-(-n // columns) - 1).bit_length()))
-    rows = _row_tile(dtype, n, columns << shift) if aligned else RowTile(1, 32)
-    return Slabs(columns, shift, rows, aligned)
+    return Slabs(columns, shift, _row_tile(dtype, n, columns << shift))
 
 
 def _in_flight(slabs: Slabs) -> int:
@@ -128,7 +124,6 @@ def rstile_config(
         "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
         "kCols": slabs.columns,
         "kStages": STAGES,
-        "kAligned": slabs.aligned,
         "kRowVec": slabs.rows.vector,
         "kRowLanes": slabs.rows.lanes,
         "kRowTimes": slabs.rows.times,
@@ -142,9 +137,8 @@ def rstile_config(
 def _configs() -> Iterator[dict[str, ConfigValue]]:
     seen = {}
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
-        widths = (8, 16, 32, 40, 64, 72, 128, 192)  # one of each kind of slabs
-        for n, aligned in itertools.product(widths, (True, False)):
-            slabs = choose_slabs(dtype, n, aligned)
+        for n in (8, 16, 32, 40, 64, 72, 128, 192):  # one of each kind of slabs
+            slabs = choose_slabs(dtype, n)
             for out in out_dtypes(dtype):
                 config = rstile_config(dtype, slabs, weighted, out_dtype=out)
                 seen[tuple(config.items())] = config

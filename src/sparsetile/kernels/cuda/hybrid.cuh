@@ -15,10 +15,10 @@
 // Shared memory: kStages steps of a window for each warp (fragment_items.cuh); blocks of rows use
 // none. All sums are added in an order that the schedules fix; no atomics on data.
 //
-// Assumes: B and C row-major with unit column stride; rows of B aligned to 16 bytes, of C too where
-// kAligned, and n a multiple of 16 bytes of B then (host checks in kernels/rstile.py); rows of B
-// under 2^32 bytes and of C under 2^32 elements apart; fewer than 2^31 entries; weights of float32
-// rounded to TF32 by the host; arrivals all zero.
+// Assumes: B and C row-major with unit column stride; rows of B aligned to 16 bytes, n a multiple
+// of 16 bytes of B, rows of C aligned to as many elements (systems/shared/hybrid_runner.py); rows
+// of B under 2^32 bytes and of C under 2^32 elements apart; fewer than 2^31 entries; weights of
+// float32 rounded to TF32 by the host; arrivals all zero.
 #pragma once
 
 #include "fragment_items.cuh"

@@ -54,13 +54,12 @@ template <bool kEpilogue, int kCount>
 __device__ __forceinline__ void store_row(const Params& p, const Place& at, int row,
                                           const RowTerms<float>& terms, int offset,
                                           float (&sum)[kCount]) {
-  constexpr int kVector = kAligned ? (kCount < 4 ? kCount : 4) : 1;
   Out::Storage* c = c_row(p, row) + at.column + offset;
   scale_sums(terms, sum);
   if constexpr (kEpilogue) {
     add_terms<Out>(p, terms, at.column + offset, at.left - offset, c, 1, sum);
   }
-  store_columns<Out, kVector>(c, at.left - offset, sum);
+  store_columns<Out, 4>(c, at.left - offset, sum);
 }
 
 // Sums of 16-bit types are stored four at a time: columns 2t and 2t + 1 of one eight change places
@@ -111,10 +110,10 @@ __device__ __forceinline__ void store_sums(const Params& p, const Place& at, int
     // What apply_terms has scaled is not scaled again.
     RowTerms<float> terms = {p.epilogue ? 1.0f : float(p.alpha), 0.0f};
     if (kEpilogue && row >= 0) terms = row_terms<float>(p, row);
-    if constexpr (kAligned && kHalf) {
+    if constexpr (kHalf) {
       store_fours<kEpilogue>(p, at, row, terms, half, tally);
     } else if (row >= 0) {
-      constexpr int kCount = kHalf ? 2 : 8;
+      constexpr int kCount = 8;
 #pragma unroll
       for (int j = 0; j < kGroups; j += kCount / 2) {
         float sum[kCount];
@@ -122,7 +121,7 @@ __device__ __forceinline__ void store_sums(const Params& p, const Place& at, int
         for (int v = 0; v < kCount; ++v) {
           sum[v] = tally.sum[j + v % (kCount / 2)][2 * half + v / (kCount / 2)];
         }
-        store_row<kEpilogue>(p, at, row, terms, kHalf ? 8 * j + 2 * at.t : 8 * (j + at.t), sum);
+        store_row<kEpilogue>(p, at, row, terms, 8 * (j + at.t), sum);
       }
     }
   }

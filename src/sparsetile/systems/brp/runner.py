@@ -44,8 +44,8 @@ class BRPRunner(HybridRunner):
         config = brp_config(dtype, slabs, weighted, self._fixed, out_dtype=out_dtype)
         return SPMM_BRP.load(config, device)
 
-    def choose_slabs(self, dtype: torch.dtype, n: int, is_aligned: bool) -> Slabs:
-        return choose_brp_slabs(dtype, n, is_aligned)
+    def choose_slabs(self, dtype: torch.dtype, n: int) -> Slabs:
+        return choose_brp_slabs(dtype, n)
 
     def weights(self, tensors: Tensors, packed: Tensors) -> dict[str, Any]:
         names = ("slot_ids", "window_rest", "rest_rows", "rest_offset", "rest_columns")

@@ -146,7 +146,7 @@ def long_windows(request: Request) -> tuple[int, int]:
     """
     tiles = int(((counted(request).pairs[::HEIGHT] + 7) // 8).sum())
     depth = step_tiles(request.dtype.itemsize)
-    slabs = choose_slabs(request.dtype, max(request.n, 1), True)
+    slabs = choose_slabs(request.dtype, max(request.n, 1))
     warps = processors(request.device) * slabs.warps
     share = tiles / depth * -(-request.n // slabs.columns) / warps
     least = SHARED_LEAST[4 if request.dtype.itemsize >= 4 else 2]

@@ -40,8 +40,8 @@ class RSHRunner(HybridRunner):
         config = rstile_config(dtype, slabs, weighted, out_dtype=out_dtype)
         return SPMM_RSTILE.load(config, device)
 
-    def choose_slabs(self, dtype: torch.dtype, n: int, is_aligned: bool) -> Slabs:
-        return choose_slabs(dtype, n, is_aligned)
+    def choose_slabs(self, dtype: torch.dtype, n: int) -> Slabs:
+        return choose_slabs(dtype, n)
 
     def weights(self, tensors: Tensors, packed: Tensors) -> dict[str, Any]:
         return {
