@@ -22,14 +22,19 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # every order and every choice gives a right product, and the CPU tests run them.
 FOLDERS = ("balance", "formats", "jit", "kernels", "systems")
 FILES = (
+    "plan/block_linear.py",
     "plan/dispatch.py",
     "plan/forward_mode.py",
     "plan/gradients.py",
+    "plan/inference.py",
     "plan/linear.py",
     "plan/operands.py",
     "plan/operators.py",
+    "plan/placement.py",
     "plan/plan.py",
+    "plan/transforms.py",
     "plan/values.py",
+    "plan/widths.py",
 )
 # The CPU's kernels run in every test of CI.
 _LEFT_OUT = ("kernels/cpu/",)
