@@ -41,7 +41,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(CUDA)/*.cu $(CUDA)/*.cuh
+	$(BIN)/clang-format --dry-run --Werror $(CUDA)/*.cu $(CUDA)/*.cuh tests/emulator/*.cuh tests/emulator/*.h
 
 # The documentation site, in build/docs. Warnings are errors: a link or an anchor that leads nowhere, a
 # page that no other one lists, a docstring that cannot be rendered.

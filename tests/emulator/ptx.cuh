@@ -1,5 +1,5 @@
-// ptx.cuh for a host compiler: the same names. Asynchronous copies are made where a thread waits for
-// them, and what is under way until then is not there.
+// ptx.cuh for a host compiler: the same names. Asynchronous copies are made where a thread waits
+// for them, and what is under way until then is not there.
 #pragma once
 
 using i32 = int;
