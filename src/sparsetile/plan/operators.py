@@ -12,6 +12,9 @@ names every tensor, so that runners see them by name. ``order`` brings values fr
 Aᵀ's. Swapping the two directions gives the flat plan of Aᵀ: gradients of gradients need nothing
 more. ``packed`` are the runner's packed values in the order of its ``packed_names``; an empty list
 where nobody has packed them.
+
+Longer than a file should be: torch wants definition, kernel, fake and gradient of each operator,
+and all of them read the same flat form.
 """
 
 from __future__ import annotations

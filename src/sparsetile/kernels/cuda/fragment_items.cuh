@@ -27,6 +27,8 @@
 // Entries outside tiles (window_rest.cuh) are added where a window is stored.
 // Windows that were cut are joined by a tree (tree.cuh), parts of a shared item in shared memory.
 // C's rows are those that `order` names, or positions 0 to `rows` without it.
+//
+// Longer than a file should be: sums, steps, joins and the exact redo share one set of constants.
 #pragma once
 
 #include "copy_ring.cuh"
@@ -263,8 +265,8 @@ __device__ __forceinline__ void multiply_rest(const Params& p, const char* stage
 
 // The sums of tiles `begin` to `end` again, without the zeros that a step stores: Tensor Cores
 // multiply what is finite, and only columns of A with anything else are gone through entry by
-// entry. Going through all entries that way took 20 times as long as a product of finite numbers
-// (pkustk04 and gupta2, float16, N = 128, one row in a hundred of B with NaN).
+// entry. Going through all entries that way took 19 to 54 times as long as a product of finite
+// numbers (pkustk04 and gupta2, TF32 and float16, N = 128, one row in a hundred of B with NaN).
 __device__ __noinline__ void exact_sums(const Params& p, int slab, int begin, int end,
                                         Tally& sums) {
   const Place at(p, slab);

@@ -2,9 +2,9 @@
 
 Times are sums over rows and windows: a tile costs its rows of B and a part that does not depend on
 them; an entry on CUDA cores costs a row of B of which L1 holds most, and more where none of the
-next rows has its column. B and C are read and written once either way. Constants were fitted to
-H200 times of the core matrices in two row orders, all rows in windows and none
-(docs/explanation/notes/rsh.md).
+next rows has its column. B and C are read and written once either way. Constants of rows were
+fitted to H200 times of the core matrices in two row orders with no row in windows, those of
+windows to times of ten of them with all rows in windows (docs/explanation/notes/rsh.md).
 """
 
 from __future__ import annotations
