@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.kernels.linear_few import FEW_TOKENS
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.shared import tf32_operand as tf32_operand
@@ -152,9 +153,12 @@ def test_row_major_input_and_output_of_a_linear_layer_are_used_where_they_lie(dt
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     plan.run(X.T, out=Y.T)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, "nothing is copied"
+    if n <= FEW_TOKENS:  # the kernel for few tokens adds in an order of its own
+        assert_close(Y.T, csr, X.T)
+        expected = Y.T.clone()
     assert torch.equal(Y.T, expected)
     assert torch.equal(plan @ X.T, expected)
-    assert torch.equal(plan.run(X.T.contiguous(), out=torch.empty_like(Y).T), expected)
+    assert_close(plan.run(X.T.contiguous(), out=torch.empty_like(Y).T), csr, X.T)
 
 
 @pytest.mark.parametrize("n", [72, 251, 512])
