@@ -4,10 +4,16 @@ A task is a window and a unit of columns of C. Tasks are flattened, window after
 at points that even out the cost of Equation 1 (balance/cost_model.py, balance/partition_points.py).
 A window in which one share ends and another begins is shared along N: both read its tiles, each
 writes its own columns, and nothing is added up. The paper's unit has 16 columns. Ours is what the
-caller says: 128 bytes of a row, since shorter pieces of rows of B are copied slowly.
+caller says, since shorter pieces of rows of B are copied slowly.
 
 Windows so long that their shares along N would have fewer than ``least`` units are cut along their
 tiles first. The pieces leave partial sums, added in a fixed order by the tree of balance/tree.py.
+
+``in_turn`` shares out otherwise: whole windows go to all workers in rounds, the largest of a round
+to the worker with the least so far, so that at any time all workers are at about the same place of
+A and find each other's rows of B in the cache. Neighbouring shares of Algorithm 1 are far apart.
+The windows of the last round, which does not serve everybody, are split along N so that all
+workers end together.
 """
 
 from __future__ import annotations
@@ -21,7 +27,12 @@ from torch import Tensor
 
 from sparsetile.balance.base import not_consecutive
 from sparsetile.balance.cost_model import CostModel
-from sparsetile.balance.partition_points import greedy_points, refined_points, share_costs
+from sparsetile.balance.partition_points import (
+    greedy_points,
+    points_at,
+    refined_points,
+    share_costs,
+)
 from sparsetile.balance.tree import TreeSchedule, build_tree, ranges
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Variants
@@ -35,24 +46,79 @@ MIN_TILES = 16
 
 
 def _cut(
-    tiles: Tensor, model: CostModel, width: int, least: int, workers: int, step: int
+    tiles: Tensor, model: CostModel, width: int, least: int, workers: int, step: int, in_turn: bool
 ) -> Tensor:
     """Return into how many pieces along its tiles each window is cut; 1: whole."""
     cost = tiles.double() * model.tile + model.window
-    share = float(cost.sum()) * width / workers
-    narrowest = min(least, width) if width >= 2 * least else width
-    # Twice as many as shares, so that points have somewhere to go between them.
-    pieces = torch.ceil(2 * cost * narrowest / max(share, 1e-300)).to(torch.int64)
-    pieces = torch.where(cost * narrowest > share, pieces, 1)
+    share = max(float(cost.sum()) / workers, 1e-300)
+    if in_turn:  # several pieces a worker, so that rounds even out
+        pieces = torch.where(2 * cost > share, torch.ceil(4 * cost / share), 1.0)
+    else:
+        part = min(least, width) / width if width >= 2 * least else 1.0
+        # Twice as many as shares, so that points have somewhere to go between them.
+        pieces = torch.where(cost * part > share, torch.ceil(2 * cost * part / share), 1.0)
     most = torch.clamp(tiles // max(MIN_TILES, step), min=1)
-    return torch.clamp(torch.minimum(pieces, most), min=1)
+    return torch.clamp(torch.minimum(pieces.to(torch.int64), most), min=1)
 
 
-def _spread(count: int, workers: int, device: torch.device) -> Tensor:
-    """Order in which neighbours come to different workers: 0, W, 2W, ..., 1, W + 1, ..."""
-    rows = -(-count // workers)
-    grid = torch.arange(rows * workers, device=device).reshape(rows, workers).T.reshape(-1)
-    return grid[grid < count]
+@dataclass(frozen=True)
+class _Shares:
+    """Tasks by worker: rows (windows or pieces) with a range of units, sorted by worker."""
+
+    row: np.ndarray
+    first: np.ndarray
+    end: np.ndarray
+    first_of_worker: np.ndarray
+    largest: float
+
+
+def _by_points(points: np.ndarray, rows: int, width: int) -> tuple[np.ndarray, ...]:
+    """Return row, first unit, end and worker of the tasks between split points."""
+    starts = np.unique(np.concatenate([np.arange(rows) * width, points[:-1]]))
+    starts = starts[starts < rows * width]
+    ends = np.append(starts[1:], rows * width) if starts.size else starts
+    first = starts % width
+    worker = np.searchsorted(points, starts, side="right") - 1
+    return starts // width, first, first + ends - starts, np.minimum(worker, len(points) - 2)
+
+
+def _contiguous(cost: np.ndarray, workers: int, width: int, refine: bool) -> _Shares:
+    """Algorithm 1: neighbouring windows for each worker."""
+    prefix = np.concatenate([[0.0], np.cumsum(cost)])
+    points = greedy_points(prefix, width, workers)
+    if refine:
+        points = refined_points(points, prefix, width)
+    shares = share_costs(points, prefix, width)
+    row, first, end, worker = _by_points(points, len(cost), width)
+    largest = float(shares.max() * workers / prefix[-1]) if prefix[-1] > 0 else 1.0
+    return _Shares(row, first, end, np.searchsorted(worker, np.arange(workers + 1)), largest)
+
+
+def _in_turn(cost: np.ndarray, workers: int, width: int) -> _Shares:
+    """Whole windows in rounds, then those that are left by what each worker still needs."""
+    whole = len(cost) // workers * workers
+    load = np.zeros(workers)
+    owner = np.zeros(whole, dtype=np.int64)
+    for begin in range(0, whole, workers):
+        part = cost[begin : begin + workers]
+        least, most = np.argsort(load, kind="stable"), np.argsort(-part, kind="stable")
+        owner[begin + most] = least
+        load[least] += part[most]
+    rest = cost[whole:]
+    prefix = np.concatenate([[0.0], np.cumsum(rest)])
+    need = np.maximum(cost.sum() / workers - load, 0.0)
+    need *= prefix[-1] / need.sum() if need.sum() > 0 else 0.0
+    points = points_at(np.cumsum(need)[:-1], prefix, width)
+    row, first, end, worker = _by_points(points, len(rest), width)
+    load += share_costs(points, prefix, width)
+    row = np.concatenate([np.arange(whole), whole + row])
+    worker = np.concatenate([owner, worker])
+    first = np.concatenate([np.zeros(whole, dtype=np.int64), first])
+    end = np.concatenate([np.full(whole, width), end])
+    order = np.argsort(worker, kind="stable")  # of each worker in the order of rows
+    largest = float(load.max() / load.mean()) if load.sum() > 0 else 1.0
+    bounds = np.searchsorted(worker[order], np.arange(workers + 1))
+    return _Shares(row[order], first[order], end[order], bounds, largest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +141,8 @@ class CoBalanced(TreeSchedule):
     name = "cobalanced"
     variants: ClassVar[Variants] = {
         "7 workers": {"workers": 7, "width": 16},
-        "3 workers, spread": {"workers": 3, "width": 8, "spread": True, "least": 2},
+        "3 workers in turn": {"workers": 3, "width": 8, "in_turn": True},
+        "50 workers in turn": {"workers": 50, "width": 4, "in_turn": True, "step": 2},
         "40 workers, steps of 2": {"workers": 40, "width": 4, "step": 2, "least": 4},
         "greedy alone": {"workers": 9, "width": 16, "refine": False},
         "whole windows": {"workers": None, "width": 16},
@@ -97,7 +164,7 @@ class CoBalanced(TreeSchedule):
         model: CostModel = ESTIMATE,
         least: int = 1,
         step: int = 1,
-        spread: bool = False,
+        in_turn: bool = False,
         refine: bool = True,
     ) -> Self:
         """Share out tasks evenly.
@@ -117,8 +184,8 @@ class CoBalanced(TreeSchedule):
             Windows whose shares along N would have fewer units are cut along their tiles.
         step : int
             Tiles that are multiplied at once: pieces begin at multiples of it.
-        spread : bool
-            Whether neighbouring windows should go to different workers.
+        in_turn : bool
+            Whether workers take windows in turn; neighbouring windows for each worker otherwise.
         refine : bool
             Whether one generation of a genetic search follows Algorithm 1.
 
@@ -139,7 +206,7 @@ class CoBalanced(TreeSchedule):
         if workers is None:
             pieces = torch.ones_like(tiles)
         else:
-            pieces = _cut(tiles, model, width, least, workers, step)
+            pieces = _cut(tiles, model, width, least, workers, step, in_turn)
         window, number = ranges(pieces)
         # Pieces of a window are as even as whole steps allow.
         steps = (tiles + step - 1) // step
@@ -149,28 +216,19 @@ class CoBalanced(TreeSchedule):
         is_cut = pieces[window] > 1
         slot = torch.where(is_cut, torch.cumsum(is_cut.to(torch.int64), 0) - 1, -1)
         parent_of_slot, nodes = build_tree(pieces[pieces > 1])
-        rows = window.numel()
         if workers is None:
-            order = torch.arange(rows, device=device)
-            points = torch.arange(count + 1, device=device) * width
-            largest = _largest(tiles, model)
+            each = np.arange(count + 1)
+            whole = np.full(count, width)
+            shares = _Shares(each[:-1], whole * 0, whole, each, _largest(tiles, model))
         else:
-            order = torch.arange(rows, device=device)
-            if spread:
-                order = _spread(rows, workers, device)
-            cost = ((end - begin).double() * model.tile + model.window)[order].cpu().numpy()
-            prefix = np.concatenate([[0.0], np.cumsum(cost)])
-            found = greedy_points(prefix, width, workers)
-            if refine:
-                found = refined_points(found, prefix, width)
-            shares = share_costs(found, prefix, width)
-            largest = float(shares.max() * workers / prefix[-1]) if prefix[-1] > 0 else 1.0
-            points = torch.from_numpy(found).to(device)
-        starts = torch.unique(torch.cat([torch.arange(rows, device=device) * width, points[:-1]]))
-        starts = starts[starts < rows * width]
-        ends = torch.cat([starts[1:], starts.new_full((min(starts.numel(), 1),), rows * width)])
-        row = order[starts // width] if rows else starts
-        first = starts % width
+            cost = ((end - begin).double() * model.tile + model.window).cpu().numpy()
+            if in_turn:
+                shares = _in_turn(cost, workers, width)
+            else:
+                shares = _contiguous(cost, workers, width, refine)
+        row, first, last = (
+            torch.from_numpy(part).to(device) for part in (shares.row, shares.first, shares.end)
+        )
         items = torch.stack(
             [
                 window[row],
@@ -178,7 +236,7 @@ class CoBalanced(TreeSchedule):
                 offsets[window[row]] + end[row],
                 slot[row],
                 first,
-                first + ends - starts,
+                last,
                 torch.zeros_like(row),
                 torch.zeros_like(row),
             ],
@@ -188,9 +246,9 @@ class CoBalanced(TreeSchedule):
             items.to(torch.int32).contiguous(),
             parent_of_slot,
             nodes,
-            torch.searchsorted(starts, points).to(torch.int32),
+            torch.from_numpy(shares.first_of_worker).to(device, torch.int32),
             width,
-            largest,
+            shares.largest,
         )
 
     @classmethod

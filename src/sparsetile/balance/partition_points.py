@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["greedy_points", "refined_points", "share_costs"]
+__all__ = ["greedy_points", "points_at", "refined_points", "share_costs"]
 
 # Points within this part of a window's ends move there (Algorithm 1).
 SNAP = 8
@@ -34,6 +34,18 @@ def _cost_at(points: np.ndarray, prefix: np.ndarray, width: int) -> np.ndarray:
     window = np.minimum(points // width, len(prefix) - 2)
     part = (points - window * width) / width
     return prefix[window] + part * (prefix[window + 1] - prefix[window])
+
+
+def points_at(costs: np.ndarray, prefix: np.ndarray, width: int) -> np.ndarray:
+    """Return the split points, int64, next to ascending costs, with both ends."""
+    windows = len(prefix) - 1
+    if not windows:
+        return np.zeros(len(costs) + 2, dtype=np.int64)
+    window = np.clip(np.searchsorted(prefix, costs, side="right") - 1, 0, windows - 1)
+    cost = np.maximum(prefix[window + 1] - prefix[window], 1e-300)
+    column = np.clip(np.rint((costs - prefix[window]) / cost * width), 0, width)
+    inner = window * width + _snapped(column, width).astype(np.int64)
+    return np.maximum.accumulate(np.concatenate([[0], inner, [windows * width]]))
 
 
 def greedy_points(prefix: np.ndarray, width: int, workers: int) -> np.ndarray:

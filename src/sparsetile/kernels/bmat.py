@@ -17,6 +17,7 @@ from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS, STRIDES, TR
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
+    "BITS",
     "ELEMENTS",
     "LADDER",
     "PIECE_BYTES",
@@ -73,6 +74,7 @@ class Pipe:
     bulk: bool = True
     dense: bool = False
     hand_over: bool = True
+    fence: bool = True
 
     @property
     def width(self) -> int:
@@ -104,12 +106,12 @@ class Pipe:
 # bulk copies (docs/explanation/notes/voltrix.md): several producers an SM, shared memory full of
 # stages, no more warps than registers allow. Not yet tuned on a GPU.
 PIPES: dict[tuple[int, int], Pipe] = {
-    (4, 4): Pipe(pieces=1, consumers=4, producers=2, stages=7, blocks=3),
-    (4, 8): Pipe(pieces=2, consumers=4, producers=2, stages=4, blocks=3),
-    (4, 16): Pipe(pieces=2, consumers=8, producers=2, stages=3, blocks=2),
-    (2, 4): Pipe(pieces=1, consumers=4, producers=2, stages=8, blocks=3),
-    (2, 8): Pipe(pieces=1, consumers=8, producers=2, stages=6, blocks=2),
-    (2, 16): Pipe(pieces=2, consumers=8, producers=6, stages=6, blocks=1),
+    (4, 4): Pipe(pieces=1, consumers=4, producers=2, stages=4, blocks=3, step_tiles=4, dense=True),
+    (4, 8): Pipe(pieces=2, consumers=4, producers=2, stages=3, blocks=2, step_tiles=4, dense=True),
+    (4, 16): Pipe(pieces=2, consumers=8, producers=2, stages=3, blocks=2, dense=True),
+    (2, 4): Pipe(pieces=1, consumers=4, producers=2, stages=4, blocks=3, step_tiles=4, dense=True),
+    (2, 8): Pipe(pieces=1, consumers=8, producers=2, stages=3, blocks=2, step_tiles=4, dense=True),
+    (2, 16): Pipe(pieces=2, consumers=8, producers=4, stages=3, blocks=1, step_tiles=4, dense=True),
 }
 # Pieces of slabs that there are pipelines for.
 WIDTHS = (4, 8, 16)
@@ -123,16 +125,18 @@ def _single(pipe: Pipe) -> Pipe:
         consumers=pipe.width,
         producers=1,
         stages=2,
+        step_tiles=STEP,
         blocks=1 if pipe.width > 8 else 2,
     )
 
 
 # Steps of the paper's breakdown that the kernel has to know; each is a change of a table's entry.
+BITS = "bits"
 LADDER = {
-    "sync": lambda pipe: replace(_single(pipe), stages=1, bulk=False, dense=True),
-    "tma": lambda pipe: replace(_single(pipe), dense=True),
-    "bmat": _single,
-    "dense": lambda pipe: replace(pipe, dense=True),
+    "sync": lambda pipe: replace(_single(pipe), stages=1, bulk=False),
+    "tma": _single,
+    "bmat": lambda pipe: replace(_single(pipe), dense=False),
+    BITS: lambda pipe: replace(pipe, dense=False),
 }
 
 
@@ -185,6 +189,7 @@ def bmat_config(
         "kBulk": pipe.bulk,
         "kDense": pipe.dense,
         "kHandOver": pipe.hand_over,
+        "kFence": pipe.fence,
         "kWeighted": weighted,
         "kSharedBytes": pipe.shared_bytes(dtype, weighted),
     }
@@ -207,7 +212,7 @@ SPMM_BMAT = KernelSpec(
         pointer("first_items", "const int*", "first item of each thread block, and the end"),
         *OPERANDS,
         pointer("window_tile_ptr", "const int*"),
-        pointer("window_value_ptr", "const int*"),
+        pointer("pair_values", "const int*", "first packed value of every second tile"),
         pointer("columns", "const int*", "eight a tile, -1: none"),
         pointer("bitmaps", "const uint4*", "one a tile"),
         pointer("values", "const E::Storage*", "packed, or dense operands; null for a pattern"),

@@ -59,6 +59,8 @@ constexpr int kPieceCols = kPieceBytes / kSize;
 constexpr int kSpan = 16 / kSize;  // columns of a lane's chunk, and instructions of a piece
 constexpr int kStepRows = 8 * kStepTiles;
 constexpr int kProducerRows = (kStepRows + kProducers - 1) / kProducers;
+constexpr int kBatchSteps = 32 / kProducerRows;  // steps whose column ids come with one load
+constexpr int kBatchTiles = kBatchSteps * kStepTiles;
 constexpr int kCells = 128;
 
 // A stage of the ring.
@@ -82,7 +84,7 @@ static_assert(kSharedBytes == kBarriersAt + RingBarriers<kStages>::kBytes,
               "host and device disagree on shared memory");
 static_assert(kThreads == 32 * (kConsumers + kProducers), "a warp a role");
 static_assert(kStepTiles % 2 == 0, "16-bit types take two tiles an instruction");
-static_assert(kProducerRows <= 32, "a lane a row");
+static_assert(kProducerRows <= 16, "a lane a row, and one beside them for A's part");
 static_assert(kHandOver || kBulk, "copies by threads have no barrier of their own to wait for");
 static_assert(kStageBytes % 16 == 0 && kRowStride % 128 == 16, "copies are aligned, no conflicts");
 static_assert(kStageBytes < 1 << 20, "a barrier counts fewer bytes");
@@ -105,15 +107,33 @@ struct Item {
   int window, first, stop, slot;  // tiles first to stop; slot of a partial sum or -1
   int piece, end_piece;           // of the slab
   int value;                      // first packed value
+};
 
-  // One field a lane, so that an item that is loaded ahead takes one register.
-  __device__ __forceinline__ static int load(const Params& p, int place, int end, int lane) {
-    return place < end ? __ldg(p.items + i64(place) * 8 + lane % 8) : 0;
+// A block's items in order. Four come with one load, a field a lane, and four more are on their
+// way: short windows do not wait for their items.
+struct Items {
+  const int* items;
+  int place, end, lane;
+  int first, now, later;  // the four that `now` holds begin at `first`
+
+  __device__ __forceinline__ Items(const Params& p, int begin, int end, int lane)
+      : items(p.items), place(begin), end(end), lane(lane), first(begin) {
+    now = load(first);
+    later = load(first + 4);
   }
-  __device__ __forceinline__ explicit Item(int loaded) {
-    const auto field = [&](int i) { return __shfl_sync(kWarp, loaded, i); };
-    window = field(0), first = field(1), stop = field(2), slot = field(3);
-    piece = field(4), end_piece = field(5), value = field(6);
+  __device__ __forceinline__ int load(int at) const {
+    return at + lane / 8 < end ? __ldg(items + i64(at) * 8 + lane) : 0;
+  }
+  __device__ __forceinline__ bool done() const { return place >= end; }
+  __device__ __forceinline__ Item get() const {
+    const auto field = [&](int i) { return __shfl_sync(kWarp, now, (place - first) * 8 + i); };
+    return {field(0), field(1), field(2), field(3), field(4), field(5), field(6)};
+  }
+  __device__ __forceinline__ void next() {
+    if (++place - first < 4) return;
+    first = place;
+    now = later;
+    later = load(first + 4);
   }
 };
 
@@ -127,13 +147,6 @@ __device__ __forceinline__ int columns_inside(const Params& p, const Item& item)
 }
 
 // ---- producers
-
-// Values of a step's tiles, by the lanes of a warp, which all get the sum.
-__device__ __forceinline__ int values_of(const Params& p, int tile, int tiles, int lane) {
-  int mine = 0;
-  if (lane < tiles) mine = BMatRow<E, kWeighted, kDense>::count(__ldg(p.bitmaps + tile + lane));
-  return __reduce_add_sync(kWarp, mine);
-}
 
 // What a step takes of A: bits or operands, and packed values.
 struct TilePart {
@@ -176,71 +189,113 @@ __device__ __forceinline__ void wait_for_room(const Ring& ring, const Turns& tur
   }
 }
 
+// Some steps of an item, with what their copies need; loads that fill it are under way.
+struct Batch {
+  int tile, stop;  // tiles of the item that are left, from the batch's first one on
+  int piece;       // of the slab, the item's first
+  u32 bytes;       // of a row of B; 0: there are no more items
+  int id;          // lane s * kProducerRows + r: row of B, or -1
+  int value;       // lane s: first packed value of step s, and behind the last
+};
+
+// Goes through a block's items in batches, ahead of the copies: an id that is used in the step it
+// is loaded in makes every step as long as a load takes.
+struct Scout {
+  Items items;
+  Item item = {};
+  int tile, columns, me, lane;
+
+  __device__ __forceinline__ Scout(const Params& p, int first, int end, int me, int lane)
+      : items(p, first, end, lane), tile(0), columns(0), me(me), lane(lane) {
+    enter(p);
+  }
+  // The next item that has a column of B.
+  __device__ __forceinline__ void enter(const Params& p) {
+    columns = 0;
+    for (; !items.done(); items.next()) {
+      item = items.get();
+      columns = columns_inside(p, item);
+      tile = item.first;
+      if (columns > 0 && tile < item.stop) return;
+    }
+    columns = 0;
+  }
+  __device__ __forceinline__ Batch next(const Params& p) {
+    Batch batch = {tile, item.stop, item.piece, 0, -1, 0};
+    if (columns <= 0) return batch;
+    batch.bytes = (columns * kSize + 15) / 16 * 16;
+    const int step = lane / kProducerRows, row = me + lane % kProducerRows * kProducers;
+    const int of_step = tile + step * kStepTiles;
+    if (step < kBatchSteps && row < min(item.stop - of_step, kStepTiles) * 8) {
+      batch.id = __ldg(p.columns + i64(of_step) * 8 + row);
+    }
+    if (kWeighted && !kDense && me == kProducers - 1 && lane <= kBatchSteps) {
+      batch.value = __ldg(p.pair_values + min(item.stop, tile + lane * kStepTiles) / 2);
+    }
+    tile += kBatchTiles;
+    if (tile >= item.stop) {
+      items.next();
+      enter(p);
+    }
+    return batch;
+  }
+};
+
 // Producer number `me` copies rows me, me + kProducers, ... of each step; the last one also A's
 // part.
 __device__ __forceinline__ void produce(const Params& p, const Ring& ring, int first, int end,
                                         int me, int lane) {
   const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + slab_column(p);
   const u32 row_bytes = p.b_row_bytes;
-  const int row = me + lane * kProducers;  // of a step
   const bool has_a = me == kProducers - 1;
-  const auto id_at = [&](int tile, int stop) {
-    const bool exists = row < min(stop - tile, kStepTiles) * 8;
-    return exists ? __ldg(p.columns + i64(tile) * 8 + row) : -1;
-  };
-  const auto count_at = [&](int tile, int stop) {
-    if (!kWeighted || kDense || !has_a) return 0;
-    return values_of(p, tile, min(stop - tile, kStepTiles), lane);
-  };
   Turns turn;
-  int id = -1, count = 0, loaded = -1;  // of a step, and the item whose first step they are of
-  int next = Item::load(p, first, end, lane);
+  Scout scout(p, first, end, me, lane);
+  Batch next = scout.next(p), later = scout.next(p);
 #pragma unroll 1
-  for (int place = first; place < end; ++place) {
-    const Item item(next);
-    next = Item::load(p, place + 1, end, lane);
-    const int columns = columns_inside(p, item);
-    if (columns <= 0) continue;
-    const u32 bytes = (columns * kSize + 15) / 16 * 16;
-    const char* b = reinterpret_cast<const char*>(slab) + item.piece * kPieceBytes;
-    int value = item.value;
-    if (loaded != place) id = id_at(item.first, item.stop), count = count_at(item.first, item.stop);
+  while (next.bytes != 0) {
+    const Batch batch = next;
+    next = later;
+    later = scout.next(p);
+    const char* b = reinterpret_cast<const char*>(slab) + batch.piece * kPieceBytes;
+    const u32 bytes = batch.bytes;
+    const u32 wanted = __ballot_sync(kWarp, batch.id >= 0);
+    const int steps = min((batch.stop - batch.tile + kStepTiles - 1) / kStepTiles, kBatchSteps);
 #pragma unroll 1
-    for (int tile = item.first; tile < item.stop; tile += kStepTiles) {
-      // Ids are loaded a step ahead, from the next item where this one ends.
-      const bool last = tile + kStepTiles >= item.stop;
-      const int next_first = __shfl_sync(kWarp, next, 1), next_stop = __shfl_sync(kWarp, next, 2);
-      const int later = last ? next_first : tile + kStepTiles, stop = last ? next_stop : item.stop;
-      const int later_id = id_at(later, stop), later_count = count_at(later, stop);
-      if (last) loaded = place + 1;
+    for (int step = 0; step < steps; ++step) {
+      const int tile = batch.tile + step * kStepTiles;
+      const int value = __shfl_sync(kWarp, batch.value, step);
+      const int count = __shfl_sync(kWarp, batch.value, step + 1) - value;
+      const TilePart part(p, tile, min(batch.stop - tile, kStepTiles), value, count);
+      const int first_lane = step * kProducerRows;
       char* stage = ring.at(turn);
       u64* full = ring.barriers.full + turn.stage;
-      const TilePart part(p, tile, min(item.stop - tile, kStepTiles), value, count);
       wait_for_room(ring, turn);
       if constexpr (kBulk) {
         // Consumers have read what lay here, the copy engine writes: the barrier alone does not put
         // one before the other. Each lane waits and fences itself, for each issues copies.
-        wg::fence_shared();
-        const u32 asked =
-            __popc(__ballot_sync(kWarp, id >= 0)) * bytes + (has_a ? part.bytes() : 0);
-        if (lane == 0) wg::barrier_expect(full, asked);
+        if constexpr (kFence) wg::fence_shared();
+        const u32 mine = wanted >> first_lane & static_cast<u32>((1ull << kProducerRows) - 1);
+        if (lane == 0) {
+          wg::barrier_expect(full, __popc(mine) * bytes + (has_a ? part.bytes() : 0));
+        }
         __syncwarp();
-        if (has_a && lane == 31) {
+        const int row = lane - first_lane;
+        if (row >= 0 && row < kProducerRows && batch.id >= 0) {
+          wg::copy_bytes(stage + (me + row * kProducers) * kRowStride + batch.piece * kPieceBytes,
+                         b + u64(u32(batch.id)) * row_bytes, bytes, full);
+        }
+        if (has_a && lane == (first_lane + kProducerRows) % 32) {
           if (part.bit_bytes != 0) wg::copy_bytes(stage + kBitsAt, part.bits, part.bit_bytes, full);
           if (part.value_bytes != 0) {
             wg::copy_bytes(stage + kValuesAt, part.values, part.value_bytes, full);
           }
         }
-        if (id >= 0) {
-          wg::copy_bytes(stage + row * kRowStride + item.piece * kPieceBytes,
-                         b + u64(u32(id)) * row_bytes, bytes, full);
-        }
       } else {
 #pragma unroll 1
         for (int r = 0; r < kProducerRows; ++r) {
-          const int from = __shfl_sync(kWarp, id, r);
+          const int from = __shfl_sync(kWarp, batch.id, first_lane + r);
           if (from < 0) continue;
-          copy_by_threads(stage + (me + r * kProducers) * kRowStride + item.piece * kPieceBytes,
+          copy_by_threads(stage + (me + r * kProducers) * kRowStride + batch.piece * kPieceBytes,
                           b + u64(u32(from)) * row_bytes, bytes, lane);
         }
         if (has_a) {
@@ -251,9 +306,6 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring, int f
         if (lane == 0) wg::barrier_arrive(full);
       }
       turn.next();
-      value += count;
-      id = later_id;
-      count = later_count;
     }
   }
   if constexpr (!kHandOver) {  // nobody else waits for the last copies, and the block may not end
@@ -362,7 +414,7 @@ __device__ __noinline__ void exact(const Params& p, int window, int first_column
 #pragma unroll 1
     for (int column = first_column + lane; column < min(p.n, first_column + kPieceCols);
          column += 32) {
-      int value = kWeighted && !kDense ? __ldg(p.window_value_ptr + window) : 0;
+      int value = kWeighted && !kDense ? __ldg(p.pair_values + begin / 2) : 0;
       const auto tile_at = [&](int tile) {  // called once for each tile, in order
         const uint4 words = __ldg(p.bitmaps + tile);
         const int first = value;
@@ -421,11 +473,9 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int f
   const Lane me;
   const int chunk = (me.g % 2 * 4 + me.g / 2) * 16 + me.t * kRowStride;
   Turns turn;
-  int next = Item::load(p, first, end, me.lane);
 #pragma unroll 1
-  for (int place = first; place < end; ++place) {
-    const Item item(next);
-    next = Item::load(p, place + 1, end, me.lane);
+  for (Items items(p, first, end, me.lane); !items.done(); items.next()) {
+    const Item item = items.get();
     const int columns = columns_inside(p, item);
     if (columns <= 0) continue;
     // Pieces that have a column: the same for all lanes.

@@ -18,7 +18,7 @@ from sparsetile.systems.shared.tile_runner import AlignedTileRunner, TileLaunch
 __all__ = ["VoltrixRunner"]
 
 _FORMAT = (
-    "items", "window_tile_ptr", "window_value_ptr", "columns", "bitmaps", "parent_of_slot", "nodes",
+    "items", "window_tile_ptr", "pair_values", "columns", "bitmaps", "parent_of_slot", "nodes",
 )  # fmt: skip
 
 

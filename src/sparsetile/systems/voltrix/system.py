@@ -9,9 +9,10 @@ docs/explanation/notes/voltrix.md.
 ``ablation`` names the last part of the paper's breakdown that is on: ``sync`` (rows copied by
 threads, one buffer, whole tiles of A, a thread block a window), ``tma`` (bulk copies, two buffers),
 ``bmat`` (bits and packed values), ``multitier`` (all stages, several MMAs a consumer, several
-producers); everything, persistent blocks and their balance included, when None. ``dense`` is
-everything with whole tiles of A in place of BMat; ``greedy`` leaves out the genetic search,
-``unbalanced`` gives each persistent block as many neighbouring windows as any other.
+producers), ``bits`` (persistent blocks: the paper's whole). Without one, weighted A comes as whole
+tiles again, which take more memory and no decoding. Others change how windows are shared out:
+``contiguous`` is the paper's way, neighbouring windows for each block, ``greedy`` that without the
+genetic search, ``unbalanced`` as many neighbouring windows for each block as for any other.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sparsetile.balance.cobalance import MIN_TILES
 from sparsetile.core.device import H200, l2_bytes, machine, processors
 from sparsetile.formats import BMat
 from sparsetile.kernels.bmat import (
+    BITS,
     ELEMENTS,
     LADDER,
     PIECE_BYTES,
@@ -45,13 +47,14 @@ from sparsetile.systems.voltrix.runner import VoltrixRunner
 
 __all__ = ["VoltrixSystem"]
 
-MULTITIER, GREEDY, UNBALANCED = "multitier", "greedy", "unbalanced"
+MULTITIER, CONTIGUOUS, GREEDY, UNBALANCED = "multitier", "contiguous", "greedy", "unbalanced"
 # Steps of the breakdown before blocks are persistent.
 NOT_PERSISTENT = ("sync", "tma", "bmat", MULTITIER)
 # B may take this share of L2 before slabs go one after the other, and a slab's part of it this.
 L2_SHARE, SLAB_SHARE = 0.6, 0.85
-# Pieces of 128 bytes below which a window's share is too narrow for bulk copies.
-LEAST_PIECES = 4
+# Pieces of 128 bytes that slabs have at least, where they are narrower than they could be, and
+# that a unit of columns has: narrow copies are slow.
+SLAB_PIECES, UNIT_PIECES = 8, 4
 # Every window costs the same: as many windows for each block.
 EVEN_WINDOWS = CostModel(tile=0.0, window=1.0)
 
@@ -61,7 +64,7 @@ def _slab_width(request: Request) -> int:
     of that width fits L2, which is then gathered from at twice DRAM's speed."""
     csr, widest = request.csr, slab_width(request.dtype, request.n)
     room = SLAB_SHARE * l2_bytes(request.device)
-    fitting = [w for w in WIDTHS if w >= LEAST_PIECES and csr.shape[1] * w * PIECE_BYTES <= room]
+    fitting = [w for w in WIDTHS if w >= SLAB_PIECES and csr.shape[1] * w * PIECE_BYTES <= room]
     if not fitting or max(fitting) >= widest:
         return widest
     slab_bytes = min(request.row_bytes, widest * PIECE_BYTES)
@@ -72,30 +75,26 @@ def _slab_width(request: Request) -> int:
 
 def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanced:
     """Share out windows for each slab of B between all thread blocks, or its part of them where B
-    fits L2.
-
-    Where it does not fit, neighbouring windows go to different blocks, so that the rows of B that
-    they share are read by both before they leave L2.
-    """
+    fits L2: slabs then run at the same time."""
     units, device = tiles.units(), request.device
+    columns = -(-width // UNIT_PIECES)
     if request.ablation in NOT_PERSISTENT:
-        return CoBalanced.make(units, workers=None, width=width, step=STEP)
+        return CoBalanced.make(units, workers=None, width=columns, step=STEP)
     slabs = -(-max(row_pieces(request.dtype, request.n), 1) // width)
     fits = request.csr.shape[1] * request.row_bytes <= L2_SHARE * l2_bytes(device)
     resident = processors(device) * pipe.blocks
     most = max(resident // slabs, 1) if fits else resident
     # Units of columns there are, with those of pieces that long windows may be cut into.
-    parts = (tiles.window_count + tiles.tile_count // MIN_TILES) * width
+    parts = (tiles.window_count + tiles.tile_count // MIN_TILES) * columns
     name = machine(device).name if device.type == "cuda" else H200.name
     return CoBalanced.make(
         units,
         workers=max(1, min(most, parts)),
-        width=width,
+        width=columns,
         model=EVEN_WINDOWS if request.ablation == UNBALANCED else schedule_costs(name),
-        least=LEAST_PIECES,
         step=STEP,
-        spread=not fits,
-        refine=request.ablation not in (GREEDY, UNBALANCED),
+        in_turn=request.ablation not in (CONTIGUOUS, GREEDY, UNBALANCED),
+        refine=request.ablation == CONTIGUOUS,
     )
 
 
@@ -119,8 +118,8 @@ class VoltrixSystem(System):
     rounds_to_tf32 = True
     counts_pairs = True
     kernels = ("spmm_bmat",)
-    ablations = (*LADDER, MULTITIER, GREEDY, UNBALANCED)
-    contract_ablations = (None, "dense")
+    ablations = (*LADDER, MULTITIER, CONTIGUOUS, GREEDY, UNBALANCED)
+    contract_ablations = (None, BITS)
 
     def further_reasons(self, request: Request) -> list[str]:
         return [*tile_reasons(request), *hopper_reasons(request)]
@@ -133,14 +132,19 @@ class VoltrixSystem(System):
         tiles = BMat.pack(csr, request.permutation.perm)
         timer("format")
         variant = request.ablation if request.ablation in LADDER else None
+        if variant is None and (csr.values is None or request.ablation == MULTITIER):
+            variant = BITS  # a pattern has nothing to decode but its bits
         width = _slab_width(request)
         pipe = choose_pipe(request.dtype, width, variant)
         schedule = _schedule(request, tiles, pipe, width)
         items = schedule.items.clone()
-        items[:, 6] = tiles.first_values(items[:, 1]).to(torch.int32)
+        items[:, 4:6] = torch.clamp(items[:, 4:6] * UNIT_PIECES, max=width)
+        pairs = torch.arange(0, tiles.tile_count + 1, STEP, device=request.device)
+        pair_values = tiles.first_values(pairs).to(torch.int32)
+        items[:, 6] = pair_values[items[:, 1].to(torch.int64) // STEP]
         tensors = {
             "window_tile_ptr": tiles.window_tile_ptr,
-            "window_value_ptr": tiles.window_value_ptr,
+            "pair_values": pair_values,
             "columns": tiles.columns,
             "bitmaps": tiles.bitmaps,
             "entries": tiles.entries,
@@ -151,7 +155,8 @@ class VoltrixSystem(System):
         }
         choices = {
             "format": f"BMat, {tiles.tile_count} tiles of 16x8, {tiles.entries_per_pair:.1f} "
-            f"entries a column, {tiles.bytes} bytes",
+            f"entries a column, {tiles.bytes} bytes"
+            + (", values as whole tiles" if pipe.dense else ""),
             "schedule": f"{schedule.item_count} items for {schedule.worker_count} thread blocks "
             f"a slab of {width * PIECE_BYTES} bytes, {schedule.shared_windows} splits along N, "
             f"{schedule.slot_count} partial sums, largest share {schedule.largest:.3f} of the mean",
