@@ -46,8 +46,8 @@ def loads(schedule: CoBalanced) -> list[float]:
 
 @settings(max_examples=150, deadline=None)
 @given(WINDOWS, WORKERS, WIDTHS, st.booleans(), st.sampled_from([1, 2, 4]))
-def test_every_tile_of_every_unit_of_columns_is_in_one_item(tiles, workers, width, spread, least):
-    schedule = made(tiles, workers, width, spread=spread, least=least, step=2)
+def test_every_tile_of_every_unit_of_columns_is_in_one_item(tiles, workers, width, in_turn, least):
+    schedule = made(tiles, workers, width, in_turn=in_turn, least=least, step=2)
     schedule.validate(units_of(tiles))
     offsets = [0, *itertools.accumulate(tiles)]
     held = np.zeros((max(sum(tiles), 1), width), dtype=int)
@@ -80,17 +80,18 @@ def test_hub_windows_are_cut_along_their_tiles_where_n_is_too_narrow():
 
 
 @pytest.mark.parametrize("deviation", [0, 64, 128, 192])
-@pytest.mark.parametrize("width", [8, 16])
-def test_uneven_windows_are_balanced_within_two_percent(deviation, width):
+@pytest.mark.parametrize("width, in_turn", [(8, False), (16, False), (4, True)])
+def test_uneven_windows_are_balanced_within_a_few_percent(deviation, width, in_turn):
     """The paper's Gamma-distributed windows: mean 256, deviation up to 192."""
     random = np.random.default_rng(7)
     tiles = np.full(2000, 256.0)
     if deviation:
         shape = (256 / deviation) ** 2
         tiles = random.gamma(shape, 256 / shape, 2000)
-    schedule = made(np.rint(tiles).astype(int).tolist(), 132, width, least=4)
+    lengths = np.rint(tiles).astype(int).tolist()
+    schedule = made(lengths, 132, width, least=4, in_turn=in_turn)
     mean = sum(loads(schedule)) / 132
-    assert max(loads(schedule)) / mean < 1.02
+    assert max(loads(schedule)) / mean < (1.03 if in_turn else 1.02)
     assert schedule.largest == pytest.approx(max(loads(schedule)) / mean)
 
 
@@ -101,11 +102,38 @@ def test_without_persistent_workers_each_window_is_a_worker_of_its_own():
     assert schedule.largest == pytest.approx(904 / (915 / 3))
 
 
-def test_spread_gives_neighbouring_windows_to_different_workers():
-    spread = made([8] * 12, 4, spread=True)
-    first = spread.first_of_worker.tolist()
-    shares = [spread.items[a:b, 0].tolist() for a, b in itertools.pairwise(first)]
-    assert shares == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+def shares_of(schedule: CoBalanced) -> list[list[int]]:
+    """Windows of each worker, in its order."""
+    first = schedule.first_of_worker.tolist()
+    return [schedule.items[a:b, 0].tolist() for a, b in itertools.pairwise(first)]
+
+
+def test_windows_in_turn_go_to_different_workers():
+    shares = shares_of(made([8] * 40, 4, width=1, in_turn=True))
+    assert [share[:7] for share in shares] == [list(range(w, 28, 4)) for w in range(4)]
+
+
+def test_a_window_goes_to_the_worker_that_has_the_least():
+    tiles = [100, 10, 10, *[10] * 400]
+    shares = shares_of(made(tiles, 3, width=1, in_turn=True))
+    assert shares[0][0] == 0 and shares[0][1] > 14, "others have reached it by then"
+    assert shares[1][:3] == [1, 3, 5] and shares[2][:3] == [2, 4, 6]
+
+
+def test_windows_that_are_left_are_split_along_n_so_that_all_end_together():
+    schedule = made([16] * 12, 8, width=8, in_turn=True)
+    split = schedule.items[schedule.items[:, 5] - schedule.items[:, 4] < 8]
+    assert len(split) > 0 and schedule.slot_count == 0
+    assert max(loads(schedule)) == pytest.approx(min(loads(schedule)))
+
+
+def test_hub_windows_in_turn_are_several_pieces_for_each_worker():
+    tiles = [2000] + [40] * 50
+    schedule = made(tiles, 10, in_turn=True)
+    share = (sum(tiles) + MODEL.window * len(tiles)) / 10
+    hub = schedule.items[schedule.items[:, 0] == 0]
+    assert schedule.slot_count >= 6 * 2000 / share - 1
+    assert float((hub[:, 2] - hub[:, 1]).max()) <= share / 6 + 1 and schedule.largest < 1.1
 
 
 @settings(max_examples=100, deadline=None)

@@ -29,7 +29,10 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 TYPES = [(F32, F32), (F16, F16), (F16, F32), (BF16, BF16), (BF16, F32)]
 # One of each kind of slabs, whole and not: 1 to 16 pieces of 128 bytes, several slabs.
 WIDTHS = (7, 36, 64, 128, 200, 256, 520, 1032)
-STEPS = (None, "sync", "tma", "bmat", "multitier", "dense", "greedy", "unbalanced")
+STEPS = (
+    None, "sync", "tma", "bmat", "multitier", "bits", "contiguous", "greedy", "unbalanced",
+    "windows of 32", "windows of 16",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +131,7 @@ def test_very_many_short_windows_are_right_every_time(dtype, n):
     assert all(torch.equal(plan @ B, expected) for _ in range(5))
 
 
-@pytest.mark.parametrize("step", [None, "dense"], ids=str)
+@pytest.mark.parametrize("step", [None, "bits", "windows of 32"], ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_nan_and_inf_reach_the_rows_that_refer_to_them_alone(dtype, step):
     csr = whole_numbers(random_matrix(500, 300, 0.02), dtype)

@@ -22,32 +22,32 @@ def held_by(lane: int, register: int) -> tuple[int, int]:
     return {0: (g, t), 1: (g + 8, t), 2: (g, t + 4), 3: (g + 8, t + 4)}[register]
 
 
-def reference(csr: CSR, order, even: bool):
-    """(columns, registers [4][32]) of each tile of each window, by loops over the dense matrix."""
+def reference(csr: CSR, order, even: bool, stack: int = 1):
+    """(columns, registers [parts][4][32]) of each tile of each window, by loops over the matrix."""
     dense = dense_of(csr, order).numpy()
-    windows = []
-    for top in range(0, dense.shape[0], 16):
-        rows = np.zeros((16, dense.shape[1]))
-        rows[: min(16, dense.shape[0] - top)] = dense[top : top + 16]
+    windows, height = [], 16 * stack
+    for top in range(0, dense.shape[0], height):
+        rows = np.zeros((height, dense.shape[1]))
+        rows[: min(height, dense.shape[0] - top)] = dense[top : top + height]
         used = [c for c in range(dense.shape[1]) if rows[:, c].any()]
         group = 16 if even else 8
         used += [-1] * (-len(used) % group)
         tiles = []
         for first in range(0, len(used), 8):
             mine = used[first : first + 8]
-            registers = np.zeros((4, 32))
-            for register, lane in itertools.product(range(4), range(32)):
+            registers = np.zeros((stack, 4, 32))
+            for part, register, lane in itertools.product(range(stack), range(4), range(32)):
                 row, k = held_by(lane, register)
                 if mine[k] >= 0:
-                    registers[register, lane] = rows[row, mine[k]]
+                    registers[part, register, lane] = rows[16 * part + row, mine[k]]
             tiles.append((mine, registers))
         windows.append(tiles)
     return windows
 
 
-def check(csr: CSR, order, even: bool) -> None:
-    bmat = BMat.pack(csr, order, even=even)
-    expected = reference(csr, order, even)
+def check(csr: CSR, order, even: bool, stack: int = 1) -> None:
+    bmat = BMat.pack(csr, order, even=even, stack=stack)
+    expected = reference(csr, order, even, stack)
     assert bmat.window_count == len(expected)
     ends = np.cumsum([0] + [len(tiles) for tiles in expected])
     assert bmat.window_tile_ptr.tolist() == ends.tolist()
@@ -55,10 +55,11 @@ def check(csr: CSR, order, even: bool) -> None:
     assert bmat.columns.tolist() == [c for mine, _ in flat for c in mine]
     values = []
     for tile, (_, registers) in enumerate(flat):
-        for word in range(4):
-            bits = int(bmat.bitmaps[tile, word]) & 0xFFFFFFFF
-            assert [bits >> lane & 1 for lane in range(32)] == (registers[word] != 0).tolist()
-            values += registers[word][registers[word] != 0].tolist()
+        for part, word in itertools.product(range(stack), range(4)):
+            bits = int(bmat.bitmaps[tile * stack + part, word]) & 0xFFFFFFFF
+            held = registers[part, word]
+            assert [bits >> lane & 1 for lane in range(32)] == (held != 0).tolist()
+            values += held[held != 0].tolist()
     assert bmat.pack_values(csr.values).tolist() == values
     # A window's values begin where those of its first tile do.
     counts = [int((registers != 0).sum()) for _, registers in flat]
@@ -74,8 +75,8 @@ def check(csr: CSR, order, even: bool) -> None:
 @given(matrices(most=70))
 def test_bits_values_and_columns_are_those_of_the_registers(drawn):
     csr, order = drawn
-    for even in (True, False):
-        check(csr, order, even)
+    for even, stack in ((True, 1), (False, 1), (True, 2)):
+        check(csr, order, even, stack)
 
 
 @pytest.mark.parametrize("name", ["one dense row", "one dense column", "odd sizes"])
@@ -84,8 +85,9 @@ def test_hard_matrices_are_packed_as_the_plain_reference_does(name):
     check(csr.with_values(torch.arange(1.0, csr.nnz + 1)), None, True)
 
 
+@pytest.mark.parametrize("stack", [1, 2])
 @pytest.mark.parametrize("size", [2, 4])
-def test_dense_operands_hold_each_value_in_its_lanes_register(size):
+def test_dense_operands_hold_each_value_in_its_lanes_register(size, stack):
     generator = torch.Generator().manual_seed(3)
     dense = torch.randint(1, 100, (40, 90), generator=generator).float()
     dense *= torch.rand(40, 90, generator=generator) < 0.1
@@ -93,16 +95,17 @@ def test_dense_operands_hold_each_value_in_its_lanes_register(size):
     indptr = torch.zeros(41, dtype=torch.int64)
     indptr[1:] = torch.cumsum(torch.bincount(row, minlength=40), 0)
     csr = CSR(indptr, column.int(), dense[row, column], (40, 90))
-    bmat = BMat.pack(csr)
-    operands = torch.zeros(bmat.tile_count * CELLS)
-    operands[fragment_cells(bmat.bitmaps, size)] = bmat.pack_values(csr.values)
-    flat = [registers for tiles in reference(csr, None, True) for _, registers in tiles]
+    bmat = BMat.pack(csr, stack=stack)
+    operands = torch.zeros(bmat.tile_count * stack * CELLS)
+    operands[fragment_cells(bmat.bitmaps, size, stack)] = bmat.pack_values(csr.values)
+    flat = [registers for tiles in reference(csr, None, True, stack) for _, registers in tiles]
     if size == 4:
-        expected = [tile.T for tile in flat]  # lane by lane, its four registers
+        expected = [part.T for tile in flat for part in tile]  # lane by lane, its four registers
     else:  # of two tiles: registers {w0, w2} {w1, w3} of the first, then of the second
         expected = [
             np.stack([x[0], x[2], x[1], x[3], y[0], y[2], y[1], y[3]], 1)
-            for x, y in zip(flat[::2], flat[1::2], strict=True)
+            for first, second in zip(flat[::2], flat[1::2], strict=True)
+            for x, y in zip(first, second, strict=True)
         ]
     assert operands.tolist() == np.concatenate([e.ravel() for e in expected]).tolist()
 

@@ -17,11 +17,13 @@ from sparsetile.kernels.bmat import (
     PIECE_BYTES,
     PIPES,
     SPMM_BMAT,
+    STACKED_PIPES,
     Pipe,
     bmat_config,
     choose_pipe,
     row_pieces,
     slab_width,
+    widest_slab,
 )
 from sparsetile.kernels.csr import out_dtypes
 from tests.kernels.ptxas import said_by_ptxas
@@ -40,8 +42,10 @@ def test_every_configuration_a_runner_may_ask_for_is_listed_once():
     asked = set()
     for dtype, weighted, variant in itertools.product(ELEMENTS, (True, False), VARIANTS):
         for n, out in itertools.product((1, 128, 256, 512, 1000, 1024), (None, *out_dtypes(dtype))):
-            pipe = choose_pipe(dtype, slab_width(dtype, n), variant)
-            asked.add(tuple(bmat_config(dtype, pipe, weighted, out_dtype=out).items()))
+            for stack in (1, 2) if variant in (None, "bits") else (1,):
+                width = slab_width(dtype, n, widest_slab(dtype, stack))
+                pipe = choose_pipe(dtype, width, variant, stack)
+                asked.add(tuple(bmat_config(dtype, pipe, weighted, out_dtype=out).items()))
     listed = [tuple(config.items()) for config in SPMM_BMAT.configs()]
     assert len(listed) == len(set(listed)) and asked <= set(listed)
 
@@ -68,19 +72,23 @@ def test_rejects_a_slab_wider_than_every_pipeline():
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("key", PIPES, ids=str)
-def test_an_sm_holds_the_blocks_that_the_schedule_counts_on(key, variant):
+@pytest.mark.parametrize(
+    "key, stack", [*((key, 1) for key in PIPES), *((key, 2) for key in STACKED_PIPES)], ids=str
+)
+def test_an_sm_holds_the_blocks_that_the_schedule_counts_on(key, stack, variant):
     size, width = key
     dtype = F32 if size == 4 else F16
-    pipe = choose_pipe(dtype, width, variant)
-    assert pipe.width == width
+    pipe = choose_pipe(dtype, width, variant, stack)
+    assert pipe.width == width and pipe.stack == stack
+    if stack > 1 and variant not in (None, "bits"):
+        return  # the paper's breakdown has windows of sixteen rows
     for weighted in (True, False):
         shared = pipe.shared_bytes(dtype, weighted)
         assert shared <= BLOCK_SHARED and pipe.blocks * (shared + RESERVED) <= SM_SHARED
         rows = 8 * pipe.step_tiles * (width * PIECE_BYTES + 16)
-        values = 128 * size * pipe.step_tiles
+        values = 128 * size * pipe.step_tiles * stack
         if not pipe.dense:
-            values = 16 * pipe.step_tiles + (values + 16 if weighted else 0)
+            values = 16 * pipe.step_tiles * stack + (values + 16 if weighted else 0)
         assert shared == pipe.stages * (rows + values + 2 * 8), "rows, A's part, two barriers"
     # Registers come by warp: 512 of 32 for each quarter of an SM.
     warps = -(-pipe.blocks * pipe.threads // 32 // 4)
@@ -95,8 +103,8 @@ def test_the_ladder_changes_one_part_after_the_other():
     assert (bmat.bulk, bmat.dense, bmat.stages) == (True, False, 2)
     for single in (sync, tma, bmat):
         assert (single.pieces, single.producers, single.consumers) == (1, 1, 16)
-    assert table.bulk and not table.dense and table.stages > 2 and table.pieces > 1
-    assert choose_pipe(F32, 16, "dense").dense
+    assert table.bulk and table.dense and table.stages > 2 and table.pieces > 1
+    assert not choose_pipe(F32, 16, "bits").dense
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -63,9 +64,11 @@ def test_float32_waits_until_torch_allows_tf32_and_16_bits_do_not(capability):
 
 def test_parts_are_those_of_the_format_and_items_say_where_values_begin():
     csr = csr_of(random_matrix(150, 130, 0.2))
-    built, tiles = build(csr=csr), BMat.pack(csr)
-    for name in ("window_tile_ptr", "window_value_ptr", "columns", "bitmaps", "entries"):
+    built, tiles = build(csr=csr, ablation="windows of 16"), BMat.pack(csr)
+    for name in ("window_tile_ptr", "columns", "bitmaps", "entries"):
         assert torch.equal(built.tensors[name], getattr(tiles, name))
+    every = torch.arange(0, tiles.tile_count + 1, 2)
+    assert torch.equal(built.tensors["pair_values"].long(), tiles.first_values(every))
     items = built.tensors["items"]
     assert torch.equal(items[:, 6].long(), tiles.first_values(items[:, 1]))
     assert all(part.is_contiguous() for part in built.tensors.values())
@@ -76,19 +79,34 @@ def test_as_many_blocks_as_fit_share_the_slabs_of_a_small_b(gpu_facts):
     gpu_facts(processors=10)
     csr = csr_of(random_matrix(3000, 100, 0.05))
     blocks = choose_pipe(F32, 16).blocks
-    assert meta_of(csr=csr, n=512)["workers"] == 10 * blocks
-    assert meta_of(csr=csr, n=1024)["workers"] == 10 * blocks // 2
+    short = {"csr": csr, "ablation": "windows of 16"}
+    assert meta_of(**short, n=512)["workers"] == 10 * blocks
+    assert meta_of(**short, n=1024)["workers"] == 10 * blocks // 2
     gpu_facts(processors=10, l2_bytes=1000)
-    assert meta_of(csr=csr, n=1024)["workers"] == 10 * blocks, "slabs one after the other"
+    assert meta_of(**short, n=1024)["workers"] == 10 * blocks, "slabs one after the other"
 
 
-def test_neighbouring_windows_are_apart_where_b_does_not_fit_l2(gpu_facts):
+def test_windows_go_to_blocks_in_turn_unless_the_paper_s_way_is_asked_for(gpu_facts):
     csr = csr_of(random_matrix(3000, 100, 0.05))
     gpu_facts(processors=10)
-    near = build(csr=csr, n=512).tensors["items"][:3, 0].tolist()
-    gpu_facts(processors=10, l2_bytes=1000)
-    far = build(csr=csr, n=512).tensors["items"][:3, 0].tolist()
-    assert near == [0, 1, 2] and far[1] - far[0] == 10 * choose_pipe(F32, 16).blocks
+    found = {
+        ablation: build(csr=csr, n=512, ablation=ablation).tensors["items"][:3, 0].tolist()
+        for ablation in ("windows of 16", "contiguous", "greedy")
+    }
+    far = found.pop("windows of 16")
+    assert set(map(tuple, found.values())) == {(0, 1, 2)}
+    assert all(later - before >= 10 for before, later in itertools.pairwise(far))
+
+
+def test_windows_have_32_rows_where_those_read_less_of_b():
+    apart = csr_of(random_matrix(3000, 3000, 0.001))
+    assert meta_of(csr=apart)["stack"] == 1
+    alike = csr_of(sp.csr_array(np.repeat(random_matrix(100, 3000, 0.01).toarray(), 32, axis=0)))
+    assert meta_of(csr=alike)["stack"] == 2
+    for ablation in ("bits", "multitier", "windows of 16"):
+        assert meta_of(csr=alike, ablation=ablation)["stack"] == 1
+    assert meta_of(csr=apart, ablation="windows of 32")["stack"] == 2
+    assert meta_of(csr=alike, dtype=F16, n=1024)["width"] == 8, "registers for no more"
 
 
 def test_slabs_are_narrower_where_scattered_rows_of_b_then_fit_l2(gpu_facts, monkeypatch):
@@ -111,10 +129,11 @@ def test_steps_of_the_breakdown_turn_parts_on():
     for name in ("sync", "tma", "bmat", "multitier"):
         meta = meta_of(csr=csr, ablation=name)
         assert meta["workers"] == 7, "a thread block for each window"
-        assert meta["pipe"] == (None if name == "multitier" else name)
+        assert meta["pipe"] == ("bits" if name == "multitier" else name)
     assert meta_of(csr=csr, ablation="greedy")["pipe"] is None
-    built = build(csr=csr, ablation="dense")
-    assert built.choices["ablation"] == "dense" and set(VOLTRIX.ablations) >= {"sync", "unbalanced"}
+    assert meta_of(csr=csr.with_values(None))["pipe"] == "bits", "nothing but bits to decode"
+    built = build(csr=csr, ablation="bits")
+    assert built.choices["ablation"] == "bits" and set(VOLTRIX.ablations) >= {"sync", "unbalanced"}
 
 
 def test_without_balance_each_block_has_as_many_windows(gpu_facts):
@@ -174,7 +193,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) ->
 
 def test_a_launch_has_a_grid_of_workers_and_slabs(launched):
     csr = csr_of(random_matrix(500, 100, 0.1))
-    built = build(csr=csr, n=1024)
+    built = build(csr=csr, n=1024, ablation="windows of 16")
     work = runner(built.recipe)
     B, out = torch.ones(100, 1024), torch.empty(500, 1024)
     work.spmm(built.tensors, csr.values, None, B, out, Epilogue(alpha=2.0))
@@ -231,7 +250,7 @@ def test_operands_that_are_not_aligned_go_through_copies(launched):
 
 def test_dense_operands_are_packed_for_a_pattern_that_nobody_packed(launched):
     csr = csr_of(random_matrix(40, 30, 0.2), pattern=True)
-    built = build(csr=csr, n=32, ablation="dense")
+    built = build(csr=csr, n=32, ablation="tma")
     work = runner(built.recipe)
     B, out = torch.ones(30, 32), torch.empty(40, 32)
     work.spmm(built.tensors, None, None, B, out)

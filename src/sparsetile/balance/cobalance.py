@@ -9,15 +9,15 @@ caller says, since shorter pieces of rows of B are copied slowly.
 Windows so long that their shares along N would have fewer than ``least`` units are cut along their
 tiles first. The pieces leave partial sums, added in a fixed order by the tree of balance/tree.py.
 
-``in_turn`` shares out otherwise: whole windows go to all workers in rounds, the largest of a round
-to the worker with the least so far, so that at any time all workers are at about the same place of
-A and find each other's rows of B in the cache. Neighbouring shares of Algorithm 1 are far apart.
-The windows of the last round, which does not serve everybody, are split along N so that all
-workers end together.
+``in_turn`` shares out otherwise: each window goes to the worker that has the least so far, so that
+at any time all workers are at about the same place of A and find each other's rows of B in the
+cache. Shares of Algorithm 1 lie far apart. As many of the last windows as there are workers, the
+smallest, are split along N so that all workers end together.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -43,6 +43,10 @@ __all__ = ["CoBalanced"]
 ESTIMATE = CostModel()
 # Tiles that a piece of a cut window has at least: partial sums have their price.
 MIN_TILES = 16
+# Pieces of cut windows that a worker's share would hold.
+PIECES_A_SHARE = 6
+# Windows for each worker at the end that are sorted by size.
+SORTED_ROUNDS = 2
 
 
 def _cut(
@@ -51,8 +55,8 @@ def _cut(
     """Return into how many pieces along its tiles each window is cut; 1: whole."""
     cost = tiles.double() * model.tile + model.window
     share = max(float(cost.sum()) / workers, 1e-300)
-    if in_turn:  # several pieces a worker, so that rounds even out
-        pieces = torch.where(2 * cost > share, torch.ceil(4 * cost / share), 1.0)
+    if in_turn:  # none is so large that a worker with it ends after the others
+        pieces = torch.ceil(PIECES_A_SHARE * cost / share)
     else:
         part = min(least, width) / width if width >= 2 * least else 1.0
         # Twice as many as shares, so that points have somewhere to go between them.
@@ -95,30 +99,34 @@ def _contiguous(cost: np.ndarray, workers: int, width: int, refine: bool) -> _Sh
 
 
 def _in_turn(cost: np.ndarray, workers: int, width: int) -> _Shares:
-    """Whole windows in rounds, then those that are left by what each worker still needs."""
-    whole = len(cost) // workers * workers
-    load = np.zeros(workers)
+    """Whole windows, each to the worker with the least so far; the last by what workers need."""
+    whole = max(len(cost) - workers, 0)
+    # Of the last ones the smallest are split.
+    sorted_from = max(whole - SORTED_ROUNDS * workers, 0)
+    tail = sorted_from + np.argsort(-cost[sorted_from:], kind="stable")
+    rows = np.concatenate([np.arange(sorted_from), tail])
+    cost = cost[rows]
     owner = np.zeros(whole, dtype=np.int64)
-    for begin in range(0, whole, workers):
-        part = cost[begin : begin + workers]
-        least, most = np.argsort(load, kind="stable"), np.argsort(-part, kind="stable")
-        owner[begin + most] = least
-        load[least] += part[most]
-    rest = cost[whole:]
-    prefix = np.concatenate([[0.0], np.cumsum(rest)])
-    need = np.maximum(cost.sum() / workers - load, 0.0)
+    heap = [(0.0, worker) for worker in range(workers)]
+    for place, each in enumerate(cost[:whole].tolist()):
+        load, worker = heap[0]
+        owner[place] = worker
+        heapq.heapreplace(heap, (load + each, worker))
+    loads = np.array([load for load, _ in sorted(heap, key=lambda pair: pair[1])])
+    prefix = np.concatenate([[0.0], np.cumsum(cost[whole:])])
+    need = np.maximum(cost.sum() / workers - loads, 0.0)
     need *= prefix[-1] / need.sum() if need.sum() > 0 else 0.0
     points = points_at(np.cumsum(need)[:-1], prefix, width)
-    row, first, end, worker = _by_points(points, len(rest), width)
-    load += share_costs(points, prefix, width)
-    row = np.concatenate([np.arange(whole), whole + row])
-    worker = np.concatenate([owner, worker])
+    row, first, end, worker_of = _by_points(points, len(cost) - whole, width)
+    loads += share_costs(points, prefix, width)
+    place_of = np.concatenate([np.arange(whole), whole + row])
+    worker_of = np.concatenate([owner, worker_of])
     first = np.concatenate([np.zeros(whole, dtype=np.int64), first])
     end = np.concatenate([np.full(whole, width), end])
-    order = np.argsort(worker, kind="stable")  # of each worker in the order of rows
-    largest = float(load.max() / load.mean()) if load.sum() > 0 else 1.0
-    bounds = np.searchsorted(worker[order], np.arange(workers + 1))
-    return _Shares(row[order], first[order], end[order], bounds, largest)
+    order = np.argsort(worker_of, kind="stable")  # of each worker, in the order of places
+    largest = float(loads.max() / loads.mean()) if loads.sum() > 0 else 1.0
+    bounds = np.searchsorted(worker_of[order], np.arange(workers + 1))
+    return _Shares(rows[place_of[order]], first[order], end[order], bounds, largest)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,10 @@ Values lie in tile order, word by word and bit by bit, so that an element's valu
 counting the set bits before it. No offsets of tiles are stored: a kernel counts on from its
 window's first value. A pattern has no values at all.
 
+Windows may have ``stack`` times sixteen rows. A tile then has ``stack`` parts of sixteen rows that
+share its eight columns: ``bitmaps[stack * t + s]`` are the words of part s, and values go part by
+part. Rows that share columns then read a row of B once for all of them.
+
 Slots past a window's last column are -1 (no row of B is read for them) and have no bits. Windows
 without entries have no tiles. Built on A's own device: condensed windows (formats/condense.py),
 then one sort of places; no loop over windows and no atomics.
@@ -64,10 +68,16 @@ class BMat(Format):
         (M, K) of A.
     even : bool
         Whether every window has an even number of tiles.
+    stack : int
+        Parts of sixteen rows that a window has.
     """
 
     name = "bmat"
-    variants: ClassVar[Variants] = {"even": {}, "single tiles": {"even": False}}
+    variants: ClassVar[Variants] = {
+        "even": {},
+        "single tiles": {"even": False},
+        "windows of 32": {"stack": 2},
+    }
     index_arrays = ("window_tile_ptr", "window_value_ptr", "columns", "bitmaps")
     value_maps = ("entries",)
 
@@ -79,9 +89,12 @@ class BMat(Format):
     order: Tensor | None
     shape: tuple[int, int]
     even: bool = True
+    stack: int = 1
 
     @classmethod
-    def pack(cls, csr: CSR, order: Tensor | None = None, *, even: bool = True) -> Self:
+    def pack(
+        cls, csr: CSR, order: Tensor | None = None, *, even: bool = True, stack: int = 1
+    ) -> Self:
         """CSR -> BMat.
 
         Parameters
@@ -92,6 +105,8 @@ class BMat(Format):
             Order of the rows; windows are cut from it. Row order when None.
         even : bool
             Give windows with an odd number of tiles one more, without entries.
+        stack : int
+            Parts of sixteen rows of a window.
 
         Raises
         ------
@@ -104,25 +119,28 @@ class BMat(Format):
                 "Cut A into parts by rows",
             )  # fmt: skip
         tiles_a_group = 2 if even else 1
-        found = condense(csr, order, WINDOW_ROWS, tiles_a_group * TILE_COLUMNS)
+        found = condense(csr, order, stack * WINDOW_ROWS, tiles_a_group * TILE_COLUMNS)
         tiles = found.columns.numel() // TILE_COLUMNS
         column = found.slot % TILE_COLUMNS
-        word = found.row // 8 + 2 * (column // 4)
+        part = found.slot // TILE_COLUMNS * stack + found.row // WINDOW_ROWS
+        word = found.row % WINDOW_ROWS // 8 + 2 * (column // 4)
         lane = found.row % 8 * 4 + column % 4
-        places = found.slot // TILE_COLUMNS * CELLS + word * 32 + lane
+        places = part * CELLS + word * 32 + lane
         in_order, number = torch.sort(places)
         # Little-endian words of 64 bits are pairs of words of 32.
-        bitmaps = pack_bits(in_order, tiles * CELLS).view(torch.int32).reshape(tiles, WORDS)
+        parts = tiles * stack
+        bitmaps = pack_bits(in_order, parts * CELLS).view(torch.int32).reshape(parts, WORDS)
         tile_ptr = found.window_ptr * tiles_a_group
         return cls(
             tile_ptr.to(torch.int32),
-            torch.searchsorted(in_order, tile_ptr * CELLS).to(torch.int32),
+            torch.searchsorted(in_order, tile_ptr * (stack * CELLS)).to(torch.int32),
             torch.where(found.used, found.columns, -1).to(torch.int32),
             bitmaps,
             found.entry[number].to(torch.int32),
             None if order is None else order.to(torch.int32),
             csr.shape,
             even,
+            stack,
         )
 
     @property
@@ -131,7 +149,7 @@ class BMat(Format):
 
     @property
     def tile_count(self) -> int:
-        return self.bitmaps.shape[0]
+        return self.columns.numel() // TILE_COLUMNS
 
     @property
     def distinct(self) -> int:
@@ -154,7 +172,7 @@ class BMat(Format):
     def first_values(self, tile: Tensor) -> Tensor:
         """Return the number of the first packed value of each of these tiles, int64."""
         cells = set_places(self.bitmaps.view(torch.int64))
-        return torch.searchsorted(cells, tile.to(torch.int64) * CELLS)
+        return torch.searchsorted(cells, tile.to(torch.int64) * (self.stack * CELLS))
 
     def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         """Canonical values [nnz] -> [nnz] in tile and bit order."""
@@ -164,26 +182,28 @@ class BMat(Format):
     def decode(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (row, column, place) of every entry in tile and bit order, from bits alone."""
         cell = set_places(self.bitmaps.view(torch.int64))
-        tile, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
+        part, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
+        tile, part = part // self.stack, part % self.stack
         window = torch.repeat_interleave(
             torch.arange(self.window_count, device=cell.device), self.tiles_per_window()
         )
-        position = window[tile] * WINDOW_ROWS + lane // 4 + word % 2 * 8
+        position = (window[tile] * self.stack + part) * WINDOW_ROWS + lane // 4 + word % 2 * 8
         row = position if self.order is None else self.order.to(torch.int64)[position]
         column = self.columns[tile * TILE_COLUMNS + lane % 4 + word // 2 * 4]
         return row, column.to(torch.int64), torch.arange(cell.numel(), device=cell.device)
 
 
-def fragment_cells(bitmaps: Tensor, itemsize: int) -> Tensor:
+def fragment_cells(bitmaps: Tensor, itemsize: int, stack: int = 1) -> Tensor:
     """Return where each packed value of even tiles lies among dense operands, int64 [nnz].
 
-    Dense operands take 128 cells a tile, zeros included: 16 bytes for each lane, which are its four
-    registers. A register of a 16-bit type holds k = 2t and 2t + 1, so that two tiles share the
-    512 bytes of 256 cells.
+    Dense operands take 128 cells a tile and part, zeros included: 16 bytes for each lane, which are
+    its four registers. A register of a 16-bit type holds k = 2t and 2t + 1, so that two tiles share
+    the 512 bytes of 256 cells; parts of a pair of tiles follow each other.
     """
-    cell = set_places(bitmaps.view(torch.int64))
-    tile, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
+    cell = set_places(bitmaps.reshape(-1).view(torch.int64))
+    part, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
     if itemsize == 4:
-        return tile * CELLS + lane * 4 + word
+        return part * CELLS + lane * 4 + word
+    tile, part = part // stack, part % stack
     register = word % 2 + tile % 2 * 2
-    return tile // 2 * (2 * CELLS) + lane * 8 + register * 2 + word // 2
+    return (tile // 2 * stack + part) * (2 * CELLS) + lane * 8 + register * 2 + word // 2

@@ -23,6 +23,7 @@ __all__ = [
     "PIECE_BYTES",
     "PIPES",
     "SPMM_BMAT",
+    "STACKED_PIPES",
     "STEP",
     "WIDTHS",
     "Pipe",
@@ -30,6 +31,7 @@ __all__ = [
     "choose_pipe",
     "row_pieces",
     "slab_width",
+    "widest_slab",
 ]
 
 # torch dtype -> trait of element.cuh; float32 is multiplied as TF32.
@@ -60,6 +62,8 @@ class Pipe:
         Bulk copies; loads and stores of threads else.
     dense : bool
         A's tiles as whole operands instead of bits and packed values.
+    stack : int
+        Parts of sixteen rows of a window.
     hand_over : bool
         Whether producers and consumers wait for each other; C is wrong where they do not. For the
         overlap rate alone.
@@ -74,7 +78,7 @@ class Pipe:
     bulk: bool = True
     dense: bool = False
     hand_over: bool = True
-    fence: bool = True
+    stack: int = 1
 
     @property
     def width(self) -> int:
@@ -88,10 +92,14 @@ class Pipe:
     def stage_bytes(self, dtype: torch.dtype, weighted: bool) -> int:
         """Bytes of a stage: rows of B, bits, values."""
         rows = TILE_ROWS * self.step_tiles * (self.width * PIECE_BYTES + PAD_BYTES)
-        values = self.step_tiles * TILE_CELLS * dtype.itemsize
+        values = self.step_tiles * self.stack * TILE_CELLS * dtype.itemsize
         if self.dense:
             return rows + values
-        return rows + self.step_tiles * BITMAP_BYTES + (values + PAD_BYTES if weighted else 0)
+        return (
+            rows
+            + self.step_tiles * self.stack * BITMAP_BYTES
+            + (values + PAD_BYTES if weighted else 0)
+        )
 
     def shared_bytes(self, dtype: torch.dtype, weighted: bool) -> int:
         """Dynamic shared memory: the ring and its barriers."""
@@ -99,7 +107,7 @@ class Pipe:
 
     def sum_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a window's partial sums in a piece of columns."""
-        return 16 * (PIECE_BYTES // dtype.itemsize) * 4
+        return 16 * self.stack * (PIECE_BYTES // dtype.itemsize) * 4
 
 
 # By bytes of an element and pieces of the slab. Chosen by how fast rows of B reach an SM through
@@ -109,9 +117,17 @@ PIPES: dict[tuple[int, int], Pipe] = {
     (4, 4): Pipe(pieces=1, consumers=4, producers=2, stages=4, blocks=3, step_tiles=4, dense=True),
     (4, 8): Pipe(pieces=2, consumers=4, producers=2, stages=3, blocks=2, step_tiles=4, dense=True),
     (4, 16): Pipe(pieces=2, consumers=8, producers=2, stages=3, blocks=2, dense=True),
-    (2, 4): Pipe(pieces=1, consumers=4, producers=2, stages=4, blocks=3, step_tiles=4, dense=True),
-    (2, 8): Pipe(pieces=1, consumers=8, producers=2, stages=3, blocks=2, step_tiles=4, dense=True),
+    (2, 4): Pipe(pieces=1, consumers=4, producers=2, stages=6, blocks=2, step_tiles=4, dense=True),
+    (2, 8): Pipe(pieces=2, consumers=4, producers=2, stages=3, blocks=2, step_tiles=4, dense=True),
     (2, 16): Pipe(pieces=2, consumers=8, producers=4, stages=3, blocks=1, step_tiles=4, dense=True),
+}
+# Windows of 32 rows: twice the sums in registers.
+STACKED_PIPES: dict[tuple[int, int], Pipe] = {
+    (4, 4): Pipe(1, 4, 2, 5, 2, step_tiles=4, dense=True, stack=2),
+    (4, 8): Pipe(2, 4, 2, 3, 2, step_tiles=4, dense=True, stack=2),
+    (4, 16): Pipe(2, 8, 4, 3, 1, step_tiles=4, dense=True, stack=2),
+    (2, 4): Pipe(1, 4, 2, 5, 2, step_tiles=4, dense=True, stack=2),
+    (2, 8): Pipe(1, 8, 4, 6, 1, step_tiles=4, dense=True, stack=2),
 }
 # Pieces of slabs that there are pipelines for.
 WIDTHS = (4, 8, 16)
@@ -151,20 +167,25 @@ def slab_width(dtype: torch.dtype, n: int, most: int = WIDTHS[-1]) -> int:
     return -(-pieces // -(-pieces // most))
 
 
-def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None) -> Pipe:
-    """Return the narrowest pipeline for slabs of ``width`` pieces.
+def widest_slab(dtype: torch.dtype, stack: int = 1) -> int:
+    """Pieces of the widest slab there is a pipeline for: registers hold no more sums."""
+    table = PIPES if stack == 1 else STACKED_PIPES
+    return max(width for size, width in table if size == dtype.itemsize)
+
+
+def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None, stack: int = 1) -> Pipe:
+    """Return the narrowest pipeline for slabs of ``width`` pieces and windows of 16 ``stack`` rows.
 
     Raises
     ------
     ValueError
         No pipeline is so wide.
     """
-    fitting = [w for w in WIDTHS if w >= width]
-    if not fitting:
-        raise value_error(
-            "choose_pipe", "width", f"at most {WIDTHS[-1]}", width, "Use several slabs"
-        )
-    pipe = PIPES[dtype.itemsize, fitting[0]]
+    table = PIPES if stack == 1 else STACKED_PIPES
+    widest = widest_slab(dtype, stack)
+    if width > widest:
+        raise value_error("choose_pipe", "width", f"at most {widest}", width, "Use several slabs")
+    pipe = table[dtype.itemsize, next(w for w in WIDTHS if w >= width)]
     return LADDER[variant](pipe) if variant else pipe
 
 
@@ -189,7 +210,7 @@ def bmat_config(
         "kBulk": pipe.bulk,
         "kDense": pipe.dense,
         "kHandOver": pipe.hand_over,
-        "kFence": pipe.fence,
+        "kStack": pipe.stack,
         "kWeighted": weighted,
         "kSharedBytes": pipe.shared_bytes(dtype, weighted),
     }
@@ -197,8 +218,9 @@ def bmat_config(
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, width, weighted in itertools.product(ELEMENTS, WIDTHS, (True, False)):
-        for variant in (None, *LADDER):
-            pipe = choose_pipe(dtype, width, variant)
+        stacked = [(variant, 2) for variant in (None, BITS) if width <= widest_slab(dtype, 2)]
+        for variant, stack in [(variant, 1) for variant in (None, *LADDER)] + stacked:
+            pipe = choose_pipe(dtype, width, variant, stack)
             for out in out_dtypes(dtype):
                 yield bmat_config(dtype, pipe, weighted, out_dtype=out)
 

@@ -62,12 +62,13 @@ constexpr int kProducerRows = (kStepRows + kProducers - 1) / kProducers;
 constexpr int kBatchSteps = 32 / kProducerRows;  // steps whose column ids come with one load
 constexpr int kBatchTiles = kBatchSteps * kStepTiles;
 constexpr int kCells = 128;
+constexpr int kWindowRows = 16 * kStack;
 
 // A stage of the ring.
 constexpr int kRowStride = kConsumers * kPieces * kPieceBytes + 16;
 constexpr int kBitsAt = kStepRows * kRowStride;
-constexpr int kValuesAt = kBitsAt + (kDense ? 0 : kStepTiles * 16);
-constexpr int kDenseBytes = kCells * kSize;  // of a tile
+constexpr int kValuesAt = kBitsAt + (kDense ? 0 : kStepTiles * kStack * 16);
+constexpr int kDenseBytes = kStack * kCells * kSize;  // of a tile
 constexpr int kValueBytes = kDense      ? kStepTiles * kDenseBytes
                             : kWeighted ? kStepTiles * kDenseBytes + 16
                                         : 0;
@@ -112,28 +113,31 @@ struct Item {
 // A block's items in order. Four come with one load, a field a lane, and four more are on their
 // way: short windows do not wait for their items.
 struct Items {
-  const int* items;
-  int place, end, lane;
-  int first, now, later;  // the four that `now` holds begin at `first`
+  const int* later_at;  // where the lane's next field is loaded from
+  int left, at;         // items left, and place of the next one among the four of `now`
+  int now, later;
 
-  __device__ __forceinline__ Items(const Params& p, int begin, int end, int lane)
-      : items(p.items), place(begin), end(end), lane(lane), first(begin) {
-    now = load(first);
-    later = load(first + 4);
+  __device__ __forceinline__ Items(const Params& p, int begin, int end)
+      : later_at(p.items + i64(begin) * 8 + threadIdx.x % 32), left(end - begin), at(0) {
+    now = load(0);
+    later = load(4);
   }
-  __device__ __forceinline__ int load(int at) const {
-    return at + lane / 8 < end ? __ldg(items + i64(at) * 8 + lane) : 0;
+  __device__ __forceinline__ int load(int ahead) {
+    const int field = int(threadIdx.x) % 32 / 8 + ahead < left ? __ldg(later_at) : 0;
+    later_at += 32;
+    return field;
   }
-  __device__ __forceinline__ bool done() const { return place >= end; }
+  __device__ __forceinline__ bool done() const { return left <= 0; }
   __device__ __forceinline__ Item get() const {
-    const auto field = [&](int i) { return __shfl_sync(kWarp, now, (place - first) * 8 + i); };
+    const auto field = [&](int i) { return __shfl_sync(kWarp, now, at * 8 + i); };
     return {field(0), field(1), field(2), field(3), field(4), field(5), field(6)};
   }
   __device__ __forceinline__ void next() {
-    if (++place - first < 4) return;
-    first = place;
+    --left;
+    if (++at < 4) return;
+    at = 0;
     now = later;
-    later = load(first + 4);
+    later = load(4);
   }
 };
 
@@ -155,9 +159,9 @@ struct TilePart {
   u32 bit_bytes, value_bytes;
 
   __device__ __forceinline__ TilePart(const Params& p, int tile, int tiles, int value, int count)
-      : bits(reinterpret_cast<const char*>(p.bitmaps + tile)),
+      : bits(reinterpret_cast<const char*>(p.bitmaps + i64(tile) * kStack)),
         values(reinterpret_cast<const char*>(p.values)),
-        bit_bytes(tiles * 16),
+        bit_bytes(tiles * kStack * 16),
         value_bytes(0) {
     if constexpr (kDense) {
       bit_bytes = 0;
@@ -206,7 +210,7 @@ struct Scout {
   int tile, columns, me, lane;
 
   __device__ __forceinline__ Scout(const Params& p, int first, int end, int me, int lane)
-      : items(p, first, end, lane), tile(0), columns(0), me(me), lane(lane) {
+      : items(p, first, end), tile(0), columns(0), me(me), lane(lane) {
     enter(p);
   }
   // The next item that has a column of B.
@@ -273,7 +277,7 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring, int f
       if constexpr (kBulk) {
         // Consumers have read what lay here, the copy engine writes: the barrier alone does not put
         // one before the other. Each lane waits and fences itself, for each issues copies.
-        if constexpr (kFence) wg::fence_shared();
+        wg::fence_shared();
         const u32 mine = wanted >> first_lane & static_cast<u32>((1ull << kProducerRows) - 1);
         if (lane == 0) {
           wg::barrier_expect(full, __popc(mine) * bytes + (has_a ? part.bytes() : 0));
@@ -322,59 +326,65 @@ struct Lane {
   __device__ __forceinline__ int piece(int j) const { return warp + j * kConsumers; }
 };
 
-// A lane's sums of a piece: instruction j, then rows g and g + 8, chunks t and t + 4.
+// A lane's sums of a piece: part of the window, instruction j, then rows g and g + 8, chunks t and
+// t + 4.
 struct Sums {
-  float of[kSpan][4];
+  float of[kStack][kSpan][4];
 };
+constexpr int kSums = kStack * kSpan * 4;
 
-// Operands of a step's instructions: one a tile, or one for two tiles.
+// Operands of a step's instructions: one a tile, or one for two tiles; of each part of a window.
 constexpr int kOperands = kIsF32 ? kStepTiles : kStepTiles / 2;
+constexpr int kOperandTiles = kStepTiles / kOperands;
+struct Operands {
+  uint4 of[kOperands][kStack];
 
-// Decode a step's tiles; those past the item's last are zeros. Returns the number of values.
-__device__ __forceinline__ int decode(const char* stage, const Lane& me, int tiles, int value,
-                                      uint4 (&a)[kOperands]) {
-  if constexpr (kDense) {
-    const uint4* from = reinterpret_cast<const uint4*>(stage + kValuesAt) + me.lane;
-    constexpr int kTiles = kStepTiles / kOperands;
-#pragma unroll
-    for (int i = 0; i < kOperands; ++i) {
-      a[i] = i * kTiles < tiles ? from[i * 32] : make_uint4(0, 0, 0, 0);
-    }
-    return 0;
-  } else {
+  // Bits and packed values; tiles past the item's last are zeros. Returns the number of values.
+  __device__ __forceinline__ int decode(const char* stage, const Lane& me, int tiles, int value) {
     using Value = typename WordOf<kSize>::Type;
     const Value* values = reinterpret_cast<const Value*>(stage + kValuesAt);
     values += value % (16 / kSize);  // the copy began at a multiple of 16 bytes
-    BMatElements<E, kWeighted> tile[kStepTiles];
+    BMatElements<E, kWeighted> tile[kStepTiles][kStack];
     int count = 0;
 #pragma unroll
-    for (int i = 0; i < kStepTiles; ++i) {
-      const uint4 bits = i < tiles ? *reinterpret_cast<const uint4*>(stage + kBitsAt + i * 16)
-                                   : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < kStepTiles * kStack; ++i) {
+      const uint4 bits = i < tiles * kStack
+                             ? *reinterpret_cast<const uint4*>(stage + kBitsAt + i * 16)
+                             : make_uint4(0, 0, 0, 0);
       const Value* mine = values + count;
-      count += tile[i].decode(bits, me.lane, [&](int n) { return u32(mine[n]); });
+      count +=
+          tile[i / kStack][i % kStack].decode(bits, me.lane, [&](int n) { return u32(mine[n]); });
     }
 #pragma unroll
-    for (int i = 0; i < kOperands; ++i) {
+    for (int i = 0; i < kOperands * kStack; ++i) {
+      const int s = i % kStack;
       if constexpr (kIsF32) {
-        a[i] = tf32_operand(tile[i]);
+        of[i / kStack][s] = tf32_operand(tile[i / kStack][s]);
       } else {
-        a[i] = operand_16(tile[2 * i], tile[2 * i + 1]);
+        of[i / kStack][s] = operand_16(tile[i / kStack * 2][s], tile[i / kStack * 2 + 1][s]);
       }
     }
     return count;
   }
-}
+  // Operand i, as it lies in the stage.
+  __device__ __forceinline__ void load(const char* stage, const Lane& me, int i) {
+    const uint4* from = reinterpret_cast<const uint4*>(stage + kValuesAt) + me.lane;
+#pragma unroll
+    for (int s = 0; s < kStack; ++s) of[i][s] = from[(i * kStack + s) * 32];
+  }
+};
 
-// sums += operand `i` of a step times its rows of B, which begin at `rows` in the lane's chunk.
-__device__ __forceinline__ void multiply(const char* rows, const uint4& a, Sums& sums) {
+// sums += operands of a step times their rows of B, which begin at `rows` in the lane's chunk.
+__device__ __forceinline__ void multiply(const char* rows, const uint4 (&a)[kStack], Sums& sums) {
   const auto row = [&](int r) { return *reinterpret_cast<const uint4*>(rows + r * kRowStride); };
   if constexpr (kIsF32) {
     const uint4 low = row(0), high = row(4);
-    multiply_tf32(a, low.x, high.x, sums.of[0]);
-    multiply_tf32(a, low.y, high.y, sums.of[1]);
-    multiply_tf32(a, low.z, high.z, sums.of[2]);
-    multiply_tf32(a, low.w, high.w, sums.of[3]);
+    const u32 top[4] = {low.x, low.y, low.z, low.w}, bottom[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int s = 0; s < kStack; ++s) multiply_tf32(a[s], top[j], bottom[j], sums.of[s][j]);
+    }
   } else {
     BRow<4> first[2], second[2];
     *reinterpret_cast<uint4*>(first[0].word) = row(0);
@@ -384,8 +394,11 @@ __device__ __forceinline__ void multiply(const char* rows, const uint4& a, Sums&
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       const uint2 b0 = pair_rows(first, q), b1 = pair_rows(second, q);
-      multiply_16<Mma<E>::kBfloat>(a, b0.x, b1.x, sums.of[2 * q]);
-      multiply_16<Mma<E>::kBfloat>(a, b0.y, b1.y, sums.of[2 * q + 1]);
+#pragma unroll
+      for (int s = 0; s < kStack; ++s) {
+        multiply_16<Mma<E>::kBfloat>(a[s], b0.x, b1.x, sums.of[s][2 * q]);
+        multiply_16<Mma<E>::kBfloat>(a[s], b0.y, b1.y, sums.of[s][2 * q + 1]);
+      }
     }
   }
 }
@@ -402,27 +415,32 @@ __device__ __forceinline__ void store_row(const Params& p, int row, int column,
   store_columns<Out, kVec>(c, kCount, sum);
 }
 
-// A piece of a window of C from A's entries alone, slowly: zeros of the tiles take no part.
-__device__ __noinline__ void exact(const Params& p, int window, int first_column) {
+// A piece of a window's part of C from A's entries alone, slowly: zeros of tiles take no part.
+__device__ __noinline__ void exact(const Params& p, int window, int part, int first_column) {
   const int lane = threadIdx.x % 32;
   const int begin = __ldg(p.window_tile_ptr + window), end = __ldg(p.window_tile_ptr + window + 1);
   const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride);
 #pragma unroll 1
   for (int r = 0; r < 16; ++r) {
-    const int row = row_of(p, window * 16 + r);
+    const int row = row_of(p, window * kWindowRows + part * 16 + r);
     if (row < 0) continue;
 #pragma unroll 1
     for (int column = first_column + lane; column < min(p.n, first_column + kPieceCols);
          column += 32) {
       int value = kWeighted && !kDense ? __ldg(p.pair_values + begin / 2) : 0;
       const auto tile_at = [&](int tile) {  // called once for each tile, in order
-        const uint4 words = __ldg(p.bitmaps + tile);
-        const int first = value;
         using Row = BMatRow<E, kWeighted, kDense>;
-        value += Row::count(words);
-        // Dense operands of 16 bits begin at an even tile.
-        const i64 dense = i64(kIsF32 ? tile : tile / 2 * 2) * kCells;
-        return Row(words, p.values + (kDense ? dense : i64(first)), r, tile);
+        int first = value;
+        for (int s = 0; s < kStack; ++s) {
+          const int count = Row::count(__ldg(p.bitmaps + i64(tile) * kStack + s));
+          value += count;
+          if (s < part) first += count;
+        }
+        // Dense operands of 16 bits are of two tiles.
+        const i64 dense = kIsF32 ? (i64(tile) * kStack + part) * kCells
+                                 : (i64(tile / 2) * kStack + part) * (2 * kCells);
+        return Row(__ldg(p.bitmaps + i64(tile) * kStack + part),
+                   p.values + (kDense ? dense : i64(first)), r, tile);
       };
       const auto column_at = [&](int tile, int k) { return __ldg(p.columns + i64(tile) * 8 + k); };
       float sum[1] = {0.0f};
@@ -433,15 +451,16 @@ __device__ __noinline__ void exact(const Params& p, int window, int first_column
   }
 }
 
-// Store a piece of a window, or compute it again where its sums are not finite.
-__device__ __forceinline__ void store_piece(const Params& p, const Lane& me, int window,
-                                            const int (&rows)[2], int piece, const Sums& sums) {
+// Store a piece of a window's part, or compute it again where its sums are not finite.
+__device__ __forceinline__ void store_part(const Params& p, const Lane& me, int window, int part,
+                                           const int (&rows)[2], int piece,
+                                           const float (&sums)[kSpan][4]) {
   FiniteCheck<4> check;
 #pragma unroll
-  for (int i = 0; i < 4 * kSpan; ++i) check.add(sums.of[i / 4][i % 4], i);
+  for (int i = 0; i < 4 * kSpan; ++i) check.add(sums[i / 4][i % 4], i);
   const int first_column = slab_column(p) + piece * kPieceCols;
   if (__any_sync(kWarp, check.failed())) {
-    exact(p, window, first_column);
+    exact(p, window, part, first_column);
     return;
   }
 #pragma unroll
@@ -451,7 +470,7 @@ __device__ __forceinline__ void store_piece(const Params& p, const Lane& me, int
     for (int side = 0; side < 2; ++side) {
       float x[kSpan];
 #pragma unroll
-      for (int j = 0; j < kSpan; ++j) x[j] = sums.of[j][half * 2 + side];
+      for (int j = 0; j < kSpan; ++j) x[j] = sums[j][half * 2 + side];
       store_row<kSpan>(p, rows[half], first_column + (side * 4 + me.t) * kSpan, x);
     }
   }
@@ -461,8 +480,10 @@ __device__ __forceinline__ void store_piece(const Params& p, const Lane& me, int
 __device__ __forceinline__ bool join(const Params& p, const Lane& me, int slot, int piece,
                                      Sums& sums) {
   const auto add = [](Sums& mine, const Sums& other) {
+    float* to = &mine.of[0][0][0];
+    const float* from = &other.of[0][0][0];
 #pragma unroll
-    for (int i = 0; i < 4 * kSpan; ++i) mine.of[i / 4][i % 4] += other.of[i / 4][i % 4];
+    for (int i = 0; i < kSums; ++i) to[i] += from[i];
   };
   // Pieces of columns are layers of their own: each has its counters and its slots.
   const i64 layer = (i64(blockIdx.z) * gridDim.y + blockIdx.y) * p.slab_pieces + piece;
@@ -474,7 +495,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int f
   const int chunk = (me.g % 2 * 4 + me.g / 2) * 16 + me.t * kRowStride;
   Turns turn;
 #pragma unroll 1
-  for (Items items(p, first, end, me.lane); !items.done(); items.next()) {
+  for (Items items(p, first, end); !items.done(); items.next()) {
     const Item item = items.get();
     const int columns = columns_inside(p, item);
     if (columns <= 0) continue;
@@ -487,8 +508,12 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int f
       any |= has[j];
     }
     // Looked up now, used after the last tile.
-    const int rows[2] = {row_of(p, item.window * 16 + me.g),
-                         row_of(p, item.window * 16 + me.g + 8)};
+    int rows[kStack][2];
+#pragma unroll
+    for (int s = 0; s < kStack; ++s) {
+      rows[s][0] = row_of(p, item.window * kWindowRows + s * 16 + me.g);
+      rows[s][1] = row_of(p, item.window * kWindowRows + s * 16 + me.g + 8);
+    }
     Sums sums[kPieces] = {};
     int value = item.value;
 #pragma unroll 1
@@ -497,17 +522,18 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int f
       __syncwarp();  // MMAs want the lanes side by side
       if (any) {
         const char* stage = ring.at(turn);
-        uint4 a[kOperands];
+        Operands a;
         const int tiles = min(item.stop - tile, kStepTiles);
-        value += decode(stage, me, tiles, value, a);
+        if constexpr (!kDense) value += a.decode(stage, me, tiles, value);
 #pragma unroll
-        for (int j = 0; j < kPieces; ++j) {
-          if (!has[j]) continue;
-          const char* rows_of_b = stage + chunk + me.piece(j) * kPieceBytes;
+        for (int i = 0; i < kOperands; ++i) {
+          if (kStepTiles > 2 && i * kOperandTiles >= tiles) continue;
+          if constexpr (kDense) a.load(stage, me, i);
 #pragma unroll
-          for (int i = 0; i < kOperands; ++i) {
-            if (kStepTiles > 2 && i * (kStepTiles / kOperands) >= tiles) continue;
-            multiply(rows_of_b + i * (kStepRows / kOperands) * kRowStride, a[i], sums[j]);
+          for (int j = 0; j < kPieces; ++j) {
+            if (!has[j]) continue;
+            const char* rows_of_b = stage + chunk + me.piece(j) * kPieceBytes;
+            multiply(rows_of_b + i * kOperandTiles * 8 * kRowStride, a.of[i], sums[j]);
           }
         }
       }
@@ -520,7 +546,10 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring, int f
     for (int j = 0; j < kPieces; ++j) {
       if (!has[j]) continue;
       if (item.slot >= 0 && !join(p, me, item.slot, me.piece(j), sums[j])) continue;
-      store_piece(p, me, item.window, rows, me.piece(j), sums[j]);
+#pragma unroll
+      for (int s = 0; s < kStack; ++s) {
+        store_part(p, me, item.window, s, rows[s], me.piece(j), sums[j].of[s]);
+      }
     }
   }
 }

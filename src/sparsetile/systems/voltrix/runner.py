@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsetile.formats.bmat import CELLS, fragment_cells
 from sparsetile.formats.values import round_tf32
-from sparsetile.kernels.bmat import SPMM_BMAT, bmat_config, choose_pipe, row_pieces
+from sparsetile.kernels.bmat import SPMM_BMAT, Pipe, bmat_config, choose_pipe, row_pieces
 from sparsetile.systems.base import PLAIN, Epilogue, Tensors
 from sparsetile.systems.shared.bound import Prepared
 from sparsetile.systems.shared.tile_runner import AlignedTileRunner, TileLaunch
@@ -26,7 +26,8 @@ class VoltrixRunner(AlignedTileRunner):
     """Tensors of BMat and of its schedule, by their names there.
 
     ``meta`` beside that of :class:`TileRunner`: ``width`` (pieces of 128 bytes in a slab),
-    ``workers`` (thread blocks of a slab), ``pipe`` (a step of the kernel's ladder, or None).
+    ``workers`` (thread blocks of a slab), ``pipe`` (a step of the kernel's ladder, or None),
+    ``stack`` (parts of sixteen rows of a window).
     """
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
@@ -34,14 +35,18 @@ class VoltrixRunner(AlignedTileRunner):
         self._width = int(meta["width"])
         self._workers = int(meta["workers"])
         self._variant: str | None = meta["pipe"]
-        self._dense = choose_pipe(torch.float32, self._width, self._variant).dense
+        self._stack = int(meta["stack"])
+        self._dense = self._pipe(torch.float32).dense
+
+    def _pipe(self, dtype: torch.dtype) -> Pipe:
+        return choose_pipe(dtype, self._width, self._variant, self._stack)
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         if not self._dense:
             return super().pack(tensors, values, dtype)
         bitmaps, entries = tensors["bitmaps"], tensors["entries"]
         operands = torch.zeros(bitmaps.shape[0] * CELLS, dtype=dtype, device=bitmaps.device)
-        cells = fragment_cells(bitmaps, dtype.itemsize)
+        cells = fragment_cells(bitmaps, dtype.itemsize, self._stack)
         if values is None:
             operands[cells] = 1.0
         else:
@@ -68,7 +73,7 @@ class VoltrixRunner(AlignedTileRunner):
         weighted: bool,
         device: int,
     ) -> TileLaunch:
-        pipe = choose_pipe(dtype, self._width, self._variant)
+        pipe = self._pipe(dtype)
         config = bmat_config(dtype, pipe, weighted, out_dtype=out_dtype)
         kernel = SPMM_BMAT.load(config, device, pipe.shared_bytes(dtype, weighted))
         return TileLaunch(

@@ -26,6 +26,7 @@ from sparsetile.balance import CoBalanced, CostModel, l2_reload_factor
 from sparsetile.balance.cobalance import MIN_TILES
 from sparsetile.core.device import H200, l2_bytes, machine, processors
 from sparsetile.formats import BMat
+from sparsetile.formats.bmat import WINDOW_ROWS
 from sparsetile.kernels.bmat import (
     BITS,
     ELEMENTS,
@@ -37,6 +38,7 @@ from sparsetile.kernels.bmat import (
     choose_pipe,
     row_pieces,
     slab_width,
+    widest_slab,
 )
 from sparsetile.kernels.csr import SPREAD
 from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor
@@ -48,6 +50,7 @@ from sparsetile.systems.voltrix.runner import VoltrixRunner
 __all__ = ["VoltrixSystem"]
 
 MULTITIER, CONTIGUOUS, GREEDY, UNBALANCED = "multitier", "contiguous", "greedy", "unbalanced"
+TALL, SHORT = "windows of 32", "windows of 16"
 # Steps of the breakdown before blocks are persistent.
 NOT_PERSISTENT = ("sync", "tma", "bmat", MULTITIER)
 # B may take this share of L2 before slabs go one after the other, and a slab's part of it this.
@@ -55,14 +58,26 @@ L2_SHARE, SLAB_SHARE = 0.6, 0.85
 # Pieces of 128 bytes that slabs have at least, where they are narrower than they could be, and
 # that a unit of columns has: narrow copies are slow.
 SLAB_PIECES, UNIT_PIECES = 8, 4
+# Windows have 32 rows where they read less than this share of what windows of 16 read of B.
+STACK_SHARE = 0.85
 # Every window costs the same: as many windows for each block.
 EVEN_WINDOWS = CostModel(tile=0.0, window=1.0)
 
 
-def _slab_width(request: Request) -> int:
+def _stack(request: Request) -> int:
+    """Parts of sixteen rows of a window: two where that spares enough reads of B."""
+    if request.ablation in (TALL, SHORT):
+        return 2 if request.ablation == TALL else 1
+    if request.ablation is not None:
+        return 1  # the paper's windows
+    return 2 if request.pairs(2 * WINDOW_ROWS) < STACK_SHARE * request.pairs(WINDOW_ROWS) else 1
+
+
+def _slab_width(request: Request, stack: int) -> int:
     """Pieces of a slab: the widest, or narrower where rows of B come in no local order and a slab
     of that width fits L2, which is then gathered from at twice DRAM's speed."""
-    csr, widest = request.csr, slab_width(request.dtype, request.n)
+    most = widest_slab(request.dtype, stack)
+    csr, widest = request.csr, slab_width(request.dtype, request.n, most)
     room = SLAB_SHARE * l2_bytes(request.device)
     fitting = [w for w in WIDTHS if w >= SLAB_PIECES and csr.shape[1] * w * PIECE_BYTES <= room]
     if not fitting or max(fitting) >= widest:
@@ -118,8 +133,8 @@ class VoltrixSystem(System):
     rounds_to_tf32 = True
     counts_pairs = True
     kernels = ("spmm_bmat",)
-    ablations = (*LADDER, MULTITIER, CONTIGUOUS, GREEDY, UNBALANCED)
-    contract_ablations = (None, BITS)
+    ablations = (*LADDER, MULTITIER, CONTIGUOUS, GREEDY, UNBALANCED, TALL, SHORT)
+    contract_ablations = (None, BITS, TALL)
 
     def further_reasons(self, request: Request) -> list[str]:
         return [*tile_reasons(request), *hopper_reasons(request)]
@@ -129,13 +144,14 @@ class VoltrixSystem(System):
 
     def build(self, request: Request) -> BuiltSystem:
         csr, timer = request.csr, BuildTimer(request)
-        tiles = BMat.pack(csr, request.permutation.perm)
+        stack = _stack(request)
+        tiles = BMat.pack(csr, request.permutation.perm, stack=stack)
         timer("format")
         variant = request.ablation if request.ablation in LADDER else None
         if variant is None and (csr.values is None or request.ablation == MULTITIER):
             variant = BITS  # a pattern has nothing to decode but its bits
-        width = _slab_width(request)
-        pipe = choose_pipe(request.dtype, width, variant)
+        width = _slab_width(request, stack)
+        pipe = choose_pipe(request.dtype, width, variant, stack)
         schedule = _schedule(request, tiles, pipe, width)
         items = schedule.items.clone()
         items[:, 4:6] = torch.clamp(items[:, 4:6] * UNIT_PIECES, max=width)
@@ -154,8 +170,8 @@ class VoltrixSystem(System):
             "items": items,
         }
         choices = {
-            "format": f"BMat, {tiles.tile_count} tiles of 16x8, {tiles.entries_per_pair:.1f} "
-            f"entries a column, {tiles.bytes} bytes"
+            "format": f"BMat, {tiles.tile_count} tiles of {stack * WINDOW_ROWS}x8, "
+            f"{tiles.entries_per_pair:.1f} entries a column, {tiles.bytes} bytes"
             + (", values as whole tiles" if pipe.dense else ""),
             "schedule": f"{schedule.item_count} items for {schedule.worker_count} thread blocks "
             f"a slab of {width * PIECE_BYTES} bytes, {schedule.shared_windows} splits along N, "
@@ -177,6 +193,7 @@ class VoltrixSystem(System):
             width=width,
             workers=schedule.worker_count,
             pipe=variant,
+            stack=stack,
         )
 
     def make_runner(self, meta: Mapping[str, Any]) -> VoltrixRunner:
