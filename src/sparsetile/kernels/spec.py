@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sparsetile.jit import KernelSource, LoadedKernel, ParamStruct, load
 from sparsetile.jit.source import ConfigValue
@@ -25,8 +25,8 @@ class KernelSpec:
         Yields every configuration that the library may ask for; the tests compile them all.
     architectures : tuple of str
         Targets the kernel is written for; empty means every one from sm_80 on.
-    allowed_spills : mapping
-        Configuration label -> bytes of register spills that are known and explained.
+    allowed_spills : int
+        Bytes of register spills that are known and explained, of any configuration.
     shared_memory : bool
         Whether the kernel uses shared memory.
     """
@@ -35,7 +35,7 @@ class KernelSpec:
     params: ParamStruct
     configs: Callable[[], Iterator[dict[str, ConfigValue]]]
     architectures: tuple[str, ...] = ()
-    allowed_spills: Mapping[str, int] = field(default_factory=dict)
+    allowed_spills: int = 0
     shared_memory: bool = False
 
     def source(self, config: Mapping[str, ConfigValue]) -> KernelSource:
