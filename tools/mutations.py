@@ -162,7 +162,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "csr",
         ("1u << (kColumnBits + r)", "1u << kColumnBits", "one row's bit for a whole bundle"),
         ("if (begin + lane < length)", "if (begin + lane + 1 < length)", "misses the last entry"),
-        ("if (most == M - 1)", "if (most == M)", "off by one at the end of a row"),
+        ("if (most <= kLess)", "if (most < M)", "drops the last entry of a row"),
         ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the groups"),
         ("m < chunk.left", "m <= chunk.left", "adds an entry of nobody"),
     ),

@@ -98,7 +98,7 @@ WRONG = 0.01
 BUDGET = 0.004
 _SCHEDULE = ("items", "parent_of_slot", "nodes")
 _NO_WINDOWS = {"items": 0, "slots": 0, "nodes": 0}
-_NO_ROWS = {"residual": {"sections": [0, 0, 0, 0], "slots": 0, "nodes": 0}}
+_NO_ROWS = {"residual": {"sections": [0, 0, 0, 0, 0], "slots": 0, "nodes": 0}}
 
 Found = dict[str, Any]
 

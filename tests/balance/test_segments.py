@@ -43,7 +43,7 @@ def scheduled(
 
 
 def section_of_items(schedule: SegmentSchedule) -> np.ndarray:
-    return np.repeat(np.arange(4), schedule.sections)
+    return np.repeat(np.arange(5), schedule.sections)
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def pieces_of_unit(schedule: SegmentSchedule) -> dict[tuple[bool, int], list[tup
     found: dict[tuple[bool, int], list[tuple[int, int, int]]] = {}
     sections = section_of_items(schedule).tolist()
     for section, (label, begin, end, slot) in zip(sections, schedule.items.tolist(), strict=True):
-        found.setdefault((section % 2 == 0, label), []).append((begin, end, slot))
+        found.setdefault((section % 2 == 1, label), []).append((begin, end, slot))
     return {unit: sorted(pieces) for unit, pieces in found.items()}
 
 
@@ -78,7 +78,7 @@ def test_every_entry_of_every_unit_is_in_exactly_one_item(scheduled):
 def test_no_item_is_longer_than_allowed_and_pieces_are_even(scheduled):
     _, schedule, max_length = scheduled
     lengths = schedule.items[:, 2] - schedule.items[:, 1]
-    bundled = torch.from_numpy(section_of_items(schedule)) % 2 == 0
+    bundled = torch.from_numpy(section_of_items(schedule)) % 2 == 1
     assert bool((lengths >= 0).all())
     assert bool((lengths <= torch.where(bundled, max(max_length, LIST_STEP), max_length)).all())
     assert not bool((schedule.items[bundled, 1:3] % LIST_STEP).any()), "whole batches of a list"
@@ -96,11 +96,11 @@ def test_sections_follow_each_other_as_documented(scheduled):
     between = lengths[(lengths > module.WIDE_LENGTH) & (lengths <= module.EVEN_WIDE_LENGTH)]
     even = 2 * between.sum() >= lengths.sum()
     wide = cut | (length > (module.EVEN_WIDE_LENGTH if even else module.WIDE_LENGTH))
-    assert np.array_equal(wide, sections < 2)
-    for section in (0, 1):
+    assert np.array_equal(wide, sections < 3) and not schedule.sections[0]
+    for section in (1, 2):
         mine = cut[sections == section]
         assert np.array_equal(mine, np.sort(mine)[::-1]), "cut pieces come first"
-    for section in (2, 3):
+    for section in (3, 4):
         mine = length[sections == section]
         for at in range(0, mine.size, module.SORT_WINDOW):
             window = mine[at : at + module.SORT_WINDOW]
@@ -127,7 +127,7 @@ def test_narrow_items_stay_near_their_place_in_the_order():
     csr = csr_of(MATRICES["one dense column"]())
     order = torch.randperm(csr.shape[0])
     schedule = SegmentSchedule.make(row_units(csr, order), max_length=256)
-    rows = schedule.items[sum(schedule.sections[:3]) :, 0].tolist()
+    rows = schedule.items[sum(schedule.sections[:4]) :, 0].tolist()
     narrow = [row for row in order.tolist() if row in set(rows)]
     step = module.SORT_WINDOW
     assert len(rows) > step, "the case must have more than one window"
@@ -141,7 +141,7 @@ def test_equal_lengths_keep_the_order_they_were_given_in():
     schedule = SegmentSchedule.make(row_units(csr, order), max_length=256)
     position = torch.empty_like(order)
     position[order] = torch.arange(order.numel())
-    items = schedule.items[sum(schedule.sections[:3]) :][: module.SORT_WINDOW]
+    items = schedule.items[sum(schedule.sections[:4]) :][: module.SORT_WINDOW]
     length = items[:, 2] - items[:, 1]
     for value in length.unique().tolist():
         places = position[items[length == value, 0].long()]

@@ -1,11 +1,12 @@
-// CUDA's words for a host compiler. A thread block is as many host threads; warps meet at barriers,
-// so that every lane of a warp must take part in what is called *_sync, as on a GPU.
+// CUDA's words for a host compiler. A thread block is as many host threads; lanes meet at barriers,
+// so that every lane of a mask must take part in what is called *_sync, as on a GPU.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -107,40 +108,61 @@ class Barrier {
 };
 
 struct Warp {
-  Barrier barrier{32};
   unsigned word[32][8];  // what each lane shows the others
+
+  void wait(unsigned mask = ~0u) {
+    if (mask == ~0u) return barrier_.wait();
+    Barrier* some;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      some = &some_.try_emplace(mask, __builtin_popcount(mask)).first->second;
+    }
+    some->wait();
+  }
+
+ private:
+  Barrier barrier_{32};
+  std::mutex mutex_;
+  std::map<unsigned, Barrier> some_;  // of a part of the warp's lanes
 };
 inline std::vector<Warp*> warps;
 inline Barrier* block_barrier;
 
 inline Warp& this_warp() { return *warps[threadIdx.x / 32]; }
 inline int this_lane() { return threadIdx.x % 32; }
-inline void __syncwarp(unsigned = ~0u) { this_warp().barrier.wait(); }
+inline void __syncwarp(unsigned mask = ~0u) { this_warp().wait(mask); }
 inline void __syncthreads() { block_barrier->wait(); }
 
-// All lanes show one word; then each reads what it wants of them.
-template <typename Read>
-auto exchange(unsigned shown, const Read& read) {
+// All lanes show up to two words; then each reads what it wants of them.
+template <typename T, typename Read>
+auto exchange(unsigned mask, T shown, const Read& read) {
+  static_assert(sizeof(T) <= 8, "a lane shows two words");
   Warp& warp = this_warp();
-  warp.word[this_lane()][0] = shown;
-  warp.barrier.wait();
+  std::memcpy(warp.word[this_lane()], &shown, sizeof(T));
+  warp.wait(mask);
   const auto result = read(warp);
-  warp.barrier.wait();
+  warp.wait(mask);
   return result;
 }
 template <typename T>
-T __shfl_sync(unsigned, T value, int from, int width = 32) {
-  const int lane = this_lane() / width * width + (from % width + width) % width;
-  return bits_of<T>(exchange(bits_of<unsigned>(value), [&](Warp& w) { return w.word[lane][0]; }));
+T shown_by(const Warp& warp, int lane) {
+  T value;
+  std::memcpy(&value, warp.word[lane], sizeof(T));
+  return value;
 }
 template <typename T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
-  const int lane = this_lane() ^ mask;
-  return bits_of<T>(exchange(bits_of<unsigned>(value), [&](Warp& w) { return w.word[lane][0]; }));
+T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
+  const int lane = this_lane() / width * width + (from % width + width) % width;
+  return exchange(mask, value, [&](Warp& w) { return shown_by<T>(w, lane); });
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int step) {
+  const int lane = this_lane() ^ step;
+  return exchange(mask, value, [&](Warp& w) { return shown_by<T>(w, lane); });
 }
 template <typename Fold>
 unsigned fold(unsigned value, const Fold& join) {
-  return exchange(value, [&](Warp& w) {
+  return exchange(~0u, value, [&](Warp& w) {
     unsigned result = w.word[0][0];
     for (int lane = 1; lane < 32; ++lane) result = join(result, w.word[lane][0]);
     return result;

@@ -12,7 +12,7 @@ void multiply_emulated(const uint4& a, u32 b0, u32 b1, float (&c)[4], const Numb
   const int lane = this_lane(), g = lane / 4, t = lane % 4;
   const u32 shown[6] = {a.x, a.y, a.z, a.w, b0, b1};
   for (int i = 0; i < 6; ++i) warp.word[lane][i] = shown[i];
-  warp.barrier.wait();
+  warp.wait();
   float result[4];
   for (int e = 0; e < 4; ++e) {
     const int m = g + e / 2 * 8, n = 2 * t + e % 2;
@@ -25,7 +25,7 @@ void multiply_emulated(const uint4& a, u32 b0, u32 b1, float (&c)[4], const Numb
     }
     result[e] = static_cast<float>(sum);
   }
-  warp.barrier.wait();
+  warp.wait();
   for (int e = 0; e < 4; ++e) c[e] = result[e];
 }
 

@@ -101,7 +101,7 @@ inline void load_matrix_transposed(const void* row, u32 (&word)[4]) {
   const u64 address = reinterpret_cast<u64>(row);
   warp.word[lane][0] = static_cast<u32>(address);
   warp.word[lane][1] = static_cast<u32>(address >> 32);
-  warp.barrier.wait();
+  warp.wait();
   for (int i = 0; i < 4; ++i) {
     u32 pair = 0;
     for (int k = 0; k < 2; ++k) {
@@ -111,7 +111,7 @@ inline void load_matrix_transposed(const void* row, u32 (&word)[4]) {
     }
     word[i] = pair;
   }
-  warp.barrier.wait();
+  warp.wait();
 }
 
 }  // namespace ptx

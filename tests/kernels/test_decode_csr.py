@@ -7,6 +7,8 @@ which ``bcsr`` repairs C.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -28,6 +30,31 @@ def decode_rows(built: Built, prefix: str = "") -> None:
     for row, total in pieces.sums(built[f"{prefix}parent_of_slot"], built[f"{prefix}nodes"]):
         store(C, [row], total, pieces, row, -1)
     built.check(C)
+    if f"{prefix}heads" in built.tensors:
+        meta = json.loads(built.meta["exact"].partition(":")[2]) if prefix else built.meta
+        sections = meta["plain"]["sections"]
+        decode_heads(built[f"{prefix}items"], sections, columns, built[f"{prefix}heads"])
+
+
+def decode_heads(
+    items: np.ndarray, sections: list[int], columns: np.ndarray, heads: np.ndarray
+) -> None:
+    """A block of 128 threads has one shared item, four wide ones, or sixteen rows."""
+    assert not sections[1] and not sections[3], "no bundles"
+    blocks = heads.reshape(-1, 128)
+    block, first = 0, 0
+    for number, per_block in zip(sections[::2], (1, 4, 16), strict=True):
+        for item in range(number):
+            lanes = 128 // per_block
+            begin, end = items[first + item, 1:3].tolist()
+            found = blocks[block + item // per_block].reshape(per_block, lanes)[item % per_block]
+            mine = columns[begin : min(begin + lanes, end)]
+            assert np.array_equal(found, np.pad(mine, (0, lanes - len(mine))))
+        if rest := number % per_block:
+            past = blocks[block + number // per_block, rest * (128 // per_block) :]
+            assert not past.any(), "threads past the last item"
+        block, first = block - (-number // per_block), first + number
+    assert first == len(items) and block == len(blocks)
 
 
 def store(C: np.ndarray, rows: list[int], total: np.ndarray, pieces: Pieces, label: int, slot: int):
@@ -44,14 +71,14 @@ def store(C: np.ndarray, rows: list[int], total: np.ndarray, pieces: Pieces, lab
 
 
 def decode_bundles(built: Built) -> None:
-    """Bundles, and the rows that are in none: wide bundles, wide rows, bundles, rows."""
+    """Shared rows, wide bundles, wide rows, bundles, and the rows that are in none."""
     tagged = built["tagged"].view(np.uint32)
     held = (tagged[:, None] >> (28 + np.arange(4))) & 1 == 1
     columns, rows = tagged & (2**28 - 1), built["bundle_rows"]
     packed = held * 1.0 if built.csr.values is None else built.packed.reshape(-1, 4)
     assert not packed[~held].any()
     C, pieces = np.full_like(built.C, np.nan), Pieces()
-    bundled = np.repeat([True, False, True, False], built.meta["mixed"]["sections"])
+    bundled = np.repeat([False, True, False, True, False], built.meta["mixed"]["sections"])
     # Labels of bundles and rows are numbers of their own: keep them apart.
     for (label, begin, end, slot), is_bundle in zip(
         built["mixed_items"].tolist(), bundled, strict=True

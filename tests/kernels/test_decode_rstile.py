@@ -88,7 +88,7 @@ def decode_windows(built: Built, dtype: torch.dtype, C: Rows) -> None:
 def decode_rows(built: Built, C: Rows) -> None:
     columns, pieces, sizes = built["columns"], Pieces(), built.meta["residual"]
     assert np.array_equal(columns, built.csr.indices), "entries are numbered as in A"
-    assert len(built["items"]) == sum(sizes["sections"]) and not any(sizes["sections"][::2])
+    assert len(built["items"]) == sum(sizes["sections"]) and not any(sizes["sections"][1::2])
     for row, begin, end, slot in built["items"].tolist():
         total = built.values[begin:end] @ built.B[columns[begin:end]]
         if slot >= 0:

@@ -249,7 +249,7 @@ def test_recipe_and_choices_say_what_was_built():
     assert meta_of(built) == {
         "rows": 98, "cols": 500, "nnz": csr.nnz, "tensors": list(built.tensors), "positions": 48,
         "tiles": 30, "items": 2, "shared": 0, "slots": 0, "nodes": 0,
-        "residual": {"sections": [0, 0, 0, 50], "slots": 0, "nodes": 0},
+        "residual": {"sections": [0, 0, 0, 0, 50], "slots": 0, "nodes": 0},
     }  # fmt: skip
     assert built.choices == {
         "format": f"RS-Tile, 3 windows of 16 rows, 30 tiles of {48 * 72 / 30:.1f} entries",
@@ -409,7 +409,7 @@ def test_blocks_of_rows_follow_those_of_windows(loaded):
     params = launch.params
     assert (params["window_blocks"], params["row_slabs"], params["slabs"]) == (windows, 2, 2)
     assert (params["window_slabs"], params["slab_shift"], params["rows"]) == (2, 1, 48)
-    assert params["block_end"] == (0, 0, 0, rows_of_blocks) and params["n"] == 256
+    assert params["block_end"] == (0, 0, 0, 0, rows_of_blocks) and params["n"] == 256
     assert set(params) == {field.name for field in SPMM_RSTILE.params.fields}
     assert launch.overlap, "no partial sums are waited for"
 

@@ -25,6 +25,8 @@ __all__ = ["SegmentSchedule"]
 # the same length fill their warps' groups evenly, so there the longer limit is better.
 WIDE_LENGTH = 32
 EVEN_WIDE_LENGTH = 96
+# Sections of the item list, and those whose items have a warp or more.
+SECTIONS, WIDE_SECTIONS = 5, 3
 # Cut units whose pieces are listed side by side.
 INTERLEAVED = 16
 # Items are sorted by length inside windows of this many, so that the groups of a warp have equal
@@ -63,26 +65,34 @@ def _wide_length(units: Units) -> int:
 class SegmentSchedule(TreeSchedule):
     """Items ``label, begin, end, slot``; ``slot`` is -1 for a unit that was not cut.
 
-    Four sections follow each other: wide bundles, wide rows, bundles, rows; wide ones are long
-    enough for a whole warp. In each wide section pieces of cut units come first, because their
-    sums finish in several steps.
+    Five sections follow each other: shared rows, wide bundles, wide rows, bundles, rows; wide ones
+    are long enough for a whole warp, shared ones for a whole thread block. In the first three
+    pieces of cut units come first, because their sums finish in several steps.
 
     Attributes
     ----------
     sections : tuple of int
-        Items in each of the four sections.
+        Items in each of the five sections.
     """
 
     name = "segments"
     variants: ClassVar[Variants] = {
         "items of 5": {"max_length": 5},
         "items of 128": {"max_length": 128},
+        "blocks share items of 40": {"max_length": 40, "wide_length": 4, "shared_length": 9},
     }
 
-    sections: tuple[int, int, int, int]
+    sections: tuple[int, int, int, int, int]
 
     @classmethod
-    def make(cls, units: Units, *, max_length: int) -> Self:
+    def make(
+        cls,
+        units: Units,
+        *,
+        max_length: int,
+        wide_length: int | None = None,
+        shared_length: int | None = None,
+    ) -> Self:
         """Cut units longer than ``max_length`` entries into even pieces and list all items.
 
         Parameters
@@ -91,6 +101,10 @@ class SegmentSchedule(TreeSchedule):
             What to schedule, in the order in which it should be visited.
         max_length : int
             Most entries an item may have, but for bundles at least one batch of their list.
+        wide_length : int, optional
+            Give items of more entries a whole warp; chosen by the units' lengths when None.
+        shared_length : int, optional
+            Give rows and pieces of rows of more entries a whole thread block; none when None.
         """
         if max_length < 1:
             raise value_error(
@@ -115,30 +129,36 @@ class SegmentSchedule(TreeSchedule):
         slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
         items = torch.stack([units.label[unit], begin, end, slot], 1).to(torch.int32)
         length, bundled = end - begin, units.bundled[unit]
-        wide = cut | (length > _wide_length(units))
+        shared = torch.zeros_like(cut)
+        if shared_length is not None:
+            shared = ~bundled & (length > shared_length)
+        wide = cut | (length > (_wide_length(units) if wide_length is None else wide_length))
+        section = torch.where(wide, 1, 3) + (~bundled).to(torch.int64)
+        section[shared] = 0
         order, sections = [], []
-        for is_wide in (True, False):
-            for is_bundle in (True, False):
-                mine = torch.nonzero((wide == is_wide) & (bundled == is_bundle)).squeeze(1)
-                sections.append(mine.numel())
-                order.append(
-                    torch.cat([_side_by_side(mine[cut[mine]], unit, number), mine[~cut[mine]]])
-                    if is_wide
-                    else _by_length(mine, length)
-                )
+        for each in range(SECTIONS):
+            mine = torch.nonzero(section == each).squeeze(1)
+            sections.append(mine.numel())
+            order.append(
+                torch.cat([_side_by_side(mine[cut[mine]], unit, number), mine[~cut[mine]]])
+                if each < WIDE_SECTIONS
+                else _by_length(mine, length)
+            )
         parent_of_slot, nodes = build_tree(pieces[pieces > 1])
         return cls(
             items[torch.cat(order)].contiguous(),
             parent_of_slot.contiguous(),
             nodes.contiguous(),
-            (sections[0], sections[1], sections[2], sections[3]),
+            (sections[0], sections[1], sections[2], sections[3], sections[4]),
         )
 
     def pieces(self) -> Tensor:
         """Return one piece for each item."""
         sections = torch.tensor(self.sections, device=self.items.device)
-        section = torch.repeat_interleave(torch.arange(4, device=self.items.device), sections)
-        bundled = (section % 2 == 0).to(torch.int64)
+        section = torch.repeat_interleave(
+            torch.arange(SECTIONS, device=self.items.device), sections
+        )
+        bundled = (section % 2 == 1).to(torch.int64)
         return torch.cat([bundled.unsqueeze(1), self.items[:, :3].to(torch.int64)], 1)
 
     def slots(self) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,8 @@ __all__ = [
     "BUNDLE_DTYPES",
     "ELEMENTS",
     "SDDMM_CSR",
+    "SMALL_BYTES",
+    "SMALL_LANES",
     "SPMM_CSR",
     "THREADS",
     "RowShape",
@@ -65,6 +67,15 @@ LOCAL_BUNDLES = 6.0
 WIDE_SLAB_BYTES = 512
 # Warps of work below which a bundle's slab is made narrower, so that there are more.
 BUNDLE_WARPS = 8_000
+# Rows of B in flight in small products, in whole chunks and in what is left of a row: one wait for
+# memory where others have two. Lanes that they have at least, with narrower vectors if need be.
+SMALL_IN_FLIGHT = 8
+SMALL_PARTIAL = 8
+SMALL_LANES = 8
+# Whether their first column ids come with the items.
+SMALL_HEADS = True
+# Bytes of a row of B up to which a product may be small.
+SMALL_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,8 @@ class RowShape:
         How often a slab's part of a row of B comes into the L2 cache; 0 where all of it fits.
     whole : float
         The same for whole rows of B.
+    small : bool
+        The product is small: its rows wait for each other rather than for L2.
     """
 
     rows: int = 0
@@ -106,6 +119,11 @@ class RowShape:
     long_share: float = 0.0
     spread: float = 0.0
     whole: float = 0.0
+    small: bool = False
+
+    def at_width(self, row_bytes: int) -> RowShape:
+        """Return the same for a product that may be wider than planned for."""
+        return replace(self, small=self.small and row_bytes <= SMALL_BYTES)
 
     def slabs_first(self, bundles: bool) -> bool:
         """Whether all slabs of an item should run before the next item."""
@@ -125,6 +143,7 @@ class RowShape:
 # The two ends: what an unknown matrix may be, and short rows alone.
 MIXED_ROWS = RowShape(long_share=1.0)
 SHORT_ROWS = RowShape(rows=MANY_ROWS)
+SMALL_ROWS = RowShape(small=True)
 
 
 def _widths(dtype: torch.dtype) -> tuple[int, ...]:
@@ -149,11 +168,21 @@ _FULL_TILES = {
     torch.float64: ((8, 1), (16, 1), (32, 1)),
 }
 _NARROW_LANES = (8, 32)
+# Tiles (vector, lanes, times) of small products, by bytes of an element; all have SMALL_LANES.
+SMALL_TILES = {
+    4: ((4, 8, 1), (4, 8, 2)),
+    2: ((4, 8, 1), (8, 8, 1), (8, 8, 2)),
+}
 _BUNDLE_TILES = {
     torch.float32: ((8, 1), (16, 1), (16, 2), (32, 2)),
     torch.float16: ((4, 1), (8, 1), (16, 1)),
     torch.bfloat16: ((4, 1), (8, 1), (16, 1)),
 }
+
+
+def _is_small(dtype: torch.dtype, tile: RowTile) -> bool:
+    """Whether there is a kernel for small products with this tile."""
+    return (tile.vector, tile.lanes, tile.times) in SMALL_TILES.get(dtype.itemsize, ())
 
 
 def _full(dtype: torch.dtype, vector: int) -> bool:
@@ -207,6 +236,10 @@ def choose_tile(
     if shape.spread >= SPREAD and wide > l2 and cols * SLAB_BYTES <= 0.85 * l2:
         return RowTile(vector, SLAB_BYTES // MAX_ACCESS_BYTES)
     vectors = -(-n // vector)
+    if shape.small and not args:
+        for tile in SMALL_TILES.get(dtype.itemsize, ()):
+            if RowTile(*tile).slab == n:
+                return RowTile(*tile)
     tiles = _FULL_TILES[dtype]
     for lanes, times in [] if args else _wishes(dtype, vectors, shape):
         if vectors % (lanes * times) == 0 and n % vector == 0:
@@ -234,6 +267,8 @@ def choose_bundle_tile(dtype: torch.dtype, n: int, vector: int, items: int) -> R
 def _in_flight(dtype: torch.dtype, tile: RowTile, shape: RowShape) -> int:
     """Rows of B that a group has in flight in whole chunks."""
     few_long = shape.short and shape.long_share < 0.5
+    if shape.small and tile.times == 1:
+        return SMALL_IN_FLIGHT
     if tile.times == 1:
         return 8 if tile.lanes == 8 and dtype.itemsize >= 4 and not shape.uniform else 4
     if tile.times == 4 or (dtype.itemsize == 2 and (tile.lanes == 16 or few_long)):
@@ -269,8 +304,12 @@ def spmm_config(
     shape: RowShape = MIXED_ROWS,
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_csr.cu``."""
+    plain_sum = not (extremum or bundles or repair)
+    small = shape.small and plain_sum and _is_small(dtype, tile)
+    shape = replace(shape, small=small)
     in_flight = 4 if bundles else _in_flight(dtype, tile, shape)
     blocks = _bundle_blocks(tile) if bundles else _min_blocks(dtype, tile, in_flight, args)
+    partial = SMALL_PARTIAL if small else 4
     return {
         "ELEMENT": ELEMENTS[dtype],
         "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
@@ -278,13 +317,16 @@ def spmm_config(
         "kLanes": tile.lanes,
         "kTimes": tile.times,
         "kUnroll": in_flight,
+        "kPartial": min(in_flight, partial),
         "kThreads": THREADS,
-        "kMinBlocks": blocks,
+        "kMinBlocks": max(blocks * 128 // THREADS, 1),
         "kExtremum": extremum,
         "kArgs": args,
         "kRows": BUNDLE_ROWS if bundles else 1,
         "kWeighted": weighted,
         "kRepair": repair,
+        "kShared": small,
+        "kHeads": small and SMALL_HEADS,
     }
 
 
@@ -344,7 +386,8 @@ def _distinct(configs: Iterator[dict[str, ConfigValue]]) -> Iterator[dict[str, C
 def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
         for tile in _tiles(dtype):
-            for out, shape in itertools.product(out_dtypes(dtype), (MIXED_ROWS, SHORT_ROWS)):
+            shapes = (MIXED_ROWS, SHORT_ROWS, SMALL_ROWS)
+            for out, shape in itertools.product(out_dtypes(dtype), shapes):
                 yield spmm_config(dtype, tile, weighted, out_dtype=out, shape=shape)
             yield spmm_config(dtype, tile, weighted, extremum=True)
             if tile.times == 1:
@@ -367,6 +410,7 @@ SPMM_CSR = KernelSpec(
         pointer("items", "const int4*"),
         pointer("columns", "const int*"),
         pointer("values", "const E::Storage*"),
+        pointer("heads", "const int*", "column of each thread's first entry, where kHeads"),
         *OPERANDS,
         *BUNDLES,
         *STRIDES,

@@ -66,8 +66,8 @@ TREE = (
     *PARTIALS,
     i32("node_count"),
 )
-# Where each of the four sections of the item list ends (segment.cuh).
+# Where each of the five sections of the item list ends (segment.cuh).
 SECTIONS = (
-    i32_array("item_end", 4, "in items"),
-    i32_array("block_end", 4, "in thread blocks"),
+    i32_array("item_end", 5, "in items"),
+    i32_array("block_end", 5, "in thread blocks"),
 )

@@ -29,8 +29,10 @@ constexpr int kVec = kRowVec;
 constexpr int kLanes = kRowLanes;
 constexpr int kTimes = kRowTimes;
 constexpr int kUnroll = kRowUnroll;
+constexpr int kPartial = kUnroll < 4 ? kUnroll : 4;
 constexpr int kRows = 1;
 constexpr bool kExtremum = false, kArgs = false, kRepair = false;
+constexpr bool kShared = false, kHeads = false;
 
 }  // namespace rows
 

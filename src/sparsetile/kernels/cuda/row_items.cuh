@@ -15,7 +15,15 @@
 // Rows: entries are taken in chunks of kLanes: lane l reads column id and value of the chunk's
 // l-th entry (coalesced, one chunk ahead), and hands them to the group by shuffles; kUnroll rows
 // of B are then in flight at once. All lanes of a warp run the same number of chunks. Whole chunks
-// take a path without predicates; the rest of a row takes whole batches, then what is left.
+// take a path without predicates; the rest of a row takes whole batches, then what is left, in a
+// batch that is at most one entry too long.
+//
+// Shared rows: the groups of a thread block take chunks in turn; each warp adds its groups' sums,
+// and the first warp adds the others' through shared memory. For long rows of products that do not
+// fill the GPU: fewer chunks one after the other, and no tree.
+//
+// kHeads: the column ids of every group's first chunk come with its item, from an array with one id
+// for each thread of the grid: the first gathers wait for one load, not for two.
 //
 // Bundles: each row of B serves up to kRows rows of C. The list comes in batches of 4 tagged
 // columns, one load each for all lanes of the group, as are the kRows values of an element; bits
@@ -41,9 +49,12 @@ constexpr int kListStep = 4;             // elements of a bundle's list that com
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0, "groups must not straddle warps");
 static_assert(!kRepair || kLanes == 32, "all pieces of a cut row must decide alike");
 static_assert(kLanes % kUnroll == 0, "a chunk is a whole number of batches");
+static_assert(kPartial <= kUnroll, "as many rows of B as registers were counted for");
 static_assert(kRows == 1 || (!kExtremum && !kRepair), "bundles only sum");
 static_assert(kRows == 1 || kRows == 4, "a bundle's rows come as one int4");
 static_assert(!kArgs || kExtremum, "a sum has no winner");
+static_assert(!kHeads || (kLanes == 8 && kRows == 1), "heads are laid out for groups of eight");
+static_assert(!kShared || (kRows == 1 && !kRepair), "shared rows are plain sums or extrema");
 
 // One chunk's operands as a group holds them: lane l has column and value of entry l.
 struct Chunk {
@@ -125,29 +136,26 @@ __device__ __forceinline__ void batch(const Params& p, const Chunk& chunk, const
   }
 }
 
-// Exactly `most` entries, fewer than M.
+// `most` entries, from 1 to M: exactly up to four, then in steps of two.
 template <int M>
 __device__ __forceinline__ void rest(const Params& p, const Chunk& chunk, const char* b, int most,
                                      Accumulator<1>& acc) {
-  if constexpr (M > 1) {
-    if (most == M - 1) {
-      batch<M - 1, (kGroups > 1)>(p, chunk, b, acc);
-    } else {
-      rest<M - 1>(p, chunk, b, most, acc);
-    }
+  constexpr int kLess = M > 4 ? M - 2 : M - 1;
+  if constexpr (kLess > 0) {
+    if (most <= kLess) return rest<kLess>(p, chunk, b, most, acc);
   }
+  batch<M, (kGroups > 1 || M > 4)>(p, chunk, b, acc);
 }
 
 // A chunk of fewer than kLanes entries in some group of the warp; `most` in the fullest.
 __device__ __forceinline__ void partial_chunk(const Params& p, Chunk chunk, const char* b, int lane,
                                               int most, Accumulator<1>& acc) {
-  constexpr int kBatch = kUnroll < 4 ? kUnroll : 4;
 #pragma unroll 1
-  for (; most >= kBatch; most -= kBatch) {
-    batch<kBatch, (kGroups > 1)>(p, chunk, b, acc);
-    chunk.drop<kBatch>(lane);
+  for (; most > kPartial; most -= kPartial) {
+    batch<kPartial, (kGroups > 1)>(p, chunk, b, acc);
+    chunk.drop<kPartial>(lane);
   }
-  rest<kBatch>(p, chunk, b, most, acc);
+  rest<kPartial>(p, chunk, b, most, acc);
 }
 
 // The first NaN among the group's own entries, in one column of B; rare, so it may be slow.
@@ -166,27 +174,35 @@ __device__ __forceinline__ int first_nan(const Params& p, const GroupWork& work,
   return -1;
 }
 
+// Column id of this thread's first entry; 0 where it has none. systems/csr/rows.py lays them out.
+// A template, because only spmm_csr.cu has them among its parameters.
+template <typename P>
+__device__ __forceinline__ int load_head(const P& p, int block) {
+  if constexpr (kHeads) return __ldg(p.heads + i64(block) * kThreads + threadIdx.x);
+  return 0;
+}
+
 __device__ __forceinline__ int4 load_item(const Params& p, int index, int end) {
   return index < end ? __ldg(p.items + index) : make_int4(-1, 0, 0, -1);
 }
 
 // Sum or extremum of the group's share of an item.
 __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& work, int4 item,
-                                           int lane, const char* b, Accumulator<1>& acc) {
+                                           int lane, const char* b, int head, Accumulator<1>& acc) {
   const Acc sign = kExtremum && p.minimum ? Acc(-1) : Acc(1);
   const int* columns = p.columns + item.y;
   const E::Storage* values = p.values + item.y;
   const int length = item.z - item.y;
   int begin = work.first;  // of the group's chunk in the item
-  int next_column = 0;
+  int next_column = head;
   E::Storage next_value = {};
-  const auto look_ahead = [&] {
+  const auto look_ahead = [&](bool column_too) {
     if (begin + lane < length) {
-      next_column = __ldg(columns + begin + lane);
+      if (column_too) next_column = __ldg(columns + begin + lane);
       if constexpr (kWeighted) next_value = __ldg(values + begin + lane);
     }
   };
-  look_ahead();
+  look_ahead(!kHeads);
   while (true) {
     Chunk chunk;
     chunk.left = length - begin;
@@ -197,7 +213,7 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
     if constexpr (kExtremum) chunk.value *= sign;
     chunk.entry = item.y + begin;
     begin += work.stride;
-    look_ahead();
+    look_ahead(true);
     const int least = kGroups == 1 ? chunk.left : __reduce_min_sync(kWarp, chunk.left);
     if (least >= kLanes) {
 #pragma unroll 1
@@ -268,6 +284,21 @@ __device__ __forceinline__ void join_groups(Accumulator<R>& acc) {
   }
 }
 
+// The warps of a block shared a row: the first one adds what they hold, in their order.
+__device__ __forceinline__ void join_warps(int lane, Accumulator<1>& acc) {
+  constexpr int kOthers = kThreads / 32 - 1;
+  __shared__ Accumulator<1> held[kOthers][kLanes];
+  const int warp = threadIdx.x / 32;
+  if (warp > 0 && threadIdx.x % 32 < kLanes) held[warp - 1][lane] = acc;
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll
+  for (int w = 0; w < kOthers; ++w) {
+    acc.join([&](int r, int q, int v) { return held[w][lane].sum[r][q][v]; },
+             [&](int q, int v) { return held[w][lane].winner(q, v); });
+  }
+}
+
 // Climb the tree of a cut unit; true in the one group that holds the whole unit's result.
 template <int R>
 __device__ __forceinline__ bool combine(const Params& p, int slot, int column, int lane,
@@ -308,7 +339,7 @@ __device__ __forceinline__ void store_args(const Params& p, int row, int column,
 template <int R>
 __device__ __forceinline__ void deliver(const Params& p, const GroupWork& work, int4 item,
                                         int column, int lane, Accumulator<R>& acc) {
-  // A wide item's first group goes on alone.
+  // The first group of a wide or shared item goes on alone.
   if (item.x < 0 || (work.wide && work.first > 0)) return;
   if (item.w >= 0 && !combine<R>(p, item.w, column, lane, acc)) return;
   if (column >= p.n) return;
@@ -354,16 +385,19 @@ __device__ __forceinline__ Place place(const Params& p, int slab, int lane) {
   return {column, reinterpret_cast<const char*>(b)};
 }
 
-__device__ __forceinline__ void row_item(const Params& p, const GroupWork& work, int slab,
-                                         int lane) {
+__device__ __forceinline__ void row_item(const Params& p, const GroupWork& work, int slab, int lane,
+                                         int head) {
   const Place at = place(p, slab, lane);
   const int4 item = load_item(p, work.index, work.end);
   if (kRepair && is_finite(p, item.x, at.column)) return;
   Accumulator<1> acc;
   const int first = item.y + work.first;
   acc.clear(first < item.z ? first : -1);
-  gather_row(p, work, item, lane, at.b, acc);
+  gather_row(p, work, item, lane, at.b, head, acc);
   if (kGroups > 1 && work.wide) join_groups<1>(acc);
+  if constexpr (kShared) {
+    if (work.shared) join_warps(lane, acc);
+  }
   deliver<1>(p, work, item, at.column, lane, acc);
 }
 
@@ -380,12 +414,13 @@ __device__ __forceinline__ void bundle_item(const Params& p, const GroupWork& wo
 
 // The items of one block of threads.
 __device__ __forceinline__ void block_of_items(const Params& p, int block, int slab) {
-  const GroupWork work = group_work<kLanes, kThreads>(block, p.item_end, p.block_end);
+  const int head = load_head(p, block);
+  const GroupWork work = group_work<kLanes, kThreads, kShared>(block, p.item_end, p.block_end);
   const int lane = threadIdx.x % kLanes;
   if constexpr (kRows > 1) {
     if (work.bundled) return bundle_item(p, work, slab, lane);
   }
-  row_item(p, work, slab, lane);
+  row_item(p, work, slab, lane, head);
 }
 
 }  // namespace rows

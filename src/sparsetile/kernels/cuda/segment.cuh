@@ -3,7 +3,9 @@
 // A unit is a row of A, or a bundle of rows that share columns (formats/bundles.py). An item
 // is a unit, or a piece of a long one. A short item is handled by a group of kLanes neighbouring
 // lanes; a wide one by all groups of a warp, which share its entries and add their sums by
-// shuffles. The item list has four sections: wide bundles, wide rows, bundles, rows.
+// shuffles; a shared one by all groups of a thread block, or as a wide one where a kernel does not
+// know shared items. The item list has five sections: shared rows, wide bundles, wide rows,
+// bundles, rows.
 //
 // The pieces of a cut unit are the leaves of a tree: each node's partial sum has a slot in the
 // workspace; the last child to arrive at a parent adds all children in slot order, and climbs.
@@ -35,27 +37,40 @@ struct GroupWork {
   int index;     // the item
   int end;       // of the section's items
   int first;     // offset of the group's first chunk of kLanes entries in the item
-  int stride;    // entries from one of the group's chunks to the next: 32 or kLanes
+  int stride;    // entries from one of the group's chunks to the next: kThreads, 32 or kLanes
+  bool shared;   // the block's groups share one item
   bool wide;     // the warp's groups share one item
-  bool bundled;  // items are bundles; the same for the whole block, like `wide`
+  bool bundled;  // items are bundles; all three are the same for the whole block
 };
 
-template <int kLanes, int kThreads>
-__device__ __forceinline__ GroupWork group_work(int block, const int (&item_end)[4],
-                                                const int (&block_end)[4]) {
+template <int kLanes, int kThreads, bool kShared = false>
+__device__ __forceinline__ GroupWork group_work(int block, const int (&item_end)[5],
+                                                const int (&block_end)[5]) {
   int section = 0;
 #pragma unroll
-  for (int s = 0; s < 3; ++s) section += block >= block_end[s];
+  for (int s = 0; s < 4; ++s) section += block >= block_end[s];
   const int first_item = section == 0 ? 0 : item_end[section - 1];
   const int first_block = section == 0 ? 0 : block_end[section - 1];
   GroupWork work;
-  work.wide = section < 2;
-  work.bundled = (section & 1) == 0;
-  const int lanes = work.wide ? 32 : kLanes;  // that work on one item
+  work.shared = kShared && section == 0;
+  work.wide = section < 3;
+  work.bundled = (section & 1) != 0;
+  const int number = block - first_block;
+  const int thread = threadIdx.x;
   work.end = item_end[section];
-  work.index = first_item + (block - first_block) * (kThreads / lanes) + threadIdx.x / lanes;
-  work.first = work.wide ? threadIdx.x % 32 / kLanes * kLanes : 0;
-  work.stride = work.wide ? 32 : kLanes;
+  if (work.shared) {
+    work.index = number;
+    work.first = thread / kLanes * kLanes;
+    work.stride = kThreads;
+  } else if (work.wide) {
+    work.index = first_item + number * (kThreads / 32) + thread / 32;
+    work.first = thread % 32 / kLanes * kLanes;
+    work.stride = 32;
+  } else {
+    work.index = first_item + number * (kThreads / kLanes) + thread / kLanes;
+    work.first = 0;
+    work.stride = kLanes;
+  }
   return work;
 }
 

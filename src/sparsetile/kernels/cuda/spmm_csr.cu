@@ -4,7 +4,8 @@
 // grid.y = slabs, the slow dimension, so that all items of a slab run before the next and the
 // slab's slice of B stays in L2; where rows of A use neighbouring rows of B, slabs are the fast
 // dimension instead (grid.x counts both), so that rows of B are read whole. grid.z = batch. Shared
-// memory: none. The order of the additions is fixed by the schedule alone.
+// memory: what warps hold of a row that they share. The order of the additions is fixed by the
+// schedule alone.
 //
 // kRepair: `args` is a flag, if not null: 0 says that whoever made C saw all of it finite.
 //

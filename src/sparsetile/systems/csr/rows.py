@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule, l2_reload_factor
+from sparsetile.balance.segments import WIDE_LENGTH, WIDE_SECTIONS
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
-from sparsetile.kernels.csr import SPREAD, WIDE_SLAB_BYTES, RowShape
+from sparsetile.kernels.csr import (
+    SMALL_BYTES,
+    SMALL_LANES,
+    SPREAD,
+    THREADS,
+    WIDE_SLAB_BYTES,
+    RowShape,
+)
 
-__all__ = ["row_shape", "schedule_sizes", "segment_length"]
+__all__ = [
+    "ItemLengths",
+    "first_columns",
+    "item_lengths",
+    "row_shape",
+    "schedule_sizes",
+    "segment_length",
+]
 
 # How long items are. Rows up to UNCUT entries are not cut where no row is longer (UNCUT_NARROW in
 # products whose rows of B are narrow: there a tree costs as much as hundreds of entries). Where
@@ -22,6 +39,41 @@ MANY, MANY_NARROW = 1_000_000, 400_000  # entries from which on items are twice 
 UNCUT, UNCUT_NARROW, NARROW_BYTES = 256, 512, 256
 LONG_UNIT, LONG_UNITS_SHARE = 256, 0.8
 BUSY_WARPS = 3_700
+# Small products: rows of B of SMALL_BYTES at most, and as many lanes as SMALL_WAVES times those of
+# the GPU. There a row's chain of gathers is what takes time, so that the first of these lengths is
+# taken over which rows may have a whole warp, or a whole thread block, for SPARE of the GPU's lanes
+# or for those that have no work at all. Rows and pieces of SHARED_UNCUT are then not cut.
+SMALL_WAVES, SPARE = 3.0, 0.33
+WIDE_LENGTHS: tuple[int, ...] = (16, 24)
+SHARED_LENGTHS: tuple[int, ...] = (32, 64, 128, 256)
+SHARED_UNCUT = 512
+LANES_PER_SM, ACCESS_BYTES = 1024, 16
+
+
+@dataclass(frozen=True)
+class ItemLengths:
+    """Entries over which an item is cut, has a whole warp, and has a whole thread block.
+
+    Attributes
+    ----------
+    longest : int
+        No item has more.
+    wide, shared : int or None
+        As ``SegmentSchedule.make`` takes them.
+    small : bool
+        Whether the product is small: its rows do not fill the GPU several times.
+    """
+
+    longest: int
+    wide: int | None = None
+    shared: int | None = None
+    small: bool = False
+
+    def schedule(self, units: Units) -> SegmentSchedule:
+        """Return the schedule of the units."""
+        return SegmentSchedule.make(
+            units, max_length=self.longest, wide_length=self.wide, shared_length=self.shared
+        )
 
 
 def segment_length(units: Units, row_bytes: int) -> int:
@@ -45,6 +97,52 @@ def segment_length(units: Units, row_bytes: int) -> int:
     return 2 * SHORT_SEGMENT if total >= (MANY_NARROW if narrow else MANY) else SHORT_SEGMENT
 
 
+def _least(lengths: tuple[int, ...], length: Tensor, cost: int, most: float) -> int | None:
+    """Return the first of some lengths which few enough rows exceed, at a cost for each."""
+    return next((t for t in lengths if cost * int((length > t).sum()) <= most), None)
+
+
+def item_lengths(units: Units, row_bytes: int, processors: int) -> ItemLengths:
+    """Return how items are made of the units for rows of B of that many bytes."""
+    longest = segment_length(units, row_bytes)
+    alone = units.length[~units.bundled]
+    if row_bytes > SMALL_BYTES or not alone.numel() or bool(units.bundled.any()):
+        return ItemLengths(longest)
+    group = min(max(-(-row_bytes // ACCESS_BYTES), 4), 32)
+    room = processors * LANES_PER_SM
+    used = int(torch.where(alone > WIDE_LENGTH, 32, group).sum())
+    if used > SMALL_WAVES * room:
+        return ItemLengths(longest)
+    spare = max(SPARE * room, room - used)
+    wide = _least(WIDE_LENGTHS, alone[alone <= WIDE_LENGTH], 32 - group, spare)
+    shared = _least(SHARED_LENGTHS, alone, THREADS - 32, spare)
+    if shared is not None:
+        longest = max(longest, SHARED_UNCUT)
+    return ItemLengths(longest, wide, shared, True)
+
+
+def first_columns(schedule: SegmentSchedule, columns: Tensor) -> Tensor:
+    """Return the column of each thread's first entry, in whole thread blocks.
+
+    A thread block has a shared item, a wide one for each warp, or one for each group of SMALL_LANES
+    lanes; lane l of what works on an item begins with the item's entry l. Threads without an entry
+    get column 0.
+    """
+    found, begun = [], 0
+    for number, lanes in zip(
+        schedule.sections, (THREADS, 32, 32, SMALL_LANES, SMALL_LANES), strict=True
+    ):
+        items = schedule.items[begun : begun + number].to(torch.int64)
+        begun += number
+        entry = items[:, 1:2] + torch.arange(lanes, device=items.device)
+        there = entry < items[:, 2:3]
+        heads = torch.zeros_like(entry, dtype=torch.int32)
+        heads[there] = columns[entry[there]].to(torch.int32)
+        flat = heads.reshape(-1)
+        found.append(torch.nn.functional.pad(flat, (0, -flat.numel() % THREADS)))
+    return torch.cat(found)
+
+
 def schedule_sizes(schedule: SegmentSchedule) -> dict[str, Any]:
     """Return what a runner has to know of a schedule beside its tensors."""
     return {
@@ -55,10 +153,10 @@ def schedule_sizes(schedule: SegmentSchedule) -> dict[str, Any]:
 
 
 def row_shape(
-    csr: CSR, schedule: SegmentSchedule, order: Tensor | None, row_bytes: int
+    csr: CSR, schedule: SegmentSchedule, order: Tensor | None, row_bytes: int, small: bool = False
 ) -> RowShape:
     """Return what the choice of a tile looks at."""
-    short = schedule.items[sum(schedule.sections[:2]) :]
+    short = schedule.items[sum(schedule.sections[:WIDE_SECTIONS]) :]
     lengths = (short[:, 2] - short[:, 1]).double()
     rows, total = lengths.numel(), float(lengths.sum())
     slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
@@ -72,4 +170,5 @@ def row_shape(
         long_share=1.0 - total / csr.nnz if csr.nnz else 0.0,
         spread=apart,
         whole=whole,
+        small=small,
     )

@@ -60,7 +60,7 @@ class Work:
     """One schedule: the prefix of its tensors' names, and its sizes."""
 
     prefix: str
-    sections: tuple[int, int, int, int]
+    sections: tuple[int, int, int, int, int]
     slots: int
     nodes: int
     bundled: bool
@@ -68,7 +68,8 @@ class Work:
     @classmethod
     def of(cls, sizes: Mapping[str, Any], bundled: bool) -> Work:
         """Read what ``schedule_sizes`` wrote."""
-        sections = tuple(sizes["sections"])
+        found = sizes["sections"]
+        sections = (0,) * (5 - len(found)) + tuple(found)  # older files know no shared rows
         prefix = "mixed_" if bundled else ""
         return cls(prefix, sections, sizes["slots"], sizes["nodes"], bundled)  # type: ignore[arg-type]
 
@@ -76,9 +77,13 @@ class Work:
     def items(self) -> int:
         return sum(self.sections)
 
-    def block_ends(self, lanes: int) -> tuple[int, ...]:
-        """Where each section ends in thread blocks; the first two hold wide items, one a warp."""
-        per_block = (THREADS // 32, THREADS // 32, THREADS // lanes, THREADS // lanes)
+    def block_ends(self, lanes: int, shared: bool = False) -> tuple[int, ...]:
+        """Where each section ends in thread blocks: an item has a block, a warp or a group.
+
+        ``shared``: the kernel knows shared items; else a warp takes each.
+        """
+        warps, groups = THREADS // 32, THREADS // lanes
+        per_block = (1 if shared else warps, warps, warps, groups, groups)
         blocks = [-(-c // b) for c, b in zip(self.sections, per_block, strict=True)]
         return tuple(itertools.accumulate(blocks))
 
@@ -87,11 +92,11 @@ class Work:
         names = ("items", "parent_of_slot", "nodes")
         return {name: tensors[self.prefix + name].data_ptr() for name in names}
 
-    def section_params(self, lanes: int) -> dict[str, tuple[int, ...]]:
+    def section_params(self, lanes: int, shared: bool = False) -> dict[str, tuple[int, ...]]:
         """Where each section ends, in items and in thread blocks."""
         return {
             "item_end": tuple(itertools.accumulate(self.sections)),
-            "block_end": self.block_ends(lanes),
+            "block_end": self.block_ends(lanes, shared),
         }
 
 
@@ -104,6 +109,7 @@ class Launch:
     tile: RowTile
     slabs: int
     block_ends: tuple[int, ...]
+    small: bool
     slab_fast: bool
     early: bool
 
@@ -170,15 +176,16 @@ class CSRRunner(ExactRunner):
             bundles = mode == "sum" and self._mixed is not None and dtype in BUNDLE_DTYPES
             work = self._mixed if bundles and self._mixed is not None else self._plain
             facts = machine(torch.device("cuda", device))
+            shape = self._shape.at_width(n * dtype.itemsize)
             if mode == "repair":
                 tile = RowTile(vector, 32)
             elif bundles:
-                items = work.sections[0] + work.sections[2]
+                items = work.sections[1] + work.sections[3]
                 tile = choose_bundle_tile(dtype, n, vector, items)
             else:
                 args = mode in ("argmax", "argmin")
                 tile = choose_tile(
-                    dtype, n, vector, self._shape, cols=self.cols, l2=facts.l2_bytes, args=args
+                    dtype, n, vector, shape, cols=self.cols, l2=facts.l2_bytes, args=args
                 )
             config = spmm_config(
                 dtype,
@@ -189,9 +196,10 @@ class CSRRunner(ExactRunner):
                 args=mode in ("argmax", "argmin"),
                 bundles=bundles,
                 repair=mode == "repair",
-                shape=self._shape if mode == "sum" else MIXED_ROWS,
+                shape=shape if mode == "sum" else MIXED_ROWS,
             )
-            slabs, block_ends = tile.slabs(n), work.block_ends(tile.lanes)
+            small = bool(config["kShared"])
+            slabs, block_ends = tile.slabs(n), work.block_ends(tile.lanes, small)
             # Blocks of the next kernel go to the SMs that are done first: uneven unless they are
             # many.
             waves = block_ends[-1] * slabs / (facts.processors * BLOCKS_PER_SM)
@@ -201,6 +209,7 @@ class CSRRunner(ExactRunner):
                 tile,
                 slabs,
                 block_ends,
+                small,
                 slab_fast=slabs > MAX_SLABS or (slabs > 1 and self._shape.slabs_first(bundles)),
                 early=work.slots == 0 and waves >= MANY_WAVES,
             )
@@ -241,10 +250,11 @@ class CSRRunner(ExactRunner):
             }
         return {
             **work.pointers(tensors),
-            **work.section_params(launch.tile.lanes),
+            **work.section_params(launch.tile.lanes, launch.small),
             **bundled,
             "columns": tensors["columns"].data_ptr(),
             "values": 0 if values is None else values.data_ptr(),
+            "heads": tensors["heads"].data_ptr() if launch.small else 0,
             "indptr": tensors["indptr"].data_ptr(),
             "args": 0,
             "arrivals": 0,

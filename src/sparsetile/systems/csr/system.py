@@ -14,13 +14,19 @@ from typing import Any
 import torch
 
 from sparsetile.balance import SegmentSchedule
+from sparsetile.core.device import processors
 from sparsetile.formats import RowBundles, Rows
 from sparsetile.formats.bundles import MAX_COLUMNS
 from sparsetile.formats.units import row_units
 from sparsetile.kernels.csr import BUNDLE_DTYPES, ELEMENTS
 from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, Tensors
 from sparsetile.systems.csr.cost import predict_csr
-from sparsetile.systems.csr.rows import row_shape, schedule_sizes, segment_length
+from sparsetile.systems.csr.rows import (
+    first_columns,
+    item_lengths,
+    row_shape,
+    schedule_sizes,
+)
 from sparsetile.systems.csr.runner import CSRRunner
 from sparsetile.systems.shared.requirements import entry_reasons
 
@@ -43,7 +49,7 @@ LONG_ELEMENTS, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS, LONG_BYTES = 2**17, 256,
 def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
     """Return the schedule of bundles and of the rows that are in none."""
     units = bundles.units()
-    return SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
+    return item_lengths(units, request.row_bytes, processors(request.device)).schedule(units)
 
 
 class CSRSystem(System):
@@ -70,12 +76,15 @@ class CSRSystem(System):
         rows = Rows.pack(csr)
         timer("format")
         units = row_units(csr, order)
-        plain = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
-        shape = row_shape(csr, plain, order, request.row_bytes)
+        lengths = item_lengths(units, request.row_bytes, processors(request.device))
+        plain = lengths.schedule(units)
+        shape = row_shape(csr, plain, order, request.row_bytes, lengths.small)
         timer("schedule")
         bundles = self._bundles(request)
         timer("format")
         tensors: Tensors = {**rows.tensors(), **plain.tensors()}
+        if shape.small and bundles is None:
+            tensors = {**tensors, "heads": first_columns(plain, csr.indices)}
         choices = {"format": f"rows, {rows.bytes} bytes"}
         schedule, mixed = plain, None
         if bundles is not None:
@@ -93,12 +102,16 @@ class CSRSystem(System):
                 f"{bundles.bundle_count} bundles of four rows hold {bundles.entries.numel()} of "
                 f"{csr.nnz} entries, {sharing:.2f} per row of B read, {bundles.bytes} bytes"
             )
-        lengths = schedule.items[:, 2] - schedule.items[:, 1]
-        longest = int(lengths.max()) if lengths.numel() else 0
+        entries = schedule.items[:, 2] - schedule.items[:, 1]
+        longest = int(entries.max()) if entries.numel() else 0
         choices["schedule"] = (
             f"{schedule.item_count} items of at most {longest} entries, "
             f"{schedule.slot_count} partial sums"
         )
+        if schedule.sections[0]:
+            choices["schedule"] += (
+                f", {schedule.sections[0]} items shared by a thread block's warps"
+            )
         timer("schedule")
         return self.built(
             request,

@@ -1,0 +1,197 @@
+"""Products of rows on CUDA cores, run on the host thread by thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+import sparsetile as st
+from sparsetile.core.device import H200
+from sparsetile.kernels import KernelSpec
+from sparsetile.reorder import Permutation
+from sparsetile.systems import SYSTEMS, runner
+from sparsetile.systems.base import PLAIN, BuiltSystem, Epilogue, Request
+from sparsetile.systems.csr import rows
+from sparsetile.systems.csr import runner as csr_runner
+from tests.contracts.cases import csr_of
+from tests.emulator.build import HostKernel, host_compiler
+
+pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+
+class Loaded(list[dict[str, Any]]):
+    """Configurations of the kernels that were loaded."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulator")
+
+
+@pytest.fixture(autouse=True)
+def loaded(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -> Loaded:
+    """Kernels are loaded for the host; scratch memory holds what nobody should read."""
+    found = Loaded()
+
+    def scratch(device: Any, stream: int, size: int, counters: int) -> tuple[Tensor, Tensor]:
+        return torch.full((size,), 255, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32)
+
+    def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
+        found.append(dict(config))
+        return HostKernel(spec, config, folder)
+
+    monkeypatch.setattr(KernelSpec, "load", load)
+    monkeypatch.setattr(csr_runner, "machine", lambda device: H200)
+    monkeypatch.setattr(csr_runner, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(csr_runner, "ensure_cuda_context", lambda device: None)
+    monkeypatch.setattr(csr_runner, "current_stream_handle", lambda device: 0)
+    monkeypatch.setattr(csr_runner, "scratch", scratch)
+    return found
+
+
+def uneven(longest: int = 300, cols: int = 400) -> sp.csr_array:
+    """Rows of every length up to 40, some longer ones, empty ones; small whole numbers."""
+    lengths = [*range(41), 0, 63, 64, 65, 127, 128, 129, 171, longest, 0]
+    rng = np.random.default_rng(5)
+    order = rng.permutation(len(lengths))
+    columns = [np.sort(rng.choice(cols, lengths[i], replace=False)) for i in order]
+    indices = np.concatenate(columns)
+    data = (np.arange(indices.size) % 7 + 1.0) * (-1.0) ** np.arange(indices.size)
+    indptr = np.concatenate([[0], np.cumsum([c.size for c in columns])])
+    return sp.csr_array((data, indices, indptr), shape=(len(lengths), cols))
+
+
+def build(csr: st.CSR, n: int, dtype: torch.dtype, order: Tensor | None = None) -> BuiltSystem:
+    permutation = Permutation("identity" if order is None else "given", order)
+    return SYSTEMS["csr"].build(Request(csr, n, dtype, permutation, ceilings=H200))
+
+
+def sections(built: BuiltSystem) -> list[int]:
+    return json.loads(built.recipe.partition(":")[2])["plain"]["sections"]
+
+
+def product(
+    built: BuiltSystem,
+    csr: st.CSR,
+    B: Tensor,
+    out_dtype: torch.dtype | None = None,
+    epilogue: Epilogue = PLAIN,
+) -> Tensor:
+    shape = (*B.shape[:-2], csr.shape[0], B.shape[-1])
+    out = torch.full(shape, 7.0 if epilogue.beta else torch.nan, dtype=out_dtype or B.dtype)
+    runner(built.recipe).spmm(built.tensors, csr.values, None, B, out, epilogue)
+    return out
+
+
+def expected(csr: st.CSR, B: Tensor) -> Tensor:
+    """Entry by entry in float64: nothing that is not stored takes part."""
+    values = torch.ones(csr.nnz) if csr.values is None else csr.values
+    terms = values.double().unsqueeze(-1) * B.double()[..., csr.indices.long(), :]
+    zeros = torch.zeros((*B.shape[:-2], csr.shape[0], B.shape[-1]), dtype=torch.float64)
+    return zeros.index_add(-2, csr.row_ids(), terms)
+
+
+def operand(csr: st.CSR, n: int, dtype: torch.dtype, *lead: int) -> Tensor:
+    """Small whole numbers, so that sums are exact in float32, with NaN and Inf in three rows."""
+    B = torch.randint(-2, 3, (*lead, csr.shape[1], n)).to(dtype)
+    B[..., 3, 0], B[..., 7, n - 1], B[..., -1, n // 2] = torch.nan, torch.inf, -torch.inf
+    return B
+
+
+def assert_same(C: Tensor, wanted: Tensor) -> None:
+    assert torch.equal(C.nan_to_num(nan=12345.0), wanted.to(C.dtype).nan_to_num(nan=12345.0))
+
+
+@pytest.mark.parametrize(
+    "dtype, n", [(F32, 32), (F32, 64), (F32, 20), (F16, 32), (F16, 64), (BF16, 128)]
+)
+def test_small_products_share_rows_among_the_warps_of_a_block(loaded, dtype, n):
+    csr = csr_of(uneven(), dtype=dtype)
+    built = build(csr, n, dtype)
+    assert sections(built) == [16, 0, 16, 0, 19], "over 32, over 16, the others"
+    B = operand(csr, n, dtype)
+    assert_same(product(built, csr, B, F32), expected(csr, B))
+    (config,) = loaded
+    assert config["kShared"] and config["kHeads"] and config["kLanes"] == 8
+
+
+@pytest.mark.parametrize("heads", [True, False])
+@pytest.mark.parametrize("partial", [4, 8])
+def test_small_products_without_each_of_their_parts(monkeypatch, loaded, heads, partial):
+    monkeypatch.setattr("sparsetile.kernels.csr.SMALL_HEADS", heads)
+    monkeypatch.setattr("sparsetile.kernels.csr.SMALL_PARTIAL", partial)
+    monkeypatch.setattr(rows, "SHARED_LENGTHS", (64,))
+    csr = csr_of(uneven())
+    built = build(csr, 32, F32)
+    B = operand(csr, 32, F32)
+    assert_same(product(built, csr, B), expected(csr, B))
+    assert (loaded[0]["kHeads"], loaded[0]["kPartial"]) == (heads, partial)
+
+
+def test_rows_are_cut_into_shared_pieces(monkeypatch):
+    monkeypatch.setattr(rows, "SHARED_UNCUT", 150)
+    monkeypatch.setattr(rows, "segment_length", lambda units, row_bytes: 128)
+    csr = csr_of(uneven(390))
+    built = build(csr, 32, F32)
+    assert json.loads(built.recipe.partition(":")[2])["plain"]["slots"] == 2 + 3
+    B = operand(csr, 32, F32)
+    assert_same(product(built, csr, B), expected(csr, B))
+
+
+@pytest.mark.parametrize("n, dtype", [(128, F32), (33, F32), (32, torch.float64), (16, F16)])
+def test_other_widths_take_a_plan_for_small_products_with_a_warp_a_row(loaded, n, dtype):
+    csr = csr_of(uneven())
+    built = build(csr, 32, F32)
+    assert sections(built)[0] > 0
+    values = None if csr.values is None else csr.values.to(dtype)
+    B = operand(csr, n, dtype)
+    out = torch.full((csr.shape[0], n), torch.nan, dtype=F32 if dtype is F16 else dtype)
+    runner(built.recipe).spmm(built.tensors, values, None, B, out)
+    assert_same(out, expected(csr, B))
+    assert not loaded[0]["kShared"]
+
+
+def test_row_orders_batches_patterns_and_epilogues():
+    csr = csr_of(uneven())
+    order = torch.randperm(csr.shape[0], generator=torch.Generator().manual_seed(3))
+    B = operand(csr, 32, F32, 2)
+    assert_same(product(build(csr, 32, F32, order), csr, B), expected(csr, B))
+    terms = Epilogue(alpha=2.0, beta=3.0, bias=torch.arange(32.0), relu=True)
+    wanted = torch.relu(2 * expected(csr, B) + 21 + torch.arange(32.0))
+    assert_same(product(build(csr, 32, F32), csr, B, epilogue=terms), wanted)
+    pattern = csr_of(uneven(), pattern=True)
+    B = operand(pattern, 32, F16)
+    assert_same(product(build(pattern, 32, F16), pattern, B, F32), expected(pattern, B))
+
+
+def test_extrema_of_a_plan_with_shared_rows():
+    csr = csr_of(uneven())
+    built = build(csr, 32, F32)
+    B = torch.randn(csr.shape[1], 32)
+    out, args = torch.empty(csr.shape[0], 32), torch.empty(csr.shape[0], 32, dtype=torch.int64)
+    runner(built.recipe).extremum(built.tensors, csr.values, B, out, args, True)
+    terms = csr.values.unsqueeze(1) * B[csr.indices.long()]
+    for row, (begin, end) in enumerate(zip(csr.indptr[:-1], csr.indptr[1:], strict=True)):
+        mine = terms[begin:end]
+        wanted = mine.max(0) if begin < end else None
+        assert torch.equal(out[row], torch.zeros(32) if wanted is None else wanted.values)
+        assert torch.equal(args[row], torch.full((32,), -1) if wanted is None
+                           else wanted.indices + begin)  # fmt: skip
+
+
+def test_sampled_products_of_a_plan_with_shared_rows():
+    csr = csr_of(uneven())
+    built = build(csr, 32, F32)
+    G, B = (torch.randint(-3, 4, (size, 32)).float() for size in csr.shape)
+    found = runner(built.recipe).sddmm(built.tensors, G, B)
+    assert torch.equal(found, (G[csr.row_ids()] * B[csr.indices.long()]).sum(1))
