@@ -22,7 +22,7 @@ constexpr int kRestGroups = 32 / kRestSide;
 constexpr int kRestTimes = kCols * kSize / (16 * kRestSide);  // vectors of a lane
 constexpr int kRestVec = 16 / kSize;
 constexpr int kRestStep = kRestSide * kRestVec;  // columns from one of a lane's vectors to its next
-constexpr int kRestFlight = 8 / kRestTimes;
+constexpr int kRestFlight = 4;  // entries of a group at a time
 constexpr int kRestStride = kCols + 4;  // floats from one row to the next
 
 struct RestSums {
@@ -33,7 +33,7 @@ struct RestSums {
 
 // Sums of entries `begin` to `end` by rows, in shared memory; zeros in rows without such entries.
 template <typename Params>
-__device__ __noinline__ void sum_rest(const Params& p, int slab, int begin, int end,
+__device__ __forceinline__ void sum_rest(const Params& p, int slab, int begin, int end,
                                       RestSums& sums) {
   const Place at(p, slab);
   const int side = at.lane % kRestSide, group = at.lane / kRestSide;
@@ -115,6 +115,22 @@ __device__ __noinline__ void sum_rest(const Params& p, int slab, int begin, int 
   __syncwarp();
 }
 
+// Add entries `from` to `to` to a window's sums. Not inlined, and the sums go through local memory,
+// once a window: the loop over steps has no registers to spare for it.
+template <typename Params>
+__device__ __noinline__ void add_entries(const Params& p, int slab, int from, int to,
+                                         Tally& tally) {
+  __shared__ RestSums s_rest[kThreads / 32];
+  RestSums& sums = s_rest[threadIdx.x / 32];
+  sum_rest(p, slab, from, to, sums);
+  const Place at(p, slab);
+#pragma unroll
+  for (int i = 0; i < kGroups * 4; ++i) {
+    const int row = at.g + i % 4 / 2 * 8;
+    tally.sum[i / 4][i % 4] += sums.row[row][column_of(at, i / 4, i % 2)];
+  }
+}
+
 // Add the entries outside tiles that belong to tiles `begin` to `end` of a window to its sums.
 template <typename Params>
 __device__ __forceinline__ void add_rest(const Params& p, int slab, int window, int begin, int end,
@@ -127,15 +143,9 @@ __device__ __forceinline__ void add_rest(const Params& p, int slab, int window, 
   const int from = first + static_cast<int>(i64(begin - tile) * count / tiles);
   const int to = first + static_cast<int>(i64(end - tile) * count / tiles);
   if (from == to) return;
-  __shared__ RestSums s_rest[kThreads / 32];
-  RestSums& sums = s_rest[threadIdx.x / 32];
-  sum_rest(p, slab, from, to, sums);
-  const Place at(p, slab);
-#pragma unroll
-  for (int i = 0; i < kGroups * 4; ++i) {
-    const int row = at.g + i % 4 / 2 * 8;
-    tally.sum[i / 4][i % 4] += sums.row[row][column_of(at, i / 4, i % 2)];
-  }
+  Tally sums = tally;
+  add_entries(p, slab, from, to, sums);
+  tally = sums;
 }
 
 // All of them.
