@@ -115,6 +115,20 @@ def test_long_windows_are_shared_and_cut(system, ablation):
     assert_same(product(system, ablation, csr, B), expected(csr, B))
 
 
+@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_entries_outside_groups_may_all_be_of_few_rows(dtype, rows):
+    # Two entries in each of 32 columns make groups; 260 columns have one entry, in the last rows:
+    # groups of lanes share them evenly, wherever a row ends.
+    dense = np.zeros((16, 300))
+    dense[:2, :32] = 3.0
+    columns = np.arange(40, 300)
+    dense[16 - rows + columns % rows, columns] = columns % 5 + 1.0
+    csr = csr_of(sp.csr_array(dense), dtype=dtype)
+    B = operand(csr, 40, dtype, special=True)
+    assert_same(product("brp", "2x2", csr, B), expected(csr, B))
+
+
 @pytest.mark.parametrize("system, ablation", [("rsh", "tiles"), ("brp", "2x2")])
 def test_row_orders_batches_patterns_odd_widths_and_epilogues(system, ablation):
     csr = csr_of(whole_numbers(50, 60, 0.4))

@@ -14,7 +14,6 @@ def entries_of(made: BRPWindows, fixed: int) -> list[tuple[int, int, int]]:
     """(row of A, column, entry) of everything that windows hold."""
     found = []
     tiles, rest = made.row_window_offset.tolist(), made.window_rest.tolist()
-    offset = made.rest_offset.tolist()
     for window in range(made.window_count):
         for slot in range(tiles[window] * 8 * fixed, tiles[window + 1] * 8 * fixed):
             place, column = divmod(int(made.slot_ids[slot]), 8)
@@ -24,8 +23,7 @@ def entries_of(made: BRPWindows, fixed: int) -> list[tuple[int, int, int]]:
             found.append((row, column, int(made.slot_entries[slot])))
         for i in range(rest[window], rest[window + 1]):
             row = int(made.rows[window * WINDOW_ROWS + int(made.rest_rows[i])])
-            for at in range(offset[i], offset[i + 1]):
-                found.append((row, int(made.rest_columns[at]), int(made.rest_entries[at])))
+            found.append((row, int(made.rest_columns[i]), int(made.rest_entries[i])))
     return found
 
 

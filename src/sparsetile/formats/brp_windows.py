@@ -8,10 +8,9 @@ row by row, as one more partial sum. Rows of all other windows are left to CUDA 
     row_window_offset    first tile of each window                        [windows + 1]
     tile_columns         column of A behind each tile column              [8 tiles]
     slot_ids             8 * row + column in the tile, a byte an entry    [8 f tiles]
-    window_rest          first of each window's rows below                [windows + 1]
-    rest_rows            0 to 15: a row with entries outside groups
-    rest_offset          their first entries                              [those rows + 1]
-    rest_columns         columns of A
+    window_rest          first of each window's entries outside groups    [windows + 1]
+    rest_rows            their rows in the window, 0 to 15, a byte each, ascending
+    rest_columns         their columns of A
     slot_entries, rest_entries   canonical entry numbers
 """
 
@@ -49,7 +48,6 @@ class BRPWindows:
     slot_entries: Tensor
     window_rest: Tensor
     rest_rows: Tensor
-    rest_offset: Tensor
     rest_columns: Tensor
     rest_entries: Tensor
 
@@ -74,7 +72,7 @@ class BRPWindows:
         rest_mine = inside[rest_place]
         lengths = (packed.res_row_offset[1:] - packed.res_row_offset[:-1]).to(torch.int64)
         entry_mine = torch.repeat_interleave(rest_mine, lengths)
-        rest_window = number[rest_place[rest_mine] // WINDOW_ROWS]
+        rest_at = torch.repeat_interleave(rest_place[rest_mine], lengths[rest_mine])
         return cls(
             row_at[inside],
             row_at[~inside],
@@ -82,9 +80,8 @@ class BRPWindows:
             columns[mine].reshape(-1),
             packed.local_id.reshape(-1, packed.group_entries)[mine].reshape(-1),
             held[mine].reshape(-1),
-            _prefix(torch.bincount(rest_window, minlength=windows)),
-            (rest_place[rest_mine] % WINDOW_ROWS).to(torch.int32),
-            _prefix(lengths[rest_mine]),
+            _prefix(torch.bincount(number[rest_at // WINDOW_ROWS], minlength=windows)),
+            (rest_at % WINDOW_ROWS).to(torch.uint8),
             packed.res_col_id[entry_mine],
             packed.entries[packed.local_id.numel() :][entry_mine],
         )
@@ -110,7 +107,6 @@ class BRPWindows:
             "slot_entries": self.slot_entries,
             "window_rest": self.window_rest,
             "rest_rows": self.rest_rows,
-            "rest_offset": self.rest_offset,
             "rest_columns": self.rest_columns,
             "rest_entries": self.rest_entries,
         }

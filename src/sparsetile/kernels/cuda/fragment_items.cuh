@@ -24,7 +24,7 @@
 //
 // Zeros of a step multiply too. Sums that are not finite are computed again: Tensor Cores multiply
 // what is finite, and entries of A with anything else, which Weights tells from zeros, are added.
-// Entries outside tiles (window_rest.cuh) are added where a window is stored.
+// Entries outside tiles (window_rest.cuh) are added before a window is stored, or a part joined.
 // Windows that were cut are joined by a tree (tree.cuh), parts of a shared item in shared memory.
 // C's rows are those that `order` names, or positions 0 to `rows` without it.
 //
@@ -109,7 +109,6 @@ __device__ __forceinline__ bool all_finite(Tally& tally) {
 }
 
 __device__ __forceinline__ void store(const Params& p, int slab, int window, Tally& tally) {
-  if constexpr (kRest) add_rest(p, slab, window, tally);
   if (p.beta != 0.0) {
     const Tally sums = tally;
     store_with_terms(p, slab, window, sums);
@@ -123,7 +122,10 @@ __device__ __forceinline__ void store(const Params& p, int slab, int window, Tal
 // Store a window's sums if all are finite; else false, and C is as it was. Clears them.
 __device__ __forceinline__ bool store_window(const Params& p, int slab, int window, Tally& tally) {
   const bool stored = all_finite(tally);
-  if (stored) store(p, slab, window, tally);
+  if (stored) {
+    if constexpr (kRest) add_rest(p, slab, window, tally);
+    store(p, slab, window, tally);
+  }
   tally = {};
   return stored;
 }
@@ -291,6 +293,7 @@ __device__ __noinline__ void store_again(const Params& p, int slab, int window) 
   Tally tally;
   exact_sums(p, slab, __ldg(p.row_window_offset + window), __ldg(p.row_window_offset + window + 1),
              tally);
+  if constexpr (kRest) add_rest(p, slab, window, tally);
   store(p, slab, window, tally);
 }
 
@@ -328,10 +331,9 @@ __device__ __noinline__ void join_warps(const Params& p, int slab, int index, Ta
   static_assert(sizeof(Tally) * 32 <= kStages * kStageBytes, "sums fit into a warp's ring");
   const int lane = ptx::lane_now(), warp = threadIdx.x / 32;
   const int4 item = __ldg(p.window_items + index);
-  if (!all_finite(tally)) {
-    const int4 part = part_of(item);
-    exact_sums(p, slab, part.y, part.z, tally);
-  }
+  const int4 part = part_of(item);
+  if (!all_finite(tally)) exact_sums(p, slab, part.y, part.z, tally);
+  if constexpr (kRest) add_rest(p, slab, item.x, part.y, part.z, tally);
   __syncwarp();  // all lanes have read the last step
   if (warp > 0) {
     Words mine;

@@ -3,8 +3,14 @@
 The problem that BRP-SpMM leaves open. Each (f, g) gives every window its tiles and the entries
 outside them, from counts of its (window, column) pairs; nothing is packed to find out. A window
 keeps its groups where its tiles and the entries outside are predicted to take less than its rows
-would on CUDA cores; then (f, g) with the least sum is taken. Times of tiles and of rows are those
-of ``rsh``, whose kernel it is.
+take of ``csr``'s product; then (f, g) with the least sum is taken.
+
+Those counts need a sort of all entries. First a bound is tried that needs none: what every f would
+take at least, from the entries and the distinct columns of each window, which ``rsh`` has counted.
+Where that cannot win, nothing is sorted, which is so for most matrices.
+
+Constants were fitted to H200 times of 14 matrices with every window in groups of f = 1 and g = 4
+(docs/explanation/notes/brp.md).
 """
 
 from __future__ import annotations
@@ -21,16 +27,45 @@ from sparsetile.systems.base import Request
 from sparsetile.systems.csr.cost import predict_csr
 from sparsetile.systems.rsh.cost import counted, row_costs, start_seconds
 
-__all__ = ["CHOICES", "GROUPS", "GroupSplit", "best_groups", "groups_of", "predict_brp"]
+__all__ = ["CHOICES", "GROUPS", "GroupSplit", "best_groups", "bound", "groups_of", "predict_brp"]
 
 # Tiles of a group: even, so that a step of 16-bit types is whole.
 GROUPS = (2, 4, 8)
 # The paper's first: it wins ties.
 CHOICES = ((1, 4), *(pair for pair in itertools.product(FIXED, GROUPS) if pair != (1, 4)))
-# An entry outside groups, over one of a row on CUDA cores: a window has its warp alone.
-OUTSIDE = 2.0
+# Entries outside groups that a window may have: so many, and so many more for each of its tiles.
+# Windows are cut by tiles, and a part takes its share of these entries: more of them would be the
+# work of one warp.
+MOST_OUTSIDE, MOST_OUTSIDE_TILE = 256, 8
 # How much faster than CUDA cores alone a mixture must be predicted before it is taken.
 MARGIN = 0.95
+
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """Microseconds.
+
+    Attributes
+    ----------
+    start : float
+        What a product with windows takes beyond one of rows alone: its longest chain of steps.
+    tile, tile_byte : float
+        A thousand tiles: fixed, and a byte of a row of B.
+    outside_byte : float
+        A thousand entries outside groups, a byte of a row of B.
+    """
+
+    start: float
+    tile: float
+    tile_byte: float
+    outside_byte: float
+
+
+# By bytes of an element.
+TIMES = {
+    4: GroupTimes(12.6, 0.08, 1.0e-3, 2.5e-4),
+    2: GroupTimes(9.0, 0.095, 7.6e-4, 6.0e-4),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +78,18 @@ class GroupSplit:
     seconds: float
 
 
+@dataclass(frozen=True, eq=False)
+class WindowCosts:
+    """Seconds: of ``csr``'s product in all and by windows, of a tile, of an entry outside groups
+    and of the start of windows."""
+
+    alone: float
+    rows: Tensor
+    tile: float
+    outside: float
+    start: float
+
+
 def sorted_windows(request: Request) -> ColumnMajor:
     """Sort the request's entries by windows, once."""
     return request.once(
@@ -50,31 +97,66 @@ def sorted_windows(request: Request) -> ColumnMajor:
     )
 
 
-def _by_window(of_rows: Tensor, windows: int) -> Tensor:
+def _by_window(of_rows: Tensor) -> Tensor:
     """Sums over the rows of each window."""
-    padded = of_rows.new_zeros(windows * WINDOW_ROWS)
+    padded = of_rows.new_zeros(-(-of_rows.numel() // WINDOW_ROWS) * WINDOW_ROWS)
     padded[: of_rows.numel()] = of_rows
-    return padded.reshape(windows, WINDOW_ROWS).sum(1)
+    return padded.reshape(-1, WINDOW_ROWS).sum(1)
+
+
+def _costs(request: Request) -> WindowCosts:
+    """Return what windows cost either way; a window has its share of ``csr``'s product."""
+
+    def found() -> WindowCosts:
+        times, row = TIMES[4 if request.dtype.itemsize >= 4 else 2], request.row_bytes
+        alone, start = predict_csr(request), start_seconds(request)
+        rows = _by_window(row_costs(request).of_rows(counted(request)))
+        return WindowCosts(
+            alone,
+            rows * (alone / (start + float(rows.sum()))),
+            (times.tile + times.tile_byte * row) * 1e-9,
+            times.outside_byte * row * 1e-9,
+            times.start * 1e-6,
+        )
+
+    return request.once(("costs of windows", request.n, request.dtype), found)
+
+
+def bound(request: Request) -> float:
+    """Return seconds that no choice of f, g and windows can be predicted below.
+
+    A window of E entries in P columns, a column having at least f entries or none in slices of f:
+    with k such columns, P - k columns leave an entry or more outside, and f k <= E - (P - k).
+    """
+    costs, counts = _costs(request), counted(request)
+    entries = _by_window(counts.entries).double()
+    pairs = counts.pairs[::WINDOW_ROWS].double()
+    least = costs.rows
+    for fixed in FIXED:
+        outside = torch.zeros_like(entries)
+        if fixed > 1:
+            outside = torch.clamp(pairs - (entries - pairs) / (fixed - 1), min=0)
+        inside = min(costs.tile / (TILE_COLUMNS * fixed), costs.outside)
+        least = torch.minimum(least, outside * costs.outside + (entries - outside) * inside)
+    return costs.alone + costs.start - float((costs.rows - least).sum())
 
 
 def groups_of(request: Request, fixed: int, group: int, *, every: bool = False) -> GroupSplit:
     """Return what one (f, g) gives: windows that keep their groups, and the predicted seconds.
 
-    With ``every`` all windows keep them that have one.
+    With ``every`` all windows keep them that have one and not too many entries outside.
     """
-    found, costs = sorted_windows(request), row_costs(request)
-    windows = found.window_entry.numel() - 1
+    found, costs = sorted_windows(request), _costs(request)
     slices = found.window_entry if fixed == 1 else found.slices(fixed)[1]
     tiles = (slices[1:] - slices[:-1]) // (TILE_COLUMNS * group) * group
     outside = found.window_entry[1:] - found.window_entry[:-1] - tiles * (TILE_COLUMNS * fixed)
-    rows = request.once(
-        ("rows of windows", request.n, request.dtype),
-        lambda: _by_window(costs.of_rows(counted(request)), windows),
+    gain = costs.rows - tiles.double() * costs.tile - outside.double() * costs.outside
+    kept = (tiles > 0) & (outside <= MOST_OUTSIDE + MOST_OUTSIDE_TILE * tiles)
+    if not every:
+        kept &= gain > 0
+    return GroupSplit(
+        fixed, group, kept, costs.alone + costs.start - float(torch.where(kept, gain, 0.0).sum())
     )
-    in_groups = tiles.double() * costs.tile + outside.double() * (OUTSIDE * costs.entry)
-    kept = tiles > 0 if every else (tiles > 0) & (in_groups < rows)
-    seconds = float(torch.where(kept, in_groups, rows.double()).sum()) + start_seconds(request)
-    return GroupSplit(fixed, group, kept, seconds)
 
 
 def best_groups(request: Request) -> GroupSplit:
@@ -89,7 +171,10 @@ def best_groups(request: Request) -> GroupSplit:
 
 def predict_brp(request: Request) -> tuple[GroupSplit | None, float]:
     """Return the split, None where CUDA cores alone are as fast, and the seconds of one product."""
-    alone, split = predict_csr(request), best_groups(request)
+    alone = predict_csr(request)
+    if bound(request) > MARGIN * alone:
+        return None, alone
+    split = best_groups(request)
     if not bool(split.kept.any()) or split.seconds > MARGIN * alone:
         return None, alone
     return split, split.seconds

@@ -48,7 +48,7 @@ class BRPRunner(HybridRunner):
         return choose_brp_slabs(dtype, n)
 
     def weights(self, tensors: Tensors, packed: Tensors) -> dict[str, Any]:
-        names = ("slot_ids", "window_rest", "rest_rows", "rest_offset", "rest_columns")
+        names = ("slot_ids", "window_rest", "rest_rows", "rest_columns")
         return {
             **{name: tensors[name].data_ptr() for name in names},
             "slot_values": packed["slots"].data_ptr(),

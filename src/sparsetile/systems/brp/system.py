@@ -32,15 +32,17 @@ from sparsetile.systems.brp.cost import (
     CHOICES,
     GroupSplit,
     best_groups,
+    bound,
     groups_of,
     predict_brp,
     sorted_windows,
 )
 from sparsetile.systems.brp.runner import BRPRunner
+from sparsetile.systems.csr.cost import predict_csr
 from sparsetile.systems.csr.rows import schedule_sizes, segment_length
 from sparsetile.systems.csr.system import CSRSystem
 from sparsetile.systems.registry import runner
-from sparsetile.systems.rsh.cost import long_windows, run_steps
+from sparsetile.systems.rsh.cost import long_windows, predict_rsh, run_steps
 from sparsetile.systems.shared.requirements import ampere_reasons, tile_reasons
 
 __all__ = ["BRPSystem"]
@@ -75,6 +77,9 @@ class BRPSystem(System):
         return [*tile_reasons(request), *ampere_reasons(request)]
 
     def predict(self, request: Request) -> float:
+        # Entries are not sorted for a system that rsh beats at its best.
+        if bound(request) >= predict_rsh(request):
+            return predict_csr(request)
         return predict_brp(request)[1]
 
     def _split(self, request: Request) -> GroupSplit | None:
