@@ -132,8 +132,10 @@ def test_activations(way, activation, monkeypatch):
 
 @pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper), "dense"])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("tokens", [1, 16])
+@pytest.mark.parametrize("tokens", [1, 16, 300])
 def test_swiglu_is_part_of_the_product(way, bias, tokens, monkeypatch):
+    if way == "few" and tokens > 16:
+        pytest.skip("the kernel for few tokens takes 16")
     forced(monkeypatch, way)
     for out, sparsity in ((2048, 0.9), (256, 0.5), (128, 0.0)):
         layer = layer_of(out, 512, 64, sparsity, torch.bfloat16, bias, activation="swiglu")

@@ -4,8 +4,10 @@
 
 Gate and up read the same x, so their weights lie one below the other in one layer of kept blocks:
 x is read once, and one product makes both. Rows of the gate come first. The halves are whole block
-rows, so that a kernel which multiplies both halves of a strip can apply SiLU and the product before
-it stores anything. That for few tokens does; elsewhere both follow in torch.
+rows, so that a kernel which multiplies both halves of a strip applies SiLU and the product before
+it stores anything. Both kernels do so in inference (16 bits): of 18944 hidden features and 8192
+tokens 0.3 GB are written, where a product, SiLU and a multiplication in torch move 2.2 GB.
+Elsewhere (gradients, torch.compile, other types, dense) both follow in torch.
 """
 
 from __future__ import annotations

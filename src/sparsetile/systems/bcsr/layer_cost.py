@@ -136,7 +136,7 @@ def _few_seconds(
     uneven = -(-groups // processors) / (groups / processors) if groups > processors else 1.0
     weight = item * size.cells * uneven / (rates.few_weight * ceilings.dram)
     strips = size.unit // (16 * tile.strips)
-    inputs = item * size.blocks * size.unit * strips * min(tokens, FEW_TOKENS)
+    inputs = float(item * size.blocks * size.unit * strips * tokens)
     inputs /= rates.few_input * ceilings.l2_gather
     fixed = rates.few_fixed + (rates.few_bias if bias else 0.0)
     return fixed + weight + inputs + rates.few_output * size.rows * tokens
