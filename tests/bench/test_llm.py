@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,7 +103,8 @@ def test_what_a_file_holds_is_not_measured_again(cli, tmp_path, monkeypatch):  #
 
 def test_nothing_is_begun_after_the_time_limit(cli, monkeypatch):  # noqa: F811
     now = iter(range(0, 10**6, 3))
-    monkeypatch.setattr("sparsetile.bench.llm.time.monotonic", lambda: next(now))
+    clock = SimpleNamespace(monotonic=lambda: next(now), perf_counter=time.perf_counter)
+    monkeypatch.setattr("sparsetile.bench.llm.time", clock)
     got = cli(
         "bench", "llm", "--device", "cpu", "--dtype", "float16", "--matrices", "k", "-n", "1",
         "--sparsity", "0.5", "--time-limit", "8", "--json",

@@ -79,7 +79,7 @@ class SparseSwiGLU(nn.Module):
         >>> torch.equal(layer.split()[1].to_dense(), up.to_dense())
         True
         """
-        both = self.gate_up_proj
+        both = self.gate_up_proj.dequantize_()
         half, middle = both.out_features // 2, both.block_row_ptr.numel() // 2
         first = int(both.block_row_ptr[middle])
         pairs = []
@@ -107,6 +107,8 @@ class SparseSwiGLU(nn.Module):
 @torch.no_grad()
 def _stacked(gate: SparseLinear, up: SparseLinear) -> SparseLinear:
     """Both weights in one layer, the gate's rows first."""
+    for layer in (gate, up):
+        layer.dequantize_()
     unit = BlockPattern.unit_of(gate.block)
     alike = [
         (layer.in_features, layer.out_features, layer.block, layer.bias is None, layer.weight.dtype)
