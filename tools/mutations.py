@@ -478,7 +478,11 @@ MUTATIONS: tuple[Mutation, ...] = (
             "p.c_stride + row, sum[i / 2 * 4 + half",
             "sums of a transposed float32",
         ),
-        ("i % 2] += terms.bias", "i % 2] -= terms.bias", "sign of a row's bias"),
+        (
+            "scale[i / 2 % 2], row_bias[",
+            "scale[i / 2 % 2], -row_bias[",
+            "sign of a row's bias",
+        ),
         ("sum[i / 2 * 4 + i % 2] += bias", "sum[i / 2 * 4] += bias", "a column's bias twice"),
         ("sum[i] < 0.0f ? 0.0f", "sum[i] > 0.0f ? 0.0f", "clips the wrong side"),
         ("*p.spoilt = 1", "*p.spoilt = 0", "does not say that C is to be repaired"),
@@ -509,7 +513,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "i > 1 || !kElided, sum",
             "the second product overwrites the first",
         ),
-        ("index + 2 * item_step()", "index + item_step()", "the producer repeats an item"),
+        ("item_at(p, step + 2)", "item_at(p, step + 1)", "the producer repeats an item"),
         ("ring.full, i % 2", "ring.full, 0", "parity of a copy that is waited for at once"),
         ("sum[j] += part[j]", "sum[j] = part[j]", "FP8 keeps the last two blocks"),
         (

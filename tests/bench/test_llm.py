@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,6 +79,38 @@ def test_every_part_is_measured_and_right(cli, tmp_path):  # noqa: F811
         "bench", "llm", "--device", "cpu", "--matrices", "k", "-n", "2", "--sparsity", "0.5"
     )
     assert "over dense" in table.out and "decode" in table.out
+
+
+def test_what_a_file_holds_is_not_measured_again(cli, tmp_path, monkeypatch):  # noqa: F811
+    out = tmp_path / "llm.jsonl"
+    words = [
+        "bench", "llm", "--device", "cpu", "--dtype", "float16", "--settings", "layers,decode",
+        "--matrices", "k", "--sparsity", "0.5", "--out", out,
+    ]  # fmt: skip
+    assert cli(*words, "-n", "1").code == 0
+    first = out.read_text().splitlines()
+    assert len(first) == 4 + 2  # zeros and bias; dense and pruned
+
+    def refuse(*_):
+        raise AssertionError("no decoder is needed")
+
+    monkeypatch.setattr("sparsetile.bench.llm.Decoder", refuse)
+    more = cli(*words, "-n", "1,2", "--json")
+    assert more.code == 0 and len(more.json["records"]) == 6 + 4
+    assert out.read_text().splitlines()[:6] == first
+    assert len(out.read_text().splitlines()) == 10
+
+
+def test_nothing_is_begun_after_the_time_limit(cli, monkeypatch):  # noqa: F811
+    now = iter(range(0, 10**6, 3))
+    clock = SimpleNamespace(monotonic=lambda: next(now), perf_counter=time.perf_counter)
+    monkeypatch.setattr("sparsetile.bench.llm.time", clock)
+    got = cli(
+        "bench", "llm", "--device", "cpu", "--dtype", "float16", "--matrices", "k", "-n", "1",
+        "--sparsity", "0.5", "--time-limit", "8", "--json",
+    )  # fmt: skip
+    assert got.code == 0 and len(got.json["records"]) == 1
+    assert "time limit: 9 measurements left out" in got.err
 
 
 def test_a_wrong_result_fails(cli, monkeypatch):  # noqa: F811

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ def test_the_compiler_adds_no_waits_between_products():
     """ptxas says so where it cannot leave products under way, and then waits for each."""
     layouts = itertools.product(TILES, (BF16, F32), (False, True))
     configs = [bcsr_config(BF16, t, out_dtype=out, k_major=k_major) for t, out, k_major in layouts]
+    configs += [bcsr_config(BF16, replace(t, paired=True), k_major=True) for t in TILES]
     steps = [bcsr_config(BF16, WIDE.at_step(step)) for step in (1, 2, 3, 5, 7)]
     eight = [
         bcsr_config(FP8, t, out_dtype=out, k_major=True) for t in FP8_TILES for out in (BF16, F32)
@@ -79,8 +81,13 @@ def test_every_configuration_a_runner_may_ask_for_is_listed_once():
         for out in (None, BF16, F16, F32)
     }
     tf32 = {tuple(bcsr_config(F32, tile, k_major=True).items()) for tile in TF32_TILES}
+    pairs = {
+        tuple(bcsr_config(dtype, replace(tile, paired=True), k_major=True).items())
+        for dtype in (F16, BF16)
+        for tile in TILES
+    }
     assert len(asked) == 16 and len(steps | asked) == 64 and len(eight) == 6 and len(tf32) == 2
-    assert len(listed) == 72 and set(listed) == asked | steps | eight | tf32
+    assert len(listed) == 76 and set(listed) == asked | steps | eight | tf32 | pairs
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,9 @@ def test_a_model_is_pruned_further_on_a_schedule():
 
 BAD = [
     (lambda: SparseConfig(sparsity=1.0), ValueError, "SparseConfig: sparsity must be at least 0"),
+    (lambda: SparseConfig(sparsity=-0.5), ValueError, r"at least 0 and below 1, got -0\.5"),
+    (lambda: SparseConfig(sparsity=float("nan")), ValueError, "at least 0 and below 1, got nan"),
+    (lambda: SparseConfig(sparsity="90%"), TypeError, "SparseConfig: sparsity must be a number"),
     (lambda: SparseConfig(block=100), ValueError, "SparseConfig: block must be 16, 32"),
     (lambda: SparseConfig(method="best"), ValueError, "SparseConfig: method must be"),
     (lambda: SparseConfig(mask={}), ValueError, 'mask must be None unless method="mask"'),

@@ -9,12 +9,14 @@ import re
 import pytest
 import torch
 
+from sparsetile.core.device import H200
 from sparsetile.formats.block_pattern import BlockPattern
 from sparsetile.kernels.bcsr import SPMM_BCSR, choose_block_tile
 from sparsetile.kernels.linear_few import LINEAR_FEW, choose_few_tile
+from sparsetile.kernels.spec import KernelSpec
 from sparsetile.plan.block_linear import flat_pattern
 from sparsetile.systems.base import Epilogue
-from sparsetile.systems.bcsr import few, layer
+from sparsetile.systems.bcsr import few, layer, runner
 from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.bcsr.layer import BlockLayer, BoundLayer
 from sparsetile.systems.bcsr.layer_cost import LayerSize
@@ -167,6 +169,77 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch):
     assert (blocks.data_ptr(), (192, 64), 128, tile.block_box) in maps
     assert (X.data_ptr(), (40, 128), 256, tile.box(True)) in maps
     assert (Y.data_ptr(), (40, 192), 384, (128, 64)) in maps
+
+
+@pytest.fixture
+def block_kernel(monkeypatch) -> Kept:
+    """The kernel of many tokens, and tensor maps that are numbers."""
+    kept = Kept(SPMM_BCSR)
+
+    def load(self, config, device, shared=0):
+        assert config in list(SPMM_BCSR.configs())
+        kept.config = config
+        return kept
+
+    monkeypatch.setattr(KernelSpec, "load", load)
+    monkeypatch.setattr(runner, "machine", lambda device: H200)
+    monkeypatch.setattr(runner, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(runner, "ensure_cuda_context", lambda device: None)
+    monkeypatch.setattr(runner, "current_stream_handle", lambda device: 7)
+    monkeypatch.setattr(runner, "encode_matrix", lambda *facts: (hash(facts) % 2**32, *range(15)))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "blocks")
+    return kept
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("odd", [False, True])
+def test_gate_and_up_of_many_tokens_are_one_launch_too(block_kernel, bound, odd):
+    keep = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]]).bool()
+    flat = flat_pattern(BlockPattern.from_mask(keep, (256, 128), 64))
+    made = BlockLayer(LayerSize(256, 128, 5, 64))
+    blocks = torch.zeros(5, 64, 64, dtype=BF16)
+    X = torch.zeros(40, 129, dtype=BF16)[:, 1:] if odd else torch.zeros(40, 128, dtype=BF16)
+    lists, bias = (flat[0], flat[1], flat[2]), torch.zeros(256, dtype=BF16)
+    if bound:
+        Y = BoundLayer(made, lists, blocks, bias, "swiglu")(X)
+    else:
+        Y = made.run(lists, blocks, X, bias, None, "swiglu")
+    assert Y.shape == (40, 128) and Y.is_contiguous()
+    ((_, _, params),) = block_kernel.calls
+    assert block_kernel.config["kPaired"] and block_kernel.config["kKMajor"]
+    assert (params["rows"], params["block_rows"], params["c_stride"]) == (128, 2, 128)
+    assert params["row_bias"] and params["c"] == Y.data_ptr()
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+def test_activations_of_many_tokens_are_part_of_the_launch(block_kernel, activation):
+    flat = flat_pattern(pattern_of())
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    blocks, X = torch.zeros(3, 64, 64, dtype=BF16), torch.zeros(40, 128, dtype=BF16)
+    lists = (flat[0], flat[1], flat[2])
+    made.run(lists, blocks, X, None, None, activation)
+    BoundLayer(made, lists, blocks, None, activation)(X)
+    assert len(block_kernel.calls) == 2 and not block_kernel.config["kPaired"]
+    for _, _, params in block_kernel.calls:
+        assert params["relu"] == (activation == "relu")
+        assert params["silu"] == (activation == "silu")
+        assert params["epilogue"] == (activation != "none")
+
+
+def test_pairs_are_block_rows_of_gate_and_up_longest_first():
+    keep = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 1, 1], [0, 0, 0]]).bool()
+    pattern = BlockPattern.from_mask(keep, (384, 192), 64)
+    flat = flat_pattern(pattern)
+    lists = (flat[0], flat[1], flat[2])
+    pairs = layer.work_of(lists, "swiglu", BF16)
+    assert pairs.dtype is torch.int32 and pairs.is_contiguous()
+    assert pairs.tolist() == [
+        [1, 1, 2, 0], [1, 4, 3, 0],
+        [0, 0, 1, 0], [0, 3, 1, 0],
+        [2, 3, 0, 0], [2, 7, 0, 0],
+    ]  # fmt: skip
+    for activation, dtype in (("none", BF16), ("swiglu", torch.float32)):
+        assert layer.work_of(lists, activation, dtype) is flat[2]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ graphs; host time is that of a call without one.
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,10 @@ _TOKENS = {
 # Zeros among kept weights, as real ones have.
 _ZEROS = (0.0, 0.001)
 _HOST_CALLS = 200
+# Seconds of measured work aimed at for one prefill or decoded token.
+_MODEL_BUDGET = 0.1
+# What tells records apart.
+_IDENTITY = ("part", "name", "dtype", "zeros", "bias", "sparsity", "tokens")
 # Of a 16-bit result, in units of its largest element: rounding, and sums in another order.
 _ERROR = 0.02
 
@@ -54,6 +59,7 @@ class LlmSelection:
     sparsities: Sequence[float] = (0.8, 0.9, 0.95)
     tokens: Sequence[int] = ()
     block: int = 64
+    time_limit: float | None = None  # seconds after which nothing more is begun
 
     @property
     def size(self) -> DecoderSize:
@@ -63,8 +69,40 @@ class LlmSelection:
         return self.tokens or _TOKENS[self.device][part.removesuffix("-sparse")]
 
 
-def run_llm(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Yield one record after another; ``say`` is told what comes next."""
+class _Progress:
+    """What was measured before, and whether there is time for more."""
+
+    def __init__(self, selection: LlmSelection, known: Iterable[dict[str, Any]]) -> None:
+        self._end = time.monotonic() + (selection.time_limit or math.inf)
+        self.known = {_identity(record): record for record in known}
+        self.left_out = 0
+
+    def wants(self, facts: dict[str, Any]) -> bool:
+        """Whether something is to be measured now."""
+        if _identity(facts) in self.known:
+            return False
+        if time.monotonic() < self._end:
+            return True
+        self.left_out += 1
+        return False
+
+
+def _identity(record: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(record.get(name) for name in _IDENTITY)
+
+
+def run_llm(
+    selection: LlmSelection,
+    say: Callable[[str], None],
+    known: Iterable[dict[str, Any]] = (),
+) -> Iterator[dict[str, Any]]:
+    """Yield one record after another; ``say`` is told what comes next.
+
+    Parameters
+    ----------
+    known : iterable of records, optional
+        Those of an earlier run on the same device, which are not measured again.
+    """
     for part in selection.parts:
         one_of("bench llm", "--settings", part, PARTS)
     for name in selection.projections:
@@ -74,10 +112,16 @@ def run_llm(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dic
             raise value_error(
                 "bench llm", "--sparsity", "at least 0 and below 1", share, "Write --sparsity 0.9"
             )
+    progress = _Progress(selection, known)
     if "layers" in selection.parts:
-        yield from _layers(selection, say)
+        yield from _layers(selection, say, progress)
     if set(selection.parts) - {"layers"}:
-        yield from _models(selection, say)
+        yield from _models(selection, say, progress)
+    if progress.left_out:
+        say(
+            f"time limit: {progress.left_out} measurements left out; the same command with --out "
+            "goes on with them"
+        )
 
 
 # -- layers -------------------------------------------------------------------------------------
@@ -91,37 +135,56 @@ def _weight(shape: tuple[int, int], zeros: float, selection: LlmSelection) -> Te
     return made.to(selection.dtype)
 
 
-def _layers(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def _layers(
+    selection: LlmSelection, say: Callable[[str], None], progress: _Progress
+) -> Iterator[dict[str, Any]]:
     device, dtype = torch.device(selection.device), selection.dtype
     shapes = selection.size.projections()
     for name in selection.projections or shapes:
         shape = shapes[name]
         for zeros in _ZEROS:
-            weight = _weight(shape, zeros, selection)
-            for bias in (None, torch.randn(shape[0], device=device, dtype=dtype)):
+            weight: Tensor | None = None
+            for has_bias in (False, True):
+                bias = torch.randn(shape[0], device=device, dtype=dtype) if has_bias else None
+                dense: dict[int, float] = {}
                 for sparsity in selection.sparsities:
+                    facts = {
+                        "part": "layers", "name": name, "shape": list(shape), "zeros": zeros,
+                        "bias": has_bias, "sparsity": sparsity, "dtype": _name(dtype),
+                    }  # fmt: skip
+                    widths = [
+                        n
+                        for n in selection.widths("layers")
+                        if progress.wants({**facts, "tokens": n})
+                    ]
+                    if not widths:
+                        continue
                     say(f"{name} {shape[0]}x{shape[1]}, {sparsity:.0%}")
+                    weight = _weight(shape, zeros, selection) if weight is None else weight
                     layer = SparseLinear.from_dense(
                         weight, bias, sparsity=sparsity, method="random", block=selection.block,
                         generator=torch.Generator().manual_seed(1),
                     ).requires_grad_(False)  # fmt: skip
-                    facts = {
-                        "part": "layers", "name": name, "shape": list(shape), "zeros": zeros,
-                        "bias": bias is not None, "sparsity": sparsity,
-                        "dtype": str(dtype).removeprefix("torch."),
-                    }  # fmt: skip
-                    for tokens in selection.widths("layers"):
-                        yield facts | _layer_times(layer, weight, bias, tokens)
+                    for tokens in widths:
+                        if progress.wants({**facts, "tokens": tokens}):
+                            yield facts | _layer_times(layer, weight, bias, tokens, dense)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @torch.no_grad()
 def _layer_times(
-    layer: SparseLinear, weight: Tensor, bias: Tensor | None, tokens: int
+    layer: SparseLinear, weight: Tensor, bias: Tensor | None, tokens: int, dense: dict[int, float]
 ) -> dict[str, Any]:
+    """Times of one layer. ``dense``: tokens -> seconds of the dense one; gets what it lacks."""
     device = weight.device
     x = torch.randn(tokens, weight.shape[1], device=device, dtype=weight.dtype)
-    dense = time_product(lambda: functional.linear(x, weight, bias), device)
+    if tokens not in dense:
+        dense[tokens] = time_product(lambda: functional.linear(x, weight, bias), device).median
     got = layer(x)
+    error = _error(layer, x, got)
     sparse = time_product(lambda: layer(x), device)
     way = "host"
     if device.type == "cuda":
@@ -129,12 +192,11 @@ def _layer_times(
         has_bias, prefers = bias is not None, layer.prefer == "speed"
         way = taken.way(tokens, weight.dtype, device, has_bias, prefers)
     return {
-        "tokens": tokens, "way": way, "seconds": sparse.median, "dense_seconds": dense.median,
-        "over_dense": dense.median / sparse.median, "method": sparse.method,
+        "tokens": tokens, "way": way, "seconds": sparse.median, "dense_seconds": dense[tokens],
+        "over_dense": dense[tokens] / sparse.median, "method": sparse.method,
         "host_seconds": _host_seconds(lambda: layer(x), device),
         "bytes": sum(layer.memory().values()), "dense_bytes": weight.nbytes,
-        "status": "ok" if _error(layer, x, got) <= _ERROR else "wrong",
-        "error": _error(layer, x, got),
+        "status": "ok" if error <= _ERROR else "wrong", "error": error,
     }  # fmt: skip
 
 
@@ -168,10 +230,19 @@ def _in_ffn(module: nn.Module, name: str) -> bool:
 
 
 @torch.no_grad()
-def _models(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def _models(
+    selection: LlmSelection, say: Callable[[str], None], progress: _Progress
+) -> Iterator[dict[str, Any]]:
     device = torch.device(selection.device)
-    measured: dict[Any, float] = {}
+    measured = {
+        (record["sparsity"], record["part"], record["tokens"]): record["seconds"]
+        for record in progress.known.values()
+        if record["part"] != "layers"
+    }
     for sparsity in (None, *selection.sparsities):
+        wanted = [facts for facts in _model_facts(sparsity, selection) if progress.wants(facts)]
+        if not wanted:
+            continue
         say("dense decoder" if sparsity is None else f"decoder at {sparsity:.0%}")
         before = _allocated(device)
         torch.manual_seed(0)
@@ -179,18 +250,23 @@ def _models(selection: LlmSelection, say: Callable[[str], None]) -> Iterator[dic
             selection.size, device, selection.dtype, _pruner(sparsity, selection)
         ).eval()
         held = _allocated(device) - before if device.type == "cuda" else _model_bytes(model)
-        for facts, call in _model_calls(model, selection):
-            seconds = time_product(call, device, budget=0.1).median
-            measured[sparsity, facts["part"], facts["tokens"]] = seconds
+        for facts in wanted:
             # Sparse attention is held against the dense model with dense attention.
             baseline = (None, facts["part"].removesuffix("-sparse"), facts["tokens"])
+            dense = measured.get(baseline)
+            if not progress.wants(facts) or (dense is None and sparsity is not None):
+                continue
+            call = _model_call(model, facts, selection)
+            call()
+            seconds = time_product(call, device, budget=_MODEL_BUDGET).median
+            measured[sparsity, facts["part"], facts["tokens"]] = seconds
             dense = measured[baseline]
             yield facts | {
-                "name": "decoder", "sparsity": sparsity, "seconds": seconds, "bytes": held,
-                "dense_seconds": dense, "over_dense": dense / seconds, "status": "ok",
-                "peak_bytes": _peak(device),
+                "seconds": seconds, "bytes": held, "dense_seconds": dense,
+                "over_dense": dense / seconds, "status": "ok", "peak_bytes": _peak(device),
             }  # fmt: skip
-        del model, call
+            del call
+        del model
 
 
 def _pruner(
@@ -202,26 +278,34 @@ def _pruner(
     return lambda block: sparsify_(block, config, _in_ffn)
 
 
-def _model_calls(
-    model: Decoder, selection: LlmSelection
-) -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
-    device, size = torch.device(selection.device), selection.size
+def _model_facts(sparsity: float | None, selection: LlmSelection) -> list[dict[str, Any]]:
+    """What is measured of a decoder, in order: baselines before what is held against them."""
     sparse = "prefill-sparse" in selection.parts
+    asked: list[tuple[str, int]] = []
     for tokens in selection.widths("prefill") if sparse or "prefill" in selection.parts else ():
-        prompt = torch.arange(tokens, device=device)[None] % size.vocabulary
-        model.prefill(prompt)
-        yield {"part": "prefill", "tokens": tokens}, functools.partial(model.prefill, prompt)
+        asked.append(("prefill", tokens))
         if sparse:
-            attention = functools.partial(sparse_attention, keep=_KEEP)
-            model.prefill(prompt, attention)
-            call = functools.partial(model.prefill, prompt, attention)
-            yield {"part": "prefill-sparse", "tokens": tokens}, call
+            asked.append(("prefill-sparse", tokens))
     if "decode" in selection.parts:
+        asked.append(("decode", 1))
+    alike = {"name": "decoder", "sparsity": sparsity, "dtype": _name(selection.dtype)}
+    return [{"part": part, "tokens": tokens, **alike} for part, tokens in asked]
+
+
+def _model_call(
+    model: Decoder, facts: dict[str, Any], selection: LlmSelection
+) -> Callable[[], object]:
+    device, size = torch.device(selection.device), selection.size
+    if facts["part"] == "decode":
         cache = Cache.empty(size, 1024, model.norm.weight)
         token = torch.zeros((1, 1), dtype=torch.int64, device=device)
         position = torch.full((1,), 512, device=device)
-        model.decode(token, position, cache)
-        yield {"part": "decode", "tokens": 1}, lambda: model.decode(token, position, cache)
+        return lambda: model.decode(token, position, cache)
+    prompt = torch.arange(facts["tokens"], device=device)[None] % size.vocabulary
+    if facts["part"] == "prefill":
+        return functools.partial(model.prefill, prompt)
+    attention = functools.partial(sparse_attention, keep=_KEEP)
+    return functools.partial(model.prefill, prompt, attention)
 
 
 def _model_bytes(model: nn.Module) -> int:

@@ -188,14 +188,14 @@ def bench(
         refuse_options(
             {"--weights": weights, "--op": op, "--reduce": reduce, "--layout": layout,
              "--cold": cold, "--data": data, "--systems": systems, "--reorder": reorder,
-             "--epochs": epochs, "--retry": retry, "--time-limit": time_limit}, LLM
+             "--epochs": epochs, "--retry": retry}, LLM
         )  # fmt: skip
         words = _command_line(sys.argv[1:])
         asked = _chosen_device(device, "cuda")
         raise typer.Exit(
             run_llm_suite(
                 asked, _names(dtype), _names(settings), _names(matrices), _shares(sparsity),
-                _numbers(n), out, words, as_json,
+                _numbers(n), out, words, as_json, limit,
             )
         )  # fmt: skip
     others = {"--epochs": epochs, "--settings": settings, "--sparsity": sparsity}

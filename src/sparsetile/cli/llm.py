@@ -32,8 +32,12 @@ def run_llm_suite(
     out: Path | None,
     command: str,
     as_json: bool,
+    time_limit: float | None = None,
 ) -> int:
-    """Measure, print the tables, and return the exit code: 1 where a result is wrong."""
+    """Measure, print the tables, and return the exit code: 1 where a result is wrong.
+
+    What ``out`` holds of this commit and device is printed and not measured again.
+    """
     import torch
 
     from sparsetile.bench.environment import commit, describe_environment
@@ -42,12 +46,12 @@ def run_llm_suite(
     dtype = one_of("bench llm", "--dtype", dtypes[0] if dtypes else _DTYPES[0], _DTYPES)
     selection = LlmSelection(
         device, getattr(torch, dtype), tuple(parts) or PARTS, tuple(projections),
-        tuple(sparsities) or LlmSelection.sparsities, tuple(tokens),
+        tuple(sparsities) or LlmSelection.sparsities, tuple(tokens), time_limit=time_limit,
     )  # fmt: skip
-    found: list[dict[str, Any]] = []
     head: dict[str, Any] = {"suite": LLM, "commit": commit(), "command": command}
     head["environment"] = describe_environment(device)
-    for record in run_llm(selection, note):
+    found = [] if out is None else _earlier(out, head)
+    for record in run_llm(selection, note, found):
         found.append(record)
         if out is not None:
             with out.open("a", encoding="utf-8") as file:
@@ -57,6 +61,21 @@ def run_llm_suite(
     else:
         _show(found)
     return 1 if any(record["status"] == "wrong" for record in found) else 0
+
+
+def _earlier(out: Path, head: dict[str, Any]) -> list[dict[str, Any]]:
+    """Records that the same code wrote on the same device."""
+    if not out.is_file():
+        return []
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    return [
+        record
+        for record in lines
+        if record.get("suite") == LLM
+        and record["commit"] == head["commit"]
+        and record["environment"]["device_name"] == head["environment"]["device_name"]
+        and record["status"] == "ok"
+    ]
 
 
 def _microseconds(seconds: float | None) -> str:

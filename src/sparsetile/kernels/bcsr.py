@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -93,6 +93,7 @@ class BlockTile:
     stages: int
     step: int = PRODUCT
     item: int = 2  # bytes of an element
+    paired: bool = False  # an item is a block row of a SwiGLU's gate and one of its up
 
     def at_step(self, step: int) -> BlockTile:
         """Return the same columns at a step of the ladder."""
@@ -202,6 +203,7 @@ def bcsr_config(
         "kStages": tile.stages,
         "kThreads": tile.threads,
         "kStep": tile.step,
+        "kPaired": tile.paired,
         **({"CLUSTERED": "1"} if tile.cluster > 1 else {}),
     }
 
@@ -213,6 +215,8 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, tile, k_major in itertools.product(_SIXTEEN_BITS, TILES, (False, True)):
         for out in out_types(dtype):
             yield bcsr_config(dtype, tile, out_dtype=out, k_major=k_major)
+    for dtype, tile in itertools.product(_SIXTEEN_BITS, TILES):
+        yield bcsr_config(dtype, replace(tile, paired=True), k_major=True)
     for dtype, tile, step in itertools.product(_SIXTEEN_BITS, TILES, LADDER.values()):
         for out in out_types(dtype) if step != PRODUCT else ():
             yield bcsr_config(dtype, tile.at_step(step), out_dtype=out)
@@ -237,9 +241,10 @@ SPMM_BCSR = KernelSpec(
         *POSITIONS,
         *EPILOGUE,
         i32("n"),
-        i32("block_rows"),
+        i32("block_rows", "of C"),
         i32("slabs", "of kCluster * kCols columns"),
         i32("together", "slabs whose items alternate"),
+        i32("silu", "after the bias"),
         i32("store", "by the engine only where C is of 16 bits and in no order"),
     ),
     configs=_configs,

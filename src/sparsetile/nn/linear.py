@@ -21,6 +21,7 @@ from torch.nn import functional
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
+from sparsetile.intake.csr import FP8
 from sparsetile.nn.pruning import block_size, kept_blocks, kept_count, sparsity_share
 from sparsetile.plan import block_linear as operators
 from sparsetile.plan.dispatch import lasting, plain_call
@@ -32,6 +33,8 @@ __all__ = ["SparseLinear"]
 _PREFERENCES = ("speed", "memory")
 _FUSED_TYPES = (torch.bfloat16, torch.float16)
 _LISTS = ("block_row_ptr", "block_col_idx")
+_EXPONENT = "weight_exponent"
+_LARGEST = 448.0  # that E4M3 holds
 # Attributes that are made of parameters and buffers.
 _MADE = (
     "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_dense_of", "_bound", "_bound_key",
@@ -85,6 +88,9 @@ class SparseLinear(nn.Module):
     bias : Parameter [out_features] or None
     block_row_ptr, block_col_idx : Tensor of int32
         Buffers: first block of each block row, block column of each block.
+    weight_exponent : Tensor of int8 [kept blocks] or None
+        Buffer, after :meth:`quantize_`: the weights of a block are those of ``weight`` times two to
+        this power.
 
     Examples
     --------
@@ -104,6 +110,7 @@ class SparseLinear(nn.Module):
 
     block_row_ptr: Tensor
     block_col_idx: Tensor
+    weight_exponent: Tensor | None
 
     def __init__(
         self,
@@ -152,6 +159,7 @@ class SparseLinear(nn.Module):
             self.register_parameter("bias", None)
         self.register_buffer("block_row_ptr", row_ptr)
         self.register_buffer("block_col_idx", col_idx)
+        self.register_buffer(_EXPONENT, None)
         self._forget()
 
     @classmethod
@@ -245,6 +253,11 @@ class SparseLinear(nn.Module):
                 name, "weight", "a dense tensor [out_features, in_features]", got,
                 "Pass layer.weight",
             )  # fmt: skip
+        if not weight.dtype.is_floating_point or weight.dtype.itemsize < 2:
+            raise type_error(
+                name, "weight", "of 16 bits, float32 or float64", weight.dtype,
+                "Convert it first; quantize_() makes FP8 of kept blocks",
+            )  # fmt: skip
         block = block_size(name, block)
         if any(side % block for side in weight.shape):
             _say_once(
@@ -311,7 +324,7 @@ class SparseLinear(nn.Module):
         torch.Size([64, 128])
         """
         shape = (self.out_features, self.in_features)
-        return dense_of_blocks(self.weight, self.block_row_ptr, self.block_col_idx, shape)
+        return dense_of_blocks(self._blocks(), self.block_row_ptr, self.block_col_idx, shape)
 
     def to_linear(self) -> nn.Linear:
         """Return a ``torch.nn.Linear`` of the same weights. The activation is not part of it.
@@ -327,7 +340,7 @@ class SparseLinear(nn.Module):
         """
         made = nn.Linear(
             self.in_features, self.out_features, self.bias is not None, device="meta",
-            dtype=self.weight.dtype,
+            dtype=self._wide_dtype(),
         )  # fmt: skip
         made.weight = nn.Parameter(
             self.to_dense().detach().contiguous(), requires_grad=self.weight.requires_grad
@@ -384,6 +397,11 @@ class SparseLinear(nn.Module):
         SparseLinear(in_features=128, out_features=128, bias=True, block=64, kept=2/4)
         """
         share = sparsity_share("SparseLinear.prune_", sparsity)
+        if self.weight_exponent is not None:
+            raise value_error(
+                "SparseLinear.prune_", "weight", "of 16 bits or more", self.weight.dtype,
+                "Call dequantize_() first",
+            )  # fmt: skip
         rows, cols = self.pattern.grid
         count = kept_count(rows * cols, share)
         before = self.weight.shape
@@ -402,6 +420,77 @@ class SparseLinear(nn.Module):
             _hand_over(optimizer, old, self.weight, kept)
         self._forget()
         return self
+
+    # -- FP8 ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def quantize_(self) -> Self:
+        """Round the kept weights to FP8 (E4M3), with one power of two for each block.
+
+        Kept weights take half of their bytes. They need no gradient afterwards, and are widened to
+        the type of x when they are multiplied, exactly: x is not rounded. Products of many tokens
+        lose little by that, those of few tokens wait for it. ``.to(dtype)`` of another type widens
+        them for good.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> layer = SparseLinear.from_linear(torch.nn.Linear(128, 128), sparsity=0.5).quantize_()
+        >>> layer
+        SparseLinear(in_features=128, out_features=128, bias=True, block=64, kept=2/4, weight=FP8)
+        >>> layer(torch.randn(3, 128)).dtype
+        torch.float32
+        """
+        if self.weight_exponent is not None:
+            return self
+        largest = self.weight.abs().amax((1, 2)).to(torch.float32)
+        if not bool(largest.isfinite().all()):
+            raise value_error(
+                "SparseLinear.quantize_", "weight", "finite", "Inf or NaN in a kept block",
+                "Repair the weights first",
+            )  # fmt: skip
+        # The largest weight of a block lies in the upper half of what E4M3 holds.
+        exponent = torch.ceil(torch.log2(largest.clamp(min=2.0**-60) / _LARGEST)).clamp(-100, 100)
+        whole = exponent.to(torch.int8)
+        scaled = _scaled(self.weight.detach(), -whole, torch.float32)
+        self._wide = self.weight.dtype
+        self._become_eight(scaled.to(FP8), whole)
+        return self
+
+    @torch.no_grad()
+    def dequantize_(self) -> Self:
+        """Undo :meth:`quantize_`: the type from before it, the rounded weights.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> layer = SparseLinear.from_linear(torch.nn.Linear(64, 64), sparsity=0.0).quantize_()
+        >>> rounded = layer.to_dense()
+        >>> torch.equal(layer.dequantize_().weight[0], rounded)
+        True
+        """
+        if self.weight_exponent is not None:
+            self.weight = nn.Parameter(self._blocks(), requires_grad=False)
+            self.weight_exponent = None
+            self._forget()
+        return self
+
+    def _become_eight(self, weight: Tensor, exponent: Tensor) -> None:
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.weight_exponent = exponent
+        self._forget()
+
+    def _wide_dtype(self) -> torch.dtype:
+        """Type of the weights as they are multiplied."""
+        return self.weight.dtype if self.weight_exponent is None else self._wide
+
+    def _blocks(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The kept weights; of FP8 in ``dtype``, or in the type that they had before."""
+        if self.weight_exponent is None:
+            return self.weight
+        return _scaled(self.weight, self.weight_exponent, self._wide if dtype is None else dtype)
 
     # -- what it holds --------------------------------------------------------------------------
 
@@ -441,7 +530,8 @@ class SparseLinear(nn.Module):
         """
         derived = [] if self._flat is None else self._flat[2:]
         return {
-            "weight": self.weight.nbytes,
+            "weight": self.weight.nbytes
+            + (0 if self.weight_exponent is None else self.weight_exponent.nbytes),
             "bias": 0 if self.bias is None else self.bias.nbytes,
             "pattern": self.block_row_ptr.nbytes + self.block_col_idx.nbytes,
             "derived pattern": sum(part.nbytes for part in derived),
@@ -457,6 +547,8 @@ class SparseLinear(nn.Module):
         ]
         if self.activation != "none":
             parts.append(f"activation={self.activation}")
+        if self.weight_exponent is not None:
+            parts.append("weight=FP8")
         return ", ".join(parts)
 
     # -- state ----------------------------------------------------------------------------------
@@ -474,6 +566,11 @@ class SparseLinear(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
+        exponent = self.weight_exponent
+        if exponent is not None and self.weight.dtype is not FP8:  # .half(), .to(torch.bfloat16)
+            with torch.no_grad():
+                self.weight.copy_(_scaled(self.weight, exponent, self.weight.dtype))
+            self.weight_exponent = None
         self._forget()
         return self
 
@@ -498,6 +595,13 @@ class SparseLinear(nn.Module):
         weight = state_dict.get(f"{prefix}weight")
         lists = [state_dict.get(prefix + name) for name in _LISTS]
         dense = isinstance(weight, Tensor) and weight.shape == (self.out_features, self.in_features)
+        exponent = state_dict.get(prefix + _EXPONENT)
+        if exponent is None:
+            self.dequantize_()
+        elif self.weight_exponent is None:
+            self._wide = self.weight.dtype
+            eight = torch.empty(self.weight.shape, dtype=FP8, device=self.weight.device)
+            self._become_eight(eight, exponent.new_zeros(len(eight), device=eight.device))
         if dense and lists == [None, None]:
             parts = (self.block_row_ptr, self.block_col_idx)
             with torch.no_grad():
@@ -531,6 +635,8 @@ class SparseLinear(nn.Module):
             self.weight.new_empty(shape), requires_grad=self.weight.requires_grad
         )
         self.block_col_idx = self.block_col_idx.new_zeros(blocks)
+        if self.weight_exponent is not None:
+            self.weight_exponent = self.weight_exponent.new_zeros(blocks)
 
     @lasting
     def _ready(self) -> bool:
@@ -550,14 +656,17 @@ class SparseLinear(nn.Module):
     _ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _explain_fallback(self) -> None:
-        device, dtype = self.weight.device, self.weight.dtype
+        device, dtype = self.weight.device, self._wide_dtype()
         if device.type == "cpu":
             return
-        reasons = operators.block_layer(self._recipe).reasons(dtype, device)
+        layer = operators.block_layer(self._recipe)
+        reasons = layer.reasons(dtype, device)
         if reasons:
+            few = not layer.few.reasons(dtype, device)
             _say_once(
-                f"SparseLinear: more than 16 tokens are multiplied as a masked dense weight on "
-                f"{device}, because the kernel for kept blocks " + " and ".join(reasons)
+                f"SparseLinear: {'more than 16 tokens' if few else 'tokens'} are multiplied as a "
+                f"masked dense weight on {device}, because the kernel for kept blocks "
+                + " and ".join(reasons)
             )
 
     # -- products -------------------------------------------------------------------------------
@@ -669,7 +778,10 @@ class SparseLinear(nn.Module):
         if known and torch.is_autocast_enabled(x.device.type):
             lower = torch.get_autocast_dtype(x.device.type)
             if x.dtype is not torch.float64:
-                x, weight = x.to(lower), weight.to(lower)
+                x = x.to(lower)
+                weight = weight.to(lower) if self.weight_exponent is None else weight
+        if self.weight_exponent is not None and isinstance(x, Tensor):
+            weight = self._blocks(x.dtype if x.dtype.is_floating_point else None)
         self._check(x, weight)
         self._ready()
         flat = self._flat
@@ -737,6 +849,15 @@ def _hand_over(
             else part
             for name, part in state.items()
         }
+
+
+def _scaled(blocks: Tensor, exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """Blocks times two to the power of each one's exponent, in ``dtype``; rounded once at most."""
+    # Float16 holds few powers of two; the others hold all that there are.
+    wide = torch.float32 if dtype is torch.float16 else dtype
+    # The bits of a float32 that is a power of two: pow and exp2 need not be exact.
+    power = ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+    return blocks.to(wide).mul(power.to(wide).view(-1, 1, 1)).to(dtype)
 
 
 def _version(tensor: Tensor) -> int:

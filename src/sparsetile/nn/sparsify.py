@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern
+from sparsetile.intake.csr import FP8
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.pruning import METHODS, block_size, sparsity_share
 from sparsetile.nn.swiglu import SparseSwiGLU, is_swiglu
@@ -53,6 +54,9 @@ class SparseConfig:
         As in :class:`SparseLinear`.
     join_gate_up : bool
         Whether gate and up of a SwiGLU become one product (:class:`SparseSwiGLU`).
+    weight_dtype : torch.dtype or None
+        ``torch.float8_e4m3fn`` rounds kept weights to FP8 (:meth:`SparseLinear.quantize_`); None
+        keeps their type.
 
     Examples
     --------
@@ -68,8 +72,14 @@ class SparseConfig:
     seed: int = 0
     prefer: str = "speed"
     join_gate_up: bool = True
+    weight_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        if self.weight_dtype not in (None, FP8):
+            raise value_error(
+                "SparseConfig", "weight_dtype", "None or torch.float8_e4m3fn", self.weight_dtype,
+                "Convert the model with .to(dtype) instead",
+            )  # fmt: skip
         one_of("SparseConfig", "method", self.method, METHODS)
         one_of("SparseConfig", "prefer", self.prefer, ("speed", "memory"))
         block_size("SparseConfig", self.block)
@@ -158,6 +168,11 @@ def sparsify_(
         _set_module(model, name, _pruned(config, name, layer, number))
     for name in joined:
         _join(model, name)
+    if config.weight_dtype is not None:
+        made = {f"{name}.gate_up_proj" for name in joined} | set(chosen)
+        for name, module in model.named_modules():
+            if name in made and isinstance(module, SparseLinear):
+                module.quantize_()
     return model
 
 
@@ -349,5 +364,6 @@ def _like(
     blocks = weight.shape[0] if share == 1 else 0
     return SparseLinear.of_size(
         linear.in_features, linear.out_features, blocks, block=weight.shape[-1],
-        bias=linear.bias is not None, device=linear.weight.device, dtype=weight.dtype,
+        bias=linear.bias is not None, device=linear.weight.device,
+        dtype=linear.weight.dtype if weight.dtype is FP8 else weight.dtype,
     ).train(linear.training)  # fmt: skip

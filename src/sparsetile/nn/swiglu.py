@@ -4,8 +4,10 @@
 
 Gate and up read the same x, so their weights lie one below the other in one layer of kept blocks:
 x is read once, and one product makes both. Rows of the gate come first. The halves are whole block
-rows, so that a kernel which multiplies both halves of a strip can apply SiLU and the product before
-it stores anything. That for few tokens does; elsewhere both follow in torch.
+rows, so that a kernel which multiplies both halves of a strip applies SiLU and the product before
+it stores anything. Both kernels do so in inference (16 bits): of 18944 hidden features and 8192
+tokens 0.3 GB are written, where a product, SiLU and a multiplication in torch move 2.2 GB.
+Elsewhere (gradients, torch.compile, other types, dense) both follow in torch.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class SparseSwiGLU(nn.Module):
         >>> torch.equal(layer.split()[1].to_dense(), up.to_dense())
         True
         """
-        both = self.gate_up_proj
+        both = self.gate_up_proj.dequantize_()
         half, middle = both.out_features // 2, both.block_row_ptr.numel() // 2
         first = int(both.block_row_ptr[middle])
         pairs = []
@@ -105,6 +107,8 @@ class SparseSwiGLU(nn.Module):
 @torch.no_grad()
 def _stacked(gate: SparseLinear, up: SparseLinear) -> SparseLinear:
     """Both weights in one layer, the gate's rows first."""
+    for layer in (gate, up):
+        layer.dequantize_()
     unit = BlockPattern.unit_of(gate.block)
     alike = [
         (layer.in_features, layer.out_features, layer.block, layer.bias is None, layer.weight.dtype)

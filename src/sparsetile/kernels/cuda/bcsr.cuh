@@ -18,6 +18,7 @@ constexpr int kCluster = 2;
 constexpr int kCluster = 1;
 #endif
 constexpr int kConsumers = kCols / 128;
+constexpr int kHalves = kPaired ? 2 : 1;                // block rows of an item
 constexpr int kFirstConsumer = kSpecialised ? 128 : 0;  // thread
 constexpr int kBlocksPerSM = kConsumers == 1 || !kSpecialised ? 2 : 1;
 constexpr int kPieces = sizeof(E::Storage) == 4 ? 2 : 1;  // stages that a block takes
@@ -40,6 +41,8 @@ static_assert(kCols % 128 == 0 && (sizeof(E::Storage) == 2 || (kKMajor && kElide
               "a consumer takes 128 columns of 16 bits, or K-major of 8 or 32");
 static_assert(kCluster == 1 || (kStep == 7 && sizeof(E::Storage) == 2),
               "the last step is for 16 bits");
+static_assert(!kPaired || (kStep == 6 && kKMajor && sizeof(E::Storage) == 2),
+              "gate and up are halves of a linear layer of 16 bits");
 static_assert(kThreads == kFirstConsumer + kConsumers * 128 && (kSpecialised || kStages == 1),
               "one warpgroup copies, the others multiply");
 

@@ -34,6 +34,8 @@ __device__ constexpr bool has_row_bias(long) {
   return false;
 }
 
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+
 // What all columns of a row share.
 template <typename Acc>
 struct RowTerms {

@@ -107,8 +107,6 @@ __device__ __forceinline__ void multiply_piece(const Piece& piece,
   }
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
-
 extern "C" __global__ void __launch_bounds__(kThreads)
     linear_few(const __grid_constant__ Params p) {
   __shared__ float s_sum[kWarps][kTokens][kRows];

@@ -32,6 +32,11 @@
 // takes two stages of 32 columns, 128 bytes a row, so that the ring is that of 16 bits. C is
 // float32 and does not go through shared memory.
 //
+// kPaired: gate and up of a SwiGLU lie one below the other in A, and C = silu(gate) * up has half
+// of A's rows. An item is a block row of the gate and the same one of up: `work` lists both, one
+// after the other, and their blocks pass through the ring in that order. The consumers keep both
+// sums, 128 registers, and join them before they store: neither half of A . B is ever written.
+//
 // kStep is the last step of the paper's ladder that is on, each with all before it: 0 CUDA cores, 1
 // WGMMA, 2 the copy engine, 3 a warp that copies and the ring, 5 sums that are not zeroed first, 6
 // blocks of threads that stay (a matter of the grid), 7 blocks of A shared by two. Below 3 one
@@ -95,20 +100,26 @@ struct Item {
   int first_column;
 };
 
-// Items of a block of threads: those of its cluster, the slab by its place there.
-__device__ __forceinline__ int first_item() { return blockIdx.x / kCluster; }
-__device__ __forceinline__ int item_step() { return gridDim.x / kCluster; }
+// Items of a block of threads: those of its cluster, the slab by its place there. It goes through
+// them in steps: an item each, or where kPaired a half of one, gate and up in turns.
+__device__ __forceinline__ int item_of(int step) {
+  return blockIdx.x / kCluster + step / kHalves * (gridDim.x / kCluster);
+}
+__device__ __forceinline__ bool has_step(const Params& p, int step) {
+  return item_of(step) < p.block_rows * p.slabs;
+}
 __device__ __forceinline__ int cluster_rank() { return blockIdx.x % kCluster; }
 
 // Past the last item: one without blocks. The load is not waited for here.
-__device__ __forceinline__ Item item_at(const Params& p, int index) {
-  if (index >= p.block_rows * p.slabs) return {0, 0, 0, 0};
+__device__ __forceinline__ Item item_at(const Params& p, int step) {
+  if (!has_step(p, step)) return {0, 0, 0, 0};
+  const int index = item_of(step);
   const int first_slab = index / (p.block_rows * p.together) * p.together;
   const int rest = index - first_slab * p.block_rows, width = min(p.together, p.slabs - first_slab);
   int4 row;
   asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];"
                : "=r"(row.x), "=r"(row.y), "=r"(row.z), "=r"(row.w)
-               : "l"(p.work + rest / width));
+               : "l"(p.work + rest / width * kHalves + step % kHalves));
   const int slab = (first_slab + rest % width) * kCluster + cluster_rank();
   return {row.x, row.y, row.z, slab * kCols};
 }
@@ -148,17 +159,16 @@ __device__ __forceinline__ void copy_stage(const Params& p, char* stage, u64* fu
 }
 
 __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
-  const int lane = threadIdx.x % 32, items = p.block_rows * p.slabs;
-  int index = first_item();
-  Item item = item_at(p, index), next = item_at(p, index + item_step());
+  const int lane = threadIdx.x % 32;
+  Item item = item_at(p, 0), next = item_at(p, 1);
   int first_columns = column_at(p, item, 0);
   if (lane == 0 && item.blocks > 0) {
     wg::prefetch_map(&p.a);
     wg::prefetch_map(&p.b);
   }
   RingTurn turn;
-  for (; index < items; index += item_step()) {
-    const Item after = item_at(p, index + 2 * item_step());
+  for (int step = 0; has_step(p, step); ++step) {
+    const Item after = item_at(p, step + 2);
     int mine = first_columns;
     first_columns = column_at(p, next, 0);
     for (int from = 0; from < item.blocks; from += 32) {
@@ -263,19 +273,33 @@ __device__ __forceinline__ void accumulate_pairs(const Ring& ring, int consumer,
 }
 
 __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
-  const int consumer = threadIdx.x / 128 - 1, items = p.block_rows * p.slabs;
-  int index = first_item();
-  Item item = item_at(p, index);
+  const int consumer = threadIdx.x / 128 - 1;
+  Item item = item_at(p, 0), up_item = {};
+  if constexpr (kPaired) up_item = item_at(p, 1);
   RingTurn turn;
-  for (; index < items; index += item_step()) {
-    const Item next = item_at(p, index + item_step());
-    float sum[64];
-    if constexpr (sizeof(E::Storage) == 1) {
-      accumulate_pairs(ring, consumer, item.blocks, turn, sum);
+  for (int step = 0; has_step(p, step); step += kHalves) {
+    const Item next = item_at(p, step + kHalves);
+    const int position = position_in(item.block_row);
+    const int first_column = item.first_column + consumer * 128;
+    float sum[64], bias[2];
+    load_row_bias(p, position, 0, bias);
+    if constexpr (kPaired) {
+      const Item next_up = item_at(p, step + kHalves + 1);
+      float up[64], up_bias[2];
+      load_row_bias(p, position, p.rows, up_bias);
+      accumulate(ring, consumer, item.blocks, turn, sum);
+      accumulate(ring, consumer, up_item.blocks, turn, up);
+      join_halves(p, bias, up_bias, up, sum);
+      up_item = next_up;
     } else {
-      accumulate(ring, consumer, item.blocks * kPieces, turn, sum);
+      if constexpr (sizeof(E::Storage) == 1) {
+        accumulate_pairs(ring, consumer, item.blocks, turn, sum);
+      } else {
+        accumulate(ring, consumer, item.blocks * kPieces, turn, sum);
+      }
+      finish_sums(p, item.block_row, first_column, bias, sum);
     }
-    store_sums(p, ring.stored, item.block_row, item.first_column + consumer * 128, sum);
+    store_sums(p, ring.stored, item.block_row, first_column, sum);
     item = next;
   }
   if (p.store != kByThreads) wg::store_wait_read();  // shared memory lives as long as its threads
@@ -286,11 +310,13 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
 template <typename Element>
 __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
   const int consumer = threadIdx.x / 128;
-  const Item item = item_at(p, blockIdx.x);
+  const Item item = item_at(p, 0);
   char* stage = ring.stages;
   const char* b = stage + kBlockBytes + consumer * 2 * kBoxBytes;
   float sum[64];
   clear(sum);
+  float bias[2];
+  load_row_bias(p, position_in(item.block_row), 0, bias);
   for (int i = 0; i < item.blocks; ++i) {
     const int block = item.first_block + i, row = __ldg(p.block_col_idx + block) * kBlock;
     if constexpr (kEngine) {
@@ -315,7 +341,9 @@ __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
     }
     __syncthreads();
   }
-  store_sums(p, ring.stored, item.block_row, item.first_column + consumer * 128, sum);
+  const int first_column = item.first_column + consumer * 128;
+  finish_sums(p, item.block_row, first_column, bias, sum);
+  store_sums(p, ring.stored, item.block_row, first_column, sum);
   if (p.store != kByThreads) wg::store_wait_read();
 }
 

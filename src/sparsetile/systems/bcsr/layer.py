@@ -34,7 +34,7 @@ from sparsetile.systems.bcsr.runner import BCSRRunner, PreparedBlocks
 from sparsetile.systems.shared.cuda_context import ensure_cuda_context
 from sparsetile.systems.shared.geometry import ACCESS_BYTES, aligned
 
-__all__ = ["ACTIVATIONS", "BlockLayer", "BoundLayer", "activate"]
+__all__ = ["ACTIVATIONS", "BlockLayer", "BoundLayer", "activate", "work_of"]
 
 # ``swiglu``: silu of the first half of the outputs times the second half.
 ACTIVATIONS = ("none", "relu", "silu", "swiglu")
@@ -60,14 +60,17 @@ class BlockLayer:
         self._able: dict[Any, tuple[bool, bool]] = {}  # blocks, few
         self.few = FewTokens(size.rows, size.cols, size.blocks, size.unit)
         self._pair: FewTokens | None = None
-        self.runner: BCSRRunner | None = None
-        if size.unit == BLOCK:
-            meta: Mapping[str, Any] = {
-                "rows": size.rows, "cols": size.cols, "nnz": size.cells, "blocks": size.blocks,
-                "tensors": ["work", "block_col_idx", "order", "indptr"],
-                "step": PRODUCT, "columns": None,
-            }  # fmt: skip
-            self.runner = BCSRRunner(meta, None)
+        self._pair_runner: BCSRRunner | None = None
+        self.runner = self._runner(size.rows, False) if size.unit == BLOCK else None
+
+    def _runner(self, rows: int, paired: bool) -> BCSRRunner:
+        size = self.size
+        meta: Mapping[str, Any] = {
+            "rows": rows, "cols": size.cols, "nnz": size.cells, "blocks": size.blocks,
+            "tensors": ["work", "block_col_idx", "order", "indptr"],
+            "step": PRODUCT, "columns": None, "paired": paired,
+        }  # fmt: skip
+        return BCSRRunner(meta, None)
 
     def few_for(self, activation: str) -> FewTokens:
         """Return the kernel of few tokens; of a SwiGLU it makes both halves and joins them."""
@@ -77,6 +80,17 @@ class BlockLayer:
             size = self.size
             self._pair = FewTokens(size.rows, size.cols, size.blocks, size.unit, paired=True)
         return self._pair
+
+    def runner_for(self, activation: str, dtype: torch.dtype) -> BCSRRunner | None:
+        """Return the kernel of any number of tokens; of a SwiGLU in 16 bits it joins both halves.
+
+        None where blocks are not of its size.
+        """
+        if activation != "swiglu" or dtype not in _SIXTEEN_BITS or self.runner is None:
+            return self.runner
+        if self._pair_runner is None:
+            self._pair_runner = self._runner(self.size.rows // 2, True)
+        return self._pair_runner
 
     def reasons(self, dtype: torch.dtype, device: torch.device) -> list[str]:
         """Return why ``blocks`` cannot serve any number of tokens; empty if it can."""
@@ -148,9 +162,8 @@ class BlockLayer:
             if dense is None:
                 dense = dense_of_blocks(blocks, lists[0], lists[1], (size.rows, size.cols))
             return activate(functional.linear(X, dense, _in_type(bias, X.dtype)), activation)
-        Y = X.new_empty((tokens, size.rows))
         if not tokens or not size.rows:
-            return activate(Y, activation)
+            return activate(X.new_empty((tokens, size.rows)), activation)
         wide = None if bias is None else bias.to(torch.float32).contiguous()
         epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
         if not blocks.is_contiguous() or blocks.data_ptr() % ACCESS_BYTES:
@@ -161,21 +174,42 @@ class BlockLayer:
             Y = X.new_empty((tokens, few.rows))
             few.run(lists[:2], blocks, X, Y, epilogue, silu=activation == "silu")
             return Y
-        assert self.runner is not None  # as `reasons` has seen
+        runner = self.runner_for(activation, X.dtype)
+        assert runner is not None  # as `reasons` has seen
         if X.dtype is torch.float32:
             blocks = round_tf32(blocks)
-        tensors = _runner_tensors(lists)
-        self.runner.spmm(tensors, None, {"blocks": blocks}, X.mT, Y.mT, epilogue)
-        return Y if activation == "relu" else activate(Y, activation)
+        Y = X.new_empty((tokens, runner.rows))
+        tensors = _runner_tensors(lists, activation, X.dtype)
+        runner.linear(tensors, blocks, X, Y, epilogue, activation == "silu")
+        return activate(Y, activation) if activation == "swiglu" and runner is self.runner else Y
+
+
+def work_of(lists: tuple[Tensor, Tensor, Tensor], activation: str, dtype: torch.dtype) -> Tensor:
+    """Return what ``spmm_bcsr`` takes as work: that of the pattern, or of a SwiGLU pairs.
+
+    A pair is a block row of the gate and the same one of up, one after the other; pairs that have
+    the most blocks come first.
+    """
+    row_ptr, _, work = lists
+    if activation != "swiglu" or dtype not in _SIXTEEN_BITS:
+        return work
+    halves = torch.stack([row_ptr[:-1], row_ptr[1:] - row_ptr[:-1]], 1).view(2, -1, 2)
+    order = torch.argsort(halves[:, :, 1].sum(0), descending=True, stable=True)
+    label = order.to(halves.dtype).expand(2, -1)
+    begin, length = halves[:, order].unbind(-1)
+    items = torch.stack([label, begin, length, torch.zeros_like(label)], -1)
+    return items.transpose(0, 1).reshape(-1, 4).to(torch.int32).contiguous()
 
 
 def _in_type(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if bias is None else bias.to(dtype)
 
 
-def _runner_tensors(lists: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+def _runner_tensors(
+    lists: tuple[Tensor, Tensor, Tensor], activation: str, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Name a pattern's lists as the runner does; neither row order nor means are asked for."""
-    _, col_idx, work = lists
+    col_idx, work = lists[1], work_of(lists, activation, dtype)
     none = work.new_empty(0)
     return {"work": work, "block_col_idx": col_idx, "order": none, "indptr": none}
 
@@ -195,9 +229,10 @@ class BoundLayer:
         bias: Tensor | None,
         activation: str,
     ) -> None:
-        self._layer, self._lists, self._blocks = layer, lists, blocks
+        self._layer, self._blocks = layer, blocks
         self._bias, self._activation = bias, activation
-        self._tensors = _runner_tensors(lists)
+        self._lists = lists
+        self._tensors = _runner_tensors(lists, activation, blocks.dtype)
         self._rows = layer.size.rows
         self._device = blocks.device.index
         wide = None if bias is None else bias.detach().to(torch.float32).contiguous()
@@ -233,12 +268,10 @@ class BoundLayer:
         else:
             with torch.cuda.device(device):
                 start(current_stream_handle(device), pointer, Y.data_ptr())
-        if launch[2]:
-            return activate(Y, self._activation)
         return Y
 
-    def _bind(self, X: Tensor) -> tuple[Callable[..., None], int, bool] | None:
-        """Return the launch for inputs like X, its outputs per token, whether torch activates them.
+    def _bind(self, X: Tensor) -> tuple[Callable[..., None], int] | None:
+        """Return the launch for inputs like X and its outputs per token.
 
         None where copies or other kernels are needed.
         """
@@ -247,16 +280,16 @@ class BoundLayer:
             return None
         with on_device(self._device):
             ensure_cuda_context(self._device)
+            silu = self._activation == "silu"
             if self.way(tokens, False) == "few":
-                silu, few = self._activation == "silu", self._layer.few_for(self._activation)
+                few = self._layer.few_for(self._activation)
                 prepared = few.prepare(self._lists[:2], self._blocks, X, self._epilogue, silu)
-                return prepared.launch, few.rows, False
-            runner = self._layer.runner
-            if runner is None or rows % STORE_COLUMNS:
+                return prepared.launch, few.rows
+            runner = self._layer.runner_for(self._activation, X.dtype)
+            if runner is None or runner.rows % STORE_COLUMNS:
                 return None
-            launch = _bind_blocks(runner, self._tensors, self._blocks, X, self._epilogue)
-            after = self._activation in ("silu", "swiglu")
-            return None if launch is None else (launch, rows, after)
+            launch = _bind_blocks(runner, self._tensors, self._blocks, X, self._epilogue, silu)
+            return None if launch is None else (launch, runner.rows)
 
 
 def _bind_blocks(
@@ -265,6 +298,7 @@ def _bind_blocks(
     blocks: Tensor,
     X: Tensor,
     epilogue: Epilogue,
+    silu: bool,
 ) -> Callable[..., None] | None:
     """Return the launch of ``spmm_bcsr`` that reads X and writes Y as they lie."""
     B, n = X.mT, X.shape[0]
@@ -272,7 +306,7 @@ def _bind_blocks(
         return None
     launch = runner._launch_for(X.dtype, X.dtype, n, True, X.device.index)
     params: dict[str, Any] = runner._params(
-        tensors, launch.tile, n, runner.rows, Store.TRANSPOSED, epilogue
+        tensors, launch.tile, n, runner.rows, Store.TRANSPOSED, epilogue, silu=silu
     )
     params |= {"a": runner._block_map(blocks, launch.tile), "b": NO_MAP, "stored": NO_MAP, "c": 0}
     prepared = launch.kernel.prepare(launch.grid, launch.tile.threads, params, ("b", "stored", "c"))

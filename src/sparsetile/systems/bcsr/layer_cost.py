@@ -1,39 +1,101 @@
 """Which way a linear layer of kept blocks takes for so many tokens: blocks, few tokens, or dense.
 
 Unlike ``predict_bcsr`` and ``predict_dense``, these know that X and Y are row-major (neither is
-copied), that F.linear rounds once, and whether there is a bias. Development readings on an H200
-(BF16, blocks of 64) that the constants come from:
+copied), that F.linear rounds once, and whether there is a bias. What bounds each way:
 
-- one token through gate_proj (18944x3584) at 90 %: 12.8 us, of which reading the blocks is 4; dense
-  37.7 us;
-- 3584x3584 at 90 %, up to 128 tokens: 0.6 to 0.8 of dense; 512x3584, up to 1024 tokens: the same;
-- half of the blocks kept: 0.4 to 0.98 of dense at any width;
-- 8192 tokens through gate_proj at 90 %: 239 us without and 667 us with a bias.
+    few      the kept blocks once; X for each strip of rows; one store per output
+    blocks   copies from L2 into shared memory, spread over all SMs; but an SM takes whole items
+             (a block row times a slab of tokens), one block after another, at a rate of its own
+    dense    flops, or the whole weight once and a start that is longer than ours
 
-The kernel for few tokens has not been measured: its constant is what a launch that waits for memory
-twice takes.
+Each has a fixed time beside that. The constants, ``RATES``, come from development readings on an
+H200 (BF16, blocks of 64, 90 % sparsity; replays of a CUDA graph, so that weights under the size of
+L2 stay there). In microseconds, without a bias:
+
+    layer        few, N = 1, 16    blocks, N = 128, 1024, 8192    dense, N = 1, 128, 1024, 8192
+    18944x3584   6.2  8.7          10.1  36.9  245                37.5  37.8  183  1386
+    3584x18944   7.3  8.9          13.7  42.4  285                38.7  44.4  178  1346
+    3584x3584    3.4  3.9             -  12.2   51.8               9.8   8.7   34.6  265
+    512x3584        -  -              -     -   11.6               6.3   6.5    8.5   40.4
+
+A prediction is within 16 % of each, with and without a bias. With half of the blocks kept no reading had ``blocks`` ahead of
+dense (0.4 to 0.98 of it, an earlier kernel), which the model does not explain: see
+``LayerRates.blocks_share``.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
+import torch
+
 from sparsetile.core.device import Machine
-from sparsetile.kernels.bcsr import WARPGROUP_COLUMNS, WIDE
+from sparsetile.kernels.bcsr import BLOCK, choose_block_tile
+from sparsetile.kernels.linear_few import FEW_TOKENS, choose_few_tile
 
-__all__ = ["LayerSize", "choose_way", "predict_ways"]
+__all__ = ["RATES", "LayerRates", "LayerSize", "choose_way", "predict_ways"]
 
-# Seconds of a product of blocks beside its bytes: launch, the first copies, the last store.
-_BLOCKS_FIXED = 10e-6
-_BLOCKS_TENSOR, _L2, _DRAM = 0.6, 0.9, 0.75
-# Seconds that a bias adds for each element of Y.
-_BIAS = 2.8e-12
-_FEW_FIXED, _FEW_DRAM = 4e-6, 0.75
-# Of a 16-bit product, over the 32-bit rate: what cuBLAS reaches on large ones.
-_DENSE_FLOPS = 2.2
-# How much faster than dense a way must be to be taken: predictions are off by that much.
-_MARGIN = 1.05
+# Exponent with which the two bounds of a dense product are added.
+_TOGETHER = 4
+_TYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}  # by bytes of an element
+
+
+@dataclass(frozen=True)
+class LayerRates:
+    """Constants of the model: seconds, or shares of a GPU's ceilings.
+
+    Attributes
+    ----------
+    few_fixed : float
+        Seconds of a launch that waits for memory twice.
+    few_weight, few_input : float
+        Rate of reading blocks, over DRAM's; of reading X, over L2's.
+    few_output : float
+        Seconds for each element of Y: warps add their sums and round.
+    few_bias : float
+        Seconds that a bias adds.
+    blocks_fixed : float
+        Seconds of launch, first copies and last store.
+    blocks_l2, blocks_dram, blocks_tensor : float
+        Rates of all SMs together, over L2's and DRAM's, and over a 32-bit product's flops.
+    block_wide, block_narrow : float
+        Seconds that a thread block of 256 or 128 columns takes for a block of 16 bits.
+    item_bias : float
+        Seconds that a bias adds to an item.
+    blocks_share : float
+        Share of kept blocks from which ``blocks`` is not taken: none was measured to pay there.
+    dense_fixed : float
+        Seconds of a dense product that waits for its weight, beside reading it.
+    dense_start : float
+        The same where its flops take longer.
+    dense_flops : float
+        Of 16 bits, over twice the 32-bit rate.
+    margin : float
+        How much faster than dense a way must be predicted to be.
+    """
+
+    few_fixed: float = 2.6e-6
+    few_weight: float = 1.0
+    few_input: float = 1.2
+    few_output: float = 6.2e-12
+    few_bias: float = 0.5e-6
+    blocks_fixed: float = 5e-6
+    blocks_l2: float = 1.0
+    blocks_dram: float = 0.75
+    blocks_tensor: float = 0.6
+    block_wide: float = 0.6e-6
+    block_narrow: float = 0.22e-6
+    item_bias: float = 0.5e-6
+    blocks_share: float = 0.4
+    dense_fixed: float = 5.5e-6
+    dense_start: float = 2e-6
+    dense_flops: float = 1.02
+    margin: float = 1.03
+
+
+RATES = LayerRates()
 
 
 @dataclass(frozen=True)
@@ -49,37 +111,119 @@ class LayerSize:
     def cells(self) -> int:
         return self.blocks * self.unit**2
 
+    @property
+    def block_rows(self) -> int:
+        return max(-(-self.rows // self.unit), 1)
+
+    @property
+    def share(self) -> float:
+        """Kept blocks, of all."""
+        return self.blocks / max(self.block_rows * -(-self.cols // self.unit), 1)
+
+
+def _memory_rate(moved: float, ceilings: Machine) -> float:
+    """Bytes a second, for operands that were in L2 before if they fit."""
+    return ceilings.l2_gather if moved <= ceilings.l2_bytes else ceilings.dram
+
+
+def _few_seconds(
+    size: LayerSize, tokens: int, item: int, bias: bool, ceilings: Machine, rates: LayerRates
+) -> float:
+    processors = max(ceilings.processors, 1)
+    tile = choose_few_tile(tokens, size.rows, size.blocks, size.unit, processors)
+    groups = tile.grid(size.rows)[0]
+    # Thread blocks that an SM has, over the mean: it ends with the SM that has one more.
+    uneven = -(-groups // processors) / (groups / processors) if groups > processors else 1.0
+    weight = item * size.cells * uneven / (rates.few_weight * ceilings.dram)
+    strips = size.unit // (16 * tile.strips)
+    inputs = float(item * size.blocks * size.unit * strips * tokens)
+    inputs /= rates.few_input * ceilings.l2_gather
+    fixed = rates.few_fixed + (rates.few_bias if bias else 0.0)
+    return fixed + weight + inputs + rates.few_output * size.rows * tokens
+
+
+def _blocks_seconds(
+    size: LayerSize, tokens: int, item: int, bias: bool, ceilings: Machine, rates: LayerRates
+) -> float:
+    processors = max(ceilings.processors, 1)
+    tile = choose_block_tile(tokens, size.block_rows, processors, _TYPES[item])
+    slabs = tile.slabs(max(tokens, 1))
+    # Thread blocks that run at once, and how many items the busiest of them takes.
+    held = processors * tile.blocks_per_processor
+    rounds = -(-size.block_rows * slabs // held)
+    mean = size.blocks / size.block_rows
+    longest = mean + 2 * math.sqrt(mean)  # of rows whose blocks lie at random
+    wide = tile.columns != choose_block_tile(1, 1, 1, _TYPES[item]).columns
+    each = (rates.block_wide if wide else rates.block_narrow) * item / 2
+    busiest = each * max(rounds * mean, longest)
+    columns = slabs * tile.columns
+    copied = item * size.blocks * (size.unit * columns + slabs * size.unit**2)
+    tensor = 2.0 * size.cells * columns
+    tensor /= rates.blocks_tensor * ceilings.dense_flops * 4 / item
+    met = 1.0 - (1.0 - size.share) ** size.block_rows  # columns of X that some block meets
+    once = item * (size.cells + tokens * (size.cols * met + size.rows))
+    seconds = max(
+        busiest,
+        tensor,
+        copied / (rates.blocks_l2 * ceilings.l2_gather),
+        once / (rates.blocks_dram * _memory_rate(once, ceilings)),
+    )
+    return rates.blocks_fixed + seconds + (rates.item_bias * rounds if bias else 0.0)
+
+
+def _dense_seconds(
+    size: LayerSize, tokens: int, item: int, ceilings: Machine, rates: LayerRates
+) -> float:
+    weight = item * size.rows * size.cols
+    moved = weight + item * tokens * (size.cols + size.rows)
+    flops = 2.0 * size.rows * size.cols * tokens
+    flops /= rates.dense_flops * 2 * ceilings.dense_flops * 2 / item
+    bounds = (rates.dense_start + flops, rates.dense_fixed + moved / _memory_rate(moved, ceilings))
+    # Where both are alike neither hides all of the other.
+    return sum(seconds**_TOGETHER for seconds in bounds) ** (1 / _TOGETHER)
+
 
 def predict_ways(
-    size: LayerSize, tokens: int, item: int, bias: bool, ceilings: Machine
+    size: LayerSize,
+    tokens: int,
+    item: int,
+    bias: bool,
+    ceilings: Machine,
+    rates: LayerRates = RATES,
 ) -> dict[str, float]:
     """Return the seconds of each way: ``blocks``, ``few`` (of few tokens) and ``dense``.
+
+    ``blocks`` and ``few`` are infinite where their kernels do not take the blocks, or so many
+    tokens.
 
     Parameters
     ----------
     item : int
         Bytes of an element.
     """
-    moved = tokens * (size.cols + size.rows)
-    columns = -(-tokens // WARPGROUP_COLUMNS) * WARPGROUP_COLUMNS
-    tensor = 2.0 * size.cells * columns / (_BLOCKS_TENSOR * ceilings.dense_flops * 4 / item)
-    copied = item * (size.blocks * size.unit * columns + size.cells * WIDE.slabs(max(tokens, 1)))
-    once = item * (size.cells + moved)
-    blocks = _BLOCKS_FIXED + max(
-        tensor, copied / (_L2 * ceilings.l2_gather), once / (_DRAM * ceilings.dram)
-    )
-    if bias:
-        blocks += _BIAS * size.rows * tokens
-    few = _FEW_FIXED + once / (_FEW_DRAM * ceilings.dram)
-    flops = 2.0 * size.rows * size.cols * tokens / (_DENSE_FLOPS * ceilings.dense_flops * 2 / item)
-    dense = ceilings.launch + max(flops, item * (size.rows * size.cols + moved) / ceilings.dram)
+    blocks = few = math.inf
+    if size.unit == BLOCK:
+        blocks = _blocks_seconds(size, tokens, item, bias, ceilings, rates)
+    if tokens <= FEW_TOKENS:
+        few = _few_seconds(size, tokens, item, bias, ceilings, rates)
+    dense = _dense_seconds(size, tokens, item, ceilings, rates)
     return {"blocks": blocks, "few": few, "dense": dense}
 
 
 @functools.lru_cache(maxsize=65536)
 def choose_way(
-    size: LayerSize, tokens: int, item: int, bias: bool, ways: tuple[str, ...], ceilings: Machine
+    size: LayerSize,
+    tokens: int,
+    item: int,
+    bias: bool,
+    ways: tuple[str, ...],
+    ceilings: Machine,
+    rates: LayerRates = RATES,
 ) -> str:
     """Return the fastest of ``ways``; dense unless another is clearly predicted to be faster."""
-    seconds = predict_ways(size, tokens, item, bias, ceilings)
-    return min(ways, key=lambda way: seconds[way] * (1.0 if way == "dense" else _MARGIN))
+    seconds = predict_ways(size, tokens, item, bias, ceilings, rates)
+    if "dense" in ways:
+        seconds["dense"] /= rates.margin
+        if size.share >= rates.blocks_share:
+            seconds["blocks"] = math.inf
+    return min(ways, key=seconds.__getitem__)

@@ -141,6 +141,8 @@ class BCSRRunner(Runner):
         self.reads_values = exact is not None
         self._step = int(meta["step"])
         self._columns: int | None = meta["columns"]
+        # Gate and up of a SwiGLU: ``rows`` are those of the result, half of A's.
+        self._paired = bool(meta.get("paired", False))
         # Steps of the ladder take row-major operands.
         self.any_strides = self.fuses_linear = self._step == PRODUCT
         self._launches: dict[tuple[Any, ...], Launch] = {}
@@ -166,7 +168,7 @@ class BCSRRunner(Runner):
         if found is None:
             processors = machine(torch.device("cuda", device)).processors
             tile = choose_block_tile(n, self._block_rows, processors, dtype, self._columns)
-            tile = tile.at_step(self._step)
+            tile = replace(tile.at_step(self._step), paired=self._paired)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype, k_major=k_major)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
             grid = tile.grid(n, self._block_rows, processors)
@@ -238,9 +240,11 @@ class BCSRRunner(Runner):
         store: Store,
         epilogue: Epilogue,
         spoilt: Tensor | None = None,
+        silu: bool = False,
     ) -> dict[str, int | float]:
         """Parameters beside the maps and C's address."""
         row_bias = epilogue.row_bias
+        shared = epilogue_params(epilogue)
         return {
             "work": tensors["work"].data_ptr(),
             "block_col_idx": tensors["block_col_idx"].data_ptr(),
@@ -254,8 +258,10 @@ class BCSRRunner(Runner):
             "block_rows": self._block_rows,
             "slabs": tile.slabs(n),
             "together": SLABS_TOGETHER,
+            "silu": silu,
             "store": store,
-            **epilogue_params(epilogue),
+            **shared,
+            "epilogue": bool(shared["epilogue"]) or silu,
         }
 
     def spmm(
@@ -288,6 +294,22 @@ class BCSRRunner(Runner):
             self._product(tensors, blocks, B, product, PLAIN, spoilt)
             self._repair(exact, values, B, product, PLAIN, spoilt)
             apply_epilogue(product, out, tensors["indptr"], epilogue)
+
+    def linear(
+        self,
+        tensors: Tensors,
+        blocks: Tensor,
+        X: Tensor,
+        Y: Tensor,
+        epilogue: Epilogue,
+        silu: bool = False,
+    ) -> None:
+        """Write activation(X·Aᵀ + bias) into Y [tokens, rows], for a layer whose blocks are full.
+
+        ``silu`` follows the bias. With ``paired`` in the plan's facts ``work`` lists a block row of
+        the gate and one of up in turns, and Y is silu(gate) · up.
+        """
+        self._product(tensors, blocks, X.mT, Y.mT, epilogue, silu=silu)
 
     def _repair(
         self,
@@ -372,6 +394,7 @@ class BCSRRunner(Runner):
         out: Tensor,
         epilogue: Epilogue,
         spoilt: Tensor | None = None,
+        silu: bool = False,
     ) -> None:
         """All batches, through copies of B and C where the kernel does not take them."""
         if self._takes_few(tensors, B, out, epilogue):
@@ -383,10 +406,11 @@ class BCSRRunner(Runner):
                 some = slice(at, at + step)
                 bias = None if epilogue.bias is None else epilogue.bias[some]
                 piece = replace(epilogue, bias=bias)
-                self._product(tensors, blocks, B[..., some], out[..., some], piece, spoilt)
+                self._product(tensors, blocks, B[..., some], out[..., some], piece, spoilt, silu)
             return
         k_major = tf32 or _transposed_well(B)
-        if B.dtype is FP8 and not k_major:  # the only way that Tensor Cores take it
+        # The only way that Tensor Cores take FP8, and that gate and up are compiled for.
+        if (B.dtype is FP8 or self._paired) and not k_major:
             B, k_major = padded_like(B.mT, ACCESS_BYTES).copy_(B.mT).mT, True
         if self._blocks and not k_major and not _copies_well(B):
             B = padded_like(B, STORE_COLUMNS).copy_(B)
@@ -401,7 +425,7 @@ class BCSRRunner(Runner):
         stride = target.stride(-1 if store >= Store.TRANSPOSED else -2)
         map_of_c = self._map_of_c(out.dtype, n, stride, store)
         params: dict[str, Any] = self._params(
-            tensors, launch.tile, n, stride, store, epilogue, spoilt
+            tensors, launch.tile, n, stride, store, epilogue, spoilt, silu
         )
         pairs = [(B, target)] if B.dim() == 2 else list(zip(B, target, strict=True))
         with on_device(device):
