@@ -53,7 +53,7 @@ PROGRAM = "compute-sanitizer"
 FOUND = 86
 # Parts of a system's matrices, each watched in a process of its own, and processes at a time: they
 # share the GPU in turns.
-PARTS, PROCESSES = 4, 8
+PARTS, PROCESSES = 4, 14
 # Lines of a tool's log that are shown where it found something.
 SHOWN_LINES = 40
 TOOLS = ("memcheck", "racecheck", "synccheck")

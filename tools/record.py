@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = 2  # 2: code_digest covers systems, formats, balance and operators, and ignores comments
 RECORD_NAME = "verify.json"
 # Processes that share the GPU while its tests run.
-PROCESSES = 8
+PROCESSES = 14
 _OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
 # What the child process runs: a fresh interpreter, so that no state of the caller reaches tests.
 _CHILD = (

@@ -116,7 +116,7 @@ class Pipe:
 PIPES: dict[tuple[int, int], Pipe] = {
     (4, 4): Pipe(pieces=1, consumers=4, producers=2, stages=4, blocks=3, step_tiles=4, dense=True),
     (4, 8): Pipe(pieces=2, consumers=4, producers=2, stages=3, blocks=2, step_tiles=4, dense=True),
-    (4, 16): Pipe(pieces=2, consumers=8, producers=2, stages=3, blocks=2, dense=True),
+    (4, 16): Pipe(pieces=2, consumers=8, producers=4, stages=3, blocks=1, step_tiles=4, dense=True),
     (2, 4): Pipe(pieces=1, consumers=4, producers=2, stages=6, blocks=2, step_tiles=4, dense=True),
     (2, 8): Pipe(pieces=2, consumers=4, producers=2, stages=3, blocks=2, step_tiles=4, dense=True),
     (2, 16): Pipe(pieces=2, consumers=8, producers=4, stages=3, blocks=1, step_tiles=4, dense=True),

@@ -59,7 +59,7 @@ L2_SHARE, SLAB_SHARE = 0.6, 0.85
 # that a unit of columns has: narrow copies are slow.
 SLAB_PIECES, UNIT_PIECES = 8, 4
 # Windows have 32 rows where they read less than this share of what windows of 16 read of B.
-STACK_SHARE = 0.85
+STACK_SHARE = 0.95
 # Every window costs the same: as many windows for each block.
 EVEN_WINDOWS = CostModel(tile=0.0, window=1.0)
 
