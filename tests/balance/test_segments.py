@@ -189,6 +189,24 @@ def test_entries_past_32_bits_are_refused():
     )
 
 
+def test_longer_rows_have_a_warp_and_the_longest_a_thread_block():
+    csr = csr_of(MATRICES["odd sizes"]())
+    units = row_units(csr)
+    schedule = SegmentSchedule.make(units, max_length=9, wide_length=2, shared_length=5)
+    sections, items = section_of_items(schedule), schedule.items.numpy()
+    length, cut = items[:, 2] - items[:, 1], items[:, 3] >= 0
+    assert np.array_equal(sections == 0, length > 5)
+    assert np.array_equal(sections == 2, (length <= 5) & (cut | (length > 2)))
+    schedule.validate(units)
+
+
+def test_bundles_are_not_shared_by_warps():
+    units = RowBundles.pack(csr_of(MATRICES["odd sizes"]()), min_sharing=1.0).units()
+    schedule = SegmentSchedule.make(units, max_length=128, wide_length=0, shared_length=0)
+    rows = int((~units.bundled & (units.length > 0)).sum())
+    assert schedule.sections[0] == rows and schedule.sections[1] == int(units.bundled.sum())
+
+
 def test_equal_parts_of_neighbouring_cut_rows_follow_each_other():
     """They read about the same rows of B, so that warps of a block find them in the SM's cache."""
     rows, pieces = module.INTERLEAVED + 2, 3

@@ -13,19 +13,27 @@ import torch
 from sparsetile.formats.units import Units
 from sparsetile.intake import as_csr
 from sparsetile.kernels import KernelSpec
-from sparsetile.kernels.csr import LOCAL, LOCAL_BUNDLES, RowShape
+from sparsetile.kernels.csr import LOCAL, LOCAL_BUNDLES, SMALL_BYTES, RowShape
 from sparsetile.reorder import Permutation
 from sparsetile.systems import runner
 from sparsetile.systems.base import Epilogue, Request
 from sparsetile.systems.csr import runner as csr_runner
 from sparsetile.systems.csr.rows import (
     BUSY_WARPS,
+    LANES_PER_SM,
     LONGEST_SEGMENT,
     MANY,
     MANY_NARROW,
+    SHARED_LENGTHS,
+    SHARED_UNCUT,
     SHORT_SEGMENT,
+    SMALL_WAVES,
+    SPARE,
     UNCUT,
     UNCUT_NARROW,
+    WIDE_LENGTHS,
+    ItemLengths,
+    item_lengths,
     segment_length,
 )
 from sparsetile.systems.csr.system import CSRSystem
@@ -62,6 +70,48 @@ def test_rows_that_are_nearly_all_long_give_each_warp_one_item():
 @pytest.mark.parametrize("total, expected", [(10**8, LONGEST_SEGMENT), (10**5, SHORT_SEGMENT)])
 def test_the_share_of_a_warp_has_limits(total, expected):
     assert segment_length(rows_of(*[total // 20] * 20), WIDE) == expected
+
+
+def lanes_of(waves: float) -> int:
+    """Groups of eight lanes that fill an H200 so often."""
+    return round(waves * 132 * LANES_PER_SM / 8)
+
+
+def test_few_long_rows_of_a_small_product_have_a_thread_block_and_middling_ones_a_warp():
+    short = [3] * lanes_of(1.0)
+    found = item_lengths(rows_of(*short, *[20] * 50, *[100] * 50), NARROW, 132)
+    assert found == ItemLengths(UNCUT_NARROW, WIDE_LENGTHS[0], SHARED_LENGTHS[0], True)
+    spare = SPARE * 132 * LANES_PER_SM
+    many = [100] * int(spare / 96 + 1)
+    found = item_lengths(rows_of(*short, *many, *[300] * 9), NARROW, 132)
+    assert found.shared == 128, "only what few rows exceed"
+    middling = [20] * int(spare / 24 + 1)
+    assert item_lengths(rows_of(*short, *middling), NARROW, 132).wide == 24
+    assert item_lengths(rows_of(*middling), NARROW, 132).wide == 16, "lanes without work are spare"
+
+
+def test_rows_of_a_small_product_are_cut_late_where_blocks_share_them():
+    rows = rows_of(*[3] * 1000, 400, 3000)
+    assert segment_length(rows, NARROW) == SHORT_SEGMENT
+    found = item_lengths(rows, NARROW, 132)
+    assert found.longest == SHARED_UNCUT and found.schedule(rows).slot_count == 6
+    assert found.schedule(rows).sections[0] == 7
+
+
+@pytest.mark.parametrize(
+    "row_bytes, waves, small",
+    [(NARROW, 1.0, True), (SMALL_BYTES + 4, 1.0, False), (NARROW, SMALL_WAVES + 0.1, False)],
+)
+def test_wide_products_and_those_that_fill_the_gpu_are_not_small(row_bytes, waves, small):
+    rows = rows_of(*[3] * lanes_of(waves), 100)
+    found = item_lengths(rows, row_bytes, 132)
+    assert found.small == small and (found.shared is not None) == small
+    assert item_lengths(rows_of(), row_bytes, 132) == ItemLengths(SHORT_SEGMENT)
+
+
+def test_rows_of_about_the_same_length_keep_their_groups():
+    found = item_lengths(rows_of(*[60] * lanes_of(0.9)), NARROW, 132)
+    assert found == ItemLengths(UNCUT_NARROW, None, 64, True)
 
 
 def test_a_matrix_without_rows_has_an_item_length_all_the_same():

@@ -19,7 +19,7 @@ from sparsetile.formats.base import Variants
 from sparsetile.formats.bundles import LIST_STEP
 from sparsetile.formats.units import Units
 
-__all__ = ["SegmentSchedule"]
+__all__ = ["SegmentSchedule", "default_wide_length"]
 
 # Entries over which an item gets a whole warp where groups are narrower than that. Rows of about
 # the same length fill their warps' groups evenly, so there the longer limit is better.
@@ -54,7 +54,7 @@ def _side_by_side(mine: Tensor, unit: Tensor, number: Tensor) -> Tensor:
     return mine[by_number[torch.argsort((rank // INTERLEAVED)[by_number], stable=True)]]
 
 
-def _wide_length(units: Units) -> int:
+def default_wide_length(units: Units) -> int:
     """Return the length over which an item should have a whole warp."""
     length = units.length
     between = length[(length > WIDE_LENGTH) & (length <= EVEN_WIDE_LENGTH)]
@@ -132,7 +132,9 @@ class SegmentSchedule(TreeSchedule):
         shared = torch.zeros_like(cut)
         if shared_length is not None:
             shared = ~bundled & (length > shared_length)
-        wide = cut | (length > (_wide_length(units) if wide_length is None else wide_length))
+        if wide_length is None:
+            wide_length = default_wide_length(units)
+        wide = cut | (length > wide_length)
         section = torch.where(wide, 1, 3) + (~bundled).to(torch.int64)
         section[shared] = 0
         order, sections = [], []

@@ -197,19 +197,31 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
   int next_column = head;
   E::Storage next_value = {};
   const auto look_ahead = [&](bool column_too) {
+    if constexpr (kHeads) next_value = {};  // no copy of the one that is still on its way
     if (begin + lane < length) {
       if (column_too) next_column = __ldg(columns + begin + lane);
       if constexpr (kWeighted) next_value = __ldg(values + begin + lane);
     }
   };
   look_ahead(!kHeads);
+  int column = 0;
+  E::Storage value = {};
+  const auto take = [&] {
+    column = next_column;
+    value = next_value;
+  };
+  // With heads the first value comes after its column, and nothing may wait for it before the first
+  // gathers are under way: it is taken where it was loaded, later ones at the end of the loop, by a
+  // shuffle, since the compiler would move a copy to the loop's start.
+  if constexpr (kHeads) take();
   while (true) {
     Chunk chunk;
     chunk.left = length - begin;
     const int most = kGroups == 1 ? chunk.left : __reduce_max_sync(kWarp, chunk.left);
     if (most <= 0) break;
-    chunk.column = next_column;
-    chunk.value = kWeighted ? E::widen(next_value) : Acc(1);
+    if constexpr (!kHeads) take();
+    chunk.column = column;
+    chunk.value = kWeighted ? E::widen(value) : Acc(1);
     if constexpr (kExtremum) chunk.value *= sign;
     chunk.entry = item.y + begin;
     begin += work.stride;
@@ -223,6 +235,10 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
       }
     } else {
       partial_chunk(p, chunk, b, lane, most < kLanes ? most : kLanes, acc);
+    }
+    if constexpr (kHeads) {
+      column = next_column;
+      value = __shfl_sync(kWarp, next_value, lane, kLanes);
     }
   }
   if constexpr (kArgs) {

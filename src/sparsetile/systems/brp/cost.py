@@ -24,7 +24,7 @@ from torch import Tensor
 from sparsetile.formats.brp import TILE_COLUMNS, WINDOW_ROWS, ColumnMajor, sort_windows
 from sparsetile.kernels.brp import FIXED
 from sparsetile.systems.base import Request
-from sparsetile.systems.csr.cost import predict_csr
+from sparsetile.systems.csr.cost import least_seconds, predict_csr
 from sparsetile.systems.rsh.cost import counted, row_costs, start_seconds
 
 __all__ = ["CHOICES", "GROUPS", "GroupSplit", "best_groups", "bound", "groups_of", "predict_brp"]
@@ -177,4 +177,4 @@ def predict_brp(request: Request) -> tuple[GroupSplit | None, float]:
     split = best_groups(request)
     if not bool(split.kept.any()) or split.seconds > MARGIN * alone:
         return None, alone
-    return split, split.seconds
+    return split, max(split.seconds, least_seconds(request))

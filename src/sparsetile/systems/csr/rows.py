@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule, l2_reload_factor
-from sparsetile.balance.segments import WIDE_LENGTH, WIDE_SECTIONS
+from sparsetile.balance.segments import WIDE_SECTIONS, default_wide_length
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.csr import (
@@ -110,11 +110,12 @@ def item_lengths(units: Units, row_bytes: int, processors: int) -> ItemLengths:
         return ItemLengths(longest)
     group = min(max(-(-row_bytes // ACCESS_BYTES), 4), 32)
     room = processors * LANES_PER_SM
-    used = int(torch.where(alone > WIDE_LENGTH, 32, group).sum())
+    longest_alone = default_wide_length(units)
+    used = int(torch.where(alone > longest_alone, 32, group).sum())
     if used > SMALL_WAVES * room:
         return ItemLengths(longest)
     spare = max(SPARE * room, room - used)
-    wide = _least(WIDE_LENGTHS, alone[alone <= WIDE_LENGTH], 32 - group, spare)
+    wide = _least(WIDE_LENGTHS, alone[alone <= longest_alone], 32 - group, spare)
     shared = _least(SHARED_LENGTHS, alone, THREADS - 32, spare)
     if shared is not None:
         longest = max(longest, SHARED_UNCUT)

@@ -22,7 +22,7 @@ from sparsetile.formats.partition import (
 )
 from sparsetile.kernels.rstile import choose_slabs
 from sparsetile.systems.base import Request
-from sparsetile.systems.csr.cost import predict_csr
+from sparsetile.systems.csr.cost import least_seconds, predict_csr
 from sparsetile.systems.shared.cost import rows_once
 
 __all__ = [
@@ -185,7 +185,7 @@ def _cheapest_split(request: Request) -> Split:
     if not partition.windows.numel():
         return Split(None, alone)
     mixed = float(windows[partition.windows].sum() + rows[partition.residual].sum())
-    mixed += start_seconds(request)
+    mixed = max(mixed + start_seconds(request), least_seconds(request))
     return Split(None, alone) if mixed > MARGIN * alone else Split(partition, mixed)
 
 

@@ -57,7 +57,12 @@ class GatherModel:
         """Return the seconds of one product."""
         ceilings, row = request.machine, request.row_bytes
         gathered = row * request.csr.nnz / self.entries + (row + self.extra) * pairs / self.pairs
-        once = row * rows_once(request.csr)
+        return self.least(request) + gathered / ceilings.l2_gather
+
+    def least(self, request: Request) -> float:
+        """Return the seconds without gathers: the start, then A, B and C, each once."""
+        ceilings = request.machine
+        once = request.row_bytes * rows_once(request.csr)
         beyond = max(once - ceilings.l2_bytes, 0)
         streamed = a_bytes(request) / self.a + (once - beyond) / self.held + beyond / self.beyond
-        return self.start + gathered / ceilings.l2_gather + streamed / ceilings.dram
+        return self.start + streamed / ceilings.dram
