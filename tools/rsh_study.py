@@ -71,7 +71,16 @@ from sparsetile.systems.rsh.system import RSHSystem
 from sparsetile.systems.rsh.system import thresholds as adaptive_thresholds
 from tools.record import machine_facts, write_json
 
-__all__ = ["EXPERIMENTS", "MATRICES", "Case", "gcn_adjacency", "main"]
+__all__ = [
+    "EXPERIMENTS",
+    "MATRICES",
+    "Case",
+    "cusparse_times",
+    "gcn_adjacency",
+    "main",
+    "run_experiments",
+    "with_random_values",
+]
 
 SCHEMA = 1
 # Table 1 of the paper, then matrices of other kinds.
@@ -498,21 +507,31 @@ def gcn(case: Case) -> Found:
     return found
 
 
-def core(case: Case) -> Found:
-    """Products of the core suite with random values, by width, type, system and row order."""
+def with_random_values(case: Case) -> Case:
+    """The same pattern with values of a normal distribution."""
     generator = torch.Generator().manual_seed(0)
     csr = case.host.with_values(torch.randn(case.host.nnz, generator=generator))
-    weighted = Case(case.name, csr, case.device)
+    return Case(case.name, csr, case.device, case.order)
+
+
+def cusparse_times(case: Case, n: int) -> Found:
+    """Times of cuSPARSE's three CSR algorithms in float32, by name."""
+    B, _ = case.operands(n, torch.float32)
+    operands = Operands(case.csr, B, None, "spmm", "sum")
+    return {
+        name: time_product(
+            BASELINES[name].prepare(operands).run, case.device, budget=BUDGET
+        ).summary()
+        for name in CUSPARSE
+    }
+
+
+def core(case: Case) -> Found:
+    """Products of the core suite with random values, by width, type, system and row order."""
+    weighted = with_random_values(case)
     found: Found = {"cusparse": {}, "products": []}
     for n, systems in CORE_WIDTHS.items():
-        B, _ = weighted.operands(n, torch.float32)
-        operands = Operands(weighted.csr, B, None, "spmm", "sum")
-        found["cusparse"][str(n)] = {
-            name: time_product(
-                BASELINES[name].prepare(operands).run, case.device, budget=BUDGET
-            ).summary()
-            for name in CUSPARSE
-        }
+        found["cusparse"][str(n)] = cusparse_times(weighted, n)
         for dtype, system in itertools.product(CORE_DTYPES, systems):
             out = torch.float32 if dtype is torch.float16 else None
             for order in CORE_ORDERS:
@@ -542,7 +561,7 @@ def _facts() -> Found:
     return {"gpu": None, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _chosen(data: Path, asked: str | None) -> list[str]:
+def _chosen(tool: str, data: Path, asked: str | None, defaults: Sequence[str]) -> list[str]:
     """Names of the matrices: those asked for, which must exist, or the defaults that do."""
     if asked is not None:
         names = list(dict.fromkeys(name for name in asked.split(",") if name))
@@ -550,30 +569,34 @@ def _chosen(data: Path, asked: str | None) -> list[str]:
             find(name, data)  # refuses unknown names
     else:
         held = {entry.name for entry in catalog(data) if not entry.problem}
-        names = [name for name in MATRICES if name in held]
+        names = [name for name in defaults if name in held]
     if not names:
         raise value_error(
-            "rsh_study", "--matrices", "at least one matrix of the data folder", "none",
+            tool, "--matrices", "at least one matrix of the data folder", "none",
             "Name matrices that the folder of --data holds",
         )  # fmt: skip
     return names
 
 
-def _study(asked: argparse.Namespace) -> int:
-    only = [
-        one_of("rsh_study", "--only", name, EXPERIMENTS)
-        for name in (asked.only or ",".join(list(EXPERIMENTS)[:-1])).split(",")
-    ]
-    one_of("rsh_study", "--order", asked.order, REORDERERS)
+def run_experiments(
+    tool: str,
+    asked: argparse.Namespace,
+    experiments: dict[str, Callable[[Case], Found]],
+    only: Sequence[str],
+    need_gpu: Sequence[str],
+    defaults: Sequence[str],
+) -> tuple[int, Found]:
+    """Run experiments on matrices, write the record after each, and return exit code and record.
+
+    ``asked``: data, out, matrices, order, time_limit and commit, as ``main`` parses them.
+    """
     if not 0 < asked.time_limit < math.inf:
         raise value_error(
-            "rsh_study", "--time-limit", "seconds above 0", asked.time_limit, "Omit --time-limit"
+            tool, "--time-limit", "seconds above 0", asked.time_limit, "Omit --time-limit"
         )
     if asked.out.is_dir():
-        raise value_error(
-            "rsh_study", "--out", "a file", f"the folder {str(asked.out)!r}", "Name a file"
-        )
-    names = _chosen(asked.data, asked.matrices)
+        raise value_error(tool, "--out", "a file", f"the folder {str(asked.out)!r}", "Name a file")
+    names = _chosen(tool, asked.data, asked.matrices, defaults)
     begun = time.perf_counter()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.backends.cuda.matmul.allow_tf32 = True  # what rsh and acc need in float32
@@ -600,25 +623,34 @@ def _study(asked: argparse.Namespace) -> int:
             if started - begun > asked.time_limit:
                 record["not_run"].append([name, experiment, "time limit"])
                 continue
-            if experiment in _NEED_GPU and device.type != "cuda":
+            if experiment in need_gpu and device.type != "cuda":
                 record["not_run"].append([name, experiment, "no GPU"])
                 continue
             try:
-                record["experiments"][experiment][name] = EXPERIMENTS[experiment](case)
+                record["experiments"][experiment][name] = experiments[experiment](case)
             except (RuntimeError, ValueError, MemoryError) as error:
                 text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 record["failed"].append([name, experiment, text])
-                note(f"rsh_study: {name}, {experiment}: {text}")
+                note(f"{tool}: {name}, {experiment}: {text}")
             else:
-                note(f"rsh_study: {name}, {experiment}: {time.perf_counter() - started:.1f} s")
+                note(f"{tool}: {name}, {experiment}: {time.perf_counter() - started:.1f} s")
         if not late:
             record["wrong"] += case.wrong
         record["seconds"] = round(time.perf_counter() - begun, 1)
         write_json(record, asked.out)
     for line in record["wrong"]:
-        note(f"rsh_study: wrong: {line}")
-    note(f"rsh_study: wrote {asked.out}, {len(record['not_run'])} experiments not run")
-    return 1 if record["failed"] or record["wrong"] else 0
+        note(f"{tool}: wrong: {line}")
+    note(f"{tool}: wrote {asked.out}, {len(record['not_run'])} experiments not run")
+    return 1 if record["failed"] or record["wrong"] else 0, record
+
+
+def _study(asked: argparse.Namespace) -> int:
+    only = [
+        one_of("rsh_study", "--only", name, EXPERIMENTS)
+        for name in (asked.only or ",".join(list(EXPERIMENTS)[:-1])).split(",")
+    ]
+    one_of("rsh_study", "--order", asked.order, REORDERERS)
+    return run_experiments("rsh_study", asked, EXPERIMENTS, only, _NEED_GPU, MATRICES)[0]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -68,7 +68,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 SPMM_BRP = KernelSpec(
     name="spmm_brp",
-    allowed_spills=4,  # one register of half types with eight entries a column
+    allowed_spills=48,  # half types, eight entries a column: where windows are stored and joined
     params=ParamStruct.of(
         *ROWS,
         *WINDOWS,

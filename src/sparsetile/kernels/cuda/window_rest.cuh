@@ -22,8 +22,8 @@ constexpr int kRestGroups = 32 / kRestSide;
 constexpr int kRestTimes = kCols * kSize / (16 * kRestSide);  // vectors of a lane
 constexpr int kRestVec = 16 / kSize;
 constexpr int kRestStep = kRestSide * kRestVec;  // columns from one of a lane's vectors to its next
-constexpr int kRestFlight = 4;  // entries of a group at a time
-constexpr int kRestStride = kCols + 4;  // floats from one row to the next
+constexpr int kRestFlight = 4;                   // entries of a group at a time
+constexpr int kRestStride = kCols + 4;           // floats from one row to the next
 
 struct RestSums {
   float row[16][kRestStride];
@@ -34,7 +34,7 @@ struct RestSums {
 // Sums of entries `begin` to `end` by rows, in shared memory; zeros in rows without such entries.
 template <typename Params>
 __device__ __forceinline__ void sum_rest(const Params& p, int slab, int begin, int end,
-                                      RestSums& sums) {
+                                         RestSums& sums) {
   const Place at(p, slab);
   const int side = at.lane % kRestSide, group = at.lane / kRestSide;
   __syncwarp();  // all lanes have read the last window's

@@ -3,11 +3,12 @@
 Parts: BRP (formats/brp.py) with f entries in each tile column and groups of g tiles; an adaptive
 choice of f, of g and of the windows that keep their groups (cost.py); the hybrid kernel of ``rsh``
 with slots in place of fragments (kernels/cuda/spmm_brp.cu). A window adds its groups in a fixed
-order, then its entries outside groups, so that one warp owns its rows of C: deterministic. Where no
-window keeps its groups, the product is that of ``csr``.
+order, and its entries outside groups, so that its rows of C have one owner: deterministic. Where no
+window keeps its groups, which is so on all matrices that were measured, the product is that of
+``csr`` (docs/explanation/notes/brp.md).
 
-``ablation``: ``1x4`` and the like are f x g in every window that has a group, ``1x4`` being the
-paper's; ``mixed`` takes the adaptive choice even where CUDA cores alone are predicted faster.
+``ablation``: ``1x4`` and the like are f x g in every window that has a group and not too many
+entries outside, ``1x4`` being the paper's; ``mixed`` takes the adaptive choice even where CUDA cores alone are predicted faster.
 """
 
 from __future__ import annotations

@@ -1,0 +1,133 @@
+"""The study of BRP-SpMM: what is counted is right, what is written, and what the summary says.
+
+Kernels do not run here: products of ``cpu`` stand in for those of the GPU's systems.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tools.brp_study import BUILDS, EXPERIMENTS, WIDTHS, main, summary
+
+from sparsetile.core.device import H200
+from sparsetile.data.generators import power_law
+from sparsetile.formats.brp import BRP
+from sparsetile.intake import CSR, write_npz
+from sparsetile.plan.plan import Plan
+from sparsetile.plan.planner import build_plan
+from sparsetile.systems import System
+from sparsetile.systems.base import Request
+from sparsetile.systems.brp.cost import CHOICES
+from tools import brp_study, rsh_study
+
+
+@pytest.fixture(scope="module")
+def graph() -> CSR:
+    return power_law(rows=300, nnz=4800, seed=3)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, graph: CSR) -> Path:
+    write_npz(tmp_path / "DD.npz", graph)
+    return tmp_path
+
+
+@pytest.fixture
+def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products of ``cpu`` stand in for the GPU's, and build as for an H200."""
+
+    def planned(A: CSR, n: int, **options: Any) -> Plan:
+        options.pop("ablation", None)
+        return build_plan(A, n, **{**options, "system": "cpu"})
+
+    def request(case: rsh_study.Case, n: int, dtype: torch.dtype, ablation: str | None) -> Request:
+        permutation = rsh_study.Permutation(case.order, case.perm(case.order))
+        return Request(case.csr, n, dtype, permutation, ablation=ablation, ceilings=H200)
+
+    monkeypatch.setattr(rsh_study, "build_plan", planned)
+    monkeypatch.setattr(rsh_study.Case, "has_gpu", True)
+    monkeypatch.setattr(rsh_study.Case, "request", request)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(System, "reasons", lambda *_: [])
+    times = {"one": {"p50": 4.0}, "two": {"p50": 2.0}}
+    monkeypatch.setattr(brp_study, "cusparse_times", lambda *_: times)
+    monkeypatch.setattr(brp_study, "_NEED_GPU", ())
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run the study; its exit code and its record."""
+    out = folder / "record.json"
+    code = main(["--data", str(folder), "--out", str(out), "--commit", "abc", *arguments])
+    return code, json.loads(out.read_text()) if out.exists() else {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "speed"], "brp_study: --only must be one of ['products', "),
+        (["--order", "spiral"], "brp_study: --order must be one of ['identity', "),
+        (["--time-limit", "0"], "brp_study: --time-limit must be seconds above 0, got 0.0"),
+        (["--matrices", ","], "brp_study: --matrices must be at least one matrix of the data"),
+    ],
+)
+def test_bad_usage_is_refused_with_the_reason(folder, capsys, arguments, message):
+    code, record = run(folder, *arguments)
+    assert code == 2 and not record
+    assert message in capsys.readouterr().err
+
+
+def test_a_record_needs_data_and_a_file(capsys):
+    assert main([]) == 2
+    assert "brp_study: --data and --out must be given, or --show" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
+def test_without_a_gpu_the_record_holds_what_can_be_counted(folder, graph, capsys):
+    code, record = run(folder, "--only", "products,shares,builds,bytes")
+    assert code == 0 and record["commit"] == "abc"
+    assert record["not_run"] == [["DD", "products", "no GPU"], ["DD", "builds", "no GPU"]]
+    shares = record["experiments"]["shares"]["DD"]
+    assert list(shares) == [f"{f}x{g}" for f, g in CHOICES]
+    for f, g in ((1, 4), (2, 2)):
+        packed = BRP.pack(graph, fixed=f, group=g)
+        assert shares[f"{f}x{g}"] == pytest.approx(packed.tile_share)
+    sizes = record["experiments"]["bytes"]["DD"]
+    assert sizes["CSR"] == 4 * (301 + graph.nnz) and sizes["COO"] == 8 * graph.nnz
+    assert sizes["BRP 1x4"] == BRP.pack(graph).bytes and sizes["kernel"]["slot_ids"] > 0
+    printed = capsys.readouterr().out
+    assert main(["--show", str(folder / "record.json")]) == 0
+    assert capsys.readouterr().out == printed and "index bytes of BRP 1x4" in printed
+
+
+@pytest.mark.usefixtures("host_as_gpu")
+def test_products_and_builds_are_timed_and_summed_up(folder):
+    code, record = run(folder, "--only", "products,builds")
+    assert code == 0 and not record["failed"]
+    found = record["experiments"]["products"]["DD"]
+    assert list(found) == [str(n) for n in WIDTHS]
+    assert {f"brp {f}x{g}" for f, g in CHOICES} < set(found["32"])
+    assert set(found["64"]) == {"cusparse", "csr", "rsh", "brp", "brp 1x4"}
+    assert all(found["64"][label]["error"] < 0.01 for label in ("csr", "rsh", "brp", "brp 1x4"))
+    builds = record["experiments"]["builds"]["DD"]
+    assert set(builds) == set(BUILDS)
+    for stages in builds.values():
+        parts = sum(seconds for stage, seconds in stages.items() if stage != "total")
+        assert parts == pytest.approx(stages["total"], rel=0.5)
+    for of_width in found.values():  # so that the summary is known
+        for label, product in of_width.items():
+            if label != "cusparse":
+                product["time"] = {"p50": {"brp": 1.0, "brp 2x2": 0.5}.get(label, 2.0)}
+    lines = list(summary(record))
+    assert lines[0] == "N = 32: csr 1.00 times cuSPARSE's best, least 1.00 (DD)"
+    assert lines[2].startswith("N = 32: brp 2.00 times")
+    assert lines[4].endswith("with hindsight, at most 2.00 (DD)")
+    assert sum(line.startswith("build of") for line in lines) == len(BUILDS)
+
+
+def test_every_experiment_has_a_line_in_the_tool_s_text():
+    text = brp_study.__doc__ or ""
+    assert all(f"\n    {name} " in text for name in EXPERIMENTS)

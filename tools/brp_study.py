@@ -1,0 +1,274 @@
+"""The experiments of the BRP-SpMM paper on this machine, as one JSON record.
+
+    python -m tools.brp_study --data DIR --out FILE.json [--matrices a,b] [--only NAME,NAME]
+                              [--order NAME] [--time-limit SECONDS] [--commit TEXT]
+    python -m tools.brp_study --show FILE.json
+
+    products   float32 in TF32 with random values, N = 32 to 256: cuSPARSE's three algorithms, csr,
+               rsh, brp as it chooses, and with the paper's f = 1 and g = 4; at N = 32 every f and g
+    shares     share of the entries that groups hold, for every f and g
+    builds     seconds by stage of building brp, acc, wcsr, rsh and voltrix, after a warm-up
+    bytes      index arrays against CSR, COO, BitTCF and BMat
+    program    bytes of the kernels' code, and registers
+
+Products run through plans; times are medians of replayed CUDA graphs, and each product is compared
+with csr's. The record is written after every matrix; at the time limit it holds what there is and
+names the rest under ``not_run``. Exit code 1 when an experiment failed or a product was wrong, 2
+for bad usage. The summary, which ``--show`` prints again, has one line a figure. Only products and
+builds need a GPU; the others count on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsetile.bench.tiles import STORAGES, count_tiles
+from sparsetile.cli.console import note
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
+from sparsetile.formats import BMat
+from sparsetile.formats.brp import BRP, TILE_COLUMNS, sort_windows
+from sparsetile.formats.brp_rule import count_groups
+from sparsetile.jit.compiler import compile_source
+from sparsetile.kernels.brp import FIXED, SPMM_BRP, brp_config, choose_brp_slabs
+from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs, rstile_config
+from sparsetile.reorder import REORDERERS
+from sparsetile.systems import SYSTEMS
+from sparsetile.systems.brp.cost import CHOICES
+from sparsetile.systems.brp.system import BRPSystem
+from tools.rsh_study import Case, cusparse_times, run_experiments, with_random_values
+
+__all__ = ["BUILDS", "EXPERIMENTS", "MATRICES", "main", "summary"]
+
+# The core suite, the paper's matrices among it first.
+MATRICES = (
+    "CoauthorCS", "PubMed", "CoauthorPhysics", "bcsstk32", "pkustk04", "ex11", "DD", "ogbl-ddi",
+    "AmazonComputers", "soc-Epinions1", "cage11", "usroads", "copter2", "rajat16", "finan512",
+    "3D_51448_3D", "BlogCatalog3", "FB15k-237", "PROTEINS", "Trefethen_20000", "cit-HepPh",
+    "dlmc-tr-rand07-dec2-ffn1", "email-Enron", "gupta2", "kim1", "lp_nug30", "nw04", "sme3Da",
+    "squirrel", "std1_Jac3", "viscorocks", "web-NotreDame",
+)  # fmt: skip
+F32, ARCH = torch.float32, "sm_90a"
+WIDTHS, NARROW = (32, 64, 128, 256), 32
+PAPER = "1x4"
+# Systems by the part of them that is built: what they would leave to csr is built, too.
+BUILDS = {"brp": PAPER, "rsh": "tiles", "acc": None, "wcsr": None, "voltrix": None}
+REPEATS = 3
+
+Found = dict[str, Any]
+
+
+def products(case: Case) -> Found:
+    """Times by width: ``cusparse``, systems, and every f and g where B is narrow."""
+    weighted, found = with_random_values(case), {}
+    for n in WIDTHS:
+        of_width: Found = {"cusparse": cusparse_times(weighted, n)}
+        asked: list[tuple[str, str | None]] = [("csr", None), ("rsh", None), ("brp", None)]
+        asked += [("brp", PAPER)]
+        if n == NARROW:
+            asked += [("brp", f"{f}x{g}") for f, g in CHOICES if f"{f}x{g}" != PAPER]
+        for system, ablation in asked:
+            label = system if ablation is None else f"{system} {ablation}"
+            of_width[label] = weighted.product(
+                system, n=n, dtype=F32, order=case.order, ablation=ablation
+            )
+        found[str(n)] = of_width
+    case.wrong += weighted.wrong
+    return found
+
+
+def shares(case: Case) -> Found:
+    """Share of the entries in groups by f and g."""
+    counted = count_groups(sort_windows(case.csr, case.perm(case.order)), CHOICES)
+    return {
+        f"{f}x{g}": groups * TILE_COLUMNS * f * g / max(case.csr.nnz, 1)
+        for (f, g), groups in zip(CHOICES, counted, strict=True)
+    }
+
+
+def _built_seconds(case: Case, system: str, ablation: str | None) -> dict[str, float]:
+    """Seconds of one build by stage; ``choose`` is what comes before the format."""
+
+    def now() -> float:
+        if case.has_gpu:
+            torch.cuda.synchronize(case.device)
+        return time.perf_counter()
+
+    request = case.request(NARROW, F32, ablation).changed(timed=True)
+    begun = now()
+    built = SYSTEMS[system].build(request)
+    total = now() - begun
+    return {**built.seconds, "choose": total - sum(built.seconds.values()), "total": total}
+
+
+def builds(case: Case) -> Found:
+    """Median seconds by system and stage; A lies on the device, nothing else is known."""
+    found: Found = {}
+    for system, ablation in BUILDS.items():
+        if reasons := SYSTEMS[system].reasons(case.request(NARROW, F32, ablation)):
+            found[system] = {"skipped": "; ".join(reasons)}
+            continue
+        runs = [_built_seconds(case, system, ablation) for _ in range(REPEATS + 1)][1:]
+        found[system] = {stage: statistics.median(run[stage] for run in runs) for stage in runs[0]}
+    return found
+
+
+def index_bytes(case: Case) -> Found:
+    """Bytes without values; ``kernel`` is what brp's kernel reads of the paper's groups."""
+    perm = case.perm(case.order)
+    counted = count_tiles(case.host, None if perm is None else perm.cpu())
+    names = ("CSR", "COO", "BitTCF")
+    found: Found = {name: STORAGES[name].size(counted) for name in names}
+    found["BMat"] = BMat.pack(case.csr, perm).bytes
+    for f, g in ((1, 4), (2, 2), (8, 2)):
+        found[f"BRP {f}x{g}"] = BRP.pack(case.csr, perm, fixed=f, group=g).bytes
+    built = BRPSystem().build(case.request(NARROW, F32, PAPER))
+    found["kernel"] = {name: tensor.nbytes for name, tensor in built.tensors.items()}
+    return found
+
+
+@functools.cache
+def _program() -> Found:
+    slabs = choose_brp_slabs(F32, NARROW)
+    sources = {f"brp f = {f}": SPMM_BRP.source(brp_config(F32, slabs, True, f)) for f in FIXED}
+    config = rstile_config(F32, choose_slabs(F32, NARROW), True)
+    sources["rsh"] = SPMM_RSTILE.source(config)
+    found: Found = {}
+    for name, source in sources.items():
+        made = compile_source(source, ARCH)
+        found[name] = {"bytes": len(made.cubin), "registers": made.resources.registers}
+    return found
+
+
+def program(_: Case) -> Found:
+    """Bytes of a cubin and registers of a thread at N = 32, by f; rsh's beside."""
+    return _program()
+
+
+EXPERIMENTS: dict[str, Callable[[Case], Found]] = {
+    "products": products,
+    "shares": shares,
+    "builds": builds,
+    "bytes": index_bytes,
+    "program": program,
+}
+_NEED_GPU = ("products", "builds")
+
+
+def _geomean(numbers: Iterable[float]) -> float:
+    found = list(numbers)
+    return math.exp(statistics.fmean(math.log(number) for number in found))
+
+
+def _of_width(by_matrix: Found, n: int) -> list[str]:
+    """Speedups over the best of cuSPARSE's three, and what the choice loses against hindsight."""
+    lines, held = [], {name: found[str(n)] for name, found in by_matrix.items()}
+    best = {
+        name: min(times["p50"] for times in found["cusparse"].values())
+        for name, found in held.items()
+    }
+    for label in ("csr", "rsh", "brp", f"brp {PAPER}"):
+        ratio = {name: best[name] / found[label]["time"]["p50"] for name, found in held.items()}
+        least = min(ratio, key=lambda name: ratio[name])
+        lines.append(
+            f"N = {n}: {label} {_geomean(ratio.values()):.2f} times cuSPARSE's best, "
+            f"least {ratio[least]:.2f} ({least})"
+        )
+    if n == NARROW:
+        losses = {}
+        for name, found in held.items():
+            options = {k: v["time"]["p50"] for k, v in found.items() if k != "cusparse"}
+            own = {k: v for k, v in options.items() if k.startswith("brp ") or k == "csr"}
+            losses[name] = options["brp"] / min(own.values())
+        worst = max(losses, key=lambda name: losses[name])
+        lines.append(
+            f"N = {n}: brp's choice takes {_geomean(losses.values()):.3f} times the best f, g or "
+            f"csr with hindsight, at most {losses[worst]:.2f} ({worst})"
+        )
+    return lines
+
+
+def summary(record: Found) -> Iterator[str]:
+    """Yield the figures of a record, one line each."""
+    held = record["experiments"]
+    if by_matrix := held.get("products"):
+        for n in WIDTHS:
+            yield from _of_width(by_matrix, n)
+    if by_matrix := held.get("shares"):
+        mean = {
+            k: statistics.fmean(s[k] for s in by_matrix.values()) for k in (PAPER, "2x2", "8x2")
+        }
+        text = ", ".join(f"{100 * share:.1f} % ({choice})" for choice, share in mean.items())
+        yield f"entries in groups, mean over matrices: {text}"
+    if by_matrix := held.get("builds"):
+        for system in BUILDS:
+            timed = {n: b[system]["total"] for n, b in by_matrix.items() if "total" in b[system]}
+            if timed:
+                longest = max(timed, key=lambda name: timed[name])
+                yield (
+                    f"build of {system}: {1e3 * _geomean(timed.values()):.2f} ms, "
+                    f"at most {1e3 * timed[longest]:.2f} ({longest})"
+                )
+    if by_matrix := held.get("bytes"):
+        for name in (f"BRP {PAPER}", "COO", "BitTCF", "BMat"):
+            ratios = [sizes[name] / sizes["CSR"] for sizes in by_matrix.values()]
+            yield (
+                f"index bytes of {name}: {_geomean(ratios):.2f} times CSR's, "
+                f"at most {max(ratios):.2f}"
+            )
+    for found in list(held.get("program", {}).values())[:1]:
+        for name, made in found.items():
+            yield f"program of {name}: {made['bytes']} bytes, {made['registers']} registers"
+
+
+def _study(asked: argparse.Namespace) -> int:
+    if asked.show is not None:
+        print("\n".join(summary(json.loads(asked.show.read_text()))))
+        return 0
+    if asked.data is None or asked.out is None:
+        raise value_error(
+            "brp_study", "--data and --out", "given, or --show", "neither", "Name both"
+        )
+    wanted = (asked.only or ",".join(EXPERIMENTS)).split(",")
+    only = [one_of("brp_study", "--only", name, EXPERIMENTS) for name in wanted]
+    one_of("brp_study", "--order", asked.order, REORDERERS)
+    code, record = run_experiments("brp_study", asked, EXPERIMENTS, only, _NEED_GPU, MATRICES)
+    print("\n".join(summary(record)))
+    return code
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the study that the arguments ask for and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="brp_study", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--data", type=Path, help="folder of matrix files")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--show", type=Path, help="print the summary of this record, run nothing")
+    parser.add_argument("--matrices", help="names, comma-separated; the core suite if omitted")
+    parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all if omitted")
+    parser.add_argument("--order", default="identity", help="row order")
+    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds in all")
+    parser.add_argument("--commit", default="", help="commit to record where git is missing")
+    asked = parser.parse_args(list(arguments))
+    try:
+        with torch.no_grad():
+            return _study(asked)
+    except (ValueError, OSError) as error:
+        note(f"brp_study: error: {error}")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
