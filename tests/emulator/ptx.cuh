@@ -57,6 +57,17 @@ template <typename T>
 T load_nc(const T* address) {
   return *address;
 }
+template <bool kBrain>
+u32 multiply_pairs(u32 a, u32 b) {
+  u32 product = 0;
+  for (int half = 0; half < 2; ++half) {
+    const u16 x = a >> 16 * half, y = b >> 16 * half;
+    const u16 made = kBrain ? f32_to_bf16(bf16_to_f32(x) * bf16_to_f32(y))
+                            : f32_to_f16(f16_to_f32(x) * f16_to_f32(y));
+    product |= static_cast<u32>(made) << 16 * half;
+  }
+  return product;
+}
 inline uint4 load_once(const void* address) { return *static_cast<const uint4*>(address); }
 template <typename T>
 void store_cs(T* address, T value) {

@@ -66,6 +66,36 @@ def test_up_to_sixteen_tokens_with_bias_and_relu(unit, dtype, out):
         assert torch.equal(Y, wanted.to(out))
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("paired", [False, True])
+def test_blocks_of_fp8_are_multiplied_exactly(dtype, paired):
+    unit, eight = 64, torch.float8_e4m3fn
+    rows, cols = 4 * unit, 3 * unit
+    lists, blocks, dense = weight(rows, cols, unit, F32)
+    generator = torch.Generator().manual_seed(5)
+    exponents = torch.randint(-10, 2, (len(blocks),), generator=generator).to(torch.int8)
+    every = torch.arange(256, dtype=torch.uint8)  # numbers of E4M3, subnormal ones too
+    every = every[(every & 127) < 64].view(eight)
+    drawn = torch.randint(0, len(every), blocks.shape, generator=generator)
+    blocks = every.view(torch.uint8)[drawn].view(eight)
+    wide = torch.ldexp(blocks.double(), exponents.double().view(-1, 1, 1)).to(dtype).double()
+    dense.zero_()
+    for row in range(rows // unit):
+        for at in range(int(lists[0][row]), int(lists[0][row + 1])):
+            first = int(lists[1][at]) * unit
+            dense[row * unit : (row + 1) * unit, first : first + unit] = wide[at]
+    layer = few.FewTokens(rows, cols, len(blocks), unit, paired=paired)
+    for tokens in (1, 16):
+        X = torch.randint(-2, 3, (tokens, cols)).to(dtype)
+        Y = torch.full((tokens, layer.rows), torch.nan, dtype=dtype)
+        layer.run(lists, blocks, X, Y, Epilogue(), exponents=exponents)
+        wanted = X.double() @ dense.T
+        if paired:
+            gate, up = wanted.chunk(2, 1)
+            wanted = torch.nn.functional.silu(gate) * up
+        torch.testing.assert_close(Y, wanted.to(dtype), rtol=1e-2 if paired else 4e-3, atol=1e-6)
+
+
 def test_gate_and_up_of_a_swiglu_in_one_product():
     unit, dtype = 64, BF16
     rows, cols = 2 * 4 * unit, 5 * unit

@@ -118,7 +118,9 @@ def test_every_row_has_a_thread_block(tile):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("paired", [False, True])
-def test_compiles_without_spills(arch, dtype, paired):
+@pytest.mark.parametrize("eight", [False, True])
+def test_compiles_without_spills(arch, dtype, paired, eight):
     tile = FewTile(2, 4, FEW_TOKENS // 8, 64, paired)
-    found = compile_source(LINEAR_FEW.source(few_config(dtype, tile)), arch).resources
+    config = few_config(dtype, tile, eight=eight)
+    found = compile_source(LINEAR_FEW.source(config), arch).resources
     assert found.spill_store_bytes == found.spill_load_bytes == 0

@@ -131,8 +131,14 @@ def test_rejects_what_cannot_be_rounded():
     layer = layer_of()
     with torch.no_grad():
         layer.weight[0, 0, 0] = torch.inf
-    with pytest.raises(ValueError, match=r"quantize_: weight must be finite, got Inf or NaN in"):
+    with pytest.raises(ValueError, match=r"weight must be finite and at most 57344, got a kept"):
         layer.quantize_()
+    for wrong in (torch.nan, 60000.0):
+        layer = layer_of()
+        with torch.no_grad():
+            layer.weight[1, 2, 3] = wrong
+        with pytest.raises(ValueError, match=r"weight must be finite and at most 57344, got a"):
+            layer.quantize_()
     with pytest.raises(ValueError, match=r"weight must be of 16 bits or more, got torch\.float8"):
         layer_of().quantize_().prune_(0.9)
     with pytest.raises(TypeError, match="weight must be of 16 bits, float32 or float64, got"):

@@ -76,7 +76,8 @@ def pattern_of(rows: int = 192, cols: int = 128) -> BlockPattern:
 def kernel(monkeypatch) -> Kept:
     kept = Kept(LINEAR_FEW)
 
-    def load(self, dtype, out_dtype, tokens, device):
+    def load(self, dtype, out_dtype, tokens, device, eight):
+        kept.eight = eight
         return kept, choose_few_tile(tokens, self.rows, 3, 64, 132, self._paired)
 
     monkeypatch.setattr(FewTokens, "_load", load)
@@ -98,6 +99,7 @@ def test_every_parameter_is_given(kernel, bias, silu):
     expected = {
         "b": X.data_ptr(), "c": Y.data_ptr(), "blocks": blocks.data_ptr(),
         "block_row_ptr": pattern.row_ptr.data_ptr(), "block_col_idx": pattern.col_idx.data_ptr(),
+        "exponents": 0,
         "row_bias": row_bias.data_ptr() if bias else 0, "spoilt": 0, "order": 0, "rows": 192,
         "cols": 128, "n": 5, "x_stride": 128, "c_stride": 192, "silu": silu, "pair_block_rows": 0,
         "epilogue": bias or silu, "alpha": 1.0, "beta": 0.0, "mean": False, "relu": False,
@@ -121,6 +123,20 @@ def test_a_bound_layer_launches_with_the_addresses_of_each_call(kernel, monkeypa
         assert (params["b"], params["c"], params["n"]) == (X.data_ptr(), Y.data_ptr(), tokens)
         assert params["relu"] and params["row_bias"]
     assert len(kernel.calls) == 3
+
+
+def test_a_bound_layer_of_fp8_gives_the_powers_of_its_blocks(kernel, monkeypatch):
+    flat = flat_pattern(pattern_of())
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    blocks = torch.zeros(3, 64, 64).to(torch.float8_e4m3fn)
+    exponents = torch.zeros(3, dtype=torch.int8)
+    bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none", BF16, exponents)
+    Y = bound(torch.zeros(5, 128, dtype=BF16))
+    _, _, params = kernel.calls[-1]
+    assert kernel.eight and Y.shape == (5, 192) and Y.dtype is BF16
+    assert params["exponents"] == exponents.data_ptr()
+    assert params["blocks"] == blocks.data_ptr()
 
 
 @pytest.mark.parametrize("bound", [False, True])

@@ -15,6 +15,7 @@ from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
+    "EIGHT_UNIT",
     "FEW_COLUMNS",
     "FEW_TOKENS",
     "FEW_TYPES",
@@ -30,6 +31,8 @@ FEW_TOKENS = 16
 FEW_TYPES = (torch.bfloat16, torch.float16)
 # Sides of the blocks.
 FEW_UNITS = (32, 64)
+# The same for blocks of FP8.
+EIGHT_UNIT = 64
 # Columns of A, and distances of rows of X, are multiples of this: one access.
 FEW_COLUMNS = 8
 _WARPS, _STRIPS, _AHEAD = (4, 8, 16), (1, 2), 2
@@ -72,9 +75,9 @@ def choose_few_tile(
 
 
 def few_config(
-    dtype: torch.dtype, tile: FewTile, out_dtype: torch.dtype | None = None
+    dtype: torch.dtype, tile: FewTile, out_dtype: torch.dtype | None = None, eight: bool = False
 ) -> dict[str, ConfigValue]:
-    """Constants of ``linear_few.cu``."""
+    """Constants of ``linear_few.cu``; ``eight``: the blocks are FP8."""
     return {
         "ELEMENT": ELEMENTS[dtype],
         "OUTPUT": ELEMENTS[out_dtype or dtype],
@@ -84,6 +87,7 @@ def few_config(
         "kTiles": tile.tiles,
         "kAhead": _AHEAD,
         "kPaired": tile.paired,
+        "kEight": eight,
     }
 
 
@@ -95,13 +99,17 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
         for out in (dtype, torch.float32):
             yield few_config(dtype, tile, out)
         yield few_config(dtype, replace(tile, paired=True))
+        if unit == EIGHT_UNIT:
+            yield few_config(dtype, tile, eight=True)
+            yield few_config(dtype, replace(tile, paired=True), eight=True)
 
 
 LINEAR_FEW = KernelSpec(
     name="linear_few",
     params=ParamStruct.of(
         *OPERANDS,
-        pointer("blocks", "const E::Storage*", "[blocks, kUnit, kUnit]"),
+        pointer("blocks", "const E::Storage*", "[blocks, kUnit, kUnit]; kEight: bytes"),
+        pointer("exponents", "const signed char*", "kEight: of each block; at most 7"),
         pointer("block_row_ptr", "const int*", "[block rows + 1]"),
         pointer("block_col_idx", "const int*", "of each block"),
         pointer("row_bias", "const float*", "[rows], in the given order; null: none"),

@@ -22,9 +22,11 @@ from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.intake.csr import FP8
+from sparsetile.kernels.linear_few import EIGHT_UNIT
 from sparsetile.nn.pruning import block_size, kept_blocks, kept_count, sparsity_share
 from sparsetile.plan import block_linear as operators
 from sparsetile.plan.dispatch import lasting, plain_call
+from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.bcsr.layer import ACTIVATIONS, BoundLayer, activate
 from sparsetile.systems.shared.geometry import ACCESS_BYTES
 
@@ -35,6 +37,7 @@ _FUSED_TYPES = (torch.bfloat16, torch.float16)
 _LISTS = ("block_row_ptr", "block_col_idx")
 _EXPONENT = "weight_exponent"
 _LARGEST = 448.0  # that E4M3 holds
+_EXPONENT_LIMIT = 7  # that linear_few.cu takes
 # Attributes that are made of parameters and buffers.
 _MADE = (
     "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_dense_of", "_bound", "_bound_key",
@@ -428,9 +431,9 @@ class SparseLinear(nn.Module):
         """Round the kept weights to FP8 (E4M3), with one power of two for each block.
 
         Kept weights take half of their bytes. They need no gradient afterwards, and are widened to
-        the type of x when they are multiplied, exactly: x is not rounded. Products of many tokens
-        lose little by that, those of few tokens wait for it. ``.to(dtype)`` of another type widens
-        them for good.
+        the type of x when they are multiplied, exactly: x is not rounded. The kernel for up to 16
+        tokens does so in registers (blocks of 64 or a multiple, inference); else all are widened
+        for each call. ``.to(dtype)`` of another type widens them for good.
 
         Examples
         --------
@@ -445,13 +448,13 @@ class SparseLinear(nn.Module):
         if self.weight_exponent is not None:
             return self
         largest = self.weight.abs().amax((1, 2)).to(torch.float32)
-        if not bool(largest.isfinite().all()):
+        if not bool((largest <= _LARGEST * 2.0**_EXPONENT_LIMIT).all()):
             raise value_error(
-                "SparseLinear.quantize_", "weight", "finite", "Inf or NaN in a kept block",
-                "Repair the weights first",
+                "SparseLinear.quantize_", "weight", "finite and at most 57344",
+                f"a kept block with {float(largest.max()):g}", "Repair the weights first",
             )  # fmt: skip
         # The largest weight of a block lies in the upper half of what E4M3 holds.
-        exponent = torch.ceil(torch.log2(largest.clamp(min=2.0**-60) / _LARGEST)).clamp(-100, 100)
+        exponent = torch.ceil(torch.log2(largest.clamp(min=2.0**-60) / _LARGEST)).clamp(min=-100)
         whole = exponent.to(torch.int8)
         scaled = _scaled(self.weight.detach(), -whole, torch.float32)
         self._wide = self.weight.dtype
@@ -707,10 +710,11 @@ class SparseLinear(nn.Module):
     def _fused(self, X: Tensor, weight: Tensor) -> Tensor | None:
         """The product in as few steps as there are, for inference on a GPU; None where it is not
         plain."""
-        bias = self._parameters["bias"]
+        bias, exponent = self._parameters["bias"], self._buffers[_EXPONENT]
         key = (
             id(weight), weight.data_ptr(), id(self._buffers["block_col_idx"]),
             None if bias is None else (id(bias), _version(bias)),
+            None if exponent is None else (id(exponent), X.dtype),
         )  # fmt: skip
         bound = self._bound
         if bound is None or key != self._bound_key:
@@ -721,9 +725,12 @@ class SparseLinear(nn.Module):
                 return None
             bound = BoundLayer(
                 operators.block_layer(self._recipe), (flat[0], flat[1], flat[2]), weight.detach(),
-                bias, self.activation,
+                bias, self.activation, X.dtype, exponent,
             )  # fmt: skip
             self._bound, self._bound_key = bound, key
+        if exponent is not None:  # more tokens are multiplied by widened blocks
+            few = weight.shape[-1] == EIGHT_UNIT and FewTokens.takes(X)
+            return bound(X) if few and bound.way(X.shape[0], False) == "few" else None
         if bound.way(X.shape[0], self.prefer == "speed") == "dense":
             dense = self._dense_copy() if self.prefer == "speed" else self.to_dense()
             return activate(functional.linear(X, dense, bias), self.activation)
@@ -748,7 +755,7 @@ class SparseLinear(nn.Module):
             not torch.compiler.is_compiling()
             and type(x) is Tensor
             and x.is_cuda
-            and x.dtype is weight.dtype
+            and (x.dtype is weight.dtype or self._buffers[_EXPONENT] is not None)
             and x.dtype in _FUSED_TYPES
             and x.dim() > 0
             and x.shape[-1] == self.in_features

@@ -21,6 +21,10 @@
 // and Y = silu(gate) * up has half of A's rows. The first half of the warps takes the blocks of the
 // gate's row, the second those of the same row of up; both sums meet where the others do.
 //
+// kEight: A is FP8 (e4m3), each block times a power of two, and is widened to the type of X in
+// registers, which is exact: the bits of an e4m3 number, moved, are a 16-bit number whose exponent
+// is off by a constant. A lane's access is then 16 columns, 16t to 16t + 15, of a row of 64.
+//
 // Shared memory: kWarps x 16 kStrips x 8 kTiles sums, float32.
 //
 // Zeros of blocks multiply too: where cells of blocks hold no entry the host has Y repaired, by a
@@ -50,36 +54,86 @@ static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter 
 static_assert(sizeof(E::Storage) == 2 && kUnit % 32 == 0 && kUnit % kRows == 0,
               "16 bits, whole accesses, whole thread blocks in a block row");
 
+static_assert(!kEight || kUnit == 64, "four lanes have a row of FP8");
+
+constexpr int kAccesses = kEight ? 1 : kHalves;  // of a lane along a row of a block
+
 // What a lane holds of one block: two rows of each strip, one token of each tile.
 struct Piece {
-  uint4 a[kStrips][kHalves][2];
+  uint4 a[kStrips][kAccesses][2];
   uint4 x[kTiles][kHalves];
+  u32 scale;  // kEight: twice the block's power of two, in the type of X
 };
+
+// First column of a lane's eight, within a block.
+__device__ __forceinline__ int first_column(int t, int half) {
+  return kEight ? 16 * t + 8 * half : 8 * t + 32 * half;
+}
+
+// Two to the power of `exponent`, times what moved bits of e4m3 lack: 2^120 in bfloat16, 2^8 in
+// float16.
+__device__ __forceinline__ u32 scale_of(int exponent) {
+  u32 bits;
+  if constexpr (Mma<E>::kBfloat) {
+    bits = static_cast<u32>(127 + 120 + exponent) << 7;
+  } else {
+    const int biased = 15 + 8 + exponent;  // below 1 it is subnormal, below -9 nothing
+    bits = biased > 0 ? static_cast<u32>(biased) << 10 : biased > -10 ? 1u << (9 + biased) : 0u;
+  }
+  return bits << 16 | bits;
+}
+
+// Two numbers of e4m3, each in the upper byte of 16 bits.
+__device__ __forceinline__ u32 widen_pair(u32 pair, u32 scale) {
+  constexpr int kShift = Mma<E>::kBfloat ? 4 : 1;
+  return ptx::multiply_pairs<Mma<E>::kBfloat>((pair & 0x80008000u) | (pair & 0x7f007f00u) >> kShift,
+                                              scale);
+}
+
+// Eight numbers of e4m3 in the type of X.
+__device__ __forceinline__ uint4 widen(u32 first, u32 second, u32 scale) {
+  return make_uint4(widen_pair((first & 0xffu) << 8 | (first & 0xff00u) << 16, scale),
+                    widen_pair((first & 0xff0000u) >> 8 | (first & 0xff000000u), scale),
+                    widen_pair((second & 0xffu) << 8 | (second & 0xff00u) << 16, scale),
+                    widen_pair((second & 0xff0000u) >> 8 | (second & 0xff000000u), scale));
+}
+
+// A lane's eight columns of a row of A.
+__device__ __forceinline__ uint4 eight_columns(const Piece& piece, int strip, int half, int lower) {
+  if constexpr (kEight) {
+    const uint4 row = piece.a[strip][0][lower];
+    return half == 0 ? widen(row.x, row.y, piece.scale) : widen(row.z, row.w, piece.scale);
+  } else {
+    return piece.a[strip][half][lower];
+  }
+}
 
 __device__ __forceinline__ void load_piece(const Params& p, int block, int first_row,
                                            Piece& piece) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const E::Storage* a =
-      p.blocks + (static_cast<i64>(block) * kUnit + first_row + g) * kUnit + 8 * t;
+  constexpr int kRowBytes = kUnit * (kEight ? 1 : 2);
+  const char* a = reinterpret_cast<const char*>(p.blocks) +
+                  (static_cast<i64>(block) * kUnit + first_row + g) * kRowBytes + 16 * t;
+  if constexpr (kEight) piece.scale = scale_of(__ldg(p.exponents + block));
 #pragma unroll
   for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
+    for (int access = 0; access < kAccesses; ++access) {
 #pragma unroll
       for (int lower = 0; lower < 2; ++lower) {
         // A is read once: it must not push X out of L1.
-        piece.a[strip][half][lower] =
-            ptx::load_once(a + (16 * strip + 8 * lower) * kUnit + 32 * half);
+        piece.a[strip][access][lower] =
+            ptx::load_once(a + (16 * strip + 8 * lower) * kRowBytes + 64 * access);
       }
     }
   }
-  const int first_k = __ldg(p.block_col_idx + block) * kUnit + 8 * t;
+  const int first_k = __ldg(p.block_col_idx + block) * kUnit;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     const int token = 8 * tile + g;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int k = first_k + 32 * half;
+      const int k = first_k + first_column(t, half);
       piece.x[tile][half] = make_uint4(0, 0, 0, 0);
       if (token < p.n && k < p.cols) {
         piece.x[tile][half] = __ldg(reinterpret_cast<const uint4*>(p.b + token * p.x_stride + k));
@@ -94,7 +148,8 @@ __device__ __forceinline__ void multiply_piece(const Piece& piece,
   for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
-      const uint4 upper = piece.a[strip][half][0], lower = piece.a[strip][half][1];
+      const uint4 upper = eight_columns(piece, strip, half, 0);
+      const uint4 lower = eight_columns(piece, strip, half, 1);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         const uint4 x = piece.x[tile][half];

@@ -147,6 +147,18 @@ __device__ __forceinline__ uint4 load_once(const void* address) {
   return word;
 }
 
+// Two 16-bit numbers times two others, exact down to the smallest ones.
+template <bool kBrain>
+__device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
+  u32 product;
+  if constexpr (kBrain) {  // sm_80 has no other product; adding -0 keeps signs of zeros
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  }
+  return product;
+}
+
 // 16 bytes from global to shared memory, not waited for; zeros if not `inside`. kCached: through
 // L1, where other warps may find them; else L2 only.
 template <bool kCached>

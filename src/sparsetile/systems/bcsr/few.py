@@ -61,15 +61,20 @@ class FewTokens:
         return 0 < X.shape[-2] <= FEW_TOKENS and X.stride(-1) == 1 and aligned(X)
 
     def _load(
-        self, dtype: torch.dtype, out_dtype: torch.dtype, tokens: int, device: int
+        self,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        tokens: int,
+        device: int,
+        eight: bool,
     ) -> tuple[LoadedKernel, FewTile]:
         processors = machine(torch.device("cuda", device)).processors
         tile = choose_few_tile(
             tokens, self.rows, self._blocks, self._unit, processors, self._paired
         )
-        key = (dtype, out_dtype, tile, device)
+        key = (dtype, out_dtype, tile, device, eight)
         if key not in self._kernels:
-            kernel = LINEAR_FEW.load(few_config(dtype, tile, out_dtype), device)
+            kernel = LINEAR_FEW.load(few_config(dtype, tile, out_dtype, eight), device)
             self._kernels[key] = (kernel, tile)
         return self._kernels[key]
 
@@ -83,6 +88,7 @@ class FewTokens:
         epilogue: Epilogue,
         silu: bool,
         spoilt: Tensor | None,
+        exponents: Tensor | None,
     ) -> dict[str, int | float]:
         row_bias = epilogue.row_bias
         shared = epilogue_params(epilogue)
@@ -90,6 +96,7 @@ class FewTokens:
             "b": 0,
             "c": 0,
             "blocks": blocks.data_ptr(),
+            "exponents": 0 if exponents is None else exponents.data_ptr(),
             "block_row_ptr": lists[0].data_ptr(),
             "block_col_idx": lists[1].data_ptr(),
             "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
@@ -118,18 +125,23 @@ class FewTokens:
         order: Tensor | None = None,
         silu: bool = False,
         spoilt: Tensor | None = None,
+        exponents: Tensor | None = None,
     ) -> None:
         """Multiply X [tokens, K] into Y [tokens, M], whose rows are contiguous.
 
         Parameters
         ----------
         lists : (block_row_ptr, block_col_idx)
+        exponents : Tensor of int8 [blocks], optional
+            With blocks of FP8, which are times two to this power: at most 7.
         """
         if not self.rows:
             return
         device = X.device.index
-        kernel, tile = self._load(X.dtype, Y.dtype, X.shape[0], device)
-        params = self._params(lists, order, blocks, X, Y.stride(0), epilogue, silu, spoilt)
+        kernel, tile = self._load(X.dtype, Y.dtype, X.shape[0], device, exponents is not None)
+        params = self._params(
+            lists, order, blocks, X, Y.stride(0), epilogue, silu, spoilt, exponents
+        )
         params |= {"b": X.data_ptr(), "c": Y.data_ptr()}
         with on_device(device):
             ensure_cuda_context(device)
@@ -143,8 +155,10 @@ class FewTokens:
         X: Tensor,
         epilogue: Epilogue,
         silu: bool,
+        exponents: Tensor | None = None,
     ) -> PreparedLaunch:
         """Return the launch for inputs like X and contiguous results, patched by (X, Y)."""
-        kernel, tile = self._load(X.dtype, X.dtype, X.shape[0], X.device.index)
-        params = self._params(lists, None, blocks, X, self.rows, epilogue, silu, None)
+        eight = exponents is not None
+        kernel, tile = self._load(X.dtype, X.dtype, X.shape[0], X.device.index, eight)
+        params = self._params(lists, None, blocks, X, self.rows, epilogue, silu, None, exponents)
         return kernel.prepare(tile.grid(self.rows), tile.threads, params, _OPERANDS)

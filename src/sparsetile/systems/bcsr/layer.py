@@ -218,7 +218,8 @@ class BoundLayer:
     """A layer bound to its tensors, for inference: X [tokens, columns] -> Y with little host time.
 
     It holds addresses: what is written into the same memory is seen, other tensors need another
-    object. A layer of 16 bits on a GPU.
+    object. A layer of 16 bits on a GPU; with ``exponents`` its blocks are FP8, times two to these
+    powers, X is of ``dtype``, and only ``few`` takes it as it lies (``FewTokens.takes``).
     """
 
     def __init__(
@@ -228,8 +229,11 @@ class BoundLayer:
         blocks: Tensor,
         bias: Tensor | None,
         activation: str,
+        dtype: torch.dtype | None = None,
+        exponents: Tensor | None = None,
     ) -> None:
         self._layer, self._blocks = layer, blocks
+        self._dtype, self._exponents = dtype or blocks.dtype, exponents
         self._bias, self._activation = bias, activation
         self._lists = lists
         self._tensors = _runner_tensors(lists, activation, blocks.dtype)
@@ -246,7 +250,7 @@ class BoundLayer:
         found = self._ways.get(key)
         if found is None:
             blocks, bias = self._blocks, self._bias is not None
-            found = self._layer.way(tokens, blocks.dtype, blocks.device, bias, dense)
+            found = self._layer.way(tokens, self._dtype, blocks.device, bias, dense)
             self._ways[key] = found
         return found
 
@@ -283,7 +287,9 @@ class BoundLayer:
             silu = self._activation == "silu"
             if self.way(tokens, False) == "few":
                 few = self._layer.few_for(self._activation)
-                prepared = few.prepare(self._lists[:2], self._blocks, X, self._epilogue, silu)
+                prepared = few.prepare(
+                    self._lists[:2], self._blocks, X, self._epilogue, silu, self._exponents
+                )
                 return prepared.launch, few.rows
             runner = self._layer.runner_for(self._activation, X.dtype)
             if runner is None or runner.rows % STORE_COLUMNS:

@@ -18,8 +18,9 @@ L2 stay there). In microseconds, without a bias:
     3584x3584    3.4  3.9             -  12.2   51.8               9.8   8.7   34.6  265
     512x3584        -  -              -     -   11.6               6.3   6.5    8.5   40.4
 
-A prediction is within 16 % of each, with and without a bias. With half of the blocks kept no reading had ``blocks`` ahead of
-dense (0.4 to 0.98 of it, an earlier kernel), which the model does not explain: see
+A prediction is within 16 % of each, with and without a bias. With half of the blocks kept no
+reading had ``blocks`` ahead of dense (0.4 to 0.98 of it, an earlier kernel), which the model does
+not explain: see
 ``LayerRates.blocks_share``.
 """
 
