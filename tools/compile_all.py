@@ -165,8 +165,8 @@ def as_text(record: dict[str, Any]) -> str:
 
 # Bytes of spills that are known in all configurations of a kernel. spmm_rstile: where warps join
 # their sums and where sums are made exact, once an item; 8 bytes around the loop over steps in half
-# types. Its times in results/h200/rsh_core.json were taken with them. spmm_brp: half types with eight
-# entries a column, where windows are stored and joined; not measured yet.
+# types. Its times in results/h200/rsh_core.json were taken with them. spmm_brp: where windows
+# are stored and joined, most in half types with eight entries a column; not measured yet.
 KNOWN_SPILLS = {"spmm_rstile": 88, "spmm_brp": 48}
 
 
