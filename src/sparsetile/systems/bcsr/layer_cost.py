@@ -63,10 +63,10 @@ class LayerRates:
         Rates of all SMs together, over L2's and DRAM's, and over a 32-bit product's flops.
     block_wide, block_narrow : float
         Seconds that a thread block of 256 or 128 columns takes for a block of 16 bits.
-    item_bias : float
-        Seconds that a bias adds to an item.
-    blocks_share : float
-        Share of kept blocks from which ``blocks`` is not taken: none was measured to pay there.
+    narrow_far : float
+        How much longer the narrow one takes where the weight does not stay in L2.
+    item_fixed, item_bias : float
+        Seconds of an item beside its blocks, and that a bias adds to it.
     dense_fixed : float
         Seconds of a dense product that waits for its weight, beside reading it.
     dense_start : float
@@ -88,8 +88,9 @@ class LayerRates:
     blocks_tensor: float = 0.6
     block_wide: float = 0.6e-6
     block_narrow: float = 0.22e-6
+    narrow_far: float = 1.6
+    item_fixed: float = 0.7e-6
     item_bias: float = 0.5e-6
-    blocks_share: float = 0.4
     dense_fixed: float = 5.5e-6
     dense_start: float = 2e-6
     dense_flops: float = 1.02
@@ -156,7 +157,9 @@ def _blocks_seconds(
     longest = mean + 2 * math.sqrt(mean)  # of rows whose blocks lie at random
     wide = tile.columns != choose_block_tile(1, 1, 1, _TYPES[item]).columns
     each = (rates.block_wide if wide else rates.block_narrow) * item / 2
-    busiest = each * max(rounds * mean, longest)
+    if not wide and item * size.cells > ceilings.l2_bytes:
+        each *= rates.narrow_far
+    busiest = max(rounds * (rates.item_fixed + each * mean), rates.item_fixed + each * longest)
     columns = slabs * tile.columns
     copied = item * size.blocks * (size.unit * columns + slabs * size.unit**2)
     tensor = 2.0 * size.cells * columns

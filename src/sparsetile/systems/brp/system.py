@@ -8,7 +8,8 @@ window keeps its groups, which is so on all matrices that were measured, the pro
 ``csr`` (docs/explanation/notes/brp.md).
 
 ``ablation``: ``1x4`` and the like are f x g in every window that has a group and not too many
-entries outside, ``1x4`` being the paper's; ``mixed`` takes the adaptive choice even where CUDA cores alone are predicted faster.
+entries outside, ``1x4`` being the paper's; ``mixed`` takes the adaptive choice even where CUDA
+cores alone are predicted faster.
 """
 
 from __future__ import annotations
