@@ -56,10 +56,26 @@ static_assert(!kArgs || kExtremum, "a sum has no winner");
 static_assert(!kHeads || (kLanes == 8 && kRows == 1), "heads are laid out for groups of eight");
 static_assert(!kShared || (kRows == 1 && !kRepair), "shared rows are plain sums or extrema");
 
+// What a chunk holds of a value: with heads as it lies in memory, because widening would wait for
+// it before the gathers are under way.
+template <bool>
+struct Held {
+  using Type = Acc;
+  static __device__ __forceinline__ Acc of(E::Storage value) { return E::widen(value); }
+  static __device__ __forceinline__ Acc widen(Acc value) { return value; }
+};
+template <>
+struct Held<true> {
+  using Type = E::Storage;
+  static __device__ __forceinline__ E::Storage of(E::Storage value) { return value; }
+  static __device__ __forceinline__ Acc widen(E::Storage value) { return E::widen(value); }
+};
+using Value = Held<kHeads && kWeighted>;
+
 // One chunk's operands as a group holds them: lane l has column and value of entry l.
 struct Chunk {
   int column;
-  Acc value;
+  Value::Type value;
   int entry;  // number of the chunk's first entry in A
   int left;   // its entries, may exceed kLanes or be <= 0
 
@@ -118,10 +134,11 @@ __device__ __forceinline__ void batch(const Params& p, const Chunk& chunk, const
   for (int m = 0; m < M; ++m) {
     load_row(p, b, __shfl_sync(kWarp, chunk.column, m, kLanes), row[m]);
   }
+  const Acc own = Value::widen(chunk.value);
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     const bool here = !kMasked || m < chunk.left;
-    const Acc weight = kWeighted ? __shfl_sync(kWarp, chunk.value, m, kLanes) : chunk.value;
+    const Acc weight = kWeighted ? __shfl_sync(kWarp, own, m, kLanes) : own;
     if constexpr (!kExtremum) {
       add_row<!kMasked>(here, weight, row[m], acc.sum[0]);
     } else if (here) {
@@ -221,7 +238,11 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
     if (most <= 0) break;
     if constexpr (!kHeads) take();
     chunk.column = column;
-    chunk.value = kWeighted ? E::widen(value) : Acc(1);
+    if constexpr (kWeighted) {
+      chunk.value = Value::of(value);
+    } else {
+      chunk.value = Acc(1);
+    }
     if constexpr (kExtremum) chunk.value *= sign;
     chunk.entry = item.y + begin;
     begin += work.stride;
