@@ -153,13 +153,26 @@ __device__ __forceinline__ void batch(const Params& p, const Chunk& chunk, const
   }
 }
 
-// `most` entries, from 1 to M: exactly up to four, then in steps of two.
+// Exactly `most` entries, fewer than M.
 template <int M>
 __device__ __forceinline__ void rest(const Params& p, const Chunk& chunk, const char* b, int most,
                                      Accumulator<1>& acc) {
+  if constexpr (M > 1) {
+    if (most == M - 1) {
+      batch<M - 1, (kGroups > 1)>(p, chunk, b, acc);
+    } else {
+      rest<M - 1>(p, chunk, b, most, acc);
+    }
+  }
+}
+
+// `most` entries, from 1 to M: exactly up to four, then in steps of two.
+template <int M>
+__device__ __forceinline__ void at_once(const Params& p, const Chunk& chunk, const char* b,
+                                        int most, Accumulator<1>& acc) {
   constexpr int kLess = M > 4 ? M - 2 : M - 1;
   if constexpr (kLess > 0) {
-    if (most <= kLess) return rest<kLess>(p, chunk, b, most, acc);
+    if (most <= kLess) return at_once<kLess>(p, chunk, b, most, acc);
   }
   batch<M, (kGroups > 1 || M > 4)>(p, chunk, b, acc);
 }
@@ -167,12 +180,16 @@ __device__ __forceinline__ void rest(const Params& p, const Chunk& chunk, const 
 // A chunk of fewer than kLanes entries in some group of the warp; `most` in the fullest.
 __device__ __forceinline__ void partial_chunk(const Params& p, Chunk chunk, const char* b, int lane,
                                               int most, Accumulator<1>& acc) {
+  if constexpr (kPartial == kLanes && kPartial > 4) {
+    at_once<kPartial>(p, chunk, b, most, acc);
+  } else {
 #pragma unroll 1
-  for (; most > kPartial; most -= kPartial) {
-    batch<kPartial, (kGroups > 1)>(p, chunk, b, acc);
-    chunk.drop<kPartial>(lane);
+    for (; most >= kPartial; most -= kPartial) {
+      batch<kPartial, (kGroups > 1)>(p, chunk, b, acc);
+      chunk.drop<kPartial>(lane);
+    }
+    rest<kPartial>(p, chunk, b, most, acc);
   }
-  rest<kPartial>(p, chunk, b, most, acc);
 }
 
 // The first NaN among the group's own entries, in one column of B; rare, so it may be slow.
