@@ -56,10 +56,26 @@ static_assert(!kArgs || kExtremum, "a sum has no winner");
 static_assert(!kHeads || (kLanes == 8 && kRows == 1), "heads are laid out for groups of eight");
 static_assert(!kShared || (kRows == 1 && !kRepair), "shared rows are plain sums or extrema");
 
+// What a chunk holds of a value: with heads as it lies in memory, because widening would wait for
+// it before the gathers are under way.
+template <bool>
+struct Held {
+  using Type = Acc;
+  static __device__ __forceinline__ Acc of(E::Storage value) { return E::widen(value); }
+  static __device__ __forceinline__ Acc widen(Acc value) { return value; }
+};
+template <>
+struct Held<true> {
+  using Type = E::Storage;
+  static __device__ __forceinline__ E::Storage of(E::Storage value) { return value; }
+  static __device__ __forceinline__ Acc widen(E::Storage value) { return E::widen(value); }
+};
+using Value = Held<kHeads && kWeighted>;
+
 // One chunk's operands as a group holds them: lane l has column and value of entry l.
 struct Chunk {
   int column;
-  Acc value;
+  Value::Type value;
   int entry;  // number of the chunk's first entry in A
   int left;   // its entries, may exceed kLanes or be <= 0
 
@@ -118,10 +134,11 @@ __device__ __forceinline__ void batch(const Params& p, const Chunk& chunk, const
   for (int m = 0; m < M; ++m) {
     load_row(p, b, __shfl_sync(kWarp, chunk.column, m, kLanes), row[m]);
   }
+  const Acc own = Value::widen(chunk.value);
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     const bool here = !kMasked || m < chunk.left;
-    const Acc weight = kWeighted ? __shfl_sync(kWarp, chunk.value, m, kLanes) : chunk.value;
+    const Acc weight = kWeighted ? __shfl_sync(kWarp, own, m, kLanes) : own;
     if constexpr (!kExtremum) {
       add_row<!kMasked>(here, weight, row[m], acc.sum[0]);
     } else if (here) {
@@ -136,13 +153,26 @@ __device__ __forceinline__ void batch(const Params& p, const Chunk& chunk, const
   }
 }
 
-// `most` entries, from 1 to M: exactly up to four, then in steps of two.
+// Exactly `most` entries, fewer than M.
 template <int M>
 __device__ __forceinline__ void rest(const Params& p, const Chunk& chunk, const char* b, int most,
                                      Accumulator<1>& acc) {
+  if constexpr (M > 1) {
+    if (most == M - 1) {
+      batch<M - 1, (kGroups > 1)>(p, chunk, b, acc);
+    } else {
+      rest<M - 1>(p, chunk, b, most, acc);
+    }
+  }
+}
+
+// `most` entries, from 1 to M: exactly up to four, then in steps of two.
+template <int M>
+__device__ __forceinline__ void at_once(const Params& p, const Chunk& chunk, const char* b,
+                                        int most, Accumulator<1>& acc) {
   constexpr int kLess = M > 4 ? M - 2 : M - 1;
   if constexpr (kLess > 0) {
-    if (most <= kLess) return rest<kLess>(p, chunk, b, most, acc);
+    if (most <= kLess) return at_once<kLess>(p, chunk, b, most, acc);
   }
   batch<M, (kGroups > 1 || M > 4)>(p, chunk, b, acc);
 }
@@ -150,12 +180,16 @@ __device__ __forceinline__ void rest(const Params& p, const Chunk& chunk, const 
 // A chunk of fewer than kLanes entries in some group of the warp; `most` in the fullest.
 __device__ __forceinline__ void partial_chunk(const Params& p, Chunk chunk, const char* b, int lane,
                                               int most, Accumulator<1>& acc) {
+  if constexpr (kPartial == kLanes && kPartial > 4) {
+    at_once<kPartial>(p, chunk, b, most, acc);
+  } else {
 #pragma unroll 1
-  for (; most > kPartial; most -= kPartial) {
-    batch<kPartial, (kGroups > 1)>(p, chunk, b, acc);
-    chunk.drop<kPartial>(lane);
+    for (; most >= kPartial; most -= kPartial) {
+      batch<kPartial, (kGroups > 1)>(p, chunk, b, acc);
+      chunk.drop<kPartial>(lane);
+    }
+    rest<kPartial>(p, chunk, b, most, acc);
   }
-  rest<kPartial>(p, chunk, b, most, acc);
 }
 
 // The first NaN among the group's own entries, in one column of B; rare, so it may be slow.
@@ -221,7 +255,11 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
     if (most <= 0) break;
     if constexpr (!kHeads) take();
     chunk.column = column;
-    chunk.value = kWeighted ? E::widen(value) : Acc(1);
+    if constexpr (kWeighted) {
+      chunk.value = Value::of(value);
+    } else {
+      chunk.value = Acc(1);
+    }
     if constexpr (kExtremum) chunk.value *= sign;
     chunk.entry = item.y + begin;
     begin += work.stride;

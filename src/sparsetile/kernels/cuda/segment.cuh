@@ -55,22 +55,11 @@ __device__ __forceinline__ GroupWork group_work(int block, const int (&item_end)
   work.shared = kShared && section == 0;
   work.wide = section < 3;
   work.bundled = (section & 1) != 0;
-  const int number = block - first_block;
-  const int thread = threadIdx.x;
+  const int lanes = work.shared ? kThreads : work.wide ? 32 : kLanes;  // that work on one item
   work.end = item_end[section];
-  if (work.shared) {
-    work.index = number;
-    work.first = thread / kLanes * kLanes;
-    work.stride = kThreads;
-  } else if (work.wide) {
-    work.index = first_item + number * (kThreads / 32) + thread / 32;
-    work.first = thread % 32 / kLanes * kLanes;
-    work.stride = 32;
-  } else {
-    work.index = first_item + number * (kThreads / kLanes) + thread / kLanes;
-    work.first = 0;
-    work.stride = kLanes;
-  }
+  work.index = first_item + (block - first_block) * (kThreads / lanes) + threadIdx.x / lanes;
+  work.first = work.wide ? threadIdx.x % lanes / kLanes * kLanes : 0;
+  work.stride = lanes;
   return work;
 }
 
