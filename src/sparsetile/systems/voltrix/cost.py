@@ -1,9 +1,11 @@
 """What a product of ``voltrix`` is predicted to take, and the coefficients of its schedule.
 
-A row of B for each distinct (16-row window, column) pair, by bulk copies as wide as a slab, then B
-and C once. Wide copies are faster: ``COPY_SHARE`` is what six producers an SM reach of L2's gather
-rate, measured on an H200 without a product behind them (docs/explanation/notes/voltrix.md). What
-the product itself reaches of that, and its start, are estimates: no product was measured yet.
+A row of B for each distinct (16-row window, column) pair, by bulk copies as wide as a slab, and a
+part of the time that B and C take once. Wide copies are faster: ``COPY_SHARE`` is what six producers
+an SM reach of L2's gather rate, measured on an H200 without a product behind them. What the product
+reaches of that is read off eight matrices at N = 512 (docs/explanation/notes/voltrix.md): 0.39 to
+0.62 in float32. The constant is near the lower end, so that ``auto`` does not take this system where
+it is slower than others.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ __all__ = ["COPY_SHARE", "SCHEDULE_COSTS", "predict_voltrix", "schedule_costs"]
 
 # Bytes of a copy -> share of L2's gather rate.
 COPY_SHARE = {128: 0.26, 256: 0.49, 512: 0.73, 1024: 0.87, 2048: 0.93}
-# Estimates: share of the copies' rate, of DRAM's, and seconds before and after the first byte.
-PRODUCT_SHARE, DRAM_SHARE, START = 0.65, 0.7, 9e-6
+# Share of the copies' rate, share of B's and C's own time that copies do not hide, and seconds
+# before and after the first byte.
+PRODUCT_SHARE, ONCE_SHARE, START = 0.46, 0.15, 12e-6
 # Equation 1 by GPU, as `tools/voltrix_study.py fit` prints it; empty: the estimate below.
 SCHEDULE_COSTS: Mapping[str, CostModel] = {}
 # Sixteen rows of C are written at DRAM's rate while eight rows of B are read at L2's.
@@ -53,5 +56,5 @@ def predict_voltrix(request: Request) -> float:
     copied = min(row, slab_width(request.dtype, request.n) * PIECE_BYTES)
     share = _copy_share(max(copied, 1)) * PRODUCT_SHARE
     gathered = row * request.pairs(WINDOW_ROWS) / (ceilings.l2_gather * share)
-    once = row * rows_once(request.csr) / (ceilings.dram * DRAM_SHARE)
-    return START + gathered + once
+    once = row * rows_once(request.csr) / ceilings.dram
+    return START + gathered + ONCE_SHARE * once
