@@ -12,8 +12,8 @@ from sparsetile.systems.bcsr.layer_cost import LayerSize, choose_way, predict_wa
 GATE, DOWN, SQUARE, NARROW = (18944, 3584), (3584, 18944), (3584, 3584), (512, 3584)
 SHAPES = (GATE, DOWN, SQUARE, NARROW)
 WIDTHS = (1, 16, 128, 1024, 8192, 65536)
-# Development readings on an H200, BF16, blocks of 64, each way forced: shape, sparsity, tokens, bias,
-# microseconds of each way.
+# Development readings on an H200, BF16, blocks of 64, each way forced: shape, sparsity, tokens,
+# bias, microseconds of each way.
 READINGS = [
     (GATE, 0.9, 1, False, dict(dense=36.9, few=6.2, blocks=14.7)),
     (GATE, 0.9, 16, False, dict(dense=37.9, few=8.7, blocks=14.3)),
