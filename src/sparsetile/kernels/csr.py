@@ -140,11 +140,10 @@ class RowShape:
         return self.long_share < FEW_LONG
 
 
-# The ends: what an unknown matrix may be, and short rows alone; the same of small products.
+# The two ends: what an unknown matrix may be, and short rows alone; and small products.
 MIXED_ROWS = RowShape(long_share=1.0)
 SHORT_ROWS = RowShape(rows=MANY_ROWS)
-SMALL_ROWS = RowShape(long_share=1.0, small=True)
-SMALL_EVEN_ROWS = RowShape(small=True)
+SMALL_ROWS = RowShape(small=True)
 
 
 def _widths(dtype: torch.dtype) -> tuple[int, ...]:
@@ -268,8 +267,8 @@ def choose_bundle_tile(dtype: torch.dtype, n: int, vector: int, items: int) -> R
 def _in_flight(dtype: torch.dtype, tile: RowTile, shape: RowShape) -> int:
     """Rows of B that a group has in flight in whole chunks."""
     few_long = shape.short and shape.long_share < 0.5
-    if shape.small and tile.times == 1 and not (shape.uniform and dtype.itemsize >= 4):
-        return SMALL_IN_FLIGHT  # even rows gain nothing: Trefethen_20000 7.0 us with 4, 8.1 with 8
+    if shape.small and tile.times == 1:
+        return SMALL_IN_FLIGHT
     if tile.times == 1:
         return 8 if tile.lanes == 8 and dtype.itemsize >= 4 and not shape.uniform else 4
     if tile.times == 4 or (dtype.itemsize == 2 and (tile.lanes == 16 or few_long)):
@@ -387,7 +386,7 @@ def _distinct(configs: Iterator[dict[str, ConfigValue]]) -> Iterator[dict[str, C
 def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
         for tile in _tiles(dtype):
-            shapes = (MIXED_ROWS, SHORT_ROWS, SMALL_ROWS, SMALL_EVEN_ROWS)
+            shapes = (MIXED_ROWS, SHORT_ROWS, SMALL_ROWS)
             for out, shape in itertools.product(out_dtypes(dtype), shapes):
                 yield spmm_config(dtype, tile, weighted, out_dtype=out, shape=shape)
             yield spmm_config(dtype, tile, weighted, extremum=True)

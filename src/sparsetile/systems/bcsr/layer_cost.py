@@ -11,10 +11,10 @@ copied), that F.linear rounds once, and whether there is a bias. What bounds eac
 Each has a fixed time beside that. The constants, ``RATES``, are fitted to 388 products of four
 layers of Qwen2.5-7B on an H200, each way forced (BF16, blocks of 64, 50 to 95 % sparsity, 1 to
 65,536 tokens, with and without a bias; replays of a CUDA graph, so that weights under the size of
-L2 stay there). Predictions are off by 15 % in the mean. What matters is the choice: it is within 5 % of the
-fastest in 380 of them, and in all where 20 % or less is kept. The others keep half of the blocks:
-at worst dense is taken at 38.9 us where blocks take 31.6 (18944x3584, 128 tokens). In microseconds,
-without a bias, 10 % kept:
+L2 stay there). Predictions are off by 15 % in the mean. What matters is the choice: it is within
+5 % of the fastest in 380 of them, and in all where 20 % or less is kept. The others keep half of
+the blocks: at worst dense is taken at 38.9 us where blocks take 31.6 (18944x3584, 128 tokens). In
+microseconds, without a bias, 10 % kept:
 
     layer        few, N = 1, 16    blocks, N = 128, 1024, 8192    dense, N = 1, 128, 1024, 8192
     18944x3584   6.2  8.7          10.1  36.7  253                36.9  38.3  184  1438

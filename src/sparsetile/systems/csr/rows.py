@@ -14,6 +14,7 @@ from sparsetile.balance.segments import WIDE_SECTIONS, default_wide_length
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.csr import (
+    FEW_LONG,
     SMALL_BYTES,
     SMALL_LANES,
     SPREAD,
@@ -40,7 +41,9 @@ UNCUT, UNCUT_NARROW, NARROW_BYTES = 256, 512, 256
 LONG_UNIT, LONG_UNITS_SHARE = 256, 0.8
 BUSY_WARPS = 3_700
 # Small products: rows of B of SMALL_BYTES at most, and as many lanes as SMALL_WAVES times those of
-# the GPU. There a row's chain of gathers is what takes time, so that the first of these lengths is
+# the GPU; some rows are long (FEW_LONG of the entries: PROTEINS, without, took 4.9 in place of 4.1
+# us in 16 bits). There a row's chain of gathers is what takes time, so that the first of these
+# lengths is
 # taken over which rows may have a whole warp, or a whole thread block, for SPARE of the GPU's lanes
 # or for those that have no work at all. Rows and pieces of SHARED_UNCUT are then not cut.
 SMALL_WAVES, SPARE = 3.0, 0.33
@@ -112,7 +115,8 @@ def item_lengths(units: Units, row_bytes: int, processors: int) -> ItemLengths:
     room = processors * LANES_PER_SM
     longest_alone = default_wide_length(units)
     used = int(torch.where(alone > longest_alone, 32, group).sum())
-    if used > SMALL_WAVES * room:
+    in_long = int(alone[alone > longest_alone].sum())
+    if used > SMALL_WAVES * room or in_long < FEW_LONG * int(alone.sum()):
         return ItemLengths(longest)
     spare = max(SPARE * room, room - used)
     wide = _least(WIDE_LENGTHS, alone[alone <= longest_alone], 32 - group, spare)

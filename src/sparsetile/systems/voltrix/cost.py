@@ -3,9 +3,9 @@
 A row of B for each distinct (16-row window, column) pair, by bulk copies as wide as a slab, and a
 part of the time that B and C take once. Wide copies are faster: ``COPY_SHARE`` is what six
 producers an SM reach of L2's gather rate, measured on an H200 without a product behind them. What
-the product reaches of that is read off eight matrices at N = 512 (docs/explanation/notes/voltrix.md):
-0.39 to 0.62 in float32. The constant is near the lower end, so that ``auto`` does not take this
-system where it is slower than others.
+the product reaches of that is read off eight matrices at N = 512, 0.39 to 0.62 in float32
+(docs/explanation/notes/voltrix.md). The constant is near the lower end, so that ``auto`` does not
+take this system where it is slower than others.
 """
 
 from __future__ import annotations
