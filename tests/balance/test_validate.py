@@ -65,7 +65,7 @@ def swap_slots(schedule: Any) -> dict[str, Tensor]:
 
 def drop_item(schedule: Any) -> dict[str, Any]:
     sections = list(schedule.sections)
-    sections[3] -= 1
+    sections[4] -= 1
     return {"items": schedule.items[:-1], "sections": tuple(sections)}
 
 
@@ -73,9 +73,9 @@ def repeat_item(label: int) -> Damage:
     """List a whole row once more."""
 
     def damage(schedule: Any) -> dict[str, Any]:
-        rows = schedule.items[-schedule.sections[3] :]
+        rows = schedule.items[-schedule.sections[4] :]
         items = torch.cat([schedule.items, rows[rows[:, 0] == label]])
-        return {"items": items, "sections": (*schedule.sections[:3], schedule.sections[3] + 1)}
+        return {"items": items, "sections": (*schedule.sections[:4], schedule.sections[4] + 1)}
 
     return damage
 
@@ -147,7 +147,9 @@ FAULTS: dict[str, tuple[str, Damage, str]] = {
     ),
     "a bundle that is none": (
         "segments",
-        lambda s: {"sections": (s.sections[0] + 1, s.sections[1] - 1, *s.sections[2:])},
+        lambda s: {
+            "sections": (s.sections[0], s.sections[1] + 1, s.sections[2] - 1, *s.sections[3:])
+        },
         "items must be of these units, got bundle 3",
     ),
     "an end too early": (

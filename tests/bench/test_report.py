@@ -50,7 +50,7 @@ def test_published_figures_and_ladders_stand_beside_the_measured() -> None:
     page = render_page(records)
     assert "Beside the published figures" in page and "2.4" in page
     assert ">not measured</td>" in page  # nothing at N = 1024
-    assert "Not measured: synchronous copies, + BMat, + multi-tier." in page
+    assert "Not measured: synchronous copies, + BMat, + multi-tier, + persistent." in page
     text = render_markdown(records)
     assert "| voltrix | N = 256 | 2.4 | H100 | 2.00 | 1 | 0 |" in text
 

@@ -92,7 +92,7 @@ def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: 
     assert entry["systems"] == sorted(
         name for name, system in SYSTEMS.items() if set(shared) & set(system.kernels)
     )
-    assert set(called(folder)) == set(entry["systems"]) and "csr" not in entry["systems"]
+    assert set(called(folder)) == set(entry["systems"]) and "sddmm_csr" not in entry["kernels"]
     options, _, _ = called(folder)[entry["systems"][0]][0]
     assert options.count("--kernel-name") == len(shared)
 

@@ -423,6 +423,7 @@ SPMM_CSR = KernelSpec(
         i32("early", "let the next kernel start as soon as all blocks are at work"),
     ),
     configs=lambda: _distinct(_spmm_configs()),
+    shared_memory=True,
 )
 SDDMM_CSR = KernelSpec(
     name="sddmm_csr",
