@@ -73,7 +73,7 @@ def capture(step: Callable[[], Tensor]) -> tuple[Callable[[], Tensor], list[floa
     with torch.cuda.graph(graph):
         loss = step()
 
-    def replay() -> Tensor:
+    def replay(kept: object = step) -> Tensor:  # the graph reads the step's tensors: they must live
         graph.replay()
         return loss
 
