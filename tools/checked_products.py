@@ -228,19 +228,23 @@ def watch(
     """Run every product of every system and type, weighted and as a pattern, in both row orders.
 
     Each matrix is weighted in one order and with two of the types, a pattern in the other order and
-    with the other types; which of both alternates. All together would take four times as long and
-    meet no other code.
+    with the other types; which of both alternates. Of a system's ablations each matrix and type
+    meets the next. All together would take many times as long and meet no other code.
     """
     widths = itertools.cycle(WIDTHS)
-    variants = [(name, part) for name in systems for part in SYSTEMS[name].contract_ablations]
-    for place, (name, make) in enumerate(matrices.items()):
+    places = {name: place for place, name in enumerate(matrix_names())}
+    for number, (name, make) in enumerate(matrices.items()):
+        place = places.get(name, number)  # the same whichever of the matrices run here
         matrix = _Matrix(make())
+        turn = place + place // 4  # so that in the end all ablations have met all types
         for weighted in (True, False):
             reverse = weighted == bool(place % 2)
             want = matrix.expected(weighted)
             dtypes = DTYPES[(place // 2 + weighted) % 2 :: 2]
-            for dtype, (system, ablation) in itertools.product(dtypes, variants):
-                n = next(widths)
+            for dtype, system in itertools.product(dtypes, systems):
+                n, parts = next(widths), SYSTEMS[system].contract_ablations
+                turn += system == systems[0]
+                ablation = parts[turn % len(parts)]
                 values = matrix.values.to(dtype) if weighted else None
                 csr = matrix.given.with_values(values).to(torch.device(device))
                 made = _plan(csr, n, dtype, system, ablation, reverse)
