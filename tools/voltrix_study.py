@@ -60,10 +60,10 @@ MATRICES = (
     "3D_51448_3D", "gupta2", "web-NotreDame", "CoauthorPhysics",
 )  # fmt: skip
 WIDTHS, F32 = (256, 512), torch.float32
-LADDER = ("sync", "tma", "bmat", "multitier", None)
+LADDER = ("sync", "tma", "bmat", "multitier", "bits", None)
 # The paper's sensitivity test: tiles of a window.
 GAMMA_MEAN, DEVIATIONS, GAMMA_WINDOWS, GAMMA_COLUMNS = 256, (0, 64, 128, 192), 1056, 16384
-BALANCE = (None, "greedy", "unbalanced", "multitier")
+BALANCE = (None, "contiguous", "greedy", "unbalanced", "multitier")
 # Generated products of the fit: windows, tiles of each, width of B.
 FIT_WINDOWS, FIT_TILES, FIT_WIDTHS = (500, 1000, 2000, 4000), (4, 16, 48, 96), (256, 512, 1024)
 FIT_COLUMNS, FIT_SHARE = 8192, 0.8
@@ -163,7 +163,7 @@ def ladder(case: Case) -> Found:
     """Each step of the breakdown, with all before it."""
     return {
         "steps": [
-            {"n": n, "step": step or "persistent"}
+            {"n": n, "step": {None: "whole tiles", "bits": "persistent"}.get(step, step)}
             | case.product("voltrix", n=n, dtype=F32, ablation=step)
             for n, step in itertools.product(WIDTHS, LADDER)
         ]
@@ -173,13 +173,16 @@ def ladder(case: Case) -> Found:
 @contextlib.contextmanager
 def _pipes(change: Callable[[Pipe], Pipe]) -> Iterator[None]:
     """Every pipeline of the table changed; runners that were made keep the old ones."""
-    before = dict(kernel.PIPES)
+    tables = (kernel.PIPES, kernel.STACKED_PIPES)
+    before = [dict(table) for table in tables]
     registry._runners.clear()
     try:
-        kernel.PIPES.update({key: change(pipe) for key, pipe in before.items()})
+        for table in tables:
+            table.update({key: change(pipe) for key, pipe in table.items()})
         yield
     finally:
-        kernel.PIPES.update(before)
+        for table, held in zip(tables, before, strict=True):
+            table.update(held)
         registry._runners.clear()
 
 
@@ -216,15 +219,20 @@ def overlap(case: Case) -> Found:
 
 def gather(case: Case) -> Found:
     """Bytes of rows of B that a product copies, over its time."""
-    distinct, steps = BMat.pack(case.csr).distinct, []
-    for n, dtype in itertools.product((*WIDTHS, 1024), (torch.float32, torch.float16)):
-        product = case.product("voltrix", n=n, dtype=dtype)
+    rows = {stack: BMat.pack(case.csr, stack=stack).distinct for stack in (1, 2)}
+    steps = []
+    for n, dtype, stack in itertools.product((*WIDTHS, 1024), (torch.float32, torch.float16), rows):
+        height = stack * WINDOW_ROWS
+        product = case.product("voltrix", n=n, dtype=dtype, ablation=f"windows of {height}")
         row = n * dtype.itemsize
-        width = kernel.slab_width(dtype, n) * kernel.PIECE_BYTES
-        rate = distinct * row / product["time"]["p50"]
-        labels = {"n": n, "dtype": str(dtype).removeprefix("torch."), "copy_bytes": min(row, width)}
-        steps.append({**labels, "bytes": distinct * row, "rate": rate, **product})
-    return {"rows": distinct, "copies_alone": COPY_SHARE, "steps": steps}
+        width = kernel.slab_width(dtype, n, kernel.widest_slab(dtype, stack)) * kernel.PIECE_BYTES
+        labels = {
+            "n": n, "dtype": str(dtype).removeprefix("torch."), "window_rows": height,
+            "copy_bytes": min(row, width), "bytes": rows[stack] * row,
+        }  # fmt: skip
+        rate = labels["bytes"] / product["time"]["p50"]
+        steps.append({**labels, "rate": rate, **product})
+    return {"rows": rows[1], "rows_of_32": rows[2], "copies_alone": COPY_SHARE, "steps": steps}
 
 
 # By what they take: the device alone, or a matrix.

@@ -56,11 +56,11 @@ def test_rates_are_those_of_the_papers_equations():
 
 
 def test_changed_pipelines_are_put_back():
-    before = dict(bmat.PIPES)
+    before, held = dict(bmat.PIPES), dict(bmat.STACKED_PIPES)
     with pytest.raises(RuntimeError), _pipes(lambda pipe: bmat.LADDER["bmat"](pipe)):
         assert all(pipe.producers == 1 for pipe in bmat.PIPES.values())
         raise RuntimeError
-    assert before == bmat.PIPES
+    assert before == bmat.PIPES and held == bmat.STACKED_PIPES
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
