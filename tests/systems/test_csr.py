@@ -86,8 +86,10 @@ def test_few_long_rows_of_a_small_product_have_a_thread_block_and_middling_ones_
     found = item_lengths(rows_of(*short, *many, *[300] * 9), NARROW, 132)
     assert found.shared == 128, "only what few rows exceed"
     middling = [20] * int(spare / 24 + 1)
-    assert item_lengths(rows_of(*short, *middling), NARROW, 132).wide == 24
-    assert item_lengths(rows_of(*middling), NARROW, 132).wide == 16, "lanes without work are spare"
+    long = [100] * 60
+    assert item_lengths(rows_of(*short, *middling, *long), NARROW, 132).wide == 24
+    alone = item_lengths(rows_of(*middling, *long), NARROW, 132)
+    assert alone.wide == 16, "lanes without work are spare"
 
 
 def test_rows_of_a_small_product_are_cut_late_where_blocks_share_them():
@@ -103,7 +105,7 @@ def test_rows_of_a_small_product_are_cut_late_where_blocks_share_them():
     [(NARROW, 1.0, True), (SMALL_BYTES + 4, 1.0, False), (NARROW, SMALL_WAVES + 0.1, False)],
 )
 def test_wide_products_and_those_that_fill_the_gpu_are_not_small(row_bytes, waves, small):
-    rows = rows_of(*[3] * lanes_of(waves), 100)
+    rows = rows_of(*[3] * lanes_of(waves), *[100] * 100)
     found = item_lengths(rows, row_bytes, 132)
     assert found.small == small and (found.shared is not None) == small
     assert item_lengths(rows_of(), row_bytes, 132) == ItemLengths(SHORT_SEGMENT)
@@ -111,7 +113,9 @@ def test_wide_products_and_those_that_fill_the_gpu_are_not_small(row_bytes, wave
 
 def test_rows_of_about_the_same_length_keep_their_groups():
     found = item_lengths(rows_of(*[60] * lanes_of(0.9)), NARROW, 132)
-    assert found == ItemLengths(UNCUT_NARROW, None, 64, True)
+    assert found == ItemLengths(UNCUT_NARROW)
+    short = item_lengths(rows_of(*[3] * lanes_of(0.9)), NARROW, 132)
+    assert short == ItemLengths(UNCUT_NARROW), "no row is long"
 
 
 def test_a_matrix_without_rows_has_an_item_length_all_the_same():
