@@ -161,10 +161,11 @@ def test_bench_scaling_out_counts_once_and_keeps_records(tmp_path, capsys):
     assert [record["order"] for record in records] == ["communities", "shuffled"]
     assert [row["ranks"] for row in records[0]["rows"]] == [2, 4]
     assert records[0]["rates"]["node"] == 2
+    assert set(records[0]["rows"][1]["what_if"]) >= {"built", "two-level", "1.5-D"}
     size = out.stat().st_size
     assert main(command) == 0
     shown = capsys.readouterr()
-    assert "communities" in shown.out and "1.5-D" in shown.out and "model" in shown.err
+    assert "communities" in shown.out and "best variant" in shown.out and "model" in shown.err
     assert out.stat().st_size == size, "what the file holds was counted again"
 
 
