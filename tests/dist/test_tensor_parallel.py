@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sparsetile import dist as st_dist
+from sparsetile.dist import features
 from sparsetile.dist.features import feature_shares, part_of
 from sparsetile.nn import SparseLinear, SparseSwiGLU
 
@@ -269,6 +271,10 @@ def test_shares_are_balanced_by_kept_blocks():
         bounds = feature_shares(parts, [torch.nn.Linear(64, 300)])
         assert len(bounds) == parts + 1 and bounds[-1] == 300
         assert all(a <= b for a, b in itertools.pairwise(bounds))
+
+
+def test_the_example_of_feature_shares_runs():
+    assert doctest.testmod(features) == (0, 6)
 
 
 def test_feature_shares_says_what_is_wrong():

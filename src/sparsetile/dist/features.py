@@ -100,7 +100,7 @@ def feature_shares(
     >>> from sparsetile.dist import feature_shares
     >>> from sparsetile.nn import SparseLinear
     >>> up = SparseLinear.from_linear(torch.nn.Linear(64, 256), mask=torch.ones(4, 1))
-    >>> down = SparseLinear.from_linear(torch.nn.Linear(256, 64), mask=torch.tensor([[1, 1, 0, 0]]))
+    >>> down = SparseLinear.from_linear(torch.nn.Linear(256, 64), mask=torch.tensor([[1, 0, 0, 1]]))
     >>> feature_shares(2, [up], [down])
     (0, 128, 256)
     """
