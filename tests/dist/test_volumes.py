@@ -228,7 +228,8 @@ def test_variants_of_the_exchange_follow_their_formulas():
     for name, seconds in expected.items():
         assert found[name]["seconds"] == pytest.approx(seconds), name
         assert found[name]["efficiency"] == pytest.approx(0.004 / seconds)
-    assert found["1.5-D"]["copies"] == 2
+    grid = found["1.5-D"]
+    assert (grid["copies"], grid["received_bytes"], grid["summed_bytes"]) == (2, 12 * 8, 200 * 8)
     assert sparse_15d_rows(coarse, 2).tolist() == [[0, 12], [12, 0]]
     alone = what_if({2: coarse}, 2, 2, 4, rates, ideal=0.004)
     assert set(alone) == {"built", "overlap", "16-bit halo", "all of these"}

@@ -130,11 +130,19 @@ def what_if(
         grids = [_grid_seconds(by_ranks[ranks // c], c, volumes, n, row, rates) for c in copies]
         if grids:
             value = min(grids)
+            best_of = copies[grids.index(value)]
+            shares = by_ranks[ranks // best_of]
             found[name] = {
-                "seconds": value, "efficiency": ideal / value,
-                "copies": copies[grids.index(value)],
+                "seconds": value, "efficiency": ideal / value, "copies": best_of,
+                "received_bytes": int(sparse_15d_rows(shares, best_of).max()) * row,
+                "summed_bytes": round(_summed_rows(shares, best_of) * row),
             }  # fmt: skip
     return found
+
+
+def _summed_rows(shares: Volumes, copies: int) -> float:
+    """Rows of C that a ring all-reduce over the copies moves for a rank."""
+    return 2 * (copies - 1) / copies * float(np.diff(shares.rows).max())
 
 
 def _grid_seconds(
@@ -152,5 +160,5 @@ def _grid_seconds(
         ways.append(np.maximum(received, sent).ravel())
     exchange = _exchange(ways[0], ways[1], row, rates)
     product = 2 * rates.launch + 2.0 * float(volumes.nnz.mean()) * n / rates.flops
-    summed = 2 * (copies - 1) / copies * float(np.diff(shares.rows).max()) * row / rates.nvlink
+    summed = _summed_rows(shares, copies) * row / rates.nvlink
     return float(np.maximum(exchange, product).max() + summed + rates.latency)
