@@ -13,6 +13,7 @@ from sparsetile.cli import main
 from sparsetile.data.streamed import STREAMED, streamed
 from sparsetile.dist.scaling import Rates, best_copies, product_seconds, scaling_row, way_of
 from sparsetile.dist.volumes import Volumes, balanced_bounds, cagnet_rows, count_volumes
+from sparsetile.dist.what_if import coarser, sparse_15d_rows, what_if
 from sparsetile.intake import as_csr
 from tests.dist.test_products import whole_numbers
 
@@ -160,10 +161,11 @@ def test_bench_scaling_out_counts_once_and_keeps_records(tmp_path, capsys):
     assert [record["order"] for record in records] == ["communities", "shuffled"]
     assert [row["ranks"] for row in records[0]["rows"]] == [2, 4]
     assert records[0]["rates"]["node"] == 2
+    assert set(records[0]["rows"][1]["what_if"]) >= {"built", "two-level", "1.5-D"}
     size = out.stat().st_size
     assert main(command) == 0
     shown = capsys.readouterr()
-    assert "communities" in shown.out and "1.5-D" in shown.out and "model" in shown.err
+    assert "communities" in shown.out and "best variant" in shown.out and "model" in shown.err
     assert out.stat().st_size == size, "what the file holds was counted again"
 
 
@@ -198,3 +200,54 @@ def test_bench_scaling_out_takes_a_matrix_in_a_row_order(capsys):
     records = json.loads(capsys.readouterr().out)
     assert records[0]["rows"][0]["most_halo_rows"] == 6  # three rows of each neighbour
     assert records[1]["order"] == "rcm"
+
+
+def test_variants_of_the_exchange_follow_their_formulas():
+    """Four ranks, nodes of two: each needs ten rows of every other, of which two nodes share."""
+    needed = np.full((4, 4), 10)
+    np.fill_diagonal(needed, 0)
+    rows = np.array([0, 100, 200, 300, 400])
+    fine = Volumes(4, rows, np.full(4, 1000), np.full(4, 600), needed)
+    between = np.array([[0, 12], [12, 0]])  # twenty rows each way but for those that both need
+    coarse = Volumes(2, rows[::2], np.full(2, 2000), np.full(2, 1500), between)
+    rates = Rates(flops=1e6, dram=1e9, nvlink=1e5, network=1e4, node=2, latency=0.01, launch=0.0)
+    assert coarser(4, 2) == [2] and coarser(2, 2) == [] and coarser(64, 8) == [8, 16, 32]
+    found = what_if({4: fine, 2: coarse}, 4, 2, 4, rates, ideal=0.004)
+    pack, local, rest = 2 * 30 * 8 / 1e9, 2 * 600 * 2 / 1e6, 2 * 400 * 2 / 1e6
+    exchange = 20 * 8 / 1e4 + 0.01
+    expected = {
+        "built": pack + exchange + rest,
+        "overlap": pack + exchange,
+        "16-bit halo": pack / 2 + (0.01 + 20 * 4 / 1e4) + rest,
+        "two-level": pack + 12 / 2 * 8 / 1e4 + 30 * 8 / 1e5 + 0.02 + rest,
+        "all of these": pack / 2 + 12 / 2 * 4 / 1e4 + 30 * 4 / 1e5 + 0.02,
+        # Share i lacks twelve rows of the other, which one of its two copies receives.
+        "1.5-D": 12 * 8 / 1e4 + 0.01 + 200 * 8 / 1e5 + 0.01,
+    }
+    assert local < exchange
+    for name, seconds in expected.items():
+        assert found[name]["seconds"] == pytest.approx(seconds), name
+        assert found[name]["efficiency"] == pytest.approx(0.004 / seconds)
+    grid = found["1.5-D"]
+    assert (grid["copies"], grid["received_bytes"], grid["summed_bytes"]) == (2, 12 * 8, 200 * 8)
+    assert sparse_15d_rows(coarse, 2).tolist() == [[0, 12], [12, 0]]
+    alone = what_if({2: coarse}, 2, 2, 4, rates, ideal=0.004)
+    assert set(alone) == {"built", "overlap", "16-bit halo", "all of these"}
+
+
+def test_rows_of_a_sparse_grid_are_those_that_its_ranks_lack():
+    """1.5-D volumes of a graph, counted again from its entries."""
+    csr = whole_numbers(240, 240, 0.02)
+    lengths, columns = csr.row_lengths().numpy().astype(np.int32), csr.indices.numpy()
+    bounds = balanced_bounds(lengths, 16, 32, 4)
+    volumes = count_volumes([(lengths, columns)], bounds, [8])[8]
+    dense = torch.zeros(240, 240, dtype=torch.bool)
+    dense[csr.row_ids(), csr.indices.long()] = True
+    first = volumes.rows
+    for i, j in ((0, 0), (3, 1), (7, 0)):
+        met = dense[first[i] : first[i + 1]].any(0)
+        others = [k for k in range(j, 8, 2) if k != i]
+        expected = sum(int(met[first[k] : first[k + 1]].sum()) for k in others)
+        assert sparse_15d_rows(volumes, 2)[i, j] == expected
+    assert sparse_15d_rows(volumes, 2).sum() == volumes.needed.sum()
+    assert sparse_15d_rows(volumes, 2).max() <= cagnet_rows(240, 16, 2)

@@ -25,6 +25,7 @@ from sparsetile.dist.partition import Partition
 from sparsetile.dist.scaling import Rates, product_seconds, scaling_row
 from sparsetile.dist.shares import renumbered
 from sparsetile.dist.volumes import Volumes, balanced_bounds, count_volumes
+from sparsetile.dist.what_if import coarser, what_if
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 
@@ -164,18 +165,34 @@ def _measure(
     weak: bool,
 ) -> list[dict[str, Any]]:
     size = kind.itemsize
+    asked = sorted({1, *ranks, *(few for count in ranks for few in coarser(count, rates.node))})
     if not weak:
-        found = _count(graph, order, [1, *ranks], n, size)
+        found = _count(graph, order, asked, n, size)
         alone = product_seconds(found[1], n, size, rates)["seconds"]
-        return [scaling_row(found[count], n, size, rates, alone, False) for count in ranks]
+        return [_row(found, count, n, size, rates, alone, weak) for count in ranks]
     assert isinstance(graph, StreamedGraph)
     alone = product_seconds(_count(graph, order, [1], n, size)[1], n, size, rates)["seconds"]
-    return [
-        scaling_row(
-            _count(graph.scaled(count), order, [count], n, size)[count], n, size, rates, alone, True
-        )
-        for count in ranks
-    ]
+    rows = []
+    for count in ranks:
+        grown = graph.scaled(count)
+        found = _count(grown, order, [*coarser(count, rates.node), count], n, size)
+        rows.append(_row(found, count, n, size, rates, alone, weak))
+    return rows
+
+
+def _row(
+    found: dict[int, Volumes],
+    ranks: int,
+    n: int,
+    size: int,
+    rates: Rates,
+    alone: float,
+    weak: bool,
+) -> dict[str, Any]:
+    """One number of ranks: as plans do it, and what else could be done."""
+    row = scaling_row(found[ranks], n, size, rates, alone, weak)
+    ideal = alone if weak else alone / ranks
+    return {**row, "what_if": what_if(found, ranks, n, size, rates, ideal)}
 
 
 def _kept(out: Path | None) -> dict[str, dict[str, Any]]:
@@ -197,7 +214,7 @@ def _kept(out: Path | None) -> dict[str, dict[str, Any]]:
 def _print(records: Sequence[dict[str, Any]]) -> None:
     columns = [
         "graph", "order", "ranks", "entries", "halo rows", "way", "busiest", "1-D", "1.5-D",
-        "product", "exchange", "hidden", "efficiency",
+        "product", "exchange", "hidden", "efficiency", "best variant",
     ]  # fmt: skip
     cells = []
     for record in records:
@@ -219,9 +236,16 @@ def _print(records: Sequence[dict[str, Any]]) -> None:
                     f"{1e3 * times['exchange']:.3f} ms",
                     f"{1e3 * times['hidden']:.3f} ms",
                     f"{100 * row['efficiency']:.0f} %",
+                    _best(row["what_if"]),
                 ]
             )  # fmt: skip
     print_table(columns, cells, right=columns[2:])
+
+
+def _best(variants: dict[str, dict[str, Any]]) -> str:
+    """The variant of the exchange that scales best, of those that are not built."""
+    name = max(variants, key=lambda name: variants[name]["efficiency"])
+    return "-" if name == "built" else f"{100 * variants[name]['efficiency']:.0f} % ({name})"
 
 
 def _megabytes(count: float) -> str:

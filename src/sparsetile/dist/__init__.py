@@ -1,4 +1,4 @@
-"""Plans over several processes, on torch.distributed.
+"""Plans and sparse linear layers over several processes, on torch.distributed.
 
 >>> import sparsetile.dist
 >>> plan = sparsetile.dist.plan(A, n=128)  # on every rank, after init_process_group
@@ -10,10 +10,38 @@ product while the local part is computed.
 
 from __future__ import annotations
 
+from typing import Any
+
+from sparsetile.dist.features import feature_shares
 from sparsetile.dist.folder import open_folder, write_folder
 from sparsetile.dist.partition import Partition
 from sparsetile.dist.plan import DistributedPlan
 from sparsetile.dist.planner import plan
 from sparsetile.dist.shares import Share
+from sparsetile.dist.tensor_parallel import ColumnParallelSparseLinear, RowParallelSparseLinear
 
-__all__ = ["DistributedPlan", "Partition", "Share", "open_folder", "plan", "write_folder"]
+_STYLES = ("SparseColwiseParallel", "SparseRowwiseParallel", "SparseSwiGLUParallel")
+
+__all__ = [
+    "ColumnParallelSparseLinear",
+    "DistributedPlan",
+    "Partition",
+    "RowParallelSparseLinear",
+    "Share",
+    "SparseColwiseParallel",
+    "SparseRowwiseParallel",
+    "SparseSwiGLUParallel",
+    "feature_shares",
+    "open_folder",
+    "plan",
+    "write_folder",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the styles of torch's parallelize_module when they are asked for."""
+    if name in _STYLES:
+        from sparsetile.dist import styles
+
+        return getattr(styles, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

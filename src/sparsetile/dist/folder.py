@@ -266,7 +266,9 @@ def write_folder(
         "rows": list(found.rows),
         "columns": list(found.columns),
         "order": None,
-        "files": [{"name": f"part-{part:05d}.npz", "nnz": None, "sha256": None} for part in range(parts)],
+        "files": [
+            {"name": f"part-{part:05d}.npz", "nnz": None, "sha256": None} for part in range(parts)
+        ],
     }
     if found.order is not None:
         np.save(folder / _ORDER, found.order.numpy())

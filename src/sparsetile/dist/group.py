@@ -196,6 +196,11 @@ class Ranks:
             work = _all_gather(_bytes(received), _bytes(mine), group=self.group, async_op=True)
         return Pending(work, (mine, received), function)
 
+    def all_reduce(self, summed: Tensor, function: str) -> None:
+        """Replace a contiguous tensor by its sum over the ranks. Orders the current stream."""
+        with _Broken(function):
+            dist.all_reduce(summed, group=self.group)
+
     def exchange(
         self, sent: Tensor, send_rows: Sequence[int], receive_rows: Sequence[int], function: str
     ) -> Tensor:

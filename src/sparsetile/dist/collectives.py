@@ -1,0 +1,122 @@
+"""Collectives of tensor parallelism in pairs: each is the other's gradient.
+
+    copied     the same x on every rank -> itself; gradients are summed over the ranks
+    reduced    parts of a sum -> the sum on every rank; the gradient is every rank's own
+    gathered   features of every rank -> all of them; of the gradient a rank takes its own
+    split      all features -> a rank's own; gradients are gathered
+
+A sum has the order of additions of the group's backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.dist.group import Ranks
+
+__all__ = ["copied", "gathered", "nothing", "reduced", "split"]
+
+
+def _sum(x: Tensor, ranks: Ranks, function: str) -> Tensor:
+    summed = x.detach().clone(memory_format=torch.contiguous_format)
+    ranks.all_reduce(summed, function)
+    return summed
+
+
+def _gather(x: Tensor, ranks: Ranks, bounds: tuple[int, ...], function: str) -> Tensor:
+    """Features of every rank, padded to the widest share on the way."""
+    widths = [bounds[part + 1] - bounds[part] for part in range(ranks.size)]
+    lead, most = x.shape[:-1], max(widths)
+    mine = x.new_zeros((*lead, most))
+    mine[..., : x.shape[-1]] = x.detach()
+    found = x.new_empty((ranks.size, *lead, most))
+    ranks.start_all_gather(found, mine, function).wait()
+    return torch.cat([found[part, ..., :width] for part, width in enumerate(widths)], -1)
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _Reduced.apply(grad, ctx.ranks, "backward"), None
+
+
+class _Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks, function: str) -> Tensor:
+        ctx.ranks = ranks
+        return _sum(x, ranks, function)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _Copied.apply(grad, ctx.ranks), None, None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, ranks: Ranks, bounds: tuple[int, ...], function: str
+    ) -> Tensor:
+        ctx.ranks, ctx.bounds = ranks, bounds
+        return _gather(x, ranks, bounds, function)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return _Split.apply(grad, ctx.ranks, ctx.bounds), None, None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks, bounds: tuple[int, ...]) -> Tensor:
+        ctx.ranks, ctx.bounds = ranks, bounds
+        return x[..., bounds[ranks.rank] : bounds[ranks.rank + 1]].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _Gathered.apply(grad, ctx.ranks, ctx.bounds, "backward"), None, None
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, features: int, dtype: torch.dtype) -> Tensor:
+        ctx.features, ctx.dtype = x.shape[-1], x.dtype
+        return x.new_zeros((*x.shape[:-1], features), dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _Nothing.apply(grad, ctx.features, ctx.dtype), None, None
+
+
+def copied(x: Tensor, ranks: Ranks) -> Tensor:
+    """Return x, whose gradient is the sum of every rank's."""
+    return _Copied.apply(x, ranks)
+
+
+def reduced(x: Tensor, ranks: Ranks, function: str) -> Tensor:
+    """Return the sum of every rank's x."""
+    return _Reduced.apply(x, ranks, function)
+
+
+def gathered(x: Tensor, ranks: Ranks, bounds: tuple[int, ...], function: str) -> Tensor:
+    """Return the features of all ranks, [..., bounds[-1]]."""
+    return _Gathered.apply(x, ranks, bounds, function)
+
+
+def split(x: Tensor, ranks: Ranks, bounds: tuple[int, ...]) -> Tensor:
+    """Return this rank's features of x."""
+    return _Split.apply(x, ranks, bounds)
+
+
+def nothing(x: Tensor, features: int, dtype: torch.dtype) -> Tensor:
+    """Return zeros [..., features] for x: a product without any block.
+
+    They depend on x, so that a rank without blocks takes part in the backward pass.
+    """
+    return _Nothing.apply(x, features, dtype)

@@ -1,0 +1,141 @@
+"""Parallel layers as styles of ``torch.distributed.tensor.parallel.parallelize_module``.
+
+torch applies a style to a module in place. So the module becomes the parallel layer: its class and
+its attributes are those of the new one. Imported when a style is first asked for: torch's package
+takes longer to import than all of ``sparsetile.dist``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.dist.features import feature_shares
+from sparsetile.dist.tensor_parallel import ColumnParallelSparseLinear, RowParallelSparseLinear
+from sparsetile.nn import SparseSwiGLU
+
+__all__ = ["SparseColwiseParallel", "SparseRowwiseParallel", "SparseSwiGLUParallel"]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _become(module: nn.Module, made: nn.Module) -> nn.Module:
+    """Make a module what another one is, and keep what was hooked to it."""
+    hooks = {name: vars(module)[name] for name in _HOOKS}
+    module.__class__ = type(made)
+    module.__dict__.clear()
+    module.__dict__.update({**vars(made), **hooks})
+    return module
+
+
+def _group(function: str, device_mesh: Any) -> Any:
+    if device_mesh.ndim != 1:
+        raise value_error(
+            function, "device_mesh", "of one dimension", f"{device_mesh.ndim}",
+            'Take one of them: mesh["tp"]',
+        )  # fmt: skip
+    return device_mesh.get_group()
+
+
+class SparseColwiseParallel(ParallelStyle):
+    """Style of a :class:`ColumnParallelSparseLinear`, for ``parallelize_module``.
+
+    Parameters
+    ----------
+    shares, gather_output, check, options
+        As of :meth:`ColumnParallelSparseLinear.from_linear`.
+    """
+
+    def __init__(
+        self,
+        *,
+        shares: Sequence[int] | None = None,
+        gather_output: bool = False,
+        check: str = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._options: dict[str, Any] = {
+            "shares": shares,
+            "gather_output": gather_output,
+            "check": check,
+        }
+        self._options |= options
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        group = _group("SparseColwiseParallel", device_mesh)
+        layer: Any = module
+        made = ColumnParallelSparseLinear.from_linear(layer, group, **self._options)
+        return _become(module, made)
+
+
+class SparseRowwiseParallel(ParallelStyle):
+    """Style of a :class:`RowParallelSparseLinear`, for ``parallelize_module``.
+
+    Parameters
+    ----------
+    shares, input_is_parallel, check, options
+        As of :meth:`RowParallelSparseLinear.from_linear`.
+    """
+
+    def __init__(
+        self,
+        *,
+        shares: Sequence[int] | None = None,
+        input_is_parallel: bool = True,
+        check: str = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._options: dict[str, Any] = {
+            "shares": shares,
+            "input_is_parallel": input_is_parallel,
+            "check": check,
+        }
+        self._options |= options
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        group = _group("SparseRowwiseParallel", device_mesh)
+        layer: Any = module
+        made = RowParallelSparseLinear.from_linear(layer, group, **self._options)
+        return _become(module, made)
+
+
+class SparseSwiGLUParallel(ParallelStyle):
+    """Style of a :class:`sparsetile.nn.SparseSwiGLU`: gate and up by outputs, down by inputs.
+
+    Hidden features are shared so that ranks have about the same number of kept blocks of all
+    three. One sum over the ranks a call.
+
+    Parameters
+    ----------
+    check : {"auto", "always", "first"}
+        As of :meth:`ColumnParallelSparseLinear.from_linear`.
+    """
+
+    def __init__(self, *, check: str = "auto") -> None:
+        super().__init__()
+        self._check = check
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        group = _group("SparseSwiGLUParallel", device_mesh)
+        if not isinstance(module, SparseSwiGLU):
+            raise type_error(
+                "SparseSwiGLUParallel", "module", "a SparseSwiGLU", type(module).__name__,
+                "Call sparsify_ first, or use SparseColwiseParallel and SparseRowwiseParallel",
+            )  # fmt: skip
+        up: Any = module.gate_up_proj
+        down: Any = module.down_proj
+        shares = feature_shares(device_mesh.size(), [up], [down])
+        made: Any = ColumnParallelSparseLinear.from_linear(
+            up, group, shares=shares, check=self._check
+        )
+        module.gate_up_proj = made
+        module.down_proj = RowParallelSparseLinear.from_linear(
+            down, group, shares=shares, check=self._check
+        )
+        return module
