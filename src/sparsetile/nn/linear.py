@@ -92,7 +92,7 @@ class SparseLinear(nn.Module):
     block_row_ptr, block_col_idx : Tensor of int32
         Buffers: first block of each block row, block column of each block.
     weight_exponent : Tensor of int8 [kept blocks] or None
-        Buffer, after :meth:`quantize_`: the weights of a block are those of ``weight`` times two to
+        Buffer, after ``quantize_``: the weights of a block are those of ``weight`` times two to
         this power.
 
     Examples
@@ -463,7 +463,7 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def dequantize_(self) -> Self:
-        """Undo :meth:`quantize_`: the type from before it, the rounded weights.
+        """Undo ``quantize_``: the type from before it, the rounded weights.
 
         Examples
         --------

@@ -55,7 +55,7 @@ class SparseConfig:
     join_gate_up : bool
         Whether gate and up of a SwiGLU become one product (:class:`SparseSwiGLU`).
     weight_dtype : torch.dtype or None
-        ``torch.float8_e4m3fn`` rounds kept weights to FP8 (:meth:`SparseLinear.quantize_`); None
+        ``torch.float8_e4m3fn`` rounds kept weights to FP8 (``SparseLinear.quantize_``); None
         keeps their type.
 
     Examples
