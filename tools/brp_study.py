@@ -34,7 +34,6 @@ from typing import Any
 import torch
 
 from sparsetile.bench.tiles import STORAGES, count_tiles
-from sparsetile.cli.console import note
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 from sparsetile.formats import BMat
@@ -47,7 +46,13 @@ from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.brp.cost import CHOICES
 from sparsetile.systems.brp.system import BRPSystem
-from tools.rsh_study import Case, cusparse_times, run_experiments, with_random_values
+from tools.rsh_study import (
+    Case,
+    cusparse_times,
+    run_experiments,
+    run_study,
+    with_random_values,
+)
 
 __all__ = ["BUILDS", "EXPERIMENTS", "MATRICES", "main", "summary"]
 
@@ -259,15 +264,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--matrices", help="names, comma-separated; the core suite if omitted")
     parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all if omitted")
     parser.add_argument("--order", default="identity", help="row order")
-    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds in all")
-    parser.add_argument("--commit", default="", help="commit to record where git is missing")
-    asked = parser.parse_args(list(arguments))
-    try:
-        with torch.no_grad():
-            return _study(asked)
-    except (ValueError, OSError) as error:
-        note(f"brp_study: error: {error}")
-        return 2
+    return run_study(parser, arguments, _study)
 
 
 if __name__ == "__main__":

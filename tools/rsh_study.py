@@ -653,6 +653,23 @@ def _study(asked: argparse.Namespace) -> int:
     return run_experiments("rsh_study", asked, EXPERIMENTS, only, _NEED_GPU, MATRICES)[0]
 
 
+def run_study(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str],
+    study: Callable[[argparse.Namespace], int],
+) -> int:
+    """Parse what every study takes beside its own options, run it, and return the exit code."""
+    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds in all")
+    parser.add_argument("--commit", default="", help="commit to record where git is missing")
+    asked = parser.parse_args(list(arguments))
+    try:
+        with torch.no_grad():
+            return study(asked)
+    except (ValueError, OSError) as error:
+        note(f"{parser.prog}: error: {error}")
+        return 2
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the study that the arguments ask for and return the exit code."""
     parser = argparse.ArgumentParser(
@@ -665,15 +682,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all but core if omitted")
     parser.add_argument("--order", default="identity", help="row order, but for orders and gcn")
-    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds in all")
-    parser.add_argument("--commit", default="", help="commit to record where git is missing")
-    asked = parser.parse_args(list(arguments))
-    try:
-        with torch.no_grad():
-            return _study(asked)
-    except (ValueError, OSError) as error:
-        note(f"rsh_study: error: {error}")
-        return 2
+    return run_study(parser, arguments, _study)
 
 
 if __name__ == "__main__":

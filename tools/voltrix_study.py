@@ -50,7 +50,7 @@ from sparsetile.plan.planner import build_plan
 from sparsetile.systems import registry
 from sparsetile.systems.voltrix.cost import COPY_SHARE
 from tools.record import machine_facts, write_json
-from tools.rsh_study import Case
+from tools.rsh_study import Case, run_study
 
 __all__ = ["EXPERIMENTS", "MATRICES", "main", "overlap_rate", "r2_of", "with_window_tiles"]
 
@@ -326,15 +326,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--data", type=Path, help="folder of matrix files")
     parser.add_argument("--matrices", help="names, comma-separated; a default list if omitted")
     parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all if omitted")
-    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds in all")
-    parser.add_argument("--commit", default="", help="commit to record where git is missing")
-    asked = parser.parse_args(list(arguments))
-    try:
-        with torch.no_grad():
-            return _study(asked)
-    except (ValueError, OSError) as error:
-        note(f"voltrix_study: error: {error}")
-        return 2
+    return run_study(parser, arguments, _study)
 
 
 if __name__ == "__main__":

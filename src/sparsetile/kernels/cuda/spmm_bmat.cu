@@ -1,12 +1,17 @@
 // C = epilogue(A . B) for A in BMat tiles on Tensor Cores (mma.sync), Voltrix-SpMM's product
 // (sm_90a).
 //
-// A block of threads is persistent: it goes through its own list of items, a window of sixteen rows
-// (or some tiles of a long one) times a range of columns of C each. Warps are specialised:
+// One kernel, longer than a file should be: both kinds of warps walk the same items and share the
+// layout of a stage.
+//
+// A block of threads is persistent: it goes through its own list of items, a window of kStack times
+// sixteen rows (or some tiles of a long one) times a range of columns of C each. Each row of B in
+// the ring is multiplied by all kStack parts of a window. Warps are specialised:
 //
 //   producers   column ids -> one bulk copy for each row of B, of all the item's columns at once;
 //               bits and values of the tiles, one bulk copy each     -> ring of kStages
-//   consumers   bits -> operand registers, rows of B -> MMA; each has columns of its own
+//   consumers   bits, or whole tiles (kDense) -> operand registers, rows of B -> MMA; each has
+//               columns of its own
 //
 //   ring stage: | rows of B, kStepTiles * 8, 16 bytes apart modulo 128 | bits | values |
 //
@@ -15,7 +20,9 @@
 // sides walk the same items and steps, so that neither can wait for what the other never does.
 //
 // A copy costs a producer about 70 clocks, whatever its size (measured on an H200): rows are copied
-// in pieces as wide as the block's columns, and several producers share the rows of a step.
+// in pieces as wide as the block's columns, and several producers share the rows of a step. Ids and
+// items are loaded well ahead of the copies (Scout, Items): an id that is used in the step that
+// loads it makes every step as long as a load.
 //
 // Pieces. 128 bytes of a row are a piece: consumer w has pieces w, w + kConsumers, ... Lane 4g + t
 // reads 16 bytes of rows t and t + 4 of a tile, chunk (g % 2) * 4 + g / 2 of the piece's eight.
@@ -75,7 +82,7 @@ constexpr int kValueBytes = kDense      ? kStepTiles * kDenseBytes
 constexpr int kStageBytes = kValuesAt + kValueBytes;
 constexpr int kBarriersAt = kStages * kStageBytes;
 
-// Declared in kernels/voltrix.py.
+// Declared in kernels/bmat.py.
 struct Params {
   PARAMS_FIELDS
 };
