@@ -106,10 +106,8 @@ def _find(
 ) -> tuple[Graph, Hashable]:
     shape = (size[1], size[0])
     matrix = given.pattern
-    if given.kind == "edges":
-        prints = edges_fingerprint(matrix, given.weight, shape)
-    else:
-        prints = fingerprint(matrix)
+    edges = given.kind == "edges"
+    prints = edges_fingerprint(matrix, given.weight, shape) if edges else fingerprint(matrix)
     if prints is None:
         made = _make(layer, given, shape, flow, loops)
         made.passing = True  # it cannot be found again
