@@ -6,8 +6,10 @@ import importlib
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import sparsetile as st
+from sparsetile.plan import operators
 from tests.contracts.cases import csr_of, random_matrix
 
 A = random_matrix(30, 20, 0.2, seed=4)
@@ -140,3 +142,49 @@ def test_what_it_is_not_for_goes_the_other_way(how):
     assert C.grad_fn is not None and not direct(C)
     C.sum().backward()
     assert bool(B.grad.isfinite().all())
+
+
+def test_lengths_of_rows_are_inverted_once_for_means(monkeypatch):
+    plan, made = plan_of(), []
+    inner = operators.row_scale
+    monkeypatch.setattr(operators, "row_scale", lambda *a: made.append(a) or inner(*a))
+    for _ in range(3):
+        plan.run(leaf(20, 6), reduce="mean").sum().backward()
+    assert len(made) == 1 and plan.info["bytes"]["row scale"] == 8 * 30
+    plan.to(torch.float32)
+    B = torch.randn(20, 6, requires_grad=True)
+    plan.run(B, reduce="mean").sum().backward()
+    assert len(made) == 2 and B.grad.dtype is torch.float32
+
+
+def test_inference_tensors_are_not_kept_for_means():
+    plan, B = plan_of(), leaf(20, 6)
+    with torch.inference_mode():
+        plan.run(B, reduce="mean")
+        plan._mean_scale()
+    (plan.run(B, reduce="mean") ** 2).sum().backward()
+    assert torch.autograd.gradgradcheck(
+        lambda B: plan.run(B, reduce="mean", relu=True) ** 2, leaf(20, 6)
+    )
+
+
+def test_a_gradient_with_a_tangent_is_refused_by_bound_products_too(monkeypatch):
+    plan, B, G = plan_of(), leaf(20, 6), torch.randn(30, 6, dtype=torch.float64)
+    C = plan @ B
+    monkeypatch.setattr(plan.T, "_bound", lambda grad: pytest.fail("dropped a tangent"))
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="without forward-mode tangents"):
+        torch.autograd.grad(C, B, forward_ad.make_dual(G, G))
+
+
+def test_tensors_that_outlived_their_transform_are_taken():
+    plan, B, kept = plan_of(), leaf(20, 6), []
+
+    def keep(x):
+        kept.append(x)
+        return x.sum()
+
+    torch.func.grad(keep)(B)
+    C = plan.run(kept[0])
+    assert direct(C) and torch.equal(C, plan @ B)
+    C.sum().backward()
+    assert torch.allclose(B.grad, dense().sum(0)[:, None].expand(20, 6))

@@ -330,15 +330,50 @@ def test_relu_is_true_or_false():
     )
 
 
+class Noted:
+    """A bound product that notes what it is called with."""
+
+    def __init__(self, result: torch.Tensor) -> None:
+        self.result = result
+        self.plain: list[torch.Tensor] = []
+        self.fusions: list[tuple] = []
+
+    def __call__(self, B: torch.Tensor) -> torch.Tensor:
+        self.plain.append(B)
+        return self.result
+
+    def fused(self, B, bias, alpha, mean, relu):
+        self.fusions.append((B, bias, alpha, mean, relu))
+        return self.result
+
+
 def test_the_short_path_is_for_plain_scales_and_columns_side_by_side(monkeypatch):
     plan, B = made(system="cpu"), dense()
-    expected, bound = plan @ B, []
-    monkeypatch.setattr(plan, "_bound", lambda B: bound.append(B) or expected)
+    expected = plan @ B
+    bound = Noted(expected)
+    monkeypatch.setattr(plan, "_bound", bound)
     for taken in (B, dense(20, 9)[:, :4], dense(1, 20).T):
         plan @ taken
-    assert len(bound) == 3
+        assert bound.plain[-1] is taken
     assert torch.equal(plan.run(B, alpha=torch.tensor(1.0)), expected)
+    assert len(bound.plain) == 3
+    plan @ B.T.contiguous().T
+    assert bound.plain[-1].is_contiguous() and torch.equal(bound.plain[-1], B), "a copy"
+    monkeypatch.setattr(plan._runner, "any_strides", True, raising=False)
     torch.testing.assert_close(plan @ B.T.contiguous().T, expected)
-    assert len(bound) == 3
+    assert len(bound.plain) == 4 and not bound.fusions
     one = torch.tensor(1.0, requires_grad=True)
     assert said(TypeError, lambda: plan.run(B, alpha=one)).startswith("run: alpha must be a number")
+
+
+def test_scale_mean_bias_and_relu_take_the_short_path(monkeypatch):
+    plan, B, bias = made(system="cpu"), dense(), torch.randn(4)
+    bound = Noted(plan @ B)
+    monkeypatch.setattr(plan, "_bound", bound)
+    plan.run(B, alpha=2.0)
+    plan.run(B, reduce="mean")
+    plan.run(B, bias=bias, relu=True)
+    assert [given[1:] for given in bound.fusions] == [
+        (None, 2.0, False, False), (None, 1.0, True, False), (bias, 1.0, False, True),
+    ]  # fmt: skip
+    assert not bound.plain and all(given[0] is B for given in bound.fusions)

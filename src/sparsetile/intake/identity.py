@@ -35,7 +35,7 @@ from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import components
 from sparsetile.intake.tuples import edge_parts, graph_parts, known_shape, plain_edges
 
-__all__ = ["fingerprint"]
+__all__ = ["edges_fingerprint", "fingerprint"]
 
 # Multipliers of splitmix64, as signed 64-bit numbers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -124,6 +124,13 @@ def _of_scipy(A: Any) -> tuple[Hashable, Hashable]:
     return (form, pattern), _key(A.data)
 
 
+def edges_fingerprint(
+    edges: Tensor, weight: Tensor | None, shape: tuple[int, int]
+) -> tuple[Hashable, Hashable]:
+    """The same of ``(edges, weight, shape)`` whose types and sizes are already checked; quicker."""
+    return ("edges", _key(edges), shape), _key(weight)
+
+
 def _key(array: Any) -> Hashable:
     """Return the identity of one array's content."""
     if array is None:
@@ -132,7 +139,7 @@ def _key(array: Any) -> Hashable:
         serial = _serials.get(array)
         if serial is None:
             serial = _serials[array] = next(_next_serial)
-        place = (serial, array._version, array.data_ptr(), str(array.device))
+        place = (serial, array._version, array.data_ptr(), array.device)
         return place, tuple(array.shape), array.stride(), array.dtype
     return _digest(array if isinstance(array, np.ndarray) else as_tensor("fingerprint", "A", array))
 

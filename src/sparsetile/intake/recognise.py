@@ -34,6 +34,8 @@ class Kind(Enum):
 
 def kind_of(A: Any) -> Kind | None:
     """Return the kind of input ``A`` is, or None when it is none that intake reads."""
+    if type(A) is Tensor:  # what layers are given at every step: no look at its bases
+        return Kind.TENSOR
     if isinstance(A, CSR):
         return Kind.CSR
     if isinstance(A, (str, os.PathLike)):

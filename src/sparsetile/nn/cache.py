@@ -21,8 +21,10 @@ from sparsetile.core.errors import value_error
 from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import Names, from_coordinates
+from sparsetile.intake.identity import edges_fingerprint
 from sparsetile.nn.graph import PASSING_CALLS, Graph, Loops, lasting, lock
 from sparsetile.nn.inputs import Given
+from sparsetile.plan.plan import Plan
 
 __all__ = ["MAX_GRAPHS", "clear_graph_cache", "find_graph"]
 
@@ -104,7 +106,8 @@ def _find(
 ) -> tuple[Graph, Hashable]:
     shape = (size[1], size[0])
     matrix = given.pattern
-    prints = fingerprint((matrix, given.weight, shape) if given.kind == "edges" else matrix)
+    edges = given.kind == "edges"
+    prints = edges_fingerprint(matrix, given.weight, shape) if edges else fingerprint(matrix)
     if prints is None:
         made = _make(layer, given, shape, flow, loops)
         made.passing = True  # it cannot be found again
@@ -143,7 +146,9 @@ _find._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
     pattern, known = given.pattern, given.size
     if given.kind != "edges":
-        shape = pattern.local_shape if isinstance(pattern, SharedPlan) else pattern.shape
+        # Asked last: looking for all that a protocol has is slow.
+        shared = not isinstance(pattern, Plan) and isinstance(pattern, SharedPlan)
+        shape = pattern.local_shape if shared else pattern.shape
         known = tuple(shape)[::-1]
     if any(have is not None and have != want for have, want in zip(known, size, strict=True)):
         raise value_error(

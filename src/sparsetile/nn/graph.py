@@ -94,7 +94,7 @@ class Graph:
     ) -> None:
         self.passing = passing
         self.calls = 0
-        self.csr = csr.with_values(None)
+        self.csr = csr if csr.values is None else csr.with_values(None)
         self.multiplicity = csr.values  # None where no two edges are parallel
         self.loops = loops
         self.planned = planned

@@ -67,7 +67,10 @@ class Given:
 
 def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Given:
     """Return what kind of graph ``graph`` is, or raise one clear error."""
-    if _is_data(graph):
+    if isinstance(graph, Plan):
+        _check_matrix(layer, graph, weight, flow, planned=True)
+        return Given("plan", graph)
+    if type(graph) is not Tensor and _is_data(graph):
         if weight is None:
             weight = getattr(graph, "edge_weight", None)
         edges = graph.edge_index
@@ -79,7 +82,7 @@ def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Give
         return _edges(layer, plain_edges(graph), weight, tuple(graph.sparse_size()), flow)
     if kind is Kind.TENSOR and graph.layout is torch.strided:
         return _edges(layer, graph, weight, (None, None), flow)
-    planned = isinstance(graph, (Plan, SharedPlan))
+    planned = isinstance(graph, SharedPlan)
     if planned or kind in (Kind.TENSOR, Kind.CSR):
         _check_matrix(layer, graph, weight, flow, planned)
         return Given("plan" if planned else "matrix", graph)

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["lasting", "plain_call", "transforming", "untraced", "wrapped"]
+__all__ = ["lasting", "outlived", "plain_call", "transforming", "untraced", "wrapped"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -22,6 +22,7 @@ _dispatch_depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _function_depth = getattr(torch._C, "_len_torch_function_stack", None)
 _functorch = getattr(torch._C, "_functorch", None)
 _transform_level = getattr(_functorch, "maybe_current_level", None)
+_is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
 _CAN_BYPASS = None not in (_dispatch_depth, _function_depth, _transform_level)
 
 
@@ -51,6 +52,13 @@ def wrapped(tensor: object) -> bool:
         and transforming()
         and _functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[union-attr]
     )
+
+
+def outlived(tensor: object) -> bool:
+    """True for a tensor of a transform of torch.func that may be over; unknown counts as such."""
+    if _is_wrapped is None:
+        return True
+    return tensor is not None and _is_wrapped(tensor)
 
 
 def lasting(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -12,7 +12,7 @@ Only for a plan's own, fixed values. Trainable values, batches, autocast, tracin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,11 +20,15 @@ from torch.autograd import profiler
 
 from sparsetile.core.checks import real_number
 from sparsetile.plan import operators
+from sparsetile.plan.dispatch import outlived
 
 if TYPE_CHECKING:
     from sparsetile.plan.plan import Plan
 
 __all__ = ["differentiable_product", "plain_product"]
+
+# Plan, its transpose, the version of its values; reduce, alpha, relu.
+_Call: TypeAlias = "tuple[Plan, Plan, int, str, float, bool]"
 
 
 def plain_product(
@@ -41,16 +45,13 @@ def _product(
     plan: Plan, B: Tensor, bias: Tensor | None, reduce: str, alpha: float, relu: bool
 ) -> Tensor:
     bound = plan._bound
-    if (
-        bound is not None
-        and bias is None
-        and not relu
-        and type(alpha) is float  # a tensor may require a gradient
-        and alpha == 1.0
-        and reduce == "sum"
-        and (B.is_contiguous() or B.stride(1) == 1)  # the first is cheaper to ask
-    ):
-        return bound(B)
+    if bound is not None and type(alpha) is float:  # a tensor may require a gradient
+        rows = B.is_contiguous() or B.stride(1) == 1  # the first is cheaper to ask
+        if rows or not plan._runner.any_strides:
+            B = B if rows else B.contiguous()
+            if bias is None and not relu and alpha == 1.0 and reduce == "sum":
+                return bound(B)
+            return bound.fused(B, bias, alpha, reduce == "mean", relu)
     tensors, recipe = plan.flat
     return operators.spmm(
         tensors, plan._held.held, operators.flat_packed(plan._held.packed), B, bias, recipe,
@@ -59,46 +60,44 @@ def _product(
 
 
 class _Product(torch.autograd.Function):
-    """relu(alpha · A·B + bias) and its gradients for B and the bias."""
+    """relu(alpha · A·B + bias) and its gradients for B and the bias.
+
+    What is no tensor comes as one tuple: autograd handles each argument.
+    """
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        B: Tensor,
-        bias: Tensor | None,
-        plan: Plan,
-        transposed: Plan,
-        reduce: str,
-        alpha: float,
-        relu: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, B: Tensor, bias: Tensor | None, call: _Call) -> Tensor:  # type: ignore[override]
+        plan, _, _, reduce, alpha, relu = ctx.call = call
         C = plain_product(plan, B, bias, reduce, alpha, relu)
-        ctx.plan, ctx.transposed = plan, transposed
-        ctx.reduce, ctx.alpha, ctx.relu = reduce, alpha, relu
-        ctx.version = plan._value_version
         if relu:
             ctx.save_for_backward(C)
         return C
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        plan: Plan = ctx.plan
-        if ctx.relu:
+        plan, transposed, version, reduce, alpha, relu = ctx.call
+        for_B, for_bias, _ = ctx.needs_input_grad
+        if relu:
             (C,) = ctx.saved_tensors
             grad = operators.relu_gradient(C, grad)
-        d_bias = grad.sum(0) if ctx.needs_input_grad[1] else None
+        d_bias = grad.sum(0) if for_bias else None
         d_B = None
-        if ctx.needs_input_grad[0]:
-            if ctx.version != plan._value_version:
+        if for_B:
+            if version != plan._value_version:
                 raise RuntimeError(
                     "run: A's values must stay as they are between a product and its gradient, "
                     "got new ones since. Call backward before update_values, or give values= to "
                     "each product."
                 )
-            if ctx.reduce == "mean":
-                grad = operators.mean_gradient(plan.flat[0][0], grad)
-            d_B = _transposed_product(plan, ctx.transposed, grad, ctx.alpha)
-        return d_B, d_bias, None, None, None, None, None
+            if reduce == "mean":
+                grad = operators.scaled_rows(grad, plan._mean_scale())
+            d_B = _transposed_product(plan, transposed, grad, alpha)
+        return d_B, d_bias, None
+
+
+# What Function.apply calls when nothing is left of a transform of torch.func, which it looks for in
+# all arguments.
+_apply: Any = getattr(super(torch.autograd.Function, _Product), "apply", _Product.apply)
 
 
 def _transposed_product(plan: Plan, transposed: Plan, grad: Tensor, alpha: float) -> Tensor:
@@ -107,6 +106,7 @@ def _transposed_product(plan: Plan, transposed: Plan, grad: Tensor, alpha: float
         plan._prepare_gradients()
         tensors, recipe = plan.flat
         return operators.gradient_product(tensors, plan._held.held, grad, recipe, alpha)
+    operators.refuse_tangents(grad)
     return plain_product(transposed, grad.resolve_neg(), None, "sum", alpha, False)
 
 
@@ -118,4 +118,9 @@ def differentiable_product(
     The transpose is planned here, where a caller expects planning, and not in the backward pass.
     """
     alpha = real_number("run", "alpha", alpha)
-    return _Product.apply(B, bias, plan, plan.T, reduce, alpha, relu)  # type: ignore[no-untyped-call]
+    transposed = plan.T
+    if reduce == "mean":
+        plan._mean_scale(ahead=True)
+    call = (plan, transposed, plan._value_version, reduce, alpha, relu)
+    apply = _Product.apply if outlived(B) or outlived(bias) else _apply
+    return apply(B, bias, call)  # type: ignore[no-any-return]

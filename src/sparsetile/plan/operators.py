@@ -46,8 +46,11 @@ __all__ = [
     "mean_gradient",
     "parsed",
     "product",
+    "refuse_tangents",
     "relu_gradient",
     "row_major",
+    "row_scale",
+    "scaled_rows",
     "winners",
     "without_exact",
 ]
@@ -191,7 +194,7 @@ def row_major(tensor: Tensor) -> Tensor:
     return reachable(tensor.contiguous())
 
 
-def _refuse_tangents(*operands: Tensor | None) -> None:
+def refuse_tangents(*operands: Tensor | None) -> None:
     """An operator has no forward mode of its own and must not drop a tangent."""
     level = forward_ad._current_level
     if level < 0:
@@ -223,7 +226,7 @@ def spmm(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """relu(alpha · A·B + bias), sum or mean: the kernel, also called straight by plans."""
-    _refuse_tangents(B, values, bias)
+    refuse_tangents(B, values, bias)
     flat = _flat_plan(recipe)
     out = flat.forward.new_output(B, out_dtype or result_dtype(B.dtype))
     if bias is not None:
@@ -259,7 +262,7 @@ def spmm_out(
     beta: float,
 ) -> None:
     """out = alpha · A·B + beta · out, in place; ``out`` may share memory with B."""
-    _refuse_tangents(B, values, out)
+    refuse_tangents(B, values, out)
     flat = _flat_plan(recipe)
     target = out.clone() if _share_memory(B, out) else _as_taken(flat.forward, out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
@@ -287,7 +290,7 @@ def linear(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """relu(alpha · X·Aᵀ + bias) for X [tokens, K], of runners that fuse it. Not differentiable."""
-    _refuse_tangents(X, values, bias)
+    refuse_tangents(X, values, bias)
     flat = _flat_plan(recipe)
     if not flat.forward.fuses_linear:
         raise RuntimeError(
@@ -320,7 +323,7 @@ def spmm_extremum(
 
     Gradients need the winners; without ``winners`` the second result is empty, and cheaper.
     """
-    _refuse_tangents(B, values)
+    refuse_tangents(B, values)
     flat = _flat_plan(recipe)
     shape = (*B.shape[:-2], flat.rows, B.shape[-1])
     out = B.new_empty(shape)
@@ -338,7 +341,7 @@ def spmm_extremum(
 
 def sddmm(tensors: Sequence[Tensor], G: Tensor, B: Tensor, recipe: str, alpha: float) -> Tensor:
     """Return alpha · dot(G[row], B[column]) per entry of A, summed over batches, rounded once."""
-    _refuse_tangents(G, B)
+    refuse_tangents(G, B)
     flat = _flat_plan(recipe)
     sums = flat.exact.sddmm(flat.exact_tensors(tensors), row_major(G), row_major(B))
     return (sums if alpha == 1.0 else sums * alpha).to(B.dtype)
@@ -463,14 +466,24 @@ def _need_transpose(flat: FlatPlan) -> None:
 
 def relu_gradient(C: Tensor, grad: Tensor) -> Tensor:
     """As torch.relu has it: what is NaN passes its gradient on."""
-    return torch.where(C <= 0, torch.zeros_like(grad), grad)
+    return torch.ops.aten.threshold_backward(grad, C, 0)
+
+
+def row_scale(indptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 1 / entries of each row, [M, 1]; in float32, as a length may exceed float16."""
+    wide = torch.float32 if dtype.itemsize == 2 else dtype
+    lengths = torch.clamp(indptr[1:] - indptr[:-1], min=1)
+    return lengths.to(wide).reciprocal().unsqueeze(-1)
+
+
+def scaled_rows(grad: Tensor, scale: Tensor) -> Tensor:
+    """Multiply in the scale's type and round once."""
+    return (grad * scale).to(grad.dtype)
 
 
 def mean_gradient(indptr: Tensor, grad: Tensor) -> Tensor:
-    """Divide each row by its entries; in float32, as a length may exceed float16."""
-    wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
-    lengths = torch.clamp(indptr[1:] - indptr[:-1], min=1)
-    return (grad.to(wide) * lengths.to(wide).reciprocal().unsqueeze(-1)).to(grad.dtype)
+    """Divide each row by its entries."""
+    return scaled_rows(grad, row_scale(indptr, grad.dtype))
 
 
 def _reordered(values: Tensor | None, order: Tensor) -> Tensor | None:

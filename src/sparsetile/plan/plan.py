@@ -126,6 +126,7 @@ class Plan(torch.nn.Module):
         # Replaced as one: a product must not see tensors and recipe of two states.
         self._flat = operators.flatten(self._direction, None, None, None)
         self._order: Tensor | None = None
+        self._scale: Tensor | None = None  # of rows, for gradients of means
         self._transposed: Plan | None = None
         self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
         self._held = HeldValues(self._runner, built.tensors, dtype)
@@ -186,7 +187,8 @@ class Plan(torch.nn.Module):
         None
         """
         if self.device.type == "cuda":
-            for tensor in (*self._flat[0], *self._held.tensors()):
+            scale = [] if self._scale is None else [self._scale]
+            for tensor in (*self._flat[0], *self._held.tensors(), *scale):
                 tensor.record_stream(stream)
             if self._transposed is not None:
                 self._transposed.record_stream(stream)
@@ -703,6 +705,22 @@ class Plan(torch.nn.Module):
 
     _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
+    def _mean_scale(self, ahead: bool = False) -> Tensor | None:
+        """Return 1 / entries of each row; ``ahead``, only keep it where that is possible."""
+        return self._scale if self._scale is not None else self._make_scale(ahead)
+
+    @lasting
+    def _make_scale(self, ahead: bool) -> Tensor | None:
+        cuda = self.device.type == "cuda"
+        if cuda and torch.cuda.is_current_stream_capturing():  # the graph's memory would not last
+            return None if ahead else operators.row_scale(self._csr.indptr, self.dtype)
+        with torch.no_grad():
+            scale = operators.row_scale(self._csr.indptr, self.dtype)
+        if cuda:
+            torch.cuda.current_stream(self.device).synchronize()  # other streams will read it
+        self._scale = scale
+        return scale
+
     @property
     def T(self) -> Plan:
         """The planned transpose: ``plan.T @ G`` is Aᵀ·G. Planned at first use, then kept.
@@ -794,6 +812,8 @@ class Plan(torch.nn.Module):
             "matrix": {name: part for name, part in matrix.items() if part is not None},
             "exact system": exact.tensors,
         }
+        if self._scale is not None:
+            parts["row scale"] = {"scale": self._scale}
         other = self._transposed
         if other is not None and self._order is not None:
             for name, part in other._parts().items():

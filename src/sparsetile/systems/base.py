@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from sparsetile.reorder import Permutation
 
 __all__ = [
     "PLAIN",
+    "Bound",
     "BuildTimer",
     "BuiltSystem",
     "Epilogue",
@@ -192,6 +193,16 @@ class Epilogue:
 PLAIN = Epilogue()
 
 
+class Bound(Protocol):
+    """A product whose A does not change, of matrices B [K, N] whose columns have unit stride."""
+
+    def __call__(self, B: Tensor) -> Tensor:
+        """Return A·B."""
+
+    def fused(self, B: Tensor, bias: Tensor | None, alpha: float, mean: bool, relu: bool) -> Tensor:
+        """Return relu(alpha · A·B + bias), or of the mean of each row's entries."""
+
+
 class Runner(ABC):
     """Multiplies with the tensors of one recipe. Never synchronises.
 
@@ -242,10 +253,8 @@ class Runner(ABC):
         """Return uninitialised memory for C."""
         return B.new_empty((*B.shape[:-2], self.rows, B.shape[-1]), dtype=dtype)
 
-    def bind(
-        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
-    ) -> Callable[[Tensor], Tensor] | None:
-        """Return a function B [K, N] -> C with the least host time, or None to use ``spmm``.
+    def bind(self, tensors: Tensors, values: Tensor | None, packed: Tensors | None) -> Bound | None:
+        """Return the product with the least host time, or None to use ``spmm``.
 
         It is called with tensors that are already checked, and only while ``tensors``, ``values``
         and ``packed`` stay the same.

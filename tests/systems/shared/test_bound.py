@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from sparsetile.systems.base import PLAIN
+from sparsetile.kernels import KernelSpec
+from sparsetile.systems import SYSTEMS
+from sparsetile.systems import runner as runner_of
+from sparsetile.systems.base import PLAIN, Epilogue
+from sparsetile.systems.csr import runner as csr_runner
 from sparsetile.systems.shared import bound as module
+from sparsetile.systems.shared import hybrid_runner, tile_runner
 from sparsetile.systems.shared.bound import BoundProduct
+from tests.contracts.cases import csr_of, random_matrix
+from tests.systems.requests import request_for
 
 
 class Notes:
@@ -22,7 +34,7 @@ class Notes:
         self.done = done
         self.given: list[Tensor] = []
 
-    def prepare_launches(self, tensors, values, packed, B):
+    def prepare_launches(self, tensors, values, packed, B, epilogue=PLAIN):
         self.done.append("prepare")
 
     def spmm(self, tensors, values, packed, B, out, epilogue=PLAIN):
@@ -52,3 +64,125 @@ def test_rows_farther_apart_than_kernels_can_address_are_copied(runner):
         product(torch.empty(2, 2**30, device="meta")[:, :4])
     assert runner.done == [], "no launch is prepared for such rows"
     assert [given.stride() for given in runner.given] == [(4, 1)] * 2
+
+
+# -- the same launches as the general way
+
+
+class Kernel:
+    """Notes (grid, threads, overlap, parameters) of launches."""
+
+    def __init__(self, spec: KernelSpec, noted: list[tuple]) -> None:
+        self.spec, self.noted = spec, noted
+
+    def launch(self, grid, threads, stream, params, *, overlap=False):
+        assert set(params) == {field.name for field in self.spec.params.fields}
+        self.noted.append((self.spec.name, grid, threads, overlap, dict(params)))
+
+    def prepare(self, grid, threads, params, patch, *, overlap=False):
+        def launch(stream, *values):
+            changed = dict(zip(patch, values, strict=True))
+            self.launch(grid, threads, stream, {**params, **changed}, overlap=overlap)
+
+        return SimpleNamespace(launch=launch)
+
+
+class GPU:
+    """A pretended GPU: what was launched, what scratch memory was asked for."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple] = []
+        self.asked: list[tuple[int, ...]] = []
+
+    def scratch(self, device, stream, size, counters, owner=0):
+        self.asked.append((size, counters, owner))
+        return SimpleNamespace(data_ptr=lambda: 2**20), SimpleNamespace(data_ptr=lambda: 2**21)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> GPU:
+    gpu_facts()
+    made = GPU()
+    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *rest: Kernel(spec, made.launches))
+    for each in (module, csr_runner, tile_runner, hybrid_runner):
+        monkeypatch.setattr(each, "on_device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(each, "ensure_cuda_context", lambda device: None)
+        monkeypatch.setattr(each, "current_stream_handle", lambda device: 7)
+        monkeypatch.setattr(each, "scratch", made.scratch)
+    monkeypatch.setattr(module, "current_device", lambda: None)
+    return made
+
+
+def cut_matrix() -> sp.csr_array:
+    """Long rows and full windows, which every system cuts."""
+    full = np.zeros((40, 9000))
+    full[:16] = random_matrix(16, 9000, 0.6).toarray()
+    full[20] = 1.0
+    return sp.csr_array(full)
+
+
+BOUND = ("acc", "brp", "csr", "rsh", "voltrix", "wcsr")
+EPILOGUES = {
+    "plain": PLAIN,
+    "bias and relu": Epilogue(bias=torch.arange(16.0), relu=True),
+    "scaled mean": Epilogue(alpha=-2.5, mean=True),
+}
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("name", BOUND)
+def test_bound_launches_are_those_of_the_general_way(name, cut, gpu):
+    csr = csr_of(cut_matrix() if cut else random_matrix(30, 20, 0.1))
+    ablation = SYSTEMS[name].contract_ablations[0]
+    built = SYSTEMS[name].build(request_for(torch.float32, csr=csr, ablation=ablation))
+    work = runner_of(built.recipe)
+    packed = work.pack(built.tensors, csr.values, torch.float32) if work.packed_names else None
+    product = work.bind(built.tensors, csr.values, packed)
+    B, allocated = torch.ones(csr.shape[1], 16), []
+    for epilogue, _ in itertools.product(EPILOGUES.values(), range(2)):
+        gpu.launches.clear()
+        gpu.asked.clear()
+        if epilogue.plain:
+            out = product(B)
+        else:
+            given = (epilogue.bias, epilogue.alpha, epilogue.mean, epilogue.relu)
+            out = product.fused(B, *given)
+        found, asked = gpu.launches[:], gpu.asked[:]
+        gpu.launches.clear()
+        gpu.asked.clear()
+        work.spmm(built.tensors, csr.values, packed, B, out, epilogue)
+        assert found == gpu.launches and asked == gpu.asked
+        assert bool(asked) == cut and found[-1][-1]["c"] == out.data_ptr()
+        allocated.append(out)
+    if cut and name == "wcsr":
+        assert asked[0][2] == threading.get_ident() and len(found) == 2, "a launch that joins"
+
+
+def test_a_prepared_launch_takes_each_call_s_bias_and_scale(gpu):
+    csr = csr_of(random_matrix(150, 130, 0.05))
+    built = SYSTEMS["csr"].build(request_for(torch.float32, csr=csr))
+    work = runner_of(built.recipe)
+    packed = work.pack(built.tensors, csr.values, torch.float32) if work.packed_names else None
+    product = work.bind(built.tensors, csr.values, packed)
+    B, bias = torch.ones(130, 16), torch.arange(16.0)
+    product.fused(B, bias, 1.0, False, False)
+    product.fused(B, None, 3.0, False, False)
+    product.fused(B, bias.double(), 1.0, False, False)
+    product.fused(B, torch.ones(32)[::2], 1.0, False, False)
+    shown = [(each[-1]["bias"], each[-1]["alpha"], each[-1]["epilogue"]) for each in gpu.launches]
+    assert shown[:2] == [(bias.data_ptr(), 1.0, True), (0, 3.0, True)]
+    assert len(shown) == 4 and all(at for at, _, _ in shown[2:]), "float32 copies"
+    assert product.fused(torch.ones(130, 0), None, 2.0, False, False).shape == (150, 0)
+    assert len(gpu.launches) == 4
+
+
+def test_operands_that_need_copies_take_their_epilogue_the_general_way(runner):
+    product, seen = BoundProduct(runner, {"indptr": torch.zeros(4)}, None, None), []
+    runner.spmm = lambda tensors, values, packed, B, out, epilogue: seen.append(epilogue)
+    bias = torch.ones(4)
+    for _ in range(2):
+        product.fused(torch.ones(2, 4), bias, 2.0, True, True)
+    assert runner.done == ["context", "prepare"]
+    for epilogue in seen:
+        assert (epilogue.alpha, epilogue.beta, epilogue.mean) == (2.0, 0.0, True)
+        assert epilogue.bias is bias and epilogue.relu

@@ -442,11 +442,19 @@ class BCSRRunner(Runner):
             out.copy_(target)
 
     def prepare_launches(
-        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
-        """Return the launch of B -> C, both plain matrices; None where copies are needed."""
+        """Return the launch of B -> C, both plain matrices; None where copies are needed, and for
+        an epilogue."""
         n = B.shape[1]
-        if B.dtype is torch.float32 or packed is None or not _copies_well(B) or n % STORE_COLUMNS:
+        if not epilogue.plain or packed is None:
+            return None
+        if B.dtype is torch.float32 or not _copies_well(B) or n % STORE_COLUMNS:
             return None
         launch = self._launch_for(B.dtype, B.dtype, n, False, tensors["work"].device.index)
         engine = self._engine_stores(tensors, B.dtype)
@@ -460,7 +468,7 @@ class BCSRRunner(Runner):
 
     def bind(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
-    ) -> Callable[[Tensor], Tensor] | None:
+    ) -> BoundProduct | None:
         if (
             not self.rows
             or self._exact is not None

@@ -8,7 +8,7 @@ so on) with the bundles' tensors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from sparsetile.kernels.csr import (
     vector_width,
 )
 from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Tensors
-from sparsetile.systems.shared.bound import BoundProduct, Prepared
+from sparsetile.systems.shared.bound import BoundProduct, Prepared, Scratch, Step, prepare_steps
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
 from sparsetile.systems.shared.epilogue import epilogue_params
 from sparsetile.systems.shared.geometry import (
@@ -359,28 +359,38 @@ class CSRRunner(ExactRunner):
         self._run(tensors, values, None, B, out, args, mode, PLAIN)
 
     def prepare_launches(
-        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
-        """Return the launch of B -> C, both plain matrices; None where rows were cut."""
+        """Return the launch of B -> C, both plain matrices; None where a grid is too small."""
         if not self._plain.items:
             return ()
         n, stride, size = B.shape[1], B.stride(0), B.element_size()
         vector = vector_width(B.dtype, n, stride, B.data_ptr() // size)
         weighted, device = values is not None, tensors["indptr"].device.index
         launch = self._launch_for(B.dtype, B.dtype, n, vector, "sum", weighted, device)
-        if launch.work.slots or launch.too_wide:
+        if launch.too_wide:
             return None
         params = {
-            **self._params(launch, tensors, values, packed, "sum", PLAIN),
+            **self._params(launch, tensors, values, packed, "sum", epilogue),
             **stride_params((stride * size, n, 0, 0)),
             "b": 0, "c": 0, "n": n,
         }  # fmt: skip
-        grid, overlap = launch.grid(1), launch.overlap
-        return (launch.kernel.prepare(grid, THREADS, params, ("b", "c"), overlap=overlap),)
+        step = Step(launch.kernel, launch.grid(1), THREADS, launch.overlap)
+        work, needed = launch.work, None
+        if work.slots:
+            slots = launch.slabs * work.slots
+            size = slots * launch.partial_bytes(B.dtype, False)
+            needed = Scratch(size, launch.slabs * work.nodes)
+        return prepare_steps([step], params, epilogue, device, needed)
 
     def bind(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
-    ) -> Callable[[Tensor], Tensor] | None:
+    ) -> BoundProduct | None:
         return BoundProduct(self, tensors, values, packed) if self.rows else None
 
     def sddmm(self, tensors: Tensors, G: Tensor, B: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.rstile import THREADS, WARPS, Slabs
 from sparsetile.systems.base import PLAIN, Epilogue, Runner, Tensors
 from sparsetile.systems.csr.runner import Work
-from sparsetile.systems.shared.bound import BoundProduct, Prepared
+from sparsetile.systems.shared.bound import BoundProduct, Prepared, Scratch, Step, prepare_steps
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
 from sparsetile.systems.shared.epilogue import epilogue_params
 from sparsetile.systems.shared.geometry import (
@@ -250,26 +250,38 @@ class HybridRunner(Runner):
         out.copy_(wide[..., :n])
 
     def prepare_launches(
-        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
-        """Return the launch of B -> C, both plain matrices; None where work was cut, or where B
-        has to be copied."""
+        """Return the launch of B -> C, both plain matrices; None where B has to be copied."""
         n = B.shape[1]
-        if self._slots or self._rest.slots or packed is None:
-            return None
-        if not aligned(B) or (n * B.element_size()) % ACCESS_BYTES:
+        if packed is None or not aligned(B) or (n * B.element_size()) % ACCESS_BYTES:
             return None
         device = tensors["indptr"].device.index
         launch = self._launch_for(B.dtype, B.dtype, n, values is not None, device)
         params = {
-            **self._params(launch, tensors, values, packed, PLAIN),
+            **self._params(launch, tensors, values, packed, epilogue),
             **stride_params((B.stride(0) * B.element_size(), n, 0, 0)),
             "b": 0, "c": 0, "n": n,
         }  # fmt: skip
-        grid = launch.grid(1)
-        return (launch.kernel.prepare(grid, THREADS, params, ("b", "c"), overlap=True),)
+        needed = None
+        if self._slots or self._rest.slots:
+            window_bytes, row_bytes = self._scratch_bytes(launch)
+            window_nodes = launch.window_slabs * self._nodes
+            needed = Scratch(
+                window_bytes + row_bytes,
+                window_nodes + launch.row_slabs * self._rest.nodes,
+                {"window_partials": 0, "partials": window_bytes},
+                {"window_arrivals": 0, "arrivals": 4 * window_nodes},
+            )
+        step = Step(launch.kernel, launch.grid(1), THREADS, overlap=needed is None)
+        return prepare_steps([step], params, epilogue, device, needed)
 
     def bind(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
-    ) -> Callable[[Tensor], Tensor] | None:
+    ) -> BoundProduct | None:
         return BoundProduct(self, tensors, values, packed) if self.rows else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from sparsetile.jit.loader import current_stream_handle, on_device
 from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import vector_width
 from sparsetile.systems.base import PLAIN, Epilogue, Runner, Tensors
-from sparsetile.systems.shared.bound import BoundProduct, Prepared
+from sparsetile.systems.shared.bound import BoundProduct, Prepared, Scratch, Step, prepare_steps
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
 from sparsetile.systems.shared.epilogue import epilogue_params
 from sparsetile.systems.shared.geometry import (
@@ -208,11 +208,14 @@ class TileRunner(Runner):
             self.spmm(tensors, values, packed, B[..., part], out[..., part], rest)
 
     def prepare_launches(
-        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
-        """Return the launch of B -> C, both plain matrices; None where windows were cut."""
-        if self._slots:
-            return None
+        """Return the launches of B -> C, both plain matrices; None where a grid is too small."""
         if not self._items:
             return ()
         n, stride, size = B.shape[1], B.stride(0), B.element_size()
@@ -222,17 +225,28 @@ class TileRunner(Runner):
         if launch.slabs > MAX_SLABS:
             return None
         params = {
-            **self._params(tensors, packed, PLAIN),
+            **self._params(tensors, packed, epilogue),
             **stride_params((stride * size, n, 0, 0)),
             "b": 0, "c": 0, "n": n,
         }  # fmt: skip
         grid = (launch.blocks, launch.slabs, 1)
-        prepared = launch.kernel.prepare(grid, launch.threads, params, ("b", "c"), overlap=True)
-        return (prepared,)
+        steps = [Step(launch.kernel, grid, launch.threads, overlap=not self._slots)]
+        needed = None
+        if self._slots:
+            needed = Scratch(
+                launch.slabs * self._slots * launch.slot_bytes,
+                launch.slabs * self._nodes * launch.counters,
+                arrivals={"arrivals": 0} if "arrivals" in params else {},
+                owned=launch.join is not None,
+            )
+            if launch.join is not None:
+                grid = (self._nodes * launch.join_blocks, launch.slabs, 1)
+                steps.append(Step(launch.join, grid, launch.join_threads, overlap=True))
+        return prepare_steps(steps, params, epilogue, device, needed)
 
     def bind(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
-    ) -> Callable[[Tensor], Tensor] | None:
+    ) -> BoundProduct | None:
         return BoundProduct(self, tensors, values, packed) if self.rows else None
 
 
@@ -267,9 +281,14 @@ class AlignedTileRunner(TileRunner):
             out.copy_(target)
 
     def prepare_launches(
-        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
-        """Return the launch of B -> C; None where windows were cut or copies are needed."""
+        """Return the launches of B -> C; None where copies are needed."""
         if B.shape[1] * B.element_size() % ACCESS_BYTES or not aligned(B):
             return None
-        return super().prepare_launches(tensors, values, packed, B)
+        return super().prepare_launches(tensors, values, packed, B, epilogue)

@@ -95,8 +95,13 @@ class VoltrixRunner(AlignedTileRunner):
         super().spmm(tensors, values, packed, B, out, epilogue)
 
     def prepare_launches(
-        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
         if self._dense and packed is None:
             return None
-        return super().prepare_launches(tensors, values, packed, B)
+        return super().prepare_launches(tensors, values, packed, B, epilogue)
