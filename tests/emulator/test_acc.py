@@ -226,12 +226,12 @@ def test_epilogues_patterns_orders_and_means(product):
     order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
     assert_same(product(csr, B, order=order), sums)
     pattern = csr_of(whole_numbers(50, 60, 0.2), pattern=True)
-    for B in (B, spoiled(operand(pattern, 64, F16), NAN, INF, -INF)):
-        C = product(pattern, B, out_dtype=F32)
-        assert_same(C, expected(pattern, B))
-        mean = product(pattern, B, epilogue=Epilogue(mean=True), out_dtype=F32)
+    for right in (B, spoiled(operand(pattern, 64, F16), NAN, INF, -INF)):
+        wanted = expected(pattern, right)
+        assert_same(product(pattern, right, out_dtype=F32), wanted)
+        mean = product(pattern, right, epilogue=Epilogue(mean=True), out_dtype=F32)
         lengths = pattern.indptr.diff().clamp(min=1).unsqueeze(-1)
-        finite = expected(pattern, B).isfinite()
+        finite = wanted.isfinite()
         assert torch.equal(mean.isfinite(), finite)
-        close = (expected(pattern, B) / lengths)[finite]
+        close = (wanted / lengths)[finite]
         torch.testing.assert_close(mean[finite].double(), close, rtol=1e-6, atol=1e-6)
