@@ -238,5 +238,5 @@ SPMM_BITTCF = KernelSpec(
     shared_memory=True,
     # Where sums that are not finite are computed again, and around the calls that do it: 4 bytes of
     # the kernel itself in wide slabs of 16 bits, up to 44 in those for odd widths.
-    allowed_spills=64,
+    allowed_spills=88,
 )
