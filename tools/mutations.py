@@ -236,12 +236,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "exact.cuh",
         "acc",
         ("return all != 0.0f", "return all == 1.0f", "never sees that sums are not finite"),
-        ("const int bit = row * 8 + k", "const int bit = row * 4 + k", "bits of another row"),
+        ("u32(low) | u32(high) << 1", "u32(low)", "upper halves of words count as finite"),
+    ),
+    *_in(
+        "exact_tiles.cuh",
+        "acc",
+        ("if (entry &&", "if (", "zeros of a tile meet what is not finite"),
+        ("own << 2 * (lane & 3)", "own << (lane & 3)", "goes through other columns"),
+        ("all.word[s][1] : all.word[s][0]", "all.word[s][0] : all.word[s][1]", "another weight"),
     ),
     *_in(
         "exact.cuh",
         "wcsr",
         ("return all != 0.0f", "return all > 0.0f", "NaN is not greater than 0"),
+        ("const int bit = row * 8 + k", "const int bit = row * 4 + k", "bits of another row"),
         ("~(~0ull << bit)", "~(~1ull << bit)", "value of the next entry"),
     ),
     # -- bitmap tiles and their products with mma.sync
@@ -260,8 +268,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "acc",
         ("0x5410", "0x5432", "takes the upper half of a row of B"),
         (
-            "a2 = round_tf32(row[1].word[2 * q])",
-            "a2 = round_tf32(row[1].word[2 * q + 1])",
+            "round_tf32(row[1].word[2 * q]), ",
+            "round_tf32(row[1].word[2 * q + 1]), ",
             "column",
         ),
         ("kOne = 0x3f800000u", "kOne = 0x3f000000u", "a pattern's entries are halves"),
@@ -270,7 +278,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "mma.cuh",
         "rsh",
         ("m16n8k16.row.col.f32.bf16.bf16.f32", "m16n8k16.row.col.f32.f16.f16.f32", "another type"),
-        ('"r"(round_tf32(b0))', '"r"(round_tf32(b1))', "takes the upper rows of B twice"),
+        ("mma_tf32(a, round_tf32(b0)", "mma_tf32(a, round_tf32(b1)", "upper rows of B twice"),
     ),
     *_in(
         "mma.cuh", "bcsr", ("cvt.rn.tf32.f32", "cvt.rz.tf32.f32", "truncates instead of rounding")
@@ -278,7 +286,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_in(
         "copy_ring.cuh",
         "acc",
-        ("(2 * t + r) * kRowStride", "(2 * t) * kRowStride", "reads one row of B twice"),
+        ("(stage, 2 * t + r, column)", "(stage, 2 * t, column)", "reads one row of B twice"),
         ("ids + h * kLoadRows + lane", "ids + lane", "copies the upper rows twice"),
         ("j * kSide * 16", "j * 16", "segments of a row overlap"),
     ),
@@ -289,6 +297,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("load_row(me, b + id.y *", "load_row(me, b + id.x *", "one row of B twice, odd widths"),
         ("if (item.w >= 0)", "if (item.w > 0)", "the first piece is not joined"),
         ("8 * stack + 2 * me.t + r)", "8 * stack + me.t + r)", "stores another row"),
+        ("if (!all_finite(tally)) {", "if (false) {", "pieces of windows are not made exact"),
         (
             "begin += Store::read(stage +",
             "begin = Store::read(stage +",

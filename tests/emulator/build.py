@@ -36,7 +36,7 @@ def host_compiler() -> str | None:
 
 def _emulated_instructions(text: str) -> str:
     """mma.cuh with its functions emulated; other instructions end the program."""
-    for name in ("round_tf32", "multiply_16", "multiply_tf32"):
+    for name in ("round_tf32", "mma_tf32", "mma_16_bit", "multiply_16"):
         text, count = re.subn(_FUNCTION.format(name=name), "", text, flags=re.DOTALL)
         if count != 1:
             raise RuntimeError(

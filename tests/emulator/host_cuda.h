@@ -36,6 +36,9 @@ struct alignas(16) uint4 {
 struct alignas(8) uint2 {
   unsigned x, y;
 };
+struct alignas(8) int2 {
+  int x, y;
+};
 struct alignas(16) int4 {
   int x, y, z, w;
 };
@@ -69,6 +72,7 @@ To bits_of(From value) {
 }
 inline unsigned __float_as_uint(float value) { return bits_of<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return bits_of<float>(bits); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __popcll(unsigned long long bits) { return __builtin_popcountll(bits); }
 inline int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {

@@ -5,8 +5,9 @@ inline u32 round_tf32(u32 bits) {
   return (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
 }
 
-// c += 16 x kDepth of A times kDepth x 8 of B; number(word, half) is an operand's value.
-template <int kDepth, typename Number>
+// c += 16 x kDepth of A times kDepth x 8 of B; number(word, part) is one of kEach numbers of a
+// word.
+template <int kDepth, int kEach, typename Number>
 void multiply_emulated(const uint4& a, u32 b0, u32 b1, float (&c)[4], const Number& number) {
   Warp& warp = this_warp();
   const int lane = this_lane(), g = lane / 4, t = lane % 4;
@@ -18,7 +19,6 @@ void multiply_emulated(const uint4& a, u32 b0, u32 b1, float (&c)[4], const Numb
     const int m = g + e / 2 * 8, n = 2 * t + e % 2;
     double sum = c[e];
     for (int k = 0; k < kDepth; ++k) {
-      constexpr int kEach = kDepth / 8;  // numbers of a word
       const int from = k % (4 * kEach) / kEach, upper = k / (4 * kEach), half = k % kEach;
       sum += static_cast<double>(number(warp.word[m % 8 * 4 + from][m / 8 + 2 * upper], half)) *
              static_cast<double>(number(warp.word[n * 4 + from][4 + upper], half));
@@ -30,13 +30,18 @@ void multiply_emulated(const uint4& a, u32 b0, u32 b1, float (&c)[4], const Numb
 }
 
 template <bool kBrain>
-void multiply_16(const uint4& a, u32 b0, u32 b1, float (&c)[4]) {
-  multiply_emulated<16>(a, b0, b1, c, [](u32 word, int half) {
-    const u16 bits = word >> 16 * half;
-    return kBrain ? ptx::bf16_to_f32(bits) : ptx::f16_to_f32(bits);
-  });
+float half_of(u32 word, int half) {
+  const u16 bits = word >> 16 * half;
+  return kBrain ? ptx::bf16_to_f32(bits) : ptx::f16_to_f32(bits);
 }
-inline void multiply_tf32(const uint4& a, u32 b0, u32 b1, float (&c)[4]) {
-  multiply_emulated<8>(a, round_tf32(b0), round_tf32(b1), c,
-                       [](u32 word, int) { return __uint_as_float(word); });
+template <bool kBrain>
+void multiply_16(const uint4& a, u32 b0, u32 b1, float (&c)[4]) {
+  multiply_emulated<16, 2>(a, b0, b1, c, half_of<kBrain>);
+}
+template <bool kBrain>
+void mma_16_bit(const uint2& a, u32 b, float (&c)[4]) {
+  multiply_emulated<8, 2>({a.x, a.y, 0, 0}, b, 0, c, half_of<kBrain>);
+}
+inline void mma_tf32(const uint4& a, u32 b0, u32 b1, float (&c)[4]) {
+  multiply_emulated<8, 1>(a, b0, b1, c, [](u32 word, int) { return __uint_as_float(word); });
 }

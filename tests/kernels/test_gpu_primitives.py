@@ -261,7 +261,8 @@ def test_windows_are_stored_where_they_end_and_redone_where_not_finite(bad):
     sizes = [0, 3, 0, 0, 2, 5, *[1] * 30, 0]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     count = len(sizes)
-    # Windows 0 to 4, a piece that completes window 5, 31 windows to the end.
+    # Windows 0 to 4, a piece that completes window 5, 31 windows to the end. Pieces are made exact
+    # before they are joined, not redone here.
     items = [[0, 0, offsets[5], -5], [5, offsets[5], offsets[6], 0],
              [6, offsets[6], offsets[-1], -(count - 6)]]  # fmt: skip
     stored = torch.full((count,), -1, dtype=torch.int32, device="cuda")
@@ -271,7 +272,7 @@ def test_windows_are_stored_where_they_end_and_redone_where_not_finite(bad):
         offsets=cuda(offsets.astype(np.int32)), stored=stored, redone=redone, bad=bad,
     )  # fmt: skip
     assert stored.tolist() == offsets[1:].tolist()
-    assert redone.tolist() == [bad >> window & 1 for window in range(count)]
+    assert redone.tolist() == [bad >> window & 1 if window != 5 else 0 for window in range(count)]
 
 
 def tf32(bits: np.ndarray, ties_to_even: bool) -> np.ndarray:

@@ -18,9 +18,6 @@ extern "C" __global__ void windows(const __grid_constant__ Params p) {
     if (tile == windows.stop) windows.close(p.offsets, tile, store);
     if (tile >= item.z) break;
   }
-  if (item.w >= 0) {
-    p.stored[windows.window] = item.z;
-    windows.close_joined(!(p.bad >> windows.window & 1));
-  }
+  if (item.w >= 0) p.stored[windows.window] = item.z;
   windows.repair([&](int window) { p.redone[window] += 1; });
 }

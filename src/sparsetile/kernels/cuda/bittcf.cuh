@@ -78,15 +78,19 @@ struct TileStore {
     }
   }
 
-  // Decode the tile whose values begin at number `begin`; returns how many it has.
-  __device__ __forceinline__ static int read(const char* from, int begin, int g, int t,
-                                             TileWeights<E, kWeighted, kStack>& weights) {
+  __device__ __forceinline__ static Bits bits(const char* from) {
     Bits bits;
     using Word = typename WordOf<8 * kStack>::Type;
     *reinterpret_cast<Word*>(bits.half) = *reinterpret_cast<const Word*>(from);
+    return bits;
+  }
+
+  // Decode the tile whose values begin at number `begin`; returns how many it has.
+  __device__ __forceinline__ static int read(const char* from, int begin, int g, int t,
+                                             TileWeights<E, kWeighted, kStack>& weights) {
     using Value = typename WordOf<kSize>::Type;
     const Value* values = reinterpret_cast<const Value*>(from + kValues);
     if constexpr (kSize < 4) values += begin & 1;
-    return weights.decode(bits, g, t, [&](int n) { return u32(values[n]); });
+    return weights.decode(bits(from), g, t, [&](int n) { return u32(values[n]); });
   }
 };

@@ -60,16 +60,21 @@ struct RowStage {
     }
   }
 
-  // Rows 2t and 2t + 1 of a stage, kWords words from `column` on.
+  // Row k of a stage, kWords words from `column` on.
+  template <int kWords>
+  __device__ __forceinline__ static BRow<kWords> row(const char* stage, int k, int column) {
+    BRow<kWords> row;
+    using Word = typename WordOf<4 * kWords>::Type;
+    *reinterpret_cast<Word*>(row.word) =
+        *reinterpret_cast<const Word*>(stage + k * kRowStride + column * kSize);
+    return row;
+  }
+  // Rows 2t and 2t + 1.
   template <int kWords>
   __device__ __forceinline__ static void read(const char* stage, int t, int column,
-                                              BRow<kWords> (&row)[2]) {
+                                              BRow<kWords> (&pair)[2]) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const char* at = stage + (2 * t + r) * kRowStride + column * kSize;
-      using Word = typename WordOf<4 * kWords>::Type;
-      *reinterpret_cast<Word*>(row[r].word) = *reinterpret_cast<const Word*>(at);
-    }
+    for (int r = 0; r < 2; ++r) pair[r] = row<kWords>(stage, 2 * t + r, column);
   }
 };
 

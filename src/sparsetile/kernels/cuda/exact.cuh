@@ -1,6 +1,7 @@
 // Exactness of tiles. A zero that a tile stores multiplies too, so that an Inf or NaN of B spoils
 // rows of the window that do not refer to it. Kernels therefore check their sums, at one FMA each,
-// and compute what is not finite again, from A's entries alone.
+// and compute what is not finite again, from A's entries alone: on Tensor Cores where they can
+// (exact_tiles.cuh, fragment_items.cuh), else entry by entry.
 #pragma once
 
 #include "mma.cuh"
@@ -28,6 +29,22 @@ __device__ __forceinline__ float operand(typename E::Storage value) {
     return __uint_as_float(round_tf32(__float_as_uint(value)));
   } else {
     return E::widen(value);
+  }
+}
+
+// Replaces what is not finite in a word of B or A by zero, and says where it was: bit 0 for the
+// lower half or all of it, bit 1 for the upper half.
+template <typename E>
+__device__ __forceinline__ u32 take_finite(u32& word) {
+  if constexpr (sizeof(typename E::Storage) == 2) {
+    constexpr u32 kInf = Mma<E>::kBfloat ? 0x7f80u : 0x7c00u;
+    const bool low = (word & kInf) == kInf, high = (word >> 16 & kInf) == kInf;
+    word &= (low ? 0u : 0xffffu) | (high ? 0u : 0xffff0000u);
+    return u32(low) | u32(high) << 1;
+  } else {
+    const bool bad = (round_tf32(word) & 0x7f800000u) == 0x7f800000u;
+    if (bad) word = 0;
+    return bad;
   }
 }
 

@@ -193,34 +193,20 @@ struct Feed {
   }
 };
 
-// Replaces what is not finite in a word of B or A by zero, and says where it was: bit 0 for the
-// lower half or all of it, bit 1 for the upper half.
-__device__ __forceinline__ u32 take_finite(u32& word) {
-  if constexpr (kHalf) {
-    constexpr u32 kInf = Mma<E>::kBfloat ? 0x7f80u : 0x7c00u;
-    const bool low = (word & kInf) == kInf, high = (word >> 16 & kInf) == kInf;
-    word &= (low ? 0u : 0xffffu) | (high ? 0u : 0xffff0000u);
-    return u32(low) | u32(high) << 1;
-  } else {
-    const bool bad = (round_tf32(word) & 0x7f800000u) == 0x7f800000u;
-    if (bad) word = 0;
-    return bad;
-  }
-}
-
 // multiply() of the finite numbers alone. Returns the step's columns of A, a bit each, that have
 // others, in A or in the slab's part of B; the same for all lanes.
 __device__ __forceinline__ u32 multiply_finite(const char* stage, const Place& at, Tally& tally) {
   uint4 a = Weights::load(stage + kWeightsAt, at.g, at.t);
-  u32 low = take_finite(a.x) | take_finite(a.y), high = take_finite(a.z) | take_finite(a.w);
+  u32 low = take_finite<E>(a.x) | take_finite<E>(a.y),
+      high = take_finite<E>(a.z) | take_finite<E>(a.w);
   if constexpr (kHalf) {
     const char* row = matrix_row(stage, at);
 #pragma unroll
     for (int j = 0; j < kGroups; j += 2) {
       u32 b[4];
       ptx::load_matrix_transposed(row + j * 16, b);
-      low |= take_finite(b[0]) | take_finite(b[2]);
-      high |= take_finite(b[1]) | take_finite(b[3]);
+      low |= take_finite<E>(b[0]) | take_finite<E>(b[2]);
+      high |= take_finite<E>(b[1]) | take_finite<E>(b[3]);
       multiply_16<Mma<E>::kBfloat>(a, b[0], b[1], tally.sum[j]);
       multiply_16<Mma<E>::kBfloat>(a, b[2], b[3], tally.sum[j + 1]);
     }
@@ -232,8 +218,8 @@ __device__ __forceinline__ u32 multiply_finite(const char* stage, const Place& a
       const char* place = row + j / 4 * 128 + j % 4 * 4;
       u32 b0 = *reinterpret_cast<const u32*>(place);
       u32 b1 = *reinterpret_cast<const u32*>(place + 4 * kRowStride);
-      low |= take_finite(b0);
-      high |= take_finite(b1);
+      low |= take_finite<E>(b0);
+      high |= take_finite<E>(b1);
       multiply_tf32(a, b0, b1, tally.sum[j]);
     }
     return __reduce_or_sync(kWarp, low << at.t | high << (at.t + 4));

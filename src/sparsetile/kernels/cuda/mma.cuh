@@ -45,6 +45,30 @@ __device__ __forceinline__ u32 round_tf32(u32 bits) {
   return rounded;
 }
 
+// c += 16 x 8 of the first operand times 8 x 8 of the second, in TF32.
+__device__ __forceinline__ void mma_tf32(const uint4& a, u32 b0, u32 b1, float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// The same in 16 bits.
+template <bool kBrain>
+__device__ __forceinline__ void mma_16_bit(const uint2& a, u32 b, float (&c)[4]) {
+  if constexpr (kBrain) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(b));
+  } else {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(b));
+  }
+}
+
 // Mma<E>::multiply adds columns 2q and 2q + 1 of the lane's rows of B, row[0 or 1] for tile columns
 // 2t and 2t + 1, times the lane's weights to c, for each of kStack tiles that share the columns.
 template <typename E>
@@ -60,17 +84,10 @@ struct Mma<F32> {
   __device__ __forceinline__ static void multiply(const BRow<kWords> (&row)[2], int q,
                                                   const u32 (&weight)[kStack][2],
                                                   float (&c)[kStack][4]) {
-    const u32 a0 = round_tf32(row[0].word[2 * q]);
-    const u32 a1 = round_tf32(row[0].word[2 * q + 1]);
-    const u32 a2 = round_tf32(row[1].word[2 * q]);
-    const u32 a3 = round_tf32(row[1].word[2 * q + 1]);
+    const uint4 a = make_uint4(round_tf32(row[0].word[2 * q]), round_tf32(row[0].word[2 * q + 1]),
+                               round_tf32(row[1].word[2 * q]), round_tf32(row[1].word[2 * q + 1]));
 #pragma unroll
-    for (int s = 0; s < kStack; ++s) {
-      asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
-          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(weight[s][0]), "r"(weight[s][1]));
-    }
+    for (int s = 0; s < kStack; ++s) mma_tf32(a, weight[s][0], weight[s][1], c[s]);
   }
 };
 
@@ -94,21 +111,10 @@ struct Mma16Bit {
                                                   float (&c)[kStack][4]) {
     const uint2 a = pair_rows(row, q);
 #pragma unroll
-    for (int s = 0; s < kStack; ++s) {
-      if constexpr (kBrain) {
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
-            "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-            : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
-            : "r"(a.x), "r"(a.y), "r"(weight[s][0]));
-      } else {
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-            "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-            : "+f"(c[s][0]), "+f"(c[s][1]), "+f"(c[s][2]), "+f"(c[s][3])
-            : "r"(a.x), "r"(a.y), "r"(weight[s][0]));
-      }
-    }
+    for (int s = 0; s < kStack; ++s) mma_16_bit<kBrain>(a, weight[s][0], c[s]);
   }
 };
+
 // c += sixteen rows of A by sixteen columns, the lane's part `a`, times eight columns of B.
 template <bool kBrain>
 __device__ __forceinline__ void multiply_16(const uint4& a, u32 b0, u32 b1, float (&c)[4]) {
@@ -127,10 +133,7 @@ __device__ __forceinline__ void multiply_16(const uint4& a, u32 b0, u32 b1, floa
 
 // The same for eight columns of A in TF32; B is rounded here.
 __device__ __forceinline__ void multiply_tf32(const uint4& a, u32 b0, u32 b1, float (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(round_tf32(b0)), "r"(round_tf32(b1)));
+  mma_tf32(a, round_tf32(b0), round_tf32(b1), c);
 }
 
 template <>

@@ -12,8 +12,8 @@
 //   C                        stored where a window ends
 //
 // copy_ring.cuh says why rows of B go through shared memory. Sums that are not finite are computed
-// again, entry by entry (exact.cuh, windows.cuh). The kernel owns the rows of C that `order` names,
-// or positions 0 to `rows` without it.
+// again from A's entries alone (exact_tiles.cuh, windows.cuh), those of a piece before it is
+// joined. The kernel owns the rows of C that `order` names, or positions 0 to `rows` without it.
 //
 // Threads: kThreads per block, warps independent; grid.x = blocks of items, grid.y = slabs, the
 // slow dimension, so that a slab of B stays in L2; grid.z = batch. Shared memory: kStages tiles of
@@ -30,7 +30,7 @@
 #include "bittcf.cuh"
 #include "copy_ring.cuh"
 #include "epilogue.cuh"
-#include "exact.cuh"
+#include "exact_tiles.cuh"
 #include "tree.cuh"
 #include "windows.cuh"
 
@@ -48,6 +48,7 @@ constexpr int kWords = kSpan * kSize / 4;  // of a lane's row of a piece
 using Store = TileStore<E, kWeighted, kStack>;
 using Weights = TileWeights<E, kWeighted, kStack>;
 using Stage = RowStage<E, kCols, Store::kBytes>;
+using Exact = ExactTile<E, kWeighted, kStack>;
 
 // Declared in kernels/bittcf.py.
 struct Params {
@@ -117,56 +118,35 @@ __device__ __forceinline__ void store_row(const Params& p, const Lane& me, int r
   store_columns<Out, kVec, kStreamC>(c, inside, sum);
 }
 
-// The lane's part of a window of C from A's entries alone, slowly: zeros of the tiles take no part.
-__device__ __noinline__ void exact(const Params& p, int window) {
-  const Lane me(p);
-  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + me.column);
-  const int begin = __ldg(p.row_window_offset + window);
-  const int end = __ldg(p.row_window_offset + window + 1);
-#pragma unroll 1
+__device__ __forceinline__ void store_sums(const Params& p, const Lane& me, int window,
+                                           const Tally& tally) {
+#pragma unroll
   for (int place = 0; place < 2 * kStack; ++place) {
-    const int stack = place / 2, place_row = 2 * me.t + place % 2;
-    const int row = window_row(p, window, 8 * stack + place_row);
+    const int stack = place / 2, r = place % 2;
+    const int row = window_row(p, window, 8 * stack + 2 * me.t + r);
     if (row < 0) continue;
-    const auto tile_at = [&](int tile) {
-      const i64 at = i64(tile) * kStack + stack;
-      const E::Storage* values = kWeighted ? p.values + __ldg(p.tc_offset + at) : nullptr;
-      return TileEntries<E, kWeighted>{__ldg(p.tc_local_bit + at), values};
-    };
-    const auto column_at = [&](int tile, int k) {
-      return __ldg(p.sparse_a_to_b + i64(tile) * 8 + k);
-    };
-#pragma unroll 1
-    for (int offset = 0; offset < kCols; offset += kPieceCols) {
-      float sum[kSpan] = {};
-      add_entries<E>(place_row, begin, end, tile_at, column_at, b + offset * kSize,
-                     static_cast<u32>(p.b_row_bytes), me.left - offset, sum);
-      store_row(p, me, row, offset, sum);
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      float sum[kSpan];
+#pragma unroll
+      for (int v = 0; v < kSpan; ++v) sum[v] = tally.at(j, stack, r, v);
+      store_row(p, me, row, j * kPieceCols, sum);
     }
   }
+}
+
+// Whether all sums of the warp are finite.
+__device__ __forceinline__ bool all_finite(Tally& tally) {
+  FiniteCheck<> check;
+  tally.each([&](int i, int s, int e) { check.add(tally.sum[i][s][e]); });
+  return !__any_sync(kWarp, check.failed());
 }
 
 // Store a window's sums if all are finite; else false, and C is as it was. Clears them.
 __device__ __forceinline__ bool store_window(const Params& p, const Lane& me, int window,
                                              Tally& tally) {
-  FiniteCheck<> check;
-  tally.each([&](int i, int s, int e) { check.add(tally.sum[i][s][e]); });
-  const bool stored = !__any_sync(kWarp, check.failed());
-  if (stored) {
-#pragma unroll
-    for (int place = 0; place < 2 * kStack; ++place) {
-      const int stack = place / 2, r = place % 2;
-      const int row = window_row(p, window, 8 * stack + 2 * me.t + r);
-      if (row < 0) continue;
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        float sum[kSpan];
-#pragma unroll
-        for (int v = 0; v < kSpan; ++v) sum[v] = tally.at(j, stack, r, v);
-        store_row(p, me, row, j * kPieceCols, sum);
-      }
-    }
-  }
+  const bool stored = all_finite(tally);
+  if (stored) store_sums(p, me, window, tally);
   tally = {};
   return stored;
 }
@@ -190,31 +170,56 @@ __device__ __forceinline__ void multiply_stage(const char* stage, const Lane& me
   }
 }
 
-// Add the item's tiles times the slab of B, and store its windows.
+// Brings tiles `next` to `end` and their rows of B into the warp's ring, one after the other.
 template <bool kWhole>
-__device__ __forceinline__ void stream(const Params& p, const Lane& me, int4 item, Windows& windows,
-                                       Tally& tally) {
-  const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + blockIdx.y * kCols;
-  const char* b = reinterpret_cast<const char*>(slab);
-  const int end = item.z;
-  const auto store = [&](int window) { return store_window(p, me, window, tally); };
-  const int last = max(end - 1, 0);  // stands in for tiles past the end, whose data is not used
-  char* ring = ring_memory();
-  Stage::Rows rows = {};
+struct Feed {
+  const Params& p;
+  const char* b;  // first column of the slab, in row 0
+  char* ring;
+  int lane;
+  int next, end;
+  int last;                  // stands in for tiles past the end, whose data is not used
+  int next_begin, next_end;  // values of the tile to copy
+  int begin;                 // where the values of the tile at work begin
+  Stage::Rows rows;
   RingPlace<kStages, Stage::kBytes> fill, read;
-  int next = item.y;                 // tile to copy
-  int next_begin = 0, next_end = 0;  // its values
-  const auto offset = [&](int tile) { return __ldg(p.tc_offset + i64(tile) * kStack); };
-  const auto load_rows = [&](int tile) {
-    return Stage::load_rows(p.sparse_a_to_b + i64(tile) * 8, me.lane);
-  };
-  const auto copy_next = [&] {
+
+  __device__ __forceinline__ Feed(const Params& p, int lane, int first, int end)
+      : p(p),
+        ring(ring_memory()),
+        lane(lane),
+        next(first),
+        end(end),
+        last(max(end - 1, 0)),
+        next_begin(0),
+        next_end(0),
+        begin(0),
+        rows{} {
+    const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + blockIdx.y * kCols;
+    b = reinterpret_cast<const char*>(slab);
+    if (next < end) {
+      rows = load_rows(next);
+      if constexpr (kWeighted) {
+        begin = next_begin = offset(next);
+        next_end = offset(next + 1);
+      }
+#pragma unroll
+      for (int s = 0; s < kStages - 1; ++s) copy_next();
+    }
+  }
+  __device__ __forceinline__ int offset(int tile) const {
+    return __ldg(p.tc_offset + i64(tile) * kStack);
+  }
+  __device__ __forceinline__ Stage::Rows load_rows(int tile) const {
+    return Stage::load_rows(p.sparse_a_to_b + i64(tile) * 8, lane);
+  }
+  __device__ __forceinline__ void copy_next() {
     if (next < end) {
       char* stage = ring + fill.at;
       Stage::copy<kWhole, kCacheB>(b, static_cast<u32>(p.b_row_bytes), rows,
-                                   p.n - int(blockIdx.y) * kCols, stage, me.lane);
+                                   p.n - int(blockIdx.y) * kCols, stage, lane);
       Store::copy(p.tc_local_bit, p.values, next, next_begin, next_end, stage + Stage::kTileAt,
-                  me.lane);
+                  lane);
       fill.next();
       ++next;
       next_begin = next_end;
@@ -222,30 +227,35 @@ __device__ __forceinline__ void stream(const Params& p, const Lane& me, int4 ite
       if constexpr (kWeighted) next_end = offset(min(next, last) + 1);
     }
     ptx::copy_commit();
-  };
-  int begin = 0;  // where the values of the tile at work begin
-  if (next < end) {
-    rows = load_rows(next);
-    if constexpr (kWeighted) {
-      begin = next_begin = offset(next);
-      next_end = offset(next + 1);
-    }
-#pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) copy_next();
   }
-#pragma unroll 1
-  for (int tile = item.y;; ++tile) {
-    if (tile == windows.stop) windows.close(p.row_window_offset, tile, store);
-    if (tile >= end) break;
+  // The next tile's stage, once all lanes' copies of it are there, and its weights.
+  __device__ __forceinline__ const char* step(int g, int t, Weights& weights) {
     __syncwarp();  // all lanes have read the stage that is filled now
     copy_next();
     ptx::copy_wait<kStages - 1>();
     __syncwarp();  // this tile's copies of all lanes are there
     const char* stage = ring + read.at;
+    begin += Store::read(stage + Stage::kTileAt, begin, g, t, weights);
+    return stage;
+  }
+};
+
+// Add the item's tiles times the slab of B, and store its windows.
+template <bool kWhole>
+__device__ __forceinline__ void stream(const Params& p, const Lane& me, int4 item, Windows& windows,
+                                       Tally& tally) {
+  Feed<kWhole> feed(p, me.lane, item.y, item.z);
+#pragma unroll 1
+  for (int tile = item.y;; ++tile) {
+    if (tile == windows.stop) {
+      windows.close(p.row_window_offset, tile,
+                    [&](int window) { return store_window(p, me, window, tally); });
+    }
+    if (tile >= item.z) break;
     Weights weights;
-    begin += Store::read(stage + Stage::kTileAt, begin, me.g, me.t, weights);
+    const char* stage = feed.step(me.g, me.t, weights);
     multiply_stage(stage, me, weights, tally);
-    read.next();
+    feed.read.next();
   }
 }
 
@@ -313,6 +323,20 @@ __device__ __forceinline__ BRow<kWords> load_row(const Lane& me, const E::Storag
   return loaded.row;
 }
 
+__device__ __forceinline__ TileBits<kStack> load_weights(const Params& p, const Lane& me, int tile,
+                                                         Weights& weights) {
+  TileBits<kStack> bits;
+#pragma unroll
+  for (int s = 0; s < kStack; ++s) {
+    bits.half[s] = __ldg(reinterpret_cast<const uint2*>(p.tc_local_bit) + i64(tile) * kStack + s);
+  }
+  const int first = kWeighted ? __ldg(p.tc_offset + i64(tile) * kStack) : 0;
+  using Value = typename WordOf<kSize>::Type;
+  const Value* values = reinterpret_cast<const Value*>(p.values) + first;
+  weights.decode(bits, me.g, me.t, [&](int n) { return u32(__ldg(values + n)); });
+  return bits;
+}
+
 __device__ __forceinline__ void walk(const Params& p, const Lane& me, int4 item, Windows& windows,
                                      Tally& tally) {
   const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + me.column;
@@ -322,16 +346,8 @@ __device__ __forceinline__ void walk(const Params& p, const Lane& me, int4 item,
   for (int tile = item.y;; ++tile) {
     if (tile == windows.stop) windows.close(p.row_window_offset, tile, store);
     if (tile >= item.z) break;
-    TileBits<kStack> bits;
-#pragma unroll
-    for (int s = 0; s < kStack; ++s) {
-      bits.half[s] = __ldg(reinterpret_cast<const uint2*>(p.tc_local_bit) + i64(tile) * kStack + s);
-    }
-    const int first = kWeighted ? __ldg(p.tc_offset + i64(tile) * kStack) : 0;
-    using Value = typename WordOf<kSize>::Type;
-    const Value* values = reinterpret_cast<const Value*>(p.values) + first;
     Weights weights;
-    weights.decode(bits, me.g, me.t, [&](int n) { return u32(__ldg(values + n)); });
+    load_weights(p, me, tile, weights);
     const int2 id = __ldg(reinterpret_cast<const int2*>(p.sparse_a_to_b) + i64(tile) * 4 + me.t);
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
@@ -342,10 +358,78 @@ __device__ __forceinline__ void walk(const Params& p, const Lane& me, int4 item,
   }
 }
 
+// ---- what is not finite
+
+// The sums of tiles `begin` to `end` again, without the zeros that tiles store.
+__device__ __forceinline__ void exact_sums(const Params& p, const Lane& me, int begin, int end,
+                                           Tally& tally) {
+  tally = {};
+  // The tile's products; read(k, j) is the lane's part of its k-th row of B.
+  const auto add_tile = [&](Exact&& exact, const auto& read) {
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      BRow<kWords> row[2] = {read(2 * me.t, j), read(2 * me.t + 1, j)};
+      exact.multiply(row, tally.sum + j * kPairs);
+    }
+#pragma unroll 1
+    for (u32 rest = exact.rest(); rest != 0; rest &= rest - 1) {
+      const int k = __ffs(rest) - 1;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) exact.add(k, read(k, j), tally.sum + j * kPairs);
+    }
+  };
+  if constexpr (kStages == 0) {
+    const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + me.column;
+#pragma unroll 1
+    for (int tile = begin; tile < end; ++tile) {
+      Weights weights;
+      const TileBits<kStack> bits = load_weights(p, me, tile, weights);
+      add_tile(Exact(bits, weights, me.lane), [&](int k, int j) {
+        const u64 id = __ldg(p.sparse_a_to_b + i64(tile) * 8 + k);
+        return load_row(me, b + id * (p.b_row_bytes / kSize), j * kPieceCols);
+      });
+    }
+  } else {
+    __syncwarp();  // all lanes have read the ring's last tile
+    Feed<false> feed(p, me.lane, begin, end);
+#pragma unroll 1
+    for (int tile = begin; tile < end; ++tile) {
+      Weights weights;
+      const char* stage = feed.step(me.g, me.t, weights);
+      add_tile(Exact(Store::bits(stage + Stage::kTileAt), weights, me.lane), [&](int k, int j) {
+        return Stage::template row<kWords>(stage, k, me.g * kSpan + j * kPieceCols);
+      });
+      feed.read.next();
+    }
+  }
+}
+
+// A window whose sums were not all finite. Neither this nor piece_again() is inlined: the loop over
+// tiles has better uses for registers than where a window or a piece began.
+__device__ __noinline__ void store_again(const Params& p, int window) {
+  const Lane me(p);
+  Tally tally;
+  exact_sums(p, me, __ldg(p.row_window_offset + window), __ldg(p.row_window_offset + window + 1),
+             tally);
+  store_sums(p, me, window, tally);
+}
+
+__device__ __forceinline__ int item_index() {
+  return blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+}
+
+// The sums of the warp's piece of a window, which were not all finite.
+__device__ __noinline__ void piece_again(const Params& p, Tally& sums) {
+  const int4 item = __ldg(p.items + item_index());
+  Tally tally;
+  exact_sums(p, Lane(p), item.y, item.z, tally);
+  sums = tally;
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     spmm_bittcf(const __grid_constant__ Params p) {
   ptx::wait_previous();
-  const int index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  const int index = item_index();
   if (index >= p.item_count) return;
   const int4 item = __ldg(p.items + index);
   const Lane me(p);
@@ -365,13 +449,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     stream<false>(p, me, item, windows, tally);
   }
   if (item.w >= 0) {
+    if (!all_finite(tally)) {
+      Tally again;
+      piece_again(p, again);
+      tally = again;
+    }
     const auto add = [](Tally& mine, const Tally& other) {
       mine.each([&](int i, int s, int e) { mine.sum[i][s][e] += other.sum[i][s][e]; });
     };
     const i64 layer = i64(blockIdx.z) * gridDim.y + blockIdx.y;
     const Tree tree = tree_of(p, layer, 32 * sizeof(Tally));
     if (!climb<32>(tree, item.w, me.lane, tally, add)) return;
-    windows.close_joined(store_window(p, me, windows.window, tally));
+    store_sums(p, me, windows.window, tally);
+    return;
   }
-  windows.repair([&](int window) { exact(p, window); });
+  windows.repair([&](int window) { store_again(p, window); });
 }

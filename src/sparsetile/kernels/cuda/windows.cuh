@@ -32,11 +32,6 @@ struct Windows {
       if (left > 1) later = __ldg(offsets + window + 2);
     }
   }
-  // The item was a piece, the last one of its window, which is done now.
-  __device__ __forceinline__ void close_joined(bool stored) {
-    non_finite = !stored;
-    ++window;
-  }
   // Compute what could not be stored; after the last tile, because `redo` takes many registers.
   template <typename Redo>
   __device__ __forceinline__ void repair(const Redo& redo) const {

@@ -1,0 +1,65 @@
+"""What tests of whole products on the host share: matrices, the reference, loading."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+import sparsetile as st
+from sparsetile.kernels import KernelSpec
+from tests.contracts.cases import random_matrix
+from tests.emulator.build import HostKernel
+
+__all__ = ["assert_same", "expected", "load_on_host", "operand", "whole_numbers"]
+
+
+def load_on_host(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folder: Path) -> None:
+    """Kernels are loaded for the host; scratch memory holds what nobody should read."""
+
+    def scratch(
+        device: Any, stream: int, size: int, counters: int, owner: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        return torch.full((size,), 255, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32)
+
+    def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
+        return HostKernel(spec, config, folder)
+
+    monkeypatch.setattr(KernelSpec, "load", load)
+    monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(module, "ensure_cuda_context", lambda device: None)
+    monkeypatch.setattr(module, "current_stream_handle", lambda device: 0)
+    monkeypatch.setattr(module, "scratch", scratch)
+
+
+def whole_numbers(rows: int, cols: int, density: float) -> sp.csr_array:
+    """Entries from -7 to 7, none of them 0: sums are exact in every type."""
+    matrix = sp.csr_array(random_matrix(rows, cols, density))
+    matrix.data = (np.arange(matrix.nnz) % 7 + 1.0) * (-1.0) ** np.arange(matrix.nnz)
+    return matrix
+
+
+def expected(csr: st.CSR, B: Tensor) -> Tensor:
+    """Entry by entry in float64: nothing that is not stored takes part."""
+    values = torch.ones(csr.nnz) if csr.values is None else csr.values
+    terms = values.double().unsqueeze(-1) * B.double()[..., csr.indices.long(), :]
+    zeros = torch.zeros((*B.shape[:-2], csr.shape[0], B.shape[-1]), dtype=torch.float64)
+    return zeros.index_add(-2, csr.row_ids(), terms)
+
+
+def operand(csr: st.CSR, n: int, dtype: torch.dtype, *lead: int, special: bool = False) -> Tensor:
+    B = torch.randint(-4, 5, (*lead, csr.shape[1], n)).to(dtype)
+    if special:
+        B[..., 3, 0], B[..., 7, n - 1], B[..., -1, n // 2] = torch.nan, torch.inf, -torch.inf
+    return B
+
+
+def assert_same(C: Tensor, wanted: Tensor) -> None:
+    assert torch.equal(C.nan_to_num(nan=12345.0), wanted.to(C.dtype).nan_to_num(nan=12345.0))
