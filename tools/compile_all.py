@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from sparsetile.check.digest import device_digest, strip_cuda
-from sparsetile.cli.compile import allowed_spills
 from sparsetile.cli.console import note, progress_bar
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import CompileError, value_error
@@ -167,7 +166,7 @@ def as_text(record: dict[str, Any]) -> str:
 def unlisted_spills(record: dict[str, Any]) -> list[str]:
     """Return a sentence for each configuration that spills more than its kernel allows."""
     allowed = {
-        label: allowed_spills(KERNELS[name]) if name in KERNELS else 0
+        label: KERNELS[name].allowed_spills if name in KERNELS else 0
         for label in record["configurations"]
         for name in (label.partition("[")[0],)
     }

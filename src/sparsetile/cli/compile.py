@@ -26,16 +26,7 @@ from sparsetile.jit import (
 )
 from sparsetile.kernels import KERNELS, KernelSpec
 
-__all__ = ["allowed_spills", "compile_kernels"]
-
-# Bytes of spills beside those that a kernel's own spec allows. spmm_bmat: steps of the paper's
-# breakdown in 16 bits, which no product of a plan takes unless it is asked for one.
-KNOWN_SPILLS = {"spmm_bmat": 40}
-
-
-def allowed_spills(spec: KernelSpec) -> int:
-    """Return the bytes of register spills that are known of a kernel."""
-    return max(spec.allowed_spills, KNOWN_SPILLS.get(spec.name, 0))
+__all__ = ["compile_kernels"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class _Result:
 
     @property
     def unlisted_spill(self) -> bool:
-        return self.spill_bytes > allowed_spills(self.job.spec)
+        return self.spill_bytes > self.job.spec.allowed_spills
 
     def row(self) -> dict[str, Any]:
         found = self.compiled

@@ -145,23 +145,12 @@ def choose_slab(
     return min(reversed(filling or allowed[:1]), key=lambda s: s.cost(n))
 
 
-# By bytes of an element and stages of the ring, then by sums of a lane: blocks an SM should hold,
-# with A's values and of a pattern. They bound the registers as far as the loop over tiles does not
-# spill: what is computed again because it is not finite would take more, and the GPU gives every
-# warp what the most greedy function of a kernel has.
-_MIN_BLOCKS = {
-    (4, 0): {8: (14, 14), 16: (14, 14)},
-    (4, 1): {8: (14, 16), 16: (11, 12), 32: (8, 9)},
-    (4, 2): {8: (14, 14), 16: (10, 11), 32: (8, 8), 64: (6, 6)},
-    (2, 0): {8: (14, 14), 16: (14, 14), 32: (10, 10)},
-    (2, 1): {8: (14, 16), 16: (12, 14), 32: (10, 10), 64: (6, 6)},
-    (2, 2): {8: (14, 16), 16: (12, 12), 32: (10, 10), 64: (6, 6)},
-}
+# By sums of a lane: blocks an SM should hold, which bounds the registers as far as nothing spills.
+_MIN_BLOCKS = {4: {8: 12, 16: 10, 32: 8, 64: 6}, 2: {8: 14, 16: 12, 32: 9, 64: 6}}
 
 
-def _min_blocks(dtype: torch.dtype, slab: Slab, stages: int, weighted: bool) -> int:
-    with_values, pattern = _MIN_BLOCKS[dtype.itemsize, stages][slab.sums]
-    return with_values if weighted else pattern
+def _min_blocks(dtype: torch.dtype, slab: Slab) -> int:
+    return _MIN_BLOCKS[dtype.itemsize][slab.sums]
 
 
 def bittcf_config(
@@ -182,7 +171,6 @@ def bittcf_config(
     own_type = out_dtype is None or out_dtype is dtype
     if not aligned or not own_type or dtype is torch.bfloat16:
         policy = DEFAULT
-    stages = 0 if not aligned else STAGES if policy.pipelined else 1
     return {
         "ELEMENT": ELEMENTS[dtype],
         "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
@@ -191,8 +179,8 @@ def bittcf_config(
         "kVec": min(vector, slab.span),
         "kStack": slab.stack,
         "kThreads": THREADS,
-        "kMinBlocks": _min_blocks(dtype, slab, stages, weighted),
-        "kStages": stages,
+        "kMinBlocks": _min_blocks(dtype, slab),
+        "kStages": 0 if not aligned else STAGES if policy.pipelined else 1,
         "kAheadA": policy.ahead and not policy.pipelined,
         "kWeighted": weighted,
         "kCacheB": policy.cached,
@@ -236,7 +224,4 @@ SPMM_BITTCF = KernelSpec(
     ),
     configs=_configs,
     shared_memory=True,
-    # Where sums that are not finite are computed again, and around the calls that do it: 4 bytes of
-    # the kernel itself in wide slabs of 16 bits, up to 44 in those for odd widths.
-    allowed_spills=88,
 )

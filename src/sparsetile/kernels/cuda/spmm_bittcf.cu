@@ -118,6 +118,13 @@ __device__ __forceinline__ void store_row(const Params& p, const Lane& me, int r
   store_columns<Out, kVec, kStreamC>(c, inside, sum);
 }
 
+// Whether all sums of the warp are finite.
+__device__ __forceinline__ bool all_finite(Tally& tally) {
+  FiniteCheck<> check;
+  tally.each([&](int i, int s, int e) { check.add(tally.sum[i][s][e]); });
+  return !__any_sync(kWarp, check.failed());
+}
+
 __device__ __forceinline__ void store_sums(const Params& p, const Lane& me, int window,
                                            const Tally& tally) {
 #pragma unroll
@@ -133,13 +140,6 @@ __device__ __forceinline__ void store_sums(const Params& p, const Lane& me, int 
       store_row(p, me, row, j * kPieceCols, sum);
     }
   }
-}
-
-// Whether all sums of the warp are finite.
-__device__ __forceinline__ bool all_finite(Tally& tally) {
-  FiniteCheck<> check;
-  tally.each([&](int i, int s, int e) { check.add(tally.sum[i][s][e]); });
-  return !__any_sync(kWarp, check.failed());
 }
 
 // Store a window's sums if all are finite; else false, and C is as it was. Clears them.
@@ -170,56 +170,31 @@ __device__ __forceinline__ void multiply_stage(const char* stage, const Lane& me
   }
 }
 
-// Brings tiles `next` to `end` and their rows of B into the warp's ring, one after the other.
+// Add the item's tiles times the slab of B, and store its windows.
 template <bool kWhole>
-struct Feed {
-  const Params& p;
-  const char* b;  // first column of the slab, in row 0
-  char* ring;
-  int lane;
-  int next, end;
-  int last;                  // stands in for tiles past the end, whose data is not used
-  int next_begin, next_end;  // values of the tile to copy
-  int begin;                 // where the values of the tile at work begin
-  Stage::Rows rows;
+__device__ __forceinline__ void stream(const Params& p, const Lane& me, int4 item, Windows& windows,
+                                       Tally& tally) {
+  const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + blockIdx.y * kCols;
+  const char* b = reinterpret_cast<const char*>(slab);
+  const int end = item.z;
+  const auto store = [&](int window) { return store_window(p, me, window, tally); };
+  const int last = max(end - 1, 0);  // stands in for tiles past the end, whose data is not used
+  char* ring = ring_memory();
+  Stage::Rows rows = {};
   RingPlace<kStages, Stage::kBytes> fill, read;
-
-  __device__ __forceinline__ Feed(const Params& p, int lane, int first, int end)
-      : p(p),
-        ring(ring_memory()),
-        lane(lane),
-        next(first),
-        end(end),
-        last(max(end - 1, 0)),
-        next_begin(0),
-        next_end(0),
-        begin(0),
-        rows{} {
-    const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + blockIdx.y * kCols;
-    b = reinterpret_cast<const char*>(slab);
-    if (next < end) {
-      rows = load_rows(next);
-      if constexpr (kWeighted) {
-        begin = next_begin = offset(next);
-        next_end = offset(next + 1);
-      }
-#pragma unroll
-      for (int s = 0; s < kStages - 1; ++s) copy_next();
-    }
-  }
-  __device__ __forceinline__ int offset(int tile) const {
-    return __ldg(p.tc_offset + i64(tile) * kStack);
-  }
-  __device__ __forceinline__ Stage::Rows load_rows(int tile) const {
-    return Stage::load_rows(p.sparse_a_to_b + i64(tile) * 8, lane);
-  }
-  __device__ __forceinline__ void copy_next() {
+  int next = item.y;                 // tile to copy
+  int next_begin = 0, next_end = 0;  // its values
+  const auto offset = [&](int tile) { return __ldg(p.tc_offset + i64(tile) * kStack); };
+  const auto load_rows = [&](int tile) {
+    return Stage::load_rows(p.sparse_a_to_b + i64(tile) * 8, me.lane);
+  };
+  const auto copy_next = [&] {
     if (next < end) {
       char* stage = ring + fill.at;
       Stage::copy<kWhole, kCacheB>(b, static_cast<u32>(p.b_row_bytes), rows,
-                                   p.n - int(blockIdx.y) * kCols, stage, lane);
+                                   p.n - int(blockIdx.y) * kCols, stage, me.lane);
       Store::copy(p.tc_local_bit, p.values, next, next_begin, next_end, stage + Stage::kTileAt,
-                  lane);
+                  me.lane);
       fill.next();
       ++next;
       next_begin = next_end;
@@ -227,35 +202,30 @@ struct Feed {
       if constexpr (kWeighted) next_end = offset(min(next, last) + 1);
     }
     ptx::copy_commit();
+  };
+  int begin = 0;  // where the values of the tile at work begin
+  if (next < end) {
+    rows = load_rows(next);
+    if constexpr (kWeighted) {
+      begin = next_begin = offset(next);
+      next_end = offset(next + 1);
+    }
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) copy_next();
   }
-  // The next tile's stage, once all lanes' copies of it are there, and its weights.
-  __device__ __forceinline__ const char* step(int g, int t, Weights& weights) {
+#pragma unroll 1
+  for (int tile = item.y;; ++tile) {
+    if (tile == windows.stop) windows.close(p.row_window_offset, tile, store);
+    if (tile >= end) break;
     __syncwarp();  // all lanes have read the stage that is filled now
     copy_next();
     ptx::copy_wait<kStages - 1>();
     __syncwarp();  // this tile's copies of all lanes are there
     const char* stage = ring + read.at;
-    begin += Store::read(stage + Stage::kTileAt, begin, g, t, weights);
-    return stage;
-  }
-};
-
-// Add the item's tiles times the slab of B, and store its windows.
-template <bool kWhole>
-__device__ __forceinline__ void stream(const Params& p, const Lane& me, int4 item, Windows& windows,
-                                       Tally& tally) {
-  Feed<kWhole> feed(p, me.lane, item.y, item.z);
-#pragma unroll 1
-  for (int tile = item.y;; ++tile) {
-    if (tile == windows.stop) {
-      windows.close(p.row_window_offset, tile,
-                    [&](int window) { return store_window(p, me, window, tally); });
-    }
-    if (tile >= item.z) break;
     Weights weights;
-    const char* stage = feed.step(me.g, me.t, weights);
+    begin += Store::read(stage + Stage::kTileAt, begin, me.g, me.t, weights);
     multiply_stage(stage, me, weights, tally);
-    feed.read.next();
+    read.next();
   }
 }
 
@@ -360,46 +330,33 @@ __device__ __forceinline__ void walk(const Params& p, const Lane& me, int4 item,
 
 // ---- what is not finite
 
-// The sums of tiles `begin` to `end` again, without the zeros that tiles store.
-__device__ __forceinline__ void exact_sums(const Params& p, const Lane& me, int begin, int end,
-                                           Tally& tally) {
+// A lane's sums of one piece.
+struct PieceTally {
+  float sum[kPairs][kStack][4];
+};
+
+// Piece j of the sums of tiles `begin` to `end`, without the zeros that tiles store. Piece by
+// piece, and straight to registers: with all sums at once, or a ring, this took fewer clocks, and
+// the loop over tiles above lost a third of its speed in 16 bits (bcsstk32, N = 512: 82 -> 115 us).
+__device__ __forceinline__ void exact_piece(const Params& p, const Lane& me, int begin, int end,
+                                            int j, PieceTally& tally) {
   tally = {};
-  // The tile's products; read(k, j) is the lane's part of its k-th row of B.
-  const auto add_tile = [&](Exact&& exact, const auto& read) {
-#pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      BRow<kWords> row[2] = {read(2 * me.t, j), read(2 * me.t + 1, j)};
-      exact.multiply(row, tally.sum + j * kPairs);
-    }
+  const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + me.column;
+#pragma unroll 1
+  for (int tile = begin; tile < end; ++tile) {
+    Weights weights;
+    const TileBits<kStack> bits = load_weights(p, me, tile, weights);
+    Exact exact(bits, weights, me.lane);
+    const auto read = [&](int k) {
+      const u64 id = __ldg(p.sparse_a_to_b + i64(tile) * 8 + k);
+      return load_row(me, b + id * (p.b_row_bytes / kSize), j * kPieceCols);
+    };
+    BRow<kWords> row[2] = {read(2 * me.t), read(2 * me.t + 1)};
+    exact.multiply(row, tally.sum);
 #pragma unroll 1
     for (u32 rest = exact.rest(); rest != 0; rest &= rest - 1) {
       const int k = __ffs(rest) - 1;
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) exact.add(k, read(k, j), tally.sum + j * kPairs);
-    }
-  };
-  if constexpr (kStages == 0) {
-    const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + me.column;
-#pragma unroll 1
-    for (int tile = begin; tile < end; ++tile) {
-      Weights weights;
-      const TileBits<kStack> bits = load_weights(p, me, tile, weights);
-      add_tile(Exact(bits, weights, me.lane), [&](int k, int j) {
-        const u64 id = __ldg(p.sparse_a_to_b + i64(tile) * 8 + k);
-        return load_row(me, b + id * (p.b_row_bytes / kSize), j * kPieceCols);
-      });
-    }
-  } else {
-    __syncwarp();  // all lanes have read the ring's last tile
-    Feed<false> feed(p, me.lane, begin, end);
-#pragma unroll 1
-    for (int tile = begin; tile < end; ++tile) {
-      Weights weights;
-      const char* stage = feed.step(me.g, me.t, weights);
-      add_tile(Exact(Store::bits(stage + Stage::kTileAt), weights, me.lane), [&](int k, int j) {
-        return Stage::template row<kWords>(stage, k, me.g * kSpan + j * kPieceCols);
-      });
-      feed.read.next();
+      exact.add(k, read(k), tally.sum);
     }
   }
 }
@@ -408,21 +365,34 @@ __device__ __forceinline__ void exact_sums(const Params& p, const Lane& me, int 
 // tiles has better uses for registers than where a window or a piece began.
 __device__ __noinline__ void store_again(const Params& p, int window) {
   const Lane me(p);
-  Tally tally;
-  exact_sums(p, me, __ldg(p.row_window_offset + window), __ldg(p.row_window_offset + window + 1),
-             tally);
-  store_sums(p, me, window, tally);
+  const int begin = __ldg(p.row_window_offset + window);
+  const int end = __ldg(p.row_window_offset + window + 1);
+#pragma unroll 1
+  for (int j = 0; j < kPieces; ++j) {
+    PieceTally tally;
+    exact_piece(p, me, begin, end, j, tally);
+#pragma unroll
+    for (int place = 0; place < 2 * kStack; ++place) {
+      const int stack = place / 2, r = place % 2;
+      const int row = window_row(p, window, 8 * stack + 2 * me.t + r);
+      if (row < 0) continue;
+      float sum[kSpan];
+#pragma unroll
+      for (int v = 0; v < kSpan; ++v) sum[v] = tally.sum[v / 2][stack][v % 2 * 2 + r];
+      store_row(p, me, row, j * kPieceCols, sum);
+    }
+  }
 }
 
 __device__ __forceinline__ int item_index() {
   return blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
 }
 
-// The sums of the warp's piece of a window, which were not all finite.
-__device__ __noinline__ void piece_again(const Params& p, Tally& sums) {
+// Piece j of the sums of the warp's part of a window, which were not all finite.
+__device__ __noinline__ void piece_again(const Params& p, int j, PieceTally& sums) {
   const int4 item = __ldg(p.items + item_index());
-  Tally tally;
-  exact_sums(p, Lane(p), item.y, item.z, tally);
+  PieceTally tally;
+  exact_piece(p, Lane(p), item.y, item.z, j, tally);
   sums = tally;
 }
 
@@ -450,9 +420,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   }
   if (item.w >= 0) {
     if (!all_finite(tally)) {
-      Tally again;
-      piece_again(p, again);
-      tally = again;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        PieceTally again;
+        piece_again(p, j, again);
+#pragma unroll
+        for (int i = 0; i < kPairs * kStack * 4; ++i) {
+          const int q = i / 4 / kStack, s = i / 4 % kStack;
+          tally.sum[j * kPairs + q][s][i % 4] = again.sum[q][s][i % 4];
+        }
+      }
     }
     const auto add = [](Tally& mine, const Tally& other) {
       mine.each([&](int i, int s, int e) { mine.sum[i][s][e] += other.sum[i][s][e]; });

@@ -1,16 +1,17 @@
 """What a product of ``voltrix`` is predicted to take, and the coefficients of its schedule.
 
-A row of B for each distinct (16-row window, column) pair, by bulk copies as wide as a slab, and a
-part of the time that B and C take once. Wide copies are faster: ``COPY_SHARE`` is what six
-producers an SM reach of L2's gather rate, measured on an H200 without a product behind them. What
-the product reaches of that is read off eight matrices at N = 512, 0.39 to 0.62 in float32
-(docs/explanation/notes/voltrix.md). The constant is near the lower end, so that ``auto`` does not
-take this system where it is slower than others.
+A row of B for each distinct (window, column) pair, by bulk copies as wide as a slab, and the time
+that B and C take once. Wide copies are faster: ``COPY_SHARE`` is what six producers an SM reach of
+L2's gather rate, measured on an H200 without a product behind them. The other constants were fitted
+to 61 products of 17 matrices at N = 512 and 1024 (docs/explanation/notes/voltrix.md), and then
+moved towards longer times: a product that is wrongly left to another system loses 7 % at most
+there, one that is wrongly taken 40 %.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Mapping
 
 from sparsetile.balance import CostModel
@@ -19,13 +20,15 @@ from sparsetile.kernels.bmat import PIECE_BYTES, slab_width
 from sparsetile.systems.base import Request
 from sparsetile.systems.shared.cost import rows_once
 
-__all__ = ["COPY_SHARE", "SCHEDULE_COSTS", "predict_voltrix", "schedule_costs"]
+__all__ = ["COPY_SHARE", "SCHEDULE_COSTS", "STACK_SHARE", "predict_voltrix", "schedule_costs"]
 
 # Bytes of a copy -> share of L2's gather rate.
 COPY_SHARE = {128: 0.26, 256: 0.49, 512: 0.73, 1024: 0.87, 2048: 0.93}
 # Share of the copies' rate, share of B's and C's own time that copies do not hide, and seconds
 # before and after the first byte.
-PRODUCT_SHARE, ONCE_SHARE, START = 0.46, 0.15, 12e-6
+PRODUCT_SHARE, ONCE_SHARE, START = 0.65, 1.05, 12e-6
+# Windows have 32 rows where they read less than this share of what windows of 16 read of B.
+STACK_SHARE = 0.95
 # Equation 1 by GPU, as `tools/voltrix_study.py fit` prints it; empty: the estimate below.
 SCHEDULE_COSTS: Mapping[str, CostModel] = {}
 # Sixteen rows of C are written at DRAM's rate while eight rows of B are read at L2's.
@@ -55,6 +58,9 @@ def predict_voltrix(request: Request) -> float:
     ceilings, row = request.machine, request.row_bytes
     copied = min(row, slab_width(request.dtype, request.n) * PIECE_BYTES)
     share = _copy_share(max(copied, 1)) * PRODUCT_SHARE
-    gathered = row * request.pairs(WINDOW_ROWS) / (ceilings.l2_gather * share)
+    short, tall = request.pairs(WINDOW_ROWS), request.pairs(4 * WINDOW_ROWS)
+    between = math.sqrt(short * tall)  # close to windows of 32, which nobody else counts
+    pairs = between if between < STACK_SHARE * short else short
+    gathered = row * pairs / (ceilings.l2_gather * share)
     once = row * rows_once(request.csr) / ceilings.dram
     return START + gathered + ONCE_SHARE * once

@@ -44,7 +44,7 @@ from sparsetile.kernels.csr import SPREAD
 from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor
 from sparsetile.systems.shared.geometry import ACCESS_BYTES
 from sparsetile.systems.shared.requirements import hopper_reasons, tile_reasons
-from sparsetile.systems.voltrix.cost import predict_voltrix, schedule_costs
+from sparsetile.systems.voltrix.cost import STACK_SHARE, predict_voltrix, schedule_costs
 from sparsetile.systems.voltrix.runner import VoltrixRunner
 
 __all__ = ["VoltrixSystem"]
@@ -58,8 +58,6 @@ L2_SHARE, SLAB_SHARE = 0.6, 0.85
 # Pieces of 128 bytes that slabs have at least, where they are narrower than they could be, and
 # that a unit of columns has: narrow copies are slow.
 SLAB_PIECES, UNIT_PIECES = 8, 4
-# Windows have 32 rows where they read less than this share of what windows of 16 read of B.
-STACK_SHARE = 0.95
 # Every window costs the same: as many windows for each block.
 EVEN_WINDOWS = CostModel(tile=0.0, window=1.0)
 
