@@ -100,16 +100,18 @@ def test_slabs_of_sixteen_rows_are_chosen_as_those_of_eight_are(n, vector):
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_every_slab_bounds_its_registers_and_more_sums_get_more(dtype):
     full = 16 // dtype.itemsize
-    blocks: dict[int, int] = {}
+    blocks: dict[int, dict[int, int]] = {}
     for stack in STACKS:
         for vector in (full, full // 2, 1):
             for slab in slabs(dtype, vector, stack):
                 config = bittcf_config(dtype, slab, vector, True)
                 assert config["kStack"] == stack
-                assert blocks.setdefault(slab.sums, config["kMinBlocks"]) == config["kMinBlocks"]
-    by_sums = [blocks[sums] for sums in sorted(blocks)]
-    assert by_sums == sorted(by_sums, reverse=True) and by_sums[-1] >= 1
-    assert by_sums[0] * 2 <= 64, "warps that an SM can hold"
+                of_ring = blocks.setdefault(config["kStages"], {})
+                assert of_ring.setdefault(slab.sums, config["kMinBlocks"]) == config["kMinBlocks"]
+    for of_ring in blocks.values():
+        by_sums = [of_ring[sums] for sums in sorted(of_ring)]
+        assert by_sums == sorted(by_sums, reverse=True) and by_sums[-1] >= 1
+        assert by_sums[0] * 2 <= 64, "warps that an SM can hold"
 
 
 def test_aligned_rows_go_through_a_ring_and_others_straight_to_registers():

@@ -145,12 +145,16 @@ def choose_slab(
     return min(reversed(filling or allowed[:1]), key=lambda s: s.cost(n))
 
 
-# By sums of a lane: blocks an SM should hold, which bounds the registers as far as nothing spills.
-_MIN_BLOCKS = {4: {8: 12, 16: 10, 32: 8, 64: 6}, 2: {8: 14, 16: 12, 32: 9, 64: 6}}
+# By bytes of an element and sums of a lane: blocks an SM should hold, which bounds the registers as
+# far as the loop over tiles does not spill. What is computed again because it is not finite would
+# take more of them, and the GPU gives every warp what the most greedy function of a kernel has.
+_MIN_BLOCKS = {4: {8: 14, 16: 10, 32: 8, 64: 6}, 2: {8: 16, 16: 12, 32: 9, 64: 6}}
+# The same where rows of B go straight to registers.
+_MIN_BLOCKS_ODD = {4: {8: 16, 16: 14}, 2: {8: 16, 16: 14, 32: 10}}
 
 
-def _min_blocks(dtype: torch.dtype, slab: Slab) -> int:
-    return _MIN_BLOCKS[dtype.itemsize][slab.sums]
+def _min_blocks(dtype: torch.dtype, slab: Slab, aligned: bool) -> int:
+    return (_MIN_BLOCKS if aligned else _MIN_BLOCKS_ODD)[dtype.itemsize][slab.sums]
 
 
 def bittcf_config(
@@ -179,7 +183,7 @@ def bittcf_config(
         "kVec": min(vector, slab.span),
         "kStack": slab.stack,
         "kThreads": THREADS,
-        "kMinBlocks": _min_blocks(dtype, slab),
+        "kMinBlocks": _min_blocks(dtype, slab, aligned),
         "kStages": 0 if not aligned else STAGES if policy.pipelined else 1,
         "kAheadA": policy.ahead and not policy.pipelined,
         "kWeighted": weighted,

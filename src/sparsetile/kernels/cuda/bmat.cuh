@@ -57,43 +57,7 @@ __device__ __forceinline__ uint4 operand_16(const Elements& first, const Element
                     second.of[0] | second.of[2] << 16, second.of[1] | second.of[3] << 16);
 }
 
-// One row of a tile as exact.cuh reads it: bit 8 (row % 8) + c for column c.
-template <typename E, bool kWeighted, bool kDense>
-struct BMatRow {
-  uint4 words;
-  const typename E::Storage* values;  // the tile's first, or its dense operands
-  int row;                            // of sixteen
-  int tile;
-  u64 bits;
-
-  __device__ __forceinline__ BMatRow(const uint4& words, const typename E::Storage* values, int row,
-                                     int tile)
-      : words(words), values(values), row(row), tile(tile) {
-    const int shift = row % 8 * 4;
-    const u32 left = row < 8 ? words.x : words.y, right = row < 8 ? words.z : words.w;
-    const u64 both = (left >> shift & 15) | (right >> shift & 15) << 4;
-    bits = both << row % 8 * 8;
-  }
-  __device__ __forceinline__ static int count(const uint4& words) {
-    return __popc(words.x) + __popc(words.y) + __popc(words.z) + __popc(words.w);
-  }
-  __device__ __forceinline__ float weight(int bit) const {
-    if constexpr (!kWeighted) return 1.0f;
-    const int column = bit % 8, word = row / 8 + column / 4 * 2, lane = row % 8 * 4 + column % 4;
-    if constexpr (kDense) {
-      // Operands of two tiles share their place in 16 bits.
-      const int at = sizeof(typename E::Storage) == 4
-                         ? lane * 4 + word
-                         : lane * 8 + (word % 2 + tile % 2 * 2) * 2 + word / 2;
-      return E::widen(values[at]);
-    } else {
-      const u32 list[4] = {words.x, words.y, words.z, words.w};
-      int before = 0;
-      for (int i = 0; i < 4; ++i) {
-        const u32 mask = i < word ? ~0u : i == word ? ~(~0u << lane) : 0u;
-        before += __popc(list[i] & mask);
-      }
-      return E::widen(values[before]);
-    }
-  }
-};
+// Entries of a tile.
+__device__ __forceinline__ int bit_count(const uint4& words) {
+  return __popc(words.x) + __popc(words.y) + __popc(words.z) + __popc(words.w);
+}

@@ -52,6 +52,7 @@
 // host; values readable for 16 bytes past the last.
 #include "bmat.cuh"
 #include "epilogue.cuh"
+#include "exact_strips.cuh"
 #include "ring.cuh"
 #include "tree.cuh"
 
@@ -422,40 +423,71 @@ __device__ __forceinline__ void store_row(const Params& p, int row, int column,
   store_columns<Out, kVec>(c, kCount, sum);
 }
 
-// A piece of a window's part of C from A's entries alone, slowly: zeros of tiles take no part.
-__device__ __noinline__ void exact(const Params& p, int window, int part, int first_column) {
-  const int lane = threadIdx.x % 32;
-  const int begin = __ldg(p.window_tile_ptr + window), end = __ldg(p.window_tile_ptr + window + 1);
-  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride);
-#pragma unroll 1
-  for (int r = 0; r < 16; ++r) {
-    const int row = row_of(p, window * kWindowRows + part * 16 + r);
-    if (row < 0) continue;
-#pragma unroll 1
-    for (int column = first_column + lane; column < min(p.n, first_column + kPieceCols);
-         column += 32) {
-      int value = kWeighted && !kDense ? __ldg(p.pair_values + begin / 2) : 0;
-      const auto tile_at = [&](int tile) {  // called once for each tile, in order
-        using Row = BMatRow<E, kWeighted, kDense>;
-        int first = value;
-        for (int s = 0; s < kStack; ++s) {
-          const int count = Row::count(__ldg(p.bitmaps + i64(tile) * kStack + s));
-          value += count;
-          if (s < part) first += count;
-        }
-        // Dense operands of 16 bits are of two tiles.
-        const i64 dense = kIsF32 ? (i64(tile) * kStack + part) * kCells
-                                 : (i64(tile / 2) * kStack + part) * (2 * kCells);
-        return Row(__ldg(p.bitmaps + i64(tile) * kStack + part),
-                   p.values + (kDense ? dense : i64(first)), r, tile);
-      };
-      const auto column_at = [&](int tile, int k) { return __ldg(p.columns + i64(tile) * 8 + k); };
-      float sum[1] = {0.0f};
-      add_entries<E>(r % 8, begin, end, tile_at, column_at, b + i64(column) * kSize,
-                     static_cast<u32>(p.b_row_bytes), 1, sum);
-      store_row<1>(p, row, column, sum);
+// The lane's sums of a piece of a window's part to C.
+__device__ __forceinline__ void store_sums(const Params& p, int t, const int (&rows)[2],
+                                           int first_column, const float (&sums)[kSpan][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (rows[half] < 0) continue;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      float x[kSpan];
+#pragma unroll
+      for (int j = 0; j < kSpan; ++j) x[j] = sums[j][half * 2 + side];
+      store_row<kSpan>(p, rows[half], first_column + (side * 4 + t) * kSpan, x);
     }
   }
+}
+
+// The lane's elements of a part of a tile, raw, as they lie among dense operands.
+__device__ __forceinline__ void load_dense(const Params& p, int tile, int part, int lane,
+                                           u32 (&of)[4]) {
+  if constexpr (kIsF32) {
+    const i64 at = (i64(tile) * kStack + part) * 32 + lane;
+    const uint4 word = __ldg(reinterpret_cast<const uint4*>(p.values) + at);
+    of[0] = word.x, of[1] = word.y, of[2] = word.z, of[3] = word.w;
+  } else {  // operands are of two tiles
+    const i64 at = ((i64(tile / 2) * kStack + part) * 32 + lane) * 2 + tile % 2;
+    const uint2 word = __ldg(reinterpret_cast<const uint2*>(p.values) + at);
+    of[0] = word.x & 0xffff, of[2] = word.x >> 16, of[1] = word.y & 0xffff, of[3] = word.y >> 16;
+  }
+}
+
+// A piece of a window's part of C without the zeros that tiles store.
+__device__ __noinline__ void exact(const Params& p, int window, int part, int first_column) {
+  const int begin = __ldg(p.window_tile_ptr + window), end = __ldg(p.window_tile_ptr + window + 1);
+  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + first_column);
+  ExactStrip<E> strip;
+  int value = kWeighted && !kDense ? __ldg(p.pair_values + begin / 2) : 0;
+#pragma unroll 1
+  for (int tile = begin; tile < end; ++tile) {
+    uint4 bits = {};
+    BMatElements<E, kWeighted> elements;
+#pragma unroll
+    for (int s = 0; s < kStack; ++s) {
+      const uint4 words = __ldg(p.bitmaps + i64(tile) * kStack + s);
+      if (s == part) {
+        bits = words;
+        if constexpr (kDense) {
+          load_dense(p, tile, part, strip.lane, elements.of);
+        } else {
+          using Value = typename WordOf<kSize>::Type;
+          const Value* values = reinterpret_cast<const Value*>(p.values) + value;
+          elements.decode(words, strip.lane, [&](int n) { return u32(__ldg(values + n)); });
+        }
+      }
+      value += bit_count(words);
+    }
+    const u32 word[4] = {bits.x, bits.y, bits.z, bits.w};
+    const auto entry = [&](int r, int k) {
+      return word[r / 8 + k / 4 * 2] >> (r % 8 * 4 + k % 4) & 1;
+    };
+    const auto column_at = [&](int k) { return __ldg(p.columns + i64(tile) * 8 + k); };
+    strip.add(elements.of, entry, column_at, b, p.b_row_bytes, min(p.n - first_column, kPieceCols));
+  }
+  const int first = window * kWindowRows + part * 16 + strip.g;
+  const int rows[2] = {row_of(p, first), row_of(p, first + 8)};
+  store_sums(p, strip.t, rows, first_column, strip.sum);
 }
 
 // Store a piece of a window's part, or compute it again where its sums are not finite.
@@ -468,18 +500,8 @@ __device__ __forceinline__ void store_part(const Params& p, const Lane& me, int 
   const int first_column = slab_column(p) + piece * kPieceCols;
   if (__any_sync(kWarp, check.failed())) {
     exact(p, window, part, first_column);
-    return;
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (rows[half] < 0) continue;
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      float x[kSpan];
-#pragma unroll
-      for (int j = 0; j < kSpan; ++j) x[j] = sums[j][half * 2 + side];
-      store_row<kSpan>(p, rows[half], first_column + (side * 4 + me.t) * kSpan, x);
-    }
+  } else {
+    store_sums(p, me.t, rows, first_column, sums);
   }
 }
 

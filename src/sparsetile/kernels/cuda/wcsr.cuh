@@ -7,7 +7,7 @@
 #pragma once
 
 #include "epilogue.cuh"
-#include "exact.cuh"
+#include "exact_strips.cuh"
 #include "wgmma.cuh"
 
 using E = ELEMENT;
@@ -64,33 +64,56 @@ __device__ __forceinline__ void store_row(const Params& p, const RowTerms<Acc>& 
   store_columns<Out, kCount>(c + column, kCount, x);
 }
 
-// A warp's sixteen rows of the window, columns `first` to `end_column`, from A's entries alone,
-// slowly.
-__device__ __forceinline__ void exact(const Params& p, const Lane& me, int window, int first,
-                                      int end_column) {
+// A warp's sixteen rows of the window, columns `first` to `end_column`, without the zeros that
+// tiles store.
+__device__ __noinline__ void exact(const Params& p, int strip_of_window, int window, int first,
+                                   int end_column) {
   const int begin = __ldg(p.window_row_ptr + window), end = __ldg(p.window_row_ptr + window + 1);
-  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride);
+  constexpr int kPiece = 128 / kSize;
 #pragma unroll 1
-  for (int r = 0; r < 16; ++r) {
-    const int row = window_row(p, window, me.warp * 16 + r);
-    if (row < 0) continue;
-    const auto tile_at = [&](int tile) {
-      const i64 strip = i64(tile) * kWarps + me.warp;
-      const u64 low = __ldg(p.bitmaps + strip * 2), high = __ldg(p.bitmaps + strip * 2 + 1);
-      const E::Storage* values = p.values;
-      if (kWeighted) values += __ldg(p.strip_value_ptr + strip) + (r < 8 ? 0 : __popcll(low));
-      return TileEntries<E, kWeighted>{r < 8 ? low : high, values};
-    };
-    const auto column_at = [&](int tile, int k) {
-      return __ldg(p.columns + i64(tile) * 8 + staged(k));
-    };
-    Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
+  for (; first < min(p.n, end_column); first += kPiece) {
+    const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + first);
+    const int columns = min(p.n, end_column) - first;
+    ExactStrip<E> strip;
 #pragma unroll 1
-    for (int column = first + me.lane; column < min(p.n, end_column); column += 32) {
-      float sum[1] = {0.0f};
-      add_entries<E>(r % 8, begin, end, tile_at, column_at, b + i64(column) * kSize,
-                     static_cast<u32>(p.b_row_bytes), 1, sum);
-      store_row<false>(p, row_terms<Acc>(p, row), c, column, sum);
+    for (int tile = begin; tile < end; ++tile) {
+      const i64 at = i64(tile) * kWarps + strip_of_window;
+      const u64 bits[2] = {__ldg(p.bitmaps + at * 2), __ldg(p.bitmaps + at * 2 + 1)};
+      const auto entry = [&](int r, int k) { return bits[r / 8] >> (r % 8 * 8 + k) & 1; };
+      u32 of[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int r = strip.g + w % 2 * 8, k = strip.t + w / 2 * 4;
+        of[w] = 0;
+        if (!entry(r, k)) continue;
+        if constexpr (kWeighted) {
+          const u64 before = bits[w % 2] & ~(~0ull << (r % 8 * 8 + k));
+          const int number = __popcll(before) + (w % 2 == 0 ? 0 : __popcll(bits[0]));
+          using Value = typename WordOf<kSize>::Type;
+          const Value* values = reinterpret_cast<const Value*>(p.values);
+          of[w] = u32(__ldg(values + __ldg(p.strip_value_ptr + at) + number));
+        } else {
+          of[w] = Mma<E>::kOne;
+        }
+      }
+      const auto column_at = [&](int k) { return __ldg(p.columns + i64(tile) * 8 + staged(k)); };
+      strip.add(of, entry, column_at, b, p.b_row_bytes, columns);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = window_row(p, window, strip_of_window * 16 + half * 8 + strip.g);
+      if (row < 0) continue;
+      const RowTerms<Acc> terms = row_terms<Acc>(p, row);
+      Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int from = (side * 4 + strip.t) * strip.kSpan;
+        if (from >= columns) continue;
+        float x[strip.kSpan];
+#pragma unroll
+        for (int j = 0; j < strip.kSpan; ++j) x[j] = strip.sum[j][half * 2 + side];
+        store_row<false>(p, terms, c, first + from, x);
+      }
     }
   }
 }
