@@ -109,9 +109,7 @@ def test_products_with_and_without_numbers_that_are_not_finite(system, ablation,
         assert_same(product(system, ablation, csr, B), expected(csr, B))
 
 
-@pytest.mark.parametrize(
-    "system, ablation", [("rsh", "tiles"), ("brp", "2x2"), ("brp", "atomic")]
-)
+@pytest.mark.parametrize("system, ablation", [("rsh", "tiles"), ("brp", "2x2"), ("brp", "atomic")])
 def test_long_windows_are_shared_and_cut(system, ablation):
     csr = csr_of(whole_numbers(20, 2600, 0.5))
     B = operand(csr, 32, F32, special=True)
@@ -132,9 +130,7 @@ def test_entries_outside_groups_may_all_be_of_few_rows(dtype, rows):
     assert_same(product("brp", "2x2", csr, B), expected(csr, B))
 
 
-@pytest.mark.parametrize(
-    "system, ablation", [("rsh", "tiles"), ("brp", "2x2"), ("brp", "atomic")]
-)
+@pytest.mark.parametrize("system, ablation", [("rsh", "tiles"), ("brp", "2x2"), ("brp", "atomic")])
 def test_row_orders_batches_patterns_odd_widths_and_epilogues(system, ablation):
     csr = csr_of(whole_numbers(50, 60, 0.4))
     B = operand(csr, 32, F32, 2, special=True)
