@@ -398,11 +398,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_in(
         "fragment_items.cuh",
         "brp atomics",
-        (
-            "if (!all_finite(tally)) exact_sums(p, slab, item.y",
-            "if (false) exact_sums(p, slab, item.y",
-            "pieces are not made exact",
-        ),
+        ("if (!all_finite(tally)) {", "if (false) {", "pieces are not made exact"),
         (
             "add_rest(p, slab, item.x, item.y, item.z",
             "add_rest(p, slab, item.x, item.y, item.y",

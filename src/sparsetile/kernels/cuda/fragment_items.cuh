@@ -391,15 +391,8 @@ __device__ __forceinline__ void item_of_windows(const Params& p, int index, int 
   }
 }
 
-// A piece's sums with its entries outside tiles, exact, added to C. Not inlined, as join_warps.
-__device__ __noinline__ void add_piece(const Params& p, int slab, int index, Tally& tally) {
-  const int4 item = __ldg(p.window_items + index);
-  if (!all_finite(tally)) exact_sums(p, slab, item.y, item.z, tally);
-  if constexpr (kRest) add_rest(p, slab, item.x, item.y, item.z, tally);
-  add_sums_to_c(p, slab, item.x, tally);
-}
-
-// All of item `index` in one slab: tiles of one window; the same for all lanes of a warp.
+// All of item `index` in one slab: tiles of one window, made exact and added to C with their share
+// of the entries outside tiles; the same for all lanes of a warp.
 __device__ __forceinline__ void piece_of_window(const Params& p, int index, int slab) {
   const Place at(p, slab);
   if (index >= p.window_item_count || at.left <= 0) return;
@@ -411,8 +404,13 @@ __device__ __forceinline__ void piece_of_window(const Params& p, int index, int 
     multiply(feed.step(p, at), at, tally);
     feed.read.next();
   }
-  Tally sums = tally;
-  add_piece(p, slab, index, sums);
+  if (!all_finite(tally)) {
+    Tally sums;  // through local memory, here alone
+    exact_sums(p, slab, item.y, item.z, sums);
+    tally = sums;
+  }
+  if constexpr (kRest) add_rest(p, slab, item.x, item.y, item.z, tally);
+  add_sums_to_c(p, slab, item.x, tally);
 }
 
 }  // namespace fragments
