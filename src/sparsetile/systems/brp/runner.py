@@ -106,9 +106,10 @@ class BRPRunner(HybridRunner):
             out.zero_()
             return
         rows = order.long()
-        begun = out.index_select(-2, rows)
-        # Without beta C may hold anything, NaN too.
-        begun = begun.mul_(epilogue.beta) if epilogue.beta != 0.0 else begun.zero_()
+        if epilogue.beta != 0.0:
+            begun = out.index_select(-2, rows).mul_(epilogue.beta)
+        else:  # C may hold anything, NaN too, or nothing that was ever written
+            begun = out.new_zeros((*out.shape[:-2], rows.numel(), out.shape[-1]))
         if epilogue.bias is not None:
             begun += epilogue.bias
         out.index_copy_(-2, rows, begun)
