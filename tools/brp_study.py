@@ -5,7 +5,8 @@
     python -m tools.brp_study --show FILE.json
 
     products   float32 in TF32 with random values, N = 32 to 256: cuSPARSE's three algorithms, csr,
-               rsh, brp as it chooses, and with the paper's f = 1 and g = 4; at N = 32 every f and g
+               rsh, brp as it chooses, with the paper's f = 1 and g = 4, and with its atomics;
+               at N = 32 every f and g
     shares     share of the entries that groups hold, for every f and g
     builds     seconds by stage of building brp, acc, wcsr, rsh and voltrix, after a warm-up
     bytes      index arrays against CSR, COO, BitTCF and BMat
@@ -45,7 +46,7 @@ from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs, rstile_config
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.brp.cost import CHOICES
-from sparsetile.systems.brp.system import BRPSystem
+from sparsetile.systems.brp.system import ATOMIC, BRPSystem
 from tools.rsh_study import (
     Case,
     cusparse_times,
@@ -67,6 +68,7 @@ MATRICES = (
 F32, ARCH = torch.float32, "sm_90a"
 WIDTHS, NARROW = (32, 64, 128, 256), 32
 PAPER = "1x4"
+ADDED = f"brp {ATOMIC}"
 # Systems by the part of them that is built: what they would leave to csr is built, too.
 BUILDS = {"brp": PAPER, "rsh": "tiles", "acc": None, "wcsr": None, "voltrix": None}
 REPEATS = 3
@@ -80,7 +82,7 @@ def products(case: Case) -> Found:
     for n in WIDTHS:
         of_width: Found = {"cusparse": cusparse_times(weighted, n)}
         asked: list[tuple[str, str | None]] = [("csr", None), ("rsh", None), ("brp", None)]
-        asked += [("brp", PAPER)]
+        asked += [("brp", PAPER), ("brp", ATOMIC)]
         if n == NARROW:
             asked += [("brp", f"{f}x{g}") for f, g in CHOICES if f"{f}x{g}" != PAPER]
         for system, ablation in asked:
@@ -147,6 +149,7 @@ def index_bytes(case: Case) -> Found:
 def _program() -> Found:
     slabs = choose_brp_slabs(F32, NARROW)
     sources = {f"brp f = {f}": SPMM_BRP.source(brp_config(F32, slabs, True, f)) for f in FIXED}
+    sources["brp f = 1, atomics"] = SPMM_BRP.source(brp_config(F32, slabs, True, 1, atomic=True))
     config = rstile_config(F32, choose_slabs(F32, NARROW), True)
     sources["rsh"] = SPMM_RSTILE.source(config)
     found: Found = {}
@@ -157,7 +160,7 @@ def _program() -> Found:
 
 
 def program(_: Case) -> Found:
-    """Bytes of a cubin and registers of a thread at N = 32, by f; rsh's beside."""
+    """Bytes of a cubin and registers of a thread at N = 32, by f and with atomics; rsh's beside."""
     return _program()
 
 
@@ -183,17 +186,32 @@ def _of_width(by_matrix: Found, n: int) -> list[str]:
         name: min(times["p50"] for times in found["cusparse"].values())
         for name, found in held.items()
     }
-    for label in ("csr", "rsh", "brp", f"brp {PAPER}"):
+    labels = ["csr", "rsh", "brp", f"brp {PAPER}", ADDED]
+    if not all(ADDED in found for found in held.values()):
+        labels.remove(ADDED)  # a record from before there was one
+    for label in labels:
         ratio = {name: best[name] / found[label]["time"]["p50"] for name, found in held.items()}
         least = min(ratio, key=lambda name: ratio[name])
         lines.append(
             f"N = {n}: {label} {_geomean(ratio.values()):.2f} times cuSPARSE's best, "
             f"least {ratio[least]:.2f} ({least})"
         )
+    if ADDED in labels:
+        added = {
+            name: found[ADDED]["time"]["p50"] / found[f"brp {PAPER}"]["time"]["p50"]
+            for name, found in held.items()
+        }
+        most = max(added, key=lambda name: added[name])
+        lines.append(
+            f"N = {n}: atomics take {_geomean(added.values()):.2f} times the fixed order's time, "
+            f"at least {min(added.values()):.2f}, at most {added[most]:.2f} ({most})"
+        )
     if n == NARROW:
         losses = {}
         for name, found in held.items():
-            options = {k: v["time"]["p50"] for k, v in found.items() if k != "cusparse"}
+            options = {
+                k: v["time"]["p50"] for k, v in found.items() if k not in ("cusparse", ADDED)
+            }
             own = {k: v for k, v in options.items() if k.startswith("brp ") or k == "csr"}
             losses[name] = options["brp"] / min(own.values())
         worst = max(losses, key=lambda name: losses[name])

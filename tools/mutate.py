@@ -148,7 +148,8 @@ def compile_mutant(mutation: Mutation) -> str:
         first = mutation.kernel or SUITES[mutation.suite].kernel
         names = sorted(kernels_with(mutation.file), key=lambda name: name != first)
         for spec in (KERNELS[name] for name in names if mutation.kernel in ("", name)):
-            configs = list(spec.configs())
+            wanted = SUITES[mutation.suite].constant
+            configs = [each for each in spec.configs() if not wanted or each.get(wanted)]
             for config in random.Random(0).sample(configs, min(TRIED, len(configs))):
                 source = spec.source(config)
                 header = source.text().removesuffix(source.path.read_text())

@@ -21,12 +21,15 @@ class Suite:
         Regular expression of test ids that are slow and add nothing.
     kernel : str
         The kernel that ``--compile`` tries first.
+    constant : str
+        Of its configurations only those in which this is true; all when empty.
     """
 
     tests: tuple[str, ...]
     systems: tuple[str, ...] = ()
     leave_out: str = ""
     kernel: str = ""
+    constant: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,13 @@ SUITES = {
         ("brp",),
         _SLOW,
         "spmm_brp",
+    ),
+    "brp atomics": Suite(
+        ("tests/contracts/test_gpu_shared_windows.py", _SYSTEMS),
+        ("brp",),
+        rf"{_SLOW}|mixed|\dx\d",
+        "spmm_brp",
+        "kAtomic",
     ),
     "few": Suite(("tests/nn/test_gpu_sparse_linear.py",), (), _SLOW, "linear_few"),
     "bcsr": Suite(
@@ -320,8 +330,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("high << (at.t + 4)", "high << at.t", "columns that the redo goes through, float32"),
         ("high << (2 * at.t + 8)", "high << 2 * at.t", "the same, 16 bits"),
         (
-            "if (!all_finite(tally)) exact_sums",
-            "if (false) exact_sums",
+            "if (!all_finite(tally)) exact_sums(p, slab, part.y",
+            "if (false) exact_sums(p, slab, part.y",
             "parts of windows are not made exact",
         ),
         ("* p.window_slabs + slab", "* p.window_slabs", "slabs share their partial sums"),
@@ -383,6 +393,41 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("i64(end - tile) * count / tiles", "count", "entries outside tiles in every part"),
     ),
     *_in("spmm_brp.cu", "brp", ("kRest = true", "kRest = false", "entries outside groups")),
+    *_in(
+        "window_adds.cuh",
+        "brp atomics",
+        ("8 * half + at.g", "at.g", "upper rows twice"),
+        ("[2 * half + v]", "[2 * half]", "one column of C twice, 16 bits"),
+        ("j / 8 * 4 + v]", "j / 8 * 4]", "one column of C four times, float32"),
+        ("column_of(at, j / 8 * 4, j % 8 / 4)", "column_of(at, j / 8 * 4, 0)", "columns of C"),
+        ("scale_sums(terms, sum);", ";", "forgets alpha and the mean"),
+        ("if (offset < at.left)", "if (true)", "adds past the last column"),
+        ("if (row < 0) continue;", ";", "adds to rows that are not there"),
+    ),
+    *_in(
+        "fragment_items.cuh",
+        "brp atomics",
+        ("if (!all_finite(tally)) {", "if (false) {", "pieces are not made exact"),
+        (
+            "add_rest(p, slab, item.x, item.y, item.z",
+            "add_rest(p, slab, item.x, item.y, item.y",
+            "entries outside groups of pieces",
+        ),
+        (
+            "for (int tile = item.y; tile < item.z;",
+            "for (int tile = item.y; tile + kDepth < item.z;",
+            "a piece's last step",
+        ),
+    ),
+    *_in(
+        "ptx.cuh",
+        "brp atomics",
+        (
+            '"l"(address), "f"(sum[0]), "f"(sum[1])',
+            '"l"(address), "f"(sum[0]), "f"(sum[0])',
+            "one of two numbers that are added, 16 bits",
+        ),
+    ),
     # -- few tokens of a layer
     *_in(
         "linear_few.cu",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetile import Plan
 from sparsetile.plan.planner import build_plan
@@ -30,6 +31,18 @@ class Subject:
         """float32, or the first type of a system that does not take it."""
         taken = self.system.dtypes
         return torch.float32 if torch.float32 in taken else taken[0]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the same product has the same bits each time."""
+        return self.system.repeats(self.ablation)
+
+    def same(self, found: Tensor, expected: Tensor) -> bool:
+        """Whether one product run twice gave these: equal, up to the order of additions where
+        bits vary."""
+        if self.repeats:
+            return torch.equal(found, expected)
+        return torch.allclose(found, expected, rtol=1e-4, atol=1e-3)
 
     def plan(self, A: Any, n: int, **options: Any) -> Plan:
         """Plan with this system."""

@@ -1,4 +1,5 @@
-"""Windows of the hybrid systems that warps share and that are cut: small matrices have none."""
+"""Windows of the hybrid systems that warps share and that are cut, and groups that are added by
+atomics: small matrices have none or few."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
 ]
 
-SUBJECTS = {"rsh": Subject("rsh", "tiles"), "brp": Subject("brp", "2x2")}
-systems = pytest.mark.parametrize("system", SUBJECTS)
+SUBJECTS = [Subject("rsh", "tiles"), Subject("brp", "2x2"), Subject("brp", "atomic")]
+systems = pytest.mark.parametrize("system", SUBJECTS, ids=str)
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 # Sixteen rows have all columns: 90 tiles are shared, 1125 are cut whatever the type.
 SHAPES = [(70, 720), (40, 9000)]
@@ -50,10 +51,13 @@ def zeros_and_ones(csr: st.CSR, *shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randint(0, 2, (*shape[:-1], csr.shape[1], shape[-1]), device="cuda").to(dtype)
 
 
-def plan_of(system: str, csr: st.CSR, n: int, shape: tuple[int, int], **options) -> st.Plan:
-    """A plan whose windows are shared, and cut where the shape says so."""
-    plan = SUBJECTS[system].plan(csr, n, **options)
+def plan_of(system: Subject, csr: st.CSR, n: int, shape: tuple[int, int], **options) -> st.Plan:
+    """A plan whose windows are shared, and cut where the shape says so; of atomics, in pieces."""
+    plan = system.plan(csr, n, **options)
     schedule = plan.info["choices"]["schedule"]
+    if not system.repeats:
+        assert int(schedule.split()[0]) > 20 and "by atomics" in plan.info["choices"]["write-back"]
+        return plan
     shared = int(re.search(r"(\d+) of them shared", schedule).group(1))
     partial = int(re.search(r"(\d+) partial sums", schedule).group(1))
     assert shared > 1 and (partial > 0) == (shape == SHAPES[1])
@@ -75,6 +79,8 @@ def test_small_whole_numbers_match_bit_for_bit(system, shape, dtype, out_dtype):
 @shapes
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 def test_the_same_bits_come_fifty_times(system, shape, dtype):
+    if not system.repeats:
+        pytest.skip(f"{system} does not promise reproducible bits")
     csr = csr_of(matrix_of(shape), dtype=dtype).to("cuda")
     B = torch.randn(shape[1], 128, device="cuda").to(dtype)
     plan = plan_of(system, csr, 128, shape)
@@ -90,7 +96,7 @@ def test_the_epilogue_reaches_every_element(system, shape, dtype, out_dtype):
     csr = whole_numbers(matrix_of(shape), dtype)
     order = torch.randperm(csr.shape[0], device="cuda")
     for n in (7, 64, 256):
-        plan, B = SUBJECTS[system].plan(csr, n, reorder=order), zeros_and_ones(csr, n, dtype=dtype)
+        plan, B = system.plan(csr, n, reorder=order), zeros_and_ones(csr, n, dtype=dtype)
         bias, plain = torch.arange(n, device="cuda") / 4 - 9, reference(csr, B)
         C = plan.run(B, alpha=0.5, bias=bias, relu=True, out_dtype=out_dtype)
         assert torch.equal(C.cpu(), torch.relu(plain / 2 + bias.cpu().double()).to(out_dtype))
@@ -122,3 +128,24 @@ def test_non_finite_values_of_B_reach_only_rows_that_reference_them(system, shap
         finite = expected.isfinite()
         bound = error_bound(csr, B.nan_to_num(nan=0, posinf=0, neginf=0), expected)
         assert bool(((C - expected).abs() <= bound)[finite].all())
+
+
+@systems
+@shapes
+@pytest.mark.parametrize("dtype, out_dtype", [(F32, F32), (F16, F32), (BF16, BF16)])
+def test_a_captured_graph_adds_to_what_c_holds_each_time(system, shape, dtype, out_dtype):
+    csr = whole_numbers(matrix_of(shape), dtype)
+    plan, B = plan_of(system, csr, 64, shape), zeros_and_ones(csr, 64, dtype=dtype)
+    out = torch.zeros((csr.shape[0], 64), dtype=out_dtype, device="cuda")
+    plan.run(B, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.run(B, out=out, alpha=0.5, beta=-1.0)
+        C = plan.run(B, relu=True, out_dtype=out_dtype)
+    for start in (3.0, -2.0):
+        out.fill_(start)
+        C.fill_(float("nan"))
+        graph.replay()
+        plain = reference(csr, B)
+        assert torch.equal(out.cpu(), (plain / 2 - start).to(out_dtype))
+        assert torch.equal(C.cpu(), torch.relu(plain).to(out_dtype))

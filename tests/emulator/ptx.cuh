@@ -74,6 +74,19 @@ void store_cs(T* address, T value) {
   *address = value;
 }
 
+template <int kCount>
+void add_global(float* address, const float (&sum)[kCount]) {
+  if (reinterpret_cast<u64>(address) % sizeof(sum) != 0) std::abort();  // as a GPU would
+  for (int v = 0; v < kCount; ++v) {
+    auto* word = reinterpret_cast<u32*>(address + v);
+    u32 bits = __atomic_load_n(word, __ATOMIC_SEQ_CST), added;
+    do {
+      added = __float_as_uint(__uint_as_float(bits) + sum[v]);
+    } while (!__atomic_compare_exchange_n(word, &bits, added, false, __ATOMIC_SEQ_CST,
+                                          __ATOMIC_SEQ_CST));
+  }
+}
+
 struct Copy {
   void* to;
   const void* from;

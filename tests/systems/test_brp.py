@@ -160,3 +160,33 @@ def test_a_plan_of_no_columns_is_built(ablation):
 
 def test_a_plan_file_keeps_what_was_built(tmp_path: Path):
     check_plan_file(BRP, F16, tmp_path)
+
+
+def test_atomics_are_the_paper_s_groups_a_piece_each_without_partial_sums():
+    csr = csr_of(random_matrix(150, 130, 0.2))
+    built, fixed_order = build(csr, "atomic"), build(csr, "1x4")
+    meta, other = meta_of(built), meta_of(fixed_order)
+    assert meta["atomic"] and not other["atomic"]
+    assert (meta["fixed"], meta["tiles"]) == (1, other["tiles"])
+    assert meta["items"] == meta["tiles"] // 4 and meta["slots"] == meta["nodes"] == 0
+    assert built.choices["write-back"] == "a warp a group, added to C by atomics"
+    assert "write-back" not in fixed_order.choices
+    names = ("tile_columns", "slot_ids", "rest_columns", "order")
+    assert all(torch.equal(built.tensors[name], fixed_order.tensors[name]) for name in names)
+
+
+def test_atomics_are_refused_where_determinism_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    asked = functools.partial(request, OnGPU, dtype=F16, ablation="atomic")
+    assert BRP.reasons(asked()) == []
+    said = ["is not bit-reproducible, and determinism was asked for"]
+    assert BRP.reasons(asked(deterministic=True)) == said
+    assert BRP.repeats(None) and BRP.repeats("1x4") and not BRP.repeats("atomic")
+    assert not SYSTEMS["cusparse"].repeats(None)
+
+
+def test_a_recipe_from_before_there_were_atomics_is_of_the_fixed_order():
+    csr = csr_of(random_matrix(150, 130, 0.2))
+    meta = meta_of(build(csr, "1x4"))
+    del meta["atomic"]
+    assert not BRPRunner(meta)._atomic

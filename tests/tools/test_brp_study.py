@@ -110,8 +110,9 @@ def test_products_and_builds_are_timed_and_summed_up(folder):
     found = record["experiments"]["products"]["DD"]
     assert list(found) == [str(n) for n in WIDTHS]
     assert {f"brp {f}x{g}" for f, g in CHOICES} < set(found["32"])
-    assert set(found["64"]) == {"cusparse", "csr", "rsh", "brp", "brp 1x4"}
-    assert all(found["64"][label]["error"] < 0.01 for label in ("csr", "rsh", "brp", "brp 1x4"))
+    labels = {"csr", "rsh", "brp", "brp 1x4", "brp atomic"}
+    assert set(found["64"]) == {"cusparse", *labels}
+    assert all(found["64"][label]["error"] < 0.01 for label in labels)
     builds = record["experiments"]["builds"]["DD"]
     assert set(builds) == set(BUILDS)
     for stages in builds.values():
@@ -120,12 +121,19 @@ def test_products_and_builds_are_timed_and_summed_up(folder):
     for of_width in found.values():  # so that the summary is known
         for label, product in of_width.items():
             if label != "cusparse":
-                product["time"] = {"p50": {"brp": 1.0, "brp 2x2": 0.5}.get(label, 2.0)}
+                known = {"brp": 1.0, "brp 2x2": 0.5, "brp atomic": 0.4}
+                product["time"] = {"p50": known.get(label, 2.0)}
     lines = list(summary(record))
     assert lines[0] == "N = 32: csr 1.00 times cuSPARSE's best, least 1.00 (DD)"
     assert lines[2].startswith("N = 32: brp 2.00 times")
-    assert lines[4].endswith("with hindsight, at most 2.00 (DD)")
+    assert lines[4].startswith("N = 32: brp atomic 5.00 times")
+    said = "atomics take 0.20 times the fixed order's time, at least 0.20, at most 0.20 (DD)"
+    assert lines[5] == f"N = 32: {said}"
+    assert lines[6].endswith("with hindsight, at most 2.00 (DD)"), "of the fixed order"
     assert sum(line.startswith("build of") for line in lines) == len(BUILDS)
+    for of_width in found.values():
+        del of_width["brp atomic"]
+    assert not any("atomic" in line for line in summary(record)), "a record from before"
 
 
 def test_every_experiment_has_a_line_in_the_tool_s_text():

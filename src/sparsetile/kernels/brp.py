@@ -24,10 +24,12 @@ from sparsetile.kernels.rstile import (
 )
 from sparsetile.kernels.spec import KernelSpec
 
-__all__ = ["FIXED", "SPMM_BRP", "brp_config", "choose_brp_slabs"]
+__all__ = ["ATOMIC_FIXED", "FIXED", "SPMM_BRP", "brp_config", "choose_brp_slabs"]
 
 # Entries of a tile column that kernels are compiled for; the format has any from 1 to 16.
 FIXED = (1, 2, 4, 8)
+# Those of them with the paper's write-back by atomics: the paper's.
+ATOMIC_FIXED = 1
 # Columns that a warp covers: the system is for narrow B, and entries outside tiles want registers.
 WIDTHS = (32, 64)
 # Blocks an SM should hold, which bounds the registers.
@@ -46,12 +48,14 @@ def brp_config(
     fixed: int,
     *,
     out_dtype: torch.dtype | None = None,
+    atomic: bool = False,
 ) -> dict[str, ConfigValue]:
-    """Constants of ``spmm_brp.cu``."""
+    """Constants of ``spmm_brp.cu``. ``atomic``: pieces of windows are added to a float32 C."""
     return {
-        **rstile_config(dtype, slabs, weighted, out_dtype=out_dtype),
+        **rstile_config(dtype, slabs, weighted, out_dtype=torch.float32 if atomic else out_dtype),
         "kMinBlocks": _MIN_BLOCKS[slabs.columns],
         "kFixed": fixed,
+        "kAtomic": atomic,
     }
 
 
@@ -62,6 +66,9 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
             slabs = choose_brp_slabs(dtype, n)
             for out in out_dtypes(dtype):
                 config = brp_config(dtype, slabs, weighted, fixed, out_dtype=out)
+                seen[tuple(config.items())] = config
+            if fixed == ATOMIC_FIXED:
+                config = brp_config(dtype, slabs, weighted, fixed, atomic=True)
                 seen[tuple(config.items())] = config
     yield from seen.values()
 

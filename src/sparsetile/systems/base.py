@@ -350,6 +350,8 @@ class System(ABC):
     contract_ablations : tuple of str or None
         What the contract suites and checkers run it as: parts that small matrices would not lead
         it to are asked for by name.
+    varying : tuple of str
+        Ablations of a deterministic system whose products' bits vary.
     """
 
     name: ClassVar[str]
@@ -366,6 +368,11 @@ class System(ABC):
     kernels: ClassVar[tuple[str, ...]] = ()
     ablations: ClassVar[tuple[str, ...]] = ()
     contract_ablations: ClassVar[tuple[str | None, ...]] = (None,)
+    varying: ClassVar[tuple[str, ...]] = ()
+
+    def repeats(self, ablation: str | None) -> bool:
+        """Whether the same product has the same bits each time with this ablation."""
+        return self.deterministic and ablation not in self.varying
 
     def reasons(self, request: Request) -> list[str]:
         """Return every reason why this system cannot serve the request; empty if it can."""
@@ -375,7 +382,7 @@ class System(ABC):
         if request.dtype not in self.dtypes:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
             found.append(f"takes {names}, not {str(request.dtype).removeprefix('torch.')}")
-        if request.deterministic and not self.deterministic:
+        if request.deterministic and not self.repeats(request.ablation):
             found.append("is not bit-reproducible, and determinism was asked for")
         return [*found, *self.further_reasons(request)]
 

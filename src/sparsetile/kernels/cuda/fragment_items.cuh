@@ -26,6 +26,7 @@
 // what is finite, and entries of A with anything else, which Weights tells from zeros, are added.
 // Entries outside tiles (window_rest.cuh) are added before a window is stored, or a part joined.
 // Windows that were cut are joined by a tree (tree.cuh), parts of a shared item in shared memory.
+// With kAtomic an item is one piece of one window, and is added to C (window_adds.cuh).
 // C's rows are those that `order` names, or positions 0 to `rows` without it.
 //
 // Longer than a file should be: sums, steps, joins and the exact redo share one set of constants.
@@ -34,6 +35,7 @@
 #include "copy_ring.cuh"
 #include "exact.cuh"
 #include "tree.cuh"
+#include "window_adds.cuh"
 #include "window_rest.cuh"
 #include "window_sums.cuh"
 #include "windows.cuh"
@@ -373,6 +375,28 @@ __device__ __forceinline__ void item_of_windows(const Params& p, int index, int 
   } else {
     windows.repair([&](int window) { store_again(p, slab, window); });
   }
+}
+
+// All of item `index` in one slab: tiles of one window, made exact and added to C with their share
+// of the entries outside tiles; the same for all lanes of a warp.
+__device__ __forceinline__ void piece_of_window(const Params& p, int index, int slab) {
+  const Place at(p, slab);
+  if (index >= p.window_item_count || at.left <= 0) return;
+  const int4 item = __ldg(p.window_items + index);
+  Tally tally = {};
+  Feed feed(p, at, item.y, item.z);
+#pragma unroll 1
+  for (int tile = item.y; tile < item.z; tile += kDepth) {
+    multiply(feed.step(p, at), at, tally);
+    feed.read.next();
+  }
+  if (!all_finite(tally)) {
+    Tally sums;  // through local memory, here alone
+    exact_sums(p, slab, item.y, item.z, sums);
+    tally = sums;
+  }
+  if constexpr (kRest) add_rest(p, slab, item.x, item.y, item.z, tally);
+  add_sums_to_c(p, slab, item.x, tally);
 }
 
 }  // namespace fragments

@@ -1,6 +1,6 @@
 // Windows of sixteen rows on tensor cores and rows on CUDA cores, in one launch: what RSH-SpMM's
-// and BRP-SpMM's kernels share. Both kinds of work own their rows of C. Included after element
-// types, constants, parameters, and Weights, A's part of a step.
+// and BRP-SpMM's kernels share. Both kinds of work own their rows of C; with kAtomic, windows do
+// not. Included after element types, constants, parameters, and Weights, A's part of a step.
 //
 // fragment_items.cuh says what a warp does with windows, row_items.cuh what lanes do with rows.
 // Blocks of kThreads threads come in two kinds; grid.x counts those of windows first, because their
@@ -13,7 +13,7 @@
 //   block of rows      row_slabs blocks next to each other cover the group's columns
 //
 // Shared memory: kStages steps of a window for each warp (fragment_items.cuh); blocks of rows use
-// none. All sums are added in an order that the schedules fix; no atomics on data.
+// none. All sums are added in an order that the schedules fix; no atomics on data without kAtomic.
 //
 // Assumes: B and C row-major with unit column stride; rows of B aligned to 16 bytes, n a multiple
 // of 16 bytes of B, rows of C aligned to as many elements (systems/shared/hybrid_runner.py); rows
@@ -51,7 +51,9 @@ __device__ __forceinline__ void hybrid_block(const Params& p) {
     const int unit = shared ? block : (block - shared_blocks) * (kThreads / 32) + threadIdx.x / 32;
     const int item = unit >> p.slab_shift;
     const int slab = (blockIdx.y << p.slab_shift) + (unit - (item << p.slab_shift));
-    if (shared) {
+    if constexpr (kAtomic) {
+      fragments::piece_of_window(p, item, slab);
+    } else if (shared) {
       fragments::item_of_windows<true>(p, item, slab);
     } else {
       fragments::item_of_windows<false>(p, p.shared_item_count + item, slab);

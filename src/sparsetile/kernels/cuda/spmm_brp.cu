@@ -1,7 +1,8 @@
 // C = epilogue(A . B) for A in BRP's form, BRP-SpMM's product: groups of tiles whose columns all
 // have kFixed entries on tensor cores, the other entries of those windows on CUDA cores, as one
 // more partial sum of the window, and rows of windows without groups on CUDA cores altogether
-// (hybrid.cuh).
+// (hybrid.cuh). With kAtomic a warp takes one group, as in the paper, and adds to C by atomics
+// (window_adds.cuh); else a window has one owner, and sums are added in a fixed order.
 #include "element.cuh"
 
 using E = ELEMENT;

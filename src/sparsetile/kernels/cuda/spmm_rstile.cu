@@ -8,6 +8,8 @@ using Acc = float;
 
 // All entries of a window are in its tiles.
 constexpr bool kRest = false;
+// A window has one owner, who stores it.
+constexpr bool kAtomic = false;
 
 // Declared in kernels/rstile.py.
 struct Params {

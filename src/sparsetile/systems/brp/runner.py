@@ -1,8 +1,12 @@
-"""Launches of ``spmm_brp``: A's tiles as slots, and entries outside tiles."""
+"""Launches of ``spmm_brp``: A's tiles as slots, and entries outside tiles.
+
+With atomics (kernels/cuda/window_adds.cuh) C's rows in windows have no owner: what comes before and
+after their sums is done here, on the launch's stream.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +16,10 @@ from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.kernels.brp import SPMM_BRP, brp_config, choose_brp_slabs
 from sparsetile.kernels.rstile import Slabs
-from sparsetile.systems.base import Tensors
-from sparsetile.systems.shared.hybrid_runner import HybridRunner
+from sparsetile.systems.base import PLAIN, Epilogue, Tensors
+from sparsetile.systems.shared.bound import Prepared
+from sparsetile.systems.shared.geometry import Geometry
+from sparsetile.systems.shared.hybrid_runner import HybridRunner, Launch
 
 __all__ = ["BRPRunner"]
 
@@ -26,6 +32,7 @@ class BRPRunner(HybridRunner):
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
         self._fixed = int(meta["fixed"])
+        self._atomic = bool(meta.get("atomic", False))  # files of older plans have none
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         if values is None:
@@ -41,7 +48,9 @@ class BRPRunner(HybridRunner):
     def load(
         self, dtype: torch.dtype, out_dtype: torch.dtype, slabs: Slabs, weighted: bool, device: int
     ) -> LoadedKernel:
-        config = brp_config(dtype, slabs, weighted, self._fixed, out_dtype=out_dtype)
+        config = brp_config(
+            dtype, slabs, weighted, self._fixed, out_dtype=out_dtype, atomic=self._atomic
+        )
         return SPMM_BRP.load(config, device)
 
     def choose_slabs(self, dtype: torch.dtype, n: int) -> Slabs:
@@ -54,3 +63,59 @@ class BRPRunner(HybridRunner):
             "slot_values": packed["slots"].data_ptr(),
             "rest_values": packed["rest"].data_ptr(),
         }
+
+    def spmm(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+    ) -> None:
+        if not self._atomic or out.dtype is torch.float32:
+            super().spmm(tensors, values, packed, B, out, epilogue)
+            return
+        wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        if epilogue.beta != 0.0:
+            wide.copy_(out)
+        super().spmm(tensors, values, packed, B, wide, epilogue)
+        out.copy_(wide)
+
+    def _multiply(
+        self,
+        launch: Launch,
+        shape: Geometry,
+        batches: int,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors,
+        out: Tensor,
+        epilogue: Epilogue,
+    ) -> None:
+        if self._atomic:
+            self._begin(tensors["order"], out, epilogue)
+        super()._multiply(launch, shape, batches, tensors, values, packed, out, epilogue)
+        if self._atomic and epilogue.relu:
+            out.relu_()  # rows of no window have had theirs, which is the same twice
+
+    def _begin(self, order: Tensor, out: Tensor, epilogue: Epilogue) -> None:
+        """Write what windows add to: beta * C + bias. Other rows keep what they held, which they
+        read where beta is not 0."""
+        if epilogue.beta == 0.0 and epilogue.bias is None:
+            out.zero_()
+            return
+        rows = order.long()
+        if epilogue.beta != 0.0:
+            begun = out.index_select(-2, rows).mul_(epilogue.beta)
+        else:  # C may hold anything, NaN too, or nothing that was ever written
+            begun = out.new_zeros((*out.shape[:-2], rows.numel(), out.shape[-1]))
+        if epilogue.bias is not None:
+            begun += epilogue.bias
+        out.index_copy_(-2, rows, begun)
+
+    def prepare_launches(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+    ) -> Sequence[Prepared] | None:
+        """Return the one launch of the base class; None with atomics, where C is zeroed first."""
+        return None if self._atomic else super().prepare_launches(tensors, values, packed, B)

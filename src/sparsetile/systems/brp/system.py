@@ -9,7 +9,10 @@ window keeps its groups, which is so on all matrices that were measured, the pro
 
 ``ablation``: ``1x4`` and the like are f x g in every window that has a group and not too many
 entries outside, ``1x4`` being the paper's; ``mixed`` takes the adaptive choice even where CUDA
-cores alone are predicted faster.
+cores alone are predicted faster. ``atomic`` is ``1x4`` with the paper's write-back, too: a warp
+takes one group and adds it to C by atomics, so that bits vary and ``deterministic=True`` refuses
+it. No plan takes it unasked: a caller who lets bits vary does not ask for that, and what it would
+gain was not measured yet.
 """
 
 from __future__ import annotations
@@ -49,11 +52,22 @@ from sparsetile.systems.shared.requirements import ampere_reasons, tile_reasons
 
 __all__ = ["BRPSystem"]
 
-MIXED = "mixed"
+MIXED, ATOMIC = "mixed", "atomic"
+PAPER = CHOICES[0]
 
 
 def _name(fixed: int, group: int) -> str:
     return f"{fixed}x{group}"
+
+
+def _schedule(request: Request, tiles: BRPWindows, group: int) -> WindowSchedule:
+    """Return the items of windows: each group one where they are added by atomics."""
+    if request.ablation == ATOMIC:
+        return WindowSchedule.make(tiles.units(), step=2, limit=group, run=group)
+    shared, limit = long_windows(request)
+    return WindowSchedule.make(
+        tiles.units(), step=2, limit=limit, shared=shared, run=run_steps(request)
+    )
 
 
 class BRPSystem(System):
@@ -69,8 +83,10 @@ class BRPSystem(System):
     rounds_to_tf32 = True
     counts_pairs = True
     kernels = ("spmm_brp", "spmm_csr")
-    ablations = (MIXED, *(_name(*choice) for choice in CHOICES))
-    contract_ablations = (MIXED, "1x4", "2x2", "8x2")  # small matrices would lead it to rows alone
+    ablations = (MIXED, *(_name(*choice) for choice in CHOICES), ATOMIC)
+    # Small matrices would lead it to rows alone.
+    contract_ablations = (MIXED, "1x4", "2x2", "8x2", ATOMIC)
+    varying = (ATOMIC,)
 
     def __init__(self) -> None:
         self._rows = CSRSystem()
@@ -91,7 +107,7 @@ class BRPSystem(System):
             return predict_brp(request)[0]
         if kind == MIXED:
             return best_groups(request)
-        fixed, group = (int(part) for part in kind.split("x"))
+        fixed, group = PAPER if kind == ATOMIC else (int(part) for part in kind.split("x"))
         return groups_of(request, fixed, group, every=True)
 
     def build(self, request: Request) -> BuiltSystem:
@@ -111,10 +127,7 @@ class BRPSystem(System):
         )
         tiles = BRPWindows.of(packed, split.kept)
         timer("format")
-        shared, limit = long_windows(request)
-        windows = WindowSchedule.make(
-            tiles.units(), step=2, limit=limit, shared=shared, run=run_steps(request)
-        )
+        windows, atomic = _schedule(request, tiles, split.group), request.ablation == ATOMIC
         units = row_units(csr, tiles.other_rows)
         rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
         tensors = {
@@ -137,9 +150,11 @@ class BRPSystem(System):
             f"{100 * tiles.rest_entries.numel() / csr.nnz:.1f} % beside them, "
             f"{tiles.other_rows.numel()} of {csr.shape[0]} rows on CUDA cores",
             "schedule": f"{windows.item_count} items of windows, {windows.shared_count} of them "
-            f"shared by the warps of a block, {windows.slot_count} partial sums; "
+            f"shared by the warps of a block, {0 if atomic else windows.slot_count} partial sums; "
             f"{rows.item_count} items of rows, {rows.slot_count} partial sums",
         }
+        if atomic:
+            choices["write-back"] = "a warp a group, added to C by atomics"
         timer("schedule")
         return self.built(
             request,
@@ -151,8 +166,9 @@ class BRPSystem(System):
             tiles=tiles.tile_count,
             items=windows.item_count,
             shared=windows.shared_count,
-            slots=windows.slot_count,
-            nodes=windows.node_count,
+            slots=0 if atomic else windows.slot_count,
+            nodes=0 if atomic else windows.node_count,
+            atomic=atomic,
             residual=schedule_sizes(rows),
         )
 

@@ -28,7 +28,7 @@ from sparsetile.systems.shared.geometry import (
     stride_params,
 )
 
-__all__ = ["HybridRunner"]
+__all__ = ["HybridRunner", "Launch"]
 
 # Bytes of partial sums that a launch may have; batches that need more go in pieces.
 MAX_SCRATCH = 2**28
@@ -201,6 +201,21 @@ class HybridRunner(Runner):
             for piece in pieces:
                 self.spmm(tensors, values, packed, B[piece], out[piece], epilogue)
             return
+        self._multiply(launch, shape, batches, tensors, values, packed, out, epilogue)
+
+    def _multiply(
+        self,
+        launch: Launch,
+        shape: Geometry,
+        batches: int,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors,
+        out: Tensor,
+        epilogue: Epilogue,
+    ) -> None:
+        """Launch the kernel for operands of this shape, ``out`` being C."""
+        window_bytes, row_bytes = self._scratch_bytes(launch)
         params = {**self._params(launch, tensors, values, packed, epilogue), **shape.params}
         with on_device(shape.device):
             ensure_cuda_context(shape.device)
