@@ -107,18 +107,17 @@ def epilogue(out: torch.dtype, vector: int, count: int, row_bias: bool) -> Kerne
     )
 
 
-def exact(dtype: torch.dtype, weighted: bool, chains: int) -> KernelSource:
+def exact(dtype: torch.dtype, chains: int) -> KernelSource:
     return primitive(
         "exact",
-        {"ELEMENT": NAMES[dtype], "kWeighted": weighted, "kChains": chains},
-        pointer("bitmaps", "const u64*"),
-        pointer("first_value", "const int*"),
-        pointer("values", "const E::Storage*"),
+        {"ELEMENT": NAMES[dtype], "kChains": chains},
+        pointer("cells", "const int*", "[tiles, 16, 8], not 0: an entry"),
+        pointer("raw", "const u32*", "its bits"),
         pointer("columns", "const int*"),
         pointer("b", "const E::Storage*"),
-        pointer("out", "float*", "[8, n]"),
+        pointer("out", "float*", "[16, n]"),
         pointer("failed", "int*", "of each thread"),
-        i32("b_row_bytes"),
+        i64("b_row_bytes"),
         i32("tiles"),
         i32("n"),
     )
@@ -179,9 +178,7 @@ EPILOGUES = (
     *((out, vector, vector, False) for out in (F32, F16, BF16) for vector in (1, 2, 4, 8)),
     (F64, 1, 1, False), (F64, 2, 2, False), (F16, 2, 8, True), (F32, 4, 8, True),
 )  # fmt: skip
-EXACTS = tuple((dtype, weighted, chains)
-               for dtype, weighted in itertools.product(MMA_TYPES, (True, False))
-               for chains in (1, 4))  # fmt: skip
+EXACTS = tuple(itertools.product(MMA_TYPES, (1, 4)))
 WGMMA_SHARED = (
     *itertools.product((F16, BF16), (True, False)), (F32, True), (FP8, True),
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from torch import Tensor
 from sparsetile.jit import compile_source
 from tests.kernels import primitives
 from tests.kernels.primitives import BF16, F16, F32, F64, run
+from tests.kernels.strips import TILES, a_strip
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -222,36 +222,20 @@ def test_the_epilogue_is_applied_and_stored(out_dtype, vector, count, row_bias, 
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("dtype, weighted, chains", primitives.EXACTS)
-def test_the_redo_takes_entries_alone_and_says_what_is_not_finite(dtype, weighted, chains):
-    tiles, n, rows = 3, 7, 24
-    cells, values = tiles_of(tiles, seed=5)
-    cells[1, :, 3] = False  # nobody refers to a row of NaN
-    cells[2, :, 6] = False
-    cells[2, 5, 6] = True  # row 5 alone to one of infinities
-    first = torch.cat([torch.zeros(1).long(), cells.sum((1, 2)).cumsum(0)])
-    columns = torch.arange(rows).flip(0).reshape(tiles, 8)
-    b = whole(rows, n)
-    b[columns[1, 3]], b[columns[2, 6]] = torch.nan, torch.inf
-    given = b.to(dtype)
-    if dtype is F32:  # TF32 has 11 bits
-        given[columns[0, 0]], b[columns[0, 0]] = 4099.0, 4100.0
-    out = torch.full((8, n), -1.0, device="cuda")
+@pytest.mark.parametrize("dtype, chains", primitives.EXACTS)
+@pytest.mark.parametrize("pieces", [1, 3, 8])
+def test_the_redo_takes_entries_alone_and_says_what_is_not_finite(dtype, chains, pieces):
+    n = pieces * 16 // dtype.itemsize
+    strip = a_strip(dtype, n)
+    out = torch.full((16, n), -1.0, device="cuda")
     failed = torch.full((32,), -1, dtype=torch.int32, device="cuda")
     run(
-        primitives.exact(dtype, weighted, chains), (1, 1), 32,
-        bitmaps=cuda(bit_array(cells).view(np.int64)), first_value=cuda(first, torch.int32),
-        values=cuda(values[cells], dtype) if weighted else 0,
-        columns=cuda(columns, torch.int32), b=cuda(given), out=out, failed=failed,
-        b_row_bytes=n * dtype.itemsize, tiles=tiles, n=n,
+        primitives.exact(dtype, chains), (1, 1), 32,
+        **{name: cuda(tensor) for name, tensor in strip.given.items()}, out=out, failed=failed,
+        b_row_bytes=n * dtype.itemsize, tiles=TILES, n=n,
     )  # fmt: skip
-    expected = torch.zeros(8, n).double()
-    for tile, row, column in itertools.product(range(tiles), range(8), range(8)):
-        if cells[tile, row, column]:
-            weight = values[tile, row, column] if weighted else 1.0
-            expected[row] += weight * b[columns[tile, column]]
-    assert torch.equal(out.cpu().double(), expected)
-    assert failed.cpu().tolist() == [int(thread // 4 == 5) for thread in range(32)]
+    torch.testing.assert_close(out.cpu().double(), strip.expected, rtol=0, atol=0, equal_nan=True)
+    assert failed.cpu().tolist() == strip.failed
 
 
 @pytest.mark.gpu

@@ -1,7 +1,8 @@
 // Exactness of tiles. A zero that a tile stores multiplies too, so that an Inf or NaN of B spoils
 // rows of the window that do not refer to it. Kernels therefore check their sums, at one FMA each,
-// and compute what is not finite again, from A's entries alone: on Tensor Cores where they can
-// (exact_tiles.cuh, fragment_items.cuh), else entry by entry.
+// and compute what is not finite again, from A's entries alone: Tensor Cores multiply what is
+// finite, entries that meet anything else are added (exact_tiles.cuh, exact_strips.cuh,
+// fragment_items.cuh).
 #pragma once
 
 #include "mma.cuh"
@@ -45,44 +46,5 @@ __device__ __forceinline__ u32 take_finite(u32& word) {
     const bool bad = (round_tf32(word) & 0x7f800000u) == 0x7f800000u;
     if (bad) word = 0;
     return bad;
-  }
-}
-
-// Eight rows of a tile of A (formats/bittcf.py): their bits, and where their values begin, which
-// are in bit order.
-template <typename E, bool kWeighted>
-struct TileEntries {
-  u64 bits;
-  const typename E::Storage* values;
-
-  __device__ __forceinline__ float weight(int bit) const {
-    if constexpr (!kWeighted) return 1.0f;
-    return E::widen(values[__popcll(bits & ~(~0ull << bit))]);
-  }
-};
-
-// sum[v] += the entries of row `row` (of eight) of tiles `begin` to `end` times kCount neighbouring
-// columns of B, of which the first `inside` exist; `b` points at the first, in row 0. tile_at(tile)
-// gives a tile's entries, column_at(tile, k) the row of B behind its column k.
-// Slow and small: it runs only where B is not finite.
-template <typename E, typename TileAt, typename ColumnAt, int kCount>
-__device__ __forceinline__ void add_entries(int row, int begin, int end, const TileAt& tile_at,
-                                            const ColumnAt& column_at, const char* b, u32 row_bytes,
-                                            int inside, float (&sum)[kCount]) {
-#pragma unroll 1
-  for (int tile = begin; tile < end; ++tile) {
-    const auto at = tile_at(tile);
-#pragma unroll 1
-    for (int k = 0; k < 8; ++k) {
-      const int bit = row * 8 + k;
-      if (!(at.bits >> bit & 1)) continue;
-      const float weight = at.weight(bit);
-      const u32 id = column_at(tile, k);
-      const auto* from = reinterpret_cast<const typename E::Storage*>(b + u64(id) * row_bytes);
-#pragma unroll
-      for (int v = 0; v < kCount; ++v) {
-        if (v < inside) sum[v] = fmaf(weight, operand<E>(from[v]), sum[v]);
-      }
-    }
   }
 }
