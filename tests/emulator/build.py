@@ -77,7 +77,8 @@ def _device_tree(folder: Path) -> Path:
     """
     tree = folder / "device"
     if not tree.exists():
-        partial = Path(tempfile.mkdtemp(dir=folder)) / "device"
+        work = Path(tempfile.mkdtemp(dir=folder))
+        partial = work / "device"
         shutil.copytree(DEVICE_TREE, partial)
         shutil.copy(HERE / "ptx.cuh", partial / "ptx.cuh")
         mma = partial / "mma.cuh"
@@ -87,6 +88,7 @@ def _device_tree(folder: Path) -> Path:
         _compile("c++-header", header, partial / "host_cuda.h.gch")
         with contextlib.suppress(OSError):  # another process was faster
             partial.rename(tree)
+        shutil.rmtree(work)
     return tree
 
 
@@ -103,6 +105,7 @@ class HostKernel:
             source.write_text(text)
             tree = str(_device_tree(folder))
             _compile("c++", source, library, "-Wl,-Bsymbolic", "-shared", "-I", tree)
+            source.unlink()
         self._library = ctypes.CDLL(str(library))
         self._params = spec.params
 
