@@ -317,7 +317,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("(column & 1) * 2 + row", "row * 2 + (column & 1)", "rows for columns in the sums"),
         ("load_row(me, b + id.y *", "load_row(me, b + id.x *", "one row of B twice, odd widths"),
         ("if (item.w >= 0)", "if (item.w > 0)", "the first piece is not joined"),
-        ("8 * stack + 2 * me.t + r)", "8 * stack + me.t + r)", "stores another row"),
+        (
+            "sum[v] = tally.at(j, stack, r, v)",
+            "sum[v] = tally.at(j, stack, 0, v)",
+            "stores another row",
+        ),
         ("if (!all_finite(tally)) {", "if (false) {", "pieces of windows are not made exact"),
         (
             "begin += Store::read(stage +",
@@ -483,7 +487,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("row(0), high = row(4)", "row(0), high = row(3)", "rows of B that float32 adds"),
         ("second[1].word) = row(12)", "second[1].word) = row(8)", "rows of B that 16 bits add"),
         ("me.g % 2 * 4 + me.g / 2", "me.g", "columns of other lanes"),
-        ("(side * 4 + me.t) * kSpan", "(side + 2 * me.t) * kSpan", "columns of other lanes"),
+        ("(side * 4 + t) * kSpan", "(side + 2 * t) * kSpan", "columns of other lanes"),
         ("sums[j][half * 2 + side]", "sums[j][half * 2]", "one column of C twice"),
         ("warp + j * kConsumers", "warp * kPieces", "one piece twice"),
         ("* p.slab_pieces + piece;", "* p.slab_pieces;", "pieces share their partial sums"),

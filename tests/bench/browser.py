@@ -23,17 +23,24 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-def open_page(folder: Path, page_file: Path, **context: Any) -> Iterator[Any]:
-    """Yield the page; whatever the console or the network reports fails the test."""
+def start_chromium() -> Iterator[Any]:
+    """Yield a browser that is closed behind its user."""
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch_persistent_context(
-            str(folder / "profile"),
-            executable_path=CHROMIUM,
-            args=ARGUMENTS,
-            headless=True,
-            **context,
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=ARGUMENTS, headless=True
         )
-        page = browser.new_page()
+        yield browser
+        browser.close()
+
+
+def open_page(browser: Any, page_file: Path, **options: Any) -> Iterator[Any]:
+    """Yield the page; whatever the console or the network reports fails the test.
+
+    Storage, cache and settings are those of a browser that was never used.
+    """
+    context = browser.new_context(**options)
+    try:
+        page = context.new_page()
         page.errors = []
         page.on("console", lambda m: page.errors.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: page.errors.append(str(error)))
@@ -41,7 +48,8 @@ def open_page(folder: Path, page_file: Path, **context: Any) -> Iterator[Any]:
         page.goto(page_file.as_uri())
         yield page
         assert page.errors == []
-        browser.close()
+    finally:
+        context.close()
 
 
 def column(page: Any, table: str, place: int) -> list[str]:

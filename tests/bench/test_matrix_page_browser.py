@@ -27,8 +27,8 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(tmp_path: Path, page_file: Path) -> Iterator[Any]:
-    yield from open_page(tmp_path, page_file, viewport={"width": 1200, "height": 900})
+def page(chromium: Any, page_file: Path) -> Iterator[Any]:
+    yield from open_page(chromium, page_file, viewport={"width": 1200, "height": 900})
 
 
 def test_every_order_has_its_pictures_and_every_chart_its_bars(page: Any) -> None:
@@ -81,12 +81,12 @@ def test_hovering_a_bar_names_it(page: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_both_themes(tmp_path: Path, page_file: Path, scheme: str) -> None:
-    for page in open_page(tmp_path, page_file, color_scheme=scheme):
+def test_text_stands_out_in_both_themes(chromium: Any, page_file: Path, scheme: str) -> None:
+    for page in open_page(chromium, page_file, color_scheme=scheme):
         ratio, on_light = contrast(page)
         assert ratio > 7 and on_light == (scheme == "light")
 
 
-def test_a_phone_never_scrolls_sideways(tmp_path: Path, page_file: Path) -> None:
-    for page in open_page(tmp_path, page_file, viewport={"width": 390, "height": 800}):
+def test_a_phone_never_scrolls_sideways(chromium: Any, page_file: Path) -> None:
+    for page in open_page(chromium, page_file, viewport={"width": 390, "height": 800}):
         assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -35,8 +35,8 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(tmp_path: Path, page_file: Path) -> Iterator[Any]:
-    yield from open_page(tmp_path, page_file, viewport={"width": 1200, "height": 900})
+def page(chromium: Any, page_file: Path) -> Iterator[Any]:
+    yield from open_page(chromium, page_file, viewport={"width": 1200, "height": 900})
 
 
 def test_a_summary_table_sorts_both_ways(page: Any) -> None:
@@ -111,23 +111,23 @@ def test_hovering_a_point_names_it(page: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_both_themes(tmp_path: Path, page_file: Path, scheme: str) -> None:
-    for page in open_page(tmp_path, page_file, color_scheme=scheme):
+def test_text_stands_out_in_both_themes(chromium: Any, page_file: Path, scheme: str) -> None:
+    for page in open_page(chromium, page_file, color_scheme=scheme):
         ratio, on_light = contrast(page)
         assert ratio > 7 and on_light == (scheme == "light")
 
 
-def test_a_phone_never_scrolls_sideways(tmp_path: Path, page_file: Path) -> None:
-    for page in open_page(tmp_path, page_file, viewport={"width": 390, "height": 800}):
+def test_a_phone_never_scrolls_sideways(chromium: Any, page_file: Path) -> None:
+    for page in open_page(chromium, page_file, viewport={"width": 390, "height": 800}):
         assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_two_thousand_records_open_in_two_seconds(tmp_path: Path) -> None:
+def test_two_thousand_records_open_in_two_seconds(chromium: Any, tmp_path: Path) -> None:
     records = [*a_run(34), *a_run(34, suite="all")][:2000]
     assert len(records) == 2000
     path = tmp_path / "large.html"
     path.write_text(render_page(records), encoding="utf-8")
-    for page in open_page(tmp_path, path):
+    for page in open_page(chromium, path):
         # The best of three: the machine that runs the tests may be busy with others.
         spent = []
         for _ in range(3):

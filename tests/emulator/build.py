@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparsetile.jit.source import DEVICE_TREE, ConfigValue
+from sparsetile.jit.source import DEVICE_TREE, ConfigValue, device_tree_digest
 from sparsetile.kernels import KernelSpec
 
-__all__ = ["HostKernel", "host_compiler"]
+__all__ = ["HostKernel", "cache_key", "host_compiler"]
 
 HERE = Path(__file__).parent
 _ENTRY = """
@@ -47,16 +50,45 @@ def _emulated_instructions(text: str) -> str:
     return text.replace(first, first + (HERE / "instructions.cuh").read_text(), 1)
 
 
+def cache_key() -> str:
+    """Return a digest of all that a library depends on beside its own text."""
+    found = hashlib.sha256(device_tree_digest().encode())
+    for path in sorted(path for path in HERE.iterdir() if path.suffix in {".py", ".h", ".cuh"}):
+        found.update(path.read_bytes())
+    asked = [str(host_compiler()), "--version"]
+    found.update(subprocess.run(asked, capture_output=True, check=True, timeout=60).stdout)
+    return found.hexdigest()[:16]
+
+
+def _compile(language: str, source: Path, made: Path, *options: str) -> None:
+    """Compile a file; another process may make the same one, so that it appears whole."""
+    partial = made.with_name(f"{made.name}.{os.getpid()}")
+    # Each library has its own shared memory, also where a variable's name is the same.
+    command = [str(host_compiler()), "-std=c++20", "-O1", "-w", "-fpermissive", "-pthread"]
+    command += ["-fno-gnu-unique", "-fPIC", *options, "-o", str(partial), "-x", language]
+    subprocess.run([*command, str(source)], check=True, timeout=120)
+    partial.replace(made)
+
+
 def _device_tree(folder: Path) -> Path:
-    """Copy the device code, with the emulator's files in place of assembly."""
+    """Copy the device code, with the emulator's files in place of assembly.
+
+    The header of CUDA's words is compiled here once: it takes longer than most kernels.
+    """
     tree = folder / "device"
     if not tree.exists():
-        partial = folder / "partial"
+        work = Path(tempfile.mkdtemp(dir=folder))
+        partial = work / "device"
         shutil.copytree(DEVICE_TREE, partial)
         shutil.copy(HERE / "ptx.cuh", partial / "ptx.cuh")
         mma = partial / "mma.cuh"
         mma.write_text(_emulated_instructions(mma.read_text()))
-        partial.rename(tree)
+        header = partial / "host_cuda.h"
+        shutil.copy(HERE / header.name, header)
+        _compile("c++-header", header, partial / "host_cuda.h.gch")
+        with contextlib.suppress(OSError):  # another process was faster
+            partial.rename(tree)
+        shutil.rmtree(work)
     return tree
 
 
@@ -64,18 +96,16 @@ class HostKernel:
     """One configuration of a kernel, compiled for the host in ``folder``."""
 
     def __init__(self, spec: KernelSpec, config: Mapping[str, ConfigValue], folder: Path) -> None:
-        text = f'#include "{HERE / "host_cuda.h"}"\n' + spec.source(config).text()
+        text = '#include "host_cuda.h"\n' + spec.source(config).text()
         text += _ENTRY.replace("KERNEL", spec.name)
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
         library = folder / f"{name}.so"
         if not library.exists():
-            source = folder / f"{name}.cpp"
+            source = folder / f"{name}.{os.getpid()}.cpp"
             source.write_text(text)
-            # Each library has its own shared memory, also where a variable's name is the same.
-            command = [str(host_compiler()), "-std=c++20", "-O1", "-w", "-fpermissive", "-pthread"]
-            command += ["-fno-gnu-unique", "-Wl,-Bsymbolic", "-shared", "-fPIC"]
-            command += ["-I", str(_device_tree(folder)), "-o", str(library), str(source)]
-            subprocess.run(command, check=True, timeout=120)
+            tree = str(_device_tree(folder))
+            _compile("c++", source, library, "-Wl,-Bsymbolic", "-shared", "-I", tree)
+            source.unlink()
         self._library = ctypes.CDLL(str(library))
         self._params = spec.params
 

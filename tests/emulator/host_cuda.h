@@ -1,14 +1,19 @@
-// CUDA's words for a host compiler. A thread block is as many host threads; lanes meet at barriers,
-// so that every lane of a mask must take part in what is called *_sync, as on a GPU.
+// CUDA's words for a host compiler. The threads of a block take turns on one host thread: each runs
+// until it waits at a barrier, so that every lane of a mask must take part in what is called
+// *_sync, as on a GPU. Whose turn comes first is drawn anew each time: what lacks a barrier reads
+// too early.
 #pragma once
+
+#include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
-#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
-#include <thread>
+#include <memory>
+#include <random>
 #include <vector>
 
 using std::isfinite;
@@ -27,8 +32,7 @@ using std::min;
 struct Index {
   unsigned x, y, z;
 };
-inline thread_local Index threadIdx;
-inline Index blockIdx, gridDim;
+inline Index threadIdx, blockIdx, gridDim;
 
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
@@ -89,24 +93,42 @@ inline int atomicAdd(int* address, int value) {
   return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
 }
 
+class Barrier;
+
+struct Copy {  // one of those that a thread has begun
+  void* to;
+  const void* from;
+  int bytes;   // that are read
+  int filled;  // that are written; the rest of them are zeros
+};
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  const Barrier* at = nullptr;  // where it waits, and for the end of which round
+  unsigned round = 0;
+  bool ended = false;
+  std::vector<Copy> begun;
+  std::vector<std::vector<Copy>> under_way;
+};
+inline Thread* running;
+inline ucontext_t scheduler;
+
 class Barrier {
  public:
   explicit Barrier(int count) : count_(count) {}
   void wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const unsigned round = round_;
     if (++arrived_ == count_) {
       arrived_ = 0;
       ++round_;
-      all_here_.notify_all();
     } else {
-      all_here_.wait(lock, [&] { return round != round_; });
+      running->at = this;
+      running->round = round_;
     }
+    swapcontext(&running->context, &scheduler);  // the last one as well: others may come first
   }
+  unsigned round() const { return round_; }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable all_here_;
   int count_, arrived_ = 0;
   unsigned round_ = 0;
 };
@@ -116,17 +138,11 @@ struct Warp {
 
   void wait(unsigned mask = ~0u) {
     if (mask == ~0u) return barrier_.wait();
-    Barrier* some;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      some = &some_.try_emplace(mask, __builtin_popcount(mask)).first->second;
-    }
-    some->wait();
+    some_.try_emplace(mask, __builtin_popcount(mask)).first->second.wait();
   }
 
  private:
   Barrier barrier_{32};
-  std::mutex mutex_;
   std::map<unsigned, Barrier> some_;  // of a part of the warp's lanes
 };
 inline std::vector<Warp*> warps;
@@ -188,9 +204,54 @@ inline int __reduce_min_sync(unsigned, int value) {
   return fold(value, [](unsigned a, unsigned b) { return unsigned(min(int(a), int(b))); });
 }
 
+constexpr std::size_t kThreadStack = 256 << 10;
+
+// Let each thread of a block run from barrier to barrier until all have ended.
+template <typename Kernel>
+void run_block(unsigned threads, const Kernel& kernel, std::minstd_rand& draw) {
+  static const Kernel* code;  // what a thread begins with takes no arguments
+  code = &kernel;
+  std::vector<Thread> all(threads);
+  std::vector<unsigned> order(threads);
+  for (unsigned t = 0; t < threads; ++t) {
+    order[t] = t;
+    all[t].stack.reset(new char[kThreadStack]);
+    getcontext(&all[t].context);
+    all[t].context.uc_stack.ss_sp = all[t].stack.get();
+    all[t].context.uc_stack.ss_size = kThreadStack;
+    all[t].context.uc_link = &scheduler;
+    makecontext(
+        &all[t].context,
+        [] {
+          (*code)();
+          running->ended = true;
+        },
+        0);
+  }
+  for (unsigned left = threads; left;) {
+    bool any = false;
+    std::shuffle(order.begin(), order.end(), draw);
+    for (unsigned t : order) {
+      Thread& each = all[t];
+      if (each.ended || (each.at && each.at->round() == each.round)) continue;
+      any = true;
+      each.at = nullptr;
+      running = &each;
+      threadIdx = {t, 0, 0};
+      swapcontext(&scheduler, &each.context);
+      left -= each.ended;
+    }
+    if (!any) {
+      std::fprintf(stderr, "emulator: %u threads wait where others never come\n", left);
+      std::abort();
+    }
+  }
+}
+
 // Run a kernel over a grid, one block after the other.
 template <typename Kernel>
 void run_grid(Index grid, unsigned threads, const Kernel& kernel) {
+  std::minstd_rand draw(threads);
   gridDim = grid;
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
@@ -198,14 +259,7 @@ void run_grid(Index grid, unsigned threads, const Kernel& kernel) {
         blockIdx = {x, y, z};
         for (unsigned w = 0; w < threads / 32; ++w) warps.push_back(new Warp);
         block_barrier = new Barrier(threads);
-        std::vector<std::thread> running;
-        for (unsigned t = 0; t < threads; ++t) {
-          running.emplace_back([&, t] {
-            threadIdx = {t, 0, 0};
-            kernel();
-          });
-        }
-        for (auto& each : running) each.join();
+        run_block(threads, kernel, draw);
         for (Warp* warp : warps) delete warp;
         warps.clear();
         delete block_barrier;

@@ -87,29 +87,21 @@ void add_global(float* address, const float (&sum)[kCount]) {
   }
 }
 
-struct Copy {
-  void* to;
-  const void* from;
-  int bytes;   // that are read
-  int filled;  // that are written; the rest of them are zeros
-};
-inline thread_local std::vector<Copy> begun;
-inline thread_local std::vector<std::vector<Copy>> under_way;
-
 template <bool kCached>
 void copy_async(void* shared, const void* global, bool inside) {
-  begun.push_back({shared, global, inside ? 16 : 0, 16});
+  running->begun.push_back({shared, global, inside ? 16 : 0, 16});
 }
 template <int kBytes>
 void copy_async_small(void* shared, const void* global) {
-  begun.push_back({shared, global, kBytes, kBytes});
+  running->begun.push_back({shared, global, kBytes, kBytes});
 }
 inline void copy_commit() {
-  under_way.push_back(begun);
-  begun.clear();
+  running->under_way.push_back(running->begun);
+  running->begun.clear();
 }
 template <int kPending>
 void copy_wait() {
+  auto& under_way = running->under_way;
   while (static_cast<int>(under_way.size()) > kPending) {
     for (const Copy& copy : under_way.front()) {
       std::memset(copy.to, 0, copy.filled);

@@ -33,11 +33,6 @@ class Loaded(list[dict[str, Any]]):
     """Configurations of the kernels that were loaded."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulator")
-
-
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -> Loaded:
     """Kernels are loaded for the host; scratch memory holds what nobody should read."""

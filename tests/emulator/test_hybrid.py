@@ -31,11 +31,6 @@ pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulator")
-
-
 @pytest.fixture(autouse=True)
 def _host(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -> None:
     load_on_host(monkeypatch, hybrid_runner, folder)

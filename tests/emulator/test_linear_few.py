@@ -21,11 +21,6 @@ pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulator")
-
-
 @pytest.fixture(autouse=True)
 def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:

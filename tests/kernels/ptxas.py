@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
+from pathlib import Path
 
+import cuda.core
 from cuda.core import Program, ProgramOptions
 
-from sparsetile.jit import KernelSource
-from sparsetile.jit.source import DEVICE_TREE
+from sparsetile.jit import KernelSource, nvrtc_version
+from sparsetile.jit.source import DEVICE_TREE, device_tree_digest
+
+# Where words are kept between runs; None where pytest has no cache.
+kept: Path | None = None
 
 
 def said_by_ptxas(source: KernelSource) -> str:
-    """Compile for sm_90a, past the cache, and return the assembler's words."""
-    options = ProgramOptions(
-        name=source.entry, arch="sm_90a", std="c++17", include_path=str(DEVICE_TREE),
-        ptxas_options=["-v"],
-    )  # fmt: skip
+    """Compile for sm_90a, past the kernels' cache, and return the assembler's words.
+
+    They are the same whenever text, device tree and compiler are: those name the file that they
+    are kept in.
+    """
+    asked = {"arch": "sm_90a", "std": "c++17", "ptxas_options": ["-v"]}
+    parts = (source.text(), source.entry, device_tree_digest(), asked)
+    compiler = (nvrtc_version(), cuda.core.__version__)
+    name = hashlib.sha256(repr((parts, compiler)).encode()).hexdigest()[:32]
+    path = None if kept is None else kept / name
+    if path is not None and path.is_file():
+        return path.read_text()
+    options = ProgramOptions(name=source.entry, include_path=str(DEVICE_TREE), **asked)
     said = io.StringIO()
     Program(source.text(), "c++", options=options).compile("cubin", logs=said)
+    if path is not None:
+        partial = path.with_name(f"{name}.{os.getpid()}")
+        partial.write_text(said.getvalue())
+        partial.replace(path)  # whole, whoever else writes it
     return said.getvalue()

@@ -82,7 +82,8 @@ def checkout(folder: Path, text: str) -> Path:
 
 
 def test_marked_tests_are_run_elsewhere_and_each_outcome_is_kept(tmp_path: Path, capfd):
-    found = run_tests(checkout(tmp_path, TESTS), marker="gpu")
+    """Also where one of them ends its process: that is its own failure alone."""
+    found = run_tests(checkout(tmp_path, TESTS + CRASH), marker="gpu")
     outcomes = {name.rpartition("::")[2]: test["outcome"] for name, test in found.items()}
     assert outcomes == {
         "test_passes": "passed",
@@ -90,6 +91,7 @@ def test_marked_tests_are_run_elsewhere_and_each_outcome_is_kept(tmp_path: Path,
         "test_skips": "skipped",
         "test_known_to_fail": "xfailed",
         "test_cannot_be_set_up": "failed",
+        "test_kills_the_process": "failed",
     }
     assert all(name.startswith("tests/test_some.py::") for name in found)
     written = capfd.readouterr()
@@ -102,11 +104,6 @@ def test_a_crash_of_the_whole_process_is_reported_and_no_outcome_invented(
     monkeypatch.setattr(module, "PROCESSES", 0)  # with others, the test that crashed has failed
     with pytest.raises(RuntimeError, match="must run to their end, got exit code 7 from pytest"):
         run_tests(checkout(tmp_path, CRASH), marker="gpu")
-
-
-def test_a_crash_of_one_process_of_several_is_that_test_s_failure(tmp_path: Path):
-    (outcome,) = run_tests(checkout(tmp_path, CRASH), marker="gpu").values()
-    assert outcome["outcome"] == "failed"
 
 
 def answer(monkeypatch, code: int, tests: dict[str, Any]) -> None:
