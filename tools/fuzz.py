@@ -113,7 +113,8 @@ def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
     if alone == "0":
         torch.set_num_threads(1)
     if device == "cuda":
-        warm(device, int(seed))
+        say(compiled="imports")
+        warm(device, int(seed), lambda name: say(compiled=name))
     told = (device, int(seed), int(first), float(until))
     for outcome in _cases(*told, lambda number: say(case=number)):
         say(case=outcome.case.number, system=outcome.system, wrong=outcome.wrong,
@@ -122,7 +123,7 @@ def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
             torch.cuda.synchronize()  # raises where the context is lost: a new process goes on
 
 
-def warm(device: str, turn: int) -> None:
+def warm(device: str, turn: int, told: Callable[[str], None]) -> None:
     """Compile row orders, each process another one first: the others find it on disk."""
     rows = torch.arange(300).repeat_interleave(8)
     A = (torch.stack([rows, (rows * 7 + torch.arange(2400) % 8 * 31) % 300]), None, (300, 300))
@@ -130,6 +131,7 @@ def warm(device: str, turn: int) -> None:
     for k in range(len(names)):
         with contextlib.suppress(UnsupportedError):
             st.plan(A, 8, reorder=names[(turn + k) % len(names)], device=device)
+        told(names[(turn + k) % len(names)])
 
 
 def _quietly(case: Case, folder: Path) -> Outcome:

@@ -144,6 +144,8 @@ class _Seed:
 
     def _heard(self, said: dict[str, Any]) -> None:
         self.since = time.monotonic()
+        if "compiled" in said:
+            return
         if "system" not in said:
             self.running = said["case"]
             return
