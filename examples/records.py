@@ -62,7 +62,7 @@ STEPS = (
     Step("verify", "verify.json", ("verify",), 131),
     *(
         Step(tool, "checkers.json", ("verify", "--checker", tool), 78)
-        for tool in ("memcheck", "racecheck", "synccheck")
+        for tool in ("memcheck", "racecheck", "synccheck", "initcheck")
     ),
     _bench(
         "core.jsonl", 85,

@@ -1,6 +1,6 @@
 """The checkers' record: proof that today's kernels ran clean under NVIDIA's compute-sanitizer.
 
-``sparsetile verify --checker memcheck,racecheck,synccheck`` runs the products of
+``sparsetile verify --checker memcheck,racecheck,synccheck,initcheck`` runs the products of
 ``tools.checked_products`` under each tool and writes ``results/<gpu>/checkers.json`` with the
 digest that the GPU record has. A tool that is missing, that was stopped, or that saw nothing run
 leaves no entry. Which systems run and which kernels are watched comes from the registries: a new
@@ -56,11 +56,15 @@ FOUND = 86
 PARTS, PROCESSES = 4, 14
 # Lines of a tool's log that are shown where it found something.
 SHOWN_LINES = 40
-TOOLS = ("memcheck", "racecheck", "synccheck")
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 _SUMMARIES = (
     re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)"),
     re.compile(r"ERROR SUMMARY: (\d+) errors?"),
 )
+# initcheck has to see who writes memory, so it watches torch's kernels too. A report names the
+# kernel below its first line; those of other kernels are counted beside.
+_UNWRITTEN = re.compile(r"=+ +Uninitialized __global__ memory read[^\n]*\n(=[^\n]*)")
+MOST_REPORTS = 100_000
 # A fresh interpreter that finds the tools and the package of this checkout.
 _CHILD = (
     "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
@@ -130,8 +134,11 @@ def _command(
     # Errors of API calls are torch's business: it asks for what a driver may lack.
     command += ["--log-file", str(log), "--report-api-errors", "no"]
     command += ["--target-processes", "application-only"]
-    for kernel in chosen.kernels:
-        command += ["--kernel-name", f"kernel_substring={kernel}"]
+    if chosen.tool == "initcheck":
+        command += ["--print-limit", str(MOST_REPORTS)]
+    else:
+        for kernel in chosen.kernels:
+            command += ["--kernel-name", f"kernel_substring={kernel}"]
     command += [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src")]
     command += [str(report), "--device", device, "--systems", ",".join(chosen.systems)]
     return [*command, "--matrices", matrices]
@@ -161,6 +168,12 @@ def _errors(log: str) -> int | None:
     return None
 
 
+def _elsewhere(log: str, kernels: tuple[str, ...]) -> int:
+    """Reads of memory that nobody wrote by kernels that are not ours."""
+    places = _UNWRITTEN.findall(log)
+    return sum(not any(kernel in place for kernel in kernels) for place in places)
+
+
 def _unfinished(tool: str, got: str, remedy: str) -> RuntimeError:
     return RuntimeError(
         f"verify: {tool} must see all products run, got {got}. Nothing was written for it. "
@@ -173,6 +186,7 @@ class Watched:
     """What a tool said of products of one system, and what they said themselves."""
 
     errors: int
+    elsewhere: int
     status: int
     matrices: list[str]
     products: int
@@ -200,9 +214,12 @@ def _watch(
         raise _unfinished(
             chosen.tool, f"exit status {status} without a summary", "See its output above"
         )
+    elsewhere = _elsewhere(text, tuple(KERNELS)) if chosen.tool == "initcheck" else 0
+    errors -= elsewhere
+    status = 0 if elsewhere and not errors and status == FOUND else status
     return Watched(
-        errors, status, list(ran["matrices"]), int(ran["products"]), str(ran["failure"] or ""),
-        text.splitlines()[:SHOWN_LINES],
+        errors, elsewhere, status, list(ran["matrices"]), int(ran["products"]),
+        str(ran["failure"] or ""), text.splitlines()[:SHOWN_LINES],
     )  # fmt: skip
 
 
@@ -228,6 +245,7 @@ def run_checker(
     -------
     dict
         ``date``, ``version``, ``kernels``, ``systems``, ``matrices``, ``products``, ``errors``,
+        ``elsewhere`` (initcheck's reports of kernels that are not ours),
         ``log`` (its first lines, where there are errors), ``seconds``, ``exit``.
 
     Raises
@@ -272,6 +290,7 @@ def run_checker(
         "matrices": list(dict.fromkeys(name for each in watched for name in each.matrices)),
         "products": sum(each.products for each in watched),
         "errors": errors,
+        "elsewhere": sum(each.elsewhere for each in watched),
         "log": log[:SHOWN_LINES],
         "seconds": round(seconds, 3),
         "exit": status,

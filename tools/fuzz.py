@@ -1,19 +1,23 @@
 """Draws products at random and checks them; replays any of them by seed and number.
 
-    python -m tools.fuzz --seconds 300 --device cpu [--seed S] [--case N] [--out DIR]
+    python -m tools.fuzz --seconds 200 --device cuda --processes 12 [--seed S] [--out DIR]
+    python -m tools.fuzz --device cuda --replay NUMBER
 
 Shapes, structures, containers, types, systems, row orders, layouts, epilogues, reductions, NaN and
 Inf, transposes, updates, plan files, gradients, layers, one-call products and wrong calls are drawn
 by ``tools/fuzz_cases.py``; ``tools/fuzz_judge.py`` says what must come of them. Each failure is
-one line: how to replay it, the case, what was wrong. With ``--out`` the counts are written to
-``DIR/<gpu or cpu>/fuzz.json``. Exit code 1 when a case failed, 2 for bad usage.
+one line: how to replay it, the case, what was wrong. Each process runs the cases of its own seed
+(``tools/fuzz_pool.py``). With ``--out`` the counts are written to ``DIR/<gpu or cpu>/fuzz.json``.
+Exit code 1 when a case failed, 2 for bad usage, 130 when interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
+import json
 import math
+import os
 import platform
 import random
 import sys
@@ -21,9 +25,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,33 +38,22 @@ import sparsetile as st
 from sparsetile.check.digest import code_digest
 from sparsetile.cli.console import note
 from sparsetile.core.errors import UnsupportedError, value_error
+from sparsetile.reorder import REORDERERS
+from sparsetile.systems import SYSTEMS
 from sparsetile.systems.registry import exact_system
-from tools.fuzz_cases import Case, draw
+from tools.fuzz_cases import CASES_OF_A_SEED, Case, draw
 from tools.fuzz_checks import run_case
 from tools.fuzz_judge import Run, Wrong
+from tools.fuzz_pool import Outcome, Tally, case_numbers, emptied, fuzz_in_processes
 from tools.fuzz_refusals import grouped, is_refusal
-from tools.record import machine_facts, write_json
+from tools.record import machine_facts, read_proof, write_json
 
-__all__ = ["Outcome", "fuzz", "main", "try_case"]
+__all__ = ["Outcome", "check_fuzz", "fuzz", "main", "try_case", "warm", "worker"]
 
 SCHEMA = 1
 RECORD_NAME = "fuzz.json"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a case: what was ``wrong``, or what was rightly ``refused``, if anything."""
-
-    case: Case
-    system: str
-    wrong: str = ""
-    refused: str = ""
-
-    @property
-    def line(self) -> str:
-        """How to replay the case, the case, what was wrong."""
-        shown = (f"{field.name}={getattr(self.case, field.name)!r}" for field in fields(self.case))
-        return f"{self.case.replay} | {', '.join(shown)} | {self.wrong}"
+# Cases of a record that is committed.
+FEWEST_CASES = 20_000
 
 
 def try_case(case: Case, folder: Path) -> Outcome:
@@ -89,43 +81,57 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}{place}: {' '.join(str(error).split())[:300]}"
 
 
-def fuzz(device: str, seed: int, seconds: float) -> dict[str, Any]:
-    """Run the cases of a seed, in order, for so many seconds; return what the record holds."""
-    begun = time.perf_counter()
-    features: dict[str, Counter[str]] = {}
-    systems: Counter[str] = Counter()
-    refusals: Counter[str] = Counter()
-    failures: list[str] = []
-    cases = 0
+def _cases(
+    device: str, seed: int, first: int, until: float, begins: Callable[[int], None]
+) -> Iterator[Outcome]:
+    """Run the cases of a seed, in order; ``begins`` is told of each."""
     with tempfile.TemporaryDirectory() as name:
-        for number in itertools.count():
-            if time.perf_counter() - begun >= seconds:
-                break
-            case = draw(seed, number, device)
-            outcome = _quietly(case, Path(name))
-            cases += 1
-            for feature, value in case.features.items():
-                features.setdefault(feature, Counter())[value] += 1
-            if outcome.wrong:
-                failures.append(outcome.line)
-                note(f"fuzz: {outcome.line}")
-            elif outcome.refused:
-                refusals[outcome.refused] += 1
-            else:
-                systems[outcome.system] += 1
+        for number in case_numbers(first, until):
+            begins(number)
+            yield _quietly(draw(seed, number, device), Path(name))
             if number % 200 == 199:
                 st.clear_plan_cache()
-                for path in Path(name).iterdir():
-                    path.unlink()
-    return {
-        "seeds": [seed],
-        "cases": cases,
-        "seconds": round(time.perf_counter() - begun, 1),
-        "systems": dict(sorted(systems.items())),
-        "features": {name: dict(sorted(found.items())) for name, found in features.items()},
-        "refusals": dict(refusals.most_common()),
-        "failures": failures,
-    }
+                emptied(Path(name))
+
+
+def fuzz(device: str, seed: int, seconds: float) -> dict[str, Any]:
+    """Run the cases of a seed in this process; return what the record holds."""
+    tally = Tally(note)
+    for outcome in _cases(device, seed, 0, time.monotonic() + seconds, lambda number: None):
+        tally.add(outcome)
+    return tally.found()
+
+
+def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
+    """Run the cases of a seed and say on stdout what comes of each, for ``tools.fuzz_pool``."""
+    said = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else prints
+
+    def say(**facts: Any) -> None:
+        said.write(json.dumps(facts) + "\n")
+
+    if alone == "0":
+        torch.set_num_threads(1)
+    if device == "cuda":
+        say(compiled="imports")
+        warm(device, int(seed), lambda name: say(compiled=name))
+    told = (device, int(seed), int(first), float(until))
+    for outcome in _cases(*told, lambda number: say(case=number)):
+        say(case=outcome.case.number, system=outcome.system, wrong=outcome.wrong,
+            refused=outcome.refused)  # fmt: skip
+        if outcome.wrong and device == "cuda":
+            torch.cuda.synchronize()  # raises where the context is lost: a new process goes on
+
+
+def warm(device: str, turn: int, told: Callable[[str], None]) -> None:
+    """Compile row orders, each process another one first: the others find it on disk."""
+    rows = torch.arange(300).repeat_interleave(8)
+    A = (torch.stack([rows, (rows * 7 + torch.arange(2400) % 8 * 31) % 300]), None, (300, 300))
+    names = sorted(REORDERERS)
+    for k in range(len(names)):
+        with contextlib.suppress(UnsupportedError):
+            st.plan(A, 8, reorder=names[(turn + k) % len(names)], device=device)
+        told(names[(turn + k) % len(names)])
 
 
 def _quietly(case: Case, folder: Path) -> Outcome:
@@ -134,6 +140,25 @@ def _quietly(case: Case, folder: Path) -> Outcome:
         warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
         warnings.filterwarnings("ignore", category=sp.SparseEfficiencyWarning)
         return try_case(case, folder)
+
+
+def check_fuzz(path: str | os.PathLike[str]) -> list[str]:
+    """Return what is wrong with a record of a GPU, one sentence each; empty when all is right."""
+    again = "run `python -m tools.fuzz` on that GPU again"
+    record, problems = read_proof(path, SCHEMA, again)
+    if not record:
+        return problems
+    failures, systems, cases = (record.get(name) for name in ("failures", "systems", "cases"))
+    forms = (failures, list), (systems, dict), (cases, int)
+    if not all(isinstance(part, form) for part, form in forms):
+        return [f"{path}: does not count cases, systems and failures; {again}"]
+    if record["cases"] < FEWEST_CASES:
+        problems.append(f"{path}: {record['cases']} cases, fewer than {FEWEST_CASES}; {again}")
+    able = {name for name in SYSTEMS if record.get("device") in SYSTEMS[name].devices}
+    missing = sorted(able - set(record["systems"]))
+    if missing or not able:
+        problems.append(f"{path}: no product of {', '.join(missing) or 'any system'}; {again}")
+    return problems + [f"{path}: {line}" for line in record["failures"]]
 
 
 def _facts(device: str) -> dict[str, Any]:
@@ -164,12 +189,17 @@ def _run(asked: argparse.Namespace) -> int:
             "fuzz", "--seconds", "a number above 0", asked.seconds, "Omit it for 300 seconds"
         )
     seed = random.SystemRandom().randrange(2**31) if asked.seed is None else asked.seed
-    if seed < 0 or (asked.case is not None and asked.case < 0):
-        raise value_error("fuzz", "--seed and --case", "0 or more", seed, "Use another number")
-    if asked.case is not None:
-        return _replay(draw(seed, asked.case, asked.device))
+    if seed < 0 or (asked.replay is not None and asked.replay < 0):
+        raise value_error("fuzz", "--seed and --replay", "0 or more", seed, "Use another number")
+    if not 1 <= asked.processes <= 256:
+        raise value_error("fuzz", "--processes", "1 to 256", asked.processes, "Use one per core")
+    if asked.replay is not None:
+        seed, number = divmod(asked.replay, CASES_OF_A_SEED)
+        return _replay(draw(seed, number, asked.device))
     facts, digest = _facts(asked.device), code_digest()
-    found = fuzz(asked.device, seed, asked.seconds)
+    found = fuzz_in_processes(asked.device, seed, asked.seconds, asked.processes, note)
+    if code_digest() != digest:
+        raise value_error("fuzz", "the code", "left as it is meanwhile", "a change", "Run it again")
     counts = ", ".join(f"{name} {count}" for name, count in found["systems"].items())
     refused = sum(found["refusals"].values())
     note(
@@ -183,6 +213,7 @@ def _run(asked: argparse.Namespace) -> int:
             **facts,
             "device": asked.device,
             "code_digest": digest,
+            "processes": asked.processes,
             **found,
         }
         folder = facts["gpu"]["slug"] if asked.device == "cuda" else "cpu"
@@ -195,8 +226,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=300.0, help="how long to go on")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--seed", type=int, help="of all cases; a fresh one if omitted")
-    parser.add_argument("--case", type=int, help="run this one case alone and print it")
+    parser.add_argument("--processes", type=int, default=1, help="each with a seed of its own")
+    parser.add_argument("--seed", type=int, help="of the first process; a fresh one if omitted")
+    parser.add_argument("--replay", type=int, help="run this one case alone and print it")
     parser.add_argument("--out", type=Path, help="folder whose <gpu or cpu>/fuzz.json is written")
     asked = parser.parse_args(list(arguments))
     try:
@@ -204,6 +236,9 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         note(f"fuzz: error: {error}")
         return 2
+    except KeyboardInterrupt:
+        note("fuzz: stopped")
+        return 130
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def _new_values(run: Run) -> tuple[Tensor, CSR]:
     else:
         summed.index_add_(0, torch.from_numpy(inverse), values.double())
     summed = held_in_type(case, summed)
-    return values.to(case.device), matrix.truth.with_values(summed.to(case.device))
+    return values.to(case.device), matrix.truth.with_values(summed)
 
 
 def _update(run: Run) -> None:
@@ -241,7 +241,7 @@ def _gradient(run: Run) -> None:
         C = plan.run(run.permuted(B), **told)
         G = dense(case, tuple(C.shape), run.rng, layout="contiguous")
         C.backward(G)
-        csr = truth if values is None else truth.with_values(_canonical(run, values).detach())
+        csr = truth if values is None else truth.with_values(_canonical(run, values.detach().cpu()))
         if B.grad is None:
             raise Wrong("B has no gradient")
         run.judge(G, B.grad, "gradient of B", csr=csr.transposed())
@@ -264,7 +264,7 @@ def _gradient(run: Run) -> None:
         run.permuted(B), reduce=case.reduce, alpha=case.alpha, relu=case.relu, **told, **options
     )
     inputs = [t for t in (B, values, bias) if t is not None]
-    own = [t.detach().clone().requires_grad_() for t in inputs]
+    own = [t.detach().cpu().clone().requires_grad_() for t in inputs]  # judged on the host
     if values is not None:
         weights: Tensor | None = _canonical(run, own[1])
     else:
@@ -272,7 +272,7 @@ def _gradient(run: Run) -> None:
     sums = _sums(truth, weights, own[0], case.reduce, case.alpha, own[-1] if case.bias else None)
     expected = torch.relu(sums) if case.relu else sums
     _near(C, expected, "product")
-    G = torch.from_numpy(run.rng.normal(size=tuple(C.shape))).to(C.device)
+    G = torch.from_numpy(run.rng.normal(size=tuple(C.shape)))
     if case.relu:
         # Where a sum is 0 but for rounding, the gradient of ReLU may be 0 or 1.
         G = torch.where(sums.detach().abs() < NEAR_ZERO, 0.0, G)
@@ -280,16 +280,16 @@ def _gradient(run: Run) -> None:
         G = torch.where(_tied(truth, weights, own[0], case.reduce), 0.0, G)
     names = ["B", *(["values"] if values is not None else []), *(["bias"] if case.bias else [])]
     twice = case.action == "second gradient"
-    firsts = torch.autograd.grad((C * G).sum(), inputs, create_graph=twice)
+    firsts = torch.autograd.grad((C * G.to(C.device)).sum(), inputs, create_graph=twice)
     wanted = torch.autograd.grad((expected * G).sum(), own, create_graph=twice)
     for name, first, second in zip(names, firsts, wanted, strict=True):
         _near(first, second, f"gradient of {name}")
     if not twice:
         return
-    H = [torch.from_numpy(run.rng.normal(size=tuple(t.shape))).to(C.device) for t in inputs]
+    H = [torch.from_numpy(run.rng.normal(size=tuple(t.shape))) for t in inputs]
 
     def second_of(grads: Any, leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-        total = sum((first * h).sum() for first, h in zip(grads, H, strict=True))
+        total = sum((first * h.to(first.device)).sum() for first, h in zip(grads, H, strict=True))
         if not isinstance(total, Tensor) or not total.requires_grad:
             return (None,) * len(leaves)
         return torch.autograd.grad(total, leaves, allow_unused=True)

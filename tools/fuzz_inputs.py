@@ -48,7 +48,7 @@ class Matrix:
     rows, cols : array of int64 [entries]
         Places in the container's own order of entries.
     truth : CSR
-        Sorted, duplicates summed, on the case's device; float64 values or None.
+        Sorted, duplicates summed, on the host; float64 values or None.
     exact : bool
         Whether values must be small fractions, so that sums of duplicates are exact.
     """
@@ -141,7 +141,7 @@ def make_matrix(case: Case, rng: np.random.Generator, folder: Path) -> Matrix:
 
 def _read(case: Case, A: Any, source: Any) -> Matrix:
     rows, cols, values = _entries(case, source)
-    truth = _canonical(case, rows, cols, values).to(case.device)
+    truth = _canonical(case, rows, cols, values)
     return Matrix(A, rows, cols, truth, case.duplicates)
 
 

@@ -7,6 +7,7 @@ of its sign where it gives one or exceeds C's type.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ __all__ = ["Run", "Wrong", "compare", "equal_bits"]
 # One that was chosen by spmm, and is not known, may be such a system.
 STEPWISE = ("auto", "cpu", "cusparse", "dense")
 STEPS = 3
+# Products of entries with columns of B up to which a reference is summed on the host. A reference
+# on the GPU waits for it several times, and other processes of the fuzzer use it as well.
+HOST_WORK = 2**21
 
 
 class Wrong(AssertionError):
@@ -107,11 +111,16 @@ class Run:
         dtype = how.pop("out_dtype", B.dtype)
         if C.dtype is not dtype:
             raise Wrong(f"{what}: {C.dtype} instead of {dtype}")
-        before = how.pop("before", None)
-        for at in np.ndindex(*lead):
-            held = None if before is None else before[at]
-            result, bound = self.expected(csr, B[at], dtype, before=held, **how)
-            compare(C[at], result, bound, what)
+        small = csr.nnz * B.numel() <= HOST_WORK * max(csr.shape[1], 1)
+        place = torch.device("cpu") if small else C.device
+        if how.get("before") is not None:
+            how["before"] = _columns(how["before"].detach().to(place))
+        if how.get("bias") is not None:
+            copies = 1 if how.get("along_rows") else math.prod(lead)
+            how["bias"] = how["bias"].detach().to(place).repeat(copies)
+        B, C = (_columns(dense.detach().to(place)) for dense in (B, C))
+        result, bound = self.expected(csr.to(place), B, dtype, **how)
+        compare(C, result, bound, what)
 
     def expected(
         self,
@@ -144,7 +153,7 @@ class Run:
             added = bias.double().unsqueeze(1) if along_rows else bias.double()
             result, magnitude = result + added, magnitude + added.abs()
             steps.append(result.abs())
-        tf32 = B.is_cuda and self.case.tf32
+        tf32 = self.case.device == "cuda" and self.case.tf32
         bound = error_bound(
             result, magnitude, terms, dtype=B.dtype, out_dtype=stored, tf32=tf32, worst_case=True
         )
@@ -156,11 +165,20 @@ class Run:
         return (torch.relu(result) if relu else result), bound
 
 
+def _columns(dense: Tensor) -> Tensor:
+    """A batch [..., rows, N] as one matrix, its members side by side."""
+    *lead, rows, width = dense.shape
+    if not lead:
+        return dense
+    count = math.prod(lead)
+    return dense.reshape(count, rows, width).transpose(0, 1).reshape(rows, count * width)
+
+
 def compare(found: Tensor, result: Tensor, bound: Tensor, what: str) -> None:
     """Raise :class:`Wrong` naming the first element that is not right."""
     if found.numel() == 0:
         return
-    seen, most = found.detach().double(), torch.finfo(found.dtype).max
+    seen, most = found.detach().to(result.device).double(), torch.finfo(found.dtype).max
     finite = seen.isfinite() & result.isfinite()
     near = finite & ((seen - result).abs() <= bound)
     beyond = seen.isinf() & (result * seen.sign() + bound.nan_to_num(nan=torch.inf) >= most)

@@ -105,6 +105,9 @@ def main(arguments: Sequence[str]) -> int:
     except RuntimeError as error:
         note(f"sparsetile: error: {error}")
         return 1
+    except KeyboardInterrupt:
+        note("sparsetile: stopped")
+        return 130
 
 
 if __name__ == "__main__":

@@ -19,7 +19,11 @@ from sparsetile.core.numba_cache import entry_point
 
 # What a process does: define the function, call it, and say whether it came from the cache.
 SCRIPT = """
-import sys
+import resource, signal, sys
+room = int(sys.argv.pop())
+if room:  # bytes that a file may have: the write that exceeds them fails as on a full disk
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 *folders, digest = sys.argv[1:]
 sys.path[:0] = folders
 import numba_cache, source
@@ -37,11 +41,11 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def from_cache(source: Path, digest: str = "") -> bool:
+def from_cache(source: Path, digest: str = "", room: int = 0) -> bool:
     """Whether a process of its own takes the compiled function from the disk."""
     folders = [str(Path(numba_cache.__file__).parent), str(source.parent)]
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, *folders, digest],
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, *folders, digest, str(room)],
         capture_output=True, text=True, timeout=120,
         env={**os.environ, "NUMBA_CACHE_DIR": str(source.parent / "compiled")},
     )  # fmt: skip
@@ -59,6 +63,45 @@ def test_a_damaged_file_costs_a_compilation_and_is_replaced(source, kind):
     (damaged,) = source.parent.rglob(kind)
     damaged.write_bytes(damaged.read_bytes()[:100])
     assert [from_cache(source) for _ in range(2)] == [False, True]
+
+
+def files(folder: Path, stamp: str = "today") -> numba_cache._CheckedFiles:
+    return numba_cache._CheckedFiles(str(folder), "double", stamp)
+
+
+def test_a_file_is_taken_only_if_every_byte_is_as_written(tmp_path):
+    """Machine code with one other bit would run, and give other results."""
+    files(tmp_path).save("int64", b"machine code" * 9)
+    (code,) = tmp_path.glob("*.nbc")
+    body = code.read_bytes()
+    changed = [body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :] for at in range(len(body))]
+    for damaged in (*changed, *(body[:length] for length in range(len(body))), body + b"x"):
+        code.write_bytes(damaged)
+        with pytest.raises(ValueError, match="must be as it was written"):
+            files(tmp_path).load("int64")
+    code.write_bytes(body)
+    assert files(tmp_path).load("int64") == b"machine code" * 9
+
+
+def test_code_of_other_types_or_of_an_older_source_is_not_taken(tmp_path):
+    """What two processes that compile at once, or one that was killed, can leave behind."""
+    files(tmp_path).save("int64", "of int64")
+    (code,) = tmp_path.glob("*.nbc")
+    of_int64 = code.read_bytes()
+    (tmp_path / "double.nbi").unlink()
+    files(tmp_path).save("float32", "of float32")  # the index has float32 alone
+    code.write_bytes(of_int64)
+    assert files(tmp_path).load("float32") is None
+    files(tmp_path, "tomorrow").save("int64", "of tomorrow")
+    assert files(tmp_path, "tomorrow").load("int64") == "of tomorrow"
+    code.write_bytes(of_int64)  # as if killed after the index was written
+    assert files(tmp_path, "tomorrow").load("int64") is None
+
+
+def test_a_full_disk_costs_the_cache_and_not_the_call(source):
+    assert not from_cache(source, room=50)
+    compiled = source.parent / "compiled"
+    assert not [path for path in compiled.rglob("*") if path.is_file()]
 
 
 def test_another_digest_of_the_callees_is_compiled_anew(source):

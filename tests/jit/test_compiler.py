@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import subprocess
@@ -140,6 +141,47 @@ def test_a_damaged_entry_is_compiled_again_and_mended(cache, tree, which, damage
     assert not again.from_cache
     assert (again.cubin, again.resources) == (first.cubin, first.resources)
     assert compile_source(tiny(), ARCH).from_cache
+
+
+@pytest.mark.parametrize("which", ["cubin", "report"])
+def test_no_length_and_no_flipped_bit_gives_another_cubin(cache, tree, which):
+    first = compile_source(tiny(), ARCH)
+    file = entries(cache)[which == "report"]
+    body = file.read_bytes()
+    lengths = (1, 64, *range(0, len(body), max(1, len(body) // 3)), len(body) - 1)
+    places = range(3, len(body), max(1, len(body) // 4))
+    for damaged in (*(body[:n] for n in lengths), *(flipped(body, at) for at in places)):
+        file.write_bytes(damaged)
+        again = compile_source(tiny(), ARCH)
+        assert again.cubin == first.cubin
+        assert which == "report" or not again.from_cache
+
+
+KILLED = """
+import sys
+from sparsetile.jit import compile_source
+from sparsetile.kernels import KERNELS
+spec = KERNELS["sddmm_csr"]
+print("ready", flush=True)
+for config in spec.configs():
+    compile_source(spec.source(config), sys.argv[1])
+    print("one", flush=True)
+"""
+
+
+def test_a_process_killed_while_it_fills_the_cache_leaves_no_wrong_entry(cache):
+    filling = subprocess.Popen(
+        [sys.executable, "-c", KILLED, ARCH], stdout=subprocess.PIPE, text=True
+    )
+    assert filling.stdout is not None
+    assert [filling.stdout.readline() for _ in range(2)] == ["ready\n", "one\n"]
+    filling.kill()
+    filling.wait()
+    spec = KERNELS["sddmm_csr"]
+    for config in itertools.islice(spec.configs(), 2):
+        kept = compile_source(spec.source(config), ARCH)
+        assert kept.cubin == compile_source(spec.source(config), ARCH, use_cache=False).cubin
+    assert compile_source(spec.source(next(spec.configs())), ARCH).from_cache
 
 
 @pytest.mark.parametrize("which", ["cubin", "report"])

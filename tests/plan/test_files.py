@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,6 +155,63 @@ def test_the_file_appears_under_its_name_only_when_it_is_whole(tmp_path, monkeyp
 def test_a_save_replaces_what_was_there(file):
     st.plan(csr_of(MATRIX), 77).save(file)
     assert st.load_plan(file).n == 77
+
+
+CHILD = """
+import resource, signal, sys, time, torch
+import sparsetile as st
+path, how = sys.argv[1:]
+made = [st.plan(torch.ones(200, 200 + k).to_sparse_csr(), 4, system="cpu") for k in range(2)]
+if how == "full":  # bytes that a file may have: the write that exceeds them fails in its middle
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+    try:
+        made[0].save(path)
+    except Exception as error:
+        print(error)
+    sys.exit()
+print("ready", flush=True)
+while True:
+    for plan in made:
+        plan.save(path)
+"""
+
+
+def child(path: Path, how: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", "-c", CHILD, str(path), how]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_save_leaves_the_old_file(file):
+    before = file.read_bytes()
+    said, _ = child(file, "full").communicate(timeout=60)
+    assert "File too large" in said
+    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
+
+
+def test_a_process_killed_in_the_middle_of_saves_leaves_a_whole_file(file):
+    """What it leaves beside the file is refused, or whole."""
+    rng = random.Random(22)
+    saving = child(file, "forever")
+    assert saving.stdout is not None and saving.stdout.readline() == "ready\n"
+    first, until = file.stat().st_ino, time.monotonic() + 30
+    while file.stat().st_ino == first and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(rng.uniform(0.05, 0.3))
+    saving.kill()
+    saving.wait()
+    for path in file.parent.iterdir():
+        try:
+            assert st.load_plan(path).shape in ((200, 200), (200, 201))
+        except st.PlanFileError:
+            assert path != file
+
+
+def test_a_folder_that_takes_no_files_is_an_error_of_one_line(file):
+    plan = st.load_plan(file)
+    with pytest.raises(Exception, match=r"os error|Errno") as caught:
+        plan.save("/proc/a.safetensors")
+    assert "\n" not in str(caught.value)
 
 
 # -- damage -------------------------------------------------------------------------------------

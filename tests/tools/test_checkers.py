@@ -98,6 +98,31 @@ def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: 
     assert options.count("--kernel-name") == len(shared)
 
 
+UNWRITTEN = (
+    "========= Uninitialized __global__ memory read of size 4 bytes\n"
+    "=========     at {}+0x1c0\n"
+    "=========     by thread (0,0,0) in block (0,0,0)\n"
+)
+
+
+def test_initcheck_watches_every_kernel_and_counts_ours(tool, tmp_path: Path):
+    theirs = UNWRITTEN.format("void at::native::copy_kernel(float *)")
+    ours = UNWRITTEN.format("spmm_csr_kernel(Params)")
+    summary = "========= ERROR SUMMARY: {} errors"
+    folder = tool(initcheck=how(summary=theirs + summary.format(1), errors=True))
+    entry = run_checker(tmp_path, "initcheck", limit=60, matrices=ONE)
+    count = len(entry["systems"])
+    assert (entry["errors"], entry["elsewhere"], entry["exit"]) == (0, count, 0)
+    assert entry["kernels"] == list(KERNELS) and entry["log"] == []
+    for ((options, _, _),) in called(folder).values():
+        assert "--kernel-name" not in options and "--print-limit" in options
+    # One of ours, one of theirs, and one that was not printed, which may be ours.
+    tool(initcheck=how(summary=theirs + ours + summary.format(3), errors=True))
+    entry = run_checker(tmp_path, "initcheck", limit=60, matrices=ONE)
+    assert (entry["errors"], entry["elsewhere"], entry["exit"]) == (2 * count, count, 86)
+    assert any("spmm_csr_kernel" in line for line in entry["log"])
+
+
 def test_kernels_that_say_so_are_those_with_shared_memory():
     tree = ROOT / "src" / "sparsetile" / "kernels" / "cuda"
     include = re.compile(r'#include "([^"]+)"')

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 import torch
-from tools.fuzz import Outcome, fuzz, main, try_case
+from tools.fuzz import RECORD_NAME, SCHEMA, Outcome, check_fuzz, fuzz, main, try_case, warm
 from tools.fuzz_cases import CONTAINERS, Case, draw
 from tools.fuzz_refusals import REFUSALS, check_refusal, is_refusal
+from tools.record import ROOT
 
 import sparsetile as st
 from sparsetile.check.digest import code_digest
 from sparsetile.core.errors import value_error
+from sparsetile.reorder import REORDERERS
+from sparsetile.systems import SYSTEMS
 from sparsetile.systems.cpu.runner import CPURunner
 from sparsetile.systems.dense.runner import DenseRunner
 from tests.contracts.cases import csr_of, random_matrix
+from tools import fuzz_pool
 
+RECORDS = sorted((ROOT / "results").glob(f"*/{RECORD_NAME}"))
 # Seconds of fuzzing in this file: on a fixed seed, and on one that is new whenever the code is.
-SECONDS = {"fixed": 12.0, "fresh": 12.0}
+SECONDS = {"fixed": 8.0, "fresh": 8.0}
 
 
 def first_case(**wanted: object) -> Case:
@@ -178,7 +184,7 @@ def test_the_pattern_is_that_of_the_package():
 
 
 def test_a_case_is_replayed_and_printed(capsys):
-    assert main(["--device", "cpu", "--seed", "5", "--case", "7"]) == 0
+    assert main(["--device", "cpu", "--replay", "5000007"]) == 0
     said = capsys.readouterr().out
     case = draw(5, 7, "cpu")
     assert case.action != "refusal"
@@ -195,10 +201,11 @@ def test_a_replayed_failure_ends_with_code_1(monkeypatch, capsys):
 
 def test_a_record_holds_counts_and_the_digest(tmp_path):
     begun = time.perf_counter()
-    assert main(["--seconds", "1", "--seed", "11", "--out", str(tmp_path)]) == 0
+    asked = ["--seconds", "1", "--processes", "2", "--seed", "11", "--out", str(tmp_path)]
+    assert main(asked) == 0
     assert time.perf_counter() - begun < 30
     record = json.loads((tmp_path / "cpu" / "fuzz.json").read_text())
-    assert record["seeds"] == [11]
+    assert record["seeds"] == [11, 12] and record["processes"] == 2
     assert record["failures"] == []
     assert sum(record["features"]["container"].values()) == record["cases"]
     done = sum(record["systems"].values()) + sum(record["refusals"].values())
@@ -206,10 +213,86 @@ def test_a_record_holds_counts_and_the_digest(tmp_path):
     assert len(record["code_digest"]) >= 32
 
 
-@pytest.mark.parametrize("words", [["--seconds", "0"], ["--seed", "-1"], ["--seconds", "nan"]])
+@pytest.mark.parametrize(
+    "words", [["--seconds", "0"], ["--seed", "-1"], ["--seconds", "nan"], ["--processes", "0"]]
+)
 def test_bad_usage_ends_with_code_2(words, capsys):
     assert main(words) == 2
     assert "must be" in capsys.readouterr().err
+
+
+def test_a_case_that_hangs_or_kills_its_process_does_not_lose_the_others(monkeypatch):
+    """Each is a failure that one number replays; the cases behind it run in a new process."""
+    script = (
+        "import sys, time, os; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]\n"
+        "import json; first = int(sys.argv[3])\n"
+        "def say(**facts): print(json.dumps(facts), flush=True)\n"
+        "say(compiled='rcm')\n"
+        "for case in range(first, 6):\n"
+        "    say(case=case)\n"
+        "    if case == 1: time.sleep(600)\n"
+        "    if case == 3: os.kill(os.getpid(), 11)\n"
+        "    say(case=case, system='cpu', wrong='', refused='')\n"
+    )
+    monkeypatch.setattr(fuzz_pool, "_CHILD", script)
+    monkeypatch.setattr(fuzz_pool, "CASE_SECONDS", 1.5)
+    said: list[str] = []
+    found = fuzz_pool.fuzz_in_processes("cpu", 7, 60.0, 1, said.append)
+    assert found["cases"] == 6 and found["systems"] == {"cpu": 4}
+    hung, killed = found["failures"]
+    assert hung.startswith("python -m tools.fuzz --device cpu --replay 7000001 |")
+    assert hung.endswith("no end within 1.5 s")
+    assert "--replay 7000003 |" in killed and killed.endswith("ended with code -11")
+    assert said[2:] == ["fuzz: seed 7: its process does not start"], "after three of no case"
+
+
+def test_each_process_compiles_another_row_order_first(monkeypatch):
+    asked: list[str] = []
+    told: list[str] = []
+    monkeypatch.setattr(st, "plan", lambda A, n, reorder, device: asked.append(reorder))
+    for turn in range(len(REORDERERS)):
+        warm("cpu", turn, told.append)
+    assert told == asked
+    every = [asked[k : k + len(REORDERERS)] for k in range(0, len(asked), len(REORDERERS))]
+    assert {names[0] for names in every} == set(REORDERERS)
+    assert all(sorted(names) == sorted(REORDERERS) for names in every)
+
+
+def a_record(**changes: Any) -> dict[str, Any]:
+    systems = {name: 9 for name in SYSTEMS if "cuda" in SYSTEMS[name].devices}
+    whole = {"schema": SCHEMA, "code_digest": code_digest(), "device": "cuda", "cases": 20_000}
+    return {**whole, "systems": systems, "failures": [], **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"schema": 7}, "has schema 7"),
+        ({"code_digest": "0"}, "the code it covers changed"),
+        ({"cases": 19_999}, "19999 cases, fewer than 20000"),
+        ({"systems": {"csr": 20_000}}, "no product of acc, "),
+        ({"failures": ["python -m tools.fuzz --replay 3 | wrong"]}, "--replay 3 | wrong"),
+        ({"failures": None}, "does not count"),
+    ],
+)
+def test_a_record_that_does_not_vouch_for_today_is_told_so(tmp_path, changes, text):
+    path = tmp_path / "fuzz.json"
+    path.write_text(json.dumps(a_record()))
+    assert check_fuzz(path) == []
+    path.write_text(json.dumps(a_record(**changes)))
+    (found,) = check_fuzz(path)
+    assert text in found
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_every_committed_record_is_of_today_s_code_and_without_failures(path):
+    """There may be none: README says so then."""
+    assert check_fuzz(path) == []
+
+
+def test_where_no_record_is_committed_the_readme_says_so():
+    said = "no record of the fuzzer" in " ".join((ROOT / "README.md").read_text().split())
+    assert said == (not RECORDS)
 
 
 # Faults that the fuzzer found, each in its smallest form.

@@ -162,8 +162,9 @@ def test_without_compute_sanitizer_it_refuses(tool: Tool, checked, monkeypatch, 
 def test_a_checker_has_a_name_and_no_expression(tool: Tool, checked):
     checked()
     assert_refused(
-        tool("--checker", "memcheck,initcheck"),
-        "verify: --checker must be one of ['memcheck', 'racecheck', 'synccheck'], got 'initcheck'.",
+        tool("--checker", "memcheck,leakcheck"),
+        "verify: --checker must be one of ['memcheck', 'racecheck', 'synccheck', 'initcheck'], "
+        "got 'leakcheck'.",
     )
     assert_refused(
         tool("--checker", "memcheck", "-k", "csr"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
-from sparsetile.cli.options import Data, Json, Matrix, check_output, load_matrix
+from sparsetile.cli.options import Data, Json, Matrix, check_output, load_matrix, write_output
 
 if TYPE_CHECKING:
     from sparsetile.bench.report.orders import OrderView
@@ -142,9 +143,14 @@ def inspect(
     title = Path(matrix).stem if Path(matrix).is_file() else matrix
     if png is not None:
         with activity(f"drawing {png}"):
-            draw(csr, found, title, png)
+            partial = png.with_name(f"{os.getpid()}.partial.{png.name}")  # its ending says how
+            try:
+                draw(csr, found, title, partial)
+                os.replace(partial, png)
+            finally:
+                partial.unlink(missing_ok=True)
         note(f"sparsetile: drew {png}")
     if html is not None:
-        html.write_text(render_matrix_page(title, found, views), encoding="utf-8")
+        write_output(html, render_matrix_page(title, found, views))
         note(f"sparsetile: wrote {html}")
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetile.cli.console import note, print_json, print_table
+from sparsetile.cli.options import append_line
 from sparsetile.core.checks import one_of
 
 __all__ = ["LLM", "llm_title", "run_llm_suite"]
@@ -54,8 +55,7 @@ def run_llm_suite(
     for record in run_llm(selection, note, found):
         found.append(record)
         if out is not None:
-            with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**head, **record}) + "\n")
+            append_line(out, json.dumps({**head, **record}))
     if as_json:
         print_json({"records": found})
     else:
@@ -67,7 +67,12 @@ def _earlier(out: Path, head: dict[str, Any]) -> list[dict[str, Any]]:
     """Records that the same code wrote on the same device."""
     if not out.is_file():
         return []
-    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    lines = []
+    for line in out.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            note(f"sparsetile: skipped a damaged line of {out}")
     return [
         record
         for record in lines

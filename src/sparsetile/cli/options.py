@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -25,10 +26,12 @@ __all__ = [
     "SystemName",
     "Tune",
     "Width",
+    "append_line",
     "check_output",
     "dtype_of",
     "load_matrix",
     "resolve_device",
+    "write_output",
 ]
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in VALUE_DTYPES}
@@ -115,6 +118,25 @@ def check_output(
             function, option, "a file in a folder that exists", repr(str(path)),
             "Make the folder first",
         )  # fmt: skip
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file at once or not at all: an interrupt or a full disk leaves what was there."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append a line; where a run was killed in the middle of one, on a fresh line."""
+    with path.open("a+b") as stream:
+        if stream.tell():
+            stream.seek(-1, os.SEEK_END)
+            text = text if stream.read(1) == b"\n" else f"\n{text}"
+        stream.write(f"{text}\n".encode())
 
 
 def load_matrix(name: str, data: Path | None) -> CSR:

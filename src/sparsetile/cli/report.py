@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sparsetile.cli.console import note, note_some
-from sparsetile.cli.options import check_output
+from sparsetile.cli.options import check_output, write_output
 
 __all__ = ["report"]
 
@@ -49,10 +49,10 @@ def report(
         note_some([f"skipped {line}" for line in broken])
     kept = list(records.values())
     if markdown is not None:
-        markdown.write_text(render_markdown(kept), encoding="utf-8")
+        write_output(markdown, render_markdown(kept))
         note(f"wrote {markdown}")
     if out is not None or markdown is None:
         page = out or Path("report.html")
         text = render_page(kept, title=title, damaged=damaged, data=data)
-        page.write_text(text, encoding="utf-8")
+        write_output(page, text)
         note(f"wrote {page}, {len(text.encode()) / 1e6:.1f} MB, {len(kept)} records")

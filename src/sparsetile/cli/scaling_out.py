@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparsetile.cli.console import note, print_json, print_table, progress_bar
-from sparsetile.cli.options import dtype_of, load_matrix
+from sparsetile.cli.options import append_line, dtype_of, load_matrix
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 from sparsetile.data.streamed import STREAMED, StreamedGraph, streamed
@@ -143,8 +143,7 @@ def scaling_out(
             if found is None:
                 found = {**key, "rows": _measure(graph, order, counts, n, kind, given, weak)}
                 if out is not None:
-                    with open(out, "a") as stream:
-                        stream.write(json.dumps(found) + "\n")
+                    append_line(out, json.dumps(found))
             records.append(found)
             advance()
     if as_json:

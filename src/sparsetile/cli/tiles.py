@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sparsetile.cli.console import note, print_json, print_table, print_text
-from sparsetile.cli.options import Data, Json, Matrices, check_output
+from sparsetile.cli.options import Data, Json, Matrices, check_output, write_output
 
 __all__ = ["tiles"]
 
@@ -115,6 +115,6 @@ def tiles(
             note(f"sparsetile: {record['matrix']}, {record['order']}: {record['reason']}")
     if markdown is not None:
         text = render_tiles(records, _command(matrices, names, data, out, markdown))
-        markdown.write_text(text, encoding="utf-8")
+        write_output(markdown, text)
         note(f"sparsetile: wrote {markdown}")
     return 0

@@ -52,7 +52,7 @@ def verify(
             "--checker",
             metavar="TOOLS",
             help="Instead of the tests, products under compute-sanitizer: memcheck, racecheck, "
-            "synccheck; comma-separated.",
+            "synccheck, initcheck; comma-separated.",
         ),
     ] = None,
     time_limit: Annotated[

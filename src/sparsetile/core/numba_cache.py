@@ -6,10 +6,15 @@ is about to run may import this one.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numba
+from numba.core.caching import IndexDataCacheFile
 
 __all__ = ["entry_point", "inlined", "inner"]
 
@@ -21,6 +26,36 @@ inner = numba.njit(**_OPTIONS)
 
 inlined = numba.njit(forceinline=True, **_OPTIONS)
 """The same for one that is called often with many arrays: an array is seven arguments of a call."""
+
+
+class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """numba's cache files with a checksum, and with what they were compiled from inside of each.
+
+    numba finds code by an index that two processes may overwrite for each other, or that is newer
+    than the code after a process was killed. It would run code of other types or of an older source
+    then, and bits that changed on disk.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        super().save(key, (self._source_stamp, key, data))
+
+    def load(self, key: Any) -> Any:
+        found = super().load(key)
+        if found is None or found[:2] != (self._source_stamp, key):
+            return None
+        return found[2]
+
+    def _save_data(self, name: str, data: Any) -> None:
+        body = self._dump(data)
+        with self._open_for_write(self._data_path(name)) as stream:
+            stream.write(hashlib.sha256(body).digest() + body)
+
+    def _load_data(self, name: str) -> Any:
+        with open(os.path.join(self._cache_path, name), "rb") as stream:
+            digest, body = stream.read(32), stream.read()
+        if hashlib.sha256(body).digest() != digest:
+            raise ValueError(f"numba cache: {name} must be as it was written, got other bytes.")
+        return pickle.loads(body)
 
 
 def entry_point(function: Callable[..., Any], digest: str = "") -> Any:
@@ -36,14 +71,20 @@ def entry_point(function: Callable[..., Any], digest: str = "") -> Any:
     except RuntimeError:  # no folder to write to: each process compiles for itself
         return numba.njit(**_OPTIONS)(function)
     cache: Any = kernel._cache
-    load_overload = cache.load_overload
+    cache._cache_file.__class__ = _CheckedFiles
+    load_overload, save_overload = cache.load_overload, cache.save_overload
 
     def load_or_forget(*arguments: Any) -> Any:
         try:
             return load_overload(*arguments)
         except Exception:  # a damaged file can raise anything; it must cost a compilation only
-            cache.flush()
+            with contextlib.suppress(OSError):
+                cache.flush()
             return None
 
-    cache.load_overload = load_or_forget
+    def save_if_possible(*arguments: Any) -> None:
+        with contextlib.suppress(Exception):  # a full disk costs the next process a compilation
+            save_overload(*arguments)
+
+    cache.load_overload, cache.save_overload = load_or_forget, save_if_possible
     return kernel

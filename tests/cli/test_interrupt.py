@@ -1,0 +1,134 @@
+"""Ctrl-C in the middle of commands: exit code 130, no traceback, no half-written file.
+
+Importing torch takes most of a command's time, so that one process imports, and each command runs
+in a fork of it, a process group of its own, as a terminal would have it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sparsetile as st
+from sparsetile.cli.options import append_line, write_output
+from sparsetile.intake import read_matrix
+from tests.cli.conftest import Cli
+from tools import verify
+
+GRAPH = "gen:power_law?rows=4e5&nnz=4e6&seed=1"
+# A command, and the file that it writes.
+COMMANDS = {
+    "run": (["run", GRAPH, "-n", "64", "--weighted", "--device", "cpu"], ""),
+    "plan": (["plan", GRAPH, "-n", "64", "--device", "cpu", "--out", "p.safetensors"],
+             "p.safetensors"),
+    "generate": (["data", "generate", GRAPH, "--out", "g.npz"], "g.npz"),
+    "compile": (["compile", "--arch", "sm_90a"], ""),
+    "partition": (["partition", GRAPH, "--parts", "4", "--out", "parts"], ""),
+}  # fmt: skip
+
+SCRIPT = """
+import json, os, signal, sys, time
+from sparsetile.cli import main
+import sparsetile.core.numba_cache
+folder, tasks = sys.argv[1], json.loads(sys.argv[2])
+children = {}
+for name, (words, delay) in tasks.items():
+    here = os.path.join(folder, name)
+    os.mkdir(here)
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        os.chdir(here)
+        for number, stream in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"../{name}.{stream}", os.O_WRONLY | os.O_CREAT), number)
+        sys.exit(main(words))
+    children[pid] = name, time.monotonic() + delay
+begun = time.monotonic()
+for pid, (name, at) in sorted(children.items(), key=lambda child: child[1][1]):
+    time.sleep(max(0, at - time.monotonic()))
+    os.killpg(pid, signal.SIGINT)
+while children and time.monotonic() - begun < 40:
+    pid, status = os.waitpid(-1, os.WNOHANG)
+    if pid:
+        print(json.dumps([children.pop(pid)[0], os.waitstatus_to_exitcode(status)]), flush=True)
+    time.sleep(0.02)
+for pid in children:
+    os.killpg(pid, signal.SIGKILL)
+"""
+
+
+def test_every_command_ends_with_130_and_leaves_no_half_file(tmp_path):
+    rng = random.Random(22)
+    tasks = {name: (words, rng.uniform(0.03, 0.4)) for name, (words, _) in COMMANDS.items()}
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), json.dumps(tasks)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    codes = dict(json.loads(line) for line in ran.stdout.splitlines())
+    assert set(codes) == set(COMMANDS), "all end within 40 s"
+    for name, (_, written) in COMMANDS.items():
+        said = (tmp_path / f"{name}.err").read_text()
+        assert "Traceback" not in said, said
+        assert codes[name] == 130, (name, codes[name], said)
+        left = [path.name for path in (tmp_path / name).iterdir() if path.is_file()]
+        assert left in ([], [written]), name
+    if (tmp_path / "generate" / "g.npz").exists():
+        assert read_matrix(tmp_path / "generate" / "g.npz").nnz > 10**6
+    if (tmp_path / "plan" / "p.safetensors").exists():
+        assert st.load_plan(tmp_path / "plan" / "p.safetensors").nnz > 10**6
+
+
+def test_an_interrupt_of_verify_s_tool_has_no_traceback(monkeypatch, capsys):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "collect", interrupted)
+    assert verify.main([]) == 130
+    assert capsys.readouterr().err == "sparsetile: stopped\n"
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    page = tmp_path / "page.html"
+    write_output(page, "old")
+
+    def half(path: Path, text: str, encoding: str) -> None:
+        path.write_bytes(text[:3].encode())
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space left"):
+        write_output(page, "new and longer")
+    assert page.read_text() == "old" and list(tmp_path.iterdir()) == [page]
+
+
+def test_a_picture_that_is_interrupted_leaves_the_old_one(cli: Cli, folder: Path, monkeypatch):
+    from sparsetile.cli import inspect as module
+
+    picture = folder / "a.png"
+    picture.write_bytes(b"old")
+
+    def half(csr: object, found: object, title: str, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "draw", half, raising=False)
+    monkeypatch.setattr("sparsetile.check.pictures.draw", half, raising=False)
+    before = sorted(path.name for path in folder.iterdir())
+    assert cli("inspect", folder / "band.npz", "--png", picture).code == 130
+    assert picture.read_bytes() == b"old"
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_line_after_half_a_line_is_a_line_of_its_own(tmp_path):
+    path = tmp_path / "a.jsonl"
+    append_line(path, "{}")
+    path.write_text(path.read_text() + '{"ha')
+    append_line(path, "[]")
+    append_line(path, "3")
+    assert path.read_text() == '{}\n{"ha\n[]\n3\n'

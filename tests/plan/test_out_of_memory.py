@@ -1,0 +1,133 @@
+"""Memory that runs out in the middle of planning: the error is told, and the next plan works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import sparsetile as st
+from tests.contracts.cases import assert_close, csr_of, random_matrix
+
+
+class Failing(TorchFunctionMode):
+    """Calls of torch up to one of them; that one gets no memory.
+
+    No dispatch mode: planning switches those off.
+    """
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last = last
+
+    def __torch_function__(self, function: Any, types: Any, given: Any = (), options: Any = None):
+        self.last -= 1
+        if self.last == 0:
+            raise torch.OutOfMemoryError("out of memory: tried to allocate 20.00 MiB")
+        return function(*given, **(options or {}))
+
+
+def fails_at_each(work: Callable[[], object], after: Callable[[], None], most: int) -> int:
+    """Let each operation of ``work`` fail in turn, about ``most`` of them; return how many did."""
+    with Failing(10**9) as counted:
+        work()
+    total, failed = 10**9 - counted.last, 0
+    for last in range(1, total + 1, max(1, total // most)):
+        try:
+            with Failing(last):
+                work()
+        except torch.OutOfMemoryError:
+            failed += 1
+        after()
+    return failed
+
+
+@pytest.mark.parametrize("system", ["cpu", "dense"])
+def test_the_next_plan_works_wherever_memory_ran_out(system):
+    csr, B = csr_of(random_matrix(30, 20, 0.2)), torch.randn(20, 4)
+
+    def make() -> st.Plan:
+        # Entries out of order, so that reading A takes memory as well.
+        edges = torch.stack([csr.row_ids().flip(0), csr.indices.long().flip(0)])
+        given = (edges, csr.values.flip(0), csr.shape)
+        return st.plan(given, 4, system=system, reorder=torch.arange(29, -1, -1))
+
+    def after() -> None:
+        assert_close(make() @ B, csr, B)
+
+    assert fails_at_each(make, after, 40) >= 10
+
+
+def test_a_plan_that_ran_out_of_memory_once_is_whole_afterwards():
+    csr, B = csr_of(random_matrix(30, 20, 0.2)), torch.randn(20, 4)
+    G = torch.randn(30, 4)
+    plan = st.plan(csr, 4, system="cpu")
+
+    def work() -> None:
+        fresh = st.plan(csr, 4, system="cpu")
+        fresh.update_values(csr.values * 2)
+        fresh.T @ G
+        fresh @ B
+
+    def after() -> None:
+        assert_close(plan @ B, csr, B)
+        assert_close(plan.T @ G, csr.transposed(), G)
+
+    assert fails_at_each(work, after, 30) >= 10
+
+
+def test_an_update_that_ran_out_of_memory_leaves_old_or_new_values_and_no_mixture():
+    csr, B = csr_of(random_matrix(30, 20, 0.2)), torch.randn(20, 4)
+    doubled = csr.with_values(csr.values * 2)
+    old, new = (st.plan(given, 4, system="cpu") @ B for given in (csr, doubled))
+    G = torch.randn(30, 4)
+    transposed = [st.plan(given, 4, system="cpu").T @ G for given in (csr, doubled)]
+    for last in range(1, 30):
+        plan = st.plan(csr, 4, system="cpu")
+        plan.T  # noqa: B018 it must follow
+        try:
+            with Failing(last):
+                plan.update_values(doubled.values)
+        except torch.OutOfMemoryError:
+            found, across = plan @ B, plan.T @ G
+            assert torch.equal(found, old) or torch.equal(found, new)
+            assert any(torch.equal(across, whole) for whole in transposed)
+
+
+def test_spmm_keeps_no_plan_that_ran_out_of_memory():
+    csr, B = csr_of(random_matrix(30, 20, 0.2)), torch.randn(20, 4)
+
+    def work() -> None:
+        st.clear_plan_cache()
+        st.spmm(csr, B)
+
+    def after() -> None:
+        assert_close(st.spmm(csr, B), csr, B)
+        assert_close(st.spmm(csr, B), csr, B)
+
+    assert fails_at_each(work, after, 30) >= 10
+    st.clear_plan_cache()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("system", ["csr", "acc"])
+def test_a_gpu_that_is_full_refuses_a_plan_and_takes_the_next(system):
+    csr = csr_of(random_matrix(3000, 2000, 0.05), dtype=torch.float16).to(torch.device("cuda"))
+    B = torch.randn(2000, 32, device="cuda", dtype=torch.float16)
+    st.plan(csr, 32, system=system)  # compiles, so that what fails below is memory
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    kept = []
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            for _ in range(100):
+                kept.append(st.plan(csr, 32, system=system))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        kept.clear()
+    assert_close(st.plan(csr, 32, system=system) @ B, csr, B)

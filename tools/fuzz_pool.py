@@ -1,0 +1,205 @@
+"""Runs the cases of ``tools.fuzz`` in processes of their own, one seed each.
+
+A case that does not end, or ends its process, is a failure like any other: its process is started
+again behind it. A process says on its standard output which case it begins and what came of it, so
+that what it did is counted whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tools.fuzz_cases import CASES_OF_A_SEED, Case, draw
+from tools.record import ROOT
+
+__all__ = ["CASE_SECONDS", "Outcome", "Tally", "fuzz_in_processes"]
+
+# Seconds for one case. The first with a row order or a kernel compiles it.
+CASE_SECONDS = 60.0
+# A fresh interpreter that finds the tools and the package of this checkout.
+_CHILD = (
+    "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
+    "from tools.fuzz import worker; worker(*sys.argv[1:])"
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case: what was ``wrong``, or what was rightly ``refused``, if anything."""
+
+    case: Case
+    system: str
+    wrong: str = ""
+    refused: str = ""
+
+    @property
+    def line(self) -> str:
+        """How to replay the case, the case, what was wrong."""
+        shown = (f"{field.name}={getattr(self.case, field.name)!r}" for field in fields(self.case))
+        return f"{self.case.replay} | {', '.join(shown)} | {self.wrong}"
+
+
+@dataclass
+class Tally:
+    """Counts outcomes; ``say`` is told of each failure."""
+
+    say: Callable[[str], None]
+    begun: float = field(default_factory=time.perf_counter)
+    cases: int = 0
+    systems: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    features: dict[str, Counter[str]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    seeds: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, outcome: Outcome) -> None:
+        with self._lock:
+            self.cases += 1
+            self.seeds.add(outcome.case.seed)
+            for feature, value in outcome.case.features.items():
+                self.features.setdefault(feature, Counter())[value] += 1
+            if outcome.wrong:
+                self.failures.append(outcome.line)
+                self.say(f"fuzz: {outcome.line}")
+            elif outcome.refused:
+                self.refusals[outcome.refused] += 1
+            else:
+                self.systems[outcome.system] += 1
+
+    def found(self) -> dict[str, Any]:
+        """Return what a record holds."""
+        return {
+            "seeds": sorted(self.seeds),
+            "cases": self.cases,
+            "seconds": round(time.perf_counter() - self.begun, 1),
+            "systems": dict(sorted(self.systems.items())),
+            "features": {
+                name: dict(sorted(found.items())) for name, found in self.features.items()
+            },
+            "refusals": dict(self.refusals.most_common()),
+            "failures": sorted(self.failures),
+        }
+
+
+def _command(device: str, seed: int, first: int, until: float, alone: bool) -> list[str]:
+    words = (device, str(seed), str(first), f"{until:.3f}", str(int(alone)))
+    return [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src"), *words]
+
+
+class _Seed:
+    """The cases of one seed, in one process after the other."""
+
+    def __init__(self, device: str, seed: int, until: float, alone: bool, tally: Tally) -> None:
+        self.device, self.seed, self.until, self.alone = device, seed, until, alone
+        self.tally = tally
+        self.running: int | None = None  # the case that was begun and has not ended
+        self.since = time.monotonic()
+        self.following = 0
+        self.stopped = self.closed = False
+        self.process: subprocess.Popen[str] | None = None
+
+    def run(self) -> None:
+        """Go on until the time is over; a process that fails is followed by another."""
+        idle = 0
+        while not self.closed and time.monotonic() < self.until and idle < 3:
+            before = self.following
+            code = self._watch()
+            if self.running is not None and not self.closed:
+                wrong = f"the process ended with code {code}"
+                if self.stopped:
+                    wrong = f"no end within {CASE_SECONDS:g} s"
+                case = draw(self.seed, self.running, self.device)
+                self.tally.add(Outcome(case, case.system, wrong=wrong))
+                self.following = self.running + 1
+            idle = 0 if self.following > before else idle + 1
+        if idle:
+            self.tally.say(f"fuzz: seed {self.seed}: its process does not start")
+
+    def _watch(self) -> int:
+        """Start a process, count what it says, and return how it ended."""
+        self.running, self.stopped, self.since = None, False, time.monotonic()
+        environment = os.environ if self.alone else {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            _command(self.device, self.seed, self.following, self.until, self.alone),
+            cwd=ROOT, stdout=subprocess.PIPE, text=True, env=dict(environment),
+            start_new_session=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with contextlib.suppress(ValueError):
+                self._heard(json.loads(line))
+        return self.process.wait()
+
+    def _heard(self, said: dict[str, Any]) -> None:
+        self.since = time.monotonic()
+        if "compiled" in said:
+            return
+        if "system" not in said:
+            self.running = said["case"]
+            return
+        case = draw(self.seed, said["case"], self.device)
+        self.running, self.following = None, case.number + 1
+        self.tally.add(Outcome(case, said["system"], said["wrong"], said["refused"]))
+
+    def stop_if_stuck(self) -> None:
+        if time.monotonic() - self.since > CASE_SECONDS:
+            self.stop()
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+
+
+def fuzz_in_processes(
+    device: str, seed: int, seconds: float, processes: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run the cases of so many seeds, ``seed`` the first, at once; return what the record holds."""
+    tally, until = Tally(say), time.monotonic() + seconds
+    seeds = [_Seed(device, seed + k, until, processes == 1, tally) for k in range(processes)]
+    threads = [threading.Thread(target=each.run, daemon=True) for each in seeds]
+    with _stopped_at_the_end(seeds):
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.05)
+            for each in seeds:
+                each.stop_if_stuck()
+    return tally.found()
+
+
+@contextlib.contextmanager
+def _stopped_at_the_end(seeds: list[_Seed]) -> Iterator[None]:
+    """No process outlives an interrupt."""
+    try:
+        yield
+    finally:
+        for each in seeds:
+            each.closed = True
+            each.stop()
+
+
+def case_numbers(first: int, until: float) -> Iterator[int]:
+    """Numbers of cases from ``first`` on, at least one; processes share the monotonic clock."""
+    for number in range(first, CASES_OF_A_SEED):
+        yield number
+        if time.monotonic() >= until:
+            return
+
+
+def emptied(folder: Path) -> None:
+    """Remove what cases left behind."""
+    for path in folder.iterdir():
+        path.unlink()
