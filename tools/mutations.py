@@ -492,7 +492,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("warp + j * kConsumers", "warp * kPieces", "one piece twice"),
         ("* p.slab_pieces + piece;", "* p.slab_pieces;", "pieces share their partial sums"),
         ("item.slot >= 0 &&", "item.slot > 0 &&", "the first piece is not joined"),
-        ("value += count;", "value += 0;", "values of the first tile in the redo"),
         ("columns * kSize + 15) / 16", "columns * kSize) / 16", "last columns are not copied"),
         ("++at < 4", "++at < 5", "an item that was done before"),
     ),

@@ -38,6 +38,7 @@ def write_plan_file(
     path: str | os.PathLike[str], fields: dict[str, Any], named: dict[str, Tensor | None]
 ) -> None:
     """Write tensors and header fields to ``path``, replacing the file at once or not at all."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     # safetensors refuses tensors that share memory, so each is written as its own copy.
@@ -63,6 +64,10 @@ def write_plan_file(
     try:
         save_file(tensors, partial, metadata=metadata)
         os.replace(partial, path)
+    except SafetensorError as error:  # a full disk, for one
+        raise OSError(
+            f"save: path must be writable, got {error} ({path}). Make room, or name another folder."
+        ) from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -88,7 +93,7 @@ def read_plan_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise refuse(path, f"a damaged or foreign file: {error}", again) from None
     if metadata.get("kind") != _MAGIC:
         raise refuse(path, "a safetensors file of another kind", "Give a file from plan.save")

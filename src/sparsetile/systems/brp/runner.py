@@ -115,7 +115,14 @@ class BRPRunner(HybridRunner):
         out.index_copy_(-2, rows, begun)
 
     def prepare_launches(
-        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
         """Return the one launch of the base class; None with atomics, where C is zeroed first."""
-        return None if self._atomic else super().prepare_launches(tensors, values, packed, B)
+        if self._atomic:
+            return None
+        return super().prepare_launches(tensors, values, packed, B, epilogue)
