@@ -263,14 +263,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_in(
         "exact_strips.cuh",
         "wcsr",
-        ("if (!entry(g + 8 * half, k)) continue;", "", "zeros of a tile meet what is not finite"),
+        (
+            "if (!source.entry(bits, g + 8 * half, k)) continue;",
+            "",
+            "zeros of a tile meet what is not finite",
+        ),
         ("u32(bad[1] != 0) << (t + 4)", "u32(bad[1] != 0) << t", "goes through other columns"),
     ),
     *_in(
         "exact_strips.cuh",
         "voltrix",
         ("k < 4 ? of[half] : of[2 + half]", "of[half]", "weights of other columns"),
-        ("chunk_of(k, t + 4)}", "chunk_of(k, t)}", "other columns of B"),
+        ("load(id, t + 4)}", "load(id, t)}", "other columns of B"),
+        ("if (first + i < end) add_tile", "add_tile", "the last tile of a window several times"),
         ("a[0] | a[2] << 16, a[1]", "a[0] | a[3] << 16, a[1]", "weights of other rows, 16 bits"),
     ),
     # -- bitmap tiles and their products with mma.sync
@@ -483,7 +488,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("value / kEach * kEach", "value", "values that begin between 16 bytes"),
         ("value % (16 / kSize)", "0", "values of the entries before"),
         (") * 2 + tile % 2;", ") * 2;", "whole tiles' weights of the redo, 16 bits"),
-        ("value += bit_count(words);", "", "packed values of the redo"),
+        ("bits.value += bit_count(words(tile - 1, s));", ";", "packed values of the redo"),
         ("row(0), high = row(4)", "row(0), high = row(3)", "rows of B that float32 adds"),
         ("second[1].word) = row(12)", "second[1].word) = row(8)", "rows of B that 16 bits add"),
         ("me.g % 2 * 4 + me.g / 2", "me.g", "columns of other lanes"),
@@ -613,7 +618,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("* kWarps + warp;", "* kWarps;", "strips share their partial sums"),
         ("mine[8 + e], mine[12 + e]", "mine[12 + e], mine[8 + e]", "swaps two columns of C"),
         ("at % 2 == 0 ? first", "at % 2 == 1 ? first", "swaps neighbours of 16 bits"),
-        ("(w % 2 == 0 ? 0 : __popcll(bits[0]))", "0", "values of the redo's lower rows"),
+        ("(w % 2 == 0 ? 0 : __popcll(bits.low))", "0", "values of the redo's lower rows"),
     ),
     *_in(
         "spmm_wcsr.cu",

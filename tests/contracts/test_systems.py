@@ -160,7 +160,10 @@ def test_writes_into_out_with_alpha_and_beta(system, element, device):
     plan.run(B, out=out, alpha=2.0, beta=-0.5)
     wanted = 2 * plain.double() - 0.5 * before.double()
     bound = torch.finfo(element).eps * (2 * plain.abs() + 0.5 * before.abs() + wanted.abs())
-    assert bool(((out.double() - wanted).abs() <= bound).all())
+    if system.repeats:
+        assert bool(((out.double() - wanted).abs() <= bound).all())
+    else:
+        assert system.same(out, wanted.to(element))
     wide = torch.full((70, 50), 7.0, device=device, dtype=element)
     plan.run(B, out=wide[:, :24])
     assert torch.allclose(wide[:, :24], plain)

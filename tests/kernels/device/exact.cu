@@ -9,18 +9,27 @@ struct Params {
 };
 static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
-extern "C" __global__ void exact(const __grid_constant__ Params p) {
-  ExactStrip<E> strip;
-  for (int tile = 0; tile < p.tiles; ++tile) {
-    const auto entry = [&](int r, int k) { return p.cells[(tile * 16 + r) * 8 + k] != 0; };
-    const auto column_at = [&](int k) { return p.columns[tile * 8 + k]; };
-    u32 of[4];
-    for (int w = 0; w < 4; ++w) {
-      const int r = strip.g + w % 2 * 8, k = strip.t + w / 2 * 4;
-      of[w] = p.raw[(tile * 16 + r) * 8 + k];
-    }
-    strip.add(of, entry, column_at, reinterpret_cast<const char*>(p.b), p.b_row_bytes, p.n);
+struct Tiles {
+  const Params& p;
+
+  struct Bits {
+    int first;  // cell
+  };
+  __device__ Bits bits(int tile) const { return {tile * 128}; }
+  __device__ bool entry(const Bits& bits, int r, int k) const {
+    return p.cells[bits.first + r * 8 + k] != 0;
   }
+  __device__ void elements(int, const Bits& bits, int lane, u32 (&of)[4]) const {
+    for (int w = 0; w < 4; ++w) {
+      of[w] = p.raw[bits.first + (lane / 4 + w % 2 * 8) * 8 + lane % 4 + w / 2 * 4];
+    }
+  }
+  __device__ int column(int tile, int k) const { return p.columns[tile * 8 + k]; }
+};
+
+extern "C" __global__ void exact(const __grid_constant__ Params p) {
+  ExactStrip<E> strip(p.b, p.b_row_bytes, p.n);
+  strip.add<2>(Tiles{p}, 0, p.tiles);
   FiniteCheck<kChains> check;
   for (int i = 0; i < strip.kSpan * 4; ++i) {
     const int j = i / 4, place = i % 4, row = strip.g + place / 2 * 8;

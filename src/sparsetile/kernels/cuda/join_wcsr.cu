@@ -78,5 +78,5 @@ extern "C" __global__ void __launch_bounds__(kThreads) join_wcsr(const __grid_co
     }
   }
   const int column = blockIdx.y * kCols + group * 32;
-  if (!store_groups(p, me, cut.x, column, sum)) exact(p, me.warp, cut.x, column, column + 32);
+  if (!store_groups(p, me, cut.x, column, sum)) exact<1>(p, me.warp, cut.x, column, column + 32);
 }

@@ -439,52 +439,66 @@ __device__ __forceinline__ void store_sums(const Params& p, int t, const int (&r
   }
 }
 
-// The lane's elements of a part of a tile, raw, as they lie among dense operands.
-__device__ __forceinline__ void load_dense(const Params& p, int tile, int part, int lane,
-                                           u32 (&of)[4]) {
-  if constexpr (kIsF32) {
-    const i64 at = (i64(tile) * kStack + part) * 32 + lane;
-    const uint4 word = __ldg(reinterpret_cast<const uint4*>(p.values) + at);
-    of[0] = word.x, of[1] = word.y, of[2] = word.z, of[3] = word.w;
-  } else {  // operands are of two tiles
-    const i64 at = ((i64(tile / 2) * kStack + part) * 32 + lane) * 2 + tile % 2;
-    const uint2 word = __ldg(reinterpret_cast<const uint2*>(p.values) + at);
-    of[0] = word.x & 0xffff, of[2] = word.x >> 16, of[1] = word.y & 0xffff, of[3] = word.y >> 16;
+// A part of a window's tiles, for the redo.
+struct PartTiles {
+  const Params& p;
+  int part;
+
+  struct Bits {
+    u32 word[4];
+    int value;  // the part's first packed one
+  };
+  __device__ __forceinline__ Bits bits(int tile) const {
+    const auto words = [&](int at, int s) { return __ldg(p.bitmaps + i64(at) * kStack + s); };
+    const uint4 mine = words(tile, part);
+    Bits bits = {{mine.x, mine.y, mine.z, mine.w}, 0};
+    if constexpr (kWeighted && !kDense) {
+      bits.value = __ldg(p.pair_values + tile / 2);
+#pragma unroll
+      for (int s = 0; s < kStack; ++s) {
+        if (tile % 2 == 1) bits.value += bit_count(words(tile - 1, s));
+        if (s < part) bits.value += bit_count(words(tile, s));
+      }
+    }
+    return bits;
   }
-}
+  __device__ __forceinline__ bool entry(const Bits& bits, int r, int k) const {
+    const u32 left = r < 8 ? bits.word[0] : bits.word[1];
+    const u32 right = r < 8 ? bits.word[2] : bits.word[3];
+    return (k < 4 ? left : right) >> (r % 8 * 4 + k % 4) & 1;
+  }
+  __device__ __forceinline__ void elements(int tile, const Bits& bits, int lane,
+                                           u32 (&of)[4]) const {
+    if constexpr (kDense && kIsF32) {
+      const i64 at = (i64(tile) * kStack + part) * 32 + lane;
+      const uint4 word = __ldg(reinterpret_cast<const uint4*>(p.values) + at);
+      of[0] = word.x, of[1] = word.y, of[2] = word.z, of[3] = word.w;
+    } else if constexpr (kDense) {  // operands are of two tiles
+      const i64 at = ((i64(tile / 2) * kStack + part) * 32 + lane) * 2 + tile % 2;
+      const uint2 word = __ldg(reinterpret_cast<const uint2*>(p.values) + at);
+      of[0] = word.x & 0xffff, of[2] = word.x >> 16, of[1] = word.y & 0xffff, of[3] = word.y >> 16;
+    } else {
+      using Value = typename WordOf<kSize>::Type;
+      const Value* values = reinterpret_cast<const Value*>(p.values) + bits.value;
+      BMatElements<E, kWeighted> found;
+      const uint4 words = make_uint4(bits.word[0], bits.word[1], bits.word[2], bits.word[3]);
+      found.decode(words, lane, [&](int n) { return u32(__ldg(values + n)); });
+#pragma unroll
+      for (int w = 0; w < 4; ++w) of[w] = found.of[w];
+    }
+  }
+  __device__ __forceinline__ int column(int tile, int k) const {
+    return __ldg(p.columns + i64(tile) * 8 + k);
+  }
+};
 
 // A piece of a window's part of C without the zeros that tiles store.
 __device__ __noinline__ void exact(const Params& p, int window, int part, int first_column) {
   const int begin = __ldg(p.window_tile_ptr + window), end = __ldg(p.window_tile_ptr + window + 1);
-  const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + first_column);
-  ExactStrip<E> strip;
-  int value = kWeighted && !kDense ? __ldg(p.pair_values + begin / 2) : 0;
-#pragma unroll 1
-  for (int tile = begin; tile < end; ++tile) {
-    uint4 bits = {};
-    BMatElements<E, kWeighted> elements;
-#pragma unroll
-    for (int s = 0; s < kStack; ++s) {
-      const uint4 words = __ldg(p.bitmaps + i64(tile) * kStack + s);
-      if (s == part) {
-        bits = words;
-        if constexpr (kDense) {
-          load_dense(p, tile, part, strip.lane, elements.of);
-        } else {
-          using Value = typename WordOf<kSize>::Type;
-          const Value* values = reinterpret_cast<const Value*>(p.values) + value;
-          elements.decode(words, strip.lane, [&](int n) { return u32(__ldg(values + n)); });
-        }
-      }
-      value += bit_count(words);
-    }
-    const u32 word[4] = {bits.x, bits.y, bits.z, bits.w};
-    const auto entry = [&](int r, int k) {
-      return word[r / 8 + k / 4 * 2] >> (r % 8 * 4 + k % 4) & 1;
-    };
-    const auto column_at = [&](int k) { return __ldg(p.columns + i64(tile) * 8 + k); };
-    strip.add(elements.of, entry, column_at, b, p.b_row_bytes, min(p.n - first_column, kPieceCols));
-  }
+  ExactStrip<E> strip(p.b + blockIdx.z * p.b_batch_stride + first_column, p.b_row_bytes,
+                      min(p.n - first_column, kPieceCols));
+  constexpr int kBatch = kThreads * kMinBlocks > 384 ? 1 : 2;  // as registers allow
+  strip.add<kBatch>(PartTiles{p, part}, begin, end);
   const int first = window * kWindowRows + part * 16 + strip.g;
   const int rows[2] = {row_of(p, first), row_of(p, first + 8)};
   store_sums(p, strip.t, rows, first_column, strip.sum);

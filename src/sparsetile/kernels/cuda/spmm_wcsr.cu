@@ -456,7 +456,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       if (item.w >= 0) {
         store_partial(p, me, item.w, sum);
       } else if (!store_groups(p, me, item.x, first_column, sum)) {
-        exact(p, me.warp, item.x, first_column, first_column + kCols);
+        exact<4>(p, me.warp, item.x, first_column, first_column + kCols);
       }
     }
   }

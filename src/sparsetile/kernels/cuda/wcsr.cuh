@@ -64,41 +64,58 @@ __device__ __forceinline__ void store_row(const Params& p, const RowTerms<Acc>& 
   store_columns<Out, kCount>(c + column, kCount, x);
 }
 
-// A warp's sixteen rows of the window, columns `first` to `end_column`, without the zeros that
-// tiles store.
+// Sixteen rows of a window's tiles, for the redo.
+struct StripTiles {
+  const Params& p;
+  int strip;  // of the window
+
+  struct Bits {
+    u64 low, high;  // rows 0 to 7, rows 8 to 15
+    int value;      // the first one
+  };
+  __device__ __forceinline__ Bits bits(int tile) const {
+    const i64 at = i64(tile) * kWarps + strip;
+    return {__ldg(p.bitmaps + at * 2), __ldg(p.bitmaps + at * 2 + 1),
+            kWeighted ? __ldg(p.strip_value_ptr + at) : 0};
+  }
+  __device__ __forceinline__ bool entry(const Bits& bits, int r, int k) const {
+    return (r < 8 ? bits.low : bits.high) >> (r % 8 * 8 + k) & 1;
+  }
+  __device__ __forceinline__ void elements(int tile, const Bits& bits, int lane,
+                                           u32 (&of)[4]) const {
+    using Value = typename WordOf<kSize>::Type;
+    const Value* values = reinterpret_cast<const Value*>(p.values) + bits.value;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const int bit = lane / 4 * 8 + lane % 4 + w / 2 * 4;
+      const u64 word = w % 2 == 0 ? bits.low : bits.high;
+      of[w] = 0;
+      if (!(word >> bit & 1)) continue;
+      if constexpr (kWeighted) {
+        const int number = __popcll(word & ~(~0ull << bit)) + (w % 2 == 0 ? 0 : __popcll(bits.low));
+        of[w] = u32(__ldg(values + number));
+      } else {
+        of[w] = Mma<E>::kOne;
+      }
+    }
+  }
+  __device__ __forceinline__ int column(int tile, int k) const {
+    return __ldg(p.columns + i64(tile) * 8 + staged(k));
+  }
+};
+
+// Sixteen rows of the window, columns `first` to `end_column`, without the zeros that tiles store.
+// kBatch: tiles whose loads are under way at once.
+template <int kBatch>
 __device__ __noinline__ void exact(const Params& p, int strip_of_window, int window, int first,
                                    int end_column) {
   const int begin = __ldg(p.window_row_ptr + window), end = __ldg(p.window_row_ptr + window + 1);
-  constexpr int kPiece = 128 / kSize;
+  using Strip = ExactStrip<E>;
 #pragma unroll 1
-  for (; first < min(p.n, end_column); first += kPiece) {
-    const char* b = reinterpret_cast<const char*>(p.b + blockIdx.z * p.b_batch_stride + first);
+  for (; first < min(p.n, end_column); first += 8 * Strip::kSpan) {
     const int columns = min(p.n, end_column) - first;
-    ExactStrip<E> strip;
-#pragma unroll 1
-    for (int tile = begin; tile < end; ++tile) {
-      const i64 at = i64(tile) * kWarps + strip_of_window;
-      const u64 bits[2] = {__ldg(p.bitmaps + at * 2), __ldg(p.bitmaps + at * 2 + 1)};
-      const auto entry = [&](int r, int k) { return bits[r / 8] >> (r % 8 * 8 + k) & 1; };
-      u32 of[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const int r = strip.g + w % 2 * 8, k = strip.t + w / 2 * 4;
-        of[w] = 0;
-        if (!entry(r, k)) continue;
-        if constexpr (kWeighted) {
-          const u64 before = bits[w % 2] & ~(~0ull << (r % 8 * 8 + k));
-          const int number = __popcll(before) + (w % 2 == 0 ? 0 : __popcll(bits[0]));
-          using Value = typename WordOf<kSize>::Type;
-          const Value* values = reinterpret_cast<const Value*>(p.values);
-          of[w] = u32(__ldg(values + __ldg(p.strip_value_ptr + at) + number));
-        } else {
-          of[w] = Mma<E>::kOne;
-        }
-      }
-      const auto column_at = [&](int k) { return __ldg(p.columns + i64(tile) * 8 + staged(k)); };
-      strip.add(of, entry, column_at, b, p.b_row_bytes, columns);
-    }
+    Strip strip(p.b + blockIdx.z * p.b_batch_stride + first, p.b_row_bytes, columns);
+    strip.template add<kBatch>(StripTiles{p, strip_of_window}, begin, end);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = window_row(p, window, strip_of_window * 16 + half * 8 + strip.g);
@@ -107,11 +124,11 @@ __device__ __noinline__ void exact(const Params& p, int strip_of_window, int win
       Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
-        const int from = (side * 4 + strip.t) * strip.kSpan;
+        const int from = (side * 4 + strip.t) * Strip::kSpan;
         if (from >= columns) continue;
-        float x[strip.kSpan];
+        float x[Strip::kSpan];
 #pragma unroll
-        for (int j = 0; j < strip.kSpan; ++j) x[j] = strip.sum[j][half * 2 + side];
+        for (int j = 0; j < Strip::kSpan; ++j) x[j] = strip.sum[j][half * 2 + side];
         store_row<false>(p, terms, c, first + from, x);
       }
     }
