@@ -52,7 +52,9 @@ __device__ __forceinline__ void add_run(const Params& p, const Lane& me, int slo
   for (; slot < end; ++slot) add_slots<1>(p, me, slot, group, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) join_wcsr(const __grid_constant__ Params p) {
+// 32 warps an SM, whatever the redo would take.
+extern "C" __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
+    join_wcsr(const __grid_constant__ Params p) {
   ptx::wait_previous();
   constexpr int kBlocks = kWarps / kStrips;  // of a group of columns
   const int unit = blockIdx.x / kBlocks, group = unit % kGroups;
