@@ -86,6 +86,14 @@ def test_comments_docstrings_and_blank_lines_of_python_do_not_count(before: str,
     assert strip_python(changed) == strip_python(PYTHON)
 
 
+def test_what_a_kernel_may_spill_does_not_count_and_all_else_of_its_spec_does():
+    spec = "SPEC = KernelSpec(\n    name='a',\n    allowed_spills=40,\n    shared_memory=True,\n)\n"
+    assert strip_python(spec.replace("40", "68")) == strip_python(spec)
+    assert strip_python(spec.replace("    allowed_spills=40,\n", "")) == strip_python(spec)
+    assert strip_python(spec.replace("True", "False")) != strip_python(spec)
+    assert strip_python(spec.replace("allowed_spills=", "allowed=")) != strip_python(spec)
+
+
 @pytest.mark.parametrize(
     "before, after",
     [

@@ -1,8 +1,9 @@
 """Digests of the code that a record vouches for.
 
 A GPU record is expensive to renew, so rewording a comment must not outdate it: comments,
-docstrings, blank lines and trailing space do not count, nor does white space in CUDA sources. Every
-other change does. Strings are found with one regular expression, not with :mod:`tokenize`, whose
+docstrings, blank lines and trailing space do not count, nor does white space in CUDA sources, nor
+how many bytes a kernel is allowed to spill, which the compile record says and no product reads.
+Every other change does. Strings are found with one regular expression, not with :mod:`tokenize`, whose
 tokens of f-strings differ between Python 3.11 and 3.12: the digest is the same under both.
 """
 
@@ -54,6 +55,7 @@ _CUDA = re.compile(
     | "(?:\\.|[^"\\\n])*" | (?<![0-9a-fA-F])'(?:\\.|[^'\\\n])*'""",
     re.DOTALL | re.VERBOSE,
 )
+_ALLOWED_SPILLS = re.compile(r"\s*allowed_spills=\d+,")
 _MARK = re.compile("\x01([0-9]+)\x02")
 # Neighbours of white space that would read differently without it: two words, two operators.
 _APART = re.compile(r"(?<=\w) +(?=\w)|(?<=[-+<>&|=/*:%^!.]) +(?=[-+<>&|=/*:%^!.])")
@@ -106,7 +108,7 @@ def _without_docstrings(text: str) -> str:
 
 @functools.lru_cache(maxsize=512)  # one process takes several digests of the same files
 def strip_python(text: str) -> str:
-    """Return Python source without comments, docstrings, blank lines and trailing space.
+    """Return Python source without comments, docstrings, blank lines, allowed spills, trailing space.
 
     Parameters
     ----------
@@ -115,7 +117,8 @@ def strip_python(text: str) -> str:
     """
     code, strings = _hide_strings(_without_docstrings(text), _PYTHON)
     lines = (line.rstrip() for line in code.split("\n"))
-    return _show_strings("\n".join(line for line in lines if line), strings)
+    counting = (line for line in lines if line and not _ALLOWED_SPILLS.fullmatch(line))
+    return _show_strings("\n".join(counting), strings)
 
 
 @functools.lru_cache(maxsize=256)
