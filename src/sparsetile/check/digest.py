@@ -3,8 +3,8 @@
 A GPU record is expensive to renew, so rewording a comment must not outdate it: comments,
 docstrings, blank lines and trailing space do not count, nor does white space in CUDA sources, nor
 how many bytes a kernel is allowed to spill, which the compile record says and no product reads.
-Every other change does. Strings are found with one regular expression, not with :mod:`tokenize`, whose
-tokens of f-strings differ between Python 3.11 and 3.12: the digest is the same under both.
+Every other change does. Strings are found with one regular expression, not with :mod:`tokenize`,
+whose tokens of f-strings differ between Python 3.11 and 3.12: the digest is the same under both.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _without_docstrings(text: str) -> str:
 
 @functools.lru_cache(maxsize=512)  # one process takes several digests of the same files
 def strip_python(text: str) -> str:
-    """Return Python source without comments, docstrings, blank lines, allowed spills, trailing space.
+    """Return Python source without what does not count.
 
     Parameters
     ----------
