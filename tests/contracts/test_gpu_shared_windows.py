@@ -136,16 +136,16 @@ def test_non_finite_values_of_B_reach_only_rows_that_reference_them(system, shap
 def test_a_captured_graph_adds_to_what_c_holds_each_time(system, shape, dtype, out_dtype):
     csr = whole_numbers(matrix_of(shape), dtype)
     plan, B = plan_of(system, csr, 64, shape), zeros_and_ones(csr, 64, dtype=dtype)
-    out = torch.zeros((csr.shape[0], 64), dtype=out_dtype, device="cuda")
-    plan.run(B, out=out, out_dtype=out_dtype)
+    out = torch.zeros((csr.shape[0], 64), dtype=dtype, device="cuda")
+    plan.run(B, out=out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        plan.run(B, out=out, out_dtype=out_dtype, alpha=0.5, beta=-1.0)
+        plan.run(B, out=out, alpha=0.5, beta=-1.0)
         C = plan.run(B, relu=True, out_dtype=out_dtype)
     for start in (3.0, -2.0):
         out.fill_(start)
         C.fill_(float("nan"))
         graph.replay()
         plain = reference(csr, B)
-        assert torch.equal(out.cpu(), (plain / 2 - start).to(out_dtype))
+        assert torch.equal(out.cpu(), (plain / 2 - start).to(dtype))
         assert torch.equal(C.cpu(), torch.relu(plain).to(out_dtype))
