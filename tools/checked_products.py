@@ -1,6 +1,6 @@
 """Products for a checker to watch: every system of our own kernels on the contracts' hard matrices.
 
-    python -m tools.checked_products REPORT --device cuda --systems acc,csr,dense
+    python -m tools.checked_products REPORT --device cuda --systems acc,csr,dense [--types float32]
 
 ``sparsetile verify --checker`` runs this under compute-sanitizer, in the root of a checkout. Inputs
 are fixed small fractions, so that sums are exact in float32 and TF32 and every product can be
@@ -34,7 +34,7 @@ from sparsetile.intake.csr import FP8
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
 
-__all__ = ["main", "matrix_names"]
+__all__ = ["main", "matrix_names", "type_names"]
 
 # Rows of one element, odd ones, aligned ones, and those that take several slabs.
 WIDTHS = (1, 7, 32, 130, 257)
@@ -154,7 +154,7 @@ def _layer_weight() -> tuple[CSR, Tensor]:
     return CSR(indptr, col.int(), None, LAYER_SHAPE), values
 
 
-def _layers(systems: Sequence[str], device: str, seen: _Watched) -> None:
+def _layers(systems: Sequence[str], types: Sequence[str], device: str, seen: _Watched) -> None:
     """Run linear layers with bias and ReLU in every type of every system, float8 included."""
     weight, weights = _layer_weight()
     rows, cols = weight.shape
@@ -165,6 +165,8 @@ def _layers(systems: Sequence[str], device: str, seen: _Watched) -> None:
         for ablation, dtype in itertools.product(
             SYSTEMS[system].contract_ablations, SYSTEMS[system].dtypes
         ):
+            if _name(dtype) not in types:
+                continue
             values = weights.to(torch.bfloat16 if dtype is FP8 else dtype)
             csr = weight.with_values(values).to(torch.device(device))
             for tokens in LAYER_TOKENS:
@@ -222,14 +224,28 @@ def _tensors_of(plans: Sequence[Plan]) -> list[Tensor]:
     return list(found.values())
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def type_names(system: str) -> list[str]:
+    """Return the names of the types that a system multiplies."""
+    return [_name(dtype) for dtype in SYSTEMS[system].dtypes]
+
+
 def watch(
-    matrices: Mapping[str, Callable[[], CSR]], systems: Sequence[str], device: str, seen: _Watched
+    matrices: Mapping[str, Callable[[], CSR]],
+    systems: Sequence[str],
+    types: Sequence[str],
+    device: str,
+    seen: _Watched,
 ) -> None:
     """Run every product of every system and type, weighted and as a pattern, in both row orders.
 
     Each matrix is weighted in one order and with two of the types, a pattern in the other order and
     with the other types; which of both alternates. Of a system's ablations each matrix and type
-    meets the next. All together would take many times as long and meet no other code.
+    meets the next. All together would take many times as long and meet no other code. Types that
+    are not named take their turn and do not run: what runs is the same in one process or several.
     """
     widths = itertools.cycle(WIDTHS)
     places = {name: place for place, name in enumerate(matrix_names())}
@@ -244,7 +260,9 @@ def watch(
             for dtype, system in itertools.product(dtypes, systems):
                 n, parts = next(widths), SYSTEMS[system].contract_ablations
                 turn += system == systems[0]
-                ablation = parts[turn % len(parts)]
+                ablation, other = parts[turn % len(parts)], next(widths)
+                if _name(dtype) not in types:
+                    continue
                 values = matrix.values.to(dtype) if weighted else None
                 csr = matrix.given.with_values(values).to(torch.device(device))
                 made = _plan(csr, n, dtype, system, ablation, reverse)
@@ -253,7 +271,7 @@ def watch(
                 kind = "weighted" if weighted else "pattern"
                 order = "reversed rows" if reverse else "given order"
                 seen.where = f"{name}, {kind}, {dtype}, {system}, {order}"
-                _forward(made, matrix, n, next(widths), seen, want)
+                _forward(made, matrix, n, other, seen, want)
                 if weighted:
                     _further(made, matrix, n, seen, want)
                 if system == exact_system(made.device.type).name:
@@ -280,6 +298,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--matrices", default="", help=f"names from the contracts or {LAYER!r}; all when empty"
     )
+    parser.add_argument("--types", default="", help="such as float32,bfloat16; all when empty")
     asked = parser.parse_args(list(arguments))
     cases = importlib.import_module(_CASES)
     names = [name for name in asked.matrices.split(",") if name] or matrix_names()
@@ -296,9 +315,11 @@ def main(arguments: Sequence[str]) -> int:
     seen, failure = _Watched(), ""
     try:
         systems = asked.systems.split(",")
-        watch(makers, systems, asked.device, seen)
+        every = dict.fromkeys(itertools.chain(*map(type_names, systems)))
+        types = [name for name in asked.types.split(",") if name] or list(every)
+        watch(makers, systems, types, asked.device, seen)
         if LAYER in names:
-            _layers(systems, asked.device, seen)
+            _layers(systems, types, asked.device, seen)
         if asked.device != "cpu":
             torch.cuda.synchronize()
     except Exception as error:

@@ -4,14 +4,17 @@
 ``tools.checked_products`` under each tool and writes ``results/<gpu>/checkers.json`` with the
 digest that the GPU record has. A tool that is missing, that was stopped, or that saw nothing run
 leaves no entry. Which systems run and which kernels are watched comes from the registries: a new
-system is checked without an edit here. A tool watches each system in several processes at once,
-each with a part of the matrices: a tool slows the host down more than the GPU.
+system is checked without an edit here.
+
+A tool watches each type of each system in a process of its own, several at once: a tool slows the
+host down more than the GPU, and most of its time goes into kernels that it meets for the first
+time, which differ by type. What a part found clean is kept beside the record, in
+``checkers.partial.json``, until its tool is done: a run that was stopped is gone on with.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -20,9 +23,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,7 @@ from sparsetile.check.digest import code_digest
 from sparsetile.core.errors import value_error
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
-from tools.checked_products import matrix_names
+from tools.checked_products import matrix_names, type_names
 from tools.record import ROOT, machine_facts, read_proof, write_json
 
 __all__ = [
@@ -43,17 +47,18 @@ __all__ = [
     "checker",
     "find_tool",
     "run_checker",
+    "stop_all",
     "write_checkers",
 ]
 
 SCHEMA = 2  # 2: the digest covers more, as in tools/record.py
 RECORD_NAME = "checkers.json"
+PARTIAL_NAME = "checkers.partial.json"
 PROGRAM = "compute-sanitizer"
 # What the program ends with when its tool found something; the products end with 0, 1 or a signal.
 FOUND = 86
-# Parts of a system's matrices, each watched in a process of its own, and processes at a time: they
-# share the GPU in turns.
-PARTS, PROCESSES = 4, 14
+# Processes at a time: they share the GPU in turns.
+PROCESSES = 14
 # Lines of a tool's log that are shown where it found something.
 SHOWN_LINES = 40
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -128,7 +133,7 @@ def find_tool() -> tuple[str, str]:
 
 
 def _command(
-    program: str, chosen: Checker, log: Path, report: Path, device: str, matrices: str
+    program: str, chosen: Checker, log: Path, report: Path, device: str, matrices: str, types: str
 ) -> list[str]:
     command = [program, "--tool", chosen.tool, "--error-exitcode", str(FOUND)]
     # Errors of API calls are torch's business: it asks for what a driver may lack.
@@ -141,21 +146,37 @@ def _command(
             command += ["--kernel-name", f"kernel_substring={kernel}"]
     command += [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src")]
     command += [str(report), "--device", device, "--systems", ",".join(chosen.systems)]
-    return [*command, "--matrices", matrices]
+    return [*command, "--matrices", matrices, "--types", types]
+
+
+# Processes that run now, with all that they started: each is the first of a session of its own.
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def _stop(started: subprocess.Popen[bytes]) -> None:
+    if started.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+
+
+def stop_all() -> None:
+    """End every process that a checker runs in, with all that it started."""
+    for started in list(_running):
+        _stop(started)
 
 
 def _run(command: list[str], root: Path, limit: float) -> int | None:
     """Run a command and all it starts; its exit status, None where it was stopped at the limit."""
     started = subprocess.Popen(command, cwd=root, stdout=2, start_new_session=True)
+    _running.add(started)
     try:
         return started.wait(timeout=limit)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if started.poll() is None:  # at the limit, or interrupted: the tool's own child too
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
-            started.wait()
+        _stop(started)  # at the limit, or interrupted: the tool's own child too
+        _running.discard(started)
 
 
 def _errors(log: str) -> int | None:
@@ -192,19 +213,20 @@ class Watched:
     products: int
     failure: str
     log: list[str]
+    seconds: float = 0.0
 
 
 def _watch(
-    program: str, chosen: Checker, root: Path, limit: float, device: str, matrices: str
-) -> Watched:
-    """Run the products of ``chosen.systems`` under the tool."""
+    program: str, chosen: Checker, root: Path, until: float, device: str, matrices: str, types: str
+) -> Watched | None:
+    """Run the products of ``chosen.systems`` under the tool; None where time was up first."""
     with tempfile.TemporaryDirectory() as folder:
         log, report = Path(folder) / "log.txt", Path(folder) / "report.json"
-        status = _run(_command(program, chosen, log, report, device, matrices), root, limit)
+        left = until - time.perf_counter()
+        command = _command(program, chosen, log, report, device, matrices, types)
+        status = _run(command, root, left) if left > 0 else None
         if status is None:
-            raise _unfinished(
-                chosen.tool, f"no end within {limit:g} s", "Give it longer with --time-limit"
-            )
+            return None
         text = log.read_text(errors="replace") if log.is_file() else ""
         ran: dict[str, Any] = {"matrices": [], "products": 0, "failure": "no report of what ran"}
         if report.is_file():
@@ -223,8 +245,59 @@ def _watch(
     )  # fmt: skip
 
 
+class Kept:
+    """What parts of a tool's run found clean, in a file, for the run that goes on with them.
+
+    A file of other code, of another machine, or of no use is ignored and replaced.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._lock = threading.Lock()
+        self._path: Path | None = None
+        self._facts: dict[str, Any] = {}
+        self._parts: dict[str, dict[str, Any]] = {}
+        if folder is None:
+            return
+        self._facts = {"schema": SCHEMA, **machine_facts(), "code_digest": code_digest()}
+        self._path = Path(folder) / self._facts["gpu"]["slug"] / PARTIAL_NAME
+        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+            held = json.loads(self._path.read_text())
+            parts = held.pop("parts")
+            self._parts = parts if held == self._facts and isinstance(parts, dict) else {}
+
+    def get(self, name: str) -> Watched | None:
+        """Return what a part found; None where it has not run."""
+        try:
+            return Watched(**self._parts[name])
+        except (KeyError, TypeError):
+            return None
+
+    def put(self, name: str, found: Watched) -> None:
+        """Keep a part that was clean."""
+        if self._path is None or found.errors or found.status or found.failure:
+            return
+        with self._lock:
+            self._parts[name] = asdict(found)
+            write_json({**self._facts, "parts": self._parts}, self._path)
+
+    def drop(self, tool: str) -> None:
+        """Forget the parts of a tool that is done."""
+        with self._lock:
+            self._parts = {n: p for n, p in self._parts.items() if not n.startswith(f"{tool} ")}
+            if self._path is not None and self._parts:
+                write_json({**self._facts, "parts": self._parts}, self._path)
+            elif self._path is not None:
+                self._path.unlink(missing_ok=True)
+
+
 def run_checker(
-    root: Path, tool: str, *, limit: float, device: str = "cuda", matrices: str = ""
+    root: Path,
+    tool: str,
+    *,
+    limit: float,
+    device: str = "cuda",
+    matrices: str = "",
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """Run one tool over the products and return its entry of the record.
 
@@ -240,13 +313,17 @@ def run_checker(
         Where the products run.
     matrices : str
         Names from the contract suites, joined by commas; all of them when empty.
+    folder : Path, optional
+        Where the record will be, in a folder for its GPU. Parts that end before the limit are kept
+        there and not run again; None: nothing is kept.
 
     Returns
     -------
     dict
         ``date``, ``version``, ``kernels``, ``systems``, ``matrices``, ``products``, ``errors``,
         ``elsewhere`` (initcheck's reports of kernels that are not ours),
-        ``log`` (its first lines, where there are errors), ``seconds``, ``exit``.
+        ``log`` (its first lines, where there are errors), ``seconds`` (of all parts, one after the
+        other), ``exit``.
 
     Raises
     ------
@@ -257,18 +334,35 @@ def run_checker(
     """
     chosen = checker(tool)
     program, version = find_tool()
-    digest, begun = code_digest(), time.perf_counter()
+    digest, until, kept = code_digest(), time.perf_counter() + limit, Kept(folder)
+    named = ",".join([name for name in matrices.split(",") if name] or matrix_names())
 
-    named = [name for name in matrices.split(",") if name] or matrix_names()
-    parts = [",".join(part) for k in range(PARTS) if (part := named[k::PARTS])]
+    def watch(task: tuple[str, str]) -> Watched | None:
+        name = f"{tool} {task[0]} {task[1]} {named}"
+        found = kept.get(name)
+        if found is not None:
+            return found
+        only, begun = replace(chosen, systems=task[:1]), time.perf_counter()
+        found = _watch(program, only, root, until, device, named, task[1])
+        if found is not None:
+            found = replace(found, seconds=round(time.perf_counter() - begun, 3))
+            kept.put(name, found)
+        return found
 
-    def watch(task: tuple[str, str]) -> Watched:
-        system, part = task
-        return _watch(program, replace(chosen, systems=(system,)), root, limit, device, part)
-
+    tasks = [(system, kind) for system in chosen.systems for kind in type_names(system)]
     with ThreadPoolExecutor(PROCESSES) as pool:
-        watched = list(pool.map(watch, itertools.product(chosen.systems, parts)))
-    seconds = time.perf_counter() - begun
+        try:
+            ended = list(pool.map(watch, tasks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop_all()
+            raise
+    watched = [each for each in ended if each is not None]
+    if len(watched) < len(tasks):
+        raise _unfinished(
+            tool, f"{len(watched)} of {len(tasks)} parts within {limit:g} s",
+            "Run it again: parts that ended are kept" if folder else "Give it longer",
+        )  # fmt: skip
     errors = sum(each.errors for each in watched)
     status = next((each.status for each in watched if each.status), 0)
     failure = "; ".join(each.failure for each in watched if each.failure)
@@ -281,6 +375,7 @@ def run_checker(
         raise _unfinished(tool, "no product", "Check that a GPU system can run here")
     if code_digest() != digest:
         raise _unfinished(tool, "a change of the code meanwhile", "Run it again")
+    kept.drop(tool)
     log = [line for each in watched if each.errors for line in each.log]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -292,7 +387,7 @@ def run_checker(
         "errors": errors,
         "elsewhere": sum(each.elsewhere for each in watched),
         "log": log[:SHOWN_LINES],
-        "seconds": round(seconds, 3),
+        "seconds": round(sum(each.seconds for each in watched), 3),
         "exit": status,
     }
 

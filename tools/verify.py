@@ -9,6 +9,7 @@ or did not finish, or nothing ran; 2 for bad usage and for a machine without a G
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ def _check(tools: str, limit: float, folder: Path, as_json: bool) -> int:
     code = 0
     for name in dict.fromkeys(names):  # one after the other: each takes all cores
         try:
-            entries[name] = run_checker(ROOT, name, limit=limit)
+            entries[name] = run_checker(ROOT, name, limit=limit, folder=folder)
         except RuntimeError as error:
             note(f"sparsetile: error: {error}")
             code = 1
@@ -98,7 +99,12 @@ def main(arguments: Sequence[str]) -> int:
                 "verify", "-k", "omitted with --checker", repr(asked.expression), "Omit one of both"
             )
         folder = asked.out or ROOT / "results"
-        return _check(asked.checker, asked.time_limit, folder, asked.json)
+        # What a checker started would go on without it, and stand in the next one's way.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            return _check(asked.checker, asked.time_limit, folder, asked.json)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     except (ValueError, OSError) as error:
         note(f"sparsetile: error: {error}")
         return 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.checked_products import LAYER
+from tools.checked_products import LAYER, type_names
 from tools.checkers import (
     SCHEMA,
     TOOLS,
@@ -47,8 +47,13 @@ def tool(monkeypatch, tmp_path: Path):
     return prepare
 
 
-# One matrix: one process for each system.
 ONE = "wide"
+# A process for each type of each system.
+PARTS = {system: len(type_names(system)) for system in SYSTEMS}
+
+
+def parts_of(entry: dict[str, Any]) -> int:
+    return sum(PARTS[system] for system in entry["systems"])
 
 
 def called(folder: Path) -> dict[str, list[Any]]:
@@ -64,25 +69,64 @@ def test_a_clean_run_says_what_ran_with_which_tool(tool, tmp_path: Path):
     entry = run_checker(tmp_path, "memcheck", limit=60, matrices=ONE)
     assert entry["version"] == VERSION
     systems = checker("memcheck").systems
-    assert (entry["matrices"], entry["products"]) == (["odd sizes", "wide"], 12 * len(systems))
+    parts = sum(PARTS[system] for system in systems)
+    assert (entry["matrices"], entry["products"]) == (["odd sizes", "wide"], 12 * parts)
     assert (entry["errors"], entry["exit"], entry["log"]) == (0, 0, [])
     assert entry["kernels"] == list(KERNELS) and entry["seconds"] > 0
     assert set(called(folder)) == set(systems)
-    for system, ((options, child, where),) in called(folder).items():
-        assert options[:2] == ["--tool", "memcheck"] and Path(where) == tmp_path
-        watched = [b for a, b in itertools.pairwise(options) if a == "--kernel-name"]
-        assert watched == [f"kernel_substring={name}" for name in KERNELS]
-        assert child[6:] == ["--device", "cuda", "--systems", system, "--matrices", ONE]
+    for system, calls in called(folder).items():
+        for options, child, where in calls:
+            assert options[:2] == ["--tool", "memcheck"] and Path(where) == tmp_path
+            watched = [b for a, b in itertools.pairwise(options) if a == "--kernel-name"]
+            assert watched == [f"kernel_substring={name}" for name in KERNELS]
+            asked = ["--device", "cuda", "--systems", system, "--matrices", ONE, "--types"]
+            assert child[6:-1] == asked
+        assert sorted(child[-1] for _, child, _ in calls) == sorted(type_names(system))
 
 
-def test_each_system_s_matrices_are_shared_out_to_several_processes(tool, tmp_path: Path):
+def test_each_type_of_a_system_has_a_process_and_all_matrices(tool, tmp_path: Path):
     folder = tool()
     entry = run_checker(tmp_path, "memcheck", limit=60)
-    assert entry["products"] == 12 * len(entry["systems"]) * module.PARTS
-    for calls in called(folder).values():
-        parts = [child[-1].split(",") for _, child, _ in calls]
-        assert len(parts) == module.PARTS > 1
-        assert sorted(itertools.chain(*parts)) == sorted([*MATRICES, LAYER])
+    for system in entry["systems"]:
+        calls = called(folder)[system]
+        assert len(calls) == PARTS[system] > 1
+        for _, child, _ in calls:
+            assert child[-3].split(",") == [*MATRICES, LAYER]
+
+
+def test_a_run_that_was_stopped_is_gone_on_with(tool, tmp_path: Path, monkeypatch, facts):
+    """Parts that were clean are kept beside the record, and nothing of other code is taken."""
+    folder, out = tool(), tmp_path / "out"
+    partial = out / facts["gpu"]["slug"] / module.PARTIAL_NAME
+    whole, asked = module._watch, []
+
+    def one_part(*args: Any) -> Any:
+        asked.append(args[-1])
+        return whole(*args) if len(asked) <= 3 else None
+
+    monkeypatch.setattr(module, "_watch", one_part)
+    with pytest.raises(RuntimeError, match=r"got 3 of \d+ parts within 60 s.*Run it again"):
+        run_checker(tmp_path, "memcheck", limit=60, matrices=ONE, folder=out)
+    assert len(json.loads(partial.read_text())["parts"]) == 3
+    monkeypatch.setattr(module, "_watch", whole)
+    before = len(list(folder.glob("called-*.json")))
+    entry = run_checker(tmp_path, "memcheck", limit=60, matrices=ONE, folder=out)
+    parts = sum(PARTS[system] for system in entry["systems"])
+    assert entry["products"] == 12 * parts and not partial.exists()
+    assert len(list(folder.glob("called-*.json"))) - before == parts - 3
+    for damaged in ("", "[]", "{}", '{"parts": 3}', json.dumps({**facts, "parts": {"a": 1}})):
+        partial.write_text(damaged)
+        assert run_checker(tmp_path, "memcheck", limit=60, matrices=ONE, folder=out)["products"]
+
+
+def test_a_part_that_was_not_clean_is_not_kept(tool, tmp_path: Path, facts):
+    tool(any=how(report=ran(0)))
+    with pytest.raises(RuntimeError, match="no product"):
+        run_checker(tmp_path, "memcheck", limit=60, matrices=ONE, folder=tmp_path / "out")
+    found = module.Watched(1, 0, 86, [], 3, "", [])
+    kept = module.Kept(tmp_path / "out")
+    kept.put("memcheck csr float32", found)
+    assert kept.get("memcheck csr float32") is None
 
 
 def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: Path):
@@ -111,10 +155,10 @@ def test_initcheck_watches_every_kernel_and_counts_ours(tool, tmp_path: Path):
     summary = "========= ERROR SUMMARY: {} errors"
     folder = tool(initcheck=how(summary=theirs + summary.format(1), errors=True))
     entry = run_checker(tmp_path, "initcheck", limit=60, matrices=ONE)
-    count = len(entry["systems"])
+    count = parts_of(entry)
     assert (entry["errors"], entry["elsewhere"], entry["exit"]) == (0, count, 0)
     assert entry["kernels"] == list(KERNELS) and entry["log"] == []
-    for ((options, _, _),) in called(folder).values():
+    for options, _, _ in itertools.chain(*called(folder).values()):
         assert "--kernel-name" not in options and "--print-limit" in options
     # One of ours, one of theirs, and one that was not printed, which may be ours.
     tool(initcheck=how(summary=theirs + ours + summary.format(3), errors=True))
@@ -171,16 +215,17 @@ def test_what_a_tool_found_is_counted_and_its_log_kept(tool, tmp_path, name, sum
     # An error poisons the context, so that the products fail as well.
     tool(**{name: how(summary=summary, errors=True, report=ran(3, "RuntimeError: CUDA error"))})
     entry = run_checker(tmp_path, name, limit=60, matrices=ONE)
-    count = len(entry["systems"])
+    count = parts_of(entry)
     found = (entry["errors"], entry["exit"], entry["products"])
     assert found == (errors * count, 86, 3 * count)
-    assert entry["log"] == ["========= COMPUTE-SANITIZER", summary] * count
+    shown = ["========= COMPUTE-SANITIZER", summary] * count
+    assert entry["log"] == shown[: module.SHOWN_LINES]
 
 
 def test_a_crash_that_the_tool_saw_is_what_it_found(tool, tmp_path: Path):
     tool(any=how(summary="========= ERROR SUMMARY: 2 errors", errors=True, report=None))
     entry = run_checker(tmp_path, "memcheck", limit=60, matrices=ONE)
-    errors = 2 * len(entry["systems"])
+    errors = 2 * parts_of(entry)
     assert (entry["errors"], entry["products"], entry["matrices"]) == (errors, 0, [])
 
 
@@ -211,9 +256,7 @@ def _gone(pid: int) -> bool:
 
 def test_a_tool_that_takes_too_long_is_stopped_with_all_it_started(tool, tmp_path: Path):
     folder = tool(any=how(sleep=True))
-    with pytest.raises(
-        RuntimeError, match=r"no end within 3 s\. .* Give it longer with --time-limit"
-    ):
+    with pytest.raises(RuntimeError, match=r"got 0 of \d+ parts within 3 s\. .* Give it longer"):
         run_checker(tmp_path, "memcheck", limit=3)
     started = [int(path.read_text()) for path in folder.glob("slept-*")]
     assert started
