@@ -228,4 +228,6 @@ SPMM_BITTCF = KernelSpec(
     ),
     configs=_configs,
     shared_memory=True,
+    # Where sums that are not finite are computed again, of odd widths most.
+    allowed_spills=60,
 )
