@@ -11,11 +11,33 @@ _WAYS = {
     "none": "none: no rank lacks a row of B",
     "all_to_all": "all_to_all of the rows that are needed",
     "all_gather": "all_gather of all of B: nearly all of it is needed",
+    "replicate": "replicate (1.5-D): rows of B within slices, parts of C summed within row groups",
 }
 
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:.3f} MB"
+
+
+def _replication(info: Mapping[str, Any]) -> list[str]:
+    """Return what was counted of replication; nothing where it was not looked at."""
+    found, copies = info["replicate"], info["replicas"]
+    lines = []
+    if found["bytes"]:
+        word = "chosen" if copies > 1 else "not taken"
+        size = _megabytes(info["busiest_bytes"]["replicate"])
+        lines.append(
+            f"  replicate {word}: {size} for the busiest rank with replicas={found['best']}"
+        )
+    if copies > 1:
+        lines.append(
+            f"  replicas  {copies} of {found['part_rows']} rows of C each, "
+            f"{found['part_nnz']} entries here"
+        )
+    if found["too_large"] and copies == 1:
+        counts = ", ".join(str(c) for c in found["too_large"])
+        lines.append(f"  replicate not taken with replicas={counts}: parts of C need much memory")
+    return lines
 
 
 def explain(title: str, info: Mapping[str, Any], local: str, remote: str) -> str:
@@ -43,6 +65,7 @@ def explain(title: str, info: Mapping[str, Any], local: str, remote: str) -> str
     for name in ("all_to_all", "all_gather"):
         word = "chosen" if name == way else "not taken"
         lines.append(f"  {name} {word}: {_megabytes(most[name])} for the busiest rank")
+    lines += _replication(info)
     for name, text in (("local", local), ("halo", remote)):
         lines.append(f"  {name} product:")
         lines += [f"    {line}" for line in text.splitlines()]

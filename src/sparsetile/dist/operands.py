@@ -22,7 +22,10 @@ _NAMES = (
     "the dimensions of B",
     "the batches of B",
     "whether B requires grad",
+    "values",
 )
+# Of a replicated plan, whose ranks send each other the values of a product.
+VALUES = ("those of the plan", "given", "given and requiring grad")
 # What a rank tells whose operand is wrong.
 WRONG: tuple[int, ...] = (1,) + (0,) * len(_NAMES)
 
@@ -69,15 +72,21 @@ def check_rows(
     return B, reduce
 
 
-def facts_of(B: Tensor, reduce: str) -> tuple[int, ...]:
-    """Return what an exchange depends on, as numbers: ranks compare these."""
+def facts_of(B: Tensor, reduce: str, values: int = 0) -> tuple[int, ...]:
+    """Return what an exchange depends on, as numbers: ranks compare these.
+
+    Parameters
+    ----------
+    values : int
+        A place of :data:`VALUES`; 0 where values are not exchanged.
+    """
     lead = 0
     for size in B.shape[:-2]:
         lead = (lead * 1_000_003 + size + 1) % (1 << 62)
     tracked = torch.is_grad_enabled() and B.requires_grad
     return (
         0, VALUE_DTYPES.index(B.dtype), REDUCES.index(reduce), B.shape[-1], B.dim(), lead,
-        int(tracked),
+        int(tracked), values,
     )  # fmt: skip
 
 
@@ -86,6 +95,8 @@ def _text(name: str, fact: int) -> str:
         return str(VALUE_DTYPES[fact])
     if name == "reduce":
         return REDUCES[fact]
+    if name == "values":
+        return VALUES[fact]
     return str(bool(fact)) if name == "whether B requires grad" else str(fact)
 
 
