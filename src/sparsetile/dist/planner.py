@@ -136,7 +136,7 @@ def plan(
     most = {name: count * row for name, count in rows.items()}
     choice, grid, share = Choice(), None, csr
     if exchange == "replicate" or (exchange == "auto" and halo.way != "none"):
-        sum_row, others = sum_bytes(n, kind), min(most.values())
+        sum_row, others = sum_bytes(n, kind.itemsize), min(most.values())
         choice = choose_copies(
             ranks, csr, found.partition, row, sum_row, others,
             forced=exchange == "replicate", copies=replicas,

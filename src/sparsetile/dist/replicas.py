@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ __all__ = [
     "copies_of",
     "grid_bytes",
     "join_extrema",
+    "pick_copies",
     "spread",
     "sum_bytes",
 ]
@@ -55,9 +56,9 @@ def copies_of(size: int) -> list[int]:
     return [c for c in range(2, size + 1) if size % c == 0]
 
 
-def sum_bytes(n: int, dtype: torch.dtype) -> int:
+def sum_bytes(n: int, itemsize: int) -> int:
     """Return the bytes of a row of C's parts: sums of 16-bit products travel in float32."""
-    return n * max(4, dtype.itemsize)
+    return n * max(4, itemsize)
 
 
 def _shares(bounds: tuple[int, ...]) -> Tensor:
@@ -83,7 +84,7 @@ def grid_bytes(
     rows : tuple of int
         First row of C of each rank's own share.
     row, sum_row : int
-        Bytes of a row of B, and of a row of C's parts.
+        Bytes of a row of B, and of a row of C's parts (:func:`sum_bytes`).
     """
     taken, given = _c_rows(rows, copies)
     return torch.stack(
@@ -169,9 +170,13 @@ def choose_copies(
         if most[c] <= limit:
             needed = _grid_needed(ranks, columns, partition, c)
             most[c] = int(grid_bytes(needed, partition.rows, c, row, sum_row).max())
-    fewest = min(most, key=most.__getitem__) if most else 1
-    taken_copies = fewest if most and most[fewest] <= limit else 1
-    return Choice(taken_copies, most, tuple(too_large))
+    return Choice(pick_copies(most, limit), most, tuple(too_large))
+
+
+def pick_copies(most: Mapping[int, int], limit: float) -> int:
+    """Return the replication of fewest bytes, the smaller of equals; 1 where all exceed limit."""
+    fewest = min(most, key=most.__getitem__, default=1)
+    return fewest if most and most[fewest] <= limit else 1
 
 
 def _owners(columns: Tensor, partition: Partition) -> Tensor:
