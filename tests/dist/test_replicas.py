@@ -249,6 +249,24 @@ def test_patterns_sent_by_one_rank_and_autocast(workers):
     workers.run(from_one, 2)
 
 
+def mixed_types(group) -> None:
+    """Shares whose values have different types, in the plan's own."""
+    csr, rank = whole_numbers(90, 90, 0.06), dist.get_rank(group)
+    first, last = 45 * rank, 45 * (rank + 1)
+    rows = torch.arange(first, last)
+    piece = csr.select_rows(rows)[0]
+    kind = torch.float32 if rank else torch.float64
+    share = st_dist.Share(piece.with_values(piece.values.to(kind)), first, (90, 90))
+    made = replicated(group, share, dtype=torch.float64)
+    C = made.gather(made @ made.shard(operand(90, 8)))
+    assert torch.equal(C, st.plan(csr, 8) @ operand(90, 8))
+    assert made.values.dtype is torch.float64
+
+
+def test_values_of_different_types_travel_in_the_type_of_the_plan(workers):
+    workers.run(mixed_types, 2)
+
+
 def sharded(group) -> None:
     from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
@@ -373,6 +391,7 @@ def refusals(group) -> dict[str, str]:
         "way": plan("all_to_all", 2),
         "differs": plan("replicate", 2 if rank else 4),
         "values": said(lambda: made.run(mine, values=given)),
+        "type": said(lambda: made.run(mine, values=values.float() if rank else values)),
         "grad": said(lambda: made.run(mine, values=leaf(values) if rank else values)),
         "update": said(lambda: made.update_values(values[: -1 if rank == 1 else None])),
         "update's grad": said(lambda: made.update_values(values.clone().requires_grad_(rank == 1))),
@@ -391,7 +410,10 @@ def test_mistakes_are_one_error_on_every_rank(workers):
         "way": "plan: replicas must be None with exchange='all_to_all', got 2.",
         "differs": "plan: replicas must be the same on every rank, got 4 on rank 0 and 2 on rank 1",
         "values": "run: values must be the same on every rank, got those of the plan on rank 0 and",
-        "grad": "run: values must be the same on every rank, got given on rank 0 and given and",
+        "type": "run: values must be the same on every rank, got torch.float64 on rank 0 and "
+        "torch.float32 on rank 1.",
+        "grad": "run: values must be the same on every rank, got torch.float64 on rank 0 and "
+        "torch.float64 that require grad on rank 1.",
         "update's grad": "update_values: whether values require grad must be the same on every",
     }
     for texts in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["explain"]
+__all__ = ["explain", "report"]
 
 _WAYS = {
     "none": "none: no rank lacks a row of B",
@@ -13,6 +13,41 @@ _WAYS = {
     "all_gather": "all_gather of all of B: nearly all of it is needed",
     "replicate": "replicate (1.5-D): rows of B within slices, parts of C summed within row groups",
 }
+
+
+def report(plan: Any) -> dict[str, Any]:
+    """Return what ``DistributedPlan.info`` says, as plain data."""
+    choice, grid = plan._choice, plan._grid
+    return {
+        "shape": list(plan.shape),
+        "local_shape": list(plan.local_shape),
+        "nnz": plan.nnz,
+        "local_nnz": plan.local_nnz,
+        "n": plan.n,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "device": str(plan.device),
+        "rank": plan.rank,
+        "world_size": plan.world_size,
+        "source": plan.source,
+        "partition": plan.partition.name,
+        "rows": list(plan.partition.rows),
+        "columns": list(plan.partition.columns),
+        "exchange": plan.exchange,
+        "halo_rows": plan.halo_rows,
+        "sent_rows": sum(plan._halo.send_rows),
+        "row_bytes": plan.n * plan.dtype.itemsize,
+        "busiest_bytes": dict(plan._busiest_bytes),
+        "replicas": plan.replicas,
+        "replicate": {
+            "best": choice.best,
+            "bytes": {str(copies): count for copies, count in (choice.most or {}).items()},
+            "too_large": list(choice.too_large),
+            "part_rows": plan.local_shape[0] if grid is None else grid.group_rows,
+            "part_nnz": plan._local.nnz + plan._remote.nnz,
+        },
+        "local": plan._local.info,
+        "remote": plan._remote.info,
+    }
 
 
 def _megabytes(count: int) -> str:

@@ -13,7 +13,7 @@ from sparsetile.dist.group import Ranks
 from sparsetile.intake.csr import CSR, VALUE_DTYPES
 from sparsetile.plan.operands import check_epilogue, in_plan_dtype
 
-__all__ = ["WRONG", "SharedRows", "check_rows", "compare_facts", "facts_of"]
+__all__ = ["WRONG", "SharedRows", "check_rows", "compare_facts", "facts_of", "values_fact"]
 
 _NAMES = (
     "the dtype of B",
@@ -24,8 +24,6 @@ _NAMES = (
     "whether B requires grad",
     "values",
 )
-# Of a replicated plan, whose ranks send each other the values of a product.
-VALUES = ("those of the plan", "given", "given and requiring grad")
 # What a rank tells whose operand is wrong.
 WRONG: tuple[int, ...] = (1,) + (0,) * len(_NAMES)
 
@@ -78,7 +76,7 @@ def facts_of(B: Tensor, reduce: str, values: int = 0) -> tuple[int, ...]:
     Parameters
     ----------
     values : int
-        A place of :data:`VALUES`; 0 where values are not exchanged.
+        :func:`values_fact` of the values of this rank's rows; 0 where they are not exchanged.
     """
     lead = 0
     for size in B.shape[:-2]:
@@ -90,13 +88,24 @@ def facts_of(B: Tensor, reduce: str, values: int = 0) -> tuple[int, ...]:
     )  # fmt: skip
 
 
+def values_fact(values: Tensor | None) -> int:
+    """Return what an exchange of values depends on; 0 for the plan's own, which stay in place."""
+    if values is None:
+        return 0
+    tracked = torch.is_grad_enabled() and values.requires_grad
+    return 1 + 2 * VALUE_DTYPES.index(values.dtype) + int(tracked)
+
+
 def _text(name: str, fact: int) -> str:
     if name == "the dtype of B":
         return str(VALUE_DTYPES[fact])
     if name == "reduce":
         return REDUCES[fact]
     if name == "values":
-        return VALUES[fact]
+        if fact == 0:
+            return "those of the plan"
+        kind, tracked = divmod(fact - 1, 2)
+        return f"{VALUE_DTYPES[kind]}{' that require grad' if tracked else ''}"
     return str(bool(fact)) if name == "whether B requires grad" else str(fact)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from sparsetile.core.errors import value_error
 from sparsetile.dist.dtensor import is_dtensor, unwrap, wrap
 from sparsetile.dist.exchange import Exchange, finish_rows, start_rows
-from sparsetile.dist.explain import explain
+from sparsetile.dist.explain import explain, report
 from sparsetile.dist.group import Ranks
 from sparsetile.dist.halo import Halo
-from sparsetile.dist.operands import WRONG, check_rows, compare_facts, facts_of
+from sparsetile.dist.operands import WRONG, check_rows, compare_facts, facts_of, values_fact
 from sparsetile.dist.replicas import Choice, Grid, join_extrema
 from sparsetile.dist.shares import Found
 from sparsetile.plan import operators
@@ -282,10 +282,8 @@ class DistributedPlan:
         On a CPU at each product. On a GPU, where it would wait for the device, at each product
         whose operands this rank has not met yet.
         """
-        exchanged = 0
-        if self._grid is not None and own is not None:
-            exchanged = 2 if torch.is_grad_enabled() and own.requires_grad else 1
-        facts = WRONG if error is not None else facts_of(B, reduce, exchanged)
+        exchanged = None if self._grid is None else own
+        facts = WRONG if error is not None else facts_of(B, reduce, values_fact(exchanged))
         if self._check == "first" and facts in self._seen:
             return
         if self.world_size > 1:
@@ -410,37 +408,7 @@ class DistributedPlan:
     @property
     def info(self) -> dict[str, Any]:
         """What was planned, as plain data: shares, halo, bytes of an exchange, both plans."""
-        row = self.n * self.dtype.itemsize
-        return {
-            "shape": list(self.shape),
-            "local_shape": list(self.local_shape),
-            "nnz": self.nnz,
-            "local_nnz": self.local_nnz,
-            "n": self.n,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": str(self.device),
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "source": self.source,
-            "partition": self.partition.name,
-            "rows": list(self.partition.rows),
-            "columns": list(self.partition.columns),
-            "exchange": self.exchange,
-            "halo_rows": self.halo_rows,
-            "sent_rows": sum(self._halo.send_rows),
-            "row_bytes": row,
-            "busiest_bytes": self._busiest_bytes,
-            "replicas": self.replicas,
-            "replicate": {
-                "best": self._choice.best,
-                "bytes": dict(self._choice.most or {}),
-                "too_large": list(self._choice.too_large),
-                "part_rows": self._grid.group_rows if self._grid is not None else 0,
-                "part_nnz": self._local.nnz + self._remote.nnz,
-            },
-            "local": self._local.info,
-            "remote": self._remote.info,
-        }
+        return report(self)
 
     def explain(self) -> str:
         """Return the shares, the halo, the exchange and why, and both products, as text."""

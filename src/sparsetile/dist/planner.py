@@ -144,7 +144,7 @@ def plan(
         if choice.most:
             most["replicate"] = choice.most[choice.best]
     if choice.copies > 1:
-        grid, share = spread(ranks, csr, found.partition, choice.copies)
+        grid, share = spread(ranks, csr, found.partition, choice.copies, kind)
         halo, _ = find_halo(ranks, share, found.partition, "plan", within_slices=True)
 
     def both() -> list[Any]:

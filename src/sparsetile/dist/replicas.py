@@ -262,14 +262,12 @@ class Grid:
         self._send_entries = told[ranks.rank].tolist()
         self._receive_entries = told[:, ranks.rank].tolist()
         check_entries("plan", int(told.sum(0).max()))
-        #: Entries of each rank's part of A, by rank.
-        self.entries = told.sum(0).tolist()
         lengths = torch.bincount(share.row_ids() * copies + part, minlength=self.own_rows * copies)
         # Entries of each of this rank's own rows in each slice, [c, own rows].
         self._lengths = lengths.reshape(self.own_rows, copies).t().contiguous()
         self._buffer: Tensor | None = None
 
-    def take(self, share: CSR) -> CSR:
+    def take(self, share: CSR, dtype: torch.dtype) -> CSR:
         """Return this rank's part of A [group's rows, K] from every rank's share. Waits."""
         ranks, copies = self._ranks, self.copies
         each = _to_group(ranks, copies, [self.own_rows] * copies)
@@ -279,7 +277,9 @@ class Grid:
         indices = ranks.exchange(
             share.indices[self._order], self._send_entries, self._receive_entries, "plan"
         )
-        values = None if share.values is None else self.values(share.values.detach(), "plan")
+        values = None
+        if share.values is not None:  # ranks may have brought different types
+            values = self.values(share.values.detach().to(dtype), "plan")
         return CSR(indptr, indices, values, (self.group_rows, share.shape[1]))
 
     def values(self, own: Tensor, function: str = "run") -> Tensor:
@@ -337,13 +337,15 @@ class Grid:
         return (self._lengths > 0).unsqueeze(-1)
 
 
-def spread(ranks: Ranks, share: CSR, partition: Partition, copies: int) -> tuple[Grid, CSR]:
+def spread(
+    ranks: Ranks, share: CSR, partition: Partition, copies: int, dtype: torch.dtype
+) -> tuple[Grid, CSR]:
     """Send every entry of A to the rank of the grid that multiplies it. Waits.
 
-    Returns the grid and this rank's part, [group's rows, K].
+    Returns the grid and this rank's part, [group's rows, K], with values in ``dtype``.
     """
     grid = Grid(ranks, share, partition, copies)
-    return grid, grid.take(share)
+    return grid, grid.take(share, dtype)
 
 
 def join_extrema(
