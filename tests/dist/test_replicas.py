@@ -342,6 +342,22 @@ def test_a_small_halo_is_not_replicated(workers):
     assert (way, copies) == ("all_to_all", 1)
 
 
+def hidden(group) -> tuple[str, str]:
+    """Most of A is in its diagonal blocks; the rest needs all of B."""
+    dense = torch.block_diag(*(torch.ones(300, 300) for _ in range(4)))
+    dense[::300] = 1.0
+    made = st_dist.plan(dense.to_sparse_csr(), 8, group)
+    return made.exchange, made.explain()
+
+
+def test_replication_is_not_chosen_where_the_exchange_hides(workers):
+    way, text = workers.run(hidden, 4)[0]
+    assert way == "all_gather"
+    assert "replicate not taken: the exchange hides behind the local product" in text
+    assert replicas_of.hides(10, 200, True) and not replicas_of.hides(10, 199, True)
+    assert replicas_of.hides(10, 1800, False) and not replicas_of.hides(10, 1799, False)
+
+
 def without_room(group) -> tuple[str, str]:
     kept, replicas_of._MEMORY_SHARE = replicas_of._MEMORY_SHARE, 0.0
     try:

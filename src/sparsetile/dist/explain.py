@@ -42,6 +42,7 @@ def report(plan: Any) -> dict[str, Any]:
             "best": choice.best,
             "bytes": {str(copies): count for copies, count in (choice.most or {}).items()},
             "too_large": list(choice.too_large),
+            "hidden": choice.hidden,
             "part_rows": plan.local_shape[0] if grid is None else grid.group_rows,
             "part_nnz": plan._local.nnz + plan._remote.nnz,
         },
@@ -69,6 +70,8 @@ def _replication(info: Mapping[str, Any]) -> list[str]:
             f"  replicas  {copies} of {found['part_rows']} rows of C each, "
             f"{found['part_nnz']} entries here"
         )
+    if found["hidden"]:
+        lines.append("  replicate not taken: the exchange hides behind the local product")
     if found["too_large"] and copies == 1:
         counts = ", ".join(str(c) for c in found["too_large"])
         lines.append(f"  replicate not taken with replicas={counts}: parts of C need much memory")

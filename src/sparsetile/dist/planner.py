@@ -15,7 +15,14 @@ from sparsetile.dist.group import Ranks
 from sparsetile.dist.halo import Way, find_halo, wire_rows
 from sparsetile.dist.partition import PARTITIONS
 from sparsetile.dist.plan import DistributedPlan
-from sparsetile.dist.replicas import Choice, choose_copies, copies_of, spread, sum_bytes
+from sparsetile.dist.replicas import (
+    Choice,
+    choose_copies,
+    copies_of,
+    local_bytes,
+    spread,
+    sum_bytes,
+)
 from sparsetile.dist.shares import Share, check_entries
 from sparsetile.dist.sources import read_source
 from sparsetile.intake import CSR
@@ -137,8 +144,9 @@ def plan(
     choice, grid, share = Choice(), None, csr
     if exchange == "replicate" or (exchange == "auto" and halo.way != "none"):
         sum_row, others = sum_bytes(n, kind.itemsize), min(most.values())
+        local_size = local_bytes(halo.local.nnz, csr.shape[0], row, kind.itemsize)
         choice = choose_copies(
-            ranks, csr, found.partition, row, sum_row, others,
+            ranks, csr, found.partition, row, sum_row, others, local_size,
             forced=exchange == "replicate", copies=replicas,
         )  # fmt: skip
         if choice.most:

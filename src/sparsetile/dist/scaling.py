@@ -29,6 +29,8 @@ from sparsetile.dist.replicas import (
     REPLICATE_GAIN,
     copies_of,
     grid_bytes,
+    hides,
+    local_bytes,
     pick_copies,
     sum_bytes,
 )
@@ -127,15 +129,25 @@ def replicate_bytes(
 
 
 def choice_of(
-    by_ranks: Mapping[int, Volumes], ranks: int, n: int, itemsize: int
+    by_ranks: Mapping[int, Volumes], ranks: int, n: int, itemsize: int, node: int
 ) -> tuple[str, int]:
-    """Return the exchange that a plan would choose and its replication, memory permitting."""
+    """Return the exchange that a plan would choose and its replication, memory permitting.
+
+    Parameters
+    ----------
+    node : int
+        Ranks of a host.
+    """
     volumes = by_ranks[ranks]
     way = way_of(volumes)
     if way == "none":
         return way, 1
     bounds = tuple(int(row) for row in volumes.rows)
     others = min(wire_rows(torch.from_numpy(volumes.needed), bounds).values()) * n * itemsize
+    sizes = zip(volumes.local_nnz.tolist(), np.diff(volumes.rows).tolist(), strict=True)
+    local = min(local_bytes(nnz, rows, n * itemsize, itemsize) for nnz, rows in sizes)
+    if hides(others, local, ranks <= node):
+        return way, 1
     most = replicate_bytes(by_ranks, ranks, n, itemsize)
     copies = pick_copies(most, REPLICATE_GAIN * others)
     return ("replicate", copies) if copies > 1 else (way, 1)
@@ -217,7 +229,7 @@ def scaling_row(
     """
     volumes = by_ranks[ranks]
     total, row = int(volumes.rows[-1]), n * itemsize
-    way, taken = choice_of(by_ranks, ranks, n, itemsize)
+    way, taken = choice_of(by_ranks, ranks, n, itemsize, rates.node)
     most = replicate_bytes(by_ranks, ranks, n, itemsize)
     if taken > 1:
         volumes = grid_volumes(by_ranks[ranks // taken], volumes)

@@ -86,7 +86,7 @@ def what_if(
     rest = rest + np.where(volumes.nnz > volumes.local_nnz, rates.launch, 0.0)
     wide, half = n * itemsize, n * min(itemsize, 2)
     inside, outside = _links(volumes, rates.node)
-    _, taken = choice_of(by_ranks, ranks, n, itemsize)
+    _, taken = choice_of(by_ranks, ranks, n, itemsize, rates.node)
     chosen = volumes if taken == 1 else grid_volumes(by_ranks[ranks // taken], volumes)
     seconds = {"built": product_seconds(chosen, n, itemsize, rates, taken)["seconds"]}
 
