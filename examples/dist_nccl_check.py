@@ -2,11 +2,11 @@
 
     python examples/dist_nccl_check.py > dist_nccl.jsonl     # a minute at most
 
-One JSON line per check, each with ``"right"`` (results compared) and, where there is an aim, with
-``"aim_met"``. A check that raises is a line with ``"error"``, and the exit status is 1.
+One JSON line per check and size, with ``"right"``: results were compared. A check that raises is a
+line with ``"error"``; then, or where a result is wrong, the exit status is 1.
 
-    world_of_one    ``dplan @ B`` beside ``plan @ B``. Aims: 5 % or 15 us more, whichever is larger
-                    for the product, and 15 us in host time
+    world_of_one    ``dplan @ B`` beside ``plan @ B``. Aims: at most 5 % more (``ratio_met``; of
+                    products that take long) and at most 15 us more (``added_met``)
     layer           Column- and RowParallelSparseLinear beside SparseLinear
     packing         bytes per second of packing a halo, beside those of a copy
     halo_to_itself  a plan whose halo the rank sends to itself: NCCL's all-to-all, the side stream,
@@ -164,8 +164,8 @@ def world_of_one(group: Any, device: torch.device, sizes: Sizes) -> Iterator[dic
                 **{f"{name}_graph_us": 1e6 * found.median for name, found in kernels.items()},
                 "method": kernels["dist"].method,
                 "ratio": ratio, "added_us": 1e6 * whole, "added_host_us": 1e6 * host,
-                "aim_met": (ratio <= MOST_RATIO or 1e6 * whole <= MOST_ADDED_US)
-                and 1e6 * host <= MOST_ADDED_US,
+                "ratio_met": ratio <= MOST_RATIO,
+                "added_met": 1e6 * max(whole, host) <= MOST_ADDED_US,
             }  # fmt: skip
 
 
@@ -286,6 +286,11 @@ def halo_to_itself(
         right = close(product().clone(), plain @ B)
         right = right and close(product(bias=bias, relu=True).clone(), expected)
         right = right and close(gradient(tracked, B, G), gradient(plain.run, B, G))
+        title = {
+            "check": "replicate" if replicate else "halo_to_itself", "rows": rows,
+            "nnz": csr.nnz, "n": n, "dtype": str(dtype), "halo_rows": halo.rows, "right": right,
+        }  # fmt: skip
+        yield title  # capturing may end the process
         times = {
             name: time_product(run, device)
             for name, run in (
@@ -298,8 +303,7 @@ def halo_to_itself(
         }
         apart = sum(times[name].median for name in ("exchange", "local", "halo"))
         yield {
-            "check": "replicate" if replicate else "halo_to_itself", "rows": rows,
-            "nnz": csr.nnz, "n": n, "dtype": str(dtype), "halo_rows": halo.rows, "right": right,
+            **title,
             **{f"{name}_us": 1e6 * found.median for name, found in times.items()},
             "captured": times["whole"].method == "graph",
             # Parts one after the other, less the whole: what overlaps, where it is positive.

@@ -23,7 +23,8 @@ def test_every_check_runs_and_is_right(workers):
     for line in found:
         assert line.get("right") is True, line
     for line in found[:2]:
-        assert line["ratio"] > 0 and {"aim_met", "added_us", "added_host_us"} <= set(line)
+        assert line["ratio"] > 0 and {"ratio_met", "added_met", "added_us"} <= set(line)
+    assert sum("hidden_us" in line for line in found) == 4
     assert all(line["pack_bytes_per_s"] > 0 for line in found if line["check"] == "packing")
 
 
