@@ -60,10 +60,10 @@ def _replication(info: Mapping[str, Any]) -> list[str]:
     found, copies = info["replicate"], info["replicas"]
     lines = []
     if found["bytes"]:
-        word = "chosen" if copies > 1 else "not taken"
+        word = "chosen: " if copies > 1 else "not taken: at least "
         size = _megabytes(info["busiest_bytes"]["replicate"])
         lines.append(
-            f"  replicate {word}: {size} for the busiest rank with replicas={found['best']}"
+            f"  replicate {word}{size} for the busiest rank with replicas={found['best']}"
         )
     if copies > 1:
         lines.append(
