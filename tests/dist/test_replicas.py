@@ -370,7 +370,7 @@ def without_room(group) -> tuple[str, str]:
 def test_replication_is_not_chosen_where_memory_does_not_allow_it(workers):
     way, text = workers.run(without_room, 4)[0]
     assert way == "all_gather"
-    assert "replicate not taken with replicas=2, 4: parts of C need much memory" in text
+    assert "replicate not taken with replicas=2, 4: parts of C need too much memory" in text
 
 
 def alone(group) -> str:

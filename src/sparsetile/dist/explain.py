@@ -74,7 +74,7 @@ def _replication(info: Mapping[str, Any]) -> list[str]:
         lines.append("  replicate not taken: the exchange hides behind the local product")
     if found["too_large"] and copies == 1:
         counts = ", ".join(str(c) for c in found["too_large"])
-        lines.append(f"  replicate not taken with replicas={counts}: parts of C need much memory")
+        lines.append(f"  replicate not taken with replicas={counts}: parts of C need too much memory")
     return lines
 
 

@@ -11,7 +11,8 @@ rank, first to last.
 
 What a rank passes and gets stays as it was: its own rows of B, its own rows of C. CAGNET keeps the
 whole C of a group on its c ranks (all-reduce); here each row of C has one owner, so a
-reduce-scatter is enough, half of that. No entry of A and no row of B is held twice.
+reduce-scatter is enough, half of that. No row of B is held twice, and every entry of A is
+multiplied by one rank.
 """
 
 from __future__ import annotations
