@@ -11,11 +11,27 @@ import torch
 from sparsetile import dist as st_dist
 from sparsetile.cli import main
 from sparsetile.data.streamed import STREAMED, streamed
-from sparsetile.dist.scaling import Rates, best_copies, product_seconds, scaling_row, way_of
-from sparsetile.dist.volumes import Volumes, balanced_bounds, cagnet_rows, count_volumes
-from sparsetile.dist.what_if import coarser, sparse_15d_rows, what_if
+from sparsetile.dist.replicas import grid_bytes
+from sparsetile.dist.scaling import (
+    Rates,
+    best_copies,
+    choice_of,
+    product_seconds,
+    replicate_bytes,
+    scaling_row,
+    way_of,
+)
+from sparsetile.dist.volumes import (
+    Volumes,
+    balanced_bounds,
+    cagnet_rows,
+    count_volumes,
+    grid_volumes,
+)
+from sparsetile.dist.what_if import coarser, what_if
 from sparsetile.intake import as_csr
 from tests.dist.test_products import whole_numbers
+from tests.dist.test_replicas import count_bytes
 
 GRAPH = "products-like?scale=0.001&seed=3"
 
@@ -32,12 +48,13 @@ def drawn(text: str):
     return as_csr((edges, None, (size, size))), made
 
 
-def planned(group, text: str, bounds: list[int]) -> tuple[list[list[int]], int, int, str]:
+def planned(group, text: str, bounds: list[int]) -> tuple[list[list[int]], int, tuple[str, int]]:
     csr, _ = drawn(text)
-    made = st_dist.plan(csr, 16, group, torch.tensor(bounds))
+    chosen = st_dist.plan(csr, 16, group, torch.tensor(bounds))
+    made = st_dist.plan(csr, 16, group, torch.tensor(bounds), exchange="all_to_all")
     row = torch.ones(made.local_shape[1], 16)
     assert torch.equal(made.gather(made @ row), csr_rows(csr))
-    return made._halo.needed.tolist(), made.halo_rows, made.local_nnz, made.exchange
+    return made._halo.needed.tolist(), made.halo_rows, (chosen.exchange, chosen.replicas)
 
 
 def csr_rows(csr) -> torch.Tensor:
@@ -53,12 +70,47 @@ def test_counts_are_what_ranks_exchange(workers, ranks, shuffle):
     text = f"{GRAPH}&shuffle={shuffle}"
     made = streamed(text).made()
     bounds = balanced_bounds(made.row_lengths, 4, 16, 4)
-    found = count_volumes(made.blocks(), bounds, [1, 2, 4])[ranks]
+    counted = count_volumes(made.blocks(), bounds, [1, 2, 4])
+    found = counted[ranks]
     real = workers.run(planned, ranks, text=text, bounds=bounds[:: 4 // ranks])
     assert found.needed.tolist() == real[0][0]
-    assert found.received.tolist() == [halo for _, halo, _, _ in real]
-    assert way_of(found) == real[0][3]
-    assert found.nnz.sum() == made.nnz
+    assert found.received.tolist() == [halo for _, halo, _ in real]
+    assert choice_of(counted, ranks, 16, 4, node=4) == real[0][2]
+    assert way_of(found) != "none" and found.nnz.sum() == made.nnz
+
+
+def moved(group, text: str, bounds: list[int], copies: int) -> tuple:
+    csr, _ = drawn(text)
+    made = st_dist.plan(
+        csr.with_values(None), 16, group, torch.tensor(bounds), exchange="replicate",
+        replicas=copies,
+    )  # fmt: skip
+    row = torch.ones(made.local_shape[1], 16)
+    info = made.info
+    return (
+        made._halo.needed.tolist(), info["replicate"]["part_nnz"], made._local.nnz,
+        count_bytes(made, row), info["busiest_bytes"]["replicate"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_volumes_of_replication_are_the_bytes_of_a_run(workers, copies):
+    """Counted from a stream, beside what torch.distributed is asked to move on four ranks."""
+    made = streamed(GRAPH).made()
+    bounds = balanced_bounds(made.row_lengths, 4, 16, 4)
+    counted = count_volumes(made.blocks(), bounds, [1, 2, 4])
+    grid = grid_volumes(counted[4 // copies], counted[4])
+    real = workers.run(moved, 4, text=GRAPH, bounds=bounds, copies=copies)
+    assert grid.needed.tolist() == real[0][0]
+    each = grid_bytes(torch.from_numpy(grid.needed), tuple(bounds), copies, 64, 64)
+    assert [tuple(pair) for pair in each.tolist()] == [tuple(one[3]) for one in real]
+    assert replicate_bytes(counted, 4, 16, 4)[copies] == real[0][4] == int(each.max())
+    # Entries of a stream may repeat; a plan has each once.
+    assert sum(one[1] for one in real) <= grid.nnz.sum() == made.nnz
+    assert all(one[1] <= count for one, count in zip(real, grid.nnz, strict=True))
+    assert all(one[2] <= count for one, count in zip(real, grid.local_nnz, strict=True))
+    # No more than CAGNET's scheme moves with all of B, up to the unevenness of the shares.
+    assert int(each.max()) <= 1.3 * 64 * cagnet_rows(int(grid.rows[-1]), 4, copies)
 
 
 def test_counts_do_not_depend_on_how_rows_are_cut():
@@ -147,7 +199,7 @@ def test_times_follow_the_formula():
     assert times["local"] == pytest.approx(0.25 + 2 * 600 * 2 / 1e6)
     assert times["halo"] == pytest.approx(0.25 + 2 * 300 * 2 / 1e6)
     assert times["seconds"] == pytest.approx(times["pack"] + times["exchange"] + times["halo"])
-    row = scaling_row(volumes, 2, 4, rates, alone=3 * times["seconds"], weak=False)
+    row = scaling_row({3: volumes}, 3, 2, 4, rates, alone=3 * times["seconds"], weak=False)
     assert row["efficiency"] == pytest.approx(1.0)
     assert row["busiest_bytes"] == 70 * 8 and row["way"] == "all_to_all"
 
@@ -209,9 +261,14 @@ def test_variants_of_the_exchange_follow_their_formulas():
     rows = np.array([0, 100, 200, 300, 400])
     fine = Volumes(4, rows, np.full(4, 1000), np.full(4, 600), needed)
     between = np.array([[0, 12], [12, 0]])  # twenty rows each way but for those that both need
-    coarse = Volumes(2, rows[::2], np.full(2, 2000), np.full(2, 1500), between)
+    fine_nnz = np.array([[800, 700, 300, 200], [250, 250, 750, 750]])
+    fine_needed = np.array([[0, 0, 7, 5], [6, 6, 0, 0]])
+    coarse = Volumes(
+        2, rows[::2], np.full(2, 2000), np.full(2, 1500), between, fine_nnz, fine_needed
+    )
     rates = Rates(flops=1e6, dram=1e9, nvlink=1e5, network=1e4, node=2, latency=0.01, launch=0.0)
-    assert coarser(4, 2) == [2] and coarser(2, 2) == [] and coarser(64, 8) == [8, 16, 32]
+    assert coarser(4, 2) == [1, 2] and coarser(2, 2) == [1]
+    assert coarser(6, 8) == [1, 2, 3] and coarser(64, 8) == [1, 2, 4, 8, 16, 32]
     found = what_if({4: fine, 2: coarse}, 4, 2, 4, rates, ideal=0.004)
     pack, local, rest = 2 * 30 * 8 / 1e9, 2 * 600 * 2 / 1e6, 2 * 400 * 2 / 1e6
     exchange = 20 * 8 / 1e4 + 0.01
@@ -221,16 +278,16 @@ def test_variants_of_the_exchange_follow_their_formulas():
         "16-bit halo": pack / 2 + (0.01 + 20 * 4 / 1e4) + rest,
         "two-level": pack + 12 / 2 * 8 / 1e4 + 30 * 8 / 1e5 + 0.02 + rest,
         "all of these": pack / 2 + 12 / 2 * 4 / 1e4 + 30 * 4 / 1e5 + 0.02,
-        # Share i lacks twelve rows of the other, which one of its two copies receives.
-        "1.5-D": 12 * 8 / 1e4 + 0.01 + 200 * 8 / 1e5 + 0.01,
+        # Rank 0 receives 7 rows and sends 6; its 100 rows of C come in two parts and are added.
+        "1.5-D": 2 * 6 * 8 / 1e9 + (0.01 + 7 * 8 / 1e4) + 2 * 300 * 2 / 1e6
+        + 100 * 8 / 1e5 + 0.01 + 3 * 100 * 8 / 1e9,
     }
     assert local < exchange
     for name, seconds in expected.items():
         assert found[name]["seconds"] == pytest.approx(seconds), name
         assert found[name]["efficiency"] == pytest.approx(0.004 / seconds)
     grid = found["1.5-D"]
-    assert (grid["copies"], grid["received_bytes"], grid["summed_bytes"]) == (2, 12 * 8, 200 * 8)
-    assert sparse_15d_rows(coarse, 2).tolist() == [[0, 12], [12, 0]]
+    assert (grid["copies"], grid["received_bytes"], grid["summed_bytes"]) == (2, 7 * 8, 100 * 8)
     alone = what_if({2: coarse}, 2, 2, 4, rates, ideal=0.004)
     assert set(alone) == {"built", "overlap", "16-bit halo", "all of these"}
 
@@ -240,14 +297,18 @@ def test_rows_of_a_sparse_grid_are_those_that_its_ranks_lack():
     csr = whole_numbers(240, 240, 0.02)
     lengths, columns = csr.row_lengths().numpy().astype(np.int32), csr.indices.numpy()
     bounds = balanced_bounds(lengths, 16, 32, 4)
-    volumes = count_volumes([(lengths, columns)], bounds, [8])[8]
+    counted = count_volumes([(lengths, columns)], bounds, [8, 16])
+    grid, first = grid_volumes(counted[8], counted[16]), counted[16].rows
     dense = torch.zeros(240, 240, dtype=torch.bool)
     dense[csr.row_ids(), csr.indices.long()] = True
-    first = volumes.rows
-    for i, j in ((0, 0), (3, 1), (7, 0)):
-        met = dense[first[i] : first[i + 1]].any(0)
-        others = [k for k in range(j, 8, 2) if k != i]
-        expected = sum(int(met[first[k] : first[k + 1]].sum()) for k in others)
-        assert sparse_15d_rows(volumes, 2)[i, j] == expected
-    assert sparse_15d_rows(volumes, 2).sum() == volumes.needed.sum()
-    assert sparse_15d_rows(volumes, 2).max() <= cagnet_rows(240, 16, 2)
+    for rank in (0, 7, 14):
+        begin = rank // 2 * 2
+        rows = dense[first[begin] : first[begin + 2]]
+        parts = [rows[:, first[k] : first[k + 1]] for k in range(rank % 2, 16, 2)]
+        local = rows[:, first[rank] : first[rank + 1]]
+        met = sum(int(part.any(0).sum()) for part in parts) - int(local.any(0).sum())
+        assert grid.received[rank] == met
+        assert grid.nnz[rank] == sum(int(part.sum()) for part in parts)
+        assert grid.local_nnz[rank] == int(local.sum())
+    assert grid.needed.sum() == counted[8].needed.sum()
+    assert grid.received.max() <= cagnet_rows(240, 16, 2)

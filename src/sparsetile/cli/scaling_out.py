@@ -188,8 +188,8 @@ def _row(
     alone: float,
     weak: bool,
 ) -> dict[str, Any]:
-    """One number of ranks: as plans do it, and what else could be done."""
-    row = scaling_row(found[ranks], n, size, rates, alone, weak)
+    """One number of ranks: what plans choose, and what else could be done."""
+    row = scaling_row(found, ranks, n, size, rates, alone, weak)
     ideal = alone if weak else alone / ranks
     return {**row, "what_if": what_if(found, ranks, n, size, rates, ideal)}
 
@@ -212,7 +212,8 @@ def _kept(out: Path | None) -> dict[str, dict[str, Any]]:
 
 def _print(records: Sequence[dict[str, Any]]) -> None:
     columns = [
-        "graph", "order", "ranks", "entries", "halo rows", "way", "busiest", "1-D", "1.5-D",
+        "graph", "order", "ranks", "entries", "halo rows", "way", "busiest", "1-D",
+        "CAGNET 1.5-D",
         "product", "exchange", "hidden", "efficiency", "best variant",
     ]  # fmt: skip
     cells = []
@@ -226,7 +227,7 @@ def _print(records: Sequence[dict[str, Any]]) -> None:
                     str(row["ranks"]),
                     f"{row['nnz']:,}",
                     f"{row['mean_halo_rows']:,.0f}",
-                    row["way"],
+                    row["way"] + (f" (c={row['replicas']})" if row["replicas"] > 1 else ""),
                     _megabytes(row["busiest_bytes"]),
                     _megabytes(row["cagnet_1d_bytes"]),
                     "-" if copied is None
@@ -242,7 +243,7 @@ def _print(records: Sequence[dict[str, Any]]) -> None:
 
 
 def _best(variants: dict[str, dict[str, Any]]) -> str:
-    """The variant of the exchange that scales best, of those that are not built."""
+    """The variant of the exchange that scales best, where it is not what plans do."""
     name = max(variants, key=lambda name: variants[name]["efficiency"])
     return "-" if name == "built" else f"{100 * variants[name]['efficiency']:.0f} % ({name})"
 

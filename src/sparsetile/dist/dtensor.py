@@ -1,4 +1,4 @@
-"""B as a DTensor sharded on its rows, and C as one. torch's package is imported where one is met."""
+"""B as a DTensor sharded on its rows, and C as one. Imports torch's package where one is met."""
 
 from __future__ import annotations
 

@@ -89,7 +89,13 @@ def _part(share: CSR, inside: Tensor, columns: Tensor, width: int) -> CSR:
 
 
 def find_halo(
-    ranks: Ranks, share: CSR, partition: Partition, function: str, way: Way | None = None
+    ranks: Ranks,
+    share: CSR,
+    partition: Partition,
+    function: str,
+    way: Way | None = None,
+    *,
+    within_slices: bool = False,
 ) -> tuple[Halo, int]:
     """Split this rank's rows of A, and tell the owners which rows of B are needed here.
 
@@ -97,10 +103,13 @@ def find_halo(
 
     Parameters
     ----------
-    share : CSR [own rows, K]
+    share : CSR [rows, K]
         In the partition's numbering of columns.
     way : str, optional
         Forces a way; the one of fewer predicted bytes when None.
+    within_slices : bool
+        The share is of a grid (``replicas.py``): ranks lack rows of a few others, so rows travel
+        by all-to-all, or not at all.
     """
     device = share.device
     first, last = partition.columns[ranks.rank], partition.columns[ranks.rank + 1]
@@ -118,7 +127,10 @@ def find_halo(
     send = needed[:, ranks.rank].tolist()
     starts = torch.repeat_interleave(bounds[:-1], edges[1:] - edges[:-1])
     send_ids = ranks.exchange(lacking - starts, receive, send, function)
-    chosen = choose_way(needed, partition.columns) if way is None else way
+    if within_slices:
+        chosen: Way = "all_to_all" if int(needed.sum()) else "none"
+    else:
+        chosen = choose_way(needed, partition.columns) if way is None else way
     padded = max(partition.columns[i + 1] - partition.columns[i] for i in range(ranks.size))
     if chosen == "all_gather":
         owner = torch.searchsorted(bounds[1:], outside, right=True)

@@ -13,7 +13,7 @@ from sparsetile.dist.group import Ranks
 from sparsetile.intake.csr import CSR, VALUE_DTYPES
 from sparsetile.plan.operands import check_epilogue, in_plan_dtype
 
-__all__ = ["WRONG", "SharedRows", "check_rows", "compare_facts", "facts_of"]
+__all__ = ["WRONG", "SharedRows", "check_rows", "compare_facts", "facts_of", "values_fact"]
 
 _NAMES = (
     "the dtype of B",
@@ -22,6 +22,7 @@ _NAMES = (
     "the dimensions of B",
     "the batches of B",
     "whether B requires grad",
+    "values",
 )
 # What a rank tells whose operand is wrong.
 WRONG: tuple[int, ...] = (1,) + (0,) * len(_NAMES)
@@ -69,16 +70,30 @@ def check_rows(
     return B, reduce
 
 
-def facts_of(B: Tensor, reduce: str) -> tuple[int, ...]:
-    """Return what an exchange depends on, as numbers: ranks compare these."""
+def facts_of(B: Tensor, reduce: str, values: int = 0) -> tuple[int, ...]:
+    """Return what an exchange depends on, as numbers: ranks compare these.
+
+    Parameters
+    ----------
+    values : int
+        :func:`values_fact` of the values of this rank's rows; 0 where they are not exchanged.
+    """
     lead = 0
     for size in B.shape[:-2]:
         lead = (lead * 1_000_003 + size + 1) % (1 << 62)
     tracked = torch.is_grad_enabled() and B.requires_grad
     return (
         0, VALUE_DTYPES.index(B.dtype), REDUCES.index(reduce), B.shape[-1], B.dim(), lead,
-        int(tracked),
+        int(tracked), values,
     )  # fmt: skip
+
+
+def values_fact(values: Tensor | None) -> int:
+    """Return what an exchange of values depends on; 0 for the plan's own, which stay in place."""
+    if values is None:
+        return 0
+    tracked = torch.is_grad_enabled() and values.requires_grad
+    return 1 + 2 * VALUE_DTYPES.index(values.dtype) + int(tracked)
 
 
 def _text(name: str, fact: int) -> str:
@@ -86,6 +101,11 @@ def _text(name: str, fact: int) -> str:
         return str(VALUE_DTYPES[fact])
     if name == "reduce":
         return REDUCES[fact]
+    if name == "values":
+        if fact == 0:
+            return "those of the plan"
+        kind, tracked = divmod(fact - 1, 2)
+        return f"{VALUE_DTYPES[kind]}{' that require grad' if tracked else ''}"
     return str(bool(fact)) if name == "whether B requires grad" else str(fact)
 
 

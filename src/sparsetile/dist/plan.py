@@ -3,7 +3,8 @@
 A product is two: A's local columns with the rank's own rows of B, while the halo is on its way,
 and A's other columns with what arrived. The second adds to the first by the same epilogue
 (``beta = 1``), so bias and ReLU are applied once. After CAGNET's 1-D scheme, but with the rows that
-are needed instead of all of them.
+are needed instead of all of them. With replication (``replicas.py``) the two products give parts of
+C, which the ranks of a row group add up before bias and ReLU.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch import Tensor
 from sparsetile.core.errors import value_error
 from sparsetile.dist.dtensor import is_dtensor, unwrap, wrap
 from sparsetile.dist.exchange import Exchange, finish_rows, start_rows
-from sparsetile.dist.explain import explain
+from sparsetile.dist.explain import explain, report
 from sparsetile.dist.group import Ranks
-from sparsetile.dist.halo import Halo, wire_rows
-from sparsetile.dist.operands import WRONG, check_rows, compare_facts, facts_of
+from sparsetile.dist.halo import Halo
+from sparsetile.dist.operands import WRONG, check_rows, compare_facts, facts_of, values_fact
+from sparsetile.dist.replicas import Choice, Grid, join_extrema
 from sparsetile.dist.shares import Found
 from sparsetile.plan import operators
 from sparsetile.plan.operands import check_values
@@ -47,8 +49,10 @@ class DistributedPlan:
         Entries of the whole A, and of this rank's rows.
     rows, columns : Tensor of int64
         Numbers, in A, of this rank's rows of C and of B. On the CPU.
-    exchange : {"none", "all_to_all", "all_gather"}
-        How rows of B travel.
+    exchange : {"none", "all_to_all", "all_gather", "replicate"}
+        How rows of B travel; with ``replicate`` within slices, and parts of C within row groups.
+    replicas : int
+        Ranks of a row group; 1 without replication.
     halo_rows : int
         Different rows of B that this rank lacks.
     """
@@ -63,10 +67,13 @@ class DistributedPlan:
         nnz: int,
         *,
         check: str,
+        grid: Grid | None = None,
+        choice: Choice | None = None,
+        busiest_bytes: dict[str, int] | None = None,
     ) -> None:
         partition = found.partition
         self.shape = found.shape
-        self.local_shape = (local.shape[0], local.shape[1])
+        self.local_shape = (found.csr.shape[0], local.shape[1])
         self.n = local.n
         self.dtype = local.dtype
         self.device = local.device
@@ -75,13 +82,20 @@ class DistributedPlan:
         self.nnz, self.local_nnz = nnz, found.csr.nnz
         self.rows = partition.ids(ranks.rank)
         self.columns = partition.ids(ranks.rank, of_columns=True)
-        self.exchange = halo.way
+        self.exchange: str = halo.way if grid is None else "replicate"
+        self.replicas = 1 if grid is None else grid.copies
         self.halo_rows = halo.rows
         self.partition = partition
         self.source = found.source
         self._csr = found.csr.with_values(None)
         self._ranks = ranks
         self._halo = halo
+        self._grid = grid
+        self._choice = choice or Choice()
+        self._busiest_bytes = busiest_bytes or {}
+        # Of a grid both plans hold the values of other ranks' rows.
+        own = None if grid is None or found.csr.values is None else found.csr.values.detach()
+        self._own_values = None if own is None else own.to(local.dtype)
         self._local, self._remote = local, remote
         self._exchange = Exchange(ranks, halo, self.local_shape[1], self.n)
         self._follow = found.follow
@@ -91,8 +105,8 @@ class DistributedPlan:
         self._remote_tensors = self._flat.forward_tensors(remote.flat[0])
         lengths = found.csr.row_lengths()
         self._lengths = torch.clamp(lengths, min=1)
-        self._in_local = (halo.local.row_lengths() > 0).unsqueeze(-1)
-        self._in_remote = (halo.remote.row_lengths() > 0).unsqueeze(-1)
+        both = (halo.local, halo.remote)
+        self._present = [(part.row_lengths() > 0).unsqueeze(-1) for part in both]
 
     # -- layout ---------------------------------------------------------------------------------
 
@@ -150,6 +164,8 @@ class DistributedPlan:
         """A's values on this rank, by rows, then columns in the partition's numbering."""
         if self._follow is not None:
             return self._follow()
+        if self._grid is not None:
+            return self._own_values
         if self._local.values is None or self._remote.values is None:
             return None
         values = self._local.values.new_empty(self.local_nnz)
@@ -158,7 +174,10 @@ class DistributedPlan:
         return values
 
     def update_values(self, values: Tensor) -> DistributedPlan:
-        """Replace this rank's values of A. Others keep theirs: no one is asked.
+        """Replace this rank's values of A. Every rank must call it.
+
+        Only where A is replicated do the ranks of a row group send each other what they need of
+        them. Otherwise a rank may call it alone: others keep theirs.
 
         Parameters
         ----------
@@ -167,26 +186,41 @@ class DistributedPlan:
             :class:`sparsetile.dist.Share` in that matrix's own order. If it requires grad, later
             products follow it and gradients flow into it. They stay on this rank.
         """
-        check_values("update_values", self, values)
+        if self._grid is None:
+            check_values("update_values", self, values)
+        else:
+            self._ranks.together(
+                "update_values", "values", lambda: check_values("update_values", self, values),
+                lambda _: {"whether values require grad": values.requires_grad},
+            )  # fmt: skip
         if values.requires_grad:
             csr = self._csr
             self._follow = lambda: csr.canonical_values(values)
         else:
             self._follow = None
             canonical = self._csr.canonical_values(values)
+            if self._grid is not None:
+                self._own_values = canonical.to(self.dtype, copy=True)
+                canonical = self._grid.values(self._own_values, "update_values")
             self._local.update_values(canonical[self._halo.local_entries])
             self._remote.update_values(canonical[self._halo.remote_entries])
         return self
 
-    def _values(self, given: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Values for one product, of the local and the remote part; None for the plans' own."""
+    def _values(self, given: Tensor | None) -> Tensor | None:
+        """Values of this rank's rows for one product; None for the plan's own."""
         if given is not None:
             check_values("run", self, given)
             given = self._csr.canonical_values(given)
         elif self._follow is not None:
             given = self._follow()
+        return given
+
+    def _parts(self, given: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Values of the local and the remote part; None for the plans' own."""
         if given is None:
             return None, None
+        if self._grid is not None:
+            given = self._grid.values(given)
         return given[self._halo.local_entries], given[self._halo.remote_entries]
 
     # -- products -------------------------------------------------------------------------------
@@ -212,23 +246,25 @@ class DistributedPlan:
         alpha, reduce, bias, relu, out_dtype
             As of :meth:`sparsetile.Plan.run`; the same on every rank.
         values : Tensor [entries], optional
-            Values of this rank's rows for this product, as :meth:`update_values` takes them.
+            Values of this rank's rows for this product, as :meth:`update_values` takes them. On
+            every rank or on none where A is replicated.
         """
         if self.world_size == 1 and values is None and self._follow is None and type(B) is Tensor:
             # One rank has all of A and of B: a plain plan's product, and its errors.
             return self._local.run(
                 B, alpha=alpha, reduce=reduce, bias=bias, relu=relu, out_dtype=out_dtype
             )
-        mesh = None
+        mesh, own = None, None
         error: Exception | None = None
         try:
             if type(B) is not Tensor and is_dtensor(B):
                 mesh, B = unwrap(self, B)
             B, reduce = check_rows(self, B, reduce, bias, relu, out_dtype)
-            parts = self._values(values)
+            own = self._values(values)
         except (TypeError, ValueError) as caught:
             error = caught
-        self._agree(B, reduce, error)
+        self._agree(B, reduce, own, error)
+        parts = self._parts(own)
         if self._needs_grad(B, parts, bias) or reduce != "sum":
             C = self._differentiable(B, parts, alpha, reduce, bias, relu, out_dtype)
         else:
@@ -240,13 +276,14 @@ class DistributedPlan:
 
     __array_ufunc__ = None  # leaves `plan @ ndarray` to __matmul__, whose error says what to do
 
-    def _agree(self, B: Any, reduce: str, error: Exception | None) -> None:
+    def _agree(self, B: Any, reduce: str, own: Tensor | None, error: Exception | None) -> None:
         """Raise on every rank where operands are wrong on one or differ among them.
 
         On a CPU at each product. On a GPU, where it would wait for the device, at each product
         whose operands this rank has not met yet.
         """
-        facts = WRONG if error is not None else facts_of(B, reduce)
+        exchanged = None if self._grid is None else own
+        facts = WRONG if error is not None else facts_of(B, reduce, values_fact(exchanged))
         if self._check == "first" and facts in self._seen:
             return
         if self.world_size > 1:
@@ -275,7 +312,23 @@ class DistributedPlan:
         out_dtype: torch.dtype | None,
     ) -> Tensor:
         """Without gradients: one buffer set, the epilogue in the second product's kernel."""
-        result = out_dtype or B.dtype
+        grid, result = self._grid, out_dtype or B.dtype
+        if grid is not None:  # bias and ReLU follow the sum over the replicas
+            wide = self._wide(B.dtype, out_dtype)
+            C = grid.summed(self._two_products(B, parts, alpha, None, False, wide))
+            return self._finished(C, bias, relu, result)
+        return self._two_products(B, parts, alpha, bias, relu, out_dtype).to(result)
+
+    def _two_products(
+        self,
+        B: Tensor,
+        parts: tuple[Tensor | None, Tensor | None],
+        alpha: float,
+        bias: Tensor | None,
+        relu: bool,
+        out_dtype: torch.dtype | None,
+    ) -> Tensor:
+        """The local product while rows travel, and the halo's added to it, in a type for both."""
         if not self._exchange.active:
             return self._local.run(
                 B, alpha=alpha, values=parts[0], bias=bias, relu=relu, out_dtype=out_dtype
@@ -304,7 +357,15 @@ class DistributedPlan:
             C,
             Epilogue(alpha=float(alpha), beta=1.0, bias=bias, relu=relu),
         )
-        return C.to(result).reshape(*lead, *C.shape[-2:])
+        return C.reshape(*lead, *C.shape[-2:])
+
+    def _finished(self, C: Tensor, bias: Tensor | None, relu: bool, result: torch.dtype) -> Tensor:
+        """Bias and ReLU by torch, in the type of the sum, then C's own type."""
+        if bias is not None:
+            C = C + bias.to(C.dtype)
+        if relu:
+            C = torch.relu(C)
+        return C.to(result)
 
     def _differentiable(
         self,
@@ -330,51 +391,24 @@ class DistributedPlan:
             H = rows.transpose(0, 1).reshape(*lead, rows.shape[0], rows.shape[-1])
             other = self._remote.run(H, alpha=1.0 if extremum else alpha, values=parts[1],
                                      reduce=how, out_dtype=wide)  # fmt: skip
-            C = self._extremum(C, other, reduce) if extremum else C + other
+            C = join_extrema((C, other), self._present, reduce) if extremum else C + other
+        if self._grid is not None:
+            if extremum:
+                C = join_extrema(self._grid.parts(C), self._grid.present, reduce)
+            else:
+                C = self._grid.add(C)
         if extremum:
             return C if alpha == 1.0 else C * alpha
         if reduce == "mean":
             C = C * self._lengths.to(C.dtype).reciprocal().unsqueeze(-1)
-        if bias is not None:
-            C = C + bias.to(C.dtype)
-        if relu:
-            C = torch.relu(C)
-        return C.to(out_dtype or B.dtype)
-
-    def _extremum(self, local: Tensor, remote: Tensor, reduce: str) -> Tensor:
-        """Join both parts' extrema. A part without entries in a row has no say there."""
-        better = (remote > local if reduce == "max" else remote < local) | remote.isnan()
-        return torch.where(self._in_remote & (~self._in_local | better), remote, local)
+        return self._finished(C, bias, relu, out_dtype or B.dtype)
 
     # -- reports --------------------------------------------------------------------------------
 
     @property
     def info(self) -> dict[str, Any]:
         """What was planned, as plain data: shares, halo, bytes of an exchange, both plans."""
-        row = self.n * self.dtype.itemsize
-        rows = wire_rows(self._halo.needed, self.partition.columns)
-        return {
-            "shape": list(self.shape),
-            "local_shape": list(self.local_shape),
-            "nnz": self.nnz,
-            "local_nnz": self.local_nnz,
-            "n": self.n,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": str(self.device),
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "source": self.source,
-            "partition": self.partition.name,
-            "rows": list(self.partition.rows),
-            "columns": list(self.partition.columns),
-            "exchange": self.exchange,
-            "halo_rows": self.halo_rows,
-            "sent_rows": sum(self._halo.send_rows),
-            "row_bytes": row,
-            "busiest_bytes": {way: count * row for way, count in rows.items()},
-            "local": self._local.info,
-            "remote": self._remote.info,
-        }
+        return report(self)
 
     def explain(self) -> str:
         """Return the shares, the halo, the exchange and why, and both products, as text."""

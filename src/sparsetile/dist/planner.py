@@ -12,9 +12,17 @@ from torch import Tensor
 from sparsetile.core.checks import dimension, one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.dist.group import Ranks
-from sparsetile.dist.halo import Way, find_halo
+from sparsetile.dist.halo import Way, find_halo, wire_rows
 from sparsetile.dist.partition import PARTITIONS
 from sparsetile.dist.plan import DistributedPlan
+from sparsetile.dist.replicas import (
+    Choice,
+    choose_copies,
+    copies_of,
+    local_bytes,
+    spread,
+    sum_bytes,
+)
 from sparsetile.dist.shares import Share, check_entries
 from sparsetile.dist.sources import read_source
 from sparsetile.intake import CSR
@@ -38,6 +46,7 @@ def plan(
     tune: Literal["model", "measure"] = "model",
     device: torch.device | str | None = None,
     exchange: str = "auto",
+    replicas: int | None = None,
     check: str = "auto",
 ) -> DistributedPlan:
     """Prepare A for products whose rows lie on the ranks of a group. Every rank must call it.
@@ -66,8 +75,13 @@ def plan(
     device : torch.device, optional
         Where this rank computes. A's own device when None; what is read from files or sent goes
         to this process's GPU where the group has NCCL.
-    exchange : {"auto", "all_to_all", "all_gather"}
-        How rows of B travel; by predicted bytes when ``auto``.
+    exchange : {"auto", "all_to_all", "all_gather", "replicate"}
+        How rows of B travel; by predicted bytes when ``auto``. ``replicate`` (1.5-D): groups of
+        ``replicas`` ranks share the columns of all their rows, so each receives fewer rows of B,
+        and add up their parts of C. What a rank passes and gets stays the same.
+    replicas : int, optional
+        Ranks that share a group of rows, with ``replicate`` or ``auto``: at least 2, and a divisor
+        of the number of ranks. The number of fewest predicted bytes when None.
     check : {"auto", "always", "first"}
         When ranks compare their operands before an exchange: at every product, which waits for a
         GPU, or where a rank meets a new width, dtype or batch. ``auto`` is ``always`` on a CPU and
@@ -83,7 +97,8 @@ def plan(
         dimension("plan", "n", n)
         one_of("plan", "system", system, ["auto", *SYSTEMS])
         one_of("plan", "tune", tune, ["model", "measure"])
-        one_of("plan", "exchange", exchange, ["auto", "all_to_all", "all_gather"])
+        one_of("plan", "exchange", exchange, ["auto", "all_to_all", "all_gather", "replicate"])
+        _check_replicas(exchange, replicas, ranks.size)
         one_of("plan", "check", check, ["auto", "always", "first"])
         if not isinstance(partition, Tensor):
             one_of("plan", "partition", partition, PARTITIONS)
@@ -104,6 +119,7 @@ def plan(
             "partition": given,
             "columns": None if columns is None else [int(first) for first in columns],
             "exchange": exchange,
+            "replicas": replicas,
             "check": check,
             "the kind of device": found.type,
         },
@@ -122,6 +138,22 @@ def plan(
     elif exchange == "all_to_all":
         way = "all_to_all"
     halo, nnz = find_halo(ranks, csr, found.partition, "plan", way)
+    row = n * kind.itemsize
+    rows = wire_rows(halo.needed, found.partition.columns)
+    most = {name: count * row for name, count in rows.items()}
+    choice, grid, share = Choice(), None, csr
+    if exchange == "replicate" or (exchange == "auto" and halo.way != "none"):
+        sum_row, others = sum_bytes(n, kind.itemsize), min(most.values())
+        local_size = local_bytes(halo.local.nnz, csr.shape[0], row, kind.itemsize)
+        choice = choose_copies(
+            ranks, csr, found.partition, row, sum_row, others, local_size,
+            forced=exchange == "replicate", copies=replicas,
+        )  # fmt: skip
+        if choice.most:
+            most["replicate"] = choice.most[choice.best]
+    if choice.copies > 1:
+        grid, share = spread(ranks, csr, found.partition, choice.copies, kind)
+        halo, _ = find_halo(ranks, share, found.partition, "plan", within_slices=True)
 
     def both() -> list[Any]:
         made = []
@@ -129,7 +161,7 @@ def plan(
             (halo.local, halo.local_entries),
             (halo.remote, halo.remote_entries),
         ):
-            values = None if csr.values is None else csr.values[entries]
+            values = None if share.values is None else share.values[entries]
             matrix = CSR(part.indptr, part.indices, values, part.shape)
             made.append(
                 plan_here(matrix, n, dtype=kind, system=system, deterministic=exact, tune=tune)
@@ -138,7 +170,28 @@ def plan(
 
     local, remote = ranks.together("plan", "A", both)
     when = check if check != "auto" else "first" if target.type == "cuda" else "always"
-    return DistributedPlan(ranks, found, halo, local, remote, nnz, check=when)
+    return DistributedPlan(
+        ranks, found, halo, local, remote, nnz,
+        check=when, grid=grid, choice=choice, busiest_bytes=most,
+    )  # fmt: skip
+
+
+def _check_replicas(exchange: str, replicas: int | None, size: int) -> None:
+    """Refuse a replication that this number of ranks cannot have, or that is not asked for."""
+    if replicas is None:
+        return
+    if exchange not in ("auto", "replicate"):
+        raise value_error(
+            "plan", "replicas", f"None with exchange={exchange!r}", replicas,
+            "Omit it, or pass exchange='replicate'",
+        )  # fmt: skip
+    able = copies_of(size)
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas not in able:
+        expected = f"one of {able}, the divisors of {size} ranks" if able else "None on one rank"
+        raise value_error(
+            "plan", "replicas", expected, repr(replicas),
+            "Omit it for the one of fewest predicted bytes" if able else "Omit it",
+        )  # fmt: skip
 
 
 def _device(ranks: Ranks, A: Any, device: torch.device | str | None) -> torch.device:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sparsetile.core.errors import value_error
 from sparsetile.dist.partition import row_costs, share_bounds
 
-__all__ = ["Volumes", "balanced_bounds", "cagnet_rows", "count_volumes"]
+__all__ = ["Volumes", "balanced_bounds", "cagnet_rows", "count_volumes", "grid_volumes"]
 
 Blocks = Iterable[tuple[NDArray[np.int32], NDArray[np.int32]]]
 
@@ -37,6 +37,9 @@ class Volumes:
         Entries, and those whose row of B is the rank's own.
     needed : int64 [ranks, ranks]
         Rows of B that each rank (line) lacks of each other (column).
+    fine_nnz, fine_needed : int64 [ranks, finest shares], optional
+        The same of each of the finest shares: entries of a rank (line), and rows of B that it
+        lacks. What replication needs (:func:`grid_volumes`).
     """
 
     ranks: int
@@ -44,6 +47,8 @@ class Volumes:
     nnz: NDArray[np.int64]
     local_nnz: NDArray[np.int64]
     needed: NDArray[np.int64]
+    fine_nnz: NDArray[np.int64] | None = None
+    fine_needed: NDArray[np.int64] | None = None
 
     @property
     def received(self) -> NDArray[np.int64]:
@@ -68,30 +73,70 @@ class _Counter:
     def __init__(self, ranks: int, finest: NDArray[np.int64]) -> None:
         self.ranks = ranks
         self._step = (finest.size - 1) // ranks
+        self._finest = finest
         self.rows = finest[:: self._step]
         kind = np.int16 if ranks < 2**15 else np.int32
         self._seen = np.full(int(finest[-1]), -1, dtype=kind)  # the last share that met a column
-        self.nnz = np.zeros(ranks, dtype=np.int64)
-        self.local_nnz = np.zeros(ranks, dtype=np.int64)
-        self.needed = np.zeros((ranks, ranks), dtype=np.int64)
+        self._nnz = np.zeros((ranks, finest.size - 1), dtype=np.int64)
+        self._needed = np.zeros((ranks, finest.size - 1), dtype=np.int64)
 
     def entries(self, part: int, ordered: NDArray[np.int32]) -> None:
         """Count sorted columns of some entries of a finest share."""
         share = part // self._step
-        inside = np.searchsorted(ordered, self.rows[share : share + 2])
-        self.nnz[share] += ordered.size
-        self.local_nnz[share] += inside[1] - inside[0]
+        self._nnz[share] += np.diff(np.searchsorted(ordered, self._finest))
 
     def columns(self, part: int, distinct: NDArray[np.int32]) -> None:
         """Count sorted distinct columns of a finest share."""
         share = part // self._step
         fresh = distinct[self._seen[distinct] != share]
         self._seen[fresh] = share
-        self.needed[share] += np.diff(np.searchsorted(fresh, self.rows))
+        self._needed[share] += np.diff(np.searchsorted(fresh, self._finest))
 
     def done(self) -> Volumes:
-        np.fill_diagonal(self.needed, 0)
-        return Volumes(self.ranks, self.rows, self.nnz, self.local_nnz, self.needed)
+        for share in range(self.ranks):  # what it meets of its own is no halo
+            self._needed[share, share * self._step : (share + 1) * self._step] = 0
+        entries = _coarse(self._nnz, self.ranks)
+        return Volumes(
+            self.ranks,
+            self.rows,
+            entries.sum(1),
+            entries.diagonal().copy(),
+            _coarse(self._needed, self.ranks),
+            self._nnz,
+            self._needed,
+        )
+
+
+def _coarse(fine: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
+    """Return counts by ``parts`` shares from counts by the finest ones."""
+    return fine.reshape(fine.shape[0], parts, -1).sum(2)
+
+
+def grid_volumes(groups: Volumes, volumes: Volumes) -> Volumes:
+    """Return what the ranks of a grid (``replicas.py``) hold and exchange of B.
+
+    Parameters
+    ----------
+    groups : Volumes
+        Of P/c ranks, the row groups.
+    volumes : Volumes
+        Of P ranks, counted together with ``groups``.
+    """
+    ranks, copies = volumes.ranks, volumes.ranks // groups.ranks
+    assert groups.fine_nnz is not None and groups.fine_needed is not None
+    entries = _coarse(groups.fine_nnz, ranks).reshape(groups.ranks, groups.ranks, copies)
+    lacking = _coarse(groups.fine_needed, ranks).reshape(groups.ranks, groups.ranks, copies)
+    needed = np.zeros((groups.ranks, copies, groups.ranks, copies), dtype=np.int64)
+    for j in range(copies):  # ranks of a slice lack rows of each other alone
+        needed[:, j, :, j] = lacking[:, :, j]
+    own = np.arange(groups.ranks)
+    return Volumes(
+        ranks,
+        volumes.rows,
+        entries.sum(1).ravel(),
+        entries[own, own].ravel(),
+        needed.reshape(ranks, ranks),
+    )
 
 
 def count_volumes(

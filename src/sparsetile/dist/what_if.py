@@ -1,16 +1,16 @@
-"""What an exchange that is not built would bring, by the model of ``scaling.py``.
+"""What other exchanges would bring, by the model of ``scaling.py``. Only 1.5-D is built.
 
     overlap      the exchange behind the whole product, not behind its local part alone: what any
                  order of the two could reach
     16-bit halo  rows of B rounded to 16 bits on the wire
     two-level    a row that several GPUs of a node need passes the network once, then NVLink
     all of these
-    1.5-D        CAGNET's grid of P/c by c, c copies of B within a node, with the rows that are
-                 needed instead of all; C is summed over the copies
+    1.5-D        replication (``exchange="replicate"``) by the c of least time, which may be another
+                 than that of fewest bytes
+    1.5-D, 16-bit  the same with rows of B and parts of C in 16 bits
 
-Volumes are counted, as everywhere: those of a node are those of P/node ranks, and the rows of a
-1.5-D grid are those of P/c ranks. Of 1.5-D the entries are taken as balanced over the ranks, which
-a graph in the order of its communities is not: its time is a lower bound.
+Volumes are counted, as everywhere: those of a node are those of P/node ranks, and the row groups of
+a grid are those of P/c ranks.
 """
 
 from __future__ import annotations
@@ -19,43 +19,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from sparsetile.dist.scaling import Rates, product_seconds
-from sparsetile.dist.volumes import Volumes
+from sparsetile.dist.replicas import copies_of, grid_bytes, sum_bytes
+from sparsetile.dist.scaling import Rates, choice_of, product_seconds
+from sparsetile.dist.volumes import Volumes, grid_volumes
 
-__all__ = ["coarser", "sparse_15d_rows", "what_if"]
+__all__ = ["coarser", "what_if"]
 
 _Rows = NDArray[np.float64]
 
 
 def coarser(ranks: int, node: int) -> list[int]:
     """Return the numbers of ranks whose volumes :func:`what_if` needs beside those of ``ranks``."""
-    found = {ranks // c for c in _copies(ranks, node)}
+    found = {ranks // c for c in copies_of(ranks)}
     if ranks > node and ranks % node == 0:
         found.add(ranks // node)
     return sorted(found)
-
-
-def _copies(ranks: int, node: int) -> list[int]:
-    """Copies that a grid can have whose column sets are equal and whose copies share a node."""
-    return [c for c in (2, 4, 8, 16) if c <= node and node % c == 0 and ranks % (c * c) == 0]
-
-
-def sparse_15d_rows(volumes: Volumes, copies: int) -> NDArray[np.int64]:
-    """Return the rows that rank (i, j) of a 1.5-D grid receives, int64 [P/c, c].
-
-    Parameters
-    ----------
-    volumes : Volumes
-        Of P/c ranks. Rank (i, j) has the rows of share i and the columns of every c-th share from
-        j on, so it receives what share i lacks of those.
-    """
-    return _grid_rows(volumes.needed, copies)
-
-
-def _grid_rows(needed: NDArray[np.int64], copies: int) -> NDArray[np.int64]:
-    return np.stack([needed[:, j::copies].sum(1) for j in range(copies)], 1)
 
 
 def _exchange(inside: _Rows, outside: _Rows, row: int, rates: Rates) -> _Rows:
@@ -105,7 +86,9 @@ def what_if(
     rest = rest + np.where(volumes.nnz > volumes.local_nnz, rates.launch, 0.0)
     wide, half = n * itemsize, n * min(itemsize, 2)
     inside, outside = _links(volumes, rates.node)
-    seconds = {"built": product_seconds(volumes, n, itemsize, rates)["seconds"]}
+    _, taken = choice_of(by_ranks, ranks, n, itemsize, rates.node)
+    chosen = volumes if taken == 1 else grid_volumes(by_ranks[ranks // taken], volumes)
+    seconds = {"built": product_seconds(chosen, n, itemsize, rates, taken)["seconds"]}
 
     def worst(exchange: _Rows, row: int, overlap: bool) -> float:
         pack = 2 * volumes.sent * row / rates.dram
@@ -125,40 +108,26 @@ def what_if(
         name: {"seconds": value, "efficiency": ideal / value if value else 1.0}
         for name, value in seconds.items()
     }
-    copies = _copies(ranks, rates.node)
-    for name, row in (("1.5-D", wide), ("1.5-D, 16-bit", half)):
-        grids = [_grid_seconds(by_ranks[ranks // c], c, volumes, n, row, rates) for c in copies]
-        if grids:
-            value = min(grids)
-            best_of = copies[grids.index(value)]
-            shares = by_ranks[ranks // best_of]
+    able = [c for c in copies_of(ranks) if ranks // c in by_ranks]
+    grids = {c: grid_volumes(by_ranks[ranks // c], volumes) for c in able}
+    for name, size, sum_row in (
+        ("1.5-D", itemsize, sum_bytes(n, itemsize)),
+        ("1.5-D, 16-bit", min(itemsize, 2), half),
+    ):
+        times = {
+            c: product_seconds(grid, n, size, rates, c, sum_row)["seconds"]
+            for c, grid in grids.items()
+        }
+        if times:
+            best_of = min(times, key=times.__getitem__)
+            needed, rows = grids[best_of].needed, tuple(volumes.rows.tolist())
+            # Bytes of B and of C's parts apart: the other's rows count nothing.
+            moved = [
+                int(grid_bytes(torch.from_numpy(needed), rows, best_of, b, c).max())
+                for b, c in ((n * size, 0), (0, sum_row))
+            ]
             found[name] = {
-                "seconds": value, "efficiency": ideal / value, "copies": best_of,
-                "received_bytes": int(sparse_15d_rows(shares, best_of).max()) * row,
-                "summed_bytes": round(_summed_rows(shares, best_of) * row),
+                "seconds": times[best_of], "efficiency": ideal / times[best_of],
+                "copies": best_of, "received_bytes": moved[0], "summed_bytes": moved[1],
             }  # fmt: skip
     return found
-
-
-def _summed_rows(shares: Volumes, copies: int) -> float:
-    """Rows of C that a ring all-reduce over the copies moves for a rank."""
-    return 2 * (copies - 1) / copies * float(np.diff(shares.rows).max())
-
-
-def _grid_seconds(
-    shares: Volumes, copies: int, volumes: Volumes, n: int, row: int, rates: Rates
-) -> float:
-    """A product on a 1.5-D grid whose copies lie within a node: receive, multiply, sum C."""
-    per_node = rates.node // copies
-    node_of = np.arange(shares.ranks) // per_node
-    same = node_of[:, None] == node_of[None, :]
-    ways = []
-    for near in (same, ~same):
-        moved = np.where(near, shares.needed, 0)
-        received = _grid_rows(moved, copies)
-        sent = moved.sum(0)[:, None] / copies  # by all copies of a share, in turn
-        ways.append(np.maximum(received, sent).ravel())
-    exchange = _exchange(ways[0], ways[1], row, rates)
-    product = 2 * rates.launch + 2.0 * float(volumes.nnz.mean()) * n / rates.flops
-    summed = _summed_rows(shares, copies) * row / rates.nvlink
-    return float(np.maximum(exchange, product).max() + summed + rates.latency)
