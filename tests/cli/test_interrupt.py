@@ -52,7 +52,7 @@ begun = time.monotonic()
 for pid, (name, at) in sorted(children.items(), key=lambda child: child[1][1]):
     time.sleep(max(0, at - time.monotonic()))
     os.killpg(pid, signal.SIGINT)
-while children and time.monotonic() - begun < 40:
+while children and time.monotonic() - begun < 80:
     pid, status = os.waitpid(-1, os.WNOHANG)
     if pid:
         print(json.dumps([children.pop(pid)[0], os.waitstatus_to_exitcode(status)]), flush=True)
@@ -67,11 +67,11 @@ def test_every_command_ends_with_130_and_leaves_no_half_file(tmp_path):
     tasks = {name: (words, rng.uniform(0.03, 0.4)) for name, (words, _) in COMMANDS.items()}
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), json.dumps(tasks)],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=160,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     codes = dict(json.loads(line) for line in ran.stdout.splitlines())
-    assert set(codes) == set(COMMANDS), "all end within 40 s"
+    assert set(codes) == set(COMMANDS), "all end within 80 s"
     for name, (_, written) in COMMANDS.items():
         said = (tmp_path / f"{name}.err").read_text()
         assert "Traceback" not in said, said
