@@ -1,7 +1,8 @@
 """Ctrl-C in the middle of commands: exit code 130, no traceback, no half-written file.
 
 Importing torch takes most of a command's time, so that one process imports, and each command runs
-in a fork of it, a process group of its own, as a terminal would have it.
+in a fork of it, a process group of its own, as a terminal would have it. Who presses Ctrl-C while a
+module of C code is imported may have to press it again.
 """
 
 from __future__ import annotations
@@ -52,10 +53,15 @@ begun = time.monotonic()
 for pid, (name, at) in sorted(children.items(), key=lambda child: child[1][1]):
     time.sleep(max(0, at - time.monotonic()))
     os.killpg(pid, signal.SIGINT)
-while children and time.monotonic() - begun < 80:
+again = time.monotonic() + 4
+while children and time.monotonic() - begun < 40:
     pid, status = os.waitpid(-1, os.WNOHANG)
     if pid:
         print(json.dumps([children.pop(pid)[0], os.waitstatus_to_exitcode(status)]), flush=True)
+    if time.monotonic() > again:  # a module that is being imported may swallow the first
+        for pid in children:
+            os.killpg(pid, signal.SIGINT)
+        again = time.monotonic() + 4
     time.sleep(0.02)
 for pid in children:
     os.killpg(pid, signal.SIGKILL)
@@ -67,11 +73,11 @@ def test_every_command_ends_with_130_and_leaves_no_half_file(tmp_path):
     tasks = {name: (words, rng.uniform(0.03, 0.4)) for name, (words, _) in COMMANDS.items()}
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), json.dumps(tasks)],
-        capture_output=True, text=True, timeout=160,
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     codes = dict(json.loads(line) for line in ran.stdout.splitlines())
-    assert set(codes) == set(COMMANDS), "all end within 80 s"
+    assert set(codes) == set(COMMANDS), "all end within 40 s"
     for name, (_, written) in COMMANDS.items():
         said = (tmp_path / f"{name}.err").read_text()
         assert "Traceback" not in said, said
