@@ -31,7 +31,7 @@ from sparsetile.kernels import KERNELS, KernelSpec
 from tools import compile_all as module
 
 RECORDS = sorted(FOLDER.glob("*.json"))
-CHOSEN = 6  # configurations compiled again, beside one of each kernel
+CHOSEN = 2  # configurations compiled again, beside one of each kernel
 
 
 def _sample(seed: int) -> list[module.Job]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,10 +237,10 @@ def test_the_files_of_each_suite_exist(suite: Suite):
         assert (ROOT / name.partition("::")[0]).is_file(), name
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS[12::24], ids=lambda each: each.name)
-def test_a_sample_of_the_mutants_compiles_and_differs(mutation: Mutation):
-    """``python -m tools.mutate --compile`` does so for all."""
-    assert compile_mutant(mutation)
+def test_a_sample_of_the_mutants_compiles_and_differs():
+    """Another one each time; ``python -m tools.mutate --compile`` does so for all."""
+    for mutation in random.SystemRandom().sample(MUTATIONS, 3):
+        assert compile_mutant(mutation), mutation.name
 
 
 def test_a_mutant_that_changes_nothing_is_found():
