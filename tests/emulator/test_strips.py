@@ -11,14 +11,14 @@ from tests.emulator.build import HostKernel, host_compiler
 from tests.kernels import primitives
 from tests.kernels.strips import TILES, a_strip
 
-pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
 
 @pytest.mark.parametrize("dtype", primitives.MMA_TYPES, ids=str)
-def test_entries_alone_meet_what_is_not_finite(dtype, tmp_path):
+def test_entries_alone_meet_what_is_not_finite(dtype, folder):
     source = primitives.exact(dtype, 1)
     spec = SimpleNamespace(source=lambda _: source, params=source.params, name=source.entry)
-    kernel = HostKernel(spec, {}, tmp_path)
+    kernel = HostKernel(spec, {}, folder)
     for pieces in (1, 3, 8):
         n = pieces * 16 // dtype.itemsize
         strip = a_strip(dtype, n)
