@@ -17,7 +17,7 @@ from sparsetile.intake.csr import CSR
 __all__ = ["HOST_UNITS", "Units", "concat_units", "row_units"]
 
 # Units that are scheduled on the host.
-HOST_UNITS = 1 << 17
+HOST_UNITS = 1 << 12
 
 
 @dataclass(frozen=True, eq=False)
