@@ -7,7 +7,8 @@ themselves by their ``name``; ``balance/__init__.py`` imports every module.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -93,6 +94,14 @@ class Schedule(ABC):
     @property
     def item_count(self) -> int:
         return self.items.shape[0]
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same schedule with its tensors on a device."""
+        found = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+        moved = {
+            name: value.to(device) for name, value in found.items() if isinstance(value, Tensor)
+        }
+        return cast(Self, replace(cast(Any, self), **moved))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every array that the kernels read, by name."""

@@ -14,7 +14,10 @@ from torch import Tensor
 from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import CSR
 
-__all__ = ["Units", "concat_units", "row_units"]
+__all__ = ["HOST_UNITS", "Units", "concat_units", "row_units"]
+
+# Units that are scheduled on the host.
+HOST_UNITS = 1 << 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,21 @@ class Units:
     @property
     def count(self) -> int:
         return self.label.numel()
+
+    def near(self) -> Units:
+        """Return the same on the host where they are few.
+
+        A schedule is hundreds of operations on lists of units, and dozens of numbers that the host
+        asks for. A GPU takes longer to be told of one than a core takes to do it.
+        """
+        if self.label.device.type == "cpu" or self.count > HOST_UNITS:
+            return self
+        if self.offsets is not None:
+            return Units.from_offsets(self.offsets.cpu())
+        label, begin, length, bundled = torch.stack(
+            [self.label, self.begin, self.length, self.bundled.to(torch.int64)]
+        ).cpu()
+        return Units(label, begin, length, bundled.to(torch.bool))
 
     @classmethod
     def from_offsets(cls, offsets: Tensor) -> Units:

@@ -124,9 +124,10 @@ class AccSystem(System):
         tiles = _pack(request, on.stacked)
         timer("format")
         reloads = l2_reload_factor(csr, order, min(request.row_bytes, WIDE_SLAB_BYTES))
-        units = tiles.units()
+        units = tiles.units().near()
         balance = on.balanced and (not on.gated or imbalance(units.length) > IBD_GATE)
         schedule = WindowSchedule.make(units, workers=_workers(request), balance=balance)
+        schedule = schedule.to(request.csr.indptr.device)
         tensors = {
             "row_window_offset": tiles.row_window_offset,
             "tc_offset": tiles.tc_offset,

@@ -90,7 +90,7 @@ class BCSRSystem(System):
         csr, timer = request.csr, BuildTimer(request)
         blocks = BCSR.pack(csr, request.permutation.perm, block=BLOCK)
         timer("format")
-        work = LongestFirst.make(blocks.units())
+        work = LongestFirst.make(blocks.units().near()).to(request.csr.indptr.device)
         tensors = {
             "work": work.items,
             "block_row_ptr": blocks.block_row_ptr,

@@ -62,12 +62,15 @@ def _name(fixed: int, group: int) -> str:
 
 def _schedule(request: Request, tiles: BRPWindows, group: int) -> WindowSchedule:
     """Return the items of windows: each group one where they are added by atomics."""
+    units = tiles.units().near()
     if request.ablation == ATOMIC:
-        return WindowSchedule.make(tiles.units(), step=2, limit=group, run=group)
-    shared, limit = long_windows(request)
-    return WindowSchedule.make(
-        tiles.units(), step=2, limit=limit, shared=shared, run=run_steps(request)
-    )
+        made = WindowSchedule.make(units, step=2, limit=group, run=group)
+    else:
+        shared, limit = long_windows(request)
+        made = WindowSchedule.make(
+            units, step=2, limit=limit, shared=shared, run=run_steps(request)
+        )
+    return made.to(request.csr.indptr.device)
 
 
 class BRPSystem(System):
@@ -128,8 +131,9 @@ class BRPSystem(System):
         tiles = BRPWindows.of(packed, split.kept)
         timer("format")
         windows, atomic = _schedule(request, tiles, split.group), request.ablation == ATOMIC
-        units = row_units(csr, tiles.other_rows)
+        units = row_units(csr, tiles.other_rows).near()
         rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
+        rows = rows.to(request.csr.indptr.device)
         tensors = {
             **tiles.tensors(),
             "order": order_tensor(tiles.rows, csr),

@@ -141,8 +141,10 @@ def first_columns(schedule: SegmentSchedule, columns: Tensor) -> Tensor:
         begun += number
         entry = items[:, 1:2] + torch.arange(lanes, device=items.device)
         there = entry < items[:, 2:3]
-        heads = torch.zeros_like(entry, dtype=torch.int32)
-        heads[there] = columns[entry[there]].to(torch.int32)
+        if columns.numel():
+            heads = columns[entry.clamp(max=columns.numel() - 1)].to(torch.int32) * there
+        else:
+            heads = torch.zeros_like(entry, dtype=torch.int32)
         flat = heads.reshape(-1)
         found.append(torch.nn.functional.pad(flat, (0, -flat.numel() % THREADS)))
     return torch.cat(found)

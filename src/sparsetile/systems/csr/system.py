@@ -48,8 +48,9 @@ LONG_ELEMENTS, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS, LONG_BYTES = 2**17, 256,
 
 def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
     """Return the schedule of bundles and of the rows that are in none."""
-    units = bundles.units()
-    return item_lengths(units, request.row_bytes, processors(request.device)).schedule(units)
+    units = bundles.units().near()
+    lengths = item_lengths(units, request.row_bytes, processors(request.device))
+    return lengths.schedule(units).to(request.csr.indptr.device)
 
 
 class CSRSystem(System):
@@ -75,10 +76,11 @@ class CSRSystem(System):
         csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
         rows = Rows.pack(csr)
         timer("format")
-        units = row_units(csr, order)
+        units = row_units(csr, order).near()
         lengths = item_lengths(units, request.row_bytes, processors(request.device))
-        plain = lengths.schedule(units)
-        shape = row_shape(csr, plain, order, request.row_bytes, lengths.small)
+        near = lengths.schedule(units)
+        shape = row_shape(csr, near, order, request.row_bytes, lengths.small)
+        plain = near.to(request.csr.indptr.device)
         timer("schedule")
         bundles = self._bundles(request)
         timer("format")

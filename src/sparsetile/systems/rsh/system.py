@@ -122,11 +122,12 @@ class RSHSystem(System):
         timer("format")
         shared, limit = long_windows(request)
         windows = WindowSchedule.make(
-            tiles.units(), step=2, limit=limit, shared=shared, run=run_steps(request)
-        )
+            tiles.units().near(), step=2, limit=limit, shared=shared, run=run_steps(request)
+        ).to(request.csr.indptr.device)
         rest = packed.residual_rows
-        units = row_units(csr, rest)
+        units = row_units(csr, rest).near()
         rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
+        rows = rows.to(request.csr.indptr.device)
         tensors = {
             "row_window_offset": tiles.row_window_offset,
             "tile_columns": tiles.sparse_a_to_b,

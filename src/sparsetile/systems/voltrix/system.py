@@ -89,10 +89,12 @@ def _slab_width(request: Request, stack: int) -> int:
 def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanced:
     """Share out windows for each slab of B between all thread blocks, or its part of them where B
     fits L2: slabs then run at the same time."""
-    units, device = tiles.units(), request.device
+    units, device = tiles.units().near(), request.device
     columns = -(-width // UNIT_PIECES)
     if request.ablation in NOT_PERSISTENT:
-        return CoBalanced.make(units, workers=None, width=columns, step=STEP)
+        return CoBalanced.make(units, workers=None, width=columns, step=STEP).to(
+            request.csr.indptr.device
+        )
     slabs = -(-max(row_pieces(request.dtype, request.n), 1) // width)
     fits = request.csr.shape[1] * request.row_bytes <= L2_SHARE * l2_bytes(device)
     resident = processors(device) * pipe.blocks
@@ -108,7 +110,7 @@ def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanc
         step=STEP,
         in_turn=request.ablation not in (CONTIGUOUS, GREEDY, UNBALANCED),
         refine=request.ablation == CONTIGUOUS,
-    )
+    ).to(request.csr.indptr.device)
 
 
 def _operands(request: Request) -> str:

@@ -74,13 +74,14 @@ def _share(request: Request, windows: WCSR) -> WindowShares:
     fits = csr.shape[1] * request.row_bytes <= L2_SHARE * l2_bytes(device)
     most = processors(device) // slabs if fits else processors(device)
     work = windows.tile_count + WINDOW_COST * windows.window_count
-    return WindowShares.make(
-        windows.units(),
+    shares = WindowShares.make(
+        windows.units().near(),
         workers=max(1, min(most, work // MIN_SHARE)),
         dealt=not fits,
         window_cost=WINDOW_COST if fits else FAR_WINDOW_COST,
         step=step,
     )
+    return shares.to(csr.indptr.device)
 
 
 class WCSRSystem(System):
