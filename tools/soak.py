@@ -186,8 +186,10 @@ class _Thread:
                     if due:
                         self._plan(self.rng.choice(shared.stations))
                     self._look()
-            for station in shared.stations if first_round else ():
-                with self._stream(next(turns)):
+            # Every stream meets every product: what its scratch memory grows to is there.
+            places = range(max(len(shared.streams), 1)) if first_round else ()
+            for place, station in itertools.product(places, shared.stations):
+                with self._stream(place):
                     for kind in _KINDS:
                         self._product(station, kind)
                     self._look()
