@@ -23,36 +23,40 @@ class Doubling:
         return {"twice": torch.zeros(0) if values is None else 2 * values}
 
 
+def put(held: HeldValues, values: torch.Tensor | None) -> bool:
+    return held.take(*held.prepare(values))
+
+
 def test_new_values_are_written_where_the_old_ones_are():
     """Captured graphs and bindings hold the addresses."""
     held = HeldValues(Doubling(), {}, F32)
-    assert held.set(torch.tensor([1.0, 2.0])), "bound for the first time"
+    assert put(held, torch.tensor([1.0, 2.0])), "bound for the first time"
     values, packed = held.held, held.packed["twice"]
-    assert not held.set(torch.tensor([3.0, 4.0], dtype=torch.float64))
+    assert not put(held, torch.tensor([3.0, 4.0], dtype=torch.float64))
     assert held.held is values and values.tolist() == [3.0, 4.0] and values.dtype is F32
     assert held.packed["twice"] is packed and packed.tolist() == [6.0, 8.0]
 
 
 def test_a_pattern_that_gets_values_is_bound_anew_and_so_is_one_that_loses_them():
     held = HeldValues(Doubling(), {}, F32)
-    assert held.set(None) and held.set(torch.ones(2)) and held.set(None)
+    assert put(held, None) and put(held, torch.ones(2)) and put(held, None)
     assert held.now is None and held.packed["twice"].numel() == 0
 
 
 def test_a_cast_is_made_once_and_forgotten_when_values_change():
     runner = Doubling()
     held = HeldValues(runner, {}, F32)
-    held.set(torch.tensor([1.0, 2.0]))
+    put(held, torch.tensor([1.0, 2.0]))
     assert held.operands(F32) == (held.held, held.packed)
     cast = held.operands(F16)
     assert cast[0].dtype is F16 and held.operands(F16)[0] is cast[0] and runner.packed == 2
-    held.set(torch.tensor([5.0, 6.0]))
+    put(held, torch.tensor([5.0, 6.0]))
     assert held.operands(F16)[0].tolist() == [5.0, 6.0]
 
 
 def test_followed_and_given_values_come_before_held_ones_and_are_not_packed():
     held = HeldValues(Doubling(), {}, F32)
-    held.set(torch.zeros(2))
+    put(held, torch.zeros(2))
     source = torch.tensor([1.0, 2.0], requires_grad=True)
     held.follow = lambda: source * 3
     assert held.now.tolist() == [3.0, 6.0]

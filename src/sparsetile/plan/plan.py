@@ -49,7 +49,7 @@ from sparsetile.plan.widths import Widths
 from sparsetile.reorder import Permutation, order_of_transpose
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
-from sparsetile.systems.base import Tensors
+from sparsetile.systems.base import Bound, Tensors
 from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import floor_seconds
 
@@ -59,6 +59,8 @@ __all__ = ["Plan"]
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 # Of all plans: two threads that need a transpose at once must share one.
 _transposing = threading.RLock()
+# A plan, its new values, and what its runner made of them.
+_Prepared = tuple["Plan", Tensor | None, Tensors | None]
 
 
 class Plan(torch.nn.Module):
@@ -131,6 +133,7 @@ class Plan(torch.nn.Module):
         self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
         self._held = HeldValues(self._runner, built.tensors, dtype)
         self._keep_widths(None)
+        self._bound: Bound | None = None
         self._value_version = 0  # gradients must meet the values that their product had
         self._set_values(None if csr.values is None else csr.values.detach())
 
@@ -230,15 +233,30 @@ class Plan(torch.nn.Module):
     @lasting
     def _set_values(self, values: Tensor | None) -> None:
         """Take over canonical values, and what is made of them."""
-        self._value_version += 1
-        if self._held.set(values):
-            held = self._held
-            self._bound = self._runner.bind(self._built.tensors, held.held, held.packed)
+        self._accept(self._prepare_values(values))
+
+    def _prepare_values(self, values: Tensor | None) -> list[_Prepared]:
+        """Make what this plan, its other widths and its transpose hold of canonical values.
+
+        Memory may run out here; all of them still have the values from before then.
+        """
+        mine, packed = self._held.prepare(values)
+        found: list[_Prepared] = [(self, mine, packed)]
         for other in [] if self._widths is None else self._widths.plans():
-            other._set_values(self._held.held)
+            found += other._prepare_values(mine)
         if self._transposed is not None:
-            self._transposed._set_values(self._values_transposed())
-            self._transposed._held.follow = self._following_transposed()
+            turned = None if mine is None else mine[self._order]
+            found += self._transposed._prepare_values(turned)
+        return found
+
+    def _accept(self, prepared: list[_Prepared]) -> None:
+        for plan, values, packed in prepared:
+            plan._value_version += 1
+            held = plan._held
+            if held.take(values, packed):
+                plan._bound = plan._runner.bind(plan._built.tensors, held.held, held.packed)
+            if plan._transposed is not None:
+                plan._transposed._held.follow = plan._following_transposed()
 
     def update_values(self, values: Tensor) -> Plan:
         """Replace A's values, keeping the pattern and everything planned for it.
@@ -284,13 +302,14 @@ class Plan(torch.nn.Module):
     @lasting
     def _take_values(self, canonical: Callable[[], Tensor], values: Tensor) -> None:
         """Follow or copy the caller's ``values``, which ``canonical`` brings into A's order."""
-        self._held.follow = canonical if values.requires_grad else None
         with torch.no_grad():
             copied = canonical().detach().resolve_neg().to(self.dtype)
         kept = copied.data_ptr() == values.data_ptr() or copied.is_inference()
         if self._held.held is None and kept:
             copied = copied.clone()  # the plan must not change when the caller's tensor does
-        self._set_values(copied)
+        prepared = self._prepare_values(copied)
+        self._held.follow = canonical if values.requires_grad else None
+        self._accept(prepared)
 
     def _alive_origin(self) -> Plan | None:
         return None if self._origin is None else self._origin()

@@ -54,20 +54,25 @@ class HeldValues:
         """The values that a product would take."""
         return self.held if self.follow is None else self.follow()
 
-    def set(self, values: Tensor | None) -> bool:
-        """Take over canonical values; in place where there are some, for graphs and bindings.
+    def prepare(self, values: Tensor | None) -> tuple[Tensor | None, Tensors | None]:
+        """Return canonical values as :meth:`take` wants them: all that needs memory is done here,
+        and nothing that is held has changed where there was none."""
+        if values is not None:
+            values = values.to(self._dtype).resolve_neg()
+        return values, self._pack(values, self._dtype)
+
+    def take(self, values: Tensor | None, packed: Tensors | None) -> bool:
+        """Take over what :meth:`prepare` returned; in place where there is some, for graphs and
+        bindings.
 
         Returns whether what was bound to the tensors before must be bound again.
         """
-        if values is not None:
-            values = values.to(self._dtype).resolve_neg()
         first = self.held is None or values is None
         if self.held is not None and values is not None:
             self.held.copy_(values)
         else:
             self.held = values
         self._casts.clear()
-        packed = self._pack(self.held, self._dtype)
         if packed is None or self.packed is None or not _same_shapes(self.packed, packed):
             self.packed = packed
         else:
