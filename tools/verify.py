@@ -18,7 +18,7 @@ from typing import Any
 from sparsetile.cli.console import note, note_some, print_json, print_table
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
-from tools.checkers import TOOLS, find_tool, run_checker, write_checkers
+from tools.checkers import TOOLS, compile_kernels, find_tool, run_checker, write_checkers
 from tools.record import ROOT, collect, machine_facts, write_record
 
 __all__ = ["main"]
@@ -53,6 +53,7 @@ def _check(tools: str, limit: float, folder: Path, as_json: bool) -> int:
     entries: dict[str, dict[str, Any]] = {}
     record: dict[str, Any] = {"checkers": {}}
     code = 0
+    compile_kernels(ROOT, limit=limit)
     for name in dict.fromkeys(names):  # one after the other: each takes all cores
         try:
             entries[name] = run_checker(ROOT, name, limit=limit, folder=folder)

@@ -133,6 +133,24 @@ def test_a_part_that_was_not_clean_is_not_kept(tool, tmp_path: Path, facts):
     assert kept.get("memcheck csr float32") is None
 
 
+def test_products_run_without_a_tool_to_compile_their_kernels(monkeypatch, tmp_path: Path):
+    commands = []
+    monkeypatch.setattr(module, "_run", lambda command, root, limit: commands.append(command))
+    module.compile_kernels(tmp_path, limit=60.0)
+    asked = [
+        {name: words[words.index(name) + 1] for name in ("--systems", "--types")}
+        for words in commands
+    ]
+    systems = {name for each in TOOLS for name in checker(each).systems}
+    assert {each["--systems"] for each in asked} == systems
+    kinds = [each["--types"] for each in asked if each["--systems"] == "acc"]
+    assert sorted(kinds) == sorted(module.type_names("acc"))
+    assert not any("--tool" in words for words in commands)
+    commands.clear()
+    module.compile_kernels(tmp_path, limit=0.0)
+    assert commands == [], "no time is left"
+
+
 def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: Path):
     folder = tool(racecheck=how(summary=CLEAN_RACES))
     entry = run_checker(tmp_path, "racecheck", limit=60, matrices=ONE)

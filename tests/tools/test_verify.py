@@ -112,6 +112,7 @@ def checked(monkeypatch, tmp_path: Path):
     for place in (checkers, module):
         monkeypatch.setattr(place, "machine_facts", lambda: dict(FACTS))
     monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "compile_kernels", lambda root, limit: None)
     return prepare
 
 
@@ -137,6 +138,15 @@ def test_what_a_checker_found_is_recorded_shown_and_exit_code_1(
     parts = sum(len(type_names(system)) for system in entry["systems"])
     assert entry["errors"] == 4 * parts
     assert (tmp_path / "there" / "h200" / "checkers.json").is_file()
+
+
+def test_compiles_kernels_once_before_the_first_tool(tool: Tool, checked, monkeypatch):
+    path, seen = checked(), []
+    monkeypatch.setattr(
+        module, "compile_kernels", lambda root, limit: seen.append((limit, path.exists()))
+    )
+    tool("--checker", "memcheck,synccheck", "--time-limit", "30", "--out", str(path.parents[1]))
+    assert seen == [(30.0, False)] and path.exists()
 
 
 def test_one_tool_s_failure_costs_its_own_entry_alone(tool: Tool, checked):
