@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: the devices there are, and a kernel cache of its own."""
+"""Fixtures shared by all tests: the devices there are, and a folder for kept timings."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(20240611)
+
+
+@pytest.fixture(autouse=True)
+def _own_timings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timings of one test are not kept for another, nor for the user."""
+    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path_factory.mktemp("tuned")))
 
 
 def _forget_runners() -> None:

@@ -1,4 +1,4 @@
-"""``systems``, ``plan``, ``cache``: tables, files, refusals."""
+"""``systems``, ``plan``, ``cache``, ``tune``: tables, files, refusals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 import sparsetile
 from sparsetile.cli import compile as compile_module
+from sparsetile.data.generators import banded
 from tests.cli.conftest import Cli, assert_refused
 from tests.cli.test_compile import few
 
@@ -81,3 +82,19 @@ def test_the_cache_refuses_bad_usage(cli: Cli, monkeypatch):
     assert_refused(cli("cache", "burn"), "cache: action must be one of ['show', 'clear', 'path']")
     monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", "much")
     assert_refused(cli("cache"), "SPARSETILE_CACHE_MEGABYTES must be a positive whole number")
+
+
+def test_kept_timings_are_shown_located_and_cleared(cli: Cli):
+    folder = cli("tune", "path").out.strip()
+    assert cli("tune").out == f"nothing is kept in {folder}\n"
+    sparsetile.plan(banded(40, 2), 8, tune="measure", device="cpu")
+    shown = cli("tune", "show")
+    assert shown.code == 0 and "40x40" in shown.out and "identity" in shown.out
+    (timing,) = cli("tune", "--json").json["timings"]
+    assert timing["key"]["n"] == 8 and timing["system"] in timing["measured"]
+    assert "removed 1 files" in cli("tune", "clear").err
+    assert cli("tune", "--json").json["timings"] == []
+
+
+def test_tune_refuses_bad_usage(cli: Cli):
+    assert_refused(cli("tune", "burn"), "tune: action must be one of ['show', 'clear', 'path']")

@@ -12,6 +12,7 @@ NAMES = (
     "SPARSETILE_CACHE_DIR",
     "SPARSETILE_CACHE_MEGABYTES",
     "SPARSETILE_DATA_DIR",
+    "SPARSETILE_TUNE_DIR",
     "XDG_CACHE_HOME",
 )
 
@@ -71,8 +72,10 @@ def test_the_description_names_every_setting_with_the_value_in_force(monkeypatch
     monkeypatch.setenv("SPARSETILE_CACHE_DIR", "kernels")
     monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", "9")
     monkeypatch.setenv("SPARSETILE_DATA_DIR", "matrices")
+    monkeypatch.setenv("SPARSETILE_TUNE_DIR", "timings")
     assert settings.describe_settings() == {
         "SPARSETILE_CACHE_DIR": "kernels",
         "SPARSETILE_CACHE_MEGABYTES": "9",
         "SPARSETILE_DATA_DIR": "matrices",
+        "SPARSETILE_TUNE_DIR": "timings",
     }

@@ -16,7 +16,8 @@ from sparsetile.systems import SYSTEMS, Request, base
 from sparsetile.systems.acc import cost as acc_cost
 from sparsetile.systems.csr import cost as csr_cost
 from sparsetile.systems.wcsr import cost as wcsr_cost
-from sparsetile.tune import measure_systems, predict_systems
+from sparsetile.tune import Choice, choose, choose_system, measure_systems, predict_systems
+from sparsetile.tune.choose import close_calls
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
 CPU = torch.device("cpu")
@@ -271,3 +272,71 @@ def test_measured_systems_come_with_builds_that_can_be_run(pattern):
         runner(built.recipe).spmm(built.tensors, wanted.csr.values, None, B, out)
         assert built.system == name
         assert_close(out, wanted.csr, B)
+
+
+# -- Timing instead of predicting
+
+
+def test_close_calls_are_timed_where_the_expected_products_save_it():
+    wanted, predicted = request(), {"a": 1.0e-3, "b": 1.1e-3, "c": 2.0e-3}
+    assert close_calls(wanted, predicted, 100) == []
+    assert close_calls(wanted, predicted, 10_000) == ["a", "b"]
+    assert close_calls(wanted, {"a": 1.0e-3, "b": 1.3e-3}, 10**9) == [], "the model decides"
+
+
+def fake(monkeypatch, predicted: dict[str, float], timed: dict[str, float]) -> list[str]:
+    """Predictions and timings as given; returns the list of what is timed."""
+    asked: list[str] = []
+
+    def times(wanted, names, budget):
+        asked.extend(names)
+        return {name: timed[name] for name in names}, {}
+
+    monkeypatch.setattr(choose, "predict_systems", lambda wanted, able: dict(predicted))
+    monkeypatch.setattr(choose, "measure_systems", times)
+    return asked
+
+
+def test_the_faster_of_two_close_calls_is_taken_and_said_to_be_measured(monkeypatch):
+    predicted = {"cpu": 1.0e-3, "dense": 1.1e-3, "csr": 9e-3}
+    asked = fake(monkeypatch, predicted, {"cpu": 2.0e-3, "dense": 1.5e-3})
+    found = choose_system(request(), list(predicted), "model", expected_runs=10_000)
+    assert asked == ["cpu", "dense"] and found.system == "dense" and found.by == "model"
+    assert found.seconds == {"cpu": 2.0e-3, "dense": 1.5e-3, "csr": 9e-3}
+    assert found.measured == {"cpu", "dense"}
+    asked.clear()
+    found = choose_system(request(), list(predicted), "model", expected_runs=100)
+    assert not asked and found.system == "cpu" and found.seconds == predicted and not found.measured
+
+
+def test_measuring_times_the_best_few_and_not_what_is_predicted_far_behind(monkeypatch):
+    predicted = {f"s{k}": 1e-3 * (1 + k / 10) for k in range(8)} | {"slow": 1.0}
+    asked = fake(monkeypatch, predicted, {name: 1e-3 for name in predicted} | {"s3": 5e-4})
+    found = choose_system(request(), list(predicted), "measure")
+    assert asked == ["s0", "s1", "s2", "s3", "s4"] and found.system == "s3"
+    assert found.by == "measure" and found.measured == set(asked)
+
+
+def test_one_able_system_is_compared_with_nothing():
+    assert choose_system(request(), ["cpu"], "measure") == Choice("cpu", "only")
+
+
+def test_where_memory_is_too_short_to_time_anything_the_prediction_decides(monkeypatch):
+    predicted = {"cpu": 1e-3, "dense": 2e-3}
+    fake(monkeypatch, predicted, {})
+    monkeypatch.setattr(choose, "measure_systems", lambda *given: ({}, {}))
+    assert choose_system(request(), list(predicted), "measure").system == "cpu"
+
+
+def test_a_system_that_runs_out_of_memory_is_left_out(monkeypatch):
+    def full(wanted):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(SYSTEMS["dense"], "build", full)
+    seconds, builds = measure_systems(request(), ["dense", "cpu"])
+    assert seconds.keys() == builds.keys() == {"cpu"}
+
+
+def test_timing_ends_with_the_budget_after_the_first():
+    seconds, _ = measure_systems(request(), ["cpu", "dense"], budget=1e-9)
+    assert seconds.keys() == {"cpu"}

@@ -24,6 +24,7 @@ from sparsetile.cli import (
     run,
     systems,
     tiles,
+    tune,
     verify,
 )
 from sparsetile.cli.console import note, print_text
@@ -51,6 +52,7 @@ app.command("partition")(partition.partition)
 app.command("compile")(compile.compile_kernels)
 app.command("verify")(verify.verify)
 app.command("cache")(cache.cache)
+app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
 app.command("report")(report.report)
 app.add_typer(data.app, name="data")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_dir", "cache_limit_bytes", "data_dir", "describe_settings"]
+__all__ = ["cache_dir", "cache_limit_bytes", "data_dir", "describe_settings", "tune_dir"]
 
 _DEFAULT_CACHE_MEGABYTES = 512
 
@@ -47,10 +47,17 @@ def data_dir() -> Path:
     return Path(chosen) if chosen else _user_cache_root() / "data"
 
 
+def tune_dir() -> Path:
+    """Folder of kept timings: ``SPARSETILE_TUNE_DIR``, else the user's cache folder."""
+    chosen = os.environ.get("SPARSETILE_TUNE_DIR")
+    return Path(chosen) if chosen else _user_cache_root() / "tuned"
+
+
 def describe_settings() -> dict[str, str]:
     """Name -> value in force, for ``sparsetile doctor``."""
     return {
         "SPARSETILE_CACHE_DIR": str(cache_dir()),
         "SPARSETILE_CACHE_MEGABYTES": str(cache_limit_bytes() // (1024 * 1024)),
         "SPARSETILE_DATA_DIR": str(data_dir()),
+        "SPARSETILE_TUNE_DIR": str(tune_dir()),
     }

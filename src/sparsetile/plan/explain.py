@@ -17,15 +17,23 @@ def _stage(name: str, text: str, spent: Mapping[str, float]) -> str:
     return f"  {name:9s} {text}{taken}"
 
 
+def _word(measured: bool, by: str) -> str:
+    """How a time was found."""
+    if not measured:
+        return "predicted"
+    return "measured earlier" if by == "kept" else "measured"
+
+
 def _choice(info: Mapping[str, Any]) -> list[str]:
     """Why this system: every candidate's time, or who asked for it."""
     considered, by, chosen = info.get("considered", {}), info.get("considered_by"), info["system"]
-    if by in ("model", "measure"):
-        word = "measured" if by == "measure" else "predicted"
+    if by in ("model", "measure", "kept"):
+        measured = info.get("measured", ())
+        ranked = sorted(considered.items(), key=lambda pair: (pair[0] != chosen, pair[1]))
         return [
-            f"  {name:9s} {'chosen' if name == chosen else 'slower'}: {word} "
-            f"{_milliseconds(seconds)} a product"
-            for name, seconds in sorted(considered.items(), key=lambda pair: pair[1])
+            f"  {name:9s} {'chosen' if name == chosen else 'slower'}: "
+            f"{_word(name in measured, by)} {_milliseconds(seconds)} a product"
+            for name, seconds in ranked
         ]
     if by == "request":
         return [f"  {chosen:9s} asked for by name"]
@@ -52,6 +60,7 @@ def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> st
         _stage("intake", f"{info['nnz']} entries in canonical CSR", spent),
         _stage("reorder", info["reorder"], spent),
     ]
+    lines += [f"  order     {text}" for text in info.get("orders", ())]
     if info["reorder_columns"]:
         lines.append("  columns   as first used in that order: run takes plan.permute(B), not B")
     lines += [f"  {name:9s} {choice}" for name, choice in info["choices"].items()]
@@ -70,6 +79,7 @@ def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> st
     lines.append(f"  floor     {_milliseconds(seconds)} a product ({term})")
     chosen = info.get("considered", {}).get(info["system"])
     if chosen:
-        word = "measured" if info["considered_by"] == "measure" else "predicted, not measured"
+        measured = info["system"] in info.get("measured", ())
+        word = _word(True, info["considered_by"]) if measured else "predicted, not measured"
         lines.append(f"  share     {100 * seconds / chosen:.0f} % of the floor's speed, {word}")
     return "\n".join(lines)

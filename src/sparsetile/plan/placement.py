@@ -25,7 +25,7 @@ from sparsetile.plan.widths import Widths
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
 from sparsetile.systems.registry import exact_system, unsupported
-from sparsetile.tune import measure_systems, predict_systems
+from sparsetile.tune import Choice, choose_system
 
 __all__ = ["copied", "move", "place", "reduced", "restored"]
 
@@ -52,25 +52,20 @@ def place(
     able, rejected = candidates(request)
     if not able:
         raise unsupported(function, rejected, "no system")
-    considered: dict[str, float] = {}
-    builds: dict[str, BuiltSystem] = {}
-    considered_by = "request"
     if system == "auto" and tune == "none":
-        system, considered_by = exact_system(csr.device.type).name, "none"
-    if system not in able:
-        considered_by = tune if len(able) > 1 else "only"
-        if considered_by == "measure":
-            considered, builds = measure_systems(request, able)
-        elif considered_by == "model":
-            considered = predict_systems(request, able)
-        system = min(considered, key=considered.__getitem__) if considered else able[0]
-    built = builds[system] if builds else SYSTEMS[system].build(request)
+        choice = Choice(exact_system(csr.device.type).name, "none")
+    elif system in able:
+        choice = Choice(system, "request")
+    else:
+        choice = choose_system(request, able, tune)
+    built = choice.build(request)
     runner(built.recipe).prepare(n, dtype, csr.values is not None, csr.device)
     report = {
         "seconds": {"build": time.perf_counter() - started},
         "build": dict(built.seconds),
-        "considered": considered,
-        "considered_by": considered_by,
+        "considered": dict(choice.seconds),
+        "considered_by": choice.by,
+        "measured": sorted(choice.measured),
         "rejected": rejected,
     }
     return Plan(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
 import time
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sparsetile.core.checks import dimension, one_of
+from sparsetile.core.checks import dimension, one_of, real_number
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import PRODUCT_DTYPES
@@ -28,9 +29,15 @@ from sparsetile.plan.plan import Plan
 from sparsetile.plan.widths import FIRST_WIDTH, Widths
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
-from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
+from sparsetile.systems import SYSTEMS, Request, candidates, runner
 from sparsetile.systems.registry import exact_system, unsupported
-from sparsetile.tune import measure_systems, predict_systems
+from sparsetile.tune import (
+    EXPECTED_RUNS,
+    MEASURE_SECONDS,
+    Choice,
+    choose_order,
+    choose_system,
+)
 
 __all__ = ["build_plan", "plan", "refuse_wrapped"]
 
@@ -82,6 +89,8 @@ def plan(
     tune: Literal["model", "measure", "none"] = "model",
     device: torch.device | str | None = None,
     keep: Literal["all", "inference"] = "all",
+    expected_runs: int = EXPECTED_RUNS,
+    budget: float = MEASURE_SECONDS,
 ) -> Plan:
     """Prepare A for products with dense matrices of about ``n`` columns.
 
@@ -100,7 +109,8 @@ def plan(
     system : str
         ``auto``, or a name from :func:`sparsetile.systems`.
     reorder : str or Tensor [M]
-        Row order: ``auto`` and ``identity`` (as given), ``rcm``, ``louvain``, ``lsh``,
+        Row order: ``auto`` (one that is predicted to pay within ``expected_runs`` products, else as
+        given), ``identity`` (as given), ``rcm``, ``louvain``, ``lsh``,
         ``rabbit``, ``affinity``, ``locality`` (and its stages ``locality-mst`` and
         ``locality-2opt``), or a permutation of the rows.
     reorder_columns : bool
@@ -110,7 +120,8 @@ def plan(
     deterministic : bool, optional
         Use only systems that give the same bits in every run; torch's own setting when None.
     tune : {"model", "measure", "none"}
-        Choose the system by a cost model, or by timing each on random input. ``none`` compares
+        Choose the system by a cost model, or by timing the model's best few on random input; what
+        was timed is kept on disk and not timed again (``sparsetile tune``). ``none`` compares
         nothing and counts nothing: ``auto`` is then the device's exact system (``csr`` or
         ``cpu``). It is for matrices that are used a few times, such as sampled blocks.
     device : torch.device, optional
@@ -120,6 +131,11 @@ def plan(
         indices, about a tenth of the dense bytes where nine of ten blocks are dropped. Sums and
         means without gradients are left; new values, gradients, the transpose, max, min, other
         types and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` says what is held.
+    expected_runs : int
+        Products that the plan is made for. A row order is looked for, and systems that are
+        predicted to be about equally fast are timed, where that many products save the time.
+    budget : float
+        Seconds that ``tune="measure"`` may spend on timing, compilation apart.
 
     Returns
     -------
@@ -155,6 +171,8 @@ def plan(
         tune=tune,
         device=device,
         keep=keep,
+        expected_runs=expected_runs,
+        budget=budget,
     )
     if n is None:
         made._keep_widths(Widths(system, tune))
@@ -175,6 +193,8 @@ def build_plan(
     tune: str = "model",
     device: torch.device | str | None = None,
     keep: str = "all",
+    expected_runs: int = EXPECTED_RUNS,
+    budget: float = MEASURE_SECONDS,
     ablation: str | None = None,
     timed: bool = False,
 ) -> Plan:
@@ -193,6 +213,10 @@ def build_plan(
     one_of("plan", "tune", tune, ["model", "measure", "none"])
     one_of("plan", "system", system, ["auto", *SYSTEMS])
     one_of("plan", "keep", keep, ["all", "inference"])
+    runs = dimension("plan", "expected_runs", expected_runs)
+    budget = real_number("plan", "budget", budget)
+    if not 0 < budget < math.inf:
+        raise value_error("plan", "budget", "seconds above 0", budget, "Omit it for half a second")
     if not isinstance(reorder_columns, bool):
         raise type_error(
             "plan", "reorder_columns", "True or False", repr(reorder_columns),
@@ -209,26 +233,33 @@ def build_plan(
         names = ", ".join(str(d) for d in PRODUCT_DTYPES)
         raise type_error("plan", "dtype", f"one of {names}", dtype, "Choose one of those")
     clock["intake"] = read()
-    permutation = _permutation(reorder, csr)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    permutation, orders = _permutation(reorder, csr), list[str]()
+    request = Request(csr, n, dtype, permutation, deterministic, ablation, timed)
+    guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
+    if isinstance(reorder, str) and reorder == system == "auto" and tune != "none":
+        with guard:
+            permutation, orders = _choose_order(request, runs)
     given, entries, column_order = csr, None, None
     if reorder_columns:
         column_order = first_use(csr, permutation)
         csr, entries = with_columns(csr, column_order)
+    if reorder_columns or permutation is not request.permutation:
+        request = Request(csr, n, dtype, permutation, deterministic, ablation, timed)
     clock["reorder"] = read()
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    request = Request(csr, n, dtype, permutation, deterministic, ablation, timed)
     uncompared = tune == "none" and system == "auto"
     if uncompared:
         system = exact_system(csr.device.type).name
     able, rejected = candidates(request) if tune != "none" else _only(request, system)
     if not able or (system != "auto" and system not in able):
         raise unsupported("plan", rejected, "no system" if system == "auto" else system)
-    considered_by = "request" if system != "auto" else tune if len(able) > 1 else "only"
-    considered_by = "none" if uncompared else considered_by
-    guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
     with guard:
-        seconds, built = _choose(request, able, system, considered_by)
+        if system != "auto":
+            choice = Choice(system, "none" if uncompared else "request")
+        else:
+            choice = choose_system(request, able, tune, expected_runs=runs, budget=budget)
+        built = choice.build(request)
         clock["build"] = read()
         work = runner(built.recipe)  # held until the plan holds it, with what it prepared
         work.prepare(n, dtype, csr.values is not None, csr.device)
@@ -241,8 +272,10 @@ def build_plan(
             report={
                 "seconds": spent,
                 "build": dict(built.seconds),
-                "considered": seconds,
-                "considered_by": considered_by,
+                "considered": dict(choice.seconds),
+                "considered_by": choice.by,
+                "measured": sorted(choice.measured),
+                "orders": orders,
                 "rejected": rejected,
             },
         )  # fmt: skip
@@ -253,26 +286,16 @@ def build_plan(
     return made
 
 
+def _choose_order(request: Request, runs: int) -> tuple[Permutation, list[str]]:
+    """Return the row order that pays, and why; the given one where there is nothing to choose."""
+    able, _ = candidates(request)
+    return choose_order(request, able, runs) if len(able) > 1 else (request.permutation, [])
+
+
 def _only(request: Request, system: str) -> tuple[list[str], dict[str, list[str]]]:
     """Do what ``candidates`` does for one system: others may count A's entries to say no."""
     reasons = SYSTEMS[system].reasons(request)
     return ([], {system: reasons}) if reasons else ([system], {})
-
-
-def _choose(
-    request: Request, able: list[str], system: str, by: str
-) -> tuple[dict[str, float], BuiltSystem]:
-    """Return the seconds of the systems that were compared, and the chosen one's build."""
-    if by == "measure":
-        seconds, builds = measure_systems(request, able)
-        chosen = min(seconds, key=seconds.__getitem__)
-        return seconds, builds[chosen]
-    if by == "model":
-        seconds = predict_systems(request, able)
-        chosen = min(seconds, key=seconds.__getitem__)
-    else:  # nothing to compare: a prediction would cost a count of A's entries
-        seconds, chosen = {}, able[0] if system == "auto" else system
-    return seconds, SYSTEMS[chosen].build(request)
 
 
 def _read_clock(device: torch.device | None) -> float:

@@ -1,8 +1,28 @@
-"""Roofline floor, and the choice of a system by model or by measurement."""
+"""Roofline floor; the choice of a system and of a row order, by model or by measurement."""
 
 from __future__ import annotations
 
-from sparsetile.tune.choose import measure_systems, predict_systems
+from sparsetile.tune.choose import (
+    EXPECTED_RUNS,
+    MEASURE_SECONDS,
+    Choice,
+    choose_system,
+    measure_systems,
+    predict_systems,
+)
 from sparsetile.tune.floor import Floor, floor_seconds
+from sparsetile.tune.kept import kept_timings
+from sparsetile.tune.orders import choose_order
 
-__all__ = ["Floor", "floor_seconds", "measure_systems", "predict_systems"]
+__all__ = [
+    "EXPECTED_RUNS",
+    "MEASURE_SECONDS",
+    "Choice",
+    "Floor",
+    "choose_order",
+    "choose_system",
+    "floor_seconds",
+    "kept_timings",
+    "measure_systems",
+    "predict_systems",
+]

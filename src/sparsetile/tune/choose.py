@@ -1,19 +1,83 @@
-"""Which system serves a request: by each system's own model, or by measuring each."""
+"""Which system serves a request: by each system's own model, or by timing the best few.
+
+Everything is weighed in seconds over the products that are expected of a plan. A prediction is
+free; building and timing a second system takes milliseconds, so it is done where that many
+products could save more. ``tune="measure"`` times the model's best few whatever they save, within a
+budget, and keeps what it found on disk (``tune/kept.py``).
+"""
 
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from sparsetile.core.timer import measure
+from sparsetile.core.timer import measure, one_product
 from sparsetile.systems import BuiltSystem, Request
 from sparsetile.systems.registry import SYSTEMS, runner
+from sparsetile.tune.kept import kept_timings, key_of
 
-__all__ = ["measure_systems", "predict_systems"]
+__all__ = [
+    "EXPECTED_RUNS",
+    "MEASURE_SECONDS",
+    "Choice",
+    "choose_system",
+    "close_calls",
+    "measure_systems",
+    "predict_systems",
+]
+
+# Products that a plan is made for where nobody says.
+EXPECTED_RUNS = 100
+# What ``tune="measure"`` may take, and what timing close calls may, compilation apart.
+MEASURE_SECONDS, CLOSE_SECONDS = 0.5, 0.02
+# Systems that are timed at most, and the factor over the fastest prediction up to which one is
+# worth it: single predictions are off by up to 2.6 (docs/explanation/notes/planning.md).
+MOST_TIMED, WORTH_TIMING = 5, 3.0
+# Two predictions closer than this may be the other way round: models are off by 1.2 to 1.3
+# typically, in the same direction for most matrices.
+CLOSE = 1.25
+# What timing such a call saves in the mean. The model's choices lose 0.5 to 1.5 % of the fastest
+# system's time over all matrices; a fifth of them are close calls.
+CLOSE_SAVES = 0.05
+# Seconds to build a system on a GPU or a host: fixed, and for an entry.
+BUILD_SECONDS = (8e-3, 1e-9)
+REPEATS = 7
 
 
-def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Choice:
+    """The system that serves a request, and what it was compared with.
+
+    Attributes
+    ----------
+    by : str
+        ``model``, ``measure``, ``kept`` (measured earlier on this machine) or ``only``.
+    seconds : mapping
+        Predicted or measured seconds of a product by system; empty where nothing was compared.
+    measured : frozenset of str
+        Systems whose seconds were measured.
+    builds : mapping
+        What was built on the way.
+    """
+
+    system: str
+    by: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    measured: frozenset[str] = frozenset()
+    builds: Mapping[str, BuiltSystem] = field(default_factory=dict)
+
+    def build(self, request: Request) -> BuiltSystem:
+        """Return the chosen system's build."""
+        if self.system in self.builds:
+            return self.builds[self.system]
+        return SYSTEMS[self.system].build(request)
+
+
+def predict_systems(request: Request, able: Sequence[str]) -> dict[str, float]:
     """Return the predicted seconds of each able system.
 
     Distinct (window, column) pairs are counted only where a candidate's model needs them: counting
@@ -24,20 +88,114 @@ def predict_systems(request: Request, able: list[str]) -> dict[str, float]:
     return {name: SYSTEMS[name].predict(asked) for name in able}
 
 
+def close_calls(request: Request, predicted: Mapping[str, float], expected_runs: int) -> list[str]:
+    """Return systems that should be timed: those near the fastest, where that pays.
+
+    Parameters
+    ----------
+    predicted : mapping
+        Seconds by system.
+    expected_runs : int
+        Products over which building and timing them must be saved.
+
+    Returns
+    -------
+    list of str
+        Two systems or more, the fastest first; empty where the prediction decides.
+    """
+    ranked = sorted(predicted, key=predicted.__getitem__)
+    fastest = predicted[ranked[0]]
+    near = [name for name in ranked if predicted[name] <= CLOSE * fastest][:MOST_TIMED]
+    build = BUILD_SECONDS[0] + BUILD_SECONDS[1] * request.csr.nnz
+    cost = (len(near) - 1) * build + CLOSE_SECONDS
+    return near if len(near) > 1 and expected_runs * CLOSE_SAVES * fastest > cost else []
+
+
+def choose_system(
+    request: Request,
+    able: Sequence[str],
+    tune: str,
+    *,
+    expected_runs: int = EXPECTED_RUNS,
+    budget: float = MEASURE_SECONDS,
+) -> Choice:
+    """Choose one of the able systems.
+
+    Parameters
+    ----------
+    able : sequence of str
+        Systems that can serve the request; at least one.
+    tune : {"model", "measure"}
+    expected_runs : int
+        Products that the plan is made for.
+    budget : float
+        Seconds that ``tune="measure"`` may take; at least one system is timed.
+    """
+    if len(able) == 1:
+        return Choice(able[0], "only")
+    if tune == "measure" and request.ablation is None:
+        key = key_of(request, able)
+        found = kept_timings().get(key)
+        if found is not None:
+            return Choice(found.system, "kept", found.seconds, found.measured)
+    predicted = predict_systems(request, able)
+    ranked = sorted(predicted, key=predicted.__getitem__)
+    if tune == "model":
+        timed_names, budget = close_calls(request, predicted, expected_runs), CLOSE_SECONDS
+        if not timed_names:
+            return Choice(ranked[0], "model", predicted)
+    else:
+        most = WORTH_TIMING * predicted[ranked[0]]
+        # The second is timed in any case where it takes a small part of the budget.
+        most = max(most, min(predicted[ranked[1]], budget / 10))
+        timed_names = [name for name in ranked if predicted[name] <= most][:MOST_TIMED]
+    timed, builds = measure_systems(request, timed_names, budget)
+    if not timed:  # no memory for any of them: the prediction is what there is
+        return Choice(ranked[0], "model", predicted)
+    chosen = min(timed, key=timed.__getitem__)
+    choice = Choice(chosen, tune, {**predicted, **timed}, frozenset(timed), builds)
+    if tune == "measure" and request.ablation is None:
+        kept_timings().put(key, chosen, choice.seconds, choice.measured)
+    return choice
+
+
 def measure_systems(
-    request: Request, able: list[str]
+    request: Request, names: Sequence[str], budget: float = MEASURE_SECONDS
 ) -> tuple[dict[str, float], dict[str, BuiltSystem]]:
-    """Build and time every able system on random input; return seconds and builds by name."""
-    csr = request.csr
+    """Build and time systems on random input; return seconds and builds by name.
+
+    They are taken in order, the first in any case and others while there is time. One that runs
+    out of memory is left out.
+    """
+    csr, begun = request.csr, time.perf_counter()
     values = None if csr.values is None else csr.values.detach().to(request.dtype)
-    B = torch.randn(csr.shape[1], request.n, device=request.device).to(request.dtype)
-    out = torch.empty((csr.shape[0], request.n), dtype=request.dtype, device=request.device)
     seconds: dict[str, float] = {}
     builds: dict[str, BuiltSystem] = {}
-    for name in able:
-        built = builds[name] = SYSTEMS[name].build(request)
-        work = runner(built.recipe)
-        packed = work.pack(built.tensors, values, request.dtype)
-        product = functools.partial(work.spmm, built.tensors, values, packed, B, out)
-        seconds[name] = measure(product, request.device)
+    try:
+        B = torch.randn(csr.shape[1], request.n, device=request.device).to(request.dtype)
+        out = torch.empty((csr.shape[0], request.n), dtype=request.dtype, device=request.device)
+    except torch.OutOfMemoryError:
+        return seconds, builds
+    for place, name in enumerate(names):
+        left = budget - (time.perf_counter() - begun)
+        if seconds and left <= 0:
+            break
+        try:
+            built = SYSTEMS[name].build(request)
+            work = runner(built.recipe)
+            packed = work.pack(built.tensors, values, request.dtype)
+            product = functools.partial(work.spmm, built.tensors, values, packed, B, out)
+            seconds[name] = _bounded(product, request.device, left / (len(names) - place))
+        except torch.OutOfMemoryError:
+            continue
+        builds[name] = built
     return seconds, builds
+
+
+def _bounded(product: Callable[[], object], device: torch.device, budget: float) -> float:
+    """Return the seconds of a product, of several if they fit the budget, after it was compiled."""
+    product()
+    one = one_product(product, device)
+    if (REPEATS + 2) * one > budget:
+        return one
+    return measure(product, device, REPEATS)

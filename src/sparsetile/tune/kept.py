@@ -1,0 +1,196 @@
+"""What ``tune="measure"`` found, kept on disk: one small file for each question.
+
+A question is the pattern of A, its row order, N, the type, the systems that could serve, and the
+machine: GPU, driver, PyTorch, and the kernels' sources. An answer to another question is never
+taken. Files are replaced as a whole, so that processes may share the folder; a file that cannot be
+read or written costs a measurement and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile._version import __version__
+from sparsetile.core import settings
+from sparsetile.core.device import machine
+from sparsetile.intake.csr import CSR
+from sparsetile.jit.source import device_tree_digest
+from sparsetile.systems import Request
+
+__all__ = ["KeptTimings", "Timing", "fingerprint", "kept_timings", "key_of"]
+
+SCHEMA = 1
+# Files that are kept; the oldest tenth goes when there are more.
+MOST_FILES = 4096
+# Entries that are hashed at a time.
+_CHUNK = 1 << 24
+_PRIMES = (0x9E3779B97F4A7C15 - 2**64, 0xC2B2AE3D27D4EB4F - 2**64, 0x165667B19E3779F9)
+
+
+def _mixed(numbers: Tensor, factor: int) -> int:
+    """Return a sum over int64 numbers that depends on each of them, with 64 bits that wrap."""
+    total = 0
+    for chunk in numbers.split(_CHUNK):
+        mixed = (chunk + 1) * factor
+        mixed = (mixed ^ ((mixed >> 29) & ((1 << 35) - 1))) * _PRIMES[2]
+        total += int((mixed ^ ((mixed >> 32) & (2**32 - 1))).sum())
+    return total % 2**64
+
+
+def fingerprint(csr: CSR) -> str:
+    """Return a text that differs between patterns, found on A's device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile import CSR
+    >>> indptr, indices = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+    >>> one = CSR(indptr, indices, None, (2, 2))
+    >>> fingerprint(one) == fingerprint(CSR(indptr, indices.flip(0), None, (2, 2)))
+    False
+    """
+    rows, cols = csr.shape
+    hashes = [_mixed(csr.indptr.to(torch.int64), factor) for factor in _PRIMES[:2]]
+    for factor in _PRIMES[:2]:
+        total = 0
+        for begin in range(0, csr.nnz, _CHUNK):
+            chunk = csr.indices[begin : begin + _CHUNK].to(torch.int64)
+            place = torch.arange(begin, begin + chunk.numel(), device=csr.device)
+            total += _mixed(place * max(cols, 1) + chunk, factor)
+        hashes.append(total % 2**64)
+    return f"{rows}x{cols}-{csr.nnz}-" + "".join(f"{each:016x}" for each in hashes)
+
+
+def key_of(request: Request, able: Sequence[str]) -> dict[str, Any]:
+    """Return the question that a request asks on this machine, as plain data."""
+    csr, perm = request.csr, request.permutation.perm
+    on_gpu = request.device.type == "cuda"
+    driver = getattr(torch._C, "_cuda_getDriverVersion", int)() if on_gpu else 0
+    order = request.permutation.name
+    if order == "given" and perm is not None:
+        placed = torch.arange(perm.numel(), device=perm.device) * perm.numel() + perm
+        order += "-" + "".join(f"{_mixed(placed, factor):016x}" for factor in _PRIMES[:2])
+    return {
+        "matrix": fingerprint(csr),
+        "weighted": csr.values is not None,
+        "order": order,
+        "n": request.n,
+        "dtype": str(request.dtype).removeprefix("torch."),
+        "deterministic": request.deterministic,
+        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "systems": sorted(able),
+        "device": machine(request.device).name,
+        "threads": 0 if on_gpu else torch.get_num_threads(),
+        "driver": driver,
+        "torch": torch.__version__,
+        "sparsetile": __version__,
+        "kernels": device_tree_digest(),
+    }
+
+
+@dataclass(frozen=True)
+class Timing:
+    """An answer: the fastest system, seconds by system, and which of them were measured."""
+
+    key: dict[str, Any]
+    system: str
+    seconds: dict[str, float]
+    measured: frozenset[str]
+    date: float
+
+
+def _timing(held: Any) -> Timing:
+    """Read a file's content; raises ValueError, TypeError or KeyError where it is none of ours."""
+    if held["schema"] != SCHEMA or not isinstance(held["key"], dict):
+        raise ValueError("another schema")
+    seconds = {str(name): float(each) for name, each in held["seconds"].items()}
+    measured = frozenset(str(name) for name in held["measured"])
+    if held["system"] not in measured or not measured <= set(seconds):
+        raise ValueError("no measured system")
+    return Timing(held["key"], held["system"], seconds, measured, float(held["date"]))
+
+
+class KeptTimings:
+    """Timings in a folder, by question."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _path(self, key: Mapping[str, Any]) -> Path:
+        text = json.dumps(key, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+    def get(self, key: Mapping[str, Any]) -> Timing | None:
+        """Return the answer to exactly this question; None where there is none that can be read."""
+        found = self._read(self._path(key))
+        return found if found is not None and found.key == dict(key) else None
+
+    @staticmethod
+    def _read(path: Path) -> Timing | None:
+        try:
+            return _timing(json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+
+    def put(
+        self,
+        key: Mapping[str, Any],
+        system: str,
+        seconds: Mapping[str, float],
+        measured: frozenset[str],
+    ) -> None:
+        """Keep an answer; nothing happens where the folder cannot be written."""
+        held = {
+            "schema": SCHEMA, "key": dict(key), "system": system, "seconds": dict(seconds),
+            "measured": sorted(measured), "date": time.time(),
+        }  # fmt: skip
+        path = self._path(key)
+        partial = path.with_name(f"{path.stem}.{os.getpid()}.partial")
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                partial.write_text(json.dumps(held))
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
+            self._forget_oldest()
+
+    def _files(self) -> list[Path]:
+        return list(self.folder.glob("*.json")) if self.folder.is_dir() else []
+
+    def _forget_oldest(self) -> None:
+        files = self._files()
+        if len(files) > MOST_FILES:
+            by_age = sorted(files, key=lambda path: path.stat().st_mtime)
+            for path in by_age[: len(files) - MOST_FILES + MOST_FILES // 10]:
+                path.unlink(missing_ok=True)
+
+    def entries(self) -> list[Timing]:
+        """Every answer that can be read, the newest first."""
+        found = [timing for path in self._files() if (timing := self._read(path)) is not None]
+        return sorted(found, key=lambda timing: -timing.date)
+
+    def clear(self) -> int:
+        """Remove all answers, damaged ones too; return how many files that were."""
+        removed = 0
+        for path in [*self._files(), *self.folder.glob("*.partial")]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                removed += 1
+        return removed
+
+
+def kept_timings() -> KeptTimings:
+    """Return what is kept in the folder that the settings name."""
+    return KeptTimings(settings.tune_dir())

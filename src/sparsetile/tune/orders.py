@@ -1,0 +1,173 @@
+"""Whether to look for a row order: what it saves over the expected products, and its price.
+
+An order lowers the distinct (window, column) pairs, the rows of B that a product reads. Looking for
+one takes far longer than a product, so nothing is looked for that cannot pay:
+
+1. A product in any order takes at least its compulsory traffic. Where even that would not save an
+   order's price over the expected products, it is not looked for.
+2. A dear order is tried on a sample first. Rows are sampled by the hash of their first column in a
+   random order of columns (MinHash), so that alike rows are taken together or not at all; what the
+   order does for the sample's pairs is taken for the whole.
+3. An order that was found is taken where the systems' models say that it saves time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sparsetile.core.errors import UnsupportedError
+from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder import REORDERERS, Permutation
+from sparsetile.reorder.lsh import minhash
+from sparsetile.systems import SYSTEMS, Request
+from sparsetile.tune.choose import predict_systems
+
+__all__ = ["ORDERS", "OrderCost", "choose_order", "sample_rows"]
+
+# Entries of a sample, and the heights of windows whose pairs models count.
+SAMPLE_ENTRIES = 1 << 18
+WINDOWS = (8, 16, 64)
+# An order must be predicted to save this share of a product: predictions are no better.
+LEAST_SAVING = 0.03
+
+
+@dataclass(frozen=True)
+class OrderCost:
+    """Seconds to find an order: fixed, and for an entry, on a GPU or on a host.
+
+    Attributes
+    ----------
+    sampled : bool
+        Whether it is dear enough to be tried on a sample first.
+    """
+
+    gpu: tuple[float, float]
+    host: tuple[float, float]
+    sampled: bool = False
+
+    def seconds(self, csr: CSR) -> float:
+        fixed, entry = self.gpu if csr.device.type == "cuda" else self.host
+        return fixed + entry * csr.nnz
+
+
+# Cheapest first. ``lsh`` runs on A's device; ``affinity`` on one core of the host, wherever A is
+# (0.1 to 0.5 us an entry, docs/explanation/row-orders.md).
+ORDERS = {
+    "lsh": OrderCost(gpu=(4e-3, 0.5e-9), host=(2e-3, 60e-9)),
+    "affinity": OrderCost(gpu=(10e-3, 0.4e-6), host=(10e-3, 0.4e-6), sampled=True),
+}
+
+
+def _least_seconds(request: Request) -> float:
+    """Return the time of A, every used row of B and C once, whatever the order."""
+    csr, item, ceilings = request.csr, request.dtype.itemsize, request.machine
+    rows, cols = csr.shape
+    value_bytes = 0 if csr.values is None else item
+    moved = (4 + value_bytes) * csr.nnz + item * request.n * (min(cols, csr.nnz) + rows)
+    # What fits L2 stays there from product to product.
+    rate = ceilings.dram if moved > ceilings.l2_bytes else ceilings.l2_gather
+    return max(ceilings.launch, moved / rate)
+
+
+def sample_rows(csr: CSR, entries: int) -> CSR:
+    """Return rows of A with about so many entries, alike ones together, in the order of A.
+
+    That is A itself where it has fewer.
+    """
+    if csr.nnz <= entries:
+        return csr
+    distinct, group = torch.unique(minhash(csr, 0), return_inverse=True)
+    length = (csr.indptr[1:] - csr.indptr[:-1]).to(torch.int64)
+    held = torch.zeros_like(distinct).index_add(0, group, length)
+    # Groups in a random order: those of low hashes are those of long rows.
+    generator = torch.Generator().manual_seed(0)
+    shuffled = torch.randperm(distinct.numel(), generator=generator).to(csr.device)
+    enough = torch.cumsum(held[shuffled], 0) <= entries
+    chosen = torch.zeros(distinct.numel(), dtype=torch.bool, device=csr.device)
+    chosen[shuffled[enough]] = True
+    rows = torch.nonzero(chosen[group] & (length > 0)).squeeze(1)
+    count = length[rows]
+    indptr = torch.zeros(rows.numel() + 1, dtype=csr.indptr.dtype, device=csr.device)
+    indptr[1:] = torch.cumsum(count, 0)
+    begin = torch.repeat_interleave(csr.indptr[rows].to(torch.int64) - indptr[:-1], count)
+    places = begin + torch.arange(int(indptr[-1]), device=csr.device)
+    return CSR(indptr, csr.indices[places], None, (rows.numel(), csr.shape[1]))
+
+
+def _estimate(request: Request, name: str, able: Sequence[str]) -> float:
+    """Return the predicted seconds in an order, from what it does for a sample."""
+    sample = sample_rows(request.csr, SAMPLE_ENTRIES)
+    if sample.nnz == 0:
+        return min(predict_systems(request, able).values())
+    order = REORDERERS[name](sample)
+    share = request.csr.nnz / sample.nnz
+    asked = Request(
+        request.csr, request.n, request.dtype, request.permutation, request.deterministic,
+        ceilings=request.ceilings,
+    )  # fmt: skip
+    for window in WINDOWS:
+        pairs = round(distinct_pairs(sample, window, order.perm) * share)
+        asked.once(window, lambda pairs=pairs: min(pairs, request.csr.nnz))  # type: ignore[misc]
+    return min(predict_systems(asked, able).values())
+
+
+def choose_order(
+    request: Request, able: Sequence[str], expected_runs: int
+) -> tuple[Permutation, list[str]]:
+    """Return the order that pays, the request's own where none does, and why in words.
+
+    Parameters
+    ----------
+    request : Request
+        In the given order.
+    able : sequence of str
+        Systems that can serve it.
+    expected_runs : int
+        Products over which an order must be saved.
+    """
+    best, why = request.permutation, list[str]()
+    if not any(SYSTEMS[name].counts_pairs for name in able):
+        return best, why  # what an order changes is in no model of theirs
+    now = min(predict_systems(request, able).values())
+    least = _least_seconds(request)
+    for name, cost in ORDERS.items():
+        price = cost.seconds(request.csr)
+        most = expected_runs * (now - least)
+        if most <= price:
+            why.append(
+                f"{name} not looked for: {expected_runs} products could save "
+                f"{max(most, 0.0) * 1e3:.3f} ms, it takes about {price * 1e3:.0f} ms"
+            )
+            continue
+        try:
+            if cost.sampled:
+                then = _estimate(request, name, able)
+                saves = expected_runs * (now - then)
+                if saves <= price or then > (1 - LEAST_SAVING) * now:
+                    why.append(
+                        f"{name} not taken: {expected_runs} products would save about "
+                        f"{max(saves, 0.0) * 1e3:.3f} ms by a sample, it takes about "
+                        f"{price * 1e3:.0f} ms"
+                    )
+                    continue
+            found = REORDERERS[name](request.csr)
+        except UnsupportedError as error:
+            why.append(f"{name} not possible: {error}")
+            continue
+        asked = Request(
+            request.csr, request.n, request.dtype, found, request.deterministic,
+            ceilings=request.ceilings,
+        )  # fmt: skip
+        then = min(predict_systems(asked, able).values())
+        if then <= (1 - LEAST_SAVING) * now:
+            why.append(
+                f"{name} taken: predicted {then * 1e3:.3f} ms a product, {now * 1e3:.3f} before"
+            )
+            best, now = found, then
+        else:
+            why.append(f"{name} not taken: predicted {then * 1e3:.3f} ms, {now * 1e3:.3f} without")
+    return best, why
