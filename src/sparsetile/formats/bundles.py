@@ -21,6 +21,7 @@ the whole matrix; a kernel that has A's canonical values at hand need not read t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -86,22 +87,59 @@ class RowBundles(Format):
         ValueError
             A has more columns than a list element can name.
         """
+        made = cls.pack_if(csr, order, lambda bundles, entries, distinct: True, min_sharing)
+        assert made is not None  # what always pays is made
+        return made
+
+    @classmethod
+    def pack_if(
+        cls,
+        csr: CSR,
+        order: Tensor | None,
+        pays: Callable[[int, int, int], bool],
+        min_sharing: float = 1.0,
+    ) -> Self | None:
+        """Do what :meth:`pack` does where the bundles pay; None where they do not.
+
+        Parameters
+        ----------
+        pays : callable
+            Is asked once bundles are counted and before they are made: for their number, their
+            entries, and their list elements that are not padding.
+        """
         device, (rows, cols) = csr.device, csr.shape
         if cols > MAX_COLUMNS:
             raise value_error(
                 "RowBundles.pack", "csr", f"a matrix of at most {MAX_COLUMNS} columns", cols,
                 "Use Rows",
             )  # fmt: skip
-        order = torch.arange(rows, device=device) if order is None else order
         windows = -(-rows // BUNDLE_ROWS)
-        place = positions(order)[csr.row_ids()]  # of each entry's row in the order
-        keys, element = torch.unique(
-            (place // BUNDLE_ROWS) * cols + csr.indices, return_inverse=True
-        )
-        owner = keys // max(cols, 1)
-        elements = torch.bincount(owner, minlength=windows)
-        entries = torch.bincount(place // BUNDLE_ROWS, minlength=windows)
+        place, lengths = csr.row_ids(), csr.row_lengths()
+        if order is not None:
+            place, lengths = positions(order)[place], lengths[order]
+        # Where each window's entries begin among the sorted ones, and how many distinct columns
+        # come before.
+        first_entry = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        torch.cumsum(lengths, 0, out=first_entry[1:])
+        bounds = torch.arange(0, (windows + 1) * BUNDLE_ROWS, BUNDLE_ROWS, device=device)
+        first_entry = first_entry[bounds.clamp_(max=rows)]
+        in_order, entry = torch.sort((place // BUNDLE_ROWS) * cols + csr.indices)
+        before = torch.ones(csr.nnz + 1, dtype=torch.int64, device=device)
+        before[:1] = 0
+        torch.cumsum(in_order[1:] != in_order[:-1], 0, out=before[2:])
+        before[2:] += 1
+        elements, entries = before[first_entry].diff(), first_entry.diff()
         chosen = (entries >= min_sharing * elements) & (elements > 0)
+        counts = torch.stack([chosen.sum(), (entries * chosen).sum(), (elements * chosen).sum()])
+        count, held, distinct = counts.tolist()
+        if not pays(count, held, distinct):
+            return None
+        order = torch.arange(rows, device=device) if order is None else order
+        element = torch.empty_like(entry)  # list element of each entry
+        element[entry] = before[1:] - 1
+        keys = in_order.new_empty(int(before[-1]))
+        keys[before[1:] - 1] = in_order
+        owner = keys // max(cols, 1)
         # Where each chosen window's list begins and ends once padded, and where each element goes.
         padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
         begin = torch.cumsum(padded, 0) - padded
@@ -119,7 +157,7 @@ class RowBundles(Format):
         tagged[target[kept]] = (bits * MAX_COLUMNS + column)[kept]
         # The uppermost bit is the sign bit of an int32: wrap by hand, torch would refuse.
         tagged = torch.where(tagged >= 2**31, tagged - 2**32, tagged).to(torch.int32)
-        indptr = torch.zeros(int(chosen.sum()) + 1, dtype=torch.int64, device=device)
+        indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
         torch.cumsum(padded[chosen], 0, out=indptr[1:])
         members = torch.full((windows * BUNDLE_ROWS,), -1, dtype=torch.int64, device=device)
         members[:rows] = order
@@ -134,7 +172,7 @@ class RowBundles(Format):
             target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS,
             csr.indptr,
             csr.indices,
-            int(elements[chosen].sum()),
+            distinct,
             csr.shape,
         )
 

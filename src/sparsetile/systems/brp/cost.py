@@ -16,6 +16,7 @@ Constants were fitted to H200 times of 14 matrices with every window in groups o
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -131,14 +132,42 @@ def bound(request: Request) -> float:
     costs, counts = _costs(request), counted(request)
     entries = _by_window(counts.entries).double()
     pairs = counts.pairs[::WINDOW_ROWS].double()
-    least = costs.rows
-    for fixed in FIXED:
-        outside = torch.zeros_like(entries)
-        if fixed > 1:
-            outside = torch.clamp(pairs - (entries - pairs) / (fixed - 1), min=0)
-        inside = min(costs.tile / (TILE_COLUMNS * fixed), costs.outside)
-        least = torch.minimum(least, outside * costs.outside + (entries - outside) * inside)
+    fewer = torch.tensor([fixed - 1 for fixed in FIXED[1:]], dtype=torch.float64)
+    fewer = fewer.to(entries.device).unsqueeze(1)
+    outside = torch.zeros((len(FIXED), entries.numel()), dtype=torch.float64, device=entries.device)
+    outside[1:] = torch.clamp(pairs - (entries - pairs) / fewer, min=0)
+    inside = [min(costs.tile / (TILE_COLUMNS * fixed), costs.outside) for fixed in FIXED]
+    inside_cost = torch.tensor(inside, dtype=torch.float64).to(entries.device).unsqueeze(1)
+    least = (outside * costs.outside + (entries - outside) * inside_cost).amin(0)
+    least = torch.minimum(costs.rows, least)
     return costs.alone + costs.start - float((costs.rows - least).sum())
+
+
+def _counted_groups(
+    request: Request, choices: Sequence[tuple[int, int]], every: bool
+) -> list[GroupSplit]:
+    """Return what each (f, g) gives; the host waits once."""
+    found, costs = sorted_windows(request), _costs(request)
+    window_entries = found.window_entry.diff()
+    slices = {
+        fixed: window_entries if fixed == 1 else found.slices(fixed)[1].diff()
+        for fixed in dict.fromkeys(fixed for fixed, _ in choices)
+    }
+    gains, kept = [], []
+    for fixed, group in choices:
+        tiles = slices[fixed] // (TILE_COLUMNS * group) * group
+        outside = window_entries - tiles * (TILE_COLUMNS * fixed)
+        gain = costs.rows - tiles.double() * costs.tile - outside.double() * costs.outside
+        keeps = (tiles > 0) & (outside <= MOST_OUTSIDE + MOST_OUTSIDE_TILE * tiles)
+        if not every:
+            keeps &= gain > 0
+        gains.append(torch.where(keeps, gain, 0.0).sum())
+        kept.append(keeps)
+    seconds = [costs.alone + costs.start - gain for gain in torch.stack(gains).tolist()]
+    return [
+        GroupSplit(fixed, group, keeps, each)
+        for (fixed, group), keeps, each in zip(choices, kept, seconds, strict=True)
+    ]
 
 
 def groups_of(request: Request, fixed: int, group: int, *, every: bool = False) -> GroupSplit:
@@ -146,25 +175,14 @@ def groups_of(request: Request, fixed: int, group: int, *, every: bool = False) 
 
     With ``every`` all windows keep them that have one and not too many entries outside.
     """
-    found, costs = sorted_windows(request), _costs(request)
-    slices = found.window_entry if fixed == 1 else found.slices(fixed)[1]
-    tiles = (slices[1:] - slices[:-1]) // (TILE_COLUMNS * group) * group
-    outside = found.window_entry[1:] - found.window_entry[:-1] - tiles * (TILE_COLUMNS * fixed)
-    gain = costs.rows - tiles.double() * costs.tile - outside.double() * costs.outside
-    kept = (tiles > 0) & (outside <= MOST_OUTSIDE + MOST_OUTSIDE_TILE * tiles)
-    if not every:
-        kept &= gain > 0
-    return GroupSplit(
-        fixed, group, kept, costs.alone + costs.start - float(torch.where(kept, gain, 0.0).sum())
-    )
+    return _counted_groups(request, [(fixed, group)], every)[0]
 
 
 def best_groups(request: Request) -> GroupSplit:
     """Return the (f, g) of least predicted time."""
 
     def best() -> GroupSplit:
-        found = [groups_of(request, fixed, group) for fixed, group in CHOICES]
-        return min(found, key=lambda split: split.seconds)
+        return min(_counted_groups(request, CHOICES, False), key=lambda split: split.seconds)
 
     return request.once(("groups", request.n, request.dtype), best)
 

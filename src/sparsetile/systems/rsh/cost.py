@@ -144,7 +144,9 @@ def long_windows(request: Request) -> tuple[int, int]:
     The second is the paper's adaptive rule, with its terms measured. Cutting less leaves the
     longest window to run alone at the end; cutting more costs partial sums.
     """
-    tiles = int(((counted(request).pairs[::HEIGHT] + 7) // 8).sum())
+    tiles = request.once(
+        "tiles of windows", lambda: int(((counted(request).pairs[::HEIGHT] + 7) // 8).sum())
+    )
     depth = step_tiles(request.dtype.itemsize)
     slabs = choose_slabs(request.dtype, max(request.n, 1))
     warps = processors(request.device) * slabs.warps
