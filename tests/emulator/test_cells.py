@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.formats import WCSR, BitTCF, BMat
+from sparsetile.formats import WCSR, BitTCF, BMat, RowBundles
 from sparsetile.formats.base import Format
-from sparsetile.formats.device_cells import offer_packer, packed_on_device
+from sparsetile.formats.device_cells import CellKernels, offer_kernels, packed_on_device
+from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels import KernelSpec
 from sparsetile.systems.shared import cell_packer
@@ -38,18 +39,22 @@ def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @contextlib.contextmanager
 def kernels() -> Iterator[list[Any]]:
-    """The packer is offered for matrices on the host; yields what it was asked for."""
+    """Kernels are offered for matrices on the host; yields what they were asked for."""
     asked = []
 
     def pack(csr: CSR, order: Tensor | None, shape: Any) -> Any:
         asked.append(shape)
         return cell_packer.pack_cells(csr, order, shape)
 
-    offer_packer("cpu", pack)
+    def sort(csr: CSR, order: Tensor | None, height: int) -> Any:
+        asked.append(height)
+        return cell_packer.sort_pairs(csr, order, height)
+
+    offer_kernels("cpu", CellKernels(pack, sort))
     try:
         yield asked
     finally:
-        offer_packer("cpu", None)
+        offer_kernels("cpu", None)
 
 
 def both(
@@ -104,6 +109,25 @@ def test_counts_of_bmat_that_come_with_its_tiles_are_those_of_its_bits():
         assert torch.equal(found.word_ptr, wanted.word_ptr)
         tile = torch.arange(found.tile_count + 1)
         assert torch.equal(found.first_values(tile), wanted.first_values(tile))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_pairs_are_counted_as_on_the_host(name):
+    csr = matrix(name)
+    for order in (None, torch.randperm(csr.shape[0], generator=torch.Generator().manual_seed(4))):
+        for height in (8, 64):
+            wanted = distinct_pairs(csr, height, order)
+            with kernels() as asked:
+                assert distinct_pairs(csr, height, order) == wanted
+            assert asked == ([height] if csr.nnz else [])
+
+
+@pytest.mark.parametrize("options", RowBundles.variants.values(), ids=RowBundles.variants)
+@pytest.mark.parametrize("name", [name for name in MATRICES if name != "far columns"])
+def test_bundles_are_the_same(name, options):
+    csr = matrix(name)
+    for order in (None, torch.randperm(csr.shape[0], generator=torch.Generator().manual_seed(6))):
+        assert_same(*both(RowBundles, csr, order, options))
 
 
 def test_an_offer_can_be_taken_back():

@@ -9,17 +9,18 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.formats import WCSR, BitTCF, BMat
+from sparsetile.formats import WCSR, BitTCF, BMat, RowBundles
 from sparsetile.formats import device_cells as module
 from sparsetile.formats.device_cells import CellShape, packed_on_device
+from sparsetile.formats.pairs import distinct_pairs
 from tests.formats.packed import FORMS, MATRICES, assert_same, matrix
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 
 
-def test_gpus_have_a_packer_and_hosts_have_none():
+def test_gpus_have_kernels_and_hosts_have_none():
     assert st.plan is not None  # the package offers it when it is imported
-    assert set(module._PACKERS) == {"cuda"}
+    assert set(module._KERNELS) == {"cuda"}
     assert packed_on_device(matrix("full"), None, CellShape(8, 8)) is None
 
 
@@ -37,7 +38,7 @@ def test_the_same_bits_as_on_the_host(form, options, name):
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("form", [BitTCF, WCSR, BMat], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [BitTCF, WCSR, BMat, RowBundles], ids=lambda form: form.name)
 def test_the_same_bits_of_a_large_matrix_each_time(form, monkeypatch):
     draw = torch.Generator().manual_seed(7)
     rows, cols = 40_001, 70_000
@@ -48,7 +49,19 @@ def test_the_same_bits_of_a_large_matrix_each_time(form, monkeypatch):
     torch.cumsum(torch.bincount(keys // cols, minlength=rows), 0, out=indptr[1:])
     csr = st.CSR(indptr, (keys % cols).to(torch.int32), None, (rows, cols)).to("cuda")
     found = [form.pack(csr) for _ in range(3)]
-    monkeypatch.setattr(module, "_PACKERS", {})
+    monkeypatch.setattr(module, "_KERNELS", {})
     wanted = form.pack(csr)  # by tensor operations on the same device
     for each in found:
         assert_same(wanted, each)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", MATRICES)
+def test_pairs_are_counted_as_on_the_host(name):
+    csr = matrix(name)
+    for order in (None, torch.randperm(csr.shape[0], generator=torch.Generator().manual_seed(3))):
+        there = None if order is None else order.cuda()
+        for height in (8, 16, 64):
+            wanted = distinct_pairs(csr, height, order)
+            assert distinct_pairs(csr.to("cuda"), height, there) == wanted

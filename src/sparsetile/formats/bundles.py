@@ -31,6 +31,7 @@ from torch import Tensor
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import checked_values
+from sparsetile.formats.device_cells import SortedPairs, sorted_on_device
 from sparsetile.formats.units import Units, concat_units, row_units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
@@ -114,31 +115,29 @@ class RowBundles(Format):
                 "Use Rows",
             )  # fmt: skip
         windows = -(-rows // BUNDLE_ROWS)
-        place, lengths = csr.row_ids(), csr.row_lengths()
+        found = _sorted(csr, order)
+        starts = csr.indptr
         if order is not None:
-            place, lengths = positions(order)[place], lengths[order]
+            starts = torch.zeros_like(starts)
+            torch.cumsum(csr.row_lengths()[order], 0, out=starts[1:])
         # Where each window's entries begin among the sorted ones, and how many distinct columns
         # come before.
-        first_entry = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        torch.cumsum(lengths, 0, out=first_entry[1:])
         bounds = torch.arange(0, (windows + 1) * BUNDLE_ROWS, BUNDLE_ROWS, device=device)
-        first_entry = first_entry[bounds.clamp_(max=rows)]
-        in_order, entry = torch.sort((place // BUNDLE_ROWS) * cols + csr.indices)
-        before = torch.ones(csr.nnz + 1, dtype=torch.int64, device=device)
-        before[:1] = 0
-        torch.cumsum(in_order[1:] != in_order[:-1], 0, out=before[2:])
-        before[2:] += 1
+        first_entry = starts[bounds.clamp_(max=rows)]
+        before = torch.zeros(csr.nnz + 1, dtype=torch.int64, device=device)
+        before[1:] = found.pair
         elements, entries = before[first_entry].diff(), first_entry.diff()
         chosen = (entries >= min_sharing * elements) & (elements > 0)
-        counts = torch.stack([chosen.sum(), (entries * chosen).sum(), (elements * chosen).sum()])
-        count, held, distinct = counts.tolist()
+        counts = [chosen.sum(), (entries * chosen).sum(), (elements * chosen).sum(), before[-1]]
+        count, held, distinct, every = torch.stack(counts).tolist()
         if not pays(count, held, distinct):
             return None
         order = torch.arange(rows, device=device) if order is None else order
-        element = torch.empty_like(entry)  # list element of each entry
-        element[entry] = before[1:] - 1
-        keys = in_order.new_empty(int(before[-1]))
-        keys[before[1:] - 1] = in_order
+        place = positions(order)[csr.row_ids()]  # of each entry's row in the order
+        element = torch.empty_like(found.entry)  # list element of each entry
+        element[found.entry] = before[1:] - 1
+        keys = torch.empty(every, dtype=torch.int64, device=device)
+        keys[before[1:] - 1] = found.keys.to(torch.int64)
         owner = keys // max(cols, 1)
         # Where each chosen window's list begins and ends once padded, and where each element goes.
         padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
@@ -228,6 +227,20 @@ class RowBundles(Format):
             torch.cat([column[element], self.row_columns[loose_entry].to(torch.int64)]),
             torch.cat([element * BUNDLE_ROWS + member, behind]),
         )
+
+
+def _sorted(csr: CSR, order: Tensor | None) -> SortedPairs:
+    """Entries of windows of four rows, by column."""
+    found = sorted_on_device(csr, order, BUNDLE_ROWS)
+    if found is not None:
+        return found
+    place = csr.row_ids()
+    if order is not None:
+        place = positions(order)[place]
+    keys, entry = torch.sort((place // BUNDLE_ROWS) * csr.shape[1] + csr.indices)
+    first = torch.ones_like(keys, dtype=torch.bool)
+    torch.ne(keys[1:], keys[:-1], out=first[1:])
+    return SortedPairs(keys, entry, torch.cumsum(first, 0, dtype=torch.int32))
 
 
 def scatter_values(values: Tensor, entries: Tensor, slots: Tensor, elements: int) -> Tensor:

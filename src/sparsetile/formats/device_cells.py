@@ -3,7 +3,7 @@
 BitTCF, WCSR and BMat pack alike: windows of rows, a window's distinct columns cut into tiles, a
 bit for each cell that holds an entry, packed values in the order of their cells. With tensor
 operations that is a hundred small ones, which take a GPU longer to be told of than to do. A later
-package may offer a function that does it in a few launches, by type of device (``offer_packer``);
+package may offer functions that do it in a few launches, by type of device (``offer_kernels``);
 formats ask here first, and use tensor operations where nothing is offered. Both give the same
 bits.
 """
@@ -17,7 +17,15 @@ from torch import Tensor
 
 from sparsetile.intake.csr import CSR
 
-__all__ = ["CellShape", "PackedCells", "offer_packer", "packed_on_device"]
+__all__ = [
+    "CellKernels",
+    "CellShape",
+    "PackedCells",
+    "SortedPairs",
+    "offer_kernels",
+    "packed_on_device",
+    "sorted_on_device",
+]
 
 
 @dataclass(frozen=True)
@@ -78,21 +86,59 @@ class PackedCells:
     distinct: int
 
 
-Packer = Callable[[CSR, Tensor | None, CellShape], PackedCells]
-_PACKERS: dict[str, Packer] = {}
+@dataclass(frozen=True, eq=False)
+class SortedPairs:
+    """Entries by window of rows and column.
+
+    Attributes
+    ----------
+    keys : Tensor of int32 or int64 [nnz]
+        ``window * columns + column``, ascending.
+    entry : Tensor of int64 [nnz]
+        Canonical entry of each key; those of equal keys in any order.
+    pair : Tensor of int32 [nnz]
+        Distinct keys up to each one, itself included.
+    """
+
+    keys: Tensor
+    entry: Tensor
+    pair: Tensor
 
 
-def offer_packer(device_type: str, packer: Packer | None) -> None:
-    """Let ``packer`` pack matrices on devices of a type; None takes the offer back."""
-    if packer is None:
-        _PACKERS.pop(device_type, None)
+@dataclass(frozen=True)
+class CellKernels:
+    """What a type of device offers: tiles, and sorted pairs of windows of so many rows.
+
+    Attributes
+    ----------
+    pack : callable
+        (matrix, row order or None, shape) -> tiles.
+    sort : callable
+        (matrix, row order or None, rows of a window) -> pairs.
+    """
+
+    pack: Callable[[CSR, Tensor | None, CellShape], PackedCells]
+    sort: Callable[[CSR, Tensor | None, int], SortedPairs]
+
+
+_KERNELS: dict[str, CellKernels] = {}
+
+
+def offer_kernels(device_type: str, kernels: CellKernels | None) -> None:
+    """Let ``kernels`` pack matrices on devices of a type; None takes the offer back."""
+    if kernels is None:
+        _KERNELS.pop(device_type, None)
     else:
-        _PACKERS[device_type] = packer
+        _KERNELS[device_type] = kernels
 
 
 def packed_on_device(csr: CSR, order: Tensor | None, shape: CellShape) -> PackedCells | None:
-    """Return A's tiles from the packer of its device; None where there is none, or no entry."""
-    packer = _PACKERS.get(csr.device.type)
-    if packer is None or not csr.nnz:
-        return None
-    return packer(csr, order, shape)
+    """Return A's tiles by the kernels of its device; None where there are none, or no entry."""
+    kernels = _KERNELS.get(csr.device.type)
+    return kernels.pack(csr, order, shape) if kernels is not None and csr.nnz else None
+
+
+def sorted_on_device(csr: CSR, order: Tensor | None, height: int) -> SortedPairs | None:
+    """Return A's pairs by the kernels of its device; None where there are none, or no entry."""
+    kernels = _KERNELS.get(csr.device.type)
+    return kernels.sort(csr, order, height) if kernels is not None and csr.nnz else None

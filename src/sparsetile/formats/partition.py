@@ -32,6 +32,7 @@ __all__ = [
     "Counts",
     "Partition",
     "RowCosts",
+    "cheapest_partition",
     "count_columns",
     "split_by_cost",
     "split_by_threshold",
@@ -100,10 +101,15 @@ def count_columns(csr: CSR, order: Tensor | None = None, height: int = 8) -> Cou
     if order is not None:
         place = positions(order)[place]
     # Entries of one column follow each other by position: how far is the next?
-    keys, entry = torch.sort(csr.indices.to(torch.int64) * max(rows, 1) + place)
+    if order is None:  # entries are by position already
+        column, entry = torch.sort(csr.indices, stable=True)
+        far = place[entry].diff()
+    else:
+        keys, entry = torch.sort(csr.indices.to(torch.int64) * max(rows, 1) + place)
+        column = torch.div(keys, max(rows, 1), rounding_mode="floor")
+        far = keys.diff()
     distance = torch.full((csr.nnz,), height, dtype=torch.int64, device=device)
-    column = torch.div(keys, max(rows, 1), rounding_mode="floor")
-    gap = torch.where(column[1:] == column[:-1], keys[1:] - keys[:-1], height)
+    gap = torch.where(column[1:] == column[:-1], far, height)
     distance[entry[:-1]] = torch.clamp(gap, max=height)
     # by_distance[p, d - 1]: entries at p whose column comes again d rows later; d = height: later,
     # or never.
@@ -196,9 +202,13 @@ class RowCosts:
 
 def split_by_cost(counts: Counts, costs: RowCosts) -> Partition:
     """The split with the least total cost."""
+    return cheapest_partition(counts, costs.of_rows(counts), costs.of_windows(counts))
+
+
+def cheapest_partition(counts: Counts, rows: Tensor, windows: Tensor) -> Partition:
+    """The same where the costs of rows, and of the windows that begin at them, are known."""
     from sparsetile.reorder.cheapest_windows import cheapest_windows
 
-    alone = costs.of_rows(counts).cpu().numpy()
-    together = costs.of_windows(counts).cpu().numpy()
+    alone, together = torch.stack([rows, windows]).cpu().numpy()
     starts = torch.from_numpy(np.flatnonzero(cheapest_windows(alone, together, counts.height)))
     return _partition(starts.to(counts.entries.device), counts)

@@ -7,10 +7,10 @@ Matrices on a GPU are packed by our own kernel from here on.
 from __future__ import annotations
 
 from sparsetile.core.packages import import_modules
-from sparsetile.formats.device_cells import offer_packer
+from sparsetile.formats.device_cells import offer_kernels
 from sparsetile.systems.base import BuiltSystem, Epilogue, Request, Runner, System
 from sparsetile.systems.registry import SYSTEMS, candidates, runner
-from sparsetile.systems.shared.cell_packer import pack_cells
+from sparsetile.systems.shared.cell_packer import CELL_KERNELS
 
 __all__ = [
     "SYSTEMS",
@@ -24,4 +24,4 @@ __all__ = [
 ]
 
 import_modules(__name__)
-offer_packer("cuda", pack_cells)
+offer_kernels("cuda", CELL_KERNELS)

@@ -132,12 +132,12 @@ def bound(request: Request) -> float:
     costs, counts = _costs(request), counted(request)
     entries = _by_window(counts.entries).double()
     pairs = counts.pairs[::WINDOW_ROWS].double()
-    fewer = torch.tensor([fixed - 1 for fixed in FIXED[1:]], dtype=torch.float64)
-    fewer = fewer.to(entries.device).unsqueeze(1)
-    outside = torch.zeros((len(FIXED), entries.numel()), dtype=torch.float64, device=entries.device)
-    outside[1:] = torch.clamp(pairs - (entries - pairs) / fewer, min=0)
     inside = [min(costs.tile / (TILE_COLUMNS * fixed), costs.outside) for fixed in FIXED]
-    inside_cost = torch.tensor(inside, dtype=torch.float64).to(entries.device).unsqueeze(1)
+    fewer = [float(max(fixed - 1, 1)) for fixed in FIXED]
+    numbers = torch.tensor([fewer, inside], dtype=torch.float64).to(entries.device)
+    outside = torch.clamp(pairs - (entries - pairs) / numbers[0].unsqueeze(1), min=0)
+    outside[0] = 0.0  # f = 1: every entry fits a slice
+    inside_cost = numbers[1].unsqueeze(1)
     least = (outside * costs.outside + (entries - outside) * inside_cost).amin(0)
     least = torch.minimum(costs.rows, least)
     return costs.alone + costs.start - float((costs.rows - least).sum())
@@ -148,25 +148,24 @@ def _counted_groups(
 ) -> list[GroupSplit]:
     """Return what each (f, g) gives; the host waits once."""
     found, costs = sorted_windows(request), _costs(request)
-    window_entries = found.window_entry.diff()
-    slices = {
-        fixed: window_entries if fixed == 1 else found.slices(fixed)[1].diff()
+    entries = found.window_entry.diff()
+    of_fixed = {
+        fixed: entries if fixed == 1 else found.slices(fixed)[1].diff()
         for fixed in dict.fromkeys(fixed for fixed, _ in choices)
     }
-    gains, kept = [], []
-    for fixed, group in choices:
-        tiles = slices[fixed] // (TILE_COLUMNS * group) * group
-        outside = window_entries - tiles * (TILE_COLUMNS * fixed)
-        gain = costs.rows - tiles.double() * costs.tile - outside.double() * costs.outside
-        keeps = (tiles > 0) & (outside <= MOST_OUTSIDE + MOST_OUTSIDE_TILE * tiles)
-        if not every:
-            keeps &= gain > 0
-        gains.append(torch.where(keeps, gain, 0.0).sum())
-        kept.append(keeps)
-    seconds = [costs.alone + costs.start - gain for gain in torch.stack(gains).tolist()]
+    slices = torch.stack([of_fixed[fixed] for fixed, _ in choices])
+    numbers = torch.tensor(choices).to(slices.device)
+    fixed, group = numbers[:, :1], numbers[:, 1:]
+    tiles = slices // (TILE_COLUMNS * group) * group
+    outside = entries - tiles * (TILE_COLUMNS * fixed)
+    gain = costs.rows - tiles.double() * costs.tile - outside.double() * costs.outside
+    kept = (tiles > 0) & (outside <= MOST_OUTSIDE + MOST_OUTSIDE_TILE * tiles)
+    if not every:
+        kept &= gain > 0
+    gains = torch.where(kept, gain, 0.0).sum(1).tolist()
     return [
-        GroupSplit(fixed, group, keeps, each)
-        for (fixed, group), keeps, each in zip(choices, kept, seconds, strict=True)
+        GroupSplit(f, g, keeps, costs.alone + costs.start - saved)
+        for (f, g), keeps, saved in zip(choices, kept, gains, strict=True)
     ]
 
 

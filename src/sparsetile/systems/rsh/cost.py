@@ -17,8 +17,8 @@ from sparsetile.formats.partition import (
     Counts,
     Partition,
     RowCosts,
+    cheapest_partition,
     count_columns,
-    split_by_cost,
 )
 from sparsetile.kernels.rstile import choose_slabs
 from sparsetile.systems.base import Request
@@ -183,7 +183,7 @@ def _cheapest_split(request: Request) -> Split:
     counts, costs = counted(request), row_costs(request)
     rows, windows = costs.of_rows(counts), costs.of_windows(counts)
     alone = predict_csr(request)
-    partition = split_by_cost(counts, costs)
+    partition = cheapest_partition(counts, rows, windows)
     if not partition.windows.numel():
         return Split(None, alone)
     mixed = float(windows[partition.windows].sum() + rows[partition.residual].sum())

@@ -6,14 +6,19 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.device import processors
-from sparsetile.formats.device_cells import CellShape, PackedCells
+from sparsetile.formats.device_cells import (
+    CellKernels,
+    CellShape,
+    PackedCells,
+    SortedPairs,
+)
 from sparsetile.intake.csr import CSR
 from sparsetile.jit.loader import current_stream_handle, on_device
 from sparsetile.kernels.cells import CELL_THREADS, PACK_CELLS, Stage, cells_config, cells_grid
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
 
-__all__ = ["pack_cells"]
+__all__ = ["CELL_KERNELS", "pack_cells", "sort_pairs"]
 
 # Keys below this are sorted as 32-bit numbers, which takes half as long.
 NARROW_KEYS = 2**31
@@ -34,6 +39,17 @@ def pack_cells(csr: CSR, order: Tensor | None, shape: CellShape) -> PackedCells:
     ensure_cuda_context(index)
     with on_device(index):
         return _Packing(csr, order, shape, index).run()
+
+
+def sort_pairs(csr: CSR, order: Tensor | None, height: int) -> SortedPairs:
+    """Sort the entries of windows of ``height`` rows by column; the host does not wait."""
+    index = device_index(csr.device)
+    ensure_cuda_context(index)
+    with on_device(index):
+        return _Packing(csr, order, CellShape(height, 1), index).sort()
+
+
+CELL_KERNELS = CellKernels(pack_cells, sort_pairs)
 
 
 class _Packing:
@@ -90,18 +106,23 @@ class _Packing:
         """Replace counts by their running sums."""
         return self._give(name, torch.cumsum(self._held[name], 0, dtype=torch.int32))
 
-    def run(self) -> PackedCells:
-        shape, nnz = self._shape, self._nnz
-        keys = "wide_keys" if self._wide else "keys"
+    def sort(self) -> SortedPairs:
+        """Sort keys, and count distinct ones."""
+        name, nnz = "wide_keys" if self._wide else "keys", self._nnz
         self._new("place", nnz)
-        self._new(keys, nnz, torch.int64 if self._wide else torch.int32)
+        keys = self._new(name, nnz, torch.int64 if self._wide else torch.int32)
         self._launch(Stage.KEYS, nnz)
-        in_order, entry = torch.sort(self._held[keys])
-        self._give(keys, in_order)
+        keys, entry = torch.sort(keys)
+        self._give(name, keys)
         self._give("entry", entry)
         self._new("pair", nnz)
         self._launch(Stage.HEADS, nnz)
-        pair = self._sums("pair")
+        return SortedPairs(keys, entry, self._sums("pair"))
+
+    def run(self) -> PackedCells:
+        """Pack tiles."""
+        shape, nnz = self._shape, self._nnz
+        pair = self.sort().pair
         self._new("window_ptr", self._windows + 1)
         self._launch(Stage.TILES, self._windows)
         window_ptr = self._sums("window_ptr")
