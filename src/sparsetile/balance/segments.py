@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetile.balance.tree import TreeSchedule, build_tree, no_tree, ranges
+from sparsetile.balance.tree import TreeSchedule, build_tree, host_ranges, no_tree, ranges
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Variants
 from sparsetile.formats.bundles import LIST_STEP
@@ -29,6 +30,9 @@ EVEN_WIDE_LENGTH = 96
 SECTIONS, WIDE_SECTIONS = 5, 3
 # Cut units whose pieces are listed side by side.
 INTERLEAVED = 16
+# Pieces of cut units that are listed on the host: fewer take less time there than a GPU takes to be
+# told what to do with them.
+HOST_PIECES = 8192
 # Items are sorted by length inside windows of this many, so that the groups of a warp have equal
 # work while neighbours stay near each other.
 SORT_WINDOW = 256
@@ -65,6 +69,28 @@ def default_wide_length(units: Units) -> int:
     """Return the length over which an item should have a whole warp."""
     between = units.longer_total(WIDE_LENGTH) - units.longer_total(EVEN_WIDE_LENGTH)
     return EVEN_WIDE_LENGTH if 2 * between >= units.tally.total else WIDE_LENGTH
+
+
+def cut_units(
+    label: Tensor, begin: Tensor, length: Tensor, max_length: int
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return the items of units that are all cut, and their tree; made on the host.
+
+    For few pieces of units that are longer than ``max_length`` and no bundles.
+    """
+    device = label.device
+    label_of, begin_of, length_of = torch.stack([label, begin, length]).cpu().numpy()
+    pieces = -(-length_of // max_length)
+    unit, number = host_ranges(pieces)
+    count, whole = pieces[unit], length_of[unit]
+    first, end = (begin_of[unit] + whole * (number + i) // count for i in range(2))
+    items = np.stack([label_of[unit], first, end, np.arange(unit.size)], 1).astype(np.int32)
+    order = np.lexsort((number, unit // INTERLEAVED))  # as _side_by_side
+    parent_of_slot, nodes = build_tree(torch.from_numpy(pieces))
+    return (
+        torch.from_numpy(items[order]).to(device),
+        (parent_of_slot.to(device), nodes.to(device)),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +196,10 @@ class SegmentSchedule(TreeSchedule):
             )
         if wide_length is None:
             wide_length = default_wide_length(units)
+        if shared_length is not None and units.tally.longest <= shared_length:
+            shared_length = None
+        if shared_length is None and _few_pieces(units, max_length):
+            return cls(*_few_cut(units, max_length, wide_length))
         found = _pieces(units, max_length)
         label, bundled, cut = units.label, units.bundled, found.cut
         if found.unit is not None and cut is not None:
@@ -225,8 +255,6 @@ def _by_section(
     number of both together."""
     length, cut = found.length, found.cut
     everything, device = length.numel(), length.device
-    if shared_length is not None and units.tally.longest <= shared_length:
-        shared_length = None
     if cut is None and shared_length is None and not units.tally.bundled:
         # Whole rows: two sections, of which the tally knows how many are where.
         wide = units.longer(wide_length)
@@ -247,3 +275,30 @@ def _by_section(
     parts = torch.split(in_order, counts)
     a, b, c, d, e = (counts[2 * s] + counts[2 * s + 1] for s in range(SECTIONS))
     return list(zip(parts[::2], parts[1::2], strict=True)), (a, b, c, d, e)
+
+
+def _few_pieces(units: Units, max_length: int) -> bool:
+    """Whether some rows are cut, into few pieces, and there are no bundles."""
+    if units.tally.bundled or units.tally.longest <= max_length:
+        return False
+    most = units.longer_total(max_length) // max_length + units.longer(max_length)
+    return most <= HOST_PIECES
+
+
+def _few_cut(
+    units: Units, max_length: int, wide_length: int
+) -> tuple[Tensor, Tensor, Tensor, _Sections]:
+    """Return items, tree and sections of rows of which few are cut and none shared."""
+    length, device = units.length, units.length.device
+    long = torch.nonzero(length > max_length).squeeze(1)
+    cut, tree = cut_units(units.label[long], units.begin[long], length[long], max_length)
+    # Whole rows: wide ones, then the others. Cut rows come first and are left out.
+    wide = max(units.longer(wide_length) - long.numel(), 0)
+    sizes = [long.numel(), wide, units.count - long.numel() - wide]
+    kind = (length <= max_length).to(torch.uint8) + (length <= wide_length)
+    _, wide_rows, others = torch.sort(kind, stable=True).indices.split(sizes)
+    order = torch.cat([wide_rows, _by_length(others, length)])
+    none = torch.full((1,), -1, device=device).expand_as(length)
+    items = torch.stack([units.label, units.begin, units.begin + length, none], 1)[order]
+    items = torch.cat([cut, items.to(torch.int32)])
+    return items, *tree, (0, 0, cut.shape[0] + wide, 0, sizes[2])

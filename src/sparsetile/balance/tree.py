@@ -16,7 +16,15 @@ from torch import Tensor
 
 from sparsetile.balance.base import Schedule
 
-__all__ = ["FAN_IN", "TreeSchedule", "build_tree", "exclusive_cumsum", "no_tree", "ranges"]
+__all__ = [
+    "FAN_IN",
+    "TreeSchedule",
+    "build_tree",
+    "exclusive_cumsum",
+    "host_ranges",
+    "no_tree",
+    "ranges",
+]
 
 # Children a node of the tree adds up. 16 keeps the climb of a row of 64 Ki entries at two steps
 # while no single group reads more than 16 partial rows in sequence.
@@ -41,7 +49,7 @@ def ranges(counts: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
     return owner, number
 
 
-def _host_ranges(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def host_ranges(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What :func:`ranges` returns, on the host."""
     owner = np.repeat(np.arange(counts.size), counts)
     return owner, np.arange(owner.size) - (np.cumsum(counts) - counts)[owner]
@@ -70,7 +78,7 @@ def build_tree(children: Tensor) -> tuple[Tensor, Tensor]:
     counts = children.cpu().numpy()
     while counts.size:
         groups = (counts + FAN_IN - 1) // FAN_IN
-        unit, number = _host_ranges(counts)
+        unit, number = host_ranges(counts)
         # Even groups: 17 children become 9 + 8, not 16 + 1.
         group_in_unit = number * groups[unit] // counts[unit]
         group = (np.cumsum(groups) - groups)[unit] + group_in_unit

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.balance.base import not_consecutive
-from sparsetile.balance.segments import SegmentSchedule
+from sparsetile.balance.segments import HOST_PIECES, SegmentSchedule, cut_units
 from sparsetile.balance.tree import TreeSchedule, no_tree, ranges
 from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
@@ -139,6 +139,19 @@ def _runs(offsets: Tensor, tiles: Tensor, cut: Tensor | None, length: int) -> Te
     first = begin if window is None else window[begin]
     behind = end if window is None else window[end - 1] + 1
     return torch.stack([first, offsets[first], offsets[behind], begin - end], 1)
+
+
+def _pieces(
+    long: Tensor, offsets: Tensor, tiles: Tensor, windows: np.ndarray, longest: int
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Cut long windows into pieces of at most ``longest`` tiles: their items, and the tree."""
+    begin, length = offsets[long], tiles[long]
+    counts = np.arange(longest + 1, windows.size)
+    if windows[longest + 1 :] @ np.ceil(counts / longest) <= HOST_PIECES:
+        return cut_units(long, begin, length, longest)
+    bundled = torch.zeros_like(long, dtype=torch.bool)
+    made = SegmentSchedule.make(Units(long, begin, length, bundled), max_length=longest)
+    return made.items, (made.parent_of_slot, made.nodes)
 
 
 def _whole(offsets: Tensor, window: Tensor) -> Tensor:
@@ -261,15 +274,8 @@ class WindowSchedule(TreeSchedule):
         parent_of_slot, nodes = no_tree(device)
         listed = []
         if long is not None:
-            pieces = SegmentSchedule.make(
-                Units(
-                    long, offsets[long], tiles[long],
-                    torch.zeros(long.numel(), dtype=torch.bool, device=device),
-                ),
-                max_length=longest,
-            )  # fmt: skip
-            parent_of_slot, nodes = pieces.parent_of_slot, pieces.nodes
-            listed.append(pieces.items)
+            pieces, (parent_of_slot, nodes) = _pieces(long, offsets, tiles, windows, longest)
+            listed.append(pieces)
         if limit is not None:
             # Long windows first: whoever starts one last ends last.
             whole, runs = _long_first(whole, 0), _long_first(runs, longest // LONG_SHARE)

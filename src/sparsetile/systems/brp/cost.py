@@ -129,6 +129,10 @@ def bound(request: Request) -> float:
     A window of E entries in P columns, a column having at least f entries or none in slices of f:
     with k such columns, P - k columns leave an entry or more outside, and f k <= E - (P - k).
     """
+    return request.once(("bound", request.n, request.dtype), lambda: _bound(request))
+
+
+def _bound(request: Request) -> float:
     costs, counts = _costs(request), counted(request)
     entries = _by_window(counts.entries).double()
     pairs = counts.pairs[::WINDOW_ROWS].double()
