@@ -25,8 +25,9 @@ from tests.formats.packed import FORMS, MATRICES, assert_same, matrix
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
 
-@pytest.fixture(autouse=True)
-def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def run_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Launches of the packer run on the host."""
+
     def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
         return HostKernel(spec, config, folder)
 
@@ -35,6 +36,11 @@ def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(cell_packer, "on_device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(cell_packer, "ensure_cuda_context", lambda device: None)
     monkeypatch.setattr(cell_packer, "current_stream_handle", lambda device: 0)
+
+
+@pytest.fixture(autouse=True)
+def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    run_on_host(monkeypatch, folder)
 
 
 @contextlib.contextmanager
