@@ -128,8 +128,12 @@ class RowBundles(Format):
         before[1:] = found.pair
         elements, entries = before[first_entry].diff(), first_entry.diff()
         chosen = (entries >= min_sharing * elements) & (elements > 0)
-        counts = [chosen.sum(), (entries * chosen).sum(), (elements * chosen).sum(), before[-1]]
-        count, held, distinct, every = torch.stack(counts).tolist()
+        padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
+        counts = [
+            chosen.sum(), (entries * chosen).sum(), (elements * chosen).sum(), before[-1],
+            padded.sum(), chosen[-1:].sum(),
+        ]  # fmt: skip
+        count, held, distinct, every, listed, last_chosen = torch.stack(counts).tolist()
         if not pays(count, held, distinct):
             return None
         order = torch.arange(rows, device=device) if order is None else order
@@ -139,34 +143,38 @@ class RowBundles(Format):
         keys = torch.empty(every, dtype=torch.int64, device=device)
         keys[before[1:] - 1] = found.keys.to(torch.int64)
         owner = keys // max(cols, 1)
-        # Where each chosen window's list begins and ends once padded, and where each element goes.
-        padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
+        # Where each chosen window's list begins once padded, and where each element goes.
         begin = torch.cumsum(padded, 0) - padded
         first_key = torch.cumsum(elements, 0) - elements
-        target = begin[owner] + torch.arange(keys.numel(), device=device) - first_key[owner]
+        target = begin[owner] + torch.arange(every, device=device) - first_key[owner]
         kept = chosen[owner]
         mine = torch.nonzero(kept[element]).squeeze(1) if csr.nnz else element
         place, element = place[mine], element[mine]
-        bits = torch.zeros(keys.numel(), dtype=torch.int64, device=device)
+        bits = torch.zeros(every, dtype=torch.int64, device=device)
         bits.index_add_(0, element, torch.ones_like(element) << (place % BUNDLE_ROWS))
         column = keys % max(cols, 1)
         # Padding repeats the window's last column.
-        last = column[(first_key + elements - 1)[chosen]]
-        tagged = torch.repeat_interleave(last, padded[chosen])
-        tagged[target[kept]] = (bits * MAX_COLUMNS + column)[kept]
+        bundled = torch.nonzero(chosen).squeeze(1)
+        sizes = padded[bundled]
+        last = column[(first_key + elements - 1)[bundled]]
+        tagged = torch.repeat_interleave(last, sizes, output_size=listed)
+        at = torch.nonzero(kept).squeeze(1)
+        tagged[target[at]] = (bits * MAX_COLUMNS + column)[at]
         # The uppermost bit is the sign bit of an int32: wrap by hand, torch would refuse.
         tagged = torch.where(tagged >= 2**31, tagged - 2**32, tagged).to(torch.int32)
         indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
-        torch.cumsum(padded[chosen], 0, out=indptr[1:])
+        torch.cumsum(sizes, 0, out=indptr[1:])
         members = torch.full((windows * BUNDLE_ROWS,), -1, dtype=torch.int64, device=device)
         members[:rows] = order
         by_window = members.reshape(windows, BUNDLE_ROWS)
-        loose = by_window[~chosen].reshape(-1)
+        loose = by_window[torch.nonzero(~chosen).squeeze(1)].reshape(-1)
+        if not last_chosen:  # the last window alone may have fewer than four rows
+            loose = loose[: loose.numel() - (windows * BUNDLE_ROWS - rows)]
         return cls(
             tagged,
             indptr,
-            by_window[chosen].to(torch.int32),
-            loose[loose >= 0],
+            by_window[bundled].to(torch.int32),
+            loose,
             mine,
             target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS,
             csr.indptr,
