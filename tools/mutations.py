@@ -124,6 +124,7 @@ SUITES = {
         _SLOW,
         "spmm_bmat",
     ),
+    "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
 }
 
 
@@ -641,5 +642,17 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("sum[4 * j + 3] += word.w", "sum[4 * j + 3] += word.z", "one of four sums"),
         ("int other = 1; other < kParts", "int other = 2; other < kParts", "leaves a run out"),
         ("group * 4 * 32", "group * 32", "partial sums of other columns"),
+    ),
+    # -- tiles packed on a GPU
+    *_in(
+        "pack_cells.cu",
+        "cells",
+        ("p.indptr[middle] <= entry", "p.indptr[middle] < entry", "row of its first entry"),
+        ("if (is_head(p, i)) p.tile", "if (!is_head(p, i)) p.tile", "column ids are not written"),
+        ("/ slots * p.group", "/ slots", "windows of an odd number of tiles"),
+        ("row % 8 * 4 + column % 4", "row % 8 * 4 + column % 2", "lane of a cell"),
+        ("p.repeat ? column : -1", "p.repeat ? -1 : column", "slots without a column"),
+        ("(u64(1) << cell % 64) - 1", "(u64(2) << cell % 64) - 1", "place of a packed value"),
+        ("p.places[entry] = cell", "p.places[i] = cell", "cells in the order of windows"),
     ),
 )

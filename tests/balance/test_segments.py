@@ -11,7 +11,7 @@ import torch
 from tests.contracts.cases import MATRICES, csr_of
 
 from sparsetile import CSR
-from sparsetile.balance import SegmentSchedule
+from sparsetile.balance import SegmentSchedule, WindowSchedule, windows
 from sparsetile.balance import segments as module
 from sparsetile.balance.tree import FAN_IN
 from sparsetile.formats import LIST_STEP, BitTCF, RowBundles, Units, row_units
@@ -218,3 +218,28 @@ def test_equal_parts_of_neighbouring_cut_rows_follow_each_other():
     assert parts[:first] == [part for part in range(pieces) for _ in range(module.INTERLEAVED)]
     assert items[: module.INTERLEAVED, 0].tolist() == list(range(module.INTERLEAVED))
     assert parts[first:] == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("policy", [SegmentSchedule, WindowSchedule], ids=lambda each: each.name)
+def test_few_pieces_are_listed_on_the_host_as_many_are_on_the_device(policy, monkeypatch):
+    draw = torch.Generator().manual_seed(9)
+    length = torch.randint(0, 60, (700,), generator=draw)
+    length[torch.randint(0, 700, (45,), generator=draw)] = torch.randint(
+        200, 3000, (45,), generator=draw
+    )
+    units = Units.from_offsets(torch.cat([torch.zeros(1).long(), length.cumsum(0)]))
+    options = (
+        [{"max_length": n, "wide_length": w} for n in (7, 32, 128, 600) for w in (None, 9, 700)]
+        if policy is SegmentSchedule
+        else [{"limit": n, "run": 2} for n in (16, 128, 1000)]
+    )
+    few = [policy.make(units, **each) for each in options]
+    for part in (module, windows):
+        monkeypatch.setattr(part, "HOST_PIECES", -1)
+    for found, each in zip(few, options, strict=True):
+        wanted = policy.make(units, **each)
+        assert wanted.slot_count > 0
+        for name, tensor in wanted.tensors().items():
+            assert torch.equal(getattr(found, name), tensor), name
+        if isinstance(found, SegmentSchedule) and isinstance(wanted, SegmentSchedule):
+            assert found.sections == wanted.sections

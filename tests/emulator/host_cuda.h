@@ -92,6 +92,9 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline int atomicAdd(int* address, int value) {
   return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
 }
+inline unsigned long long atomicOr(unsigned long long* address, unsigned long long value) {
+  return __atomic_fetch_or(address, value, __ATOMIC_SEQ_CST);
+}
 
 class Barrier;
 

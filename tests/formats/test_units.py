@@ -38,3 +38,23 @@ def test_rejects_what_cannot_be_offsets(offsets):
         f"Units.from_offsets: offsets must be integers [units + 1], got {offsets.dtype} of shape "
         f"{tuple(offsets.shape)}. Pass the offsets of a format."
     )
+
+
+@pytest.mark.parametrize("limit", [0, 16, 31, 32, 256, 5000])
+def test_the_tally_counts_lengths_and_knows_any_other(limit):
+    length = torch.tensor([0, 3, 16, 17, 33, 96, 97, 300, 300, 2000])
+    begin = torch.arange(10) * 7
+    units = Units(torch.arange(10), begin, length, torch.arange(10) % 4 == 0)
+    tally = units.tally
+    assert (tally.longest, tally.total) == (2000, int(length.sum()))
+    assert (tally.end, tally.bundled) == (2063, 3)
+    assert units.longer(limit) == int((length > limit).sum())
+    assert units.longer_total(limit) == int(length[length > limit].sum())
+
+
+def test_the_tally_of_no_unit_is_zero():
+    units = Units.from_offsets(torch.zeros(1, dtype=torch.int64))
+    assert (units.tally.longest, units.tally.total, units.tally.end, units.tally.bundled) == (
+        0,
+    ) * 4
+    assert units.longer(0) == units.longer_total(32) == 0

@@ -33,7 +33,7 @@ from sparsetile.balance.partition_points import (
     refined_points,
     share_costs,
 )
-from sparsetile.balance.tree import TreeSchedule, build_tree, ranges
+from sparsetile.balance.tree import TreeSchedule, build_tree, host_ranges
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
@@ -53,19 +53,25 @@ SORTED_ROUNDS = 2
 
 
 def _cut(
-    tiles: Tensor, model: CostModel, width: int, least: int, workers: int, step: int, in_turn: bool
-) -> Tensor:
+    tiles: np.ndarray,
+    model: CostModel,
+    width: int,
+    least: int,
+    workers: int,
+    step: int,
+    in_turn: bool,
+) -> np.ndarray:
     """Return into how many pieces along its tiles each window is cut; 1: whole."""
-    cost = tiles.double() * model.tile + model.window
+    cost = tiles * model.tile + model.window
     share = max(float(cost.sum()) / workers, 1e-300)
     if in_turn:  # those that a worker could hardly have beside another one
-        pieces = torch.where(2 * cost > share, torch.ceil(PIECES_A_SHARE * cost / share), 1.0)
+        pieces = np.where(2 * cost > share, np.ceil(PIECES_A_SHARE * cost / share), 1.0)
     else:
         part = min(least, width) / width if width >= 2 * least else 1.0
         # Twice as many as shares, so that points have somewhere to go between them.
-        pieces = torch.where(cost * part > share, torch.ceil(2 * cost * part / share), 1.0)
-    most = torch.clamp(tiles // max(MIN_TILES, step), min=1)
-    return torch.clamp(torch.minimum(pieces.to(torch.int64), most), min=1)
+        pieces = np.where(cost * part > share, np.ceil(2 * cost * part / share), 1.0)
+    most = np.maximum(tiles // max(MIN_TILES, step), 1)
+    return np.maximum(np.minimum(pieces.astype(np.int64), most), 1)
 
 
 @dataclass(frozen=True)
@@ -219,56 +225,53 @@ class CoBalanced(TreeSchedule):
                 raise value_error(
                     "CoBalanced.make", name, "at least 1", value, "Choose a larger one"
                 )
-        offsets, tiles = units.offsets, units.length
-        assert offsets is not None  # as _require has seen
-        device, count = tiles.device, tiles.numel()
+        assert units.offsets is not None  # as _require has seen
+        # On the host: dozens of steps on lists of windows, which are few.
+        offsets = units.offsets.cpu().numpy()
+        tiles = np.diff(offsets)
         if workers is None:
-            pieces = torch.ones_like(tiles)
+            pieces = np.ones_like(tiles)
         else:
             pieces = _cut(tiles, model, width, least, workers, step, in_turn)
-        window, number = ranges(pieces)
+        window, number = host_ranges(pieces)
         # Pieces of a window are as even as whole steps allow.
-        steps = (tiles + step - 1) // step
-        begin = steps[window] * number // pieces[window] * step
-        end = steps[window] * (number + 1) // pieces[window] * step
-        end = torch.minimum(end, tiles[window])
-        is_cut = pieces[window] > 1
-        slot = torch.where(is_cut, torch.cumsum(is_cut.to(torch.int64), 0) - 1, -1)
-        parent_of_slot, nodes = build_tree(pieces[pieces > 1])
+        steps, count = ((tiles + step - 1) // step)[window], pieces[window]
+        begin = steps * number // count * step
+        end = np.minimum(steps * (number + 1) // count * step, tiles[window])
+        is_cut = count > 1
+        slot = np.where(is_cut, np.cumsum(is_cut) - 1, -1)
+        tree = build_tree(torch.from_numpy(pieces[pieces > 1]))
         if workers is None:
-            each = np.arange(count + 1)
-            whole = np.full(count, width)
+            each = np.arange(tiles.size + 1)
+            whole = np.full(tiles.size, width)
             shares = _Shares(each[:-1], whole * 0, whole, each, _largest(tiles, model))
         else:
-            cost = ((end - begin).double() * model.tile + model.window).cpu().numpy()
+            cost = (end - begin) * model.tile + model.window
             if in_turn:
                 shares = _in_turn(cost, workers, width)
             else:
                 shares = _contiguous(cost, workers, width, refine)
-        row, first, last = (
-            torch.from_numpy(part).to(device) for part in (shares.row, shares.first, shares.end)
-        )
-        items = torch.stack(
+        row, zero = shares.row, np.zeros_like(shares.row)
+        first = offsets[window[row]]
+        items = np.stack(
             [
                 window[row],
-                offsets[window[row]] + begin[row],
-                offsets[window[row]] + end[row],
+                first + begin[row],
+                first + end[row],
                 slot[row],
-                first,
-                last,
-                torch.zeros_like(row),
-                torch.zeros_like(row),
+                shares.first,
+                shares.end,
+                zero,
+                zero,
             ],
             1,
         )
-        return cls(
-            items.to(torch.int32).contiguous(),
-            parent_of_slot,
-            nodes,
-            torch.from_numpy(shares.first_of_worker).to(device, torch.int32),
-            width,
-            shares.largest,
+        lists = (
+            torch.from_numpy(part.astype(np.int32)) for part in (items, shares.first_of_worker)
         )
+        listed, first_of_worker = (part.to(units.length.device) for part in lists)
+        parent_of_slot, nodes = (part.to(units.length.device) for part in tree)
+        return cls(listed, parent_of_slot, nodes, first_of_worker, width, shares.largest)
 
     @classmethod
     def reason(cls, units: Units) -> str | None:
@@ -326,7 +329,7 @@ class CoBalanced(TreeSchedule):
             raise self._fault("items", "followed by two zeros", "other numbers")
 
 
-def _largest(tiles: Tensor, model: CostModel) -> float:
+def _largest(tiles: np.ndarray, model: CostModel) -> float:
     """Largest window's cost over the mean."""
-    cost = tiles.double() * model.tile + model.window
-    return float(cost.max() / cost.mean()) if cost.numel() else 1.0
+    cost = tiles * model.tile + model.window
+    return float(cost.max() / cost.mean()) if cost.size else 1.0

@@ -12,6 +12,8 @@ __all__ = ["l2_reload_factor"]
 
 # The same for every GPU, so that a matrix gets the same tiles everywhere.
 CACHE_BYTES = SMALLEST_L2_BYTES
+# (window, column) pairs that have a byte each while they are counted.
+MOST_CELLS = 2**28
 
 
 def l2_reload_factor(csr: CSR, order: Tensor | None, row_bytes: int) -> float:
@@ -32,5 +34,14 @@ def l2_reload_factor(csr: CSR, order: Tensor | None, row_bytes: int) -> float:
         start[order] = torch.cumsum(ordered, 0) - ordered
         row = csr.row_ids()
         number = start[row] + torch.arange(csr.nnz, device=csr.device) - csr.indptr[row]
-    keys = torch.unique(number // window * csr.shape[1] + csr.indices)
-    return keys.numel() / int(torch.unique(csr.indices).numel())
+    window_of = number // window
+    cells = -(-csr.nnz // window) * csr.shape[1]
+    if cells > MOST_CELLS:
+        keys = torch.unique(window_of * csr.shape[1] + csr.indices)
+        return keys.numel() / int(torch.unique(csr.indices).numel())
+    # A mark for each (window, column): no sort.
+    marks = torch.zeros(cells, dtype=torch.bool, device=csr.device)
+    marks[window_of * csr.shape[1] + csr.indices] = True
+    columns = marks.reshape(-1, csr.shape[1]).any(0)
+    read, distinct = torch.stack([marks.sum(), columns.sum()]).tolist()
+    return float(read / distinct)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetile.balance.tree import TreeSchedule, build_tree, ranges
+from sparsetile.balance.tree import TreeSchedule, build_tree, host_ranges, no_tree, ranges
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Variants
 from sparsetile.formats.bundles import LIST_STEP
@@ -29,16 +30,25 @@ EVEN_WIDE_LENGTH = 96
 SECTIONS, WIDE_SECTIONS = 5, 3
 # Cut units whose pieces are listed side by side.
 INTERLEAVED = 16
+# Pieces of cut units that are listed on the host: fewer take less time there than a GPU takes to be
+# told what to do with them.
+HOST_PIECES = 8192
 # Items are sorted by length inside windows of this many, so that the groups of a warp have equal
 # work while neighbours stay near each other.
 SORT_WINDOW = 256
 
 
+def _sorted_by(major: Tensor, minor: Tensor) -> Tensor:
+    """Stable order by ``major``, then by ``minor``: integers under 2^31 in absolute value."""
+    return torch.sort((major << 32) + minor, stable=True).indices
+
+
 def _by_length(positions: Tensor, length: Tensor) -> Tensor:
     """Sort positions longest first inside windows of ``SORT_WINDOW``, stably."""
+    if positions.numel() < 2:
+        return positions
     window = torch.arange(positions.numel(), device=positions.device) // SORT_WINDOW
-    order = torch.argsort(-length[positions], stable=True)
-    return positions[order[torch.argsort(window[order], stable=True)]]
+    return positions[_sorted_by(window, -length[positions])]
 
 
 def _side_by_side(mine: Tensor, unit: Tensor, number: Tensor) -> Tensor:
@@ -47,18 +57,87 @@ def _side_by_side(mine: Tensor, unit: Tensor, number: Tensor) -> Tensor:
     Entries are sorted by column, so such pieces read about the same rows of B: the warps of a
     block then find them in the SM's own cache.
     """
-    if not mine.numel():
+    if mine.numel() < 2:
         return mine
-    _, rank = torch.unique_consecutive(unit[mine], return_inverse=True)
-    by_number = torch.argsort(number[mine], stable=True)
-    return mine[by_number[torch.argsort((rank // INTERLEAVED)[by_number], stable=True)]]
+    unit = unit[mine]
+    rank = torch.zeros_like(unit)  # of a piece's unit among those that are cut
+    torch.cumsum(unit[1:] != unit[:-1], 0, out=rank[1:])
+    return mine[_sorted_by(rank // INTERLEAVED, number[mine])]
 
 
 def default_wide_length(units: Units) -> int:
     """Return the length over which an item should have a whole warp."""
-    length = units.length
-    between = length[(length > WIDE_LENGTH) & (length <= EVEN_WIDE_LENGTH)]
-    return EVEN_WIDE_LENGTH if 2 * int(between.sum()) >= int(length.sum()) else WIDE_LENGTH
+    between = units.longer_total(WIDE_LENGTH) - units.longer_total(EVEN_WIDE_LENGTH)
+    return EVEN_WIDE_LENGTH if 2 * between >= units.tally.total else WIDE_LENGTH
+
+
+def cut_units(
+    label: Tensor, begin: Tensor, length: Tensor, max_length: int
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return the items of units that are all cut, and their tree; made on the host.
+
+    For few pieces of units that are longer than ``max_length`` and no bundles.
+    """
+    device = label.device
+    label_of, begin_of, length_of = torch.stack([label, begin, length]).cpu().numpy()
+    pieces = -(-length_of // max_length)
+    unit, number = host_ranges(pieces)
+    count, whole = pieces[unit], length_of[unit]
+    first, end = (begin_of[unit] + whole * (number + i) // count for i in range(2))
+    items = np.stack([label_of[unit], first, end, np.arange(unit.size)], 1).astype(np.int32)
+    order = np.lexsort((number, unit // INTERLEAVED))  # as _side_by_side
+    parent_of_slot, nodes = build_tree(torch.from_numpy(pieces))
+    return (
+        torch.from_numpy(items[order]).to(device),
+        (parent_of_slot.to(device), nodes.to(device)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """Pieces of all units in their order, a unit after the other.
+
+    Attributes
+    ----------
+    unit, number : Tensor or None
+        Place of the piece's unit, and its number there; None where each unit is one piece.
+    begin, length : Tensor
+    tree : pair of Tensor
+        As ``build_tree`` gives it.
+    """
+
+    unit: Tensor | None
+    number: Tensor | None
+    begin: Tensor
+    length: Tensor
+    cut: Tensor | None
+    tree: tuple[Tensor, Tensor]
+
+
+def _pieces(units: Units, max_length: int) -> _Pieces:
+    """Cut units longer than ``max_length`` into even pieces."""
+    grain: Tensor | int = 1  # the least that a unit may be cut by
+    most: Tensor | int = max_length
+    length, total = units.length, units.count
+    if units.tally.bundled:
+        grain = torch.where(units.bundled, LIST_STEP, 1)
+        most = torch.clamp(max_length // grain, min=1)
+        length = length // grain
+    if units.tally.longest > max_length:
+        pieces = torch.clamp((length + (most - 1)) // most, min=1)
+        total = int(pieces.sum())
+    if total == units.count:
+        whole = length * grain if isinstance(grain, Tensor) else length
+        return _Pieces(None, None, units.begin, whole, None, no_tree(length.device))
+    unit, number = ranges(pieces, total)
+    count, grains = pieces[unit], length[unit]
+    if isinstance(grain, Tensor):
+        grain = grain[unit]
+    first = grains * number // count
+    begin = units.begin[unit] + first * grain
+    cut_length = (grains * (number + 1) // count - first) * grain
+    tree = build_tree(pieces[pieces > 1])
+    return _Pieces(unit, number, begin, cut_length, count > 1, tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,47 +190,42 @@ class SegmentSchedule(TreeSchedule):
                 "SegmentSchedule.make", "max_length", "at least 1", max_length,
                 "Give a positive length",
             )  # fmt: skip
-        if units.count and int((units.begin + units.length).max()) >= 2**31:
+        if units.tally.end >= 2**31:
             raise value_error(
                 "SegmentSchedule.make", "units", "under 2^31 entries", "more", "Split A by rows"
             )
-        # Counted in grains, the least that a unit may be cut by.
-        grain = torch.where(units.bundled, LIST_STEP, 1)
-        most = torch.clamp(max_length // grain, min=1)
-        pieces = torch.clamp((units.length // grain + most - 1) // most, min=1)
-        unit, number = ranges(pieces)
-        count = pieces[unit]
-        grain = grain[unit]
-        grains = units.length[unit] // grain
-        begin = units.begin[unit] + grains * number // count * grain
-        end = units.begin[unit] + grains * (number + 1) // count * grain
-        cut = count > 1
-        slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
-        items = torch.stack([units.label[unit], begin, end, slot], 1).to(torch.int32)
-        length, bundled = end - begin, units.bundled[unit]
-        shared = torch.zeros_like(cut)
-        if shared_length is not None:
-            shared = ~bundled & (length > shared_length)
         if wide_length is None:
             wide_length = default_wide_length(units)
-        wide = cut | (length > wide_length)
-        section = torch.where(wide, 1, 3) + (~bundled).to(torch.int64)
-        section[shared] = 0
-        order, sections = [], []
-        for each in range(SECTIONS):
-            mine = torch.nonzero(section == each).squeeze(1)
-            sections.append(mine.numel())
-            order.append(
-                torch.cat([_side_by_side(mine[cut[mine]], unit, number), mine[~cut[mine]]])
-                if each < WIDE_SECTIONS
-                else _by_length(mine, length)
-            )
-        parent_of_slot, nodes = build_tree(pieces[pieces > 1])
+        if shared_length is not None and units.tally.longest <= shared_length:
+            shared_length = None
+        if shared_length is None and _few_pieces(units, max_length):
+            return cls(*_few_cut(units, max_length, wide_length))
+        found = _pieces(units, max_length)
+        label, bundled, cut = units.label, units.bundled, found.cut
+        if found.unit is not None and cut is not None:
+            label = label[found.unit]
+            bundled = bundled[found.unit] if units.tally.bundled else cut.new_zeros(cut.shape)
+            slot = torch.where(cut, torch.cumsum(cut, 0) - 1, -1)
+        else:
+            slot = torch.full_like(label, -1)
+        begin, length = found.begin, found.length
+        items = torch.stack([label, begin, begin + length, slot], 1).to(torch.int32)
+        parts, sections = _by_section(units, found, bundled, wide_length, shared_length)
+        order = []
+        for each, (pieces, whole) in enumerate(parts):
+            if each >= WIDE_SECTIONS:  # no piece of a cut unit is here
+                order.append(_by_length(whole, length))
+                continue
+            if pieces.numel():
+                assert found.unit is not None and found.number is not None
+                order.append(_side_by_side(pieces, found.unit, found.number))
+            order.append(whole)
+        parent_of_slot, nodes = found.tree
         return cls(
             items[torch.cat(order)].contiguous(),
             parent_of_slot.contiguous(),
             nodes.contiguous(),
-            (sections[0], sections[1], sections[2], sections[3], sections[4]),
+            sections,
         )
 
     def pieces(self) -> Tensor:
@@ -169,3 +243,62 @@ class SegmentSchedule(TreeSchedule):
     def _check_items(self, units: Units) -> None:
         if sum(self.sections) != self.item_count or min(self.sections) < 0:
             raise self._fault("sections", f"of {self.item_count} items", self.sections)
+
+
+_Sections = tuple[int, int, int, int, int]
+
+
+def _by_section(
+    units: Units, found: _Pieces, bundled: Tensor, wide_length: int, shared_length: int | None
+) -> tuple[list[tuple[Tensor, Tensor]], _Sections]:
+    """Return the positions of each section's pieces of cut units and of its whole units, and the
+    number of both together."""
+    length, cut = found.length, found.cut
+    everything, device = length.numel(), length.device
+    if cut is None and shared_length is None and not units.tally.bundled:
+        # Whole rows: two sections, of which the tally knows how many are where.
+        wide = units.longer(wide_length)
+        in_order = torch.arange(everything, device=device)
+        if 0 < wide < everything:
+            in_order = torch.sort((length <= wide_length).to(torch.uint8), stable=True).indices
+        counts = [0] * (2 * SECTIONS)
+        counts[5], counts[9] = wide, everything - wide
+    else:
+        wide_items = length > wide_length if cut is None else cut | (length > wide_length)
+        section = torch.where(wide_items, 1, 3) + (~bundled).to(torch.int64)
+        if shared_length is not None:
+            section = torch.where(~bundled & (length > shared_length), 0, section)
+        kind = 2 * section + 1 if cut is None else 2 * section + (~cut).to(torch.int64)
+        in_order = torch.sort(kind, stable=True).indices
+        each = torch.arange(2 * SECTIONS, device=device)
+        counts = (kind.unsqueeze(1) == each).sum(0).tolist()
+    parts = torch.split(in_order, counts)
+    a, b, c, d, e = (counts[2 * s] + counts[2 * s + 1] for s in range(SECTIONS))
+    return list(zip(parts[::2], parts[1::2], strict=True)), (a, b, c, d, e)
+
+
+def _few_pieces(units: Units, max_length: int) -> bool:
+    """Whether some rows are cut, into few pieces, and there are no bundles."""
+    if units.tally.bundled or units.tally.longest <= max_length:
+        return False
+    most = units.longer_total(max_length) // max_length + units.longer(max_length)
+    return most <= HOST_PIECES
+
+
+def _few_cut(
+    units: Units, max_length: int, wide_length: int
+) -> tuple[Tensor, Tensor, Tensor, _Sections]:
+    """Return items, tree and sections of rows of which few are cut and none shared."""
+    length, device = units.length, units.length.device
+    long = torch.nonzero(length > max_length).squeeze(1)
+    cut, tree = cut_units(units.label[long], units.begin[long], length[long], max_length)
+    # Whole rows: wide ones, then the others. Cut rows come first and are left out.
+    wide = max(units.longer(wide_length) - long.numel(), 0)
+    sizes = [long.numel(), wide, units.count - long.numel() - wide]
+    kind = (length <= max_length).to(torch.uint8) + (length <= wide_length)
+    _, wide_rows, others = torch.sort(kind, stable=True).indices.split(sizes)
+    order = torch.cat([wide_rows, _by_length(others, length)])
+    none = torch.full((1,), -1, device=device).expand_as(length)
+    items = torch.stack([units.label, units.begin, units.begin + length, none], 1)[order]
+    items = torch.cat([cut, items.to(torch.int32)])
+    return items, *tree, (0, 0, cut.shape[0] + wide, 0, sizes[2])

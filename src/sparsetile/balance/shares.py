@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,31 +28,30 @@ EVEN_ROUNDS, LONG_SHARE = 2, 0.25
 
 
 def _pieces(
-    tiles: Tensor, ends: Tensor, window_cost: int, min_tiles: int, step: int
-) -> tuple[Tensor, Tensor]:
+    tiles: np.ndarray, ends: np.ndarray, window_cost: int, min_tiles: int, step: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Cut windows where shares end, at cost ``ends`` from the first window's beginning.
 
     Returns the pieces as keys ``window * span + first tile in it``, span = longest window + 1, and
     the keys at which the shares end.
     """
     cost = tiles + window_cost
-    start = torch.cumsum(cost, 0) - cost
-    window = torch.clamp(torch.searchsorted(start, ends, right=True) - 1, min=0)
-    at = torch.minimum(ends - start[window], tiles[window]) // step * step
-    at = torch.where(at < min_tiles, 0, at)
+    start = np.cumsum(cost) - cost
+    window = np.maximum(np.searchsorted(start, ends, side="right") - 1, 0)
+    at = np.minimum(ends - start[window], tiles[window]) // step * step
+    at = np.where(at < min_tiles, 0, at)
     past = tiles[window] - at < min_tiles
-    window, at = torch.where(past, window + 1, window), torch.where(past, 0, at)
+    window, at = np.where(past, window + 1, window), np.where(past, 0, at)
     span = int(tiles.max()) + 1
     keys = window * span + at
-    whole = torch.arange(tiles.numel(), device=tiles.device) * span
-    return torch.cat([whole, torch.unique(keys[at > 0])]).sort().values, keys
+    return np.sort(np.concatenate([np.arange(tiles.size) * span, np.unique(keys[at > 0])])), keys
 
 
-def _dealt_windows(cost: Tensor, workers: int) -> Tensor:
+def _dealt_windows(cost: np.ndarray, workers: int) -> np.ndarray:
     """Return the windows that are dealt out whole: all but long ones and the last rounds."""
     share = float(cost.sum()) / workers
-    short = torch.nonzero(cost <= LONG_SHARE * share).squeeze(1)
-    rounds = max(short.numel() // workers - EVEN_ROUNDS, 0)
+    short = np.flatnonzero(cost <= LONG_SHARE * share)
+    rounds = max(short.size // workers - EVEN_ROUNDS, 0)
     return short[: rounds * workers]
 
 
@@ -117,63 +117,56 @@ class WindowShares(Schedule):
             Tiles that are multiplied at once: pieces begin at multiples of it.
         """
         cls._require(units)
-        offsets, tiles = units.offsets, units.length
-        assert offsets is not None  # as _require has seen
-        device, count = tiles.device, tiles.numel()
-        whole = _dealt_windows(tiles + window_cost, workers) if dealt and count else offsets[:0]
-        head = whole.numel()
+        assert units.offsets is not None  # as _require has seen
+        device = units.length.device
+        # On the host: a hundred steps on lists of windows, which are few.
+        offsets = units.offsets.cpu().numpy()
+        tiles = np.diff(offsets)
+        whole = offsets[:0]
+        if dealt and tiles.size:
+            whole = _dealt_windows(tiles + window_cost, workers)
         load = (tiles[whole] + window_cost).reshape(-1, workers).sum(0)
-        is_rest = torch.ones(count, dtype=torch.bool, device=device)
+        is_rest = np.ones(tiles.size, dtype=np.bool_)
         is_rest[whole] = False
-        others = torch.nonzero(is_rest).squeeze(1)
+        others = np.flatnonzero(is_rest)
         rest = tiles[others]
-        empty = torch.empty(0, dtype=torch.int64, device=device)
-        items = keys = empty
+        items = keys = np.empty(0, dtype=np.int64)
         span = 1
-        if rest.numel():
-            total = int(rest.sum()) + window_cost * rest.numel()
+        if rest.size:
+            total = int(rest.sum()) + window_cost * rest.size
             mean = (total + int(load.sum())) / workers
-            budget = torch.clamp(mean - load.double(), min=0.0)
-            reach = torch.cumsum(budget, 0)
-            ends = (reach[:-1] * (total / max(float(reach[-1]), 1.0))).to(torch.int64)
+            reach = np.cumsum(np.maximum(mean - load.astype(np.float64), 0.0))
+            ends = (reach[:-1] * (total / max(float(reach[-1]), 1.0))).astype(np.int64)
             span = int(rest.max()) + 1
             items, keys = _pieces(rest, ends, window_cost, min_tiles, step)
         owner, begin = items // span, items % span
-        same = torch.zeros_like(owner, dtype=torch.bool)
+        same = np.zeros(owner.size, dtype=np.bool_)
         same[:-1] = owner[:-1] == owner[1:]
-        end = torch.where(same, torch.cat([begin[1:], begin[:1]]), rest[owner])
-        pieces = torch.bincount(owner, minlength=rest.numel())
+        end = np.where(same, np.concatenate([begin[1:], begin[:1]]), rest[owner])
+        pieces = np.bincount(owner, minlength=rest.size)
         cut = pieces[owner] > 1
-        slot = torch.where(cut, torch.cumsum(cut.to(torch.int64), 0) - 1, -1)
-        in_pieces = torch.nonzero(pieces > 1).squeeze(1)
+        slot = np.where(cut, np.cumsum(cut) - 1, -1)
+        in_pieces = np.flatnonzero(pieces > 1)
         slots = pieces[in_pieces]
-        first_slot = torch.cumsum(slots, 0) - slots
-        cuts = torch.stack([others[in_pieces], first_slot, slots, torch.zeros_like(slots)], 1)
+        first_slot = np.cumsum(slots) - slots
+        cuts = np.stack([others[in_pieces], first_slot, slots, np.zeros_like(slots)], 1)
         # Items by worker: first those dealt to it, then its part of the others.
-        window = torch.cat([whole, others[owner]])
-        worker = torch.cat(
-            [
-                torch.arange(head, device=device) % workers,
-                torch.searchsorted(keys, items, right=True),
-            ]
-        )
-        listed = torch.stack(
+        window = np.concatenate([whole, others[owner]])
+        dealt_to = np.arange(whole.size) % workers
+        worker = np.concatenate([dealt_to, np.searchsorted(keys, items, side="right")])
+        listed = np.stack(
             [
                 window,
-                offsets[window] + torch.cat([torch.zeros_like(whole), begin]),
-                offsets[window] + torch.cat([tiles[whole], end]),
-                torch.cat([torch.full_like(whole, -1), slot]),
+                offsets[window] + np.concatenate([np.zeros_like(whole), begin]),
+                offsets[window] + np.concatenate([tiles[whole], end]),
+                np.concatenate([np.full_like(whole, -1), slot]),
             ],
             1,
-        )
-        order = torch.argsort(worker, stable=True)
-        first = torch.zeros(workers + 1, dtype=torch.int64, device=device)
-        torch.cumsum(torch.bincount(worker, minlength=workers), 0, out=first[1:])
-        return cls(
-            listed[order].to(torch.int32).contiguous(),
-            first.to(torch.int32),
-            cuts.to(torch.int32).contiguous(),
-        )
+        )[np.argsort(worker, kind="stable")]
+        first = np.zeros(workers + 1, dtype=np.int64)
+        np.cumsum(np.bincount(worker, minlength=workers), out=first[1:])
+        made = (torch.from_numpy(part.astype(np.int32)) for part in (listed, first, cuts))
+        return cls(*(part.to(device) for part in made))
 
     @classmethod
     def reason(cls, units: Units) -> str | None:

@@ -10,12 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetile.balance.base import Schedule
 
-__all__ = ["FAN_IN", "TreeSchedule", "build_tree", "exclusive_cumsum", "ranges"]
+__all__ = [
+    "FAN_IN",
+    "TreeSchedule",
+    "build_tree",
+    "exclusive_cumsum",
+    "host_ranges",
+    "no_tree",
+    "ranges",
+]
 
 # Children a node of the tree adds up. 16 keeps the climb of a row of 64 Ki entries at two steps
 # while no single group reads more than 16 partial rows in sequence.
@@ -27,15 +36,29 @@ def exclusive_cumsum(counts: Tensor) -> Tensor:
     return torch.cumsum(counts, 0) - counts
 
 
-def ranges(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """For counts [n]: owner of each of the sum(counts) elements, and its number in the owner."""
-    owner = torch.repeat_interleave(torch.arange(counts.numel(), device=counts.device), counts)
-    number = torch.arange(owner.numel(), device=counts.device) - exclusive_cumsum(counts)[owner]
+def ranges(counts: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+    """For counts [n]: owner of each of the sum(counts) elements, and its number in the owner.
+
+    Where ``total``, that sum, is known, the host does not wait for it.
+    """
+    device = counts.device
+    owner = torch.repeat_interleave(
+        torch.arange(counts.numel(), device=device), counts, output_size=total
+    )
+    number = torch.arange(owner.numel(), device=device) - exclusive_cumsum(counts)[owner]
     return owner, number
+
+
+def host_ranges(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What :func:`ranges` returns, on the host."""
+    owner = np.repeat(np.arange(counts.size), counts)
+    return owner, np.arange(owner.size) - (np.cumsum(counts) - counts)[owner]
 
 
 def build_tree(children: Tensor) -> tuple[Tensor, Tensor]:
     """Join each cut unit's pieces.
+
+    Few units are cut, and a level is a dozen steps on short lists: they are done on the host.
 
     Parameters
     ----------
@@ -47,32 +70,38 @@ def build_tree(children: Tensor) -> tuple[Tensor, Tensor]:
     Tensor of int32 [slots], Tensor of int32 [nodes, 4]
         ``parent_of_slot`` and ``nodes`` of :class:`TreeSchedule`.
     """
-    parents: list[Tensor] = []
-    nodes: list[Tensor] = []
+    if not children.numel():
+        return no_tree(children.device)
+    parents: list[np.ndarray] = []
+    nodes: list[np.ndarray] = []
     first_slot = node_base = 0
-    counts = children
-    while counts.numel():
+    counts = children.cpu().numpy()
+    while counts.size:
         groups = (counts + FAN_IN - 1) // FAN_IN
-        unit, number = ranges(counts)
+        unit, number = host_ranges(counts)
         # Even groups: 17 children become 9 + 8, not 16 + 1.
         group_in_unit = number * groups[unit] // counts[unit]
-        group = exclusive_cumsum(groups)[unit] + group_in_unit
+        group = (np.cumsum(groups) - groups)[unit] + group_in_unit
         parents.append(group + node_base)
         total = int(groups.sum())
-        sizes = torch.bincount(group, minlength=total)
-        group_unit, _ = ranges(groups)
-        is_root = groups[group_unit] == 1
+        sizes = np.bincount(group, minlength=total)
+        is_root = np.repeat(groups == 1, groups)
         # Nodes that are not roots take the next slots, in order, as children of the next level.
-        next_slot = first_slot + unit.numel()
-        own = torch.where(is_root, -1, next_slot + torch.cumsum((~is_root).to(torch.int64), 0) - 1)
-        first = first_slot + exclusive_cumsum(sizes)
-        nodes.append(torch.stack([first, sizes, own, torch.zeros_like(own)], 1))
+        next_slot = first_slot + unit.size
+        own = np.where(is_root, -1, next_slot + np.cumsum(~is_root) - 1)
+        first = first_slot + np.cumsum(sizes) - sizes
+        nodes.append(np.stack([first, sizes, own, np.zeros_like(own)], 1))
         first_slot, node_base = next_slot, node_base + total
         counts = groups[groups > 1]
-    if not nodes:
-        empty = torch.empty(0, dtype=torch.int32, device=children.device)
-        return empty, empty.reshape(0, 4)
-    return torch.cat(parents).to(torch.int32), torch.cat(nodes).to(torch.int32)
+    both = (np.concatenate(parents), np.concatenate(nodes))
+    parent_of_slot, listed = (torch.from_numpy(part.astype(np.int32)) for part in both)
+    return parent_of_slot.to(children.device), listed.to(children.device)
+
+
+def no_tree(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what :func:`build_tree` does where no unit is cut."""
+    empty = torch.empty(0, dtype=torch.int32, device=device)
+    return empty, empty.reshape(0, 4)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from sparsetile.balance.base import not_consecutive
-from sparsetile.balance.segments import SegmentSchedule
-from sparsetile.balance.tree import TreeSchedule, ranges
+from sparsetile.balance.segments import HOST_PIECES, SegmentSchedule, cut_units
+from sparsetile.balance.tree import TreeSchedule, no_tree, ranges
 from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
 
@@ -81,16 +81,26 @@ def _most(length: int) -> int:
     return min(2 * length, MAX_TILES)
 
 
-def _choose_length(tiles: Tensor, workers: float, times: TileTimes) -> int:
-    """Return the item length with the least time bound.
+def _histogram(tiles: Tensor) -> np.ndarray:
+    """Windows by their number of tiles, on the host, which asks for many sums of them."""
+    return torch.bincount(tiles).cpu().numpy().astype(np.float64)
+
+
+def _imbalance(windows: np.ndarray) -> float:
+    """What :func:`imbalance` returns, of a histogram."""
+    counts = np.arange(windows.size, dtype=np.float64)
+    mean = float(windows @ counts) / float(windows.sum())
+    return float(windows @ np.abs(counts - mean)) / float(windows.sum())
+
+
+def _choose_length(windows: np.ndarray, workers: float, times: TileTimes) -> int:
+    """Return the item length with the least time bound, from a histogram of the windows' tiles.
 
     A list of items ends on ``workers`` of them before its mean share plus its longest item. That is
     a bound, which is hardly ever met: on an H200, with ten matrices at N = 128 and 512 timed at
     each length, the constants here choose lengths within 0.8 % of the best (4 % at worst); with the
     whole of the longest item, and a start of 3, within 3.9 % (24 % at worst).
     """
-    # Windows by their number of tiles, on the host: the loop asks for four sums a length.
-    windows = torch.bincount(tiles).cpu().numpy().astype(np.float64)
     counts = np.arange(windows.size, dtype=np.float64)
     a_tile, total = times.load_b + times.mma, float(windows @ counts)
     bounds = []
@@ -106,20 +116,42 @@ def _choose_length(tiles: Tensor, workers: float, times: TileTimes) -> int:
     return LENGTHS[bounds.index(min(bounds))]
 
 
-def _runs(offsets: Tensor, tiles: Tensor, cut: Tensor, length: int) -> Tensor:
-    """Concatenate neighbouring windows that are not cut to runs of about ``length`` tiles."""
-    window = torch.nonzero(~cut).squeeze(1)
-    if not window.numel():
+def _runs(offsets: Tensor, tiles: Tensor, cut: Tensor | None, length: int) -> Tensor:
+    """Concatenate neighbouring windows that are not cut to runs of about ``length`` tiles.
+
+    ``cut`` is None where none is.
+    """
+    window = None
+    if cut is not None:
+        window = torch.nonzero(~cut).squeeze(1)
+    count = tiles.numel() if window is None else window.numel()
+    if not count:
         return torch.empty((0, 4), dtype=torch.int64, device=tiles.device)
     # An empty window counts as one tile: its rows of C are written, too.
-    weight = torch.clamp(tiles[window], min=1)
-    place = torch.cumsum(weight, 0) - weight
-    cut_before = torch.cumsum(cut.to(torch.int64), 0)[window]  # no run reaches across one
-    key = place // length * (tiles.numel() + 1) + cut_before
-    _, count = torch.unique_consecutive(key, return_counts=True)
-    first = window[torch.cumsum(count, 0) - count]
-    last = window[torch.cumsum(count, 0) - 1]
-    return torch.stack([first, offsets[first], offsets[last + 1], -count], 1)
+    weight = torch.clamp(tiles if window is None else tiles[window], min=1)
+    key = (torch.cumsum(weight, 0) - weight) // length
+    if cut is not None and window is not None:  # no run reaches across one
+        key = key * (tiles.numel() + 1) + torch.cumsum(cut, 0)[window]
+    is_end = torch.ones(count + 1, dtype=torch.bool, device=tiles.device)
+    torch.ne(key[1:], key[:-1], out=is_end[1:-1])
+    bound = torch.nonzero(is_end).squeeze(1)  # first of each run, and the end of the last
+    begin, end = bound[:-1], bound[1:]
+    first = begin if window is None else window[begin]
+    behind = end if window is None else window[end - 1] + 1
+    return torch.stack([first, offsets[first], offsets[behind], begin - end], 1)
+
+
+def _pieces(
+    long: Tensor, offsets: Tensor, tiles: Tensor, windows: np.ndarray, longest: int
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Cut long windows into pieces of at most ``longest`` tiles: their items, and the tree."""
+    begin, length = offsets[long], tiles[long]
+    counts = np.arange(longest + 1, windows.size)
+    if windows[longest + 1 :] @ np.ceil(counts / longest) <= HOST_PIECES:
+        return cut_units(long, begin, length, longest)
+    bundled = torch.zeros_like(long, dtype=torch.bool)
+    made = SegmentSchedule.make(Units(long, begin, length, bundled), max_length=longest)
+    return made.items, (made.parent_of_slot, made.nodes)
 
 
 def _whole(offsets: Tensor, window: Tensor) -> Tensor:
@@ -130,6 +162,8 @@ def _whole(offsets: Tensor, window: Tensor) -> Tensor:
 
 def _long_first(items: Tensor, most: int) -> Tensor:
     """Put items of more than ``most`` steps first, longest first; the others keep their order."""
+    if items.shape[0] < 2:
+        return items
     length = items[:, 2] - items[:, 1]
     rank = torch.where(length > most, -length, 0)
     return items[torch.sort(rank, stable=True).indices]
@@ -211,41 +245,52 @@ class WindowSchedule(TreeSchedule):
         assert units.offsets is not None  # as _require has seen
         offsets, tiles = units.offsets // step, units.length // step
         count, device = tiles.numel(), tiles.device
+        whole = runs = torch.empty((0, 4), dtype=torch.int64, device=device)
+        long = None
+        ibd = 0.0
         if balance and count:
+            windows = _histogram(tiles)
+            ibd = step * _imbalance(windows)
             if limit is None:
-                longest = _choose_length(tiles, max(workers, 1.0), times)
-                cut = tiles > _most(longest)
+                longest = _choose_length(windows, max(workers, 1.0), times)
+                most = _most(longest)
             else:
-                longest = max(limit // step, 1)
-                cut = tiles > longest
-            alone = cut if shared is None else tiles > min(shared // step, longest)
+                longest = most = max(limit // step, 1)
+            short = most if shared is None else min(shared // step, longest)
+            # The histogram knows which of the three kinds there are.
+            any_cut, any_alone = (bool(windows[size + 1 :].any()) for size in (most, short))
+            cut = tiles > most if any_cut else None
+            alone = cut if short == most else tiles > short if any_alone else None
             runs = _runs(offsets, tiles, alone, min(longest, run))
-            long = torch.nonzero(cut).squeeze(1)
-            whole = _whole(offsets, torch.nonzero(alone & ~cut).squeeze(1))
+            if cut is not None:
+                long = torch.nonzero(cut).squeeze(1)
+            if alone is not None and windows[short + 1 : most + 1].any():
+                only = alone if cut is None else alone & ~cut
+                whole = _whole(offsets, torch.nonzero(only).squeeze(1))
         else:
             longest = max(int(tiles.max()), 1) if count else 1
-            window = torch.arange(count, device=device)
-            runs, whole, long = _whole(offsets, window), _whole(offsets, window[:0]), window[:0]
-        pieces = SegmentSchedule.make(
-            Units(
-                long, offsets[long], tiles[long],
-                torch.zeros(long.numel(), dtype=torch.bool, device=device),
-            ),
-            max_length=longest,
-        )  # fmt: skip
+            runs = _whole(offsets, torch.arange(count, device=device))
+            ibd = imbalance(units.length)
+        parent_of_slot, nodes = no_tree(device)
+        listed = []
+        if long is not None:
+            pieces, (parent_of_slot, nodes) = _pieces(long, offsets, tiles, windows, longest)
+            listed.append(pieces)
         if limit is not None:
             # Long windows first: whoever starts one last ends last.
             whole, runs = _long_first(whole, 0), _long_first(runs, longest // LONG_SHARE)
-        items = torch.cat([pieces.items, whole.to(torch.int32), runs.to(torch.int32)])
-        items[:, 1:3] *= step
+        listed += [part.to(torch.int32) for part in (whole, runs) if part.shape[0]]
+        items = torch.cat(listed) if listed else runs.to(torch.int32)
+        if step > 1:
+            items[:, 1:3] *= step
         return cls(
             items.contiguous(),
-            pieces.parent_of_slot,
-            pieces.nodes,
-            imbalance(units.length),
+            parent_of_slot,
+            nodes,
+            ibd,
             longest * step,
             units.offsets,
-            0 if shared is None else pieces.items.shape[0] + whole.shape[0],
+            0 if shared is None else items.shape[0] - runs.shape[0],
         )
 
     @classmethod

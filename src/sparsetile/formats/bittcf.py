@@ -23,7 +23,7 @@ every window has an even number of tiles, for kernels that take two at a time: t
 slots alone.
 
 Built with tensor operations on A's own device: one sort of (window, column) keys, then gathers;
-no loop over windows and no atomics.
+no loop over windows and no atomics. On a GPU a few launches do the same (formats/device_cells.py).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from torch import Tensor
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import checked_values, gather_values
+from sparsetile.formats.device_cells import CellShape, packed_on_device
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
@@ -118,6 +119,20 @@ class BitTCF(Format):
             )
         device, (rows, cols) = csr.device, csr.shape
         window_rows = WINDOW_ROWS * stack
+        shape = CellShape(window_rows, TILE_COLUMNS, group=2 if even else 1)
+        made = packed_on_device(csr, order, shape)
+        if made is not None:
+            return cls(
+                made.window_ptr,
+                made.word_ptr,
+                made.columns,
+                made.words,
+                made.entries,
+                None if order is None else order.to(torch.int32),
+                csr.shape,
+                stack,
+                even,
+            )
         windows = -(-rows // window_rows)
         place = csr.row_ids()
         if order is not None:

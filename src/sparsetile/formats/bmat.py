@@ -31,6 +31,7 @@ then one sort of places; no loop over windows and no atomics.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -38,8 +39,15 @@ from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Format, Variants
-from sparsetile.formats.cells import checked_values, gather_values, pack_bits, set_places
+from sparsetile.formats.cells import (
+    WORD_BITS,
+    checked_values,
+    gather_values,
+    pack_bits,
+    set_places,
+)
 from sparsetile.formats.condense import condense
+from sparsetile.formats.device_cells import CellShape, packed_on_device
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 
@@ -119,6 +127,29 @@ class BMat(Format):
                 "Cut A into parts by rows",
             )  # fmt: skip
         tiles_a_group = 2 if even else 1
+        made = packed_on_device(
+            csr,
+            order,
+            CellShape(
+                stack * WINDOW_ROWS, TILE_COLUMNS, tiles_a_group, fragments=True, repeat=False
+            ),
+        )
+        if made is not None:
+            per_tile = stack * CELLS // WORD_BITS
+            packed = cls(
+                made.window_ptr,
+                made.word_ptr[made.window_ptr.to(torch.int64) * per_tile],
+                made.columns,
+                made.words.view(torch.int32).reshape(-1, WORDS),
+                made.entries,
+                None if order is None else order.to(torch.int32),
+                csr.shape,
+                even,
+                stack,
+            )
+            # What would be counted again.
+            packed.__dict__.update(word_ptr=made.word_ptr, distinct=made.distinct)
+            return packed
         found = condense(csr, order, stack * WINDOW_ROWS, tiles_a_group * TILE_COLUMNS)
         tiles = found.columns.numel() // TILE_COLUMNS
         column = found.slot % TILE_COLUMNS
@@ -151,7 +182,14 @@ class BMat(Format):
     def tile_count(self) -> int:
         return self.columns.numel() // TILE_COLUMNS
 
-    @property
+    @cached_property
+    def word_ptr(self) -> Tensor:
+        """First packed value of each 64 bits of the bitmaps, int32 [words + 1]."""
+        cells = set_places(self.bitmaps.view(torch.int64))
+        starts = torch.arange(self.bitmaps.numel() // 2 + 1, device=cells.device) * WORD_BITS
+        return torch.searchsorted(cells, starts).to(torch.int32)
+
+    @cached_property
     def distinct(self) -> int:
         """(window, column) pairs: rows of B that a product reads."""
         return int((self.columns >= 0).sum())
@@ -171,8 +209,8 @@ class BMat(Format):
 
     def first_values(self, tile: Tensor) -> Tensor:
         """Return the number of the first packed value of each of these tiles, int64."""
-        cells = set_places(self.bitmaps.view(torch.int64))
-        return torch.searchsorted(cells, tile.to(torch.int64) * (self.stack * CELLS))
+        word = tile.to(torch.int64) * (self.stack * CELLS // WORD_BITS)
+        return self.word_ptr[word].to(torch.int64)
 
     def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         """Canonical values [nnz] -> [nnz] in tile and bit order."""

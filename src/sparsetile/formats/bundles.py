@@ -21,6 +21,7 @@ the whole matrix; a kernel that has A's canonical values at hand need not read t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -30,6 +31,7 @@ from torch import Tensor
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import checked_values
+from sparsetile.formats.device_cells import SortedPairs, sorted_on_device
 from sparsetile.formats.units import Units, concat_units, row_units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
@@ -86,55 +88,98 @@ class RowBundles(Format):
         ValueError
             A has more columns than a list element can name.
         """
+        made = cls.pack_if(csr, order, lambda bundles, entries, distinct: True, min_sharing)
+        assert made is not None  # what always pays is made
+        return made
+
+    @classmethod
+    def pack_if(
+        cls,
+        csr: CSR,
+        order: Tensor | None,
+        pays: Callable[[int, int, int], bool],
+        min_sharing: float = 1.0,
+    ) -> Self | None:
+        """Do what :meth:`pack` does where the bundles pay; None where they do not.
+
+        Parameters
+        ----------
+        pays : callable
+            Is asked once bundles are counted and before they are made: for their number, their
+            entries, and their list elements that are not padding.
+        """
         device, (rows, cols) = csr.device, csr.shape
         if cols > MAX_COLUMNS:
             raise value_error(
                 "RowBundles.pack", "csr", f"a matrix of at most {MAX_COLUMNS} columns", cols,
                 "Use Rows",
             )  # fmt: skip
-        order = torch.arange(rows, device=device) if order is None else order
         windows = -(-rows // BUNDLE_ROWS)
-        place = positions(order)[csr.row_ids()]  # of each entry's row in the order
-        keys, element = torch.unique(
-            (place // BUNDLE_ROWS) * cols + csr.indices, return_inverse=True
-        )
-        owner = keys // max(cols, 1)
-        elements = torch.bincount(owner, minlength=windows)
-        entries = torch.bincount(place // BUNDLE_ROWS, minlength=windows)
+        found = _sorted(csr, order)
+        starts = csr.indptr
+        if order is not None:
+            starts = torch.zeros_like(starts)
+            torch.cumsum(csr.row_lengths()[order], 0, out=starts[1:])
+        # Where each window's entries begin among the sorted ones, and how many distinct columns
+        # come before.
+        bounds = torch.arange(0, (windows + 1) * BUNDLE_ROWS, BUNDLE_ROWS, device=device)
+        first_entry = starts[bounds.clamp_(max=rows)]
+        before = torch.zeros(csr.nnz + 1, dtype=torch.int64, device=device)
+        before[1:] = found.pair
+        elements, entries = before[first_entry].diff(), first_entry.diff()
         chosen = (entries >= min_sharing * elements) & (elements > 0)
-        # Where each chosen window's list begins and ends once padded, and where each element goes.
         padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
+        counts = [
+            chosen.sum(), (entries * chosen).sum(), (elements * chosen).sum(), before[-1],
+            padded.sum(), chosen[-1:].sum(),
+        ]  # fmt: skip
+        count, held, distinct, every, listed, last_chosen = torch.stack(counts).tolist()
+        if not pays(count, held, distinct):
+            return None
+        order = torch.arange(rows, device=device) if order is None else order
+        place = positions(order)[csr.row_ids()]  # of each entry's row in the order
+        element = torch.empty_like(found.entry)  # list element of each entry
+        element[found.entry] = before[1:] - 1
+        keys = torch.empty(every, dtype=torch.int64, device=device)
+        keys[before[1:] - 1] = found.keys.to(torch.int64)
+        owner = keys // max(cols, 1)
+        # Where each chosen window's list begins once padded, and where each element goes.
         begin = torch.cumsum(padded, 0) - padded
         first_key = torch.cumsum(elements, 0) - elements
-        target = begin[owner] + torch.arange(keys.numel(), device=device) - first_key[owner]
+        target = begin[owner] + torch.arange(every, device=device) - first_key[owner]
         kept = chosen[owner]
         mine = torch.nonzero(kept[element]).squeeze(1) if csr.nnz else element
         place, element = place[mine], element[mine]
-        bits = torch.zeros(keys.numel(), dtype=torch.int64, device=device)
+        bits = torch.zeros(every, dtype=torch.int64, device=device)
         bits.index_add_(0, element, torch.ones_like(element) << (place % BUNDLE_ROWS))
         column = keys % max(cols, 1)
         # Padding repeats the window's last column.
-        last = column[(first_key + elements - 1)[chosen]]
-        tagged = torch.repeat_interleave(last, padded[chosen])
-        tagged[target[kept]] = (bits * MAX_COLUMNS + column)[kept]
+        bundled = torch.nonzero(chosen).squeeze(1)
+        sizes = padded[bundled]
+        last = column[(first_key + elements - 1)[bundled]]
+        tagged = torch.repeat_interleave(last, sizes, output_size=listed)
+        at = torch.nonzero(kept).squeeze(1)
+        tagged[target[at]] = (bits * MAX_COLUMNS + column)[at]
         # The uppermost bit is the sign bit of an int32: wrap by hand, torch would refuse.
         tagged = torch.where(tagged >= 2**31, tagged - 2**32, tagged).to(torch.int32)
-        indptr = torch.zeros(int(chosen.sum()) + 1, dtype=torch.int64, device=device)
-        torch.cumsum(padded[chosen], 0, out=indptr[1:])
+        indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
+        torch.cumsum(sizes, 0, out=indptr[1:])
         members = torch.full((windows * BUNDLE_ROWS,), -1, dtype=torch.int64, device=device)
         members[:rows] = order
         by_window = members.reshape(windows, BUNDLE_ROWS)
-        loose = by_window[~chosen].reshape(-1)
+        loose = by_window[torch.nonzero(~chosen).squeeze(1)].reshape(-1)
+        if not last_chosen:  # the last window alone may have fewer than four rows
+            loose = loose[: loose.numel() - (windows * BUNDLE_ROWS - rows)]
         return cls(
             tagged,
             indptr,
-            by_window[chosen].to(torch.int32),
-            loose[loose >= 0],
+            by_window[bundled].to(torch.int32),
+            loose,
             mine,
             target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS,
             csr.indptr,
             csr.indices,
-            int(elements[chosen].sum()),
+            distinct,
             csr.shape,
         )
 
@@ -190,6 +235,20 @@ class RowBundles(Format):
             torch.cat([column[element], self.row_columns[loose_entry].to(torch.int64)]),
             torch.cat([element * BUNDLE_ROWS + member, behind]),
         )
+
+
+def _sorted(csr: CSR, order: Tensor | None) -> SortedPairs:
+    """Entries of windows of four rows, by column."""
+    found = sorted_on_device(csr, order, BUNDLE_ROWS)
+    if found is not None:
+        return found
+    place = csr.row_ids()
+    if order is not None:
+        place = positions(order)[place]
+    keys, entry = torch.sort((place // BUNDLE_ROWS) * csr.shape[1] + csr.indices)
+    first = torch.ones_like(keys, dtype=torch.bool)
+    torch.ne(keys[1:], keys[:-1], out=first[1:])
+    return SortedPairs(keys, entry, torch.cumsum(first, 0, dtype=torch.int32))
 
 
 def scatter_values(values: Tensor, entries: Tensor, slots: Tensor, elements: int) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetile.formats.device_cells import sorted_on_device
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
@@ -70,6 +71,9 @@ def distinct_pairs(csr: CSR, window: int, perm: Tensor | None = None) -> int:
     """
     if csr.nnz == 0 or window == 1:
         return csr.nnz
+    found = sorted_on_device(csr, perm, window)
+    if found is not None:
+        return int(found.pair[-1])
     rows = csr.row_ids()
     if perm is not None:
         rows = positions(perm)[rows]

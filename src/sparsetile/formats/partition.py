@@ -17,6 +17,7 @@ has the same column: one sort by (column, position), on A's device. Only the wal
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ __all__ = [
     "Counts",
     "Partition",
     "RowCosts",
+    "cheapest_partition",
     "count_columns",
     "split_by_cost",
     "split_by_threshold",
@@ -58,12 +60,16 @@ class Partition:
     rows: int
     height: int
 
-    @property
+    @cached_property
     def tiled(self) -> Tensor:
         """Positions inside windows, window after window."""
         inside = torch.arange(self.height, device=self.windows.device)
         found = (self.windows.unsqueeze(1) + inside).reshape(-1)
-        return found[found < self.rows]
+        # Windows ascend, so that the last alone may reach past the rows.
+        past = 0
+        if found.numel():
+            past = max(int(self.windows[-1]) + self.height - self.rows, 0)
+        return found[: found.numel() - past]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,22 +101,27 @@ def count_columns(csr: CSR, order: Tensor | None = None, height: int = 8) -> Cou
     if order is not None:
         place = positions(order)[place]
     # Entries of one column follow each other by position: how far is the next?
-    keys, entry = torch.sort(csr.indices.to(torch.int64) * max(rows, 1) + place)
+    if order is None:  # entries are by position already
+        column, entry = torch.sort(csr.indices, stable=True)
+        far = place[entry].diff()
+    else:
+        keys, entry = torch.sort(csr.indices.to(torch.int64) * max(rows, 1) + place)
+        column = torch.div(keys, max(rows, 1), rounding_mode="floor")
+        far = keys.diff()
     distance = torch.full((csr.nnz,), height, dtype=torch.int64, device=device)
-    column = torch.div(keys, max(rows, 1), rounding_mode="floor")
-    gap = torch.where(column[1:] == column[:-1], keys[1:] - keys[:-1], height)
+    gap = torch.where(column[1:] == column[:-1], far, height)
     distance[entry[:-1]] = torch.clamp(gap, max=height)
     # by_distance[p, d - 1]: entries at p whose column comes again d rows later; d = height: later,
     # or never.
-    by_distance = torch.bincount(place * height + distance - 1, minlength=rows * height)
+    # (Not bincount, which makes the host wait for the largest number.)
+    by_distance = torch.zeros(rows * height, dtype=torch.int64, device=device)
+    by_distance.index_add_(0, place * height + distance - 1, torch.ones_like(place))
     by_distance = by_distance.reshape(rows, height)
     later = by_distance.flip(1).cumsum(1).flip(1)  # later[p, d - 1]: not within d - 1 rows
     padded = torch.cat([later, later.new_zeros((height, height))])
-    # The window at p counts a column at the last of its rows that has it.
-    pairs = sum(
-        (padded[i : i + rows, height - 1 - i] for i in range(height)),
-        torch.zeros(rows, dtype=torch.int64, device=device),
-    )
+    # The window at p counts a column at the last of its rows that has it: the sum over i of
+    # padded[p + i, height - 1 - i].
+    pairs = padded.as_strided((rows, height), (height, height - 1), height - 1).sum(1)
     return Counts(by_distance.sum(1), by_distance[:, height - 1], pairs, height)
 
 
@@ -191,9 +202,13 @@ class RowCosts:
 
 def split_by_cost(counts: Counts, costs: RowCosts) -> Partition:
     """The split with the least total cost."""
+    return cheapest_partition(counts, costs.of_rows(counts), costs.of_windows(counts))
+
+
+def cheapest_partition(counts: Counts, rows: Tensor, windows: Tensor) -> Partition:
+    """The same where the costs of rows, and of the windows that begin at them, are known."""
     from sparsetile.reorder.cheapest_windows import cheapest_windows
 
-    alone = costs.of_rows(counts).cpu().numpy()
-    together = costs.of_windows(counts).cpu().numpy()
+    alone, together = torch.stack([rows, windows]).cpu().numpy()
     starts = torch.from_numpy(np.flatnonzero(cheapest_windows(alone, together, counts.height)))
     return _partition(starts.to(counts.entries.device), counts)

@@ -7,6 +7,7 @@ list, blocks of a block row. Formats name their units; ``balance/`` makes items 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -14,10 +15,40 @@ from torch import Tensor
 from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import CSR
 
-__all__ = ["HOST_UNITS", "Units", "concat_units", "row_units"]
+__all__ = ["HOST_UNITS", "LENGTHS", "Tally", "Units", "concat_units", "row_units"]
 
 # Units that are scheduled on the host.
 HOST_UNITS = 1 << 12
+# Lengths that decisions of schedules are made by (balance/segments.py, systems/csr/rows.py): how
+# many units are longer is counted for all of them at once.
+LENGTHS = (16, 24, 32, 64, 96, 128, 256)
+
+
+@cache
+def _limits(device: torch.device) -> Tensor:
+    return torch.tensor(LENGTHS, device=device)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the host wants to know of units.
+
+    Attributes
+    ----------
+    longest, total, end : int
+        Greatest length, sum of the lengths, and the largest end of a range; 0 without units.
+    bundled : int
+        Units that are bundles.
+    longer, longer_total : mapping of int to int
+        Units of more elements than each of ``LENGTHS``, and the sum of their lengths.
+    """
+
+    longest: int
+    total: int
+    end: int
+    bundled: int
+    longer: dict[int, int]
+    longer_total: dict[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +78,40 @@ class Units:
     @property
     def count(self) -> int:
         return self.label.numel()
+
+    @cached_property
+    def tally(self) -> Tally:
+        """Counts of the lengths, which the host waits for once."""
+        if not self.count:
+            none = dict.fromkeys(LENGTHS, 0)
+            return Tally(0, 0, 0, 0, none, none)
+        length = self.length
+        longer = length.unsqueeze(1) > _limits(length.device)
+        sums = [
+            length.max(), length.sum(), (self.begin + length).max(), self.bundled.sum(),
+        ]  # fmt: skip
+        of_longer = [longer.sum(0), (longer * length.unsqueeze(1)).sum(0)]
+        found = torch.cat([torch.stack(sums), *of_longer]).tolist()
+        longest, total, end, bundled, *found = found
+        count = len(LENGTHS)
+        counts, totals = (
+            dict(zip(LENGTHS, part, strict=True)) for part in (found[:count], found[count:])
+        )
+        return Tally(longest, total, end, bundled, counts, totals)
+
+    def longer(self, length: int) -> int:
+        """Count the units of more than ``length`` elements."""
+        if length >= self.tally.longest:
+            return 0
+        found = self.tally.longer.get(length)
+        return int((self.length > length).sum()) if found is None else found
+
+    def longer_total(self, length: int) -> int:
+        """Add up the lengths of those units."""
+        if length >= self.tally.longest:
+            return 0
+        found = self.tally.longer_total.get(length)
+        return int(self.length[self.length > length].sum()) if found is None else found
 
     def near(self) -> Units:
         """Return the same on the host where they are few.

@@ -25,7 +25,8 @@ where B is not finite, so that the bitmap stays beside dense tiles too, read in 
 With 16 rows and a pad of 8 the bitmap form is BitTCF of ``stack`` 2, array by array.
 
 Built with tensor operations on A's own device: condensed windows (formats/condense.py), then one
-sort of places; no loop over windows and no atomics.
+sort of places; no loop over windows and no atomics. On a GPU a few launches do the same
+(formats/device_cells.py).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from sparsetile.formats.cells import (
     set_places,
 )
 from sparsetile.formats.condense import condense
+from sparsetile.formats.device_cells import CellShape, packed_on_device
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 
@@ -140,7 +142,24 @@ class WCSR(Format):
             An option is none of these, or A has too many entries.
         """
         _check(csr, height, pad, variant)
-        device = csr.device
+        device, words = csr.device, height * pad // WORD_BITS
+        made = packed_on_device(csr, order, CellShape(height, pad, places=True))
+        if made is not None:
+            assert made.places is not None  # as asked for
+            return cls(
+                made.window_ptr,
+                made.columns,
+                made.word_ptr[::words].contiguous(),
+                made.words.reshape(-1, words),
+                made.places,
+                made.entries,
+                made.distinct,
+                None if order is None else order.to(torch.int32),
+                csr.shape,
+                height,
+                pad,
+                variant,
+            )
         found = condense(csr, order, height, pad)
         tiles = found.columns.numel() // pad
         places = torch.empty(csr.nnz, dtype=torch.int64, device=device)
@@ -152,7 +171,7 @@ class WCSR(Format):
             found.window_ptr.to(torch.int32),
             found.columns.to(torch.int32),
             torch.searchsorted(in_order, tile_starts).to(torch.int32),
-            bitmaps.reshape(tiles, height * pad // WORD_BITS),
+            bitmaps.reshape(tiles, words),
             places,
             entries.to(torch.int32),
             found.distinct,

@@ -87,6 +87,9 @@ def _pack(request: Request, may_stack: bool) -> BitTCF:
     csr, order, row_bytes = request.csr, request.permutation.perm, request.row_bytes
     if request.ablation == STACKED:
         return BitTCF.pack(csr, order, stack=2)
+    # As many tiles as windows of sixteen rows could have at most.
+    most = (csr.nnz + 7 * -(-csr.shape[0] // 16)) // 8
+    may_stack = may_stack and most >= RUN_TILES * _workers(request)
     if may_stack and request.dtype is torch.float32 and row_bytes >= WIDE_SLAB_BYTES:
         stacked = BitTCF.pack(csr, order, stack=2)
         fewer = FEWER_WIDE if row_bytes >= WIDE_BYTES else FEWER

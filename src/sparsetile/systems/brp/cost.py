@@ -16,6 +16,7 @@ Constants were fitted to H200 times of 14 matrices with every window in groups o
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -128,17 +129,48 @@ def bound(request: Request) -> float:
     A window of E entries in P columns, a column having at least f entries or none in slices of f:
     with k such columns, P - k columns leave an entry or more outside, and f k <= E - (P - k).
     """
+    return request.once(("bound", request.n, request.dtype), lambda: _bound(request))
+
+
+def _bound(request: Request) -> float:
     costs, counts = _costs(request), counted(request)
     entries = _by_window(counts.entries).double()
     pairs = counts.pairs[::WINDOW_ROWS].double()
-    least = costs.rows
-    for fixed in FIXED:
-        outside = torch.zeros_like(entries)
-        if fixed > 1:
-            outside = torch.clamp(pairs - (entries - pairs) / (fixed - 1), min=0)
-        inside = min(costs.tile / (TILE_COLUMNS * fixed), costs.outside)
-        least = torch.minimum(least, outside * costs.outside + (entries - outside) * inside)
+    inside = [min(costs.tile / (TILE_COLUMNS * fixed), costs.outside) for fixed in FIXED]
+    fewer = [float(max(fixed - 1, 1)) for fixed in FIXED]
+    numbers = torch.tensor([fewer, inside], dtype=torch.float64).to(entries.device)
+    outside = torch.clamp(pairs - (entries - pairs) / numbers[0].unsqueeze(1), min=0)
+    outside[0] = 0.0  # f = 1: every entry fits a slice
+    inside_cost = numbers[1].unsqueeze(1)
+    least = (outside * costs.outside + (entries - outside) * inside_cost).amin(0)
+    least = torch.minimum(costs.rows, least)
     return costs.alone + costs.start - float((costs.rows - least).sum())
+
+
+def _counted_groups(
+    request: Request, choices: Sequence[tuple[int, int]], every: bool
+) -> list[GroupSplit]:
+    """Return what each (f, g) gives; the host waits once."""
+    found, costs = sorted_windows(request), _costs(request)
+    entries = found.window_entry.diff()
+    of_fixed = {
+        fixed: entries if fixed == 1 else found.slices(fixed)[1].diff()
+        for fixed in dict.fromkeys(fixed for fixed, _ in choices)
+    }
+    slices = torch.stack([of_fixed[fixed] for fixed, _ in choices])
+    numbers = torch.tensor(choices).to(slices.device)
+    fixed, group = numbers[:, :1], numbers[:, 1:]
+    tiles = slices // (TILE_COLUMNS * group) * group
+    outside = entries - tiles * (TILE_COLUMNS * fixed)
+    gain = costs.rows - tiles.double() * costs.tile - outside.double() * costs.outside
+    kept = (tiles > 0) & (outside <= MOST_OUTSIDE + MOST_OUTSIDE_TILE * tiles)
+    if not every:
+        kept &= gain > 0
+    gains = torch.where(kept, gain, 0.0).sum(1).tolist()
+    return [
+        GroupSplit(f, g, keeps, costs.alone + costs.start - saved)
+        for (f, g), keeps, saved in zip(choices, kept, gains, strict=True)
+    ]
 
 
 def groups_of(request: Request, fixed: int, group: int, *, every: bool = False) -> GroupSplit:
@@ -146,25 +178,14 @@ def groups_of(request: Request, fixed: int, group: int, *, every: bool = False) 
 
     With ``every`` all windows keep them that have one and not too many entries outside.
     """
-    found, costs = sorted_windows(request), _costs(request)
-    slices = found.window_entry if fixed == 1 else found.slices(fixed)[1]
-    tiles = (slices[1:] - slices[:-1]) // (TILE_COLUMNS * group) * group
-    outside = found.window_entry[1:] - found.window_entry[:-1] - tiles * (TILE_COLUMNS * fixed)
-    gain = costs.rows - tiles.double() * costs.tile - outside.double() * costs.outside
-    kept = (tiles > 0) & (outside <= MOST_OUTSIDE + MOST_OUTSIDE_TILE * tiles)
-    if not every:
-        kept &= gain > 0
-    return GroupSplit(
-        fixed, group, kept, costs.alone + costs.start - float(torch.where(kept, gain, 0.0).sum())
-    )
+    return _counted_groups(request, [(fixed, group)], every)[0]
 
 
 def best_groups(request: Request) -> GroupSplit:
     """Return the (f, g) of least predicted time."""
 
     def best() -> GroupSplit:
-        found = [groups_of(request, fixed, group) for fixed, group in CHOICES]
-        return min(found, key=lambda split: split.seconds)
+        return min(_counted_groups(request, CHOICES, False), key=lambda split: split.seconds)
 
     return request.once(("groups", request.n, request.dtype), best)
 

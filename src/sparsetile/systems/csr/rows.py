@@ -87,40 +87,47 @@ def segment_length(units: Units, row_bytes: int) -> int:
     the first cut row costs a second wait for memory, whatever its length.
     (docs/explanation/notes/csr.md)
     """
-    length = units.length
-    if not length.numel():
+    if not units.count:
         return SHORT_SEGMENT
     narrow = row_bytes <= NARROW_BYTES
-    if int(length.max()) <= (UNCUT_NARROW if narrow else UNCUT):
+    if units.tally.longest <= (UNCUT_NARROW if narrow else UNCUT):
         return UNCUT_NARROW
-    total = int(length.sum())
-    if int(length[length > LONG_UNIT].sum()) >= LONG_UNITS_SHARE * total:
+    total = units.tally.total
+    if units.longer_total(LONG_UNIT) >= LONG_UNITS_SHARE * total:
         fair = 2 ** round(math.log2(total / BUSY_WARPS))
         return min(max(fair, SHORT_SEGMENT), LONGEST_SEGMENT)
     return 2 * SHORT_SEGMENT if total >= (MANY_NARROW if narrow else MANY) else SHORT_SEGMENT
 
 
-def _least(lengths: tuple[int, ...], length: Tensor, cost: int, most: float) -> int | None:
-    """Return the first of some lengths which few enough rows exceed, at a cost for each."""
-    return next((t for t in lengths if cost * int((length > t).sum()) <= most), None)
+def _least(
+    lengths: tuple[int, ...], units: Units, longest: int, cost: int, most: float
+) -> int | None:
+    """Return the first of some lengths which few enough rows exceed, at a cost for each.
+
+    Rows over ``longest`` do not count.
+    """
+    beyond = units.longer(longest)
+    return next((t for t in lengths if cost * max(units.longer(t) - beyond, 0) <= most), None)
 
 
 def item_lengths(units: Units, row_bytes: int, processors: int) -> ItemLengths:
     """Return how items are made of the units for rows of B of that many bytes."""
     longest = segment_length(units, row_bytes)
-    alone = units.length[~units.bundled]
-    if row_bytes > SMALL_BYTES or not alone.numel() or bool(units.bundled.any()):
+    if row_bytes > SMALL_BYTES or not units.count or units.tally.bundled:
         return ItemLengths(longest)
     group = min(max(-(-row_bytes // ACCESS_BYTES), 4), 32)
     room = processors * LANES_PER_SM
     longest_alone = default_wide_length(units)
-    used = int(torch.where(alone > longest_alone, 32, group).sum())
-    in_long = int(alone[alone > longest_alone].sum())
-    if used > SMALL_WAVES * room or in_long < FEW_LONG * int(alone.sum()):
+    long = units.longer(longest_alone)
+    used = 32 * long + group * (units.count - long)
+    if (
+        used > SMALL_WAVES * room
+        or units.longer_total(longest_alone) < FEW_LONG * units.tally.total
+    ):
         return ItemLengths(longest)
     spare = max(SPARE * room, room - used)
-    wide = _least(WIDE_LENGTHS, alone[alone <= longest_alone], 32 - group, spare)
-    shared = _least(SHARED_LENGTHS, alone, THREADS - 32, spare)
+    wide = _least(WIDE_LENGTHS, units, longest_alone, 32 - group, spare)
+    shared = _least(SHARED_LENGTHS, units, units.tally.longest, THREADS - 32, spare)
     if shared is not None:
         longest = max(longest, SHARED_UNCUT)
     return ItemLengths(longest, wide, shared, True)

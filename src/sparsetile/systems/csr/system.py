@@ -131,24 +131,23 @@ class CSRSystem(System):
         csr = request.csr
         if request.dtype not in BUNDLE_DTYPES or csr.shape[1] > MAX_COLUMNS or not csr.nnz:
             return None
-        bundles = RowBundles.pack(csr, request.permutation.perm, min_sharing=MIN_SHARING)
-        entries, elements = bundles.entries.numel(), bundles.distinct
-        count = bundles.bundle_count
-        long_rows = (
-            elements >= LONG_ELEMENTS
-            and elements >= LONG_LENGTH * count
-            and csr.shape[1] >= LONG_COLUMNS
-            and request.dtype is torch.float32
-            and request.n * request.dtype.itemsize >= LONG_BYTES
-        )
-        sharing = LONG_SHARING if long_rows else MIN_MEAN_SHARING[request.dtype.itemsize]
-        if (
-            entries < MIN_BUNDLED_SHARE * csr.nnz
-            or entries < sharing * elements
-            or elements < MIN_MEAN_LENGTH * count
-        ):
-            return None
-        return bundles
+
+        def pays(count: int, entries: int, elements: int) -> bool:
+            long_rows = (
+                elements >= LONG_ELEMENTS
+                and elements >= LONG_LENGTH * count
+                and csr.shape[1] >= LONG_COLUMNS
+                and request.dtype is torch.float32
+                and request.n * request.dtype.itemsize >= LONG_BYTES
+            )
+            sharing = LONG_SHARING if long_rows else MIN_MEAN_SHARING[request.dtype.itemsize]
+            return (
+                entries >= MIN_BUNDLED_SHARE * csr.nnz
+                and entries >= sharing * elements
+                and elements >= MIN_MEAN_LENGTH * count
+            )
+
+        return RowBundles.pack_if(csr, request.permutation.perm, pays, MIN_SHARING)
 
     def make_runner(self, meta: Mapping[str, Any]) -> CSRRunner:
         return CSRRunner(meta)

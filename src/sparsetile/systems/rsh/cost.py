@@ -17,8 +17,8 @@ from sparsetile.formats.partition import (
     Counts,
     Partition,
     RowCosts,
+    cheapest_partition,
     count_columns,
-    split_by_cost,
 )
 from sparsetile.kernels.rstile import choose_slabs
 from sparsetile.systems.base import Request
@@ -144,7 +144,9 @@ def long_windows(request: Request) -> tuple[int, int]:
     The second is the paper's adaptive rule, with its terms measured. Cutting less leaves the
     longest window to run alone at the end; cutting more costs partial sums.
     """
-    tiles = int(((counted(request).pairs[::HEIGHT] + 7) // 8).sum())
+    tiles = request.once(
+        "tiles of windows", lambda: int(((counted(request).pairs[::HEIGHT] + 7) // 8).sum())
+    )
     depth = step_tiles(request.dtype.itemsize)
     slabs = choose_slabs(request.dtype, max(request.n, 1))
     warps = processors(request.device) * slabs.warps
@@ -181,7 +183,7 @@ def _cheapest_split(request: Request) -> Split:
     counts, costs = counted(request), row_costs(request)
     rows, windows = costs.of_rows(counts), costs.of_windows(counts)
     alone = predict_csr(request)
-    partition = split_by_cost(counts, costs)
+    partition = cheapest_partition(counts, rows, windows)
     if not partition.windows.numel():
         return Split(None, alone)
     mixed = float(windows[partition.windows].sum() + rows[partition.residual].sum())

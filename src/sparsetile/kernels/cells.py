@@ -1,0 +1,76 @@
+"""Host side of ``pack_cells.cu``: its stages, parameters and grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+from sparsetile.jit.params import ParamStruct, i32, i64, pointer
+from sparsetile.jit.source import ConfigValue
+from sparsetile.kernels.spec import KernelSpec
+
+__all__ = ["CELL_THREADS", "PACK_CELLS", "Stage", "cells_config", "cells_grid"]
+
+CELL_THREADS = 256
+# Thread blocks for each SM: all that it holds.
+_BLOCKS = 8
+
+
+class Stage(IntEnum):
+    """What a launch does, in the order of the launches."""
+
+    KEYS = 0
+    HEADS = 1
+    TILES = 2
+    BITS = 3
+    COUNTS = 4
+    ENTRIES = 5
+
+
+def cells_config() -> dict[str, ConfigValue]:
+    """Constants of the kernel."""
+    return {"kThreads": CELL_THREADS}
+
+
+def cells_grid(work: int, processors: int) -> tuple[int, int, int]:
+    """A thread for each of ``work`` elements, or all that the GPU holds, which take turns."""
+    return (min(-(-work // CELL_THREADS), processors * _BLOCKS), 1, 1)
+
+
+def _configs() -> Iterator[dict[str, ConfigValue]]:
+    yield cells_config()
+
+
+PACK_CELLS = KernelSpec(
+    name="pack_cells",
+    params=ParamStruct.of(
+        pointer("indptr", "const i64*", "of A"),
+        pointer("columns", "const int*", "of A's entries"),
+        pointer("positions", "const i64*", "place of each row in the order; null: the row itself"),
+        pointer("starts", "const i64*", "entries before each position, [rows + 1]"),
+        pointer("keys", "int*", "where 31 bits are enough"),
+        pointer("wide_keys", "i64*", "where they are not"),
+        pointer("entry", "const i64*", "entry of each sorted key"),
+        pointer("place", "int*", "position of each entry's row"),
+        pointer("pair", "int*", "pairs up to each sorted entry"),
+        pointer("window_ptr", "int*", "first tile of each window"),
+        pointer("tile_columns", "int*", "column of A behind each column of a tile"),
+        pointer("cells", "i64*", "cell of each sorted entry"),
+        pointer("words", "u64*", "a bit for each cell"),
+        pointer("word_ptr", "int*", "packed values before each word"),
+        pointer("entries", "int*", "entry of each packed value"),
+        pointer("places", "i64*", "cell of each entry; null: not wanted"),
+        i64("count", "entries of A"),
+        i64("work", "elements of the stage"),
+        i32("stage"),
+        i32("wide", "which keys there are"),
+        i32("rows", "of A"),
+        i32("cols"),
+        i32("height", "rows of a window"),
+        i32("pad", "columns of a tile"),
+        i32("group", "a window's tiles are a multiple of this"),
+        i32("fragments", "cells in the order of an MMA's lanes, not row by row"),
+        i32("repeat", "slots without a column repeat the last one; else they are -1"),
+    ),
+    configs=_configs,
+)

@@ -1,0 +1,96 @@
+"""Builds take few operations: each costs a GPU's host microseconds, whatever the matrix.
+
+Tensor operations are counted on the host, with tiles packed by the kernel there as on a GPU. What a
+schedule does on the host with few windows counts as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsetile.core.device import H200
+from sparsetile.formats.device_cells import offer_kernels
+from sparsetile.intake.csr import CSR
+from sparsetile.kernels import KernelSpec
+from sparsetile.reorder import Permutation
+from sparsetile.systems import SYSTEMS
+from sparsetile.systems.base import Request
+from sparsetile.systems.shared import cell_packer
+from tests.emulator.build import HostKernel, host_compiler
+from tests.emulator.test_cells import run_on_host
+
+pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
+
+# Operations that launch nothing.
+VIEWS = {
+    "view", "reshape", "slice", "select", "unsqueeze", "squeeze", "expand", "unbind", "split",
+    "split_with_sizes", "as_strided", "transpose", "t", "detach", "alias", "empty",
+    "lift_fresh",
+}  # fmt: skip
+# Operations of a build, its choices included: about a tenth over what they are now.
+MOST = {
+    ("acc", None): 54,
+    ("wcsr", "tall"): 35,
+    ("brp", None): 150,
+    ("rsh", None): 145,
+    ("voltrix", None): 50,
+}
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in VIEWS:
+            self.names[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def a_graph(rows: int, entries: int) -> CSR:
+    """Rows of all lengths, a few of them long."""
+    draw = torch.Generator().manual_seed(1)
+    row = (rows * torch.rand(entries, generator=draw) ** 3).long()
+    row = torch.randperm(rows, generator=draw)[row]
+    keys = torch.unique(row * rows + torch.randint(0, rows, (entries,), generator=draw))
+    indptr = torch.zeros(rows + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(keys // rows, minlength=rows), 0, out=indptr[1:])
+    values = torch.ones(keys.numel())
+    return CSR(indptr, (keys % rows).to(torch.int32), values, (rows, rows))
+
+
+@pytest.mark.parametrize(("system", "ablation"), MOST, ids=str)
+def test_a_build_takes_few_operations(system, ablation, monkeypatch, folder: Path):
+    launches = 0
+
+    class Launched(HostKernel):
+        def launch(self, *args: Any, **options: Any) -> None:
+            nonlocal launches
+            launches += 1
+            super().launch(*args, **options)
+
+    run_on_host(monkeypatch, folder)
+    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *_: Launched(spec, config, folder))
+    offer_kernels("cpu", cell_packer.CELL_KERNELS)
+    request = Request(
+        a_graph(3000, 20_000), 128, torch.float32, Permutation("given", None), ablation=ablation,
+        ceilings=H200,
+    )  # fmt: skip
+    try:
+        with Counted() as counted:
+            SYSTEMS[system].build(request)
+    finally:
+        offer_kernels("cpu", None)
+    total = counted.names.total() + launches
+    assert total <= MOST[system, ablation], f"{total}: {counted.names.most_common(12)}"
+    assert launches > 0
