@@ -78,7 +78,7 @@ class VoltrixRunner(AlignedTileRunner):
         kernel = SPMM_BMAT.load(config, device, pipe.shared_bytes(dtype, weighted))
         return TileLaunch(
             kernel, pipe.threads, self._workers, -(-row_pieces(dtype, n) // self._width),
-            slot_bytes=self._width * pipe.sum_bytes(dtype), counters=self._width,
+            slot_bytes=self._width * pipe.sum_bytes(dtype), counters=self._nodes * self._width,
         )  # fmt: skip
 
     def spmm(
