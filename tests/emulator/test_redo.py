@@ -38,7 +38,9 @@ def window_columns(built: Any, first: int, end: int) -> Tensor:
 
 
 class Product:
-    """Stands in for ``spmm_wcsr``: leaves partial sums, rows of C, and flags."""
+    """Stands in for a product's kernel: leaves partial sums, rows of C, and flags."""
+
+    name = "spmm_wcsr"
 
     def __init__(self, csr: st.CSR, built: Any, B: Tensor, out: Tensor, epilogue: Epilogue) -> None:
         self.csr, self.built, self.B, self.out, self.epilogue = csr, built, B, out, epilogue
@@ -46,7 +48,7 @@ class Product:
         values = torch.ones(csr.nnz) if csr.values is None else csr.values
         self.dense[csr.row_ids(), csr.indices.long()] = values.double()
         self.asked = self.whole = self.cut = 0
-        self.slots = int(built.tensors["items"][:, 3].max()) + 1
+        self.slots = max(int(built.tensors["items"][:, 3].max()) + 1, 0)
         self.memory: tuple[Tensor, Tensor] | None = None
 
     def launch(self, grid: Any, threads: int, stream: int, params: Any, **_: Any) -> None:
@@ -97,6 +99,41 @@ class Product:
         return (sums.relu() if self.epilogue.relu else sums).to(before.dtype)
 
 
+class BMatProduct(Product):
+    """Stands in for ``spmm_bmat``, which joins its pieces itself: leaves rows of C, and flags."""
+
+    name = "spmm_bmat"
+
+    def launch(self, grid: Any, threads: int, stream: int, params: Any, **_: Any) -> None:
+        _, slabs, batches = grid
+        tensors, meta = self.built.tensors, runner(self.built.recipe).meta
+        stack, width = int(meta["stack"]), int(meta["width"])
+        starts, piece_columns = tensors["window_tile_ptr"].tolist(), 128 // self.B.element_size()
+        parts = (len(starts) - 1) * stack
+        flags = self.memory[1][-slabs * batches * parts * -(-width // 2) :]
+        flags = flags.reshape(batches, slabs, parts, -1)
+        B = self.B if self.B.dim() == 3 else self.B[None]
+        C = self.out if self.out.dim() == 3 else self.out[None]
+        order = tensors["order"].tolist() or list(range(self.csr.shape[0]))
+        for z, y, part in np.ndindex(batches, slabs, parts):
+            rows = order[part * 16 : part * 16 + 16]
+            window = slice(starts[part // stack], starts[part // stack + 1])
+            ids = tensors["columns"].reshape(-1, 8)[window].reshape(-1).long()
+            ids = ids[ids >= 0]
+            sums = (self.dense[rows][:, ids] @ B[z, ids].double()).float()
+            for piece in range(width):
+                first = (y * width + piece) * piece_columns
+                some = slice(first, min(first + piece_columns, B.shape[-1]))
+                if not rows or some.stop <= first:
+                    continue
+                if not sums[:, some].isfinite().all():
+                    flags[z, y, part, piece // 2] |= 1 << piece % 2
+                    continue
+                for r, row in enumerate(rows):
+                    C[z, row, some] = self.finish(sums[r, some], row, some, C[z, row, some])
+        self.asked = int((flags != 0).sum())
+
+
 def fragments(tile: Tensor, dtype: torch.dtype) -> Tensor:
     """[64, columns] as lanes hold it: strip, word of four, lane, element (wcsr.cuh)."""
     columns = tile.shape[1]
@@ -122,13 +159,17 @@ def product(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None):
         out_dtype: torch.dtype | None = None,
         order: Tensor | None = None,
         blocks: int | None = None,
+        system: str = "wcsr",
+        ablation: str | None = None,
     ) -> tuple[Tensor, Product]:
         permutation = Permutation("identity" if order is None else "given", order)
-        request = Request(csr, B.shape[-1], B.dtype, permutation, ablation="tall", ceilings=H200)
-        built = SYSTEMS["wcsr"].build(request)
+        if system == "wcsr":
+            ablation = "tall"
+        request = Request(csr, B.shape[-1], B.dtype, permutation, ablation=ablation, ceilings=H200)
+        built = SYSTEMS[system].build(request)
         shape = (*B.shape[:-2], csr.shape[0], B.shape[-1])
         out = torch.full(shape, 7.0 if epilogue.beta else NAN, dtype=out_dtype or B.dtype)
-        played = Product(csr, built, B, out, epilogue)
+        played = (Product if system == "wcsr" else BMatProduct)(csr, built, B, out, epilogue)
         load_on_host(monkeypatch, tile_runner, folder)
 
         def scratch(device: Any, stream: int, size: int, counters: int, owner: int = 0) -> Any:
@@ -140,7 +181,7 @@ def product(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None):
             return played.memory
 
         def load(spec: KernelSpec, config: Any, *rest: Any) -> Any:
-            return played if spec.name == "spmm_wcsr" else HostKernel(spec, config, folder)
+            return played if spec.name == played.name else HostKernel(spec, config, folder)
 
         monkeypatch.setattr(tile_runner, "scratch", scratch)
         monkeypatch.setattr(KernelSpec, "load", load)
@@ -235,3 +276,38 @@ def test_infinities_and_stored_zeros_of_A(product):
     B = small(csr, 64, F16)
     B[int(csr.indices[300]), 3] = INF  # a stored zero times Inf is NaN
     assert_same(product(csr, B)[0], expected(csr, B))
+
+
+VOLTRIX = [
+    (F32, 96, None), (F32, 268, "windows of 32"), (F16, 136, "bits"), (BF16, 72, "windows of 32"),
+    (F16, 40, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype, n, ablation", VOLTRIX, ids=str)
+def test_long_windows_of_voltrix(product, dtype, n, ablation):
+    csr = long_windows(dtype=dtype)
+    B = spoil(small(csr, n, dtype))
+    C, played = product(csr, B, system="voltrix", ablation=ablation)
+    assert played.asked
+    assert_same(C, expected(csr, B))
+
+
+def test_epilogue_and_batches_of_voltrix(product):
+    csr = long_windows(70, 1300, F16)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(2))
+    B = spoil(small(csr, 72, F16, 2), 0.02)
+    B[1, 3, 9] = -INF
+    bias = torch.arange(72).float()
+    C, _ = product(
+        csr, B, Epilogue(alpha=0.5, beta=2.0, bias=bias, relu=True), order=order, system="voltrix"
+    )
+    wanted = 0.5 * expected(csr, B) + 14.0 + bias
+    assert_same(C, torch.where(wanted < 0, 0.0, wanted))
+
+
+def test_a_pattern_of_voltrix_with_stored_bits_alone(product):
+    csr = long_windows(70, 1300)
+    pattern = st.CSR(csr.indptr, csr.indices, None, csr.shape)
+    B = spoil(small(pattern, 68, F32))
+    assert_same(product(pattern, B, system="voltrix", blocks=1)[0], expected(pattern, B))

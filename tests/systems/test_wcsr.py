@@ -285,7 +285,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[tuple]:
 
 @pytest.mark.parametrize("n, columns, slabs", [(7, 128, 1), (128, 128, 1), (200, 256, 1),
                                                (512, 256, 2)])  # fmt: skip
-def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, n, columns, slabs):
+def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, gpu_facts, n, columns, slabs):
+    gpu_facts()
     wanted = request(csr=windows([40] * 30, F16), n=n, dtype=F16, ablation="tall")
     work = runner(WCSR.build(wanted).recipe)
     for _ in range(2):

@@ -211,7 +211,7 @@ class TileRunner(Runner):
                 for name, offset in needed.arrivals.items():
                     params[name] = counters.data_ptr() + offset
             grid = (launch.blocks, launch.slabs, batches)
-            launch.kernel.launch(grid, launch.threads, stream, params, overlap=needed is None)
+            launch.kernel.launch(grid, launch.threads, stream, params, overlap=not self._slots)
             for later in launch.later:
                 grid = (later.blocks, launch.slabs, batches)
                 later.kernel.launch(grid, later.threads, stream, params, overlap=True)
@@ -257,7 +257,7 @@ class TileRunner(Runner):
         }  # fmt: skip
         needed = launch.scratch(self._slots, launch.slabs, params)
         grid = (launch.blocks, launch.slabs, 1)
-        steps = [Step(launch.kernel, grid, launch.threads, overlap=needed is None)]
+        steps = [Step(launch.kernel, grid, launch.threads, overlap=not self._slots)]
         for later in launch.later:
             grid = (later.blocks, launch.slabs, 1)
             steps.append(Step(later.kernel, grid, later.threads, overlap=True))
