@@ -265,8 +265,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "exact_strips.cuh",
         "wcsr",
         (
-            "if (!source.entry(bits, g + 8 * half, k)) continue;",
-            "",
+            "if (entry[half]) add_special",
+            "add_special",
             "zeros of a tile meet what is not finite",
         ),
         ("u32(bad[1] != 0) << (t + 4)", "u32(bad[1] != 0) << t", "goes through other columns"),
@@ -275,8 +275,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "exact_strips.cuh",
         "voltrix",
         ("k < 4 ? of[half] : of[2 + half]", "of[half]", "weights of other columns"),
-        ("load(id, t + 4)}", "load(id, t)}", "other columns of B"),
-        ("if (first + i < end) add_tile", "add_tile", "the last tile of a window several times"),
+        ("chunk_at(t + 4 * place), id", "chunk_at(t), id", "other columns of B"),
+        ("if (i > 0 && first + i >= end) break;", "", "the last tile of a window several times"),
         ("a[0] | a[2] << 16, a[1]", "a[0] | a[3] << 16, a[1]", "weights of other rows, 16 bits"),
     ),
     # -- bitmap tiles and their products with mma.sync
@@ -527,7 +527,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (".x4.trans.shared.b16", ".x4.shared.b16", "stores a transposed C untransposed"),
     ),
     *_in(
-        "wgmma.cuh",
+        "transpose.cuh",
         "wcsr",
         ("sent = upper ? word[i] :", "sent = upper ? word[i | step] :", "sends what it keeps"),
     ),

@@ -187,9 +187,9 @@ class _Thread:
                         self._plan(self.rng.choice(shared.stations))
                     self._look()
             # Every stream meets every product: what its scratch memory grows to is there.
-            places = range(max(len(shared.streams), 1)) if first_round else ()
-            for place, station in itertools.product(places, shared.stations):
-                with self._stream(place):
+            rounds = range(max(len(shared.streams), 1)) if first_round else ()
+            for turn, station in itertools.product(rounds, shared.stations):
+                with self._stream(turn):
                     for kind in _KINDS:
                         self._product(station, kind)
                     self._look()

@@ -46,6 +46,11 @@ struct alignas(8) int2 {
 struct alignas(16) int4 {
   int x, y, z, w;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
+inline int2 make_int2(int a, int b) { return {a, b}; }
 inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
 inline uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }
 inline int4 make_int4(int a, int b, int c, int d) { return {a, b, c, d}; }
@@ -91,6 +96,9 @@ inline float __expf(float x) { return std::exp(x); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline int atomicAdd(int* address, int value) {
   return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
+}
+inline int atomicOr(int* address, int value) {
+  return __atomic_fetch_or(address, value, __ATOMIC_SEQ_CST);
 }
 inline unsigned long long atomicOr(unsigned long long* address, unsigned long long value) {
   return __atomic_fetch_or(address, value, __ATOMIC_SEQ_CST);

@@ -36,6 +36,7 @@ inline u16 f32_to_bf16(float value) {
 inline void wait_previous() {}
 inline void let_next_start() {}
 inline int lane_now() { return this_lane(); }
+inline u32 lanes_below() { return (1u << this_lane()) - 1; }
 
 template <typename T>
 T infinity() {

@@ -14,13 +14,14 @@ from tests.kernels.strips import TILES, a_strip
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
 
+@pytest.mark.parametrize("pieces, batch", [(1, 1), (1, 4), (2, 1), (2, 2)])
 @pytest.mark.parametrize("dtype", primitives.MMA_TYPES, ids=str)
-def test_entries_alone_meet_what_is_not_finite(dtype, folder):
-    source = primitives.exact(dtype, 1)
+def test_entries_alone_meet_what_is_not_finite(dtype, pieces, batch, folder):
+    source = primitives.exact(dtype, 1, pieces, batch)
     spec = SimpleNamespace(source=lambda _: source, params=source.params, name=source.entry)
     kernel = HostKernel(spec, {}, folder)
-    for pieces in (1, 3, 8):
-        n = pieces * 16 // dtype.itemsize
+    for chunks in (1, 3, 8) if pieces == 1 else (5, 9, 15, 16):
+        n = chunks * 16 // dtype.itemsize
         strip = a_strip(dtype, n)
         out, failed = torch.full((16, n), -1.0), torch.full((32,), -1, dtype=torch.int32)
         given = {**strip.given, "out": out, "failed": failed}

@@ -107,10 +107,10 @@ def epilogue(out: torch.dtype, vector: int, count: int, row_bias: bool) -> Kerne
     )
 
 
-def exact(dtype: torch.dtype, chains: int) -> KernelSource:
+def exact(dtype: torch.dtype, chains: int, pieces: int = 1, batch: int = 2) -> KernelSource:
     return primitive(
         "exact",
-        {"ELEMENT": NAMES[dtype], "kChains": chains},
+        {"ELEMENT": NAMES[dtype], "kChains": chains, "kPieces": pieces, "kBatch": batch},
         pointer("cells", "const int*", "[tiles, 16, 8], not 0: an entry"),
         pointer("raw", "const u32*", "its bits"),
         pointer("columns", "const int*"),

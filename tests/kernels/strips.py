@@ -52,8 +52,6 @@ def a_strip(dtype: torch.dtype, n: int) -> Strip:
         "columns": columns.to(torch.int32),
         "b": given,
     }
-    # A lane has rows g and g + 8, and columns of chunks t and t + 4; where those are past n it has
-    # zeros for B, which an infinity of A meets too.
-    span = 16 // dtype.itemsize
-    failed = [int(g == 1 or (g in (5, 4) and t * span < n)) for g in range(8) for t in range(4)]
+    # A lane has rows g and g + 8. Chunks past n are the first one's.
+    failed = [int(g in (1, 4, 5)) for g in range(8) for t in range(4)]
     return Strip(operands, torch.stack(rows), failed)

@@ -11,6 +11,7 @@ import torch
 from sparsetile.core.errors import CompileError
 from sparsetile.jit import ARCHITECTURES, compile_source
 from sparsetile.jit.source import DEVICE_TREE
+from sparsetile.kernels import bmat
 from sparsetile.kernels.bmat import (
     ELEMENTS,
     LADDER,
@@ -148,4 +149,18 @@ def test_rows_are_copied_after_a_wait_and_a_fence():
 
 
 def test_host_and_kernel_agree_on_a_piece():
-    assert int(re.search(r"kPieceBytes = (\d+);", TEXT).group(1)) == PIECE_BYTES
+    shared = (DEVICE_TREE / "bmat_windows.cuh").read_text()
+    assert int(re.search(r"kPieceBytes = (\d+);", shared).group(1)) == PIECE_BYTES
+    assert int(re.search(r"kUnitPieces = (\d+);", shared).group(1)) == bmat.UNIT_PIECES
+    assert bmat.redo_units(33, 5, 2) == 2 * 2 * 3, "parts of two windows by three pairs of pieces"
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("variant, stack", [(None, 1), (None, 2), ("bits", 2)])
+def test_the_redo_of_whole_tiles_spills_nothing(dtype, variant, stack):
+    """Bits of stacked windows may: three words of them tell where values begin."""
+    config = bmat.redo_bmat_config(dtype, choose_pipe(dtype, 4, variant, stack), True)
+    assert config in list(bmat.REDO_BMAT.configs())
+    said = said_by_ptxas(bmat.REDO_BMAT.source(config))
+    spilled = int(re.search(r"(\d+) bytes spill stores", said).group(1))
+    assert spilled <= (bmat.REDO_BMAT.allowed_spills if variant else 0)

@@ -16,7 +16,7 @@ import torch
 from sparsetile.balance import CostModel
 from sparsetile.formats import BMat
 from sparsetile.kernels import KernelSpec
-from sparsetile.kernels.bmat import SPMM_BMAT, choose_pipe
+from sparsetile.kernels.bmat import REDO_BMAT, SPMM_BMAT, choose_pipe
 from sparsetile.systems import SYSTEMS, BuiltSystem, runner
 from sparsetile.systems.base import Epilogue
 from sparsetile.systems.shared import tile_runner as module
@@ -172,7 +172,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) ->
     found: list[tuple] = []
 
     def load(spec, config, device, shared=0):
-        assert spec is SPMM_BMAT
+        assert spec in (SPMM_BMAT, REDO_BMAT)
         return SimpleNamespace(
             launch=lambda grid, threads, stream, params, **_: found.append(
                 (config, shared, grid, threads, dict(params))
@@ -232,7 +232,11 @@ def test_each_piece_of_columns_of_cut_windows_has_slots_and_counters(launched, m
     slots, nodes = work.meta["slots"], work.meta["nodes"]
     slabs, sums = 4, 16 * 32 * 4  # of one piece: sixteen rows of 32 columns
     ((_, _, size, counters, _),) = asked
-    assert size == 2 * slabs * slots * sums and counters == 2 * slabs * nodes
+    flags = 1 if work.meta["redo"] else 0  # one part of a window, one pair of pieces
+    assert flags and size == 2 * slabs * slots * sums
+    assert counters == 2 * slabs * (nodes + flags)
+    first = launched[-1][4]
+    assert first["redo"] == first["arrivals"] + 4 * 2 * slabs * nodes, "flags behind the counters"
     assert launched[-1][4]["slot_count"] == slots > 0 and launched[-1][4]["node_count"] == nodes
 
 
@@ -280,3 +284,11 @@ def test_fitted_coefficients_are_those_of_the_gpu(monkeypatch):
     fitted = CostModel(2.0, 3.0, 4.0)
     monkeypatch.setattr(cost, "SCHEDULE_COSTS", {"some GPU": fitted})
     assert cost.schedule_costs("some GPU") is fitted
+
+
+def test_large_products_and_long_windows_have_a_launch_for_what_is_not_finite():
+    small, wide = csr_of(random_matrix(150, 130, 0.2)), csr_of(random_matrix(16, 900, 0.7))
+    assert not meta_of(csr=small)["redo"]
+    assert meta_of(csr=wide)["redo"], "a window of more than 64 tiles"
+    assert meta_of(csr=small, n=500_000)["redo"], "64 MB of rows of B"
+    assert not meta_of(csr=wide, ablation="tma")["redo"], "the paper's steps"

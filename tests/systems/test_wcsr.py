@@ -16,6 +16,7 @@ from sparsetile.formats import WCSR as Windows
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.wcsr import (
     JOIN_WCSR,
+    REDO_WCSR,
     SPMM_WCSR,
     STAGED_COLUMNS,
     choose_window_tile,
@@ -284,12 +285,13 @@ def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[tuple]:
 
 @pytest.mark.parametrize("n, columns, slabs", [(7, 128, 1), (128, 128, 1), (200, 256, 1),
                                                (512, 256, 2)])  # fmt: skip
-def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, n, columns, slabs):
+def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, gpu_facts, n, columns, slabs):
+    gpu_facts()
     wanted = request(csr=windows([40] * 30, F16), n=n, dtype=F16, ablation="tall")
     work = runner(WCSR.build(wanted).recipe)
     for _ in range(2):
         work.prepare(n, F16, True, torch.device("cuda", 0))
-    (name, config, device, shared), (join, its_config, its_device) = loaded
+    (name, config, device, shared), (join, its_config, its_device), (redo, last_config, _) = loaded
     assert (name, device, config["kCols"]) == ("spmm_wcsr", 0, columns)
     assert config in list(SPMM_WCSR.configs()) and shared == config["kSharedBytes"]
     (launch,) = work._launches.values()
@@ -297,7 +299,11 @@ def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, n, columns, slabs
     assert launch.slot_bytes == 64 * columns * 4, "a window's sums"
     assert (join, its_device, its_config["kCols"]) == ("join_wcsr", 0, columns)
     assert its_config in list(JOIN_WCSR.configs())
-    assert (launch.join_threads, launch.join_blocks) == (128, columns // 32)
+    joined, again = launch.later
+    assert (joined.threads, joined.blocks) == (128, work._nodes * columns // 32)
+    assert redo == "redo_wcsr" and last_config in list(REDO_WCSR.configs())
+    assert launch.flags == 30 * 4 * (columns // 128), "strips of 256 bytes"
+    assert (again.threads, again.blocks) == (256, min(launch.flags, 264 // slabs))
 
 
 def test_whole_windows_need_no_second_kernel(loaded):
@@ -306,7 +312,7 @@ def test_whole_windows_need_no_second_kernel(loaded):
     work.prepare(16, F16, True, torch.device("cuda", 0))
     assert [name for name, *_ in loaded] == ["spmm_wcsr"]
     (launch,) = work._launches.values()
-    assert launch.join is None
+    assert launch.later == () and launch.flags == 0
 
 
 def test_nothing_is_launched_for_nothing():

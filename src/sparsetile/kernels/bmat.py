@@ -1,4 +1,4 @@
-"""Host side of ``spmm_bmat.cu``: pipelines by width of a row, configurations."""
+"""Host side of ``spmm_bmat.cu`` and ``redo_bmat.cu``: pipelines by width, configurations."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
 from sparsetile.kernels.csr import out_dtypes
 from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS, STRIDES, TREE
+from sparsetile.kernels.repair import REDO_BLOCKS, REDO_THREADS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LADDER",
     "PIECE_BYTES",
     "PIPES",
+    "REDO_BMAT",
     "SPMM_BMAT",
     "STACKED_PIPES",
     "STEP",
@@ -29,6 +31,8 @@ __all__ = [
     "Pipe",
     "bmat_config",
     "choose_pipe",
+    "redo_bmat_config",
+    "redo_units",
     "row_pieces",
     "slab_width",
     "widest_slab",
@@ -38,6 +42,8 @@ __all__ = [
 ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
 # Bytes of a row of B that a consumer takes at once.
 PIECE_BYTES = 128
+# Pieces of a unit that is computed again.
+UNIT_PIECES = 2
 # Tiles that every item has a multiple of.
 STEP = 2
 TILE_ROWS, TILE_CELLS, BITMAP_BYTES, PAD_BYTES = 8, 128, 16, 16
@@ -162,6 +168,11 @@ def row_pieces(dtype: torch.dtype, n: int) -> int:
     return -(-n * dtype.itemsize // PIECE_BYTES)
 
 
+def redo_units(rows: int, width: int, stack: int) -> int:
+    """Parts of a slab that are computed again by themselves: sixteen rows by two pieces."""
+    return -(-rows // (16 * stack)) * stack * -(-width // UNIT_PIECES)
+
+
 def slab_width(dtype: torch.dtype, n: int, most: int = WIDTHS[-1]) -> int:
     """Pieces of the slabs for ``n`` columns: as few slabs as ``most`` pieces allow, all even."""
     pieces = max(row_pieces(dtype, n), 1)
@@ -226,29 +237,66 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
                 yield bmat_config(dtype, pipe, weighted, out_dtype=out)
 
 
+def redo_bmat_config(
+    dtype: torch.dtype,
+    pipe: Pipe,
+    weighted: bool,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> dict[str, ConfigValue]:
+    """Constants of ``redo_bmat.cu``, which computes again what is not finite."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kThreads": REDO_THREADS,
+        "kMinBlocks": REDO_BLOCKS,
+        "kDense": pipe.dense,
+        "kStack": pipe.stack,
+        "kWeighted": weighted,
+    }
+
+
+def _redo_configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, variant, stack, weighted in itertools.product(
+        ELEMENTS, (None, BITS), (1, 2), (True, False)
+    ):
+        pipe = choose_pipe(dtype, WIDTHS[0], variant, stack)
+        for out in out_dtypes(dtype):
+            yield redo_bmat_config(dtype, pipe, weighted, out_dtype=out)
+
+
+# Both kernels take the same struct, so that one set of values serves both launches.
+_PARAMS = ParamStruct.of(
+    pointer("items", "const int*", "eight each: balance/cobalance.py; first value is the seventh"),
+    pointer("first_items", "const int*", "first item of each thread block, and the end"),
+    *OPERANDS,
+    pointer("window_tile_ptr", "const int*"),
+    pointer("pair_values", "const int*", "first packed value of every second tile"),
+    pointer("columns", "const int*", "eight a tile, -1: none"),
+    pointer("bitmaps", "const uint4*", "one a tile"),
+    pointer("values", "const E::Storage*", "packed, or dense operands; null for a pattern"),
+    *STRIDES,
+    *TREE,
+    pointer("redo", "int*", "flags of units (bmat_windows.cuh), all zero; null: none is launched"),
+    *POSITIONS,
+    *EPILOGUE,
+    i32("slab_pieces", "pieces of 128 bytes of a row in a slab"),
+    i32("n"),
+)
 SPMM_BMAT = KernelSpec(
     name="spmm_bmat",
-    params=ParamStruct.of(
-        pointer(
-            "items", "const int*", "eight each: balance/cobalance.py; first value is the seventh"
-        ),
-        pointer("first_items", "const int*", "first item of each thread block, and the end"),
-        *OPERANDS,
-        pointer("window_tile_ptr", "const int*"),
-        pointer("pair_values", "const int*", "first packed value of every second tile"),
-        pointer("columns", "const int*", "eight a tile, -1: none"),
-        pointer("bitmaps", "const uint4*", "one a tile"),
-        pointer("values", "const E::Storage*", "packed, or dense operands; null for a pattern"),
-        *STRIDES,
-        *TREE,
-        *POSITIONS,
-        *EPILOGUE,
-        i32("slab_pieces", "pieces of 128 bytes of a row in a slab"),
-        i32("n"),
-    ),
+    params=_PARAMS,
     configs=_configs,
     architectures=("sm_90a",),
     shared_memory=True,
     # Steps of the paper's breakdown in 16 bits.
     allowed_spills=40,
+)
+REDO_BMAT = KernelSpec(
+    name="redo_bmat",
+    params=_PARAMS,
+    configs=_redo_configs,
+    architectures=("sm_90a",),
+    shared_memory=True,
+    allowed_spills=96,  # of bits in windows of 32 rows
 )

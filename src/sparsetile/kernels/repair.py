@@ -1,4 +1,4 @@
-"""Host side of ``repair_strided.cu``: configurations."""
+"""Host side of ``repair_strided.cu``: configurations. Sizes of launches of ``redo.cuh``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from sparsetile.kernels.csr import ELEMENTS, out_dtypes
 from sparsetile.kernels.params import EPILOGUE, OPERANDS
 from sparsetile.kernels.spec import KernelSpec
 
-__all__ = ["REPAIR_BLOCKS", "REPAIR_STRIDED", "REPAIR_THREADS", "repair_config"]
+__all__ = [
+    "REDO_BLOCKS",
+    "REDO_THREADS",
+    "REPAIR_BLOCKS",
+    "REPAIR_STRIDED",
+    "REPAIR_THREADS",
+    "repair_config",
+]
 
 REPAIR_THREADS = 256
 # Thread blocks for each SM: enough to hide the loads, and few to start where nothing is spoilt.
 REPAIR_BLOCKS = 4
+# Threads that share a unit of redo.cuh, and thread blocks of them for each SM: 128 registers each.
+REDO_THREADS, REDO_BLOCKS = 256, 2
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

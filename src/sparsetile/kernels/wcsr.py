@@ -1,4 +1,4 @@
-"""Host side of ``spmm_wcsr.cu`` and ``join_wcsr.cu``: configurations, choice of the tile."""
+"""Host side of ``spmm_wcsr.cu``, ``join_wcsr.cu``, ``redo_wcsr.cu``: configurations, tiles."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
 from sparsetile.kernels.csr import out_dtypes
 from sparsetile.kernels.params import EPILOGUE, OPERANDS, PARTIALS, POSITIONS, STRIDES
+from sparsetile.kernels.repair import REDO_BLOCKS, REDO_THREADS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "JOIN_COLUMNS",
     "JOIN_PARTS",
     "JOIN_WCSR",
+    "REDO_WCSR",
     "SPMM_WCSR",
     "STAGED_COLUMNS",
     "STRIP",
@@ -31,6 +33,7 @@ __all__ = [
     "choose_window_tile",
     "join_config",
     "join_tiles",
+    "redo_wcsr_config",
     "wcsr_config",
     "window_tiles",
 ]
@@ -44,6 +47,8 @@ WIDTHS = (128, 256)
 # there, and the pieces a window, in the mean, from which on they do.
 JOIN_COLUMNS = 32
 JOIN_PARTS, MANY_PIECES = 16, 6
+# Bytes of a row of B in a unit that is computed again.
+UNIT_BYTES = 256
 # Columns of A in a tile, and rows of a window that a warp decodes.
 TILE, STRIP = 8, 16
 # Order in which a tile's column ids are stored: the even ones are k = 0 to 3 of TF32's product.
@@ -97,6 +102,11 @@ class WindowTile:
 
     def slabs(self, n: int) -> int:
         return -(-n // self.columns)
+
+    def units(self, rows: int, dtype: torch.dtype) -> int:
+        """Parts of a slab that are computed again by themselves: strips of 256 bytes of columns."""
+        pieces = self.columns * dtype.itemsize // UNIT_BYTES
+        return -(-rows // self.height) * self.warps * pieces
 
 
 def window_tiles() -> list[WindowTile]:
@@ -188,7 +198,31 @@ def _join_configs() -> Iterator[dict[str, ConfigValue]]:
             yield join_config(dtype, join, weighted, out_dtype=out)
 
 
-# Both kernels take the same struct, so that one set of values serves both launches.
+def redo_wcsr_config(
+    dtype: torch.dtype,
+    tile: WindowTile,
+    weighted: bool,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> dict[str, ConfigValue]:
+    """Constants of ``redo_wcsr.cu``, which computes again what is not finite."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        "kCols": tile.columns,
+        "kThreads": REDO_THREADS,
+        "kMinBlocks": REDO_BLOCKS,
+        "kWeighted": weighted,
+    }
+
+
+def _redo_configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, tile, weighted in itertools.product(ELEMENTS, window_tiles(), (True, False)):
+        for out in out_dtypes(dtype):
+            yield redo_wcsr_config(dtype, tile, weighted, out_dtype=out)
+
+
+# All kernels take the same struct, so that one set of values serves all launches.
 _PARAMS = ParamStruct.of(
     pointer("items", "const int4*", "window, first tile, end, slot of a piece or -1"),
     pointer("first_items", "const int*", "first item of each thread block, and the end"),
@@ -201,6 +235,7 @@ _PARAMS = ParamStruct.of(
     pointer("values", "const E::Storage*", "packed; null for a pattern"),
     *STRIDES,
     *PARTIALS,
+    pointer("redo", "int*", "flags of units (wcsr.cuh), all zero; null: no launch that reads them"),
     *POSITIONS,
     *EPILOGUE,
     i32("n"),
@@ -218,6 +253,13 @@ JOIN_WCSR = KernelSpec(
     configs=_join_configs,
     architectures=("sm_90a",),
     shared_memory=True,
-    # Where sums that are not finite are computed again.
-    allowed_spills=20,
+    allowed_spills=24,  # of a warp's place, outside loops
+)
+REDO_WCSR = KernelSpec(
+    name="redo_wcsr",
+    params=_PARAMS,
+    configs=_redo_configs,
+    architectures=("sm_90a",),
+    shared_memory=True,
+    allowed_spills=52,  # outside the loop over tiles
 )

@@ -12,13 +12,6 @@
 
 #include "exact.cuh"
 
-// Bits of the lanes below this one.
-__device__ __forceinline__ u32 lanes_below() {
-  u32 mask;
-  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
-  return mask;
-}
-
 // The lane's four elements of a tile, raw, one a register.
 template <typename E, bool kWeighted>
 struct BMatElements {
@@ -29,7 +22,7 @@ struct BMatElements {
   template <typename Read>
   __device__ __forceinline__ int decode(const uint4& bits, int lane, const Read& read) {
     const u32 word[4] = {bits.x, bits.y, bits.z, bits.w};
-    const u32 below = lanes_below();
+    const u32 below = ptx::lanes_below();
     int before = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -48,3 +48,25 @@ __device__ __forceinline__ u32 take_finite(u32& word) {
     return bad;
   }
 }
+
+// Whether one of the words of A and B that it is shown, rounded, has a number that is not finite:
+// at one or three instructions a word. take_finite() is for those alone.
+template <typename E>
+struct OperandCheck {
+  static constexpr bool kHalves = sizeof(typename E::Storage) == 2;
+  FiniteCheck<4> rounded;
+  u32 marks = 0;
+
+  __device__ __forceinline__ void add(u32 word, int i) {
+    if constexpr (kHalves) {  // an exponent of ones, and one more: the sign's bit is set
+      constexpr u32 kOnes = Mma<E>::kBfloat ? 0x7f807f80u : 0x7c007c00u;
+      constexpr u32 kOne = Mma<E>::kBfloat ? 0x00800080u : 0x04000400u;
+      marks |= (word & kOnes) + kOne;
+    } else {
+      rounded.add(__uint_as_float(word), i);
+    }
+  }
+  __device__ __forceinline__ bool failed() const {
+    return kHalves ? (marks & 0x80008000u) != 0 : rounded.failed();
+  }
+};

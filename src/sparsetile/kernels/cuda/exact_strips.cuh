@@ -1,8 +1,8 @@
-// Sixteen rows of a window and 128 bytes of columns of C again, where sums were not finite: Tensor
-// Cores multiply what is finite, and only columns of A with anything else are gone through entry by
-// entry. Going through all entries that way took 18 to 236 times as long as a product of finite
-// numbers (voltrix, bcsstk32 and CoauthorPhysics, N = 128 and 512, one row in a hundred of B with
-// NaN).
+// Sixteen rows of a window and 128 bytes of columns of C again, or several times that, where sums
+// were not finite: Tensor Cores multiply what is finite, and only columns of A with anything else
+// are gone through entry by entry. Going through all entries that way took 18 to 236 times as long
+// as a product of finite numbers (voltrix, bcsstk32 and CoauthorPhysics, N = 128 and 512, one row
+// in a hundred of B with NaN).
 //
 // One MMA is a tile of eight columns of A. Lane 4g + t holds A's elements as bmat.cuh says, and 16
 // bytes (a chunk) of the rows of B behind columns t and t + 4: chunk (g % 2) * 4 + g / 2 of eight,
@@ -10,95 +10,169 @@
 // t + 4, for rows g and g + 8. Which k of m16n8k8 a column of A is, is free: in 16 bits k = 2t and
 // 2t + 1 are columns t and t + 4.
 //
-// One warp goes through all tiles of a window, which may be hundreds, and waits for memory four
-// times a tile. So kBatch tiles are loaded together: ids and bits, then rows of B and values.
+// A warp has kBatch tiles under way: rows of B and values of these, ids and bits of the next ones,
+// so that it waits for memory once a batch. Tiles whose numbers are all finite, nine in ten where
+// one row of B in a hundred has NaN, are only checked. Decoding a tile takes as many instructions
+// as three pieces of 128 bytes: a warp that has the registers takes kPieces of them.
 //
 // A source of tiles has
 //
-//   Bits bits(tile)                      entries of a tile's sixteen rows
+//   kGaps                                whether columns of A may have no row of B (ids below 0)
+//   Bits bits(tile)                      entries of a tile's sixteen rows, and what finds values
 //   bool entry(bits, r, k)               whether row r has one in column k
 //   void elements(tile, bits, lane, of)  the lane's elements of A, raw
-//   int column(tile, k)                  row of B behind column k, below 0 for none
+//   int2 columns(tile, t)                rows of B behind columns t and t + 4
+//   int column(tile, k)                  row of B behind column k
 #pragma once
 
 #include "exact.cuh"
 
-template <typename E>
+template <typename E, int kPieces = 1>
 struct ExactStrip {
   using Storage = typename E::Storage;
   static constexpr int kSpan = 16 / sizeof(Storage);  // columns of a chunk
+  static constexpr int kPieceCols = 8 * kSpan;
+  static constexpr int kCols = kPieces * kPieceCols;
   static constexpr bool kIsF32 = sizeof(Storage) == 4;
 
-  const char* b;  // first of `columns` columns, in row 0; chunks that begin past them are not read
-  u64 row_bytes;
-  int columns;
+  const char* b;  // the lane's chunk of row 0, or the first one where that begins past `columns`
+  u32 row_bytes;
+  int columns;  // at most kCols
   int lane, g, t;
-  float sum[kSpan][4];  // column, then (row g: chunk t, t + 4), (row g + 8: chunk t, t + 4)
+  // Piece, column, then (row g: chunk t, t + 4), (row g + 8: chunk t, t + 4).
+  float sum[kPieces][kSpan][4];
 
-  __device__ __forceinline__ ExactStrip(const Storage* b, u64 row_bytes, int columns)
+  // b: the first of `columns` columns, in row 0.
+  __device__ __forceinline__ ExactStrip(const Storage* b, u32 row_bytes, int columns)
       : b(reinterpret_cast<const char*>(b)),
         row_bytes(row_bytes),
-        columns(columns),
+        columns(min(columns, kCols)),
         lane(threadIdx.x % 32),
         g(lane / 4),
         t(lane % 4),
-        sum{} {}
+        sum{} {
+    this->b += own_chunk();
+  }
 
+  // Adds tiles `begin` to `end`.
   template <int kBatch, typename Source>
   __device__ __forceinline__ void add(const Source& source, int begin, int end) {
-    const int chunk = g % 2 * 4 + g / 2;
+    if (begin >= end) return;
+    const int last = end - 1;
+    Heads<kBatch, Source> heads;
+    heads.load(source, begin, last, t);
 #pragma unroll 1
     for (int first = begin; first < end; first += kBatch) {
-      const auto tile = [&](int i) { return min(first + i, end - 1); };
-      int id[kBatch][2];
-      decltype(source.bits(0)) bits[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        id[i][0] = source.column(tile(i), t);
-        id[i][1] = source.column(tile(i), t + 4);
-        bits[i] = source.bits(tile(i));
-      }
-      BRow<4> row[kBatch][2];
+      BRow<4> row[kBatch][kPieces][2];
       u32 of[kBatch][4];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        *reinterpret_cast<uint4*>(row[i][0].word) = load(id[i][0], chunk);
-        *reinterpret_cast<uint4*>(row[i][1].word) = load(id[i][1], chunk);
-        source.elements(tile(i), bits[i], lane, of[i]);
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j) {
+          const char* from = b + piece_at(j);
+          *reinterpret_cast<uint4*>(row[i][j][0].word) = load<Source>(from, heads.id[i].x);
+          *reinterpret_cast<uint4*>(row[i][j][1].word) = load<Source>(from, heads.id[i].y);
+        }
+        source.elements(min(first + i, last), heads.bits[i], lane, of[i]);
       }
+      heads.load(source, first + kBatch, last, t);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (first + i < end) add_tile(source, first + i, bits[i], of[i], row[i]);
+        if (i > 0 && first + i >= end) break;
+        const bool special = !all_finite(of[i], row[i]);
+        u32 rest = 0;
+        if (special) rest = take_special(of[i], row[i]);
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j) multiply(of[i], row[i][j], sum[j]);
+        if (special) {
+          add_rest(source, first + i, rest);
+          heads.load(source, first + kBatch, last, t);  // again: seldom, and registers are few
+        }
       }
     }
   }
 
  private:
-  __device__ __forceinline__ uint4 load(int id, int chunk) const {
-    if (id < 0 || chunk * kSpan >= columns) return make_uint4(0, 0, 0, 0);
-    return __ldg(reinterpret_cast<const uint4*>(b + u64(u32(id)) * row_bytes) + chunk);
-  }
-  template <typename Source, typename Bits>
-  __device__ __forceinline__ void add_tile(const Source& source, int tile, const Bits& bits,
-                                           const u32 (&of)[4], BRow<4> (&row)[2]) {
-    u32 a[4] = {of[0], of[1], of[2], of[3]};
-    u32 bad[2] = {take_finite<E>(a[0]) | take_finite<E>(a[1]),
-                  take_finite<E>(a[2]) | take_finite<E>(a[3])};
+  // What is looked up of a batch before its rows of B. Past the last tile it is the last one's.
+  template <int kBatch, typename Source>
+  struct Heads {
+    int2 id[kBatch];
+    typename Source::Bits bits[kBatch];
+
+    __device__ __forceinline__ void load(const Source& source, int first, int last, int t) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) bad[i / 4] |= take_finite<E>(row[i / 4].word[i % 4]);
-    multiply(a, row);
-    const u32 own = u32(bad[0] != 0) << t | u32(bad[1] != 0) << (t + 4);
+      for (int i = 0; i < kBatch; ++i) {
+        const int tile = min(first + i, last);
+        id[i] = source.columns(tile, t);
+        bits[i] = source.bits(tile);
+      }
+    }
+  };
+
+  // Bytes from the first chunk of a piece to one of its eight. Past the columns it is the first
+  // one: its sums are not wanted, and a load without a condition is one instruction.
+  __device__ __forceinline__ u32 chunk_at(int chunk) const {
+    return chunk * kSpan < columns ? chunk * 16 : 0;
+  }
+  __device__ __forceinline__ u32 own_chunk() const { return chunk_at(g % 2 * 4 + g / 2); }
+  // Bytes from the lane's chunk to that of piece j, or none where that begins past the columns.
+  __device__ __forceinline__ u32 piece_at(int j) const {
+    return j * kPieceCols + (g % 2 * 4 + g / 2) * kSpan < columns ? j * 128 : 0;
+  }
+  template <typename Source>
+  __device__ __forceinline__ uint4 load(const char* from, int id) const {
+    if (Source::kGaps && id < 0) return make_uint4(0, 0, 0, 0);
+    return __ldg(reinterpret_cast<const uint4*>(from + u64(u32(id)) * row_bytes));
+  }
+  // Whether a tile and its rows of B are, the same for all lanes. Rounds B.
+  __device__ __forceinline__ static bool all_finite(const u32 (&of)[4],
+                                                    BRow<4> (&row)[kPieces][2]) {
+    OperandCheck<E> check;
+#pragma unroll
+    for (int i = 0; i < 8 * kPieces; ++i) {
+      u32& word = row[i / 8][i / 4 % 2].word[i % 4];
+      if constexpr (kIsF32) word = round_tf32(word);
+      check.add(word, i);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) check.add(of[i], i);
+    return !__any_sync(kWarp, check.failed());
+  }
+  // Zeros in place of what is not finite. Returns the tile's columns that had any, a bit each.
+  __device__ __forceinline__ u32 take_special(u32 (&of)[4], BRow<4> (&row)[kPieces][2]) const {
+    u32 bad[2] = {take_finite<E>(of[0]) | take_finite<E>(of[1]),
+                  take_finite<E>(of[2]) | take_finite<E>(of[3])};
+#pragma unroll
+    for (int i = 0; i < 8 * kPieces; ++i) {
+      bad[i / 4 % 2] |= take_finite<E>(row[i / 8][i / 4 % 2].word[i % 4]);
+    }
+    return __reduce_or_sync(kWarp, u32(bad[0] != 0) << t | u32(bad[1] != 0) << (t + 4));
+  }
+  // What take_special() has taken of columns `rest`: entries of A there.
+  template <typename Source>
+  __device__ __forceinline__ void add_rest(const Source& source, int tile, u32 rest) {
+    const typename Source::Bits bits = source.bits(tile);
+    u32 of[4];
+    source.elements(tile, bits, lane, of);
+    const char* first = b - own_chunk();
 #pragma unroll 1
-    for (u32 rest = __reduce_or_sync(kWarp, own); rest != 0; rest &= rest - 1) {
+    for (; rest != 0; rest &= rest - 1) {
       const int k = __ffs(rest) - 1, id = source.column(tile, k);
-      const uint4 x[2] = {load(id, t), load(id, t + 4)};
+      float weight[2];
+      bool entry[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const u32 raw = __shfl_sync(kWarp, k < 4 ? of[half] : of[2 + half], g * 4 + k % 4);
-        if (!source.entry(bits, g + 8 * half, k)) continue;
-        const float weight = E::widen(storage(raw));
-        add_special(weight, x[0], half * 2);
-        add_special(weight, x[1], half * 2 + 1);
+        weight[half] = E::widen(storage(raw));
+        entry[half] = source.entry(bits, g + 8 * half, k);
+      }
+#pragma unroll
+      for (int place = 0; place < 2 * kPieces; ++place) {
+        const uint4 x = load<Source>(first + chunk_at(t + 4 * place), id);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (entry[half]) add_special(weight[half], x, sum[place / 2], half * 2 + place % 2);
+        }
       }
     }
   }
@@ -109,11 +183,12 @@ struct ExactStrip {
       return static_cast<Storage>(raw);
     }
   }
-  __device__ __forceinline__ void multiply(const u32 (&a)[4], const BRow<4> (&row)[2]) {
+  __device__ __forceinline__ static void multiply(const u32 (&a)[4], const BRow<4> (&row)[2],
+                                                  float (&sum)[kSpan][4]) {
     if constexpr (kIsF32) {
       const uint4 tile = make_uint4(a[0], a[1], a[2], a[3]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) multiply_tf32(tile, row[0].word[j], row[1].word[j], sum[j]);
+      for (int j = 0; j < 4; ++j) mma_tf32(tile, row[0].word[j], row[1].word[j], sum[j]);
     } else {
       const uint2 tile = make_uint2(a[0] | a[2] << 16, a[1] | a[3] << 16);
 #pragma unroll
@@ -125,7 +200,8 @@ struct ExactStrip {
     }
   }
   // An entry times a chunk, where either is not finite: multiply() has left that out.
-  __device__ __forceinline__ void add_special(float weight, const uint4& chunk, int place) {
+  __device__ __forceinline__ static void add_special(float weight, const uint4& chunk,
+                                                     float (&sum)[kSpan][4], int place) {
     union {
       uint4 word;
       Storage element[kSpan];

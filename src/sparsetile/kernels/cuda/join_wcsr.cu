@@ -8,6 +8,8 @@
 // windows have many pieces, kParts warps take a run of them each, and the first adds up the runs in
 // order.
 //
+// Sums that are not finite are left to redo_wcsr.cu.
+//
 // Grid: x = cut windows times groups of 32 columns, and strips where kParts > 1; y = slabs of kCols
 // columns, z = batch. Threads: kThreads, a warp for each strip or run. Shared memory: the runs'
 // sums.
@@ -52,16 +54,40 @@ __device__ __forceinline__ void add_run(const Params& p, const Lane& me, int slo
   for (; slot < end; ++slot) add_slots<1>(p, me, slot, group, sum);
 }
 
-// 32 warps an SM, whatever the redo would take.
+// What a warp has: run `part` of the slots of a cut window, sixteen rows (me.warp) of 32 columns.
+struct Work {
+  Lane me;
+  int part, group;
+  int4 cut;  // window, first slot, slots
+
+  __device__ __forceinline__ explicit Work(const Params& p) {
+    constexpr int kBlocks = kWarps / kStrips;  // of a group of columns
+    const int unit = blockIdx.x / kBlocks;
+    group = unit % kGroups;
+    cut = __ldg(p.cuts + unit / kGroups);
+    part = me.warp / kStrips;
+    me.warp = blockIdx.x % kBlocks * kStrips + me.warp % kStrips;
+  }
+};
+
+// Have the warp's part of C computed again. Looks up all that it needs: the warp has better uses
+// for its registers.
+__device__ __noinline__ void ask_for(const Params& p) {
+  constexpr int kGroupsOfUnit = kUnitCols / 32;
+  const Work work(p);
+  int* const flags = unit_flags(p);
+  const int unit = unit_of(work.cut.x, work.me.warp, work.group / kGroupsOfUnit);
+  if (work.me.lane == 0) atomicOr(flags + unit, 1 << work.group % kGroupsOfUnit);
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     join_wcsr(const __grid_constant__ Params p) {
   ptx::wait_previous();
-  constexpr int kBlocks = kWarps / kStrips;  // of a group of columns
-  const int unit = blockIdx.x / kBlocks, group = unit % kGroups;
-  const int4 cut = __ldg(p.cuts + unit / kGroups);  // window, first slot, slots
-  Lane me;
-  const int part = me.warp / kStrips;
-  me.warp = blockIdx.x % kBlocks * kStrips + me.warp % kStrips;
+  ptx::let_next_start();  // the redo, which waits for this one's end
+  const Work work(p);
+  const Lane& me = work.me;
+  const int4& cut = work.cut;
+  const int part = work.part, group = work.group;
   float sum[kGroupSums] = {};
   add_run(p, me, cut.y + cut.z * part / kParts, cut.y + cut.z * (part + 1) / kParts, group, sum);
   if constexpr (kParts > 1) {
@@ -79,6 +105,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       for (int j = 0; j < 4; ++j) add_word(s_sums[other][j][me.lane], j, sum);
     }
   }
-  const int column = blockIdx.y * kCols + group * 32;
-  if (!store_groups(p, me, cut.x, column, sum)) exact<1>(p, me.warp, cut.x, column, column + 32);
+  if (!all_finite(sum)) return ask_for(p);
+  store_groups(p, me, cut.x, blockIdx.y * kCols + group * 32, sum);
 }

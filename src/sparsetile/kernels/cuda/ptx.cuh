@@ -59,6 +59,13 @@ __device__ __forceinline__ int lane_now() {
   return lane;
 }
 
+// Bits of the lanes below this one.
+__device__ __forceinline__ u32 lanes_below() {
+  u32 mask;
+  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+  return mask;
+}
+
 template <typename T>
 __device__ __forceinline__ T infinity() {
   return sizeof(T) == 8 ? T(__longlong_as_double(0x7ff0000000000000))

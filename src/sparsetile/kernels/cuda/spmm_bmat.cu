@@ -33,7 +33,7 @@
 // Slots of a window past its last column have no row of B (id -1): nothing is copied, and what the
 // ring held there is multiplied by zeros. It is always a row of B, or zero: the ring is cleared
 // first. Where B is not finite that may be NaN; sums that are not finite are computed again from
-// A's entries (exact.cuh).
+// A's entries (exact.cuh), here or by a second launch (redo_bmat.cu).
 //
 // Windows that were cut along their tiles are joined by a tree (tree.cuh), piece by piece of their
 // columns: one launch, a fixed order of additions, no atomics on data.
@@ -50,27 +50,15 @@
 // otherwise); rows of B under 2^32 bytes, fewer than 2^31 entries; an even number of tiles in each
 // window and item; slab_pieces at most kConsumers * kPieces; float32 values rounded to TF32 by the
 // host; values readable for 16 bytes past the last.
-#include "bmat.cuh"
-#include "epilogue.cuh"
-#include "exact_strips.cuh"
+#include "bmat_windows.cuh"
 #include "ring.cuh"
 #include "tree.cuh"
 
-using E = ELEMENT;
-using Out = OUTPUT;
-using Acc = float;
-
-constexpr int kSize = sizeof(E::Storage);
-constexpr bool kIsF32 = kSize == 4;
-constexpr int kPieceBytes = 128;
-constexpr int kPieceCols = kPieceBytes / kSize;
-constexpr int kSpan = 16 / kSize;  // columns of a lane's chunk, and instructions of a piece
 constexpr int kStepRows = 8 * kStepTiles;
 constexpr int kProducerRows = (kStepRows + kProducers - 1) / kProducers;
 constexpr int kBatchSteps = 32 / kProducerRows;  // steps whose column ids come with one load
 constexpr int kBatchTiles = kBatchSteps * kStepTiles;
 constexpr int kCells = 128;
-constexpr int kWindowRows = 16 * kStack;
 
 // A stage of the ring.
 constexpr int kRowStride = kConsumers * kPieces * kPieceBytes + 16;
@@ -83,12 +71,6 @@ constexpr int kValueBytes = kDense      ? kStepTiles * kDenseBytes
 constexpr int kStageBytes = kValuesAt + kValueBytes;
 constexpr int kBarriersAt = kStages * kStageBytes;
 
-// Declared in kernels/bmat.py.
-struct Params {
-  PARAMS_FIELDS
-};
-
-static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 static_assert(kSharedBytes == kBarriersAt + RingBarriers<kStages>::kBytes,
               "host and device disagree on shared memory");
 static_assert(kThreads == 32 * (kConsumers + kProducers), "a warp a role");
@@ -149,9 +131,6 @@ struct Items {
   }
 };
 
-__device__ __forceinline__ int slab_column(const Params& p) {
-  return int(blockIdx.y) * p.slab_pieces * kPieceCols;
-}
 // Columns of B from the item's first one on; none: the item is not worked on, by nobody.
 __device__ __forceinline__ int columns_inside(const Params& p, const Item& item) {
   const int first = slab_column(p) + item.piece * kPieceCols;
@@ -411,97 +390,15 @@ __device__ __forceinline__ void multiply(const char* rows, const uint4 (&a)[kSta
   }
 }
 
-// Epilogue and store of kCount neighbouring columns of a row of C.
-template <int kVec, int kCount>
-__device__ __forceinline__ void store_row(const Params& p, int row, int column,
-                                          float (&sum)[kCount]) {
-  if (column >= p.n) return;
-  Out::Storage* c = c_row(p, row) + column;
-  const RowTerms<Acc> terms = row_terms<Acc>(p, row);
-  scale_sums(terms, sum);
-  if (p.epilogue) add_terms<Out>(p, terms, column, kCount, c, 1, sum);
-  store_columns<Out, kVec>(c, kCount, sum);
-}
-
-// The lane's sums of a piece of a window's part to C.
-__device__ __forceinline__ void store_sums(const Params& p, int t, const int (&rows)[2],
-                                           int first_column, const float (&sums)[kSpan][4]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (rows[half] < 0) continue;
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      float x[kSpan];
-#pragma unroll
-      for (int j = 0; j < kSpan; ++j) x[j] = sums[j][half * 2 + side];
-      store_row<kSpan>(p, rows[half], first_column + (side * 4 + t) * kSpan, x);
-    }
-  }
-}
-
-// A part of a window's tiles, for the redo.
-struct PartTiles {
-  const Params& p;
-  int part;
-
-  struct Bits {
-    u32 word[4];
-    int value;  // the part's first packed one
-  };
-  __device__ __forceinline__ Bits bits(int tile) const {
-    const auto words = [&](int at, int s) { return __ldg(p.bitmaps + i64(at) * kStack + s); };
-    const uint4 mine = words(tile, part);
-    Bits bits = {{mine.x, mine.y, mine.z, mine.w}, 0};
-    if constexpr (kWeighted && !kDense) {
-      bits.value = __ldg(p.pair_values + tile / 2);
-#pragma unroll
-      for (int s = 0; s < kStack; ++s) {
-        if (tile % 2 == 1) bits.value += bit_count(words(tile - 1, s));
-        if (s < part) bits.value += bit_count(words(tile, s));
-      }
-    }
-    return bits;
-  }
-  __device__ __forceinline__ bool entry(const Bits& bits, int r, int k) const {
-    const u32 left = r < 8 ? bits.word[0] : bits.word[1];
-    const u32 right = r < 8 ? bits.word[2] : bits.word[3];
-    return (k < 4 ? left : right) >> (r % 8 * 4 + k % 4) & 1;
-  }
-  __device__ __forceinline__ void elements(int tile, const Bits& bits, int lane,
-                                           u32 (&of)[4]) const {
-    if constexpr (kDense && kIsF32) {
-      const i64 at = (i64(tile) * kStack + part) * 32 + lane;
-      const uint4 word = __ldg(reinterpret_cast<const uint4*>(p.values) + at);
-      of[0] = word.x, of[1] = word.y, of[2] = word.z, of[3] = word.w;
-    } else if constexpr (kDense) {  // operands are of two tiles
-      const i64 at = ((i64(tile / 2) * kStack + part) * 32 + lane) * 2 + tile % 2;
-      const uint2 word = __ldg(reinterpret_cast<const uint2*>(p.values) + at);
-      of[0] = word.x & 0xffff, of[2] = word.x >> 16, of[1] = word.y & 0xffff, of[3] = word.y >> 16;
-    } else {
-      using Value = typename WordOf<kSize>::Type;
-      const Value* values = reinterpret_cast<const Value*>(p.values) + bits.value;
-      BMatElements<E, kWeighted> found;
-      const uint4 words = make_uint4(bits.word[0], bits.word[1], bits.word[2], bits.word[3]);
-      found.decode(words, lane, [&](int n) { return u32(__ldg(values + n)); });
-#pragma unroll
-      for (int w = 0; w < 4; ++w) of[w] = found.of[w];
-    }
-  }
-  __device__ __forceinline__ int column(int tile, int k) const {
-    return __ldg(p.columns + i64(tile) * 8 + k);
-  }
-};
-
-// A piece of a window's part of C without the zeros that tiles store.
+// Where no launch follows: a piece of a window's part of C without the zeros that tiles store.
 __device__ __noinline__ void exact(const Params& p, int window, int part, int first_column) {
   const int begin = __ldg(p.window_tile_ptr + window), end = __ldg(p.window_tile_ptr + window + 1);
   ExactStrip<E> strip(p.b + blockIdx.z * p.b_batch_stride + first_column, p.b_row_bytes,
                       min(p.n - first_column, kPieceCols));
-  constexpr int kBatch = kThreads * kMinBlocks > 384 ? 1 : 2;  // as registers allow
-  strip.add<kBatch>(PartTiles{p, part}, begin, end);
+  strip.add<1>(PartTiles{p, part}, begin, end);  // more would take registers from the product
   const int first = window * kWindowRows + part * 16 + strip.g;
   const int rows[2] = {row_of(p, first), row_of(p, first + 8)};
-  store_sums(p, strip.t, rows, first_column, strip.sum);
+  store_sums(p, strip.t, rows, first_column, strip.sum[0]);
 }
 
 // Store a piece of a window's part, or compute it again where its sums are not finite.
@@ -512,10 +409,12 @@ __device__ __forceinline__ void store_part(const Params& p, const Lane& me, int 
 #pragma unroll
   for (int i = 0; i < 4 * kSpan; ++i) check.add(sums[i / 4][i % 4], i);
   const int first_column = slab_column(p) + piece * kPieceCols;
-  if (__any_sync(kWarp, check.failed())) {
-    exact(p, window, part, first_column);
-  } else {
+  if (!__any_sync(kWarp, check.failed())) {
     store_sums(p, me.t, rows, first_column, sums);
+  } else if (p.redo == nullptr) {
+    exact(p, window, part, first_column);
+  } else if (me.lane == 0) {
+    atomicOr(unit_flags(p) + unit_of(p, window, part, piece), 1 << piece % kUnitPieces);
   }
 }
 

@@ -28,9 +28,10 @@
 // For TF32, k = t stands for a tile's column 2t and k = t + 4 for 2t + 1, as in mma.cuh; column ids
 // are stored in that order.
 //
-// A warp whose sums are not all finite computes its part of C again from A's entries (exact.cuh).
 // Pieces of windows that were split leave partial sums, which a second kernel adds up in order
-// (join_wcsr.cu): no atomics.
+// (join_wcsr.cu): no atomics. Where sums are not all finite, that part of C is computed again from
+// A's entries (exact.cuh): by the warp that has them, or by a third launch where there is a second
+// one (redo_wcsr.cu).
 //
 // Grid: x = blocks, each with items of its own, y = slabs of kCols columns, the slow dimension; z =
 // batch. Shared memory: dynamic, both rings and their barriers.
@@ -48,6 +49,7 @@ constexpr int kConsumers = kWarps * 32;
 constexpr int kProducers = 128;          // of a step
 constexpr int kGroups = 2;               // of producers
 constexpr int kOctets = kProducers / 8;  // eight lanes read 128 bytes of a row of B
+constexpr int kExactBatch = 4;           // tiles under way where a window is computed again
 
 using Weights = TileWeights<E, kWeighted, 2>;
 
@@ -427,6 +429,26 @@ __device__ __forceinline__ void store_partial(const Params& p, const Lane& me, i
   }
 }
 
+// Where no launch follows: the warp's part of the window again, at once.
+__device__ __noinline__ void exact(const Params& p, int strip_of_window, int window) {
+  const int begin = __ldg(p.window_row_ptr + window), end = __ldg(p.window_row_ptr + window + 1);
+  const int first_column = blockIdx.y * kCols, end_column = min(p.n, first_column + kCols);
+  using Strip = ExactStrip<E>;
+#pragma unroll 1
+  for (int first = first_column; first < end_column; first += Strip::kCols) {
+    Strip strip(p.b + blockIdx.z * p.b_batch_stride + first, p.b_row_bytes, end_column - first);
+    strip.add<kExactBatch>(StripTiles{p, strip_of_window}, begin, end);
+    store_strip(p, strip, window, strip_of_window, first, ~0);
+  }
+}
+
+// The warp's part of a window has sums that are not finite.
+__device__ __forceinline__ void compute_again(const Params& p, const Lane& me, int window) {
+  if (p.redo == nullptr) return exact(p, me.warp, window);
+  constexpr int kAll = (1 << kUnitCols / 32) - 1;
+  if (me.lane < kUnits) unit_flags(p)[unit_of(window, me.warp, me.lane)] = kAll;
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     spmm_wcsr(const __grid_constant__ Params p) {
   const Rings rings(ring_memory());
@@ -455,8 +477,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const int first_column = blockIdx.y * kCols;
       if (item.w >= 0) {
         store_partial(p, me, item.w, sum);
-      } else if (!store_groups(p, me, item.x, first_column, sum)) {
-        exact<4>(p, me.warp, item.x, first_column, first_column + kCols);
+      } else if (!all_finite(sum)) {
+        compute_again(p, me, item.x);
+      } else {
+        store_groups(p, me, item.x, first_column, sum);
       }
     }
   }

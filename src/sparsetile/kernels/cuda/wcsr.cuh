@@ -8,7 +8,7 @@
 
 #include "epilogue.cuh"
 #include "exact_strips.cuh"
-#include "wgmma.cuh"
+#include "transpose.cuh"
 
 using E = ELEMENT;
 using Out = OUTPUT;
@@ -69,70 +69,93 @@ struct StripTiles {
   const Params& p;
   int strip;  // of the window
 
+  static constexpr bool kGaps = false;
   struct Bits {
-    u64 low, high;  // rows 0 to 7, rows 8 to 15
-    int value;      // the first one
+    uint4 rows;  // a byte a row
+    int value;   // the first one
   };
   __device__ __forceinline__ Bits bits(int tile) const {
     const i64 at = i64(tile) * kWarps + strip;
-    return {__ldg(p.bitmaps + at * 2), __ldg(p.bitmaps + at * 2 + 1),
+    return {__ldg(reinterpret_cast<const uint4*>(p.bitmaps) + at),
             kWeighted ? __ldg(p.strip_value_ptr + at) : 0};
   }
   __device__ __forceinline__ bool entry(const Bits& bits, int r, int k) const {
-    return (r < 8 ? bits.low : bits.high) >> (r % 8 * 8 + k) & 1;
+    const u32 left = r < 8 ? bits.rows.x : bits.rows.z, right = r < 8 ? bits.rows.y : bits.rows.w;
+    return (r % 8 < 4 ? left : right) >> (r % 4 * 8 + k) & 1;
   }
-  __device__ __forceinline__ void elements(int tile, const Bits& bits, int lane,
-                                           u32 (&of)[4]) const {
+  __device__ __forceinline__ void elements(int, const Bits& bits, int lane, u32 (&of)[4]) const {
     using Value = typename WordOf<kSize>::Type;
-    const Value* values = reinterpret_cast<const Value*>(p.values) + bits.value;
+    const Value* values = reinterpret_cast<const Value*>(p.values);
+    const u32 bit = 1u << (lane / 4 % 4 * 8 + lane % 4);  // of column t
+    const bool upper = lane >= 16;
+    int before = bits.value;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const int bit = lane / 4 * 8 + lane % 4 + w / 2 * 4;
-      const u64 word = w % 2 == 0 ? bits.low : bits.high;
-      of[w] = 0;
-      if (!(word >> bit & 1)) continue;
-      if constexpr (kWeighted) {
-        const int number = __popcll(word & ~(~0ull << bit)) + (w % 2 == 0 ? 0 : __popcll(bits.low));
-        of[w] = u32(__ldg(values + number));
-      } else {
-        of[w] = Mma<E>::kOne;
+    for (int half = 0; half < 2; ++half) {
+      const u32 left = half == 0 ? bits.rows.x : bits.rows.z;
+      const u32 right = half == 0 ? bits.rows.y : bits.rows.w;
+      const u32 mine = upper ? right : left;
+      const int first = upper ? before + __popc(left) : before;
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const u32 own = bit << side * 4;
+        u32& element = of[half + side * 2];
+        if constexpr (kWeighted) {
+          element = 0;
+          if (mine & own) element = u32(__ldg(values + u32(first + __popc(mine & (own - 1)))));
+        } else {
+          element = mine & own ? Mma<E>::kOne : 0;
+        }
       }
+      if (half == 0) before += __popc(left) + __popc(right);
     }
+  }
+  __device__ __forceinline__ int2 columns(int tile, int t) const {
+    const int* ids = p.columns + i64(tile) * 8 + staged(t);  // staged(t + 4) is staged(t) + 2
+    return make_int2(__ldg(ids), __ldg(ids + 2));
   }
   __device__ __forceinline__ int column(int tile, int k) const {
     return __ldg(p.columns + i64(tile) * 8 + staged(k));
   }
 };
 
-// Sixteen rows of the window, columns `first` to `end_column`, without the zeros that tiles store.
-// kBatch: tiles whose loads are under way at once.
-template <int kBatch>
-__device__ __noinline__ void exact(const Params& p, int strip_of_window, int window, int first,
-                                   int end_column) {
-  const int begin = __ldg(p.window_row_ptr + window), end = __ldg(p.window_row_ptr + window + 1);
-  using Strip = ExactStrip<E>;
-#pragma unroll 1
-  for (; first < min(p.n, end_column); first += 8 * Strip::kSpan) {
-    const int columns = min(p.n, end_column) - first;
-    Strip strip(p.b + blockIdx.z * p.b_batch_stride + first, p.b_row_bytes, columns);
-    strip.template add<kBatch>(StripTiles{p, strip_of_window}, begin, end);
+// Epilogue and store of a strip of the window that was computed again, from column `first` on:
+// groups of 32 columns whose bit is set.
+template <int kPieces>
+__device__ __forceinline__ void store_strip(const Params& p, const ExactStrip<E, kPieces>& strip,
+                                            int window, int strip_of_window, int first,
+                                            int groups) {
+  constexpr int kSpan = ExactStrip<E>::kSpan;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = window_row(p, window, strip_of_window * 16 + half * 8 + strip.g);
-      if (row < 0) continue;
-      const RowTerms<Acc> terms = row_terms<Acc>(p, row);
-      Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
+  for (int half = 0; half < 2; ++half) {
+    const int row = window_row(p, window, strip_of_window * 16 + half * 8 + strip.g);
+    if (row < 0) continue;
+    const RowTerms<Acc> terms = row_terms<Acc>(p, row);
+    Out::Storage* c = p.c + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride;
 #pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const int from = (side * 4 + strip.t) * Strip::kSpan;
-        if (from >= columns) continue;
-        float x[Strip::kSpan];
+    for (int place = 0; place < 2 * kPieces; ++place) {
+      const int from = (place * 4 + strip.t) * kSpan;
+      if (from >= strip.columns || !(groups >> from / 32 & 1)) continue;
+      float x[kSpan];
 #pragma unroll
-        for (int j = 0; j < Strip::kSpan; ++j) x[j] = strip.sum[j][half * 2 + side];
-        store_row<false>(p, terms, c, first + from, x);
-      }
+      for (int j = 0; j < kSpan; ++j) x[j] = strip.sum[place / 2][j][half * 2 + place % 2];
+      store_row<false>(p, terms, c, first + from, x);
     }
   }
+}
+
+// ---- what a later launch computes again (redo.cuh)
+
+// A unit is a strip of a window by kUnitCols columns; its flag has a bit for each 32 of them.
+constexpr int kUnitCols = 256 / kSize, kUnits = kCols / kUnitCols;
+
+__device__ __forceinline__ int unit_count(const Params& p) {
+  return (p.rows + kHeight - 1) / kHeight * (kWarps * kUnits);
+}
+__device__ __forceinline__ int* unit_flags(const Params& p) {
+  return p.redo + (i64(blockIdx.z) * gridDim.y + blockIdx.y) * unit_count(p);
+}
+__device__ __forceinline__ int unit_of(int window, int strip, int unit) {
+  return (window * kWarps + strip) * kUnits + unit;
 }
 
 // Store sixteen rows of 32 columns, `first_column` on.
@@ -176,14 +199,19 @@ __device__ __forceinline__ void store_group(const Params& p, const Lane& me, int
   }
 }
 
-// Store 32 columns for each sixteen sums if all sums are finite; else false, and C is as it was.
+// Whether all sums of the warp are finite.
 template <int kCount>
-__device__ __forceinline__ bool store_groups(const Params& p, const Lane& me, int window,
-                                             int first_column, const float (&sum)[kCount]) {
+__device__ __forceinline__ bool all_finite(const float (&sum)[kCount]) {
   FiniteCheck<4> check;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) check.add(sum[i], i);
-  if (__any_sync(kWarp, check.failed())) return false;
+  return !__any_sync(kWarp, check.failed());
+}
+
+// Store 32 columns for each sixteen sums.
+template <int kCount>
+__device__ __forceinline__ void store_groups(const Params& p, const Lane& me, int window,
+                                             int first_column, const float (&sum)[kCount]) {
   constexpr int kColumns = kCount / kGroupSums * 32;
   const bool plain = !p.epilogue && first_column + kColumns <= p.n;
 #pragma unroll
@@ -197,5 +225,4 @@ __device__ __forceinline__ bool store_groups(const Params& p, const Lane& me, in
       store_group<false>(p, me, window, first_column + group * 32, mine);
     }
   }
-  return true;
 }

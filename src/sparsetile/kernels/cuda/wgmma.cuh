@@ -13,6 +13,7 @@
 #pragma once
 
 #include "element.cuh"
+#include "transpose.cuh"
 
 struct alignas(64) TensorMap {
   u64 opaque[16];
@@ -213,25 +214,6 @@ __device__ __forceinline__ u32 narrow_pair<BF16>(float low, float high) {
   u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
-}
-
-// Rows to columns among four neighbouring lanes: lane q then has word q of each, in lane order.
-__device__ __forceinline__ void transpose(u32 (&word)[4], int q) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool upper = q & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const u32 sent = upper ? word[i] : word[i | step];
-      const u32 got = __shfl_xor_sync(0xffffffffu, sent, step);
-      if (upper) {
-        word[i] = got;
-      } else {
-        word[i | step] = got;
-      }
-    }
-  }
 }
 
 // Products. The instruction names its sums one by one: 64 for 128 columns, 128 for 256.

@@ -56,5 +56,5 @@ class AccRunner(TileRunner):
         )
         return TileLaunch(
             SPMM_BITTCF.load(config, device), THREADS, -(-self._items // WARPS), slab.count(n),
-            slot_bytes=32 * slab.sums * 4,
+            slot_bytes=32 * slab.sums * 4, counters=self._nodes,
         )  # fmt: skip

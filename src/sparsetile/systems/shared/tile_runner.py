@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sparsetile.core.device import machine
 from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import current_stream_handle, on_device
 from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import vector_width
+from sparsetile.kernels.repair import REDO_BLOCKS
 from sparsetile.systems.base import PLAIN, Epilogue, Runner, Tensors
 from sparsetile.systems.shared.bound import BoundProduct, Prepared, Scratch, Step, prepare_steps
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
@@ -38,13 +40,22 @@ from sparsetile.systems.shared.geometry import (
     stride_params,
 )
 
-__all__ = ["AlignedTileRunner", "TileLaunch", "TileRunner"]
+__all__ = ["AlignedTileRunner", "LaterLaunch", "TileLaunch", "TileRunner", "redo_blocks"]
 
 # Packed values are copied in words of four bytes, or in pieces of sixteen.
 _VALUE_MARGIN = 8
 # Columns that are too many for one grid are parted at a multiple of this, where both parts are as
 # well aligned as the whole.
 _PART_COLUMNS = 512
+
+
+@dataclass(frozen=True)
+class LaterLaunch:
+    """A kernel behind the product, of the same parameters, slabs and matrices."""
+
+    kernel: LoadedKernel
+    threads: int
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -57,11 +68,12 @@ class TileLaunch:
         Threads of a thread block, thread blocks for the items, slabs for the columns of B.
     slot_bytes : int
         Bytes of a partial sum in its slot.
-    counters : int
-        Parts of a slab that are joined apart, each with counters of its own.
-    join : LoadedKernel or None
-        The kernel that adds up what cut windows left, where the first does not do it itself, with
-        its threads and its thread blocks for each such window.
+    counters, flags : int
+        Counters of cut windows and flags of what a later launch computes again (``redo.cuh``), of
+        a slab of one matrix. All are zero between products.
+    later : tuple of LaterLaunch
+        What adds up cut windows, where the first kernel does not do it itself, and what computes
+        again, in this order.
     """
 
     kernel: LoadedKernel
@@ -69,10 +81,27 @@ class TileLaunch:
     blocks: int
     slabs: int
     slot_bytes: int
-    join: LoadedKernel | None = None
-    join_threads: int = 0
-    join_blocks: int = 0
-    counters: int = 1
+    counters: int = 0
+    flags: int = 0
+    later: tuple[LaterLaunch, ...] = ()
+
+    def scratch(self, slots: int, layers: int, params: Mapping[str, Any]) -> Scratch | None:
+        """Return the memory that ``layers`` slabs need; None where it is none."""
+        if not (slots or self.flags):
+            return None
+        places = {"arrivals": 0, "redo": 4 * layers * self.counters if self.flags else None}
+        return Scratch(
+            layers * slots * self.slot_bytes,
+            layers * (self.counters + self.flags),
+            arrivals={k: v for k, v in places.items() if k in params and v is not None},
+            owned=bool(self.later),
+        )
+
+
+def redo_blocks(units: int, slabs: int, device: int) -> int:
+    """Thread blocks that compute ``units`` of a slab again: those of all slabs run at once."""
+    most = REDO_BLOCKS * machine(torch.device("cuda", device)).processors
+    return max(1, min(units, -(-most // slabs)))
 
 
 class TileRunner(Runner):
@@ -173,22 +202,19 @@ class TileRunner(Runner):
         with on_device(device):
             ensure_cuda_context(device)
             stream = current_stream_handle(device)
-            if self._slots:
-                layers = batches * launch.slabs
-                # A second launch reads what this one leaves: no other thread's may come between.
-                owner = 0 if launch.join is None else threading.get_ident()
-                memory, arrivals = scratch(
-                    device, stream, layers * self._slots * launch.slot_bytes,
-                    layers * self._nodes * launch.counters, owner,
-                )  # fmt: skip
+            needed = launch.scratch(self._slots, batches * launch.slabs, params)
+            if needed is not None:
+                # A later launch reads what this one leaves: no other thread's may come between.
+                owner = threading.get_ident() if needed.owned else 0
+                memory, counters = scratch(device, stream, needed.bytes, needed.counters, owner)
                 params["partials"] = memory.data_ptr()
-                if "arrivals" in params:
-                    params["arrivals"] = arrivals.data_ptr()
+                for name, offset in needed.arrivals.items():
+                    params[name] = counters.data_ptr() + offset
             grid = (launch.blocks, launch.slabs, batches)
             launch.kernel.launch(grid, launch.threads, stream, params, overlap=not self._slots)
-            if self._slots and launch.join is not None:
-                grid = (self._nodes * launch.join_blocks, launch.slabs, batches)
-                launch.join.launch(grid, launch.join_threads, stream, params, overlap=True)
+            for later in launch.later:
+                grid = (later.blocks, launch.slabs, batches)
+                later.kernel.launch(grid, later.threads, stream, params, overlap=True)
 
     def _in_halves(
         self,
@@ -229,19 +255,12 @@ class TileRunner(Runner):
             **stride_params((stride * size, n, 0, 0)),
             "b": 0, "c": 0, "n": n,
         }  # fmt: skip
+        needed = launch.scratch(self._slots, launch.slabs, params)
         grid = (launch.blocks, launch.slabs, 1)
         steps = [Step(launch.kernel, grid, launch.threads, overlap=not self._slots)]
-        needed = None
-        if self._slots:
-            needed = Scratch(
-                launch.slabs * self._slots * launch.slot_bytes,
-                launch.slabs * self._nodes * launch.counters,
-                arrivals={"arrivals": 0} if "arrivals" in params else {},
-                owned=launch.join is not None,
-            )
-            if launch.join is not None:
-                grid = (self._nodes * launch.join_blocks, launch.slabs, 1)
-                steps.append(Step(launch.join, grid, launch.join_threads, overlap=True))
+        for later in launch.later:
+            grid = (later.blocks, launch.slabs, 1)
+            steps.append(Step(later.kernel, grid, later.threads, overlap=True))
         return prepare_steps(steps, params, epilogue, device, needed)
 
     def bind(

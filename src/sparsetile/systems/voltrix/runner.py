@@ -1,8 +1,9 @@
-"""Launches of ``spmm_bmat``: persistent thread blocks, slabs as wide as the plan's schedule."""
+"""Launches of ``spmm_bmat``: persistent thread blocks, slabs as wide as the schedule; its redo."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +11,25 @@ from torch import Tensor
 
 from sparsetile.formats.bmat import CELLS, fragment_cells
 from sparsetile.formats.values import round_tf32
-from sparsetile.kernels.bmat import SPMM_BMAT, Pipe, bmat_config, choose_pipe, row_pieces
+from sparsetile.kernels.bmat import (
+    REDO_BMAT,
+    SPMM_BMAT,
+    Pipe,
+    bmat_config,
+    choose_pipe,
+    redo_bmat_config,
+    redo_units,
+    row_pieces,
+)
+from sparsetile.kernels.repair import REDO_THREADS
 from sparsetile.systems.base import PLAIN, Epilogue, Tensors
 from sparsetile.systems.shared.bound import Prepared
-from sparsetile.systems.shared.tile_runner import AlignedTileRunner, TileLaunch
+from sparsetile.systems.shared.tile_runner import (
+    AlignedTileRunner,
+    LaterLaunch,
+    TileLaunch,
+    redo_blocks,
+)
 
 __all__ = ["VoltrixRunner"]
 
@@ -27,7 +43,8 @@ class VoltrixRunner(AlignedTileRunner):
 
     ``meta`` beside that of :class:`TileRunner`: ``width`` (pieces of 128 bytes in a slab),
     ``workers`` (thread blocks of a slab), ``pipe`` (a step of the kernel's ladder, or None),
-    ``stack`` (parts of sixteen rows of a window).
+    ``stack`` (parts of sixteen rows of a window), ``redo`` (whether a second launch computes again
+    what is not finite; else the product does).
     """
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
@@ -36,6 +53,7 @@ class VoltrixRunner(AlignedTileRunner):
         self._workers = int(meta["workers"])
         self._variant: str | None = meta["pipe"]
         self._stack = int(meta["stack"])
+        self._redo = bool(meta.get("redo", False))  # plan files from before have none
         self._dense = self._pipe(torch.float32).dense
 
     def _pipe(self, dtype: torch.dtype) -> Pipe:
@@ -62,6 +80,7 @@ class VoltrixRunner(AlignedTileRunner):
             "slab_pieces": self._width,
             "node_count": self._nodes,
             "arrivals": 0,
+            "redo": 0,
         }
 
     def _load(
@@ -76,10 +95,17 @@ class VoltrixRunner(AlignedTileRunner):
         pipe = self._pipe(dtype)
         config = bmat_config(dtype, pipe, weighted, out_dtype=out_dtype)
         kernel = SPMM_BMAT.load(config, device, pipe.shared_bytes(dtype, weighted))
-        return TileLaunch(
-            kernel, pipe.threads, self._workers, -(-row_pieces(dtype, n) // self._width),
-            slot_bytes=self._width * pipe.sum_bytes(dtype), counters=self._width,
+        slabs = -(-row_pieces(dtype, n) // self._width)
+        launch = TileLaunch(
+            kernel, pipe.threads, self._workers, slabs,
+            slot_bytes=self._width * pipe.sum_bytes(dtype), counters=self._nodes * self._width,
         )  # fmt: skip
+        if not self._redo:
+            return launch
+        redo = REDO_BMAT.load(redo_bmat_config(dtype, pipe, weighted, out_dtype=out_dtype), device)
+        units = redo_units(self._positions, self._width, self._stack)
+        later = LaterLaunch(redo, REDO_THREADS, redo_blocks(units, slabs, device))
+        return replace(launch, flags=units, later=(later,))
 
     def spmm(
         self,

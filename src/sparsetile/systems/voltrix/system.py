@@ -33,6 +33,7 @@ from sparsetile.kernels.bmat import (
     LADDER,
     PIECE_BYTES,
     STEP,
+    TILE_ROWS,
     WIDTHS,
     Pipe,
     choose_pipe,
@@ -58,6 +59,9 @@ L2_SHARE, SLAB_SHARE = 0.6, 0.85
 # Pieces of 128 bytes that slabs have at least, where they are narrower than they could be, and
 # that a unit of columns has: narrow copies are slow.
 SLAB_PIECES, UNIT_PIECES = 8, 4
+# Where a launch of its own computes again what is not finite: a window of so many tiles, for one
+# warp to go through, or so many bytes of rows of B, some 20 us of a product.
+LONG_WINDOW, LARGE_GATHER = 64, 64 * 2**20
 # Every window costs the same: as many windows for each block.
 EVEN_WINDOWS = CostModel(tile=0.0, window=1.0)
 
@@ -113,6 +117,14 @@ def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanc
     ).to(request.csr.indptr.device)
 
 
+def _is_large(request: Request, tiles: BMat) -> bool:
+    """Whether a second launch for what is not finite is a small part of the product's time."""
+    lengths = tiles.window_tile_ptr.diff()
+    longest = int(lengths.max()) if lengths.numel() else 0
+    gathered = tiles.tile_count * TILE_ROWS * request.row_bytes
+    return longest >= LONG_WINDOW or gathered >= LARGE_GATHER
+
+
 def _operands(request: Request) -> str:
     """Say how B and C are read and written."""
     if request.row_bytes % ACCESS_BYTES == 0:
@@ -132,7 +144,7 @@ class VoltrixSystem(System):
     ordered = True
     rounds_to_tf32 = True
     counts_pairs = True
-    kernels = ("spmm_bmat",)
+    kernels = ("spmm_bmat", "redo_bmat")
     ablations = (*LADDER, MULTITIER, CONTIGUOUS, GREEDY, UNBALANCED, TALL, SHORT)
     contract_ablations = (None, BITS, TALL)
 
@@ -194,6 +206,7 @@ class VoltrixSystem(System):
             workers=schedule.worker_count,
             pipe=variant,
             stack=stack,
+            redo=variant in (None, BITS) and _is_large(request, tiles),
         )
 
     def make_runner(self, meta: Mapping[str, Any]) -> VoltrixRunner:

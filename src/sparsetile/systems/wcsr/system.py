@@ -98,7 +98,7 @@ class WCSRSystem(System):
     ordered = True
     rounds_to_tf32 = True
     counts_pairs = True
-    kernels = ("spmm_wcsr", "join_wcsr", "spmm_bittcf")
+    kernels = ("spmm_wcsr", "join_wcsr", "redo_wcsr", "spmm_bittcf")
     ablations = (TALL, SHORT)
     contract_ablations = (TALL,)  # small matrices would lead it to acc's windows
 

@@ -1,0 +1,86 @@
+// What a launch behind a product computes again: units of sixteen rows of a window by some columns
+// of C, where sums were not finite. The product asks for a unit by bits in its flag, which is zero
+// between products; it stores nothing of what it asks for.
+//
+// A warp that finds such sums in the product itself would go through its window alone, while the
+// block waits for it. Here a block has one unit, its kTeam warps share the tiles, and there are as
+// many blocks as run at once. By numbers, ogbl-ddi (67 windows of 64 rows, 400 tiles each), N = 128
+// in float32, one row of B in a hundred with NaN:
+//
+//                        warps an SM   tiles of each   KB under way an SM   instructions
+//   in the product       8             400             8                    86 million
+//   here                 16            50              64                   18 million
+#pragma once
+
+#include "exact_strips.cuh"
+
+namespace redo {
+
+// The warp's share of tiles `begin` to `end`: from share(warp) to share(warp + 1).
+template <int kTeam>
+__device__ __forceinline__ int share(int begin, int end, int warp) {
+  const int tiles = end - begin;
+  return begin + tiles / kTeam * warp + min(tiles % kTeam, warp);
+}
+
+// Adds up what the block's warps have of one strip, each of other tiles; the first has it then. The
+// order is kTeam's alone: the same bits every time.
+template <int kTeam, typename E, int kPieces>
+__device__ __forceinline__ void add_up(ExactStrip<E, kPieces>& strip) {
+  constexpr int kSpan = ExactStrip<E, kPieces>::kSpan, kWords = kPieces * kSpan;
+  __shared__ float4 s_sums[kTeam / 2 * kWords * 32];
+  static_assert((kTeam & (kTeam - 1)) == 0, "halves of halves");
+  const int warp = threadIdx.x / 32;
+#pragma unroll 1
+  for (int half = kTeam / 2; half > 0; half /= 2) {
+    float4* const place = s_sums + warp % half * (kWords * 32) + strip.lane;
+    __syncthreads();  // what lay there is read
+    if (warp >= half && warp < 2 * half) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const float* sum = strip.sum[w / kSpan][w % kSpan];
+        place[w * 32] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      }
+    }
+    __syncthreads();
+    if (warp < half) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const float4 other = place[w * 32];
+        float* sum = strip.sum[w / kSpan][w % kSpan];
+        sum[0] += other.x, sum[1] += other.y, sum[2] += other.z, sum[3] += other.w;
+      }
+    }
+  }
+}
+
+// compute(unit, bits of its flag) for each of `units` that was asked for, of those that are the
+// block's: all threads of the block together. Takes the flag back. Each thread looks at one flag,
+// so that a block that has nothing to do waits for one load.
+template <int kTeam, typename Compute>
+__device__ __forceinline__ void each_asked(int* flags, int units, const Compute& compute) {
+  __shared__ u32 s_asked[kTeam];
+  const int stride = gridDim.x;
+#pragma unroll 1
+  for (int first = blockIdx.x; first < units; first += kTeam * 32 * stride) {
+    const int mine = first + int(threadIdx.x) * stride;
+    const u32 asked = mine < units && __ldcg(flags + mine) != 0;
+    const u32 of_warp = __reduce_or_sync(kWarp, asked << threadIdx.x % 32);
+    __syncthreads();  // what was asked for in the last round is read
+    if (threadIdx.x % 32 == 0) s_asked[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+#pragma unroll 1
+    for (int warp = 0; warp < kTeam; ++warp) {
+#pragma unroll 1
+      for (u32 rest = s_asked[warp]; rest != 0; rest &= rest - 1) {
+        const int unit = first + (warp * 32 + __ffs(rest) - 1) * stride;
+        const int bits = __ldcg(flags + unit);
+        __syncthreads();  // all threads have read it
+        if (threadIdx.x == 0) flags[unit] = 0;
+        compute(unit, bits);
+      }
+    }
+  }
+}
+
+}  // namespace redo
