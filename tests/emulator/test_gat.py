@@ -5,21 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.core.device import H200
 from sparsetile.kernels.gat import gat_config, gat_fold, gat_tile
 from sparsetile.plan import operators
 from sparsetile.plan.graph_attention import graph_attention
-from sparsetile.reorder import Permutation
-from sparsetile.reorder.permutation import positions
-from sparsetile.systems import SYSTEMS
-from sparsetile.systems.base import Request
 from sparsetile.systems.csr import gat, rows
+from tests.emulator.attention import direction, flat_plan, pattern
 from tests.emulator.build import host_compiler
 from tests.emulator.products import load_on_host
 
@@ -36,30 +31,8 @@ def on_host(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) 
     load_on_host(monkeypatch, gat, folder)
 
 
-def pattern(lengths: list[int], cols: int, seed: int = 0) -> st.CSR:
-    generator = np.random.default_rng(seed)
-    columns = [np.sort(generator.choice(cols, each, replace=False)) for each in lengths]
-    indptr = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
-    indices = torch.from_numpy(np.concatenate([*columns, np.empty(0)])).to(torch.int32)
-    return st.CSR(indptr, indices, None, (len(lengths), cols))
-
-
 # Rows of every length up to 9, longer ones, empty ones.
 UNEVEN = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 31, 32, 33, 40, 0]
-
-
-def direction(csr: st.CSR) -> operators.Direction:
-    built = SYSTEMS["csr"].build(
-        Request(csr, 32, F32, Permutation("identity", None), ceilings=H200)
-    )
-    return operators.Direction(csr.indptr, built, built)
-
-
-def flat_plan(csr: st.CSR) -> tuple[list[Tensor], str]:
-    """The flat plan that a GPU would have, with its transpose."""
-    order = csr.transpose_order()
-    transposed = direction(csr.transposed(order))
-    return operators.flatten(direction(csr), transposed, order, positions(order))
 
 
 def inputs(

@@ -199,8 +199,8 @@ torch.library.register_autograd("sparsetile::attend", _backward, setup_context=_
 
 def _refuse_second(ctx: Any, *_: Any) -> None:
     raise RuntimeError(
-        "attend: gradients must be of first order, got a gradient of a gradient. Use "
-        "torch_geometric.nn.GATConv, or the CPU, where GATConv is differentiable again."
+        "attend: gradients must be of first order, got a gradient of a gradient. Call GATConv with "
+        "return_attention_weights=True, which takes torch's operations."
     )
 
 
