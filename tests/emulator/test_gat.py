@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.check.reference import attended
 from sparsetile.kernels.gat import gat_config, gat_fold, gat_tile
 from sparsetile.plan import operators
 from sparsetile.plan.graph_attention import graph_attention
@@ -49,32 +50,9 @@ def inputs(
     return {name: tensor.requires_grad_() for name, tensor in drawn.items()}
 
 
-def expected(
-    csr: st.CSR,
-    given: dict[str, Tensor | None],
-    counts: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> Tensor:
-    """Entry by entry in float64."""
-    target, source = csr.row_ids(), csr.indices.long()
-    wide = {name: None if t is None else t.double() for name, t in given.items()}
-    messages, of_source, of_target = wide["messages"], wide["of_source"], wide["of_target"]
-    assert messages is not None and of_source is not None
-    raw = of_source[source]
-    if of_target is not None:
-        raw = raw + of_target[target]
-    score = torch.nn.functional.leaky_relu(raw, SLOPE)
-    shape = (csr.shape[0], score.shape[1])
-    where = target[:, None].expand_as(score)
-    highest = score.new_zeros(shape)
-    highest.scatter_reduce_(0, where, score.detach(), "amax", include_self=False)
-    raised = (score - highest[target]).exp()
-    count = score.new_ones(csr.nnz, 1) if counts is None else counts.double()[:, None]
-    total = score.new_zeros(shape).index_add(0, target, raised * count)
-    attention = raised / total[target] * (count if scales is None else scales.double())
-    terms = attention[..., None] * messages[source]
-    out = terms.new_zeros(shape[0], *terms.shape[1:]).index_add(0, target, terms).flatten(1)
-    return out if wide["bias"] is None else out + wide["bias"]
+def expected(csr: st.CSR, given: dict[str, Any], **more: Tensor | None) -> Tensor:
+    out = attended(csr, given["messages"], given["of_source"], given["of_target"], SLOPE, **more)
+    return out if given["bias"] is None else out + given["bias"].double()
 
 
 def check(
@@ -186,7 +164,7 @@ def test_gradients_of_one_input_alone(wanted):
     torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
 
 
-def attended(csr: st.CSR, given: dict[str, Any]) -> Tensor:
+def without_bias(csr: st.CSR, given: dict[str, Any]) -> Tensor:
     return graph_attention(
         flat_plan(csr), given["messages"], given["of_source"], given["of_target"], None, None,
         None, SLOPE,
@@ -201,7 +179,7 @@ def test_what_is_not_finite_spreads_as_in_torch(where, value):
     given["bias"] = None
     given[where][3] = value
     given[where][14] = value  # of a long row
-    out, wanted = attended(csr, given), expected(csr, given)
+    out, wanted = without_bias(csr, given), expected(csr, given)
     torch.testing.assert_close(out, wanted.float(), rtol=1e-4, atol=1e-4, equal_nan=True)
     assert bool(out.isfinite().all(1).any()), "other rows are untouched"
 
@@ -211,7 +189,7 @@ def test_scores_of_minus_infinity_before_finite_ones():
     given: dict[str, Any] = {k: v.detach() for k, v in inputs(csr, 1, 4, F32).items()}
     given["bias"] = None
     given["of_source"][csr.indices[:39].long()] = -torch.inf
-    out, wanted = attended(csr, given), expected(csr, given)
+    out, wanted = without_bias(csr, given), expected(csr, given)
     assert bool(out[0].isfinite().all())
     torch.testing.assert_close(out, wanted.float(), rtol=1e-4, atol=1e-4, equal_nan=True)
 
@@ -221,7 +199,7 @@ def test_scores_beyond_the_range_of_exp():
     given: dict[str, Any] = {k: v.detach() for k, v in inputs(csr, 2, 8, F32).items()}
     given["bias"] = None
     given["of_source"] *= 1e4
-    out = attended(csr, given)
+    out = without_bias(csr, given)
     assert bool(out.isfinite().all())
     torch.testing.assert_close(out, expected(csr, given).float(), rtol=1e-2, atol=1e-2)
 
@@ -233,7 +211,7 @@ def test_two_runs_have_the_same_bits(monkeypatch):
     results = []
     for _ in range(2):
         given: dict[str, Any] = inputs(csr, 2, 8, F32)
-        out = attended(csr, given)
+        out = without_bias(csr, given)
         out.sum().backward()
         results.append([out, *(given[k].grad for k in ("messages", "of_source", "of_target"))])
     for first, second in zip(*results, strict=True):
@@ -243,7 +221,7 @@ def test_two_runs_have_the_same_bits(monkeypatch):
 def test_gradients_of_gradients_are_refused():
     csr = pattern(UNEVEN, 50)
     given = inputs(csr, 2, 8, F32)
-    out = attended(csr, given)
+    out = without_bias(csr, given)
     (found,) = torch.autograd.grad(out.square().sum(), [given["messages"]], create_graph=True)
     with pytest.raises(RuntimeError, match="attend: gradients must be of first order"):
         found.sum().backward()

@@ -15,10 +15,12 @@ from sparsetile.nn import GATConv, clear_graph_cache
 from sparsetile.nn.graph import Graph
 from sparsetile.plan.graph_attention import ATTENTION_DTYPES
 from sparsetile.systems.csr import gat
+from tests.contracts import cases
 from tests.emulator.attention import flat_plan
 from tests.emulator.build import host_compiler
 from tests.emulator.products import load_on_host
 from tests.nn.cases import FLOWS, NODES, PAIRS, WIDTH, directed_graph, pyg, same_weights
+from tools import checked_products
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -170,3 +172,18 @@ def test_a_compiled_layer_with_a_plan_is_one_graph(monkeypatch):
     out = compiled(leaf, plan)
     (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
     assert_close([out, leaf.grad, *(each.grad for each in layer.parameters())], expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["no rows", "no columns", "no entries", "empty rows", "one row", "one dense row", "equal rows"],
+)
+@pytest.mark.parametrize("n, dtype", [(32, torch.float32), (130, torch.float16)])
+def test_products_for_the_checkers_are_right(monkeypatch, name, n, dtype):
+    matrix = checked_products._Matrix(cases.csr_of(cases.MATRICES[name]()))
+    plan = st.plan(matrix.given.with_values(None), n, dtype=dtype)
+    plan._flat = flat_plan(plan._csr)
+    seen = checked_products._Watched()
+    for weighted in (False, True):
+        checked_products._attention(plan, matrix, n, weighted, seen)
+    assert seen.products == 8

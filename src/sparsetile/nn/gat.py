@@ -37,6 +37,7 @@ from sparsetile.plan.dispatch import transforming
 from sparsetile.plan.graph_attention import ATTENTION_DTYPES, graph_attention
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.operands import in_plan_dtype
+from sparsetile.plan.plan import Plan
 
 __all__ = ["GATConv"]
 
@@ -282,7 +283,7 @@ class GATConv(nn.Module):
     def _attend(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
         """Return the weighted sums of messages, heads joined, bias added, by the fused kernels."""
         of_source, of_target = self._scores(messages, targets)
-        if graph.planned is not None:
+        if isinstance(graph.planned, Plan):
             messages = in_plan_dtype(graph.planned, messages, "run", "B")
         elif torch.is_autocast_enabled(messages.device.type):
             messages = messages.to(torch.get_autocast_dtype(messages.device.type))

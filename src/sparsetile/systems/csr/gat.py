@@ -121,7 +121,7 @@ def _launch(
                 device, stream, layers * work.slots * size, layers * work.nodes
             )
             partials, arrivals = memory.data_ptr(), counters.data_ptr()
-        shared = {
+        shared: dict[str, Any] = {
             **work.pointers(tensors),
             **sections,
             "columns": tensors["columns"].data_ptr(),
