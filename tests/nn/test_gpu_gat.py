@@ -208,8 +208,7 @@ def test_a_training_step_in_a_cuda_graph():
     replayed = [captured.clone(), x.grad.clone(), *(p.grad.clone() for p in layer.parameters())]
     x.grad.zero_()
     eager = [step().detach(), x.grad, *(p.grad for p in layer.parameters())]
-    for first, second in zip(replayed, eager, strict=True):
-        assert torch.equal(first, second)
+    assert_close(replayed, eager, 1e-6)  # cuBLAS may choose otherwise in a graph
 
 
 def test_no_step_waits_for_the_gpu():
@@ -263,4 +262,4 @@ def test_views_that_are_not_aligned(dtype):
     with torch.no_grad():
         out = graph_attention(plan.flat, messages, of_source, None, None, None, None, 0.2)
         same = graph_attention(plan.flat, messages.clone(), of_source, None, None, None, None, 0.2)
-    assert torch.equal(out, same)
+    torch.testing.assert_close(out, same, rtol=NEAR[dtype], atol=NEAR[dtype])

@@ -3,6 +3,9 @@
 They take the flat form of a plan (``operators.py``) and use A's rows of the exact system, ``csr``.
 The forward operator returns what its gradient needs beside the output, so that nothing is computed
 twice and torch can trace both. Gradients of gradients are refused.
+
+Where nothing is traced, the same functions are called without torch's dispatcher, which would take
+longer than the launches: an operator carries tens of tensors.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from sparsetile.plan.dispatch import plain_call
 from sparsetile.plan.operators import FlatPlan, parsed, refuse_tangents
 from sparsetile.systems.csr.gat import GAT_DTYPES, TERMS, Attention
 from sparsetile.systems.csr.gat import attend as launch_forward
@@ -154,44 +158,70 @@ def _(tensors, grad, *others, out_shape=None, **named):  # type: ignore[no-untyp
     return (4 if others[9] else 0) * parsed(others[7]).nnz * grad[1]
 
 
-def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    tensors, messages, of_source, _, counts, scales, _, ctx.recipe, ctx.slope, ctx.keep = inputs
+def _kept(
+    messages: Tensor, of_source: Tensor, output: tuple[Tensor, Tensor, Tensor]
+) -> list[Tensor]:
+    """Return what is saved for the gradient, as :func:`_gradients` takes it."""
     out, terms, sums = output
-    ctx.mark_non_differentiable(terms, sums)
+    # One plane of sums: the output itself is the other.
+    return [messages, of_source, terms, sums, *([out] if sums.shape[0] == 1 else [])]
+
+
+def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    tensors, messages, of_source, _, counts, scales, _, ctx.recipe, ctx.slope, _ = inputs
+    ctx.mark_non_differentiable(*output[1:])
     ctx.count, ctx.counted, ctx.scaled = len(tensors), counts is not None, scales is not None
     more = [each for each in (counts, scales) if each is not None]
-    # One plane of sums: the output itself is the other.
-    plain = [out] if sums.shape[0] == 1 else []
-    ctx.save_for_backward(*tensors, messages, of_source, terms, sums, *more, *plain)
+    ctx.save_for_backward(*tensors, *_kept(messages, of_source, output), *more)
+
+
+def _gradients(
+    tensors: list[Tensor],
+    grad: Tensor,
+    saved: Sequence[Tensor],
+    counts: Tensor | None,
+    scales: Tensor | None,
+    recipe: str,
+    slope: float,
+    wanted: tuple[bool, bool, bool],
+) -> Sequence[Tensor | None]:
+    """Return the gradients of messages, of_source and of_target that are wanted.
+
+    ``saved``: messages, of_source, terms, sums and, where it has one plane, the output.
+    """
+    if not any(wanted):
+        return None, None, None
+    messages, of_source, terms, sums, *plain = saved
+    if not sums.shape[0]:
+        raise RuntimeError(
+            "attend: keep must be True to compute gradients, got False. Call "
+            "sparsetile.nn.GATConv, which asks for it when gradients are needed."
+        )
+    # With create_graph=True torch must see the operator, to refuse the second gradient.
+    seen = torch.is_grad_enabled() or not plain_call()
+    function = torch.ops.sparsetile.attend_backward if seen else attend_backward
+    found = function(
+        tensors, grad.to(messages.dtype), messages, of_source, terms,
+        plain[0] if plain else sums[1], sums[0], counts, scales, recipe, slope,
+        wanted[0] or wanted[1],
+    )  # fmt: skip
+    return [each if want else None for each, want in zip(found, wanted, strict=True)]
+
+
+def _bias_gradient(grad: Tensor) -> Tensor:
+    return grad.sum(0, dtype=torch.float32)
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    tensors = list(saved[: ctx.count])
-    messages, of_source, terms, sums, *more = saved[ctx.count :]
-    counts = more.pop(0) if ctx.counted else None
-    scales = more.pop(0) if ctx.scaled else None
+    saved = list(ctx.saved_tensors)
+    tensors, saved = saved[: ctx.count], saved[ctx.count :]
+    scales = saved.pop() if ctx.scaled else None
+    counts = saved.pop() if ctx.counted else None
     _, for_messages, for_source, for_target, _, _, for_bias, *_ = ctx.needs_input_grad
-    d_bias = grad.sum(0, dtype=torch.float32) if for_bias else None
-    found: tuple[Any, ...] = (None, None, None)
-    if for_messages or for_source or for_target:
-        if not ctx.keep:
-            raise RuntimeError(
-                "attend: keep must be True to compute gradients, got False. Call "
-                "sparsetile.nn.GATConv, which asks for it when gradients are needed."
-            )
-        plain = more.pop() if more else sums[1]
-        sources = for_messages or for_source
-        found = torch.ops.sparsetile.attend_backward(
-            tensors, grad.to(messages.dtype), messages, of_source, terms, plain, sums[0], counts,
-            scales, ctx.recipe, ctx.slope, sources,
-        )  # fmt: skip
     wanted = (for_messages, for_source, for_target)
-    d_messages, d_source, d_target = (
-        each if want else None for each, want in zip(found, wanted, strict=True)
-    )
-    lists = [None] * ctx.count
-    return lists, d_messages, d_source, d_target, None, None, d_bias, None, None, None
+    found = _gradients(tensors, grad, saved, counts, scales, ctx.recipe, ctx.slope, wanted)
+    d_bias = _bias_gradient(grad) if for_bias else None
+    return [None] * ctx.count, *found, None, None, d_bias, None, None, None
 
 
 torch.library.register_autograd("sparsetile::attend", _backward, setup_context=_context, lib=_LIB)
@@ -205,6 +235,38 @@ def _refuse_second(ctx: Any, *_: Any) -> None:
 
 
 torch.library.register_autograd("sparsetile::attend_backward", _refuse_second, lib=_LIB)
+
+
+# tensors, recipe, counts, scales, slope
+_Call = tuple[list[Tensor], str, Tensor | None, Tensor | None, float]
+
+
+class _Attend(torch.autograd.Function):
+    """What the operator and its gradient do, for eager calls."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        messages: Tensor,
+        of_source: Tensor,
+        of_target: Tensor | None,
+        bias: Tensor | None,
+        call: _Call,
+    ) -> Tensor:
+        tensors, recipe, counts, scales, slope = ctx.call = call
+        keep = any(ctx.needs_input_grad[:3])
+        output = attend(
+            tensors, messages, of_source, of_target, counts, scales, bias, recipe, slope, keep
+        )
+        ctx.save_for_backward(*_kept(messages, of_source, output))
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        tensors, recipe, counts, scales, slope = ctx.call
+        wanted, for_bias = ctx.needs_input_grad[:3], ctx.needs_input_grad[3]
+        found = _gradients(tensors, grad, ctx.saved_tensors, counts, scales, recipe, slope, wanted)
+        return *found, _bias_gradient(grad) if for_bias else None, None
 
 
 def graph_attention(
@@ -231,10 +293,17 @@ def graph_attention(
         Sums of dropout's factors over the edges of each entry.
     """
     tensors, recipe = flat
-    tracked = any(t is not None and t.requires_grad for t in (messages, of_source, of_target))
-    out, _, _ = torch.ops.sparsetile.attend(
-        tensors, messages.flatten(1), of_source.float(),
-        None if of_target is None else of_target.float(), counts, scales, bias, recipe, slope,
-        torch.is_grad_enabled() and tracked,
-    )  # fmt: skip
-    return out  # type: ignore[no-any-return]
+    messages, of_source = messages.flatten(1), of_source.float()
+    of_target = None if of_target is None else of_target.float()
+    operands = (messages, of_source, of_target)
+    differentiated = torch.is_grad_enabled()
+    keep = differentiated and any(t is not None and t.requires_grad for t in operands)
+    if not plain_call():
+        found = torch.ops.sparsetile.attend(
+            tensors, *operands, counts, scales, bias, recipe, slope, keep
+        )
+        return found[0]  # type: ignore[no-any-return]
+    if keep or (differentiated and bias is not None and bias.requires_grad):
+        call = (tensors, recipe, counts, scales, slope)
+        return _Attend.apply(*operands, bias, call)  # type: ignore[no-any-return]
+    return attend(tensors, *operands, counts, scales, bias, recipe, slope, keep)[0]
