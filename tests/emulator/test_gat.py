@@ -13,7 +13,7 @@ import sparsetile as st
 from sparsetile.check.reference import attended
 from sparsetile.kernels.gat import gat_config, gat_fold, gat_tile
 from sparsetile.plan import operators
-from sparsetile.plan.graph_attention import graph_attention
+from sparsetile.plan.graph_attention import graph_attention, node_scores
 from sparsetile.systems.csr import gat, rows
 from tests.emulator.attention import direction, flat_plan, pattern
 from tests.emulator.build import host_compiler
@@ -286,6 +286,28 @@ def test_gradients_need_what_the_forward_pass_keeps():
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="attend: keep must be True to compute gradients"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("nodes, heads, width", [(37, 8, 32), (5, 3, 5), (9, 1, 128), (0, 2, 4)])
+@pytest.mark.parametrize("two", [True, False])
+def test_terms_of_scores_and_their_gradients(dtype, nodes, heads, width, two):
+    generator = torch.Generator().manual_seed(2)
+    messages = torch.randn(nodes, heads, width, generator=generator).to(dtype).requires_grad_()
+    vectors = [torch.randn(heads, width, generator=generator) for _ in range(1 + two)]
+    leaves = [messages, *(vector.requires_grad_() for vector in vectors)]
+    found = node_scores(*leaves)
+    wanted = [(messages.double() * vector.double()).sum(-1) for vector in vectors]
+    grads = [torch.randn(nodes, heads, generator=generator) for _ in found]
+    mine = torch.autograd.grad(found, leaves, grads)
+    right = torch.autograd.grad(wanted, leaves, [grad.double() for grad in grads])
+    assert all(each.dtype is F32 for each in found)
+    for one, other in zip(found, wanted, strict=True):  # exact products, summed in float32
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+    for one, other in zip(mine, right, strict=True):
+        largest = max(float(other.abs().max()), 1.0) if other.numel() else 1.0
+        atol = CLOSE[dtype] * largest
+        torch.testing.assert_close(one.double(), other.double(), rtol=CLOSE[dtype], atol=atol)
 
 
 def test_tiles_cover_a_row_with_one_warp_where_they_can():

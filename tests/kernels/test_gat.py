@@ -16,6 +16,7 @@ from sparsetile.kernels.gat import (
     gat_fold,
     gat_tile,
     head_lanes,
+    scores_config,
     slot_bytes,
     softmax_config,
     terms_config,
@@ -37,6 +38,8 @@ def test_every_configuration_that_is_asked_for_is_listed(dtype, heads, width):
         for scaled in (False, True):
             assert tuple(gat_config(dtype, tile, mode, scaled).items()) in listed("spmm_gat")
     assert tuple(terms_config(dtype, vector).items()) in listed("gat_terms")
+    for two in (False, True):
+        assert tuple(scores_config(dtype, vector, two).items()) in listed("gat_scores")
     assert tuple(softmax_config(heads).items()) in listed("gat_softmax")
 
 
@@ -74,7 +77,7 @@ def test_it_compiles_without_spills(arch, dtype, n):
         assert not compiled.resources.spills and compiled.resources.registers <= 96
 
 
-@pytest.mark.parametrize("name", ["gat_softmax", "gat_terms"])
+@pytest.mark.parametrize("name", ["gat_scores", "gat_softmax", "gat_terms"])
 def test_the_small_kernels_compile_without_spills(name):
     for config in KERNELS[name].configs():
         assert not compile_source(KERNELS[name].source(config), "sm_90a").resources.spills

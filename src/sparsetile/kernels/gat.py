@@ -1,4 +1,4 @@
-"""Host side of ``gat_softmax.cu``, ``spmm_gat.cu`` and ``gat_terms.cu``: configurations, tiles."""
+"""Host side of ``gat_scores.cu``, ``gat_softmax.cu``, ``spmm_gat.cu`` and ``gat_terms.cu``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
     "GAT_DTYPES",
+    "GAT_SCORES",
     "GAT_SOFTMAX",
     "GAT_TERMS",
     "MODES",
@@ -26,6 +27,7 @@ __all__ = [
     "gat_fold",
     "gat_tile",
     "head_lanes",
+    "scores_config",
     "slot_bytes",
     "softmax_config",
     "terms_config",
@@ -115,6 +117,11 @@ def terms_config(dtype: torch.dtype, vector: int) -> dict[str, ConfigValue]:
     }
 
 
+def scores_config(dtype: torch.dtype, vector: int, two: bool) -> dict[str, ConfigValue]:
+    """Constants of ``gat_scores.cu``: ``two`` terms, or one."""
+    return {**terms_config(dtype, vector), "kTwo": two}
+
+
 def _tiles(dtype: torch.dtype) -> Iterator[RowTile]:
     full, *narrow = vector_widths(dtype)
     for lanes in _FULL_LANES:
@@ -137,6 +144,12 @@ def _terms_configs() -> Iterator[dict[str, ConfigValue]]:
             yield terms_config(dtype, vector)
 
 
+def _scores_configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, two in itertools.product(GAT_DTYPES, (False, True)):
+        for vector in vector_widths(dtype):
+            yield scores_config(dtype, vector, two)
+
+
 # Numbers of nodes, of which attention is computed (gat.cuh).
 _ENTRIES = (
     pointer("items", "const int4*"),
@@ -145,6 +158,20 @@ _ENTRIES = (
     pointer("of_source", "const float*", "[sources, heads]"),
 )
 
+GAT_SCORES = KernelSpec(
+    name="gat_scores",
+    params=ParamStruct.of(
+        pointer("messages", "const E::Storage*", "[nodes, heads * width]"),
+        pointer("first", "const float*", "[heads * width]"),
+        pointer("second", "const float*", "kTwo: the same"),
+        pointer("of_source", "float*", "[nodes, heads]"),
+        pointer("of_target", "float*", "kTwo: the same"),
+        i64("count", "nodes * heads"),
+        i32("heads"),
+        i32("width", "columns of a head"),
+    ),
+    configs=_scores_configs,
+)
 GAT_SOFTMAX = KernelSpec(
     name="gat_softmax",
     params=ParamStruct.of(

@@ -3,11 +3,11 @@
 Scores are one number per edge and head, gathered from one number per node and head. Nothing of
 edges × features is stored.
 
-On a GPU the softmax and the sum of messages are two kernels for all heads, and two more compute the
-gradients (``plan/graph_attention.py``). Attention is computed again in each, from numbers per node,
-and stored nowhere. Additions have a fixed order. Elsewhere, and where the attention itself is asked
-for, torch computes it as [edges, heads], and the sum of messages is a product of each head with the
-attention as A's values.
+On a GPU the scores' terms, the softmax and the sum of messages are three kernels for all heads, and
+two more compute the gradients of the last two (``plan/graph_attention.py``). Attention is computed
+again in each, from numbers per node, and stored nowhere. Additions have a fixed order. Elsewhere,
+and where the attention itself is asked for, torch computes it as [edges, heads], and the sum of
+messages is a product of each head with the attention as A's values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.pairs import pair_of
 from sparsetile.plan.dispatch import transforming
-from sparsetile.plan.graph_attention import ATTENTION_DTYPES, graph_attention
+from sparsetile.plan.graph_attention import ATTENTION_DTYPES, graph_attention, node_scores
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.operands import in_plan_dtype
 from sparsetile.plan.plan import Plan
@@ -282,7 +282,14 @@ class GATConv(nn.Module):
 
     def _attend(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
         """Return the weighted sums of messages, heads joined, bias added, by the fused kernels."""
-        of_source, of_target = self._scores(messages, targets)
+        first, second = self.att_src[0], self.att_dst[0]
+        of_target: Tensor | None = None
+        if targets is messages:
+            of_source, of_target = node_scores(messages, first, second)
+        else:
+            (of_source,) = node_scores(messages, first)
+            if targets is not None:
+                (of_target,) = node_scores(targets, second)
         if isinstance(graph.planned, Plan):
             messages = in_plan_dtype(graph.planned, messages, "run", "B")
         elif torch.is_autocast_enabled(messages.device.type):

@@ -22,9 +22,10 @@ from sparsetile.plan.operators import FlatPlan, parsed, refuse_tangents
 from sparsetile.systems.csr.gat import GAT_DTYPES, TERMS, Attention
 from sparsetile.systems.csr.gat import attend as launch_forward
 from sparsetile.systems.csr.gat import attend_backward as launch_backward
+from sparsetile.systems.csr.gat import node_scores as launch_scores
 from sparsetile.systems.csr.runner import CSRRunner
 
-__all__ = ["ATTENTION_DTYPES", "graph_attention"]
+__all__ = ["ATTENTION_DTYPES", "graph_attention", "node_scores"]
 
 # Types of messages.
 ATTENTION_DTYPES = GAT_DTYPES
@@ -307,3 +308,52 @@ def graph_attention(
         call = (tensors, recipe, counts, scales, slope)
         return _Attend.apply(*operands, bias, call)  # type: ignore[no-any-return]
     return attend(tensors, *operands, counts, scales, bias, recipe, slope, keep)[0]
+
+
+class _Scores(torch.autograd.Function):
+    """Dot products of messages with one or two vectors per head; the messages are read once."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, messages: Tensor, first: Tensor, second: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        refuse_tangents(messages, first, second)
+        ctx.save_for_backward(messages, first, *([] if second is None else [second]))
+        return launch_scores(messages.contiguous(), first.float().contiguous(), _in_float(second))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        messages, *vectors = ctx.saved_tensors
+        heads, width = vectors[0].shape
+        d_messages = None
+        if ctx.needs_input_grad[0]:
+            parts = [
+                (grad.to(messages.dtype).unsqueeze(-1), vector.to(messages.dtype))
+                for grad, vector in zip(grads, vectors, strict=True)
+            ]
+            d_messages = parts[0][0] * parts[0][1]
+            for grad, vector in parts[1:]:
+                d_messages.addcmul_(grad, vector)
+        d_vectors: list[Tensor | None] = [None, None]
+        if any(ctx.needs_input_grad[1:]):
+            # One product reads the messages once. Of its blocks the diagonal ones are wanted.
+            side = torch.cat(grads, 1).to(messages.dtype).t()
+            blocks = torch.mm(side, messages.flatten(1)).view(len(grads), heads, heads, width)
+            for number, block in enumerate(blocks):
+                d_vectors[number] = block.diagonal().t()
+        return d_messages, *d_vectors
+
+
+def node_scores(messages: Tensor, first: Tensor, second: Tensor | None = None) -> list[Tensor]:
+    """Return the terms of scores, [nodes, heads] in float32, of one or two attention vectors.
+
+    Parameters
+    ----------
+    messages : Tensor [nodes, heads, width]
+        On a GPU, of one of ``ATTENTION_DTYPES``.
+    first, second : Tensor [heads, width]
+    """
+    if not plain_call():
+        vectors = (first,) if second is None else (first, second)
+        return [(messages * vector).sum(-1).float() for vector in vectors]
+    return list(_Scores.apply(messages, first, second))  # type: ignore[no-untyped-call]

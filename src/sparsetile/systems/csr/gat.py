@@ -1,8 +1,9 @@
-"""Launches of graph attention over rows: ``gat_softmax``, ``spmm_gat`` and ``gat_terms``.
+"""Launches of graph attention: ``gat_scores``, ``gat_softmax``, ``spmm_gat`` and ``gat_terms``.
 
-They take the plain schedule of a ``csr`` build, so that hubs are cut and joined as in products.
-Attention is computed in registers, in the forward pass and again in the backward pass. Stored are
-four numbers per target and head, and, for gradients, one or two float32 sums of the output's shape.
+Those over rows take the plain schedule of a ``csr`` build, so that hubs are cut and joined as in
+products. Attention is computed in registers, in the forward pass and again in the backward pass.
+Stored are four numbers per target and head, and, for gradients, one or two float32 sums of the
+output's shape.
 
 What a pass moves per entry with H heads of width W in elements of b bytes: the softmax 4 + 4·H
 bytes, the weighted sum 4 + 4·H + H·W·b, the gradients 4 + 16·H + H·W·b. The row of messages or
@@ -26,6 +27,7 @@ from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import THREADS, vector_width
 from sparsetile.kernels.gat import (
     GAT_DTYPES,
+    GAT_SCORES,
     GAT_SOFTMAX,
     GAT_TERMS,
     SOFTMAX_LANES,
@@ -36,6 +38,7 @@ from sparsetile.kernels.gat import (
     gat_fold,
     gat_tile,
     head_lanes,
+    scores_config,
     slot_bytes,
     softmax_config,
     terms_config,
@@ -45,7 +48,7 @@ from sparsetile.systems.base import Tensors
 from sparsetile.systems.csr.runner import CSRRunner
 from sparsetile.systems.shared.cuda_context import ensure_cuda_context
 
-__all__ = ["GAT_DTYPES", "TERMS", "Attention", "attend", "attend_backward"]
+__all__ = ["GAT_DTYPES", "TERMS", "Attention", "attend", "attend_backward", "node_scores"]
 
 # Numbers per target and head (gat.cuh).
 TERMS = 4
@@ -242,6 +245,55 @@ def attend(
     return out, terms, sums
 
 
+# Of gat_scores, which has no plan: by type, vector, number of terms and device.
+_score_kernels: dict[tuple[Any, ...], LoadedKernel] = {}
+
+
+def node_scores(messages: Tensor, first: Tensor, second: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the dot products of each node's and head's message with one or two vectors.
+
+    Parameters
+    ----------
+    messages : Tensor [nodes, heads, width], contiguous
+    first, second : Tensor of float32 [heads, width], contiguous
+
+    Returns
+    -------
+    One or two Tensors of float32 [nodes, heads]
+    """
+    nodes, heads, width = messages.shape
+    two = second is not None
+    found = tuple(first.new_empty((nodes, heads)) for _ in range(1 + two))
+    if nodes:
+        device, vectors = messages.device.index, (first, second) if second is not None else (first,)
+        vector = _vector(width, messages, *vectors)
+        key = (messages.dtype, vector, two, device)
+        kernel = _score_kernels.get(key)
+        if kernel is None:
+            config = scores_config(messages.dtype, vector, two)
+            kernel = _score_kernels[key] = GAT_SCORES.load(config, device)
+        params = {
+            "messages": messages.data_ptr(),
+            "first": first.data_ptr(),
+            "second": _address(second),
+            "of_source": found[0].data_ptr(),
+            "of_target": found[-1].data_ptr(),
+            "count": nodes * heads,
+            "heads": heads,
+            "width": width,
+        }
+        _launch_flat(kernel, nodes * heads, device, params)
+    return found
+
+
+def _launch_flat(kernel: LoadedKernel, count: int, device: int, params: dict[str, Any]) -> None:
+    """Launch with a group of lanes for each of ``count`` (node, head)."""
+    blocks = -(-count // (TERMS_THREADS // TERMS_LANES))
+    with on_device(device):
+        ensure_cuda_context(device)
+        kernel.launch((blocks, 1, 1), TERMS_THREADS, current_stream_handle(device), params)
+
+
 def _backward_terms(
     runner: CSRRunner, terms: Tensor, grad: Tensor, plain: Tensor, bent: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -262,10 +314,7 @@ def _backward_terms(
             "count": rows * heads,
             "width": width,
         }
-        blocks = -(-rows * heads // (TERMS_THREADS // TERMS_LANES))
-        with on_device(device):
-            ensure_cuda_context(device)
-            kernel.launch((blocks, 1, 1), TERMS_THREADS, current_stream_handle(device), params)
+        _launch_flat(kernel, rows * heads, device, params)
     return d_target, new_terms
 
 
