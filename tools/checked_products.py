@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR, Plan
-from sparsetile.check.reference import dot_products, reference
+from sparsetile.check.reference import attended, dot_products, reference
 from sparsetile.core.checks import REDUCES
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import FP8
+from sparsetile.plan.graph_attention import ATTENTION_DTYPES, graph_attention
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
 
@@ -91,12 +92,22 @@ class _Watched:
               file=sys.stderr, flush=True)  # fmt: skip
 
     def product(self, what: str, C: Tensor, expected: Tensor) -> None:
+        """A product whose sums are exact, rounded once."""
+        unit = torch.finfo(C.dtype).eps
+        self._within("exact", what, C, expected, unit * expected.abs())
+
+    def near(self, what: str, C: Tensor, expected: Tensor) -> None:
+        """A result that has exponentials in it, or sums that were rounded."""
+        largest = expected.abs().max() if expected.numel() else 1.0
+        most = 16 * torch.finfo(C.dtype).eps * (1 + largest) * torch.ones_like(expected)
+        self._within("near float64's", what, C, expected, most)
+
+    def _within(self, how: str, what: str, C: Tensor, expected: Tensor, most: Tensor) -> None:
         self.products += 1
-        found, unit = C.detach().cpu().double(), torch.finfo(C.dtype).eps
-        wrong = ~((found - expected).abs() <= unit * expected.abs())  # true of NaN as well
+        wrong = ~((C.detach().cpu().double() - expected).abs() <= most)  # true of NaN as well
         if bool(wrong.any()):
             raise RuntimeError(
-                f"checked_products: every product must be exact, got {int(wrong.sum())} wrong "
+                f"checked_products: every product must be {how}, got {int(wrong.sum())} wrong "
                 f"elements of {C.numel()} in {self.where}, {what}. See the checker's log."
             )
 
@@ -141,6 +152,35 @@ def _pattern(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> 
         G = matrix.G[:, :n].to(made.device, made.dtype)
         (found,) = torch.autograd.grad(made.run(B, values=values), values, G)
         seen.product("gradient of the values", found, matrix.gradient(n))
+
+
+def _attention(made: Plan, matrix: _Matrix, n: int, weighted: bool, seen: _Watched) -> None:
+    """Graph attention on A's pattern with gradients; ``weighted``: entries are several edges."""
+    csr, (targets, sources) = matrix.given, made.shape
+    heads = next(count for count in (8, 2, 1) if n % count == 0)
+    counts = torch.arange(csr.nnz) % 3 + 1.0 if weighted else None
+    given = (
+        matrix.B[:, :n].reshape(sources, heads, n // heads).to(made.dtype),
+        _fractions(sources * heads, 7, 0.0).reshape(sources, heads).float(),
+        _fractions(targets * heads, 5, 0.0).reshape(targets, heads).float(),
+    )
+    messages, of_source, of_target = wide = [each.clone().requires_grad_() for each in given]
+    want = attended(csr, messages, of_source, of_target, 0.25, counts)
+    G = matrix.G[:, :n].to(made.dtype)
+    right = torch.autograd.grad(want, wide, G.double(), allow_unused=True)
+    messages, of_source, of_target = here = [
+        each.to(made.device).requires_grad_() for each in given
+    ]
+    counted = None if counts is None else counts.to(made.device)
+    made._prepare_gradients()
+    out = graph_attention(made.flat, messages, of_source, of_target, counted, None, None, 0.25)
+    found = torch.autograd.grad(out, here, G.to(made.device))
+    seen.near("attention", out, want.detach())
+    for name, mine, theirs in zip(
+        ("messages", "of_source", "of_target"), found, right, strict=True
+    ):
+        expected = torch.zeros_like(mine, device="cpu") if theirs is None else theirs
+        seen.near(f"attention, gradient of {name}", mine, expected.double())
 
 
 def _layer_weight() -> tuple[CSR, Tensor]:
@@ -276,6 +316,8 @@ def watch(
                     _further(made, matrix, n, seen, want)
                 if system == exact_system(made.device.type).name:
                     _pattern(made, matrix, n, seen, want)
+                    if made.device.type == "cuda" and dtype in ATTENTION_DTYPES:
+                        _attention(made, matrix, n, weighted, seen)
         seen.finished(name)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsetile.check import reference as module
-from sparsetile.check.reference import dot_products, reference, row_chunks
+from sparsetile.check.reference import attended, dot_products, reference, row_chunks
 from sparsetile.data.generators import one_dense_row, random
 from sparsetile.intake.csr import FP8
 from tests.check.products import entries, exact, row_by_row
@@ -119,3 +119,24 @@ def test_chunks_hold_every_row_once_in_order():
     for width in (1, 10**6, 10**9):
         assert torch.equal(torch.cat(list(row_chunks(csr, rows, width))), rows)
     assert entries(csr).count_nonzero() == csr.nnz  # the matrix of these tests has no stored zero
+
+
+def test_graph_attention_row_by_row():
+    csr = random(9, 7, nnz=20, weighted=False, seed=3)
+    generator = torch.Generator().manual_seed(5)
+    messages = torch.randn(7, 2, 3, generator=generator)
+    of_source = torch.randn(7, 2, generator=generator)
+    of_target = torch.randn(9, 2, generator=generator)
+    counts = torch.randint(1, 4, (csr.nnz,), generator=generator).float()
+    out = attended(csr, messages, of_source, of_target, 0.2, counts)
+    assert out.dtype is torch.float64 and out.shape == (9, 6)
+    for row in range(9):
+        span = slice(int(csr.indptr[row]), int(csr.indptr[row + 1]))
+        # Parallel edges one by one.
+        source = csr.indices[span].long().repeat_interleave(counts[span].long())
+        score = torch.nn.functional.leaky_relu(of_source[source] + of_target[row], 0.2).double()
+        weights = torch.softmax(score, 0)
+        wanted = (weights[..., None] * messages[source]).sum(0).flatten()
+        torch.testing.assert_close(out[row], wanted)
+    single = attended(csr, messages, of_source, None, 0.2, scales=torch.zeros(csr.nnz, 2))
+    assert not single.any()

@@ -27,6 +27,7 @@ FILES = (
     "plan/dispatch.py",
     "plan/forward_mode.py",
     "plan/gradients.py",
+    "plan/graph_attention.py",
     "plan/inference.py",
     "plan/linear.py",
     "plan/operands.py",

@@ -31,6 +31,7 @@ __all__ = [
     "sddmm_tile",
     "spmm_config",
     "vector_width",
+    "vector_widths",
 ]
 
 # torch dtype -> trait of element.cuh
@@ -146,14 +147,15 @@ SHORT_ROWS = RowShape(rows=MANY_ROWS)
 SMALL_ROWS = RowShape(small=True)
 
 
-def _widths(dtype: torch.dtype) -> tuple[int, ...]:
+def vector_widths(dtype: torch.dtype) -> tuple[int, ...]:
+    """Return the elements that one access may move, the most first."""
     full = MAX_ACCESS_BYTES // dtype.itemsize
     return (full, full // 2, 1) if full > 2 else (full, 1)
 
 
 def vector_width(dtype: torch.dtype, *alignments: int) -> int:
     """Return the widest vector (elements) that divides every alignment given in elements."""
-    for width in _widths(dtype):
+    for width in vector_widths(dtype):
         if not any(alignment % width for alignment in alignments):
             return width
     return 1
@@ -354,7 +356,7 @@ def sddmm_config(dtype: torch.dtype, tile: RowTile) -> dict[str, ConfigValue]:
 
 
 def _tiles(dtype: torch.dtype) -> Iterator[RowTile]:
-    full, *narrow = _widths(dtype)
+    full, *narrow = vector_widths(dtype)
     for lanes, times in _FULL_TILES[dtype]:
         yield RowTile(full, lanes, times)
     for vector, lanes in itertools.product(narrow, _NARROW_LANES):
@@ -362,7 +364,7 @@ def _tiles(dtype: torch.dtype) -> Iterator[RowTile]:
 
 
 def _bundle_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
-    full, *narrow = _widths(dtype)
+    full, *narrow = vector_widths(dtype)
     for lanes, times in _BUNDLE_TILES.get(dtype, ()):
         yield RowTile(full, lanes, times)
     for vector in narrow if dtype in _BUNDLE_TILES else ():
@@ -400,7 +402,7 @@ def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
 
 def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype in ELEMENTS:
-        for vector, n in itertools.product(_widths(dtype), (8, 64, 128)):
+        for vector, n in itertools.product(vector_widths(dtype), (8, 64, 128)):
             yield sddmm_config(dtype, sddmm_tile(dtype, n, vector))
 
 

@@ -1,7 +1,13 @@
 """Graph attention: each target weighs its neighbours by a softmax over its incoming edges.
 
-Scores are one number per edge and head, gathered from one number per node and head. The sum of
-messages is a product with the attention as A's values, so nothing of edges × features is stored.
+Scores are one number per edge and head, gathered from one number per node and head. Nothing of
+edges × features is stored.
+
+On a GPU the scores' terms, the softmax and the sum of messages are three kernels for all heads, and
+two more compute the gradients of the last two (``plan/graph_attention.py``). Attention is computed
+again in each, from numbers per node, and stored nowhere. Additions have a fixed order. Elsewhere,
+and where the attention itself is asked for, torch computes it as [edges, heads], and the sum of
+messages is a product of each head with the attention as A's values.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
@@ -26,8 +33,16 @@ from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.pairs import pair_of
+from sparsetile.plan.dispatch import transforming
+from sparsetile.plan.graph_attention import ATTENTION_DTYPES, graph_attention, node_scores
+from sparsetile.plan.inference import InferencePlan
+from sparsetile.plan.operands import in_plan_dtype
+from sparsetile.plan.plan import Plan
 
 __all__ = ["GATConv"]
+
+# What the kernels of graph attention take: slabs of columns in a grid, and entries.
+_MOST_COLUMNS, _MOST_ENTRIES = 2**20, 2**31
 
 
 class GATConv(nn.Module):
@@ -36,7 +51,13 @@ class GATConv(nn.Module):
     Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``:
     attention sums to 1 over the edges that enter a target, parallel edges counted each, and the
     product is with A[target, source]. Its plan is made once and kept while ``edge_index`` lives
-    and does not change. Heads are products of their own.
+    and does not change.
+
+    On a GPU, features of float32, float16 and bfloat16 take kernels that compute all heads and
+    their gradients with the same bits in every run, dropout included. Their gradients cannot be
+    differentiated again. torch's operations, which add in an order that varies, and products head
+    by head are used on the CPU, for float64, with ``return_attention_weights=True``, under the
+    transforms of ``torch.func`` and in forward mode.
 
     Parameters
     ----------
@@ -192,6 +213,9 @@ class GATConv(nn.Module):
         )  # fmt: skip
         residual = self.res(x_dst) if self.res is not None and x_dst is not None else None
         messages, targets = self._mapped(x_src, x_dst, same=isinstance(x, Tensor))
+        if not return_attention_weights and self._fuses(graph, messages):
+            out = self._attend(graph, messages, targets)
+            return out if residual is None else out + residual
         attention = self._attention(graph, messages, targets)
         out = self._gather(graph, messages, attention)
         if residual is not None:
@@ -236,14 +260,65 @@ class GATConv(nn.Module):
             return messages, None
         return messages, messages if same and first is second else second(x_dst).view(shape)
 
+    def _fuses(self, graph: Graph, messages: Tensor) -> bool:
+        """Whether the kernels of graph attention serve this call."""
+        return (
+            messages.device.type == "cuda"
+            and messages.dtype in ATTENTION_DTYPES
+            and self.heads * self.out_channels <= _MOST_COLUMNS
+            and graph.csr.nnz < _MOST_ENTRIES
+            and not isinstance(graph.planned, InferencePlan)  # it has no rows
+            and not transforming()
+            and forward_ad._current_level < 0
+        )
+
+    def _scores(self, messages: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the terms of sources and of targets in the scores, [nodes, heads]."""
+        wide = torch.promote_types(messages.dtype, torch.float32)
+        of_source = (messages * self.att_src).sum(-1).to(wide)
+        if targets is None:
+            return of_source, None
+        return of_source, (targets * self.att_dst).sum(-1).to(wide)
+
+    def _attend(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
+        """Return the weighted sums of messages, heads joined, bias added, by the fused kernels."""
+        first, second = self.att_src[0], self.att_dst[0]
+        of_target: Tensor | None = None
+        if targets is messages:
+            of_source, of_target = node_scores(messages, first, second)
+        else:
+            (of_source,) = node_scores(messages, first)
+            if targets is not None:
+                (of_target,) = node_scores(targets, second)
+        if isinstance(graph.planned, Plan):
+            messages = in_plan_dtype(graph.planned, messages, "run", "B")
+        elif torch.is_autocast_enabled(messages.device.type):
+            messages = messages.to(torch.get_autocast_dtype(messages.device.type))
+        scales = None
+        if self.training and self.dropout:
+            # The draws that dropout of [edges, heads] attention would make.
+            ones = of_source.new_ones(graph.edge_count, self.heads)
+            scales = graph.to_entries(functional.dropout(ones, p=self.dropout))
+        tracked = any(t is not None and t.requires_grad for t in (messages, of_source, of_target))
+        # A tracer reads the flat plan once, whether or not the first call needs a gradient.
+        needs = torch.is_grad_enabled() and (tracked or torch.compiler.is_compiling())
+        out = graph_attention(
+            graph.rows_plan(self.heads * self.out_channels, needs), messages, of_source, of_target,
+            graph.edges_of_entries(), scales, self.bias if self.concat else None,
+            self.negative_slope,
+        )  # fmt: skip
+        if self.concat:
+            return out
+        out = out.view(-1, self.heads, self.out_channels).mean(1)
+        return out if self.bias is None else out + self.bias
+
     def _attention(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
         """Return the attention of each edge and head, [edges, heads]."""
         source, target = graph.edges
-        wide = torch.promote_types(messages.dtype, torch.float32)
-        scores = (messages * self.att_src).sum(-1).to(wide).index_select(0, source)
-        if targets is not None:
-            of_targets = (targets * self.att_dst).sum(-1).to(wide)
-            scores = scores + of_targets.index_select(0, target)
+        of_source, of_target = self._scores(messages, targets)
+        scores = of_source.index_select(0, source)
+        if of_target is not None:
+            scores = scores + of_target.index_select(0, target)
         scores = functional.leaky_relu(scores, self.negative_slope)
         attention = _edge_softmax(scores, target, graph.shape[0])
         return functional.dropout(attention, p=self.dropout, training=self.training)

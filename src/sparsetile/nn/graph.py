@@ -108,6 +108,7 @@ class Graph:
         self._plans: dict[Hashable, OrderedDict[Hashable, Plan]] = {}
         self._uses: Counter[Hashable] = Counter()
         self._values: OrderedDict[Hashable, Tensor] = OrderedDict()
+        self._row_plan: Plan | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -221,6 +222,26 @@ class Graph:
             return self.csr.row_lengths().double()
         return self.row_sums(self.multiplicity.double())
 
+    @property
+    def edge_count(self) -> int:
+        """Edges, added self-loops and parallel ones counted each."""
+        where = self.csr.entry_map
+        return self.csr.nnz if where is None else where.numel()
+
+    def edges_of_entries(self) -> Tensor | None:
+        """Return how many edges each entry stands for, float32 [entries]; None where all are one.
+
+        A given plan does not count them itself.
+        """
+        if self.multiplicity is not None:
+            return self.multiplicity.float()
+        where = self.csr.entry_map
+        if where is None or where.numel() == self.csr.nnz:
+            return None
+        # Sums of whole numbers are exact in any order.
+        ones = torch.ones(where.numel(), device=where.device)
+        return torch.zeros(self.csr.nnz, device=where.device).index_add_(0, where, ones)
+
     def mean_weights(self) -> Weights:
         """Return values that make a sum the mean over edges, parallel ones counted each."""
 
@@ -260,6 +281,28 @@ class Graph:
         if weights is not None and (weights.key is None or weights.key != held):
             values = weights.values
         return made.run(x, values=values, reduce=reduce, bias=bias, relu=relu)
+
+    def rows_plan(self, n: int, differentiable: bool) -> tuple[list[Tensor], str]:
+        """Return the flat plan whose rows graph attention walks, ``n`` columns wide.
+
+        Nothing is chosen for it: it is the exact system's, one for all widths. With
+        ``differentiable`` it has its transpose.
+        """
+        made = self.planned
+        if not isinstance(made, Plan):
+            made = self._row_plan if self._row_plan is not None else self._make_row_plan(n)
+        if differentiable:
+            made._prepare_gradients()
+        return made.flat
+
+    def _make_row_plan(self, n: int) -> Plan:
+        with lock:
+            if self._row_plan is None:
+                with lasting():
+                    self._row_plan = plan(self.pattern, n, dtype=torch.float32, tune="none")
+            return self._row_plan
+
+    _make_row_plan._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _plan(self, x: Tensor, weights: Weights | None) -> tuple[Plan, Hashable]:
         """Return a plan for products of x's width and type, and the key of the values it holds.

@@ -49,7 +49,7 @@ from sparsetile.systems.shared.geometry import (
     stride_params,
 )
 
-__all__ = ["CSRRunner"]
+__all__ = ["CSRRunner", "Work"]
 
 # Thread blocks an SM holds, about, and waves of them from which on the next kernel may start early.
 BLOCKS_PER_SM, MANY_WAVES = 8, 2
@@ -153,6 +153,12 @@ class CSRRunner(ExactRunner):
         self._elements = int(meta["elements"])
         self._shape = RowShape(**meta["shape"])
         self._launches: dict[tuple[Any, ...], Launch] = {}
+        self.attention_kernels: dict[tuple[Any, ...], LoadedKernel] = {}  # of gat.py
+
+    @property
+    def plain(self) -> Work:
+        """The schedule of rows, without bundles."""
+        return self._plain
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         if self._mixed is None or values is None or dtype not in BUNDLE_DTYPES:

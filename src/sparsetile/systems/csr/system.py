@@ -64,7 +64,9 @@ class CSRSystem(System):
     architectures = "sm_80 and newer"
     ordered = True
     exact_on = ("cuda",)
-    kernels = ("spmm_csr", "sddmm_csr")
+    kernels = (
+        "spmm_csr", "sddmm_csr", "gat_scores", "gat_softmax", "spmm_gat", "gat_terms"
+    )  # fmt: skip
 
     def further_reasons(self, request: Request) -> list[str]:
         return entry_reasons(request)

@@ -1,0 +1,265 @@
+"""GATConv's kernels on a GPU: results of PyG and of torch's path, bits, memory, CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sparsetile as st
+from sparsetile import nn as ours
+from sparsetile.check.reference import attended
+from sparsetile.nn import GATConv, clear_graph_cache
+from sparsetile.plan.graph_attention import graph_attention
+from tests.nn.cases import FLOWS, NODES, PAIRS, WIDTH, directed_graph, pyg, same_weights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+]
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
+GATS = [name for name in PAIRS if name.startswith("gat")]
+# Of float64: rounding of messages and gradients to the type, and what their sums add.
+NEAR = {F32: 5e-5, F16: 5e-3, BF16: 4e-2}
+
+
+def graph_of(nodes: int, edges: int, hub: int = 0, seed: int = 0) -> Tensor:
+    """Random edges; node 0 has ``hub`` more in each direction; the last ten nodes have none."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(nodes - 10, (2, edges), generator=generator)
+    spokes = torch.arange(hub) % (nodes - 10)
+    centre = torch.zeros_like(spokes)
+    both = [torch.stack([spokes, centre]), torch.stack([centre, spokes])]
+    return torch.cat([drawn, *both], 1).unique(dim=1).cuda()
+
+
+def torch_path(layer: GATConv) -> GATConv:
+    layer._fuses = lambda graph, messages: False  # type: ignore[method-assign]
+    return layer
+
+
+def results(layer: Any, x: Tensor, edge_index: Any) -> list[Tensor]:
+    """Output, and gradients of the features and of all parameters by name."""
+    leaf = x.detach().requires_grad_()
+    layer.zero_grad()
+    out = layer(leaf, edge_index)
+    weights = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)
+    (out * weights.to(out.dtype)).sum().backward()
+    named = sorted(layer.named_parameters())
+    return [out.detach(), leaf.grad, *(each.grad for _, each in named)]
+
+
+def assert_close(found: list[Tensor], wanted: list[Tensor], near: float) -> None:
+    for mine, theirs in zip(found, wanted, strict=True):
+        scale = max(float(theirs.abs().max()), 1.0)
+        torch.testing.assert_close(mine.float(), theirs.float(), rtol=near, atol=near * scale)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("name", GATS)
+def test_results_and_gradients_are_pyg_s(name, flow):
+    mine, theirs = (each.cuda() for each in same_weights(PAIRS[name](5, flow=flow)))
+    x, edge_index = torch.randn(NODES, WIDTH, device="cuda"), directed_graph().cuda()
+    assert_close(results(mine, x, edge_index), results(theirs, x, edge_index), 1e-4)
+
+
+@pytest.mark.parametrize("heads, width", [(8, 32), (1, 128), (3, 20), (2, 7), (16, 8), (4, 300)])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+def test_hubs_and_isolated_nodes_are_as_in_float64(dtype, heads, width):
+    edge_index = graph_of(3000, 20_000, hub=2500)
+    shape = (3000, 3000)
+    plan = st.plan((edge_index.flip(0), None, shape), heads * width, dtype=F32)
+    plan._prepare_gradients()
+    generator = torch.Generator(device="cuda").manual_seed(1)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device="cuda")
+
+    given = [draw(3000, heads, width).to(dtype), draw(3000, heads), draw(3000, heads)]
+    given = [each.requires_grad_() for each in given]
+    out = graph_attention(plan.flat, *given, None, None, None, 0.2)  # type: ignore[arg-type]
+    grad = draw(*out.shape).to(dtype)
+    found = torch.autograd.grad(out, given, grad)
+    wanted = attended(plan._csr, *given, 0.2)  # type: ignore[arg-type]
+    right = torch.autograd.grad(wanted, given, grad.double())
+    for mine, theirs in zip([out, *found], [wanted, *right], strict=True):
+        near = NEAR[dtype] * max(float(theirs.detach().abs().max()), 1.0)
+        torch.testing.assert_close(mine.double(), theirs.double(), rtol=NEAR[dtype], atol=near)
+
+
+def test_a_hub_of_a_hundred_thousand_edges():
+    nodes = 110_000
+    edge_index = graph_of(nodes, 50_000, hub=100_000)
+    layer = GATConv(16, 8, heads=4).cuda()
+    x = torch.randn(nodes, 16, device="cuda")
+    found = results(layer, x, edge_index)
+    assert_close(found, results(torch_path(layer), x, edge_index), 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_two_runs_have_the_same_bits(dtype, dropout):
+    edge_index = graph_of(5000, 60_000, hub=3000)
+    layer = GATConv(64, 32, heads=8, dropout=dropout).cuda().to(dtype)
+    x = torch.randn(5000, 64, device="cuda", dtype=dtype)
+    runs = []
+    for _ in range(3):
+        torch.manual_seed(7)
+        runs.append(results(layer, x, edge_index))
+    clear_graph_cache()  # also with a new plan
+    torch.manual_seed(7)
+    runs.append(results(layer, x, edge_index))
+    for run in runs[1:]:
+        for first, again in zip(runs[0], run, strict=True):
+            assert torch.equal(first, again)
+
+
+def test_dropout_draws_what_torch_s_path_draws():
+    edge_index = torch.randint(300, (2, 3000), device="cuda")  # with parallel edges
+    layer, x = GATConv(16, 8, heads=2, dropout=0.4).cuda(), torch.randn(300, 16, device="cuda")
+    torch.manual_seed(3)
+    found = results(layer, x, edge_index)
+    torch.manual_seed(3)
+    assert_close(found, results(torch_path(layer), x, edge_index), 1e-4)
+
+
+def peak(layer: Any, x: Tensor, edge_index: Tensor) -> int:
+    """Bytes that a step takes beside what is there before, after one that prepares the graph."""
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        results(layer, x, edge_index)
+        most = torch.cuda.max_memory_allocated() - before
+    return most
+
+
+@pytest.mark.parametrize("heads, width", [(8, 32), (1, 128)])
+def test_peak_memory_is_at_most_half_of_pyg_s(heads, width):
+    edge_index = graph_of(20_000, 400_000)
+    x = torch.randn(20_000, 64, device="cuda")
+    mine, theirs = GATConv(64, width, heads=heads), pyg.GATConv(64, width, heads=heads)
+    assert 2 * peak(mine.cuda(), x, edge_index) <= peak(theirs.cuda(), x, edge_index)
+
+
+def test_nothing_of_edges_times_features_is_stored():
+    edge_index = graph_of(2000, 800_000)
+    layer, x = GATConv(16, 64, heads=4).cuda(), torch.randn(2000, 16, device="cuda")
+    entries = edge_index.shape[1]
+    # One float32 per edge and head is a 64th of that.
+    assert peak(layer, x, edge_index) < entries * 4 * 4 + 64 * 2000 * 256 * 4
+
+
+@pytest.mark.parametrize("name", GATS)
+def test_autocast_gives_results_near_those_of_float32(name):
+    mine, _ = PAIRS[name](5)
+    mine = mine.cuda()
+    x = torch.randn(NODES, WIDTH, device="cuda", requires_grad=True)
+    expected = mine(x, directed_graph().cuda())
+    with torch.autocast("cuda", dtype=BF16):
+        result = mine(x, directed_graph().cuda())
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(result.float(), expected, rtol=0.05, atol=0.05 * scale)
+    result.float().sum().backward()
+    assert bool(x.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_in_the_rows_that_read_it(value):
+    edge_index = graph_of(500, 3000)
+    layer, x = GATConv(8, 16, heads=2).cuda(), torch.randn(500, 8, device="cuda")
+    x[17] = value
+    out = layer(x, edge_index)
+    touched = torch.zeros(500, dtype=torch.bool, device="cuda")
+    touched[edge_index[1][edge_index[0] == 17]] = True
+    touched[17] = True
+    assert torch.equal(out.isnan().any(1), touched)
+    torch.testing.assert_close(out, torch_path(layer)(x, edge_index), equal_nan=True, **CLOSE)
+
+
+def test_a_training_step_in_a_cuda_graph():
+    edge_index = graph_of(2000, 20_000, hub=1500)
+    layer = GATConv(16, 8, heads=4).cuda()
+    x = torch.randn(2000, 16, device="cuda", requires_grad=True)
+
+    def step() -> Tensor:
+        layer.zero_grad(set_to_none=False)
+        out = layer(x, edge_index)
+        out.square().sum().backward()
+        return out
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    x.grad.zero_()
+    graph.replay()
+    replayed = [captured.clone(), x.grad.clone(), *(p.grad.clone() for p in layer.parameters())]
+    x.grad.zero_()
+    eager = [step().detach(), x.grad, *(p.grad for p in layer.parameters())]
+    assert_close(replayed, eager, 1e-6)  # cuBLAS may choose otherwise in a graph
+
+
+def test_no_step_waits_for_the_gpu():
+    edge_index = graph_of(2000, 20_000, hub=1500)
+    layer = GATConv(16, 8, heads=4).cuda()
+    x = torch.randn(2000, 16, device="cuda")
+    results(layer, x, edge_index)
+    leaf, grad = x.clone().requires_grad_(), torch.randn(2000, 32, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        layer(leaf, edge_index).backward(grad)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_compiled_layer_with_a_plan_is_one_graph():
+    edge_index = graph_of(500, 4000)
+    layer = GATConv(16, 8, heads=2, add_self_loops=False).cuda()
+    x = torch.randn(500, 16, device="cuda")
+    plan = ours.gcn_plan(edge_index, 500, 16)
+    expected = results(layer, x, plan)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    leaf = x.clone().requires_grad_()
+    layer.zero_grad()
+    out = compiled(leaf, plan)
+    weights = torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out)
+    (out * weights).sum().backward()
+    named = sorted(layer.named_parameters())
+    assert_close([out.detach(), leaf.grad, *(p.grad for _, p in named)], expected, 1e-5)
+
+
+def test_gradients_of_gradients_are_refused_with_the_way_out():
+    edge_index = graph_of(500, 4000)
+    layer, x = GATConv(16, 8).cuda(), torch.randn(500, 16, device="cuda", requires_grad=True)
+    (found,) = torch.autograd.grad(layer(x, edge_index).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="attend: gradients must be of first order"):
+        found.sum().backward()
+    out, _ = layer(x, edge_index, return_attention_weights=True)
+    (found,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    found.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_views_that_are_not_aligned(dtype):
+    edge_index = graph_of(300, 3000)
+    plan = st.plan((edge_index.flip(0), None, (300, 300)), 64)
+    of_source = torch.randn(300, 2, device="cuda")
+    memory = torch.randn(300 * 64 + 1, device="cuda").to(dtype)
+    messages = memory[1:].view(300, 2, 32)
+    with torch.no_grad():
+        out = graph_attention(plan.flat, messages, of_source, None, None, None, None, 0.2)
+        same = graph_attention(plan.flat, messages.clone(), of_source, None, None, None, None, 0.2)
+    torch.testing.assert_close(out, same, rtol=NEAR[dtype], atol=NEAR[dtype])
