@@ -3,8 +3,8 @@
 An order lowers the distinct (window, column) pairs, the rows of B that a product reads. Looking for
 one takes far longer than a product, so nothing is looked for that cannot pay:
 
-1. A product in any order takes at least its compulsory traffic. Where even that would not save an
-   order's price over the expected products, it is not looked for.
+1. A product in any order takes at least its compulsory traffic. Where a quarter of the way there
+   would not save an order's price over the expected products, it is not looked for.
 2. A dear order is tried on a sample first. Rows are sampled by the hash of their first column in a
    random order of columns (MinHash), so that alike rows are taken together or not at all; what the
    order does for the sample's pairs is taken for the whole.
@@ -13,6 +13,7 @@ one takes far longer than a product, so nothing is looked for that cannot pay:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,35 +32,52 @@ __all__ = ["ORDERS", "OrderCost", "choose_order", "sample_rows"]
 # Entries of a sample, and the heights of windows whose pairs models count.
 SAMPLE_ENTRIES = 1 << 18
 WINDOWS = (8, 16, 64)
+# Share of what the most favourable order would save that one is hoped to: `lsh` saved 0 to 13 % of
+# a product's predicted time on five matrices, where the bound was 25 to 60 %.
+HOPE = 0.25
 # An order must be predicted to save this share of a product: predictions are no better.
 LEAST_SAVING = 0.03
 
 
 @dataclass(frozen=True)
 class OrderCost:
-    """Seconds to find an order: fixed, and for an entry, on a GPU or on a host.
+    """Seconds to find an order and to predict with it: fixed, and for an entry.
 
     Attributes
     ----------
+    gpu, host : tuple of float
+        By where A lies.
     sampled : bool
         Whether it is dear enough to be tried on a sample first.
+    module : str
+        What its first use in a process imports and, once on a machine, compiles; empty for none.
+    first_use : float
+        Seconds of that.
     """
 
     gpu: tuple[float, float]
     host: tuple[float, float]
     sampled: bool = False
+    module: str = ""
+    first_use: float = 0.0
 
     def seconds(self, csr: CSR) -> float:
+        """Return what finding it takes for a matrix, here and now."""
         fixed, entry = self.gpu if csr.device.type == "cuda" else self.host
-        return fixed + entry * csr.nnz
+        first = self.first_use if self.module and self.module not in sys.modules else 0.0
+        return first + fixed + entry * csr.nnz
 
 
-# Cheapest first. ``lsh`` runs on A's device; ``affinity`` on one core of the host, wherever A is
-# (0.1 to 0.5 us an entry, docs/explanation/row-orders.md).
+# Cheapest first. ``lsh`` runs on A's device: on an H200 1.1 ms and 0.4 ns an entry, and counting
+# pairs anew 3 ms and 1 ns. ``affinity`` runs on one core of the host wherever A is, 0.1 to 0.5 us an
+# entry (docs/explanation/notes/reordering.md).
 ORDERS = {
-    "lsh": OrderCost(gpu=(4e-3, 0.5e-9), host=(2e-3, 60e-9)),
-    "affinity": OrderCost(gpu=(10e-3, 0.4e-6), host=(10e-3, 0.4e-6), sampled=True),
-}
+    "lsh": OrderCost(gpu=(4e-3, 1.4e-9), host=(2e-3, 60e-9)),
+    "affinity": OrderCost(
+        gpu=(10e-3, 0.4e-6), host=(10e-3, 0.4e-6), sampled=True,
+        module="sparsetile.reorder.affinity_numba", first_use=10.0,
+    ),
+}  # fmt: skip
 
 
 def _least_seconds(request: Request) -> float:
@@ -136,11 +154,11 @@ def choose_order(
     least = _least_seconds(request)
     for name, cost in ORDERS.items():
         price = cost.seconds(request.csr)
-        most = expected_runs * (now - least)
-        if most <= price:
+        hoped = expected_runs * HOPE * (now - least)
+        if hoped <= price:
             why.append(
-                f"{name} not looked for: {expected_runs} products could save "
-                f"{max(most, 0.0) * 1e3:.3f} ms, it takes about {price * 1e3:.0f} ms"
+                f"{name} not looked for: {expected_runs} products might save "
+                f"{max(hoped, 0.0) * 1e3:.3f} ms, it takes about {price * 1e3:.0f} ms"
             )
             continue
         try:
