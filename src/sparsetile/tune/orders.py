@@ -69,8 +69,8 @@ class OrderCost:
 
 
 # Cheapest first. ``lsh`` runs on A's device: on an H200 1.1 ms and 0.4 ns an entry, and counting
-# pairs anew 3 ms and 1 ns. ``affinity`` runs on one core of the host wherever A is, 0.1 to 0.5 us an
-# entry (docs/explanation/notes/reordering.md).
+# pairs anew 3 ms and 1 ns. ``affinity`` runs on one core of the host wherever A is, 0.1 to 0.5 us
+# an entry (docs/explanation/notes/reordering.md).
 ORDERS = {
     "lsh": OrderCost(gpu=(4e-3, 1.4e-9), host=(2e-3, 60e-9)),
     "affinity": OrderCost(
