@@ -119,7 +119,7 @@ def test_targets_without_features_have_no_term():
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_without_a_bias_the_output_is_what_gradients_need(dtype):
+def test_gradients_without_a_bias(dtype):
     check(pattern(UNEVEN, 50), 2, 8, dtype, leave=("bias",))
 
 

@@ -158,6 +158,16 @@ def test_without_gradients_nothing_is_kept(fused):
     assert fused == [(5, False), (5, False)]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_output_may_be_changed_in_place(bias):
+    layer, x, edge_index = GATConv(WIDTH, 5, bias=bias), torch.randn(NODES, WIDTH), directed_graph()
+    layer(x, edge_index).relu_().sum().backward()
+    found = layer.att_src.grad.clone()
+    layer.zero_grad()
+    layer(x, edge_index).relu().sum().backward()
+    assert torch.equal(found, layer.att_src.grad)
+
+
 def test_a_compiled_layer_with_a_plan_is_one_graph(monkeypatch):
     edge_index = directed_graph()
     layer, x = GATConv(WIDTH, 5, heads=2, add_self_loops=False), torch.randn(NODES, WIDTH)
