@@ -84,7 +84,7 @@ def check(
 
 
 @pytest.mark.parametrize(
-    "heads, width", [(8, 32), (1, 128), (4, 8), (3, 5), (2, 6), (1, 1), (9, 4), (2, 40)]
+    "heads, width", [(8, 32), (1, 128), (4, 8), (3, 5), (2, 6), (1, 1), (9, 4), (2, 40), (6, 32)]
 )
 def test_sums_and_gradients_of_every_layout_of_heads(heads, width):
     check(pattern(UNEVEN, 50), heads, width)
