@@ -106,6 +106,7 @@ SUITES = {
         "kAtomic",
     ),
     "few": Suite(("tests/nn/test_gpu_sparse_linear.py",), (), _SLOW, "linear_few"),
+    "gat": Suite(("tests/nn/test_gpu_gat.py",), (), "autocast|compiled|memory|stored", "spmm_gat"),
     "bcsr": Suite(
         ("tests/contracts/test_gpu_blocks.py", _SYSTEMS, _PRIMITIVES),
         ("bcsr",),
@@ -466,6 +467,50 @@ MUTATIONS: tuple[Mutation, ...] = (
             "if (row < 0) continue;",
             "tokens past the last",
         ),
+    ),
+    # -- graph attention
+    *_in(
+        "gat.cuh",
+        "gat",
+        ("raw > 0.0f ? raw :", "raw < 0.0f ? raw :", "bends the scores above 0"),
+        ("raw > 0.0f ? 1.0f : slope", "raw > 0.0f ? slope : 1.0f", "slopes of the other side"),
+        ("entry * p.heads + head", "entry + head", "another entry's dropout"),
+        ("? 1.0f : __ldg(p.counts + entry)", "? 1.0f : 1.0f", "forgets parallel edges"),
+    ),
+    *_in(
+        "gat_scores.cu",
+        "gat",
+        ("index % p.heads * p.width", "0", "the first head's vector for all"),
+        ("int step = 1; step < kLanes", "int step = 2; step < kLanes", "half of the lanes"),
+    ),
+    *_in(
+        "gat_softmax.cu",
+        "gat",
+        ("total += other.total, bent", "bent", "drops what another lane had"),
+        ("? 1.0f : __expf(highest - highest_now)", "? 1.0f : 1.0f", "does not rescale the sums"),
+        ("step >= kLanes && !work.wide", "step >= kLanes", "one group of a warp's"),
+        ("work.first / kLanes * step", "0", "all groups of a warp take the same entries"),
+        ("term * gat::derivative(raw[u], slope)", "term", "no mean slope"),
+        ("empty ? 0.0f : 1.0f / sum.total", "1.0f / sum.total", "empty rows become NaN"),
+    ),
+    *_in(
+        "spmm_gat.cu",
+        "gat",
+        ("kMasked && u >= left", "kMasked && u > left", "adds an entry of nobody"),
+        ("weight * bend * x", "weight * x", "forgets the slopes in the kept sum"),
+        ("work.first / kLanes * kUnroll", "0", "all groups of a warp take the same entries"),
+        ("bend * (weight * dot -", "bend * (weight * dot +", "adds D"),
+        ("column == head * p.width", "column >= 0", "takes D's part once a vector"),
+        ("int step = 1; step < p.fold", "int step = 2; step < p.fold", "half of the lanes"),
+        ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the groups"),
+        ("sum[v] += __ldg(p.bias", "sum[v] -= __ldg(p.bias", "subtracts the bias"),
+        ("__ldg(p.order + entry)", "entry", "another entry's dropout in the gradients"),
+    ),
+    *_in(
+        "gat_terms.cu",
+        "gat",
+        ("bent - plain * terms.w", "bent - plain", "forgets the mean slope"),
+        ("terms.z, plain}", "terms.z, bent}", "another D"),
     ),
     # -- BMat tiles fed by bulk copies
     *_in(

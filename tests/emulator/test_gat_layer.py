@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile import nn as ours
 from sparsetile.nn import GATConv, clear_graph_cache
+from sparsetile.nn import gat as gat_module
 from sparsetile.nn.graph import Graph
-from sparsetile.plan.graph_attention import ATTENTION_DTYPES
 from sparsetile.systems.csr import gat
 from tests.contracts import cases
 from tests.emulator.attention import flat_plan
@@ -41,9 +42,7 @@ def fused(
         return flat_plan(graph.pattern)
 
     load_on_host(monkeypatch, gat, folder)
-    monkeypatch.setattr(
-        GATConv, "_fuses", lambda self, graph, messages: messages.dtype in ATTENTION_DTYPES
-    )
+    monkeypatch.setattr(gat_module, "_DEVICE", "cpu")
     monkeypatch.setattr(Graph, "rows_plan", rows_plan)
     clear_graph_cache()
     return calls
@@ -150,12 +149,35 @@ def test_attention_that_is_returned_is_torch_s(fused):
     torch.testing.assert_close(attention, expected, **CLOSE)
 
 
+def test_calls_that_the_kernels_do_not_serve(fused):
+    layer, x, edge_index = GATConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
+    expected = layer(x, edge_index)
+    assert len(fused) == 1
+    double = copy.deepcopy(layer).double()(x.double(), edge_index)
+    torch.testing.assert_close(double.float(), expected, **CLOSE)
+    _, tangent = torch.func.jvp(lambda x: layer(x, edge_index), (x,), (torch.ones_like(x),))
+    assert bool(tangent.isfinite().all())
+    gradient = torch.func.grad(lambda x: layer(x, edge_index).sum())(x)
+    assert bool(gradient.isfinite().all())
+    assert len(fused) == 1
+
+
 def test_without_gradients_nothing_is_kept(fused):
     layer, x = GATConv(WIDTH, 5), torch.randn(NODES, WIDTH)
     with torch.no_grad():
         layer(x, directed_graph())
     layer.requires_grad_(False)(x, directed_graph())
     assert fused == [(5, False), (5, False)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_output_may_be_changed_in_place(bias):
+    layer, x, edge_index = GATConv(WIDTH, 5, bias=bias), torch.randn(NODES, WIDTH), directed_graph()
+    layer(x, edge_index).relu_().sum().backward()
+    found = layer.att_src.grad.clone()
+    layer.zero_grad()
+    layer(x, edge_index).relu().sum().backward()
+    assert torch.equal(found, layer.att_src.grad)
 
 
 def test_a_compiled_layer_with_a_plan_is_one_graph(monkeypatch):

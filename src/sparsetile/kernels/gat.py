@@ -70,7 +70,7 @@ def gat_tile(dtype: torch.dtype, n: int, vector: int) -> RowTile:
     lanes = _FULL_LANES if full else _NARROW_LANES
     count = -(-n // vector)
     found = next((each for each in lanes if each >= count), lanes[-1])
-    two = full and dtype is torch.float32 and count >= 2 * found
+    two = full and dtype is torch.float32 and count > found
     return RowTile(vector, found, 2 if two else 1)
 
 
@@ -196,7 +196,7 @@ SPMM_GAT = KernelSpec(
         pointer("c", "E::Storage*", "out, or d_messages"),
         pointer("messages", "const E::Storage*", "backward: of the rows of A^T"),
         pointer("bias", "const float*", "[n]; null: none"),
-        pointer("plain", "float*", "kKeep: sums as they are; null: not wanted"),
+        pointer("plain", "float*", "kKeep: sums before bias and rounding"),
         pointer("bent", "float*", "kKeep: sums of terms times their slopes"),
         pointer("d_source", "float*", "backward: [sources, n / (kVec * fold)]"),
         *TREE,

@@ -41,8 +41,8 @@ from sparsetile.plan.plan import Plan
 
 __all__ = ["GATConv"]
 
-# What the kernels of graph attention take: slabs of columns in a grid, and entries.
-_MOST_COLUMNS, _MOST_ENTRIES = 2**20, 2**31
+# What the kernels of graph attention take: where they run, slabs of columns in a grid, entries.
+_DEVICE, _MOST_COLUMNS, _MOST_ENTRIES = "cuda", 2**20, 2**31
 
 
 class GATConv(nn.Module):
@@ -263,7 +263,7 @@ class GATConv(nn.Module):
     def _fuses(self, graph: Graph, messages: Tensor) -> bool:
         """Whether the kernels of graph attention serve this call."""
         return (
-            messages.device.type == "cuda"
+            messages.device.type == _DEVICE
             and messages.dtype in ATTENTION_DTYPES
             and self.heads * self.out_channels <= _MOST_COLUMNS
             and graph.csr.nnz < _MOST_ENTRIES
@@ -282,7 +282,7 @@ class GATConv(nn.Module):
 
     def _attend(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
         """Return the weighted sums of messages, heads joined, bias added, by the fused kernels."""
-        first, second = self.att_src[0], self.att_dst[0]
+        first, second = (each.view(self.heads, -1) for each in (self.att_src, self.att_dst))
         of_target: Tensor | None = None
         if targets is messages:
             of_source, of_target = node_scores(messages, first, second)

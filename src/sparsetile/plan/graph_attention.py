@@ -38,7 +38,7 @@ _LIB.define(
 )
 _LIB.define(
     "attend_backward(Tensor[] tensors, Tensor grad, Tensor messages, Tensor of_source, "
-    "Tensor terms, Tensor plain, Tensor bent, Tensor? counts, Tensor? scales, str recipe, "
+    "Tensor terms, Tensor sums, Tensor? counts, Tensor? scales, str recipe, "
     "float slope, bool sources) -> (Tensor, Tensor, Tensor)"
 )
 
@@ -87,8 +87,7 @@ def attend_backward(
     messages: Tensor,
     of_source: Tensor,
     terms: Tensor,
-    plain: Tensor,
-    bent: Tensor,
+    sums: Tensor,
     counts: Tensor | None,
     scales: Tensor | None,
     recipe: str,
@@ -112,8 +111,8 @@ def attend_backward(
         mirrored = flat.mirror(tensors)
         transposed = (_rows(other), other.exact_tensors(mirrored), tensors[flat.size])
     return launch_backward(
-        _rows(flat), transposed, attention, terms, plain.contiguous(), bent.contiguous(),
-        messages.contiguous(), grad.contiguous(),
+        _rows(flat), transposed, attention, terms, sums.contiguous(), messages.contiguous(),
+        grad.contiguous(),
     )  # fmt: skip
 
 
@@ -125,19 +124,17 @@ for _name, _function in (("attend", attend), ("attend_backward", attend_backward
 @torch.library.register_fake("sparsetile::attend", lib=_LIB)
 def _(tensors, messages, of_source, of_target, counts, scales, bias, recipe, slope, keep):  # type: ignore[no-untyped-def]
     rows, n = parsed(recipe).rows, messages.shape[1]
-    rounded = bias is not None or messages.dtype is not torch.float32
-    planes = 0 if not keep else 2 if rounded else 1
     numbers = {"dtype": torch.float32}
     return (
         messages.new_empty((rows, n)),
         messages.new_empty((rows, of_source.shape[1], TERMS), **numbers),
-        messages.new_empty((planes, rows, n), **numbers),
+        messages.new_empty((2 if keep else 0, rows, n), **numbers),
     )
 
 
 @torch.library.register_fake("sparsetile::attend_backward", lib=_LIB)
 def _(  # type: ignore[no-untyped-def]
-    tensors, grad, messages, of_source, terms, plain, bent, counts, scales, recipe, slope, sources
+    tensors, grad, messages, of_source, terms, sums, counts, scales, recipe, slope, sources
 ):
     flat = parsed(recipe)
     heads, numbers = of_source.shape[1], {"dtype": torch.float32}
@@ -156,16 +153,7 @@ def _(tensors, messages, *others, out_shape=None, **named):  # type: ignore[no-u
 @register_flop_formula(torch.ops.sparsetile.attend_backward)
 def _(tensors, grad, *others, out_shape=None, **named):  # type: ignore[no-untyped-def]
     # A product with the transpose, and dot products on A's pattern.
-    return (4 if others[9] else 0) * parsed(others[7]).nnz * grad[1]
-
-
-def _kept(
-    messages: Tensor, of_source: Tensor, output: tuple[Tensor, Tensor, Tensor]
-) -> list[Tensor]:
-    """Return what is saved for the gradient, as :func:`_gradients` takes it."""
-    out, terms, sums = output
-    # One plane of sums: the output itself is the other.
-    return [messages, of_source, terms, sums, *([out] if sums.shape[0] == 1 else [])]
+    return (4 if others[8] else 0) * parsed(others[6]).nnz * grad[1]
 
 
 def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -173,7 +161,7 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Te
     ctx.mark_non_differentiable(*output[1:])
     ctx.count, ctx.counted, ctx.scaled = len(tensors), counts is not None, scales is not None
     more = [each for each in (counts, scales) if each is not None]
-    ctx.save_for_backward(*tensors, *_kept(messages, of_source, output), *more)
+    ctx.save_for_backward(*tensors, messages, of_source, *output[1:], *more)
 
 
 def _gradients(
@@ -188,11 +176,11 @@ def _gradients(
 ) -> Sequence[Tensor | None]:
     """Return the gradients of messages, of_source and of_target that are wanted.
 
-    ``saved``: messages, of_source, terms, sums and, where it has one plane, the output.
+    ``saved``: messages, of_source, terms and sums.
     """
     if not any(wanted):
         return None, None, None
-    messages, of_source, terms, sums, *plain = saved
+    messages, of_source, terms, sums = saved
     if not sums.shape[0]:
         raise RuntimeError(
             "attend: keep must be True to compute gradients, got False. Call "
@@ -202,9 +190,8 @@ def _gradients(
     seen = torch.is_grad_enabled() or not plain_call()
     function = torch.ops.sparsetile.attend_backward if seen else attend_backward
     found = function(
-        tensors, grad.to(messages.dtype), messages, of_source, terms,
-        plain[0] if plain else sums[1], sums[0], counts, scales, recipe, slope,
-        wanted[0] or wanted[1],
+        tensors, grad.to(messages.dtype), messages, of_source, terms, sums, counts, scales, recipe,
+        slope, wanted[0] or wanted[1],
     )  # fmt: skip
     return [each if want else None for each, want in zip(found, wanted, strict=True)]
 
@@ -259,7 +246,7 @@ class _Attend(torch.autograd.Function):
         output = attend(
             tensors, messages, of_source, of_target, counts, scales, bias, recipe, slope, keep
         )
-        ctx.save_for_backward(*_kept(messages, of_source, output))
+        ctx.save_for_backward(messages, of_source, *output[1:])
         return output[0]
 
     @staticmethod

@@ -1,7 +1,8 @@
 // Sums of messages weighed by graph attention, all heads at once, and the gradients for sources.
 //
 //   forward, rows of A[target, source]:   out[t]  = sum over s of attention[t, s] * messages[s]
-//   kKeep, also:                          bent[t] = the same, each term times its score's slope
+//   kKeep, also:                          plain[t] = out before bias and rounding, and
+//                                         bent[t] = the same, each term times its score's slope
 //   kBackward, rows of A^T:               d_messages[s] = sum over t of attention[t, s] * grad[t]
 //          d_source[s] = sum over t of slope * attention * (dot(grad[t], messages[s]) - D[t])
 //
@@ -219,7 +220,7 @@ __device__ __forceinline__ void store(const Params& p, int row, int lane, const 
   if (!side.inside) return;
   if constexpr (kKeep) {
     store_columns<F32, kVec>(p.bent + place, kVec, more);
-    if (p.plain != nullptr) store_columns<F32, kVec>(p.plain + place, kVec, sum);
+    store_columns<F32, kVec>(p.plain + place, kVec, sum);
   }
   if (p.bias != nullptr) {
 #pragma unroll

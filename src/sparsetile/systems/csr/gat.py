@@ -2,8 +2,8 @@
 
 Those over rows take the plain schedule of a ``csr`` build, so that hubs are cut and joined as in
 products. Attention is computed in registers, in the forward pass and again in the backward pass.
-Stored are four numbers per target and head, and, for gradients, one or two float32 sums of the
-output's shape.
+Stored are four numbers per target and head, and, for gradients, two float32 sums of the output's
+shape.
 
 What a pass moves per entry with H heads of width W in elements of b bytes: the softmax 4 + 4·H
 bytes, the weighted sum 4 + 4·H + H·W·b, the gradients 4 + 16·H + H·W·b. The row of messages or
@@ -223,21 +223,19 @@ def attend(
 
     Returns
     -------
-    Tensor [targets, heads · width], Tensor [targets, heads, 4], Tensor [0, 1 or 2, targets, n]
-        The last, in float32 and with ``keep``: bent sums and, where the output is rounded or has a
-        bias, plain ones.
+    Tensor [targets, heads · width], Tensor [targets, heads, 4], Tensor [0 or 2, targets, n]
+        The last, in float32 and with ``keep``: plain sums and bent ones. The output cannot stand
+        for the plain ones: it may be rounded, have a bias, and be changed in place.
     """
     rows, n = runner.rows, messages.shape[1]
     out = messages.new_empty((rows, n))
-    rounded = bias is not None or messages.dtype is not torch.float32
-    planes = 0 if not keep else 2 if rounded else 1
-    sums = attention.of_source.new_empty((planes, rows, n))
+    sums = attention.of_source.new_empty((2 if keep else 0, rows, n))
     terms = _softmax(runner, tensors, attention, of_target)
     if runner.plain.items:
         params = {
             "bias": _address(bias),
-            "bent": sums[0].data_ptr() if planes else 0,
-            "plain": sums[1].data_ptr() if planes > 1 else 0,
+            "plain": sums[0].data_ptr() if keep else 0,
+            "bent": sums[1].data_ptr() if keep else 0,
         }
         vector = _vector(n // attention.heads, messages, out)
         mode = "train" if keep else "infer"
@@ -295,9 +293,10 @@ def _launch_flat(kernel: LoadedKernel, count: int, device: int, params: dict[str
 
 
 def _backward_terms(
-    runner: CSRRunner, terms: Tensor, grad: Tensor, plain: Tensor, bent: Tensor
+    runner: CSRRunner, terms: Tensor, grad: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of of_target and the terms of the backward pass."""
+    plain, bent = sums
     rows, heads, _ = terms.shape
     width = grad.shape[1] // heads
     d_target, new_terms = terms.new_empty((rows, heads)), torch.empty_like(terms)
@@ -323,8 +322,7 @@ def attend_backward(
     transposed: tuple[CSRRunner, Tensors, Tensor] | None,
     attention: Attention,
     terms: Tensor,
-    plain: Tensor,
-    bent: Tensor,
+    sums: Tensor,
     messages: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -335,11 +333,11 @@ def attend_backward(
     transposed
         The same for Aᵀ, with A's number of each of its entries; None where the gradient of
         ``of_target`` alone is wanted: the others are empty then.
-    terms, plain, bent
+    terms, sums
         What :func:`attend` returned.
     grad : Tensor [targets, heads · width], contiguous
     """
-    d_target, new_terms = _backward_terms(runner, terms, grad, plain, bent)
+    d_target, new_terms = _backward_terms(runner, terms, grad, sums)
     if transposed is None:
         return messages.new_empty(0), d_target.new_empty(0), d_target
     other, tensors, order = transposed
