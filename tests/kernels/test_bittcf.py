@@ -20,7 +20,7 @@ from sparsetile.kernels.bittcf import (
     choose_slab,
     slabs,
 )
-from sparsetile.kernels.csr import SPREAD
+from sparsetile.kernels.csr import MANY_RELOADS
 
 MANY = {"items": 10**6, "processors": 132}
 
@@ -64,9 +64,9 @@ def test_rows_of_B_in_no_order_are_walked_in_the_widest_slab_that_fits_the_cache
     cache = {"l2": l2, "cols": int(0.85 * l2) // row_bytes}
     if row_bytes == 4096:
         cache["cols"] = l2  # not even 128 bytes of each row fit
-    slab = choose_slab(dtype, 512, vector, spread=SPREAD, **cache, **MANY)
+    slab = choose_slab(dtype, 512, vector, reloads=MANY_RELOADS, **cache, **MANY)
     assert slab.columns * dtype.itemsize == chosen
-    local = choose_slab(dtype, 512, vector, spread=SPREAD - 0.1, **cache, **MANY)
+    local = choose_slab(dtype, 512, vector, reloads=MANY_RELOADS - 0.1, **cache, **MANY)
     assert local.columns * dtype.itemsize == 512, "near rows are in the cache anyway"
 
 

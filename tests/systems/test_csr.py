@@ -124,9 +124,9 @@ def test_a_matrix_without_rows_has_an_item_length_all_the_same():
 
 @pytest.mark.parametrize("bundles, limit", [(False, LOCAL), (True, LOCAL_BUNDLES)])
 def test_slabs_come_first_where_rows_of_b_are_used_near_each_other(bundles, limit):
-    assert RowShape(whole=limit).slabs_first(bundles)
-    assert not RowShape(whole=limit + 0.01).slabs_first(bundles)
-    assert not RowShape(whole=0.0).slabs_first(bundles)  # B fits the cache: nothing to gain
+    assert RowShape(row_reloads=limit).slabs_first(bundles)
+    assert not RowShape(row_reloads=limit + 0.01).slabs_first(bundles)
+    assert not RowShape(row_reloads=0.0).slabs_first(bundles)  # B fits the cache: nothing to gain
 
 
 def recipe_of(csr, n: int) -> dict:
@@ -144,9 +144,9 @@ def band(rows: int):
 def test_a_band_is_walked_row_by_row_in_wide_products_only(monkeypatch):
     monkeypatch.setattr("sparsetile.balance.locality.CACHE_BYTES", 64 * 2048)
     matrix = band(3000)
-    whole = RowShape(**recipe_of(matrix, 512)["shape"]).whole
+    whole = RowShape(**recipe_of(matrix, 512)["shape"]).row_reloads
     assert 1.0 <= whole <= LOCAL
-    assert recipe_of(matrix, 128)["shape"]["whole"] == 0.0  # one slab
+    assert recipe_of(matrix, 128)["shape"]["row_reloads"] == 0.0  # one slab
 
 
 def test_rows_of_b_in_no_order_take_narrow_slabs_one_after_the_other(monkeypatch):
@@ -156,7 +156,7 @@ def test_rows_of_b_in_no_order_take_narrow_slabs_one_after_the_other(monkeypatch
     row = torch.arange(3000).repeat_interleave(10)
     coo = torch.sparse_coo_tensor(torch.stack([row, col]), torch.ones(30_000), (3000, 3000))
     shape = recipe_of(as_csr(coo.coalesce()), 512)["shape"]
-    assert shape["spread"] > 2.5 and shape["whole"] == 0.0
+    assert shape["slab_reloads"] > 2.5 and shape["row_reloads"] == 0.0
 
 
 # -- launches

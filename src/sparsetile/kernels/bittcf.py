@@ -11,7 +11,7 @@ import torch
 from sparsetile.jit.params import ParamStruct, i32, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
-from sparsetile.kernels.csr import SPREAD, out_dtypes
+from sparsetile.kernels.csr import MANY_RELOADS, out_dtypes
 from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS, STRIDES, TREE
 from sparsetile.kernels.spec import KernelSpec
 
@@ -124,13 +124,13 @@ def choose_slab(
     processors: int,
     cols: int = 0,
     l2: int = 0,
-    spread: float = 0.0,
+    reloads: float = 0.0,
     stack: int = 1,
 ) -> Slab:
     """Return the slab with the least work for ``n`` columns that still fills the GPU.
 
     Slabs under 128 bytes a row are for products that are no wider. Where rows of B (``cols`` of
-    them) come in no local order (``spread``), the slab is the widest whose part of B fits the L2
+    them) come in no local order (``reloads``), the slab is the widest whose part of B fits the L2
     cache of ``l2`` bytes, if any does: gathers from L2 run at twice DRAM's speed.
     """
     allowed = [
@@ -138,7 +138,7 @@ def choose_slab(
         for slab in slabs(dtype, vector, stack)
         if slab.columns >= n or slab.columns * dtype.itemsize >= SLAB_BYTES
     ]
-    if spread >= SPREAD:
+    if reloads >= MANY_RELOADS:
         fits = [s for s in allowed if cols * s.columns * dtype.itemsize <= 0.85 * l2]
         allowed = fits or allowed
     filling = [s for s in allowed if items * s.count(n) >= processors * BUSY_WARPS]

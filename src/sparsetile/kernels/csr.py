@@ -59,7 +59,7 @@ LONG_SHARE = 0.6
 FEW_LONG = 0.05
 # How often a row of B comes into the cache from which on narrow slabs, which make it come once,
 # cost less than they save.
-SPREAD = 2.5
+MANY_RELOADS = 2.5
 # The same for whole rows of B: up to here all slabs of an item should run before the next item,
 # which reads rows of B in one piece. Bundles read each row of B less often, and lose less.
 LOCAL = 1.3
@@ -107,9 +107,9 @@ class RowShape:
         Their mean length.
     long_share : float
         Share of all entries that lie in items for a whole warp.
-    spread : float
+    slab_reloads : float
         How often a slab's part of a row of B comes into the L2 cache; 0 where all of it fits.
-    whole : float
+    row_reloads : float
         The same for whole rows of B.
     small : bool
         The product is small: its rows wait for each other rather than for L2.
@@ -118,8 +118,8 @@ class RowShape:
     rows: int = 0
     mean: float = 0.0
     long_share: float = 0.0
-    spread: float = 0.0
-    whole: float = 0.0
+    slab_reloads: float = 0.0
+    row_reloads: float = 0.0
     small: bool = False
 
     def at_width(self, row_bytes: int) -> RowShape:
@@ -128,7 +128,7 @@ class RowShape:
 
     def slabs_first(self, bundles: bool) -> bool:
         """Whether all slabs of an item should run before the next item."""
-        return 0.0 < self.whole <= (LOCAL_BUNDLES if bundles else LOCAL)
+        return 0.0 < self.row_reloads <= (LOCAL_BUNDLES if bundles else LOCAL)
 
     @property
     def short(self) -> bool:
@@ -235,7 +235,7 @@ def choose_tile(
         lanes = next((a for a in _NARROW_LANES if a * vector >= n), _NARROW_LANES[-1])
         return RowTile(vector, lanes)
     wide = cols * min(n * dtype.itemsize, WIDE_SLAB_BYTES)
-    if shape.spread >= SPREAD and wide > l2 and cols * SLAB_BYTES <= 0.85 * l2:
+    if shape.slab_reloads >= MANY_RELOADS and wide > l2 and cols * SLAB_BYTES <= 0.85 * l2:
         return RowTile(vector, SLAB_BYTES // MAX_ACCESS_BYTES)
     vectors = -(-n // vector)
     if shape.small and not args:

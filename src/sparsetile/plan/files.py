@@ -20,7 +20,7 @@ from sparsetile.core.errors import PlanFileError, value_error
 
 __all__ = ["FORMAT_VERSION", "read_plan_file", "refuse", "write_plan_file"]
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _MAGIC = "sparsetile-plan"
 
 

@@ -49,7 +49,7 @@ class AccRunner(TileRunner):
         facts = machine(torch.device("cuda", device))
         slab = choose_slab(
             dtype, n, vector, items=self._items, processors=facts.processors, cols=self.cols,
-            l2=facts.l2_bytes, spread=self._reloads, stack=self._stack,
+            l2=facts.l2_bytes, reloads=self._reloads, stack=self._stack,
         )  # fmt: skip
         config = bittcf_config(
             dtype, slab, vector, weighted, out_dtype=out_dtype, policy=self._policy

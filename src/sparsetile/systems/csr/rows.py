@@ -15,9 +15,9 @@ from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.csr import (
     FEW_LONG,
+    MANY_RELOADS,
     SMALL_BYTES,
     SMALL_LANES,
-    SPREAD,
     THREADS,
     WIDE_SLAB_BYTES,
     RowShape,
@@ -176,13 +176,13 @@ def row_shape(
     slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
     apart = l2_reload_factor(csr, order, slab_bytes)
     whole = 0.0
-    if apart < SPREAD and row_bytes > slab_bytes:
+    if apart < MANY_RELOADS and row_bytes > slab_bytes:
         whole = l2_reload_factor(csr, order, row_bytes)
     return RowShape(
         rows=rows,
         mean=total / rows if rows else 0.0,
         long_share=1.0 - total / csr.nnz if csr.nnz else 0.0,
-        spread=apart,
-        whole=whole,
+        slab_reloads=apart,
+        row_reloads=whole,
         small=small,
     )

@@ -41,7 +41,7 @@ from sparsetile.kernels.bmat import (
     slab_width,
     widest_slab,
 )
-from sparsetile.kernels.csr import SPREAD
+from sparsetile.kernels.csr import MANY_RELOADS
 from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor
 from sparsetile.systems.shared.geometry import ACCESS_BYTES
 from sparsetile.systems.shared.requirements import hopper_reasons, tile_reasons
@@ -85,7 +85,7 @@ def _slab_width(request: Request, stack: int) -> int:
     if not fitting or max(fitting) >= widest:
         return widest
     slab_bytes = min(request.row_bytes, widest * PIECE_BYTES)
-    if l2_reload_factor(csr, request.permutation.perm, slab_bytes) < SPREAD:
+    if l2_reload_factor(csr, request.permutation.perm, slab_bytes) < MANY_RELOADS:
         return widest
     return slab_width(request.dtype, request.n, max(fitting))
 
