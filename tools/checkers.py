@@ -91,7 +91,8 @@ class Checker:
 def checker(tool: str) -> Checker:
     """Return what a tool watches, by what is registered now.
 
-    racecheck looks at shared memory alone, so it takes the kernels that have some.
+    racecheck looks at shared memory alone, so it takes the kernels that have some. Kernels that
+    build a format belong to no system; the products launch them all the same.
 
     Parameters
     ----------
@@ -99,12 +100,10 @@ def checker(tool: str) -> Checker:
         One of ``TOOLS``.
     """
     watched = {name for name, spec in KERNELS.items() if spec.shared_memory or tool != "racecheck"}
-    systems = {name: watched & set(system.kernels) for name, system in SYSTEMS.items()}
-    launched = set().union(*systems.values())
     return Checker(
         tool,
-        tuple(name for name in KERNELS if name in launched),
-        tuple(name for name, kernels in sorted(systems.items()) if kernels),
+        tuple(name for name in KERNELS if name in watched),
+        tuple(name for name, system in sorted(SYSTEMS.items()) if watched & set(system.kernels)),
     )
 
 
