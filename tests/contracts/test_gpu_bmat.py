@@ -158,3 +158,16 @@ def test_two_streams_do_not_share_partial_sums():
                 found.append(plan @ B)
     torch.cuda.synchronize()
     assert all(torch.equal(C, expected[i % 2]) for i, C in enumerate(found))
+
+
+@pytest.mark.parametrize("step", ["windows of 32", "windows of 16", "bits", None], ids=str)
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_a_plan_in_float32_takes_autocast_s_type_in_slabs_of_every_width(step, dtype):
+    csr = whole_numbers(random_matrix(203, 300, 0.1))
+    for n in (7, 128, 260, 512, 600):
+        plan, B = Subject("voltrix", step).plan(csr, n), zeros_and_ones(csr, n)
+        B[0, 0] = torch.inf
+        with torch.autocast("cuda", dtype=dtype):
+            C = plan @ B
+        assert C.dtype is dtype
+        assert_close(C, csr, B.to(dtype))
