@@ -37,7 +37,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
 from tools.checked_products import matrix_names, type_names
-from tools.record import ROOT, machine_facts, read_proof, write_json
+from tools.record import ROOT, machine_facts, one_thread_each, read_proof, write_json
 
 __all__ = [
     "RECORD_NAME",
@@ -179,7 +179,9 @@ def stop_all() -> None:
 
 def _run(command: list[str], root: Path, limit: float) -> int | None:
     """Run a command and all it starts; its exit status, None where it was stopped at the limit."""
-    started = subprocess.Popen(command, cwd=root, stdout=2, start_new_session=True)
+    started = subprocess.Popen(
+        command, cwd=root, stdout=2, start_new_session=True, env=one_thread_each()
+    )
     _running.add(started)
     try:
         return started.wait(timeout=limit)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.fuzz_cases import CASES_OF_A_SEED, Case, draw
-from tools.record import ROOT
+from tools.record import ROOT, one_thread_each
 
 __all__ = ["CASE_SECONDS", "Outcome", "Tally", "fuzz_in_processes"]
 
@@ -130,10 +130,10 @@ class _Seed:
     def _watch(self) -> int:
         """Start a process, count what it says, and return how it ended."""
         self.running, self.stopped, self.since = None, False, time.monotonic()
-        environment = os.environ if self.alone else {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = dict(os.environ) if self.alone else one_thread_each()
         self.process = subprocess.Popen(
             _command(self.device, self.seed, self.following, self.until, self.alone),
-            cwd=ROOT, stdout=subprocess.PIPE, text=True, env=dict(environment),
+            cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment,
             start_new_session=True,
         )  # fmt: skip
         assert self.process.stdout is not None

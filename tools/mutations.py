@@ -382,11 +382,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("(kBytes / kDepth)", "kBytes", "fragments of other tiles, 16 bits"),
     ),
     *_in(
-        "step.cuh",
-        "rsh",
-        ("kDepth = kHalf ? 2 : 1", "kDepth = 1", "half of a step's columns, 16 bits"),
-    ),
-    *_in(
         "hybrid.cuh",
         "rsh",
         ("blockIdx.y << p.slab_shift", "blockIdx.y", "columns of another group"),

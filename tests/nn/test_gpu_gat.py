@@ -103,7 +103,13 @@ def test_a_hub_of_a_hundred_thousand_edges():
     layer = GATConv(16, 8, heads=4).cuda()
     x = torch.randn(nodes, 16, device="cuda")
     found = results(layer, x, edge_index)
-    assert_close(found, results(torch_path(layer), x, edge_index), 1e-3)
+    theirs = results(torch_path(layer), x, edge_index)
+    exact = results(layer.double(), x.double(), edge_index)
+    # Terms of the hub's gradients nearly cancel: each is judged by what torch loses in float32.
+    for mine, other, right in zip(found, theirs, exact, strict=True):
+        scale = float(right.abs().max())
+        lost = float((other - right).abs().max())
+        assert float((mine - right).abs().max()) <= max(2 * lost, 1e-4 * scale)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,12 @@ def test_a_clean_run_says_what_ran_with_which_tool(tool, tmp_path: Path):
             asked = ["--device", "cuda", "--systems", system, "--matrices", ONE, "--types"]
             assert child[6:-1] == asked
         assert [child[-1] for _, child, _ in calls] == type_names(system)[:1]
+
+
+def test_parts_that_share_the_cores_take_one_thread_each(tmp_path: Path):
+    program = "import os, torch; open('said', 'w').write(str(torch.get_num_threads()))"
+    assert module._run([sys.executable, "-c", program], tmp_path, 60) == 0
+    assert (tmp_path / "said").read_text() == "1"
 
 
 def test_each_type_of_a_system_has_a_process_and_all_matrices(tool, tmp_path: Path, monkeypatch):
