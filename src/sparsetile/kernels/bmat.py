@@ -295,8 +295,8 @@ SPMM_BMAT = KernelSpec(
     configs=_configs,
     architectures=("sm_90a",),
     shared_memory=True,
-    # Steps of the paper's breakdown in 16 bits.
-    allowed_spills=40,
+    # Slabs of float32 plans under autocast; else 80, steps of the paper's breakdown in 16 bits.
+    allowed_spills=1036,
 )
 REDO_BMAT = KernelSpec(
     name="redo_bmat",
@@ -304,5 +304,5 @@ REDO_BMAT = KernelSpec(
     configs=_redo_configs,
     architectures=("sm_90a",),
     shared_memory=True,
-    allowed_spills=96,  # of bits in windows of 32 rows
+    allowed_spills=84,  # of bits in windows of 32 rows
 )
