@@ -382,6 +382,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("(kBytes / kDepth)", "kBytes", "fragments of other tiles, 16 bits"),
     ),
     *_in(
+        "step.cuh",
+        "brp",
+        ("kDepth = kHalf ? 2 : 1", "kDepth = kHalf ? 4 : 1", "steps of twice the tiles, 16 bits"),
+    ),
+    *_in(
         "hybrid.cuh",
         "rsh",
         ("blockIdx.y << p.slab_shift", "blockIdx.y", "columns of another group"),
