@@ -220,6 +220,21 @@ def test_a_plan_serves_other_widths_and_types_with_its_own_slabs(launched):
         assert config["kPieces"] * config["kConsumers"] == 8
 
 
+def test_types_with_less_room_for_sums_take_narrower_slabs_of_the_same_items(launched):
+    csr = csr_of(random_matrix(500, 100, 0.1))
+    for n, width in ((260, 9), (512, 16)):
+        built = build(csr=csr, n=n, ablation="windows of 32")
+        work = runner(built.recipe)
+        for dtype, slabs, pieces in ((F32, 1, width), (F16, -(-n * 2 // 1024), 8)):
+            B, out = torch.ones(100, n, dtype=dtype), torch.empty(500, n, dtype=dtype)
+            work.spmm(built.tensors, csr.values.to(dtype), None, B, out)
+            config, _, grid, _, params = launched[0 if work.meta["redo"] else -1]
+            assert grid[1] == slabs and params["slab_pieces"] == pieces
+            assert config["kPieces"] * config["kConsumers"] >= pieces
+            assert int(built.tensors["items"][:, 5].max()) == width
+            launched.clear()
+
+
 def test_each_piece_of_columns_of_cut_windows_has_slots_and_counters(launched, monkeypatch):
     csr = csr_of(random_matrix(16, 6000, 0.4))
     built = build(csr=csr, n=32)

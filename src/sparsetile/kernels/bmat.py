@@ -136,11 +136,6 @@ STACKED_PIPES: dict[tuple[int, int], Pipe] = {
     (2, 4): Pipe(1, 4, 2, 5, 2, step_tiles=4, dense=True, stack=2),
     (2, 8): Pipe(1, 8, 4, 6, 1, step_tiles=4, dense=True, stack=2),
 }
-# A plan for float32 may have slabs that are too wide for sums of 16-bit types in registers. Its
-# products under autocast take twice the consumers; no plan chooses these widths.
-CAST_PIPES: dict[tuple[int, int], Pipe] = {
-    (2, 16): Pipe(1, 16, 2, 3, 1, step_tiles=4, dense=True, stack=2),
-}
 # Pieces of slabs that there are pipelines for.
 WIDTHS = (4, 8, 16)
 
@@ -185,7 +180,7 @@ def slab_width(dtype: torch.dtype, n: int, most: int = WIDTHS[-1]) -> int:
 
 
 def widest_slab(dtype: torch.dtype, stack: int = 1) -> int:
-    """Pieces of the widest slab of a plan in this type: registers hold no more sums."""
+    """Pieces of the widest slab there is a pipeline for: registers hold no more sums."""
     table = PIPES if stack == 1 else STACKED_PIPES
     return max(width for size, width in table if size == dtype.itemsize)
 
@@ -198,11 +193,10 @@ def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None, stac
     ValueError
         No pipeline is so wide.
     """
-    table = PIPES if stack == 1 else {**CAST_PIPES, **STACKED_PIPES}
-    if width > WIDTHS[-1]:
-        raise value_error(
-            "choose_pipe", "width", f"at most {WIDTHS[-1]}", width, "Use several slabs"
-        )
+    table = PIPES if stack == 1 else STACKED_PIPES
+    widest = widest_slab(dtype, stack)
+    if width > widest:
+        raise value_error("choose_pipe", "width", f"at most {widest}", width, "Use several slabs")
     pipe = table[dtype.itemsize, next(w for w in WIDTHS if w >= width)]
     return LADDER[variant](pipe) if variant else pipe
 
@@ -236,7 +230,7 @@ def bmat_config(
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, width, weighted in itertools.product(ELEMENTS, WIDTHS, (True, False)):
-        stacked = [(variant, 2) for variant in (None, BITS)]
+        stacked = [(variant, 2) for variant in (None, BITS) if width <= widest_slab(dtype, 2)]
         for variant, stack in [(variant, 1) for variant in (None, *LADDER)] + stacked:
             pipe = choose_pipe(dtype, width, variant, stack)
             for out in out_dtypes(dtype):
@@ -286,7 +280,7 @@ _PARAMS = ParamStruct.of(
     pointer("redo", "int*", "flags of units (bmat_windows.cuh), all zero; null: none is launched"),
     *POSITIONS,
     *EPILOGUE,
-    i32("slab_pieces", "pieces of 128 bytes of a row in a slab"),
+    i32("slab_pieces", "pieces of 128 bytes of a row in a slab; items may name more"),
     i32("n"),
 )
 SPMM_BMAT = KernelSpec(
@@ -295,8 +289,8 @@ SPMM_BMAT = KernelSpec(
     configs=_configs,
     architectures=("sm_90a",),
     shared_memory=True,
-    # Slabs of float32 plans under autocast; else 80, steps of the paper's breakdown in 16 bits.
-    allowed_spills=1036,
+    # Steps of the paper's breakdown in 16 bits.
+    allowed_spills=80,
 )
 REDO_BMAT = KernelSpec(
     name="redo_bmat",

@@ -131,10 +131,11 @@ struct Items {
   }
 };
 
-// Columns of B from the item's first one on; none: the item is not worked on, by nobody.
+// Columns of B from the item's first one on; none: the item is not worked on, by nobody. Slabs may
+// be narrower than those that items were made for: pieces past the slab are left to the next one.
 __device__ __forceinline__ int columns_inside(const Params& p, const Item& item) {
   const int first = slab_column(p) + item.piece * kPieceCols;
-  return min(p.n - first, (item.end_piece - item.piece) * kPieceCols);
+  return min(p.n - first, (min(item.end_piece, p.slab_pieces) - item.piece) * kPieceCols);
 }
 
 // ---- producers

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -74,6 +74,8 @@ class TileLaunch:
     later : tuple of LaterLaunch
         What adds up cut windows, where the first kernel does not do it itself, and what computes
         again, in this order.
+    params : mapping
+        Parameters that depend on the type and the width.
     """
 
     kernel: LoadedKernel
@@ -84,6 +86,7 @@ class TileLaunch:
     counters: int = 0
     flags: int = 0
     later: tuple[LaterLaunch, ...] = ()
+    params: Mapping[str, int] = field(default_factory=dict)
 
     def scratch(self, slots: int, layers: int, params: Mapping[str, Any]) -> Scratch | None:
         """Return the memory that ``layers`` slabs need; None where it is none."""
@@ -198,7 +201,7 @@ class TileRunner(Runner):
             for piece in pieces:
                 self.spmm(tensors, values, packed, B[piece], out[piece], epilogue)
             return
-        params = {**self._params(tensors, packed, epilogue), **shape.params}
+        params = {**self._params(tensors, packed, epilogue), **launch.params, **shape.params}
         with on_device(device):
             ensure_cuda_context(device)
             stream = current_stream_handle(device)
@@ -252,6 +255,7 @@ class TileRunner(Runner):
             return None
         params = {
             **self._params(tensors, packed, epilogue),
+            **launch.params,
             **stride_params((stride * size, n, 0, 0)),
             "b": 0, "c": 0, "n": n,
         }  # fmt: skip

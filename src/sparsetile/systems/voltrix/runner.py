@@ -20,6 +20,7 @@ from sparsetile.kernels.bmat import (
     redo_bmat_config,
     redo_units,
     row_pieces,
+    widest_slab,
 )
 from sparsetile.kernels.repair import REDO_THREADS
 from sparsetile.systems.base import PLAIN, Epilogue, Tensors
@@ -56,8 +57,13 @@ class VoltrixRunner(AlignedTileRunner):
         self._redo = bool(meta.get("redo", False))  # plan files from before have none
         self._dense = self._pipe(torch.float32).dense
 
+    def _slab_width(self, dtype: torch.dtype) -> int:
+        """Return the pieces of a slab: the plan's, or fewer in a type that autocast asks for, whose
+        sums would not fit the registers."""
+        return min(self._width, widest_slab(dtype, self._stack))
+
     def _pipe(self, dtype: torch.dtype) -> Pipe:
-        return choose_pipe(dtype, self._width, self._variant, self._stack)
+        return choose_pipe(dtype, self._slab_width(dtype), self._variant, self._stack)
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         if not self._dense:
@@ -77,7 +83,6 @@ class VoltrixRunner(AlignedTileRunner):
         return {
             **pointers,
             "first_items": tensors["first_of_worker"].data_ptr(),
-            "slab_pieces": self._width,
             "node_count": self._nodes,
             "arrivals": 0,
             "redo": 0,
@@ -95,15 +100,16 @@ class VoltrixRunner(AlignedTileRunner):
         pipe = self._pipe(dtype)
         config = bmat_config(dtype, pipe, weighted, out_dtype=out_dtype)
         kernel = SPMM_BMAT.load(config, device, pipe.shared_bytes(dtype, weighted))
-        slabs = -(-row_pieces(dtype, n) // self._width)
+        width = self._slab_width(dtype)
+        slabs = -(-row_pieces(dtype, n) // width)
         launch = TileLaunch(
-            kernel, pipe.threads, self._workers, slabs,
-            slot_bytes=self._width * pipe.sum_bytes(dtype), counters=self._nodes * self._width,
+            kernel, pipe.threads, self._workers, slabs, slot_bytes=width * pipe.sum_bytes(dtype),
+            counters=self._nodes * width, params={"slab_pieces": width},
         )  # fmt: skip
         if not self._redo:
             return launch
         redo = REDO_BMAT.load(redo_bmat_config(dtype, pipe, weighted, out_dtype=out_dtype), device)
-        units = redo_units(self._positions, self._width, self._stack)
+        units = redo_units(self._positions, width, self._stack)
         later = LaterLaunch(redo, REDO_THREADS, redo_blocks(units, slabs, device))
         return replace(launch, flags=units, later=(later,))
 
