@@ -297,7 +297,8 @@ class GATConv(nn.Module):
                 graph.edge_count, self.heads, dtype=torch.float32, device=messages.device
             )
             scales = graph.to_entries(functional.dropout(ones, p=self.dropout))
-        tracked = messages.requires_grad or self.att_src.requires_grad or self.att_dst.requires_grad
+        first, second, own = self.att_src, self.att_dst, self.bias
+        tracked = messages.requires_grad or first.requires_grad or second.requires_grad
         if targets is not None and targets is not scored:
             tracked = tracked or targets.requires_grad
         # A tracer reads the flat plan once, whether or not the first call needs a gradient.
@@ -305,13 +306,12 @@ class GATConv(nn.Module):
         flat = graph.rows_plan(self.heads * self.out_channels, needs)
         # The mean of one head is that head.
         joined = self.concat or self.heads == 1
-        bias = self.bias if joined else None
+        bias = own if joined else None
         counts = graph.edges_of_entries()
         if targets is messages:  # one set of nodes, and no other type than that of the scores
             out = attention_layer(
-                flat, messages, self.att_src, self.att_dst, counts, scales, bias,
-                self.negative_slope,
-            )  # fmt: skip
+                flat, messages, first, second, counts, scales, bias, self.negative_slope
+            )
         else:
             of_source, of_target = self._terms(scored, targets)
             by_head = messages.view(-1, self.heads, self.out_channels)
@@ -321,7 +321,7 @@ class GATConv(nn.Module):
         if joined:
             return out
         out = out.view(-1, self.heads, self.out_channels).mean(1)
-        return out if self.bias is None else out + self.bias
+        return out if own is None else out + own
 
     def _terms(self, messages: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the terms of sources and of targets in the scores by the fused kernels."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -468,11 +468,10 @@ def attend_backward(
 # -- a layer of one set of nodes -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
+class Layer(NamedTuple):
     """What a layer is given beside messages: the vectors of its scores, its bias, its edges.
 
-    Attributes
+    Parameters
     ----------
     heads : int
     first, second : Tensor of float32, heads · width numbers, contiguous, at multiples of 16 bytes
