@@ -303,4 +303,5 @@ GAT_VECTORS = KernelSpec(
         i32("n", "heads * width"),
     ),
     configs=_vectors_configs,
+    shared_memory=True,
 )
