@@ -15,7 +15,7 @@ writes or reads it.
 What a training step of a layer moves per node beside that, in multiples of H·W·b: scores 1, output
 1, terms of the backward pass 1, messages and their gradient 2, gradients of vectors and bias 2;
 and of H·W·4: 4 for the two sums, written and read. Gradients of the scores' terms are added to
-those of the messages before these are stored. torch's operations took 1 + 3 + 3 more for that:
+those of the messages before these are stored. torch's operations took 1 + 2 + 3 more for that:
 d_source times its vector written, the same with d_target added to it, and both gradients of the
 messages added.
 
