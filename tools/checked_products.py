@@ -207,13 +207,13 @@ def _attention_step(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None
     )
     wide = [each.double().requires_grad_() for each in given]
     by_head = wide[0].reshape(nodes, heads, width)
-    scores = [(by_head * vector).sum(-1) for vector in wide[1:3]]
-    want = attended(csr, by_head, *scores, 0.25) + wide[3]
+    of_source, of_target = ((by_head * vector).sum(-1) for vector in wide[1:3])
+    want = attended(csr, by_head, of_source, of_target, 0.25) + wide[3]
     G = matrix.G[:, :n].to(made.dtype)
     right = torch.autograd.grad(want, wide, G.double())
-    here = [each.to(made.device).requires_grad_() for each in given]
+    messages, first, second, bias = here = [each.to(made.device).requires_grad_() for each in given]
     made._prepare_gradients()
-    out = attention_layer(made.flat, *here[:3], None, None, here[3], 0.25)
+    out = attention_layer(made.flat, messages, first, second, None, None, bias, 0.25)
     found = torch.autograd.grad(out, here, G.to(made.device))
     names = ("attention step", *(f"its gradient of {x}" for x in ("messages", "first", "second")))
     for name, mine, theirs in zip(
