@@ -31,7 +31,11 @@ from sparsetile.check.reference import attended, dot_products, reference
 from sparsetile.core.checks import REDUCES
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import FP8
-from sparsetile.plan.graph_attention import ATTENTION_DTYPES, graph_attention
+from sparsetile.plan.graph_attention import (
+    ATTENTION_DTYPES,
+    attention_layer,
+    graph_attention,
+)
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
 
@@ -101,6 +105,13 @@ class _Watched:
         largest = expected.abs().max() if expected.numel() else 1.0
         most = 16 * torch.finfo(C.dtype).eps * (1 + largest) * torch.ones_like(expected)
         self._within("near float64's", what, C, expected, most)
+
+    def close(self, what: str, C: Tensor, expected: Tensor) -> None:
+        """A sum of such results, whose terms may cancel."""
+        largest = expected.abs().max() if expected.numel() else 1.0
+        share = max(16 * torch.finfo(C.dtype).eps, 1e-3)
+        most = share * (1 + largest) * torch.ones_like(expected)
+        self._within("close to float64's", what, C, expected, most)
 
     def _within(self, how: str, what: str, C: Tensor, expected: Tensor, most: Tensor) -> None:
         self.products += 1
@@ -181,6 +192,34 @@ def _attention(made: Plan, matrix: _Matrix, n: int, weighted: bool, seen: _Watch
     ):
         expected = torch.zeros_like(mine, device="cpu") if theirs is None else theirs
         seen.near(f"attention, gradient of {name}", mine, expected.double())
+
+
+def _attention_step(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None:
+    """A whole step of graph attention on one set of nodes: output and all gradients."""
+    csr, nodes = matrix.given, made.shape[0]
+    heads = next(count for count in (8, 2, 1) if n % count == 0)
+    width = n // heads
+    given = (
+        matrix.B[:, :n].to(made.dtype),
+        (_fractions(n, 7, 0.0) / width).reshape(1, heads, width).float(),
+        (_fractions(n, 5, 0.125) / width).reshape(1, heads, width).float(),
+        _fractions(n, 9, 0.5).float(),
+    )
+    wide = [each.double().requires_grad_() for each in given]
+    by_head = wide[0].reshape(nodes, heads, width)
+    of_source, of_target = ((by_head * vector).sum(-1) for vector in wide[1:3])
+    want = attended(csr, by_head, of_source, of_target, 0.25) + wide[3]
+    G = matrix.G[:, :n].to(made.dtype)
+    right = torch.autograd.grad(want, wide, G.double())
+    messages, first, second, bias = here = [each.to(made.device).requires_grad_() for each in given]
+    made._prepare_gradients()
+    out = attention_layer(made.flat, messages, first, second, None, None, bias, 0.25)
+    found = torch.autograd.grad(out, here, G.to(made.device))
+    names = ("attention step", *(f"its gradient of {x}" for x in ("messages", "first", "second")))
+    for name, mine, theirs in zip(
+        (*names, "its gradient of bias"), (out, *found), (want, *right), strict=True
+    ):
+        seen.close(name, mine, theirs.detach())
 
 
 def _layer_weight() -> tuple[CSR, Tensor]:
@@ -318,6 +357,8 @@ def watch(
                     _pattern(made, matrix, n, seen, want)
                     if made.device.type == "cuda" and dtype in ATTENTION_DTYPES:
                         _attention(made, matrix, n, weighted, seen)
+                        if not weighted and made.shape[0] == made.shape[1]:
+                            _attention_step(made, matrix, n, seen)
         seen.finished(name)
 
 

@@ -501,7 +501,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("work.first / kLanes * kUnroll", "0", "all groups of a warp take the same entries"),
         ("bend * (weight * dot -", "bend * (weight * dot +", "adds D"),
         ("column == head * p.width", "column >= 0", "takes D's part once a vector"),
-        ("int step = 1; step < p.fold", "int step = 2; step < p.fold", "half of the lanes"),
+        ("int step = 1; step < kLanes", "int step = 2; step < kLanes", "half of the lanes"),
+        ("lane - step >= start", "lane - step >= 0", "adds the heads before"),
+        ("end > r * kStep) total", "end > r * kSlab) total", "half of a head in two vectors"),
+        ("d_source * first[v] +", "d_source * first[v] -", "subtracts what targets bring"),
+        ("side.column == max(begin, slab)", "side.column == begin", "drops parts of a head"),
         ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the groups"),
         ("sum[v] += __ldg(p.bias", "sum[v] -= __ldg(p.bias", "subtracts the bias"),
         ("__ldg(p.order + entry)", "entry", "another entry's dropout in the gradients"),
@@ -511,6 +515,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "gat",
         ("bent - plain * terms.w", "bent - plain", "forgets the mean slope"),
         ("terms.z, plain}", "terms.z, bent}", "another D"),
+    ),
+    *_in(
+        "gat_vectors.cu",
+        "gat",
+        ("sum[1][v] += target[u] * x", "sum[1][v] += source[u] * x", "one vector's for the other"),
+        ("at + u * step >= p.nodes", "at + u * step > p.nodes", "adds a node of nobody"),
+        ("int w = 1; w < kWarps", "int w = 2; w < kWarps", "drops a warp's sums"),
+        ("if (first + a < gridDim.x) total", "if (first + a > 0) total", "drops a block's sums"),
+        ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the nodes"),
     ),
     # -- BMat tiles fed by bulk copies
     *_in(

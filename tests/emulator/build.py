@@ -10,14 +10,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sparsetile.jit.source import DEVICE_TREE, ConfigValue, device_tree_digest
 from sparsetile.kernels import KernelSpec
 
-__all__ = ["HostKernel", "cache_key", "host_compiler"]
+__all__ = ["HostKernel", "HostLaunch", "cache_key", "host_compiler"]
 
 HERE = Path(__file__).parent
 _ENTRY = """
@@ -106,13 +106,46 @@ class HostKernel:
             tree = str(_device_tree(folder))
             _compile("c++", source, library, "-Wl,-Bsymbolic", "-shared", "-I", tree)
             source.unlink()
-        self._library = ctypes.CDLL(str(library))
-        self._params = spec.params
+        self.library = ctypes.CDLL(str(library))
+        self.params = spec.params
 
     def launch(
         self, grid: tuple[int, int, int], threads: int, stream: int, params: Any, **_: Any
     ) -> None:
         """Run the grid; ends when it has ended."""
-        packed = ctypes.create_string_buffer(self._params.size)
-        self._params.pack_into(packed, params)
-        self._library.run_on_host(packed, *grid, threads)
+        packed = ctypes.create_string_buffer(self.params.size)
+        self.params.pack_into(packed, params)
+        self.library.run_on_host(packed, *grid, threads)
+
+    def prepare(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        params: Mapping[str, Any],
+        patch: Sequence[str],
+        **_: Any,
+    ) -> HostLaunch:
+        """Return a launch of which the fields named in ``patch`` change a call."""
+        return HostLaunch(self, grid, threads, dict(params), patch)
+
+
+class HostLaunch:
+    """A launch that lacks the fields of ``patch``."""
+
+    def __init__(
+        self,
+        kernel: HostKernel,
+        grid: tuple[int, int, int],
+        threads: int,
+        params: dict[str, Any],
+        patch: Sequence[str],
+    ) -> None:
+        self._kernel, self._sizes = kernel, (*grid, threads)
+        self._patch = kernel.params.patch(*patch)
+        self._buffer = ctypes.create_string_buffer(kernel.params.size)
+        kernel.params.pack_into(self._buffer, params)
+
+    def launch(self, stream: int, *values: Any) -> None:
+        """Run the grid with these values; ends when it has ended."""
+        self._patch.bind(self._buffer)(*values)
+        self._kernel.library.run_on_host(self._buffer, *self._sizes)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.check.reference import attended
-from sparsetile.kernels.gat import gat_config, gat_fold, gat_tile
+from sparsetile.kernels.gat import gat_config, gat_tile
 from sparsetile.plan import operators
 from sparsetile.plan.graph_attention import graph_attention, node_scores
 from sparsetile.systems.csr import gat, rows
@@ -313,7 +313,6 @@ def test_terms_of_scores_and_their_gradients(dtype, nodes, heads, width, two):
 def test_tiles_cover_a_row_with_one_warp_where_they_can():
     assert gat_tile(F32, 256, 4).slabs(256) == 1 and gat_tile(BF16, 256, 8).slabs(256) == 1
     assert gat_tile(F32, 128, 4).lanes == 32 and gat_tile(BF16, 128, 8).lanes == 16
-    assert gat_fold(gat_tile(F32, 256, 4), 32) == 8 and gat_fold(gat_tile(F32, 80, 4), 40) == 2
     assert gat_config(F32, gat_tile(F32, 256, 4), "backward", False)["kUnroll"] == 2
 
 

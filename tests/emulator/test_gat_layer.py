@@ -209,3 +209,16 @@ def test_products_for_the_checkers_are_right(monkeypatch, name, n, dtype):
     for weighted in (False, True):
         checked_products._attention(plan, matrix, n, weighted, seen)
     assert seen.products == 8
+
+
+@pytest.mark.parametrize("n, dtype", [(7, torch.float32), (130, torch.float16)])
+def test_steps_for_the_checkers_are_right(n, dtype):
+    square = [(name, cases.csr_of(make())) for name, make in cases.MATRICES.items()]
+    square = [(name, csr) for name, csr in square if csr.shape[0] == csr.shape[1] and csr.nnz < 500]
+    assert square
+    seen = checked_products._Watched()
+    for _, csr in square:
+        plan = st.plan(csr.with_values(None), n, dtype=dtype)
+        plan._flat = flat_plan(plan._csr)
+        checked_products._attention_step(plan, checked_products._Matrix(csr), n, seen)
+    assert seen.products == 5 * len(square)

@@ -12,14 +12,17 @@ from sparsetile.kernels.gat import (
     GAT_DTYPES,
     MODES,
     SPMM_GAT,
+    VectorsGrid,
     gat_config,
-    gat_fold,
+    gat_parts,
     gat_tile,
     head_lanes,
     scores_config,
     slot_bytes,
     softmax_config,
     terms_config,
+    vectors_config,
+    vectors_grid,
 )
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -41,6 +44,9 @@ def test_every_configuration_that_is_asked_for_is_listed(dtype, heads, width):
     for two in (False, True):
         assert tuple(scores_config(dtype, vector, two).items()) in listed("gat_scores")
     assert tuple(softmax_config(heads).items()) in listed("gat_softmax")
+    for bias in (False, True):
+        config = vectors_config(dtype, vector, vectors_grid(1000, n, vector).lanes, bias)
+        assert tuple(config.items()) in listed("gat_vectors")
 
 
 def test_a_row_that_a_warp_can_hold_is_one_slab():
@@ -50,11 +56,23 @@ def test_a_row_that_a_warp_can_hold_is_one_slab():
     assert gat_tile(F32, 1024, 4).slabs(1024) == 4
 
 
-@pytest.mark.parametrize("width, fold", [(32, 8), (128, 32), (40, 2), (4, 1), (20, 1), (1024, 32)])
-def test_lanes_of_one_head_are_added_as_far_as_they_are_a_power_of_two(width, fold):
-    tile = gat_tile(F32, 2 * width, 4)
-    assert gat_fold(tile, width) == min(fold, tile.lanes)
-    assert width // tile.vector % gat_fold(tile, width) == 0
+@pytest.mark.parametrize(
+    "heads, width, parts",
+    [(8, 32, 1), (1, 128, 1), (1, 256, 1), (3, 40, 1), (8, 128, 1), (1, 1024, 4), (3, 96, 2),
+     (8, 7, 2), (1, 31, 1), (1, 47, 2), (2, 500, 3)],
+)  # fmt: skip
+def test_heads_lie_in_as_many_slabs_as_their_gradients_have_parts(heads, width, parts):
+    tile = gat_tile(F32, heads * width, vector_width(F32, width))
+    assert gat_parts(tile, heads, width) == parts
+
+
+def test_sums_over_nodes_fill_a_gpu_where_there_are_many():
+    assert vectors_grid(1, 7, 1) == VectorsGrid(16, 1, 1)
+    assert vectors_grid(2708, 64, 4) == VectorsGrid(16, 22, 1)
+    assert vectors_grid(10**6, 256, 4) == VectorsGrid(16, 66, 4)
+    assert vectors_grid(10**6, 8, 8) == VectorsGrid(4, 264, 1)
+    assert vectors_grid(10**6, 256, 4).scratch(4, bias=True) == (66 * 4 * 3 * 64 * 4, 4)
+    assert vectors_grid(1, 7, 1).scratch(1, bias=True) == (0, 0)
 
 
 def test_heads_side_by_side_are_a_power_of_two_up_to_the_lanes():
@@ -77,7 +95,7 @@ def test_it_compiles_without_spills(arch, dtype, n):
         assert not compiled.resources.spills and compiled.resources.registers <= 96
 
 
-@pytest.mark.parametrize("name", ["gat_scores", "gat_softmax", "gat_terms"])
+@pytest.mark.parametrize("name", ["gat_scores", "gat_softmax", "gat_terms", "gat_vectors"])
 def test_the_small_kernels_compile_without_spills(name):
     for config in KERNELS[name].configs():
         assert not compile_source(KERNELS[name].source(config), "sm_90a").resources.spills

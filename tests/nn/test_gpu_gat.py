@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile import nn as ours
 from sparsetile.check.reference import attended
+from sparsetile.kernels import KERNELS
 from sparsetile.nn import GATConv, clear_graph_cache
-from sparsetile.plan.graph_attention import graph_attention
+from sparsetile.plan.graph_attention import attention_layer, graph_attention
 from tests.nn.cases import FLOWS, NODES, PAIRS, WIDTH, directed_graph, pyg, same_weights
 
 pytestmark = [
@@ -95,6 +97,135 @@ def test_hubs_and_isolated_nodes_are_as_in_float64(dtype, heads, width):
     for mine, theirs in zip([out, *found], [wanted, *right], strict=True):
         near = NEAR[dtype] * max(float(theirs.detach().abs().max()), 1.0)
         torch.testing.assert_close(mine.double(), theirs.double(), rtol=NEAR[dtype], atol=near)
+
+
+def step_of(heads: int, width: int, dtype: torch.dtype, nodes: int = 3000) -> dict[str, Tensor]:
+    """Messages, vectors and bias of a layer, all differentiable."""
+    generator = torch.Generator(device="cuda").manual_seed(1)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device="cuda")
+
+    drawn = {
+        "messages": draw(nodes, heads * width).to(dtype),
+        "first": draw(1, heads, width) / width**0.5,
+        "second": draw(1, heads, width) / width**0.5,
+        "bias": draw(heads * width),
+    }
+    return {name: each.requires_grad_() for name, each in drawn.items()}
+
+
+def step_in_float64(csr: st.CSR, given: dict[str, Tensor]) -> Tensor:
+    messages, first, second, bias = (each.double() for each in given.values())
+    by_head = messages.view(len(messages), first.shape[1], -1)
+    scores = ((by_head * vector).sum(-1) for vector in (first, second))
+    return attended(csr, by_head, *scores, 0.2) + bias  # type: ignore[arg-type]
+
+
+# Heads of one slab, with lanes that are a power of two or not, and of several slabs.
+@pytest.mark.parametrize(
+    "heads, width",
+    [(8, 32), (8, 8), (1, 128), (1, 252), (5, 44), (1, 31), (3, 5), (8, 7), (1, 300)],
+)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+def test_all_gradients_of_a_step_are_as_in_float64(dtype, heads, width):
+    plan = st.plan((graph_of(3000, 20_000, hub=2500).flip(0), None, (3000, 3000)), 64, dtype=F32)
+    plan._prepare_gradients()
+    given = step_of(heads, width, dtype)
+    leaves = list(given.values())
+    out = attention_layer(plan.flat, *leaves[:3], None, None, leaves[3], 0.2)  # type: ignore[arg-type]
+    grad = torch.randn(out.shape, device="cuda").to(dtype)
+    found = torch.autograd.grad(out, leaves, grad)
+    wanted = step_in_float64(plan._csr, given)
+    right = torch.autograd.grad(wanted, leaves, grad.double())
+    for mine, theirs in zip([out, *found], [wanted, *right], strict=True):
+        near = NEAR[dtype] * max(float(theirs.detach().abs().max()), 1.0)
+        torch.testing.assert_close(mine.double(), theirs.double(), rtol=NEAR[dtype], atol=near)
+
+
+@pytest.mark.parametrize("nodes", [1, 70, 20_000, 300_000])
+@pytest.mark.parametrize("heads, width", [(1, 4), (8, 32), (3, 5)])
+def test_sums_over_nodes_have_one_order(nodes, heads, width):
+    loops = torch.arange(nodes, device="cuda")
+    plan = st.plan((torch.stack([loops, loops]), None, (nodes, nodes)), 64, dtype=F32)
+    plan._prepare_gradients()
+    given = step_of(heads, width, F32, nodes)
+    leaves = list(given.values())
+    out = attention_layer(plan.flat, *leaves[:3], None, None, leaves[3], 0.2)  # type: ignore[arg-type]
+    grad = torch.randn_like(out)
+    runs = [torch.autograd.grad(out, leaves, grad, retain_graph=True) for _ in range(3)]
+    for run in runs[1:]:
+        for first, again in zip(runs[0], run, strict=True):
+            assert torch.equal(first, again)
+    wanted = grad.double().sum(0)
+    near = 1e-5 * max(float(grad.double().abs().sum(0).max()) ** 0.5, 1.0)
+    torch.testing.assert_close(runs[0][3].double(), wanted, rtol=1e-5, atol=near)
+
+
+def test_threads_and_streams_share_prepared_launches():
+    edge_index = graph_of(3000, 20_000, hub=2500)
+    layer = GATConv(16, 8, heads=4).cuda()
+    xs = [torch.randn(3000, 16, device="cuda") for _ in range(4)]
+    weights = torch.linspace(-1, 1, 3000 * 32, device="cuda").view(3000, 32)
+
+    def gradients(x: Tensor) -> tuple[Tensor, ...]:
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(layer(leaf, edge_index), [leaf, *layer.parameters()], weights)
+
+    def elsewhere(x: Tensor) -> tuple[Tensor, ...]:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            found = [gradients(x) for _ in range(20)]
+        stream.synchronize()
+        return found[-1]
+
+    expected = [gradients(x) for x in xs]
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(4) as pool:
+        for found, right in zip(pool.map(elsewhere, xs), expected, strict=True):
+            assert_close(list(found), list(right), 1e-6)  # cuBLAS may choose otherwise
+
+
+def test_a_gradient_that_is_not_finite_stays_with_its_neighbours():
+    edge_index = graph_of(500, 3000)
+    layer, x = GATConv(8, 16, heads=2).cuda(), torch.randn(500, 8, device="cuda")
+    x.requires_grad_()
+    out = layer(x, edge_index)
+    grad = torch.randn_like(out)
+    grad[17] = torch.nan
+    (found,) = torch.autograd.grad(out, x, grad)
+    touched = torch.zeros(500, dtype=torch.bool, device="cuda")
+    touched[edge_index[0][edge_index[1] == 17]] = True
+    touched[17] = True
+    assert torch.equal(found.isnan().any(1), touched)
+
+
+def test_gradients_that_torch_sees_are_the_same():
+    edge_index = graph_of(500, 4000)
+    layer, x = GATConv(16, 8, heads=2).cuda(), torch.randn(500, 16, device="cuda")
+    leaves = [x.requires_grad_(), *layer.parameters()]
+    out = layer(x, edge_index).square().sum()
+    plain = torch.autograd.grad(out, leaves, retain_graph=True)
+    seen = torch.autograd.grad(out, leaves, create_graph=True)
+    assert_close([each.detach() for each in seen], list(plain), 1e-4)
+
+
+def test_a_step_launches_few_kernels():
+    edge_index = graph_of(2000, 20_000)
+    layer = GATConv(16, 8, heads=4).cuda()
+    x, grad = torch.randn(2000, 16, device="cuda"), torch.randn(2000, 32, device="cuda")
+    results(layer, x, edge_index)
+    x.requires_grad_()
+    layer.zero_grad()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as seen:
+        layer(x, edge_index).backward(grad)
+        torch.cuda.synchronize()
+    device = torch.autograd.DeviceType.CUDA
+    launched = [each.name for each in seen.events() if each.device_type == device]
+    assert sum(name in KERNELS for name in launched) == 6
+    assert not [name for name in launched if "at::native" in name], "dense products are cuBLAS's"
 
 
 def test_a_hub_of_a_hundred_thousand_edges():

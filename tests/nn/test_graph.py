@@ -68,6 +68,40 @@ def test_edges_changed_in_place_are_noticed(builds):
         torch.testing.assert_close(after, layer(x, edge_index.clone()))
 
 
+def test_edges_that_look_as_before_are_read_no_more(builds, monkeypatch):
+    layer, x, edge_index = GATConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
+    layer(x, edge_index)
+    read = []
+    fingerprint = cache.edges_fingerprint
+    monkeypatch.setattr(
+        cache, "edges_fingerprint", lambda *given: read.append(given) or fingerprint(*given)
+    )
+    expected = layer(x, edge_index)
+    assert not read and len(builds) == 1
+    layer(torch.randn(NODES + 1, WIDTH), edge_index)  # another size
+    edge_index[:, :9].fill_(3)  # through a view
+    assert not torch.allclose(layer(x, edge_index), expected)
+    edge_index.data = directed_graph()  # other memory, and the counter stands still
+    torch.testing.assert_close(layer(x, edge_index), expected)
+    assert len(read) == 3
+    clear_graph_cache()
+    layer(x, edge_index)
+    assert len(read) == 4 and len(cache._recent) == 1
+    del edge_index
+    gc.collect()
+    read.clear()
+    assert not cache._recent
+
+
+def test_edges_whose_counter_does_not_tell_are_read_each_time():
+    layer, x, edge_index = GATConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
+    edge_index.share_memory_()  # other processes may write it
+    before = layer(x, edge_index)
+    edge_index.numpy()[1, 3:9] = 20
+    after = layer(x, edge_index)
+    assert not torch.allclose(after, before) and not cache._recent
+
+
 @pytest.mark.parametrize("tracked", [False, True])
 def test_weights_changed_in_place_are_noticed_and_keep_the_plan(builds, tracked):
     layer, x, edge_index = GCNConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()

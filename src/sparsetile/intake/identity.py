@@ -35,7 +35,7 @@ from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import components
 from sparsetile.intake.tuples import edge_parts, graph_parts, known_shape, plain_edges
 
-__all__ = ["edges_fingerprint", "fingerprint"]
+__all__ = ["counter_tells", "edges_fingerprint", "fingerprint"]
 
 # Multipliers of splitmix64, as signed 64-bit numbers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -135,7 +135,7 @@ def _key(array: Any) -> Hashable:
     """Return the identity of one array's content."""
     if array is None:
         return None
-    if isinstance(array, Tensor) and _counter_tells(array):
+    if isinstance(array, Tensor) and counter_tells(array):
         serial = _serials.get(array)
         if serial is None:
             serial = _serials[array] = next(_next_serial)
@@ -144,7 +144,8 @@ def _key(array: Any) -> Hashable:
     return _digest(array if isinstance(array, np.ndarray) else as_tensor("fingerprint", "A", array))
 
 
-def _counter_tells(tensor: Tensor) -> bool:
+def counter_tells(tensor: Tensor) -> bool:
+    """Whether torch's counter tells of every write to the tensor's memory."""
     if tensor.is_inference() or not tensor.untyped_storage().resizable():
         return False
     return not (tensor.device.type == "cpu" and tensor.is_shared())

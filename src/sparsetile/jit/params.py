@@ -231,8 +231,18 @@ class ParamStruct:
             "Give a number of that type, or as many as it has",
         )  # fmt: skip
 
+    @cached_property
+    def _patches(self) -> dict[tuple[str, ...], Patch]:
+        return {}
+
     def patch(self, *names: str) -> Patch:
-        """Return the patch of the named fields, in that order."""
+        """Return the patch of the named fields, in that order; made once, for all launches."""
+        found = self._patches.get(names)
+        if found is None:
+            found = self._patches[names] = self._new_patch(names)
+        return found
+
+    def _new_patch(self, names: tuple[str, ...]) -> Patch:
         unknown = [name for name in names if name not in self._names]
         if unknown or not names:
             raise value_error(

@@ -1,9 +1,13 @@
-"""Host side of ``gat_scores.cu``, ``gat_softmax.cu``, ``spmm_gat.cu`` and ``gat_terms.cu``."""
+"""Host side of the kernels of graph attention.
+
+``gat_scores.cu``, ``gat_softmax.cu``, ``spmm_gat.cu``, ``gat_terms.cu`` and ``gat_vectors.cu``.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -18,19 +22,24 @@ __all__ = [
     "GAT_SCORES",
     "GAT_SOFTMAX",
     "GAT_TERMS",
+    "GAT_VECTORS",
     "MODES",
     "SOFTMAX_LANES",
     "SPMM_GAT",
     "TERMS_LANES",
     "TERMS_THREADS",
+    "VECTORS_THREADS",
+    "VectorsGrid",
     "gat_config",
-    "gat_fold",
+    "gat_parts",
     "gat_tile",
     "head_lanes",
     "scores_config",
     "slot_bytes",
     "softmax_config",
     "terms_config",
+    "vectors_config",
+    "vectors_grid",
 ]
 
 GAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -40,6 +49,11 @@ MODES = ("infer", "train", "backward")
 SOFTMAX_LANES = 8
 SOFTMAX_UNROLL = 4
 TERMS_LANES, TERMS_THREADS = 8, 256
+# Of gat_vectors: lanes of a node, nodes of a thread in flight, thread blocks that fill a GPU of
+# today (two on each of 132 SMs), sets of nodes below which a further block is not worth its sums.
+VECTORS_THREADS = 256
+_VECTORS_LANES, _VECTORS_UNROLL = (4, 16), 4
+_VECTORS_BLOCKS, _VECTORS_SETS = 264, 8
 # Lanes of narrow vectors, for odd head widths.
 _NARROW_LANES = (8, 32)
 _FULL_LANES = (8, 16, 32)
@@ -74,12 +88,10 @@ def gat_tile(dtype: torch.dtype, n: int, vector: int) -> RowTile:
     return RowTile(vector, found, 2 if two else 1)
 
 
-def gat_fold(tile: RowTile, width: int) -> int:
-    """Return how many neighbouring lanes have vectors of one head of ``width`` columns."""
-    fold, vectors = 1, width // tile.vector
-    while fold < tile.lanes and vectors % (2 * fold) == 0:
-        fold *= 2
-    return fold
+def gat_parts(tile: RowTile, heads: int, width: int) -> int:
+    """Return in how many slabs a head of ``width`` columns lies at most: parts of its d_source."""
+    slab = tile.slab
+    return max((head * width % slab + width - 1) // slab + 1 for head in range(heads))
 
 
 def gat_config(
@@ -117,6 +129,46 @@ def terms_config(dtype: torch.dtype, vector: int) -> dict[str, ConfigValue]:
     }
 
 
+def vectors_config(
+    dtype: torch.dtype, vector: int, lanes: int, bias: bool
+) -> dict[str, ConfigValue]:
+    """Constants of ``gat_vectors.cu``: with the gradient of a ``bias``, or without."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "kVec": vector,
+        "kLanes": lanes,
+        "kUnroll": _VECTORS_UNROLL,
+        "kThreads": VECTORS_THREADS,
+        "kBias": bias,
+    }
+
+
+@dataclass(frozen=True)
+class VectorsGrid:
+    """Lanes and thread blocks of ``gat_vectors``."""
+
+    lanes: int
+    chunks: int
+    slabs: int
+
+    def scratch(self, vector: int, bias: bool) -> tuple[int, int]:
+        """Return the bytes of all blocks' sums and the counters of arrived blocks."""
+        if self.chunks == 1:
+            return 0, 0
+        sums = self.lanes * vector * (3 if bias else 2)
+        return self.chunks * self.slabs * sums * 4, self.slabs
+
+
+def vectors_grid(nodes: int, n: int, vector: int) -> VectorsGrid:
+    """Return the grid for ``nodes`` rows of ``n`` columns; it alone fixes the order of the sums."""
+    count = -(-n // vector)
+    lanes = next((each for each in _VECTORS_LANES if each >= count), _VECTORS_LANES[-1])
+    slabs = -(-count // lanes)
+    sets = -(-nodes // (VECTORS_THREADS // lanes))
+    chunks = min(-(-sets // _VECTORS_SETS), -(-_VECTORS_BLOCKS // slabs))
+    return VectorsGrid(lanes, max(chunks, 1), slabs)
+
+
 def scores_config(dtype: torch.dtype, vector: int, two: bool) -> dict[str, ConfigValue]:
     """Constants of ``gat_scores.cu``: ``two`` terms, or one."""
     return {**terms_config(dtype, vector), "kTwo": two}
@@ -150,6 +202,13 @@ def _scores_configs() -> Iterator[dict[str, ConfigValue]]:
             yield scores_config(dtype, vector, two)
 
 
+def _vectors_configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, lanes, bias in itertools.product(GAT_DTYPES, _VECTORS_LANES, (False, True)):
+        for vector in vector_widths(dtype):
+            yield vectors_config(dtype, vector, lanes, bias)
+
+
+# Fields that change from call to call are neighbours: a prepared launch writes them at once.
 # Numbers of nodes, of which attention is computed (gat.cuh).
 _ENTRIES = (
     pointer("items", "const int4*"),
@@ -178,9 +237,9 @@ GAT_SOFTMAX = KernelSpec(
         *_ENTRIES,
         pointer("of_target", "const float*", "[targets, heads]; null: zeros"),
         pointer("terms", "float4*", "[targets, heads]"),
+        f64("slope"),
         *TREE,
         *SECTIONS,
-        f64("slope"),
         i32("heads"),
     ),
     configs=lambda: (softmax_config(heads) for heads in (1, 2, 4, 8)),
@@ -195,17 +254,20 @@ SPMM_GAT = KernelSpec(
         pointer("b", "const E::Storage*", "rows that are gathered: messages, or grad"),
         pointer("c", "E::Storage*", "out, or d_messages"),
         pointer("messages", "const E::Storage*", "backward: of the rows of A^T"),
+        pointer("first", "const float*", "backward: [n] of the sources' scores; null: not added"),
+        pointer("second", "const float*", "backward: of the targets' scores"),
+        pointer("d_target", "const float*", "backward, with first: [nodes, heads]"),
         pointer("bias", "const float*", "[n]; null: none"),
         pointer("plain", "float*", "kKeep: sums before bias and rounding"),
         pointer("bent", "float*", "kKeep: sums of terms times their slopes"),
-        pointer("d_source", "float*", "backward: [sources, n / (kVec * fold)]"),
+        pointer("d_source", "float*", "backward: [sources, heads, parts]"),
+        f64("slope"),
         *TREE,
         *SECTIONS,
-        f64("slope"),
         i32("heads"),
         i32("width", "columns of a head"),
         i32("n", "heads * width"),
-        i32("fold", "neighbouring lanes whose parts of a dot product are added"),
+        i32("parts", "slabs that a head lies in, at most"),
     ),
     configs=_gat_configs,
 )
@@ -222,4 +284,24 @@ GAT_TERMS = KernelSpec(
         i32("width", "columns of a head"),
     ),
     configs=_terms_configs,
+)
+GAT_VECTORS = KernelSpec(
+    name="gat_vectors",
+    params=ParamStruct.of(
+        pointer("messages", "const E::Storage*", "[nodes, heads * width]"),
+        pointer("grad", "const E::Storage*", "kBias: the same shape"),
+        pointer("d_source", "const float*", "[nodes, heads]"),
+        pointer("d_target", "const float*", "[nodes, heads]"),
+        pointer("d_first", "float*", "[heads * width]"),
+        pointer("d_second", "float*", "[heads * width]"),
+        pointer("d_bias", "float*", "kBias: [heads * width]"),
+        pointer("partials", "float*", "[slab][chunk] sums of thread blocks"),
+        pointer("arrivals", "int*", "[slab]"),
+        i64("nodes"),
+        i32("heads"),
+        i32("width", "columns of a head"),
+        i32("n", "heads * width"),
+    ),
+    configs=_vectors_configs,
+    shared_memory=True,
 )

@@ -21,7 +21,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import Names, from_coordinates
-from sparsetile.intake.identity import edges_fingerprint
+from sparsetile.intake.identity import counter_tells, edges_fingerprint
 from sparsetile.nn.graph import PASSING_CALLS, Graph, Loops, lasting, lock
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
@@ -33,6 +33,8 @@ MAX_GRAPHS = 32
 # Key -> (id of the tensor it was given as, key of its content, graph).
 _graphs: OrderedDict[Hashable, tuple[int, Hashable, Graph]] = OrderedDict()
 _watched: set[int] = set()
+# id of edges without weights -> what was asked for -> (what they looked like, key of their graph).
+_recent: dict[int, dict[Hashable, tuple[Hashable, Hashable]]] = {}
 
 
 class _Regime:
@@ -51,6 +53,7 @@ def clear_graph_cache() -> None:
     """
     with lock:
         _graphs.clear()
+        _recent.clear()
         _Regime.passing = False
 
 
@@ -65,6 +68,7 @@ def _forget(owner: int) -> None:
     """Forget the graphs of a tensor that has ended."""
     with lock:
         _watched.discard(owner)
+        _recent.pop(owner, None)
         for key, (of, _, _) in list(_graphs.items()):
             if of == owner:
                 _end(key)
@@ -107,6 +111,11 @@ def _find(
     shape = (size[1], size[0])
     matrix = given.pattern
     edges = given.kind == "edges"
+    asked = (shape, flow, loops)
+    if edges and given.weight is None:
+        again = _find_again(matrix, asked)
+        if again is not None:
+            return again, None
     prints = edges_fingerprint(matrix, given.weight, shape) if edges else fingerprint(matrix)
     if prints is None:
         made = _make(layer, given, shape, flow, loops)
@@ -132,7 +141,31 @@ def _find(
                 _graphs.popitem(last=False)
         _graphs.move_to_end(key)
         found[2].calls += 1
+        if edges and given.weight is None and owner in _watched and counter_tells(matrix):
+            recent = _recent.setdefault(owner, {})
+            if len(recent) >= MAX_GRAPHS:
+                recent.clear()
+            recent[asked] = (_look(matrix), key)
     return found[2], values_key
+
+
+def _look(edges: Tensor) -> Hashable:
+    """Return what of a tensor changes with its content, if its counter tells of writes."""
+    return edges._version, edges.data_ptr(), edges.shape, edges.stride(), edges.dtype
+
+
+def _find_again(edges: Tensor, asked: Hashable) -> Graph | None:
+    """Return the graph that the same tensor gave before, unless it looks otherwise now."""
+    recent = _recent.get(id(edges), {}).get(asked)
+    if recent is None or recent[0] != _look(edges):
+        return None
+    with lock:
+        found = _graphs.get(recent[1])
+        if found is None:
+            return None
+        _graphs.move_to_end(recent[1])
+        found[2].calls += 1
+        return found[2]
 
 
 # What torch.compiler.disable does, without the 1.5 s import of torch._dynamo.

@@ -4,7 +4,7 @@ Scores are one number per edge and head, gathered from one number per node and h
 edges × features is stored.
 
 On a GPU the scores' terms, the softmax and the sum of messages are three kernels for all heads, and
-two more compute the gradients of the last two (``plan/graph_attention.py``). Attention is computed
+three more compute all gradients (``plan/graph_attention.py``). Attention is computed
 again in each, from numbers per node, and stored nowhere. Additions have a fixed order. Elsewhere,
 and where the attention itself is asked for, torch computes it as [edges, heads], and the sum of
 messages is a product of each head with the attention as A's values.
@@ -34,7 +34,12 @@ from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.pairs import pair_of
 from sparsetile.plan.dispatch import transforming
-from sparsetile.plan.graph_attention import ATTENTION_DTYPES, graph_attention, node_scores
+from sparsetile.plan.graph_attention import (
+    ATTENTION_DTYPES,
+    attention_layer,
+    graph_attention,
+    node_scores,
+)
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.operands import in_plan_dtype
 from sparsetile.plan.plan import Plan
@@ -196,17 +201,12 @@ class GATConv(nn.Module):
                 "Use torch_geometric.nn.GATConv for edge features",
             )  # fmt: skip
         x_src, x_dst, sizes = pair_of("GATConv", x, size, self.flow)
-        for argument, nodes, width in zip(("x", "x"), (x_src, x_dst), self._widths, strict=True):
-            if nodes is None:
-                continue
-            features("GATConv", argument, nodes, width)
-            if nodes.dim() != 2:
-                raise value_error(
-                    "GATConv", "x", f"of shape [nodes, {width}]", tuple(nodes.shape),
-                    "Call the layer once for each matrix of features",
-                )  # fmt: skip
+        _check_nodes(x_src, self._widths[0])
+        if x_dst is not None and (x_dst is not x_src or self._widths[0] != self._widths[1]):
+            _check_nodes(x_dst, self._widths[1])
         given = read_input("GATConv", edge_index, None, self.flow).without_weight()
-        self._check_plan(given)
+        if given.kind == "plan":
+            self._check_plan(given)
         graph, _ = find_graph(
             "GATConv", given, sizes, x_src.device, flow=self.flow,
             loops="replace" if self.add_self_loops else "keep",
@@ -216,8 +216,11 @@ class GATConv(nn.Module):
         if not return_attention_weights and self._fuses(graph, messages):
             out = self._attend(graph, messages, targets)
             return out if residual is None else out + residual
-        attention = self._attention(graph, messages, targets)
-        out = self._gather(graph, messages, attention)
+        by_head = messages.view(-1, self.heads, self.out_channels)
+        attention = self._attention(
+            graph, by_head, by_head if targets is messages else self._by_head(targets)
+        )
+        out = self._gather(graph, by_head, attention)
         if residual is not None:
             out = out + residual
         if not return_attention_weights:
@@ -227,8 +230,6 @@ class GATConv(nn.Module):
         return out, (torch.stack(pair), attention)
 
     def _check_plan(self, given: Given) -> None:
-        if given.kind != "plan":
-            return
         if isinstance(given.pattern, SharedPlan):
             raise type_error(
                 "GATConv", "edge_index", "a graph of this process", type(given.pattern).__name__,
@@ -250,15 +251,17 @@ class GATConv(nn.Module):
     def _mapped(
         self, x_src: Tensor, x_dst: Tensor | None, same: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the linear maps of sources and targets, [nodes, heads, out_channels]."""
-        shape = (-1, self.heads, self.out_channels)
+        """Return the linear maps of sources and targets, [nodes, heads · out_channels]."""
         first = self.lin if self.lin is not None else self.lin_src
         second = self.lin if self.lin is not None else self.lin_dst
         assert first is not None and second is not None
-        messages = first(x_src).view(shape)
+        messages = first(x_src)
         if x_dst is None:
             return messages, None
-        return messages, messages if same and first is second else second(x_dst).view(shape)
+        return messages, messages if same and first is second else second(x_dst)
+
+    def _by_head(self, messages: Tensor | None) -> Tensor | None:
+        return None if messages is None else messages.view(-1, self.heads, self.out_channels)
 
     def _fuses(self, graph: Graph, messages: Tensor) -> bool:
         """Whether the kernels of graph attention serve this call."""
@@ -282,14 +285,7 @@ class GATConv(nn.Module):
 
     def _attend(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
         """Return the weighted sums of messages, heads joined, bias added, by the fused kernels."""
-        first, second = (each.view(self.heads, -1) for each in (self.att_src, self.att_dst))
-        of_target: Tensor | None = None
-        if targets is messages:
-            of_source, of_target = node_scores(messages, first, second)
-        else:
-            (of_source,) = node_scores(messages, first)
-            if targets is not None:
-                (of_target,) = node_scores(targets, second)
+        scored = messages
         if isinstance(graph.planned, Plan):
             messages = in_plan_dtype(graph.planned, messages, "run", "B")
         elif torch.is_autocast_enabled(messages.device.type):
@@ -297,20 +293,46 @@ class GATConv(nn.Module):
         scales = None
         if self.training and self.dropout:
             # The draws that dropout of [edges, heads] attention would make.
-            ones = of_source.new_ones(graph.edge_count, self.heads)
+            ones = torch.ones(
+                graph.edge_count, self.heads, dtype=torch.float32, device=messages.device
+            )
             scales = graph.to_entries(functional.dropout(ones, p=self.dropout))
-        tracked = any(t is not None and t.requires_grad for t in (messages, of_source, of_target))
+        first, second, own = self.att_src, self.att_dst, self.bias
+        tracked = messages.requires_grad or first.requires_grad or second.requires_grad
+        if targets is not None and targets is not scored:
+            tracked = tracked or targets.requires_grad
         # A tracer reads the flat plan once, whether or not the first call needs a gradient.
         needs = torch.is_grad_enabled() and (tracked or torch.compiler.is_compiling())
-        out = graph_attention(
-            graph.rows_plan(self.heads * self.out_channels, needs), messages, of_source, of_target,
-            graph.edges_of_entries(), scales, self.bias if self.concat else None,
-            self.negative_slope,
-        )  # fmt: skip
-        if self.concat:
+        flat = graph.rows_plan(self.heads * self.out_channels, needs)
+        # The mean of one head is that head.
+        joined = self.concat or self.heads == 1
+        bias = own if joined else None
+        counts = graph.edges_of_entries()
+        if targets is messages:  # one set of nodes, and no other type than that of the scores
+            out = attention_layer(
+                flat, messages, first, second, counts, scales, bias, self.negative_slope
+            )
+        else:
+            of_source, of_target = self._terms(scored, targets)
+            by_head = messages.view(-1, self.heads, self.out_channels)
+            out = graph_attention(
+                flat, by_head, of_source, of_target, counts, scales, bias, self.negative_slope
+            )
+        if joined:
             return out
         out = out.view(-1, self.heads, self.out_channels).mean(1)
-        return out if self.bias is None else out + self.bias
+        return out if own is None else out + own
+
+    def _terms(self, messages: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the terms of sources and of targets in the scores by the fused kernels."""
+        first, second = (each.view(self.heads, -1) for each in (self.att_src, self.att_dst))
+        by_head = messages.view(-1, self.heads, self.out_channels)
+        if targets is messages:
+            of_source, of_target = node_scores(by_head, first, second)
+            return of_source, of_target
+        (of_source,) = node_scores(by_head, first)
+        others = self._by_head(targets)
+        return of_source, None if others is None else node_scores(others, second)[0]
 
     def _attention(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
         """Return the attention of each edge and head, [edges, heads]."""
@@ -343,6 +365,15 @@ class GATConv(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
+
+
+def _check_nodes(nodes: Tensor, width: int) -> None:
+    features("GATConv", "x", nodes, width)
+    if nodes.dim() != 2:
+        raise value_error(
+            "GATConv", "x", f"of shape [nodes, {width}]", tuple(nodes.shape),
+            "Call the layer once for each matrix of features",
+        )  # fmt: skip
 
 
 def _edge_softmax(scores: Tensor, target: Tensor, targets: int) -> Tensor:

@@ -54,7 +54,7 @@ class Given:
 
     def without_weight(self) -> Given:
         """Return the same graph without the weights of its edges."""
-        return replace(self, weight=None)
+        return self if self.weight is None else replace(self, weight=None)
 
     @property
     def tracked(self) -> bool:

@@ -23,6 +23,9 @@ def pair_of(
         Checked against x. Needed where the features of the targets are None.
     """
     if isinstance(x, Tensor):
+        if size is None:
+            nodes = x.shape[-2] if x.dim() > 1 else 0
+            return x, x, (nodes, nodes)
         sources, targets = x, x
     elif isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
         if flow != "source_to_target":

@@ -5,7 +5,9 @@ The forward operator returns what its gradient needs beside the output, so that 
 twice and torch can trace both. Gradients of gradients are refused.
 
 Where nothing is traced, the same functions are called without torch's dispatcher, which would take
-longer than the launches: an operator carries tens of tensors.
+longer than the launches: an operator carries tens of tensors. A layer whose targets are its sources
+is one step of autograd there, from messages to output, so that nothing of the messages' size is
+added afterwards; in all other cases the scores' terms are a step of their own.
 """
 
 from __future__ import annotations
@@ -19,13 +21,22 @@ from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.plan.dispatch import plain_call
 from sparsetile.plan.operators import FlatPlan, parsed, refuse_tangents
-from sparsetile.systems.csr.gat import GAT_DTYPES, TERMS, Attention
+from sparsetile.systems.base import Tensors
+from sparsetile.systems.csr.gat import (
+    GAT_DTYPES,
+    TERMS,
+    Attention,
+    Layer,
+    attend_layer,
+    attend_layer_backward,
+    kept_parts,
+)
 from sparsetile.systems.csr.gat import attend as launch_forward
 from sparsetile.systems.csr.gat import attend_backward as launch_backward
 from sparsetile.systems.csr.gat import node_scores as launch_scores
 from sparsetile.systems.csr.runner import CSRRunner
 
-__all__ = ["ATTENTION_DTYPES", "graph_attention", "node_scores"]
+__all__ = ["ATTENTION_DTYPES", "attention_layer", "graph_attention", "node_scores"]
 
 # Types of messages.
 ATTENTION_DTYPES = GAT_DTYPES
@@ -54,7 +65,18 @@ def _rows(flat: FlatPlan) -> CSRRunner:
 
 
 def _in_float(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.float().contiguous()
+    return None if tensor is None else _wide(tensor)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32 and contiguous; torch's own no-ops take longer than a look."""
+    if tensor.dtype is torch.float32 and tensor.is_contiguous():
+        return tensor
+    return tensor.float().contiguous()
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def attend(
@@ -72,12 +94,10 @@ def attend(
     """Sums of messages weighed by attention, with its terms and (``keep``) sums for gradients."""
     refuse_tangents(messages, of_source, of_target, bias)
     flat = parsed(recipe)
-    attention = Attention(
-        of_source.float().contiguous(), _in_float(counts), _in_float(scales), slope
-    )
+    attention = Attention(_wide(of_source), _in_float(counts), _in_float(scales), slope)
     return launch_forward(
         _rows(flat), flat.exact_tensors(tensors), attention, _in_float(of_target),
-        messages.contiguous(), _in_float(bias), keep,
+        _packed(messages), _in_float(bias), keep,
     )  # fmt: skip
 
 
@@ -97,23 +117,22 @@ def attend_backward(
     """Gradients of messages, of_source and of_target; the first two empty without ``sources``."""
     refuse_tangents(grad)
     flat = parsed(recipe)
-    attention = Attention(
-        of_source.float().contiguous(), _in_float(counts), _in_float(scales), slope
-    )
-    transposed = None
-    if sources:
-        if not flat.differentiable:
-            raise RuntimeError(
-                "attend: tensors must hold the planned transpose to compute gradients, got the "
-                "forward half only. Call sparsetile.nn.GATConv, which plans it when needed."
-            )
-        other = parsed(flat.mirrored)
-        mirrored = flat.mirror(tensors)
-        transposed = (_rows(other), other.exact_tensors(mirrored), tensors[flat.size])
+    attention = Attention(_wide(of_source), _in_float(counts), _in_float(scales), slope)
+    transposed = _transposed(flat, tensors) if sources else None
     return launch_backward(
-        _rows(flat), transposed, attention, terms, sums.contiguous(), messages.contiguous(),
-        grad.contiguous(),
-    )  # fmt: skip
+        _rows(flat), transposed, attention, terms, _packed(sums), _packed(messages), _packed(grad)
+    )
+
+
+def _transposed(flat: FlatPlan, tensors: Sequence[Tensor]) -> tuple[CSRRunner, Tensors, Tensor]:
+    """Return runner and tensors of the transpose, and A's number of each of its entries."""
+    if not flat.differentiable:
+        raise RuntimeError(
+            "attend: tensors must hold the planned transpose to compute gradients, got the "
+            "forward half only. Call sparsetile.nn.GATConv, which plans it when needed."
+        )
+    other = parsed(flat.mirrored)
+    return _rows(other), other.exact_tensors(flat.mirror(tensors)), tensors[flat.size]
 
 
 for _name, _function in (("attend", attend), ("attend_backward", attend_backward)):
@@ -344,3 +363,145 @@ def node_scores(messages: Tensor, first: Tensor, second: Tensor | None = None) -
         vectors = (first,) if second is None else (first, second)
         return [(messages * vector).sum(-1).float() for vector in vectors]
     return list(_Scores.apply(messages, first, second))  # type: ignore[no-untyped-call]
+
+
+# -- a layer of one set of nodes ---------------------------------------------------------------
+
+# tensors, recipe, heads, counts, scales, slope
+_LayerCall = tuple[list[Tensor], str, int, Tensor | None, Tensor | None, float]
+# What kernels read of vectors in one access.
+_ALIGNMENT = 16
+
+
+def _vector(tensor: Tensor) -> Tensor:
+    wide = _wide(tensor)
+    return wide if wide.data_ptr() % _ALIGNMENT == 0 else wide.clone()
+
+
+def _layer(
+    call: _LayerCall, first: Tensor, second: Tensor, bias: Tensor | None = None
+) -> tuple[FlatPlan, Layer]:
+    _, recipe, heads, counts, scales, slope = call
+    layer = Layer(
+        heads, _vector(first), _vector(second), _in_float(bias), _in_float(counts),
+        _in_float(scales), slope,
+    )  # fmt: skip
+    return parsed(recipe), layer
+
+
+def _layer_forward(
+    call: _LayerCall,
+    messages: Tensor,
+    first: Tensor,
+    second: Tensor,
+    bias: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    refuse_tangents(messages, first, second, bias)
+    flat, layer = _layer(call, first, second, bias)
+    return attend_layer(_rows(flat), flat.exact_tensors(call[0]), layer, _packed(messages), keep)
+
+
+class _AttentionLayer(torch.autograd.Function):
+    """Scores, softmax, sum and bias in one step, and all gradients in another."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        messages: Tensor,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None,
+        call: _LayerCall,
+    ) -> Tensor:
+        keep = any(ctx.needs_input_grad[:3])
+        out, kept = _layer_forward(call, messages, first, second, bias, keep)
+        ctx.call = call
+        if keep:
+            ctx.save_for_backward(messages, first, second, kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        for_messages, for_first, for_second, for_bias, _ = ctx.needs_input_grad
+        if not (for_messages or for_first or for_second):
+            return None, None, None, _bias_gradient(grad) if for_bias else None, None
+        messages, first, second, kept = ctx.saved_tensors
+        if grad.dtype is not messages.dtype:
+            grad = grad.to(messages.dtype)
+        # With create_graph=True torch must see the operator, to refuse the second gradient.
+        if torch.is_grad_enabled() or not plain_call():
+            found = _visible_gradients(ctx.call, messages, first, second, kept, grad)
+            return *found, _bias_gradient(grad) if for_bias else None, None
+        refuse_tangents(grad)
+        tensors, vectors = ctx.call[0], for_first or for_second
+        flat, layer = _layer(ctx.call, first, second)
+        d_messages, d_first, d_second, d_bias = attend_layer_backward(
+            _rows(flat), _transposed(flat, tensors), layer, _packed(messages), kept, _packed(grad),
+            vectors, for_bias,
+        )  # fmt: skip
+        if for_bias and d_bias is None:
+            d_bias = _bias_gradient(grad)
+        return (
+            d_messages if for_messages else None,
+            d_first if for_first else None,
+            d_second if for_second else None,
+            d_bias,
+            None,
+        )
+
+
+def _visible_gradients(
+    call: _LayerCall, messages: Tensor, first: Tensor, second: Tensor, kept: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of messages and vectors by operators that torch sees."""
+    tensors, recipe, heads, counts, scales, slope = call
+    nodes, n = messages.shape
+    terms, of_source, sums = kept_parts(kept, nodes, heads, n)
+    d_messages, d_source, d_target = torch.ops.sparsetile.attend_backward(
+        tensors, grad, messages, of_source, terms, sums, counts, scales, recipe, slope, True
+    )
+    by_head, scores = messages.view(nodes, heads, -1), (d_source, d_target)
+    vectors = [(each.view(heads, -1), each.shape) for each in (first, second)]
+    for score, (vector, _) in zip(scores, vectors, strict=True):
+        brought = score.unsqueeze(-1) * vector
+        d_messages = d_messages + brought.flatten(1).to(d_messages.dtype)
+    d_first, d_second = (
+        (score.unsqueeze(-1) * by_head).sum(0).view(shape)
+        for score, (_, shape) in zip(scores, vectors, strict=True)
+    )
+    return d_messages, d_first, d_second
+
+
+def attention_layer(
+    flat: tuple[list[Tensor], str],
+    messages: Tensor,
+    first: Tensor,
+    second: Tensor,
+    counts: Tensor | None,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    slope: float,
+) -> Tensor:
+    """Return what :func:`graph_attention` does of :func:`node_scores`, where targets are sources.
+
+    Parameters
+    ----------
+    messages : Tensor [nodes, heads · width]
+    first, second : Tensor [1, heads, width]
+        The vectors of the scores' two terms.
+    """
+    heads = first.shape[1]
+    if not plain_call():
+        by_head = messages.view(messages.shape[0], heads, -1)
+        of_source, of_target = node_scores(by_head, first[0], second[0])
+        return graph_attention(flat, by_head, of_source, of_target, counts, scales, bias, slope)
+    call = (*flat, heads, counts, scales, slope)
+    if torch.is_grad_enabled() and (
+        messages.requires_grad
+        or first.requires_grad
+        or second.requires_grad
+        or (bias is not None and bias.requires_grad)
+    ):
+        return _AttentionLayer.apply(messages, first, second, bias, call)  # type: ignore[no-any-return]
+    return _layer_forward(call, messages, first, second, bias, False)[0]

@@ -5,11 +5,15 @@
 //                                         bent[t] = the same, each term times its score's slope
 //   kBackward, rows of A^T:               d_messages[s] = sum over t of attention[t, s] * grad[t]
 //          d_source[s] = sum over t of slope * attention * (dot(grad[t], messages[s]) - D[t])
+//   with the vectors of the scores:       d_messages[s] += d_source[s] * first + d_target[s] *
+//   second
 //
 // Each row of messages (or of grad) is gathered once for all heads. gat.cuh says what attention is
 // computed from. `bent` gives the gradient of of_target without a second gather (gat_terms.cu).
 // The sum over entries and the dot product are exchanged: a lane adds its own part of every dot
-// product, and lanes are added once a row.
+// product, and lanes are added once a row. A head that lies in one slab then has its d_source in
+// registers, so that what the scores add to d_messages costs no pass of its own; the `parts` of a
+// head that lies in several are added later.
 //
 // A group of kLanes lanes works on one item (a row or a piece of one, see segment.cuh) and a slab
 // of columns. Lane l holds kTimes vectors of kVec columns, kLanes * kVec apart; a vector lies in
@@ -22,8 +26,9 @@
 //
 // Threads: kThreads per block; grid.x = item blocks, grid.y = slabs. Shared memory: none.
 //
-// Assumes: all arrays contiguous; head width and addresses multiples of kVec elements; fold a power
-// of two that divides kLanes and the vectors of a head; fewer than 2^31 entries; arrivals all zero.
+// Assumes: all arrays contiguous; head width and addresses multiples of kVec elements, first and
+// second aligned to 16 bytes and null unless parts is 1; fewer than 2^31 entries; arrivals all
+// zero.
 #include "epilogue.cuh"
 #include "gat.cuh"
 #include "tree.cuh"
@@ -203,21 +208,66 @@ __device__ __forceinline__ void gather(const Params& p, const GroupWork& work, i
   }
 }
 
-// One vector of a whole row.
-__device__ __forceinline__ void store(const Params& p, int row, int lane, const Side& side,
-                                      float (&sum)[kVec], float (&more)[kMore]) {
-  const i64 place = i64(row) * p.n + side.column;
-  if constexpr (kBackward) {
-    // Neighbouring vectors of a head are added first; every lane of the group takes part.
-    float dot = more[0];
-    for (int step = 1; step < p.fold; step *= 2) {
-      dot += __shfl_xor_sync(group_mask<kLanes>(), dot, step);
+// What the lanes of a group have of each head's dot products becomes their sum over the head's
+// vectors in this slab, in all of its lanes. Every lane of the group takes part.
+__device__ __forceinline__ void add_lanes(const Params& p, int lane, const Side (&side)[kTimes],
+                                          Sums& sums) {
+  const u32 mask = group_mask<kLanes>();
+  const int slab = blockIdx.y * kSlab;
+#pragma unroll
+  for (int q = 0; q < kTimes; ++q) {
+    // Each lane adds the lanes before it down to its head's first one.
+    const int start = max((side[q].head * p.width - slab - q * kStep) / kVec, 0);
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) {
+      const float before = __shfl_sync(mask, sums.more[q][0], (lane - step) & (kLanes - 1), kLanes);
+      if (lane - step >= start) sums.more[q][0] += before;
     }
-    if (!side.inside) return;
-    const int folded = kVec * p.fold;
-    if (lane % p.fold == 0) p.d_source[i64(row) * (p.n / folded) + side.column / folded] = dot;
   }
+  float total[kTimes];
+#pragma unroll
+  for (int q = 0; q < kTimes; ++q) {
+    const int begin = side[q].head * p.width - slab, end = begin + p.width;
+    total[q] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < kTimes; ++r) {
+      const int last = min(max((end - r * kStep) / kVec - 1, 0), kLanes - 1);
+      const float part = __shfl_sync(mask, sums.more[r][0], last, kLanes);
+      if (begin < (r + 1) * kStep && end > r * kStep) total[q] += part;
+    }
+  }
+#pragma unroll
+  for (int q = 0; q < kTimes; ++q) sums.more[q][0] = total[q];
+}
+
+// The gradient of of_source, complete or the part of this slab; then what the scores add to the
+// gradient of the messages.
+__device__ __forceinline__ void finish(const Params& p, int row, const Side& side, float d_source,
+                                       float (&sum)[kVec]) {
+  const int begin = side.head * p.width, slab = blockIdx.y * kSlab;
+  const i64 place = i64(row) * p.heads + side.head;
+  if (side.column == max(begin, slab)) {
+    const int part = blockIdx.y - begin / kSlab;
+    p.d_source[place * p.parts + part] = d_source;
+    if (begin + p.width <= slab + kSlab) {  // others lie in more slabs
+      for (int i = part + 1; i < p.parts; ++i) p.d_source[place * p.parts + i] = 0.0f;
+    }
+  }
+  if (p.first == nullptr) return;
+  const float d_target = __ldg(p.d_target + place);
+  RawValues<F32, kVec> first, second;
+  first.load(p.first + side.column);
+  second.load(p.second + side.column);
+#pragma unroll
+  for (int v = 0; v < kVec; ++v) sum[v] += d_source * first[v] + d_target * second[v];
+}
+
+// One vector of a whole row.
+__device__ __forceinline__ void store(const Params& p, int row, const Side& side,
+                                      float (&sum)[kVec], float (&more)[kMore]) {
   if (!side.inside) return;
+  const i64 place = i64(row) * p.n + side.column;
+  if constexpr (kBackward) finish(p, row, side, more[0], sum);
   if constexpr (kKeep) {
     store_columns<F32, kVec>(p.bent + place, kVec, more);
     store_columns<F32, kVec>(p.plain + place, kVec, sum);
@@ -252,6 +302,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     const auto join = [](Sums& mine, const Sums& other) { mine.join(other); };
     if (!climb<kLanes>(tree, item.w, lane, sums, join)) return;
   }
+  if constexpr (kBackward) add_lanes(p, lane, side, sums);
 #pragma unroll
-  for (int q = 0; q < kTimes; ++q) store(p, item.x, lane, side[q], sums.sum[q], sums.more[q]);
+  for (int q = 0; q < kTimes; ++q) store(p, item.x, side[q], sums.sum[q], sums.more[q]);
 }

@@ -153,7 +153,7 @@ class CSRRunner(ExactRunner):
         self._elements = int(meta["elements"])
         self._shape = RowShape(**meta["shape"])
         self._launches: dict[tuple[Any, ...], Launch] = {}
-        self.attention_kernels: dict[tuple[Any, ...], LoadedKernel] = {}  # of gat.py
+        self.attention_launches: dict[tuple[Any, ...], Any] = {}  # of gat.py
 
     @property
     def plain(self) -> Work:

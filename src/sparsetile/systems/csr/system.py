@@ -65,7 +65,8 @@ class CSRSystem(System):
     ordered = True
     exact_on = ("cuda",)
     kernels = (
-        "spmm_csr", "sddmm_csr", "gat_scores", "gat_softmax", "spmm_gat", "gat_terms"
+        "spmm_csr", "sddmm_csr",
+        "gat_scores", "gat_softmax", "spmm_gat", "gat_terms", "gat_vectors",
     )  # fmt: skip
 
     def further_reasons(self, request: Request) -> list[str]:
