@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from sparsetile.core.device import processors
+from sparsetile.formats.bittcf import TILE_COLUMNS
 from sparsetile.formats.fragments import step_tiles
 from sparsetile.formats.partition import (
     Counts,
@@ -30,6 +33,7 @@ __all__ = [
     "Split",
     "cheapest_split",
     "counted",
+    "give_window_pairs",
     "long_windows",
     "predict_rsh",
     "row_costs",
@@ -38,6 +42,7 @@ __all__ = [
 ]
 
 HEIGHT = 16
+_TILES = "tiles of windows"  # what is counted once
 # In steps of the kernel; a share is what each of the GPU's warps would have if all had the same.
 # The warps of a thread block share a window of more than SHARED shares. A window is super-long, and
 # cut, over CUT shares: its pieces are joined through global memory. Both within the bounds beside
@@ -138,15 +143,22 @@ def counted(request: Request) -> Counts:
     )
 
 
+def _tiles(pairs: Tensor) -> int:
+    return int(((pairs + TILE_COLUMNS - 1) // TILE_COLUMNS).sum())
+
+
+def give_window_pairs(request: Request, pairs: Tensor) -> None:
+    """Say how many distinct columns each window of ``HEIGHT`` rows has, where that is known."""
+    request.once(_TILES, lambda: _tiles(pairs))
+
+
 def long_windows(request: Request) -> tuple[int, int]:
     """Return the tiles over which warps share a window, and over which it is cut.
 
     The second is the paper's adaptive rule, with its terms measured. Cutting less leaves the
     longest window to run alone at the end; cutting more costs partial sums.
     """
-    tiles = request.once(
-        "tiles of windows", lambda: int(((counted(request).pairs[::HEIGHT] + 7) // 8).sum())
-    )
+    tiles = request.once(_TILES, lambda: _tiles(counted(request).pairs[::HEIGHT]))
     depth = step_tiles(request.dtype.itemsize)
     slabs = choose_slabs(request.dtype, max(request.n, 1))
     warps = processors(request.device) * slabs.warps
