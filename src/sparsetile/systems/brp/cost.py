@@ -190,8 +190,9 @@ def best_groups(request: Request) -> GroupSplit:
 
 def predict_brp(request: Request) -> tuple[GroupSplit | None, float]:
     """Return the split, None where CUDA cores alone are as fast, and the seconds of one product."""
+    least = bound(request)  # which may count csr's pairs as well
     alone = predict_csr(request)
-    if bound(request) > MARGIN * alone:
+    if least > MARGIN * alone:
         return None, alone
     split = best_groups(request)
     if split.seconds > MARGIN * alone:  # so it is where no window keeps its groups

@@ -192,7 +192,7 @@ class KernelWindows(Windows):
         near = sums[0][kept] if self._windows <= HOST_UNITS else None
         plan = torch.cat([counts[:1], sums]).to(torch.int32)
         with building_on(self._csr.device):
-            given = plan.to(self._csr.device).unbind()
+            given = plan.to(self._csr.device, non_blocking=True).unbind()
             for name, numbers in zip(_PLAN, given, strict=True):
                 self._kernel.give(name, numbers)
             return self._pack(fixed, near, *ends)
