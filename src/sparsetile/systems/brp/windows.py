@@ -69,14 +69,19 @@ class Windows(ABC):
     fresh: Tensor  # sums of ``Counts.delta`` over the rows (formats/partition.py)
     pairs: Tensor  # distinct columns
 
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
     @abstractmethod
     def slices(self, fixed: int) -> Tensor:
         """Slices of ``fixed`` entries."""
 
     def held(self, fixed: int, group: int) -> tuple[Tensor, Tensor]:
         """Return the tiles of each window in whole groups, and its entries outside them."""
-        tiles = self.slices(fixed) // (TILE_COLUMNS * group) * group
-        return tiles, self.entries - tiles * (TILE_COLUMNS * fixed)
+        if (fixed, group) not in self._held:
+            tiles = self.slices(fixed) // (TILE_COLUMNS * group) * group
+            self._held[fixed, group] = tiles, self.entries - tiles * (TILE_COLUMNS * fixed)
+        return self._held[fixed, group]
 
     @abstractmethod
     def pack(self, fixed: int, group: int, kept: Tensor) -> PackedWindows | None:
@@ -111,6 +116,7 @@ class TensorWindows(Windows):
     """By tensor operations; entries are sorted when slices are asked for, not before."""
 
     def __init__(self, request: Request) -> None:
+        super().__init__()
         self._csr, self._order = request.csr, request.permutation.perm
         counts = counted(request)
         self.entries, self.fresh = _by_window(counts.entries), _by_window(counts.delta)
@@ -151,6 +157,7 @@ class KernelWindows(Windows):
     short_pairs: Tensor  # distinct columns of the two halves
 
     def __init__(self, csr: CSR, order: Tensor | None) -> None:
+        super().__init__()
         self._csr, self._windows = csr, -(-csr.shape[0] // WINDOW_ROWS)
         starts = csr.indptr
         if order is not None:
