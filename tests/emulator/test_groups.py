@@ -21,7 +21,7 @@ from sparsetile.systems.rsh.cost import long_windows
 from sparsetile.systems.shared import staged
 from tests.emulator.build import host_compiler
 from tests.emulator.test_cells import run_on_host
-from tests.formats.windows import (
+from tests.systems.windows import (
     ALL_MATRICES,
     any_matrix,
     assert_same_counts,
