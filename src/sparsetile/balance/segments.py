@@ -198,12 +198,13 @@ class SegmentSchedule(TreeSchedule):
             wide_length = default_wide_length(units)
         if shared_length is not None and units.tally.longest <= shared_length:
             shared_length = None
-        few_pieces = shared_length is None and _few_pieces(units, max_length)
-        if shared_length is None and units.few_here:
-            if few_pieces or (units.tally.longest <= max_length and not units.tally.bundled):
+        if shared_length is None:
+            few_pieces = _few_pieces(units, max_length)
+            none_cut = units.tally.longest <= max_length and not units.tally.bundled
+            if units.few_here and (few_pieces or none_cut):
                 return cls(*_near_rows(units, max_length, wide_length))
-        if few_pieces:
-            return cls(*_few_cut(units, max_length, wide_length))
+            if few_pieces:
+                return cls(*_few_cut(units, max_length, wide_length))
         found = _pieces(units, max_length)
         label, bundled, cut = units.label, units.bundled, found.cut
         if found.unit is not None and cut is not None:

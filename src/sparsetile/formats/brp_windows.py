@@ -12,6 +12,8 @@ row by row, as one more partial sum. Rows of all other windows are left to CUDA 
     rest_rows            their rows in the window, 0 to 15, a byte each, ascending
     rest_columns         their columns of A
     slot_entries, rest_entries   canonical entry numbers
+
+On a GPU ``systems/brp/windows.py`` writes the same arrays by a kernel, without BRP's own.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from sparsetile.formats.units import HOST_UNITS, Units, row_units
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.groups import PACK_GROUPS, WINDOW_COUNTS, Stage
 from sparsetile.systems.base import Request
-from sparsetile.systems.rsh.cost import counted, give_window_pairs
+from sparsetile.systems.rsh.cost import counted, give_window_tiles, window_tiles
 from sparsetile.systems.shared.cost import SHORT_WINDOW
 from sparsetile.systems.shared.staged import StagedKernel, building_on
 
@@ -97,9 +97,12 @@ def windows_of(request: Request) -> Windows:
             return TensorWindows(request)
         made = KernelWindows(request.csr, request.permutation.perm)
         # What predictions of other systems ask for comes with it.
-        give_window_pairs(request, made.pairs)
+        tiles, short_pairs = torch.stack(
+            [window_tiles(made.pairs), made.short_pairs.sum()]
+        ).tolist()
+        give_window_tiles(request, tiles)
         if request.counts_pairs:
-            request.once(SHORT_WINDOW, lambda: int(made.short_pairs.sum()))
+            request.once(SHORT_WINDOW, lambda: int(short_pairs))
         return made
 
     return request.once("windows of brp", found)

@@ -33,12 +33,13 @@ __all__ = [
     "Split",
     "cheapest_split",
     "counted",
-    "give_window_pairs",
+    "give_window_tiles",
     "long_windows",
     "predict_rsh",
     "row_costs",
     "run_steps",
     "start_seconds",
+    "window_tiles",
 ]
 
 HEIGHT = 16
@@ -143,13 +144,14 @@ def counted(request: Request) -> Counts:
     )
 
 
-def _tiles(pairs: Tensor) -> int:
-    return int(((pairs + TILE_COLUMNS - 1) // TILE_COLUMNS).sum())
+def window_tiles(pairs: Tensor) -> Tensor:
+    """Add up the tiles of windows that have so many distinct columns each."""
+    return ((pairs + TILE_COLUMNS - 1) // TILE_COLUMNS).sum()
 
 
-def give_window_pairs(request: Request, pairs: Tensor) -> None:
-    """Say how many distinct columns each window of ``HEIGHT`` rows has, where that is known."""
-    request.once(_TILES, lambda: _tiles(pairs))
+def give_window_tiles(request: Request, tiles: int) -> None:
+    """Say how many tiles all windows of ``HEIGHT`` rows have, where that is known."""
+    request.once(_TILES, lambda: tiles)
 
 
 def long_windows(request: Request) -> tuple[int, int]:
@@ -158,7 +160,7 @@ def long_windows(request: Request) -> tuple[int, int]:
     The second is the paper's adaptive rule, with its terms measured. Cutting less leaves the
     longest window to run alone at the end; cutting more costs partial sums.
     """
-    tiles = request.once(_TILES, lambda: _tiles(counted(request).pairs[::HEIGHT]))
+    tiles = request.once(_TILES, lambda: int(window_tiles(counted(request).pairs[::HEIGHT])))
     depth = step_tiles(request.dtype.itemsize)
     slabs = choose_slabs(request.dtype, max(request.n, 1))
     warps = processors(request.device) * slabs.warps
