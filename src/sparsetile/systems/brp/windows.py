@@ -37,6 +37,8 @@ __all__ = [
 
 # Types of devices whose matrices the kernel takes.
 KERNEL_DEVICES = {"cuda"}
+# What it reads and has counted, whichever groups are chosen.
+_COUNTED = ("indptr", "columns", "order", "starts", "place", "rank", "mask", "counts")
 # What the kernel is told of each window once groups are chosen.
 _PLAN = ("tiles", "tile_sums", "outside_sums", "kept_sums")
 
@@ -243,6 +245,7 @@ class KernelWindows(Windows):
         if outside:
             kernel.sums("outside", into="rest_sums")
             kernel.launch(Stage.REST, nnz)
+        kernel.keep_only(_COUNTED)
         arrays = BRPWindows(
             window_rows, other_rows[0], row_window_offset, tile_columns, slot_ids, slot_entries,
             window_rest, rest_rows, rest_columns, rest_entries,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -67,6 +67,10 @@ class StagedKernel:
         grid = stage_grid(work, self._processors)
         stream = current_stream_handle(self._index)
         self._kernel.launch(grid, STAGE_THREADS, stream, self.params)
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Let go of all other tensors: torch gives their memory to later work of the stream."""
+        self._held = {name: tensor for name, tensor in self._held.items() if name in names}
 
     def sums(self, name: str, into: str = "") -> Tensor:
         """Name the running sums of a tensor's numbers to the kernel, in its place if not apart."""
