@@ -126,6 +126,7 @@ SUITES = {
         "spmm_bmat",
     ),
     "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
+    "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
 }
 
 
@@ -742,5 +743,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("p.repeat ? column : -1", "p.repeat ? -1 : column", "slots without a column"),
         ("(u64(1) << cell % 64) - 1", "(u64(2) << cell % 64) - 1", "place of a packed value"),
         ("p.places[entry] = cell", "p.places[i] = cell", "cells in the order of windows"),
+    ),
+    # -- windows of brp counted and packed on a GPU
+    *_in(
+        "pack_groups.cu",
+        "groups",
+        ("p.starts[middle] <= i", "p.starts[middle] < i", "row of its first entry"),
+        ("columns[middle] < column", "columns[middle] <= column", "entries before a column"),
+        ("row < 8 ? 0xffu : 0xff00u", "row < 8 ? 0xffu : 0xffu", "columns of the second half"),
+        ("size / 4 << 10", "size / 2 << 10", "slices of four"),
+        ("if (same) window = kNoWindow;", "window = kNoWindow;", "windows that share a warp"),
+        ("min(kHeight, p.rows - first)", "min(kHeight - 1, p.rows - first)", "the last row"),
+        ("rank += met.before;", "rank = met.before;", "entries of other rows"),
+        ("rank += __popc(mask & below(row))", "rank += __popc(mask)", "order inside a column"),
+        ("fresh && later < end", "later < end", "a column that an earlier row has again"),
+        ("i64(kept - 1) * kHeight", "i64(window) * kHeight", "place of a row among those kept"),
+        ("i64(window - kept) * kHeight", "i64(window) * kHeight", "place of other rows"),
+        ("cell.begin ? p.slice_sums", "cell.rank ? p.slice_sums", "slices of windows before"),
+        ("cell.number >= full * p.fixed", "cell.number > full * p.fixed", "entries of no slice"),
+        ("slice >= tiles * kTileColumns", "slice > tiles * kTileColumns", "slices of no group"),
+        ("cell.number % p.fixed", "cell.number", "slot of an entry in its column"),
+        ("cell.row * kTileColumns + slice", "cell.row + slice", "row of a slot"),
+        ("p.rest_sums[i] - 1", "p.rest_sums[i]", "place of an entry outside"),
     ),
 )

@@ -208,6 +208,9 @@ inline bool __all_sync(unsigned, bool value) {
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   return fold(value, [](unsigned a, unsigned b) { return a | b; });
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  return fold(value, [](unsigned a, unsigned b) { return a + b; });
+}
 inline int __reduce_max_sync(unsigned, int value) {
   return fold(value, [](unsigned a, unsigned b) { return unsigned(max(int(a), int(b))); });
 }

@@ -18,7 +18,7 @@ from sparsetile.formats.device_cells import CellKernels, offer_kernels, packed_o
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels import KernelSpec
-from sparsetile.systems.shared import cell_packer
+from sparsetile.systems.shared import cell_packer, staged
 from tests.emulator.build import HostKernel, host_compiler
 from tests.formats.packed import FORMS, MATRICES, assert_same, matrix
 
@@ -32,10 +32,10 @@ def run_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         return HostKernel(spec, config, folder)
 
     monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(cell_packer, "device_index", lambda device: 0)
-    monkeypatch.setattr(cell_packer, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(cell_packer, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(cell_packer, "current_stream_handle", lambda device: 0)
+    monkeypatch.setattr(staged, "device_index", lambda device: 0)
+    monkeypatch.setattr(staged, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(staged, "ensure_cuda_context", lambda device: None)
+    monkeypatch.setattr(staged, "current_stream_handle", lambda device: 0)
 
 
 @pytest.fixture(autouse=True)
@@ -100,8 +100,8 @@ def test_keys_of_32_and_of_64_bits_give_the_same(monkeypatch):
 
 
 def test_more_threads_than_the_device_holds_take_turns(monkeypatch):
-    monkeypatch.setattr(cell_packer, "processors", lambda device: 1)
-    monkeypatch.setattr("sparsetile.kernels.cells._BLOCKS", 1)
+    monkeypatch.setattr(staged, "processors", lambda device: 1)
+    monkeypatch.setattr("sparsetile.kernels.stages._BLOCKS", 1)
     assert_same(*both(WCSR, matrix("a few hundred rows"), None, {"height": 16}))
 
 

@@ -16,8 +16,15 @@ import sparsetile as st
 from sparsetile.core.device import H200
 from sparsetile.formats.values import round_tf32
 from sparsetile.systems import SYSTEMS, BuiltSystem, runner
-from sparsetile.systems.brp import cost
-from sparsetile.systems.brp.cost import CHOICES, best_groups, bound, groups_of, predict_brp
+from sparsetile.systems.brp import windows
+from sparsetile.systems.brp.cost import (
+    CHOICES,
+    best_groups,
+    bound,
+    every_group,
+    groups_of,
+    predict_brp,
+)
 from sparsetile.systems.brp.runner import BRPRunner
 from sparsetile.systems.csr.cost import predict_csr
 from sparsetile.systems.csr.runner import CSRRunner
@@ -106,7 +113,7 @@ def test_entries_are_not_sorted_where_the_bound_says_enough(monkeypatch):
     def refuse(*_: Any) -> None:
         raise AssertionError("sorted")
 
-    monkeypatch.setattr(cost, "sort_windows", refuse)
+    monkeypatch.setattr(windows, "sort_windows", refuse)
     asked = request(csr=csr_of(random_matrix(640, 500, 0.02)))
     assert predict_brp(asked) == (None, predict_csr(asked)) and BRP.predict(asked) > 0
     with pytest.raises(AssertionError, match="sorted"):
@@ -125,16 +132,16 @@ def test_windows_of_many_entries_outside_are_left_to_rows():
     dense = np.zeros((32, 700))
     dense[:2, :16] = dense[16:18, :16] = 1.0
     dense[3, 16:616] = 1.0
-    split = groups_of(request(csr=csr_of(sp.csr_array(dense))), 2, 2, every=True)
-    assert split.kept.tolist() == [False, True]
+    kept = every_group(request(csr=csr_of(sp.csr_array(dense))), 2, 2)
+    assert kept.tolist() == [False, True]
 
 
 def test_an_ablation_keeps_the_groups_of_every_window_that_has_one():
     csr = csr_of(random_matrix(150, 130, 0.2))
-    split = groups_of(request(csr=csr), 1, 4, every=True)
+    kept = every_group(request(csr=csr), 1, 4)
     lengths = torch.diff(csr.indptr)
     entries = [int(lengths[16 * w : 16 * w + 16].sum()) for w in range(10)]
-    assert split.kept.tolist() == [count >= 32 for count in entries]
+    assert kept.tolist() == [count >= 32 for count in entries]
     built = build(csr, "1x4")
     meta = meta_of(built)
     assert (meta["fixed"], meta["tiles"] % 4) == (1, 0) and built.choices["ablation"] == "1x4"

@@ -98,8 +98,12 @@ class Schedule(ABC):
     def to(self, device: torch.device) -> Self:
         """Return the same schedule with its tensors on a device."""
         found = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+        # From the host without a wait for what the device still does: the copy is made from
+        # pageable memory, which is read before the call returns.
         moved = {
-            name: value.to(device) for name, value in found.items() if isinstance(value, Tensor)
+            name: value.to(device, non_blocking=device.type == "cuda")
+            for name, value in found.items()
+            if isinstance(value, Tensor)
         }
         return cast(Self, replace(cast(Any, self), **moved))
 

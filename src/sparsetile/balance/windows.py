@@ -17,6 +17,7 @@ The tree that adds cut windows up is that of ``balance/tree.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
@@ -169,6 +170,73 @@ def _long_first(items: Tensor, most: int) -> Tensor:
     return items[torch.sort(rank, stable=True).indices]
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """In steps: what windows are cut to, over which they are cut, over which they are items of
+    their own, and where runs of the others end."""
+
+    longest: int
+    most: int
+    alone: int
+    run: int
+
+
+@dataclass(frozen=True, eq=False)
+class _NearWindows:
+    """Few windows on the host: what :meth:`WindowSchedule.make` lists by tensor operations, by
+    NumPy, which takes a fraction of their time for lists of this length."""
+
+    step: int
+    offsets: np.ndarray  # in steps
+    tiles: np.ndarray
+
+    @classmethod
+    def of(cls, units: Units, step: int) -> Self:
+        assert units.offsets is not None
+        return cls(step, units.offsets.numpy() // step, units.length.numpy() // step)
+
+    @cached_property
+    def histogram(self) -> np.ndarray:
+        """Windows by their number of steps."""
+        return np.bincount(self.tiles).astype(np.float64)
+
+    def items(self, sizes: _Sizes, long_first: bool) -> tuple[Tensor, int, tuple[Tensor, Tensor]]:
+        """Return the items, how many of them are no runs, and the tree."""
+        offsets, tiles = self.offsets, self.tiles
+        cut, alone = tiles > sizes.most, tiles > sizes.alone
+        tree = no_tree(torch.device("cpu"))
+        listed: list[np.ndarray] = []
+        if cut.any():
+            long = torch.from_numpy(np.flatnonzero(cut))
+            pieces, tree = _pieces(
+                long,
+                torch.from_numpy(offsets),
+                torch.from_numpy(tiles),
+                self.histogram,
+                sizes.longest,
+            )
+            listed.append(pieces.numpy())
+        own = np.flatnonzero(alone & ~cut)
+        whole = np.stack([own, offsets[own], offsets[own + 1], np.full_like(own, -1)], 1)
+        window = np.flatnonzero(~alone)
+        weight = np.maximum(tiles[window], 1)  # as in _runs
+        key = (np.cumsum(weight) - weight) // sizes.run * (tiles.size + 1)
+        key += np.cumsum(alone)[window]
+        begin = np.flatnonzero(np.diff(key, prepend=-1))
+        end = np.append(begin[1:], window.size)[: begin.size]
+        first, behind = window[begin], window[end - 1] + 1
+        runs = np.stack([first, offsets[first], offsets[behind], begin - end], 1)
+        for part, most in ((whole, 0), (runs, sizes.longest // LONG_SHARE)):
+            length = part[:, 2] - part[:, 1]
+            ordered = part
+            if long_first:
+                ordered = part[np.argsort(np.where(length > most, -length, 0), kind="stable")]
+            listed.append(ordered.astype(np.int32))
+        items = np.concatenate(listed)
+        items[:, 1:3] *= self.step
+        return torch.from_numpy(items), items.shape[0] - runs.shape[0], tree
+
+
 @dataclass(frozen=True, eq=False)
 class WindowSchedule(TreeSchedule):
     """Items ``first window, first tile, end, -windows`` of a run of windows, or ``window, first
@@ -243,13 +311,15 @@ class WindowSchedule(TreeSchedule):
         """
         cls._require(units)
         assert units.offsets is not None  # as _require has seen
-        offsets, tiles = units.offsets // step, units.length // step
-        count, device = tiles.numel(), tiles.device
-        whole = runs = torch.empty((0, 4), dtype=torch.int64, device=device)
-        long = None
+        count, device = units.count, units.label.device
+        near = _NearWindows.of(units, step) if balance and count and units.few_here else None
+        if near is None:
+            offsets, tiles = units.offsets // step, units.length // step
+            whole = runs = torch.empty((0, 4), dtype=torch.int64, device=device)
+            long = None
         ibd = 0.0
         if balance and count:
-            windows = _histogram(tiles)
+            windows = _histogram(tiles) if near is None else near.histogram
             ibd = step * _imbalance(windows)
             if limit is None:
                 longest = _choose_length(windows, max(workers, 1.0), times)
@@ -257,6 +327,13 @@ class WindowSchedule(TreeSchedule):
             else:
                 longest = most = max(limit // step, 1)
             short = most if shared is None else min(shared // step, longest)
+            if near is not None:
+                sizes = _Sizes(longest, most, short, min(longest, run))
+                items, shared_items, tree = near.items(sizes, limit is not None)
+                return cls(
+                    items, *tree, ibd, longest * step, units.offsets,
+                    0 if shared is None else shared_items,
+                )  # fmt: skip
             # The histogram knows which of the three kinds there are.
             any_cut, any_alone = (bool(windows[size + 1 :].any()) for size in (most, short))
             cut = tiles > most if any_cut else None

@@ -4,7 +4,7 @@ A window that keeps its groups owns its sixteen rows of C: entries outside its g
 row by row, as one more partial sum. Rows of all other windows are left to CUDA cores as they are.
 
     rows                 rows of A in windows, sixteen each; the last window may have fewer
-    other_rows           rows of A in no window
+    other_rows           rows of A in no window, int64
     row_window_offset    first tile of each window                        [windows + 1]
     tile_columns         column of A behind each tile column              [8 tiles]
     slot_ids             8 * row + column in the tile, a byte an entry    [8 f tiles]
@@ -12,6 +12,8 @@ row by row, as one more partial sum. Rows of all other windows are left to CUDA 
     rest_rows            their rows in the window, 0 to 15, a byte each, ascending
     rest_columns         their columns of A
     slot_entries, rest_entries   canonical entry numbers
+
+On a GPU ``systems/brp/windows.py`` writes the same arrays by a kernel, without BRP's own.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class BRPWindows:
         entry_mine = torch.repeat_interleave(rest_mine, lengths)
         rest_at = torch.repeat_interleave(rest_place[rest_mine], lengths[rest_mine])
         return cls(
-            row_at[inside],
+            row_at[inside].to(torch.int32),
             row_at[~inside],
             _prefix(groups * packed.group),
             columns[mine].reshape(-1),

@@ -188,7 +188,11 @@ class RowCosts:
 
     def of_rows(self, counts: Counts) -> Tensor:
         """Cost of each row on CUDA cores, float64."""
-        return self.row + self.entry * counts.entries.double() + self.new * counts.delta.double()
+        return self.row + self.of_entries(counts.entries, counts.delta)
+
+    def of_entries(self, entries: Tensor, delta: Tensor) -> Tensor:
+        """Cost of so many entries on CUDA cores, as many of them in new columns, float64."""
+        return self.entry * entries.double() + self.new * delta.double()
 
     def of_windows(self, counts: Counts) -> Tensor:
         """Cost of the window that begins at each row, float64."""

@@ -1,4 +1,4 @@
-"""Host side of ``pack_cells.cu``: its stages, parameters and grid."""
+"""Host side of ``pack_cells.cu``: its stages and parameters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from enum import IntEnum
 from sparsetile.jit.params import ParamStruct, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.spec import KernelSpec
+from sparsetile.kernels.stages import stage_config
 
-__all__ = ["CELL_THREADS", "PACK_CELLS", "Stage", "cells_config", "cells_grid"]
-
-CELL_THREADS = 256
-# Thread blocks for each SM: all that it holds.
-_BLOCKS = 8
+__all__ = ["PACK_CELLS", "Stage"]
 
 
 class Stage(IntEnum):
@@ -27,18 +24,8 @@ class Stage(IntEnum):
     ENTRIES = 5
 
 
-def cells_config() -> dict[str, ConfigValue]:
-    """Constants of the kernel."""
-    return {"kThreads": CELL_THREADS}
-
-
-def cells_grid(work: int, processors: int) -> tuple[int, int, int]:
-    """A thread for each of ``work`` elements, or all that the GPU holds, which take turns."""
-    return (min(-(-work // CELL_THREADS), processors * _BLOCKS), 1, 1)
-
-
 def _configs() -> Iterator[dict[str, ConfigValue]]:
-    yield cells_config()
+    yield stage_config()
 
 
 PACK_CELLS = KernelSpec(

@@ -5,9 +5,10 @@ outside them, from counts of its (window, column) pairs; nothing is packed to fi
 keeps its groups where its tiles and the entries outside are predicted to take less than its rows
 take of ``csr``'s product; then (f, g) with the least sum is taken.
 
-Those counts need a sort of all entries. First a bound is tried that needs none: what every f would
-take at least, from the entries and the distinct columns of each window, which ``rsh`` has counted.
-Where that cannot win, nothing is sorted, which is so for most matrices.
+On the host those counts need a sort of all entries. First a bound is tried that needs none: what
+every f would take at least, from the entries and the distinct columns of each window, which ``rsh``
+has counted. Where that cannot win, nothing is sorted, which is so for most matrices. On a GPU all
+counts come at once (windows.py).
 
 Constants were fitted to H200 times of 14 matrices with every window in groups of f = 1 and g = 4
 (docs/explanation/notes/brp.md).
@@ -22,13 +23,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.formats.brp import TILE_COLUMNS, WINDOW_ROWS, ColumnMajor, sort_windows
+from sparsetile.formats.brp import TILE_COLUMNS, WINDOW_ROWS
 from sparsetile.kernels.brp import FIXED
 from sparsetile.systems.base import Request
+from sparsetile.systems.brp.windows import windows_of
 from sparsetile.systems.csr.cost import least_seconds, predict_csr
-from sparsetile.systems.rsh.cost import counted, row_costs, start_seconds
+from sparsetile.systems.rsh.cost import row_costs, start_seconds
 
-__all__ = ["CHOICES", "GROUPS", "GroupSplit", "best_groups", "bound", "groups_of", "predict_brp"]
+__all__ = [
+    "CHOICES",
+    "GROUPS",
+    "GroupSplit",
+    "best_groups",
+    "bound",
+    "every_group",
+    "groups_of",
+    "predict_brp",
+]
 
 # Tiles of a group: even, so that a step of 16-bit types is whole.
 GROUPS = (2, 4, 8)
@@ -91,27 +102,17 @@ class WindowCosts:
     start: float
 
 
-def sorted_windows(request: Request) -> ColumnMajor:
-    """Sort the request's entries by windows, once."""
-    return request.once(
-        "sorted windows", lambda: sort_windows(request.csr, request.permutation.perm)
-    )
-
-
-def _by_window(of_rows: Tensor) -> Tensor:
-    """Sums over the rows of each window."""
-    padded = of_rows.new_zeros(-(-of_rows.numel() // WINDOW_ROWS) * WINDOW_ROWS)
-    padded[: of_rows.numel()] = of_rows
-    return padded.reshape(-1, WINDOW_ROWS).sum(1)
-
-
 def _costs(request: Request) -> WindowCosts:
     """Return what windows cost either way; a window has its share of ``csr``'s product."""
 
     def found() -> WindowCosts:
         times, row = TIMES[4 if request.dtype.itemsize >= 4 else 2], request.row_bytes
+        windows, of_rows = windows_of(request), row_costs(request)
         alone, start = predict_csr(request), start_seconds(request)
-        rows = _by_window(row_costs(request).of_rows(counted(request)))
+        rows = of_rows.of_entries(windows.entries, windows.fresh)
+        if of_rows.row and rows.numel():
+            rows += WINDOW_ROWS * of_rows.row
+            rows[-1] -= of_rows.row * (-request.csr.shape[0] % WINDOW_ROWS)  # rows it has not
         return WindowCosts(
             alone,
             rows * (alone / (start + float(rows.sum()))),
@@ -133,9 +134,8 @@ def bound(request: Request) -> float:
 
 
 def _bound(request: Request) -> float:
-    costs, counts = _costs(request), counted(request)
-    entries = _by_window(counts.entries).double()
-    pairs = counts.pairs[::WINDOW_ROWS].double()
+    costs, windows = _costs(request), windows_of(request)
+    entries, pairs = windows.entries.double(), windows.pairs.double()
     inside = [min(costs.tile / (TILE_COLUMNS * fixed), costs.outside) for fixed in FIXED]
     fewer = [float(max(fixed - 1, 1)) for fixed in FIXED]
     numbers = torch.tensor([fewer, inside], dtype=torch.float64).to(entries.device)
@@ -147,25 +147,21 @@ def _bound(request: Request) -> float:
     return costs.alone + costs.start - float((costs.rows - least).sum())
 
 
-def _counted_groups(
-    request: Request, choices: Sequence[tuple[int, int]], every: bool
-) -> list[GroupSplit]:
+def _may_keep(tiles: Tensor, outside: Tensor) -> Tensor:
+    """Windows that have a group, and not too many entries outside."""
+    return (tiles > 0) & (outside <= MOST_OUTSIDE + MOST_OUTSIDE_TILE * tiles)
+
+
+def _counted_groups(request: Request, choices: Sequence[tuple[int, int]]) -> list[GroupSplit]:
     """Return what each (f, g) gives; the host waits once."""
-    found, costs = sorted_windows(request), _costs(request)
-    entries = found.window_entry.diff()
-    of_fixed = {
-        fixed: entries if fixed == 1 else found.slices(fixed)[1].diff()
-        for fixed in dict.fromkeys(fixed for fixed, _ in choices)
-    }
-    slices = torch.stack([of_fixed[fixed] for fixed, _ in choices])
+    windows, costs = windows_of(request), _costs(request)
+    slices = torch.stack([windows.slices(fixed) for fixed, _ in choices])
     numbers = torch.tensor(choices).to(slices.device)
     fixed, group = numbers[:, :1], numbers[:, 1:]
     tiles = slices // (TILE_COLUMNS * group) * group
-    outside = entries - tiles * (TILE_COLUMNS * fixed)
+    outside = windows.entries - tiles * (TILE_COLUMNS * fixed)
     gain = costs.rows - tiles.double() * costs.tile - outside.double() * costs.outside
-    kept = (tiles > 0) & (outside <= MOST_OUTSIDE + MOST_OUTSIDE_TILE * tiles)
-    if not every:
-        kept &= gain > 0
+    kept = _may_keep(tiles, outside) & (gain > 0)
     gains = torch.where(kept, gain, 0.0).sum(1).tolist()
     return [
         GroupSplit(f, g, keeps, costs.alone + costs.start - saved)
@@ -173,29 +169,32 @@ def _counted_groups(
     ]
 
 
-def groups_of(request: Request, fixed: int, group: int, *, every: bool = False) -> GroupSplit:
-    """Return what one (f, g) gives: windows that keep their groups, and the predicted seconds.
+def groups_of(request: Request, fixed: int, group: int) -> GroupSplit:
+    """Return what one (f, g) gives: windows that keep their groups, and the predicted seconds."""
+    return _counted_groups(request, [(fixed, group)])[0]
 
-    With ``every`` all windows keep them that have one and not too many entries outside.
-    """
-    return _counted_groups(request, [(fixed, group)], every)[0]
+
+def every_group(request: Request, fixed: int, group: int) -> Tensor:
+    """Return the windows (bool, one each) that have a group and not too many entries outside."""
+    return _may_keep(*windows_of(request).held(fixed, group))
 
 
 def best_groups(request: Request) -> GroupSplit:
     """Return the (f, g) of least predicted time."""
 
     def best() -> GroupSplit:
-        return min(_counted_groups(request, CHOICES, False), key=lambda split: split.seconds)
+        return min(_counted_groups(request, CHOICES), key=lambda split: split.seconds)
 
     return request.once(("groups", request.n, request.dtype), best)
 
 
 def predict_brp(request: Request) -> tuple[GroupSplit | None, float]:
     """Return the split, None where CUDA cores alone are as fast, and the seconds of one product."""
+    least = bound(request)  # which may count csr's pairs as well
     alone = predict_csr(request)
-    if bound(request) > MARGIN * alone:
+    if least > MARGIN * alone:
         return None, alone
     split = best_groups(request)
-    if not bool(split.kept.any()) or split.seconds > MARGIN * alone:
+    if split.seconds > MARGIN * alone:  # so it is where no window keeps its groups
         return None, alone
     return split, max(split.seconds, least_seconds(request))

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from sparsetile.balance import SegmentSchedule, WindowSchedule
-from sparsetile.formats.brp import BRP
-from sparsetile.formats.brp_windows import BRPWindows
-from sparsetile.formats.units import row_units
+from sparsetile.formats.units import Units
 from sparsetile.kernels.rstile import ELEMENTS
 from sparsetile.systems.base import (
     BuildTimer,
@@ -31,18 +31,16 @@ from sparsetile.systems.base import (
     Request,
     Runner,
     System,
-    order_tensor,
 )
 from sparsetile.systems.brp.cost import (
     CHOICES,
-    GroupSplit,
     best_groups,
     bound,
-    groups_of,
+    every_group,
     predict_brp,
-    sorted_windows,
 )
 from sparsetile.systems.brp.runner import BRPRunner
+from sparsetile.systems.brp.windows import windows_of
 from sparsetile.systems.csr.cost import predict_csr
 from sparsetile.systems.csr.rows import schedule_sizes, segment_length
 from sparsetile.systems.csr.system import CSRSystem
@@ -60,9 +58,8 @@ def _name(fixed: int, group: int) -> str:
     return f"{fixed}x{group}"
 
 
-def _schedule(request: Request, tiles: BRPWindows, group: int) -> WindowSchedule:
+def _schedule(request: Request, units: Units, group: int) -> WindowSchedule:
     """Return the items of windows: each group one where they are added by atomics."""
-    units = tiles.units().near()
     if request.ablation == ATOMIC:
         made = WindowSchedule.make(units, step=2, limit=group, run=group)
     else:
@@ -103,40 +100,38 @@ class BRPSystem(System):
             return predict_csr(request)
         return predict_brp(request)[1]
 
-    def _split(self, request: Request) -> GroupSplit | None:
+    def _split(self, request: Request) -> tuple[int, int, Tensor] | None:
         """Return f, g and the windows that keep their groups; None: all rows on CUDA cores."""
         kind = request.ablation
-        if kind is None:
-            return predict_brp(request)[0]
-        if kind == MIXED:
-            return best_groups(request)
+        if kind is None or kind == MIXED:
+            split = predict_brp(request)[0] if kind is None else best_groups(request)
+            return None if split is None else (split.fixed, split.group, split.kept)
         fixed, group = PAPER if kind == ATOMIC else (int(part) for part in kind.split("x"))
-        return groups_of(request, fixed, group, every=True)
+        return fixed, group, every_group(request, fixed, group)
 
     def build(self, request: Request) -> BuiltSystem:
         split = self._split(request)
-        if split is None or not bool(split.kept.any()):
-            built = self._rows.build(request.changed(ablation=None))
-            choices = {**built.choices, "split": "all rows on CUDA cores, as csr"}
-            return self.built(
-                request, built.tensors, choices, built.seconds, rows_alone=built.recipe
-            )
-        return self._build(request, split)
+        built = None if split is None else self._build(request, *split)
+        if built is not None:
+            return built
+        built = self._rows.build(request.changed(ablation=None))
+        choices = {**built.choices, "split": "all rows on CUDA cores, as csr"}
+        return self.built(request, built.tensors, choices, built.seconds, rows_alone=built.recipe)
 
-    def _build(self, request: Request, split: GroupSplit) -> BuiltSystem:
-        csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
-        packed = BRP.pack_sorted(
-            csr, order, sorted_windows(request), fixed=split.fixed, group=split.group
-        )
-        tiles = BRPWindows.of(packed, split.kept)
+    def _build(self, request: Request, fixed: int, group: int, kept: Tensor) -> BuiltSystem | None:
+        """Build what the kernel of windows needs; None where no window keeps its groups."""
+        csr, timer = request.csr, BuildTimer(request)
+        packed = windows_of(request).pack(fixed, group, kept)
+        if packed is None:
+            return None
+        tiles, units = packed.arrays, packed.others
         timer("format")
-        windows, atomic = _schedule(request, tiles, split.group), request.ablation == ATOMIC
-        units = row_units(csr, tiles.other_rows).near()
+        windows, atomic = _schedule(request, packed.units, group), request.ablation == ATOMIC
         rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
         rows = rows.to(request.csr.indptr.device)
         tensors = {
             **tiles.tensors(),
-            "order": order_tensor(tiles.rows, csr),
+            "order": tiles.rows,
             "indptr": csr.indptr,
             "columns": csr.indices,
             **{
@@ -148,8 +143,8 @@ class BRPSystem(System):
         }
         held = tiles.slot_entries.numel()
         choices = {
-            "format": f"BRP, f = {split.fixed}, g = {split.group}: {tiles.window_count} windows, "
-            f"{tiles.tile_count // split.group} groups",
+            "format": f"BRP, f = {fixed}, g = {group}: {tiles.window_count} windows, "
+            f"{tiles.tile_count // group} groups",
             "split": f"{100 * held / csr.nnz:.1f} % of the entries in groups, "
             f"{100 * tiles.rest_entries.numel() / csr.nnz:.1f} % beside them, "
             f"{tiles.other_rows.numel()} of {csr.shape[0]} rows on CUDA cores",
@@ -165,7 +160,7 @@ class BRPSystem(System):
             tensors,
             choices,
             timer.seconds,
-            fixed=split.fixed,
+            fixed=fixed,
             positions=tiles.rows.numel(),
             tiles=tiles.tile_count,
             items=windows.item_count,

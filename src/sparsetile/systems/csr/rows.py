@@ -144,6 +144,8 @@ def first_columns(schedule: SegmentSchedule, columns: Tensor) -> Tensor:
     for number, lanes in zip(
         schedule.sections, (THREADS, 32, 32, SMALL_LANES, SMALL_LANES), strict=True
     ):
+        if not number:
+            continue
         items = schedule.items[begun : begun + number].to(torch.int64)
         begun += number
         entry = items[:, 1:2] + torch.arange(lanes, device=items.device)
@@ -154,7 +156,7 @@ def first_columns(schedule: SegmentSchedule, columns: Tensor) -> Tensor:
             heads = torch.zeros_like(entry, dtype=torch.int32)
         flat = heads.reshape(-1)
         found.append(torch.nn.functional.pad(flat, (0, -flat.numel() % THREADS)))
-    return torch.cat(found)
+    return torch.cat(found) if found else columns.new_zeros(0, dtype=torch.int32)
 
 
 def schedule_sizes(schedule: SegmentSchedule) -> dict[str, Any]:

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from sparsetile.core.device import processors
+from sparsetile.formats.bittcf import TILE_COLUMNS
 from sparsetile.formats.fragments import step_tiles
 from sparsetile.formats.partition import (
     Counts,
@@ -30,14 +33,17 @@ __all__ = [
     "Split",
     "cheapest_split",
     "counted",
+    "give_window_tiles",
     "long_windows",
     "predict_rsh",
     "row_costs",
     "run_steps",
     "start_seconds",
+    "window_tiles",
 ]
 
 HEIGHT = 16
+_TILES = "tiles of windows"  # what is counted once
 # In steps of the kernel; a share is what each of the GPU's warps would have if all had the same.
 # The warps of a thread block share a window of more than SHARED shares. A window is super-long, and
 # cut, over CUT shares: its pieces are joined through global memory. Both within the bounds beside
@@ -138,15 +144,23 @@ def counted(request: Request) -> Counts:
     )
 
 
+def window_tiles(pairs: Tensor) -> Tensor:
+    """Add up the tiles of windows that have so many distinct columns each."""
+    return ((pairs + TILE_COLUMNS - 1) // TILE_COLUMNS).sum()
+
+
+def give_window_tiles(request: Request, tiles: int) -> None:
+    """Say how many tiles all windows of ``HEIGHT`` rows have, where that is known."""
+    request.once(_TILES, lambda: tiles)
+
+
 def long_windows(request: Request) -> tuple[int, int]:
     """Return the tiles over which warps share a window, and over which it is cut.
 
     The second is the paper's adaptive rule, with its terms measured. Cutting less leaves the
     longest window to run alone at the end; cutting more costs partial sums.
     """
-    tiles = request.once(
-        "tiles of windows", lambda: int(((counted(request).pairs[::HEIGHT] + 7) // 8).sum())
-    )
+    tiles = request.once(_TILES, lambda: int(window_tiles(counted(request).pairs[::HEIGHT])))
     depth = step_tiles(request.dtype.itemsize)
     slabs = choose_slabs(request.dtype, max(request.n, 1))
     warps = processors(request.device) * slabs.warps
