@@ -1,4 +1,4 @@
-// Windows of BRP counted, and their groups packed: what systems/brp/packer.py asks for.
+// Windows of BRP counted, and their groups packed: what systems/brp/windows.py asks for.
 //
 // A window is sixteen rows in the plan's order; formats/brp.py says what groups are and
 // formats/brp_windows.py what the arrays are. Entries are numbered here in the order of their rows'
