@@ -7,7 +7,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 CUDA := src/sparsetile/kernels/cuda
 
 # One process a core, and a file's tests in one process: they share fixtures and caches.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # What `make check` runs: about a minute, and where most mistakes show.
 CORE := tests/test_layering.py tests/core tests/check/test_digest.py tests/jit \
   tests/contracts/test_formats.py tests/contracts/test_balance.py tests/formats tests/balance \

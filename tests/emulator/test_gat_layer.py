@@ -196,11 +196,16 @@ def test_a_compiled_layer_with_a_plan_is_one_graph(monkeypatch):
     assert_close([out, leaf.grad, *(each.grad for each in layer.parameters())], expected)
 
 
+EVERY = ["no rows", "no columns", "no entries", "empty rows", "one row", "equal rows"]
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["no rows", "no columns", "no entries", "empty rows", "one row", "one dense row", "equal rows"],
+    "name, n, dtype",
+    [
+        *((name, 32, torch.float32) for name in [*EVERY, "one dense row"]),
+        *((name, 130, torch.float16) for name in EVERY),
+    ],
 )
-@pytest.mark.parametrize("n, dtype", [(32, torch.float32), (130, torch.float16)])
 def test_products_for_the_checkers_are_right(monkeypatch, name, n, dtype):
     matrix = checked_products._Matrix(cases.csr_of(cases.MATRICES[name]()))
     plan = st.plan(matrix.given.with_values(None), n, dtype=dtype)

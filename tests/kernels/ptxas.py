@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import cuda.core
 from cuda.core import Program, ProgramOptions
@@ -13,8 +16,19 @@ from cuda.core import Program, ProgramOptions
 from sparsetile.jit import KernelSource, nvrtc_version
 from sparsetile.jit.source import DEVICE_TREE, device_tree_digest
 
+Anything = TypeVar("Anything")
 # Where words are kept between runs; None where pytest has no cache.
 kept: Path | None = None
+
+
+def drawn(everything: Sequence[Anything], count: int) -> list[Anything]:
+    """Return some at random, each sooner or later: compiling all would take minutes.
+
+    results/compile has the registers and spills of every configuration, checked against the code.
+    """
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed of what was drawn: {seed}")  # pytest shows it where the test fails
+    return random.Random(seed).sample(list(everything), min(count, len(everything)))
 
 
 def said_by_ptxas(source: KernelSource) -> str:

@@ -24,6 +24,7 @@ from sparsetile.kernels.gat import (
     vectors_config,
     vectors_grid,
 )
+from tests.kernels.ptxas import drawn
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -97,5 +98,5 @@ def test_it_compiles_without_spills(arch, dtype, n):
 
 @pytest.mark.parametrize("name", ["gat_scores", "gat_softmax", "gat_terms", "gat_vectors"])
 def test_the_small_kernels_compile_without_spills(name):
-    for config in KERNELS[name].configs():
+    for config in drawn(list(KERNELS[name].configs()), 4):
         assert not compile_source(KERNELS[name].source(config), "sm_90a").resources.spills

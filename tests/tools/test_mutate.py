@@ -239,7 +239,7 @@ def test_the_files_of_each_suite_exist(suite: Suite):
 
 def test_a_sample_of_the_mutants_compiles_and_differs():
     """Another one each time; ``python -m tools.mutate --compile`` does so for all."""
-    for mutation in random.SystemRandom().sample(MUTATIONS, 3):
+    for mutation in random.SystemRandom().sample(MUTATIONS, 1):
         assert compile_mutant(mutation), mutation.name
 
 
