@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from sparsetile.cli.console import note, print_json, print_table, print_text
-from sparsetile.cli.options import Json
+from sparsetile.cli.options import ACTIONS, Action, Json
 from sparsetile.core import settings
 from sparsetile.core.checks import one_of
 
@@ -33,14 +30,9 @@ def _clear(folder: Path) -> None:
     note(f"sparsetile: removed {before - len(_files(folder))} files from {folder}")
 
 
-def cache(
-    action: Annotated[
-        str, typer.Argument(metavar="[show|clear|path]", help="What to do; show when omitted.")
-    ] = "show",
-    as_json: Json = False,
-) -> int:
+def cache(action: Action = "show", as_json: Json = False) -> int:
     """Show, clear or locate the cache of compiled kernels."""
-    one_of("cache", "action", action, ["show", "clear", "path"])
+    one_of("cache", "action", action, ACTIONS)
     folder = settings.cache_dir()
     if action == "path":
         print_text(str(folder))

@@ -16,7 +16,9 @@ from sparsetile.intake.csr import CSR, VALUE_DTYPES
 from sparsetile.reorder import REORDERERS
 
 __all__ = [
+    "ACTIONS",
     "DTYPES",
+    "Action",
     "Data",
     "Device",
     "Dtype",
@@ -34,6 +36,8 @@ __all__ = [
     "write_output",
 ]
 
+# What commands do with files that the library keeps.
+ACTIONS = ["show", "clear", "path"]
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in VALUE_DTYPES}
 
 _MATRIX_HELP = (
@@ -68,6 +72,9 @@ Reorder = Annotated[
 ]
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Folder in which names are looked up.")
+]
+Action = Annotated[
+    str, typer.Argument(metavar="[show|clear|path]", help="What to do; show when omitted.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from sparsetile.cli.console import note, print_json, print_table, print_text
-from sparsetile.cli.options import Json
+from sparsetile.cli.options import ACTIONS, Action, Json
 from sparsetile.core.checks import one_of
 from sparsetile.tune import kept_timings
 from sparsetile.tune.kept import Timing
@@ -39,14 +37,9 @@ def _plain(timing: Timing) -> dict[str, Any]:
     return {**asdict(timing), "measured": sorted(timing.measured)}
 
 
-def tune(
-    action: Annotated[
-        str, typer.Argument(metavar="[show|clear|path]", help="What to do; show when omitted.")
-    ] = "show",
-    as_json: Json = False,
-) -> int:
+def tune(action: Action = "show", as_json: Json = False) -> int:
     """Show, clear or locate what plans with tune="measure" have timed on this machine."""
-    one_of("tune", "action", action, ["show", "clear", "path"])
+    one_of("tune", "action", action, ACTIONS)
     kept = kept_timings()
     if action == "path":
         print_text(str(kept.folder))

@@ -10,8 +10,8 @@ import torch
 
 from sparsetile.jit.params import ParamStruct, i32, pointer
 from sparsetile.jit.source import ConfigValue
-from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
-from sparsetile.kernels.csr import MANY_RELOADS, out_dtypes
+from sparsetile.kernels.csr import MANY_RELOADS, element_types, out_dtypes
+from sparsetile.kernels.csr import MMA_ELEMENTS as ELEMENTS
 from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS, STRIDES, TREE
 from sparsetile.kernels.spec import KernelSpec
 
@@ -29,7 +29,6 @@ __all__ = [
 ]
 
 # torch dtype -> trait of element.cuh; mma.sync has no float64 instruction of these tiles' shape.
-ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
 THREADS = 64
 # 16-byte accesses are the widest; 128 bytes the least of a row of B that should be read at once.
 ACCESS_BYTES = 16
@@ -176,8 +175,7 @@ def bittcf_config(
     if not aligned or not own_type or dtype is torch.bfloat16:
         policy = DEFAULT
     return {
-        "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+        **element_types(dtype, out_dtype),
         "kSpan": slab.span,
         "kPieces": slab.pieces,
         "kVec": min(vector, slab.span),

@@ -11,8 +11,8 @@ import torch
 from sparsetile.core.errors import value_error
 from sparsetile.jit.params import ParamStruct, i32, pointer
 from sparsetile.jit.source import ConfigValue
-from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
-from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.csr import MMA_ELEMENTS as ELEMENTS
+from sparsetile.kernels.csr import element_types, out_dtypes
 from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS, STRIDES, TREE
 from sparsetile.kernels.repair import REDO_BLOCKS, REDO_THREADS
 from sparsetile.kernels.spec import KernelSpec
@@ -39,7 +39,6 @@ __all__ = [
 ]
 
 # torch dtype -> trait of element.cuh; float32 is multiplied as TF32.
-ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
 # Bytes of a row of B that a consumer takes at once.
 PIECE_BYTES = 128
 # Pieces of a unit that is computed again.
@@ -210,8 +209,7 @@ def bmat_config(
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_bmat.cu``."""
     return {
-        "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+        **element_types(dtype, out_dtype),
         "kPieces": pipe.pieces,
         "kConsumers": pipe.consumers,
         "kProducers": pipe.producers,
@@ -246,8 +244,7 @@ def redo_bmat_config(
 ) -> dict[str, ConfigValue]:
     """Constants of ``redo_bmat.cu``, which computes again what is not finite."""
     return {
-        "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+        **element_types(dtype, out_dtype),
         "kThreads": REDO_THREADS,
         "kMinBlocks": REDO_BLOCKS,
         "kDense": pipe.dense,

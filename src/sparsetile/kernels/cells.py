@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import IntEnum
 
 from sparsetile.jit.params import ParamStruct, i32, i64, pointer
-from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.spec import KernelSpec
-from sparsetile.kernels.stages import stage_config
+from sparsetile.kernels.stages import stage_configs
 
 __all__ = ["PACK_CELLS", "Stage"]
 
@@ -22,10 +20,6 @@ class Stage(IntEnum):
     BITS = 3
     COUNTS = 4
     ENTRIES = 5
-
-
-def _configs() -> Iterator[dict[str, ConfigValue]]:
-    yield stage_config()
 
 
 PACK_CELLS = KernelSpec(
@@ -59,5 +53,5 @@ PACK_CELLS = KernelSpec(
         i32("fragments", "cells in the order of an MMA's lanes, not row by row"),
         i32("repeat", "slots without a column repeat the last one; else they are -1"),
     ),
-    configs=_configs,
+    configs=stage_configs,
 )

@@ -17,6 +17,7 @@ from sparsetile.kernels.spec import KernelSpec
 __all__ = [
     "BUNDLE_DTYPES",
     "ELEMENTS",
+    "MMA_ELEMENTS",
     "SDDMM_CSR",
     "SMALL_BYTES",
     "SMALL_LANES",
@@ -26,6 +27,7 @@ __all__ = [
     "RowTile",
     "choose_bundle_tile",
     "choose_tile",
+    "element_types",
     "out_dtypes",
     "sddmm_config",
     "sddmm_tile",
@@ -41,6 +43,8 @@ ELEMENTS = {
     torch.bfloat16: "BF16",
     torch.float64: "F64",
 }
+# Those of Tensor Cores that hold sums in float32.
+MMA_ELEMENTS = {dtype: ELEMENTS[dtype] for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 # Types whose values of a bundle's column fit one access.
 BUNDLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 THREADS = 128
@@ -313,8 +317,7 @@ def spmm_config(
     blocks = _bundle_blocks(tile) if bundles else _min_blocks(dtype, tile, in_flight, args)
     partial = SMALL_PARTIAL if small else 4
     return {
-        "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+        **element_types(dtype, out_dtype),
         "kVec": tile.vector,
         "kLanes": tile.lanes,
         "kTimes": tile.times,
@@ -369,6 +372,14 @@ def _bundle_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
         yield RowTile(full, lanes, times)
     for vector in narrow if dtype in _BUNDLE_TILES else ():
         yield RowTile(vector, _NARROW_LANES[0])
+
+
+def element_types(dtype: torch.dtype, out_dtype: torch.dtype | None) -> dict[str, ConfigValue]:
+    """Types of operands and of C, which has the operands' when ``out_dtype`` is None."""
+    return {
+        "ELEMENT": ELEMENTS[dtype],
+        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+    }
 
 
 def out_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:

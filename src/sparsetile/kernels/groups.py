@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import IntEnum
 
 from sparsetile.jit.params import ParamStruct, i32, i64, pointer
-from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.spec import KernelSpec
-from sparsetile.kernels.stages import stage_config
+from sparsetile.kernels.stages import stage_configs
 
 __all__ = ["PACK_GROUPS", "WINDOW_COUNTS", "Stage"]
 
@@ -26,10 +24,6 @@ class Stage(IntEnum):
     SLICES = 2
     GROUPS = 3
     REST = 4
-
-
-def _configs() -> Iterator[dict[str, ConfigValue]]:
-    yield stage_config()
 
 
 PACK_GROUPS = KernelSpec(
@@ -68,5 +62,5 @@ PACK_GROUPS = KernelSpec(
         i32("windows"),
         i32("fixed", "entries of a tile column"),
     ),
-    configs=_configs,
+    configs=stage_configs,
 )

@@ -10,8 +10,8 @@ import torch
 
 from sparsetile.jit.params import ParamStruct, i32, pointer
 from sparsetile.jit.source import ConfigValue
-from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
-from sparsetile.kernels.csr import RowTile, out_dtypes
+from sparsetile.kernels.csr import MMA_ELEMENTS as ELEMENTS
+from sparsetile.kernels.csr import RowTile, element_types, out_dtypes
 from sparsetile.kernels.params import (
     BUNDLES,
     EPILOGUE,
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 # torch dtype -> trait of element.cuh; mma.sync has no float64 instruction of these tiles' shape.
-ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
 THREADS = 128
 WARPS = THREADS // 32
 ACCESS_BYTES = 16
@@ -120,8 +119,7 @@ def rstile_config(
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_rstile.cu``. ``weighted`` concerns residual rows alone."""
     return {
-        "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
+        **element_types(dtype, out_dtype),
         "kCols": slabs.columns,
         "kStages": STAGES,
         "kRowVec": slabs.rows.vector,

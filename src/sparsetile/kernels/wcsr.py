@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from sparsetile.jit.params import ParamStruct, i32, pointer
 from sparsetile.jit.source import ConfigValue
-from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
-from sparsetile.kernels.csr import out_dtypes
+from sparsetile.kernels.csr import MMA_ELEMENTS as ELEMENTS
+from sparsetile.kernels.csr import element_types, out_dtypes
 from sparsetile.kernels.params import EPILOGUE, OPERANDS, PARTIALS, POSITIONS, STRIDES
 from sparsetile.kernels.repair import REDO_BLOCKS, REDO_THREADS
 from sparsetile.kernels.spec import KernelSpec
@@ -39,7 +40,6 @@ __all__ = [
 ]
 
 # torch dtype -> trait of element.cuh; float32 is multiplied as TF32.
-ELEMENTS = {d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)}
 # Rows of a window, and columns of C that a block of threads makes of it.
 HEIGHTS = (64,)
 WIDTHS = (128, 256)
@@ -127,8 +127,7 @@ def wcsr_config(
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_wcsr.cu``."""
     return {
-        "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        **element_types(dtype, out_dtype),
         "kCols": tile.columns,
         "kStepTiles": tile.step_tiles(dtype),
         "kStages": STAGES,
@@ -141,10 +140,13 @@ def wcsr_config(
     }
 
 
-def _configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype, tile, weighted in itertools.product(ELEMENTS, window_tiles(), (True, False)):
+def _each(
+    tiles: Callable[[], Sequence[object]], config: Callable[..., dict[str, ConfigValue]]
+) -> Iterator[dict[str, ConfigValue]]:
+    """Yield ``config`` of all types of operands and of C, and all tiles, with weights or none."""
+    for dtype, tile, weighted in itertools.product(ELEMENTS, tiles(), (True, False)):
         for out in out_dtypes(dtype):
-            yield wcsr_config(dtype, tile, weighted, out_dtype=out)
+            yield config(dtype, tile, weighted, out_dtype=out)
 
 
 @dataclass(frozen=True)
@@ -183,19 +185,12 @@ def join_config(
 ) -> dict[str, ConfigValue]:
     """Constants of ``join_wcsr.cu``, which adds up the pieces that the product left."""
     return {
-        "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        **element_types(dtype, out_dtype),
         "kCols": join.tile.columns,
         "kParts": join.parts,
         "kThreads": join.threads,
         "kWeighted": weighted,
     }
-
-
-def _join_configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype, join, weighted in itertools.product(ELEMENTS, join_tiles(), (True, False)):
-        for out in out_dtypes(dtype):
-            yield join_config(dtype, join, weighted, out_dtype=out)
 
 
 def redo_wcsr_config(
@@ -207,19 +202,12 @@ def redo_wcsr_config(
 ) -> dict[str, ConfigValue]:
     """Constants of ``redo_wcsr.cu``, which computes again what is not finite."""
     return {
-        "ELEMENT": ELEMENTS[dtype],
-        "OUTPUT": CSR_ELEMENTS[dtype if out_dtype is None else out_dtype],
+        **element_types(dtype, out_dtype),
         "kCols": tile.columns,
         "kThreads": REDO_THREADS,
         "kMinBlocks": REDO_BLOCKS,
         "kWeighted": weighted,
     }
-
-
-def _redo_configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype, tile, weighted in itertools.product(ELEMENTS, window_tiles(), (True, False)):
-        for out in out_dtypes(dtype):
-            yield redo_wcsr_config(dtype, tile, weighted, out_dtype=out)
 
 
 # All kernels take the same struct, so that one set of values serves all launches.
@@ -243,14 +231,14 @@ _PARAMS = ParamStruct.of(
 SPMM_WCSR = KernelSpec(
     name="spmm_wcsr",
     params=_PARAMS,
-    configs=_configs,
+    configs=partial(_each, window_tiles, wcsr_config),
     architectures=("sm_90a",),
     shared_memory=True,
 )
 JOIN_WCSR = KernelSpec(
     name="join_wcsr",
     params=_PARAMS,
-    configs=_join_configs,
+    configs=partial(_each, join_tiles, join_config),
     architectures=("sm_90a",),
     shared_memory=True,
     allowed_spills=16,  # of a warp's place, outside loops
@@ -258,7 +246,7 @@ JOIN_WCSR = KernelSpec(
 REDO_WCSR = KernelSpec(
     name="redo_wcsr",
     params=_PARAMS,
-    configs=_redo_configs,
+    configs=partial(_each, window_tiles, redo_wcsr_config),
     architectures=("sm_90a",),
     shared_memory=True,
     allowed_spills=44,  # outside the loop over tiles
