@@ -100,10 +100,15 @@ class _Watched:
         unit = torch.finfo(C.dtype).eps
         self._within("exact", what, C, expected, unit * expected.abs())
 
-    def near(self, what: str, C: Tensor, expected: Tensor) -> None:
-        """A result that has exponentials in it, or sums that were rounded."""
-        largest = expected.abs().max() if expected.numel() else 1.0
-        most = 16 * torch.finfo(C.dtype).eps * (1 + largest) * torch.ones_like(expected)
+    def near(self, what: str, C: Tensor, expected: Tensor, terms: Tensor | None = None) -> None:
+        """A result that has exponentials in it, or sums that were rounded.
+
+        ``terms``: sizes of each element's terms, added up, where they cancel; without, the largest
+        element stands for them.
+        """
+        if terms is None:
+            terms = (expected.abs().max() if expected.numel() else 0.0) * torch.ones_like(expected)
+        most = 16 * torch.finfo(C.dtype).eps * (1 + terms)
         self._within("near float64's", what, C, expected, most)
 
     def close(self, what: str, C: Tensor, expected: Tensor) -> None:
@@ -165,6 +170,26 @@ def _pattern(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> 
         seen.product("gradient of the values", found, matrix.gradient(n))
 
 
+def _score_terms(
+    csr: CSR, given: Sequence[Tensor], G: Tensor, slope: float, counts: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return sizes of the terms of the scores' gradients, added up by source and by target.
+
+    A term is attention times (G · message - G · output): entries cancel, and so do the two parts.
+    """
+    messages, of_source, of_target = (each.detach().double() for each in given)
+    sizes = messages.abs().requires_grad_()
+    ones = torch.ones_like(sizes[..., :1]).requires_grad_()
+    out, shares = (
+        attended(csr, each, of_source, of_target, slope, counts) for each in (sizes, ones)
+    )
+    G = G.detach().double().abs()
+    through = (out.detach() * G).reshape(*shares.shape, messages.shape[-1]).sum(-1)
+    (direct,) = torch.autograd.grad(out, sizes, G)
+    (by_output,) = torch.autograd.grad(shares, ones, through)
+    return (sizes * direct).sum(-1).detach() + by_output.squeeze(-1), 2 * through
+
+
 def _attention(made: Plan, matrix: _Matrix, n: int, weighted: bool, seen: _Watched) -> None:
     """Graph attention on A's pattern with gradients; ``weighted``: entries are several edges."""
     csr, (targets, sources) = matrix.given, made.shape
@@ -187,11 +212,12 @@ def _attention(made: Plan, matrix: _Matrix, n: int, weighted: bool, seen: _Watch
     out = graph_attention(made.flat, messages, of_source, of_target, counted, None, None, 0.25)
     found = torch.autograd.grad(out, here, G.to(made.device))
     seen.near("attention", out, want.detach())
-    for name, mine, theirs in zip(
-        ("messages", "of_source", "of_target"), found, right, strict=True
+    sizes = (None, *_score_terms(csr, given, G, 0.25, counts))
+    for name, mine, theirs, terms in zip(
+        ("messages", "of_source", "of_target"), found, right, sizes, strict=True
     ):
         expected = torch.zeros_like(mine, device="cpu") if theirs is None else theirs
-        seen.near(f"attention, gradient of {name}", mine, expected.double())
+        seen.near(f"attention, gradient of {name}", mine, expected.double(), terms)
 
 
 def _attention_step(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None:

@@ -64,6 +64,10 @@ PROCESSES = 14
 # Lines of a tool's log that are shown where it found something.
 SHOWN_LINES = 40
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+# System and type that a tool cannot watch. cuBLAS's own kernels in 16 bits end with a hardware
+# exception under racecheck (2025.3.1): torch.mm alone does. Of ours `dense` launches the repair,
+# which racecheck sees in the other types and with `csr`.
+LEFT_OUT = {"racecheck": frozenset({("dense", "float16"), ("dense", "bfloat16")})}
 _SUMMARIES = (
     re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)"),
     re.compile(r"ERROR SUMMARY: (\d+) errors?"),
@@ -155,9 +159,10 @@ def _products(report: Path, device: str, systems: str, matrices: str, types: str
     return [*command, "--matrices", matrices, "--types", types]
 
 
-def _tasks(systems: Iterable[str]) -> list[tuple[str, str]]:
-    """Return systems with one of their types each: what a process runs."""
-    return [(system, kind) for system in systems for kind in type_names(system)]
+def _tasks(systems: Iterable[str], tool: str = "") -> list[tuple[str, str]]:
+    """Return systems with one of their types each that the tool can watch: what a process runs."""
+    tasks = [(system, kind) for system in systems for kind in type_names(system)]
+    return [task for task in tasks if task not in LEFT_OUT.get(tool, ())]
 
 
 # Processes that run now, with all that they started: each is the first of a session of its own.
@@ -357,7 +362,8 @@ def run_checker(
     Returns
     -------
     dict
-        ``date``, ``version``, ``kernels``, ``systems``, ``matrices``, ``products``, ``errors``,
+        ``date``, ``version``, ``kernels``, ``systems``, ``left_out`` (types of a system that the
+        tool cannot watch), ``matrices``, ``products``, ``errors``,
         ``elsewhere`` (initcheck's reports of kernels that are not ours),
         ``log`` (its first lines, where there are errors), ``seconds`` (of all parts, one after the
         other), ``exit``.
@@ -386,7 +392,7 @@ def run_checker(
             kept.put(name, found)
         return found
 
-    tasks = _tasks(chosen.systems)
+    tasks = _tasks(chosen.systems, tool)
     with ThreadPoolExecutor(PROCESSES) as pool:
         try:
             ended = list(pool.map(watch, tasks))
@@ -419,6 +425,7 @@ def run_checker(
         "version": version,
         "kernels": list(chosen.kernels),
         "systems": list(chosen.systems),
+        "left_out": sorted(f"{system} {kind}" for system, kind in LEFT_OUT.get(tool, ())),
         "matrices": list(dict.fromkeys(name for each in watched for name in each.matrices)),
         "products": sum(each.products for each in watched),
         "errors": errors,

@@ -11,9 +11,10 @@ import torch
 from tools.checked_products import main
 
 import sparsetile as st
+from sparsetile.check.reference import attended
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.systems import SYSTEMS
-from tests.contracts.cases import MATRICES
+from tests.contracts.cases import MATRICES, csr_of
 from tools import checked_products as module
 
 
@@ -164,3 +165,46 @@ def test_a_system_runs_as_each_of_its_contract_ablations(tmp_path: Path, monkeyp
 def test_without_a_selection_all_matrices_and_the_layer_run(tmp_path: Path):
     _, report = run(tmp_path, "--systems", "acc")  # a system of GPUs: nothing is multiplied
     assert report["matrices"] == [*MATRICES, module.LAYER]
+
+
+def gradients_of_scores(csr: st.CSR, heads: int, width: int, slope: float) -> tuple[list, tuple]:  # type: ignore[type-arg]
+    """Return the gradients of both terms of the scores in float64, and sizes of their terms."""
+    targets, sources = csr.shape
+    draw = torch.Generator().manual_seed(3)
+    given = [
+        torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_()
+        for shape in ((sources, heads, width), (sources, heads), (targets, heads))
+    ]
+    G = torch.randn(targets, heads * width, generator=draw, dtype=torch.float64)
+    out = attended(csr, *given, slope)
+    found = torch.autograd.grad(out, given[1:], G, allow_unused=True)
+    return list(found), module._score_terms(csr, given, G, slope, None)
+
+
+@pytest.mark.parametrize("name", ["odd sizes", "one dense column", "empty rows", "tall"])
+def test_sizes_of_a_score_s_terms_bound_its_gradient(name):
+    csr = csr_of(MATRICES[name]())
+    found, sizes = gradients_of_scores(csr, 2, 5, 0.25)
+    for gradient, terms in zip(found, sizes, strict=True):
+        assert gradient is not None and gradient.shape == terms.shape
+        assert bool((gradient.abs() <= terms + 1e-12).all())
+        assert float(terms.max()) < 1e4 * max(float(gradient.abs().max()), 1e-3)
+
+
+@pytest.mark.parametrize("name", ["no rows", "no columns", "no entries"])
+def test_an_empty_matrix_has_terms_of_no_size(name):
+    csr = csr_of(MATRICES[name]())
+    _, sizes = gradients_of_scores(csr, 2, 5, 0.25)
+    targets, sources = csr.shape
+    assert [each.shape for each in sizes] == [(sources, 2), (targets, 2)]
+    assert not any(bool(each.any()) for each in sizes)
+
+
+def test_a_gradient_is_near_by_the_size_of_its_terms():
+    seen = module._Watched()
+    small, terms = torch.full((1,), 3e-4), torch.full((1,), 1000.0, dtype=torch.float64)
+    seen.near("cancelled", small, torch.zeros(1, dtype=torch.float64), terms)
+    with pytest.raises(RuntimeError, match="1 wrong"):
+        seen.near("not so", small, torch.zeros(1, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="1 wrong"):
+        seen.near("too far", 10 * small, torch.zeros(1, dtype=torch.float64), terms)
