@@ -84,8 +84,11 @@ def decode(built: Built) -> None:
         built.check(C[u].reshape(windows * height, built.B.shape[1]), built["order"])
 
 
-@pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])
-@pytest.mark.parametrize("permuted", [False, True], ids=["given", "permuted"])
+@pytest.mark.parametrize(
+    "permuted, pattern",
+    [(False, True), (True, False)],
+    ids=["given, pattern", "permuted, weighted"],
+)
 @pytest.mark.parametrize("name", MATRICES)
 def test_every_entry_is_in_the_product_once(name, permuted, pattern):
     csr = whole_numbers(MATRICES[name](), pattern=pattern)
