@@ -19,13 +19,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -37,7 +36,8 @@ from sparsetile.core.errors import value_error
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
 from tools.checked_products import matrix_names, type_names
-from tools.record import ROOT, machine_facts, one_thread_each, read_proof, write_json
+from tools.child_processes import run_within, stop_all
+from tools.record import ROOT, machine_facts, read_proof, write_json
 
 __all__ = [
     "RECORD_NAME",
@@ -49,7 +49,7 @@ __all__ = [
     "compile_kernels",
     "find_tool",
     "run_checker",
-    "stop_all",
+    "run_checkers",
     "write_checkers",
 ]
 
@@ -64,6 +64,8 @@ PROCESSES = 14
 # Lines of a tool's log that are shown where it found something.
 SHOWN_LINES = 40
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+# initcheck instruments torch's and cuBLAS's kernels too, which takes minutes in 16 bits.
+SLOWEST_FIRST = ("initcheck", "racecheck", "memcheck", "synccheck")
 # System and type that a tool cannot watch. cuBLAS's own kernels in 16 bits end with a hardware
 # exception under racecheck (2025.3.1): torch.mm alone does. Of ours `dense` launches the repair,
 # which racecheck sees in the other types and with `csr`.
@@ -165,38 +167,6 @@ def _tasks(systems: Iterable[str], tool: str = "") -> list[tuple[str, str]]:
     return [task for task in tasks if task not in LEFT_OUT.get(tool, ())]
 
 
-# Processes that run now, with all that they started: each is the first of a session of its own.
-_running: set[subprocess.Popen[bytes]] = set()
-
-
-def _stop(started: subprocess.Popen[bytes]) -> None:
-    if started.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-        started.wait()
-
-
-def stop_all() -> None:
-    """End every process that a checker runs in, with all that it started."""
-    for started in list(_running):
-        _stop(started)
-
-
-def _run(command: list[str], root: Path, limit: float) -> int | None:
-    """Run a command and all it starts; its exit status, None where it was stopped at the limit."""
-    started = subprocess.Popen(
-        command, cwd=root, stdout=2, start_new_session=True, env=one_thread_each()
-    )
-    _running.add(started)
-    try:
-        return started.wait(timeout=limit)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        _stop(started)  # at the limit, or interrupted: the tool's own child too
-        _running.discard(started)
-
-
 def _errors(log: str) -> int | None:
     """Errors, and hazards of lesser rank, that a log sums up; None where it has no summary."""
     for summary in _SUMMARIES:
@@ -242,7 +212,7 @@ def _watch(
         log, report = Path(folder) / "log.txt", Path(folder) / "report.json"
         left = until - time.perf_counter()
         command = _command(program, chosen, log, report, device, matrices, types)
-        status = _run(command, root, left) if left > 0 else None
+        status = run_within(command, root, left) if left > 0 else None
         if status is None:
             return None
         text = log.read_text(errors="replace") if log.is_file() else ""
@@ -274,6 +244,7 @@ class Kept:
         self._path: Path | None = None
         self._facts: dict[str, Any] = {}
         self._parts: dict[str, dict[str, Any]] = {}
+        self.lasts = folder is not None
         if folder is None:
             return
         self._facts = {"schema": SCHEMA, **machine_facts(), "code_digest": code_digest()}
@@ -321,7 +292,7 @@ def compile_kernels(root: Path, *, limit: float, device: str = "cuda") -> None:
         with tempfile.TemporaryDirectory() as folder:
             command = _products(Path(folder) / "report.json", device, task[0], named, task[1])
             if (left := until - time.perf_counter()) > 0:
-                _run(command, root, left)
+                run_within(command, root, left)
 
     with ThreadPoolExecutor(PROCESSES) as pool:
         try:
@@ -332,25 +303,91 @@ def compile_kernels(root: Path, *, limit: float, device: str = "cuda") -> None:
             raise
 
 
-def run_checker(
+@dataclass(frozen=True)
+class _Run:
+    """What the parts of one call share."""
+
+    root: Path
+    program: str
+    version: str
+    device: str
+    matrices: str
+    until: float
+    digest: str
+    kept: Kept
+
+    def watch(self, chosen: Checker, task: tuple[str, str]) -> Watched | None:
+        """Run one type of one system under a tool, unless it is kept; None where time was up."""
+        name = f"{chosen.tool} {task[0]} {task[1]} {self.matrices}"
+        found = self.kept.get(name)
+        if found is not None:
+            return found
+        only, begun = replace(chosen, systems=task[:1]), time.perf_counter()
+        found = _watch(
+            self.program, only, self.root, self.until, self.device, self.matrices, task[1]
+        )
+        if found is not None:
+            found = replace(found, seconds=round(time.perf_counter() - begun, 3))
+            self.kept.put(name, found)
+        return found
+
+    def entry(self, chosen: Checker, ended: Sequence[Watched | None], limit: str) -> dict[str, Any]:
+        """Return a tool's entry of the record, from what its parts found."""
+        tool, watched = chosen.tool, [each for each in ended if each is not None]
+        if len(watched) < len(ended):
+            raise _unfinished(
+                tool, f"{len(watched)} of {len(ended)} parts within {limit} s",
+                "Run it again: parts that ended are kept" if self.kept.lasts else "Give it longer",
+            )  # fmt: skip
+        errors = sum(each.errors for each in watched)
+        status = next((each.status for each in watched if each.status), 0)
+        failure = "; ".join(each.failure for each in watched if each.failure)
+        if not errors and (status != 0 or failure):
+            raise _unfinished(
+                tool, f"exit status {status}: {failure or 'no failure was reported'}",
+                "See the output above; `sparsetile verify` shows which product is at fault",
+            )  # fmt: skip
+        if not errors and not any(each.products for each in watched):
+            raise _unfinished(tool, "no product", "Check that a GPU system can run here")
+        if code_digest() != self.digest:
+            raise _unfinished(tool, "a change of the code meanwhile", "Run it again")
+        self.kept.drop(tool)
+        log = [line for each in watched if each.errors for line in each.log]
+        return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "version": self.version,
+            "kernels": list(chosen.kernels),
+            "systems": list(chosen.systems),
+            "left_out": sorted(f"{system} {kind}" for system, kind in LEFT_OUT.get(tool, ())),
+            "matrices": list(dict.fromkeys(name for each in watched for name in each.matrices)),
+            "products": sum(each.products for each in watched),
+            "errors": errors,
+            "elsewhere": sum(each.elsewhere for each in watched),
+            "log": log[:SHOWN_LINES],
+            "seconds": round(sum(each.seconds for each in watched), 3),
+            "exit": status,
+        }
+
+
+def run_checkers(
     root: Path,
-    tool: str,
+    tools: Sequence[str],
     *,
     limit: float,
     device: str = "cuda",
     matrices: str = "",
     folder: Path | None = None,
-) -> dict[str, Any]:
-    """Run one tool over the products and return its entry of the record.
+) -> Iterator[tuple[str, dict[str, Any] | RuntimeError]]:
+    """Run tools over the products, parts of all of them side by side; yield what each one found.
 
     Parameters
     ----------
     root : Path
         Source checkout, for the matrices of its contract tests.
-    tool : str
-        One of ``TOOLS``.
+    tools : sequence of str
+        Of ``TOOLS``.
     limit : float
-        Seconds after which it is stopped.
+        Seconds for each tool, after which all of them together are stopped.
     device : str
         Where the products run.
     matrices : str
@@ -359,81 +396,64 @@ def run_checker(
         Where the record will be, in a folder for its GPU. Parts that end before the limit are kept
         there and not run again; None: nothing is kept.
 
-    Returns
-    -------
-    dict
-        ``date``, ``version``, ``kernels``, ``systems``, ``left_out`` (types of a system that the
-        tool cannot watch), ``matrices``, ``products``, ``errors``,
-        ``elsewhere`` (initcheck's reports of kernels that are not ours),
-        ``log`` (its first lines, where there are errors), ``seconds`` (of all parts, one after the
-        other), ``exit``.
+    Yields
+    ------
+    str
+        The tool.
+    dict or RuntimeError
+        Its entry of the record: ``date``, ``version``, ``kernels``, ``systems``, ``left_out``
+        (types of a system that the tool cannot watch), ``matrices``, ``products``, ``errors``,
+        ``elsewhere`` (initcheck's reports of kernels that are not ours), ``log`` (its first lines,
+        where there are errors), ``seconds`` (of all parts, one after the other), ``exit``. Or why
+        there is none: it was stopped at the limit, it gave no summary, or the products failed or
+        did not run.
 
     Raises
     ------
     ValueError
         compute-sanitizer is not there.
-    RuntimeError
-        It was stopped at the limit, it gave no summary, or the products failed or did not run.
     """
-    chosen = checker(tool)
     program, version = find_tool()
-    digest, until, kept = code_digest(), time.perf_counter() + limit, Kept(folder)
-    named = ",".join([name for name in matrices.split(",") if name] or matrix_names())
-
-    def watch(task: tuple[str, str]) -> Watched | None:
-        name = f"{tool} {task[0]} {task[1]} {named}"
-        found = kept.get(name)
-        if found is not None:
-            return found
-        only, begun = replace(chosen, systems=task[:1]), time.perf_counter()
-        found = _watch(program, only, root, until, device, named, task[1])
-        if found is not None:
-            found = replace(found, seconds=round(time.perf_counter() - begun, 3))
-            kept.put(name, found)
-        return found
-
-    tasks = _tasks(chosen.systems, tool)
+    seconds = limit * len(tools)
+    run = _Run(
+        root, program, version, device,
+        ",".join([name for name in matrices.split(",") if name] or matrix_names()),
+        time.perf_counter() + seconds, code_digest(), Kept(folder),
+    )  # fmt: skip
     with ThreadPoolExecutor(PROCESSES) as pool:
         try:
-            ended = list(pool.map(watch, tasks))
+            # The tools whose parts take longest begin, so that few processes are left at the end.
+            parts = {
+                tool: [
+                    pool.submit(run.watch, checker(tool), task)
+                    for task in _tasks(checker(tool).systems, tool)
+                ]
+                for tool in sorted(tools, key=SLOWEST_FIRST.index)
+            }
+            for tool in tools:
+                try:
+                    ended = [part.result() for part in parts[tool]]
+                    yield tool, run.entry(checker(tool), ended, f"{seconds:g}")
+                except RuntimeError as error:
+                    yield tool, error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             stop_all()
             raise
-    watched = [each for each in ended if each is not None]
-    if len(watched) < len(tasks):
-        raise _unfinished(
-            tool, f"{len(watched)} of {len(tasks)} parts within {limit:g} s",
-            "Run it again: parts that ended are kept" if folder else "Give it longer",
-        )  # fmt: skip
-    errors = sum(each.errors for each in watched)
-    status = next((each.status for each in watched if each.status), 0)
-    failure = "; ".join(each.failure for each in watched if each.failure)
-    if not errors and (status != 0 or failure):
-        raise _unfinished(
-            tool, f"exit status {status}: {failure or 'no failure was reported'}",
-            "See the output above; `sparsetile verify` shows which product is at fault",
-        )  # fmt: skip
-    if not errors and not any(each.products for each in watched):
-        raise _unfinished(tool, "no product", "Check that a GPU system can run here")
-    if code_digest() != digest:
-        raise _unfinished(tool, "a change of the code meanwhile", "Run it again")
-    kept.drop(tool)
-    log = [line for each in watched if each.errors for line in each.log]
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": version,
-        "kernels": list(chosen.kernels),
-        "systems": list(chosen.systems),
-        "left_out": sorted(f"{system} {kind}" for system, kind in LEFT_OUT.get(tool, ())),
-        "matrices": list(dict.fromkeys(name for each in watched for name in each.matrices)),
-        "products": sum(each.products for each in watched),
-        "errors": errors,
-        "elsewhere": sum(each.elsewhere for each in watched),
-        "log": log[:SHOWN_LINES],
-        "seconds": round(sum(each.seconds for each in watched), 3),
-        "exit": status,
-    }
+
+
+def run_checker(root: Path, tool: str, **how: Any) -> dict[str, Any]:
+    """Run one tool over the products and return its entry of the record (:func:`run_checkers`).
+
+    Raises
+    ------
+    RuntimeError
+        There is none.
+    """
+    ((_, found),) = run_checkers(root, [tool], **how)
+    if isinstance(found, RuntimeError):
+        raise found
+    return found
 
 
 def write_checkers(entries: dict[str, dict[str, Any]], folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 from sparsetile.cli.console import note, note_some, print_json, print_table
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
-from tools.checkers import TOOLS, compile_kernels, find_tool, run_checker, write_checkers
+from tools.checkers import TOOLS, compile_kernels, find_tool, run_checkers, write_checkers
 from tools.record import ROOT, collect, machine_facts, write_record
 
 __all__ = ["main"]
@@ -54,13 +54,12 @@ def _check(tools: str, limit: float, folder: Path, as_json: bool) -> int:
     record: dict[str, Any] = {"checkers": {}}
     code = 0
     compile_kernels(ROOT, limit=limit)
-    for name in dict.fromkeys(names):  # one after the other: each takes all cores
-        try:
-            entries[name] = run_checker(ROOT, name, limit=limit, folder=folder)
-        except RuntimeError as error:
-            note(f"sparsetile: error: {error}")
+    for name, found in run_checkers(ROOT, list(dict.fromkeys(names)), limit=limit, folder=folder):
+        if isinstance(found, RuntimeError):
+            note(f"sparsetile: error: {found}")
             code = 1
             continue
+        entries[name] = found
         # At once, so that the result of one tool survives a failure of the next.
         path, record = write_checkers(entries, folder)
         note(f"sparsetile: wrote {name} to {path}")

@@ -21,8 +21,10 @@ from tools.checkers import (
     checker,
     find_tool,
     run_checker,
+    run_checkers,
     write_checkers,
 )
+from tools.child_processes import run_within
 from tools.record import ROOT
 
 from sparsetile.check.digest import code_digest
@@ -90,7 +92,7 @@ def test_a_clean_run_says_what_ran_with_which_tool(tool, tmp_path: Path):
 
 def test_parts_that_share_the_cores_take_one_thread_each(tmp_path: Path):
     program = "import os, torch; open('said', 'w').write(str(torch.get_num_threads()))"
-    assert module._run([sys.executable, "-c", program], tmp_path, 60) == 0
+    assert run_within([sys.executable, "-c", program], tmp_path, 60) == 0
     assert (tmp_path / "said").read_text() == "1"
 
 
@@ -142,7 +144,7 @@ def test_a_part_that_was_not_clean_is_not_kept(tool, tmp_path: Path, facts):
 
 def test_products_run_without_a_tool_to_compile_their_kernels(monkeypatch, tmp_path: Path):
     commands = []
-    monkeypatch.setattr(module, "_run", lambda command, root, limit: commands.append(command))
+    monkeypatch.setattr(module, "run_within", lambda command, root, limit: commands.append(command))
     module.compile_kernels(tmp_path, limit=60.0)
     asked = [
         {name: words[words.index(name) + 1] for name in ("--systems", "--types")}
@@ -411,3 +413,30 @@ def test_every_committed_record_is_of_today_s_code_and_without_errors(path: Path
 def test_where_no_record_is_committed_the_readme_says_so():
     said = "no record of the checkers yet" in " ".join((ROOT / "README.md").read_text().split())
     assert said == (not RECORDS)
+
+
+def test_parts_of_all_tools_run_side_by_side_and_each_has_its_entry(tool, tmp_path: Path):
+    races, failed = how(summary=CLEAN_RACES), how(child_exit=1)
+    folder = tool(memcheck=failed, racecheck=races, any=how())
+    asked = ("memcheck", "racecheck", "synccheck")
+    found = dict(run_checkers(tmp_path, asked, limit=60, matrices=ONE))
+    assert list(found) == list(asked) and isinstance(found["memcheck"], RuntimeError)
+    for name in asked[1:]:
+        entry = found[name]
+        assert isinstance(entry, dict) and entry["systems"] == list(checker(name).systems)
+        assert entry["errors"] == 0 and entry["products"]
+    words = [options for calls in called(folder).values() for options, _, _ in calls]
+    assert {each[each.index("--tool") + 1] for each in words} == set(asked)
+
+
+def test_the_limit_is_for_all_tools_together(tool, tmp_path: Path, monkeypatch):
+    tool(racecheck=how(summary=CLEAN_RACES))
+    seen: list[float] = []
+
+    def watch(program, chosen, root, until, *rest):
+        seen.append(until - time.perf_counter())
+
+    monkeypatch.setattr(module, "_watch", watch)
+    for _, found in run_checkers(tmp_path, ("memcheck", "racecheck"), limit=60, matrices=ONE):
+        assert isinstance(found, RuntimeError) and "within 120 s" in str(found)
+    assert seen and all(100 < left <= 120 for left in seen)
