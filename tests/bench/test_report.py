@@ -241,6 +241,16 @@ def test_the_page_says_wrong_baselines_once_and_other_failures_one_by_one() -> N
     page = render_page([record("a"), *wrong, failed("wrong", "far out", matrix="c", system="csr")])
     assert "core: cusparse-csr1 float32: 2 products, by 9 to 9 times the error bound" in page
     assert "core: c N=128 float32 csr: far out" in page and "core: a N=128" not in page
+    assert (
+        "Wrong results of baselines: 2 (cusparse-csr1 in float32), used for no ratio. "
+        "Wrong results of sparsetile: 1." in page
+    )
+    assert "Wrong results" not in render_page([record("a")])
+
+
+def test_each_suite_says_in_one_sentence_what_it_shows() -> None:
+    page = render_page([record(), record(system="cusparse-csr1", kind="baseline", seconds=2e-5)])
+    assert "Fastest in float32, geomean over the baseline: csr 2.00× at N = 128." in page
 
 
 def test_many_commands_are_folded_and_two_are_not() -> None:

@@ -117,6 +117,23 @@ def test_text_stands_out_in_both_themes(chromium: Any, page_file: Path, scheme: 
         assert ratio > 7 and on_light == (scheme == "light")
 
 
+def test_suites_are_folded_but_the_first_and_links_unfold_them(
+    chromium: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "two.html"
+    path.write_text(render_page([*a_run(3), *a_run(3, suite="all")]), encoding="utf-8")
+    for page in open_page(chromium, path, viewport={"width": 390, "height": 800}):
+        first, second = (page.locator(f"#suite-{name} table").first for name in ("core", "all"))
+        assert first.is_visible() and not second.is_visible()
+        assert page.locator("#suite-all .shows").is_visible()
+        page.click("nav a[href='#suite-all']")
+        assert second.is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        dead = """() => [...document.querySelectorAll('a[href^="#"]')]
+            .filter(a => !document.getElementById(a.getAttribute('href').slice(1))).length"""
+        assert page.evaluate(dead) == 0
+
+
 def test_a_phone_never_scrolls_sideways(chromium: Any, page_file: Path) -> None:
     for page in open_page(chromium, page_file, viewport={"width": 390, "height": 800}):
         assert page.evaluate("document.documentElement.scrollWidth") == 390

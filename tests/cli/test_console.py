@@ -6,6 +6,9 @@ import io
 import json
 import sys
 
+import pytest
+
+from sparsetile.cli import main
 from sparsetile.cli.console import activity, print_json, print_table, progress_bar
 
 
@@ -29,6 +32,19 @@ def test_a_table_too_wide_for_the_terminal_becomes_lines_of_heading_and_cell(mon
     wrapped = "four four four four four four four\n      four four four"
     assert screen.getvalue() == f"name  a\ntext  {wrapped}\n\nname  b\ntext  y\n"
     assert max(map(len, screen.getvalue().splitlines())) <= 40
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize(
+    "words", [("systems",), ("run", "gen:banded?rows=40&bandwidth=2", "-n", "8", "--repeats", "1")]
+)
+def test_tables_of_commands_fit_the_terminal(monkeypatch, words, width):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(list(words)) == 0
+    lines = screen.getvalue().splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= width
 
 
 def test_cells_are_not_read_as_markup(capsys):

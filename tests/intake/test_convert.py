@@ -15,7 +15,7 @@ from sparsetile.intake import as_csr
 ACCEPTED = (
     "Pass a torch sparse tensor, a scipy or cupyx sparse matrix, a PyG Data, EdgeIndex or "
     "SparseTensor, "
-    "(edge_index, weight, shape), (indptr, indices, values, shape), "
+    "(edge_index, weight), (edge_index, weight, shape), (indptr, indices, values, shape), "
     "or a path to .mtx, .mtx.gz or .npz."
 )
 

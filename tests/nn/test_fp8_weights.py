@@ -141,9 +141,13 @@ def test_rejects_what_cannot_be_rounded():
             layer.quantize_()
     with pytest.raises(ValueError, match=r"weight must be of 16 bits or more, got torch\.float8"):
         layer_of().quantize_().prune_(0.9)
-    with pytest.raises(TypeError, match="weight must be of 16 bits, float32 or float64, got"):
+    with pytest.raises(
+        TypeError, match="weight must be float16, bfloat16, float32 or float64, got"
+    ):
         SparseLinear.from_dense(torch.ones(64, 64).to(FP8))
-    with pytest.raises(TypeError, match="weight must be of 16 bits, float32 or float64, got"):
+    with pytest.raises(
+        TypeError, match="weight must be float16, bfloat16, float32 or float64, got"
+    ):
         SparseLinear.from_dense(torch.ones(64, 64, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"weight_dtype must be None or torch\.float8_e4m3fn"):
         SparseConfig(weight_dtype=torch.float8_e5m2)

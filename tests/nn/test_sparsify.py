@@ -214,7 +214,7 @@ BAD = [
     (
         lambda: load_sparse_(model_of(), model_of().state_dict()),
         ValueError,
-        "weights of a model that sparsify_ pruned, got dense ones alone",
+        "weights of a model that sparsify_ pruned, got dense weights only",
     ),
     (lambda: load_sparse_(model_of(), "nowhere"), ValueError, "source must be a state dict, a"),
     (
@@ -227,7 +227,7 @@ BAD = [
             nn.Sequential(*model_of(), nn.Linear(2, 2)), sparsify_(model_of()).state_dict()
         ),
         ValueError,
-        r"the weights of this model, got none for 2\.weight",
+        r"the weights of this model, got no weights 2\.weight",
     ),
     (lambda: densify_(nn.Sequential(by_hand())), ValueError, "got 0 made by hand"),
     (

@@ -92,6 +92,34 @@ def test_edges_in_a_whole_graph_are_refused_with_the_way_out():
         net(torch.randn(NODES, WIDTH), directed_graph())
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tracer", ["export", "jit"])
+@pytest.mark.parametrize("layer", [GCNConv, SAGEConv, gin, GATConv])
+def test_edges_are_neither_exported_nor_traced_by_torch_jit_and_plans_are(layer, tracer):
+    def traced(net, *inputs):
+        if tracer == "export":
+            return torch.export.export(net, inputs, strict=False).module()
+        with torch.no_grad():  # the first product with gradients plans the transpose
+            return torch.jit.trace(net, inputs)
+
+    class WithPlan(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.plan = layer(WIDTH, 5, **options), plan
+
+        def forward(self, x):
+            return self.layer(x, self.plan)
+
+    options = {"add_self_loops": False} if layer is GATConv else {}
+    x, edge_index = torch.randn(NODES, WIDTH), directed_graph()
+    plan = gcn_plan(edge_index, NODES, 5)
+    text = r"Conv: edge_index must be a Plan in torch\.export and torch\.jit\.trace, got edges\. "
+    with pytest.raises(ValueError, match=text):
+        traced(layer(WIDTH, 5), x, edge_index)
+    net = WithPlan()
+    torch.testing.assert_close(traced(net, x)(2 * x), net(2 * x), **CLOSE)
+
+
 def test_what_is_traced_under_the_patch_is_pyg_s(monkeypatch):
     layer, x, edge_index = pyg.GCNConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
     expected = layer(x, edge_index)

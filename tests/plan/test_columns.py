@@ -193,7 +193,7 @@ def test_the_plan_says_that_it_takes_a_permuted_b():
 def test_an_option_that_is_not_true_or_false_is_refused(given):
     assert said(TypeError, lambda: made(reorder_columns=given)) == (
         f"plan: reorder_columns must be True or False, got {given!r}. "
-        "Row orders are named by reorder=."
+        "Choose a row order with reorder=."
     )
 
 

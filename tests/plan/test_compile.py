@@ -64,6 +64,18 @@ def test_a_graph_that_must_not_break_says_what_to_do(dense, x, called):
         function(x)
 
 
+def test_exporting_a_call_that_looks_for_changes_says_what_to_do(dense, x):
+    class OneCall(torch.nn.Module):
+        def forward(self, B):
+            return st.spmm(csr, B)
+
+    csr = as_csr(dense.to_sparse_csr())
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="a plan made outside"):
+        torch.export.export(OneCall(), (x,), strict=True)
+    exported = torch.export.export(OneCall(), (x,), strict=False).module()
+    torch.testing.assert_close(exported(2 * x), 2 * dense @ x)
+
+
 def test_a_loaded_plan_breaks_the_graph_and_works(tmp_path, dense, x):
     st.plan(dense.to_sparse_csr(), N).save(tmp_path / "a.safetensors")
     function = broken(lambda B: st.load_plan(tmp_path / "a.safetensors") @ B + 1)

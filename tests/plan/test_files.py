@@ -314,6 +314,17 @@ def test_a_place_where_no_file_can_be_is_refused(tmp_path, file, name):
         st.load_plan(file).save(tmp_path / name)
 
 
+@pytest.mark.parametrize("path", [None, 3, b"a.safetensors"], ids=repr)
+def test_a_path_that_is_none_is_refused(file, path):
+    plan, kind = st.load_plan(file), type(path).__name__
+    for function, call in (("save", plan.save), ("load_plan", st.load_plan)):
+        with pytest.raises(TypeError) as caught:
+            call(path)
+        assert str(caught.value) == (
+            f"{function}: path must be a string or a path, got {kind}. Name a .safetensors file."
+        )
+
+
 @pytest.mark.parametrize("device", ["abacus", 1.5])
 def test_a_device_that_does_not_exist_is_refused(file, device):
     with pytest.raises(ValueError, match=r"load_plan: device must be a device such as cpu or cuda"):

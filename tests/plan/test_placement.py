@@ -183,6 +183,29 @@ def test_a_layer_is_traced_by_torch_jit(tmp_path, dense, x):
     torch.testing.assert_close(again(2 * x), layer(2 * x))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("called", ["spmm", "plan"])
+def test_planning_inside_of_torch_jit_is_refused_with_the_way_out(dense, x, called):
+    A = dense.to_sparse_csr()
+    function = {"spmm": lambda b: st.spmm(A, b), "plan": lambda b: st.plan(A, N) @ b}[called]
+    text = rf"^{called}: the call must be outside of torch\.jit\.trace, got a call inside of it\. "
+    with pytest.raises(ValueError, match=text):
+        torch.jit.trace(function, (x,))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_saved_plan_loads_on_another_device(tmp_path, dense, x, kind):
+    made = st.plan(dense.to_sparse_csr(), N, reorder="rcm").to(kind)
+    made.save(tmp_path / "a.safetensors")
+    other = "cuda" if kind == "cpu" else "cpu"
+    again = st.load_plan(tmp_path / "a.safetensors", device=other)
+    assert (again.device.type, again.reorder) == (other, "rcm")
+    torch.testing.assert_close((again @ x.to(other)).cpu(), dense @ x)
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_plan_moves_to_a_gpu_and_back(dense, x):
     layer = Layer(plan := st.plan(dense.to_sparse_csr(), N))

@@ -414,15 +414,39 @@ def test_an_operand_that_is_no_tensor_is_refused():
 
 
 def test_an_operand_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"B must be of shape \[\.\.\., 20, N\], got \(19, 1\)"):
-        st.spmm(sparse_csr(), torch.ones(19))
-    with pytest.raises(ValueError, match=r"B must be of shape \[\.\.\., 20, N\], got \(\)"):
-        st.spmm(sparse_csr(), torch.tensor(1.0))
+    for given in (torch.ones(19), torch.tensor(1.0), torch.ones(4, 20), torch.ones(2, 19, 3)):
+        with pytest.raises(ValueError) as caught:
+            st.spmm(sparse_csr(), given)
+        assert str(caught.value) == (
+            f"spmm: B must be of shape [..., 20, N], got {tuple(given.shape)}. "
+            "A is 30x20: B needs one row per column of A."
+        )
+
+
+def test_edges_without_a_shape_that_miss_the_last_nodes_say_so():
+    edges = torch.tensor([[0, 1], [1, 2]])
+    with pytest.raises(ValueError) as caught:
+        st.spmm((edges, None), torch.ones(5, 2))
+    assert str(caught.value) == (
+        "spmm: B must be of shape [..., 3, N], got (5, 2). The largest number in edge_index makes "
+        "A 3x3: pass (edge_index, weight, shape) where A is larger."
+    )
+    assert st.spmm((edges, None, (5, 5)), torch.ones(5, 2)).shape == (5, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=str)
+def test_an_operand_of_whole_numbers_is_refused_with_a_cast(dtype):
+    with pytest.raises(
+        TypeError, match=r"^spmm: B must be of type .* Cast it with B\.to\(torch\.fl"
+    ):
+        st.spmm(sparse_csr(), torch.ones(20, 4, dtype=dtype))
 
 
 def test_a_dense_matrix_is_refused():
-    with pytest.raises(TypeError, match="A must be a sparse matrix, got a dense tensor"):
+    with pytest.raises(TypeError, match=r"^spmm: A must be a sparse matrix, got a dense tensor"):
         st.spmm(torch.ones(30, 20), operand())
+    with pytest.raises(TypeError, match=r"^spmm: A must be a sparse matrix, got an edge_index"):
+        st.spmm(torch.zeros(2, 9, dtype=torch.int64), operand())
 
 
 def test_threads_share_the_cache(plans):

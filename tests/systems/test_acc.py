@@ -320,7 +320,7 @@ def test_ablation_needs_a_system_that_has_a_ladder():
             build_plan(A, 4, system=system, ablation="cache")
         assert str(caught.value) == (
             f"plan: ablation must be None with system='{system}', got 'cache'. "
-            f"Name a system that has a ladder: {', '.join(ladders)}."
+            f"Name a system that has ablations: {', '.join(ladders)}."
         )
     with pytest.raises(ValueError) as caught:
         build_plan(A, 4, system="acc", ablation="tma")

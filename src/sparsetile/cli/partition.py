@@ -37,7 +37,9 @@ def partition(
     from sparsetile.dist.folder import write_folder
 
     if out.exists() and not out.is_dir():
-        raise value_error("partition", "--out", "a folder", repr(str(out)), "Name another")
+        raise value_error(
+            "partition", "--out", "a folder", f"the file {str(out)!r}", "Name another"
+        )
     path = find(matrix, data)
     # A file is read part by part where its format allows it.
     source = load(matrix, data_dir=data) if path is None else path

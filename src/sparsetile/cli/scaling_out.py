@@ -129,7 +129,7 @@ def scaling_out(
             if graph.shape[0] != graph.shape[1]:
                 raise value_error(
                     "bench", "--matrices", "square for scaling-out", f"{name} of {graph.shape}",
-                    "Shares of rows and columns are the same",
+                    "Name a square matrix: rows of A and of B are shared alike",
                 )  # fmt: skip
         for order in orders or usual:
             tasks.append((name, graph, one_of("bench", "--reorder", order, allowed)))

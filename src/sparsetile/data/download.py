@@ -98,7 +98,7 @@ def fetch(
     if size is not None:
         size = dimension("fetch", "size", size)
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
-        raise value_error("fetch", "sha256", "64 hexadecimal digits", repr(sha256), "Check it")
+        raise value_error("fetch", "sha256", "64 hexadecimal digits", repr(sha256), "Give all 64")
     target = _target(name, source, Path(directory) if directory else settings.data_dir())
     if target.exists() and not force:
         return target
@@ -147,8 +147,9 @@ def _base(base: str) -> str:
         usable = False
     if not usable:
         raise value_error(
-            "fetch", "base_url", "an http, https or file URL or a path", repr(base), "Change it"
-        )
+            "fetch", "base_url", "an http, https or file URL or a path", repr(base),
+            "Omit base_url=",
+        )  # fmt: skip
     return base.rstrip("/")
 
 

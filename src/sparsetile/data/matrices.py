@@ -252,7 +252,7 @@ def _line_index(name: str, argument: str, given: int | None, size: int) -> int:
         return size // 2
     line = dimension(name, argument, given)
     if line >= size:
-        raise value_error(name, argument, f"below {size}", line, "Lines are counted from 0")
+        raise value_error(name, argument, f"below {size}", line, "Rows and columns count from 0")
     return line
 
 

@@ -95,7 +95,7 @@ def power_law(
     mixing = fraction(name, "mixing", mixing)
     exponent = real(name, "exponent", exponent, 1.0, math.inf)
     if exponent == 1.0:
-        raise value_error(name, "exponent", "above 1", exponent, "Real graphs lie between 2 and 3")
+        raise value_error(name, "exponent", "above 1", exponent, "Choose 2 to 3, as in real graphs")
     rng = seeded(name, seed)
     loops = rows if self_loops else 0
     if not loops <= nnz <= rows * (rows - 1) + loops:

@@ -291,5 +291,5 @@ def stand_in(name: str, scale: float = 1.0, *, seed: int = 0) -> CSR:
     entry = STAND_INS[one_of("stand_in", "name", name, STAND_INS)]
     scale = real("stand_in", "scale", scale, 0.0, 4.0)
     if scale == 0.0:
-        raise value_error("stand_in", "scale", "above 0", 0, "1 is the published size")
+        raise value_error("stand_in", "scale", "above 0", 0, "Pass 1 for the published size")
     return generate(entry.generator, **entry.scaled(scale), seed=seed)

@@ -41,7 +41,7 @@ def as_sparse(function: str, layer: Any, options: dict[str, Any]) -> SparseLinea
         if options:
             raise type_error(
                 function, "options", "none for a SparseLinear", sorted(options),
-                "Its blocks are chosen already",
+                "Omit them: its blocks are chosen already",
             )  # fmt: skip
         made = layer
     else:

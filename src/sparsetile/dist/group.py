@@ -94,7 +94,7 @@ class Ranks:
         if self.rank < 0:
             raise value_error(
                 function, "group", "a group that this process belongs to", "another",
-                "Call it on the ranks of the group alone",
+                "Call it only on the ranks of the group",
             )  # fmt: skip
 
     # -- agreement ------------------------------------------------------------------------------

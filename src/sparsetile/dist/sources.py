@@ -165,13 +165,13 @@ def _from_shares(wanted: Wanted, share: Share) -> Found:
         if not wanted.automatic:
             raise value_error(
                 "plan", "partition", "'auto' where A is given as shares", repr(wanted.partition),
-                "The shares are the partition",
+                "Omit partition=: the shares are the partition",
             )  # fmt: skip
         csr = as_csr(share.matrix, function="plan")
         if csr.shape[1] != share.shape[1]:
             raise value_error(
                 "plan", "A", f"of {share.shape[1]} columns like the whole matrix", csr.shape,
-                "Columns of a share have the numbers of the whole A",
+                "Number the columns of a share as in the whole A",
             )  # fmt: skip
         return csr
 
@@ -182,7 +182,7 @@ def _from_shares(wanted: Wanted, share: Share) -> Found:
         if first != bounds[-1]:
             raise value_error(
                 "plan", "first_row", f"{bounds[-1]} on rank {rank}, where the share before ends",
-                first, "Shares follow each other in rank order",
+                first, "Give the shares in rank order, without gaps",
             )  # fmt: skip
         bounds.append(first + count)
     if bounds[-1] != share.shape[0]:
@@ -216,7 +216,7 @@ def _from_folder(wanted: Wanted, path: str | os.PathLike[str]) -> Found:
         if not wanted.automatic or wanted.columns is not None:
             raise value_error(
                 "plan", "partition", "'auto' (and columns None) where A is a folder of parts",
-                repr(wanted.partition), "The folder holds the partition",
+                repr(wanted.partition), "Omit partition= and columns=",
             )  # fmt: skip
         folder = open_folder(Path(path))
         parts = folder.partition.parts

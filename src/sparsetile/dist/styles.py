@@ -36,7 +36,7 @@ def _group(function: str, device_mesh: Any) -> Any:
     if device_mesh.ndim != 1:
         raise value_error(
             function, "device_mesh", "of one dimension", f"{device_mesh.ndim}",
-            'Take one of them: mesh["tp"]',
+            'Pass one dimension of it, such as mesh["tp"]',
         )  # fmt: skip
     return device_mesh.get_group()
 

@@ -23,7 +23,8 @@ __all__ = ["as_csr"]
 
 _ACCEPTED = (
     "Pass a torch sparse tensor, a scipy or cupyx sparse matrix, a PyG Data, EdgeIndex or "
-    "SparseTensor, (edge_index, weight, shape), (indptr, indices, values, shape), "
+    "SparseTensor, (edge_index, weight), (edge_index, weight, shape), "
+    "(indptr, indices, values, shape), "
     "or a path to .mtx, .mtx.gz or .npz"
 )
 

@@ -108,6 +108,11 @@ def find_graph(
 def _find(
     layer: str, given: Given, size: tuple[int, int], flow: str, loops: Loops
 ) -> tuple[Graph, Hashable]:
+    if torch.jit.is_tracing() or torch.compiler.is_compiling():  # as in torch.export
+        raise value_error(
+            layer, "edge_index", "a Plan in torch.export and torch.jit.trace", given.kind,
+            "Make it before with sparsetile.nn.gcn_plan or sparsetile.plan",
+        )  # fmt: skip
     shape = (size[1], size[0])
     matrix = given.pattern
     edges = given.kind == "edges"

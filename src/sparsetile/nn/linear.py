@@ -258,7 +258,7 @@ class SparseLinear(nn.Module):
             )  # fmt: skip
         if not weight.dtype.is_floating_point or weight.dtype.itemsize < 2:
             raise type_error(
-                name, "weight", "of 16 bits, float32 or float64", weight.dtype,
+                name, "weight", "float16, bfloat16, float32 or float64", weight.dtype,
                 "Convert it first; quantize_() makes FP8 of kept blocks",
             )  # fmt: skip
         block = block_size(name, block)
@@ -451,7 +451,7 @@ class SparseLinear(nn.Module):
         if not bool((largest <= _LARGEST * 2.0**_EXPONENT_LIMIT).all()):
             raise value_error(
                 "SparseLinear.quantize_", "weight", "finite and at most 57344",
-                f"a kept block with {float(largest.max()):g}", "Repair the weights first",
+                f"a kept block with {float(largest.max()):g}", "Clip the weights first",
             )  # fmt: skip
         # The largest weight of a block lies in the upper half of what E4M3 holds.
         exponent = torch.ceil(torch.log2(largest.clamp(min=2.0**-60) / _LARGEST)).clamp(min=-100)

@@ -36,8 +36,9 @@ def pair_of(
         sources, targets = x
     else:
         raise type_error(
-            layer, "x", "a tensor, or a pair (sources, targets)", type(x).__name__, "Pass one"
-        )
+            layer, "x", "a tensor, or a pair (sources, targets)", type(x).__name__,
+            "Pass x, or (x_sources, x_targets)",
+        )  # fmt: skip
     if targets is None and size is None:
         raise value_error(
             layer, "size", "given where the targets have no features", "None",

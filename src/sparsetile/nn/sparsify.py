@@ -319,7 +319,7 @@ def load_sparse_(
     if not names:
         raise value_error(
             "load_sparse_", "source", "weights of a model that sparsify_ pruned",
-            "dense ones alone", "Load them with load_state_dict, then call sparsify_",
+            "dense weights only", "Load them with load_state_dict, then call sparsify_",
         )  # fmt: skip
     joined = []
     for name in names:
@@ -342,7 +342,7 @@ def load_sparse_(
         wrong = missing or found.unexpected_keys
         raise value_error(
             "load_sparse_", "source", "the weights of this model",
-            f"{'none' if missing else 'one too many'} for {wrong[0]}", "Build the same model",
+            f"{'no' if missing else 'unexpected'} weights {wrong[0]}", "Build the same model",
         )  # fmt: skip
     return model
 

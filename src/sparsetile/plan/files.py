@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.core.errors import PlanFileError, value_error
+from sparsetile.core.errors import PlanFileError, type_error, value_error
 
 __all__ = ["FORMAT_VERSION", "read_plan_file", "refuse", "write_plan_file"]
 
@@ -32,6 +32,15 @@ def _checksum(tensors: dict[str, Tensor], header: str) -> str:
         if tensor.numel():  # torch refuses to view some empty tensors as bytes
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def plan_path(function: str, path: object) -> Path:
+    """Return ``path`` as a path, or raise one clear error."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise type_error(
+            function, "path", "a string or a path", type(path).__name__, "Name a .safetensors file"
+        )
+    return Path(path)
 
 
 def write_plan_file(
@@ -54,7 +63,7 @@ def write_plan_file(
         "plan": header,
         "sha256": _checksum(tensors, header),
     }
-    path = Path(path)
+    path = plan_path("save", path)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise value_error(
             "save", "path", "a file in a folder that exists", repr(str(path)),

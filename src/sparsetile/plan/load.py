@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import torch
 
 from sparsetile.intake import CSR
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced
-from sparsetile.plan.files import read_plan_file, refuse
+from sparsetile.plan.files import plan_path, read_plan_file, refuse
 from sparsetile.plan.placement import place
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.widths import Widths
@@ -51,7 +50,7 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
     ...     st.load_plan(f"{folder}/a.safetensors")
     Plan(2x3, 3 entries, weighted, n=2, float32, cpu, system=cpu)
     """
-    path = Path(path)
+    path = plan_path("load_plan", path)
     tensors, header = read_plan_file(path)
     kind = header["device"]
     if device is None and kind == "cuda" and not torch.cuda.is_available():

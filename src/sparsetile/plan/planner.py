@@ -39,7 +39,7 @@ from sparsetile.tune import (
     choose_system,
 )
 
-__all__ = ["build_plan", "plan", "refuse_wrapped"]
+__all__ = ["build_plan", "plan", "refuse_traced", "refuse_wrapped"]
 
 
 def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
@@ -58,6 +58,14 @@ def refuse_wrapped(function: str, A: Any) -> None:
             function, "A", "a matrix from outside of torch.func's transforms", "an argument of one",
             "Plan A outside, and give its values to plan.run(B, values=) inside",
         )  # fmt: skip
+
+
+def refuse_traced(function: str, remedy: str) -> None:
+    """torch.jit.trace has tensors for sizes: nothing can be planned with those."""
+    if torch.jit.is_tracing():
+        raise value_error(
+            function, "the call", "outside of torch.jit.trace", "a call inside of it", remedy
+        )
 
 
 def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
@@ -159,6 +167,7 @@ def plan(
             [101.],
             [ 10.]])
     """
+    refuse_traced("plan", "Make the plan outside of what is traced")
     refuse_wrapped("plan", A)
     made = build_plan(
         A,
@@ -220,7 +229,7 @@ def build_plan(
     if not isinstance(reorder_columns, bool):
         raise type_error(
             "plan", "reorder_columns", "True or False", repr(reorder_columns),
-            "Row orders are named by reorder=",
+            "Choose a row order with reorder=",
         )  # fmt: skip
     _check_ablation(system, ablation)
     clock = {"begun": time.perf_counter()}
@@ -342,7 +351,7 @@ def _check_ablation(system: str, ablation: str | None) -> None:
         able = ", ".join(name for name in SYSTEMS if SYSTEMS[name].ablations)
         raise value_error(
             "plan", "ablation", f"None with system={system!r}", repr(ablation),
-            f"Name a system that has a ladder: {able}",
+            f"Name a system that has ablations: {able}",
         )  # fmt: skip
     one_of("plan", "ablation", ablation, steps)
 

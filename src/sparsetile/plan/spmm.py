@@ -18,16 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.core.errors import type_error
-from sparsetile.intake import CSR, current_values, fingerprint
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.intake import CSR, as_csr, current_values, fingerprint
 from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
-from sparsetile.intake.tuples import graph_parts
+from sparsetile.intake.tuples import edge_parts, graph_parts
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.kept import KeptPlan
+from sparsetile.plan.operands import check_operand
 from sparsetile.plan.plan import Plan
-from sparsetile.plan.planner import plan, refuse_wrapped
+from sparsetile.plan.planner import plan, refuse_traced, refuse_wrapped
 
 __all__ = ["clear_plan_cache", "spmm"]
 
@@ -126,12 +127,34 @@ def _refresh(entry: _Entry, A: Any) -> bool:
 _values_now = lasting(current_values)  # torch.func cannot read a sparse tensor
 
 
+@lasting
+def _planned(A: Any, n: int, dtype: torch.dtype, device: torch.device | None) -> Plan:
+    """Return a plan that holds a copy of A's values."""
+    # Read here, so that what is wrong with A is said of spmm.
+    made = plan(as_csr(A, function="spmm", device=device), n, dtype=dtype)
+    made._set_values(None if made.values is None else made.values.detach())
+    made._held.follow = None  # it would keep A alive
+    return made
+
+
 def _tracked(A: Any) -> bool:
     """True when A's values take part in autograd."""
     if isinstance(A, Tensor):
         return A.requires_grad
     parts = [A.values] if isinstance(A, CSR) else _components(A)
     return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
+
+
+def _check_rows(A: Any, kept: Plan, B: Tensor) -> None:
+    """Refuse a B that does not fit A, whose size may be no more than a guess from its edges."""
+    edges = kind_of(A) is Kind.EDGE_TUPLE and kind_of(A[0]) is not Kind.EDGE_INDEX
+    if edges and edge_parts(A)[2] is None:
+        raise value_error(
+            "spmm", "B", f"of shape [..., {kept.shape[1]}, N]", tuple(B.shape),
+            f"The largest number in edge_index makes A {kept.shape[0]}x{kept.shape[1]}: "
+            "pass (edge_index, weight, shape) where A is larger",
+        )  # fmt: skip
+    check_operand(kept, B, "spmm")
 
 
 @untraced("sparsetile.spmm looks for changes of A. Use plan @ B, with a plan made outside")
@@ -170,8 +193,10 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
         names = ", ".join(str(each) for each in PRODUCT_DTYPES)
         parts = "Multiply B.real and B.imag one after the other"
         raise type_error(
-            "spmm", "B", f"of type {names}", B.dtype, parts if B.is_complex() else "Cast it first"
-        )
+            "spmm", "B", f"of type {names}", B.dtype,
+            parts if B.is_complex() else "Cast it with B.to(torch.float32)",
+        )  # fmt: skip
+    refuse_traced("spmm", "Plan A outside, and call plan @ B inside")
     refuse_wrapped("spmm", A)
     n = B.shape[-1] if B.dim() > 1 else 1
     dtype = B.dtype
@@ -185,14 +210,14 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
         key = (n, dtype, B.device, torch.are_deterministic_algorithms_enabled())
         found = entry.plans.get(key)
         if found is None:
-            made = plan(A, n, dtype=dtype, device=device)
-            made._set_values(None if made.values is None else made.values.detach())
-            made._held.follow = None  # it would keep A alive
-            found = entry.keep(key, made)
+            found = entry.keep(key, _planned(A, n, dtype, device))
         else:
             entry.plans.move_to_end(key)
         found.note_stream()
         kept = found.plan
+    rows = B.shape[-2] if B.dim() > 1 else B.numel() if B.dim() == 1 else None
+    if rows != kept.shape[1]:
+        _check_rows(A, kept, B)
     # Autograd keeps what a product read. It must be A's own values: the plan's copy of a sparse
     # tensor's is written again at each call on a GPU, which autograd would take for a change.
     if torch.is_grad_enabled() and (_tracked(A) or (B.requires_grad and isinstance(A, Tensor))):

@@ -83,6 +83,7 @@ def render_page(
         matrices=_matrices(attached, data),
         pictures=data is not None,
         troubles=_troubles(attached),
+        wrong=_wrong(attached),
         damaged=[str(line) for line in damaged],
         records=Raw(_embedded(attached)),
         colours=colours,
@@ -133,13 +134,15 @@ def _suites(records: Sequence[Record], colours: charts.Colours) -> list[dict[str
     for name in dict.fromkeys(record["suite"] for record in records):
         members = [record for record in records if record["suite"] == name]
         suite = _suite_file(name)
+        headline = _headline([g for g in groups if g.suite == name])
         found.append(
             {
                 "name": name,
                 "title": suite.title if suite else name,
                 "about": suite.about if suite else "",
                 "standins": sorted({r["matrix"] for r in members if r["source"] == "stand-in"}),
-                "headline": _headline([g for g in groups if g.suite == name]),
+                "headline": headline,
+                "sentence": _sentence(headline),
                 "products": _products(members, groups, name, colours),
                 "published": published_rows(suite, members) if suite else [],
                 "planning": planning_split(members),
@@ -166,6 +169,18 @@ def _headline(groups: Sequence[Group]) -> list[dict[str, Any]]:
             best = auto[0] if auto else max(here, key=lambda group: group.geomean)
             shown.append(best.as_dict())
     return shown[:4]
+
+
+def _sentence(headline: Sequence[dict[str, Any]]) -> str:
+    """What a suite shows, in one sentence."""
+    if not headline:
+        return ""
+    said = [
+        " ".join(filter(None, [head["label"], f"{head['geomean']:.2f}×", head["over"]]))
+        + f" at N = {head['n']}"
+        for head in headline
+    ]
+    return f"Fastest in {headline[0]['dtype']}, geomean over the baseline: {', '.join(said)}."
 
 
 def _products(
@@ -277,6 +292,21 @@ def _matrices(records: Sequence[Record], data: Path | None) -> list[dict[str, An
             entry["tiles"] = [tile_stats(sample, *shape) for shape in TILES]
             entry["lengths"] = Raw(length_histogram(length_bins(csr.row_lengths())))
     return sorted(found.values(), key=lambda item: item["name"].lower())
+
+
+def _wrong(records: Sequence[Record]) -> str:
+    """Whose results were wrong; empty where none was."""
+    wrong = [record for record in records if record["status"] == "wrong"]
+    if not wrong:
+        return ""
+    theirs = [record for record in wrong if record["kind"] == "baseline"]
+    names = ", ".join(dict.fromkeys(record["system"] for record in theirs))
+    types = " and ".join(dict.fromkeys(record["dtype"] for record in theirs))
+    whose = f" ({names} in {types}), used for no ratio" if theirs else ""
+    return (
+        f"Wrong results of baselines: {len(theirs):,}{whose}. "
+        f"Wrong results of sparsetile: {len(wrong) - len(theirs):,}."
+    )
 
 
 def _troubles(records: Sequence[Record]) -> list[dict[str, str]]:

@@ -114,6 +114,15 @@
       }
     });
   }
+  // A link to a suite unfolds it.
+  const unfold = (hash) => {
+    document.getElementById(hash.slice(1))?.querySelector("details.suite")?.setAttribute("open", "");
+  };
+  for (const link of document.querySelectorAll("nav a")) {
+    link.addEventListener("click", () => unfold(link.getAttribute("href")));
+  }
+  unfold(location.hash);
+
   document.getElementById("find-matrix").addEventListener("input", (event) => {
     const wanted = event.target.value.toLowerCase();
     for (const box of document.querySelectorAll("details.matrix")) {
