@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import PlanFileError, type_error, value_error
 
-__all__ = ["FORMAT_VERSION", "read_plan_file", "refuse", "write_plan_file"]
+__all__ = ["FORMAT_VERSION", "plan_path", "read_plan_file", "refuse", "write_plan_file"]
 
 FORMAT_VERSION = 4
 _MAGIC = "sparsetile-plan"
