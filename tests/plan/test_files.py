@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -359,3 +360,23 @@ def test_a_file_that_is_not_there_is_told_apart_from_a_damaged_one(tmp_path, nam
     assert str(caught.value) == (
         f"load_plan: path must be an existing file, got {tmp_path / name}. Check the name."
     )
+
+
+def test_threads_may_save_to_one_file(tmp_path):
+    made = st.plan(csr_of(random_matrix(60, 50, 0.2)), 8)
+    path, failures = tmp_path / "plan.safetensors", []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                made.save(path)
+                st.load_plan(path)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and list(tmp_path.iterdir()) == [path]

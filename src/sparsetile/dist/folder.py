@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -321,7 +322,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_manifest(folder: Path, text: dict[str, Any]) -> None:
-    partial = folder / f"{MANIFEST}.{os.getpid()}.partial"
+    partial = folder / f"{MANIFEST}.{os.getpid()}-{threading.get_ident()}.partial"
     partial.write_text(json.dumps(text))
     os.replace(partial, folder / MANIFEST)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def write_plan_file(
             "save", "path", "a file in a folder that exists", repr(str(path)),
             "Make the folder first, or name a file",
         )  # fmt: skip
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         save_file(tensors, partial, metadata=metadata)
         os.replace(partial, path)

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ class KeptTimings:
             "measured": sorted(measured), "date": time.time(),
         }  # fmt: skip
         path = self._path(key)
-        partial = path.with_name(f"{path.stem}.{os.getpid()}.partial")
+        partial = path.with_name(f"{path.stem}.{os.getpid()}-{threading.get_ident()}.partial")
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
