@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 CUDA := src/sparsetile/kernels/cuda
 
-# One process a core, and a file's tests in one process: they share fixtures and caches.
+# One process a core; one that has nothing left to do takes tests of the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # What `make check` runs: about a minute, and where most mistakes show.
 CORE := tests/test_layering.py tests/core tests/check/test_digest.py tests/jit \
@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt src/sparsetile/_version.py
 demo: $(STAMP)
 	$(BIN)/sparsetile run 'gen:power_law?rows=20000&nnz=400000&seed=1' -n 128 --weighted
 
-# Everything that a machine without a GPU can check, within 10 minutes on two cores.
+# Everything that a machine without a GPU can check, in about 11 minutes on two cores.
 test: $(STAMP) lint
 	$(PYTEST)
 

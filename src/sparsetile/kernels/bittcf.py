@@ -28,7 +28,6 @@ __all__ = [
     "slabs",
 ]
 
-# torch dtype -> trait of element.cuh; mma.sync has no float64 instruction of these tiles' shape.
 THREADS = 64
 # 16-byte accesses are the widest; 128 bytes the least of a row of B that should be read at once.
 ACCESS_BYTES = 16

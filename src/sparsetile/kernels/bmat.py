@@ -38,7 +38,6 @@ __all__ = [
     "widest_slab",
 ]
 
-# torch dtype -> trait of element.cuh; float32 is multiplied as TF32.
 # Bytes of a row of B that a consumer takes at once.
 PIECE_BYTES = 128
 # Pieces of a unit that is computed again.

@@ -43,7 +43,8 @@ ELEMENTS = {
     torch.bfloat16: "BF16",
     torch.float64: "F64",
 }
-# Those of Tensor Cores that hold sums in float32.
+# Those of Tensor Cores with sums in float32: float32 is multiplied as TF32, and float64 has no
+# instruction of our tiles' shapes.
 MMA_ELEMENTS = {dtype: ELEMENTS[dtype] for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 # Types whose values of a bundle's column fit one access.
 BUNDLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -34,7 +34,6 @@ __all__ = [
     "rstile_config",
 ]
 
-# torch dtype -> trait of element.cuh; mma.sync has no float64 instruction of these tiles' shape.
 THREADS = 128
 WARPS = THREADS // 32
 ACCESS_BYTES = 16

@@ -39,7 +39,6 @@ __all__ = [
     "window_tiles",
 ]
 
-# torch dtype -> trait of element.cuh; float32 is multiplied as TF32.
 # Rows of a window, and columns of C that a block of threads makes of it.
 HEIGHTS = (64,)
 WIDTHS = (128, 256)

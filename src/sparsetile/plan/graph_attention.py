@@ -8,6 +8,9 @@ Where nothing is traced, the same functions are called without torch's dispatche
 longer than the launches: an operator carries tens of tensors. A layer whose targets are its sources
 is one step of autograd there, from messages to output, so that nothing of the messages' size is
 added afterwards; in all other cases the scores' terms are a step of their own.
+
+Longer than a file should be: torch wants definition, kernel, fake and gradient of each operator,
+and the step of a layer calls the same functions.
 """
 
 from __future__ import annotations

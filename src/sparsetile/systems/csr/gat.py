@@ -22,6 +22,9 @@ messages added.
 On small graphs the host decides. Launches are prepared once for each kind of operand
 (``LoadedKernel.prepare``) and kept by the runner; a call writes addresses and the slope. Numbers
 that only kernels read share one allocation.
+
+Longer than a file should be: both passes take the same launches, and a step of a layer is made of
+both.
 """
 
 from __future__ import annotations
