@@ -24,7 +24,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,6 +32,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 import sparsetile as st
 import sparsetile.dist
@@ -245,6 +247,44 @@ def gradient(product: Callable[[Tensor], Tensor], B: Tensor, G: Tensor) -> Tenso
     return torch.autograd.grad(product(leaf), leaf, G)[0]
 
 
+def timeline(product: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
+    """Return a product's kernels: name, stream, begin and end in us, by torch's profiler.
+
+    The last of several products, so that nothing is made or loaded on the way.
+    """
+    if device.type != "cuda":
+        return []
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        for _ in range(5):
+            product()
+            synchronize(device)
+    found = [
+        (event.time_range.start, event.time_range.end, event.device_resource_id, event.name)
+        for event in seen.events()
+        if event.device_type is DeviceType.CUDA and event.time_range.end > event.time_range.start
+    ]
+    found.sort()
+    last = found[-(len(found) // 5) :]
+    begun = last[0][0]
+    return [
+        {"kernel": name[:60], "stream": stream, "begin_us": begin - begun, "end_us": end - begun}
+        for begin, end, stream, name in last
+    ]
+
+
+def beside(spans: Sequence[dict[str, Any]]) -> float | None:
+    """Return the share of the exchange's time during which a product runs on another stream."""
+    moved = [span for span in spans if "nccl" in span["kernel"].lower()]
+    others = [span for span in spans if span["stream"] not in {one["stream"] for one in moved}]
+    whole = sum(span["end_us"] - span["begin_us"] for span in moved)
+    shared = sum(
+        max(min(a["end_us"], b["end_us"]) - max(a["begin_us"], b["begin_us"]), 0.0)
+        for a in moved
+        for b in others
+    )
+    return shared / whole if whole else None
+
+
 def halo_to_itself(
     group: Any, device: torch.device, sizes: Sizes, replicate: bool = False
 ) -> Iterator[dict[str, Any]]:
@@ -302,12 +342,15 @@ def halo_to_itself(
             )
         }
         apart = sum(times[name].median for name in ("exchange", "local", "halo"))
+        spans = timeline(product, device)
         yield {
             **title,
             **{f"{name}_us": 1e6 * found.median for name, found in times.items()},
             "captured": times["whole"].method == "graph",
             # Parts one after the other, less the whole: what overlaps, where it is positive.
             "hidden_us": 1e6 * (apart - times["whole"].median),
+            "timeline": spans,
+            "exchange_beside_product": beside(spans),
         }  # fmt: skip
 
 

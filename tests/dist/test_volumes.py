@@ -279,8 +279,12 @@ def test_variants_of_the_exchange_follow_their_formulas():
         "two-level": pack + 12 / 2 * 8 / 1e4 + 30 * 8 / 1e5 + 0.02 + rest,
         "all of these": pack / 2 + 12 / 2 * 4 / 1e4 + 30 * 4 / 1e5 + 0.02,
         # Rank 0 receives 7 rows and sends 6; its 100 rows of C come in two parts and are added.
-        "1.5-D": 2 * 6 * 8 / 1e9 + (0.01 + 7 * 8 / 1e4) + 2 * 300 * 2 / 1e6
-        + 100 * 8 / 1e5 + 0.01 + 3 * 100 * 8 / 1e9,
+        "1.5-D": 2 * 6 * 8 / 1e9
+        + (0.01 + 7 * 8 / 1e4)
+        + 2 * 300 * 2 / 1e6
+        + 100 * 8 / 1e5
+        + 0.01
+        + 3 * 100 * 8 / 1e9,
     }
     assert local < exchange
     for name, seconds in expected.items():

@@ -20,6 +20,9 @@ from sparsetile.systems.base import Epilogue, Request
 from sparsetile.systems.csr import runner as csr_runner
 from sparsetile.systems.csr.rows import (
     BUSY_WARPS,
+    FEW,
+    FEW_SEGMENT,
+    FEW_UNCUT,
     LANES_PER_SM,
     LONGEST_SEGMENT,
     MANY,
@@ -70,6 +73,18 @@ def test_rows_that_are_nearly_all_long_give_each_warp_one_item():
 @pytest.mark.parametrize("total, expected", [(10**8, LONGEST_SEGMENT), (10**5, SHORT_SEGMENT)])
 def test_the_share_of_a_warp_has_limits(total, expected):
     assert segment_length(rows_of(*[total // 20] * 20), WIDE) == expected
+
+
+@pytest.mark.parametrize(
+    "row_bytes, uncut", [(NARROW, UNCUT), (WIDE, FEW_UNCUT), (1024, FEW_UNCUT), (2048, UNCUT)]
+)
+def test_long_rows_of_few_entries_are_cut_short(row_bytes, uncut):
+    many = [4] * 30_000  # fill the GPU: no rows of a small product
+    kept, cut = rows_of(*many, uncut), rows_of(*many, uncut + 1)
+    assert item_lengths(kept, row_bytes, 132) == ItemLengths(UNCUT_NARROW)
+    assert item_lengths(cut, row_bytes, 132) == ItemLengths(FEW_SEGMENT)
+    enough = rows_of(*[4] * (FEW // 4), 300)
+    assert item_lengths(enough, WIDE, 132) == ItemLengths(SHORT_SEGMENT), "they hide the long row"
 
 
 def lanes_of(waves: float) -> int:

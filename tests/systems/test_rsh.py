@@ -36,9 +36,12 @@ from sparsetile.systems.rsh.cost import (
     RUN,
     SHARED_LEAST,
     SHARED_MOST,
+    TILE_CHAIN,
+    TIMES,
     WIDE,
     WIDE_RUN,
     cheapest_split,
+    counted,
     long_windows,
     row_costs,
 )
@@ -220,8 +223,18 @@ def test_no_product_is_predicted_faster_than_its_operands_are_read():
         assert RSH.predict(wanted) >= operands / (2 * slow.dram)
 
 
+def test_the_longest_window_is_predicted_where_windows_do_not_fill_the_gpu():
+    wanted = request(csr=csr_of(equal_rows(640, 5000)), n=512)
+    longest, _ = long_windows(wanted)
+    assert int(counted(wanted).pairs[0]) > longest * 8, "shared: it counts as the longest alone"
+    fixed, byte = TILE_CHAIN[4]
+    chain = 1e-6 * (TIMES[4].start + longest * (fixed + byte * 512))
+    assert cheapest_split(wanted).partition is not None
+    assert RSH.predict(wanted) == pytest.approx(chain)
+
+
 def test_more_windows_are_predicted_to_take_longer():
-    some, more = (request(csr=csr_of(equal_rows(rows, 5000)), n=512) for rows in (640, 1280))
+    some, more = (request(csr=csr_of(equal_rows(rows, 5000)), n=512) for rows in (1280, 2560))
     for wanted in (some, more):
         partition = cheapest_split(wanted).partition
         assert partition is not None and partition.windows.numel() == wanted.csr.shape[0] // 16

@@ -11,13 +11,14 @@ import torch
 
 from sparsetile.core.device import Machine
 from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.intake.csr import CSR
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, base
 from sparsetile.systems.acc import cost as acc_cost
 from sparsetile.systems.csr import cost as csr_cost
 from sparsetile.systems.wcsr import cost as wcsr_cost
 from sparsetile.tune import Choice, choose, choose_system, measure_systems, predict_systems
-from sparsetile.tune.choose import close_calls
+from sparsetile.tune.choose import _ranked, close_calls
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
 CPU = torch.device("cpu")
@@ -106,13 +107,30 @@ def test_the_copy_of_a_float32_b_is_predicted_too():
     assert found == pytest.approx(1e-6 + max(copied, once) + rounded)
 
 
-def test_empty_cells_cost_a_second_launch():
+def test_empty_cells_cost_a_second_launch_and_half_as_much_again():
     current = toy(4e12, 9.1e12, 400e12, 1e-6)
     full, holes = (
         predicted(in_blocks(1, 10, holes=holes), ["bcsr", "csr"], current)["bcsr"]
         for holes in (False, True)
     )
-    assert holes - full == pytest.approx(1e-6)
+    assert holes == pytest.approx(2e-6 + 1.5 * (full - 1e-6))
+
+
+def test_one_row_of_blocks_is_predicted_as_a_chain():
+    current = toy(4e12, 9.1e12, 400e12, 1e-6)
+    rows, cols = 36, 64 * 500
+    indices = torch.arange(0, cols, 16, dtype=torch.int32).repeat(rows)
+    indptr = torch.arange(rows + 1) * (cols // 16)
+    csr = CSR(indptr, indices, torch.ones(indices.numel(), dtype=torch.float16), (rows, cols))
+    wanted = dataclasses.replace(in_blocks(1, 1), csr=csr, n=128, dtype=torch.float16)
+    found = predicted(wanted, ["bcsr", "csr"], current)
+    assert found["bcsr"] == pytest.approx(2e-6 + 500 * 2.7e-7)
+    assert found["csr"] < found["bcsr"]
+
+
+def test_of_equal_predictions_the_exact_system_is_taken():
+    assert _ranked({"brp": 1e-5, "csr": 1e-5, "rsh": 1e-5, "acc": 2e-5})[0] == "csr"
+    assert _ranked({"brp": 1e-5, "csr": 2e-5})[0] == "brp"
 
 
 def test_a_weight_pruned_by_blocks_is_predicted_to_prefer_blocks_and_scattered_entries_not():

@@ -28,9 +28,9 @@ __all__ = [
     "Partition",
     "RowParallelSparseLinear",
     "Share",
-    "SparseColwiseParallel",
-    "SparseRowwiseParallel",
-    "SparseSwiGLUParallel",
+    "SparseColwiseParallel",  # noqa: F822
+    "SparseRowwiseParallel",  # noqa: F822
+    "SparseSwiGLUParallel",  # noqa: F822
     "feature_shares",
     "open_folder",
     "plan",

@@ -39,7 +39,6 @@ class Exchange:
         self.halo = halo
         self.own_rows = own_rows
         self._n = n
-        self._stream: Any = None
         self._buffers: tuple[Any, Tensor, Tensor] | None = None
         self._sum_plans: dict[torch.dtype, Plan] = {}
 
@@ -81,7 +80,8 @@ class Exchange:
         if self.halo.way == "all_gather":
             sent[: self.own_rows].copy_(rows)
             return
-        torch.index_select(rows, 0, self.halo.send_ids, out=sent)
+        wide = _widest(rows, sent)
+        torch.index_select(rows.view(wide), 0, self.halo.send_ids, out=sent.view(wide))
 
     def start(self, B: Tensor, *, keep: bool) -> tuple[Tensor, Pending]:
         """Pack and send; return the buffer that is being received.
@@ -99,13 +99,11 @@ class Exchange:
         return received, self._send(sent, received)
 
     def _start_on_side_stream(self, B: Tensor, sent: Tensor, received: Tensor) -> Pending:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(B.device)
-        current = torch.cuda.current_stream(B.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        side = self.ranks.side_stream(B.device)
+        side.wait_stream(torch.cuda.current_stream(B.device))
+        with torch.cuda.stream(side):
             for tensor in (B, sent, received):
-                tensor.record_stream(self._stream)
+                tensor.record_stream(side)
             self._pack(B, sent)
             return self._send(sent, received)
 
@@ -160,6 +158,34 @@ class Exchange:
             pattern = CSR(indptr, order.to(torch.int32), None, (self.own_rows, sent.numel()))
             self._sum_plans[dtype] = plan(pattern, self._n, dtype=dtype, deterministic=True)
         return self._sum_plans[dtype]
+
+
+# Types that rows are packed as, the widest first: torch's kernel takes as long for an element of
+# two bytes as for one of sixteen. On an H200 float32 rows of 512 bytes went at 39 % of a copy's
+# rate as they are, and 16-bit ones at 20 %. Bits are moved, nothing is computed.
+_PACKED_AS = (torch.complex128, torch.int64, torch.int32, torch.int16)
+
+
+def _widest(*tensors: Tensor) -> torch.dtype:
+    """Return the widest type that all tensors, of one type, can be viewed as without a copy."""
+    own = tensors[0].dtype
+    size = own.itemsize
+    for wide in _PACKED_AS:
+        step = wide.itemsize // size
+        if step > 1 and all(_views(tensor, step, wide.itemsize) for tensor in tensors):
+            return wide
+    return own
+
+
+def _views(tensor: Tensor, step: int, size: int) -> bool:
+    """Whether runs of ``step`` elements can be seen as one of ``size`` bytes."""
+    return (
+        tensor.stride(-1) == 1
+        and tensor.shape[-1] % step == 0
+        and tensor.data_ptr() % size == 0
+        and tensor.storage_offset() % step == 0
+        and all(stride % step == 0 for stride in tensor.stride()[:-1])
+    )
 
 
 class _Ticket:

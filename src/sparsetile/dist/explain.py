@@ -62,9 +62,7 @@ def _replication(info: Mapping[str, Any]) -> list[str]:
     if found["bytes"]:
         word = "chosen: " if copies > 1 else "not taken: at least "
         size = _megabytes(info["busiest_bytes"]["replicate"])
-        lines.append(
-            f"  replicate {word}{size} for the busiest rank with replicas={found['best']}"
-        )
+        lines.append(f"  replicate {word}{size} for the busiest rank with replicas={found['best']}")
     if copies > 1:
         lines.append(
             f"  replicas  {copies} of {found['part_rows']} rows of C each, "
@@ -74,7 +72,9 @@ def _replication(info: Mapping[str, Any]) -> list[str]:
         lines.append("  replicate not taken: the exchange hides behind the local product")
     if found["too_large"] and copies == 1:
         counts = ", ".join(str(c) for c in found["too_large"])
-        lines.append(f"  replicate not taken with replicas={counts}: parts of C need too much memory")
+        lines.append(
+            f"  replicate not taken with replicas={counts}: parts of C need too much memory"
+        )
     return lines
 
 

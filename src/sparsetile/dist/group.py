@@ -7,6 +7,7 @@ timeout. So whatever a rank can find wrong by itself is told to the others first
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -43,6 +44,16 @@ class Pending:
             if tensor.is_cuda:  # its memory was made on another stream
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
         self._kept = ()
+
+
+class _OnSideStream:
+    """A collective that a GPU's side stream runs, as :class:`Pending` waits for one."""
+
+    def __init__(self, done: torch.cuda.Event) -> None:
+        self._done = done
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._done)
 
 
 class _Broken:
@@ -91,6 +102,7 @@ class Ranks:
         self.group = dist.group.WORLD if group is None else group
         self.rank = dist.get_rank(self.group)
         self.size = dist.get_world_size(self.group)
+        self._side: dict[torch.device, torch.cuda.Stream] = {}
         if self.rank < 0:
             raise value_error(
                 function, "group", "a group that this process belongs to", "another",
@@ -166,6 +178,39 @@ class Ranks:
 
     # -- rows -----------------------------------------------------------------------------------
 
+    def side_stream(self, device: torch.device) -> torch.cuda.Stream:
+        """Return the stream of a GPU that exchanges run on beside products.
+
+        It has priority: a product that was queued first fills the GPU, and the exchange would wait
+        for its last thread block.
+        """
+        if device not in self._side:
+            self._side[device] = torch.cuda.Stream(device, priority=-1)
+        return self._side[device]
+
+    def _start(
+        self, call: Callable[..., Any], tensors: tuple[Tensor, ...], function: str
+    ) -> Pending:
+        """Start a collective. On a GPU it is queued on the side stream, not on the backend's own.
+
+        A collective that is not asynchronous to torch runs on the current stream (torch 2.8), and
+        the host waits for none of them.
+        """
+        device = tensors[0].device
+        with _Broken(function):
+            if device.type != "cuda":
+                return Pending(call(async_op=True), tensors, function)
+            side, current = self.side_stream(device), torch.cuda.current_stream(device)
+            if side != current:
+                side.wait_stream(current)
+            with torch.cuda.stream(side):
+                for tensor in tensors:
+                    tensor.record_stream(side)
+                call(async_op=False)
+                done = torch.cuda.Event()
+                done.record(side)
+            return Pending(_OnSideStream(done), tensors, function)
+
     def start_all_to_all(
         self,
         received: Tensor,
@@ -179,22 +224,20 @@ class Ranks:
         Bytes are exchanged, not numbers: every dtype passes, bit for bit.
         """
         size = sent.element_size() * _row_elements(sent)
-        with _Broken(function):
-            work = dist.all_to_all_single(
-                _bytes(received),
-                _bytes(sent),
-                [rows * size for rows in receive_rows],
-                [rows * size for rows in send_rows],
-                group=self.group,
-                async_op=True,
-            )
-        return Pending(work, (sent, received), function)
+        call = functools.partial(
+            dist.all_to_all_single,
+            _bytes(received),
+            _bytes(sent),
+            [rows * size for rows in receive_rows],
+            [rows * size for rows in send_rows],
+            group=self.group,
+        )
+        return self._start(call, (sent, received), function)
 
     def start_all_gather(self, received: Tensor, mine: Tensor, function: str) -> Pending:
         """Start gathering every rank's rows, the same number from each."""
-        with _Broken(function):
-            work = _all_gather(_bytes(received), _bytes(mine), group=self.group, async_op=True)
-        return Pending(work, (mine, received), function)
+        call = functools.partial(_all_gather, _bytes(received), _bytes(mine), group=self.group)
+        return self._start(call, (mine, received), function)
 
     def all_reduce(self, summed: Tensor, function: str) -> None:
         """Replace a contiguous tensor by its sum over the ranks. Orders the current stream."""

@@ -185,9 +185,7 @@ def choose_copies(
     if not able:
         return Choice()
     limit = float("inf") if forced else REPLICATE_GAIN * others
-    told = ranks.objects(
-        (socket.gethostname(), _memory(share.device, ranks.size), local), "plan"
-    )
+    told = ranks.objects((socket.gethostname(), _memory(share.device, ranks.size), local), "plan")
     hosts, room = {host for host, _, _ in told}, min(size for _, size, _ in told)
     if not forced and hides(others, min(size for _, _, size in told), len(hosts) == 1):
         return Choice(hidden=True)

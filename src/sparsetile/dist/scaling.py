@@ -95,9 +95,7 @@ def _parts_of_c(volumes: Volumes, copies: int) -> NDArray[np.int64]:
     return moved
 
 
-def _link_rows(
-    moved: NDArray[np.int64], node: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _link_rows(moved: NDArray[np.int64], node: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of each rank within its node and beyond: the larger of in and out."""
     node_of = np.arange(moved.shape[0]) // node
     same = node_of[:, None] == node_of[None, :]

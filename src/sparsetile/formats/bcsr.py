@@ -41,7 +41,7 @@ from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
-__all__ = ["BCSR", "BLOCK_SIZES", "count_blocks"]
+__all__ = ["BCSR", "BLOCK_SIZES", "count_blocks", "count_row_blocks"]
 
 BLOCK_SIZES = (32, 64, 128)
 
@@ -220,3 +220,12 @@ def _block_runs(csr: CSR, block: int, order: Tensor | None) -> _Runs:
 def count_blocks(csr: CSR, block: int = 64, order: Tensor | None = None) -> int:
     """Blocks that :meth:`BCSR.pack` would store, without storing them."""
     return int(torch.unique(_block_runs(csr, block, order).key).numel())
+
+
+def count_row_blocks(csr: CSR, block: int = 64, order: Tensor | None = None) -> tuple[int, int]:
+    """Blocks that :meth:`BCSR.pack` would store: in all, and in the longest row of blocks."""
+    keys = torch.unique(_block_runs(csr, block, order).key)
+    if not keys.numel():
+        return 0, 0
+    across = -(-csr.shape[1] // block)
+    return keys.numel(), int(torch.bincount(keys // across).max())

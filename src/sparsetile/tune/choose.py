@@ -88,6 +88,15 @@ def predict_systems(request: Request, able: Sequence[str]) -> dict[str, float]:
     return {name: SYSTEMS[name].predict(asked) for name in able}
 
 
+def _ranked(predicted: Mapping[str, float]) -> list[str]:
+    """Systems, the fastest first; of equals the exact one, which is built in the least time.
+
+    A hybrid that leaves every row to CUDA cores is predicted as ``csr``, and does what it does.
+    """
+    exact = {name for name, system in SYSTEMS.items() if system.exact_on}
+    return sorted(predicted, key=lambda name: (predicted[name], name not in exact))
+
+
 def close_calls(request: Request, predicted: Mapping[str, float], expected_runs: int) -> list[str]:
     """Return systems that should be timed: those near the fastest, where that pays.
 
@@ -103,7 +112,7 @@ def close_calls(request: Request, predicted: Mapping[str, float], expected_runs:
     list of str
         Two systems or more, the fastest first; empty where the prediction decides.
     """
-    ranked = sorted(predicted, key=predicted.__getitem__)
+    ranked = _ranked(predicted)
     fastest = predicted[ranked[0]]
     near = [name for name in ranked if predicted[name] <= CLOSE * fastest][:MOST_TIMED]
     build = BUILD_SECONDS[0] + BUILD_SECONDS[1] * request.csr.nnz
@@ -139,7 +148,7 @@ def choose_system(
         if found is not None:
             return Choice(found.system, "kept", found.seconds, found.measured)
     predicted = predict_systems(request, able)
-    ranked = sorted(predicted, key=predicted.__getitem__)
+    ranked = _ranked(predicted)
     if tune == "model":
         timed_names, budget = close_calls(request, predicted, expected_runs), CLOSE_SECONDS
         if not timed_names:

@@ -1,33 +1,43 @@
-"""What a product of ``bcsr`` is predicted to take: the largest of three rates.
+"""What a product of ``bcsr`` is predicted to take: the largest of three rates and one chain.
 
 It reaches 0.6 of the dense product's flops, 0.9 of gathers from L2 and 0.75 of DRAM in development
-readings on an H200 (docs/explanation/notes/asyncsparse.md).
+readings on an H200 (docs/explanation/notes/asyncsparse.md). A row of blocks is one thread block's
+work, block after block: where one row holds them all, that chain is the product (nw04, whose 36
+rows are one row of 1,367 blocks, takes 358 us in float16 at N = 128). Blocks that are not full are
+slower than those rates: C is looked at again for the repair, and few blocks a row leave the
+pipeline half filled (1.2 to 2.1 times on twelve matrices at N = 512).
 """
 
 from __future__ import annotations
 
 import torch
 
-from sparsetile.formats.bcsr import count_blocks
+from sparsetile.formats.bcsr import count_row_blocks
 from sparsetile.kernels.bcsr import BLOCK, WARPGROUP_COLUMNS, WIDE
 from sparsetile.systems.base import Request
 
 __all__ = ["predict_bcsr"]
 
 _FLOPS, _L2, _DRAM = 0.6, 0.9, 0.75
+# Seconds of a block in the chain of its row, by bytes of an element (8 bits: as 16).
+_CHAIN = {4: 7e-7, 2: 2.7e-7}
+_SPARSE_BLOCKS = 1.5
 
 
 def predict_bcsr(request: Request) -> float:
-    """Return the seconds of one product: Tensor Cores, L2 into shared memory, or DRAM."""
+    """Return the seconds of one product: Tensor Cores, L2, DRAM, or the longest row of blocks."""
     csr, item, n, ceilings = request.csr, request.dtype.itemsize, request.n, request.machine
     rows, cols = csr.shape
-    blocks = count_blocks(csr, BLOCK, request.permutation.perm)
+    blocks, longest = count_row_blocks(csr, BLOCK, request.permutation.perm)
     cells = blocks * BLOCK**2
     columns = -(-n // WARPGROUP_COLUMNS) * WARPGROUP_COLUMNS  # multiplied, whatever B has
     tensor = 2.0 * cells * columns / (_FLOPS * ceilings.dense_flops * 4 / item)
     copied = item * (blocks * BLOCK * n + cells * WIDE.slabs(n))
     once = item * (cells + n * (min(cols, blocks * BLOCK) + rows))
     seconds = max(tensor, copied / (_L2 * ceilings.l2_gather), once / (_DRAM * ceilings.dram))
+    if csr.nnz < cells:
+        seconds *= _SPARSE_BLOCKS
+    seconds = max(seconds, longest * _CHAIN[4 if item >= 4 else 2])
     if request.dtype is torch.float32:  # B is rounded and transposed first
         seconds += ceilings.launch + 2 * item * cols * n / ceilings.dram
     if csr.nnz < cells:  # a second kernel asks whether C needs repair

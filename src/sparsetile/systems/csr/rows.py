@@ -40,6 +40,11 @@ MANY, MANY_NARROW = 1_000_000, 400_000  # entries from which on items are twice 
 UNCUT, UNCUT_NARROW, NARROW_BYTES = 256, 512, 256
 LONG_UNIT, LONG_UNITS_SHARE = 256, 0.8
 BUSY_WARPS = 3_700
+# Products of fewer than FEW entries are over before one warp has gone through a long row: there
+# rows are cut at FEW_SEGMENT. The first cut row costs a second wait for memory, 1.5 us, so that a
+# row must be longer than FEW_UNCUT, or UNCUT where a chain of entries takes less (rows of B that
+# are narrow, or so wide that each entry brings many bytes).
+FEW, FEW_SEGMENT, FEW_UNCUT, FEW_UNCUT_BYTES = 130_000, 64, 160, 1024
 # Small products: rows of B of SMALL_BYTES at most, and as many lanes as SMALL_WAVES times those of
 # the GPU; some rows are long (FEW_LONG of the entries: PROTEINS, without, took 4.9 in place of 4.1
 # us in 16 bits). There a row's chain of gathers is what takes time, so that the first of these
@@ -110,11 +115,28 @@ def _least(
     return next((t for t in lengths if cost * max(units.longer(t) - beyond, 0) <= most), None)
 
 
+def _few_length(units: Units, row_bytes: int, longest: int) -> int:
+    """Return the entries of the longest item where few entries make the longest row last longest.
+
+    Of 29 real matrices on an H200, those of fewer than 130 thousand entries with a row this long
+    take 0.45 to 1.03 of the time (WN18RR, float16, N = 128: 19.3 to 8.7 us; Cora, N = 512: 12.8 to
+    9.2); larger ones lose (docs/explanation/notes/csr.md).
+    """
+    if units.tally.total >= FEW:
+        return longest
+    between = NARROW_BYTES < row_bytes <= FEW_UNCUT_BYTES
+    uncut = FEW_UNCUT if between else UNCUT
+    return FEW_SEGMENT if units.tally.longest > uncut else longest
+
+
 def item_lengths(units: Units, row_bytes: int, processors: int) -> ItemLengths:
     """Return how items are made of the units for rows of B of that many bytes."""
     longest = segment_length(units, row_bytes)
-    if row_bytes > SMALL_BYTES or not units.count or units.tally.bundled:
+    if not units.count or units.tally.bundled:
         return ItemLengths(longest)
+    few = ItemLengths(_few_length(units, row_bytes, longest))
+    if row_bytes > SMALL_BYTES:
+        return few
     group = min(max(-(-row_bytes // ACCESS_BYTES), 4), 32)
     room = processors * LANES_PER_SM
     longest_alone = default_wide_length(units)
@@ -124,7 +146,7 @@ def item_lengths(units: Units, row_bytes: int, processors: int) -> ItemLengths:
         used > SMALL_WAVES * room
         or units.longer_total(longest_alone) < FEW_LONG * units.tally.total
     ):
-        return ItemLengths(longest)
+        return few
     spare = max(SPARE * room, room - used)
     wide = _least(WIDE_LENGTHS, units, longest_alone, 32 - group, spare)
     shared = _least(SHARED_LENGTHS, units, units.tally.longest, THREADS - 32, spare)
