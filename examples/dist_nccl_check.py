@@ -32,8 +32,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 import sparsetile as st
 import sparsetile.dist
@@ -247,42 +245,51 @@ def gradient(product: Callable[[Tensor], Tensor], B: Tensor, G: Tensor) -> Tenso
     return torch.autograd.grad(product(leaf), leaf, G)[0]
 
 
-def timeline(product: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
-    """Return a product's kernels: name, stream, begin and end in us, by torch's profiler.
+def timeline(
+    exchange: Exchange, local: st.Plan, remote: st.Plan, B: Tensor
+) -> list[dict[str, Any]]:
+    """Return what a product does on the GPU: step, stream, begin and end in us after its start.
 
-    The last of several products, so that nothing is made or loaded on the way.
+    Events on both streams are recorded around the steps, in the order in which the plan queues
+    them. The last of several products counts.
     """
-    if device.type != "cuda":
+    if not B.is_cuda:
         return []
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-        for _ in range(5):
-            product()
-            synchronize(device)
-    found = [
-        (event.time_range.start, event.time_range.end, event.device_resource_id, event.name)
-        for event in seen.events()
-        if event.device_type is DeviceType.CUDA and event.time_range.end > event.time_range.start
-    ]
-    found.sort()
-    last = found[-(len(found) // 5) :]
-    begun = last[0][0]
+    current, side = torch.cuda.current_stream(B.device), exchange.ranks.side_stream(B.device)
+    for _ in range(5):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(7)]
+        synchronize(B.device)
+        torch.cuda._sleep(500_000)  # the host queues everything before the GPU begins
+        marks[0].record(current)
+        side.wait_stream(current)
+        marks[1].record(side)
+        received, pending = exchange.start(B, keep=False)
+        marks[2].record(side)
+        marks[3].record(current)
+        C = local @ B
+        marks[4].record(current)
+        pending.wait()
+        marks[5].record(current)
+        remote.run(received[:, 0], out=C, beta=1.0)
+        marks[6].record(current)
+        synchronize(B.device)
+    at = [1e3 * marks[0].elapsed_time(mark) for mark in marks]
     return [
-        {"kernel": name[:60], "stream": stream, "begin_us": begin - begun, "end_us": end - begun}
-        for begin, end, stream, name in last
-    ]
+        {"step": step, "stream": stream, "begin_us": at[begin], "end_us": at[begin + 1]}
+        for step, stream, begin in (
+            ("pack and exchange", "side", 1), ("local product", "main", 3),
+            ("halo's product", "main", 5),
+        )
+    ]  # fmt: skip
 
 
 def beside(spans: Sequence[dict[str, Any]]) -> float | None:
-    """Return the share of the exchange's time during which a product runs on another stream."""
-    moved = [span for span in spans if "nccl" in span["kernel"].lower()]
-    others = [span for span in spans if span["stream"] not in {one["stream"] for one in moved}]
-    whole = sum(span["end_us"] - span["begin_us"] for span in moved)
-    shared = sum(
-        max(min(a["end_us"], b["end_us"]) - max(a["begin_us"], b["begin_us"]), 0.0)
-        for a in moved
-        for b in others
-    )
-    return shared / whole if whole else None
+    """Return the share of the exchange's time during which the local product runs."""
+    if not spans:
+        return None
+    moved, product, _ = spans
+    shared = min(moved["end_us"], product["end_us"]) - max(moved["begin_us"], product["begin_us"])
+    return max(shared, 0.0) / (moved["end_us"] - moved["begin_us"])
 
 
 def halo_to_itself(
@@ -342,7 +349,7 @@ def halo_to_itself(
             )
         }
         apart = sum(times[name].median for name in ("exchange", "local", "halo"))
-        spans = timeline(product, device)
+        spans = timeline(made._exchange, local, remote, B)
         yield {
             **title,
             **{f"{name}_us": 1e6 * found.median for name, found in times.items()},

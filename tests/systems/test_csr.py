@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -124,6 +125,18 @@ def test_wide_products_and_those_that_fill_the_gpu_are_not_small(row_bytes, wave
     found = item_lengths(rows, row_bytes, 132)
     assert found.small == small and (found.shared is not None) == small
     assert item_lengths(rows_of(), row_bytes, 132) == ItemLengths(SHORT_SEGMENT)
+
+
+def test_rows_and_bundles_that_leave_the_gpu_unfilled_have_a_warp_each():
+    count = 132 * LANES_PER_SM // 32
+    even = rows_of(*[48] * count)
+    assert item_lengths(even, NARROW, 132).wide == WIDE_LENGTHS[0]
+    assert item_lengths(even, NARROW, 132).small
+    assert item_lengths(rows_of(*[48] * (count + 1)), NARROW, 132) == ItemLengths(UNCUT_NARROW)
+    bundles = dataclasses.replace(even, bundled=torch.ones(count, dtype=torch.bool))
+    assert item_lengths(bundles, NARROW, 132) == ItemLengths(UNCUT_NARROW, WIDE_LENGTHS[0])
+    assert item_lengths(bundles, SMALL_BYTES + 4, 132) == ItemLengths(UNCUT_NARROW)
+    assert item_lengths(bundles, NARROW, 66) == ItemLengths(UNCUT_NARROW), "it is filled"
 
 
 def test_rows_of_about_the_same_length_keep_their_groups():

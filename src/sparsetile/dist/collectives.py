@@ -94,23 +94,34 @@ class _Nothing(torch.autograd.Function):
         return _Nothing.apply(grad, ctx.features, ctx.dtype), None, None
 
 
+# A rank that is alone has what all have: nothing is sent, and autograd sees nothing.
+
+
 def copied(x: Tensor, ranks: Ranks) -> Tensor:
     """Return x, whose gradient is the sum of every rank's."""
+    if ranks.size == 1:
+        return x
     return _Copied.apply(x, ranks)
 
 
 def reduced(x: Tensor, ranks: Ranks, function: str) -> Tensor:
     """Return the sum of every rank's x."""
+    if ranks.size == 1:
+        return x
     return _Reduced.apply(x, ranks, function)
 
 
 def gathered(x: Tensor, ranks: Ranks, bounds: tuple[int, ...], function: str) -> Tensor:
     """Return the features of all ranks, [..., bounds[-1]]."""
+    if ranks.size == 1:
+        return x
     return _Gathered.apply(x, ranks, bounds, function)
 
 
 def split(x: Tensor, ranks: Ranks, bounds: tuple[int, ...]) -> Tensor:
     """Return this rank's features of x."""
+    if ranks.size == 1:
+        return x
     return _Split.apply(x, ranks, bounds)
 
 

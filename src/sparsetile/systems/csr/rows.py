@@ -51,6 +51,10 @@ FEW, FEW_SEGMENT, FEW_UNCUT, FEW_UNCUT_BYTES = 130_000, 64, 160, 1024
 # lengths is
 # taken over which rows may have a whole warp, or a whole thread block, for SPARE of the GPU's lanes
 # or for those that have no work at all. Rows and pieces of SHARED_UNCUT are then not cut.
+# Where a warp for each row or bundle would not fill the GPU either, rows of about the same length
+# are small products too, and bundles over the first length get a warp: N = 32, float32 and float16,
+# s3rmt3m3 6.7 to 3.4 and 8.5 to 3.4 us, maros-r7 6.9 to 3.7 and 5.6 to 3.0, bcsstk17 8.1 to 5.6 and
+# 9.3 to 5.7 (H200).
 SMALL_WAVES, SPARE = 3.0, 0.33
 WIDE_LENGTHS: tuple[int, ...] = (16, 24)
 SHARED_LENGTHS: tuple[int, ...] = (32, 64, 128, 256)
@@ -131,21 +135,21 @@ def _few_length(units: Units, row_bytes: int, longest: int) -> int:
 
 def item_lengths(units: Units, row_bytes: int, processors: int) -> ItemLengths:
     """Return how items are made of the units for rows of B of that many bytes."""
-    longest = segment_length(units, row_bytes)
-    if not units.count or units.tally.bundled:
+    longest, room = segment_length(units, row_bytes), processors * LANES_PER_SM
+    if not units.count:
         return ItemLengths(longest)
+    unfilled = row_bytes <= SMALL_BYTES and 32 * units.count <= room
+    if units.tally.bundled:
+        return ItemLengths(longest, WIDE_LENGTHS[0] if unfilled else None)
     few = ItemLengths(_few_length(units, row_bytes, longest))
     if row_bytes > SMALL_BYTES:
         return few
     group = min(max(-(-row_bytes // ACCESS_BYTES), 4), 32)
-    room = processors * LANES_PER_SM
     longest_alone = default_wide_length(units)
     long = units.longer(longest_alone)
     used = 32 * long + group * (units.count - long)
-    if (
-        used > SMALL_WAVES * room
-        or units.longer_total(longest_alone) < FEW_LONG * units.tally.total
-    ):
+    some_long = units.longer_total(longest_alone) >= FEW_LONG * units.tally.total
+    if used > SMALL_WAVES * room or not (some_long or unfilled):
         return few
     spare = max(SPARE * room, room - used)
     wide = _least(WIDE_LENGTHS, units, longest_alone, 32 - group, spare)
