@@ -55,7 +55,7 @@ UNIT_BYTES = 256
 # Threads that compute a window again: 128 registers each, all of an SM.
 WINDOW_REDO_THREADS = 512
 # Instructions of units over those of whole windows, by bytes of an element, counted for one row of
-# B in a hundred with NaN (2.1 and 1.3); rounded down.
+# B in a hundred with NaN (2.3 and 1.3); rounded down.
 REDO_GAIN = {4: 2, 2: 1}
 # Columns of A in a tile, and rows of a window that a warp decodes.
 TILE, STRIP = 8, 16

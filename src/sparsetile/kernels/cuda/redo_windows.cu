@@ -47,7 +47,7 @@ struct Heads {
     stride = kStep * each;
     word = __ldg(from);
   }
-  // Bits of the next step; else all of it.
+  // Once, after the first step's bits: from here on they are a step ahead of the ids.
   __device__ __forceinline__ void next_bits() {
     if (threadIdx.x % 32 >= kIds) from += stride;
     word = __ldg(from);
@@ -208,7 +208,7 @@ struct Compute {
         const bool entry[2] = {(__ldg(bits + s * 16) >> k & 1) != 0,
                                (__ldg(bits + s * 16 + 8) >> k & 1) != 0};
         strip[s].template add_column<StripTiles>(of, entry, id);
-        __syncwarp();
+        __syncwarp();  // else loads of all strips come first, and take registers
       }
     }
   }
