@@ -267,8 +267,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "exact_strips.cuh",
         "wcsr",
         (
-            "if (entry[half]) add_special",
-            "add_special",
+            "if (entry && !(",
+            "if (!(",
             "zeros of a tile meet what is not finite",
         ),
         ("u32(bad[1] != 0) << (t + 4)", "u32(bad[1] != 0) << t", "goes through other columns"),
@@ -704,11 +704,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("unit % kUnits * kUnitCols", "0", "the first columns of a slab for all"),
     ),
     *_in(
+        "redo_windows.cu",
+        "wcsr",
+        ("tile = first + lane / 8;", "tile = first;", "a step's first rows of B for all tiles"),
+        ("heads.next_bits();", ";", "bits of a step once more for the next one"),
+        ("special |= 1u << i;", ";", "leaves out tiles with what is not finite"),
+        ("first_strip + s, first, groups", "first_strip, first, groups", "another strip's rows"),
+        ("s_decoded[now ^ 1]", "s_decoded[now]", "overwrites what the team multiplies"),
+    ),
+    *_in(
         "redo.cuh",
         "wcsr",
         ("min(tiles % kTeam, warp)", "0", "leaves out tiles that warps do not share evenly"),
         ("sum[2] += other.z", "sum[2] += other.w", "one of four sums of other warps"),
-        ("if (threadIdx.x == 0) flags[unit] = 0;", "", "a flag stays for the next product"),
+        ("if (threadIdx.x < kFlags) flags[unit * kFlags + threadIdx.x] = 0;", "", "flags stay"),
     ),
     *_in(
         "spmm_wcsr.cu",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.kernels.wcsr import choose_window_tile
+from sparsetile.kernels.wcsr import choose_window_tile, redo_windows_pays
 from sparsetile.systems.shared import tile_runner as tile_runner
 from sparsetile.systems.wcsr import system as wcsr
 from tests.contracts.cases import (
@@ -273,6 +273,23 @@ def test_non_finite_values_of_B_reach_only_rows_that_reference_them(dtype, shape
         finite = expected.isfinite()
         bound = error_bound(csr, B.nan_to_num(nan=0, posinf=0, neginf=0), expected)
         assert bool(((C - expected).abs() <= bound)[finite].all())
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_whole_windows_are_computed_again_the_same_way_every_time(dtype):
+    """As many windows as SMs, of equal length: a thread block takes each of them as a whole."""
+    csr, n = whole_numbers(random_matrix(9000, 800, 0.05), dtype), 520
+    plan, sms = cut(csr, n), torch.cuda.get_device_properties(0).multi_processor_count
+    share = 141 * 100 * 3 / sms
+    assert redo_windows_pays(dtype, choose_window_tile(64, n), share, 100)
+    B = zeros_and_ones(csr, n, dtype=dtype)
+    B[5], B[300:306], B[700, 519], B[701, 40] = float("inf"), float("nan"), float("nan"), -torch.inf
+    expected = reference(csr, B)
+    first = plan @ B
+    assert torch.equal(first.cpu().double().nan_to_num(nan=7), expected.nan_to_num(nan=7))
+    assert torch.equal(first.cpu().isnan(), expected.isnan())
+    for _ in range(20):
+        assert torch.equal((plan @ B).nan_to_num(nan=7), first.nan_to_num(nan=7))
 
 
 def test_rows_of_any_alignment_and_stride_are_taken():

@@ -158,6 +158,7 @@ struct Warp {
 };
 inline std::vector<Warp*> warps;
 inline Barrier* block_barrier;
+inline std::map<int, Barrier> some_barriers;  // of a part of the block's warps
 
 inline Warp& this_warp() { return *warps[threadIdx.x / 32]; }
 inline int this_lane() { return threadIdx.x % 32; }
@@ -277,6 +278,7 @@ void run_grid(Index grid, unsigned threads, const Kernel& kernel) {
         for (Warp* warp : warps) delete warp;
         warps.clear();
         delete block_barrier;
+        some_barriers.clear();
       }
     }
   }

@@ -35,6 +35,9 @@ inline u16 f32_to_bf16(float value) {
 
 inline void wait_previous() {}
 inline void let_next_start() {}
+inline void sync_some(int barrier, int threads) {
+  some_barriers.try_emplace(barrier, threads).first->second.wait();
+}
 inline int lane_now() { return this_lane(); }
 inline u32 lanes_below() { return (1u << this_lane()) - 1; }
 

@@ -50,6 +50,7 @@ class Product:
         self.asked = self.whole = self.cut = 0
         self.slots = max(int(built.tensors["items"][:, 3].max()) + 1, 0)
         self.memory: tuple[Tensor, Tensor] | None = None
+        self.later: list[str] = []
 
     def launch(self, grid: Any, threads: int, stream: int, params: Any, **_: Any) -> None:
         _, slabs, batches = grid
@@ -181,7 +182,10 @@ def product(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None):
             return played.memory
 
         def load(spec: KernelSpec, config: Any, *rest: Any) -> Any:
-            return played if spec.name == played.name else HostKernel(spec, config, folder)
+            if spec.name == played.name:
+                return played
+            played.later.append(spec.name)
+            return HostKernel(spec, config, folder)
 
         monkeypatch.setattr(tile_runner, "scratch", scratch)
         monkeypatch.setattr(KernelSpec, "load", load)
@@ -276,6 +280,88 @@ def test_infinities_and_stored_zeros_of_A(product):
     B = small(csr, 64, F16)
     B[int(csr.indices[300]), 3] = INF  # a stored zero times Inf is NaN
     assert_same(product(csr, B)[0], expected(csr, B))
+
+
+# -- windows as a whole, which few SMs and many columns lead to
+
+
+@pytest.mark.parametrize("dtype, n", [(F32, 268), (F16, 264), (BF16, 136)], ids=str)
+def test_whole_windows_keep_what_is_not_finite_to_rows_that_refer_to_it(product, dtype, n):
+    csr = long_windows(dtype=dtype)
+    B = spoil(small(csr, n, dtype))
+    C, played = product(csr, B, blocks=1)
+    assert played.cut and played.later == ["join_wcsr", "redo_windows"]
+    wanted = expected(csr, B)
+    assert 0.1 < float(wanted.isfinite().double().mean()) < 0.9
+    assert_same(C, wanted)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_whole_windows_of_one_tile_of_some_and_of_none(product, dtype):
+    """Beside a window in pieces; teams have one tile, or none, or steps that are not full."""
+    matrix = sp.lil_array((64 * 7 - 20, 1000))
+    matrix[:64] = whole_numbers(64, 1000, 0.04)
+    for window, tiles in enumerate((1, 0, 2, 3, 5, 9), 1):
+        rows = slice(window * 64, min(window * 64 + 64, matrix.shape[0]))
+        if tiles:
+            full = whole_numbers(rows.stop - rows.start, tiles * 8, 0.3).tolil()
+            full[0] = 1.0
+            matrix[rows, : tiles * 8] = full
+    csr = csr_of(sp.csr_array(matrix), dtype=dtype)
+    B = small(csr, 200, dtype)
+    B[3, 150], B[20], B[70, :40], B[999] = NAN, INF, -INF, NAN
+    C, played = product(csr, B, blocks=1)
+    assert played.cut and played.whole and played.asked
+    assert played.later[-1] == "redo_windows"
+    assert_same(C, expected(csr, B))
+
+
+@pytest.mark.parametrize("dtype, column", [(F32, 0), (F32, 175), (F16, 267)], ids=str)
+def test_whole_windows_of_which_few_columns_are_asked_for(product, dtype, column):
+    csr = long_windows(200, 900, dtype)
+    B = small(csr, 272, dtype)
+    B[int(csr.indices[100]), column] = NAN
+    C, played = product(csr, B, blocks=3)
+    assert played.later[-1] == "redo_windows"
+    assert_same(C, expected(csr, B))
+
+
+@pytest.mark.parametrize("dtype, out_dtype", [(F32, F32), (F16, F32), (BF16, BF16)], ids=str)
+def test_whole_windows_with_epilogue_batches_and_another_order(product, dtype, out_dtype):
+    csr = long_windows(70, 900, dtype)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(2))
+    B = spoil(small(csr, 136, dtype, 2), 0.02)
+    B[1, 3] = INF
+    bias = (torch.arange(136) % 8).float()
+    C, played = product(
+        csr, B, Epilogue(alpha=0.5, beta=2.0, bias=bias, relu=True), out_dtype=out_dtype,
+        order=order, blocks=1,
+    )  # fmt: skip
+    assert played.later[-1] == "redo_windows"
+    wanted = 0.5 * expected(csr, B) + 14.0 + bias
+    assert_same(C, torch.where(wanted < 0, 0.0, wanted))
+
+
+def test_whole_windows_of_a_pattern_and_their_mean(product):
+    csr = long_windows(70, 900)
+    pattern = st.CSR(csr.indptr, csr.indices, None, csr.shape)
+    B = spoil(small(pattern, 132, F32))
+    C, played = product(pattern, B, Epilogue(mean=True), blocks=1)
+    assert played.later[-1] == "redo_windows"
+    lengths = (csr.indptr[1:] - csr.indptr[:-1]).clamp(min=1)[:, None]
+    wanted = (expected(pattern, B).float() / lengths.float()).double()
+    torch.testing.assert_close(C.double(), wanted, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_infinities_and_stored_zeros_of_A_in_whole_windows(product, dtype):
+    csr = long_windows(dtype=dtype)
+    csr.values[5], csr.values[77], csr.values[300] = INF, NAN, 0.0
+    B = small(csr, 132 if dtype is F32 else 136, dtype)
+    B[int(csr.indices[300]), 3] = INF  # a stored zero times Inf is NaN
+    C, played = product(csr, B, blocks=1)
+    assert played.later[-1] == "redo_windows"
+    assert_same(C, expected(csr, B))
 
 
 VOLTRIX = [

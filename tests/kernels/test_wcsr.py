@@ -19,6 +19,7 @@ from sparsetile.kernels.wcsr import (
     JOIN_PARTS,
     JOIN_WCSR,
     REDO_WCSR,
+    REDO_WINDOWS,
     SPMM_WCSR,
     JoinTile,
     WindowTile,
@@ -26,9 +27,12 @@ from sparsetile.kernels.wcsr import (
     choose_window_tile,
     join_config,
     redo_wcsr_config,
+    redo_windows_config,
+    redo_windows_pays,
     wcsr_config,
     window_tiles,
 )
+from sparsetile.systems.wcsr.system import MARGIN
 from tests.kernels.ptxas import said_by_ptxas
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -38,26 +42,33 @@ SM_REGISTERS = 64 * 1024
 TEXT = "".join((DEVICE_TREE / name).read_text() for name in ("wcsr.cuh", "spmm_wcsr.cu"))
 JOIN_TEXT = (DEVICE_TREE / "join_wcsr.cu").read_text()
 REDO_TEXT = (DEVICE_TREE / "redo_wcsr.cu").read_text()
+WINDOWS_TEXT = (DEVICE_TREE / "redo_windows.cu").read_text()
 
 
-@pytest.mark.parametrize("spec", [SPMM_WCSR, JOIN_WCSR, REDO_WCSR], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [SPMM_WCSR, JOIN_WCSR, REDO_WCSR, REDO_WINDOWS], ids=lambda spec: spec.name
+)
 def test_the_kernels_exist_for_hopper_alone(spec):
     assert [arch for arch in ARCHITECTURES if spec.runs_on(arch)] == ["sm_90a"]
 
 
 def test_every_configuration_a_runner_may_ask_for_is_listed_once():
-    products, joins, redos = set(), set(), set()
+    products, joins, redos, whole = set(), set(), set(), set()
     for dtype, n, weighted in itertools.product(ELEMENTS, (1, 128, 129, 4096), (True, False)):
         tile = choose_window_tile(64, n)
         for out in (None, *out_dtypes(dtype)):
             products.add(tuple(wcsr_config(dtype, tile, weighted, out_dtype=out).items()))
             redos.add(tuple(redo_wcsr_config(dtype, tile, weighted, out_dtype=out).items()))
+            if redo_windows_pays(dtype, tile, 100.0, 100):
+                config = redo_windows_config(dtype, tile, weighted, out_dtype=out)
+                whole.add(tuple(config.items()))
             for slots in (2, 4, 5, 132):
                 joined = choose_join_tile(tile, 2 if slots == 4 else 1, slots)
                 config = join_config(dtype, joined, weighted, out_dtype=out)
                 joins.add(tuple(config.items()))
     for spec, asked, count in (
         (SPMM_WCSR, products, 20), (JOIN_WCSR, joins, 40), (REDO_WCSR, redos, 20),
+        (REDO_WINDOWS, whole, 10),
     ):  # fmt: skip
         listed = [tuple(config.items()) for config in spec.configs()]
         assert len(listed) == len(asked) == count and set(listed) == asked
@@ -132,7 +143,9 @@ def test_the_host_names_the_kernels_own_numbers():
     assert "kGroups = kCols / 32;" in JOIN_TEXT and wcsr.JOIN_COLUMNS == 32
 
 
-@pytest.mark.parametrize("text", [JOIN_TEXT, REDO_TEXT], ids=["join", "redo"])
+@pytest.mark.parametrize(
+    "text", [JOIN_TEXT, REDO_TEXT, WINDOWS_TEXT], ids=["join", "redo", "windows"]
+)
 def test_sums_are_not_read_before_the_kernel_that_left_them_has_ended(text):
     """Launches overlap: nothing of the product's is touched until it is over."""
     body = text[text.index("__global__") :]
@@ -194,6 +207,27 @@ def test_the_redo_spills_outside_its_loop_alone_and_fills_an_sm(dtype, weighted)
     assert spilled <= REDO_WCSR.allowed_spills
     registers = int(re.search(r"Used (\d+) registers", said).group(1))
     assert registers * REDO_THREADS * REDO_BLOCKS <= SM_REGISTERS
+
+
+@pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "pattern"])
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+def test_the_redo_of_whole_windows_spills_next_to_nothing(dtype, weighted):
+    said = said_by_ptxas(REDO_WINDOWS.source(redo_windows_config(dtype, WIDE, weighted)))
+    spilled = int(re.search(r"(\d+) bytes spill stores", said).group(1))
+    assert spilled <= REDO_WINDOWS.allowed_spills
+    registers = int(re.search(r"Used (\d+) registers", said).group(1))
+    assert registers * wcsr.WINDOW_REDO_THREADS <= SM_REGISTERS
+    shared = int(re.search(r"(\d+) bytes smem", said).group(1))
+    assert shared <= 48 << 10, "without asking for more"
+
+
+def test_steps_of_whole_windows_stay_inside_the_margin_of_tiles():
+    """Words of the step after the next are loaded with the last one."""
+    step = wcsr.WINDOW_REDO_THREADS // 32 // 2 // 4
+    assert 3 * step <= MARGIN
+    with pytest.raises(CompileError, match="flags are one word"):
+        config = redo_windows_config(F32, NARROW, True)
+        compile_source(REDO_WINDOWS.source(config), "sm_90a")
 
 
 @pytest.mark.parametrize("dtype, tile, units", [(F32, NARROW, 8), (F32, WIDE, 16), (F16, WIDE, 8)])

@@ -17,6 +17,7 @@ from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.wcsr import (
     JOIN_WCSR,
     REDO_WCSR,
+    REDO_WINDOWS,
     SPMM_WCSR,
     STAGED_COLUMNS,
     choose_window_tile,
@@ -228,7 +229,8 @@ def test_recipe_and_choices_say_what_was_built(gpu_facts):
     meta = json.loads(stage.recipe.partition(":")[2])
     assert meta == {
         "rows": 141, "cols": csr.shape[1], "nnz": csr.nnz, "items": 4, "slots": 2, "nodes": 1,
-        "height": 64, "workers": 3, "positions": 141, "tensors": list(stage.tensors),
+        "height": 64, "workers": 3, "positions": 141, "tensors": list(stage.tensors), "tiles": 33,
+        "longest": 30,
     }  # fmt: skip
     per_column = csr.nnz / (33 * 8)
     assert stage.choices == {
@@ -304,6 +306,44 @@ def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, gpu_facts, n, col
     assert redo == "redo_wcsr" and last_config in list(REDO_WCSR.configs())
     assert launch.flags == 30 * 4 * (columns // 128), "strips of 256 bytes"
     assert (again.threads, again.blocks) == (256, min(launch.flags, 264 // slabs))
+
+
+@pytest.mark.parametrize(
+    "lengths, dtype, n, name",
+    [
+        ([40] * 30, F32, 1024, "redo_windows"),  # 36 tiles for each SM: twice that is enough
+        ([40] * 30, F16, 1024, "redo_wcsr"),
+        ([40] * 30, F32, 256, "redo_wcsr"),
+        ([40] * 30, F32, 128, "redo_wcsr"),
+        ([40] * 80, F32, 512, "redo_windows"),
+        ([40] * 80, F16, 512, "redo_windows"),
+        ([40] * 80 + [60], F32, 512, "redo_windows"),
+        ([40] * 80 + [60], F16, 512, "redo_wcsr"),
+        ([40] * 80 + [400], F32, 512, "redo_wcsr"),
+    ],
+)
+def test_windows_are_computed_again_as_a_whole_unless_one_would_take_longer_than_all(
+    loaded, gpu_facts, lengths, dtype, n, name
+):
+    gpu_facts()
+    wanted = request(csr=windows(lengths, dtype), n=n, dtype=dtype, ablation="tall")
+    work = runner(WCSR.build(wanted).recipe)
+    work.prepare(n, dtype, True, torch.device("cuda", 0))
+    (launch,) = work._launches.values()
+    assert loaded[-1][0] == name
+    if name == "redo_windows":
+        assert loaded[-1][1] in list(REDO_WINDOWS.configs())
+        slabs = n // 256
+        assert launch.later[-1].threads == 512
+        assert launch.later[-1].blocks == min(len(lengths), 264 // slabs)
+
+
+def test_plans_from_before_know_no_longest_window(loaded, gpu_facts):
+    gpu_facts()
+    wanted = request(csr=windows([40] * 80), n=512, ablation="tall")
+    meta = {k: v for k, v in meta_of(wanted).items() if k not in ("tiles", "longest")}
+    WCSRRunner(meta).prepare(512, F32, True, torch.device("cuda", 0))
+    assert loaded[-1][0] == "redo_wcsr"
 
 
 def test_whole_windows_need_no_second_kernel(loaded):

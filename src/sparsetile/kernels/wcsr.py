@@ -1,4 +1,4 @@
-"""Host side of ``spmm_wcsr.cu``, ``join_wcsr.cu``, ``redo_wcsr.cu``: configurations, tiles."""
+"""Host side of ``spmm_wcsr.cu``, ``join_wcsr.cu`` and both redos: configurations, tiles."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ __all__ = [
     "JOIN_PARTS",
     "JOIN_WCSR",
     "REDO_WCSR",
+    "REDO_WINDOWS",
     "SPMM_WCSR",
     "STAGED_COLUMNS",
     "STRIP",
     "TILE",
+    "WINDOW_REDO_THREADS",
     "JoinTile",
     "WindowTile",
     "choose_join_tile",
@@ -35,6 +37,8 @@ __all__ = [
     "join_config",
     "join_tiles",
     "redo_wcsr_config",
+    "redo_windows_config",
+    "redo_windows_pays",
     "wcsr_config",
     "window_tiles",
 ]
@@ -48,6 +52,11 @@ JOIN_COLUMNS = 32
 JOIN_PARTS, MANY_PIECES = 16, 6
 # Bytes of a row of B in a unit that is computed again.
 UNIT_BYTES = 256
+# Threads that compute a window again: 128 registers each, all of an SM.
+WINDOW_REDO_THREADS = 512
+# Instructions of units over those of whole windows, by bytes of an element, counted for one row of
+# B in a hundred with NaN (2.3 and 1.3); rounded down.
+REDO_GAIN = {4: 2, 2: 1}
 # Columns of A in a tile, and rows of a window that a warp decodes.
 TILE, STRIP = 8, 16
 # Order in which a tile's column ids are stored: the even ones are k = 0 to 3 of TF32's product.
@@ -108,8 +117,8 @@ class WindowTile:
         return -(-rows // self.height) * self.warps * pieces
 
 
-def window_tiles() -> list[WindowTile]:
-    return [WindowTile(height, columns) for height in HEIGHTS for columns in WIDTHS]
+def window_tiles(widths: Sequence[int] = WIDTHS) -> list[WindowTile]:
+    return [WindowTile(height, columns) for height in HEIGHTS for columns in widths]
 
 
 def choose_window_tile(height: int, n: int) -> WindowTile:
@@ -209,6 +218,28 @@ def redo_wcsr_config(
     }
 
 
+def redo_windows_pays(dtype: torch.dtype, tile: WindowTile, share: float, longest: int) -> bool:
+    """Whether windows are computed again as a whole; ``share``: tiles of all slabs for each SM.
+
+    One thread block then goes through all tiles of a window, while its units are many blocks' work
+    that takes REDO_GAIN times as many instructions. So the longest window decides.
+    """
+    return tile.columns == WIDTHS[1] and longest <= REDO_GAIN[dtype.itemsize] * share
+
+
+def redo_windows_config(
+    dtype: torch.dtype,
+    tile: WindowTile,
+    weighted: bool,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> dict[str, ConfigValue]:
+    """Constants of ``redo_windows.cu``, which does so a window at a time; wide tiles alone."""
+    config = redo_wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
+    del config["kMinBlocks"]
+    return config | {"kThreads": WINDOW_REDO_THREADS}
+
+
 # All kernels take the same struct, so that one set of values serves all launches.
 _PARAMS = ParamStruct.of(
     pointer("items", "const int4*", "window, first tile, end, slot of a piece or -1"),
@@ -249,4 +280,12 @@ REDO_WCSR = KernelSpec(
     architectures=("sm_90a",),
     shared_memory=True,
     allowed_spills=44,  # outside the loop over tiles
+)
+REDO_WINDOWS = KernelSpec(
+    name="redo_windows",
+    params=_PARAMS,
+    configs=partial(_each, partial(window_tiles, WIDTHS[1:]), redo_windows_config),
+    architectures=("sm_90a",),
+    shared_memory=True,
+    allowed_spills=8,  # of a block's place, outside the loop over tiles
 )

@@ -42,6 +42,7 @@ struct ExactStrip {
   // Piece, column, then (row g: chunk t, t + 4), (row g + 8: chunk t, t + 4).
   float sum[kPieces][kSpan][4];
 
+  ExactStrip() = default;
   // b: the first of `columns` columns, in row 0.
   __device__ __forceinline__ ExactStrip(const Storage* b, u32 row_bytes, int columns)
       : b(reinterpret_cast<const char*>(b)),
@@ -67,12 +68,7 @@ struct ExactStrip {
       u32 of[kBatch][4];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-        for (int j = 0; j < kPieces; ++j) {
-          const char* from = b + piece_at(j);
-          *reinterpret_cast<uint4*>(row[i][j][0].word) = load<Source>(from, heads.id[i].x);
-          *reinterpret_cast<uint4*>(row[i][j][1].word) = load<Source>(from, heads.id[i].y);
-        }
+        load_rows<Source>(heads.id[i], row[i]);
         source.elements(min(first + i, last), heads.bits[i], lane, of[i]);
       }
       heads.load(source, first + kBatch, last, t);
@@ -88,6 +84,69 @@ struct ExactStrip {
           add_rest(source, first + i, rest);
           heads.load(source, first + kBatch, last, t);  // again: seldom, and registers are few
         }
+      }
+    }
+  }
+
+  // ---- parts, for warps that have more than one strip
+
+  // Rows of B behind columns t and t + 4.
+  template <typename Source>
+  __device__ __forceinline__ void load_rows(int2 id, BRow<4> (&row)[kPieces][2]) const {
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      const char* from = b + piece_at(j);
+      *reinterpret_cast<uint4*>(row[j][0].word) = load<Source>(from, id.x);
+      *reinterpret_cast<uint4*>(row[j][1].word) = load<Source>(from, id.y);
+    }
+  }
+  // Rounds them, and shows them to the check.
+  __device__ __forceinline__ static void round_rows(BRow<4> (&row)[kPieces][2],
+                                                    OperandCheck<E>& check) {
+#pragma unroll
+    for (int i = 0; i < 8 * kPieces; ++i) {
+      u32& word = row[i / 8][i / 4 % 2].word[i % 4];
+      if constexpr (kIsF32) word = round_tf32(word);
+      check.add(word, i);
+    }
+  }
+  // Zeros in place of what is not finite. Returns the tile's columns that had any, a bit each.
+  __device__ __forceinline__ u32 take_special(u32 (&of)[4], BRow<4> (&row)[kPieces][2]) const {
+    u32 bad[2] = {take_finite<E>(of[0]) | take_finite<E>(of[1]),
+                  take_finite<E>(of[2]) | take_finite<E>(of[3])};
+#pragma unroll
+    for (int i = 0; i < 8 * kPieces; ++i) {
+      bad[i / 4 % 2] |= take_finite<E>(row[i / 8][i / 4 % 2].word[i % 4]);
+    }
+    return __reduce_or_sync(kWarp, u32(bad[0] != 0) << t | u32(bad[1] != 0) << (t + 4));
+  }
+  __device__ __forceinline__ static void multiply(const u32 (&a)[4], const BRow<4> (&row)[2],
+                                                  float (&sum)[kSpan][4]) {
+    if constexpr (kIsF32) {
+      const uint4 tile = make_uint4(a[0], a[1], a[2], a[3]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) mma_tf32(tile, row[0].word[j], row[1].word[j], sum[j]);
+    } else {
+      const uint2 tile = make_uint2(a[0] | a[2] << 16, a[1] | a[3] << 16);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const uint2 pair = pair_rows(row, q);
+        mma_16_bit<Mma<E>::kBfloat>(tile, pair.x, sum[2 * q]);
+        mma_16_bit<Mma<E>::kBfloat>(tile, pair.y, sum[2 * q + 1]);
+      }
+    }
+  }
+  // What take_special() has taken of a column: entries of rows g and g + 8 times row `id` of B.
+  template <typename Source>
+  __device__ __forceinline__ void add_column(const u32 (&raw)[2], const bool (&entry)[2], int id) {
+    const char* first = b - own_chunk();
+#pragma unroll
+    for (int place = 0; place < 2 * kPieces; ++place) {
+      const uint4 x = load<Source>(first + chunk_at(t + 4 * place), id);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float weight = E::widen(storage(raw[half]));
+        add_special(weight, entry[half], x, sum[place / 2], half * 2 + place % 2);
       }
     }
   }
@@ -124,29 +183,14 @@ struct ExactStrip {
     if (Source::kGaps && id < 0) return make_uint4(0, 0, 0, 0);
     return __ldg(reinterpret_cast<const uint4*>(from + u64(u32(id)) * row_bytes));
   }
-  // Whether a tile and its rows of B are, the same for all lanes. Rounds B.
+  // Whether a tile and its rows of B are finite, the same for all lanes. Rounds B.
   __device__ __forceinline__ static bool all_finite(const u32 (&of)[4],
                                                     BRow<4> (&row)[kPieces][2]) {
     OperandCheck<E> check;
-#pragma unroll
-    for (int i = 0; i < 8 * kPieces; ++i) {
-      u32& word = row[i / 8][i / 4 % 2].word[i % 4];
-      if constexpr (kIsF32) word = round_tf32(word);
-      check.add(word, i);
-    }
+    round_rows(row, check);
 #pragma unroll
     for (int i = 0; i < 4; ++i) check.add(of[i], i);
     return !__any_sync(kWarp, check.failed());
-  }
-  // Zeros in place of what is not finite. Returns the tile's columns that had any, a bit each.
-  __device__ __forceinline__ u32 take_special(u32 (&of)[4], BRow<4> (&row)[kPieces][2]) const {
-    u32 bad[2] = {take_finite<E>(of[0]) | take_finite<E>(of[1]),
-                  take_finite<E>(of[2]) | take_finite<E>(of[3])};
-#pragma unroll
-    for (int i = 0; i < 8 * kPieces; ++i) {
-      bad[i / 4 % 2] |= take_finite<E>(row[i / 8][i / 4 % 2].word[i % 4]);
-    }
-    return __reduce_or_sync(kWarp, u32(bad[0] != 0) << t | u32(bad[1] != 0) << (t + 4));
   }
   // What take_special() has taken of columns `rest`: entries of A there.
   template <typename Source>
@@ -154,26 +198,17 @@ struct ExactStrip {
     const typename Source::Bits bits = source.bits(tile);
     u32 of[4];
     source.elements(tile, bits, lane, of);
-    const char* first = b - own_chunk();
 #pragma unroll 1
     for (; rest != 0; rest &= rest - 1) {
       const int k = __ffs(rest) - 1, id = source.column(tile, k);
-      float weight[2];
+      u32 raw[2];
       bool entry[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const u32 raw = __shfl_sync(kWarp, k < 4 ? of[half] : of[2 + half], g * 4 + k % 4);
-        weight[half] = E::widen(storage(raw));
+        raw[half] = __shfl_sync(kWarp, k < 4 ? of[half] : of[2 + half], g * 4 + k % 4);
         entry[half] = source.entry(bits, g + 8 * half, k);
       }
-#pragma unroll
-      for (int place = 0; place < 2 * kPieces; ++place) {
-        const uint4 x = load<Source>(first + chunk_at(t + 4 * place), id);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (entry[half]) add_special(weight[half], x, sum[place / 2], half * 2 + place % 2);
-        }
-      }
+      add_column<Source>(raw, entry, id);
     }
   }
   __device__ __forceinline__ static Storage storage(u32 raw) {
@@ -183,24 +218,8 @@ struct ExactStrip {
       return static_cast<Storage>(raw);
     }
   }
-  __device__ __forceinline__ static void multiply(const u32 (&a)[4], const BRow<4> (&row)[2],
-                                                  float (&sum)[kSpan][4]) {
-    if constexpr (kIsF32) {
-      const uint4 tile = make_uint4(a[0], a[1], a[2], a[3]);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) mma_tf32(tile, row[0].word[j], row[1].word[j], sum[j]);
-    } else {
-      const uint2 tile = make_uint2(a[0] | a[2] << 16, a[1] | a[3] << 16);
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const uint2 pair = pair_rows(row, q);
-        mma_16_bit<Mma<E>::kBfloat>(tile, pair.x, sum[2 * q]);
-        mma_16_bit<Mma<E>::kBfloat>(tile, pair.y, sum[2 * q + 1]);
-      }
-    }
-  }
   // An entry times a chunk, where either is not finite: multiply() has left that out.
-  __device__ __forceinline__ static void add_special(float weight, const uint4& chunk,
+  __device__ __forceinline__ static void add_special(float weight, bool entry, const uint4& chunk,
                                                      float (&sum)[kSpan][4], int place) {
     union {
       uint4 word;
@@ -210,7 +229,7 @@ struct ExactStrip {
 #pragma unroll
     for (int j = 0; j < kSpan; ++j) {
       const float number = operand<E>(x.element[j]);
-      if (!(isfinite(number) && isfinite(weight))) {
+      if (entry && !(isfinite(number) && isfinite(weight))) {
         sum[j][place] = fmaf(weight, number, sum[j][place]);
       }
     }

@@ -198,6 +198,11 @@ __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Until `threads` threads of the block, whole warps, are here; `barrier` is a number from 1 to 15.
+__device__ __forceinline__ void sync_some(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements from shared memory, transposed: lanes 8i to 8i + 7 point at
 // the rows of matrix i, 16 bytes each; lane 4g + t gets elements (2t, g) and (2t + 1, g) of each.
 __device__ __forceinline__ void load_matrix_transposed(const void* row, u32 (&word)[4]) {

@@ -29,17 +29,21 @@ __device__ __forceinline__ int share(int begin, int end, int warp) {
   return begin + tiles / kTeam * warp + min(tiles % kTeam, warp);
 }
 
+// Words of shared memory that add_up() takes.
+template <int kTeam, int kMembers, typename Strip>
+constexpr int kSumWords = kTeam / 2 * kMembers * sizeof(Strip::sum) / sizeof(float4) * 32;
+
 // Adds up what the block's warps have of one strip, each of other tiles; the first has it then. The
-// order is kTeam's alone: the same bits every time.
-template <int kTeam, typename E, int kPieces>
-__device__ __forceinline__ void add_up(ExactStrip<E, kPieces>& strip) {
+// order is kTeam's alone: the same bits every time. Warps may be kTeam teams of kMembers, whose
+// members have strips of their own.
+template <int kTeam, int kMembers = 1, typename E, int kPieces>
+__device__ __forceinline__ void add_up(ExactStrip<E, kPieces>& strip, float4* s_sums) {
   constexpr int kSpan = ExactStrip<E, kPieces>::kSpan, kWords = kPieces * kSpan;
-  __shared__ float4 s_sums[kTeam / 2 * kWords * 32];
   static_assert((kTeam & (kTeam - 1)) == 0, "halves of halves");
-  const int warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32 / kMembers, member = threadIdx.x / 32 % kMembers;
 #pragma unroll 1
   for (int half = kTeam / 2; half > 0; half /= 2) {
-    float4* const place = s_sums + warp % half * (kWords * 32) + strip.lane;
+    float4* const place = s_sums + (warp % half * kMembers + member) * (kWords * 32) + strip.lane;
     __syncthreads();  // what lay there is read
     if (warp >= half && warp < 2 * half) {
 #pragma unroll
@@ -60,17 +64,26 @@ __device__ __forceinline__ void add_up(ExactStrip<E, kPieces>& strip) {
   }
 }
 
-// compute(unit, bits of its flag) for each of `units` that was asked for, of those that are the
-// block's: all threads of the block together. Takes the flag back. Each thread looks at one flag,
-// so that a block that has nothing to do waits for one load.
-template <int kTeam, typename Compute>
+// Flags of a unit that has kFlags of them, kBits bits each: one word.
+template <int kFlags, int kBits>
+__device__ __forceinline__ u32 asked_of(const int* flags, int unit) {
+  u32 bits = 0;
+#pragma unroll
+  for (int i = 0; i < kFlags; ++i) bits |= u32(__ldcg(flags + unit * kFlags + i)) << i * kBits;
+  return bits;
+}
+
+// compute(unit, bits of its flags) for each of `units` that was asked for, of those that are the
+// block's: all threads of the block together. Takes the flags back. Each thread looks at one unit,
+// so that a block that has nothing to do waits once.
+template <int kTeam, int kFlags = 1, int kBits = 0, typename Compute>
 __device__ __forceinline__ void each_asked(int* flags, int units, const Compute& compute) {
   __shared__ u32 s_asked[kTeam];
   const int stride = gridDim.x;
 #pragma unroll 1
   for (int first = blockIdx.x; first < units; first += kTeam * 32 * stride) {
     const int mine = first + int(threadIdx.x) * stride;
-    const u32 asked = mine < units && __ldcg(flags + mine) != 0;
+    const u32 asked = mine < units && asked_of<kFlags, kBits>(flags, mine) != 0;
     const u32 of_warp = __reduce_or_sync(kWarp, asked << threadIdx.x % 32);
     __syncthreads();  // what was asked for in the last round is read
     if (threadIdx.x % 32 == 0) s_asked[threadIdx.x / 32] = of_warp;
@@ -80,9 +93,9 @@ __device__ __forceinline__ void each_asked(int* flags, int units, const Compute&
 #pragma unroll 1
       for (u32 rest = s_asked[warp]; rest != 0; rest &= rest - 1) {
         const int unit = first + (warp * 32 + __ffs(rest) - 1) * stride;
-        const int bits = __ldcg(flags + unit);
+        const u32 bits = asked_of<kFlags, kBits>(flags, unit);
         __syncthreads();  // all threads have read it
-        if (threadIdx.x == 0) flags[unit] = 0;
+        if (threadIdx.x < kFlags) flags[unit * kFlags + threadIdx.x] = 0;
         compute(unit, bits);
       }
     }

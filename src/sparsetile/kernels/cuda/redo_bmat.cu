@@ -24,7 +24,8 @@ struct Compute {
                                      p.n - first);
     strip.template add<kBatch>(PartTiles{p, part}, redo::share<kTeam>(begin, end, warp),
                                redo::share<kTeam>(begin, end, warp + 1));
-    redo::add_up<kTeam>(strip);
+    __shared__ float4 s_sums[redo::kSumWords<kTeam, 1, ExactStrip<E, kUnitPieces>>];
+    redo::add_up<kTeam>(strip, s_sums);
     if (warp != 0) return;
     const int position = window * kWindowRows + part * 16 + strip.g;
     const int rows[2] = {row_of(p, position), row_of(p, position + 8)};

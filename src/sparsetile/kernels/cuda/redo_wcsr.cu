@@ -25,7 +25,8 @@ struct Compute {
                                  p.n - first);
     strip.template add<kBatch>(StripTiles{p, strip_of_window}, redo::share<kTeam>(begin, end, warp),
                                redo::share<kTeam>(begin, end, warp + 1));
-    redo::add_up<kTeam>(strip);
+    __shared__ float4 s_sums[redo::kSumWords<kTeam, 1, ExactStrip<E, kPieces>>];
+    redo::add_up<kTeam>(strip, s_sums);
     if (warp == 0) store_strip(p, strip, window, strip_of_window, first, groups);
   }
 };

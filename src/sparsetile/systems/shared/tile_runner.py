@@ -40,7 +40,14 @@ from sparsetile.systems.shared.geometry import (
     stride_params,
 )
 
-__all__ = ["AlignedTileRunner", "LaterLaunch", "TileLaunch", "TileRunner", "redo_blocks"]
+__all__ = [
+    "AlignedTileRunner",
+    "LaterLaunch",
+    "TileLaunch",
+    "TileRunner",
+    "redo_blocks",
+    "sm_count",
+]
 
 # Packed values are copied in words of four bytes, or in pieces of sixteen.
 _VALUE_MARGIN = 8
@@ -101,9 +108,13 @@ class TileLaunch:
         )
 
 
+def sm_count(device: int) -> int:
+    return machine(torch.device("cuda", device)).processors
+
+
 def redo_blocks(units: int, slabs: int, device: int) -> int:
     """Thread blocks that compute ``units`` of a slab again: those of all slabs run at once."""
-    most = REDO_BLOCKS * machine(torch.device("cuda", device)).processors
+    most = REDO_BLOCKS * sm_count(device)
     return max(1, min(units, -(-most // slabs)))
 
 

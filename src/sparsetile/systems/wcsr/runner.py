@@ -1,7 +1,8 @@
-"""Launches of ``spmm_wcsr``, ``join_wcsr`` and ``redo_wcsr``; column ids are in the kernel's order.
+"""Launches of ``spmm_wcsr``, its join and its redos; column ids are in the kernel's order.
 
 Where windows are in pieces, a second launch joins them and a third computes again what is not
-finite. Else the product does so itself.
+finite, by windows (``redo_windows``) or by parts of them (``redo_wcsr``). Else the product does so
+itself.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from sparsetile.kernels.repair import REDO_THREADS
 from sparsetile.kernels.wcsr import (
     JOIN_WCSR,
     REDO_WCSR,
+    REDO_WINDOWS,
     SPMM_WCSR,
+    WINDOW_REDO_THREADS,
+    WindowTile,
     choose_join_tile,
     choose_window_tile,
     join_config,
     redo_wcsr_config,
+    redo_windows_config,
+    redo_windows_pays,
     wcsr_config,
 )
 from sparsetile.systems.base import Tensors
@@ -28,6 +34,7 @@ from sparsetile.systems.shared.tile_runner import (
     LaterLaunch,
     TileLaunch,
     redo_blocks,
+    sm_count,
 )
 
 __all__ = ["WCSRRunner"]
@@ -44,6 +51,8 @@ class WCSRRunner(AlignedTileRunner):
         super().__init__(meta)
         self._height = int(meta["height"])
         self._workers = int(meta["workers"])
+        # Tiles in all, and of the longest window. Plan files from before have none.
+        self._tiles, self._longest = (int(meta.get(name, 0)) for name in ("tiles", "longest"))
 
     def _format_params(self, tensors: Tensors) -> dict[str, int]:
         return {name: tensors[name].data_ptr() for name in _FORMAT} | {"redo": 0}
@@ -66,14 +75,31 @@ class WCSRRunner(AlignedTileRunner):
         joined = choose_join_tile(tile, self._nodes, self._slots)
         config = join_config(dtype, joined, weighted, out_dtype=out_dtype)
         join = JOIN_WCSR.load(config, device)
-        config = redo_wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
-        redo = REDO_WCSR.load(config, device)
-        units = tile.units(self._positions, dtype)
         return TileLaunch(
             kernel, tile.threads, self._workers, slabs,
-            slot_bytes=tile.warps * 32 * tile.sums * 4, flags=units,
+            slot_bytes=tile.warps * 32 * tile.sums * 4, flags=tile.units(self._positions, dtype),
             later=(
                 LaterLaunch(join, joined.threads, self._nodes * joined.blocks),
-                LaterLaunch(redo, REDO_THREADS, redo_blocks(units, slabs, device)),
+                self._redo(dtype, out_dtype, tile, slabs, weighted, device),
             ),
         )  # fmt: skip
+
+    def _redo(
+        self,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        tile: WindowTile,
+        slabs: int,
+        weighted: bool,
+        device: int,
+    ) -> LaterLaunch:
+        share = self._tiles * slabs / sm_count(device)
+        if self._tiles and redo_windows_pays(dtype, tile, share, self._longest):
+            config = redo_windows_config(dtype, tile, weighted, out_dtype=out_dtype)
+            windows = -(-self._positions // tile.height)
+            # As many as twice the SMs: those that wait begin where short windows have ended.
+            blocks = redo_blocks(windows, slabs, device)
+            return LaterLaunch(REDO_WINDOWS.load(config, device), WINDOW_REDO_THREADS, blocks)
+        config = redo_wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
+        blocks = redo_blocks(tile.units(self._positions, dtype), slabs, device)
+        return LaterLaunch(REDO_WCSR.load(config, device), REDO_THREADS, blocks)

@@ -98,7 +98,7 @@ class WCSRSystem(System):
     ordered = True
     rounds_to_tf32 = True
     counts_pairs = True
-    kernels = ("spmm_wcsr", "join_wcsr", "redo_wcsr", "spmm_bittcf")
+    kernels = ("spmm_wcsr", "join_wcsr", "redo_wcsr", "redo_windows", "spmm_bittcf")
     ablations = (TALL, SHORT)
     contract_ablations = (TALL,)  # small matrices would lead it to acc's windows
 
@@ -163,6 +163,8 @@ class WCSRSystem(System):
             nodes=schedule.cut_count,
             height=windows.height,
             workers=schedule.worker_count,
+            tiles=windows.tile_count,
+            longest=int(windows.window_row_ptr.diff().max()) if windows.window_count else 0,
         )
 
     def make_runner(self, meta: Mapping[str, Any]) -> WCSRRunner:
