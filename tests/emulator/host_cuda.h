@@ -4,6 +4,7 @@
 // too early.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -113,7 +114,7 @@ struct Copy {  // one of those that a thread has begun
   int filled;  // that are written; the rest of them are zeros
 };
 struct Thread {
-  ucontext_t context;
+  jmp_buf place;  // where it goes on
   std::unique_ptr<char[]> stack;
   const Barrier* at = nullptr;  // where it waits, and for the end of which round
   unsigned round = 0;
@@ -122,7 +123,16 @@ struct Thread {
   std::vector<std::vector<Copy>> under_way;
 };
 inline Thread* running;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
+
+// Another thread's turn. By jumps: swapcontext asks the kernel for signal masks each time.
+[[gnu::noinline]] inline void give_way() {
+  if (!_setjmp(running->place)) _longjmp(scheduler, 1);
+}
+[[gnu::noinline]] inline void resume(Thread& thread) {
+  running = &thread;
+  if (!_setjmp(scheduler)) _longjmp(thread.place, 1);
+}
 
 class Barrier {
  public:
@@ -135,7 +145,7 @@ class Barrier {
       running->at = this;
       running->round = round_;
     }
-    swapcontext(&running->context, &scheduler);  // the last one as well: others may come first
+    give_way();  // the last one as well: others may come first
   }
   unsigned round() const { return round_; }
 
@@ -220,39 +230,61 @@ inline int __reduce_min_sync(unsigned, int value) {
 
 constexpr std::size_t kThreadStack = 256 << 10;
 
+// Threads with their stacks, which blocks and launches take in turn: most of a short kernel's time
+// would be spent on new ones. Each waits where the code of its next block begins.
+inline std::vector<std::unique_ptr<Thread>> threads_kept;
+inline void (*thread_code)();
+
+inline void begin_thread() {
+  for (;;) {
+    give_way();
+    thread_code();
+    running->ended = true;
+  }
+}
+
+inline void keep_threads(unsigned count) {
+  while (threads_kept.size() < count) {
+    threads_kept.emplace_back(new Thread);
+    Thread& made = *threads_kept.back();
+    made.stack.reset(new char[kThreadStack]);
+    ucontext_t begin;
+    getcontext(&begin);
+    begin.uc_stack.ss_sp = made.stack.get();
+    begin.uc_stack.ss_size = kThreadStack;
+    begin.uc_link = nullptr;
+    makecontext(&begin, begin_thread, 0);
+    running = &made;
+    if (!_setjmp(scheduler)) setcontext(&begin);
+  }
+}
+
 // Let each thread of a block run from barrier to barrier until all have ended.
 template <typename Kernel>
 void run_block(unsigned threads, const Kernel& kernel, std::minstd_rand& draw) {
   static const Kernel* code;  // what a thread begins with takes no arguments
   code = &kernel;
-  std::vector<Thread> all(threads);
+  thread_code = [] { (*code)(); };
+  keep_threads(threads);
   std::vector<unsigned> order(threads);
   for (unsigned t = 0; t < threads; ++t) {
     order[t] = t;
-    all[t].stack.reset(new char[kThreadStack]);
-    getcontext(&all[t].context);
-    all[t].context.uc_stack.ss_sp = all[t].stack.get();
-    all[t].context.uc_stack.ss_size = kThreadStack;
-    all[t].context.uc_link = &scheduler;
-    makecontext(
-        &all[t].context,
-        [] {
-          (*code)();
-          running->ended = true;
-        },
-        0);
+    Thread& each = *threads_kept[t];
+    each.at = nullptr;
+    each.ended = false;
+    each.begun.clear();
+    each.under_way.clear();
   }
   for (unsigned left = threads; left;) {
     bool any = false;
     std::shuffle(order.begin(), order.end(), draw);
     for (unsigned t : order) {
-      Thread& each = all[t];
+      Thread& each = *threads_kept[t];
       if (each.ended || (each.at && each.at->round() == each.round)) continue;
       any = true;
       each.at = nullptr;
-      running = &each;
       threadIdx = {t, 0, 0};
-      swapcontext(&scheduler, &each.context);
+      resume(each);
       left -= each.ended;
     }
     if (!any) {
