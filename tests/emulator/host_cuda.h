@@ -1,25 +1,23 @@
 // CUDA's words for a host compiler. The threads of a block take turns on one host thread: each runs
 // until it waits at a barrier, so that every lane of a mask must take part in what is called
-// *_sync, as on a GPU. Whose turn comes first is drawn anew each time: what lacks a barrier reads
-// too early.
+// *_sync, as on a GPU. Whose turn it is host_threads.h says, which is compiled once and linked to
+// every kernel: containers here would take longer to compile than most kernels.
 #pragma once
 
-#include <setjmp.h>
-#include <ucontext.h>
-
-#include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <memory>
-#include <random>
-#include <vector>
 
 using std::isfinite;
-using std::max;
-using std::min;
+// Those of <algorithm>, a header as long as all others here.
+template <typename T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <typename T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
 
 #define __device__
 #define __global__
@@ -33,7 +31,7 @@ using std::min;
 struct Index {
   unsigned x, y, z;
 };
-inline Index threadIdx, blockIdx, gridDim;
+extern Index threadIdx, blockIdx, gridDim;
 
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
@@ -105,74 +103,25 @@ inline unsigned long long atomicOr(unsigned long long* address, unsigned long lo
   return __atomic_fetch_or(address, value, __ATOMIC_SEQ_CST);
 }
 
-class Barrier;
-
-struct Copy {  // one of those that a thread has begun
-  void* to;
-  const void* from;
-  int bytes;   // that are read
-  int filled;  // that are written; the rest of them are zeros
-};
-struct Thread {
-  jmp_buf place;  // where it goes on
-  std::unique_ptr<char[]> stack;
-  const Barrier* at = nullptr;  // where it waits, and for the end of which round
-  unsigned round = 0;
-  bool ended = false;
-  std::vector<Copy> begun;
-  std::vector<std::vector<Copy>> under_way;
-};
-inline Thread* running;
-inline jmp_buf scheduler;
-
-// Another thread's turn. By jumps: swapcontext asks the kernel for signal masks each time.
-[[gnu::noinline]] inline void give_way() {
-  if (!_setjmp(running->place)) _longjmp(scheduler, 1);
-}
-[[gnu::noinline]] inline void resume(Thread& thread) {
-  running = &thread;
-  if (!_setjmp(scheduler)) _longjmp(thread.place, 1);
-}
-
-class Barrier {
- public:
-  explicit Barrier(int count) : count_(count) {}
-  void wait() {
-    if (++arrived_ == count_) {
-      arrived_ = 0;
-      ++round_;
-    } else {
-      running->at = this;
-      running->round = round_;
-    }
-    give_way();  // the last one as well: others may come first
-  }
-  unsigned round() const { return round_; }
-
- private:
-  int count_, arrived_ = 0;
-  unsigned round_ = 0;
-};
-
 struct Warp {
   unsigned word[32][8];  // what each lane shows the others
 
-  void wait(unsigned mask = ~0u) {
-    if (mask == ~0u) return barrier_.wait();
-    some_.try_emplace(mask, __builtin_popcount(mask)).first->second.wait();
-  }
-
- private:
-  Barrier barrier_{32};
-  std::map<unsigned, Barrier> some_;  // of a part of the warp's lanes
+  void wait(unsigned mask = ~0u);
 };
-inline std::vector<Warp*> warps;
-inline Barrier* block_barrier;
-
-inline Warp& this_warp() { return *warps[threadIdx.x / 32]; }
+extern Warp warps[32];
+inline Warp& this_warp() { return warps[threadIdx.x / 32]; }
 inline int this_lane() { return threadIdx.x % 32; }
 inline void __syncwarp(unsigned mask = ~0u) { this_warp().wait(mask); }
-inline void __syncthreads() { block_barrier->wait(); }
+void __syncthreads();
+
+// Asynchronous copies of the thread whose turn it is: of ``filled`` bytes ``bytes`` are read, the
+// rest of them are zeros.
+void begin_copy(void* to, const void* from, int bytes, int filled);
+void commit_copies();
+void wait_for_copies(int pending);
+
+// Run a kernel over a grid, one block after the other.
+void run_grid(Index grid, unsigned threads, void (*kernel)());
 
 // All lanes show up to two words; then each reads what it wants of them.
 template <typename T, typename Read>
@@ -226,90 +175,4 @@ inline int __reduce_max_sync(unsigned, int value) {
 }
 inline int __reduce_min_sync(unsigned, int value) {
   return fold(value, [](unsigned a, unsigned b) { return unsigned(min(int(a), int(b))); });
-}
-
-constexpr std::size_t kThreadStack = 256 << 10;
-
-// Threads with their stacks, which blocks and launches take in turn: most of a short kernel's time
-// would be spent on new ones. Each waits where the code of its next block begins.
-inline std::vector<std::unique_ptr<Thread>> threads_kept;
-inline void (*thread_code)();
-
-inline void begin_thread() {
-  for (;;) {
-    give_way();
-    thread_code();
-    running->ended = true;
-  }
-}
-
-inline void keep_threads(unsigned count) {
-  while (threads_kept.size() < count) {
-    threads_kept.emplace_back(new Thread);
-    Thread& made = *threads_kept.back();
-    made.stack.reset(new char[kThreadStack]);
-    ucontext_t begin;
-    getcontext(&begin);
-    begin.uc_stack.ss_sp = made.stack.get();
-    begin.uc_stack.ss_size = kThreadStack;
-    begin.uc_link = nullptr;
-    makecontext(&begin, begin_thread, 0);
-    running = &made;
-    if (!_setjmp(scheduler)) setcontext(&begin);
-  }
-}
-
-// Let each thread of a block run from barrier to barrier until all have ended.
-template <typename Kernel>
-void run_block(unsigned threads, const Kernel& kernel, std::minstd_rand& draw) {
-  static const Kernel* code;  // what a thread begins with takes no arguments
-  code = &kernel;
-  thread_code = [] { (*code)(); };
-  keep_threads(threads);
-  std::vector<unsigned> order(threads);
-  for (unsigned t = 0; t < threads; ++t) {
-    order[t] = t;
-    Thread& each = *threads_kept[t];
-    each.at = nullptr;
-    each.ended = false;
-    each.begun.clear();
-    each.under_way.clear();
-  }
-  for (unsigned left = threads; left;) {
-    bool any = false;
-    std::shuffle(order.begin(), order.end(), draw);
-    for (unsigned t : order) {
-      Thread& each = *threads_kept[t];
-      if (each.ended || (each.at && each.at->round() == each.round)) continue;
-      any = true;
-      each.at = nullptr;
-      threadIdx = {t, 0, 0};
-      resume(each);
-      left -= each.ended;
-    }
-    if (!any) {
-      std::fprintf(stderr, "emulator: %u threads wait where others never come\n", left);
-      std::abort();
-    }
-  }
-}
-
-// Run a kernel over a grid, one block after the other.
-template <typename Kernel>
-void run_grid(Index grid, unsigned threads, const Kernel& kernel) {
-  std::minstd_rand draw(threads);
-  gridDim = grid;
-  for (unsigned z = 0; z < grid.z; ++z) {
-    for (unsigned y = 0; y < grid.y; ++y) {
-      for (unsigned x = 0; x < grid.x; ++x) {
-        blockIdx = {x, y, z};
-        for (unsigned w = 0; w < threads / 32; ++w) warps.push_back(new Warp);
-        block_barrier = new Barrier(threads);
-        run_block(threads, kernel, draw);
-        for (Warp* warp : warps) delete warp;
-        warps.clear();
-        delete block_barrier;
-      }
-    }
-  }
 }
