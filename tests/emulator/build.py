@@ -63,8 +63,9 @@ def cache_key() -> str:
 def _compile(language: str, source: Path, made: Path, *options: str) -> None:
     """Compile a file; another process may make the same one, so that it appears whole."""
     partial = made.with_name(f"{made.name}.{os.getpid()}")
-    # Each library has its own shared memory, also where a variable's name is the same.
-    command = [str(host_compiler()), "-std=c++20", "-O1", "-w", "-fpermissive", "-pthread"]
+    # Each library has its own shared memory, also where a variable's name is the same. -O1 would
+    # take longer to compile than it saves in the short runs of tests.
+    command = [str(host_compiler()), "-std=c++20", "-Og", "-w", "-fpermissive", "-pthread"]
     command += ["-fno-gnu-unique", "-fPIC", *options, "-o", str(partial), "-x", language]
     subprocess.run([*command, str(source)], check=True, timeout=120)
     partial.replace(made)
