@@ -22,9 +22,9 @@ __all__ = ["HostKernel", "HostLaunch", "cache_key", "host_compiler"]
 HERE = Path(__file__).parent
 _ENTRY = """
 extern "C" void run_on_host(const void* params, unsigned x, unsigned y, unsigned z, unsigned t) {
-  Params p;
+  static Params p;
   std::memcpy(&p, params, sizeof(p));
-  run_grid({x, y, z}, t, [&] { KERNEL(p); });
+  run_grid({x, y, z}, t, [] { KERNEL(p); });
 }
 """
 # A function of mma.cuh, and an instruction in another one.
@@ -63,8 +63,9 @@ def cache_key() -> str:
 def _compile(language: str, source: Path, made: Path, *options: str) -> None:
     """Compile a file; another process may make the same one, so that it appears whole."""
     partial = made.with_name(f"{made.name}.{os.getpid()}")
-    # Each library has its own shared memory, also where a variable's name is the same.
-    command = [str(host_compiler()), "-std=c++20", "-O1", "-w", "-fpermissive", "-pthread"]
+    # Each library has its own shared memory, also where a variable's name is the same. -O1 would
+    # take longer to compile than it saves in the short runs of tests.
+    command = [str(host_compiler()), "-std=c++20", "-Og", "-w", "-fpermissive", "-pthread"]
     command += ["-fno-gnu-unique", "-fPIC", *options, "-o", str(partial), "-x", language]
     subprocess.run([*command, str(source)], check=True, timeout=120)
     partial.replace(made)
@@ -73,7 +74,8 @@ def _compile(language: str, source: Path, made: Path, *options: str) -> None:
 def _device_tree(folder: Path) -> Path:
     """Copy the device code, with the emulator's files in place of assembly.
 
-    The header of CUDA's words is compiled here once: it takes longer than most kernels.
+    The header of CUDA's words and the scheduler are compiled here once: each takes longer than
+    most kernels.
     """
     tree = folder / "device"
     if not tree.exists():
@@ -83,9 +85,10 @@ def _device_tree(folder: Path) -> Path:
         shutil.copy(HERE / "ptx.cuh", partial / "ptx.cuh")
         mma = partial / "mma.cuh"
         mma.write_text(_emulated_instructions(mma.read_text()))
-        header = partial / "host_cuda.h"
-        shutil.copy(HERE / header.name, header)
-        _compile("c++-header", header, partial / "host_cuda.h.gch")
+        for name in ("host_cuda.h", "host_threads.h"):
+            shutil.copy(HERE / name, partial / name)
+        _compile("c++-header", partial / "host_cuda.h", partial / "host_cuda.h.gch")
+        _compile("c++", partial / "host_threads.h", partial / "host_threads.o", "-c")
         with contextlib.suppress(OSError):  # another process was faster
             partial.rename(tree)
         shutil.rmtree(work)
@@ -103,8 +106,9 @@ class HostKernel:
         if not library.exists():
             source = folder / f"{name}.{os.getpid()}.cpp"
             source.write_text(text)
-            tree = str(_device_tree(folder))
-            _compile("c++", source, library, "-Wl,-Bsymbolic", "-shared", "-I", tree)
+            tree = _device_tree(folder)
+            threads = str(tree / "host_threads.o")
+            _compile("c++", source, library, "-Wl,-Bsymbolic", "-shared", "-I", str(tree), threads)
             source.unlink()
         self.library = ctypes.CDLL(str(library))
         self.params = spec.params

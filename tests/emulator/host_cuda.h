@@ -1,24 +1,23 @@
 // CUDA's words for a host compiler. The threads of a block take turns on one host thread: each runs
 // until it waits at a barrier, so that every lane of a mask must take part in what is called
-// *_sync, as on a GPU. Whose turn comes first is drawn anew each time: what lacks a barrier reads
-// too early.
+// *_sync, as on a GPU. Whose turn it is host_threads.h says, which is compiled once and linked to
+// every kernel: containers here would take longer to compile than most kernels.
 #pragma once
 
-#include <ucontext.h>
-
-#include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <memory>
-#include <random>
-#include <vector>
 
 using std::isfinite;
-using std::max;
-using std::min;
+// Those of <algorithm>, a header as long as all others here.
+template <typename T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <typename T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
 
 #define __device__
 #define __global__
@@ -32,7 +31,7 @@ using std::min;
 struct Index {
   unsigned x, y, z;
 };
-inline Index threadIdx, blockIdx, gridDim;
+extern Index threadIdx, blockIdx, gridDim;
 
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
@@ -104,66 +103,26 @@ inline unsigned long long atomicOr(unsigned long long* address, unsigned long lo
   return __atomic_fetch_or(address, value, __ATOMIC_SEQ_CST);
 }
 
-class Barrier;
-
-struct Copy {  // one of those that a thread has begun
-  void* to;
-  const void* from;
-  int bytes;   // that are read
-  int filled;  // that are written; the rest of them are zeros
-};
-struct Thread {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
-  const Barrier* at = nullptr;  // where it waits, and for the end of which round
-  unsigned round = 0;
-  bool ended = false;
-  std::vector<Copy> begun;
-  std::vector<std::vector<Copy>> under_way;
-};
-inline Thread* running;
-inline ucontext_t scheduler;
-
-class Barrier {
- public:
-  explicit Barrier(int count) : count_(count) {}
-  void wait() {
-    if (++arrived_ == count_) {
-      arrived_ = 0;
-      ++round_;
-    } else {
-      running->at = this;
-      running->round = round_;
-    }
-    swapcontext(&running->context, &scheduler);  // the last one as well: others may come first
-  }
-  unsigned round() const { return round_; }
-
- private:
-  int count_, arrived_ = 0;
-  unsigned round_ = 0;
-};
-
 struct Warp {
   unsigned word[32][8];  // what each lane shows the others
 
-  void wait(unsigned mask = ~0u) {
-    if (mask == ~0u) return barrier_.wait();
-    some_.try_emplace(mask, __builtin_popcount(mask)).first->second.wait();
-  }
-
- private:
-  Barrier barrier_{32};
-  std::map<unsigned, Barrier> some_;  // of a part of the warp's lanes
+  void wait(unsigned mask = ~0u);
 };
-inline std::vector<Warp*> warps;
-inline Barrier* block_barrier;
-inline std::map<int, Barrier> some_barriers;  // of a part of the block's warps
-
-inline Warp& this_warp() { return *warps[threadIdx.x / 32]; }
+extern Warp warps[32];
+inline Warp& this_warp() { return warps[threadIdx.x / 32]; }
 inline int this_lane() { return threadIdx.x % 32; }
 inline void __syncwarp(unsigned mask = ~0u) { this_warp().wait(mask); }
-inline void __syncthreads() { block_barrier->wait(); }
+void __syncthreads();
+void sync_some_warps(int barrier, int threads);  // of the block, by a barrier's number
+
+// Asynchronous copies of the thread whose turn it is: of ``filled`` bytes ``bytes`` are read, the
+// rest of them are zeros.
+void begin_copy(void* to, const void* from, int bytes, int filled);
+void commit_copies();
+void wait_for_copies(int pending);
+
+// Run a kernel over a grid, one block after the other.
+void run_grid(Index grid, unsigned threads, void (*kernel)());
 
 // All lanes show up to two words; then each reads what it wants of them.
 template <typename T, typename Read>
@@ -217,69 +176,4 @@ inline int __reduce_max_sync(unsigned, int value) {
 }
 inline int __reduce_min_sync(unsigned, int value) {
   return fold(value, [](unsigned a, unsigned b) { return unsigned(min(int(a), int(b))); });
-}
-
-constexpr std::size_t kThreadStack = 256 << 10;
-
-// Let each thread of a block run from barrier to barrier until all have ended.
-template <typename Kernel>
-void run_block(unsigned threads, const Kernel& kernel, std::minstd_rand& draw) {
-  static const Kernel* code;  // what a thread begins with takes no arguments
-  code = &kernel;
-  std::vector<Thread> all(threads);
-  std::vector<unsigned> order(threads);
-  for (unsigned t = 0; t < threads; ++t) {
-    order[t] = t;
-    all[t].stack.reset(new char[kThreadStack]);
-    getcontext(&all[t].context);
-    all[t].context.uc_stack.ss_sp = all[t].stack.get();
-    all[t].context.uc_stack.ss_size = kThreadStack;
-    all[t].context.uc_link = &scheduler;
-    makecontext(
-        &all[t].context,
-        [] {
-          (*code)();
-          running->ended = true;
-        },
-        0);
-  }
-  for (unsigned left = threads; left;) {
-    bool any = false;
-    std::shuffle(order.begin(), order.end(), draw);
-    for (unsigned t : order) {
-      Thread& each = all[t];
-      if (each.ended || (each.at && each.at->round() == each.round)) continue;
-      any = true;
-      each.at = nullptr;
-      running = &each;
-      threadIdx = {t, 0, 0};
-      swapcontext(&scheduler, &each.context);
-      left -= each.ended;
-    }
-    if (!any) {
-      std::fprintf(stderr, "emulator: %u threads wait where others never come\n", left);
-      std::abort();
-    }
-  }
-}
-
-// Run a kernel over a grid, one block after the other.
-template <typename Kernel>
-void run_grid(Index grid, unsigned threads, const Kernel& kernel) {
-  std::minstd_rand draw(threads);
-  gridDim = grid;
-  for (unsigned z = 0; z < grid.z; ++z) {
-    for (unsigned y = 0; y < grid.y; ++y) {
-      for (unsigned x = 0; x < grid.x; ++x) {
-        blockIdx = {x, y, z};
-        for (unsigned w = 0; w < threads / 32; ++w) warps.push_back(new Warp);
-        block_barrier = new Barrier(threads);
-        run_block(threads, kernel, draw);
-        for (Warp* warp : warps) delete warp;
-        warps.clear();
-        delete block_barrier;
-        some_barriers.clear();
-      }
-    }
-  }
 }

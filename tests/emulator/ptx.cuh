@@ -35,9 +35,7 @@ inline u16 f32_to_bf16(float value) {
 
 inline void wait_previous() {}
 inline void let_next_start() {}
-inline void sync_some(int barrier, int threads) {
-  some_barriers.try_emplace(barrier, threads).first->second.wait();
-}
+inline void sync_some(int barrier, int threads) { sync_some_warps(barrier, threads); }
 inline int lane_now() { return this_lane(); }
 inline u32 lanes_below() { return (1u << this_lane()) - 1; }
 
@@ -93,26 +91,16 @@ void add_global(float* address, const float (&sum)[kCount]) {
 
 template <bool kCached>
 void copy_async(void* shared, const void* global, bool inside) {
-  running->begun.push_back({shared, global, inside ? 16 : 0, 16});
+  begin_copy(shared, global, inside ? 16 : 0, 16);
 }
 template <int kBytes>
 void copy_async_small(void* shared, const void* global) {
-  running->begun.push_back({shared, global, kBytes, kBytes});
+  begin_copy(shared, global, kBytes, kBytes);
 }
-inline void copy_commit() {
-  running->under_way.push_back(running->begun);
-  running->begun.clear();
-}
+inline void copy_commit() { commit_copies(); }
 template <int kPending>
 void copy_wait() {
-  auto& under_way = running->under_way;
-  while (static_cast<int>(under_way.size()) > kPending) {
-    for (const Copy& copy : under_way.front()) {
-      std::memset(copy.to, 0, copy.filled);
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    }
-    under_way.erase(under_way.begin());
-  }
+  wait_for_copies(kPending);
 }
 
 inline void load_matrix_transposed(const void* row, u32 (&word)[4]) {

@@ -47,11 +47,6 @@ KERNELS = [
 IDS = ["f32", "f32 stacked", "f16", "f16 stacked", "bf16", "f32 one stage", "f16 A ahead"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulator")
-
-
 @pytest.fixture(autouse=True)
 def _host(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -> None:
     load_on_host(monkeypatch, tile_runner, folder)

@@ -24,15 +24,16 @@ def registers(words: np.ndarray) -> np.ndarray:
     return np.unpackbits(octets, bitorder="little").astype(bool).reshape(4, 32)
 
 
+# Row g + 8 (i % 2) and column t + 4 (i // 2) of register i of lane 4 g + t.
+REGISTER, LANE = np.indices((4, 32))
+ROW, COLUMN = LANE // 4 + REGISTER % 2 * 8, LANE % 4 + REGISTER // 2 * 4
+
+
 def dense_tile(held: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """[16, 8] from register and lane: row g + 8 (i % 2), column t + 4 (i // 2)."""
+    """[16, 8] from registers and lanes; values come register by register."""
     tile = np.zeros((ROWS, 8))
-    at = 0
-    for register, lane in itertools.product(range(4), range(32)):
-        if held[register, lane]:
-            tile[lane // 4 + register % 2 * 8, lane % 4 + register // 2 * 4] = values[at]
-            at += 1
-    assert at == len(values)
+    assert values.shape == (np.count_nonzero(held),)
+    tile[ROW[held], COLUMN[held]] = values
     return tile
 
 
