@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sparsetile.bench.busy import core_count
 from sparsetile.core.device import machine
 
 __all__ = ["commit", "describe_environment"]
@@ -53,6 +55,10 @@ def _cpu_name() -> str:
         lines = []
     for line in lines:
         if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    # Kernels for Arm name no model; lscpu knows it from the numbers they give.
+    for line in (_output(["lscpu"]) or "").splitlines():
+        if line.startswith("Model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
@@ -99,6 +105,16 @@ def _number(text: str) -> float | str:
         return text
 
 
+def _cpu_state() -> dict[str, Any]:
+    """What the host's times depend on beside its name. The load is that before the run."""
+    return {
+        "architecture": platform.machine(),
+        "cores": core_count(),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+
+
 @functools.lru_cache(maxsize=4)
 def describe_environment(device: str) -> dict[str, Any]:
     """Return what a worker knows of its machine; asked once per worker."""
@@ -106,6 +122,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "device": device,
         "device_name": f"{_cpu_name()}, {torch.get_num_threads()} threads",
         "host": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_state(),
         "versions": _versions(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

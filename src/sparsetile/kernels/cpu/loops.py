@@ -21,7 +21,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from sparsetile.core.numba_cache import entry_point, inner
+from sparsetile.core.numba_cache import entry_point, inlined, inner
 from sparsetile.kernels.cpu import vector as cpu_vector
 from sparsetile.kernels.cpu.vector import (
     UNIT_BYTES,
@@ -115,7 +115,7 @@ def _next_task(
     return row, end, first, stop
 
 
-@inner
+@inlined
 def _fetch_row(e: int, j: int, lines: int, A: Sparse, B: Dense, like: Any) -> None:
     """Ask for ``lines`` units, from column ``j`` on, of the row of B that a later entry needs."""
     if lines > 0:
@@ -132,7 +132,7 @@ def _sum_block(units: int, masked: bool) -> Any:
     """
     ahead = _AHEAD if units > 2 else 0  # only with AVX-512 is a block of one vector as wide
 
-    @inner
+    @inlined  # a call would pass the sums through memory, entry by entry
     def add_entry(
         acc: Any, e: int, j: int, count: int, fetched: int, A: Sparse, B: Dense, like: Any
     ) -> Any:
