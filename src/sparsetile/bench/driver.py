@@ -336,8 +336,11 @@ class _Run:
     def _record(self, entry: Entry, reply: dict[str, Any]) -> Record:
         environment = self._pool.environment(_family(entry)) or {"device": self._options.device}
         environment |= {"commit": self._commit, "command": self._options.command}
-        if self._suite.busy_cores:
-            environment["busy_cores"] = self._suite.busy_cores
+        busy = self._suite.busy_cores
+        if busy:  # part of the machine's name too: such times belong in tables of their own
+            name = environment.get("device_name", "unknown machine")
+            environment["busy_cores"] = busy
+            environment["device_name"] = f"{name}, {busy} core{'' if busy == 1 else 's'} busy"
         record: Record = {
             "schema": SCHEMA,
             "key": entry.key,

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from sparsetile.bench.busy import core_count
 from sparsetile.core.device import machine
 
-__all__ = ["commit", "describe_environment"]
+__all__ = ["commit", "describe_environment", "host_facts"]
 
 _PACKAGES = (
     "sparsetile", "torch", "cuda-core", "scipy", "numba", "torch-geometric", "nvmath-python",
@@ -113,6 +113,17 @@ def _cpu_state() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
+
+
+def host_facts(environment: Mapping[str, Any]) -> list[str]:
+    """Say what a record knows of the host's cores, for a reader of its times."""
+    cpu = environment.get("cpu")
+    if not cpu:  # a record from before these were kept
+        return []
+    facts = [f"{cpu['architecture']}, {cpu['cores']} cores"]
+    if cpu.get("load_average") is not None:
+        facts.append(f"load average {cpu['load_average']:g} before")
+    return facts
 
 
 @functools.lru_cache(maxsize=4)

@@ -121,8 +121,22 @@ def _fetch_row(e: int, j: int, lines: int, A: Sparse, B: Dense, like: Any) -> No
     if lines > 0:
         ahead = _AHEAD if lines <= _LONG else _AHEAD_LONG
         later = get(_INDEX, A[1], min(e + ahead, A[3] - 1)) * B[1] + j
-        for k in range(lines):
-            prefetch(like, B[0], later + k * lane_count(like, 1), 1)
+        step = lane_count(like, 1)
+        # A loop of ``lines`` steps would cost more than the fetches.
+        if lines >= 8:
+            for k in range(8):
+                prefetch(like, B[0], later + k * step, 1)
+        else:
+            if lines & 4:
+                for k in range(4):
+                    prefetch(like, B[0], later + k * step, 1)
+                later += 4 * step
+            if lines & 2:
+                prefetch(like, B[0], later, 1)
+                prefetch(like, B[0], later + step, 1)
+                later += 2 * step
+            if lines & 1:
+                prefetch(like, B[0], later, 1)
 
 
 def _sum_block(units: int, masked: bool) -> Any:
