@@ -36,7 +36,7 @@ def _dense(csr: CSR) -> Tensor:
     return A
 
 
-@pytest.mark.parametrize("name", ["torch-csr", "torch-dense", "scipy", "pyg"])
+@pytest.mark.parametrize("name", ["torch-csr", "torch-dense", "scipy", "numba-loop", "pyg"])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_the_baselines_of_the_host_are_right(name: str, weighted: bool) -> None:
     operands = _operands(weighted=weighted)
@@ -44,6 +44,26 @@ def test_the_baselines_of_the_host_are_right(name: str, weighted: bool) -> None:
     assert baseline.reason(operands) is None
     result = torch.as_tensor(baseline.prepare(operands).run())
     assert judge(operands, result).ok
+
+
+def test_the_numba_loop_computes_in_the_type_of_its_operands() -> None:
+    operands = _operands(dtype=torch.float64)
+    result = torch.as_tensor(BASELINES["numba-loop"].prepare(operands).run())
+    assert result.dtype is torch.float64 and judge(operands, result).ok
+    said = BASELINES["numba-loop"].reason(_operands(dtype=torch.bfloat16))
+    assert said == "knows float32 and float64 only"
+
+
+def test_the_numba_loop_uses_the_threads_of_torch() -> None:
+    numba = pytest.importorskip("numba")
+    before = torch.get_num_threads(), numba.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        BASELINES["numba-loop"].prepare(_operands())
+        assert numba.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before[0])
+        numba.set_num_threads(before[1])
 
 
 @pytest.mark.parametrize("reduce", ["mean", "max", "min"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import platform
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from rich.console import Console
 
 from sparsetile.bench import driver
+from sparsetile.bench.busy import core_count
 from sparsetile.bench.driver import Options, Outcome, run_suite
 from sparsetile.bench.expansion import Expansion, MatrixSpec, expand
 from sparsetile.bench.matrices import Matrices, NotReady, materialise
@@ -160,6 +162,34 @@ def test_a_small_suite_runs_for_real_on_the_host(
     assert mine["status"] == "ok" and mine["nnz"] == 4000 and mine["error"]["worst"] <= 1
     assert mine["planning"]["total"] > 0 and len(mine["matrix_hash"]) == 16
     assert len({record["matrix_hash"] for record in records.values()}) == 1
+
+
+def test_the_numba_loop_is_measured_beside_a_busy_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if core_count() < 2:
+        pytest.skip("one core: none is left to measure on")
+    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path))
+    path = tmp_path / "busy.toml"
+    names = '["numba-loop"]'
+    path.write_text(
+        f'matrices = ["g"]\nn = [8]\ndevice = "cpu"\nsystems = ["cpu"]\nbusy_cores = 1\n'
+        f"baselines = {names}\nyardstick = {names}\n"
+        '[generate.g]\ngenerator = "power_law"\nparams = { rows = 500, nnz = 4000 }\n'
+    )
+    expansion = expand(load_suite(str(path)), data=None, device="cpu")
+    out = tmp_path / "out.jsonl"
+    run_suite(expansion, Options(device="cpu", out=out), console=Console(file=io.StringIO()))
+    records = {record["system"]: record for record in read_records(out)[0]}
+    assert set(records) == {"numba-loop", "cpu"}
+    for found in records.values():
+        environment = found["environment"]
+        assert found["status"] == "ok" and environment["busy_cores"] == 1
+        assert environment["device_name"].endswith("threads, 1 core busy")
+        cpu = environment["cpu"]
+        assert cpu["architecture"] == platform.machine() and cpu["cores"] == core_count()
+        assert cpu["threads"] >= 1 and cpu["load_average"] >= 0
+        assert {"numba", "scipy", "torch"} <= set(environment["versions"])
 
 
 def test_every_worker_reads_a_matrix_before_its_first_entry(tmp_path: Path) -> None:

@@ -300,6 +300,24 @@ def test_the_page_gives_sixteen_bit_products_over_float32_alone_too() -> None:
     assert "over float32" not in render_page(records[:1])
 
 
+def test_the_host_s_report_shows_the_numba_loop_and_the_state_of_the_machine() -> None:
+    cpu = {"architecture": "aarch64", "cores": 2, "threads": 2, "load_average": 0.25}
+    versions = {"torch": "2.11.0", "scipy": "1.17.1", "numba": "0.68.1"}
+    host = environment(device="cpu", device_name="Arm, 2 threads", cpu=cpu, versions=versions)
+    held = {"suite": "cpu", "environment": host, "yardstick": ["scipy", "torch-csr", "numba-loop"]}
+    records = [
+        record(system="scipy", kind="baseline", seconds=4e-3, **held),
+        record(system="numba-loop", kind="baseline", seconds=1e-3, **held),
+        record(system="cpu", seconds=2e-3, **held),
+    ]
+    text, page = render_markdown(records), render_page(records)
+    assert "ratio to scipy, torch-csr, numba-loop" in text and "PubMed 0.50" in text
+    assert "| numba-loop |" in text and "numba-loop" in page
+    assert "scipy 1.17.1, numba 0.68.1, driver" in text
+    assert "aarch64, 2 cores, load average 0.25 before" in text
+    assert "aarch64, 2 cores, load average 0.25 before" in page
+
+
 def test_markdown_lists_every_loss() -> None:
     records = [
         record("a", "cusparse-csr1", seconds=1e-5),

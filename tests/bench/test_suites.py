@@ -14,8 +14,8 @@ from sparsetile.systems import SYSTEMS
 from tests.bench.files import write_suite
 
 EXPECTED = [
-    "acc", "acc_parts", "all", "asyncsparse", "brp", "core", "cpu", "large", "rsh", "scaling",
-    "voltrix",
+    "acc", "acc_parts", "all", "asyncsparse", "brp", "core", "cpu", "cpu_busy", "large",
+    "rsh", "scaling", "voltrix",
 ]  # fmt: skip
 
 
@@ -33,6 +33,22 @@ def test_every_suite_loads_and_its_generators_exist(name: str) -> None:
         assert ladder["steps"] and all("label" in step for step in ladder["steps"])
     for item in suite.published:
         assert item["source"] and (item.get("values") or item.get("per_matrix"))
+
+
+def test_the_cpu_suites_are_held_against_the_fastest_of_three_at_three_widths() -> None:
+    suite, busy = load_suite("cpu"), load_suite("cpu_busy")
+    assert (suite.busy_cores, busy.busy_cores) == (0, 1)
+    for part in (suite.parts[0], busy.parts[0]):
+        assert part.n == (32, 64, 128)
+        assert part.yardstick == part.baselines == ("scipy", "torch-csr", "numba-loop")
+    assert set(busy.parts[0].matrices) < set(suite.parts[0].matrices)
+
+
+@pytest.mark.parametrize("given", ["-1", "true", "0.5", '"one"'])
+def test_busy_cores_are_counted_in_whole_numbers(tmp_path: Path, given: str) -> None:
+    path = write_suite(tmp_path, f'matrices = ["one"]\nn = [8]\nbusy_cores = {given}\n')
+    with pytest.raises(DataError, match=r"busy_cores of suite .* must be a whole number from 0 up"):
+        load_suite(path)
 
 
 def test_core_has_the_32_matrices_and_three_widths() -> None:

@@ -369,6 +369,36 @@ class Scipy(Baseline):
         return Prepared(lambda: A @ B, format_bytes=_csr_bytes(operands))
 
 
+class NumbaLoop(Baseline):
+    """A parallel numba loop over the rows, then their entries, then the columns."""
+
+    name, devices, family = "numba-loop", ("cpu",), "numba-loop"
+
+    def missing(self) -> str | None:
+        return _needs("numba")
+
+    def further_reason(self, operands: Operands) -> str | None:
+        if operands.dtype not in (torch.float32, torch.float64):
+            return "knows float32 and float64 only"
+        return None
+
+    def prepare(self, operands: Operands) -> Prepared:
+        import numba
+
+        from sparsetile.bench.numba_loop import multiply
+
+        most = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+        numba.set_num_threads(min(torch.get_num_threads(), most))
+        csr = operands.csr
+        indptr, indices = csr.indptr.to(torch.int32).numpy(), csr.indices.numpy()
+        values, B = operands.values().numpy(), operands.B.numpy()
+        # Compiled by the first product, which is checked and not timed: planning is not charged.
+        return Prepared(
+            lambda: multiply(indptr, indices, values, B),
+            format_bytes=_csr_bytes(operands),
+        )
+
+
 BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
@@ -384,5 +414,6 @@ BASELINES: dict[str, Baseline] = {
         Pyg(),
         Nvmath(),
         Scipy(),
+        NumbaLoop(),
     )
 }

@@ -29,6 +29,7 @@ from rich.progress import (
 )
 
 from sparsetile.bench.baselines import BASELINES
+from sparsetile.bench.busy import busy_cores
 from sparsetile.bench.environment import commit as source_commit
 from sparsetile.bench.expansion import Entry, Expansion
 from sparsetile.bench.matrices import Matrices, NotReady
@@ -113,7 +114,10 @@ def run_suite(
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with tempfile.TemporaryDirectory(prefix="sparsetile-bench-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="sparsetile-bench-") as scratch,
+        busy_cores(expansion.suite.busy_cores),
+    ):
         for family in dict.fromkeys(_family(entry) for entry in pending):
             pool.start(family)
         matrices = Matrices(
@@ -332,6 +336,11 @@ class _Run:
     def _record(self, entry: Entry, reply: dict[str, Any]) -> Record:
         environment = self._pool.environment(_family(entry)) or {"device": self._options.device}
         environment |= {"commit": self._commit, "command": self._options.command}
+        busy = self._suite.busy_cores
+        if busy:  # part of the machine's name too: such times belong in tables of their own
+            name = environment.get("device_name", "unknown machine")
+            environment["busy_cores"] = busy
+            environment["device_name"] = f"{name}, {busy} core{'' if busy == 1 else 's'} busy"
         record: Record = {
             "schema": SCHEMA,
             "key": entry.key,

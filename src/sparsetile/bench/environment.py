@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sparsetile.bench.busy import core_count
 from sparsetile.core.device import machine
 
-__all__ = ["commit", "describe_environment"]
+__all__ = ["commit", "describe_environment", "host_facts"]
 
 _PACKAGES = (
     "sparsetile", "torch", "cuda-core", "scipy", "numba", "torch-geometric", "nvmath-python",
@@ -53,6 +55,10 @@ def _cpu_name() -> str:
         lines = []
     for line in lines:
         if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    # Kernels for Arm name no model; lscpu knows it from the numbers they give.
+    for line in (_output(["lscpu"]) or "").splitlines():
+        if line.startswith("Model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
@@ -99,6 +105,27 @@ def _number(text: str) -> float | str:
         return text
 
 
+def _cpu_state() -> dict[str, Any]:
+    """What the host's times depend on beside its name. The load is that before the run."""
+    return {
+        "architecture": platform.machine(),
+        "cores": core_count(),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def host_facts(environment: Mapping[str, Any]) -> list[str]:
+    """Say what a record knows of the host's cores, for a reader of its times."""
+    cpu = environment.get("cpu")
+    if not cpu:  # a record from before these were kept
+        return []
+    facts = [f"{cpu['architecture']}, {cpu['cores']} cores"]
+    if cpu.get("load_average") is not None:
+        facts.append(f"load average {cpu['load_average']:g} before")
+    return facts
+
+
 @functools.lru_cache(maxsize=4)
 def describe_environment(device: str) -> dict[str, Any]:
     """Return what a worker knows of its machine; asked once per worker."""
@@ -106,6 +133,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "device": device,
         "device_name": f"{_cpu_name()}, {torch.get_num_threads()} threads",
         "host": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_state(),
         "versions": _versions(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

@@ -34,6 +34,7 @@ _FIELDS = _PART_FIELDS | {
     "device",
     "tf32",
     "rounds",
+    "busy_cores",
     "part",
     "ladder",
     "published",
@@ -69,7 +70,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite file, checked."""
+    """A suite file, checked.
+
+    ``busy_cores`` is how many cores of the host are kept at work by others while it runs.
+    """
 
     name: str
     title: str
@@ -82,6 +86,7 @@ class Suite:
     published: tuple[Mapping[str, Any], ...]
     ratios: tuple[Mapping[str, Any], ...]
     generate: Mapping[str, Mapping[str, Any]]
+    busy_cores: int = 0
 
 
 def suite_names() -> list[str]:
@@ -135,7 +140,17 @@ def _suite(name: str, body: Mapping[str, Any]) -> Suite:
         published=tuple(body.get("published", ())),
         ratios=tuple(body.get("ratio", ())),
         generate=body.get("generate", {}),
+        busy_cores=_whole(name, "busy_cores", body.get("busy_cores", 0)),
     )
+
+
+def _whole(suite: str, name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise DataError(
+            f"bench: {name} of suite {suite} must be a whole number from 0 up, got {value!r}. "
+            "Correct it."
+        )
+    return value
 
 
 def _known(where: str, body: Mapping[str, Any], fields: set[str]) -> None:

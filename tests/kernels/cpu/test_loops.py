@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -371,3 +375,29 @@ def test_the_sizes_of_caches_are_told_or_guessed(monkeypatch: pytest.MonkeyPatch
     )
     assert ask(2) == 512 * 1024
     assert ask(3) == 1 << 25
+
+
+_COMPILE = """
+import llvmlite.binding as llvm
+llvm.get_host_cpu_features = lambda: {}  # no AVX-512, as the processor named generic
+from numba import types
+from sparsetile.kernels.cpu import loops
+i, flag, real = types.int64, types.boolean, types.float32
+tuples = [types.UniTuple(i, size) for size in (3, 4, 2, 2)]
+loops.spmm_sum.compile((i, *tuples, i, real, real, flag, flag, flag))
+for text in loops.spmm_sum.inspect_llvm().values():
+    print("\\n".join(line for line in text.splitlines() if line.startswith("define")))
+"""
+
+
+def test_no_sum_goes_through_memory_between_the_entries_of_a_row(tmp_path: Path) -> None:
+    # A step that is a call returns the sums through memory: a third of the speed at N = 32.
+    found = subprocess.run(
+        [sys.executable, "-c", _COMPILE],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_CPU_NAME": "generic"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "spmm_sum" in found
+    assert "add_entry" not in found and "_fetch_row" not in found

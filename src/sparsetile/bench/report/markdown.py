@@ -18,6 +18,7 @@ from sparsetile.bench.analysis import (
     summarise,
     wrong_baselines,
 )
+from sparsetile.bench.environment import host_facts
 from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import DTYPES, OPS, Record
 from sparsetile.bench.report.published import ladder_steps, published_rows
@@ -100,10 +101,15 @@ def _machines(records: Sequence[Record]) -> list[str]:
         name = record["environment"].get("device_name", "unknown machine")
         machines[str(name)].append(record)
     for name, found in machines.items():
-        versions = found[0]["environment"].get("versions", {})
-        parts = [f"{key} {versions[key]}" for key in ("torch", "cusparse") if key in versions]
-        if "driver" in found[0]["environment"]:
-            parts.append(f"driver {found[0]['environment']['driver']}")
+        environment = found[0]["environment"]
+        versions = environment.get("versions", {})
+        host = environment.get("device") == "cpu"
+        named = ("torch", "scipy", "numba") if host else ("torch", "cusparse")
+        parts = [f"{key} {versions[key]}" for key in named if key in versions]
+        if "driver" in environment:
+            parts.append(f"driver {environment['driver']}")
+        if host:
+            parts += host_facts(environment)
         commits = dict.fromkeys(str(r["environment"].get("commit", "unknown")) for r in found)
         parts.append(f"commit {', '.join(commits)}")
         commands = dict.fromkeys(str(r["environment"].get("command", "")) for r in found)

@@ -17,6 +17,7 @@ from sparsetile.bench.analysis import (
     wrong_baselines,
     yardstick,
 )
+from sparsetile.bench.environment import host_facts
 from sparsetile.bench.matrices import generated_folder
 from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import Damage, Record
@@ -108,6 +109,8 @@ def _machines(records: Sequence[Record]) -> list[dict[str, Any]]:
         facts = dict(environment.get("versions", {}))
         if "driver" in environment:
             facts["driver"] = environment["driver"]
+        if environment.get("device") == "cpu" and host_facts(environment):
+            facts["host"] = ", ".join(host_facts(environment))
         clocks = environment.get("clocks") or {}
         if clocks.get("clocks.sm"):
             facts["SM clock"] = f"{clocks['clocks.sm']:g} MHz"

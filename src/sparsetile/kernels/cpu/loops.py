@@ -21,7 +21,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from sparsetile.core.numba_cache import entry_point, inner
+from sparsetile.core.numba_cache import entry_point, inlined, inner
 from sparsetile.kernels.cpu import vector as cpu_vector
 from sparsetile.kernels.cpu.vector import (
     UNIT_BYTES,
@@ -115,14 +115,28 @@ def _next_task(
     return row, end, first, stop
 
 
-@inner
+@inlined
 def _fetch_row(e: int, j: int, lines: int, A: Sparse, B: Dense, like: Any) -> None:
     """Ask for ``lines`` units, from column ``j`` on, of the row of B that a later entry needs."""
     if lines > 0:
         ahead = _AHEAD if lines <= _LONG else _AHEAD_LONG
         later = get(_INDEX, A[1], min(e + ahead, A[3] - 1)) * B[1] + j
-        for k in range(lines):
-            prefetch(like, B[0], later + k * lane_count(like, 1), 1)
+        step = lane_count(like, 1)
+        # A loop of ``lines`` steps would cost more than the fetches.
+        if lines >= 8:
+            for k in range(8):
+                prefetch(like, B[0], later + k * step, 1)
+        else:
+            if lines & 4:
+                for k in range(4):
+                    prefetch(like, B[0], later + k * step, 1)
+                later += 4 * step
+            if lines & 2:
+                prefetch(like, B[0], later, 1)
+                prefetch(like, B[0], later + step, 1)
+                later += 2 * step
+            if lines & 1:
+                prefetch(like, B[0], later, 1)
 
 
 def _sum_block(units: int, masked: bool) -> Any:
@@ -132,7 +146,7 @@ def _sum_block(units: int, masked: bool) -> Any:
     """
     ahead = _AHEAD if units > 2 else 0  # only with AVX-512 is a block of one vector as wide
 
-    @inner
+    @inlined  # a call would pass the sums through memory, entry by entry
     def add_entry(
         acc: Any, e: int, j: int, count: int, fetched: int, A: Sparse, B: Dense, like: Any
     ) -> Any:
