@@ -89,7 +89,9 @@ class LoadedKernel:
         self.device = device
         self._module = ObjectCode.from_cubin(compiled.cubin, name=compiled.source.entry)
         self._kernel = self._module.get_kernel(compiled.source.entry)
-        self._handle: Any = driver.CUkernel(int(self._kernel.handle))
+        # Named a function, which launches take as it is: cuda.bindings makes one of a CUkernel at
+        # each launch, and that takes longer than the rest of its work.
+        self._handle: Any = driver.CUfunction(int(self._kernel.handle))
         self._launch = driver.cuLaunchKernelEx
         self._may_overlap = torch.cuda.get_device_capability(device) >= _PROGRAMMATIC_FROM
         self.params = params
@@ -99,7 +101,7 @@ class LoadedKernel:
             (status,) = driver.cuKernelSetAttribute(
                 attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 dynamic_shared,
-                self._handle,
+                driver.CUkernel(int(self._kernel.handle)),
                 driver.CUdevice(device),
             )
             if int(status) != 0:
@@ -204,10 +206,10 @@ class PreparedLaunch:
         self._buffers[thread] = [self._patch.bind(buffer), ctypes.addressof(pointers), config, None]
         return self._buffers[thread]
 
-    def launch(self, stream: int, *values: int | float) -> None:
+    def launch(self, stream: int, *values: int | float | bytes) -> None:
         """Write the patched fields, in the order of ``patch``, and launch.
 
-        A tensor map takes its 16 words.
+        A tensor map, as other fields of several numbers, is given as its bytes.
         """
         thread = threading.get_ident()
         mine = self._buffers.get(thread) or self._buffer(thread)
