@@ -773,7 +773,7 @@ class SparseLinear(nn.Module):
         """Make what inference on a GPU calls; None where weights or x are not plain ones."""
         exponent = self._buffers[_EXPONENT]
         if not (
-            x.is_cuda
+            _on_gpu(x)
             and type(weight) in _PLAIN_TYPES
             and (bias is None or type(bias) in _PLAIN_TYPES)
             and x.device == weight.device
@@ -953,6 +953,10 @@ def _scaled(blocks: Tensor, exponent: Tensor, dtype: torch.dtype) -> Tensor:
     # The bits of a float32 that is a power of two: pow and exp2 need not be exact.
     power = ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
     return blocks.to(wide).mul(power.to(wide).view(-1, 1, 1)).to(dtype)
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def _version(tensor: Tensor) -> int:
