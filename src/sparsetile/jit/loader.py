@@ -119,11 +119,15 @@ class LoadedKernel:
         threads: int,
         params: Mapping[str, ParamValue],
         patch: Sequence[str],
+        rare: Sequence[str] = (),
         *,
         overlap: bool = False,
     ) -> PreparedLaunch:
-        """Return a launch packed once, of which the fields named in ``patch`` change a call."""
-        return PreparedLaunch(self, grid, threads, params, patch, overlap)
+        """Return a launch packed once, of which the fields named in ``patch`` change a call.
+
+        Those named in ``rare`` may change, too, but seldom do (``launch_with``).
+        """
+        return PreparedLaunch(self, grid, threads, params, patch, rare, overlap)
 
     def _config(self, overlap: bool) -> Any:
         return _launch_config(overlap and self._may_overlap)
@@ -180,9 +184,11 @@ class PreparedLaunch:
         threads: int,
         params: Mapping[str, ParamValue],
         patch: Sequence[str],
+        rare: Sequence[str] = (),
         overlap: bool = False,
     ) -> None:
         self._patch = kernel.params.patch(*patch)
+        self._rare = kernel.params.patch(*rare) if rare else None
         self._params = dict(params)
         self._call = kernel._launch
         self._kernel = kernel
@@ -191,7 +197,7 @@ class PreparedLaunch:
         self._threads = threads
         self._overlap = overlap
         # Of each thread: what writes the patch, where the driver finds the struct, the launch's
-        # sizes, its stream.
+        # sizes, its stream; what writes the rare fields, and what they are.
         self._buffers: dict[int, list[Any]] = {}
         self._keep: list[Any] = []
         self._label = kernel.compiled.source.label
@@ -203,7 +209,10 @@ class PreparedLaunch:
         self._keep.append(pointers)
         config = self._kernel._config(self._overlap)
         _resize(config, self._grid, self._threads, self._kernel.dynamic_shared)
-        self._buffers[thread] = [self._patch.bind(buffer), ctypes.addressof(pointers), config, None]
+        rare = None if self._rare is None else self._rare.bind(buffer)
+        self._buffers[thread] = [
+            self._patch.bind(buffer), ctypes.addressof(pointers), config, None, rare, None
+        ]  # fmt: skip
         return self._buffers[thread]
 
     def launch(self, stream: int, *values: int | float | bytes) -> None:
@@ -213,7 +222,7 @@ class PreparedLaunch:
         """
         thread = threading.get_ident()
         mine = self._buffers.get(thread) or self._buffer(thread)
-        write, address, config, last_stream = mine
+        write, address, config, last_stream, _, _ = mine
         write(*values)
         if stream != last_stream:
             config.hStream = mine[3] = stream
@@ -223,6 +232,15 @@ class PreparedLaunch:
                 f"launch: {self._label} must start, got {status!r}. Run `sparsetile doctor`; if "
                 "the GPU is healthy, report this as a bug."
             )
+
+    def launch_with(self, stream: int, rare: tuple[int, ...], *values: int | float | bytes) -> None:
+        """As :meth:`launch`; ``rare`` are written where they differ from the last ones."""
+        thread = threading.get_ident()
+        mine = self._buffers.get(thread) or self._buffer(thread)
+        if rare != mine[5]:
+            mine[4](*rare)
+            mine[5] = rare
+        self.launch(stream, *values)
 
 
 @functools.cache
