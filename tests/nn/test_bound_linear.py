@@ -244,6 +244,15 @@ def test_weights_and_bias_that_are_written_to_are_read_again(host, layer):
     assert host.prepared == 1
 
 
+def test_a_bias_is_read_again_in_another_mode_than_it_was_bound_in(host, layer):
+    x = integers(3, INTO)
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+        with mode():
+            layer.bias.add_(1)
+            assert torch.equal(layer(x), expected(layer, x))
+    assert host.prepared == 1
+
+
 def test_what_is_first_called_in_a_graph_is_not_kept(host, layer):
     host.capturing = True
     x = integers(3, INTO)
@@ -382,6 +391,9 @@ def test_what_the_layer_does_not_take_is_refused_as_before(host, layer):
         layer(integers(3, INTO).float())
     with pytest.raises(TypeError, match="a torch tensor"):
         layer([1.0])
+    with pytest.raises(ValueError, match="like the weight"):
+        layer(integers(3, INTO).to("meta"))
+    assert host.launches == 1
 
 
 def test_a_trace_holds_the_operator(host, layer):

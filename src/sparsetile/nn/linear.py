@@ -769,6 +769,7 @@ class SparseLinear(nn.Module):
 
     _frozen_dense._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
+    @lasting
     def _bind(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> _Bound | None:
         """Make what inference on a GPU calls; None where weights or x are not plain ones."""
         exponent = self._buffers[_EXPONENT]
@@ -803,7 +804,7 @@ class SparseLinear(nn.Module):
         if (
             bound is not None
             and x.dtype is bound.dtype
-            and x.get_device() == bound.device
+            and x.device == bound.device
             and bound.renewed(self, weight, bias)
         ):
             return bound
@@ -853,7 +854,7 @@ class SparseLinear(nn.Module):
             if (
                 bound is None
                 or x.dtype is not bound.dtype
-                or x.get_device() != bound.device
+                or x.device != bound.device
                 or not bound.holds(self, weight, bias)
             ):
                 bound = self._rebound(x, weight, bias)

@@ -232,8 +232,8 @@ class BoundLayer:
     ----------
     dtype : torch.dtype
         Of x.
-    device : int
-        Number of the CUDA device that x must be on, as ``Tensor.get_device`` gives it.
+    device : torch.device
+        Where x must be.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class BoundLayer:
         dense: bool = False,
     ) -> None:
         self._layer, self._blocks = layer, blocks
-        self.dtype, self.device = dtype or blocks.dtype, blocks.get_device()
+        self.dtype, self.device = dtype or blocks.dtype, blocks.device
         self._exponents, self._dense = exponents, dense
         self._bias, self._activation = bias, activation
         self._lists = lists
