@@ -402,3 +402,12 @@ def test_a_trace_holds_the_operator(host, layer):
     traced = torch.jit.trace(layer, (x,), check_trace=False)
     other = integers(3, INTO)
     assert torch.equal(traced(other), expected(layer, other))
+
+
+def test_torch_compile_sees_the_operator(host, layer):
+    x = integers(3, INTO)
+    layer(x)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), expected(layer, x))
+    assert host.launches == 1
+    assert torch.equal(layer(x), expected(layer, x)) and host.launches == 2
