@@ -125,6 +125,18 @@ def test_a_prepared_launch_changes_only_the_fields_it_is_given():
     assert driver.calls[0] == ("handle", 1, 1, 1, 64, 1, 1, 1024, 0, 7)
 
 
+def test_rare_fields_are_written_where_they_changed():
+    driver = Driver(SEVERAL)
+    names = [field.name for field in SEVERAL.fields]
+    rare, patch = (names[0],), ("b", "c")
+    prepared = kernel(driver, SEVERAL).prepare((1, 1, 1), 64, VALUES, patch, rare)
+    for first, number in ((40, 21), (40, 22), (50, 23), (40, 24)):
+        prepared.launch_with(7, (first,), number, number + 10)
+    assert [each[:3] for each in driver.fields] == [
+        (40, 21, 31), (40, 22, 32), (50, 23, 33), (40, 24, 34),
+    ]  # fmt: skip
+
+
 def test_a_prepared_launch_that_fails_says_which_kernel():
     prepared = kernel(Driver(ONE, status=1), ONE).prepare((1, 1, 1), 64, {"b": 10}, ("b",))
     with pytest.raises(RuntimeError) as caught:

@@ -11,6 +11,7 @@ import pytest
 from sparsetile.core.errors import CompileError
 from sparsetile.jit import KernelSource, ParamStruct, compile_source
 from sparsetile.jit.params import Field, f64, i32, i32_array, i64, pointer, tensor_map
+from sparsetile.jit.tensor_map import map_bytes
 from sparsetile.kernels import KERNELS
 
 _CTYPES = {"Q": ctypes.c_uint64, "q": ctypes.c_int64, "d": ctypes.c_double, "i": ctypes.c_int32}
@@ -141,23 +142,20 @@ def test_a_patch_writes_its_fields_in_the_order_of_their_names(names, runs):
                "last": 16}  # fmt: skip
     expected, patched = (ctypes.create_string_buffer(MIXED.size) for _ in range(2))
     MIXED.pack_into(expected, {**VALUES, **{name: changed[name] for name in names}})
-    flat = [n for name in names for n in (changed[name] if name == "ends" else (changed[name],))]
+    changed["ends"] = struct.pack("=3i", *changed["ends"])
     patch = MIXED.patch(*names)
     assert len(patch.runs) == runs
     MIXED.pack_into(patched, VALUES)
-    patch.pack_into(patched, *flat)
-    assert patched.raw == expected.raw
-    MIXED.pack_into(patched, VALUES)
-    patch.bind(patched)(*flat)
+    patch.bind(patched)(*(changed[name] for name in names))
     assert patched.raw == expected.raw
 
 
-def test_the_words_of_a_tensor_map_are_patched_one_by_one():
+def test_a_tensor_map_is_patched_as_its_bytes():
     params = ParamStruct.of(tensor_map("a"), tensor_map("b"), pointer("c", "char*"))
     buffer = ctypes.create_string_buffer(params.size)
     patch = params.patch("b", "c")
     assert len(patch.runs) == 1
-    patch.bind(buffer)(*range(1, 17), 99)
+    patch.bind(buffer)(map_bytes(tuple(range(1, 17))), 99)
     assert struct.unpack_from("=33Q", buffer) == (*[0] * 16, *range(1, 17), 99)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+import struct
 
 import pytest
 import torch
@@ -44,15 +45,10 @@ class Kept:
 
         class Prepared:
             def launch(self, stream, *values) -> None:
-                numbers = iter(values)
-                sizes = {field.name: field.count for field in kept.spec.params.fields}
                 patched = {
-                    name: next(numbers)
-                    if sizes[name] == 1
-                    else tuple(next(numbers) for _ in range(sizes[name]))
-                    for name in patch
+                    name: struct.unpack("=16Q", value) if isinstance(value, bytes) else value
+                    for name, value in zip(patch, values, strict=True)
                 }
-                assert next(numbers, None) is None
                 kept.launch(grid, threads, stream, {**params, **patched})
 
         return Prepared()
@@ -125,6 +121,83 @@ def test_a_bound_layer_launches_with_the_addresses_of_each_call(kernel, monkeypa
     assert len(kernel.calls) == 3
 
 
+@pytest.mark.parametrize("lead", [(), (1,), (4,), (2, 3), (2, 1, 3)])
+def test_a_bound_layer_takes_tokens_of_any_dimensions_as_they_lie(kernel, monkeypatch, lead):
+    flat = flat_pattern(pattern_of())
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    blocks = torch.zeros(3, 64, 64, dtype=BF16)
+    bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
+    for X in (torch.zeros(*lead, 128, dtype=BF16), torch.zeros(*lead, 256, dtype=BF16)[..., :128]):
+        Y = bound(X)
+        assert Y.shape == (*lead, 192) and Y.is_contiguous()
+        _, _, params = kernel.calls[-1]
+        assert (params["b"], params["c"]) == (X.data_ptr(), Y.data_ptr())
+        assert params["n"] == torch.Size(lead).numel()
+        assert params["x_stride"] == X.reshape(params["n"], 128).stride(0)
+    assert len(kernel.calls) == 2
+
+
+def test_tokens_at_no_one_distance_are_copied(kernel, monkeypatch):
+    flat = flat_pattern(pattern_of())
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    blocks = torch.zeros(3, 64, 64, dtype=BF16)
+    bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
+    apart = torch.zeros(3, 2, 128, dtype=BF16).transpose(0, 1)
+    odd = torch.zeros(2, 3, 129, dtype=BF16)[..., 1:]
+    for X in (apart, odd):
+        for _ in range(2):
+            assert bound(X).shape == (2, 3, 192)
+            _, _, params = kernel.calls[-1]
+            assert params["b"] != X.data_ptr() and params["x_stride"] == 128
+
+
+def test_a_bound_layer_keeps_a_bounded_number_of_launches(kernel, monkeypatch):
+    flat = flat_pattern(pattern_of())
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    monkeypatch.setattr(layer, "_KEPT", 4)
+    blocks = torch.zeros(3, 64, 64, dtype=BF16)
+    bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
+    for tokens in (*range(1, 11), 1):
+        bound(torch.zeros(tokens, 128, dtype=BF16))
+        assert kernel.calls[-1][2]["n"] == tokens
+        assert len(bound._launches) <= 4 and len(bound._ways) <= 4
+
+
+def test_what_a_bound_layer_leaves_to_its_caller(kernel, monkeypatch):
+    flat = flat_pattern(pattern_of())
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    blocks = torch.zeros(3, 64, 64, dtype=BF16)
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
+    assert bound(torch.zeros(5, 127, dtype=BF16)) is None, "of another width"
+    assert bound(torch.tensor(0.0, dtype=BF16)) is None
+    assert bound(torch.zeros(0, 128, dtype=BF16)).shape == (0, 192)
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "dense")
+    bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none", dense=True)
+    for _ in range(2):
+        assert bound(torch.zeros(5, 128, dtype=BF16)) is None
+    assert kernel.calls == []
+
+
+def test_a_bound_layer_reads_its_bias_again_where_its_copy_lies(kernel, monkeypatch):
+    flat = flat_pattern(pattern_of())
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    blocks, bias = torch.zeros(3, 64, 64, dtype=BF16), torch.zeros(192, dtype=BF16)
+    bound = BoundLayer(made, tuple(flat[:3]), blocks, bias, "none")
+    x, seen = torch.zeros(2, 128, dtype=BF16), []
+    for value in (1.0, 2.0):
+        bias.fill_(value)
+        bound.renew_bias()
+        bound(x)
+        at = kernel.calls[-1][2]["row_bias"]
+        seen.append((at, (ctypes.c_float * 192).from_address(at)[:]))
+    assert seen[0][0] == seen[1][0] and [each[1] for each in seen] == [[1.0] * 192, [2.0] * 192]
+
+
 def test_a_bound_layer_of_fp8_gives_the_powers_of_its_blocks(kernel, monkeypatch):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
@@ -185,6 +258,28 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch):
     assert (blocks.data_ptr(), (192, 64), 128, tile.block_box) in maps
     assert (X.data_ptr(), (40, 128), 256, tile.box(True)) in maps
     assert (Y.data_ptr(), (40, 192), 384, (128, 64)) in maps
+    assert params["b"][0] == X.data_ptr() and params["stored"][0] == Y.data_ptr()
+    known = len(maps)
+    again = bound(X)
+    assert [one for one in maps[known:] if one[0] != again.data_ptr()] == [], "kept ready"
+    assert kept.calls[1][2]["stored"][0] == again.data_ptr() != Y.data_ptr()
+
+
+def test_a_launch_keeps_a_bounded_number_of_maps(monkeypatch):
+    monkeypatch.setattr(runner, "_READY_MAPS", 4)
+    seen = []
+
+    class Noted:
+        def launch(self, stream, b, c, at):
+            seen.append((struct.unpack("=16Q", b)[0], struct.unpack("=16Q", c)[0], at))
+
+    prepared = runner.PreparedBlocks(
+        Noted(), lambda at: (at, *range(15)), lambda at: (at + 1, *range(15))
+    )
+    for at in (*range(16, 26), 16):
+        prepared.launch(7, at, 2 * at)
+        assert seen[-1] == (at, 2 * at + 1, 2 * at)
+        assert len(prepared._ready_b) <= 4 and len(prepared._ready_c) <= 4
 
 
 @pytest.fixture

@@ -369,8 +369,8 @@ class FakeKernel:
             SimpleNamespace(grid=grid, threads=threads, params=params, overlap=overlap)
         )
 
-    def prepare(self, grid, threads, params, names, *, overlap) -> tuple[Any, ...]:
-        return grid, threads, params, names, overlap
+    def prepare(self, grid, threads, params, names, rare, *, overlap) -> tuple[Any, ...]:
+        return grid, threads, params, (*names, *rare), overlap
 
 
 @pytest.fixture

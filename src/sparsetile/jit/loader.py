@@ -89,7 +89,9 @@ class LoadedKernel:
         self.device = device
         self._module = ObjectCode.from_cubin(compiled.cubin, name=compiled.source.entry)
         self._kernel = self._module.get_kernel(compiled.source.entry)
-        self._handle: Any = driver.CUkernel(int(self._kernel.handle))
+        # Named a function, which launches take as it is: cuda.bindings makes one of a CUkernel at
+        # each launch, and that takes longer than the rest of its work.
+        self._handle: Any = driver.CUfunction(int(self._kernel.handle))
         self._launch = driver.cuLaunchKernelEx
         self._may_overlap = torch.cuda.get_device_capability(device) >= _PROGRAMMATIC_FROM
         self.params = params
@@ -99,7 +101,7 @@ class LoadedKernel:
             (status,) = driver.cuKernelSetAttribute(
                 attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 dynamic_shared,
-                self._handle,
+                driver.CUkernel(int(self._kernel.handle)),
                 driver.CUdevice(device),
             )
             if int(status) != 0:
@@ -117,11 +119,15 @@ class LoadedKernel:
         threads: int,
         params: Mapping[str, ParamValue],
         patch: Sequence[str],
+        rare: Sequence[str] = (),
         *,
         overlap: bool = False,
     ) -> PreparedLaunch:
-        """Return a launch packed once, of which the fields named in ``patch`` change a call."""
-        return PreparedLaunch(self, grid, threads, params, patch, overlap)
+        """Return a launch packed once, of which the fields named in ``patch`` change a call.
+
+        Those named in ``rare`` may change, too, but seldom do (``launch_with``).
+        """
+        return PreparedLaunch(self, grid, threads, params, patch, rare, overlap)
 
     def _config(self, overlap: bool) -> Any:
         return _launch_config(overlap and self._may_overlap)
@@ -178,9 +184,11 @@ class PreparedLaunch:
         threads: int,
         params: Mapping[str, ParamValue],
         patch: Sequence[str],
+        rare: Sequence[str] = (),
         overlap: bool = False,
     ) -> None:
         self._patch = kernel.params.patch(*patch)
+        self._rare = kernel.params.patch(*rare) if rare else None
         self._params = dict(params)
         self._call = kernel._launch
         self._kernel = kernel
@@ -189,7 +197,7 @@ class PreparedLaunch:
         self._threads = threads
         self._overlap = overlap
         # Of each thread: what writes the patch, where the driver finds the struct, the launch's
-        # sizes, its stream.
+        # sizes, its stream; what writes the rare fields, and what they are.
         self._buffers: dict[int, list[Any]] = {}
         self._keep: list[Any] = []
         self._label = kernel.compiled.source.label
@@ -201,17 +209,20 @@ class PreparedLaunch:
         self._keep.append(pointers)
         config = self._kernel._config(self._overlap)
         _resize(config, self._grid, self._threads, self._kernel.dynamic_shared)
-        self._buffers[thread] = [self._patch.bind(buffer), ctypes.addressof(pointers), config, None]
+        rare = None if self._rare is None else self._rare.bind(buffer)
+        self._buffers[thread] = [
+            self._patch.bind(buffer), ctypes.addressof(pointers), config, None, rare, None
+        ]  # fmt: skip
         return self._buffers[thread]
 
-    def launch(self, stream: int, *values: int | float) -> None:
+    def launch(self, stream: int, *values: int | float | bytes) -> None:
         """Write the patched fields, in the order of ``patch``, and launch.
 
-        A tensor map takes its 16 words.
+        A tensor map, as other fields of several numbers, is given as its bytes.
         """
         thread = threading.get_ident()
         mine = self._buffers.get(thread) or self._buffer(thread)
-        write, address, config, last_stream = mine
+        write, address, config, last_stream, _, _ = mine
         write(*values)
         if stream != last_stream:
             config.hStream = mine[3] = stream
@@ -221,6 +232,15 @@ class PreparedLaunch:
                 f"launch: {self._label} must start, got {status!r}. Run `sparsetile doctor`; if "
                 "the GPU is healthy, report this as a bug."
             )
+
+    def launch_with(self, stream: int, rare: tuple[int, ...], *values: int | float | bytes) -> None:
+        """As :meth:`launch`; ``rare`` are written where they differ from the last ones."""
+        thread = threading.get_ident()
+        mine = self._buffers.get(thread) or self._buffer(thread)
+        if rare != mine[5]:
+            mine[4](*rare)
+            mine[5] = rare
+        self.launch(stream, *values)
 
 
 @functools.cache

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from typing import Any
 
 import torch
 
 from sparsetile.core.errors import value_error
 
-__all__ = ["MAP_ALIGNMENT", "MAP_WORDS", "NO_MAP", "TensorMap", "encode_matrix"]
+__all__ = ["MAP_ALIGNMENT", "MAP_WORDS", "NO_MAP", "TensorMap", "encode_matrix", "map_bytes"]
 
 TensorMap = tuple[int, ...]
 
@@ -24,6 +25,7 @@ MAP_WORDS = 16
 NO_MAP: TensorMap = (0,) * MAP_WORDS
 MAP_ALIGNMENT = 64
 _MAP_BYTES = 8 * MAP_WORDS
+_WORDS = struct.Struct(f"={MAP_WORDS}Q")
 # Rows of a box are copied in a swizzle of so many bytes, so they cannot be wider.
 _SWIZZLE_BYTES, _FP8_SWIZZLE_BYTES = 128, 64
 _MAX_BOX_ROWS = 256
@@ -37,6 +39,11 @@ _DATA_TYPES = {
 }
 # The driver's interface that has tensor maps.
 _SINCE = 12000
+
+
+def map_bytes(words: TensorMap) -> bytes:
+    """Return a map as a prepared launch takes it."""
+    return _WORDS.pack(*words)
 
 
 @functools.cache

@@ -22,17 +22,16 @@ from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.intake.csr import FP8
-from sparsetile.kernels.linear_few import EIGHT_UNIT
 from sparsetile.nn.pruning import block_size, kept_blocks, kept_count, sparsity_share
 from sparsetile.plan import block_linear as operators
-from sparsetile.plan.dispatch import lasting, plain_call
-from sparsetile.systems.bcsr.few import FewTokens
+from sparsetile.plan.dispatch import lasting, unwatched_call
 from sparsetile.systems.bcsr.layer import ACTIVATIONS, BoundLayer, activate
 from sparsetile.systems.shared.geometry import ACCESS_BYTES
 
 __all__ = ["SparseLinear"]
 
 _PREFERENCES = ("speed", "memory")
+_PLAIN_TYPES = (Tensor, nn.Parameter)  # subclasses may hold their numbers elsewhere
 _FUSED_TYPES = (torch.bfloat16, torch.float16)
 _LISTS = ("block_row_ptr", "block_col_idx")
 _EXPONENT = "weight_exponent"
@@ -40,7 +39,7 @@ _LARGEST = 448.0  # that E4M3 holds
 _EXPONENT_LIMIT = 7  # that linear_few.cu takes
 # Attributes that are made of parameters and buffers.
 _MADE = (
-    "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_dense_of", "_bound", "_bound_key",
+    "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_dense_of", "_bound",
 )  # fmt: skip
 # What has been said already: each reason is worth one message.
 _said: set[str] = set()
@@ -50,6 +49,70 @@ def _say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         warnings.warn(text, UserWarning, stacklevel=4)
+
+
+class _Bound:
+    """A bound layer, and the parameters and buffers that it was made of."""
+
+    def __init__(
+        self, layer: BoundLayer, module: SparseLinear, weight: Tensor, bias: Tensor | None
+    ) -> None:
+        self.layer, self.dtype, self.device = layer, layer.dtype, layer.device
+        self.weight, self.bias = weight, bias
+        self.weight_at = weight.data_ptr()
+        self.bias_at = None if bias is None else bias.data_ptr()
+        self.exponent = module.weight_exponent
+        self.row_ptr, self.col_idx = module.block_row_ptr, module.block_col_idx
+        self.activation, self.prefer = module.activation, module.prefer
+        # Tensors of inference mode do not count how often they are written to.
+        self._counts = not any(
+            each is not None and each.is_inference() for each in (self.row_ptr, self.col_idx, bias)
+        )
+        self._versions = self._count()
+
+    def _count(self) -> tuple[int, int, int]:
+        """Of the lists work items were made, and of the bias a copy; weights are read as they
+        lie."""
+        bias = 0 if self.bias is None else _version(self.bias)
+        return _version(self.row_ptr), _version(self.col_idx), bias
+
+    def _lies(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
+        """Whether the module has the same tensors, in the same places."""
+        buffers = module._buffers
+        return (
+            weight is self.weight
+            and weight.data_ptr() == self.weight_at
+            and bias is self.bias
+            and (bias is None or bias.data_ptr() == self.bias_at)
+            and buffers["block_row_ptr"] is self.row_ptr
+            and buffers["block_col_idx"] is self.col_idx
+            and buffers[_EXPONENT] is self.exponent
+            and module.activation is self.activation
+            and module.prefer is self.prefer
+        )
+
+    def holds(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
+        """Whether the module has the same tensors, in the same places, as they were."""
+        if not self._lies(module, weight, bias):
+            return False
+        if not self._counts:
+            return self._count() == self._versions
+        rows, columns, biases = self._versions
+        return (
+            self.row_ptr._version == rows
+            and self.col_idx._version == columns
+            and (bias is None or bias._version == biases)
+        )
+
+    def renewed(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
+        """Read the bias again; False where something else has changed, too."""
+        now = self._count()
+        if now[:2] != self._versions[:2] or not self._lies(module, weight, bias):
+            return False
+        self.layer.renew_bias()
+        if not torch.cuda.is_current_stream_capturing():  # a replay does it, and did not yet
+            self._versions = now
+        return True
 
 
 class SparseLinear(nn.Module):
@@ -564,8 +627,7 @@ class SparseLinear(nn.Module):
         self._dense: Tensor | None = None
         self._dense_key: tuple[Any, ...] = ()
         self._dense_of: weakref.ref[Tensor] | None = None
-        self._bound: BoundLayer | None = None
-        self._bound_key: tuple[Any, ...] = ()
+        self._bound: _Bound | None = None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -707,34 +769,55 @@ class SparseLinear(nn.Module):
 
     _frozen_dense._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    def _fused(self, X: Tensor, weight: Tensor) -> Tensor | None:
-        """The product in as few steps as there are, for inference on a GPU; None where it is not
-        plain."""
-        bias, exponent = self._parameters["bias"], self._buffers[_EXPONENT]
-        key = (
-            id(weight), weight.data_ptr(), id(self._buffers["block_col_idx"]),
-            None if bias is None else (id(bias), _version(bias)),
-            None if exponent is None else (id(exponent), X.dtype),
+    @lasting
+    def _bind(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> _Bound | None:
+        """Make what inference on a GPU calls; None where weights or x are not plain ones."""
+        exponent = self._buffers[_EXPONENT]
+        if not (
+            _on_gpu(x)
+            and type(weight) in _PLAIN_TYPES
+            and (bias is None or type(bias) in _PLAIN_TYPES)
+            and x.device == weight.device
+            and x.dtype in _FUSED_TYPES
+            and (x.dtype is weight.dtype or exponent is not None)
+            and weight.is_contiguous()
+            and weight.data_ptr() % ACCESS_BYTES == 0
+            and not weight.is_neg()
+        ):
+            return None
+        self._ready()
+        flat = self._flat
+        assert flat is not None
+        layer = BoundLayer(
+            operators.block_layer(self._recipe), (flat[0], flat[1], flat[2]), weight.detach(),
+            bias, self.activation, x.dtype, exponent,
+            dense=self.prefer == "speed" and exponent is None,
         )  # fmt: skip
+        bound = _Bound(layer, self, weight, bias)
+        if not torch.cuda.is_current_stream_capturing():  # what a graph makes is filled by replays
+            self._bound = bound
+        return bound
+
+    def _rebound(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> _Bound | None:
+        """After the first call, and where a parameter, a buffer or the type of x has changed."""
         bound = self._bound
-        if bound is None or key != self._bound_key:
-            self._ready()
-            flat = self._flat
-            assert flat is not None
-            if not weight.is_contiguous() or weight.data_ptr() % ACCESS_BYTES:
-                return None
-            bound = BoundLayer(
-                operators.block_layer(self._recipe), (flat[0], flat[1], flat[2]), weight.detach(),
-                bias, self.activation, X.dtype, exponent,
-            )  # fmt: skip
-            self._bound, self._bound_key = bound, key
-        if exponent is not None:  # more tokens are multiplied by widened blocks
-            few = weight.shape[-1] == EIGHT_UNIT and FewTokens.takes(X)
-            return bound(X) if few and bound.way(X.shape[0], False) == "few" else None
-        if bound.way(X.shape[0], self.prefer == "speed") == "dense":
-            dense = self._dense_copy() if self.prefer == "speed" else self.to_dense()
-            return activate(functional.linear(X, dense, bias), self.activation)
-        return bound(X)
+        if (
+            bound is not None
+            and x.dtype is bound.dtype
+            and x.device == bound.device
+            and bound.renewed(self, weight, bias)
+        ):
+            return bound
+        return self._bind(x, weight, bias)
+
+    def _beside(self, x: Tensor, bound: _Bound, bias: Tensor | None) -> Tensor | None:
+        """The product where neither kernel makes it: by torch, or (None) the general way."""
+        if bound.exponent is not None or torch.jit.is_tracing():
+            return None
+        if x.shape[-1:] != (self.in_features,):
+            return None
+        dense = self._dense_copy() if self.prefer == "speed" else self.to_dense()
+        return activate(functional.linear(x, dense, bias), self.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return activation(x·Wᵀ + bias).
@@ -749,17 +832,11 @@ class SparseLinear(nn.Module):
         Tensor [..., out_features]
             Half as many after a SwiGLU.
         """
-        weight, bias = self._parameters["weight"], self._parameters["bias"]
-        assert weight is not None
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
         if (
             not torch.compiler.is_compiling()
             and type(x) is Tensor
-            and x.is_cuda
-            and (x.dtype is weight.dtype or self._buffers[_EXPONENT] is not None)
-            and x.dtype in _FUSED_TYPES
-            and x.dim() > 0
-            and x.shape[-1] == self.in_features
-            and x.device == weight.device
+            and weight is not None
             and not (
                 torch.is_grad_enabled()
                 and (
@@ -769,12 +846,24 @@ class SparseLinear(nn.Module):
                 )
             )
             and not torch.is_autocast_enabled("cuda")
-            and plain_call()
+            and unwatched_call()
             and not x.is_neg()
         ):
-            Y = self._fused(x if x.dim() == 2 else x.flatten(0, -2), weight)
-            if Y is not None:
-                return Y if x.dim() == 2 else Y.view(*x.shape[:-1], Y.shape[-1])
+            # Inference on a GPU, in as few steps as there are.
+            bound = self._bound
+            if (
+                bound is None
+                or x.dtype is not bound.dtype
+                or x.device != bound.device
+                or not bound.holds(self, weight, bias)
+            ):
+                bound = self._rebound(x, weight, bias)
+            if bound is not None:
+                Y = bound.layer(x)
+                if Y is None:
+                    Y = self._beside(x, bound, bias)
+                if Y is not None:
+                    return Y
         return self._general(x)
 
     def _general(self, x: Tensor) -> Tensor:
@@ -865,6 +954,10 @@ def _scaled(blocks: Tensor, exponent: Tensor, dtype: torch.dtype) -> Tensor:
     # The bits of a float32 that is a power of two: pow and exp2 need not be exact.
     power = ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
     return blocks.to(wide).mul(power.to(wide).view(-1, 1, 1)).to(dtype)
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def _version(tensor: Tensor) -> int:

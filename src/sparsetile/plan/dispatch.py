@@ -11,7 +11,15 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["lasting", "outlived", "plain_call", "transforming", "untraced", "wrapped"]
+__all__ = [
+    "lasting",
+    "outlived",
+    "plain_call",
+    "transforming",
+    "untraced",
+    "unwatched_call",
+    "wrapped",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -28,9 +36,13 @@ _CAN_BYPASS = None not in (_dispatch_depth, _function_depth, _transform_level)
 
 def plain_call() -> bool:
     """True when no mode, transform or tracer needs to see the operator."""
+    return not torch.compiler.is_compiling() and unwatched_call()
+
+
+def unwatched_call() -> bool:
+    """As :func:`plain_call`, where the caller knows that torch.compile does not trace it."""
     return (
         _CAN_BYPASS
-        and not torch.compiler.is_compiling()
         and not _dispatch_depth()  # type: ignore[misc]
         and not _function_depth()  # type: ignore[misc]
         and _transform_level() is None  # type: ignore[misc]

@@ -117,10 +117,11 @@ def differentiable_product(
 
     The transpose is planned here, where a caller expects planning, and not in the backward pass.
     """
-    alpha = real_number("run", "alpha", alpha)
-    transposed = plan.T
+    if type(alpha) is not float:
+        alpha = real_number("run", "alpha", alpha)
+    transposed = plan._transposed or plan.T
     if reduce == "mean":
         plan._mean_scale(ahead=True)
     call = (plan, transposed, plan._value_version, reduce, alpha, relu)
-    apply = _Product.apply if outlived(B) or outlived(bias) else _apply
+    apply = _Product.apply if outlived(B) or (bias is not None and outlived(bias)) else _apply
     return apply(B, bias, call)  # type: ignore[no-any-return]

@@ -79,12 +79,15 @@ class Kernel:
         assert set(params) == {field.name for field in self.spec.params.fields}
         self.noted.append((self.spec.name, grid, threads, overlap, dict(params)))
 
-    def prepare(self, grid, threads, params, patch, *, overlap=False):
-        def launch(stream, *values):
-            changed = dict(zip(patch, values, strict=True))
+    def prepare(self, grid, threads, params, patch, rare=(), *, overlap=False):
+        def launch_with(stream, seldom, *values):
+            changed = dict(zip((*patch, *rare), (*values, *seldom), strict=True))
             self.launch(grid, threads, stream, {**params, **changed}, overlap=overlap)
 
-        return SimpleNamespace(launch=launch)
+        def launch(stream, *values):
+            launch_with(stream, (), *values)
+
+        return SimpleNamespace(launch=launch, launch_with=launch_with)
 
 
 class GPU:
@@ -93,10 +96,12 @@ class GPU:
     def __init__(self) -> None:
         self.launches: list[tuple] = []
         self.asked: list[tuple[int, ...]] = []
+        self.at = 2**20
 
     def scratch(self, device, stream, size, counters, owner=0):
         self.asked.append((size, counters, owner))
-        return SimpleNamespace(data_ptr=lambda: 2**20), SimpleNamespace(data_ptr=lambda: 2**21)
+        at = self.at
+        return SimpleNamespace(data_ptr=lambda: at), SimpleNamespace(data_ptr=lambda: 2 * at)
 
 
 @pytest.fixture
@@ -159,6 +164,36 @@ def test_bound_launches_are_those_of_the_general_way(name, cut, gpu):
         assert [launch[0] for launch in found[1:]] == later
         assert asked[0][2] == threading.get_ident(), "no other thread's launch comes between"
         assert found[0][-1]["redo"] != 0
+
+
+def test_scratch_memory_that_has_grown_is_the_next_launch_s(gpu):
+    csr = csr_of(cut_matrix())
+    built = SYSTEMS["csr"].build(request_for(torch.float32, csr=csr))
+    work = runner_of(built.recipe)
+    packed = work.pack(built.tensors, csr.values, torch.float32) if work.packed_names else None
+    product = work.bind(built.tensors, csr.values, packed)
+    B = torch.ones(csr.shape[1], 16)
+    for gpu.at in (2**20, 2**20, 2**22, 2**20):
+        product(B)
+        params = gpu.launches[-1][-1]
+        assert (params["partials"], params["arrivals"]) == (gpu.at, 2 * gpu.at)
+
+
+def test_a_product_keeps_a_bounded_number_of_launches(gpu, monkeypatch):
+    csr = csr_of(random_matrix(150, 130, 0.05))
+    built = SYSTEMS["csr"].build(request_for(torch.float32, csr=csr))
+    work = runner_of(built.recipe)
+    packed = work.pack(built.tensors, csr.values, torch.float32) if work.packed_names else None
+    product = work.bind(built.tensors, csr.values, packed)
+    monkeypatch.setattr(module, "_KEPT", 4)
+    for n in (*range(1, 11), 1):
+        B = torch.ones(130, n + 3)[:, 1 : n + 1]
+        for _ in range(2):
+            assert product(B).shape == product.fused(B, None, 2.0, False, False).shape == (150, n)
+            params = gpu.launches[-1][-1]
+            assert (params["n"], params["b"]) == (n, B.data_ptr())
+            assert params["b_row_bytes"] == 4 * (n + 3) and params["alpha"] == 2.0
+        assert len(product._prepared) <= 4
 
 
 def test_a_prepared_launch_takes_each_call_s_bias_and_scale(gpu):

@@ -14,7 +14,7 @@ written out for the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from sparsetile.formats.values import round_tf32
 from sparsetile.jit.loader import current_device, current_stream_handle, on_device
 from sparsetile.jit.tensor_map import NO_MAP
 from sparsetile.kernels.bcsr import BLOCK, PRODUCT, STORE_COLUMNS, Store
-from sparsetile.kernels.linear_few import FEW_TOKENS
+from sparsetile.kernels.linear_few import EIGHT_UNIT, FEW_TOKENS
 from sparsetile.systems.base import Epilogue
 from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.bcsr.layer_cost import LayerSize, choose_way
@@ -40,6 +40,8 @@ __all__ = ["ACTIVATIONS", "BlockLayer", "BoundLayer", "activate", "work_of"]
 ACTIVATIONS = ("none", "relu", "silu", "swiglu")
 _HOPPER = (9, 0)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+# Launches that a bound layer keeps, one for each kind of input; each takes some kilobytes.
+_KEPT = 256
 
 
 def activate(Y: Tensor, activation: str) -> Tensor:
@@ -215,11 +217,23 @@ def _runner_tensors(
 
 
 class BoundLayer:
-    """A layer bound to its tensors, for inference: X [tokens, columns] -> Y with little host time.
+    """A layer bound to its tensors, for inference: x [..., columns] -> Y with little host time.
 
     It holds addresses: what is written into the same memory is seen, other tensors need another
     object. A layer of 16 bits on a GPU; with ``exponents`` its blocks are FP8, times two to these
-    powers, X is of ``dtype``, and only ``few`` takes it as it lies (``FewTokens.takes``).
+    powers, x is of ``dtype``, and only ``few`` takes it as it lies (``FewTokens.takes``).
+
+    Parameters
+    ----------
+    dense : bool
+        Whether the caller has the written-out weight where that is predicted to be faster.
+
+    Attributes
+    ----------
+    dtype : torch.dtype
+        Of x.
+    device : torch.device
+        Where x must be.
     """
 
     def __init__(
@@ -231,71 +245,117 @@ class BoundLayer:
         activation: str,
         dtype: torch.dtype | None = None,
         exponents: Tensor | None = None,
+        dense: bool = False,
     ) -> None:
         self._layer, self._blocks = layer, blocks
-        self._dtype, self._exponents = dtype or blocks.dtype, exponents
+        self.dtype, self.device = dtype or blocks.dtype, blocks.device
+        self._exponents, self._dense = exponents, dense
         self._bias, self._activation = bias, activation
         self._lists = lists
         self._tensors = _runner_tensors(lists, activation, blocks.dtype)
-        self._rows = layer.size.rows
-        self._device = blocks.device.index
-        wide = None if bias is None else bias.detach().to(torch.float32).contiguous()
+        self._rows, self._cols = layer.size.rows, layer.size.cols
+        self._index = blocks.device.index
+        wide = None
+        if bias is not None:
+            wide = bias.detach().to(torch.float32).resolve_neg().contiguous()
         self._epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
-        self._bound: dict[tuple[int, int, int], Any] = {}
-        self._ways: dict[tuple[int, bool], str] = {}
+        # By shape, strides and alignment of x: the launch and the sizes of Y, or None.
+        self._launches: dict[tuple[Any, ...], tuple[Callable[..., None], tuple[int, ...]] | None]
+        self._launches = {}
+        self._ways: dict[int, str] = {}
 
-    def way(self, tokens: int, dense: bool) -> str:
+    def renew_bias(self) -> None:
+        """Read the bias again, in place: CUDA graphs have the address of its copy."""
+        wide = self._epilogue.row_bias
+        if self._bias is not None and wide is not None and wide.data_ptr() != self._bias.data_ptr():
+            with torch.no_grad():
+                wide.copy_(self._bias)
+
+    def way(self, tokens: int) -> str:
         """Return the way that so many tokens take; ``dense`` is the caller's to do."""
-        key = (tokens, dense)
-        found = self._ways.get(key)
+        found = self._ways.get(tokens)
         if found is None:
             blocks, bias = self._blocks, self._bias is not None
-            found = self._layer.way(tokens, self._dtype, blocks.device, bias, dense)
-            self._ways[key] = found
+            found = self._layer.way(tokens, self.dtype, blocks.device, bias, self._dense)
+            _keep(self._ways, tokens, found)
         return found
 
-    def __call__(self, X: Tensor) -> Tensor:
-        """Multiply by ``few`` or ``blocks``."""
-        tokens, pointer = X.shape[0], X.data_ptr()
-        key = (tokens, X.stride(0), pointer & 15)
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """Multiply by ``few`` or ``blocks``; None where that is left to the caller."""
+        pointer = x.data_ptr()
+        key = (x.shape, x.stride(), pointer & 15)
         try:
-            launch = self._bound[key]
+            found = self._launches[key]
         except KeyError:
-            launch = self._bound[key] = self._bind(X)
-        if launch is None:
-            return self._layer.run(self._lists, self._blocks, X, self._bias, None, self._activation)
-        Y = X.new_empty((tokens, launch[1]))
-        device, start = self._device, launch[0]
-        ensure_cuda_context(device)
-        if current_device() == device:
-            start(current_stream_handle(device), pointer, Y.data_ptr())
+            if torch.jit.is_tracing():  # whose sizes are tensors
+                return None
+            found = self._bind(x)
+            _keep(self._launches, key, found)
+        if found is None:
+            return self._unbound(x)
+        start, sizes = found
+        Y = x.new_empty(*sizes)  # half the time that a tuple takes
+        index = self._index
+        ensure_cuda_context(index)
+        if current_device() == index:
+            start(current_stream_handle(index), pointer, Y.data_ptr())
         else:
-            with torch.cuda.device(device):
-                start(current_stream_handle(device), pointer, Y.data_ptr())
+            with torch.cuda.device(index):
+                start(current_stream_handle(index), pointer, Y.data_ptr())
         return Y
 
-    def _bind(self, X: Tensor) -> tuple[Callable[..., None], int] | None:
-        """Return the launch for inputs like X and its outputs per token.
+    def _unbound(self, x: Tensor) -> Tensor | None:
+        """The same through copies and other kernels."""
+        if not x.dim() or x.shape[-1] != self._cols or self._exponents is not None:
+            return None
+        X = x.reshape(x.shape[:-1].numel(), self._cols)
+        if self.way(X.shape[0]) == "dense":
+            return None
+        Y = self._layer.run(self._lists, self._blocks, X, self._bias, None, self._activation)
+        return Y.view(*x.shape[:-1], Y.shape[-1])
+
+    def _bind(self, x: Tensor) -> tuple[Callable[..., None], tuple[int, ...]] | None:
+        """Return the launch for inputs like x and the sizes of its result.
 
         None where copies or other kernels are needed.
         """
-        tokens, rows = X.shape[0], self._rows
-        if not tokens or not rows or X.stride(1) != 1 or not aligned(X):
+        if not x.dim() or x.shape[-1] != self._cols or not x.numel() or not self._rows:
             return None
-        with on_device(self._device):
-            ensure_cuda_context(self._device)
+        X = x.reshape(x.shape[:-1].numel(), self._cols)
+        if X.data_ptr() != x.data_ptr() or X.stride(1) != 1 or not aligned(X):
+            return None  # tokens that do not follow one another at one distance are copied
+        way, lead = self.way(X.shape[0]), tuple(x.shape[:-1])
+        if way == "dense" or (self._exponents is not None and not self._takes_eight(X, way)):
+            return None
+        with on_device(self._index):
+            ensure_cuda_context(self._index)
             silu = self._activation == "silu"
-            if self.way(tokens, False) == "few":
+            if way == "few":
                 few = self._layer.few_for(self._activation)
                 prepared = few.prepare(
                     self._lists[:2], self._blocks, X, self._epilogue, silu, self._exponents
                 )
-                return prepared.launch, few.rows
+                return prepared.launch, (*lead, few.rows)
             runner = self._layer.runner_for(self._activation, X.dtype)
             if runner is None or runner.rows % STORE_COLUMNS:
                 return None
             launch = _bind_blocks(runner, self._tensors, self._blocks, X, self._epilogue, silu)
-            return None if launch is None else (launch, runner.rows)
+            return None if launch is None else (launch, (*lead, runner.rows))
+
+    def _takes_eight(self, X: Tensor, way: str) -> bool:
+        """Whether a kernel widens blocks of FP8 itself."""
+        return way == "few" and self._blocks.shape[-1] == EIGHT_UNIT and FewTokens.takes(X)
+
+
+_Key = TypeVar("_Key")
+_Kept = TypeVar("_Kept")
+
+
+def _keep(kept: dict[_Key, _Kept], key: _Key, made: _Kept) -> None:
+    """Keep at most _KEPT of a kind, and begin anew then: serving meets any number of tokens."""
+    if len(kept) >= _KEPT:
+        kept.clear()  # in one step: another thread may be looking
+    kept[key] = made
 
 
 def _bind_blocks(

@@ -21,7 +21,7 @@ from sparsetile.formats.cells import checked_values, scatter_cells
 from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
-from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matrix
+from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matrix, map_bytes
 from sparsetile.jit.workspace import zeroed_flag
 from sparsetile.kernels.bcsr import (
     BLOCK,
@@ -61,6 +61,8 @@ __all__ = ["BCSRRunner"]
 _OPERANDS = ("b", "stored", "c")
 # Tensor maps that a runner keeps: those of the B's and C's in use, each some hundred bytes.
 _KEPT_MAPS = 512
+# Of them, those that a prepared launch keeps ready: torch hands out few addresses in turns.
+_READY_MAPS = 64
 
 # Address -> map of the matrix there.
 MapOf = Callable[[int], TensorMap]
@@ -82,11 +84,23 @@ class PreparedBlocks:
         self._launch = launch.launch
         self._map_of_b = map_of_b
         self._map_of_c = map_of_c
+        self._ready_b: dict[int, bytes] = {}
+        self._ready_c: dict[int, bytes] = {}
 
     def launch(self, stream: int, *values: int) -> None:
         """Multiply B, at the first address, into C, at the second."""
         b, c = values
-        self._launch(stream, *self._map_of_b(b), *self._map_of_c(c), c)
+        map_b = self._ready_b.get(b) or _ready(self._ready_b, b, self._map_of_b)
+        map_c = self._ready_c.get(c) or _ready(self._ready_c, c, self._map_of_c)
+        self._launch(stream, map_b, map_c, c)
+
+
+def _ready(kept: dict[int, bytes], pointer: int, map_of: MapOf) -> bytes:
+    """Make the map of the matrix at an address, and keep it."""
+    if len(kept) >= _READY_MAPS:
+        kept.clear()  # in one step: another thread may be looking
+    made = kept[pointer] = map_bytes(map_of(pointer))
+    return made
 
 
 def _side_by_side(matrix: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from sparsetile.jit import LoadedKernel
-from sparsetile.jit.loader import current_device, current_stream_handle, on_device
+from sparsetile.jit.loader import (
+    PreparedLaunch,
+    current_device,
+    current_stream_handle,
+    on_device,
+)
 from sparsetile.jit.workspace import scratch
 from sparsetile.systems.base import PLAIN, Epilogue, Tensors
 from sparsetile.systems.shared.cuda_context import ensure_cuda_context
@@ -83,12 +88,19 @@ class Scratch:
     owned: bool = False
 
 
+# Launches kept for a product, of all widths, strides and alignments; each takes some kilobytes.
+_KEPT = 256
+_Launches = Sequence[Callable[..., None]]
+
+
 class _CutLaunches:
     """Launches that share scratch memory, looked up for each product: it may grow."""
 
-    def __init__(self, launches: Sequence[Prepared], device: int, needed: Scratch) -> None:
-        self._launches = [each.launch for each in launches]
+    def __init__(self, launches: Sequence[PreparedLaunch], device: int, needed: Scratch) -> None:
+        self._launches = [each.launch_with for each in launches]
         self._device = device
+        # Addresses of the scratch memory of the last product, and what launches take of them.
+        self._last: tuple[int, int, tuple[int, ...]] = (-1, -1, ())
         self._sizes = needed.bytes, needed.counters
         self._partials = tuple(needed.partials.values())
         self._arrivals = tuple(needed.arrivals.values())
@@ -98,10 +110,15 @@ class _CutLaunches:
         owner = threading.get_ident() if self._owned else 0
         memory, counters = scratch(self._device, stream, *self._sizes, owner)
         at, count = memory.data_ptr(), counters.data_ptr()
-        places = [at + offset for offset in self._partials]
-        places += [count + offset for offset in self._arrivals]
+        last_at, last_count, places = self._last
+        if at != last_at or count != last_count:
+            places = (
+                *(at + offset for offset in self._partials),
+                *(count + offset for offset in self._arrivals),
+            )
+            self._last = (at, count, places)
         for launch in self._launches:
-            launch(stream, *values, *places)
+            launch(stream, places, *values)
 
 
 @dataclass(frozen=True)
@@ -123,10 +140,9 @@ def prepare_steps(
 ) -> Sequence[Prepared]:
     """Return the launches of all steps, which take the same parameters, in their order."""
     patch = ("b", "c") if epilogue.plain else ("b", "c", "bias", "alpha")
-    if needed is not None:
-        patch = (*patch, *needed.partials, *needed.arrivals)
+    rare = () if needed is None else (*needed.partials, *needed.arrivals)
     prepared = [
-        step.kernel.prepare(step.grid, step.threads, params, patch, overlap=step.overlap)
+        step.kernel.prepare(step.grid, step.threads, params, patch, rare, overlap=step.overlap)
         for step in steps
     ]
     return prepared if needed is None else [_CutLaunches(prepared, device, needed)]
@@ -148,71 +164,83 @@ class BoundProduct:
         self._values = values
         self._packed = packed
         self._device = next(iter(tensors.values())).device.index
-        # By width, stride and alignment of B; of fused products also by mean and ReLU.
-        self._prepared: dict[tuple[int, ...], Sequence[Prepared] | None] = {}
+        # By shape, strides and alignment of B; of fused products also by mean and ReLU.
+        self._prepared: dict[tuple[Any, ...], tuple[int, _Launches | None]] = {}
 
     def __call__(self, B: Tensor) -> Tensor:
-        n, stride, pointer = B.shape[1], B.stride(0), B.data_ptr()
+        pointer = B.data_ptr()
+        key = (B.shape, B.stride(), pointer & 15)  # a part of either takes longer to read
+        found = self._prepared.get(key)
+        if found is None:
+            found = self._prepare(key, B, PLAIN)
+        n, launches = found
         out = B.new_empty(self._rows, n)  # a third quicker than with a tuple
-        if n == 0:
+        if launches is None:
+            if n:
+                self._runner.spmm(self._tensors, self._values, self._packed, reachable(B), out)
             return out
-        key = (n, stride, pointer & 15)
-        try:
-            prepared = self._prepared[key]
-        except KeyError:
-            prepared = self._prepared[key] = self._prepare(B, PLAIN)
-        if prepared is None:
-            self._runner.spmm(self._tensors, self._values, self._packed, reachable(B), out)
+        device = self._device
+        ensure_cuda_context(device)
+        if current_device() == device:
+            stream = current_stream_handle(device)
+            for launch in launches:
+                launch(stream, pointer, out.data_ptr())
         else:
-            self._launch(prepared, pointer, out.data_ptr())
+            self._launch_elsewhere(launches, pointer, out.data_ptr())
         return out
 
     def fused(self, B: Tensor, bias: Tensor | None, alpha: float, mean: bool, relu: bool) -> Tensor:
         """Return relu(alpha · A·B + bias), or of the mean of each row's entries."""
-        n, stride, pointer = B.shape[1], B.stride(0), B.data_ptr()
-        out = B.new_empty(self._rows, n)  # a third quicker than with a tuple
-        if n == 0:
-            return out
-        address = 0
+        pointer, address = B.data_ptr(), 0
         if bias is not None:
             wide = torch.float64 if B.dtype is torch.float64 else torch.float32
             if bias.dtype is not wide or not bias.is_contiguous():
                 bias = bias.to(wide).contiguous()
             address = bias.data_ptr()
-        key = (n, stride, pointer & 15, mean, relu)
-        try:
-            prepared = self._prepared[key]
-        except KeyError:
-            epilogue = Epilogue(alpha=alpha, mean=mean, bias=bias, relu=relu)
-            prepared = self._prepared[key] = self._prepare(B, epilogue)
-        if prepared is None:
-            epilogue = Epilogue(alpha=alpha, mean=mean, bias=bias, relu=relu)
-            self._runner.spmm(
-                self._tensors, self._values, self._packed, reachable(B), out, epilogue
-            )
-        else:
-            self._launch(prepared, pointer, out.data_ptr(), address, alpha)
-        return out
-
-    def _launch(self, prepared: Sequence[Prepared], *values: int | float) -> None:
+        key = (B.shape, B.stride(), pointer & 15, mean, relu)
+        found = self._prepared.get(key)
+        if found is None:
+            found = self._prepare(key, B, Epilogue(alpha=alpha, mean=mean, bias=bias, relu=relu))
+        n, launches = found
+        out = B.new_empty(self._rows, n)
+        if launches is None:
+            if n:
+                epilogue = Epilogue(alpha=alpha, mean=mean, bias=bias, relu=relu)
+                self._runner.spmm(
+                    self._tensors, self._values, self._packed, reachable(B), out, epilogue
+                )
+            return out
         device = self._device
         ensure_cuda_context(device)
         if current_device() == device:
             stream = current_stream_handle(device)
-            for each in prepared:
-                each.launch(stream, *values)
+            for launch in launches:
+                launch(stream, pointer, out.data_ptr(), address, alpha)
         else:
-            with torch.cuda.device(device):
-                stream = current_stream_handle(device)
-                for each in prepared:
-                    each.launch(stream, *values)
+            self._launch_elsewhere(launches, pointer, out.data_ptr(), address, alpha)
+        return out
 
-    def _prepare(self, B: Tensor, epilogue: Epilogue) -> Sequence[Prepared] | None:
-        """Ask the runner for the launches, in a thread that may have done no CUDA work yet."""
-        if not within_reach(B):
-            return None
-        with on_device(self._device):
-            ensure_cuda_context(self._device)
-            return self._runner.prepare_launches(
-                self._tensors, self._values, self._packed, B, epilogue
-            )
+    def _launch_elsewhere(self, launches: _Launches, *values: int | float) -> None:
+        """Launch where another device is the current one."""
+        with torch.cuda.device(self._device):
+            stream = current_stream_handle(self._device)
+            for launch in launches:
+                launch(stream, *values)
+
+    def _prepare(
+        self, key: tuple[Any, ...], B: Tensor, epilogue: Epilogue
+    ) -> tuple[int, _Launches | None]:
+        """Ask the runner for the launches, in a thread that may have done no CUDA work yet, and
+        keep them with the columns of B."""
+        launches: _Launches | None = None
+        if B.shape[1] and within_reach(B):
+            with on_device(self._device):
+                ensure_cuda_context(self._device)
+                prepared = self._runner.prepare_launches(
+                    self._tensors, self._values, self._packed, B, epilogue
+                )
+            launches = None if prepared is None else [each.launch for each in prepared]
+        if len(self._prepared) >= _KEPT:
+            self._prepared.clear()  # in one step: another thread may be looking
+        made = self._prepared[key] = (B.shape[1], launches)
+        return made
