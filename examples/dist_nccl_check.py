@@ -259,7 +259,7 @@ def timeline(
     for _ in range(5):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(7)]
         synchronize(B.device)
-        torch.cuda._sleep(500_000)  # the host queues everything before the GPU begins
+        torch.cuda._sleep(20_000_000)  # 10 ms: the host queues everything before the GPU begins
         marks[0].record(current)
         side.wait_stream(current)
         marks[1].record(side)
