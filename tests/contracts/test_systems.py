@@ -152,9 +152,11 @@ def test_writes_into_out_with_alpha_and_beta(system, element, device):
     csr = csr_of(random_matrix(70, 64, 0.1), dtype=element).to(device)
     plan, B = system.plan(csr, 24), dense_like(64, 24, device, element)
     plain = plan @ B
+    # Atomic additions have another order each time: sums that cancel differ by more.
+    close = torch.allclose if system.repeats else system.same
     out = torch.full((70, 24), float("nan"), device=device, dtype=element)
     assert plan.run(B, out=out) is out
-    assert torch.allclose(out, plain)
+    assert close(out, plain)
     before = dense_like(70, 24, device, element)
     out = before.clone()
     plan.run(B, out=out, alpha=2.0, beta=-0.5)
@@ -166,10 +168,10 @@ def test_writes_into_out_with_alpha_and_beta(system, element, device):
         assert system.same(out, wanted.to(element))
     wide = torch.full((70, 50), 7.0, device=device, dtype=element)
     plan.run(B, out=wide[:, :24])
-    assert torch.allclose(wide[:, :24], plain)
+    assert close(wide[:, :24], plain)
     assert bool((wide[:, 24:] == 7.0).all()), "columns beyond out were written"
     columns = torch.empty((24, 70), device=device, dtype=element).t()
-    assert torch.allclose(plan.run(B, out=columns), plain)
+    assert close(plan.run(B, out=columns), plain)
 
 
 @pytest.mark.parametrize("lead", [(3,), (2, 3), (0,), (1, 1)], ids=str)
