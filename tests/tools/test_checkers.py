@@ -415,6 +415,15 @@ def test_where_no_record_is_committed_the_readme_says_so():
     assert said == (not RECORDS)
 
 
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_the_readme_names_the_tools_that_a_record_lacks(path: Path):
+    text = " ".join((ROOT / "README.md").read_text().split())
+    lacking = [tool for tool in TOOLS if tool not in json.loads(path.read_text())["checkers"]]
+    *most, last = lacking or [""]
+    named = f"It lacks {', '.join(most)} and {last}" if most else f"It lacks {last}"
+    assert (named in text) == bool(lacking)
+
+
 def test_parts_of_all_tools_run_side_by_side_and_each_has_its_entry(tool, tmp_path: Path):
     races, failed = how(summary=CLEAN_RACES), how(child_exit=1)
     folder = tool(memcheck=failed, racecheck=races, any=how())
