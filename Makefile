@@ -60,8 +60,7 @@ compile-all: $(STAMP)
 
 # On a machine with a GPU. Commit results/<gpu> after code between plan() and the launch changed.
 verify: $(STAMP)
-	$(BIN)/python -m tools.verify
-	$(BIN)/python -m tools.verify --checker memcheck,racecheck,synccheck,initcheck
+	$(BIN)/python -m tools.prove
 
 # On a machine with a GPU: breaks kernels one token at a time; the GPU tests must notice each.
 mutate: $(STAMP)

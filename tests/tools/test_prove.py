@@ -1,0 +1,117 @@
+"""One command for all proofs: what it runs, what it brings along, and what it calls fresh."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tools.checkers import PARTIAL_NAME, SCHEMA, TOOLS
+from tools.prove import PROOFS, Asked, commands, fresh, lacking, main
+
+from sparsetile.check.digest import code_digest
+from tools import prove
+
+
+def checkers(folder: Path, *tools: str, errors: int = 0, digest: str | None = None) -> Path:
+    entry = {"errors": errors, "exit": 0, "products": 3}
+    record = {
+        "schema": SCHEMA, "code_digest": digest or code_digest(),
+        "checkers": dict.fromkeys(tools, entry),
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "checkers.json"
+    path.write_text(json.dumps(record))
+    return path
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "machine_facts", lambda: {"gpu": {"slug": "h200"}})
+
+
+def test_tools_without_a_clean_entry_of_today_are_lacking(tmp_path: Path):
+    assert lacking(tmp_path / "checkers.json") == list(TOOLS)
+    assert lacking(checkers(tmp_path, *TOOLS[:1])) == list(TOOLS[1:])
+    assert lacking(checkers(tmp_path, *TOOLS)) == []
+    assert lacking(checkers(tmp_path, *TOOLS, errors=1)) == list(TOOLS)
+    assert lacking(checkers(tmp_path, *TOOLS, digest="of another day")) == list(TOOLS)
+
+
+def test_a_record_of_some_tools_is_not_fresh(tmp_path: Path):
+    checkers(tmp_path, *TOOLS[:-1])
+    assert not fresh("checkers", tmp_path) and not fresh("verify", tmp_path)
+    checkers(tmp_path, *TOOLS)
+    assert fresh("checkers", tmp_path)
+
+
+def test_only_what_is_asked_for_and_not_fresh_is_run(tmp_path: Path):
+    checkers(tmp_path, "memcheck", "synccheck")
+    found = commands(Asked(tmp_path, ("fuzz", "checkers"), 33.0, 100.0), tmp_path)
+    assert list(found) == ["fuzz", "checkers"]
+    words = found["checkers"]
+    assert words[:3] == [sys.executable, "-m", "tools.verify"]
+    assert words[words.index("--checker") + 1] == "racecheck,initcheck"
+    assert words[words.index("--time-limit") + 1] == "50", "the limit is for each tool"
+    assert found["fuzz"][found["fuzz"].index("--seconds") + 1] == "33"
+    checkers(tmp_path, *TOOLS)
+    assert list(commands(Asked(tmp_path), tmp_path)) == ["verify", "fuzz", "soak"]
+
+
+def test_what_results_hold_is_gone_on_with(tmp_path: Path, monkeypatch, capsys):
+    on_a_gpu(monkeypatch)
+    monkeypatch.setattr(prove, "ROOT", tmp_path)
+    held = tmp_path / "results" / "h200"
+    checkers(held, "memcheck")
+    (held / PARTIAL_NAME).write_text("{}")
+    out = tmp_path / "out"
+    assert main(["--out", str(out), "--only", "checkers", "--list"]) == 0
+    assert "racecheck,synccheck,initcheck" in capsys.readouterr().out
+    assert (out / "h200" / PARTIAL_NAME).read_text() == "{}"
+    (out / "h200" / PARTIAL_NAME).write_text("newer")
+    main(["--out", str(out), "--only", "checkers", "--list"])
+    assert (out / "h200" / PARTIAL_NAME).read_text() == "newer", "what is there stays"
+
+
+def test_the_exit_code_says_whether_all_is_fresh(tmp_path: Path, monkeypatch, capsys):
+    on_a_gpu(monkeypatch)
+    monkeypatch.setattr(prove, "ROOT", tmp_path)
+    monkeypatch.setattr(prove, "_make", lambda asked, folder: checkers(folder, *TOOLS))
+    assert main(["--out", str(tmp_path), "--only", "checkers"]) == 0
+    assert main(["--out", str(tmp_path), "--only", "checkers,soak"]) == 1
+    assert "soak is not fresh" in capsys.readouterr().err
+
+
+def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkeypatch):
+    log = tmp_path / "log"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho $1 $CUDA_MPS_PIPE_DIRECTORY >> {log}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    daemon = tmp_path / prove.MPS
+    daemon.write_text(f"#!/bin/sh\necho daemon ${{1:-$(cat)}} >> {log}\n")
+    daemon.chmod(daemon.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    wanted = {name: [str(program), name] for name in PROOFS}
+    monkeypatch.setattr(prove, "commands", lambda asked, folder: wanted)
+    prove._make(Asked(tmp_path), tmp_path)
+    lines = log.read_text().splitlines()
+    assert lines[0] == "verify" and lines[1] == "daemon -d" and lines[3] == "daemon quit"
+    assert lines[2].startswith("fuzz /"), "the fuzzer's processes share the GPU"
+    assert sorted(lines[4:]) == ["checkers", "soak"]
+
+
+@pytest.mark.parametrize("words", [["--only", "verify,luck"]])
+def test_an_unknown_proof_is_refused(words, monkeypatch, capsys):
+    on_a_gpu(monkeypatch)
+    assert main(words) == 2
+    assert "--only" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_machine_without_a_gpu_is_refused(capsys):
+    assert main(["--list"]) == 2
+    assert "GPU" in capsys.readouterr().err

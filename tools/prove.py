@@ -1,0 +1,185 @@
+"""Make every proof of today's code again, in one command. Needs a GPU.
+
+    python -m tools.prove [--out DIR] [--only verify,fuzz,soak,checkers] [--fuzz-seconds S]
+                          [--checker-seconds S] [--list]
+
+    verify     the tests marked ``gpu``                         about 140 s on an H200
+    fuzz       random products, a process a core                80 s by default, over 20,000 cases
+    soak       streams, threads, 10,000 plans                   about 240 s beside the checkers
+    checkers   the tools of compute-sanitizer that lack here    about 450 s for all
+
+Soak and checkers run side by side: the checkers hold the host up more than the GPU. The fuzzer's
+processes share the GPU through NVIDIA's MPS where its daemon is installed, which makes them about
+four times as fast. A proof that is fresh is not made again, and checkers that were stopped go on
+with what ``checkers.partial.json`` lacks; both are looked for in DIR and in ``results``. Exit code:
+0 where all proofs asked for are fresh, 1 where one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsetile.cli.console import note
+from sparsetile.core.checks import one_of
+from tools.checkers import PARTIAL_NAME, SCHEMA, TOOLS, check_checkers
+from tools.checkers import RECORD_NAME as CHECKERS_NAME
+from tools.fuzz import check_fuzz
+from tools.record import ROOT, check_record, machine_facts, read_proof
+from tools.soak import check_soak
+
+__all__ = ["PROOFS", "commands", "fresh", "lacking", "main"]
+
+PROOFS = ("verify", "fuzz", "soak", "checkers")
+MPS = "nvidia-cuda-mps-control"
+_CHECKS: Mapping[str, Callable[[Path], list[str]]] = {
+    "verify": check_record,
+    "fuzz": check_fuzz,
+    "soak": check_soak,
+    "checkers": check_checkers,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is made: into which folder, which proofs, and for how long."""
+
+    out: Path
+    only: tuple[str, ...] = PROOFS
+    fuzz_seconds: float = 80.0
+    checker_seconds: float = 450.0
+
+
+def lacking(path: Path) -> list[str]:
+    """Return the tools that a checkers' record has no clean entry of today's code for."""
+    record, problems = read_proof(path, SCHEMA, "")
+    held = {} if problems else record.get("checkers", {})
+    return [tool for tool in TOOLS if tool not in held or held[tool].get("errors")]
+
+
+def fresh(proof: str, folder: Path) -> bool:
+    """Whether a folder of one GPU holds this proof of today's code, without a fault."""
+    path = folder / f"{proof}.json"
+    if not path.is_file() or _CHECKS[proof](path):
+        return False
+    return proof != "checkers" or not lacking(path)
+
+
+def commands(asked: Asked, folder: Path) -> dict[str, list[str]]:
+    """Return the words that make each proof that is not fresh, by its name."""
+    out = ["--out", str(asked.out)]
+    processes = max((os.cpu_count() or 2) - 1, 1)
+    tools = lacking(folder / CHECKERS_NAME)
+    each = asked.checker_seconds / max(len(tools), 1)
+    made = {
+        "verify": ["tools.verify", *out],
+        "fuzz": [
+            "tools.fuzz", "--device", "cuda", "--seconds", f"{asked.fuzz_seconds:.0f}",
+            "--processes", str(processes), *out,
+        ],
+        "soak": [
+            "tools.soak", "--device", "cuda", "--seconds", "60", "--streams", "4",
+            "--threads", "8", "--plans", "10000", *out,
+        ],
+        "checkers": [
+            "tools.verify", "--checker", ",".join(tools), "--time-limit", f"{each:.0f}", *out,
+        ],
+    }  # fmt: skip
+    return {
+        name: [sys.executable, "-m", *words]
+        for name, words in made.items()
+        if name in asked.only and not fresh(name, folder)
+    }
+
+
+def _bring(folder: Path, held: Path) -> None:
+    """Copy what ``held`` has of the proofs, and the folder lacks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (*(f"{proof}.json" for proof in PROOFS), PARTIAL_NAME):
+        if (held / name).is_file() and not (folder / name).exists():
+            shutil.copyfile(held / name, folder / name)
+
+
+@contextlib.contextmanager
+def _shared_gpu() -> Iterator[dict[str, str]]:
+    """The environment of processes that share the GPU: NVIDIA's daemon, for as long as it lasts."""
+    program = shutil.which(MPS)
+    if program is None:
+        yield dict(os.environ)
+        return
+    with tempfile.TemporaryDirectory(prefix="sparsetile-mps-") as place:
+        around = {
+            **os.environ, "CUDA_MPS_PIPE_DIRECTORY": place, "CUDA_MPS_LOG_DIRECTORY": place,
+        }  # fmt: skip
+        subprocess.run([program, "-d"], env=around, check=False, timeout=30)
+        try:
+            yield around
+        finally:
+            subprocess.run(
+                [program], input=b"quit\n", env=around, check=False, timeout=60,
+                stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+
+
+def _make(asked: Asked, folder: Path) -> None:
+    wanted = commands(asked, folder)
+    for name in ("verify", "fuzz"):
+        if name not in wanted:
+            continue
+        note(f"prove: {name}")
+        with (
+            _shared_gpu() if name == "fuzz" else contextlib.nullcontext(dict(os.environ)) as around
+        ):
+            subprocess.run(wanted[name], cwd=ROOT, env=around, check=False)
+    beside = {name: wanted[name] for name in ("soak", "checkers") if name in wanted}
+    if beside:
+        note(f"prove: {' and '.join(beside)}")
+    started = [subprocess.Popen(words, cwd=ROOT) for words in beside.values()]
+    try:
+        for one in started:
+            one.wait()
+    finally:
+        for one in started:
+            if one.poll() is None:
+                one.terminate()  # the checkers end what they started
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make what is not fresh, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="prove", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "results", help="write DIR/<gpu>/*.json")
+    parser.add_argument("--only", default=",".join(PROOFS), help="proofs, comma-separated")
+    parser.add_argument("--fuzz-seconds", type=float, default=Asked.fuzz_seconds)
+    parser.add_argument("--checker-seconds", type=float, default=Asked.checker_seconds)
+    parser.add_argument("--list", action="store_true", help="print what would run, and run nothing")
+    given = parser.parse_args(list(arguments))
+    try:
+        only = tuple(one_of("prove", "--only", name, PROOFS) for name in given.only.split(","))
+        slug = machine_facts()["gpu"]["slug"]
+    except (ValueError, RuntimeError) as error:
+        note(f"prove: error: {error}")
+        return 2
+    asked = Asked(given.out.resolve(), only, given.fuzz_seconds, given.checker_seconds)
+    folder = asked.out / slug
+    _bring(folder, ROOT / "results" / slug)
+    if given.list:
+        for words in commands(asked, folder).values():
+            print(" ".join(words[1:]))
+        return 0
+    _make(asked, folder)
+    stale = [name for name in only if not fresh(name, folder)]
+    for name in only:
+        note(f"prove: {name} is {'not ' if name in stale else ''}fresh in {folder}")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
