@@ -383,12 +383,9 @@ class NumbaLoop(Baseline):
         return None
 
     def prepare(self, operands: Operands) -> Prepared:
-        import numba
+        from sparsetile.bench.numba_loop import multiply, use_threads
 
-        from sparsetile.bench.numba_loop import multiply
-
-        most = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-        numba.set_num_threads(min(torch.get_num_threads(), most))
+        use_threads(torch.get_num_threads())
         csr = operands.csr
         indptr, indices = csr.indptr.to(torch.int32).numpy(), csr.indices.numpy()
         values, B = operands.values().numpy(), operands.B.numpy()

@@ -11,7 +11,13 @@ from typing import Any
 import numba
 import numpy as np
 
-__all__ = ["multiply"]
+__all__ = ["multiply", "use_threads"]
+
+
+def use_threads(count: int) -> None:
+    """Let the loop run on this many threads, or on all that numba has."""
+    most = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    numba.set_num_threads(min(count, most))
 
 
 @numba.njit(parallel=True)  # type: ignore[untyped-decorator]
