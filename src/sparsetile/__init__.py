@@ -1,4 +1,4 @@
-"""sparsetile: sparse × dense matrix products, on Tensor Cores where they pay.
+"""sparsetile: sparse × dense matrix products, on Tensor Cores where they are faster.
 
 >>> import torch
 >>> import sparsetile as st
@@ -10,7 +10,7 @@ tensor([[1., 1.],
         [1., 1.],
         [1., 1.]])
 
-Importing the package touches no CUDA; kernels are compiled when a plan first needs them.
+Importing the package does not initialise CUDA. Kernels are compiled when a plan first needs them.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def test_planning_times_of_the_pages_are_those_of_the_records():
     ]
     paid = median(r["break_even"] for r in plain)
     said = (
-        f"takes {times[0]:.0f} ms and has paid against cuSPARSE after {paid:.0f} products. "
+        f"takes {times[0]:.0f} ms and pays off against cuSPARSE after {paid:.0f} products. "
         f"With `affinity` it takes {times[1]:.0f} ms."
     )
     how_to = (DOCS / "how-to" / "choose-and-measure.md").read_text(encoding="utf-8")

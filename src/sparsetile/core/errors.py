@@ -17,7 +17,7 @@ __all__ = [
 
 
 class UnsupportedError(NotImplementedError):
-    """No system can do what was asked; the text lists every system with its reason.
+    """No system supports the request; the message lists every system with its reason.
 
     Examples
     --------
@@ -33,7 +33,7 @@ class UnsupportedError(NotImplementedError):
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a kernel; carries the compiler's log and the path of the source.
+    """NVRTC could not compile a kernel; has the compiler's log and the path of the source.
 
     Examples
     --------

@@ -35,10 +35,10 @@ def road_grid(
     weighted: bool = False,
     seed: int = 0,
 ) -> CSR:
-    """Road-like graph: a square grid whose edges are partly gone, numbered line by line.
+    """Road-like graph: a square grid without some of its edges, numbered line by line.
 
-    Edges along a line survive more often than those across, so that most crossings have degree
-    2 or 3 as in road networks; a few diagonals give the odd crossing of five roads or more.
+    Edges along a line are kept more often than edges across. So most crossings have degree 2 or 3,
+    as in road networks. A few diagonals give some crossings of five or more roads.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ def fem_blocks(
     dimensions : int
         2: quadrilaterals, 8 neighbours a node; 3: hexahedra, 26 neighbours.
     drop : float
-        Share of mesh edges left out, so that rows differ in length as in unstructured meshes.
+        Share of mesh edges to omit, so that row lengths vary as in unstructured meshes.
     weighted, seed
         As in :func:`power_law`.
 
@@ -150,7 +150,7 @@ def random(
     weighted: bool = False,
     seed: int = 0,
 ) -> CSR:
-    """Uniformly random pattern; give either ``density`` (0 to 1) or ``nnz``, met exactly.
+    """Uniformly random pattern; pass either ``density`` (0 to 1) or ``nnz``, which is exact.
 
     Examples
     --------
@@ -277,9 +277,9 @@ def pruned_weights(
     out_features, in_features : int
         Shape of the layer.
     sparsity : float
-        Share of the weights that are gone, 0 to 1.
+        Share of the weights that are pruned, 0 to 1.
     block : int
-        Weights go in ``block`` by ``block`` squares; must divide both sizes.
+        Weights are pruned in ``block`` by ``block`` squares; must divide both sizes.
     method : {"random", "magnitude"}
         ``random`` keeps squares at random; ``magnitude`` keeps the largest of Gaussian weights
         whose scale differs by row and by column, so that some rows keep far more than others.

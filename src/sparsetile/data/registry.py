@@ -39,7 +39,7 @@ GENERATORS: dict[str, Callable[..., CSR]] = {
 
 
 def generate(name: str, **params: Any) -> CSR:
-    """Call the generator ``name`` with keyword arguments; unknown or missing ones are refused.
+    """Call the generator ``name`` with keyword arguments; unknown or missing ones raise an error.
 
     Examples
     --------

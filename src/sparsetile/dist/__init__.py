@@ -4,8 +4,8 @@
 >>> plan = sparsetile.dist.plan(A, n=128)  # on every rank, after init_process_group
 >>> C_local = plan @ plan.shard(B)
 
-Rows of A, B and C lie on the ranks. What a rank lacks of B is found once and exchanged at each
-product while the local part is computed.
+The rows of A, B and C are distributed over the ranks. Planning finds the rows of B that each rank
+needs from others. Each product exchanges them while it computes the local part.
 """
 
 from __future__ import annotations

@@ -80,19 +80,19 @@ def _block_counts(layer: SparseLinear, side: Side) -> Tensor:
 def feature_shares(
     parts: int, outputs_of: Sequence[Any] = (), inputs_of: Sequence[Any] = ()
 ) -> tuple[int, ...]:
-    """Return the first feature of each rank's share, and their number at the end.
+    """Return the first feature of each rank's share, and the number of features at the end.
 
-    For layers that share the same features: what a column-parallel layer leaves on a rank is what
-    the row-parallel layer after it takes there. Shares are whole blocks, and ranks have about the
-    same number of kept blocks of all these layers together. A share may be empty.
+    A column-parallel layer and the row-parallel layer after it need the same shares. Shares are
+    whole blocks. Over all given layers, ranks have about equal numbers of kept blocks. A share may
+    be empty.
 
     Parameters
     ----------
     parts : int
         Ranks.
     outputs_of, inputs_of : sequence of SparseLinear or torch.nn.Linear
-        Layers whose results, or whose inputs, are these features. A dense layer counts as one
-        with all of its blocks.
+        Layers whose outputs, or whose inputs, are these features. A dense layer counts as one that
+        keeps all blocks.
 
     Examples
     --------

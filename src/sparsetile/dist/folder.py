@@ -233,12 +233,12 @@ def write_folder(
     advance: Callable[[], None] = lambda: None,
     function: str = "partition",
 ) -> Folder:
-    """Write a matrix as ``parts`` files of rows, going on where an earlier run stopped.
+    """Write a matrix as ``parts`` files of rows; continue where an earlier run stopped.
 
     Parameters
     ----------
     matrix : path or sparse matrix
-        An ``.npz`` of row pointers is read part by part; anything else is held whole.
+        An ``.npz`` with row pointers is read part by part; anything else is held in memory.
     partition : str or Tensor
         As in :func:`sparsetile.dist.plan`.
     n : int

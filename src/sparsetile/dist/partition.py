@@ -33,7 +33,7 @@ class Partition:
     name : str
         How it was found.
     rows, columns : tuple of int, one more than there are ranks
-        First row of each rank's share of A and of B, and their numbers at the end.
+        First row of each rank's share of A and of B, and the number of rows at the end.
     order : Tensor of int64 [M] or None
         The row of A at each place, of a square A whose rows and columns are renumbered together.
         None for the given order.

@@ -32,7 +32,7 @@ __all__ = ["DistributedPlan"]
 
 
 class DistributedPlan:
-    """A sparse matrix over the ranks of a group. Made by :func:`sparsetile.dist.plan`.
+    """A sparse matrix distributed over the ranks of a group. Made by :func:`sparsetile.dist.plan`.
 
     Every rank must call :meth:`run`, and its backward pass, in the same order.
 
@@ -48,13 +48,13 @@ class DistributedPlan:
     nnz, local_nnz : int
         Entries of the whole A, and of this rank's rows.
     rows, columns : Tensor of int64
-        Numbers, in A, of this rank's rows of C and of B. On the CPU.
+        Global indices of this rank's rows of C and of B. On the CPU.
     exchange : {"none", "all_to_all", "all_gather", "replicate"}
-        How rows of B travel; with ``replicate`` within slices, and parts of C within row groups.
+        How rows of B are exchanged; with ``replicate`` within slices, and parts of C within groups.
     replicas : int
         Ranks of a row group; 1 without replication.
     halo_rows : int
-        Different rows of B that this rank lacks.
+        Number of distinct rows of B that this rank needs from others.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class DistributedPlan:
         return B.index_select(-2, self.columns.to(B.device)).to(self.device)
 
     def gather(self, C: Tensor) -> Tensor:
-        """Return the whole C [..., M, N], in A's order, from every rank's rows. Waits.
+        """Return the whole C [..., M, N], in A's order, from every rank's rows. Blocks.
 
         For evaluation and tests: every rank gets all of C. Not differentiable.
         """
@@ -154,7 +154,7 @@ class DistributedPlan:
         return whole.movedim(0, -2)
 
     def permute(self, B: Tensor) -> Tensor:
-        """Return B itself: what a plan with renumbered columns permutes, :meth:`shard` has."""
+        """Return B unchanged: :meth:`shard` already permutes it."""
         return B
 
     # -- values ---------------------------------------------------------------------------------
@@ -174,10 +174,10 @@ class DistributedPlan:
         return values
 
     def update_values(self, values: Tensor) -> DistributedPlan:
-        """Replace this rank's values of A. Every rank must call it.
+        """Replace this rank's values of A.
 
-        Only where A is replicated do the ranks of a row group send each other what they need of
-        them. Otherwise a rank may call it alone: others keep theirs.
+        With replication every rank must call it, because ranks of a row group exchange values.
+        Otherwise a rank may call it alone, and the others keep their values.
 
         Parameters
         ----------
@@ -244,10 +244,10 @@ class DistributedPlan:
             This rank's rows of B (:meth:`shard`), or a ``DTensor`` sharded on its rows over the
             plan's group; C is one then too.
         alpha, reduce, bias, relu, out_dtype
-            As of :meth:`sparsetile.Plan.run`; the same on every rank.
+            As in :meth:`sparsetile.Plan.run`; the same on every rank.
         values : Tensor [entries], optional
-            Values of this rank's rows for this product, as :meth:`update_values` takes them. On
-            every rank or on none where A is replicated.
+            Values of this rank's rows for this product, in the order of :meth:`update_values`. With
+            replication, pass them on every rank or on none.
         """
         if self.world_size == 1 and values is None and self._follow is None and type(B) is Tensor:
             # One rank has all of A and of B: a plain plan's product, and its errors.

@@ -49,43 +49,43 @@ def plan(
     replicas: int | None = None,
     check: str = "auto",
 ) -> DistributedPlan:
-    """Prepare A for products whose rows lie on the ranks of a group. Every rank must call it.
+    """Plan products of A with its rows distributed over the ranks. Every rank must call it.
 
     Parameters
     ----------
     A : sparse matrix [M, K], path, Share or None
-        The whole matrix on every rank (anything that :func:`sparsetile.plan` takes; of an
-        ``.npz`` each rank reads its own rows). On one rank, with None on the others: it sends
-        them their rows. A :class:`sparsetile.dist.Share` on each rank. The folder that
-        ``sparsetile partition`` wrote: each rank reads its own parts. The whole may have more
-        than 2^31 entries, no share may.
+        One of: the whole matrix on every rank (anything that :func:`sparsetile.plan` accepts;
+        from an ``.npz`` each rank reads its own rows); the matrix on one rank and None on the
+        others, which receive their rows; a :class:`sparsetile.dist.Share` on each rank; a folder
+        written by ``sparsetile partition``, from which each rank reads its own parts. The whole
+        matrix may have more than 2^31 entries, a share may not.
     n : int
         Columns of B. Products of other widths work.
     group : ProcessGroup, optional
         The default group when None.
     partition : str or Tensor
-        ``auto``: contiguous shares of equal predicted time. A row order's name (``affinity``,
-        ``rcm``, ...): the same in that order, of rows and columns both, so that communities stay
-        together. ``even``: shares of equal size, as a DTensor has them. ``metis``: where pymetis
-        is installed. A tensor: first rows [ranks + 1], or the rank of each row [M].
+        ``auto``: contiguous shares of equal predicted time. A row order (``affinity``, ``rcm``,
+        ...): the same after reordering rows and columns, so that communities stay together.
+        ``even``: shares of equal size, as in a DTensor. ``metis``: by pymetis, if it is
+        installed. A tensor: first rows [ranks + 1], or the rank of each row [M].
     columns : sequence of int [ranks + 1], optional
-        First row of B of each rank. As the rows of A where it is square, else even.
+        First row of B of each rank. When None: the same as the rows of A if A is square, else even.
     dtype, system, deterministic, tune
         As of :func:`sparsetile.plan`.
     device : torch.device, optional
-        Where this rank computes. A's own device when None; what is read from files or sent goes
-        to this process's GPU where the group has NCCL.
+        Where this rank computes. A's own device when None. A matrix that is read from files or
+        received goes to this process's GPU if the group uses NCCL.
     exchange : {"auto", "all_to_all", "all_gather", "replicate"}
-        How rows of B travel; by predicted bytes when ``auto``. ``replicate`` (1.5-D): groups of
-        ``replicas`` ranks share the columns of all their rows, so each receives fewer rows of B,
-        and add up their parts of C. What a rank passes and gets stays the same.
+        How rows of B are exchanged; ``auto`` chooses by predicted bytes. ``replicate`` (1.5-D):
+        groups of ``replicas`` ranks split the columns of all their rows, so each receives fewer
+        rows of B, and then add their parts of C. The inputs and outputs of a rank do not change.
     replicas : int, optional
-        Ranks that share a group of rows, with ``replicate`` or ``auto``: at least 2, and a divisor
-        of the number of ranks. The number of fewest predicted bytes when None.
+        Ranks per row group, with ``replicate`` or ``auto``: at least 2, and a divisor of the
+        number of ranks. When None, the number with the fewest predicted bytes.
     check : {"auto", "always", "first"}
-        When ranks compare their operands before an exchange: at every product, which waits for a
-        GPU, or where a rank meets a new width, dtype or batch. ``auto`` is ``always`` on a CPU and
-        ``first`` on a GPU.
+        When ranks compare their operands before an exchange. ``always``: at every product, which
+        waits for a GPU. ``first``: if a rank sees a new width, dtype or batch. ``auto``:
+        ``always`` on a CPU and ``first`` on a GPU.
 
     Returns
     -------

@@ -22,14 +22,14 @@ __all__ = ["Found", "Share", "check_entries", "content_digest", "renumbered", "r
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """This rank's rows of A, for :func:`sparsetile.dist.plan`: nobody holds the whole.
+    """This rank's rows of A, for :func:`sparsetile.dist.plan`; no rank holds the whole matrix.
 
     Attributes
     ----------
     matrix : sparse matrix [rows, K]
-        Anything that :func:`sparsetile.plan` takes. Columns have the numbers of the whole A.
+        Anything that :func:`sparsetile.plan` accepts. Column indices are those of the whole A.
     first_row : int
-        The number of its first row in A. The ranks' shares follow each other.
+        Index of its first row in A. The ranks' shares are consecutive.
     shape : (M, K)
         Of the whole A.
     """

@@ -108,8 +108,8 @@ class SparseRowwiseParallel(ParallelStyle):
 class SparseSwiGLUParallel(ParallelStyle):
     """Style of a :class:`sparsetile.nn.SparseSwiGLU`: gate and up by outputs, down by inputs.
 
-    Hidden features are shared so that ranks have about the same number of kept blocks of all
-    three. One sum over the ranks a call.
+    The hidden features are split so that ranks have about equal numbers of kept blocks of all three
+    layers. Each call has one sum over the ranks.
 
     Parameters
     ----------

@@ -327,11 +327,11 @@ class ParallelSparseLinear(nn.Module):
 
 
 class ColumnParallelSparseLinear(ParallelSparseLinear):
-    """A sparse linear layer whose outputs lie on the ranks. Made by :meth:`from_linear`.
+    """A sparse linear layer with its outputs split over the ranks. Made by :meth:`from_linear`.
 
-    Every rank gives the same x, and has the features ``shares[rank]`` to ``shares[rank + 1]`` of
-    the result, or all of them with ``gather_output``. Gradients of x are summed over the ranks,
-    those of weights and bias stay where they are.
+    Every rank passes the same x and gets the features ``shares[rank]`` to ``shares[rank + 1]`` of
+    the result, or all of them with ``gather_output``. Gradients of x are summed over the ranks.
+    Gradients of weights and bias stay on their rank.
     """
 
     _side: Side = "outputs"
@@ -367,15 +367,15 @@ class ColumnParallelSparseLinear(ParallelSparseLinear):
         group : ProcessGroup, optional
             The default group when None.
         shares : sequence of int [ranks + 1], optional
-            First output of each rank: whole blocks of about the same number of kept blocks when
-            None. A pair of layers needs the same: :func:`feature_shares`. Outputs of a SwiGLU
-            are counted after it.
+            First output of each rank. When None, ranks get whole blocks with about equal numbers
+            of kept blocks. A pair of layers needs the same shares: see :func:`feature_shares`.
+            Outputs of a SwiGLU are counted after it.
         gather_output : bool
-            Return all outputs on every rank. What follows must be the same on every rank.
+            Return all outputs on every rank. The code after it must do the same on every rank.
         check : {"auto", "always", "first"}
-            When ranks compare x: as of :func:`sparsetile.dist.plan`.
+            When ranks compare x; see :func:`sparsetile.dist.plan`.
         **options
-            Which blocks of a ``torch.nn.Linear`` are kept: as of ``SparseLinear.from_dense``.
+            Which blocks of a ``torch.nn.Linear`` to keep; see ``SparseLinear.from_dense``.
         """
         more = {"gather_output": bool(gather_output)}
         return cls._made(layer, group, shares, check, options, more)
@@ -391,12 +391,12 @@ class ColumnParallelSparseLinear(ParallelSparseLinear):
 
 
 class RowParallelSparseLinear(ParallelSparseLinear):
-    """A sparse linear layer whose inputs lie on the ranks. Made by :meth:`from_linear`.
+    """A sparse linear layer with its inputs split over the ranks. Made by :meth:`from_linear`.
 
-    A rank gives the features ``shares[rank]`` to ``shares[rank + 1]`` of x, which a
-    column-parallel layer of the same shares leaves there. Results are summed over the ranks: every
-    rank has all of them. Bias and activation follow the sum; every rank holds the bias, with the
-    same gradient.
+    A rank passes the features ``shares[rank]`` to ``shares[rank + 1]`` of x, the output of a
+    column-parallel layer with the same shares. Results are summed over the ranks, so every rank has
+    the whole result. Bias and activation are applied after the sum. Every rank holds the bias, with
+    the same gradient.
     """
 
     _side: Side = "inputs"
@@ -434,11 +434,12 @@ class RowParallelSparseLinear(ParallelSparseLinear):
         Parameters
         ----------
         layer, group, check, options
-            As of :meth:`ColumnParallelSparseLinear.from_linear`.
+            See :meth:`ColumnParallelSparseLinear.from_linear`.
         shares : sequence of int [ranks + 1], optional
-            First input of each rank; those of the layer before.
+            First input of each rank; the same as in the layer before.
         input_is_parallel : bool
-            x holds this rank's features. Otherwise all of them, the same on every rank.
+            Whether x holds only this rank's features. Otherwise x is whole, and the same on every
+            rank.
         """
         more = {"input_is_parallel": bool(input_is_parallel)}
         return cls._made(layer, group, shares, check, options, more)

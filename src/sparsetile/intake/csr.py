@@ -81,7 +81,7 @@ class CSR:
     Attributes
     ----------
     indptr : Tensor of int64 [M + 1]
-        Where each row begins in ``indices``.
+        Start of each row in ``indices``.
     indices : Tensor of int32 [nnz]
         Columns, strictly increasing inside each row.
     values : Tensor [nnz] or None
@@ -89,7 +89,7 @@ class CSR:
     shape : tuple of int
         (M, K).
     entry_map : Tensor of int64 [input entries] or None
-        Place of the caller's k-th entry; None where that is k.
+        Position of the caller's k-th entry; None if it is always k.
 
     Examples
     --------
@@ -151,7 +151,7 @@ class CSR:
         )
 
     def canonical_values(self, entry_values: Tensor) -> Tensor:
-        """Bring values from the caller's entry order to canonical order, duplicates summed.
+        """Convert values from the caller's entry order to canonical order and sum duplicates.
 
         Differentiable. ``entry_values`` has one element per entry of the caller's input.
         """
@@ -170,7 +170,7 @@ class CSR:
         return summed.to(entry_values.dtype)
 
     def select_rows(self, rows: Tensor) -> tuple[CSR, Tensor]:
-        """Return the matrix of some rows, in that order, and each entry's number in this one.
+        """Return a matrix of the given rows, in that order, and each entry's index in this matrix.
 
         Parameters
         ----------

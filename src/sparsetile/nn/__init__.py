@@ -1,4 +1,4 @@
-"""Graph layers with PyG's constructors, state dicts and results, and linear layers of kept blocks.
+"""Graph layers with PyG's constructors, state dicts and results, and block-sparse linear layers.
 
 >>> import torch
 >>> from sparsetile.nn import GCNConv
@@ -7,8 +7,8 @@
 >>> conv(x, edge_index).shape
 torch.Size([3, 16])
 
-Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (``flow="source_to_target"``), so the
-product is with A[target, source]. PyG itself is not needed.
+Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (``flow="source_to_target"``), so layers
+multiply by A[target, source]. They do not need PyG.
 """
 
 from __future__ import annotations

@@ -108,10 +108,10 @@ def attention_blocks(
     q : Tensor [batch, heads, tokens, width]
     k : Tensor [batch, kv heads, tokens, width]
     keep : float
-        Share of the blocks of the longest row that is kept, about; at least the diagonal and the
-        first column are.
+        Approximate share of the blocks of the longest row to keep. The diagonal and the first
+        column are always kept.
     kind : {"auto", "local_sink", "vertical_slash"}
-        ``"auto"`` takes for each head what covers more of its last queries' attention.
+        ``"auto"`` chooses for each head the kind that covers more of its last queries' attention.
     block : int
         Tokens of a block.
 
@@ -199,8 +199,8 @@ def sparse_attention(
 ) -> Tensor:
     """Return causal attention over the blocks of :func:`attention_blocks`.
 
-    On a GPU FlexAttention is compiled at the first call of a size (it needs Triton). On a CPU it is
-    dense attention under the same mask.
+    On a GPU, FlexAttention is compiled at the first call of each size and needs Triton. On a CPU,
+    this is dense attention under the same mask.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def sparse_attention(
     keep, kind, block
         As in :func:`attention_blocks`.
     scale : float, optional
-        Of the scores; 1 / sqrt(width) when None.
+        Scale of the scores; 1 / sqrt(width) when None.
 
     Examples
     --------
@@ -244,10 +244,10 @@ def sparse_attention(
 def use_sparse_attention_(
     model: nn.Module, *, keep: float = 0.1, kind: str = "auto", block: int = 128, least: int = 8192
 ) -> nn.Module:
-    """Let a model of transformers take :func:`sparse_attention` for long prompts.
+    """Enable :func:`sparse_attention` for long prompts in a transformers model.
 
-    Decoding, prompts shorter than ``least``, padded batches and training go on with torch's dense
-    attention. The model is not patched: an attention function of its own is registered and chosen.
+    Decoding, prompts shorter than ``least``, padded batches and training still use torch's dense
+    attention. The model is not patched: an attention function is registered and selected.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def use_sparse_attention_(
     keep, kind, block
         As in :func:`attention_blocks`.
     least : int
-        Tokens from which on a prompt is long.
+        Smallest number of tokens of a long prompt.
 
     Examples
     --------

@@ -44,7 +44,7 @@ class _Regime:
 
 
 def clear_graph_cache() -> None:
-    """Forget every graph that the layers keep.
+    """Free every graph and plan that the layers cache.
 
     Examples
     --------

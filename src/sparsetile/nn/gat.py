@@ -53,36 +53,36 @@ _DEVICE, _MOST_COLUMNS, _MOST_ENTRIES = "cuda", 2**20, 2**31
 class GATConv(nn.Module):
     """Graph attention with the arguments, state dict and results of PyG's ``GATConv``.
 
-    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``:
-    attention sums to 1 over the edges that enter a target, parallel edges counted each, and the
-    product is with A[target, source]. Its plan is made once and kept while ``edge_index`` lives
-    and does not change.
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
+    the layer multiplies by A[target, source]. Attention sums to 1 over the edges that enter a
+    target; each parallel edge counts. The layer plans the graph once and keeps the plan while
+    ``edge_index`` lives and does not change.
 
-    On a GPU, features of float32, float16 and bfloat16 take kernels that compute all heads and
-    their gradients with the same bits in every run, dropout included. Their gradients cannot be
-    differentiated again. torch's operations, which add in an order that varies, and products head
-    by head are used on the CPU, for float64, with ``return_attention_weights=True``, under the
-    transforms of ``torch.func`` and in forward mode.
+    On a GPU, with float32, float16 or bfloat16 features, fused kernels compute all heads and their
+    gradients. Results are bit-identical in every run, also with dropout. They have no second
+    derivatives. On the CPU, for float64, with ``return_attention_weights=True``, in transforms of
+    ``torch.func`` and in forward mode, the layer uses torch operations, whose order of additions
+    may vary, and one product per head.
 
     Parameters
     ----------
     in_channels : int or (int, int)
-        Width of x, or those of sources and targets, which then have weights of their own.
+        Width of x, or the widths of sources and targets, which then have separate weights.
     out_channels : int
         Width of one head.
     heads : int
     concat : bool
-        Whether heads are put side by side; their mean is taken otherwise.
+        Whether to concatenate the heads. Otherwise the layer returns their mean.
     negative_slope : float
-        Of the leaky ReLU of the scores.
+        Slope of the leaky ReLU of the scores.
     dropout : float
-        Probability with which attention is set to 0 in training.
+        Probability of setting an attention weight to 0 in training.
     add_self_loops : bool
-        Whether self-loops are replaced by one per node. Must be False for a plan.
+        Whether to replace self-loops by one per node. Must be False for a plan.
     edge_dim : None
         Edge features are not supported.
     fill_value : object
-        Accepted for PyG's sake: it concerns edge features alone.
+        Accepted for compatibility with PyG. It affects only edge features.
     bias : bool
     residual : bool
         Whether to add a linear map of the target's features.
@@ -178,7 +178,7 @@ class GATConv(nn.Module):
         Parameters
         ----------
         x : Tensor [nodes, in_channels], or a pair of those for sources and targets
-            The second of a pair may be None: then ``size`` says how many targets there are.
+            The second of a pair may be None. Then ``size`` gives the number of targets.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
             tensor is PyG's ``adj_t[target, source]``. Only the pattern counts: values of a matrix
@@ -192,8 +192,8 @@ class GATConv(nn.Module):
         Returns
         -------
         Tensor [targets, heads · out_channels], or [targets, out_channels] without ``concat``
-            With ``return_attention_weights``: that and ``(edge_index, attention)``, the edges as
-            they were used, self-loops last, and one row of attention [heads] per edge.
+            With ``return_attention_weights``, also returns ``(edge_index, attention)``: the edges
+            that were used, self-loops last, and one row of attention [heads] per edge.
         """
         if edge_attr is not None:
             raise value_error(

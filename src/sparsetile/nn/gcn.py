@@ -31,23 +31,23 @@ __all__ = ["GCNConv", "gcn_matrix", "gcn_plan"]
 class GCNConv(nn.Module):
     """Graph convolution with the arguments, state dict and results of PyG's ``GCNConv``.
 
-    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``: the
-    product is with A[target, source]. The normalised A and its plan are made once and kept while
-    ``edge_index`` lives and does not change. New weights keep the plan.
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
+    the layer multiplies by A[target, source]. It normalises and plans A once and keeps the plan
+    while ``edge_index`` lives and does not change. New edge weights reuse the plan.
 
     Parameters
     ----------
     in_channels, out_channels : int
     improved : bool
-        Weight 2 instead of 1 for the self-loops that are added. As in PyG, it needs weights: an
-        ``edge_index`` alone has self-loops of weight 1.
+        Whether added self-loops have weight 2 instead of 1. As in PyG, this needs edge weights:
+        without them, self-loops have weight 1.
     cached : bool
-        Accepted for PyG's sake. Graphs are always kept, and changes are always noticed.
+        Accepted for compatibility with PyG. Graphs are always cached, and changes are noticed.
     add_self_loops : bool, optional
-        That of ``normalize`` when None. Self-loops that are there keep their weight. As in PyG,
-        sparse matrices get 1 (or 2) added to each diagonal entry instead.
+        Same as ``normalize`` when None. Existing self-loops keep their weight. As in PyG, a sparse
+        matrix gets 1 (or 2) added to each diagonal entry instead.
     normalize : bool
-        Whether to scale by the degrees of the targets. False takes the weights as they are.
+        Whether to scale by the degrees of the targets. Otherwise the weights are used unchanged.
     bias : bool
     flow : {"source_to_target", "target_to_source"}
 
@@ -113,14 +113,14 @@ class GCNConv(nn.Module):
         x : Tensor [..., nodes, in_channels]
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
-            tensor is PyG's ``adj_t[target, source]``. A :class:`sparsetile.Plan` of such a matrix
-            is used as it is: nothing is added or normalised; :func:`gcn_plan` makes it. So is a
-            :class:`sparsetile.dist.DistributedPlan`; x holds this process's nodes then, and
-            gradients of the layer's weights are those of these nodes.
+            tensor is PyG's ``adj_t[target, source]``. A :class:`sparsetile.Plan` is used unchanged:
+            nothing is added or normalised. Make it with :func:`gcn_plan`. The same holds for a
+            :class:`sparsetile.dist.DistributedPlan`. Then x holds this process's nodes, and the
+            gradients of the layer's weights cover only these nodes.
         edge_weight : Tensor [E], optional
-            1 for every edge when None. Gradients flow into it. ``Data`` has its own.
+            1 for every edge when None. Gradients flow into it. ``Data`` has its own weights.
         relu : bool
-            Replace negative results by 0; in the product's own kernel where it comes last.
+            Apply ReLU, inside the product's kernel if the product comes last.
 
         Returns
         -------
@@ -173,10 +173,10 @@ def gcn_plan(
     flow: str = "source_to_target",
     **options: Any,
 ) -> Plan:
-    """Plan the matrix that :class:`GCNConv` multiplies with: D^-1/2 (A + I) D^-1/2.
+    """Plan the matrix that :class:`GCNConv` multiplies by: D^-1/2 (A + I) D^-1/2.
 
-    Layers that are given this plan instead of ``edge_index`` do no work on the graph at all. It is
-    what ``torch.compile(fullgraph=True)`` and CUDA graphs need, and the way to choose a row order.
+    Pass the plan to the layer instead of ``edge_index``; then the layer does no work on the graph.
+    ``torch.compile(fullgraph=True)`` and CUDA graphs need this. It also lets you set a row order.
 
     Parameters
     ----------
@@ -185,16 +185,16 @@ def gcn_plan(
         A[target, source]. A sparse tensor is PyG's ``adj_t[target, source]``.
     nodes : int
     n : int
-        Width of the features, as in :func:`sparsetile.plan`: that of the widest product.
+        Width of the features in the widest product, as in :func:`sparsetile.plan`.
     edge_weight : Tensor [E], optional
         Copied. 1 for every edge when None.
     improved, add_self_loops : bool
         As in :class:`GCNConv`.
     dtype : torch.dtype, optional
-        Of the features; torch's default when None.
+        Dtype of the features; torch's default when None.
     flow : {"source_to_target", "target_to_source"}
     **options
-        Of :func:`sparsetile.plan`, such as ``reorder="locality"``.
+        Options of :func:`sparsetile.plan`, such as ``reorder="locality"``.
 
     Examples
     --------

@@ -20,17 +20,17 @@ __all__ = ["GINConv"]
 class GINConv(nn.Module):
     """Graph isomorphism layer with the arguments, state dict and results of PyG's ``GINConv``.
 
-    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``: the
-    product is with A[target, source]. Its plan is made once and kept while ``edge_index`` lives
-    and does not change.
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
+    the layer multiplies by A[target, source]. It plans the graph once and keeps the plan while
+    ``edge_index`` lives and does not change.
 
     Parameters
     ----------
     nn : torch.nn.Module
-        Maps the sums to the new features. Its weights are left as they are.
+        Maps the sums to the new features. Its weights are not reset.
     eps : float
     train_eps : bool
-        Whether eps is learned.
+        Whether eps is a trainable parameter.
     flow : {"source_to_target", "target_to_source"}
 
     Examples
@@ -89,7 +89,7 @@ class GINConv(nn.Module):
         Parameters
         ----------
         x : Tensor [..., nodes, channels], or a pair of those for sources and targets
-            The second of a pair may be None: then ``size`` says how many targets there are.
+            The second of a pair may be None. Then ``size`` gives the number of targets.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
             tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in PyG.

@@ -116,47 +116,47 @@ class _Bound:
 
 
 class SparseLinear(nn.Module):
-    """A linear layer Y = X·Wᵀ + bias whose weight keeps whole blocks.
+    """A block-sparse linear layer Y = X·Wᵀ + bias.
 
-    Made by :meth:`from_linear` or :meth:`from_dense`, or with random weights in given blocks. It
-    takes any number of tokens. On a Hopper GPU (16 bits, blocks of 64) one kernel reads X and
-    writes Y; up to 16 tokens have a kernel of their own, from sm_80 on. Where the dense product is
-    predicted to be faster the weight is written out and torch multiplies. Where no kernel can, it
-    is masked dense, with one warning that says why. On a CPU the kept blocks are multiplied by
-    torch.
+    Make it with :meth:`from_linear` or :meth:`from_dense`. The constructor draws random weights for
+    given blocks. The layer supports any number of tokens. On a Hopper GPU (16 bits, blocks of 64)
+    one kernel reads X and writes Y. Up to 16 tokens, another kernel runs, on sm_80 and later. If
+    the dense product is predicted to be faster, torch multiplies a dense copy of the weight. If no
+    kernel supports the call, the layer computes a masked dense product and warns once, with the
+    reason. On a CPU, torch multiplies the kept blocks.
 
-    Every cell of a kept block is a weight, those that are zero too. An Inf or NaN of X reaches the
-    outputs whose blocks meet it; where torch multiplies the dense weight, all of them, as in
-    ``torch.nn.Linear``.
+    Every cell of a kept block is a weight, even if it is zero. So an Inf or NaN in X reaches every
+    output that has a kept block at that input. If torch multiplies the dense weight, it reaches all
+    outputs, as in ``torch.nn.Linear``.
 
     Parameters
     ----------
     in_features, out_features : int
     keep : Tensor of bool [block rows, block columns]
-        Which blocks are kept. Where ``block`` does not divide the layer, the last blocks reach past
-        its end and are padded with zeros.
+        Which blocks are kept. If ``block`` does not divide the layer's size, the last blocks are
+        padded with zeros.
     block : int
         Rows and columns of a block: 16, 32 or a multiple of 64.
     bias : bool
     activation : {"none", "relu", "silu", "swiglu"}
-        Applied to the result. ``"swiglu"`` is silu of its first half times the second: the result
-        has half of ``out_features`` then, which must be a multiple of two blocks.
+        Applied to the result. ``"swiglu"`` multiplies silu of the first half by the second half.
+        The result then has half of ``out_features``, which must be a multiple of two blocks.
     prefer : {"speed", "memory"}
-        ``"speed"`` keeps the written-out weight, too, once some number of tokens is faster through
-        it. ``"memory"`` never does.
+        ``"speed"`` also keeps a dense copy of the weight once some number of tokens is faster with
+        it. ``"memory"`` never keeps one.
     device, dtype : optional
         As in ``torch.nn.Linear``.
 
     Attributes
     ----------
     weight : Parameter [kept blocks, unit, unit]
-        Row-major blocks, block row by block row; ``unit`` is 64 where that divides ``block``.
+        Row-major blocks, block row by block row; ``unit`` is 64 if that divides ``block``.
     bias : Parameter [out_features] or None
     block_row_ptr, block_col_idx : Tensor of int32
         Buffers: first block of each block row, block column of each block.
     weight_exponent : Tensor of int8 [kept blocks] or None
-        Buffer, after ``quantize_``: the weights of a block are those of ``weight`` times two to
-        this power.
+        Buffer, after ``quantize_``: the values of a block are those of ``weight`` times 2 to this
+        power.
 
     Examples
     --------
@@ -242,7 +242,7 @@ class SparseLinear(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Make a layer of so many stored blocks whose pattern and weights are still to be loaded.
+        """Make a layer with a given number of blocks; load its pattern and weights afterwards.
 
         Examples
         --------
@@ -290,13 +290,13 @@ class SparseLinear(nn.Module):
         weight : Tensor or Parameter
         bias : Tensor [out_features], optional
         sparsity : float, optional
-            Share of the blocks to drop, at least 0 and below 1. When None, blocks of ``mask`` are
-            kept, or those that have any weight other than 0.
+            Share of the blocks to drop, at least 0 and below 1. When None, the layer keeps the
+            blocks of ``mask``, or else all nonzero blocks.
         method : {"magnitude", "random", "mask"}
             Which blocks are kept; see :class:`SparseConfig`.
         mask : Tensor of bool, optional
-            One value per weight, or one per block. Weights that a mask of weights drops inside of
-            kept blocks become 0.
+            One value per weight, or one per block. A mask per weight also sets dropped weights
+            inside kept blocks to 0.
         generator : torch.Generator, optional
             For ``method="random"``; on the CPU.
 
@@ -418,7 +418,7 @@ class SparseLinear(nn.Module):
         return made.train(self.training)
 
     def reset_parameters(self) -> None:
-        """Draw new weights, as ``torch.nn.Linear`` does for as many inputs as an output has.
+        """Draw new weights like ``torch.nn.Linear``, with each output's number of kept inputs.
 
         Examples
         --------
@@ -442,17 +442,17 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def prune_(self, sparsity: float, optimizer: torch.optim.Optimizer | None = None) -> Self:
-        """Drop kept blocks of the smallest norm until ``sparsity`` is reached; for schedules.
+        """Drop the kept blocks with the smallest norm until ``sparsity`` is reached.
 
-        The weight is another Parameter afterwards, with fewer blocks and without a gradient.
-        Nothing happens where so many are dropped already.
+        Use it for gradual pruning. Afterwards the weight is a new Parameter with fewer blocks and
+        without a gradient. If the layer is already that sparse, nothing happens.
 
         Parameters
         ----------
         sparsity : float
-            Share of all blocks, of the stored size, that is dropped afterwards.
+            Share of all blocks (of the stored size) that are dropped afterwards.
         optimizer : torch.optim.Optimizer, optional
-            It gets the new Parameter in the place of the old one, with the state of kept blocks.
+            The new Parameter replaces the old one here, with the state of the kept blocks.
 
         Examples
         --------
@@ -491,12 +491,12 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def quantize_(self) -> Self:
-        """Round the kept weights to FP8 (E4M3), with one power of two for each block.
+        """Round the kept weights to FP8 (E4M3), with one power-of-two scale per block.
 
-        Kept weights take half of their bytes. They need no gradient afterwards, and are widened to
-        the type of x when they are multiplied, exactly: x is not rounded. The kernel for up to 16
-        tokens does so in registers (blocks of 64 or a multiple, inference); else all are widened
-        for each call. ``.to(dtype)`` of another type widens them for good.
+        This halves the bytes of 16-bit weights. Afterwards they have no gradient. Products convert
+        them exactly to the dtype of x, which is not rounded. The kernel for up to 16 tokens
+        converts in registers (blocks of 64 or a multiple, inference). Otherwise each call converts
+        all blocks first. ``.to(dtype)`` with another dtype converts them permanently.
 
         Examples
         --------
@@ -526,7 +526,7 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def dequantize_(self) -> Self:
-        """Undo ``quantize_``: the type from before it, the rounded weights.
+        """Undo ``quantize_``: restore the earlier dtype. The weights stay rounded.
 
         Examples
         --------
@@ -570,7 +570,7 @@ class SparseLinear(nn.Module):
 
     @property
     def sparsity(self) -> float:
-        """Share of the blocks that is not kept.
+        """Share of the blocks that are dropped.
 
         Examples
         --------
@@ -583,7 +583,7 @@ class SparseLinear(nn.Module):
         return 1.0 - self.weight.shape[0] / max(rows * cols, 1)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of each part; ``dense copy`` is 0 until some call has needed it.
+        """Return the bytes of each part; ``dense copy`` is 0 until a call needs it.
 
         Examples
         --------
@@ -825,7 +825,7 @@ class SparseLinear(nn.Module):
         Parameters
         ----------
         x : Tensor [..., in_features]
-            Of the weight's type and device.
+            Must have the weight's dtype and device.
 
         Returns
         -------

@@ -33,22 +33,22 @@ def aggregate(
 ) -> Tensor:
     """Return the sum, mean, max or min of the neighbours of each target, in one call.
 
-    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``: the
-    product is with A[target, source]. Nothing of size edges × features is stored. The graph is
-    prepared at the first call and kept while ``edge_index`` lives and does not change; see
-    ``sparsetile.nn.graph`` for what the first calls cost.
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
+    this multiplies by A[target, source]. It stores nothing of size edges × features. It plans the
+    graph at the first call and keeps the plan while ``edge_index`` lives and does not change; see
+    ``sparsetile.nn.graph`` for the cost of the first calls.
 
     Parameters
     ----------
     x : Tensor [..., nodes, N], or a pair of those for sources and targets
-        Only the number of targets is used. The second of a pair may be None: then ``size`` says
-        how many targets there are.
+        Of the targets only their number is used. The second of a pair may be None. Then ``size``
+        gives the number of targets.
     edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
         A sparse tensor is PyG's ``adj_t[target, source]``; its values scale the messages.
     edge_weight : Tensor [E], optional
-        Scales the messages; gradients flow into it. ``Data`` has its own.
+        Scales the messages; gradients flow into it. ``Data`` has its own weights.
     reduce : {"sum", "mean", "max", "min"}
-        A mean divides by the number of edges, whatever their weights. Nodes without edges get 0.
+        The mean divides by the number of edges, not by their weights. Nodes without edges get 0.
     size : (sources, targets), optional
     flow : {"source_to_target", "target_to_source"}
 

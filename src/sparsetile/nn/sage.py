@@ -22,17 +22,17 @@ __all__ = ["SAGEConv"]
 class SAGEConv(nn.Module):
     """GraphSAGE with the arguments, state dict and results of PyG's ``SAGEConv``.
 
-    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``: the
-    product is with A[target, source]. Its plan is made once and kept while ``edge_index`` lives
-    and does not change.
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
+    the layer multiplies by A[target, source]. It plans the graph once and keeps the plan while
+    ``edge_index`` lives and does not change.
 
     Parameters
     ----------
     in_channels : int or (int, int)
-        Width of x, or those of sources and targets.
+        Width of x, or the widths of sources and targets.
     out_channels : int
     aggr : {"mean", "max", "min", "sum"}
-        Parallel edges count each, as in PyG.
+        Each parallel edge counts, as in PyG.
     normalize : bool
         Scale each row of the result to length 1.
     root_weight : bool
@@ -103,7 +103,7 @@ class SAGEConv(nn.Module):
         Parameters
         ----------
         x : Tensor [..., nodes, in_channels], or a pair of those for sources and targets
-            The second of a pair may be None: then ``size`` says how many targets there are.
+            The second of a pair may be None. Then ``size`` gives the number of targets.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
             tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in PyG.

@@ -39,17 +39,17 @@ class SparseConfig:
     Attributes
     ----------
     sparsity : float
-        Share of each layer's blocks that is dropped, at least 0 and below 1. Not used with masks.
+        Share of each layer's blocks to drop, at least 0 and below 1. Not used with masks.
     block : int
         Rows and columns of a block: 64 (fastest), a multiple of it, 32 or 16.
     method : {"magnitude", "random", "mask"}
-        Keep the blocks of the largest norm, random ones, or those of ``mask``.
+        Keep the blocks with the largest norm, random blocks, or those of ``mask``.
     mask : mapping, callable or None
-        With ``method="mask"``: name of the layer -> mask, or a function of name and layer. One
-        value per weight, or one per block. Where there is none, blocks that hold any weight other
-        than 0 are kept: models that were pruned before.
+        With ``method="mask"``: layer name -> mask, or a function of name and layer. A mask has one
+        value per weight or one per block. A layer without a mask keeps its nonzero blocks, which
+        suits models that are already pruned.
     seed : int
-        Of ``method="random"``.
+        Seed of ``method="random"``.
     prefer : {"speed", "memory"}
         As in :class:`SparseLinear`.
     join_gate_up : bool
@@ -129,15 +129,15 @@ def sparsify_(
     ----------
     model : torch.nn.Module
     config : SparseConfig, optional
-        90 % in blocks of 64 by magnitude when None.
+        When None: 90 % sparsity, blocks of 64, by magnitude.
     filter_fn : callable (module, name) -> bool, optional
-        Which ``torch.nn.Linear`` to prune. When None, all whose weight is theirs alone (tied output
-        embeddings are not).
+        Which ``torch.nn.Linear`` to prune. When None, all that do not share their weight with
+        another module (as tied output embeddings do).
 
     Returns
     -------
     torch.nn.Module
-        The model. Its layers are replaced one by one, so that memory falls meanwhile.
+        The model. Layers are replaced one by one, so memory use falls during the call.
 
     Examples
     --------
@@ -292,17 +292,17 @@ def load_sparse_(
 ) -> _Model:
     """Load the weights of a model that was pruned by :func:`sparsify_` into a dense one, in place.
 
-    Which layers are pruned, and where their blocks lie, is read from the weights.
+    The pruned layers and the positions of their blocks are read from the weights.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Of the same sizes, with dense layers: ``AutoModelForCausalLM.from_config(config)``, say. It
-        may be on the meta device.
+        A model of the same sizes with dense layers, for example
+        ``AutoModelForCausalLM.from_config(config)``. It may be on the meta device.
     source : state dict, or path
         A safetensors file, or a folder that ``save_pretrained`` wrote.
     assign : bool
-        Take the tensors themselves, with their type and device, instead of copying from them.
+        Use the loaded tensors, with their dtype and device, instead of copying from them.
 
     Examples
     --------

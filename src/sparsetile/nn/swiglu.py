@@ -30,10 +30,10 @@ _KNOWN = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 
 
 class SparseSwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) with gate and up in one layer of kept blocks.
+    """down(silu(gate(x)) * up(x)) with gate and up in one block-sparse layer.
 
-    ``sparsify_`` puts it in the place of a feed-forward layer that computes this;
-    ``densify_`` gives the original back.
+    ``sparsify_`` replaces a feed-forward layer that computes this. ``densify_`` restores the
+    original.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class SparseSwiGLU(nn.Module):
 
     @torch.no_grad()
     def split(self) -> tuple[SparseLinear, SparseLinear]:
-        """Return gate and up as layers of their own.
+        """Return gate and up as separate layers.
 
         Examples
         --------

@@ -1,9 +1,9 @@
-"""PyG's layers on sparsetile's products: one call, nothing else changes in a program.
+"""Run PyG's own layers on sparsetile with one call; the rest of the program stays the same.
 
 >>> import sparsetile.pyg
 >>> sparsetile.pyg.patch()
 
-PyG is imported by :func:`patch`, not by this package.
+:func:`patch` imports PyG; this package does not.
 """
 
 from __future__ import annotations

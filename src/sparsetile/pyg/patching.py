@@ -66,14 +66,14 @@ def patch() -> Patch:
     What changes, for float tensors on the CPU or on CUDA:
 
     - ``torch_geometric.utils.spmm``: products of torch sparse tensors and ``EdgeIndex``;
-    - ``propagate`` of layers whose messages are neighbours, scaled by one ``edge_weight`` an edge
-      or not, and whose ``aggr`` is sum, mean, max or min. Nothing of size edges × features is
-      stored. Messages flow as the layer's ``flow`` says: from ``edge_index[0]`` to
-      ``edge_index[1]`` with ``source_to_target``;
-    - ``gcn_norm``: its result is kept while ``edge_index`` lives and does not change.
+    - ``propagate`` of layers whose messages are neighbours, optionally times ``edge_weight``, and
+      whose ``aggr`` is sum, mean, max or min. It stores nothing of size edges × features. Messages
+      follow the layer's ``flow``: from ``edge_index[0]`` to ``edge_index[1]`` with
+      ``source_to_target``;
+    - ``gcn_norm``: its result is cached while ``edge_index`` lives and does not change.
 
-    Everything else runs as PyG has it: other layers (GATConv), hooks, explanations, integer
-    features, ``torch_sparse.SparseTensor``, and what ``torch.compile`` and ``torch.jit`` compile.
+    Everything else still runs in PyG: other layers (GATConv), hooks, explanations, integer
+    features, ``torch_sparse.SparseTensor``, and code inside ``torch.compile`` and ``torch.jit``.
 
     Returns
     -------
@@ -109,7 +109,7 @@ def patch() -> Patch:
 
 
 def unpatch() -> None:
-    """Give PyG everything back that :func:`patch` exchanged; nothing happens where it did not."""
+    """Undo :func:`patch`. Without a patch, nothing happens."""
     with _lock:
         if _State.exchanged is None:
             return
