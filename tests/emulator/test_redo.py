@@ -249,29 +249,38 @@ def test_what_is_finite_is_left_alone(product):
     assert played.asked == 0
 
 
-@pytest.mark.parametrize("out_dtype", [F32, F16])
-def test_epilogue_batches_and_another_order(product, out_dtype):
-    csr = long_windows(70, 900, F16)
+def check_epilogue(product, bias, dtype, out_dtype, **how):
+    """Multiply two batches in another row order, with every step of an epilogue."""
+    csr, columns = long_windows(70, 900, dtype), bias.numel()
     order = torch.randperm(70, generator=torch.Generator().manual_seed(2))
-    B = spoil(small(csr, 72, F16, 2), 0.02)
+    B = spoil(small(csr, columns, dtype, 2), 0.02)
     B[1, 3] = INF
-    bias = torch.arange(72).float()
-    C, _ = product(
-        csr, B, Epilogue(alpha=0.5, beta=2.0, bias=bias, relu=True), out_dtype=out_dtype,
-        order=order,
-    )  # fmt: skip
+    epilogue = Epilogue(alpha=0.5, beta=2.0, bias=bias, relu=True)
+    C, played = product(csr, B, epilogue, out_dtype=out_dtype, order=order, **how)
     wanted = 0.5 * expected(csr, B) + 14.0 + bias
     assert_same(C, torch.where(wanted < 0, 0.0, wanted))
+    return played
 
 
-def test_mean_of_a_pattern(product):
+def check_mean(product, columns, **how):
+    """Multiply a pattern and divide by the lengths of its rows."""
     csr = long_windows(70, 900)
     pattern = st.CSR(csr.indptr, csr.indices, None, csr.shape)
-    B = spoil(small(pattern, 68, F32))
-    C, _ = product(pattern, B, Epilogue(mean=True))
+    B = spoil(small(pattern, columns, F32))
+    C, played = product(pattern, B, Epilogue(mean=True), **how)
     lengths = (csr.indptr[1:] - csr.indptr[:-1]).clamp(min=1)[:, None]
     wanted = (expected(pattern, B).float() / lengths.float()).double()
     torch.testing.assert_close(C.double(), wanted, rtol=1e-6, atol=0, equal_nan=True)
+    return played
+
+
+@pytest.mark.parametrize("out_dtype", [F32, F16])
+def test_epilogue_batches_and_another_order(product, out_dtype):
+    check_epilogue(product, torch.arange(72).float(), F16, out_dtype)
+
+
+def test_mean_of_a_pattern(product):
+    check_mean(product, 68)
 
 
 def test_infinities_and_stored_zeros_of_A(product):
@@ -328,29 +337,13 @@ def test_whole_windows_of_which_few_columns_are_asked_for(product, dtype, column
 
 @pytest.mark.parametrize("dtype, out_dtype", [(F32, F32), (F16, F32), (BF16, BF16)], ids=str)
 def test_whole_windows_with_epilogue_batches_and_another_order(product, dtype, out_dtype):
-    csr = long_windows(70, 900, dtype)
-    order = torch.randperm(70, generator=torch.Generator().manual_seed(2))
-    B = spoil(small(csr, 136, dtype, 2), 0.02)
-    B[1, 3] = INF
     bias = (torch.arange(136) % 8).float()
-    C, played = product(
-        csr, B, Epilogue(alpha=0.5, beta=2.0, bias=bias, relu=True), out_dtype=out_dtype,
-        order=order, blocks=1,
-    )  # fmt: skip
+    played = check_epilogue(product, bias, dtype, out_dtype, blocks=1)
     assert played.later[-1] == "redo_windows"
-    wanted = 0.5 * expected(csr, B) + 14.0 + bias
-    assert_same(C, torch.where(wanted < 0, 0.0, wanted))
 
 
 def test_whole_windows_of_a_pattern_and_their_mean(product):
-    csr = long_windows(70, 900)
-    pattern = st.CSR(csr.indptr, csr.indices, None, csr.shape)
-    B = spoil(small(pattern, 132, F32))
-    C, played = product(pattern, B, Epilogue(mean=True), blocks=1)
-    assert played.later[-1] == "redo_windows"
-    lengths = (csr.indptr[1:] - csr.indptr[:-1]).clamp(min=1)[:, None]
-    wanted = (expected(pattern, B).float() / lengths.float()).double()
-    torch.testing.assert_close(C.double(), wanted, rtol=1e-6, atol=0, equal_nan=True)
+    assert check_mean(product, 132, blocks=1).later[-1] == "redo_windows"
 
 
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)

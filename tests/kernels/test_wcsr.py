@@ -199,13 +199,17 @@ def test_the_compiler_neither_spills_nor_adds_waits_between_products(dtype, tile
     assert "0 bytes spill stores, 0 bytes spill loads" in said
 
 
+def number(pattern: str, said: str) -> int:
+    """Return the number that ptxas gave."""
+    return int(re.search(pattern, said).group(1))
+
+
 @pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "pattern"])
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_the_redo_spills_outside_its_loop_alone_and_fills_an_sm(dtype, weighted):
     said = said_by_ptxas(REDO_WCSR.source(redo_wcsr_config(dtype, WIDE, weighted)))
-    spilled = int(re.search(r"(\d+) bytes spill stores", said).group(1))
-    assert spilled <= REDO_WCSR.allowed_spills
-    registers = int(re.search(r"Used (\d+) registers", said).group(1))
+    assert number(r"(\d+) bytes spill stores", said) <= REDO_WCSR.allowed_spills
+    registers = number(r"Used (\d+) registers", said)
     assert registers * REDO_THREADS * REDO_BLOCKS <= SM_REGISTERS
 
 
@@ -213,12 +217,10 @@ def test_the_redo_spills_outside_its_loop_alone_and_fills_an_sm(dtype, weighted)
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_the_redo_of_whole_windows_spills_next_to_nothing(dtype, weighted):
     said = said_by_ptxas(REDO_WINDOWS.source(redo_windows_config(dtype, WIDE, weighted)))
-    spilled = int(re.search(r"(\d+) bytes spill stores", said).group(1))
-    assert spilled <= REDO_WINDOWS.allowed_spills
-    registers = int(re.search(r"Used (\d+) registers", said).group(1))
+    assert number(r"(\d+) bytes spill stores", said) <= REDO_WINDOWS.allowed_spills
+    registers = number(r"Used (\d+) registers", said)
     assert registers * wcsr.WINDOW_REDO_THREADS <= SM_REGISTERS
-    shared = int(re.search(r"(\d+) bytes smem", said).group(1))
-    assert shared <= 48 << 10, "without asking for more"
+    assert number(r"(\d+) bytes smem", said) <= 48 << 10, "without asking for more"
 
 
 def test_steps_of_whole_windows_stay_inside_the_margin_of_tiles():

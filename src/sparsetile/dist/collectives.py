@@ -94,7 +94,7 @@ class _Nothing(torch.autograd.Function):
         return _Nothing.apply(grad, ctx.features, ctx.dtype), None, None
 
 
-# A rank that is alone has what all have: nothing is sent, and autograd sees nothing.
+# With one rank there is nothing to exchange: the functions below return x itself.
 
 
 def copied(x: Tensor, ranks: Ranks) -> Tensor:

@@ -49,11 +49,11 @@ class Pending:
 class _OnSideStream:
     """A collective that a GPU's side stream runs, as :class:`Pending` waits for one."""
 
-    def __init__(self, done: torch.cuda.Event) -> None:
-        self._done = done
+    def __init__(self, done: torch.cuda.Event, device: torch.device) -> None:
+        self._done, self._device = done, device
 
     def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._done)
+        torch.cuda.current_stream(self._device).wait_event(self._done)
 
 
 class _Broken:
@@ -179,10 +179,10 @@ class Ranks:
     # -- rows -----------------------------------------------------------------------------------
 
     def side_stream(self, device: torch.device) -> torch.cuda.Stream:
-        """Return the stream of a GPU that exchanges run on beside products.
+        """Return the GPU stream for exchanges, which overlap with products.
 
-        It has priority: a product that was queued first fills the GPU, and the exchange would wait
-        for its last thread block.
+        It has high priority. Otherwise a product that was queued first fills the GPU, and the
+        exchange starts only after its last wave.
         """
         if device not in self._side:
             self._side[device] = torch.cuda.Stream(device, priority=-1)
@@ -191,10 +191,10 @@ class Ranks:
     def _start(
         self, call: Callable[..., Any], tensors: tuple[Tensor, ...], function: str
     ) -> Pending:
-        """Start a collective. On a GPU it is queued on the side stream, not on the backend's own.
+        """Start a collective. On a GPU it runs on the side stream, not on the backend's own.
 
-        A collective that is not asynchronous to torch runs on the current stream (torch 2.8), and
-        the host waits for none of them.
+        With ``async_op=False`` NCCL uses the current stream (since torch 2.8). The host does not
+        wait either way.
         """
         device = tensors[0].device
         with _Broken(function):
@@ -209,7 +209,7 @@ class Ranks:
                 call(async_op=False)
                 done = torch.cuda.Event()
                 done.record(side)
-            return Pending(_OnSideStream(done), tensors, function)
+            return Pending(_OnSideStream(done, device), tensors, function)
 
     def start_all_to_all(
         self,

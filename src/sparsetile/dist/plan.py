@@ -98,6 +98,7 @@ class DistributedPlan:
         self._own_values = None if own is None else own.to(local.dtype)
         self._local, self._remote = local, remote
         self._exchange = Exchange(ranks, halo, self.local_shape[1], self.n)
+        self._exchange.prepare(self.dtype)
         self._follow = found.follow
         self._check = check
         self._seen: set[tuple[int, ...]] = set()
