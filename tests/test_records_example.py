@@ -18,9 +18,11 @@ records = load_example("records")
 
 def test_every_committed_record_of_the_h200_has_its_command():
     committed = {path.name for path in (ROOT / "results" / "h200").iterdir()}
-    # `make mutate`, fuzzer, soak and the studies of papers (`python -m tools.rsh_study`, ...)
-    # are runs of their own.
+    # `make mutate`, fuzzer, soak, the studies of papers (`python -m tools.rsh_study`, ...), and
+    # whole networks and ranks (`bench gnn`, `bench llm`, `dist_nccl_check.py`) are runs of their
+    # own.
     apart = {"mutations.json", "fuzz.json", "soak.json", "checkers.partial.json"}
+    apart |= {"gnn.jsonl", "llm.jsonl", "dist_nccl.jsonl"}
     apart |= {"rsh_core.json", "rsh_study.json", "brp_study.json"}
     assert committed - apart <= {step.file for step in records.STEPS}
 

@@ -408,7 +408,10 @@ def main(arguments: Sequence[str]) -> int:
         "--matrices", default="", help=f"names from the contracts or {LAYER!r}; all when empty"
     )
     parser.add_argument("--types", default="", help="such as float32,bfloat16; all when empty")
+    parser.add_argument("--fill", action="store_true", help="fill fresh memory with NaN")
     asked = parser.parse_args(list(arguments))
+    if asked.fill:
+        torch.use_deterministic_algorithms(True, warn_only=True)
     cases = importlib.import_module(_CASES)
     names = [name for name in asked.matrices.split(",") if name] or matrix_names()
     makers = {name: functools.partial(_made, cases, name) for name in names if name != LAYER}

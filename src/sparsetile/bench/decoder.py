@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["QWEN_7B", "TINY", "Cache", "Decoder", "DecoderSize"]
+__all__ = ["QWEN_7B", "TINY", "Cache", "Decoder", "DecoderSize", "Rotary"]
 
 # Queries, keys and values -> what is attended to; [batch, heads, tokens, width] each.
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -67,14 +67,26 @@ class Cache:
         return cls(made[0], made[1])
 
 
-def _rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary positions of x [batch, heads, tokens, width]."""
-    half = x.shape[-1] // 2
-    rates = 1e6 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angles = positions.to(torch.float32)[:, None] * rates
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+@dataclass(frozen=True)
+class Rotary:
+    """Cosines and sines of some positions, [tokens, width]: made once, used by every block."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of(cls, positions: Tensor, width: int, dtype: torch.dtype) -> Rotary:
+        half = width // 2
+        rates = 1e6 ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
+        angles = positions.to(torch.float32)[:, None] * rates
+        sin = angles.sin()
+        return cls(
+            torch.cat([angles.cos()] * 2, -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+        )
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Return x [batch, heads, tokens, width] turned by its positions."""
+        return x * self.cos + x.roll(x.shape[-1] // 2, -1) * self.sin
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -113,22 +125,22 @@ class _Block(nn.Module):
         self,
         x: Tensor,
         positions: Tensor,
+        rotary: Rotary,
         attention: Attention,
-        cached: tuple[Tensor, Tensor] | None,
+        cached: tuple[Tensor, Tensor, Tensor] | None,
     ) -> Tensor:
         y = self.input_layernorm(x)
-        q = _rotated(self._heads(self.q_proj(y)), positions)
-        k = _rotated(self._heads(self.k_proj(y)), positions)
+        q = rotary.turned(self._heads(self.q_proj(y)))
+        k = rotary.turned(self._heads(self.k_proj(y)))
         v = self._heads(self.v_proj(y))
         if cached is None:
             met = attention(q, k, v)
         else:  # one token, against all that are cached
-            keys, values = cached
+            keys, values, seen = cached
             keys.index_copy_(2, positions, k)
             values.index_copy_(2, positions, v)
-            seen = torch.arange(keys.shape[2], device=x.device) <= positions
             met = functional.scaled_dot_product_attention(
-                q, keys, values, attn_mask=seen[None, None, None], enable_gqa=True
+                q, keys, values, attn_mask=seen, enable_gqa=True
             )
         x = x + self.o_proj(met.transpose(1, 2).flatten(2))
         return x + self.mlp(self.post_attention_layernorm(x))
@@ -161,13 +173,16 @@ class Decoder(nn.Module):
         """Logits after the last of ``tokens`` [1, count]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.embed_tokens(tokens)
+        rotary = Rotary.of(positions, self.size.head_width, x.dtype)
         for block in self.blocks:
-            x = block(x, positions, attention, None)
+            x = block(x, positions, rotary, attention, None)
         return self.lm_head(self.norm(x[:, -1]))
 
     def decode(self, token: Tensor, position: Tensor, cache: Cache) -> Tensor:
         """Logits after one more ``token`` [1, 1] at ``position`` [1]; it joins the cache."""
         x = self.embed_tokens(token)
+        rotary = Rotary.of(position, self.size.head_width, x.dtype)
+        seen = (torch.arange(cache.keys[0].shape[2], device=x.device) <= position)[None, None, None]
         for block, keys, values in zip(self.blocks, cache.keys, cache.values, strict=True):
-            x = block(x, position, _causal, (keys, values))
+            x = block(x, position, rotary, _causal, (keys, values, seen))
         return self.lm_head(self.norm(x[:, -1]))

@@ -94,7 +94,8 @@ def kept_blocks(
         norms = _block_sums(weight.float().square(), block).flatten()
         order = torch.argsort(norms, descending=True, stable=True)
     else:
-        order = torch.randperm(total, generator=generator).to(weight.device)
+        place = "cpu" if generator is None else generator.device
+        order = torch.randperm(total, generator=generator, device=place).to(weight.device)
     keep = torch.zeros(total, dtype=torch.bool, device=weight.device)
     keep[order[:count]] = True
     return keep.reshape(grid)

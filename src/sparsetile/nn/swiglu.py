@@ -155,7 +155,8 @@ def is_swiglu(module: nn.Module) -> bool:
         return False
     if gate.weight.device.type == "meta":
         return type(module).__name__ in _KNOWN
-    x = torch.randn(1, 1, gate.in_features, generator=torch.Generator().manual_seed(0))
+    seeded = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 1, gate.in_features, generator=seeded, device=seeded.device)
     x = x.to(gate.weight.device, gate.weight.dtype)
     mine = down(functional.silu(gate(x)) * up(x)).float()
     return bool((module(x).float() - mine).norm() <= 1e-2 * mine.norm())
