@@ -17,6 +17,8 @@ from torch import Tensor
 __all__ = ["CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "result_dtype"]
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Entries whose order by columns is found at once.
+SORTED_AT_ONCE = 2**24
 # FP8 is for products alone: A's values are given in a wider type, C leaves in one.
 FP8 = torch.float8_e4m3fn
 FP8_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -189,8 +191,25 @@ class CSR:
         return CSR(indptr, self.indices[entries], values, (rows.numel(), self.shape[1])), entries
 
     def transpose_order(self) -> Tensor:
-        """Stable order of the entries by (column, row), int64 [nnz]: values of the transpose."""
-        return torch.argsort(self.indices, stable=True)
+        """Stable order of the entries by (column, row), int64 [nnz]: values of the transpose.
+
+        Many entries are sorted in parts, each of which then goes where its columns' entries of the
+        parts before it end: sorting all at once takes about 32 bytes an entry for a while.
+        """
+        total = self.nnz
+        if total <= SORTED_AT_ONCE:
+            return torch.argsort(self.indices, stable=True)
+        order = torch.empty(total, dtype=torch.int64, device=self.device)
+        ends = torch.bincount(self.indices, minlength=self.shape[1]).cumsum_(0)
+        place = torch.cat([ends.new_zeros(1), ends[:-1]])  # of a column's next entry
+        for begin in range(0, total, SORTED_AT_ONCE):
+            columns, entries = torch.sort(self.indices[begin : begin + SORTED_AT_ONCE], stable=True)
+            counts = torch.bincount(columns, minlength=self.shape[1])
+            shift = place - (counts.cumsum(0) - counts)
+            to = torch.arange(columns.numel(), device=self.device).add_(shift[columns])
+            order[to] = entries.add_(begin)
+            place += counts
+        return order
 
     def transposed(self, order: Tensor | None = None) -> CSR:
         """Return Aᵀ in canonical form; ``order`` is :meth:`transpose_order` when known."""
@@ -198,9 +217,11 @@ class CSR:
         counts = torch.bincount(self.indices, minlength=self.shape[1])
         indptr = torch.zeros(self.shape[1] + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
+        rows = torch.arange(self.shape[0], dtype=torch.int32, device=self.device)
+        rows = torch.repeat_interleave(rows, self.row_lengths(), output_size=self.nnz)
         return CSR(
             indptr,
-            self.row_ids()[order].to(torch.int32),
+            rows[order],
             None if self.values is None else self.values[order],
             (self.shape[1], self.shape[0]),
         )
