@@ -7,8 +7,8 @@ product is the plan's bound one, its gradient that of ``plan.T``, whose values a
 kept until the plan's change.
 
 Only for a plan's own, fixed values. Trainable values, batches, tracing and transforms of
-``torch.func`` take the operators. So do gradients of gradients. Under autocast a plan keeps itself in
-autocast's type (``Plan._cast``).
+``torch.func`` take the operators. So do gradients of gradients. Under autocast a plan keeps itself
+in autocast's type (``Plan._cast``).
 """
 
 from __future__ import annotations
