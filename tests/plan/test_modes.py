@@ -14,6 +14,7 @@ from sparsetile.plan import gradients
 from sparsetile.plan.plan import Plan
 from sparsetile.systems.cpu.runner import CPURunner
 from sparsetile.systems.cpu.system import CPUSystem
+from sparsetile.systems.dense.system import DenseSystem
 from tests.plans import MATRIX, dense, made, said
 
 # -- inference mode
@@ -286,3 +287,36 @@ def test_relu_and_bias_have_the_same_gradients_in_one_node_and_in_two(limit, mon
     added = bias.clone().requires_grad_()
     plan.run(B, bias=added, relu=True).sum().backward()
     torch.testing.assert_close(added.grad, (C > 0).float().sum(0))
+
+
+@pytest.mark.parametrize("how", ["eager", "batch", "trainable", "out"])
+def test_autocast_of_a_system_for_one_type_goes_through_the_exact_one(how, monkeypatch):
+    """As ``half`` has it: ``dense`` stands for a system that takes float32 alone."""
+    monkeypatch.setattr(DenseSystem, "dtypes", (torch.float32,))
+    monkeypatch.setattr(DenseSystem, "casts_to_exact", True)
+    plan = st.plan(MATRIX, 4, dtype=torch.float32, system="dense", device="cpu")
+    lower = st.plan(MATRIX, 4, dtype=torch.bfloat16, system="cpu", device="cpu")
+    B = dense().float()
+    expected = lower @ B.bfloat16()
+    if how == "trainable":
+        leaf = plan.values.clone().requires_grad_()
+        plan.update_values(leaf)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        if how == "batch":
+            assert torch.equal(plan @ torch.stack([B, B]), torch.stack([expected] * 2))
+            return
+        if how == "out":
+            out = torch.empty_like(expected)
+            assert plan.run(B, out=out) is out and torch.equal(out, expected)
+            return
+        C = plan @ B
+    assert C.dtype is torch.bfloat16 and torch.equal(C, expected)
+    if how == "trainable":
+        C.float().sum().backward()
+        assert leaf.grad is not None and bool((leaf.grad != 0).any())
+    elif how == "eager":
+        assert plan._casts[torch.bfloat16].system == "cpu"
+        b = B.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            (plan @ b).float().sum().backward()
+        assert b.grad.dtype is torch.float32

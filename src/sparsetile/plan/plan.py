@@ -466,23 +466,47 @@ class Plan(torch.nn.Module):
         lower = torch.get_autocast_dtype(place)
         if B.dtype not in _CAST_TYPES or dtype is FP8 or lower is dtype:
             return self if lower is dtype and B.dtype in _CAST_TYPES else None
-        if lower in self._casts:
-            return self._casts[lower]
-        held = self._held
-        capturing = place == "cuda" and torch.cuda.is_current_stream_capturing()
-        if capturing or held.released or lower not in SYSTEMS[self.system].dtypes:
+        return self._cast(lower) if self._casts_to(lower) else None
+
+    def _lower_type(self, B: Tensor) -> torch.dtype | None:
+        """Autocast's type where B is cast to it and the plan can follow."""
+        place = self.device.type
+        if not torch.is_autocast_enabled(place) or B.dtype not in _CAST_TYPES:
             return None
-        return self._cast(lower)
+        lower = torch.get_autocast_dtype(place)
+        if torch.compiler.is_compiling() or lower is self.dtype or not self._casts_to(lower):
+            return None
+        return lower
+
+    def _casts_to(self, dtype: torch.dtype) -> bool:
+        """Whether there is a plan in this type, or one may be made now."""
+        if dtype in self._casts:
+            return True
+        system = SYSTEMS[self.system]
+        taken = dtype in system.dtypes or (
+            system.casts_to_exact and dtype in exact_system(self.device.type).dtypes
+        )
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return taken and not self._held.released and not capturing
 
     @lasting
     def _cast(self, dtype: torch.dtype) -> Plan:
-        """Return the plan in another type; it shares everything but the values, and is kept."""
+        """Return the plan in another type; it shares everything but the values, and is kept.
+
+        Where its system does not take the type, the exact system, whose build it has, does.
+        """
+        if dtype in self._casts:
+            return self._casts[dtype]
         with _transposing:
             if dtype not in self._casts:
+                built, direction = self._built, self._direction
+                if dtype not in SYSTEMS[self.system].dtypes:
+                    built = direction.exact
+                    direction = operators.Direction(self._csr.indptr, built, built)
                 made = Plan(
-                    self._csr.with_values(self._held.held), self.n, dtype, self._built,
+                    self._csr.with_values(self._held.held), self.n, dtype, built,
                     self._permutation, deterministic=self.deterministic, report=self._report,
-                    column_order=self.column_order, direction=self._direction,
+                    column_order=self.column_order, direction=direction,
                 )  # fmt: skip
                 made._wider = weakref.ref(self)
                 self._casts[dtype] = made
@@ -659,6 +683,12 @@ class Plan(torch.nn.Module):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         check_operand(self, B)
+        if SYSTEMS[self.system].casts_to_exact and (lower := self._lower_type(B)) is not None:
+            if given is None and self._held.follow is not None:
+                given = self._held.follow()
+            return self._cast(lower)._run_checked(
+                B, out, alpha, beta, reduce, given, bias, relu, out_dtype
+            )
         reduce = reduce_name("run", reduce)
         alpha, beta = real_number("run", "alpha", alpha), real_number("run", "beta", beta)
         B = in_plan_dtype(self, B, "run", "B")
