@@ -466,7 +466,8 @@ class Plan(torch.nn.Module):
         lower = torch.get_autocast_dtype(place)
         if B.dtype not in _CAST_TYPES or dtype is FP8 or lower is dtype:
             return self if lower is dtype and B.dtype in _CAST_TYPES else None
-        return self._cast(lower) if self._casts_to(lower) else None
+        cast = self._casts.get(lower)
+        return self._cast(lower) if cast is None and self._casts_to(lower) else cast
 
     def _lower_type(self, B: Tensor) -> torch.dtype | None:
         """Autocast's type where B is cast to it and the plan can follow."""
@@ -495,8 +496,6 @@ class Plan(torch.nn.Module):
 
         Where its system does not take the type, the exact system, whose build it has, does.
         """
-        if dtype in self._casts:
-            return self._casts[dtype]
         with _transposing:
             if dtype not in self._casts:
                 built, direction = self._built, self._direction
