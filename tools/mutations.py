@@ -131,6 +131,7 @@ SUITES = {
         _SLOW,
         "spmm_bmat",
     ),
+    "gather": Suite(("tests/systems/test_gather.py",), kernel="gather_rows"),
     "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
     "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
 }
@@ -209,6 +210,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("scaled < kSmallest", "scaled < 0.0f", "keeps elements that float16 cannot hold"),
         ("e > kMost", "e > 4 * kMost", "lets values times scales leave float32"),
         ("bits < kInfinity &&", "bits <= 2 * kInfinity &&", "scales a row by its Inf"),
+    ),
+    *_in(
+        "gather_rows.cu",
+        "gather",
+        ("first + lane < p.count ?", "first + lane + 1 < p.count ?", "takes row 0 for the last"),
+        ("from + j * kGroups);", "from + j);", "takes a neighbour's row"),
+        ("&& at < p.count", "&& at <= p.count", "writes a row too many"),
     ),
     *_in(
         "spmm_csr.cu",

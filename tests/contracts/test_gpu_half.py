@@ -9,7 +9,10 @@ from torch import Tensor
 import sparsetile as st
 from tests.contracts.cases import csr_of, random_matrix
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -176,3 +176,12 @@ def test_no_entries_no_columns_and_empty_rows():
         csr = csr_of(sp.csr_array(shape))
         B = torch.full((shape[1], 16), torch.nan)
         assert torch.equal(product(csr, B), torch.zeros(shape[0], 16))
+
+
+def test_a_copy_that_would_be_too_large_is_made_in_parts(monkeypatch: pytest.MonkeyPatch):
+    csr = csr_of(uneven())
+    B = operand(csr, 320, torch.float32, special=True)
+    bias = torch.arange(320.0)
+    monkeypatch.setattr(half_runner, "MOST_COPIED", 400 * 200 * 2)
+    wanted = expected(csr, B) + bias
+    assert_same(product(csr, B, Epilogue(bias=bias)), wanted)

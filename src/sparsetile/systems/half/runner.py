@@ -38,6 +38,8 @@ __all__ = ["HalfRunner"]
 
 # Values of A outside of these, times rows of B that the copy takes, might leave float32.
 LARGEST, SMALLEST = 2.0**80, 2.0**-80
+# Bytes of a copy; a larger B is copied and multiplied in parts of its columns.
+MOST_COPIED = 2**32
 _SCALES_AT = 256  # bytes that the scales' place is a multiple of
 # Addresses that a product brings beside those of B and C.
 _PLACES = ("copy", "scales", "partials", "arrivals")
@@ -118,6 +120,10 @@ class HalfRunner(Runner):
         partials = slots * launch.partial_bytes(COPY_DTYPE, False)
         return scales + 4 * self.cols, scales, partials, launch.slabs * launch.work.nodes
 
+    def _in_parts(self, launch: Launch, n: int) -> bool:
+        """Whether one launch, or one copy, cannot have all columns."""
+        return launch.too_wide or self._sizes(launch, n)[0] > MOST_COPIED
+
     def _params(
         self,
         launch: Launch,
@@ -174,7 +180,7 @@ class HalfRunner(Runner):
         n, device = B.shape[1], B.device.index
         vector = vector_width(COPY_DTYPE, n, out.stride(0), out.data_ptr() // 4)
         launch = self._launch_for(n, vector, values is not None, device)
-        if launch.too_wide:
+        if n > 1 and self._in_parts(launch, n):
             half = n // 2 // THREADS * THREADS or n // 2
             for columns in (slice(0, half), slice(half, None)):
                 bias = None if epilogue.bias is None else epilogue.bias[columns]
@@ -217,7 +223,7 @@ class HalfRunner(Runner):
             return None
         n, device = B.shape[1], tensors["rows.indptr"].device.index
         launch = self._launch_for(n, vector_width(COPY_DTYPE, n), values is not None, device)
-        if launch.too_wide:
+        if self._in_parts(launch, n):
             return None
         params = self._params(launch, tensors, values, packed, epilogue, n, (B.stride(0) * 4, n))
         patch = ("b", "c") if epilogue.plain else ("b", "c", "bias", "alpha")
