@@ -706,7 +706,9 @@ MUTATIONS: tuple[Mutation, ...] = (
             "i > 1 || !kElided, sum",
             "the second product overwrites the first",
         ),
-        ("item_at(p, step + 2)", "item_at(p, step + 1)", "the producer repeats an item"),
+        ("item = next, next = after;", "item = next;", "the producer repeats an item"),
+        ("last + gridDim.x / kCluster", "last + gridDim.x", "misses items of a cluster"),
+        ("p.queue[0] = 0", "p.queue[0] = 1", "leaves an item out for the next launch"),
         ("ring.full, i % 2", "ring.full, 0", "parity of a copy that is waited for at once"),
         ("sum[j] += part[j]", "sum[j] = part[j]", "FP8 keeps the last two blocks"),
         (

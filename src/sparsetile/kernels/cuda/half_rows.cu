@@ -12,8 +12,9 @@
 // A warp has one row, in vectors of kVector elements. A row of up to kHeld vectors a lane is read
 // once, a longer one three times: for its largest element, its smallest, and to be written.
 //
-// Assumes: `copy` with rows of `pitch` elements, a multiple of 8; b with unit column stride, aligned
-// to kVector elements as n is. What lies between n and pitch is not written. Threads: kThreads.
+// Assumes: `copy` with rows of `pitch` elements, a multiple of 8; b with unit column stride,
+// aligned to kVector elements as n is. What lies between n and pitch is not written. Threads:
+// kThreads.
 #include "element.cuh"
 
 // Declared in kernels/half.py.

@@ -30,10 +30,10 @@
 // say which of them count.
 //
 // kScaled: B is a copy of 16 bits whose rows were multiplied by powers of two (half_rows.cu); the
-// factor that takes that back joins A's value. Its load goes out with the gathers, and nothing waits
-// for it before they are under way. A factor of 0 marks a row that the copy cannot hold, and has
-// zeros for: what it adds comes from B itself, after the chunk, in the order of the entries. V is
-// the type of A's values, E's where B is no copy.
+// factor that takes that back joins A's value. Its load goes out with the gathers, and nothing
+// waits for it before they are under way. A factor of 0 marks a row that the copy cannot hold, and
+// has zeros for: what it adds comes from B itself, after the chunk, in the order of the entries. V
+// is the type of A's values, E's where B is no copy.
 //
 // kRepair: C already holds a product made with tiles or a dense A, in which an invented zero may
 // have met an Inf or NaN of B. Groups whose part of C is finite leave at once; the others compute
