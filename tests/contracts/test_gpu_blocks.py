@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import sparsetile as st
 from sparsetile.kernels import bcsr as kernel
@@ -576,15 +576,10 @@ def test_a_queue_of_paired_items(monkeypatch):
 
     def product() -> Tensor:
         torch.manual_seed(3)
-        module = torch.nn.Module()
-        for name, sizes in (("gate_proj", (640, 1472)), ("up_proj", (640, 1472)),
-                            ("down_proj", (1472, 640))):  # fmt: skip
-            setattr(module, name, torch.nn.Linear(*sizes, bias=False))
-        gate, up = (
-            SparseLinear.from_linear(each.cuda().bfloat16(), sparsity=0.7)
-            for each in (module.gate_proj, module.up_proj)
+        gate, up, down = (
+            SparseLinear.from_linear(nn.Linear(*sizes, bias=False).cuda().bfloat16(), sparsity=0.7)
+            for sizes in ((640, 1472), (640, 1472), (1472, 640))
         )
-        down = SparseLinear.from_linear(module.down_proj.cuda().bfloat16(), sparsity=0.7)
         with torch.no_grad():
             return SparseSwiGLU(gate, up, down).requires_grad_(False)(X)
 
