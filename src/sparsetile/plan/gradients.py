@@ -34,7 +34,7 @@ _Call: TypeAlias = "tuple[Plan, Plan, int, str, float, bool, Tensor | None, bool
 # From this size on ReLU and bias have a node of their own in autograd's graph, though one kernel
 # computes them: it lets go of C and of C's gradient before the transposed product allocates. Below,
 # a second node costs more time on the host than memory is worth.
-_APART_BYTES = 2**24
+_APART_BYTES = 2**23
 
 
 def plain_product(
