@@ -37,8 +37,8 @@ from sparsetile.formats.cells import (
     scatter_cells,
     set_places,
 )
-from sparsetile.formats.units import Units
 from sparsetile.formats.row_parts import counted_in_parts, row_parts
+from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
