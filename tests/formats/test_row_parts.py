@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparsetile.formats.bcsr import count_row_blocks
+from sparsetile.formats.bundles import RowBundles
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.formats.partition import count_columns
 from sparsetile.intake.csr import CSR
@@ -44,3 +45,21 @@ def test_parts_are_whole_windows_and_cover_every_row(monkeypatch):
     assert all(own % 8 == 0 for own, _ in found[:-1])
     for own, part in found[:-1]:
         assert own <= part.shape[0] <= own + 8 and part.nnz == int(part.indptr[-1])
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("answer", [False, True])
+def test_bundles_are_asked_about_the_same_counts(monkeypatch, name: str, answer: bool):
+    csr: CSR = csr_of(MATRICES[name]())
+    asked: list[tuple[int, ...]] = []
+
+    def pays(*counts: int) -> bool:
+        asked.append(counts)
+        return answer
+
+    whole = RowBundles.pack_if(csr, None, pays, 1.3)
+    monkeypatch.setattr(module, "PART_ENTRIES", 10)
+    parts = RowBundles.pack_if(csr, None, pays, 1.3)
+    assert len(set(asked)) == 1 and (whole is None) == (parts is None) == (not answer)
+    if whole is not None and parts is not None:
+        assert torch.equal(whole.tagged, parts.tagged)
