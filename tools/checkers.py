@@ -77,15 +77,15 @@ _SUMMARIES = (
 # initcheck has to see who writes memory, so it watches torch's kernels too. A report names the
 # kernel below its first line; those of other kernels are counted beside.
 #
-# It does not see what the copy engine (TMA) writes to global memory (2025.3.1): each read of a C
-# that `bcsr` or cuBLAS stored so in 16 bits was reported, two million in all. There fresh memory
-# is filled with NaN first, as torch does for deterministic programs: a read of what nobody wrote
-# is then a wrong product.
+# It seems not to see what TMA stores write to global memory (2025.3.1): it reported reads of C that
+# `bcsr` or cuBLAS had stored in 16 bits, two million in all, of which every product was right. For
+# these parts fresh memory is filled with NaN, so that the tool reports nothing there by itself; a
+# read of memory that nobody wrote shows as a wrong product.
 STORED_UNSEEN = frozenset(
     (system, kind) for system in ("bcsr", "dense") for kind in ("float16", "bfloat16")
 )
 _UNWRITTEN = re.compile(r"=+ +Uninitialized __global__ memory read[^\n]*\n(=[^\n]*)")
-MOST_REPORTS = 100_000  # more are of no known kernel, and count as ours
+MOST_REPORTS = 100_000  # reports beyond these name no kernel and count as ours
 # A fresh interpreter that finds the tools and the package of this checkout.
 _CHILD = (
     "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
@@ -155,7 +155,7 @@ def _command(
     command += ["--log-file", str(log), "--report-api-errors", "no"]
     command += ["--target-processes", "application-only"]
     if chosen.tool == "initcheck":
-        # A stack trace on each report would take minutes.
+        # Stack traces of that many reports take minutes.
         command += ["--print-limit", str(MOST_REPORTS), "--show-backtrace", "no"]
     else:
         for kernel in chosen.kernels:

@@ -17,7 +17,7 @@ from torch import Tensor
 __all__ = ["CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "result_dtype"]
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Entries whose order by columns is found at once.
+# The most entries that one sort by columns takes.
 SORTED_AT_ONCE = 2**24
 # FP8 is for products alone: A's values are given in a wider type, C leaves in one.
 FP8 = torch.float8_e4m3fn
@@ -130,9 +130,9 @@ class CSR:
         """Stored entries per row, int64 [M]."""
         return self.indptr[1:] - self.indptr[:-1]
 
-    def row_ids(self) -> Tensor:
-        """Row of each stored entry, int64 [nnz]."""
-        rows = torch.arange(self.shape[0], device=self.device)
+    def row_ids(self, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Row of each stored entry, [nnz]."""
+        rows = torch.arange(self.shape[0], dtype=dtype, device=self.device)
         return torch.repeat_interleave(rows, self.row_lengths(), output_size=self.nnz)
 
     def with_values(self, values: Tensor | None) -> CSR:
@@ -193,15 +193,15 @@ class CSR:
     def transpose_order(self) -> Tensor:
         """Stable order of the entries by (column, row), int64 [nnz]: values of the transpose.
 
-        Many entries are sorted in parts, each of which then goes where its columns' entries of the
-        parts before it end: sorting all at once takes about 32 bytes an entry for a while.
+        More than ``SORTED_AT_ONCE`` entries are sorted in parts, which are then merged column by
+        column: a sort of all of them needs about 32 bytes of buffers per entry (by count).
         """
         total = self.nnz
         if total <= SORTED_AT_ONCE:
             return torch.argsort(self.indices, stable=True)
         order = torch.empty(total, dtype=torch.int64, device=self.device)
         ends = torch.bincount(self.indices, minlength=self.shape[1]).cumsum_(0)
-        place = torch.cat([ends.new_zeros(1), ends[:-1]])  # of a column's next entry
+        place = torch.cat([ends.new_zeros(1), ends[:-1]])  # where a column's next entry goes
         for begin in range(0, total, SORTED_AT_ONCE):
             columns, entries = torch.sort(self.indices[begin : begin + SORTED_AT_ONCE], stable=True)
             counts = torch.bincount(columns, minlength=self.shape[1])
@@ -217,11 +217,9 @@ class CSR:
         counts = torch.bincount(self.indices, minlength=self.shape[1])
         indptr = torch.zeros(self.shape[1] + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
-        rows = torch.arange(self.shape[0], dtype=torch.int32, device=self.device)
-        rows = torch.repeat_interleave(rows, self.row_lengths(), output_size=self.nnz)
         return CSR(
             indptr,
-            rows[order],
+            self.row_ids(torch.int32)[order],
             None if self.values is None else self.values[order],
             (self.shape[1], self.shape[0]),
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 from sparsetile.core.checks import dimension, one_of, real_number
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values
+from sparsetile.intake.arrays import dtype_name
 from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import graph_parts
@@ -41,8 +42,8 @@ from sparsetile.tune import (
 
 __all__ = ["build_plan", "plan", "refuse_traced", "refuse_wrapped"]
 
-# Values of A that are not finite, for each of its rows, from which tiles are not considered.
-_FINITE_ROWS = 1e-3
+# Inf and NaN among A's values, as a share of its rows, above which ``auto`` takes the exact system.
+_NOT_FINITE_SHARE = 1e-3
 
 
 def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
@@ -308,30 +309,29 @@ def _choose_order(request: Request, runs: int) -> tuple[Permutation, list[str]]:
 
 
 def _sensible(request: Request) -> tuple[list[str], dict[str, list[str]]]:
-    """Do what ``candidates`` does, less the systems that would repair most of C each time."""
+    """Return what ``candidates`` does, without systems that would recompute most of C each time."""
     able, rejected = candidates(request)
     exact = exact_system(request.csr.device.type).name
-    if exact not in able or len(able) == 1 or not _often_not_finite(request):
+    if exact not in able or len(able) == 1:
         return able, rejected
-    reason = f"A has values that are not finite in {_type_name(request)}: sums would be made twice"
+    if not request.once(("not finite", request.dtype), lambda: _often_not_finite(request)):
+        return able, rejected
+    reason = f"A often has Inf or NaN in {dtype_name(request.dtype)}: most of C would be recomputed"
     return [exact], rejected | {name: [reason] for name in able if name != exact}
 
 
 def _often_not_finite(request: Request) -> bool:
-    """Whether rows of A often hold a value that is Inf or NaN in the product's type.
+    """Whether many rows of A hold an Inf or NaN in the product's dtype.
 
-    Tiles and blocks multiply the rows that such a value reaches again, entry by entry. Where every
-    window has one that takes 23 times as long (bcsstk17 in float16, where its values overflow).
+    Systems with tiles or blocks recompute the rows that such a value reaches, entry by entry. With
+    one in every window a product took 23 times the predicted time (bcsstk17, whose values overflow
+    float16; development reading).
     """
     values = request.csr.values
     if values is None or values.numel() == 0:
         return False
-    strange = values.numel() - int(torch.isfinite(values.to(request.dtype)).sum())
-    return strange > _FINITE_ROWS * request.csr.shape[0]
-
-
-def _type_name(request: Request) -> str:
-    return str(request.dtype).removeprefix("torch.")
+    count = values.numel() - int(torch.isfinite(values.to(request.dtype)).sum())
+    return count > _NOT_FINITE_SHARE * request.csr.shape[0]
 
 
 def _only(request: Request, system: str) -> tuple[list[str], dict[str, list[str]]]:
