@@ -245,7 +245,7 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch):
     tile = choose_block_tile(40, 3, 132)
     monkeypatch.setattr(made.runner, "_encode", encode)
     monkeypatch.setattr(
-        made.runner, "_launch_for", lambda *_: Launch(kept, tile, tile.grid(40, 3, 132))
+        made.runner, "_launch_for", lambda *_: Launch(kept, tile, tile.grid(40, 3, 132), False)
     )
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")

@@ -371,6 +371,8 @@ def _bind_blocks(
     if X.stride(0) < X.shape[1]:
         return None
     launch = runner._launch_for(X.dtype, X.dtype, n, True, X.device.index)
+    if launch.queued:
+        return None  # its queue is the stream's; such a product takes long
     params: dict[str, Any] = runner._params(
         tensors, launch.tile, n, runner.rows, Store.TRANSPOSED, epilogue, silu=silu
     )

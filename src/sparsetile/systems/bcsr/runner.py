@@ -22,7 +22,7 @@ from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
 from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matrix, map_bytes
-from sparsetile.jit.workspace import zeroed_flag
+from sparsetile.jit.workspace import scratch, zeroed_flag
 from sparsetile.kernels.bcsr import (
     BLOCK,
     ENGINE,
@@ -75,6 +75,7 @@ class Launch:
     kernel: LoadedKernel
     tile: BlockTile
     grid: tuple[int, int, int]
+    queued: bool  # thread blocks take items from a queue, which lies in scratch memory
 
 
 class PreparedBlocks:
@@ -180,13 +181,15 @@ class BCSRRunner(Runner):
         key = (dtype, out_dtype, n, k_major, device)
         found = self._launches.get(key)
         if found is None:
-            processors = machine(torch.device("cuda", device)).processors
-            tile = choose_block_tile(n, self._block_rows, processors, dtype, self._columns)
+            facts = machine(torch.device("cuda", device))
+            processors, rows = facts.processors, self._block_rows
+            tile = choose_block_tile(n, rows, processors, dtype, self._columns)
             tile = replace(tile.at_step(self._step), paired=self._paired)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype, k_major=k_major)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
-            grid = tile.grid(n, self._block_rows, processors)
-            found = self._launches[key] = Launch(kernel, tile, grid)
+            queued = tile.queues(n, rows, self.cols, processors, facts.l2_bytes)
+            grid = tile.grid(n, rows, processors)
+            found = self._launches[key] = Launch(kernel, tile, grid, queued)
         return found
 
     def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
@@ -266,6 +269,7 @@ class BCSRRunner(Runner):
             "indptr": tensors["indptr"].data_ptr(),
             "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
             "spoilt": 0 if spoilt is None else spoilt.data_ptr(),
+            "queue": 0,
             "c_stride": c_stride,
             "rows": self.rows,
             "n": n,
@@ -446,6 +450,8 @@ class BCSRRunner(Runner):
             ensure_cuda_context(device)  # before the first tensor map, which needs it, too
             params["a"] = self._block_map(blocks, launch.tile)
             stream = current_stream_handle(device)
+            if launch.queued:
+                params["queue"] = scratch(device, stream, 1, 2)[1].data_ptr()
             for one, c in pairs:
                 copied = tf32 and self._blocks
                 b = self._copies.copy(one, device, stream) if copied else one.data_ptr()
@@ -471,6 +477,8 @@ class BCSRRunner(Runner):
         if B.dtype is torch.float32 or not _copies_well(B) or n % STORE_COLUMNS:
             return None
         launch = self._launch_for(B.dtype, B.dtype, n, False, tensors["work"].device.index)
+        if launch.queued:
+            return None  # it takes long: what the host adds does not count
         engine = self._engine_stores(tensors, B.dtype)
         store = Store.BY_ENGINE if engine else Store.BY_THREADS
         params: dict[str, Any] = self._params(tensors, launch.tile, n, n, store, PLAIN)

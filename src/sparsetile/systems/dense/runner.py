@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
 from sparsetile.systems.shared.epilogue import apply_epilogue
+from sparsetile.systems.shared.geometry import ACCESS_BYTES
 from sparsetile.systems.shared.library import float32_product, without_autocast
 
 __all__ = ["DenseRunner"]
@@ -58,7 +59,11 @@ class DenseRunner(Runner):
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         row_ids, columns = tensors["row_ids"], tensors["columns"]
-        A = torch.zeros((self.rows, self.cols), dtype=dtype, device=row_ids.device)
+        # Rows begin at multiples of 16 bytes: without, cuBLAS takes 4 to 8 times as long
+        # (4267 x 4267 times 512 columns: 194 us in float16, 210 in TF32).
+        step = ACCESS_BYTES // dtype.itemsize
+        width = -(-self.cols // step) * step
+        A = torch.zeros((self.rows, width), dtype=dtype, device=row_ids.device)[:, : self.cols]
         if values is None:
             values = torch.ones((), dtype=dtype, device=row_ids.device)
         A[row_ids, columns] = values.to(dtype)
