@@ -15,8 +15,9 @@ import sparsetile as st
 from sparsetile.kernels import bcsr as kernel
 from sparsetile.kernels.linear_few import FEW_TOKENS
 from sparsetile.nn import SparseLinear, SparseSwiGLU
+from sparsetile.plan import block_linear, operators
 from sparsetile.plan.planner import build_plan
-from sparsetile.systems import SYSTEMS
+from sparsetile.systems import SYSTEMS, registry
 from sparsetile.systems.shared import tf32_operand as tf32_operand
 from tests.contracts.cases import assert_close, csr_of, reference, tf32
 
@@ -507,9 +508,12 @@ def test_a_captured_graph_in_tf32_replays_with_new_input():
 def unqueued_then_queued(monkeypatch: pytest.MonkeyPatch, product) -> tuple[Tensor, Tensor]:
     """What thread blocks that take items in turn give, and those that take the next of all."""
     fixed = product()
-    gc.collect()  # runners keep their launches
-    monkeypatch.setattr(kernel, "MANY_TURNS", 0)
-    monkeypatch.setattr(kernel, "L2_SHARE", 0.0)
+    # Runners keep their launches, and are kept by what they were made from.
+    operators._flat_plan.cache_clear()
+    block_linear.block_layer.cache_clear()
+    gc.collect()
+    registry._runners.clear()
+    monkeypatch.setattr(kernel, "MANY_DRIFTS", 0)
     chosen: list[bool] = []
     real = kernel.BlockTile.queues
 

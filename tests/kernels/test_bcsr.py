@@ -159,10 +159,11 @@ L2 = 60 * 2**20
     "n, rows, cols, queued",
     [
         (65536, 56, 18944, True),  # down: a slab of B has 9.7 MB, and three of them are in use
-        (8192, 56, 18944, True),
-        (1024, 56, 18944, False),  # a block has too few items to drift
-        (65536, 296, 3584, False),  # gate: L2 holds many slabs
-        (65536, 8, 3584, True),  # key: sixteen slabs are in use
+        (16384, 56, 18944, True),
+        (4096, 56, 18944, False),  # a block has too few items to drift
+        (16384, 296, 3584, False),  # gate: L2 holds many slabs
+        (65536, 296, 3584, True),
+        (16384, 8, 3584, False),  # key
     ],
 )
 def test_thread_blocks_take_items_from_a_queue_where_they_would_drift(n, rows, cols, queued):

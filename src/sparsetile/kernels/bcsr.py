@@ -74,9 +74,15 @@ TAKEN, TAKEN_BYTES = 4, 16 + 4
 SLABS_TOGETHER = 1
 
 
-# Items that a thread block takes at least before it may have drifted, and the share of L2 that the
-# slabs of B in use must exceed for that to cost anything.
-MANY_TURNS, L2_SHARE = 6, 0.25
+# Times over that L2 could be filled by how far thread blocks drift apart, from which on the queue
+# pays. H200, layers of Qwen2.5-7B at 90 %, microseconds in turn and from the queue:
+#
+#   3584 x 18944   8,192 tokens (drift 10) 252, 257; 16,384 (19) 513, 500; 65,536 (76) 3312, 1953
+#   3584 x 3584    16,384 tokens (4) 102, 107; 65,536 (15) 458, 395
+#   18944 x 3584   16,384 tokens (11) 493, 507; 65,536 (42) 2034, 2004
+#
+# Below, what the queue itself takes is seen: about 3 us a launch and 0.1 us an item.
+MANY_DRIFTS = 12
 
 
 class Store(enum.IntEnum):
@@ -170,7 +176,7 @@ class BlockTile:
         (blocks, _, _), slab = self.grid(n, block_rows, processors), self.columns * self.item * cols
         turns = block_rows * self.slabs(n) / max(blocks, 1)
         at_once = 2 + blocks / max(block_rows, 1)
-        return self.step == PRODUCT and turns >= MANY_TURNS and slab * at_once > L2_SHARE * l2
+        return self.step == PRODUCT and turns * slab * at_once >= MANY_DRIFTS * l2
 
 
 # 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.

@@ -40,8 +40,10 @@ COPY_DTYPE = torch.float16
 COPY_THREADS = 256
 # Elements of a row of the copy are a multiple of this: 16 bytes.
 _PITCH = 8
-# Vectors that a lane may hold of a row.
-_HELD = (1, 2, 4, 8)
+# Lanes that have a row, and vectors that one may hold of it. Fewer lanes with more vectors have
+# more loads under way; below four a warp would load rows in pieces of less than 64 bytes.
+_LANES = (4, 8, 16, 32)
+_FEW_HELD, _MOST_HELD = 4, 8
 _VECTORS = (4, 1)
 
 
@@ -50,16 +52,22 @@ def copy_pitch(n: int) -> int:
     return -(-n // _PITCH) * _PITCH
 
 
-def copy_grid(k: int) -> tuple[int, int, int]:
-    """A warp has a row."""
-    return (-(-k // (COPY_THREADS // 32)), 1, 1)
+def _copy_lanes(n: int, vector: int) -> int:
+    """Return the lanes that have a row of ``n`` elements, read ``vector`` at a time."""
+    fits = (lanes for lanes in _LANES if lanes * vector * _FEW_HELD >= n)
+    return next(fits, _LANES[-1])
+
+
+def copy_grid(k: int, n: int, vector: int) -> tuple[int, int, int]:
+    """Return the blocks of threads that copy ``k`` rows of ``n`` elements."""
+    return (-(-k * _copy_lanes(n, vector) // COPY_THREADS), 1, 1)
 
 
 def copy_config(n: int, vector: int) -> dict[str, ConfigValue]:
     """Constants of ``half_rows.cu`` for rows of ``n`` elements, read ``vector`` at a time."""
-    wanted = -(-n // (32 * vector))
-    held = next((count for count in _HELD if count >= wanted), _HELD[-1])
-    return {"kVector": vector, "kHeld": held, "kThreads": COPY_THREADS}
+    lanes = _copy_lanes(n, vector)
+    held = _FEW_HELD if n <= lanes * vector * _FEW_HELD else _MOST_HELD
+    return {"kVector": vector, "kLanes": lanes, "kHeld": held, "kThreads": COPY_THREADS}
 
 
 def half_config(
@@ -87,8 +95,10 @@ def _half_configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 def _copy_configs() -> Iterator[dict[str, ConfigValue]]:
-    for vector, held in itertools.product(_VECTORS, _HELD):
-        yield copy_config(32 * vector * held, vector)
+    for vector in _VECTORS:
+        for lanes in _LANES:
+            yield copy_config(lanes * vector * _FEW_HELD, vector)
+        yield copy_config(_LANES[-1] * vector * _MOST_HELD, vector)
 
 
 _BUNDLES = tuple(

@@ -200,8 +200,10 @@ class HalfRunner(Runner):
                 sums, arrivals = scratch(device, stream, partials, counters)
                 params |= {"partials": sums.data_ptr(), "arrivals": arrivals.data_ptr()}
             if self.cols:
-                copier = HALF_ROWS.load(copy_config(n, self._copy_vector(B)), device)
-                copier.launch(copy_grid(self.cols), COPY_THREADS, stream, params, overlap=True)
+                vector = self._copy_vector(B)
+                copier = HALF_ROWS.load(copy_config(n, vector), device)
+                blocks = copy_grid(self.cols, n, vector)
+                copier.launch(blocks, COPY_THREADS, stream, params, overlap=True)
             grid = launch.grid(1)
             launch.kernel.launch(grid, THREADS, stream, params, overlap=launch.overlap)
 
@@ -227,11 +229,11 @@ class HalfRunner(Runner):
             return None
         params = self._params(launch, tensors, values, packed, epilogue, n, (B.stride(0) * 4, n))
         patch = ("b", "c") if epilogue.plain else ("b", "c", "bias", "alpha")
-        copier = HALF_ROWS.load(copy_config(n, self._copy_vector(B)), device)
+        vector = self._copy_vector(B)
+        copier = HALF_ROWS.load(copy_config(n, vector), device)
+        blocks = copy_grid(self.cols, n, vector)
         steps = (
-            copier.prepare(
-                copy_grid(self.cols), COPY_THREADS, params, patch, _PLACES, overlap=True
-            ),
+            copier.prepare(blocks, COPY_THREADS, params, patch, _PLACES, overlap=True),
             launch.kernel.prepare(
                 launch.grid(1), THREADS, params, patch, _PLACES, overlap=launch.overlap
             ),
