@@ -296,10 +296,51 @@ def test_measured_systems_come_with_builds_that_can_be_run(pattern):
 
 
 def test_close_calls_are_timed_where_the_expected_products_save_it():
-    wanted, predicted = request(), {"a": 1.0e-3, "b": 1.1e-3, "c": 2.0e-3}
+    wanted, predicted = request(), {"a": 1.0e-3, "b": 1.1e-3, "c": 2.1e-3}
     assert close_calls(wanted, predicted, 100) == []
     assert close_calls(wanted, predicted, 10_000) == ["a", "b"]
-    assert close_calls(wanted, {"a": 1.0e-3, "b": 1.3e-3}, 10**9) == [], "the model decides"
+    assert close_calls(wanted, {"a": 1.0e-3, "b": 2.1e-3}, 10**9) == [], "the model decides"
+
+
+def test_on_a_gpu_close_calls_are_timed_for_the_usual_number_of_products(monkeypatch):
+    monkeypatch.setattr(Request, "device", torch.device("cuda"))
+    few = request()  # 300 rows: no model was fitted to such
+    predicted = {"a": 1e-5, "b": 1.2e-5, "c": 1.2e-5, "d": 1.9e-5, "e": 1.95e-5, "f": 2.1e-5}
+    assert close_calls(few, predicted, 100) == ["a", "b", "d"], "one of equals, three at most"
+    assert close_calls(few, predicted, 99) == []
+    assert close_calls(dataclasses.replace(few, deterministic=True), predicted, 100) == []
+    monkeypatch.setattr(choose, "FEW_ROWS", 100)
+    monkeypatch.setattr(choose, "NEARLY_DENSE", 1.0)
+    assert close_calls(few, predicted, 100) == ["a", "b"]
+
+
+def test_a_close_call_that_was_timed_is_not_timed_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
+    monkeypatch.setattr(choose, "close_calls", lambda *given: ["cpu", "dense"])
+    predicted = {"cpu": 1.0e-3, "dense": 1.1e-3, "csr": 9e-3}
+    asked = fake(monkeypatch, predicted, {"cpu": 2.0e-3, "dense": 1.5e-3})
+    first = choose_system(request(), list(predicted), "model")
+    assert asked == ["cpu", "dense"] and first.builds == {}
+    again = choose_system(request(), list(predicted), "model")
+    assert asked == ["cpu", "dense"] and (again.system, again.by) == ("dense", "model")
+    assert again.measured == {"cpu", "dense"} and again.seconds == first.seconds
+
+
+def test_a_close_call_with_a_system_untimed_is_not_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
+    monkeypatch.setattr(choose, "close_calls", lambda *given: ["cpu", "dense"])
+    predicted = {"cpu": 1.0e-3, "dense": 1.1e-3}
+    fake(monkeypatch, predicted, {})
+    asked: list[int] = []
+
+    def times(wanted, names, budget):
+        asked.append(len(names))
+        return {"cpu": 2.0e-3}, {}
+
+    monkeypatch.setattr(choose, "measure_systems", times)
+    for _ in range(2):
+        assert choose_system(request(), list(predicted), "model").system == "cpu"
+    assert asked == [2, 2]
 
 
 def fake(monkeypatch, predicted: dict[str, float], timed: dict[str, float]) -> list[str]:

@@ -1,9 +1,10 @@
 """Which system serves a request: by each system's own model, or by timing the best few.
 
-Everything is weighed in seconds over the products that are expected of a plan. A prediction is
-free; building and timing a second system takes milliseconds, so it is done where that many
-products could save more. ``tune="measure"`` times the model's best few whatever they save, within a
-budget, and keeps what it found on disk (``tune/kept.py``).
+A prediction is free, and off by a quarter at times. On a GPU, systems that are predicted nearly as
+fast as the fastest are built and timed, within 20 ms, unless few products are expected of the plan.
+``tune="measure"`` times the model's best few, within a larger budget. Both keep what they found on
+disk (``tune/kept.py``), so that the same matrix is given the same system again. Where torch was
+told to be deterministic, only ``tune="measure"`` times anything.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ MEASURE_SECONDS, CLOSE_SECONDS = 0.5, 0.02
 MOST_TIMED, WORTH_TIMING = 5, 3.0
 # Two predictions closer than this may be the other way round: models are off by 1.2 to 1.3
 # typically, in the same direction for most matrices.
-CLOSE = 1.25
+CLOSE = 1.3
+# The same for matrices that no model was fitted to: of few rows, or nearly dense. (36 x 87482, a
+# fifth of it entries: `rsh` took twice its prediction.)
+FEW_ROWS, NEARLY_DENSE, CLOSE_UNSEEN = 1024, 0.05, 2.0
+MOST_CLOSE = 3
+# After so many budgets of compilation no further system is timed.
+MOST_COMPILING = 50
 # What timing such a call saves in the mean. The model's choices lose 0.5 to 1.5 % of the fastest
 # system's time over all matrices; a fifth of them are close calls.
 CLOSE_SAVES = 0.05
@@ -98,14 +105,15 @@ def _ranked(predicted: Mapping[str, float]) -> list[str]:
 
 
 def close_calls(request: Request, predicted: Mapping[str, float], expected_runs: int) -> list[str]:
-    """Return systems that should be timed: those near the fastest, where that pays.
+    """Return systems that should be timed: those near the fastest.
 
     Parameters
     ----------
     predicted : mapping
         Seconds by system.
     expected_runs : int
-        Products over which building and timing them must be saved.
+        Products that the plan is made for. Fewer than usual, and those on a host, must save what
+        building and timing take.
 
     Returns
     -------
@@ -114,10 +122,21 @@ def close_calls(request: Request, predicted: Mapping[str, float], expected_runs:
     """
     ranked = _ranked(predicted)
     fastest = predicted[ranked[0]]
-    near = [name for name in ranked if predicted[name] <= CLOSE * fastest][:MOST_TIMED]
+    rows, cols = request.csr.shape
+    unseen = rows < FEW_ROWS or request.csr.nnz > NEARLY_DENSE * rows * cols
+    most = (CLOSE_UNSEEN if unseen else CLOSE) * fastest
+    near: dict[float, str] = {}  # of equal predictions one: a hybrid without tiles is `csr`
+    for name in ranked:
+        if predicted[name] <= most:
+            near.setdefault(predicted[name], name)
+    names = list(near.values())[:MOST_CLOSE]
+    if len(names) == 1 or request.deterministic or request.ablation is not None:
+        return []
+    if request.device.type == "cuda" and expected_runs >= EXPECTED_RUNS:
+        return names
     build = BUILD_SECONDS[0] + BUILD_SECONDS[1] * request.csr.nnz
-    cost = (len(near) - 1) * build + CLOSE_SECONDS
-    return near if len(near) > 1 and expected_runs * CLOSE_SAVES * fastest > cost else []
+    cost = (len(names) - 1) * build + CLOSE_SECONDS
+    return names if expected_runs * CLOSE_SAVES * fastest > cost else []
 
 
 def choose_system(
@@ -142,7 +161,8 @@ def choose_system(
     """
     if len(able) == 1:
         return Choice(able[0], "only")
-    if tune == "measure" and request.ablation is None:
+    kept = tune == "measure" and request.ablation is None
+    if kept:
         key = key_of(request, able)
         found = kept_timings().get(key)
         if found is not None:
@@ -153,6 +173,10 @@ def choose_system(
         timed_names, budget = close_calls(request, predicted, expected_runs), CLOSE_SECONDS
         if not timed_names:
             return Choice(ranked[0], "model", predicted)
+        key = key_of(request, timed_names) | {"close": True}
+        found = kept_timings().get(key)
+        if found is not None:
+            return Choice(found.system, "model", found.seconds, found.measured)
     else:
         most = WORTH_TIMING * predicted[ranked[0]]
         # The second is timed in any case where it takes a small part of the budget.
@@ -163,7 +187,8 @@ def choose_system(
         return Choice(ranked[0], "model", predicted)
     chosen = min(timed, key=timed.__getitem__)
     choice = Choice(chosen, tune, {**predicted, **timed}, frozenset(timed), builds)
-    if tune == "measure" and request.ablation is None:
+    # A close call of which a system was not timed, for want of time, is timed again.
+    if kept or (tune == "model" and len(timed) == len(timed_names)):
         kept_timings().put(key, chosen, choice.seconds, choice.measured)
     return choice
 
@@ -173,10 +198,10 @@ def measure_systems(
 ) -> tuple[dict[str, float], dict[str, BuiltSystem]]:
     """Build and time systems on random input; return seconds and builds by name.
 
-    They are taken in order, the first in any case and others while there is time. One that runs
-    out of memory is left out.
+    They are taken in order, the first in any case and others while there is time, compilation
+    apart, and while that took less than fifty times as much. One that runs out of memory is left out.
     """
-    csr, begun = request.csr, time.perf_counter()
+    csr, begun, compiling = request.csr, time.perf_counter(), 0.0
     values = None if csr.values is None else csr.values.detach().to(request.dtype)
     seconds: dict[str, float] = {}
     builds: dict[str, BuiltSystem] = {}
@@ -186,12 +211,15 @@ def measure_systems(
     except torch.OutOfMemoryError:
         return seconds, builds
     for place, name in enumerate(names):
-        left = budget - (time.perf_counter() - begun)
-        if seconds and left <= 0:
+        left = budget - (time.perf_counter() - begun - compiling)
+        if seconds and (left <= 0 or compiling > MOST_COMPILING * budget):
             break
         try:
             built = SYSTEMS[name].build(request)
             work = runner(built.recipe)
+            before = time.perf_counter()
+            work.prepare(request.n, request.dtype, values is not None, request.device)
+            compiling += time.perf_counter() - before
             packed = work.pack(built.tensors, values, request.dtype)
             product = functools.partial(work.spmm, built.tensors, values, packed, B, out)
             seconds[name] = _bounded(product, request.device, left / (len(names) - place))

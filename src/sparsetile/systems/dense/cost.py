@@ -27,8 +27,8 @@ _UNALIGNED_SHARE = 0.24
 # less so because cuBLAS then splits sums.
 _TILE = 128
 _FEWEST = 0.7
-# Bytes are short of their ceiling only below about a dozen tiles (36 x 87482 times 512 columns).
-_FEWEST_BYTES, _TILES_FOR_BYTES = 0.3, 16
+# Bytes are short of their ceiling where tiles are very few (36 x 87482 times 128 columns: one).
+_FEWEST_BYTES, _TILES_FOR_BYTES = 0.7, 16
 # Bytes that passes over C move, of one element.
 _PASS_BYTES = 12
 # The same of a sum that is written and read once more.
