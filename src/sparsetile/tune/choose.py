@@ -199,7 +199,8 @@ def measure_systems(
     """Build and time systems on random input; return seconds and builds by name.
 
     They are taken in order, the first in any case and others while there is time, compilation
-    apart, and while that took less than fifty times as much. One that runs out of memory is left out.
+    apart, and while that took less than fifty times as much. One that runs out of memory is left
+    out.
     """
     csr, begun, compiling = request.csr, time.perf_counter(), 0.0
     values = None if csr.values is None else csr.values.detach().to(request.dtype)
