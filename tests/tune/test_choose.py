@@ -12,6 +12,8 @@ import torch
 from sparsetile.core.device import Machine
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
+from sparsetile.jit import NotCompiled
+from sparsetile.jit.compiler import _may_compile
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, base
 from sparsetile.systems.acc import cost as acc_cost
@@ -333,7 +335,7 @@ def test_a_close_call_with_a_system_untimed_is_not_kept(monkeypatch, tmp_path):
     fake(monkeypatch, predicted, {})
     asked: list[int] = []
 
-    def times(wanted, names, budget):
+    def times(wanted, names, budget, **_):
         asked.append(len(names))
         return {"cpu": 2.0e-3}, {}
 
@@ -347,7 +349,7 @@ def fake(monkeypatch, predicted: dict[str, float], timed: dict[str, float]) -> l
     """Predictions and timings as given; returns the list of what is timed."""
     asked: list[str] = []
 
-    def times(wanted, names, budget):
+    def times(wanted, names, budget, **_):
         asked.extend(names)
         return {name: timed[name] for name in names}, {}
 
@@ -383,7 +385,7 @@ def test_one_able_system_is_compared_with_nothing():
 def test_where_memory_is_too_short_to_time_anything_the_prediction_decides(monkeypatch):
     predicted = {"cpu": 1e-3, "dense": 2e-3}
     fake(monkeypatch, predicted, {})
-    monkeypatch.setattr(choose, "measure_systems", lambda *given: ({}, {}))
+    monkeypatch.setattr(choose, "measure_systems", lambda *given, **_: ({}, {}))
     assert choose_system(request(), list(predicted), "measure").system == "cpu"
 
 
@@ -394,6 +396,33 @@ def test_a_system_that_runs_out_of_memory_is_left_out(monkeypatch):
     monkeypatch.setattr(SYSTEMS["dense"], "build", full)
     seconds, builds = measure_systems(request(), ["dense", "cpu"])
     assert seconds.keys() == builds.keys() == {"cpu"}
+
+
+def test_what_is_not_compiled_is_not_timed_beside_the_first(monkeypatch):
+    real = {name: SYSTEMS[name].build for name in ("cpu", "dense")}
+
+    def builds(name):
+        def build(wanted):
+            if not _may_compile.get():
+                raise NotCompiled(name)
+            return real[name](wanted)
+
+        return build
+
+    for name in real:
+        monkeypatch.setattr(SYSTEMS[name], "build", builds(name))
+    seconds, _ = measure_systems(request(), ["dense", "cpu"], budget=60, compiles=False)
+    assert seconds.keys() == {"dense"}
+    seconds, _ = measure_systems(request(), ["dense", "cpu"], budget=60)
+    assert seconds.keys() == {"dense", "cpu"}
+
+
+def test_timing_leaves_the_callers_random_numbers_alone():
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    torch.manual_seed(3)
+    measure_systems(request(), ["cpu"])
+    assert torch.equal(torch.rand(4), wanted)
 
 
 def test_timing_ends_with_the_budget_after_the_first():

@@ -1,7 +1,8 @@
 """Which system serves a request: by each system's own model, or by timing the best few.
 
 A prediction is free, and off by a quarter at times. On a GPU, systems that are predicted nearly as
-fast as the fastest are built and timed, within 20 ms, unless few products are expected of the plan.
+fast as the fastest are built and timed, within 20 ms, unless few products are expected of the plan
+or their kernels would have to be compiled for that.
 ``tune="measure"`` times the model's best few, within a larger budget. Both keep what they found on
 disk (``tune/kept.py``), so that the same matrix is given the same system again. Where torch was
 told to be deterministic, only ``tune="measure"`` times anything.
@@ -9,6 +10,7 @@ told to be deterministic, only ``tune="measure"`` times anything.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sparsetile.core.timer import measure, one_product
+from sparsetile.jit import NotCompiled, without_compiling
 from sparsetile.systems import BuiltSystem, Request
 from sparsetile.systems.registry import SYSTEMS, runner
 from sparsetile.tune.kept import kept_timings, key_of
@@ -45,8 +48,8 @@ CLOSE = 1.3
 # fifth of it entries: `rsh` took twice its prediction.)
 FEW_ROWS, NEARLY_DENSE, CLOSE_UNSEEN = 1024, 0.05, 2.0
 MOST_CLOSE = 3
-# After so many budgets of compilation no further system is timed.
-MOST_COMPILING = 50
+# Seconds that compiling a system's kernels takes, about.
+COMPILE_SECONDS = 1.0
 # What timing such a call saves in the mean. The model's choices lose 0.5 to 1.5 % of the fastest
 # system's time over all matrices; a fifth of them are close calls.
 CLOSE_SAVES = 0.05
@@ -182,7 +185,9 @@ def choose_system(
         # The second is timed in any case where it takes a small part of the budget.
         most = max(most, min(predicted[ranked[1]], budget / 10))
         timed_names = [name for name in ranked if predicted[name] <= most][:MOST_TIMED]
-    timed, builds = measure_systems(request, timed_names, budget)
+    saved = expected_runs * CLOSE_SAVES * predicted[ranked[0]]
+    compiles = tune == "measure" or saved > COMPILE_SECONDS
+    timed, builds = measure_systems(request, timed_names, budget, compiles=compiles)
     if not timed:  # no memory for any of them: the prediction is what there is
         return Choice(ranked[0], "model", predicted)
     chosen = min(timed, key=timed.__getitem__)
@@ -194,37 +199,45 @@ def choose_system(
 
 
 def measure_systems(
-    request: Request, names: Sequence[str], budget: float = MEASURE_SECONDS
+    request: Request,
+    names: Sequence[str],
+    budget: float = MEASURE_SECONDS,
+    *,
+    compiles: bool = True,
 ) -> tuple[dict[str, float], dict[str, BuiltSystem]]:
     """Build and time systems on random input; return seconds and builds by name.
 
-    They are taken in order, the first in any case and others while there is time, compilation
-    apart, and while that took less than fifty times as much. One that runs out of memory is left
-    out.
+    They are taken in order, the first in any case and others while there is time, what compiling
+    takes not counted. One that runs out of memory is left out, and unless ``compiles`` every one
+    but the first whose kernels are not compiled yet.
     """
     csr, begun, compiling = request.csr, time.perf_counter(), 0.0
     values = None if csr.values is None else csr.values.detach().to(request.dtype)
     seconds: dict[str, float] = {}
     builds: dict[str, BuiltSystem] = {}
     try:
-        B = torch.randn(csr.shape[1], request.n, device=request.device).to(request.dtype)
+        # Of a generator of its own: planning must not change what the caller draws next.
+        generator = torch.Generator(request.device).manual_seed(0)
+        shape = (csr.shape[1], request.n)
+        B = torch.randn(shape, device=request.device, generator=generator).to(request.dtype)
         out = torch.empty((csr.shape[0], request.n), dtype=request.dtype, device=request.device)
     except torch.OutOfMemoryError:
         return seconds, builds
     for place, name in enumerate(names):
         left = budget - (time.perf_counter() - begun - compiling)
-        if seconds and (left <= 0 or compiling > MOST_COMPILING * budget):
+        if seconds and left <= 0:
             break
+        allowed = contextlib.nullcontext() if compiles or place == 0 else without_compiling()
         try:
-            built = SYSTEMS[name].build(request)
-            work = runner(built.recipe)
-            before = time.perf_counter()
-            work.prepare(request.n, request.dtype, values is not None, request.device)
-            compiling += time.perf_counter() - before
-            packed = work.pack(built.tensors, values, request.dtype)
-            product = functools.partial(work.spmm, built.tensors, values, packed, B, out)
-            seconds[name] = _bounded(product, request.device, left / (len(names) - place))
-        except torch.OutOfMemoryError:
+            with allowed:
+                built = SYSTEMS[name].build(request)
+                work, before = runner(built.recipe), time.perf_counter()
+                work.prepare(request.n, request.dtype, values is not None, request.device)
+                compiling += time.perf_counter() - before
+                packed = work.pack(built.tensors, values, request.dtype)
+                product = functools.partial(work.spmm, built.tensors, values, packed, B, out)
+                seconds[name] = _bounded(product, request.device, left / (len(names) - place))
+        except (torch.OutOfMemoryError, NotCompiled):
             continue
         builds[name] = built
     return seconds, builds
