@@ -289,6 +289,29 @@ def test_relu_and_bias_have_the_same_gradients_in_one_node_and_in_two(limit, mon
     torch.testing.assert_close(added.grad, (C > 0).float().sum(0))
 
 
+def test_relu_has_its_gradient_where_rows_of_a_result_are_part_of_more(monkeypatch):
+    """Systems may return the first columns of wider rows; the host does so of a large C."""
+    plan, B, bias = made(), dense(), torch.randn(dense().shape[1])
+    expected = trained(plan, B, bias, False)
+    monkeypatch.setattr(gradients, "_APART_BYTES", 0)
+    real = gradients.plain_product
+    monkeypatch.setattr(
+        gradients, "plain_product", lambda *given: torch.cat([real(*given)] * 2, 1)[:, : B.shape[1]]
+    )
+    for mine, other in zip(trained(plan, B, bias, False), expected, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_a_large_fused_product_on_the_host_has_gradients():
+    rows = 2**14
+    plan = st.plan(torch.eye(rows).to_sparse_csr(), 130, device="cpu")
+    B, bias = torch.randn(rows, 130, requires_grad=True), torch.zeros(130, requires_grad=True)
+    C = plan.run(B, bias=bias, relu=True)
+    C.sum().backward()
+    assert C.nbytes >= gradients._APART_BYTES and torch.equal(B.grad, (C > 0).float())
+    torch.testing.assert_close(bias.grad, (C > 0).float().sum(0))
+
+
 @pytest.mark.parametrize("how", ["eager", "batch", "trainable", "out"])
 def test_autocast_of_a_system_for_one_type_goes_through_the_exact_one(how, monkeypatch):
     """As ``half`` has it: ``dense`` stands for a system that takes float32 alone."""

@@ -8,6 +8,7 @@ issue it by the clock.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run took. Bytes are None where they are not counted, on the host."""
+    """What a run took. Bytes are those beyond the given matrix; None on the host."""
 
     losses: list[float]
     prepare_seconds: float
@@ -130,11 +131,14 @@ def train(
     dtype = matrix.values.dtype
     generator = torch.Generator().manual_seed(seed)
     nodes = matrix.shape[0]
-    x = torch.randn(nodes, FEATURES, generator=generator).to(device)
-    labels = torch.randint(CLASSES, (nodes,), generator=generator).to(device)
+    at_rest = 0
     if device.type == "cuda":
+        gc.collect()  # what a run before this one left is not this one's
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+        at_rest = torch.cuda.memory_allocated(device)
+    x = torch.randn(nodes, FEATURES, generator=generator).to(device)
+    labels = torch.randint(CLASSES, (nodes,), generator=generator).to(device)
     path.load()
     with _tf32(tf32):
         _wait(device)
@@ -177,7 +181,9 @@ def train(
         train_seconds=train_seconds,
         step=clock.steps(),
         host=clock.host(),
-        peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        peak_bytes=(
+            torch.cuda.max_memory_allocated(device) - at_rest if device.type == "cuda" else None
+        ),
         graph_bytes=None if before is None or after is None else after - before,
         choices=dict(prepared.choices),
     )

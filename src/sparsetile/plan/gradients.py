@@ -75,7 +75,9 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, B: Tensor, bias: Tensor | None, call: _Call) -> Tensor:  # type: ignore[override]
         plan, _, _, reduce, alpha, relu, added, apart = ctx.call = call
         C = plain_product(plan, B, added if apart else bias, reduce, alpha, relu)
-        if relu and not apart:
+        if apart:  # _Relu marks C as written to, which autograd refuses of a view of padded rows
+            return C.data if C._is_view() else C
+        if relu:
             ctx.save_for_backward(C)
         return C
 
