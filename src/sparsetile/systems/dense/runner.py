@@ -6,13 +6,14 @@ add them up in 16 bits, elsewhere where something happens to a sum before it is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
+from sparsetile.systems.shared.bound import BoundProduct, Prepared
 from sparsetile.systems.shared.epilogue import apply_epilogue
 from sparsetile.systems.shared.geometry import ACCESS_BYTES
 from sparsetile.systems.shared.library import adds_in_float16, float32_product, without_autocast
@@ -58,6 +59,18 @@ class DenseRunner(Runner):
         self._exact.repair(exact, values, B, product)
         if product is not out or not epilogue.plain:
             apply_epilogue(product, out, exact["indptr"], epilogue)
+
+    def prepare_launches(self, *given: Any) -> Sequence[Prepared] | None:
+        """Return None: torch launches the product."""
+        return None
+
+    def bind(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
+    ) -> BoundProduct | None:
+        """Multiply without torch's dispatch, which takes the host longer than cuBLAS's launch."""
+        if not self.rows or not next(iter(tensors.values())).is_cuda:
+            return None
+        return BoundProduct(self, tensors, values, packed)
 
     def _in_place(self, B: Tensor, epilogue: Epilogue) -> bool:
         """Whether torch's product is the result."""

@@ -53,12 +53,13 @@ class _Launches:
     ) -> None:
         self._steps = [step.launch_with for step in steps]
         self._device = device
+        self._place = torch.device("cuda", device)  # its name would be read for each product
         self._sizes = sizes
 
     def launch(self, stream: int, *values: Any) -> None:
         """Multiply B, at the first address, into C, at the second."""
         copied, scales, partials, counters = self._sizes
-        memory = torch.empty(copied, dtype=torch.uint8, device=f"cuda:{self._device}")
+        memory = torch.empty(copied, dtype=torch.uint8, device=self._place)
         at = memory.data_ptr()
         rest = (0, 0)
         if counters or partials:
