@@ -104,6 +104,8 @@ def test_records_are_written_and_resumed(tmp_path):
     assert by_path["sparsetile"]["loss_difference"] <= 1e-3
     assert by_path["pyg-sparse"]["reference"] is None
     assert by_path["sparsetile-cudagraph"]["status"] == "skipped"
+    assert by_path["no-product"]["status"] == "ok" and by_path["no-product"]["reference"] is None
+    assert by_path["no-product"]["losses"] != by_path["pyg-sparse"]["losses"]
     assert len(read_records(out, gnn.validate_training)[0]) == len(PATHS)
 
     lines = out.read_text().splitlines(keepends=True)

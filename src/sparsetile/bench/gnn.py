@@ -21,7 +21,7 @@ from sparsetile.bench.environment import describe_environment
 from sparsetile.bench.gnn_paths import PATHS
 from sparsetile.bench.orders import matrix_hash
 from sparsetile.bench.record import Record, append_record, read_records
-from sparsetile.bench.training import CLASSES, FEATURES, SETTINGS, train
+from sparsetile.bench.training import CLASSES, FEATURES, LABELS, SETTINGS, train
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.data.catalog import find, load
@@ -54,9 +54,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # By device: 500 as the papers have it, and few where a host trains.
 EPOCHS = {"cuda": 500, "cpu": 10}
 # Losses of one epoch may differ by this share of the reference's: sums are added in other orders,
-# in TF32 on a GPU, and Adam amplifies what differs from epoch to epoch.
-_BOUNDS = {"cpu": 1e-3, "cuda": 2e-2}
-_HALF_BOUND = 5e-2
+# in TF32 on a GPU, and Adam amplifies what differs from epoch to epoch. On the host, over 300
+# epochs on PubMed, products disturbed by 2.4e-4 an element (TF32) end 7e-4 away, by 2e-3 (bfloat16)
+# 1.5e-3.
+_BOUNDS = {"cpu": 1e-3, "cuda": 5e-3}
+_HALF_BOUND = 2e-2
 # The paths whose losses the others are held against, the first that was measured.
 _REFERENCES = ("pyg-sparse", "pyg-edges")
 
@@ -151,7 +153,7 @@ def validate_training(found: object) -> Record:
 
 
 def _key(entry: Record) -> str:
-    parts = ("matrix", "setting", "dtype", "path", "reorder", "device", "epochs")
+    parts = ("matrix", "setting", "dtype", "path", "reorder", "device", "epochs", "labels")
     return "|".join(["gnn", *(str(entry[part]) for part in parts)])
 
 
@@ -254,7 +256,8 @@ def _entries(selection: Selection, label: str, source: str) -> list[Record]:
                         "setting": setting, "layers": SETTINGS[setting].layers,
                         "hidden": SETTINGS[setting].hidden, "features": FEATURES,
                         "classes": CLASSES, "dtype": dtype, "path": path,
-                        "kind": PATHS[path].kind, "reorder": order, "device": selection.device,
+                        "kind": PATHS[path].kind, "labels": LABELS, "reorder": order,
+                        "device": selection.device,
                         "epochs": selection.epochs,
                     }  # fmt: skip
                     entries.append(entry | {"key": _key(entry)})
@@ -300,7 +303,7 @@ def _measure(entry: Record, graph: CSR, held: dict[str, Record]) -> Record:
 
 def _held_against(record: Record, held: dict[str, Record]) -> Record:
     """Add the reference and the largest difference from its losses; mark what differs as wrong."""
-    for name in _REFERENCES:
+    for name in _REFERENCES if record["kind"] != "bound" else ():
         other = held.get(_key({**record, "path": name, "reorder": "auto"}))
         if name != record["path"] and other is not None and other["status"] == "ok":
             difference = min(loss_difference(record["losses"], other["losses"]), 1e30)

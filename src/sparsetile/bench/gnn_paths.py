@@ -1,7 +1,8 @@
 """Ways to multiply with a graph's matrix while a network trains: PyG's, and sparsetile's.
 
 Every path is given the same normalised matrix. Only the product differs between them, so that a
-difference in time is one of the product, and losses must agree epoch by epoch.
+difference in time is one of the product, and losses must agree epoch by epoch. One path leaves the
+products out: the rest of a step, which in eager mode is mostly the host's.
 """
 
 from __future__ import annotations
@@ -69,6 +70,15 @@ def _apart(multiply: Callable[[Tensor], Tensor]) -> Product:
 
 def _needs(module: str, package: str) -> str | None:
     return None if importlib.util.find_spec(module) else f"{package} is not installed"
+
+
+class WithoutProduct(Path):
+    """The network without its products: what no product can take less than."""
+
+    name, kind = "no-product", "bound"
+
+    def prepare(self, matrix: CSR, width: int, reorder: str) -> Prepared:
+        return Prepared(_apart(lambda x: x))
 
 
 class PygSparse(Path):
@@ -188,5 +198,6 @@ PATHS: dict[str, Path] = {
         Sparsetile(),
         SparsetileFused(),
         SparsetileGraph(),
+        WithoutProduct(),
     )
 }

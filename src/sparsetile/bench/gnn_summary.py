@@ -12,7 +12,7 @@ from sparsetile.bench.record import Record
 
 __all__ = ["GnnRow", "geometric_means", "gnn_rows"]
 
-_SPARSE, _EDGES = "pyg-sparse", "pyg-edges"
+_SPARSE, _EDGES, _BOUND = "pyg-sparse", "pyg-edges", "no-product"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def geometric_means(rows: Sequence[GnnRow]) -> list[dict[str, Any]]:
     """Return, by network, type, path and row order, the means over graphs of the three ratios."""
     groups: dict[tuple[str, str, str, str], list[GnnRow]] = defaultdict(list)
     for row in rows:
-        if row.status == "ok" and row.path.startswith("sparsetile"):
+        if row.status == "ok" and row.path.startswith(("sparsetile", _BOUND)):
             groups[row.setting, row.dtype, row.path, row.reorder].append(row)
     found = []
     for (setting, dtype, path, reorder), members in groups.items():

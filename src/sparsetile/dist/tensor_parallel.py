@@ -36,6 +36,8 @@ from sparsetile.systems.bcsr.layer import activate
 __all__ = ["ColumnParallelSparseLinear", "ParallelSparseLinear", "RowParallelSparseLinear"]
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Kinds of x that are kept as known to be right.
+_MOST_KINDS = 256
 _FACTS = ("the dtype of x", "tokens of x", "whether x requires grad")
 _WRONG = (1,) + (0,) * len(_FACTS)
 _BOUNDS = "shares_and_rank"
@@ -78,6 +80,7 @@ class ParallelSparseLinear(nn.Module):
         self._ranks = ranks
         self._check_when = check
         self._seen: set[tuple[int, ...]] = set()
+        self._met: set[tuple[Any, ...]] = set()  # kinds of x that need no look at their facts
         self.shard = part_of(layer, self._side, shares, ranks.rank)
         # A part of other shares may have the same size: its state dict says which it is.
         self.register_buffer(_BOUNDS, torch.tensor([*shares, ranks.rank]))
@@ -131,6 +134,15 @@ class ParallelSparseLinear(nn.Module):
         On a CPU at each call. On a GPU, where it would wait for the device, at each call whose x
         is of a kind that this rank has not met yet.
         """
+        kind: tuple[Any, ...] | None = None
+        weight = self.shard.weight
+        if type(x) is Tensor:
+            kind = (
+                x.dtype, x.shape, x.device, x.requires_grad, torch.is_grad_enabled(),
+                torch.is_autocast_enabled(weight.device.type), weight.dtype, weight.device,
+            )  # fmt: skip
+            if kind in self._met:
+                return
         error: Exception | None = None
         facts = _WRONG
         try:
@@ -139,9 +151,11 @@ class ParallelSparseLinear(nn.Module):
             facts = (0, _TYPES.index(x.dtype), x.shape[:-1].numel(), int(tracked))
         except (TypeError, ValueError) as caught:
             error = caught
-        on_host = self.shard.weight.device.type == "cpu"
+        on_host = weight.device.type == "cpu"
         when = self._check_when if self._check_when != "auto" else "always" if on_host else "first"
         if when == "first" and facts in self._seen:
+            if kind is not None:
+                self._keep(kind)
             return
         if self.world_size > 1:
             device = self.shard.weight.device
@@ -151,6 +165,11 @@ class ParallelSparseLinear(nn.Module):
         if error is not None:
             raise error
         self._seen.add(facts)
+
+    def _keep(self, kind: tuple[Any, ...]) -> None:
+        if len(self._met) >= _MOST_KINDS:  # serving meets any number of tokens
+            self._met.clear()
+        self._met.add(kind)
 
     def _compare(self, everyone: list[list[int]]) -> None:
         for rank, facts in enumerate(everyone):

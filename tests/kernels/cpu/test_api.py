@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -263,3 +266,68 @@ def test_the_other_kernels_name_their_own_arguments() -> None:
         cpu_api.sddmm(INDPTR, INDICES, B, B, torch.ones(5), BOUNDS)
     with pytest.raises(ValueError, match=r"^sddmm: out must be of shape \[5\], got \[3, 6\]\."):
         cpu_api.sddmm(INDPTR, INDICES, out, B, out, BOUNDS)
+
+
+# -- memory of large results
+
+
+@pytest.fixture
+def none_kept(monkeypatch):
+    monkeypatch.setattr(cpu_api, "_kept", deque())
+
+
+def large(rows: int = 1 << 15, columns: int = 40) -> torch.Tensor:
+    return cpu_api.empty_output(rows, columns, torch.float32)
+
+
+def test_memory_of_a_dropped_result_is_used_again(none_kept):
+    first = large()
+    assert first.data_ptr() % 64 == 0 and first.is_contiguous()
+    place = first.data_ptr()
+    other = large()
+    assert other.data_ptr() != place, "two at a time"
+    del first
+    assert large(columns=41).data_ptr() != place, "another size"
+    again = large()
+    assert again.data_ptr() == place and again.shape == (1 << 15, 40)
+
+
+def test_memory_is_not_used_again_while_anything_looks_at_it(none_kept):
+    first = large()
+    first.fill_(1.0)
+    part, array = first[5:7].T, first.numpy()
+    del first
+    for _ in range(3):
+        large().fill_(2.0)
+    assert bool((part == 1.0).all())
+    del part
+    for _ in range(3):
+        large().fill_(2.0)
+    assert (array == 1.0).all()
+
+
+def test_little_memory_is_kept(none_kept, monkeypatch):
+    several = [large() for _ in range(5)]
+    several.clear()
+    assert len(cpu_api._kept) == 2
+    monkeypatch.setattr(cpu_api, "_KEPT_BYTES", 6 << 20)
+    cpu_api._kept.clear()
+    kept, too_large = large(), large(1 << 16)
+    del too_large
+    assert not cpu_api._kept
+    del kept
+    assert len(cpu_api._kept) == 1
+
+
+def test_threads_share_what_is_kept(none_kept):
+    def use(number: int) -> bool:
+        for _ in range(50):
+            mine = large()
+            mine[::4096] = number
+            time.sleep(0)
+            if not bool((mine[::4096] == number).all()):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(use, range(4)))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
+from collections import deque
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +28,8 @@ __all__ = ["empty_output", "sddmm", "spmm_extremum", "spmm_sum"]
 # NumPy asks for huge pages from this size on.
 _HUGE_BYTES = 1 << 22
 _ALIGNMENT = 64
+# Results that were dropped and are kept for products of the same size: how many, and their bytes.
+_KEPT, _KEPT_BYTES = 2, 1 << 29
 # Work that pays for waking one more thread, in multiply-adds: about 100 us of one core.
 _WORK_PER_THREAD = 1 << 20
 # What a row costs besides its entries, in entries (as in balance.row_chunks).
@@ -36,6 +40,8 @@ _SHORT_ROW = 8
 _PANEL_BYTES = 512
 # Narrower products cost as much as this many columns: one vector register.
 _LEAST_COLUMNS = 16
+
+_kept: deque[np.ndarray[Any, Any]] = deque()
 
 _SCALAR = {torch.float32: np.float32, torch.float64: np.float64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -72,14 +78,48 @@ def empty_output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     -------
     Tensor
         [rows, columns], contiguous, on a 64-byte boundary. Large ones come from NumPy, which asks
-        for huge pages where torch does not: page faults can cost more than the product.
+        for huge pages where torch does not, and the last ones are kept for the next product of the
+        same size: page faults can cost more than the product (web-NotreDame, N = 32: 8 of 17 ms).
     """
     size = rows * columns * dtype.itemsize
     if size < _HUGE_BYTES:
         return torch.empty((rows, columns), dtype=dtype)
-    memory = np.empty(size + _ALIGNMENT, dtype=np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(rows, columns)
+    return torch.from_numpy(_memory(size)).view(dtype).view(rows, columns)
+
+
+def _memory(size: int) -> np.ndarray[Any, Any]:
+    """Return bytes that nobody uses; they are kept for the next caller when they are dropped."""
+    memory = _kept_memory(size)
+    if memory is None:
+        raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT
+        memory = raw[start : start + size]
+    lent = memory[:]  # an object of its own, which the tensor holds
+    weakref.finalize(lent, _take_back, memory).atexit = False
+    return lent
+
+
+def _kept_memory(size: int) -> np.ndarray[Any, Any] | None:
+    for _ in range(len(_kept)):
+        try:
+            memory = _kept.popleft()  # atomic, so that each has one taker
+        except IndexError:  # another thread was faster
+            return None
+        if memory.size == size:
+            return memory
+        _kept.append(memory)
+    return None
+
+
+def _take_back(memory: np.ndarray[Any, Any]) -> None:
+    if memory.size > _KEPT_BYTES:
+        return
+    _kept.append(memory)
+    while len(_kept) > _KEPT or sum(each.size for each in tuple(_kept)) > _KEPT_BYTES:
+        try:
+            _kept.popleft()
+        except IndexError:
+            return
 
 
 def spmm_sum(
