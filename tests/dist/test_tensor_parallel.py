@@ -363,3 +363,21 @@ def test_an_x_wrong_on_one_rank_stops_all(workers):
             "See what rank 1 raised."
         )
     )
+
+
+def known_kinds(group) -> tuple[int, str, str]:
+    part = made(sparse(256, 256), group, "columns", check="first")
+    x = torch.randn(TOKENS, 256, dtype=torch.float64)
+    looked: list[object] = []
+    real = part._check
+    part._check = lambda given: (looked.append(given), real(given))[1]
+    for _ in range(5):
+        part(x)
+    seen = len(looked)
+    return seen, said(lambda: part(x[:, 1:])), said(lambda: part(x.float()))
+
+
+def test_an_x_of_a_known_kind_is_not_looked_at_again(workers):
+    for seen, width, dtype in workers.run(known_kinds, 2):
+        assert seen == 2, "when it is compared, and when that is found again"
+        assert "must be of shape [..., 256]" in width and "got torch.float32" in dtype

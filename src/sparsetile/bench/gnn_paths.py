@@ -22,7 +22,7 @@ from sparsetile.bench.baselines import pyg_layer
 from sparsetile.intake import CSR
 from sparsetile.plan.planner import plan
 
-__all__ = ["PATHS", "Path", "Prepared"]
+__all__ = ["PATHS", "Path", "Prepared", "sparse_tensor"]
 
 # A layer's end: product of x, plus a bias, through ReLU or not.
 Product = Callable[[Tensor, Tensor, bool], Tensor]
@@ -72,6 +72,17 @@ def _needs(module: str, package: str) -> str | None:
     return None if importlib.util.find_spec(module) else f"{package} is not installed"
 
 
+def sparse_tensor(matrix: CSR, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the matrix as a torch CSR tensor, in another dtype if one is given."""
+    assert matrix.values is not None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            matrix.indptr, matrix.indices.long(), matrix.values.to(dtype or matrix.values.dtype),
+            matrix.shape, check_invariants=False,
+        )  # fmt: skip
+
+
 class WithoutProduct(Path):
     """The network without its products: what no product can take less than."""
 
@@ -95,13 +106,7 @@ class PygSparse(Path):
     def prepare(self, matrix: CSR, width: int, reorder: str) -> Prepared:
         from torch_geometric.utils import spmm
 
-        assert matrix.values is not None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-            adj_t = torch.sparse_csr_tensor(
-                matrix.indptr, matrix.indices.long(), matrix.values, matrix.shape,
-                check_invariants=False,
-            )  # fmt: skip
+        adj_t = sparse_tensor(matrix)
         return Prepared(_apart(lambda x: spmm(adj_t, x)))
 
 

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sparsetile.bench.gnn_paths import Path
+from sparsetile.bench.gnn_paths import Path, sparse_tensor
 from sparsetile.core.timer import Samples
 from sparsetile.intake import CSR
 
@@ -109,13 +108,7 @@ def _tf32(enabled: bool) -> Iterator[None]:
 
 def _taught(matrix: CSR, x: Tensor, weights: Tensor) -> Tensor:
     """Return the classes that two products and these weights give, in float64."""
-    assert matrix.values is not None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        A = torch.sparse_csr_tensor(
-            matrix.indptr.long(), matrix.indices.long(), matrix.values.double(), matrix.shape,
-            check_invariants=False,
-        )  # fmt: skip
+    A = sparse_tensor(matrix, torch.float64)
     taught: Tensor = (A @ (A @ (x.double() @ weights.double()))).argmax(1)
     return taught
 

@@ -273,7 +273,7 @@ def test_the_other_kernels_name_their_own_arguments() -> None:
 
 @pytest.fixture
 def none_kept(monkeypatch):
-    monkeypatch.setattr(cpu_api, "_kept", deque())
+    monkeypatch.setattr(cpu_api, "_kept", deque(maxlen=cpu_api._KEPT))
 
 
 def large(rows: int = 1 << 15, columns: int = 40) -> torch.Tensor:

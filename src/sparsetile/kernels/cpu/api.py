@@ -28,8 +28,9 @@ __all__ = ["empty_output", "sddmm", "spmm_extremum", "spmm_sum"]
 # NumPy asks for huge pages from this size on.
 _HUGE_BYTES = 1 << 22
 _ALIGNMENT = 64
-# Results that were dropped and are kept for products of the same size: how many, and their bytes.
-_KEPT, _KEPT_BYTES = 2, 1 << 29
+# Results that were dropped and are kept for products of the same size: how many, and the bytes of
+# the largest.
+_KEPT, _KEPT_BYTES = 2, 1 << 28
 # Work that pays for waking one more thread, in multiply-adds: about 100 us of one core.
 _WORK_PER_THREAD = 1 << 20
 # What a row costs besides its entries, in entries (as in balance.row_chunks).
@@ -41,7 +42,7 @@ _PANEL_BYTES = 512
 # Narrower products cost as much as this many columns: one vector register.
 _LEAST_COLUMNS = 16
 
-_kept: deque[np.ndarray[Any, Any]] = deque()
+_kept: deque[np.ndarray[Any, Any]] = deque(maxlen=_KEPT)  # the oldest one goes
 
 _SCALAR = {torch.float32: np.float32, torch.float64: np.float64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -79,7 +80,8 @@ def empty_output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     Tensor
         [rows, columns], contiguous, on a 64-byte boundary. Large ones come from NumPy, which asks
         for huge pages where torch does not, and the last ones are kept for the next product of the
-        same size: page faults can cost more than the product (web-NotreDame, N = 32: 8 of 17 ms).
+        same size: page faults can cost more than the product (web-NotreDame, N = 32: 8 of 17 ms,
+        a development reading).
     """
     size = rows * columns * dtype.itemsize
     if size < _HUGE_BYTES:
@@ -112,14 +114,8 @@ def _kept_memory(size: int) -> np.ndarray[Any, Any] | None:
 
 
 def _take_back(memory: np.ndarray[Any, Any]) -> None:
-    if memory.size > _KEPT_BYTES:
-        return
-    _kept.append(memory)
-    while len(_kept) > _KEPT or sum(each.size for each in tuple(_kept)) > _KEPT_BYTES:
-        try:
-            _kept.popleft()
-        except IndexError:
-            return
+    if memory.size <= _KEPT_BYTES:
+        _kept.append(memory)
 
 
 def spmm_sum(
