@@ -38,6 +38,7 @@ from sparsetile.plan.graph_attention import (
 )
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
+from sparsetile.systems.shared.gather import gather_rows, gathers
 
 __all__ = ["main", "matrix_names", "type_names"]
 
@@ -154,6 +155,16 @@ def _further(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> 
         clean[matrix.given.row_ids()[matrix.given.indices == 0]] = False
         C = (made @ B).cpu()
         seen.product("Inf in B", C[clean], want["sum"][clean, :n])
+
+
+def _gathered(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None:
+    """Rows of B as ranks pack them, where their alignment allows it."""
+    B = matrix.B[:, :n].to(made.device, made.dtype).contiguous()
+    ids = matrix.given.indices.to(made.device)
+    out = torch.full((ids.numel(), n), torch.nan, dtype=made.dtype, device=made.device)
+    if gathers(B, out):
+        gather_rows(B, ids, out)
+        seen.product("gathered rows", out, matrix.B[matrix.given.indices.long(), :n])
 
 
 def _pattern(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> None:
@@ -381,6 +392,7 @@ def watch(
                     _further(made, matrix, n, seen, want)
                 if system == exact_system(made.device.type).name:
                     _pattern(made, matrix, n, seen, want)
+                    _gathered(made, matrix, n, seen)
                     if made.device.type == "cuda" and dtype in ATTENTION_DTYPES:
                         _attention(made, matrix, n, weighted, seen)
                         if not weighted and made.shape[0] == made.shape[1]:

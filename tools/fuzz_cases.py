@@ -52,7 +52,10 @@ LAYOUTS = {
 }  # fmt: skip
 LEADS: dict[tuple[int, ...], int] = {(): 16, (2,): 2, (2, 3): 2, (0,): 1, (1, 1): 1, (3, 0): 1}
 OUTS = {"none": 6, "contiguous": 2, "row stride": 2, "transposed": 1, "alias": 1, "overlap": 1}
-SPECIALS_B = {"none": 7, "nan row": 1, "inf": 2, "mixed": 2, "all inf": 1}
+SPECIALS_B = {
+    "none": 7, "nan row": 1, "inf": 2, "mixed": 2, "all inf": 1, "uneven columns": 1,
+    "uneven rows": 1,
+}  # fmt: skip
 SPECIALS_A = {"none": 8, "nan": 1, "inf": 1, "zeros": 1, "mixed": 1}
 
 

@@ -357,8 +357,9 @@ def _autocast(run: Run) -> None:
     B = run.operand(case.n)
     with torch.autocast(case.device, dtype=cast):
         C = plan.run(run.permuted(B), reduce=case.reduce)
-    # A system that lacks autocast's type keeps the plan's.
-    lowered = B.dtype is not torch.float64 and cast in SYSTEMS[run.system].dtypes
+    # A system that lacks autocast's type keeps the plan's, or leaves the product to the exact one.
+    system = SYSTEMS[run.system]
+    lowered = B.dtype is not torch.float64 and (cast in system.dtypes or system.casts_to_exact)
     used = B.to(cast) if lowered else B
     truth = run.matrix.truth
     if truth.values is not None:  # values are rounded to the plan's type, then to autocast's

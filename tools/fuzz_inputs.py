@@ -393,6 +393,12 @@ def _special_dense(B: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
         flat[batch, row, int(rng.integers(flat.shape[2]))] = torch.inf
     if kind == "all inf":
         flat[batch, int(rng.integers(flat.shape[1]))] = torch.inf
+    if kind in ("uneven columns", "uneven rows"):
+        # Sizes that no factor brings near each other.
+        most = 1.5 if B.dtype.itemsize <= 2 else 12.0
+        axis = flat.shape[1 if kind == "uneven rows" else 2]
+        sizes = torch.from_numpy(10.0 ** rng.uniform(-most, most, axis)).to(B)
+        B *= sizes.unsqueeze(-1) if kind == "uneven rows" else sizes
     return B
 
 

@@ -86,6 +86,12 @@ SUITES = {
         rf"{_SLOW}|slabs_first|\bearly\b",
         "spmm_bittcf",
     ),
+    "half": Suite(
+        ("tests/contracts/test_gpu_half.py", _SYSTEMS),
+        ("half",),
+        _SLOW,
+        "spmm_half",
+    ),
     "rsh": Suite(
         (_SYSTEMS, "tests/contracts/test_gpu_shared_windows.py", _RUNTIME),
         ("rsh",),
@@ -125,6 +131,7 @@ SUITES = {
         _SLOW,
         "spmm_bmat",
     ),
+    "gather": Suite(("tests/systems/test_gather.py",), kernel="gather_rows"),
     "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
     "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
 }
@@ -173,12 +180,43 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_in(
         "row_items.cuh",
         "csr",
-        ("1u << (kColumnBits + r)", "1u << kColumnBits", "one row's bit for a whole bundle"),
+        (
+            "tags[m] & (1u << (kColumnBits + r))",
+            "tags[m] & (1u << kColumnBits)",
+            "one row's bit for a whole bundle",
+        ),
         ("if (begin + lane < length)", "if (begin + lane + 1 < length)", "misses the last entry"),
         ("if (most == M - 1)", "if (most == M)", "off by one at the end of a row"),
         ("if (most <= kLess)", "if (most < M)", "drops the last entry of a small product's row"),
         ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the groups"),
         ("m < chunk.left", "m <= chunk.left", "adds an entry of nobody"),
+    ),
+    *_in(
+        "row_items.cuh",
+        "half",
+        (
+            "Acc(0) : value * scale",
+            "Acc(0) : value",
+            "keeps a row's power of two",
+        ),
+        ("first + __ffs(wide) - 1", "first + __ffs(wide)", "adds the entry after a wide one"),
+        ("if (load_scale(p, k) != 0.0f) continue", "if (true) continue", "drops wide rows of B"),
+    ),
+    *_in("spmm_half.cu", "half", ("using V = F32", "using V = F16", "reads values as float16")),
+    *_in(
+        "half_rows.cu",
+        "half",
+        ("kBias - kTop + e", "kBias - kTop - e", "takes another power back than it gave"),
+        ("scaled < kSmallest", "scaled < 0.0f", "keeps elements that float16 cannot hold"),
+        ("e > kMost", "e > 4 * kMost", "lets values times scales leave float32"),
+        ("bits < kInfinity &&", "bits <= 2 * kInfinity &&", "scales a row by its Inf"),
+    ),
+    *_in(
+        "gather_rows.cu",
+        "gather",
+        ("first + lane < p.count ?", "first + lane + 1 < p.count ?", "takes row 0 for the last"),
+        ("from + j * kGroups);", "from + j);", "takes a neighbour's row"),
+        ("&& at < p.count", "&& at <= p.count", "writes a row too many"),
     ),
     *_in(
         "spmm_csr.cu",
@@ -668,7 +706,9 @@ MUTATIONS: tuple[Mutation, ...] = (
             "i > 1 || !kElided, sum",
             "the second product overwrites the first",
         ),
-        ("item_at(p, step + 2)", "item_at(p, step + 1)", "the producer repeats an item"),
+        ("item = next, next = after;", "item = next;", "the producer repeats an item"),
+        ("last + gridDim.x / kCluster", "last + gridDim.x", "misses items of a cluster"),
+        ("p.queue[0] = 0", "p.queue[0] = 1", "leaves an item out for the next launch"),
         ("ring.full, i % 2", "ring.full, 0", "parity of a copy that is waited for at once"),
         ("sum[j] += part[j]", "sum[j] = part[j]", "FP8 keeps the last two blocks"),
         (

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import sparsetile as st
+from sparsetile.kernels import bcsr as kernel
 from sparsetile.kernels.linear_few import FEW_TOKENS
+from sparsetile.nn import SparseLinear, SparseSwiGLU
+from sparsetile.plan import block_linear, operators
 from sparsetile.plan.planner import build_plan
-from sparsetile.systems import SYSTEMS
+from sparsetile.systems import SYSTEMS, registry
 from sparsetile.systems.shared import tf32_operand as tf32_operand
 from tests.contracts.cases import assert_close, csr_of, reference, tf32
 
@@ -496,3 +500,92 @@ def test_a_captured_graph_in_tf32_replays_with_new_input():
             B.copy_(dense(512, 128, F32))
             graph.replay()
             assert_close(C, csr, B)
+
+
+# -- items from a queue
+
+
+def unqueued_then_queued(monkeypatch: pytest.MonkeyPatch, product) -> tuple[Tensor, Tensor]:
+    """What thread blocks that take items in turn give, and those that take the next of all."""
+    fixed = product()
+    # Runners keep their launches, and are kept by what they were made from.
+    operators._flat_plan.cache_clear()
+    block_linear.block_layer.cache_clear()
+    gc.collect()
+    registry._runners.clear()
+    monkeypatch.setattr(kernel, "MANY_DRIFTS", 0)
+    chosen: list[bool] = []
+    real = kernel.BlockTile.queues
+
+    def noted(tile, *sizes):
+        chosen.append(real(tile, *sizes))
+        return chosen[-1]
+
+    monkeypatch.setattr(kernel.BlockTile, "queues", noted)
+    taken = product()
+    assert chosen and all(chosen), "what the case is about"
+    return fixed, taken
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, FP8], ids=str)
+@pytest.mark.parametrize("shape", [(640, 512), (64, 6400), (9024, 256), (5000, 64)], ids=str)
+@pytest.mark.parametrize("n", [264, 4096])
+def test_a_queue_changes_no_bits(monkeypatch, dtype, shape, n):
+    torch.backends.cuda.matmul.allow_tf32 = True
+    csr = pruned(shape, 0.2, BF16 if dtype is FP8 else dtype)
+    X = dense(n, shape[1], BF16 if dtype is FP8 else dtype).to(dtype)
+
+    def product() -> Tensor:
+        plan = st.plan(csr, n, dtype=dtype, system="bcsr", reorder="identity")
+        first = plan.linear(X)
+        for _ in range(5):
+            assert torch.equal(plan.linear(X), first)
+        return first
+
+    fixed, taken = unqueued_then_queued(monkeypatch, product)
+    assert torch.equal(fixed, taken)
+
+
+def test_a_queue_on_two_streams_and_in_a_graph(monkeypatch):
+    csr, B = pruned((1984, 1024), 0.3), dense(1024, 2048, F16)
+
+    def product() -> Tensor:
+        plan = st.plan(csr, 2048, system="bcsr", reorder="identity")
+        C = plan @ B
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        found = []
+        for _ in range(20):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    found.append(plan @ B)
+        torch.cuda.synchronize()
+        assert all(torch.equal(each, C) for each in found)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = plan @ B
+        for _ in range(3):
+            captured.zero_()
+            graph.replay()
+            assert torch.equal(captured, C)
+        return C
+
+    fixed, taken = unqueued_then_queued(monkeypatch, product)
+    assert torch.equal(fixed, taken)
+
+
+def test_a_queue_of_paired_items(monkeypatch):
+    """Gate and up of a SwiGLU are the halves of an item."""
+    X = dense(1000, 640, BF16)
+
+    def product() -> Tensor:
+        torch.manual_seed(3)
+        gate, up, down = (
+            SparseLinear.from_linear(nn.Linear(*sizes, bias=False).cuda().bfloat16(), sparsity=0.7)
+            for sizes in ((640, 1472), (640, 1472), (1472, 640))
+        )
+        with torch.no_grad():
+            return SparseSwiGLU(gate, up, down).requires_grad_(False)(X)
+
+    fixed, taken = unqueued_then_queued(monkeypatch, product)
+    assert torch.equal(fixed, taken)

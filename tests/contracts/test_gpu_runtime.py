@@ -159,7 +159,8 @@ def test_allocates_nothing_but_the_result(system):
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     C = plan @ B
     after = torch.cuda.memory_stats()["allocation.all.allocated"]
-    assert after - before == 1
+    copies = plan.system == "half"  # of B, given back when the product ends
+    assert after - before == 1 + copies
     assert C.shape == (400, 64)
 
 
@@ -239,13 +240,14 @@ def test_cupy_matrices_are_taken_as_they_are():
 def test_a_large_offset_into_B_and_C_is_right(system):
     """M·N and K·N past 2^31 elements: 64-bit offsets."""
     n, rows = 4096, 530_000
-    if torch.cuda.mem_get_info()[0] < 3 * rows * n * 2:
-        pytest.skip("needs 13 GB of GPU memory")
+    dtype = torch.float16 if torch.float16 in system.system.dtypes else system.element
+    if torch.cuda.mem_get_info()[0] < 3 * rows * n * dtype.itemsize:
+        pytest.skip("needs 13 GB of GPU memory, 26 in float32")
     indptr = torch.arange(rows + 1, device="cuda")
     indices = torch.arange(rows, device="cuda").flip(0)
-    B = torch.empty((rows, n), dtype=torch.float16, device="cuda")
+    B = torch.empty((rows, n), dtype=dtype, device="cuda")
     B.copy_(torch.arange(rows, device="cuda").remainder(1009).unsqueeze(1))
-    C = system.plan((indptr, indices, None, (rows, rows)), n, dtype=torch.float16) @ B
+    C = system.plan((indptr, indices, None, (rows, rows)), n, dtype=dtype) @ B
     assert torch.equal(C[:, 0], B[:, 0].flip(0))
     assert torch.equal(C[:, n - 1], B[:, n - 1].flip(0))
 

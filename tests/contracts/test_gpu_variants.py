@@ -103,12 +103,12 @@ def test_the_variants_are_what_they_say(sixteen_rows, slabs_first, early):
     made = []
 
     def noted(*given, **more):
-        made.append(launch(*given, **more))
+        made.append(launch_of(*given, **more))
         return made[-1]
 
-    launch = csr_runner.Launch
+    launch_of = csr_runner.Launch.of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csr_runner, "Launch", noted)
+        patch.setattr(csr_runner.Launch, "of", noted)
         plan = slabs_first.plan(csr, 640)
         plan @ torch.randn(300, 640, device="cuda")
     assert made and all(one.slab_fast and one.early for one in made)

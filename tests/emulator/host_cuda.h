@@ -165,6 +165,9 @@ inline bool __any_sync(unsigned, bool value) {
 inline bool __all_sync(unsigned, bool value) {
   return fold(value, [](unsigned a, unsigned b) { return a & b; });
 }
+inline unsigned __ballot_sync(unsigned, bool value) {
+  return fold(value ? 1u << this_lane() : 0u, [](unsigned a, unsigned b) { return a | b; });
+}
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   return fold(value, [](unsigned a, unsigned b) { return a | b; });
 }

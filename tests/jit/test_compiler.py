@@ -16,11 +16,13 @@ from sparsetile.core.errors import CompileError
 from sparsetile.jit import (
     ARCHITECTURES,
     KernelSource,
+    NotCompiled,
     ParamStruct,
     compile_source,
     compiler_available,
     device_tree_digest,
     nvrtc_version,
+    without_compiling,
 )
 from sparsetile.jit import compiler as module
 from sparsetile.jit import source as source_module
@@ -222,6 +224,14 @@ def test_a_full_disk_costs_the_cache_and_not_the_compile(cache, tree, monkeypatc
     with caplog.at_level(logging.INFO, "sparsetile"):
         assert compile_source(tiny(), ARCH).cubin.startswith(b"\x7fELF")
     assert "not written" in caplog.text and "No space left on device" in caplog.text
+
+
+def test_where_nothing_may_be_compiled_only_the_cache_is_used(cache, tree):
+    with without_compiling(), pytest.raises(NotCompiled, match="tiny"):
+        compile_source(tiny(), ARCH)
+    compile_source(tiny(), ARCH)
+    with without_compiling():
+        assert compile_source(tiny(), ARCH).from_cache
 
 
 def test_the_cache_can_be_left_alone(cache, tree):

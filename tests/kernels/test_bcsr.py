@@ -150,3 +150,24 @@ def test_clusters_have_two_slabs_and_half_a_block_each():
     assert tile.grid(256, 5, 132) == (10, 1, 1) and tile.grid(4096, 296, 1) == (2, 1, 1)
     assert tile.grid(4096, 296, 133)[0] == 132, "whole clusters"
     assert bcsr_config(F16, tile)["CLUSTERED"] == "1" and "CLUSTERED" not in bcsr_config(F16, WIDE)
+
+
+L2 = 60 * 2**20
+
+
+@pytest.mark.parametrize(
+    "n, rows, cols, queued",
+    [
+        (65536, 56, 18944, True),  # down: a slab of B has 9.7 MB, and three of them are in use
+        (16384, 56, 18944, True),
+        (4096, 56, 18944, False),  # a block has too few items to drift
+        (16384, 296, 3584, False),  # gate: L2 holds many slabs
+        (65536, 296, 3584, True),
+        (16384, 8, 3584, False),  # key
+    ],
+)
+def test_thread_blocks_take_items_from_a_queue_where_they_would_drift(n, rows, cols, queued):
+    tile = choose_block_tile(n, rows, 132)
+    assert tile.queues(n, rows, cols, 132, L2) == queued
+    for step in (5, 7):
+        assert not tile.at_step(step).queues(n, rows, cols, 132, L2)

@@ -114,3 +114,13 @@ def test_blocks_with_missing_cells_keep_what_repairs_them():
     assert "places" not in lean._built.tensors
     assert lean._held.held is not None
     assert any(name.startswith("exact.") for name in lean._built.tensors)
+
+
+def test_autocast_runs_and_still_refuses_gradients():
+    full = torch.eye(6).to_sparse_csr()
+    plan = st.plan(full, 4, keep="inference")
+    B = torch.randn(6, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(plan @ B, B.bfloat16())
+        with pytest.raises(ValueError, match="keep='inference'"):
+            plan @ B.requires_grad_()

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.plan import gradients
 from sparsetile.plan.plan import Plan
 from sparsetile.systems.cpu.runner import CPURunner
 from sparsetile.systems.cpu.system import CPUSystem
+from sparsetile.systems.dense.system import DenseSystem
 from tests.plans import MATRIX, dense, made, said
 
 # -- inference mode
@@ -207,3 +209,137 @@ def test_tensors_and_recipe_change_as_one():
     plan._prepare_gradients()
     assert plan.flat is plan._flat and before[1] != plan.flat[1]
     assert len(before[0]) < len(plan.flat[0]), "what another thread read earlier stays whole"
+
+
+def trained(plan: Plan, B: Tensor, bias: Tensor, autocast: bool) -> list[Tensor]:
+    b, added = B.clone().requires_grad_(), bias.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        C = plan.run(b, bias=added, relu=True)
+    C.float().square().sum().backward()
+    return [C.detach(), b.grad, added.grad]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_trains_without_operators(dtype, reduce, monkeypatch):
+    """A plan in autocast's type, or in a wider one, multiplies as a plan of that type does."""
+    A = MATRIX if dtype is torch.float32 else MATRIX.astype("float32")
+    plan = st.plan(A, 4, dtype=dtype, device="cpu")
+    lower = st.plan(A, 4, dtype=torch.bfloat16, device="cpu")
+    B, G = dense(), torch.randn(plan.shape[0], dense().shape[1]).bfloat16()
+    b = B.bfloat16().requires_grad_()
+    expected = lower.run(b, reduce=reduce)
+    expected.backward(G)
+    monkeypatch.setattr(Plan, "_run_checked", lambda *_: pytest.fail("an operator was called"))
+    mine = B.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = plan.run(mine, reduce=reduce)
+    found.backward(G)
+    assert found.dtype is torch.bfloat16 and torch.equal(found, expected)
+    assert mine.grad.dtype is torch.float32 and torch.equal(mine.grad, b.grad.float())
+
+
+def test_autocast_follows_new_values_and_shares_the_pattern():
+    plan, B = made(), dense()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before = trained(plan, B, torch.ones(B.shape[1]), True)
+        cast = plan._casts[torch.bfloat16]
+        assert cast._csr.indices.data_ptr() == plan._csr.indices.data_ptr()
+        assert cast.T._csr.indices.data_ptr() == plan.T._csr.indices.data_ptr()
+        assert cast.T.T is cast and cast.T is plan.T._casts[torch.bfloat16]
+        plan.update_values(2 * plan.values)
+        after = trained(plan, B, torch.ones(B.shape[1]), True)
+        assert plan._casts[torch.bfloat16] is cast
+    fresh = st.plan(MATRIX * 2, 4, dtype=torch.bfloat16, device="cpu")
+    expected = trained(fresh, B.bfloat16(), torch.ones(B.shape[1]), False)
+    for mine, other, old in zip(after, expected, before, strict=True):
+        assert torch.equal(mine, other.to(mine.dtype)) and not torch.equal(mine, old)
+    plan.to(torch.float64)
+    assert not plan._casts
+
+
+def test_a_gradient_after_new_values_is_refused_under_autocast_too():
+    plan, B = made(), dense().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        C = plan @ B
+    plan.update_values(2 * plan.values)
+    text = said(RuntimeError, lambda: C.sum().backward())
+    assert "A's values must stay as they are" in text
+
+
+@pytest.mark.parametrize("limit", [0, 2**40])
+def test_relu_and_bias_have_the_same_gradients_in_one_node_and_in_two(limit, monkeypatch):
+    monkeypatch.setattr(gradients, "_APART_BYTES", limit)
+    plan, B, bias = made(), dense(), torch.randn(dense().shape[1])
+    C, d_B, d_bias = trained(plan, B, bias, False)
+    full = plan @ torch.eye(plan.shape[1])
+    b, added = B.clone().requires_grad_(), bias.clone().requires_grad_()
+    expected = (full @ b + added).relu()
+    expected.square().sum().backward()
+    for mine, other in zip((C, d_B, d_bias), (expected, b.grad, added.grad), strict=True):
+        torch.testing.assert_close(mine, other.detach())
+    # Gradients of gradients, and a bias alone.
+    b = B.double().requires_grad_()
+    wide = st.plan(MATRIX, 4, dtype=torch.float64, device="cpu")
+    assert torch.autograd.gradgradcheck(
+        lambda x: wide.run(x, bias=bias.double(), relu=True).square(), b
+    )
+    added = bias.clone().requires_grad_()
+    plan.run(B, bias=added, relu=True).sum().backward()
+    torch.testing.assert_close(added.grad, (C > 0).float().sum(0))
+
+
+def test_relu_has_its_gradient_where_rows_of_a_result_are_part_of_more(monkeypatch):
+    """Systems may return the first columns of wider rows; the host does so of a large C."""
+    plan, B, bias = made(), dense(), torch.randn(dense().shape[1])
+    expected = trained(plan, B, bias, False)
+    monkeypatch.setattr(gradients, "_APART_BYTES", 0)
+    real = gradients.plain_product
+    monkeypatch.setattr(
+        gradients, "plain_product", lambda *given: torch.cat([real(*given)] * 2, 1)[:, : B.shape[1]]
+    )
+    for mine, other in zip(trained(plan, B, bias, False), expected, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_a_large_fused_product_on_the_host_has_gradients():
+    rows = 2**14
+    plan = st.plan(torch.eye(rows).to_sparse_csr(), 130, device="cpu")
+    B, bias = torch.randn(rows, 130, requires_grad=True), torch.zeros(130, requires_grad=True)
+    C = plan.run(B, bias=bias, relu=True)
+    C.sum().backward()
+    assert C.nbytes >= gradients._APART_BYTES and torch.equal(B.grad, (C > 0).float())
+    torch.testing.assert_close(bias.grad, (C > 0).float().sum(0))
+
+
+@pytest.mark.parametrize("how", ["eager", "batch", "trainable", "out"])
+def test_autocast_of_a_system_for_one_type_goes_through_the_exact_one(how, monkeypatch):
+    """As ``half`` has it: ``dense`` stands for a system that takes float32 alone."""
+    monkeypatch.setattr(DenseSystem, "dtypes", (torch.float32,))
+    monkeypatch.setattr(DenseSystem, "casts_to_exact", True)
+    plan = st.plan(MATRIX, 4, dtype=torch.float32, system="dense", device="cpu")
+    lower = st.plan(MATRIX, 4, dtype=torch.bfloat16, system="cpu", device="cpu")
+    B = dense().float()
+    expected = lower @ B.bfloat16()
+    if how == "trainable":
+        leaf = plan.values.clone().requires_grad_()
+        plan.update_values(leaf)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        if how == "batch":
+            assert torch.equal(plan @ torch.stack([B, B]), torch.stack([expected] * 2))
+            return
+        if how == "out":
+            out = torch.empty_like(expected)
+            assert plan.run(B, out=out) is out and torch.equal(out, expected)
+            return
+        C = plan @ B
+    assert C.dtype is torch.bfloat16 and torch.equal(C, expected)
+    if how == "trainable":
+        C.float().sum().backward()
+        assert leaf.grad is not None and bool((leaf.grad != 0).any())
+    elif how == "eager":
+        assert plan._casts[torch.bfloat16].system == "cpu"
+        b = B.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            (plan @ b).float().sum().backward()
+        assert b.grad.dtype is torch.float32

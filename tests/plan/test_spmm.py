@@ -550,11 +550,11 @@ def test_a_plan_tells_the_allocator_of_every_tensor_it_keeps(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda self, stream: recorded.append((id(self), stream))
     )
-    for each in (plan, plan.T):
+    cast = plan._casts[torch.bfloat16]
+    for each in (plan, plan.T, cast):
         monkeypatch.setattr(each, "device", torch.device("cuda", 0))
     plan.record_stream("stream")
-    held = plan._held
-    kept = [*plan.flat[0], held.held, held._casts[torch.bfloat16][0], plan.T._held.held]
+    kept = [*plan.flat[0], plan._held.held, cast._held.held, plan.T._held.held]
     assert {id(tensor) for tensor in kept} <= {where for where, _ in recorded}
     assert {stream for _, stream in recorded} == {"stream"}
 

@@ -89,7 +89,7 @@ def test_a_plan_in_float32_compiles_the_product_and_the_copy_of_b(loaded):
     (copy, copy_config, _), (name, config, _, shared) = loaded
     assert (copy, name) == ("tf32_operand", "spmm_bcsr")
     assert copy_config in list(TF32_OPERAND.configs()) and config in list(SPMM_BCSR.configs())
-    assert (config["ELEMENT"], config["kKMajor"], shared) == ("F32", True, 4 * 24592)
+    assert (config["ELEMENT"], config["kKMajor"], shared) == ("F32", True, 4 * 24592 + 80)
 
 
 def test_blocks_of_float32_are_packed_rounded():
@@ -257,7 +257,7 @@ def test_a_plan_compiles_the_product_and_its_repair(loaded):
     work.prepare(512, F16, True, torch.device("cuda", 0))
     (name, config, device, shared), (repair, repair_config, _), (strided, *_) = loaded
     assert strided == "repair_strided"
-    assert (name, device, config["kCols"], shared) == ("spmm_bcsr", 0, 256, 196672)
+    assert (name, device, config["kCols"], shared) == ("spmm_bcsr", 0, 256, 196752)
     assert config in list(SPMM_BCSR.configs())
     assert repair == "spmm_csr" and repair_config["kRepair"]
     work.prepare(512, F16, True, torch.device("cuda", 0))

@@ -39,11 +39,15 @@ class Kept:
         self._pack(params)
         self.calls.append((grid, threads, dict(params)))
 
-    def prepare(self, grid, threads, params, patch):
+    def prepare(self, grid, threads, params, patch, rare=()):
         self._pack(params)
         kept = self
 
         class Prepared:
+            def launch_with(self, stream, rarely, *values) -> None:
+                params.update(zip(rare, rarely, strict=True))
+                self.launch(stream, *values)
+
             def launch(self, stream, *values) -> None:
                 patched = {
                     name: struct.unpack("=16Q", value) if isinstance(value, bytes) else value
@@ -231,7 +235,8 @@ def test_gate_and_up_are_one_launch_that_makes_half_of_the_rows(kernel, monkeypa
     assert made.run(lists, blocks, X[:0], None, None, "swiglu").shape == (0, 128)
 
 
-def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch):
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch, queued):
     pattern = pattern_of()
     flat = flat_pattern(pattern)
     made = BlockLayer(LayerSize(192, 128, 3, 64))
@@ -244,9 +249,10 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch):
 
     tile = choose_block_tile(40, 3, 132)
     monkeypatch.setattr(made.runner, "_encode", encode)
-    monkeypatch.setattr(
-        made.runner, "_launch_for", lambda *_: Launch(kept, tile, tile.grid(40, 3, 132))
-    )
+    grid = tile.grid(40, 3, 132)
+    monkeypatch.setattr(made.runner, "_launch_for", lambda *_: Launch(kept, tile, grid, queued))
+    queue = torch.zeros(2, dtype=torch.int32)
+    monkeypatch.setattr(runner, "scratch", lambda device, stream, *sizes: (None, queue))
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     X = torch.zeros(40, 128, dtype=BF16)
@@ -255,6 +261,7 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch):
     assert threads == tile.threads
     assert set(params) == {field.name for field in SPMM_BCSR.params.fields}
     assert params["c"] == Y.data_ptr() and params["c_stride"] == 192 and params["n"] == 40
+    assert params["queue"] == (queue.data_ptr() if queued else 0)
     assert (blocks.data_ptr(), (192, 64), 128, tile.block_box) in maps
     assert (X.data_ptr(), (40, 128), 256, tile.box(True)) in maps
     assert (Y.data_ptr(), (40, 192), 384, (128, 64)) in maps
@@ -270,11 +277,14 @@ def test_a_launch_keeps_a_bounded_number_of_maps(monkeypatch):
     seen = []
 
     class Noted:
+        def launch_with(self, stream, rarely, *values):
+            raise AssertionError("it has no queue")
+
         def launch(self, stream, b, c, at):
             seen.append((struct.unpack("=16Q", b)[0], struct.unpack("=16Q", c)[0], at))
 
     prepared = runner.PreparedBlocks(
-        Noted(), lambda at: (at, *range(15)), lambda at: (at + 1, *range(15))
+        Noted(), lambda at: (at, *range(15)), lambda at: (at + 1, *range(15)), None
     )
     for at in (*range(16, 26), 16):
         prepared.launch(7, at, 2 * at)

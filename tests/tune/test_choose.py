@@ -12,6 +12,8 @@ import torch
 from sparsetile.core.device import Machine
 from sparsetile.formats.pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
+from sparsetile.jit import NotCompiled
+from sparsetile.jit.compiler import _may_compile
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, base
 from sparsetile.systems.acc import cost as acc_cost
@@ -282,7 +284,7 @@ def test_measured_systems_come_with_builds_that_can_be_run(pattern):
     from sparsetile.systems import runner
 
     wanted = request(pattern=pattern)
-    seconds, builds = measure_systems(wanted, ["cpu", "dense"])
+    seconds, builds = measure_systems(wanted, ["cpu", "dense"], budget=60)  # numba compiles first
     assert seconds.keys() == builds.keys() == {"cpu", "dense"}
     assert all(value > 0 for value in seconds.values())
     B, out = torch.randn(200, 16), torch.empty(300, 16)
@@ -296,17 +298,58 @@ def test_measured_systems_come_with_builds_that_can_be_run(pattern):
 
 
 def test_close_calls_are_timed_where_the_expected_products_save_it():
-    wanted, predicted = request(), {"a": 1.0e-3, "b": 1.1e-3, "c": 2.0e-3}
+    wanted, predicted = request(), {"a": 1.0e-3, "b": 1.1e-3, "c": 2.1e-3}
     assert close_calls(wanted, predicted, 100) == []
     assert close_calls(wanted, predicted, 10_000) == ["a", "b"]
-    assert close_calls(wanted, {"a": 1.0e-3, "b": 1.3e-3}, 10**9) == [], "the model decides"
+    assert close_calls(wanted, {"a": 1.0e-3, "b": 2.1e-3}, 10**9) == [], "the model decides"
+
+
+def test_on_a_gpu_close_calls_are_timed_for_the_usual_number_of_products(monkeypatch):
+    monkeypatch.setattr(Request, "device", torch.device("cuda"))
+    few = request()  # 300 rows: no model was fitted to such
+    predicted = {"a": 1e-5, "b": 1.2e-5, "c": 1.2e-5, "d": 1.9e-5, "e": 1.95e-5, "f": 2.1e-5}
+    assert close_calls(few, predicted, 100) == ["a", "b", "d"], "one of equals, three at most"
+    assert close_calls(few, predicted, 99) == []
+    assert close_calls(dataclasses.replace(few, deterministic=True), predicted, 100) == []
+    monkeypatch.setattr(choose, "FEW_ROWS", 100)
+    monkeypatch.setattr(choose, "NEARLY_DENSE", 1.0)
+    assert close_calls(few, predicted, 100) == ["a", "b"]
+
+
+def test_a_close_call_that_was_timed_is_not_timed_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
+    monkeypatch.setattr(choose, "close_calls", lambda *given: ["cpu", "dense"])
+    predicted = {"cpu": 1.0e-3, "dense": 1.1e-3, "csr": 9e-3}
+    asked = fake(monkeypatch, predicted, {"cpu": 2.0e-3, "dense": 1.5e-3})
+    first = choose_system(request(), list(predicted), "model")
+    assert asked == ["cpu", "dense"] and first.builds == {}
+    again = choose_system(request(), list(predicted), "model")
+    assert asked == ["cpu", "dense"] and (again.system, again.by) == ("dense", "model")
+    assert again.measured == {"cpu", "dense"} and again.seconds == first.seconds
+
+
+def test_a_close_call_with_a_system_untimed_is_not_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
+    monkeypatch.setattr(choose, "close_calls", lambda *given: ["cpu", "dense"])
+    predicted = {"cpu": 1.0e-3, "dense": 1.1e-3}
+    fake(monkeypatch, predicted, {})
+    asked: list[int] = []
+
+    def times(wanted, names, budget, **_):
+        asked.append(len(names))
+        return {"cpu": 2.0e-3}, {}
+
+    monkeypatch.setattr(choose, "measure_systems", times)
+    for _ in range(2):
+        assert choose_system(request(), list(predicted), "model").system == "cpu"
+    assert asked == [2, 2]
 
 
 def fake(monkeypatch, predicted: dict[str, float], timed: dict[str, float]) -> list[str]:
     """Predictions and timings as given; returns the list of what is timed."""
     asked: list[str] = []
 
-    def times(wanted, names, budget):
+    def times(wanted, names, budget, **_):
         asked.extend(names)
         return {name: timed[name] for name in names}, {}
 
@@ -342,7 +385,7 @@ def test_one_able_system_is_compared_with_nothing():
 def test_where_memory_is_too_short_to_time_anything_the_prediction_decides(monkeypatch):
     predicted = {"cpu": 1e-3, "dense": 2e-3}
     fake(monkeypatch, predicted, {})
-    monkeypatch.setattr(choose, "measure_systems", lambda *given: ({}, {}))
+    monkeypatch.setattr(choose, "measure_systems", lambda *given, **_: ({}, {}))
     assert choose_system(request(), list(predicted), "measure").system == "cpu"
 
 
@@ -353,6 +396,33 @@ def test_a_system_that_runs_out_of_memory_is_left_out(monkeypatch):
     monkeypatch.setattr(SYSTEMS["dense"], "build", full)
     seconds, builds = measure_systems(request(), ["dense", "cpu"])
     assert seconds.keys() == builds.keys() == {"cpu"}
+
+
+def test_what_is_not_compiled_is_not_timed_beside_the_first(monkeypatch):
+    real = {name: SYSTEMS[name].build for name in ("cpu", "dense")}
+
+    def builds(name):
+        def build(wanted):
+            if not _may_compile.get():
+                raise NotCompiled(name)
+            return real[name](wanted)
+
+        return build
+
+    for name in real:
+        monkeypatch.setattr(SYSTEMS[name], "build", builds(name))
+    seconds, _ = measure_systems(request(), ["dense", "cpu"], budget=60, compiles=False)
+    assert seconds.keys() == {"dense"}
+    seconds, _ = measure_systems(request(), ["dense", "cpu"], budget=60)
+    assert seconds.keys() == {"dense", "cpu"}
+
+
+def test_timing_leaves_the_callers_random_numbers_alone():
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    torch.manual_seed(3)
+    measure_systems(request(), ["cpu"])
+    assert torch.equal(torch.rand(4), wanted)
 
 
 def test_timing_ends_with_the_budget_after_the_first():

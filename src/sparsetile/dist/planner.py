@@ -163,9 +163,12 @@ def plan(
         ):
             values = None if share.values is None else share.values[entries]
             matrix = CSR(part.indptr, part.indices, values, part.shape)
-            made.append(
-                plan_here(matrix, n, dtype=kind, system=system, deterministic=exact, tune=tune)
-            )
+            # Nothing is timed by itself: bits must not change from run to run.
+            here = plan_here(
+                matrix, n, dtype=kind, system=system, deterministic=exact, tune=tune,
+                expected_runs=1,
+            )  # fmt: skip
+            made.append(here)
         return made
 
     local, remote = ranks.together("plan", "A", both)

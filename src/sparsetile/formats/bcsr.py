@@ -37,6 +37,7 @@ from sparsetile.formats.cells import (
     scatter_cells,
     set_places,
 )
+from sparsetile.formats.row_parts import counted_in_parts, row_parts
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
@@ -219,11 +220,18 @@ def _block_runs(csr: CSR, block: int, order: Tensor | None) -> _Runs:
 
 def count_blocks(csr: CSR, block: int = 64, order: Tensor | None = None) -> int:
     """Blocks that :meth:`BCSR.pack` would store, without storing them."""
-    return int(torch.unique(_block_runs(csr, block, order).key).numel())
+    return count_row_blocks(csr, block, order)[0]
 
 
 def count_row_blocks(csr: CSR, block: int = 64, order: Tensor | None = None) -> tuple[int, int]:
     """Blocks that :meth:`BCSR.pack` would store: in all, and in the longest row of blocks."""
+    if not counted_in_parts(csr, block):
+        return _count_blocks(csr, block, order)
+    found = [_count_blocks(part, block, None) for _, part in row_parts(csr, order, block)]
+    return sum(count for count, _ in found), max(longest for _, longest in found)
+
+
+def _count_blocks(csr: CSR, block: int, order: Tensor | None) -> tuple[int, int]:
     keys = torch.unique(_block_runs(csr, block, order).key)
     if not keys.numel():
         return 0, 0

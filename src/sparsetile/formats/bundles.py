@@ -32,6 +32,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import checked_values
 from sparsetile.formats.device_cells import SortedPairs, sorted_on_device
+from sparsetile.formats.row_parts import counted_in_parts, row_parts
 from sparsetile.formats.units import Units, concat_units, row_units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
@@ -43,6 +44,53 @@ BUNDLE_ROWS = 4
 MAX_COLUMNS = 1 << (32 - BUNDLE_ROWS)
 # List elements that the kernel takes with one load.
 LIST_STEP = 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Windows:
+    """Windows of four rows, their entries sorted by column, and which of them are bundled.
+
+    ``before``: distinct columns before each sorted entry; the others are by window: list elements,
+    whether it is bundled, and its elements once padded.
+    """
+
+    windows: int
+    found: SortedPairs
+    before: Tensor
+    elements: Tensor
+    entries: Tensor
+    chosen: Tensor
+    padded: Tensor
+
+    @classmethod
+    def of(cls, csr: CSR, order: Tensor | None, min_sharing: float) -> Self:
+        device, rows = csr.device, csr.shape[0]
+        windows = -(-rows // BUNDLE_ROWS)
+        found = _sorted(csr, order)
+        starts = csr.indptr
+        if order is not None:
+            starts = torch.zeros_like(starts)
+            torch.cumsum(csr.row_lengths()[order], 0, out=starts[1:])
+        # Where each window's entries begin among the sorted ones, and how many distinct columns
+        # come before.
+        bounds = torch.arange(0, (windows + 1) * BUNDLE_ROWS, BUNDLE_ROWS, device=device)
+        first_entry = starts[bounds.clamp_(max=rows)]
+        before = torch.zeros(csr.nnz + 1, dtype=torch.int64, device=device)
+        before[1:] = found.pair
+        elements, entries = before[first_entry].diff(), first_entry.diff()
+        chosen = (entries >= min_sharing * elements) & (elements > 0)
+        padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
+        return cls(windows, found, before, elements, entries, chosen, padded)
+
+    def tally(self) -> list[int]:
+        """Bundles, their entries, their list elements; all list elements, those of bundles once
+        padded, and whether the last window is one. The host waits for all of them once."""
+        chosen = self.chosen
+        counts = [
+            chosen.sum(), (self.entries * chosen).sum(), (self.elements * chosen).sum(),
+            self.before[-1], self.padded.sum(), chosen[-1:].sum(),
+        ]  # fmt: skip
+        return torch.stack(counts).tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,26 +162,15 @@ class RowBundles(Format):
                 "RowBundles.pack", "csr", f"a matrix of at most {MAX_COLUMNS} columns", cols,
                 "Use Rows",
             )  # fmt: skip
-        windows = -(-rows // BUNDLE_ROWS)
-        found = _sorted(csr, order)
-        starts = csr.indptr
-        if order is not None:
-            starts = torch.zeros_like(starts)
-            torch.cumsum(csr.row_lengths()[order], 0, out=starts[1:])
-        # Where each window's entries begin among the sorted ones, and how many distinct columns
-        # come before.
-        bounds = torch.arange(0, (windows + 1) * BUNDLE_ROWS, BUNDLE_ROWS, device=device)
-        first_entry = starts[bounds.clamp_(max=rows)]
-        before = torch.zeros(csr.nnz + 1, dtype=torch.int64, device=device)
-        before[1:] = found.pair
-        elements, entries = before[first_entry].diff(), first_entry.diff()
-        chosen = (entries >= min_sharing * elements) & (elements > 0)
-        padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
-        counts = [
-            chosen.sum(), (entries * chosen).sum(), (elements * chosen).sum(), before[-1],
-            padded.sum(), chosen[-1:].sum(),
-        ]  # fmt: skip
-        count, held, distinct, every, listed, last_chosen = torch.stack(counts).tolist()
+        if counted_in_parts(csr, BUNDLE_ROWS):
+            parts = row_parts(csr, order, BUNDLE_ROWS)
+            tallies = [_Windows.of(part, None, min_sharing).tally()[:3] for _, part in parts]
+            if not pays(*(sum(each) for each in zip(*tallies, strict=True))):
+                return None
+        cut = _Windows.of(csr, order, min_sharing)
+        windows, found, before = cut.windows, cut.found, cut.before
+        elements, chosen, padded = cut.elements, cut.chosen, cut.padded
+        count, held, distinct, every, listed, last_chosen = cut.tally()
         if not pays(count, held, distinct):
             return None
         order = torch.arange(rows, device=device) if order is None else order

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.formats.device_cells import sorted_on_device
+from sparsetile.formats.row_parts import counted_in_parts, row_parts
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
@@ -71,6 +72,14 @@ def distinct_pairs(csr: CSR, window: int, perm: Tensor | None = None) -> int:
     """
     if csr.nnz == 0 or window == 1:
         return csr.nnz
+    if counted_in_parts(csr, window):
+        return sum(_count(part, window, None) for _, part in row_parts(csr, perm, window))
+    return _count(csr, window, perm)
+
+
+def _count(csr: CSR, window: int, perm: Tensor | None) -> int:
+    if csr.nnz == 0:
+        return 0
     found = sorted_on_device(csr, perm, window)
     if found is not None:
         return int(found.pair[-1])

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.formats.bittcf import TILE_COLUMNS
+from sparsetile.formats.row_parts import counted_in_parts, row_parts
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
@@ -96,6 +97,21 @@ class Counts:
 
 def count_columns(csr: CSR, order: Tensor | None = None, height: int = 8) -> Counts:
     """Count entries, new columns and columns of windows of ``height`` rows at every position."""
+    if not counted_in_parts(csr, height):
+        return _count(csr, order, height)
+    # A window, and the next row of a column where it matters, end within ``height`` rows.
+    found = [
+        (own, _count(part, None, height))
+        for own, part in row_parts(csr, order, height, overlap=height)
+    ]
+    entries, delta, pairs = (
+        torch.cat([getattr(counts, name)[:own] for own, counts in found])
+        for name in ("entries", "delta", "pairs")
+    )
+    return Counts(entries, delta, pairs, height)
+
+
+def _count(csr: CSR, order: Tensor | None, height: int) -> Counts:
     rows, device = csr.shape[0], csr.device
     place = csr.row_ids()
     if order is not None:

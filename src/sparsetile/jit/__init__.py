@@ -9,10 +9,12 @@ from __future__ import annotations
 from sparsetile.jit.compiler import (
     ARCHITECTURES,
     Compiled,
+    NotCompiled,
     Resources,
     compile_source,
     compiler_available,
     nvrtc_version,
+    without_compiling,
 )
 from sparsetile.jit.loader import LoadedKernel, device_arch, load
 from sparsetile.jit.params import ParamStruct
@@ -24,6 +26,7 @@ __all__ = [
     "Compiled",
     "KernelSource",
     "LoadedKernel",
+    "NotCompiled",
     "ParamStruct",
     "Resources",
     "compile_source",
@@ -34,4 +37,5 @@ __all__ = [
     "encode_matrix",
     "load",
     "nvrtc_version",
+    "without_compiling",
 ]

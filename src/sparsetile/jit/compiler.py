@@ -8,6 +8,8 @@ cache costs a compile and nothing else. Compiling needs neither a GPU nor nvcc.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import hashlib
 import io
@@ -16,6 +18,7 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -29,15 +32,34 @@ if TYPE_CHECKING:
 __all__ = [
     "ARCHITECTURES",
     "Compiled",
+    "NotCompiled",
     "Resources",
     "compile_source",
     "compiler_available",
     "nvrtc_version",
+    "without_compiling",
 ]
 
 log = logging.getLogger("sparsetile")
 # cuda.core fills its namespace while it is imported: two threads must not do that at once.
 _IMPORT_LOCK = threading.Lock()
+
+_may_compile = contextvars.ContextVar("_may_compile", default=True)
+
+
+class NotCompiled(RuntimeError):
+    """A kernel was asked for where nothing may be compiled, and is not in the cache."""
+
+
+@contextlib.contextmanager
+def without_compiling() -> Iterator[None]:
+    """Raise ``NotCompiled`` where a kernel would have to be compiled."""
+    token = _may_compile.set(False)
+    try:
+        yield
+    finally:
+        _may_compile.reset(token)
+
 
 # Architectures that every kernel is compiled for in the tests. The "a" targets carry the
 # instructions of one chip (wgmma and setmaxnreg on sm_90a).
@@ -151,6 +173,8 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
     ------
     CompileError
         NVRTC refused the source; the error carries its log and the source's path.
+    NotCompiled
+        It is not in the cache, within ``without_compiling``.
     """
     with _IMPORT_LOCK:
         from cuda.core import Program, ProgramOptions
@@ -183,6 +207,8 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
             found = _read_cached(cache, key, report_key)
             if found is not None:
                 return Compiled(source, arch, found[0], found[1], 0.0, True)
+        if not _may_compile.get():
+            raise NotCompiled(f"compile: {source.label} is not compiled for {arch} yet.")
         log.info("compiling %s for %s", source.label, arch)
         started = time.perf_counter()
         ptxas_log = io.StringIO()

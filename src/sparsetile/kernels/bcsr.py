@@ -66,11 +66,23 @@ ENGINE, SPECIALISED, PRODUCT, MULTICAST = 2, 3, 6, 7
 COLUMNS = {"columns128": 128, "columns256": 256}
 # Columns of C that one warpgroup multiplies, and threads of a warpgroup.
 WARPGROUP_COLUMNS, WARPGROUP = 128, 128
-# Two barriers a stage.
+# Two barriers a stage, and for each index of an item that is on its way, which has four bytes.
 BARRIER_BYTES = 16
+TAKEN, TAKEN_BYTES = 4, 16 + 4
 # Slabs of columns whose items alternate: one keeps the fewest bytes of B in use at a time, several
 # read A's blocks from DRAM less often where L2 does not hold them.
 SLABS_TOGETHER = 1
+
+
+# Times over that L2 could be filled by how far thread blocks drift apart, from which on the queue
+# pays. H200, layers of Qwen2.5-7B at 90 %, microseconds in turn and from the queue:
+#
+#   3584 x 18944   8,192 tokens (drift 10) 252, 257; 16,384 (19) 513, 500; 65,536 (76) 3312, 1953
+#   3584 x 3584    16,384 tokens (4) 102, 107; 65,536 (15) 458, 395
+#   18944 x 3584   16,384 tokens (11) 493, 507; 65,536 (42) 2034, 2004
+#
+# Below, what the queue itself takes is seen: about 3 us a launch and 0.1 us an item.
+MANY_DRIFTS = 12
 
 
 class Store(enum.IntEnum):
@@ -121,7 +133,8 @@ class BlockTile:
         C of a float32 product is float32 too, and does not come through here.
         """
         stored = 0 if self.item == 4 else 2 * BLOCK * self.columns
-        return self.stages * (self.stage_bytes + BARRIER_BYTES) + stored
+        taken = TAKEN * TAKEN_BYTES if self.step == PRODUCT else 0
+        return self.stages * (self.stage_bytes + BARRIER_BYTES) + stored + taken
 
     @property
     def cluster(self) -> int:
@@ -153,6 +166,17 @@ class BlockTile:
             return (items, 1, 1)
         held = max(processors * self.blocks_per_processor // self.cluster, 1)
         return (self.cluster * min(items, held), 1, 1)
+
+    def queues(self, n: int, block_rows: int, cols: int, processors: int, l2: int) -> bool:
+        """Whether thread blocks should take items from a queue, and not in turn.
+
+        In turn they drift apart, slab by slab; that costs where several slabs of B's ``cols`` rows
+        do not fit L2 beside each other.
+        """
+        (blocks, _, _), slab = self.grid(n, block_rows, processors), self.columns * self.item * cols
+        turns = block_rows * self.slabs(n) / max(blocks, 1)
+        at_once = 2 + blocks / max(block_rows, 1)
+        return self.step == PRODUCT and turns * slab * at_once >= MANY_DRIFTS * l2
 
 
 # 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.
@@ -237,6 +261,7 @@ SPMM_BCSR = KernelSpec(
         pointer("block_col_idx", "const int*", "of each block"),
         pointer("row_bias", "const float*", "[rows], in the given order; null: none"),
         pointer("spoilt", "i64*", "becomes 1 where a sum is not finite; null: not wanted"),
+        pointer("queue", "int*", "[2], zeros: items are taken from it; null: in turn"),
         i64("c_stride", "of rows of C; transposed of columns"),
         *POSITIONS,
         *EPILOGUE,

@@ -17,18 +17,22 @@ from sparsetile.kernels.spec import KernelSpec
 __all__ = [
     "BUNDLE_DTYPES",
     "ELEMENTS",
+    "MIXED_ROWS",
     "MMA_ELEMENTS",
     "SDDMM_CSR",
+    "SHORT_ROWS",
     "SMALL_BYTES",
     "SMALL_LANES",
     "SPMM_CSR",
     "THREADS",
     "RowShape",
     "RowTile",
+    "bundle_tiles",
     "choose_bundle_tile",
     "choose_tile",
     "element_types",
     "out_dtypes",
+    "row_tiles",
     "sddmm_config",
     "sddmm_tile",
     "spmm_config",
@@ -359,7 +363,8 @@ def sddmm_config(dtype: torch.dtype, tile: RowTile) -> dict[str, ConfigValue]:
     }
 
 
-def _tiles(dtype: torch.dtype) -> Iterator[RowTile]:
+def row_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
+    """Yield the tiles that rows may be taken in."""
     full, *narrow = vector_widths(dtype)
     for lanes, times in _FULL_TILES[dtype]:
         yield RowTile(full, lanes, times)
@@ -367,7 +372,8 @@ def _tiles(dtype: torch.dtype) -> Iterator[RowTile]:
         yield RowTile(vector, lanes)
 
 
-def _bundle_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
+def bundle_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
+    """Yield the tiles that bundles of rows may be taken in."""
     full, *narrow = vector_widths(dtype)
     for lanes, times in _BUNDLE_TILES.get(dtype, ()):
         yield RowTile(full, lanes, times)
@@ -399,7 +405,7 @@ def _distinct(configs: Iterator[dict[str, ConfigValue]]) -> Iterator[dict[str, C
 
 def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
-        for tile in _tiles(dtype):
+        for tile in row_tiles(dtype):
             shapes = (MIXED_ROWS, SHORT_ROWS, SMALL_ROWS)
             for out, shape in itertools.product(out_dtypes(dtype), shapes):
                 yield spmm_config(dtype, tile, weighted, out_dtype=out, shape=shape)
@@ -408,7 +414,7 @@ def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
                 yield spmm_config(dtype, tile, weighted, extremum=True, args=True)
             for out in out_dtypes(dtype) if tile.lanes == 32 and tile.times == 1 else ():
                 yield spmm_config(dtype, tile, weighted, out_dtype=out, repair=True)
-        for tile, out in itertools.product(_bundle_tiles(dtype), out_dtypes(dtype)):
+        for tile, out in itertools.product(bundle_tiles(dtype), out_dtypes(dtype)):
             yield spmm_config(dtype, tile, weighted, out_dtype=out, bundles=True)
 
 

@@ -6,8 +6,9 @@ that runs eagerly knows all of that already. Here autograd is handed the plan it
 product is the plan's bound one, its gradient that of ``plan.T``, whose values and packed copies are
 kept until the plan's change.
 
-Only for a plan's own, fixed values. Trainable values, batches, autocast, tracing and transforms of
-``torch.func`` take the operators. So do gradients of gradients.
+Only for a plan's own, fixed values. Trainable values, batches, tracing and transforms of
+``torch.func`` take the operators. So do gradients of gradients. Under autocast a plan keeps itself
+in autocast's type (``Plan._cast``).
 """
 
 from __future__ import annotations
@@ -27,8 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["differentiable_product", "plain_product"]
 
-# Plan, its transpose, the version of its values; reduce, alpha, relu.
-_Call: TypeAlias = "tuple[Plan, Plan, int, str, float, bool]"
+# Plan, its transpose, the version of its values; reduce, alpha, relu; the bias that another node
+# differentiates, and whether one does.
+_Call: TypeAlias = "tuple[Plan, Plan, int, str, float, bool, Tensor | None, bool]"
+# From this size on ReLU and bias have a node of their own in autograd's graph, though one kernel
+# computes them: it lets go of C and of C's gradient before the transposed product allocates. Below,
+# a second node costs more time on the host than memory is worth.
+_APART_BYTES = 2**23
 
 
 def plain_product(
@@ -67,20 +73,22 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, B: Tensor, bias: Tensor | None, call: _Call) -> Tensor:  # type: ignore[override]
-        plan, _, _, reduce, alpha, relu = ctx.call = call
-        C = plain_product(plan, B, bias, reduce, alpha, relu)
+        plan, _, _, reduce, alpha, relu, added, apart = ctx.call = call
+        C = plain_product(plan, B, added if apart else bias, reduce, alpha, relu)
+        if apart:  # _Relu marks C as written to, which autograd refuses of a view of padded rows
+            return C.data if C._is_view() else C
         if relu:
             ctx.save_for_backward(C)
         return C
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        plan, transposed, version, reduce, alpha, relu = ctx.call
+        plan, transposed, version, reduce, alpha, relu, _, apart = ctx.call
         for_B, for_bias, _ = ctx.needs_input_grad
-        if relu:
+        if relu and not apart:
             (C,) = ctx.saved_tensors
             grad = operators.relu_gradient(C, grad)
-        d_bias = grad.sum(0) if for_bias else None
+        d_bias = _bias_gradient(grad) if for_bias else None
         d_B = None
         if for_B:
             if version != plan._value_version:
@@ -95,9 +103,35 @@ class _Product(torch.autograd.Function):
         return d_B, d_bias, None
 
 
-# What Function.apply calls when nothing is left of a transform of torch.func, which it looks for in
-# all arguments.
-_apply: Any = getattr(super(torch.autograd.Function, _Product), "apply", _Product.apply)
+class _Relu(torch.autograd.Function):
+    """The gradients of ReLU and bias for a C that already has both."""
+
+    @staticmethod
+    def forward(ctx: Any, C: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+        ctx.mark_dirty(C)
+        ctx.save_for_backward(C)
+        return C
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (C,) = ctx.saved_tensors
+        for_C, for_bias = ctx.needs_input_grad
+        grad = operators.relu_gradient(C, grad)
+        return grad if for_C else None, _bias_gradient(grad) if for_bias else None
+
+
+def _bias_gradient(grad: Tensor) -> Tensor:
+    """Sum over the rows, in float32 at least: a bias is often wider than C under autocast."""
+    return grad.sum(0, dtype=torch.float32) if grad.dtype.itemsize == 2 else grad.sum(0)
+
+
+def _apply_of(function: Any) -> Any:
+    """What Function.apply calls when nothing is left of a transform of torch.func, which it looks
+    for in all arguments."""
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
+
+
+_apply, _apply_relu = _apply_of(_Product), _apply_of(_Relu)
 
 
 def _transposed_product(plan: Plan, transposed: Plan, grad: Tensor, alpha: float) -> Tensor:
@@ -122,6 +156,12 @@ def differentiable_product(
     transposed = plan._transposed or plan.T
     if reduce == "mean":
         plan._mean_scale(ahead=True)
-    call = (plan, transposed, plan._value_version, reduce, alpha, relu)
-    apply = _Product.apply if outlived(B) or (bias is not None and outlived(bias)) else _apply
-    return apply(B, bias, call)  # type: ignore[no-any-return]
+    wraps = outlived(B) or (bias is not None and outlived(bias))
+    apply = _Product.apply if wraps else _apply
+    size = plan.shape[0] * B.shape[1] * B.element_size() if relu else 0
+    if size < _APART_BYTES:
+        call: _Call = (plan, transposed, plan._value_version, reduce, alpha, relu, None, False)
+        return apply(B, bias, call)  # type: ignore[no-any-return]
+    call = (plan, transposed, plan._value_version, reduce, alpha, relu, bias, True)
+    C = apply(B, None, call)
+    return (_Relu.apply if wraps else _apply_relu)(C, bias)  # type: ignore[no-any-return]

@@ -96,6 +96,9 @@ class InferencePlan(Plan):
 
     _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
+    def _casts_to(self, dtype: torch.dtype) -> bool:
+        return False  # a cast is a whole plan, which needs A's entries
+
     def floor(self) -> tuple[float, str]:
         return self._floor
 

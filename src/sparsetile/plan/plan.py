@@ -57,6 +57,8 @@ __all__ = ["Plan"]
 
 # Subclasses may override what operators do.
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+# What autocast casts.
+_CAST_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Of all plans: two threads that need a transpose at once must share one.
 _transposing = threading.RLock()
 # A plan, its new values, and what its runner made of them.
@@ -109,6 +111,7 @@ class Plan(torch.nn.Module):
         deterministic: bool,
         report: Mapping[str, Any],
         column_order: Tensor | None = None,
+        direction: operators.Direction | None = None,
     ) -> None:
         super().__init__()
         self.shape = csr.shape
@@ -124,13 +127,15 @@ class Plan(torch.nn.Module):
         self._permutation = permutation
         self._report = dict(report)
         self._runner = runner(built.recipe)
-        self._direction = self._make_direction()
+        self._direction = direction or self._make_direction()
         # Replaced as one: a product must not see tensors and recipe of two states.
         self._flat = operators.flatten(self._direction, None, None, None)
         self._order: Tensor | None = None
         self._scale: Tensor | None = None  # of rows, for gradients of means
         self._transposed: Plan | None = None
         self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
+        self._casts: dict[torch.dtype, Plan] = {}  # the same in types that autocast asked for
+        self._wider: weakref.ref[Plan] | None = None  # the plan that has this one among its casts
         self._held = HeldValues(self._runner, built.tensors, dtype)
         self._keep_widths(None)
         self._bound: Bound | None = None
@@ -195,7 +200,8 @@ class Plan(torch.nn.Module):
                 tensor.record_stream(stream)
             if self._transposed is not None:
                 self._transposed.record_stream(stream)
-            for other in [] if self._widths is None else self._widths.plans():
+            others = [] if self._widths is None else self._widths.plans()
+            for other in (*others, *self._casts.values()):
                 other.record_stream(stream)
 
     # -- values ---------------------------------------------------------------------------------
@@ -242,9 +248,11 @@ class Plan(torch.nn.Module):
         """
         mine, packed = self._held.prepare(values)
         found: list[_Prepared] = [(self, mine, packed)]
-        for other in [] if self._widths is None else self._widths.plans():
+        others = [] if self._widths is None else self._widths.plans()
+        for other in (*others, *self._casts.values()):
             found += other._prepare_values(mine)
-        if self._transposed is not None:
+        # The transpose of a cast is a cast of the transpose, which has its values from there.
+        if self._transposed is not None and self._wider is None:
             turned = None if mine is None else mine[self._order]
             found += self._transposed._prepare_values(turned)
         return found
@@ -415,16 +423,19 @@ class Plan(torch.nn.Module):
             and type(B) in _PLAIN_TYPES
             and B.dim() == 2
             and B.layout is torch.strided
-            and B.dtype is dtype
             and (B.shape[0] == columns) is True  # torch.jit.trace has tensors for sizes
             and B.device == device
             and held.follow is None
             and (dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
-            and not torch.is_autocast_enabled(place)
             and plain_call()
             and not B.is_neg()  # not seen while tracing
+            and (eager := self._for_eager(B, dtype, place)) is not None
         ):
             # What eager code calls nearly always: without the dispatcher.
+            if eager is not self:
+                dtype = eager.dtype
+            if B.dtype is not dtype:
+                B = B.to(dtype)
             tracked = B.requires_grad
             if bias is not None or relu is not False:
                 check_epilogue(B, None, reduce, bias, relu, None)
@@ -432,9 +443,9 @@ class Plan(torch.nn.Module):
                     bias = bias.resolve_neg()
                     tracked = tracked or bias.requires_grad
             if not (tracked and torch.is_grad_enabled()):
-                return plain_product(self, B, bias, reduce, alpha, relu)
+                return plain_product(eager, B, bias, reduce, alpha, relu)
             if dtype is not FP8:
-                return differentiable_product(self, B, bias, reduce, alpha, relu)
+                return differentiable_product(eager, B, bias, reduce, alpha, relu)
         if isinstance(B, Tensor) and B.dim() == 1:
             column = out.unsqueeze(-1) if isinstance(out, Tensor) else out
             C = self.run(
@@ -446,6 +457,59 @@ class Plan(torch.nn.Module):
             check_values("run", self, values)
             values = self._csr.canonical_values(values)
         return self._run_checked(B, out, alpha, beta, reduce, values, bias, relu, out_dtype)
+
+    def _for_eager(self, B: Tensor, dtype: torch.dtype, place: str) -> Plan | None:
+        """Return the plan whose type B has or, under autocast, is cast to; None where operators
+        have to say what is wrong, or cast as well."""
+        if not torch.is_autocast_enabled(place):
+            return self if B.dtype is dtype else None
+        lower = torch.get_autocast_dtype(place)
+        if B.dtype not in _CAST_TYPES or dtype is FP8 or lower is dtype:
+            return self if lower is dtype and B.dtype in _CAST_TYPES else None
+        cast = self._casts.get(lower)
+        return self._cast(lower) if cast is None and self._casts_to(lower) else cast
+
+    def _lower_type(self, B: Tensor) -> torch.dtype | None:
+        """Autocast's type where B is cast to it and the plan can follow."""
+        place = self.device.type
+        if not torch.is_autocast_enabled(place) or B.dtype not in _CAST_TYPES:
+            return None
+        lower = torch.get_autocast_dtype(place)
+        if torch.compiler.is_compiling() or lower is self.dtype or not self._casts_to(lower):
+            return None
+        return lower
+
+    def _casts_to(self, dtype: torch.dtype) -> bool:
+        """Whether there is a plan in this type, or one may be made now."""
+        if dtype in self._casts:
+            return True
+        system = SYSTEMS[self.system]
+        taken = dtype in system.dtypes or (
+            system.casts_to_exact and dtype in exact_system(self.device.type).dtypes
+        )
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return taken and not self._held.released and not capturing
+
+    @lasting
+    def _cast(self, dtype: torch.dtype) -> Plan:
+        """Return the plan in another type; it shares everything but the values, and is kept.
+
+        Where its system does not take the type, the exact system, whose build it has, does.
+        """
+        with _transposing:
+            if dtype not in self._casts:
+                built, direction = self._built, self._direction
+                if dtype not in SYSTEMS[self.system].dtypes:
+                    built = direction.exact
+                    direction = operators.Direction(self._csr.indptr, built, built)
+                made = Plan(
+                    self._csr.with_values(self._held.held), self.n, dtype, built,
+                    self._permutation, deterministic=self.deterministic, report=self._report,
+                    column_order=self.column_order, direction=direction,
+                )  # fmt: skip
+                made._wider = weakref.ref(self)
+                self._casts[dtype] = made
+            return self._casts[dtype]
 
     def linear(
         self,
@@ -618,6 +682,12 @@ class Plan(torch.nn.Module):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         check_operand(self, B)
+        if SYSTEMS[self.system].casts_to_exact and (lower := self._lower_type(B)) is not None:
+            if given is None and self._held.follow is not None:
+                given = self._held.follow()
+            return self._cast(lower)._run_checked(
+                B, out, alpha, beta, reduce, given, bias, relu, out_dtype
+            )
         reduce = reduce_name("run", reduce)
         alpha, beta = real_number("run", "alpha", alpha), real_number("run", "beta", beta)
         B = in_plan_dtype(self, B, "run", "B")
@@ -680,6 +750,13 @@ class Plan(torch.nn.Module):
             if self._order is None:
                 self._order = origin._entries_of_transpose()
             return origin
+        wider = None if self._wider is None else self._wider()
+        if self._transposed is None and wider is not None:
+            made = wider._transpose()._cast(self.dtype)
+            self._order = wider._order
+            made._origin = weakref.ref(self)
+            self.__dict__["_transposed"] = made
+            return made
         if self._transposed is None:
             self._order = self._csr.transpose_order()
             flipped = self._csr.transposed(self._order)
@@ -833,6 +910,9 @@ class Plan(torch.nn.Module):
         }
         if self._scale is not None:
             parts["row scale"] = {"scale": self._scale}
+        for dtype, cast in self._casts.items():
+            for name, part in cast._held_parts().items():
+                parts[f"{str(dtype).removeprefix('torch.')}: {name}"] = part
         other = self._transposed
         if other is not None and self._order is not None:
             for name, part in other._parts().items():

@@ -130,7 +130,8 @@ def plan(
         used together are stored together. Products then take ``plan.permute(B)`` instead of B,
         so permute a B that many products share once. C keeps the order of A's rows.
     deterministic : bool, optional
-        Use only systems that give the same bits in every run; torch's own setting when None.
+        Use only systems that give the same bits in every run, and choose among them without timing
+        (but for ``tune="measure"``); torch's own setting when None.
     tune : {"model", "measure", "none"}
         Choose the system by a cost model, or by timing the model's best few on random input; what
         was timed is kept on disk and not timed again (``sparsetile tune``). ``none`` compares
@@ -144,8 +145,9 @@ def plan(
         means without gradients are left; new values, gradients, the transpose, max, min, other
         types and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` says what is held.
     expected_runs : int
-        Products that the plan is made for. A row order is looked for, and systems that are
-        predicted to be about equally fast are timed, where that many products save the time.
+        Products that the plan is made for. A row order is looked for where that many products save
+        the time. On a GPU, systems that are predicted to be about equally fast are timed for some
+        20 ms where 100 products or more are expected.
     budget : float
         Seconds that ``tune="measure"`` may spend on timing, compilation apart.
 

@@ -32,6 +32,9 @@ from sparsetile.plan.planner import plan, refuse_traced, refuse_wrapped
 
 __all__ = ["clear_plan_cache", "spmm"]
 
+# Products of a matrix that is given to spmm, about: enough to keep its plan.
+EXPECTED_RUNS = 10
+
 # Paths cannot be watched for their end of life, so only the most recent ones are kept.
 MAX_PATHS = 8
 # Plans of one matrix, one for each width, type and device of B: the most recent ones are kept.
@@ -131,7 +134,10 @@ _values_now = lasting(current_values)  # torch.func cannot read a sparse tensor
 def _planned(A: Any, n: int, dtype: torch.dtype, device: torch.device | None) -> Plan:
     """Return a plan that holds a copy of A's values."""
     # Read here, so that what is wrong with A is said of spmm.
-    made = plan(as_csr(A, function="spmm", device=device), n, dtype=dtype)
+    # Few products: the model's choice will do, nothing is timed.
+    made = plan(
+        as_csr(A, function="spmm", device=device), n, dtype=dtype, expected_runs=EXPECTED_RUNS
+    )
     made._set_values(None if made.values is None else made.values.detach())
     made._held.follow = None  # it would keep A alive
     return made

@@ -44,7 +44,7 @@ class HeldValues:
         self._tensors = tensors
         self._dtype = dtype
         self._casts: dict[torch.dtype, tuple[Tensor | None, Tensors | None]] = {}
-        self._released = False  # only what is packed is left
+        self.released = False  # only what is packed is left
         self.held: Tensor | None = None
         self.packed: Tensors | None = None
         self.follow: Callable[[], Tensor | None] | None = None
@@ -90,7 +90,7 @@ class HeldValues:
         """Values and packed values in another dtype (autocast); kept until they change."""
         if dtype is self._dtype:
             return self.held, self.packed
-        if self._released:
+        if self.released:
             raise value_error(
                 "run", "B", f"{self._dtype} with a plan of keep='inference'", dtype,
                 "Plan in that type, or with keep='all'",
@@ -107,7 +107,7 @@ class HeldValues:
         self.follow = None
         if self.packed is not None and not runner.reads_values:
             self.held = None
-            self._released = True
+            self.released = True
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that is kept here."""

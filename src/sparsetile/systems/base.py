@@ -340,6 +340,9 @@ class System(ABC):
         Whether it takes float32 only where torch allows TF32.
     follows_tf32 : bool
         Whether it rounds float32 to TF32 where torch allows it, and else does not.
+    casts_to_exact : bool
+        Whether autocast's products in types that it does not take are the exact system's; else
+        such a product keeps the plan's type.
     counts_pairs : bool
         Whether :meth:`predict` needs exact counts of distinct (window, column) pairs. They cost a
         sort of all entries, which is skipped where no candidate needs it.
@@ -364,6 +367,7 @@ class System(ABC):
     exact_on: ClassVar[tuple[str, ...]] = ()
     rounds_to_tf32: ClassVar[bool] = False
     follows_tf32: ClassVar[bool] = False
+    casts_to_exact: ClassVar[bool] = False
     counts_pairs: ClassVar[bool] = False
     kernels: ClassVar[tuple[str, ...]] = ()
     ablations: ClassVar[tuple[str, ...]] = ()

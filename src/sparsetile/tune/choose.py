@@ -1,13 +1,16 @@
 """Which system serves a request: by each system's own model, or by timing the best few.
 
-Everything is weighed in seconds over the products that are expected of a plan. A prediction is
-free; building and timing a second system takes milliseconds, so it is done where that many
-products could save more. ``tune="measure"`` times the model's best few whatever they save, within a
-budget, and keeps what it found on disk (``tune/kept.py``).
+A prediction is free, and off by a quarter at times. On a GPU, systems that are predicted nearly as
+fast as the fastest are built and timed, within 20 ms, unless few products are expected of the plan
+or their kernels would have to be compiled for that.
+``tune="measure"`` times the model's best few, within a larger budget. Both keep what they found on
+disk (``tune/kept.py``), so that the same matrix is given the same system again. Where torch was
+told to be deterministic, only ``tune="measure"`` times anything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sparsetile.core.timer import measure, one_product
+from sparsetile.jit import NotCompiled, without_compiling
 from sparsetile.systems import BuiltSystem, Request
 from sparsetile.systems.registry import SYSTEMS, runner
 from sparsetile.tune.kept import kept_timings, key_of
@@ -39,7 +43,13 @@ MEASURE_SECONDS, CLOSE_SECONDS = 0.5, 0.02
 MOST_TIMED, WORTH_TIMING = 5, 3.0
 # Two predictions closer than this may be the other way round: models are off by 1.2 to 1.3
 # typically, in the same direction for most matrices.
-CLOSE = 1.25
+CLOSE = 1.3
+# The same for matrices that no model was fitted to: of few rows, or nearly dense. (36 x 87482, a
+# fifth of it entries: `rsh` took twice its prediction.)
+FEW_ROWS, NEARLY_DENSE, CLOSE_UNSEEN = 1024, 0.05, 2.0
+MOST_CLOSE = 3
+# Seconds that compiling a system's kernels takes, about.
+COMPILE_SECONDS = 1.0
 # What timing such a call saves in the mean. The model's choices lose 0.5 to 1.5 % of the fastest
 # system's time over all matrices; a fifth of them are close calls.
 CLOSE_SAVES = 0.05
@@ -98,14 +108,15 @@ def _ranked(predicted: Mapping[str, float]) -> list[str]:
 
 
 def close_calls(request: Request, predicted: Mapping[str, float], expected_runs: int) -> list[str]:
-    """Return systems that should be timed: those near the fastest, where that pays.
+    """Return systems that should be timed: those near the fastest.
 
     Parameters
     ----------
     predicted : mapping
         Seconds by system.
     expected_runs : int
-        Products over which building and timing them must be saved.
+        Products that the plan is made for. Fewer than usual, and those on a host, must save what
+        building and timing take.
 
     Returns
     -------
@@ -114,10 +125,21 @@ def close_calls(request: Request, predicted: Mapping[str, float], expected_runs:
     """
     ranked = _ranked(predicted)
     fastest = predicted[ranked[0]]
-    near = [name for name in ranked if predicted[name] <= CLOSE * fastest][:MOST_TIMED]
+    rows, cols = request.csr.shape
+    unseen = rows < FEW_ROWS or request.csr.nnz > NEARLY_DENSE * rows * cols
+    most = (CLOSE_UNSEEN if unseen else CLOSE) * fastest
+    near: dict[float, str] = {}  # of equal predictions one: a hybrid without tiles is `csr`
+    for name in ranked:
+        if predicted[name] <= most:
+            near.setdefault(predicted[name], name)
+    names = list(near.values())[:MOST_CLOSE]
+    if len(names) == 1 or request.deterministic or request.ablation is not None:
+        return []
+    if request.device.type == "cuda" and expected_runs >= EXPECTED_RUNS:
+        return names
     build = BUILD_SECONDS[0] + BUILD_SECONDS[1] * request.csr.nnz
-    cost = (len(near) - 1) * build + CLOSE_SECONDS
-    return near if len(near) > 1 and expected_runs * CLOSE_SAVES * fastest > cost else []
+    cost = (len(names) - 1) * build + CLOSE_SECONDS
+    return names if expected_runs * CLOSE_SAVES * fastest > cost else []
 
 
 def choose_system(
@@ -142,7 +164,8 @@ def choose_system(
     """
     if len(able) == 1:
         return Choice(able[0], "only")
-    if tune == "measure" and request.ablation is None:
+    kept = tune == "measure" and request.ablation is None
+    if kept:
         key = key_of(request, able)
         found = kept_timings().get(key)
         if found is not None:
@@ -153,49 +176,68 @@ def choose_system(
         timed_names, budget = close_calls(request, predicted, expected_runs), CLOSE_SECONDS
         if not timed_names:
             return Choice(ranked[0], "model", predicted)
+        key = key_of(request, timed_names) | {"close": True}
+        found = kept_timings().get(key)
+        if found is not None:
+            return Choice(found.system, "model", found.seconds, found.measured)
     else:
         most = WORTH_TIMING * predicted[ranked[0]]
         # The second is timed in any case where it takes a small part of the budget.
         most = max(most, min(predicted[ranked[1]], budget / 10))
         timed_names = [name for name in ranked if predicted[name] <= most][:MOST_TIMED]
-    timed, builds = measure_systems(request, timed_names, budget)
+    saved = expected_runs * CLOSE_SAVES * predicted[ranked[0]]
+    compiles = tune == "measure" or saved > COMPILE_SECONDS
+    timed, builds = measure_systems(request, timed_names, budget, compiles=compiles)
     if not timed:  # no memory for any of them: the prediction is what there is
         return Choice(ranked[0], "model", predicted)
     chosen = min(timed, key=timed.__getitem__)
     choice = Choice(chosen, tune, {**predicted, **timed}, frozenset(timed), builds)
-    if tune == "measure" and request.ablation is None:
+    # A close call of which a system was not timed, for want of time, is timed again.
+    if kept or (tune == "model" and len(timed) == len(timed_names)):
         kept_timings().put(key, chosen, choice.seconds, choice.measured)
     return choice
 
 
 def measure_systems(
-    request: Request, names: Sequence[str], budget: float = MEASURE_SECONDS
+    request: Request,
+    names: Sequence[str],
+    budget: float = MEASURE_SECONDS,
+    *,
+    compiles: bool = True,
 ) -> tuple[dict[str, float], dict[str, BuiltSystem]]:
     """Build and time systems on random input; return seconds and builds by name.
 
-    They are taken in order, the first in any case and others while there is time. One that runs
-    out of memory is left out.
+    They are taken in order, the first in any case and others while there is time, what compiling
+    takes not counted. One that runs out of memory is left out, and unless ``compiles`` every one
+    but the first whose kernels are not compiled yet.
     """
-    csr, begun = request.csr, time.perf_counter()
+    csr, begun, compiling = request.csr, time.perf_counter(), 0.0
     values = None if csr.values is None else csr.values.detach().to(request.dtype)
     seconds: dict[str, float] = {}
     builds: dict[str, BuiltSystem] = {}
     try:
-        B = torch.randn(csr.shape[1], request.n, device=request.device).to(request.dtype)
+        # Of a generator of its own: planning must not change what the caller draws next.
+        generator = torch.Generator(request.device).manual_seed(0)
+        shape = (csr.shape[1], request.n)
+        B = torch.randn(shape, device=request.device, generator=generator).to(request.dtype)
         out = torch.empty((csr.shape[0], request.n), dtype=request.dtype, device=request.device)
     except torch.OutOfMemoryError:
         return seconds, builds
     for place, name in enumerate(names):
-        left = budget - (time.perf_counter() - begun)
+        left = budget - (time.perf_counter() - begun - compiling)
         if seconds and left <= 0:
             break
+        allowed = contextlib.nullcontext() if compiles or place == 0 else without_compiling()
         try:
-            built = SYSTEMS[name].build(request)
-            work = runner(built.recipe)
-            packed = work.pack(built.tensors, values, request.dtype)
-            product = functools.partial(work.spmm, built.tensors, values, packed, B, out)
-            seconds[name] = _bounded(product, request.device, left / (len(names) - place))
-        except torch.OutOfMemoryError:
+            with allowed:
+                built = SYSTEMS[name].build(request)
+                work, before = runner(built.recipe), time.perf_counter()
+                work.prepare(request.n, request.dtype, values is not None, request.device)
+                compiling += time.perf_counter() - before
+                packed = work.pack(built.tensors, values, request.dtype)
+                product = functools.partial(work.spmm, built.tensors, values, packed, B, out)
+                seconds[name] = _bounded(product, request.device, left / (len(names) - place))
+        except (torch.OutOfMemoryError, NotCompiled):
             continue
         builds[name] = built
     return seconds, builds

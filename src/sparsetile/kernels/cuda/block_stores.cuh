@@ -18,10 +18,6 @@ __device__ __forceinline__ int position_in(int block_row) {
   return block_row * kBlock + thread / 32 % 4 * 16 + thread % 32 / 4;
 }
 
-__device__ __forceinline__ void load_unwaited(const float* from, float& to) {
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(to) : "l"(from));
-}
-
 // Biases of a thread's two rows, `from` rows further on. They are loaded before the item's products
 // and not waited for: after them, an item of few blocks waited as long as it multiplied (gate_proj
 // at 90 %, 8192 tokens: 245 us plain, 297 with a bias). Nothing may stand between the two loads: a
@@ -32,8 +28,8 @@ __device__ __forceinline__ void load_row_bias(const Params& p, int position, int
   if (p.row_bias == nullptr) return;
   int row[2] = {min(position, p.rows - 1), min(position + 8, p.rows - 1)};  // past the end: unused
   if (p.order != nullptr) row[0] = __ldg(p.order + row[0]), row[1] = __ldg(p.order + row[1]);
-  load_unwaited(p.row_bias + from + row[0], bias[0]);
-  load_unwaited(p.row_bias + from + row[1], bias[1]);
+  ptx::load_unwaited(p.row_bias + from + row[0], bias[0]);
+  ptx::load_unwaited(p.row_bias + from + row[1], bias[1]);
 }
 
 // The epilogue where C is not read, and what it asks for is decided once for all sums: asking for

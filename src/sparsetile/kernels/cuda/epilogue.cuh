@@ -44,12 +44,18 @@ struct RowTerms {
 };
 
 template <typename Acc, typename Params>
-__device__ __forceinline__ RowTerms<Acc> row_terms(const Params& p, int row) {
-  RowTerms<Acc> terms = {Acc(p.alpha), Acc(0)};
+__device__ __forceinline__ Acc row_scale(const Params& p, int row) {
+  Acc scale = Acc(p.alpha);
   if (p.mean) {
     const i64 entries = __ldg(p.indptr + row + 1) - __ldg(p.indptr + row);
-    if (entries > 0) terms.scale /= Acc(entries);
+    if (entries > 0) scale /= Acc(entries);
   }
+  return scale;
+}
+
+template <typename Acc, typename Params>
+__device__ __forceinline__ RowTerms<Acc> row_terms(const Params& p, int row) {
+  RowTerms<Acc> terms = {row_scale<Acc>(p, row), Acc(0)};
   if constexpr (has_row_bias<Params>(0)) {
     if (p.row_bias != nullptr) terms.bias = __ldg(p.row_bias + row);
   }

@@ -154,6 +154,11 @@ __device__ __forceinline__ uint4 load_once(const void* address) {
   return word;
 }
 
+// A load that stays where it is written and is not waited for there.
+__device__ __forceinline__ void load_unwaited(const float* from, float& to) {
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(to) : "l"(from));
+}
+
 // Two 16-bit numbers times two others, exact down to the smallest ones.
 template <bool kBrain>
 __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {

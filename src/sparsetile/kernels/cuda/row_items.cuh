@@ -29,6 +29,12 @@
 // columns, one load each for all lanes of the group, as are the kRows values of an element; bits
 // say which of them count.
 //
+// kScaled: B is a copy of 16 bits whose rows were multiplied by powers of two (half_rows.cu); the
+// factor that takes that back joins A's value. Its load goes out with the gathers, and nothing
+// waits for it before they are under way. A factor of 0 marks a row that the copy cannot hold, and
+// has zeros for: what it adds comes from B itself, after the chunk, in the order of the entries. V
+// is the type of A's values, E's where B is no copy.
+//
 // kRepair: C already holds a product made with tiles or a dense A, in which an invented zero may
 // have met an Inf or NaN of B. Groups whose part of C is finite leave at once; the others compute
 // it anew from A's entries alone. All pieces of a cut row look before its root writes.
@@ -54,6 +60,7 @@ static_assert(kRows == 1 || (!kExtremum && !kRepair), "bundles only sum");
 static_assert(kRows == 1 || kRows == 4, "a bundle's rows come as one int4");
 static_assert(!kArgs || kExtremum, "a sum has no winner");
 static_assert(!kHeads || (kLanes == 8 && kRows == 1), "heads are laid out for groups of eight");
+static_assert(!kScaled || (!kExtremum && !kRepair && !kHeads && !kShared), "scaled rows are sums");
 static_assert(!kShared || (kRows == 1 && !kRepair), "shared rows are plain sums or extrema");
 
 // What a chunk holds of a value: with heads as it lies in memory, because widening would wait for
@@ -61,23 +68,52 @@ static_assert(!kShared || (kRows == 1 && !kRepair), "shared rows are plain sums 
 template <bool>
 struct Held {
   using Type = Acc;
-  static __device__ __forceinline__ Acc of(E::Storage value) { return E::widen(value); }
+  static __device__ __forceinline__ Acc of(V::Storage value) { return V::widen(value); }
   static __device__ __forceinline__ Acc widen(Acc value) { return value; }
 };
 template <>
 struct Held<true> {
-  using Type = E::Storage;
-  static __device__ __forceinline__ E::Storage of(E::Storage value) { return value; }
-  static __device__ __forceinline__ Acc widen(E::Storage value) { return E::widen(value); }
+  using Type = V::Storage;
+  static __device__ __forceinline__ V::Storage of(V::Storage value) { return value; }
+  static __device__ __forceinline__ Acc widen(V::Storage value) { return V::widen(value); }
 };
 using Value = Held<kHeads && kWeighted>;
+
+constexpr bool kWeights = kWeighted || kScaled;  // whether rows of B are multiplied
+
+// What an entry's row of B is multiplied by; a row that the copy cannot hold is added elsewhere.
+__device__ __forceinline__ Acc scaled(Acc value, float scale) {
+  return scale == 0.0f ? Acc(0) : value * scale;
+}
+
+// What takes back the factor of row k of B. Templates, because only spmm_half.cu has these fields.
+template <typename P>
+__device__ __forceinline__ float load_scale(const P& p, int k) {
+  if constexpr (kScaled) return __ldg(p.scales + k);
+  return 1.0f;
+}
+// The matrix whose rows are gathered.
+template <typename P>
+__device__ __forceinline__ const E::Storage* gathered(const P& p) {
+  if constexpr (kScaled) {
+    return p.copy;
+  } else {
+    return p.b;
+  }
+}
 
 // One chunk's operands as a group holds them: lane l has column and value of entry l.
 struct Chunk {
   int column;
   Value::Type value;
-  int entry;  // number of the chunk's first entry in A
-  int left;   // its entries, may exceed kLanes or be <= 0
+  float scale;  // where kScaled
+  int entry;    // number of the chunk's first entry in A
+  int left;     // its entries, may exceed kLanes or be <= 0
+
+  __device__ __forceinline__ Acc weight() const {
+    if constexpr (kScaled) return scaled(value, scale);
+    return Value::widen(value);
+  }
 
   // Drop the first M entries. Turning the operands round costs two shuffles, and lets a loop over
   // batches stay a loop: unrolled, the compiler would start all loads at once and run out of
@@ -85,7 +121,12 @@ struct Chunk {
   template <int M>
   __device__ __forceinline__ void drop(int lane) {
     column = __shfl_sync(kWarp, column, lane + M, kLanes);
-    if constexpr (kWeighted) value = __shfl_sync(kWarp, value, lane + M, kLanes);
+    if constexpr (kScaled) {
+      value = __shfl_sync(kWarp, weight(), lane + M, kLanes);
+      scale = 1.0f;
+    } else if constexpr (kWeighted) {
+      value = __shfl_sync(kWarp, value, lane + M, kLanes);
+    }
     entry += M;
     left -= M;
   }
@@ -113,8 +154,8 @@ __device__ __forceinline__ void add_row(bool here, Acc weight, const Packed<E, k
     for (int v = 0; v < kVec; ++v) x[v] = widen(row[q], v);
     if constexpr (kAlways) {
 #pragma unroll
-      for (int v = 0; v < kVec; ++v) sum[q][v] += kWeighted ? weight * x[v] : x[v];
-    } else if constexpr (kWeighted) {
+      for (int v = 0; v < kVec; ++v) sum[q][v] += kWeights ? weight * x[v] : x[v];
+    } else if constexpr (kWeights) {
       ptx::fma_if<kVec>(here, weight, x, sum[q]);
     } else {
       ptx::add_if<kVec>(here, x, sum[q]);
@@ -134,11 +175,11 @@ __device__ __forceinline__ void batch(const Params& p, const Chunk& chunk, const
   for (int m = 0; m < M; ++m) {
     load_row(p, b, __shfl_sync(kWarp, chunk.column, m, kLanes), row[m]);
   }
-  const Acc own = Value::widen(chunk.value);
+  const Acc own = chunk.weight();
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     const bool here = !kMasked || m < chunk.left;
-    const Acc weight = kWeighted ? __shfl_sync(kWarp, own, m, kLanes) : own;
+    const Acc weight = kWeights ? __shfl_sync(kWarp, own, m, kLanes) : own;
     if constexpr (!kExtremum) {
       add_row<!kMasked>(here, weight, row[m], acc.sum[0]);
     } else if (here) {
@@ -201,7 +242,7 @@ __device__ __forceinline__ int first_nan(const Params& p, const GroupWork& work,
       const u64 k = static_cast<u32>(__ldg(p.columns + at));
       const char* address = b + k * static_cast<u32>(p.b_row_bytes);
       const Acc x = E::widen(*reinterpret_cast<const E::Storage*>(address));
-      const Acc candidate = (kWeighted ? sign * E::widen(__ldg(p.values + at)) : sign) * x;
+      const Acc candidate = (kWeighted ? sign * V::widen(__ldg(p.values + at)) : sign) * x;
       if (candidate != candidate) return at;
     }
   }
@@ -220,16 +261,43 @@ __device__ __forceinline__ int4 load_item(const Params& p, int index, int end) {
   return index < end ? __ldg(p.items + index) : make_int4(-1, 0, 0, -1);
 }
 
-// Sum or extremum of the group's share of an item.
+// sum += weight * row k of B itself, which the copy cannot hold.
+template <typename P>
+__device__ __forceinline__ void add_wide_row(const P& p, int k, int column, Acc weight,
+                                             Acc (&sum)[kTimes][kVec]) {
+  const char* row = reinterpret_cast<const char*>(p.b) +
+                    static_cast<u64>(static_cast<u32>(k)) * static_cast<u64>(p.wide_row_bytes);
+  const float* x = reinterpret_cast<const float*>(row) + column;
+#pragma unroll
+  for (int q = 0; q < kTimes; ++q) {
+#pragma unroll
+    for (int v = 0; v < kVec; ++v) sum[q][v] += weight * __ldg(x + q * kStep + v);
+  }
+}
+
+// The entries of a chunk, from `first` on in A, whose rows the copy cannot hold: bits of `wide`.
+template <typename P>
+__device__ __forceinline__ void wide_entries(const P& p, int first, u32 wide, int column,
+                                             Acc (&sum)[kTimes][kVec]) {
+#pragma unroll 1
+  for (; wide != 0; wide &= wide - 1) {
+    const int at = first + __ffs(wide) - 1;
+    const Acc weight = kWeighted ? V::widen(__ldg(p.values + at)) : Acc(1);
+    add_wide_row(p, __ldg(p.columns + at), column, weight, sum);
+  }
+}
+
+// Sum or extremum of the group's share of an item, from the lane's column of B on.
 __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& work, int4 item,
-                                           int lane, const char* b, int head, Accumulator<1>& acc) {
+                                           int lane, const char* b, int first_column, int head,
+                                           Accumulator<1>& acc) {
   const Acc sign = kExtremum && p.minimum ? Acc(-1) : Acc(1);
   const int* columns = p.columns + item.y;
-  const E::Storage* values = p.values + item.y;
+  const V::Storage* values = p.values + item.y;
   const int length = item.z - item.y;
   int begin = work.first;  // of the group's chunk in the item
   int next_column = head;
-  E::Storage next_value = {};
+  V::Storage next_value = {};
   const auto look_ahead = [&](bool column_too) {
     if constexpr (kHeads) next_value = {};  // no copy of the one that is still on its way
     if (begin + lane < length) {
@@ -239,7 +307,7 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
   };
   look_ahead(!kHeads);
   int column = 0;
-  E::Storage value = {};
+  V::Storage value = {};
   const auto take = [&] {
     column = next_column;
     value = next_value;
@@ -261,7 +329,10 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
       chunk.value = Acc(1);
     }
     if constexpr (kExtremum) chunk.value *= sign;
+    chunk.scale = load_scale(p, column);
+    const float own_scale = lane < chunk.left ? chunk.scale : 1.0f;
     chunk.entry = item.y + begin;
+    const int first_entry = chunk.entry;
     begin += work.stride;
     look_ahead(true);
     const int least = kGroups == 1 ? chunk.left : __reduce_min_sync(kWarp, chunk.left);
@@ -273,6 +344,13 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
       }
     } else {
       partial_chunk(p, chunk, b, lane, most < kLanes ? most : kLanes, acc);
+    }
+    if constexpr (kScaled) {
+      const u32 wide = __ballot_sync(kWarp, own_scale == 0.0f);
+      if (wide != 0) {
+        const u32 mine = (wide & group_mask<kLanes>()) >> (threadIdx.x % 32 / kLanes * kLanes);
+        wide_entries(p, first_entry, mine, first_column, acc.sum[0]);
+      }
     }
     if constexpr (kHeads) {
       column = next_column;
@@ -295,10 +373,30 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
   }
 }
 
+// The elements of a bundle's list from `first` on, four of them, whose rows the copy cannot hold.
+template <int R, typename P>
+__device__ __forceinline__ void wide_elements(const P& p, int first, int column,
+                                              Accumulator<R>& acc) {
+  const u32* tagged = reinterpret_cast<const u32*>(p.tagged);
+#pragma unroll 1
+  for (int m = first; m < first + kListStep; ++m) {
+    const u32 tag = __ldg(tagged + m);
+    const int k = tag & ((1u << kColumnBits) - 1u);
+    if (load_scale(p, k) != 0.0f) continue;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if ((tag & (1u << (kColumnBits + r))) == 0) continue;
+      const Acc weight = kWeighted ? V::widen(__ldg(p.packed + i64(m) * R + r)) : Acc(1);
+      add_wide_row(p, k, column, weight, acc.sum[r]);
+    }
+  }
+}
+
 // The group's share of a bundle. Groups of a warp go their own ways: nothing is shuffled.
 template <int R>
 __device__ __forceinline__ void gather_bundle(const Params& p, const GroupWork& work, int4 item,
-                                              const char* b, Accumulator<R>& acc) {
+                                              const char* b, int first_column,
+                                              Accumulator<R>& acc) {
   const int step = work.wide ? kGroups : 1;
   const int end = item.z / kListStep;
   int at = item.y / kListStep + work.first / kLanes;
@@ -307,23 +405,33 @@ __device__ __forceinline__ void gather_bundle(const Params& p, const GroupWork& 
 #pragma unroll 1
   while (at < end) {
     const u32 tags[kListStep] = {next.x, next.y, next.z, next.w};
-    const E::Storage* values = p.packed + static_cast<i64>(at) * (kListStep * R);
+    const V::Storage* values = p.packed + static_cast<i64>(at) * (kListStep * R);
     at += step;
     if (at < end) next = ptx::load_nc(p.tagged + at);
     Packed<E, kVec> row[kListStep][kTimes];
-    RawValues<E, R> weights[kListStep];
+    RawValues<V, R> weights[kListStep];
+    float scale[kListStep];
 #pragma unroll
     for (int m = 0; m < kListStep; ++m) {
-      load_row(p, b, tags[m] & ((1u << kColumnBits) - 1u), row[m]);
+      const int k = tags[m] & ((1u << kColumnBits) - 1u);
+      load_row(p, b, k, row[m]);
       if constexpr (kWeighted) weights[m].load(values + m * R);
+      scale[m] = load_scale(p, k);
     }
 #pragma unroll
     for (int m = 0; m < kListStep; ++m) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        add_row<false>(tags[m] & (1u << (kColumnBits + r)), kWeighted ? weights[m][r] : Acc(1),
-                       row[m], acc.sum[r]);
+        const Acc weight = kWeighted ? weights[m][r] : Acc(1);
+        add_row<false>(tags[m] & (1u << (kColumnBits + r)),
+                       kScaled ? scaled(weight, scale[m]) : weight, row[m], acc.sum[r]);
       }
+    }
+    if constexpr (kScaled) {
+      bool wide = false;
+#pragma unroll
+      for (int m = 0; m < kListStep; ++m) wide = wide || scale[m] == 0.0f;
+      if (wide) wide_elements<R>(p, (at - step) * kListStep, first_column, acc);
     }
   }
 }
@@ -430,13 +538,15 @@ __device__ __forceinline__ bool is_finite(const Params& p, int row, int column) 
 // A lane's first column; lanes past the last one read the first ones instead and store nothing.
 struct Place {
   int column;
+  int read;
   const char* b;
 };
 
 __device__ __forceinline__ Place place(const Params& p, int slab, int lane) {
   const int column = slab * kSlab + lane * kVec;
-  const E::Storage* b = p.b + blockIdx.z * p.b_batch_stride + (column < p.n ? column : 0);
-  return {column, reinterpret_cast<const char*>(b)};
+  const int read = column < p.n ? column : 0;
+  const E::Storage* b = gathered(p) + blockIdx.z * p.b_batch_stride + read;
+  return {column, read, reinterpret_cast<const char*>(b)};
 }
 
 __device__ __forceinline__ void row_item(const Params& p, const GroupWork& work, int slab, int lane,
@@ -447,7 +557,7 @@ __device__ __forceinline__ void row_item(const Params& p, const GroupWork& work,
   Accumulator<1> acc;
   const int first = item.y + work.first;
   acc.clear(first < item.z ? first : -1);
-  gather_row(p, work, item, lane, at.b, head, acc);
+  gather_row(p, work, item, lane, at.b, at.read, head, acc);
   if (kGroups > 1 && work.wide) join_groups<1>(acc);
   if constexpr (kShared) {
     if (work.shared) join_warps(lane, acc);
@@ -461,7 +571,7 @@ __device__ __forceinline__ void bundle_item(const Params& p, const GroupWork& wo
   const int4 item = load_item(p, work.index, work.end);
   Accumulator<kRows> acc;
   acc.clear(-1);
-  gather_bundle<kRows>(p, work, item, at.b, acc);
+  gather_bundle<kRows>(p, work, item, at.b, at.read, acc);
   if (kGroups > 1 && work.wide) join_groups<kRows>(acc);
   deliver<kRows>(p, work, item, at.column, lane, acc);
 }

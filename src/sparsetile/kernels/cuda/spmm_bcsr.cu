@@ -20,6 +20,18 @@
 // Order of items: block rows longest first, for `together` slabs of kCols columns at a time, slab
 // by slab: blocks that run together share their columns of B, and blocks of A, in L2.
 //
+// Blocks of threads take items in turn, each every gridDim.x-th, or where `queue` is given the next
+// one of all: in turn, those with the longer block rows fall behind, a little more with each slab,
+// and the others are rows of B ahead that L2 then has to hold as well. (3584 x 18944 at 90 %,
+// 65,536 columns: a model of L2 with 40 MB reads B 2.9 times in turn and once from the queue.)
+// Which block takes an item changes no sum.
+//
+//   copying warp   takes the item after the next two from queue[0], one atomic ahead of its use
+//                  -> s_taken[slot] -> taken.full[slot]
+//   consumers      wait taken.full[slot] -> read -> taken.empty[slot]
+//
+// An index past the last item ends both. The last block to end puts the queue back to 0.
+//
 // C of 16 bits in the given row order goes through shared memory, 4 KB a warp, and leaves by the
 // engine, so that its warp may go on with the next item; transposed, as a linear layer wants it, 16
 // KB a warpgroup at a time. Else threads store it, 16 bytes at a time; float32 8 bytes, transposed
@@ -60,7 +72,8 @@
 // barriers. Where slabs are odd the last block has columns past n: zeros, and nothing is stored.
 //
 // Shared memory: dynamic, kStages stages of 8 KB + kCols * 128 bytes, kCols * 128 bytes of C, the
-// barriers. No atomics; sums in block order. With 128 columns two blocks share an SM.
+// barriers, and what the queue said. No atomics on data; sums in block order. With 128 columns two
+// blocks share an SM.
 //
 // Zeros of blocks multiply too: where B is not finite the host has C repaired from A's entries, by
 // a kernel that does nothing unless `spoilt` says so.
@@ -69,7 +82,8 @@
 // (columns where transposed) are padded to a multiple of 8 elements, which is written (host
 // copies otherwise; threads that store a transposed C need none of that); tensor maps made for this
 // A and B, never read where A has no block, and for this C where the engine stores it; rows of C
-// under 2^31, blocks of A under 2^25, items and two grids under 2^31.
+// under 2^31, blocks of A under 2^25, items and two grids under 2^31; the queue at 0, and no other
+// launch that has it at work.
 #include "bcsr.cuh"
 #include "block_steps.cuh"
 #include "block_stores.cuh"
@@ -77,14 +91,28 @@
 
 using RingTurn = Turn<kStages>;
 
+// Indices of items on their way from the copying warp to the consumers.
+constexpr bool kQueued = kStep == 6;
+constexpr int kTaken = 4;
+using TakenTurn = Turn<kTaken>;
+
+struct Taken : RingBarriers<kTaken> {
+  int* index;
+
+  __device__ __forceinline__ explicit Taken(char* memory)
+      : RingBarriers(memory), index(reinterpret_cast<int*>(memory + kBytes)) {}
+};
+
 struct Ring : RingBarriers<kStages> {
   char* stages;
   char* stored;  // C, by consumer and warp
+  Taken taken;
 
   __device__ __forceinline__ explicit Ring(char* memory)
       : RingBarriers(memory + kStages * kStageBytes + kStoreBytes),
         stages(memory),
-        stored(memory + kStages * kStageBytes) {}
+        stored(memory + kStages * kStageBytes),
+        taken(memory + kStages * kStageBytes + kStoreBytes + kBytes) {}
 };
 
 __device__ __forceinline__ char* ring_memory() {
@@ -100,26 +128,27 @@ struct Item {
   int first_column;
 };
 
-// Items of a block of threads: those of its cluster, the slab by its place there. It goes through
-// them in steps: an item each, or where kPaired a half of one, gate and up in turns.
-__device__ __forceinline__ int item_of(int step) {
-  return blockIdx.x / kCluster + step / kHalves * (gridDim.x / kCluster);
+// Items of a block of threads are those of its cluster, the slab by its place there. Where kPaired
+// an item has two halves, gate and up.
+__device__ __forceinline__ int first_index() { return blockIdx.x / kCluster; }
+__device__ __forceinline__ int index_in_turn(int last) { return last + gridDim.x / kCluster; }
+__device__ __forceinline__ bool is_item(const Params& p, int index) {
+  return index < p.block_rows * p.slabs;
 }
-__device__ __forceinline__ bool has_step(const Params& p, int step) {
-  return item_of(step) < p.block_rows * p.slabs;
+__device__ __forceinline__ bool from_queue(const Params& p) {
+  return kQueued && p.queue != nullptr;
 }
 __device__ __forceinline__ int cluster_rank() { return blockIdx.x % kCluster; }
 
 // Past the last item: one without blocks. The load is not waited for here.
-__device__ __forceinline__ Item item_at(const Params& p, int step) {
-  if (!has_step(p, step)) return {0, 0, 0, 0};
-  const int index = item_of(step);
+__device__ __forceinline__ Item item_at(const Params& p, int index, int half) {
+  if (!is_item(p, index)) return {0, 0, 0, 0};
   const int first_slab = index / (p.block_rows * p.together) * p.together;
   const int rest = index - first_slab * p.block_rows, width = min(p.together, p.slabs - first_slab);
   int4 row;
   asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];"
                : "=r"(row.x), "=r"(row.y), "=r"(row.z), "=r"(row.w)
-               : "l"(p.work + rest / width * kHalves + step % kHalves));
+               : "l"(p.work + rest / width * kHalves + half));
   const int slab = (first_slab + rest % width) * kCluster + cluster_rank();
   return {row.x, row.y, row.z, slab * kCols};
 }
@@ -158,17 +187,57 @@ __device__ __forceinline__ void copy_stage(const Params& p, char* stage, u64* fu
   }
 }
 
+// The copying warp's way through its items, half by half; it tells the consumers of each item.
+struct Producing {
+  int index, half;  // where it stands
+  int asked;        // lane 0: what the queue said last
+  TakenTurn turn;
+
+  __device__ __forceinline__ void ask(const Params& p) {
+    if (threadIdx.x == 0) asked = atomicAdd(p.queue, 1);
+  }
+  __device__ __forceinline__ explicit Producing(const Params& p)
+      : index(first_index()), half(0), asked(0) {
+    if (from_queue(p)) ask(p);
+  }
+  // Nothing is asked for after an index past the last item.
+  __device__ __forceinline__ void next(const Params& p, const Taken& taken) {
+    if (!is_item(p, index)) return;
+    if (++half < kHalves) return;
+    half = 0;
+    if (!from_queue(p)) {
+      index = index_in_turn(index);
+      return;
+    }
+    index = gridDim.x + __shfl_sync(0xffffffffu, asked, 0);
+    if (is_item(p, index)) ask(p);
+    if (threadIdx.x == 0) {
+      taken.wait_empty(turn);
+      taken.index[turn.stage] = index;
+      wg::barrier_arrive(taken.full + turn.stage);
+    }
+    turn.next();
+  }
+};
+
 __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
   const int lane = threadIdx.x % 32;
-  Item item = item_at(p, 0), next = item_at(p, 1);
+  Producing way(p);
+  Item item = item_at(p, way.index, way.half);
+  bool more = is_item(p, way.index);
+  way.next(p, ring.taken);
+  Item next = item_at(p, way.index, way.half);
+  bool more_next = is_item(p, way.index);
   int first_columns = column_at(p, item, 0);
   if (lane == 0 && item.blocks > 0) {
     wg::prefetch_map(&p.a);
     wg::prefetch_map(&p.b);
   }
   RingTurn turn;
-  for (int step = 0; has_step(p, step); ++step) {
-    const Item after = item_at(p, step + 2);
+  while (more) {
+    way.next(p, ring.taken);
+    const Item after = item_at(p, way.index, way.half);
+    const bool more_after = is_item(p, way.index);
     int mine = first_columns;
     first_columns = column_at(p, next, 0);
     for (int from = 0; from < item.blocks; from += 32) {
@@ -189,6 +258,12 @@ __device__ __forceinline__ void produce(const Params& p, const Ring& ring) {
       }
     }
     item = next, next = after;
+    more = more_next, more_next = more_after;
+  }
+  // Every block has its last answer: nobody asks any more.
+  if (from_queue(p) && lane == 0 && atomicAdd(p.queue + 1, 1) == gridDim.x - 1) {
+    p.queue[0] = 0;
+    p.queue[1] = 0;
   }
 }
 
@@ -272,19 +347,34 @@ __device__ __forceinline__ void accumulate_pairs(const Ring& ring, int consumer,
   }
 }
 
+// The index of the item after `index`, as the copying warp took it.
+__device__ __forceinline__ int index_after(const Params& p, const Taken& taken, int index,
+                                           TakenTurn& turn) {
+  if (!from_queue(p)) return index_in_turn(index);
+  taken.wait_full(turn);
+  const int found = taken.index[turn.stage];
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) wg::barrier_arrive(taken.empty + turn.stage);
+  turn.next();
+  return found;
+}
+
 __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
   const int consumer = threadIdx.x / 128 - 1;
-  Item item = item_at(p, 0), up_item = {};
-  if constexpr (kPaired) up_item = item_at(p, 1);
+  int index = first_index();
+  Item item = item_at(p, index, 0), up_item = {};
+  if constexpr (kPaired) up_item = item_at(p, index, 1);
   RingTurn turn;
-  for (int step = 0; has_step(p, step); step += kHalves) {
-    const Item next = item_at(p, step + kHalves);
+  TakenTurn taken_turn;
+  while (is_item(p, index)) {
+    index = index_after(p, ring.taken, index, taken_turn);
+    const Item next = item_at(p, index, 0);
     const int position = position_in(item.block_row);
     const int first_column = item.first_column + consumer * 128;
     float sum[64], bias[2];
     load_row_bias(p, position, 0, bias);
     if constexpr (kPaired) {
-      const Item next_up = item_at(p, step + kHalves + 1);
+      const Item next_up = item_at(p, index, 1);
       float up[64], up_bias[2];
       load_row_bias(p, position, p.rows, up_bias);
       accumulate(ring, consumer, item.blocks, turn, sum);
@@ -310,7 +400,7 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
 template <typename Element>
 __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
   const int consumer = threadIdx.x / 128;
-  const Item item = item_at(p, 0);
+  const Item item = item_at(p, first_index(), 0);
   char* stage = ring.stages;
   const char* b = stage + kBlockBytes + consumer * 2 * kBoxBytes;
   float sum[64];
@@ -352,6 +442,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(kThreads, kBlocksPerSM
   const Ring ring(ring_memory());
   if (threadIdx.x == 0) {
     ring.init(1, kCluster * kConsumers * 4);
+    if constexpr (kQueued) ring.taken.init(1, kConsumers * 4);
     wg::barrier_init_done();
   }
   if constexpr (kCluster == 1) {

@@ -17,7 +17,9 @@
 
 using E = ELEMENT;
 using Out = OUTPUT;
+using V = E;
 using Acc = E::Acc;
+constexpr bool kScaled = false;
 
 // Declared in kernels/csr.py.
 struct Params {

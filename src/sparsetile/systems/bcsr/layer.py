@@ -30,7 +30,7 @@ from sparsetile.kernels.linear_few import EIGHT_UNIT, FEW_TOKENS
 from sparsetile.systems.base import Epilogue
 from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.bcsr.layer_cost import LayerSize, choose_way
-from sparsetile.systems.bcsr.runner import BCSRRunner, PreparedBlocks
+from sparsetile.systems.bcsr.runner import BCSRRunner
 from sparsetile.systems.shared.cuda_context import ensure_cuda_context
 from sparsetile.systems.shared.geometry import ACCESS_BYTES, aligned
 
@@ -375,6 +375,6 @@ def _bind_blocks(
         tensors, launch.tile, n, runner.rows, Store.TRANSPOSED, epilogue, silu=silu
     )
     params |= {"a": runner._block_map(blocks, launch.tile), "b": NO_MAP, "stored": NO_MAP, "c": 0}
-    prepared = launch.kernel.prepare(launch.grid, launch.tile.threads, params, ("b", "stored", "c"))
     map_of_c = runner._map_of_c(X.dtype, n, runner.rows, Store.TRANSPOSED)
-    return PreparedBlocks(prepared, runner._map_of_b(B, launch.tile, True), map_of_c).launch
+    map_of_b = runner._map_of_b(B, launch.tile, True)
+    return launch.prepared(params, map_of_b, map_of_c, X.device.index).launch

@@ -22,7 +22,7 @@ from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
 from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matrix, map_bytes
-from sparsetile.jit.workspace import zeroed_flag
+from sparsetile.jit.workspace import scratch, zeroed_flag
 from sparsetile.kernels.bcsr import (
     BLOCK,
     ENGINE,
@@ -75,13 +75,31 @@ class Launch:
     kernel: LoadedKernel
     tile: BlockTile
     grid: tuple[int, int, int]
+    queued: bool  # thread blocks take items from a queue, which lies in scratch memory
+
+    def prepared(
+        self, params: Mapping[str, Any], map_of_b: MapOf, map_of_c: MapOf, device: int
+    ) -> PreparedBlocks:
+        """Return the launch with ``params``, ready for addresses of B and C."""
+        tile, rare = self.tile, ("queue",) if self.queued else ()
+        made = self.kernel.prepare(self.grid, tile.threads, params, _OPERANDS, rare)
+        queue_of = functools.partial(_queue, device) if self.queued else None
+        return PreparedBlocks(made, map_of_b, map_of_c, queue_of)
 
 
 class PreparedBlocks:
     """A launch for matrices like one B: each address of B and C has a tensor map of its own."""
 
-    def __init__(self, launch: PreparedLaunch, map_of_b: MapOf, map_of_c: MapOf) -> None:
-        self._launch = launch.launch
+    def __init__(
+        self,
+        prepared: PreparedLaunch,
+        map_of_b: MapOf,
+        map_of_c: MapOf,
+        queue_of: Callable[[int], int] | None,
+    ) -> None:
+        """``queue_of``: where a stream's queue lies, if the launch has one."""
+        self._launch, self._launch_with = prepared.launch, prepared.launch_with
+        self._queue_of = queue_of
         self._map_of_b = map_of_b
         self._map_of_c = map_of_c
         self._ready_b: dict[int, bytes] = {}
@@ -92,7 +110,15 @@ class PreparedBlocks:
         b, c = values
         map_b = self._ready_b.get(b) or _ready(self._ready_b, b, self._map_of_b)
         map_c = self._ready_c.get(c) or _ready(self._ready_c, c, self._map_of_c)
-        self._launch(stream, map_b, map_c, c)
+        if self._queue_of is None:
+            self._launch(stream, map_b, map_c, c)
+        else:
+            self._launch_with(stream, (self._queue_of(stream),), map_b, map_c, c)
+
+
+def _queue(device: int, stream: int) -> int:
+    """Return the address of a stream's queue: the next item, and blocks of threads that ended."""
+    return scratch(device, stream, 1, 2)[1].data_ptr()
 
 
 def _ready(kept: dict[int, bytes], pointer: int, map_of: MapOf) -> bytes:
@@ -180,13 +206,15 @@ class BCSRRunner(Runner):
         key = (dtype, out_dtype, n, k_major, device)
         found = self._launches.get(key)
         if found is None:
-            processors = machine(torch.device("cuda", device)).processors
-            tile = choose_block_tile(n, self._block_rows, processors, dtype, self._columns)
+            facts = machine(torch.device("cuda", device))
+            processors, rows = facts.processors, self._block_rows
+            tile = choose_block_tile(n, rows, processors, dtype, self._columns)
             tile = replace(tile.at_step(self._step), paired=self._paired)
             config = bcsr_config(dtype, tile, out_dtype=out_dtype, k_major=k_major)
             kernel = SPMM_BCSR.load(config, device, tile.shared_bytes)
-            grid = tile.grid(n, self._block_rows, processors)
-            found = self._launches[key] = Launch(kernel, tile, grid)
+            queued = tile.queues(n, rows, self.cols, processors, facts.l2_bytes)
+            grid = tile.grid(n, rows, processors)
+            found = self._launches[key] = Launch(kernel, tile, grid, queued)
         return found
 
     def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
@@ -266,6 +294,7 @@ class BCSRRunner(Runner):
             "indptr": tensors["indptr"].data_ptr(),
             "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
             "spoilt": 0 if spoilt is None else spoilt.data_ptr(),
+            "queue": 0,
             "c_stride": c_stride,
             "rows": self.rows,
             "n": n,
@@ -446,6 +475,8 @@ class BCSRRunner(Runner):
             ensure_cuda_context(device)  # before the first tensor map, which needs it, too
             params["a"] = self._block_map(blocks, launch.tile)
             stream = current_stream_handle(device)
+            if launch.queued:
+                params["queue"] = _queue(device, stream)
             for one, c in pairs:
                 copied = tf32 and self._blocks
                 b = self._copies.copy(one, device, stream) if copied else one.data_ptr()
@@ -470,15 +501,15 @@ class BCSRRunner(Runner):
             return None
         if B.dtype is torch.float32 or not _copies_well(B) or n % STORE_COLUMNS:
             return None
-        launch = self._launch_for(B.dtype, B.dtype, n, False, tensors["work"].device.index)
+        device = tensors["work"].device.index
+        launch = self._launch_for(B.dtype, B.dtype, n, False, device)
         engine = self._engine_stores(tensors, B.dtype)
         store = Store.BY_ENGINE if engine else Store.BY_THREADS
         params: dict[str, Any] = self._params(tensors, launch.tile, n, n, store, PLAIN)
         params |= {"a": self._block_map(packed["blocks"], launch.tile)}
         params |= {"b": NO_MAP, "stored": NO_MAP, "c": 0}
-        prepared = launch.kernel.prepare(launch.grid, launch.tile.threads, params, _OPERANDS)
-        map_of_c = self._map_of_c(B.dtype, n, n, store)
-        return (PreparedBlocks(prepared, self._map_of_b(B, launch.tile, False), map_of_c),)
+        maps = self._map_of_b(B, launch.tile, False), self._map_of_c(B.dtype, n, n, store)
+        return (launch.prepared(params, *maps, device),)
 
     def bind(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None

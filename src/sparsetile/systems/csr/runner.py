@@ -49,7 +49,7 @@ from sparsetile.systems.shared.geometry import (
     stride_params,
 )
 
-__all__ = ["CSRRunner", "Work"]
+__all__ = ["CSRRunner", "Launch", "Work"]
 
 # Thread blocks an SM holds, about, and waves of them from which on the next kernel may start early.
 BLOCKS_PER_SM, MANY_WAVES = 8, 2
@@ -113,6 +113,27 @@ class Launch:
     slab_fast: bool
     early: bool
 
+    @classmethod
+    def of(
+        cls,
+        kernel: LoadedKernel,
+        work: Work,
+        tile: RowTile,
+        n: int,
+        shape: RowShape,
+        processors: int,
+        small: bool = False,
+    ) -> Launch:
+        """Return the launch of a kernel over ``work`` for ``n`` columns."""
+        slabs, block_ends = tile.slabs(n), work.block_ends(tile.lanes, small)
+        # Blocks of the next kernel go to the SMs that are done first: uneven unless they are many.
+        waves = block_ends[-1] * slabs / (processors * BLOCKS_PER_SM)
+        return cls(
+            kernel, work, tile, slabs, block_ends, small,
+            slab_fast=slabs > MAX_SLABS or (slabs > 1 and shape.slabs_first(work.bundled)),
+            early=work.slots == 0 and waves >= MANY_WAVES,
+        )  # fmt: skip
+
     @property
     def overlap(self) -> bool:
         """Whether the kernel may start before its predecessor ends: not where rows are cut.
@@ -160,6 +181,16 @@ class CSRRunner(ExactRunner):
         """The schedule of rows, without bundles."""
         return self._plain
 
+    @property
+    def mixed(self) -> Work | None:
+        """The schedule of bundles and of rows that are in none, where there are bundles."""
+        return self._mixed
+
+    @property
+    def shape(self) -> RowShape:
+        """What the choice of a tile looks at."""
+        return self._shape
+
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         if self._mixed is None or values is None or dtype not in BUNDLE_DTYPES:
             return {"values": torch.empty(0, dtype=dtype, device=tensors["indptr"].device)}
@@ -205,19 +236,8 @@ class CSRRunner(ExactRunner):
                 shape=shape if mode == "sum" else MIXED_ROWS,
             )
             small = bool(config["kShared"])
-            slabs, block_ends = tile.slabs(n), work.block_ends(tile.lanes, small)
-            # Blocks of the next kernel go to the SMs that are done first: uneven unless they are
-            # many.
-            waves = block_ends[-1] * slabs / (facts.processors * BLOCKS_PER_SM)
-            found = self._launches[key] = Launch(
-                SPMM_CSR.load(config, device),
-                work,
-                tile,
-                slabs,
-                block_ends,
-                small,
-                slab_fast=slabs > MAX_SLABS or (slabs > 1 and self._shape.slabs_first(bundles)),
-                early=work.slots == 0 and waves >= MANY_WAVES,
+            found = self._launches[key] = Launch.of(
+                SPMM_CSR.load(config, device), work, tile, n, self._shape, facts.processors, small
             )
         return found
 
@@ -236,7 +256,7 @@ class CSRRunner(ExactRunner):
             vector = vector_width(dtype, n)
             self._launch_for(dtype, dtype, n, vector, mode, weighted, device_index(device))
 
-    def _params(
+    def params(
         self,
         launch: Launch,
         tensors: Tensors,
@@ -245,7 +265,7 @@ class CSRRunner(ExactRunner):
         mode: str,
         epilogue: Epilogue,
     ) -> dict[str, Any]:
-        """Parameters that do not depend on B, C and scratch memory."""
+        """Return the parameters that do not depend on B, C and scratch memory."""
         work = launch.work
         bundled = {"tagged": 0, "bundle_rows": 0, "packed": 0}
         if work.bundled:
@@ -314,7 +334,7 @@ class CSRRunner(ExactRunner):
                     tensors, values, packed, B[piece], out[piece], some, mode, epilogue, only_if
                 )
             return
-        params = self._params(launch, tensors, values, packed, mode, epilogue) | shape.params
+        params = self.params(launch, tensors, values, packed, mode, epilogue) | shape.params
         noted = only_if if args is None else args
         params["args"] = 0 if noted is None else noted.data_ptr()
         with on_device(device):
@@ -382,7 +402,7 @@ class CSRRunner(ExactRunner):
         if launch.too_wide:
             return None
         params = {
-            **self._params(launch, tensors, values, packed, "sum", epilogue),
+            **self.params(launch, tensors, values, packed, "sum", epilogue),
             **stride_params((stride * size, n, 0, 0)),
             "b": 0, "c": 0, "n": n,
         }  # fmt: skip

@@ -7,7 +7,7 @@ import contextlib
 import torch
 from torch import Tensor
 
-__all__ = ["float32_product", "without_autocast"]
+__all__ = ["adds_in_float16", "float32_product", "without_autocast"]
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -17,15 +17,18 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
     return torch.autocast(device.type, enabled=False)
 
 
+def adds_in_float16(dtype: torch.dtype) -> bool:
+    """Whether torch was told to let cuBLAS add up in float16, which cannot be stored in float32."""
+    return dtype is torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation
+
+
 def float32_product(A: Tensor, B: Tensor) -> Tensor:
     """Return A·B of 16-bit matrices [M, K] and [..., K, N] with its sums in float32.
 
     A product stored in 16 bits may be added up in them: torch allows cuBLAS that unless told
     otherwise. One that is stored in float32 cannot lose more than float32 does.
     """
-    # What torch may be told to add up in float16 cannot be stored in float32.
-    narrow = A.dtype is torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation
-    if narrow or A.device.type != "cuda" or 0 in (*A.shape, *B.shape):
+    if adds_in_float16(A.dtype) or A.device.type != "cuda" or 0 in (*A.shape, *B.shape):
         return torch.matmul(A.float(), B.float())
     if B.dim() == 2:
         return torch.mm(A, B, out_dtype=torch.float32)

@@ -1,0 +1,247 @@
+"""Two launches a product: ``half_rows`` copies B, ``spmm_half`` gathers from the copy.
+
+Rows of A are scheduled as ``csr`` schedules them for operands of 16 bits. The copy is allocated for
+each product, on its stream, and goes back to torch's pool with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.device import machine
+from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
+from sparsetile.jit.workspace import scratch
+from sparsetile.kernels.csr import THREADS, choose_bundle_tile, choose_tile, vector_width
+from sparsetile.kernels.half import (
+    COPY_DTYPE,
+    COPY_THREADS,
+    HALF_ROWS,
+    SPMM_HALF,
+    copy_config,
+    copy_grid,
+    copy_pitch,
+    half_config,
+)
+from sparsetile.systems.base import PLAIN, Epilogue, Runner, Tensors, part
+from sparsetile.systems.csr.runner import CSRRunner, Launch
+from sparsetile.systems.registry import exact_runner
+from sparsetile.systems.shared.bound import BoundProduct, Prepared
+from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
+from sparsetile.systems.shared.geometry import stride_params
+
+__all__ = ["HalfRunner"]
+
+# Values of A outside of these, times rows of B that the copy takes, might leave float32.
+LARGEST, SMALLEST = 2.0**80, 2.0**-80
+# Bytes of a copy; a larger B is copied and multiplied in parts of its columns.
+MOST_COPIED = 2**32
+_SCALES_AT = 256  # bytes that the scales' place is a multiple of
+# Addresses that a product brings beside those of B and C.
+_PLACES = ("copy", "scales", "partials", "arrivals")
+
+
+class _Launches:
+    """Both launches of a product, prepared, with memory that each product looks up."""
+
+    def __init__(
+        self, steps: Sequence[PreparedLaunch], device: int, sizes: tuple[int, int, int, int]
+    ) -> None:
+        self._steps = [step.launch_with for step in steps]
+        self._device = device
+        self._place = torch.device("cuda", device)  # its name would be read for each product
+        self._sizes = sizes
+
+    def launch(self, stream: int, *values: Any) -> None:
+        """Multiply B, at the first address, into C, at the second."""
+        copied, scales, partials, counters = self._sizes
+        memory = torch.empty(copied, dtype=torch.uint8, device=self._place)
+        at = memory.data_ptr()
+        rest = (0, 0)
+        if counters or partials:
+            sums, arrivals = scratch(self._device, stream, partials, counters)
+            rest = (sums.data_ptr(), arrivals.data_ptr())
+        for launch in self._steps:
+            launch(stream, (at, at + scales, *rest), *values)
+
+
+class HalfRunner(Runner):
+    """Packed ``values``: those of ``csr``'s bundles; ``unfit`` [1]: whether A's are too large."""
+
+    packed_names = ("values", "unfit")
+
+    def __init__(self, meta: Mapping[str, Any]) -> None:
+        super().__init__(meta)
+        rows = exact_runner(str(meta["recipe"]), "half")
+        assert isinstance(rows, CSRRunner)
+        self._rows = rows
+        self._launches: dict[tuple[Any, ...], Launch] = {}
+
+    def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
+        rows = part("rows", tensors)
+        unfit = torch.zeros(1, dtype=torch.int32, device=rows["indptr"].device)
+        if values is not None and values.numel():
+            sizes = values.abs()
+            wide = (sizes > LARGEST) | ((sizes < SMALLEST) & (sizes > 0))
+            unfit = (wide & torch.isfinite(sizes)).any().to(torch.int32).reshape(1)
+        return {"values": self._rows.pack(rows, values, dtype)["values"], "unfit": unfit}
+
+    def _launch_for(self, n: int, vector: int, weighted: bool, device: int) -> Launch:
+        key = (n, vector, weighted, device)
+        found = self._launches.get(key)
+        if found is None:
+            rows, facts = self._rows, machine(torch.device("cuda", device))
+            shape = replace(rows.shape, small=False)
+            work = rows.plain if rows.mixed is None else rows.mixed
+            if work.bundled:
+                items = work.sections[1] + work.sections[3]
+                tile = choose_bundle_tile(COPY_DTYPE, n, vector, items)
+            else:
+                tile = choose_tile(COPY_DTYPE, n, vector, shape, cols=self.cols, l2=facts.l2_bytes)
+            config = half_config(tile, weighted, bundles=work.bundled, shape=shape)
+            kernel = SPMM_HALF.load(config, device)
+            found = Launch.of(kernel, work, tile, n, shape, facts.processors)
+            self._launches[key] = found
+        return found
+
+    def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
+        if n and self._rows.plain.items:
+            number = device_index(device)
+            self._launch_for(n, vector_width(COPY_DTYPE, n), weighted, number)
+            HALF_ROWS.load(copy_config(n, vector_width(torch.float32, n)), number)
+
+    def _sizes(self, launch: Launch, n: int) -> tuple[int, int, int, int]:
+        """Bytes of the copy and its scales, where these begin, bytes of partial sums, counters."""
+        scales = -(-self.cols * copy_pitch(n) * COPY_DTYPE.itemsize // _SCALES_AT) * _SCALES_AT
+        slots = launch.slabs * launch.work.slots
+        partials = slots * launch.partial_bytes(COPY_DTYPE, False)
+        return scales + 4 * self.cols, scales, partials, launch.slabs * launch.work.nodes
+
+    def _in_parts(self, launch: Launch, n: int) -> bool:
+        """Whether one launch, or one copy, cannot have all columns."""
+        return launch.too_wide or self._sizes(launch, n)[0] > MOST_COPIED
+
+    def _params(
+        self,
+        launch: Launch,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors,
+        epilogue: Epilogue,
+        n: int,
+        strides: tuple[int, int],
+    ) -> dict[str, Any]:
+        """Parameters without addresses of B, C, the copy and scratch memory. ``strides``: bytes of
+        rows of B, elements of rows of C."""
+        rows = part("rows", tensors)
+        found = self._rows.params(launch, rows, values, packed, "sum", epilogue)
+        del found["heads"]
+        pitch = copy_pitch(n)
+        return {
+            **found,
+            **stride_params((pitch * COPY_DTYPE.itemsize, strides[1], 0, 0)),
+            **dict.fromkeys((*_PLACES, "b", "c"), 0),
+            "unfit": packed["unfit"].data_ptr(),
+            "wide_row_bytes": strides[0],
+            "k": self.cols,
+            "n": n,
+            "pitch": pitch,
+        }
+
+    def spmm(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue = PLAIN,
+    ) -> None:
+        n = B.shape[-1]
+        if n == 0 or self._rows.plain.items == 0:
+            return
+        if packed is None:
+            packed = self.pack(tensors, values, B.dtype)
+        for one, c in [(B, out)] if B.dim() == 2 else zip(B, out, strict=True):
+            self._multiply(tensors, values, packed, one, c, epilogue)
+
+    def _multiply(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors,
+        B: Tensor,
+        out: Tensor,
+        epilogue: Epilogue,
+    ) -> None:
+        n, device = B.shape[1], B.device.index
+        vector = vector_width(COPY_DTYPE, n, out.stride(0), out.data_ptr() // 4)
+        launch = self._launch_for(n, vector, values is not None, device)
+        if n > 1 and self._in_parts(launch, n):
+            half = n // 2 // THREADS * THREADS or n // 2
+            for columns in (slice(0, half), slice(half, None)):
+                bias = None if epilogue.bias is None else epilogue.bias[columns]
+                some = replace(epilogue, bias=bias)
+                self._multiply(tensors, values, packed, B[:, columns], out[:, columns], some)
+            return
+        strides = (B.stride(0) * 4, out.stride(0))
+        params = self._params(launch, tensors, values, packed, epilogue, n, strides)
+        copied, scales, partials, counters = self._sizes(launch, n)
+        memory = torch.empty(copied, dtype=torch.uint8, device=B.device)
+        at = memory.data_ptr()
+        params |= {"b": B.data_ptr(), "c": out.data_ptr(), "copy": at, "scales": at + scales}
+        with on_device(device):
+            ensure_cuda_context(device)
+            stream = current_stream_handle(device)
+            if counters or partials:
+                sums, arrivals = scratch(device, stream, partials, counters)
+                params |= {"partials": sums.data_ptr(), "arrivals": arrivals.data_ptr()}
+            if self.cols:
+                vector = self._copy_vector(B)
+                copier = HALF_ROWS.load(copy_config(n, vector), device)
+                blocks = copy_grid(self.cols, n, vector)
+                copier.launch(blocks, COPY_THREADS, stream, params, overlap=True)
+            grid = launch.grid(1)
+            launch.kernel.launch(grid, THREADS, stream, params, overlap=launch.overlap)
+
+    def _copy_vector(self, B: Tensor) -> int:
+        return 4 if vector_width(B.dtype, B.shape[1], B.stride(0), B.data_ptr() // 4) == 4 else 1
+
+    def prepare_launches(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        epilogue: Epilogue = PLAIN,
+    ) -> Sequence[Prepared] | None:
+        """Return both launches of B -> C, plain matrices; None where a grid is too small."""
+        if not self._rows.plain.items:
+            return ()
+        if packed is None or not self.cols:
+            return None
+        n, device = B.shape[1], tensors["rows.indptr"].device.index
+        launch = self._launch_for(n, vector_width(COPY_DTYPE, n), values is not None, device)
+        if self._in_parts(launch, n):
+            return None
+        params = self._params(launch, tensors, values, packed, epilogue, n, (B.stride(0) * 4, n))
+        patch = ("b", "c") if epilogue.plain else ("b", "c", "bias", "alpha")
+        vector = self._copy_vector(B)
+        copier = HALF_ROWS.load(copy_config(n, vector), device)
+        blocks = copy_grid(self.cols, n, vector)
+        steps = (
+            copier.prepare(blocks, COPY_THREADS, params, patch, _PLACES, overlap=True),
+            launch.kernel.prepare(
+                launch.grid(1), THREADS, params, patch, _PLACES, overlap=launch.overlap
+            ),
+        )
+        return [_Launches(steps, device, self._sizes(launch, n))]
+
+    def bind(
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
+    ) -> BoundProduct | None:
+        return BoundProduct(self, tensors, values, packed) if self.rows else None

@@ -1,0 +1,42 @@
+"""``dense`` where A's columns are no multiple of 16 bytes: two products, one sum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparsetile as st
+from tests.contracts.cases import assert_close, tf32
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("cols", [1, 7, 9, 64, 301])
+@pytest.mark.parametrize("n", [1, 33, 64])
+def test_columns_of_any_number(dtype: torch.dtype, cols: int, n: int):
+    generator = torch.Generator("cuda").manual_seed(cols * n)
+    A = torch.randn(200, cols, device="cuda", generator=generator).to(dtype)
+    A[A.abs() < 0.5] = 0
+    B = torch.randn(cols, n, device="cuda", generator=generator).to(dtype)
+    bias = torch.randn(n, device="cuda", generator=generator).to(dtype)
+    with tf32(True):
+        plan = st.plan(A.to_sparse_csr(), n, dtype=dtype, system="dense")
+        csr = plan._csr.with_values(plan.values)
+        C = torch.full((200, n + 3), torch.nan, device="cuda", dtype=dtype)[:, 1 : n + 1]
+        plan.run(B, out=C)
+        assert_close(C, csr, B)
+        fused = plan.run(B, bias=bias, relu=True)
+        batch = plan @ torch.stack([B, -B])
+    wanted = (C.double() + bias.double()).relu()
+    torch.testing.assert_close(fused.double(), wanted, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(batch[1], -batch[0])
+    with tf32(True):
+        lean = st.plan(A.to_sparse_csr(), n, dtype=dtype, system="dense", keep="inference")
+        assert_close(lean @ B, csr, B)
+    B[-1, 0] = torch.inf
+    with tf32(True):
+        assert_close(plan @ B, csr, B)
