@@ -7,7 +7,14 @@ import time
 import pytest
 import torch
 
-from sparsetile.core.timer import Samples, measure, one_product, percentiles, time_product
+from sparsetile.core.timer import (
+    Samples,
+    measure,
+    measure_queued,
+    one_product,
+    percentiles,
+    time_product,
+)
 
 
 def test_percentiles_interpolate() -> None:
@@ -52,9 +59,39 @@ def test_measure_gives_the_median_of_the_calls_after_two_to_warm_up() -> None:
     assert next(pauses, None) is None
 
 
+def test_queued_calls_on_a_host_are_measured_one_by_one() -> None:
+    pauses = iter([0.05, 0.05, 0.001, 0.03, 0.002])
+    found = measure_queued(lambda: time.sleep(next(pauses)), torch.device("cpu"), repeats=3)
+    assert 0.002 <= found < 0.03
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 class TestOnGpu:
+    def test_calls_that_are_queued_do_not_count_the_host(self) -> None:
+        A = torch.randn(64, 64, device="cuda")
+
+        def run() -> None:
+            end = time.perf_counter() + 2e-4
+            torch.mm(A, A)
+            while time.perf_counter() < end:
+                pass
+
+        assert measure(run, A.device) > 5e-6  # what the test would be worth nothing without
+        assert 5e-7 < measure_queued(run, A.device) < 4e-5
+
+    def test_queued_calls_give_what_replays_of_a_graph_give(self) -> None:
+        A = torch.randn(2048, 2048, device="cuda")
+        queued, replayed = (
+            measure_queued(lambda: A @ A, A.device),
+            time_product(lambda: A @ A, A.device),
+        )
+        assert queued == pytest.approx(replayed.median, rel=0.3)
+
+    def test_what_waits_for_the_gpu_is_still_measured(self) -> None:
+        A = torch.randn(512, 512, device="cuda")
+        assert 1e-6 < measure_queued(lambda: float((A @ A).sum()), A.device) < 1e-1
+
     def test_a_product_is_captured_and_replayed(self) -> None:
         A = torch.randn(512, 512, device="cuda")
         found = time_product(lambda: A @ A, A.device)

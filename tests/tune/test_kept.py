@@ -98,7 +98,17 @@ def test_fingerprint_tells_rows_and_columns_apart(monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "3", '{"schema": 1}', '{"schema": 2, "key": {}}', "\udcff" * 3],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '{"schema": 1}',
+        '{"schema": 2, "key": {}}',
+        '{"schema": 3, "key": {}}',
+        "\udcff" * 3,
+    ],
 )
 def test_a_damaged_file_is_no_answer_and_is_replaced(held, text):
     key = key_of(request(), ["cpu", "dense"])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sparsetile.core.timer import measure, one_product
+from sparsetile.core.timer import measure_queued, one_product
 from sparsetile.jit import NotCompiled, without_compiling
 from sparsetile.systems import BuiltSystem, Request
 from sparsetile.systems.registry import SYSTEMS, runner
@@ -55,7 +55,7 @@ COMPILE_SECONDS = 1.0
 CLOSE_SAVES = 0.05
 # Seconds to build a system on a GPU or a host: fixed, and for an entry.
 BUILD_SECONDS = (8e-3, 1e-9)
-REPEATS = 7
+REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -244,9 +244,9 @@ def measure_systems(
 
 
 def _bounded(product: Callable[[], object], device: torch.device, budget: float) -> float:
-    """Return the seconds of a product, of several if they fit the budget, after it was compiled."""
+    """Return the seconds of a product on its device, of several if they fit the budget."""
     product()
     one = one_product(product, device)
     if (REPEATS + 2) * one > budget:
         return one
-    return measure(product, device, REPEATS)
+    return measure_queued(product, device, REPEATS)

@@ -31,7 +31,7 @@ from sparsetile.systems import Request
 
 __all__ = ["KeptTimings", "Timing", "fingerprint", "kept_timings", "key_of"]
 
-SCHEMA = 1
+SCHEMA = 2  # 1 held times with the host's launches in them
 # Files that are kept; the oldest tenth goes when there are more.
 MOST_FILES = 4096
 # Entries that are hashed at a time.

@@ -67,8 +67,9 @@ class LayerRates:
         and where it does not.
     item_fixed, item_bias : float
         Seconds of an item beside its blocks, and that a bias adds to it.
-    dense_fixed : float
-        Seconds of a dense product that waits for its weight, beside reading it.
+    dense_fixed, dense_near : float
+        Seconds of a dense product that waits for its weight, beside reading it: from DRAM, and
+        where operands stay in L2.
     dense_start : float
         The same where its flops take longer.
     dense_flops : float
@@ -93,6 +94,7 @@ class LayerRates:
     item_fixed: float = 0.3453e-6
     item_bias: float = 0.651e-6
     dense_fixed: float = 7.283e-6
+    dense_near: float = 6.2e-6
     dense_start: float = 0.9394e-6
     dense_flops: float = 0.9739
     margin: float = 1.03
@@ -183,7 +185,8 @@ def _dense_seconds(
     moved = weight + item * tokens * (size.cols + size.rows)
     flops = 2.0 * size.rows * size.cols * tokens
     flops /= rates.dense_flops * 2 * ceilings.dense_flops * 2 / item
-    bounds = (rates.dense_start + flops, rates.dense_fixed + moved / _memory_rate(moved, ceilings))
+    fixed = rates.dense_near if moved <= ceilings.l2_bytes else rates.dense_fixed
+    bounds = (rates.dense_start + flops, fixed + moved / _memory_rate(moved, ceilings))
     # Where both are alike neither hides all of the other.
     return sum(seconds**_TOGETHER for seconds in bounds) ** (1 / _TOGETHER)
 
