@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,8 +16,15 @@ from sparsetile.reorder import Permutation
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.base import Request
+from sparsetile.systems.csr import gat, gat_launches, gat_layer
+from tests.emulator.products import load_on_host
 
-__all__ = ["direction", "flat_plan", "pattern"]
+__all__ = ["attention_on_host", "direction", "flat_plan", "pattern"]
+
+
+def attention_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Kernels of graph attention are loaded for the host, whichever module launches them."""
+    load_on_host(monkeypatch, gat_launches, folder, launching=(gat, gat_layer))
 
 
 def pattern(lengths: list[int], cols: int, seed: int = 0) -> st.CSR:

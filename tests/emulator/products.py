@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +22,16 @@ from tests.emulator.build import HostKernel
 __all__ = ["assert_same", "expected", "load_on_host", "operand", "whole_numbers"]
 
 
-def load_on_host(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folder: Path) -> None:
-    """Kernels are loaded for the host; scratch memory holds what nobody should read."""
+def load_on_host(
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    folder: Path,
+    launching: Sequence[ModuleType] | None = None,
+) -> None:
+    """Kernels are loaded for the host; scratch memory holds what nobody should read.
+
+    ``launching``: modules that ask for device, context and stream, where that is not ``module``.
+    """
 
     def scratch(
         device: Any, stream: int, size: int, counters: int, owner: int = 0
@@ -33,10 +42,11 @@ def load_on_host(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folder: Pa
         return HostKernel(spec, config, folder)
 
     monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(module, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(module, "current_stream_handle", lambda device: 0)
     monkeypatch.setattr(module, "scratch", scratch)
+    for each in (module,) if launching is None else launching:
+        monkeypatch.setattr(each, "on_device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(each, "ensure_cuda_context", lambda device: None)
+        monkeypatch.setattr(each, "current_stream_handle", lambda device: 0)
 
 
 def whole_numbers(rows: int, cols: int, density: float) -> sp.csr_array:

@@ -15,10 +15,9 @@ from sparsetile.check.reference import attended
 from sparsetile.kernels import gat as sizes
 from sparsetile.plan import operators
 from sparsetile.plan.graph_attention import attention_layer
-from sparsetile.systems.csr import gat, rows
-from tests.emulator.attention import direction, flat_plan, pattern
+from sparsetile.systems.csr import rows
+from tests.emulator.attention import attention_on_host, direction, flat_plan, pattern
 from tests.emulator.build import host_compiler
-from tests.emulator.products import load_on_host
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -33,7 +32,7 @@ HUBS = [300, 0, 3, 40, 17, *([1] * 395)]
 
 @pytest.fixture(autouse=True)
 def on_host(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -> None:
-    load_on_host(monkeypatch, gat, folder)
+    attention_on_host(monkeypatch, folder)
 
 
 def inputs(nodes: int, heads: int, width: int, dtype: torch.dtype = F32) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from sparsetile.check.reference import attended
 from sparsetile.kernels.gat import gat_config, gat_tile
 from sparsetile.plan import operators
 from sparsetile.plan.graph_attention import graph_attention, node_scores
-from sparsetile.systems.csr import gat, rows
-from tests.emulator.attention import direction, flat_plan, pattern
+from sparsetile.systems.csr import rows
+from tests.emulator.attention import attention_on_host, direction, flat_plan, pattern
 from tests.emulator.build import host_compiler
-from tests.emulator.products import load_on_host
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -29,7 +28,7 @@ CLOSE = {F32: 2e-5, F16: 4e-3, BF16: 3e-2}
 
 @pytest.fixture(autouse=True)
 def on_host(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -> None:
-    load_on_host(monkeypatch, gat, folder)
+    attention_on_host(monkeypatch, folder)
 
 
 # Rows of every length up to 9, longer ones, empty ones.

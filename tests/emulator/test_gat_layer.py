@@ -15,11 +15,9 @@ from sparsetile import nn as ours
 from sparsetile.nn import GATConv, clear_graph_cache
 from sparsetile.nn import gat as gat_module
 from sparsetile.nn.graph import Graph
-from sparsetile.systems.csr import gat
 from tests.contracts import cases
-from tests.emulator.attention import flat_plan
+from tests.emulator.attention import attention_on_host, flat_plan
 from tests.emulator.build import host_compiler
-from tests.emulator.products import load_on_host
 from tests.nn.cases import FLOWS, NODES, PAIRS, WIDTH, directed_graph, pyg, same_weights
 from tools import checked_products
 
@@ -41,7 +39,7 @@ def fused(
         calls.append((n, differentiable))
         return flat_plan(graph.pattern)
 
-    load_on_host(monkeypatch, gat, folder)
+    attention_on_host(monkeypatch, folder)
     monkeypatch.setattr(gat_module, "_DEVICE", "cpu")
     monkeypatch.setattr(Graph, "rows_plan", rows_plan)
     clear_graph_cache()

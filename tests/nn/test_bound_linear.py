@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsetile.formats.block_pattern import dense_of_blocks
-from sparsetile.nn import SparseLinear
+from sparsetile.nn import SparseLinear, linear_binding
 from sparsetile.nn import linear as module
 from sparsetile.systems.bcsr import layer as bound_module
 from sparsetile.systems.bcsr.few import FewTokens
@@ -74,7 +74,7 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     made = Host()
-    monkeypatch.setattr(module, "_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(linear_binding, "_on_gpu", lambda tensor: True)
     monkeypatch.setattr(module, "_said", set())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     monkeypatch.setattr(bound_module, "on_device", lambda device: contextlib.nullcontext())

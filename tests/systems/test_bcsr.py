@@ -20,6 +20,7 @@ from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, runner
 from sparsetile.systems.base import PLAIN, Epilogue
+from sparsetile.systems.bcsr import engine
 from sparsetile.systems.bcsr import runner as bcsr_runner
 from sparsetile.systems.bcsr import system as system_module
 from sparsetile.systems.bcsr.runner import BCSRRunner
@@ -385,10 +386,10 @@ def test_b_is_taken_as_it_is_where_rows_are_aligned_and_apart(shape, offset, str
     memory = torch.zeros(1024, dtype=F16)
     assert memory.data_ptr() % 16 == 0
     matrix = memory.as_strided(shape, strides, offset)
-    assert bcsr_runner._copies_well(matrix) is well
+    assert engine.copies_well(matrix) is well
     if shape[-1] > 1:
-        assert bcsr_runner._transposed_well(matrix.mT) is well
-        assert not bcsr_runner._transposed_well(matrix) or strides[-1] != 1
+        assert engine.transposed_well(matrix.mT) is well
+        assert not engine.transposed_well(matrix) or strides[-1] != 1
 
 
 @pytest.mark.parametrize(
@@ -400,8 +401,8 @@ def test_b_is_taken_as_it_is_where_rows_are_aligned_and_apart(shape, offset, str
 )  # fmt: skip
 def test_c_is_written_in_place_where_rows_are_aligned_and_hold_whole_stores(dtype, n, stride, well):
     out = torch.zeros(512, dtype=dtype).as_strided((4, n), (stride, 1))
-    assert bcsr_runner._stores_well(out) is well
-    assert not bcsr_runner._stores_well(out.mT)
+    assert engine.stores_well(out) is well
+    assert not engine.stores_well(out.mT)
     runner = BCSR.make_runner(meta_of(request(csr=blocks_of([[1]]))))
     tensors = {"order": torch.zeros(0, dtype=torch.int32)}
     expected = Store.TRANSPOSED if well else Store.BY_ENGINE

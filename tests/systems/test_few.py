@@ -17,11 +17,11 @@ from sparsetile.kernels.linear_few import LINEAR_FEW, choose_few_tile
 from sparsetile.kernels.spec import KernelSpec
 from sparsetile.plan.block_linear import flat_pattern
 from sparsetile.systems.base import Epilogue
-from sparsetile.systems.bcsr import few, layer, runner
+from sparsetile.systems.bcsr import few, launch, layer, runner
 from sparsetile.systems.bcsr.few import FewTokens
+from sparsetile.systems.bcsr.launch import Launch
 from sparsetile.systems.bcsr.layer import BlockLayer, BoundLayer
 from sparsetile.systems.bcsr.layer_cost import LayerSize
-from sparsetile.systems.bcsr.runner import Launch
 
 BF16 = torch.bfloat16
 
@@ -252,7 +252,7 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch, que
     grid = tile.grid(40, 3, 132)
     monkeypatch.setattr(made.runner, "_launch_for", lambda *_: Launch(kept, tile, grid, queued))
     queue = torch.zeros(2, dtype=torch.int32)
-    monkeypatch.setattr(runner, "scratch", lambda device, stream, *sizes: (None, queue))
+    monkeypatch.setattr(launch, "scratch", lambda device, stream, *sizes: (None, queue))
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     X = torch.zeros(40, 128, dtype=BF16)
@@ -273,7 +273,7 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch, que
 
 
 def test_a_launch_keeps_a_bounded_number_of_maps(monkeypatch):
-    monkeypatch.setattr(runner, "_READY_MAPS", 4)
+    monkeypatch.setattr(launch, "_READY_MAPS", 4)
     seen = []
 
     class Noted:
@@ -283,7 +283,7 @@ def test_a_launch_keeps_a_bounded_number_of_maps(monkeypatch):
         def launch(self, stream, b, c, at):
             seen.append((struct.unpack("=16Q", b)[0], struct.unpack("=16Q", c)[0], at))
 
-    prepared = runner.PreparedBlocks(
+    prepared = launch.PreparedBlocks(
         Noted(), lambda at: (at, *range(15)), lambda at: (at + 1, *range(15)), None
     )
     for at in (*range(16, 26), 16):

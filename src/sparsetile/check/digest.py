@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # every order and every choice gives a right product, and the CPU tests run them.
 FOLDERS = ("balance", "formats", "jit", "kernels", "systems")
 FILES = (
+    "plan/attention_operators.py",
     "plan/block_linear.py",
     "plan/dispatch.py",
     "plan/forward_mode.py",

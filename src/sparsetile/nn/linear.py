@@ -5,7 +5,10 @@ say where they lie. So optimisers hold state for kept weights only, a layer prun
 tenth of its dense bytes, and nothing has to be packed when weights change. One object serves any
 number of tokens; ``systems/bcsr/layer.py`` has the kernels and chooses among them.
 
-One class, longer than a file should be: most of its lines are docstrings of its methods.
+One class, longer than a file should be: a third of it is docstrings, and its methods share its
+tensors and what is made of them. Beside it lie the checks of its arguments
+(``linear_arguments.py``), what inference keeps between calls (``linear_binding.py``), the numbers
+of FP8 (``fp8_blocks.py``) and the choice of blocks (``pruning.py``).
 """
 
 from __future__ import annotations
@@ -22,21 +25,26 @@ from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.intake.csr import FP8
-from sparsetile.nn.pruning import block_size, kept_blocks, kept_count, sparsity_share
+from sparsetile.nn.fp8_blocks import quantized, scaled
+from sparsetile.nn.linear_arguments import check_input, check_weight, checked_keep
+from sparsetile.nn.linear_binding import Bound, rebound, version_of
+from sparsetile.nn.pruning import (
+    block_size,
+    hand_over,
+    kept_blocks,
+    kept_count,
+    largest_blocks,
+    sparsity_share,
+)
 from sparsetile.plan import block_linear as operators
 from sparsetile.plan.dispatch import lasting, unwatched_call
-from sparsetile.systems.bcsr.layer import ACTIVATIONS, BoundLayer, activate
-from sparsetile.systems.shared.geometry import ACCESS_BYTES
+from sparsetile.systems.bcsr.layer import ACTIVATIONS, activate
 
 __all__ = ["SparseLinear"]
 
 _PREFERENCES = ("speed", "memory")
-_PLAIN_TYPES = (Tensor, nn.Parameter)  # subclasses may hold their numbers elsewhere
-_FUSED_TYPES = (torch.bfloat16, torch.float16)
 _LISTS = ("block_row_ptr", "block_col_idx")
 _EXPONENT = "weight_exponent"
-_LARGEST = 448.0  # that E4M3 holds
-_EXPONENT_LIMIT = 7  # that linear_few.cu takes
 # Attributes that are made of parameters and buffers.
 _MADE = (
     "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_dense_of", "_bound",
@@ -49,70 +57,6 @@ def _say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         warnings.warn(text, UserWarning, stacklevel=4)
-
-
-class _Bound:
-    """A bound layer, and the parameters and buffers that it was made of."""
-
-    def __init__(
-        self, layer: BoundLayer, module: SparseLinear, weight: Tensor, bias: Tensor | None
-    ) -> None:
-        self.layer, self.dtype, self.device = layer, layer.dtype, layer.device
-        self.weight, self.bias = weight, bias
-        self.weight_at = weight.data_ptr()
-        self.bias_at = None if bias is None else bias.data_ptr()
-        self.exponent = module.weight_exponent
-        self.row_ptr, self.col_idx = module.block_row_ptr, module.block_col_idx
-        self.activation, self.prefer = module.activation, module.prefer
-        # Tensors of inference mode do not count how often they are written to.
-        self._counts = not any(
-            each is not None and each.is_inference() for each in (self.row_ptr, self.col_idx, bias)
-        )
-        self._versions = self._count()
-
-    def _count(self) -> tuple[int, int, int]:
-        """Of the lists work items were made, and of the bias a copy; weights are read as they
-        lie."""
-        bias = 0 if self.bias is None else _version(self.bias)
-        return _version(self.row_ptr), _version(self.col_idx), bias
-
-    def _lies(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
-        """Whether the module has the same tensors, in the same places."""
-        buffers = module._buffers
-        return (
-            weight is self.weight
-            and weight.data_ptr() == self.weight_at
-            and bias is self.bias
-            and (bias is None or bias.data_ptr() == self.bias_at)
-            and buffers["block_row_ptr"] is self.row_ptr
-            and buffers["block_col_idx"] is self.col_idx
-            and buffers[_EXPONENT] is self.exponent
-            and module.activation is self.activation
-            and module.prefer is self.prefer
-        )
-
-    def holds(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
-        """Whether the module has the same tensors, in the same places, as they were."""
-        if not self._lies(module, weight, bias):
-            return False
-        if not self._counts:
-            return self._count() == self._versions
-        rows, columns, biases = self._versions
-        return (
-            self.row_ptr._version == rows
-            and self.col_idx._version == columns
-            and (bias is None or bias._version == biases)
-        )
-
-    def renewed(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
-        """Read the bias again; False where something else has changed, too."""
-        now = self._count()
-        if now[:2] != self._versions[:2] or not self._lies(module, weight, bias):
-            return False
-        self.layer.renew_bias()
-        if not torch.cuda.is_current_stream_capturing():  # a replay does it, and did not yet
-            self._versions = now
-        return True
 
 
 class SparseLinear(nn.Module):
@@ -197,7 +141,7 @@ class SparseLinear(nn.Module):
         self.activation = one_of("SparseLinear", "activation", activation, ACTIVATIONS)
         self.prefer = one_of("SparseLinear", "prefer", prefer, _PREFERENCES)
         shape = (out_features, in_features)
-        kept = _checked(keep, shape, self.block)
+        kept = checked_keep(keep, shape, self.block)
         pattern = BlockPattern.from_mask(kept, shape, self.block)
         self._fill(pattern.row_ptr.to(device), pattern.col_idx.to(device), bias, device, dtype)
         self.reset_parameters()
@@ -313,17 +257,7 @@ class SparseLinear(nn.Module):
         True
         """
         name = "SparseLinear.from_dense"
-        if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.layout != torch.strided:
-            got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-            raise type_error(
-                name, "weight", "a dense tensor [out_features, in_features]", got,
-                "Pass layer.weight",
-            )  # fmt: skip
-        if not weight.dtype.is_floating_point or weight.dtype.itemsize < 2:
-            raise type_error(
-                name, "weight", "float16, bfloat16, float32 or float64", weight.dtype,
-                "Convert it first; quantize_() makes FP8 of kept blocks",
-            )  # fmt: skip
+        check_weight(name, weight)
         block = block_size(name, block)
         if any(side % block for side in weight.shape):
             _say_once(
@@ -473,8 +407,7 @@ class SparseLinear(nn.Module):
         before = self.weight.shape
         if count >= before[0]:
             return self
-        norms = self.weight.float().square().sum((1, 2))
-        kept = torch.argsort(norms, descending=True, stable=True)[:count].sort().values
+        kept = largest_blocks(self.weight, count)
         mask = torch.zeros((rows, cols), dtype=torch.bool, device=kept.device)
         mask[self.pattern.row_ids()[kept], self.block_col_idx[kept].long()] = True
         unit = BlockPattern.unit_of(self.block)
@@ -483,7 +416,7 @@ class SparseLinear(nn.Module):
         self.weight = nn.Parameter(old[kept].contiguous(), requires_grad=old.requires_grad)
         self.block_row_ptr, self.block_col_idx = pattern.row_ptr, pattern.col_idx
         if optimizer is not None:
-            _hand_over(optimizer, old, self.weight, kept)
+            hand_over(optimizer, old, self.weight, kept)
         self._forget()
         return self
 
@@ -510,18 +443,9 @@ class SparseLinear(nn.Module):
         """
         if self.weight_exponent is not None:
             return self
-        largest = self.weight.abs().amax((1, 2)).to(torch.float32)
-        if not bool((largest <= _LARGEST * 2.0**_EXPONENT_LIMIT).all()):
-            raise value_error(
-                "SparseLinear.quantize_", "weight", "finite and at most 57344",
-                f"a kept block with {float(largest.max()):g}", "Clip the weights first",
-            )  # fmt: skip
-        # The largest weight of a block lies in the upper half of what E4M3 holds.
-        exponent = torch.ceil(torch.log2(largest.clamp(min=2.0**-60) / _LARGEST)).clamp(min=-100)
-        whole = exponent.to(torch.int8)
-        scaled = _scaled(self.weight.detach(), -whole, torch.float32)
+        eight, exponent = quantized("SparseLinear.quantize_", self.weight.detach())
         self._wide = self.weight.dtype
-        self._become_eight(scaled.to(FP8), whole)
+        self._become_eight(eight, exponent)
         return self
 
     @torch.no_grad()
@@ -556,7 +480,7 @@ class SparseLinear(nn.Module):
         """The kept weights; of FP8 in ``dtype``, or in the type that they had before."""
         if self.weight_exponent is None:
             return self.weight
-        return _scaled(self.weight, self.weight_exponent, self._wide if dtype is None else dtype)
+        return scaled(self.weight, self.weight_exponent, self._wide if dtype is None else dtype)
 
     # -- what it holds --------------------------------------------------------------------------
 
@@ -627,14 +551,14 @@ class SparseLinear(nn.Module):
         self._dense: Tensor | None = None
         self._dense_key: tuple[Any, ...] = ()
         self._dense_of: weakref.ref[Tensor] | None = None
-        self._bound: _Bound | None = None
+        self._bound: Bound | None = None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         exponent = self.weight_exponent
         if exponent is not None and self.weight.dtype is not FP8:  # .half(), .to(torch.bfloat16)
             with torch.no_grad():
-                self.weight.copy_(_scaled(self.weight, exponent, self.weight.dtype))
+                self.weight.copy_(scaled(self.weight, exponent, self.weight.dtype))
             self.weight_exponent = None
         self._forget()
         return self
@@ -707,7 +631,7 @@ class SparseLinear(nn.Module):
     def _ready(self) -> bool:
         """Make what the operators take of the pattern; once, also while tracing."""
         row_ptr, col_idx = self.block_row_ptr, self.block_col_idx
-        key = (id(row_ptr), id(col_idx), _version(row_ptr), _version(col_idx), col_idx.device)
+        key = (id(row_ptr), id(col_idx), version_of(row_ptr), version_of(col_idx), col_idx.device)
         if key != self._flat_key:
             with torch.no_grad():
                 self._flat = operators.flat_pattern(self.pattern)
@@ -740,7 +664,7 @@ class SparseLinear(nn.Module):
     def _dense_copy(self) -> Tensor:
         """The written-out weight, kept until the weight changes; refilled in place for graphs."""
         weight = self.weight
-        key = (weight.data_ptr(), _version(weight), weight.dtype)
+        key = (weight.data_ptr(), version_of(weight), weight.dtype)
         same = self._dense_of is not None and self._dense_of() is weight
         if self._dense is None or not same or key != self._dense_key:
             with torch.no_grad():
@@ -769,48 +693,7 @@ class SparseLinear(nn.Module):
 
     _frozen_dense._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    @lasting
-    def _bind(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> _Bound | None:
-        """Make what inference on a GPU calls; None where weights or x are not plain ones."""
-        exponent = self._buffers[_EXPONENT]
-        if not (
-            _on_gpu(x)
-            and type(weight) in _PLAIN_TYPES
-            and (bias is None or type(bias) in _PLAIN_TYPES)
-            and x.device == weight.device
-            and x.dtype in _FUSED_TYPES
-            and (x.dtype is weight.dtype or exponent is not None)
-            and weight.is_contiguous()
-            and weight.data_ptr() % ACCESS_BYTES == 0
-            and not weight.is_neg()
-        ):
-            return None
-        self._ready()
-        flat = self._flat
-        assert flat is not None
-        layer = BoundLayer(
-            operators.block_layer(self._recipe), (flat[0], flat[1], flat[2]), weight.detach(),
-            bias, self.activation, x.dtype, exponent,
-            dense=self.prefer == "speed" and exponent is None,
-        )  # fmt: skip
-        bound = _Bound(layer, self, weight, bias)
-        if not torch.cuda.is_current_stream_capturing():  # what a graph makes is filled by replays
-            self._bound = bound
-        return bound
-
-    def _rebound(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> _Bound | None:
-        """After the first call, and where a parameter, a buffer or the type of x has changed."""
-        bound = self._bound
-        if (
-            bound is not None
-            and x.dtype is bound.dtype
-            and x.device == bound.device
-            and bound.renewed(self, weight, bias)
-        ):
-            return bound
-        return self._bind(x, weight, bias)
-
-    def _beside(self, x: Tensor, bound: _Bound, bias: Tensor | None) -> Tensor | None:
+    def _beside(self, x: Tensor, bound: Bound, bias: Tensor | None) -> Tensor | None:
         """The product where neither kernel makes it: by torch, or (None) the general way."""
         if bound.exponent is not None or torch.jit.is_tracing():
             return None
@@ -857,7 +740,7 @@ class SparseLinear(nn.Module):
                 or x.device != bound.device
                 or not bound.holds(self, weight, bias)
             ):
-                bound = self._rebound(x, weight, bias)
+                bound = rebound(self, x, weight, bias)
             if bound is not None:
                 Y = bound.layer(x)
                 if Y is None:
@@ -878,7 +761,7 @@ class SparseLinear(nn.Module):
                 weight = weight.to(lower) if self.weight_exponent is None else weight
         if self.weight_exponent is not None and isinstance(x, Tensor):
             weight = self._blocks(x.dtype if x.dtype.is_floating_point else None)
-        self._check(x, weight)
+        check_input(x, weight, self.in_features)
         self._ready()
         flat = self._flat
         assert flat is not None
@@ -893,73 +776,3 @@ class SparseLinear(nn.Module):
             dense = self._dense
         Y = torch.ops.sparsetile.block_linear(X, weight, bias, dense, flat, self._recipe)
         return activate(Y.reshape(*x.shape[:-1], self.out_features), self.activation)
-
-    def _check(self, x: Any, weight: Tensor) -> None:
-        if not isinstance(x, Tensor):
-            raise type_error(
-                "SparseLinear", "x", "a torch tensor", type(x).__name__, "Convert it first"
-            )
-        if x.dim() < 1 or x.shape[-1] != self.in_features:
-            raise value_error(
-                "SparseLinear", "x", f"of shape [..., {self.in_features}]", tuple(x.shape),
-                "The last dimension is in_features of the layer",
-            )  # fmt: skip
-        if x.device != weight.device:
-            raise value_error(
-                "SparseLinear", "x", f"on {weight.device} like the weight", x.device,
-                "Move one of them with .to(device)",
-            )  # fmt: skip
-        if x.dtype != weight.dtype:
-            raise type_error(
-                "SparseLinear", "x", f"{weight.dtype} like the weight", x.dtype,
-                f"Call x.to({weight.dtype}), or use torch.autocast",
-            )  # fmt: skip
-
-
-def _checked(keep: Any, shape: tuple[int, int], block: int) -> Tensor:
-    if not isinstance(keep, Tensor):
-        raise type_error(
-            "SparseLinear", "keep", "a tensor of True and False", type(keep).__name__,
-            "Call SparseLinear.from_linear to prune a layer",
-        )  # fmt: skip
-    grid = (-(-shape[0] // block), -(-shape[1] // block))
-    if keep.shape != grid:
-        raise value_error(
-            "SparseLinear", "keep", f"of shape {grid}, one for each block of {block}",
-            tuple(keep.shape), "Pass the blocks to keep",
-        )  # fmt: skip
-    return keep.bool()
-
-
-def _hand_over(
-    optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, kept: Tensor
-) -> None:
-    """Put a weight of fewer blocks in the place of another, with the state of those blocks."""
-    for group in optimizer.param_groups:
-        group["params"] = [new if given is old else given for given in group["params"]]
-    state = optimizer.state.pop(old, None)
-    if state is not None:
-        optimizer.state[new] = {
-            name: part[kept].contiguous()
-            if isinstance(part, Tensor) and part.shape == old.shape
-            else part
-            for name, part in state.items()
-        }
-
-
-def _scaled(blocks: Tensor, exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """Blocks times two to the power of each one's exponent, in ``dtype``; rounded once at most."""
-    # Float16 holds few powers of two; the others hold all that there are.
-    wide = torch.float32 if dtype is torch.float16 else dtype
-    # The bits of a float32 that is a power of two: pow and exp2 need not be exact.
-    power = ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
-    return blocks.to(wide).mul(power.to(wide).view(-1, 1, 1)).to(dtype)
-
-
-def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was written to; tensors of inference mode do not count."""
-    return -1 if tensor.is_inference() else tensor._version

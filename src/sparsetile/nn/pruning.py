@@ -1,17 +1,28 @@
-"""Which blocks of a weight are kept: the largest, random ones, or those of a mask."""
+"""Which blocks of a weight are kept: the largest, random ones, or those of a mask.
+
+And what becomes of an optimiser's state when blocks are dropped later.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import UNIT
 
-__all__ = ["METHODS", "block_size", "kept_blocks", "kept_count", "sparsity_share"]
+__all__ = [
+    "METHODS",
+    "block_size",
+    "hand_over",
+    "kept_blocks",
+    "kept_count",
+    "largest_blocks",
+    "sparsity_share",
+]
 
 METHODS = ("magnitude", "random", "mask")
 # Smaller blocks than this have no kernel that would gain anything.
@@ -116,3 +127,25 @@ def _kept_by_mask(
         function, "mask", f"of shape {shape} (weights) or {grid} (blocks of {block})",
         tuple(mask.shape), "Give one value per weight, or one per block",
     )  # fmt: skip
+
+
+def largest_blocks(blocks: Tensor, count: int) -> Tensor:
+    """Return the numbers of the ``count`` blocks [blocks, unit, unit] of largest norm, in order."""
+    norms = blocks.float().square().sum((1, 2))
+    return torch.argsort(norms, descending=True, stable=True)[:count].sort().values
+
+
+def hand_over(
+    optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, kept: Tensor
+) -> None:
+    """Put a weight of fewer blocks in the place of another, with the state of those blocks."""
+    for group in optimizer.param_groups:
+        group["params"] = [new if given is old else given for given in group["params"]]
+    state = optimizer.state.pop(old, None)
+    if state is not None:
+        optimizer.state[new] = {
+            name: part[kept].contiguous()
+            if isinstance(part, Tensor) and part.shape == old.shape
+            else part
+            for name, part in state.items()
+        }

@@ -1,251 +1,44 @@
-"""torch operators of graph attention: attend, attend_backward.
+"""Graph attention as layers call it: weighed sums of messages, the scores' terms, a whole layer.
 
-They take the flat form of a plan (``operators.py``) and use A's rows of the exact system, ``csr``.
-The forward operator returns what its gradient needs beside the output, so that nothing is computed
-twice and torch can trace both. Gradients of gradients are refused.
-
-Where nothing is traced, the same functions are called without torch's dispatcher, which would take
-longer than the launches: an operator carries tens of tensors. A layer whose targets are its sources
-is one step of autograd there, from messages to output, so that nothing of the messages' size is
-added afterwards; in all other cases the scores' terms are a step of their own.
-
-Longer than a file should be: torch wants definition, kernel, fake and gradient of each operator,
-and the step of a layer calls the same functions.
+Where torch traces, it sees the operators of ``attention_operators.py``. Where nothing is traced,
+the same functions are called without torch's dispatcher, which would take longer than the launches:
+an operator carries tens of tensors. A layer whose targets are its sources is one step of autograd
+there, from messages to output, so that nothing of the messages' size is added afterwards; in all
+other cases the scores' terms are a step of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from sparsetile.plan.attention_operators import (
+    attend,
+    attend_gradients,
+    bias_gradient,
+    exact_rows,
+    packed,
+    transposed_rows,
+    widened,
+    widened_or_none,
+)
 from sparsetile.plan.dispatch import plain_call
 from sparsetile.plan.operators import FlatPlan, parsed, refuse_tangents
-from sparsetile.systems.base import Tensors
-from sparsetile.systems.csr.gat import (
-    GAT_DTYPES,
-    TERMS,
-    Attention,
+from sparsetile.systems.csr.gat import GAT_DTYPES
+from sparsetile.systems.csr.gat import node_scores as launch_scores
+from sparsetile.systems.csr.gat_layer import (
     Layer,
     attend_layer,
     attend_layer_backward,
     kept_parts,
 )
-from sparsetile.systems.csr.gat import attend as launch_forward
-from sparsetile.systems.csr.gat import attend_backward as launch_backward
-from sparsetile.systems.csr.gat import node_scores as launch_scores
-from sparsetile.systems.csr.runner import CSRRunner
 
 __all__ = ["ATTENTION_DTYPES", "attention_layer", "graph_attention", "node_scores"]
 
 # Types of messages.
 ATTENTION_DTYPES = GAT_DTYPES
-
-_LIB = torch.library.Library("sparsetile", "FRAGMENT")
-_LIB.define(
-    "attend(Tensor[] tensors, Tensor messages, Tensor of_source, Tensor? of_target, "
-    "Tensor? counts, Tensor? scales, Tensor? bias, str recipe, float slope, bool keep) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-_LIB.define(
-    "attend_backward(Tensor[] tensors, Tensor grad, Tensor messages, Tensor of_source, "
-    "Tensor terms, Tensor sums, Tensor? counts, Tensor? scales, str recipe, "
-    "float slope, bool sources) -> (Tensor, Tensor, Tensor)"
-)
-
-
-def _rows(flat: FlatPlan) -> CSRRunner:
-    if not isinstance(flat.exact, CSRRunner):
-        raise RuntimeError(
-            "attend: tensors must be those of a plan on a CUDA device, got a plan of "
-            f"{type(flat.exact).__name__}. Call sparsetile.nn.GATConv, which takes another way "
-            "there."
-        )
-    return flat.exact
-
-
-def _in_float(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else _wide(tensor)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """Return the tensor in float32 and contiguous; torch's own no-ops take longer than a look."""
-    if tensor.dtype is torch.float32 and tensor.is_contiguous():
-        return tensor
-    return tensor.float().contiguous()
-
-
-def _packed(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
-def attend(
-    tensors: Sequence[Tensor],
-    messages: Tensor,
-    of_source: Tensor,
-    of_target: Tensor | None,
-    counts: Tensor | None,
-    scales: Tensor | None,
-    bias: Tensor | None,
-    recipe: str,
-    slope: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of messages weighed by attention, with its terms and (``keep``) sums for gradients."""
-    refuse_tangents(messages, of_source, of_target, bias)
-    flat = parsed(recipe)
-    attention = Attention(_wide(of_source), _in_float(counts), _in_float(scales), slope)
-    return launch_forward(
-        _rows(flat), flat.exact_tensors(tensors), attention, _in_float(of_target),
-        _packed(messages), _in_float(bias), keep,
-    )  # fmt: skip
-
-
-def attend_backward(
-    tensors: Sequence[Tensor],
-    grad: Tensor,
-    messages: Tensor,
-    of_source: Tensor,
-    terms: Tensor,
-    sums: Tensor,
-    counts: Tensor | None,
-    scales: Tensor | None,
-    recipe: str,
-    slope: float,
-    sources: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of messages, of_source and of_target; the first two empty without ``sources``."""
-    refuse_tangents(grad)
-    flat = parsed(recipe)
-    attention = Attention(_wide(of_source), _in_float(counts), _in_float(scales), slope)
-    transposed = _transposed(flat, tensors) if sources else None
-    return launch_backward(
-        _rows(flat), transposed, attention, terms, _packed(sums), _packed(messages), _packed(grad)
-    )
-
-
-def _transposed(flat: FlatPlan, tensors: Sequence[Tensor]) -> tuple[CSRRunner, Tensors, Tensor]:
-    """Return runner and tensors of the transpose, and A's number of each of its entries."""
-    if not flat.differentiable:
-        raise RuntimeError(
-            "attend: tensors must hold the planned transpose to compute gradients, got the "
-            "forward half only. Call sparsetile.nn.GATConv, which plans it when needed."
-        )
-    other = parsed(flat.mirrored)
-    return _rows(other), other.exact_tensors(flat.mirror(tensors)), tensors[flat.size]
-
-
-for _name, _function in (("attend", attend), ("attend_backward", attend_backward)):
-    for _key in ("CPU", "CUDA"):
-        _LIB.impl(_name, _function, _key)
-
-
-@torch.library.register_fake("sparsetile::attend", lib=_LIB)
-def _(tensors, messages, of_source, of_target, counts, scales, bias, recipe, slope, keep):  # type: ignore[no-untyped-def]
-    rows, n = parsed(recipe).rows, messages.shape[1]
-    numbers = {"dtype": torch.float32}
-    return (
-        messages.new_empty((rows, n)),
-        messages.new_empty((rows, of_source.shape[1], TERMS), **numbers),
-        messages.new_empty((2 if keep else 0, rows, n), **numbers),
-    )
-
-
-@torch.library.register_fake("sparsetile::attend_backward", lib=_LIB)
-def _(  # type: ignore[no-untyped-def]
-    tensors, grad, messages, of_source, terms, sums, counts, scales, recipe, slope, sources
-):
-    flat = parsed(recipe)
-    heads, numbers = of_source.shape[1], {"dtype": torch.float32}
-    return (
-        messages.new_empty(messages.shape if sources else (0,)),
-        messages.new_empty((flat.cols, heads) if sources else (0,), **numbers),
-        messages.new_empty((flat.rows, heads), **numbers),
-    )
-
-
-@register_flop_formula(torch.ops.sparsetile.attend)
-def _(tensors, messages, *others, out_shape=None, **named):  # type: ignore[no-untyped-def]
-    return 2 * parsed(others[5]).nnz * messages[1]
-
-
-@register_flop_formula(torch.ops.sparsetile.attend_backward)
-def _(tensors, grad, *others, out_shape=None, **named):  # type: ignore[no-untyped-def]
-    # A product with the transpose, and dot products on A's pattern.
-    return (4 if others[8] else 0) * parsed(others[6]).nnz * grad[1]
-
-
-def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    tensors, messages, of_source, _, counts, scales, _, ctx.recipe, ctx.slope, _ = inputs
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.count, ctx.counted, ctx.scaled = len(tensors), counts is not None, scales is not None
-    more = [each for each in (counts, scales) if each is not None]
-    ctx.save_for_backward(*tensors, messages, of_source, *output[1:], *more)
-
-
-def _gradients(
-    tensors: list[Tensor],
-    grad: Tensor,
-    saved: Sequence[Tensor],
-    counts: Tensor | None,
-    scales: Tensor | None,
-    recipe: str,
-    slope: float,
-    wanted: tuple[bool, bool, bool],
-) -> Sequence[Tensor | None]:
-    """Return the gradients of messages, of_source and of_target that are wanted.
-
-    ``saved``: messages, of_source, terms and sums.
-    """
-    if not any(wanted):
-        return None, None, None
-    messages, of_source, terms, sums = saved
-    if not sums.shape[0]:
-        raise RuntimeError(
-            "attend: keep must be True to compute gradients, got False. Call "
-            "sparsetile.nn.GATConv, which asks for it when gradients are needed."
-        )
-    # With create_graph=True torch must see the operator, to refuse the second gradient.
-    seen = torch.is_grad_enabled() or not plain_call()
-    function = torch.ops.sparsetile.attend_backward if seen else attend_backward
-    found = function(
-        tensors, grad.to(messages.dtype), messages, of_source, terms, sums, counts, scales, recipe,
-        slope, wanted[0] or wanted[1],
-    )  # fmt: skip
-    return [each if want else None for each, want in zip(found, wanted, strict=True)]
-
-
-def _bias_gradient(grad: Tensor) -> Tensor:
-    return grad.sum(0, dtype=torch.float32)
-
-
-def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    saved = list(ctx.saved_tensors)
-    tensors, saved = saved[: ctx.count], saved[ctx.count :]
-    scales = saved.pop() if ctx.scaled else None
-    counts = saved.pop() if ctx.counted else None
-    _, for_messages, for_source, for_target, _, _, for_bias, *_ = ctx.needs_input_grad
-    wanted = (for_messages, for_source, for_target)
-    found = _gradients(tensors, grad, saved, counts, scales, ctx.recipe, ctx.slope, wanted)
-    d_bias = _bias_gradient(grad) if for_bias else None
-    return [None] * ctx.count, *found, None, None, d_bias, None, None, None
-
-
-torch.library.register_autograd("sparsetile::attend", _backward, setup_context=_context, lib=_LIB)
-
-
-def _refuse_second(ctx: Any, *_: Any) -> None:
-    raise RuntimeError(
-        "attend: gradients must be of first order, got a gradient of a gradient. Call GATConv with "
-        "return_attention_weights=True, which takes torch's operations."
-    )
-
-
-torch.library.register_autograd("sparsetile::attend_backward", _refuse_second, lib=_LIB)
-
 
 # tensors, recipe, counts, scales, slope
 _Call = tuple[list[Tensor], str, Tensor | None, Tensor | None, float]
@@ -275,8 +68,10 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         tensors, recipe, counts, scales, slope = ctx.call
         wanted, for_bias = ctx.needs_input_grad[:3], ctx.needs_input_grad[3]
-        found = _gradients(tensors, grad, ctx.saved_tensors, counts, scales, recipe, slope, wanted)
-        return *found, _bias_gradient(grad) if for_bias else None, None
+        found = attend_gradients(
+            tensors, grad, ctx.saved_tensors, counts, scales, recipe, slope, wanted
+        )
+        return *found, bias_gradient(grad) if for_bias else None, None
 
 
 def graph_attention(
@@ -328,7 +123,9 @@ class _Scores(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         refuse_tangents(messages, first, second)
         ctx.save_for_backward(messages, first, *([] if second is None else [second]))
-        return launch_scores(messages.contiguous(), first.float().contiguous(), _in_float(second))
+        return launch_scores(
+            messages.contiguous(), first.float().contiguous(), widened_or_none(second)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -377,7 +174,7 @@ _ALIGNMENT = 16
 
 
 def _vector(tensor: Tensor) -> Tensor:
-    wide = _wide(tensor)
+    wide = widened(tensor)
     return wide if wide.data_ptr() % _ALIGNMENT == 0 else wide.clone()
 
 
@@ -386,8 +183,8 @@ def _layer(
 ) -> tuple[FlatPlan, Layer]:
     _, recipe, heads, counts, scales, slope = call
     layer = Layer(
-        heads, _vector(first), _vector(second), _in_float(bias), _in_float(counts),
-        _in_float(scales), slope,
+        heads, _vector(first), _vector(second), widened_or_none(bias), widened_or_none(counts),
+        widened_or_none(scales), slope,
     )  # fmt: skip
     return parsed(recipe), layer
 
@@ -402,7 +199,9 @@ def _layer_forward(
 ) -> tuple[Tensor, Tensor]:
     refuse_tangents(messages, first, second, bias)
     flat, layer = _layer(call, first, second, bias)
-    return attend_layer(_rows(flat), flat.exact_tensors(call[0]), layer, _packed(messages), keep)
+    return attend_layer(
+        exact_rows(flat), flat.exact_tensors(call[0]), layer, packed(messages), keep
+    )
 
 
 class _AttentionLayer(torch.autograd.Function):
@@ -428,23 +227,23 @@ class _AttentionLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         for_messages, for_first, for_second, for_bias, _ = ctx.needs_input_grad
         if not (for_messages or for_first or for_second):
-            return None, None, None, _bias_gradient(grad) if for_bias else None, None
+            return None, None, None, bias_gradient(grad) if for_bias else None, None
         messages, first, second, kept = ctx.saved_tensors
         if grad.dtype is not messages.dtype:
             grad = grad.to(messages.dtype)
         # With create_graph=True torch must see the operator, to refuse the second gradient.
         if torch.is_grad_enabled() or not plain_call():
             found = _visible_gradients(ctx.call, messages, first, second, kept, grad)
-            return *found, _bias_gradient(grad) if for_bias else None, None
+            return *found, bias_gradient(grad) if for_bias else None, None
         refuse_tangents(grad)
         tensors, vectors = ctx.call[0], for_first or for_second
         flat, layer = _layer(ctx.call, first, second)
         d_messages, d_first, d_second, d_bias = attend_layer_backward(
-            _rows(flat), _transposed(flat, tensors), layer, _packed(messages), kept, _packed(grad),
-            vectors, for_bias,
+            exact_rows(flat), transposed_rows(flat, tensors), layer, packed(messages), kept,
+            packed(grad), vectors, for_bias,
         )  # fmt: skip
         if for_bias and d_bias is None:
-            d_bias = _bias_gradient(grad)
+            d_bias = bias_gradient(grad)
         return (
             d_messages if for_messages else None,
             d_first if for_first else None,

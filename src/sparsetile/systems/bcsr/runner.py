@@ -9,8 +9,8 @@ that repairs C, as ``exact.indptr`` and so on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ from sparsetile.core.device import machine
 from sparsetile.formats.cells import checked_values, scatter_cells
 from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
-from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
-from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap, encode_matrix, map_bytes
-from sparsetile.jit.workspace import scratch, zeroed_flag
+from sparsetile.jit.loader import current_stream_handle, on_device
+from sparsetile.jit.tensor_map import NO_MAP, TensorMap, encode_matrix
+from sparsetile.jit.workspace import zeroed_flag
 from sparsetile.kernels.bcsr import (
     BLOCK,
     ENGINE,
@@ -48,123 +48,27 @@ from sparsetile.kernels.repair import (
 )
 from sparsetile.kernels.tf32_operand import VECTOR
 from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
+from sparsetile.systems.bcsr.engine import (
+    MapOf,
+    copies_well,
+    described,
+    no_map,
+    side_by_side,
+    stores_well,
+    transposed_well,
+)
 from sparsetile.systems.bcsr.few import FewTokens
+from sparsetile.systems.bcsr.launch import Launch, queue_at
 from sparsetile.systems.shared.bound import BoundProduct, Prepared
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
 from sparsetile.systems.shared.epilogue import apply_epilogue, epilogue_params
-from sparsetile.systems.shared.geometry import ACCESS_BYTES, aligned, batch_count, padded_like
+from sparsetile.systems.shared.geometry import ACCESS_BYTES, batch_count, padded_like
 from sparsetile.systems.shared.tf32_operand import OperandCopies, columns_at_once, copy_stride
 
 __all__ = ["BCSRRunner"]
 
-# Parameters that change from call to call: the maps of B and C, and C's address.
-_OPERANDS = ("b", "stored", "c")
 # Tensor maps that a runner keeps: those of the B's and C's in use, each some hundred bytes.
 _KEPT_MAPS = 512
-# Of them, those that a prepared launch keeps ready: torch hands out few addresses in turns.
-_READY_MAPS = 64
-
-# Address -> map of the matrix there.
-MapOf = Callable[[int], TensorMap]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A loaded kernel with what depends on the width alone."""
-
-    kernel: LoadedKernel
-    tile: BlockTile
-    grid: tuple[int, int, int]
-    queued: bool  # thread blocks take items from a queue, which lies in scratch memory
-
-    def prepared(
-        self, params: Mapping[str, Any], map_of_b: MapOf, map_of_c: MapOf, device: int
-    ) -> PreparedBlocks:
-        """Return the launch with ``params``, ready for addresses of B and C."""
-        tile, rare = self.tile, ("queue",) if self.queued else ()
-        made = self.kernel.prepare(self.grid, tile.threads, params, _OPERANDS, rare)
-        queue_of = functools.partial(_queue, device) if self.queued else None
-        return PreparedBlocks(made, map_of_b, map_of_c, queue_of)
-
-
-class PreparedBlocks:
-    """A launch for matrices like one B: each address of B and C has a tensor map of its own."""
-
-    def __init__(
-        self,
-        prepared: PreparedLaunch,
-        map_of_b: MapOf,
-        map_of_c: MapOf,
-        queue_of: Callable[[int], int] | None,
-    ) -> None:
-        """``queue_of``: where a stream's queue lies, if the launch has one."""
-        self._launch, self._launch_with = prepared.launch, prepared.launch_with
-        self._queue_of = queue_of
-        self._map_of_b = map_of_b
-        self._map_of_c = map_of_c
-        self._ready_b: dict[int, bytes] = {}
-        self._ready_c: dict[int, bytes] = {}
-
-    def launch(self, stream: int, *values: int) -> None:
-        """Multiply B, at the first address, into C, at the second."""
-        b, c = values
-        map_b = self._ready_b.get(b) or _ready(self._ready_b, b, self._map_of_b)
-        map_c = self._ready_c.get(c) or _ready(self._ready_c, c, self._map_of_c)
-        if self._queue_of is None:
-            self._launch(stream, map_b, map_c, c)
-        else:
-            self._launch_with(stream, (self._queue_of(stream),), map_b, map_c, c)
-
-
-def _queue(device: int, stream: int) -> int:
-    """Return the address of a stream's queue: the next item, and blocks of threads that ended."""
-    return scratch(device, stream, 1, 2)[1].data_ptr()
-
-
-def _ready(kept: dict[int, bytes], pointer: int, map_of: MapOf) -> bytes:
-    """Make the map of the matrix at an address, and keep it."""
-    if len(kept) >= _READY_MAPS:
-        kept.clear()  # in one step: another thread may be looking
-    made = kept[pointer] = map_bytes(map_of(pointer))
-    return made
-
-
-def _side_by_side(matrix: Tensor) -> bool:
-    """Whether elements of a row are neighbours."""
-    return matrix.stride(-1) == 1 or matrix.shape[-1] == 1
-
-
-def _copies_well(matrix: Tensor) -> bool:
-    """Whether the copy engine takes a matrix as it is: row-major, aligned, rows apart."""
-    return _side_by_side(matrix) and aligned(matrix) and matrix.stride(-2) >= matrix.shape[-1]
-
-
-def _transposed_well(matrix: Tensor) -> bool:
-    """Whether B is the transpose of what the copy engine takes as it is."""
-    return matrix.stride(-1) != 1 and _copies_well(matrix.mT)
-
-
-def _stores_well(out: Tensor) -> bool:
-    """Whether rows of C are written in place: 16 bytes at once, by the copy engine too.
-
-    The engine leaves out what lies outside of the matrix, but not less than 16 bytes of it.
-    """
-    return _copies_well(out) and out.shape[-1] % STORE_COLUMNS == 0
-
-
-def _described(
-    pointer: int,
-    dtype: torch.dtype,
-    shape: tuple[int, int],
-    row_bytes: int,
-    box: tuple[int, int],
-) -> TensorMap:
-    """In place of a map where threads copy what the engine would: address and sizes."""
-    return (pointer, *shape, row_bytes, *[0] * (MAP_WORDS - 4))
-
-
-def _no_map(pointer: int) -> TensorMap:
-    return NO_MAP
 
 
 class BCSRRunner(Runner):
@@ -189,7 +93,7 @@ class BCSRRunner(Runner):
         self._repairs: dict[tuple[Any, ...], LoadedKernel] = {}
         self._copies = OperandCopies()
         self._few = FewTokens(self.rows, self.cols, self._blocks, BLOCK)
-        encode = encode_matrix if self._step >= ENGINE else _described
+        encode = encode_matrix if self._step >= ENGINE else described
         self._encode = functools.lru_cache(maxsize=_KEPT_MAPS)(encode)
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
@@ -246,7 +150,7 @@ class BCSRRunner(Runner):
     def _map_of_b(self, B: Tensor, tile: BlockTile, k_major: bool) -> MapOf:
         """Address -> map of a matrix there that is laid out as those of B, or as their copies."""
         if not self._blocks:
-            return _no_map
+            return no_map
         if B.dtype is torch.float32:
             shape, stride = (B.shape[-1], self.cols), copy_stride(self.cols)
             return self._map_of(B.dtype, shape, stride, tile.box(True))
@@ -256,7 +160,7 @@ class BCSRRunner(Runner):
 
     def _map_of_c(self, dtype: torch.dtype, n: int, stride: int, store: Store) -> MapOf:
         if store in (Store.BY_THREADS, Store.TRANSPOSED_BY_THREADS):
-            return _no_map
+            return no_map
         if store is Store.TRANSPOSED:
             return self._map_of(dtype, (n, self.rows), stride, TRANSPOSED_BOX)
         return self._map_of(dtype, (self.rows, n), stride, STORE_BOX)
@@ -270,7 +174,7 @@ class BCSRRunner(Runner):
             return Store.TRANSPOSED_BY_THREADS
         if not self._engine_stores(tensors, out.dtype):
             return Store.BY_THREADS
-        transposed = out.stride(-1) != 1 and _stores_well(out.mT)
+        transposed = out.stride(-1) != 1 and stores_well(out.mT)
         return Store.TRANSPOSED if transposed else Store.BY_ENGINE
 
     def _params(
@@ -366,7 +270,7 @@ class BCSRRunner(Runner):
         """Compute what is not finite anew, from A's entries alone: row-major operands as csr does,
         others element by element."""
         assert self._exact is not None  # as the caller has seen
-        if epilogue.row_bias is None and _side_by_side(B) and _side_by_side(out):
+        if epilogue.row_bias is None and side_by_side(B) and side_by_side(out):
             self._exact.repair(exact, values, B, out, epilogue, spoilt)
             return
         device = B.device.index
@@ -451,14 +355,14 @@ class BCSRRunner(Runner):
                 piece = replace(epilogue, bias=bias)
                 self._product(tensors, blocks, B[..., some], out[..., some], piece, spoilt, silu)
             return
-        k_major = tf32 or _transposed_well(B)
+        k_major = tf32 or transposed_well(B)
         # The only way that Tensor Cores take FP8, and that gate and up are compiled for.
         if (B.dtype is FP8 or self._paired) and not k_major:
             B, k_major = padded_like(B.mT, ACCESS_BYTES).copy_(B.mT).mT, True
-        if self._blocks and not k_major and not _copies_well(B):
+        if self._blocks and not k_major and not copies_well(B):
             B = padded_like(B, STORE_COLUMNS).copy_(B)
         target, store = out, self._store_of(tensors, out)
-        if store < Store.TRANSPOSED and not _stores_well(out):
+        if store < Store.TRANSPOSED and not stores_well(out):
             target = padded_like(out, STORE_COLUMNS)
             if epilogue.beta != 0.0:
                 target.copy_(out)
@@ -476,7 +380,7 @@ class BCSRRunner(Runner):
             params["a"] = self._block_map(blocks, launch.tile)
             stream = current_stream_handle(device)
             if launch.queued:
-                params["queue"] = _queue(device, stream)
+                params["queue"] = queue_at(device, stream)
             for one, c in pairs:
                 copied = tf32 and self._blocks
                 b = self._copies.copy(one, device, stream) if copied else one.data_ptr()
@@ -499,7 +403,7 @@ class BCSRRunner(Runner):
         n = B.shape[1]
         if not epilogue.plain or packed is None:
             return None
-        if B.dtype is torch.float32 or not _copies_well(B) or n % STORE_COLUMNS:
+        if B.dtype is torch.float32 or not copies_well(B) or n % STORE_COLUMNS:
             return None
         device = tensors["work"].device.index
         launch = self._launch_for(B.dtype, B.dtype, n, False, device)

@@ -1,0 +1,233 @@
+"""Prepared launches of graph attention's kernels.
+
+On small graphs the host decides. Launches are prepared once for each kind of operand
+(``LoadedKernel.prepare``) and kept by the runner; a call writes addresses and the slope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.jit.source import ConfigValue
+from sparsetile.jit.workspace import scratch
+from sparsetile.kernels.csr import THREADS, vector_width
+from sparsetile.kernels.gat import (
+    GAT_SCORES,
+    GAT_SOFTMAX,
+    GAT_TERMS,
+    GAT_VECTORS,
+    SOFTMAX_LANES,
+    SPMM_GAT,
+    TERMS_LANES,
+    TERMS_THREADS,
+    VECTORS_THREADS,
+    gat_config,
+    gat_parts,
+    gat_tile,
+    head_lanes,
+    scores_config,
+    slot_bytes,
+    softmax_config,
+    terms_config,
+    vectors_config,
+    vectors_grid,
+)
+from sparsetile.kernels.spec import KernelSpec
+from sparsetile.systems.base import Tensors
+from sparsetile.systems.csr.runner import CSRRunner
+
+__all__ = [
+    "address",
+    "gather_launch",
+    "group_grid",
+    "scores_launch",
+    "softmax_launch",
+    "terms_launch",
+    "vector_at",
+    "vectors_launch",
+]
+
+# Partial results of a lane of gat_softmax: highest, total, bent.
+_SOFTMAX_BYTES = 12
+
+
+def address(tensor: Tensor | None) -> int:
+    """Return where a tensor lies, 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _prepare(
+    spec: KernelSpec,
+    config: dict[str, ConfigValue],
+    device: int,
+    grid: tuple[int, int, int],
+    threads: int,
+    constants: dict[str, Any],
+) -> Callable[..., None]:
+    """Return a launch that takes the stream, then every address and the slope as fields come."""
+    changing = [field.name for field in spec.params.fields if field.letter in "Qd"]
+    params = {**dict.fromkeys(changing, 0), **constants}
+    return spec.load(config, device).prepare(grid, threads, params, changing).launch
+
+
+class _RowLaunch:
+    """A kernel over a runner's rows, ``layers`` times, partial results of ``size`` bytes a slot."""
+
+    def __init__(
+        self,
+        runner: CSRRunner,
+        spec: KernelSpec,
+        config: dict[str, ConfigValue],
+        device: int,
+        lanes: int,
+        layers: int,
+        size: int,
+        constants: dict[str, Any],
+    ) -> None:
+        work = runner.plain
+        sections = work.section_params(lanes)
+        every = {**sections, "slot_count": work.slots, "node_count": work.nodes, **constants}
+        grid = (sections["block_end"][-1], layers, 1)
+        self._launch = _prepare(spec, config, device, grid, THREADS, every)
+        self._device = device
+        self._needed = (layers * work.slots * size, layers * work.nodes) if work.slots else None
+
+    def __call__(self, stream: int, tensors: Tensors, slope: float, *values: int) -> None:
+        """Launch with the addresses between ``columns`` and ``slope`` of the parameters."""
+        partials = arrivals = 0
+        if self._needed is not None:
+            memory, counters = scratch(self._device, stream, *self._needed)
+            partials, arrivals = memory.data_ptr(), counters.data_ptr()
+        self._launch(
+            stream, tensors["items"].data_ptr(), tensors["columns"].data_ptr(), *values, slope,
+            tensors["parent_of_slot"].data_ptr(), tensors["nodes"].data_ptr(), arrivals, partials,
+        )  # fmt: skip
+
+
+class _Gather(_RowLaunch):
+    """``spmm_gat`` in one mode, for rows of ``n`` columns at addresses that end like ``low``."""
+
+    def __init__(
+        self,
+        runner: CSRRunner,
+        mode: str,
+        dtype: torch.dtype,
+        heads: int,
+        n: int,
+        scaled: bool,
+        low: int,
+        device: int,
+    ) -> None:
+        width = n // heads
+        tile = gat_tile(dtype, n, vector_at(dtype, width, low))
+        self.parts = gat_parts(tile, heads, width)
+        constants = {"heads": heads, "width": width, "n": n, "parts": self.parts}
+        config, size = gat_config(dtype, tile, mode, scaled), slot_bytes(tile, mode)
+        super().__init__(
+            runner, SPMM_GAT, config, device, tile.lanes, tile.slabs(n), size, constants
+        )
+
+
+def vector_at(dtype: torch.dtype, width: int, low: int) -> int:
+    """Return the elements that one access may move: a vector lies in one head.
+
+    ``low`` has the lowest bits of all addresses, joined: they are as aligned as it is.
+    """
+    return vector_width(dtype, width, low // dtype.itemsize)
+
+
+def gather_launch(runner: CSRRunner, *key: Any) -> _Gather:
+    try:
+        found: _Gather = runner.attention_launches[key]
+    except KeyError:
+        found = runner.attention_launches[key] = _Gather(runner, *key)
+    return found
+
+
+def softmax_launch(runner: CSRRunner, heads: int, device: int) -> _RowLaunch:
+    key = ("softmax", heads, device)
+    found: _RowLaunch | None = runner.attention_launches.get(key)
+    if found is None:
+        layers, size = -(-heads // head_lanes(heads)), SOFTMAX_LANES * _SOFTMAX_BYTES
+        found = runner.attention_launches[key] = _RowLaunch(
+            runner, GAT_SOFTMAX, softmax_config(heads), device, SOFTMAX_LANES, layers, size,
+            {"heads": heads},
+        )  # fmt: skip
+    return found
+
+
+def group_grid(count: int) -> tuple[int, int, int]:
+    """Return the grid with a group of lanes for each of ``count`` (node, head)."""
+    return -(-count // (TERMS_THREADS // TERMS_LANES)), 1, 1
+
+
+def scores_launch(
+    runner: CSRRunner, dtype: torch.dtype, heads: int, n: int, low: int, device: int
+) -> Callable[..., None]:
+    """Return the launch of both terms of the scores for as many nodes as A has columns."""
+    key = ("scores", dtype, heads, n, low, device)
+    found: Callable[..., None] | None = runner.attention_launches.get(key)
+    if found is None:
+        count, width = runner.cols * heads, n // heads
+        found = runner.attention_launches[key] = _prepare(
+            GAT_SCORES, scores_config(dtype, vector_at(dtype, width, low), True), device,
+            group_grid(count), TERMS_THREADS, {"count": count, "heads": heads, "width": width},
+        )  # fmt: skip
+    return found
+
+
+def terms_launch(
+    runner: CSRRunner, dtype: torch.dtype, heads: int, n: int, low: int, device: int
+) -> Callable[..., None]:
+    key = ("terms", dtype, heads, n, low, device)
+    found: Callable[..., None] | None = runner.attention_launches.get(key)
+    if found is None:
+        count, width = runner.rows * heads, n // heads
+        found = runner.attention_launches[key] = _prepare(
+            GAT_TERMS, terms_config(dtype, vector_at(dtype, width, low)), device,
+            group_grid(count), TERMS_THREADS, {"count": count, "width": width},
+        )  # fmt: skip
+    return found
+
+
+class _Vectors:
+    """``gat_vectors`` for as many nodes as A has rows."""
+
+    def __init__(
+        self,
+        runner: CSRRunner,
+        dtype: torch.dtype,
+        heads: int,
+        n: int,
+        bias: bool,
+        low: int,
+        device: int,
+    ) -> None:
+        width = n // heads
+        vector = vector_at(dtype, width, low)
+        grid = vectors_grid(runner.rows, n, vector)
+        constants = {"nodes": runner.rows, "heads": heads, "width": width, "n": n}
+        config = vectors_config(dtype, vector, grid.lanes, bias)
+        blocks = (grid.chunks, grid.slabs, 1)
+        self._launch = _prepare(GAT_VECTORS, config, device, blocks, VECTORS_THREADS, constants)
+        self._device = device
+        self._needed = grid.scratch(vector, bias)
+
+    def __call__(self, stream: int, *values: int) -> None:
+        partials = arrivals = 0
+        if self._needed[1]:
+            memory, counters = scratch(self._device, stream, *self._needed)
+            partials, arrivals = memory.data_ptr(), counters.data_ptr()
+        self._launch(stream, *values, partials, arrivals)
+
+
+def vectors_launch(runner: CSRRunner, *key: Any) -> _Vectors:
+    try:
+        found: _Vectors = runner.attention_launches["vectors", *key]
+    except KeyError:
+        found = runner.attention_launches["vectors", *key] = _Vectors(runner, *key)
+    return found
