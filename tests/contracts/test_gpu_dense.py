@@ -40,3 +40,32 @@ def test_columns_of_any_number(dtype: torch.dtype, cols: int, n: int):
     B[-1, 0] = torch.inf
     with tf32(True):
         assert_close(plan @ B, csr, B)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("cols", [64, 67])
+def test_the_path_of_little_host_time_gives_the_same_bits(dtype: torch.dtype, cols: int):
+    """``out=`` takes the general way."""
+    generator = torch.Generator("cuda").manual_seed(cols)
+    A = torch.randn(100, cols, device="cuda", generator=generator).to(dtype)
+    A[A.abs() < 0.5] = 0
+    bias = torch.randn(48, device="cuda", generator=generator).to(dtype)
+    wide = torch.randn(cols, 80, device="cuda", generator=generator).to(dtype)
+    plan = st.plan(A.to_sparse_csr(), 48, dtype=dtype, system="dense")
+    csr = plan._csr.with_values(plan.values)
+    for B in (
+        wide[:, :48].contiguous(),
+        wide[:, :48],
+        wide[:, 1:49],
+        wide[:, :48].clone().T.contiguous().T,
+    ):
+        C = torch.full((100, 48), torch.nan, device="cuda", dtype=dtype)
+        assert_close(plan @ B, csr, B)
+        assert torch.equal(plan @ B, plan.run(B, out=C))
+        for options in ({"alpha": 0.5}, {"reduce": "mean"}, {"bias": bias, "relu": True}):
+            eager, compiled = plan.run(B, **options), torch.compile(plan.run)(B, **options)
+            torch.testing.assert_close(eager, compiled)
+    assert (plan @ wide[:, :0]).shape == (100, 0)
+    B = wide.clone().requires_grad_()
+    (plan @ B).backward(torch.ones_like(plan @ wide))
+    torch.testing.assert_close(B.grad, A.T @ torch.ones_like(plan @ wide), rtol=2e-2, atol=2e-2)

@@ -411,8 +411,13 @@ def test_what_is_not_compiled_is_not_timed_beside_the_first(monkeypatch):
 
     for name in real:
         monkeypatch.setattr(SYSTEMS[name], "build", builds(name))
-    seconds, _ = measure_systems(request(), ["dense", "cpu"], budget=60, compiles=False)
-    assert seconds.keys() == {"dense"}
+
+    def timed(worth):
+        return measure_systems(request(), ["dense", "cpu"], budget=60, worth_compiling=worth)[0]
+
+    assert timed({"dense": 1.0, "cpu": 1.1}).keys() == {"dense"}
+    # Measured well above what the other is predicted to take: the model is in doubt.
+    assert timed({"dense": 1e-12, "cpu": 1.1e-12}).keys() == {"dense", "cpu"}
     seconds, _ = measure_systems(request(), ["dense", "cpu"], budget=60)
     assert seconds.keys() == {"dense", "cpu"}
 

@@ -33,8 +33,8 @@ _WARM_SECONDS = 3e-3
 _FLUSH_BYTES = 256 * 2**20
 # Calls between two events where products are short: events themselves take a microsecond or two.
 _QUEUED_CALLS, _SHORT_SECONDS = 4, 200e-6
-# Cycles a second of a GPU, about; how much longer than the host needs the queue is held, and for how
-# many seconds at most.
+# Cycles a second of a GPU, about; how much longer than the host needs the queue is held, and for
+# how many seconds at most.
 _CYCLES, _HELD, _HELD_SECONDS = 2e9, 1.5, 0.01
 
 

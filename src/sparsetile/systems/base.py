@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ __all__ = [
     "BuiltSystem",
     "Epilogue",
     "ExactRunner",
+    "Prepared",
     "Request",
     "Runner",
     "System",
@@ -193,6 +194,16 @@ class Epilogue:
 PLAIN = Epilogue()
 
 
+class Prepared(Protocol):
+    """A launch that lacks addresses: ``jit``'s, or a runner's own around it."""
+
+    def launch(self, stream: int, *values: Any) -> None:
+        """Multiply B, at the first address, into C, at the second.
+
+        Launches that were prepared with an epilogue also take the bias's address and alpha.
+        """
+
+
 class Bound(Protocol):
     """A product whose A does not change, of matrices B [K, N] whose columns have unit stride."""
 
@@ -318,6 +329,12 @@ class ExactRunner(Runner):
     ) -> None:
         """Compile what :meth:`repair` of a product of width ``n`` will need."""
         return
+
+    def prepare_repairs(
+        self, tensors: Tensors, values: Tensor | None, B: Tensor, out_dtype: torch.dtype
+    ) -> Sequence[Prepared] | None:
+        """Return launches that repair products of matrices like B; None where there are none."""
+        return None
 
 
 class System(ABC):

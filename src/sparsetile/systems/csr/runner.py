@@ -393,16 +393,34 @@ class CSRRunner(ExactRunner):
         epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
         """Return the launch of B -> C, both plain matrices; None where a grid is too small."""
+        return self._prepare_matrix(tensors, values, packed, B, "sum", B.dtype, epilogue)
+
+    def prepare_repairs(
+        self, tensors: Tensors, values: Tensor | None, B: Tensor, out_dtype: torch.dtype
+    ) -> Sequence[Prepared] | None:
+        return self._prepare_matrix(tensors, values, None, B, "repair", out_dtype, PLAIN)
+
+    def _prepare_matrix(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors | None,
+        B: Tensor,
+        mode: str,
+        out_dtype: torch.dtype,
+        epilogue: Epilogue,
+    ) -> Sequence[Prepared] | None:
+        """Return the launch of a matrix like B; rows of C lie one behind the other."""
         if not self._plain.items:
             return ()
         n, stride, size = B.shape[1], B.stride(0), B.element_size()
         vector = vector_width(B.dtype, n, stride, B.data_ptr() // size)
         weighted, device = values is not None, tensors["indptr"].device.index
-        launch = self._launch_for(B.dtype, B.dtype, n, vector, "sum", weighted, device)
+        launch = self._launch_for(B.dtype, out_dtype, n, vector, mode, weighted, device)
         if launch.too_wide:
             return None
         params = {
-            **self.params(launch, tensors, values, packed, "sum", epilogue),
+            **self.params(launch, tensors, values, packed, mode, epilogue),
             **stride_params((stride * size, n, 0, 0)),
             "b": 0, "c": 0, "n": n,
         }  # fmt: skip

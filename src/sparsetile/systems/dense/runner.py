@@ -6,14 +6,14 @@ add them up in 16 bits, elsewhere where something happens to a sum before it is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
-from sparsetile.systems.shared.bound import BoundProduct, Prepared
+from sparsetile.systems.dense.bound import BoundDense
 from sparsetile.systems.shared.epilogue import apply_epilogue
 from sparsetile.systems.shared.geometry import ACCESS_BYTES
 from sparsetile.systems.shared.library import adds_in_float16, float32_product, without_autocast
@@ -47,7 +47,7 @@ class DenseRunner(Runner):
         A = (self.pack(tensors, values, B.dtype) if packed is None else packed)["A"]
         target = out if epilogue.beta == 0.0 else None
         with without_autocast(B.device):
-            whole = self.cols - self.cols % (ACCESS_BYTES // B.dtype.itemsize)
+            whole = self._whole_columns(B.dtype)
             if 0 < whole < self.cols and _takes_two_parts(A, B):
                 product = _in_two_parts(A, B, whole, target)
             elif B.dtype.itemsize == 2 and not (
@@ -60,17 +60,20 @@ class DenseRunner(Runner):
         if product is not out or not epilogue.plain:
             apply_epilogue(product, out, exact["indptr"], epilogue)
 
-    def prepare_launches(self, *given: Any) -> Sequence[Prepared] | None:
-        """Return None: torch launches the product."""
-        return None
-
     def bind(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None
-    ) -> BoundProduct | None:
-        """Multiply without torch's dispatch, which takes the host longer than cuBLAS's launch."""
-        if not self.rows or not next(iter(tensors.values())).is_cuda:
+    ) -> BoundDense | None:
+        if not self.rows or packed is None or not packed["A"].is_cuda:
             return None
-        return BoundProduct(self, tensors, values, packed)
+        dtype = packed["A"].dtype
+        whole = self._whole_columns(dtype)
+        return BoundDense(
+            self, self._exact, tensors, values, packed, whole if whole < self.cols else 0
+        )
+
+    def _whole_columns(self, dtype: torch.dtype) -> int:
+        """Columns of A up to the last multiple of 16 bytes."""
+        return self.cols - self.cols % (ACCESS_BYTES // dtype.itemsize)
 
     def _in_place(self, B: Tensor, epilogue: Epilogue) -> bool:
         """Whether torch's product is the result."""

@@ -18,21 +18,11 @@ from sparsetile.jit.loader import (
     on_device,
 )
 from sparsetile.jit.workspace import scratch
-from sparsetile.systems.base import PLAIN, Epilogue, Tensors
+from sparsetile.systems.base import PLAIN, Epilogue, Prepared, Tensors
 from sparsetile.systems.shared.cuda_context import ensure_cuda_context
 from sparsetile.systems.shared.geometry import reachable, within_reach
 
 __all__ = ["Bindable", "BoundProduct", "Prepared", "Scratch", "Step", "prepare_steps"]
-
-
-class Prepared(Protocol):
-    """A launch that lacks addresses: ``jit``'s, or a runner's own around it."""
-
-    def launch(self, stream: int, *values: Any) -> None:
-        """Multiply B, at the first address, into C, at the second.
-
-        Launches that were prepared with an epilogue also take the bias's address and alpha.
-        """
 
 
 class Bindable(Protocol):

@@ -1,0 +1,155 @@
+"""B -> C of one plan by cuBLAS with little host time.
+
+Parts of A, and the launch that repairs, are made once for each kind of B. Asked afresh for every
+product they took the host 142 us of 4267 x 4267 times 256 columns, whose kernels take 46.
+
+Only torch's variants with ``out=`` are called: autocast leaves those alone, and turning it off
+around a product costs tens of microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.jit.loader import current_device, current_stream_handle, on_device
+from sparsetile.systems.base import Epilogue, ExactRunner, Runner, Tensors, part
+from sparsetile.systems.shared.cuda_context import ensure_cuda_context
+from sparsetile.systems.shared.geometry import reachable, within_reach
+from sparsetile.systems.shared.library import adds_in_float16
+
+__all__ = ["BoundDense"]
+
+# Launches kept for a product, of all widths, strides and alignments.
+_KEPT = 256
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What products with one kind of B have in common.
+
+    Attributes
+    ----------
+    repairs : sequence of callable
+        Launches that look at C; they take a stream and the addresses of B and C.
+    sums : torch.dtype
+        Of C before it is rounded.
+    out_dtype : dict
+        The same as an argument of torch's products, where it is not B's type.
+    """
+
+    repairs: Sequence[Callable[..., None]]
+    sums: torch.dtype
+    out_dtype: dict[str, Any]
+
+
+class BoundDense:
+    """A product bound to a plan's tensors. What it does not take goes the general way.
+
+    Parameters
+    ----------
+    whole : int
+        Columns of A that are multiplied after the others; 0 where all are multiplied at once.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        exact: ExactRunner,
+        tensors: Tensors,
+        values: Tensor | None,
+        packed: Tensors,
+        whole: int,
+    ) -> None:
+        self._runner, self._exact = runner, exact
+        self._tensors, self._values, self._packed = tensors, values, packed
+        self._exact_tensors = part("exact", tensors)
+        self._rows = runner.rows
+        self._whole = whole
+        self._A = A = packed["A"]
+        self._first, self._last = A[:, :whole], A[:, whole:]
+        self._device = A.device.index
+        self._kinds: dict[tuple[Any, ...], _Kind | None] = {}
+
+    def __call__(self, B: Tensor) -> Tensor:
+        kind = self._kind(B)
+        if kind is None:
+            return self._general(B, Epilogue())
+        C = self._product(B, kind)
+        return C if C.dtype is B.dtype else C.to(B.dtype)
+
+    def fused(self, B: Tensor, bias: Tensor | None, alpha: float, mean: bool, relu: bool) -> Tensor:
+        """Return relu(alpha · A·B + bias), or of the mean of each row's entries."""
+        kind = None if mean else self._kind(B)
+        if bias is not None:
+            bias = bias.to(torch.float64 if B.dtype is torch.float64 else torch.float32)
+        if kind is None:
+            return self._general(B, Epilogue(alpha=alpha, mean=mean, bias=bias, relu=relu))
+        C = self._product(B, kind)
+        if alpha != 1.0:
+            C.mul_(alpha)
+        if bias is not None:
+            C.add_(bias)
+        if relu:
+            C.relu_()
+        return C if C.dtype is B.dtype else C.to(B.dtype)
+
+    def _product(self, B: Tensor, kind: _Kind) -> Tensor:
+        """Return A·B in the type of its sums, repaired."""
+        C = B.new_empty((self._rows, B.shape[1]), dtype=kind.sums)
+        whole = self._whole
+        if whole:
+            torch.mm(self._last, B[whole:], out=C, **kind.out_dtype)
+            torch.addmm(C, self._first, B[:whole], out=C, **kind.out_dtype)
+        else:
+            torch.mm(self._A, B, out=C, **kind.out_dtype)
+        device = self._device
+        ensure_cuda_context(device)
+        if current_device() == device:
+            self._repair(kind, B, C)
+        else:
+            with torch.cuda.device(device):
+                self._repair(kind, B, C)
+        return C
+
+    def _repair(self, kind: _Kind, B: Tensor, C: Tensor) -> None:
+        stream = current_stream_handle(self._device)
+        for launch in kind.repairs:
+            launch(stream, B.data_ptr(), C.data_ptr())
+
+    def _kind(self, B: Tensor) -> _Kind | None:
+        """Return what products with matrices like B share; None where they go the general way."""
+        if B.dtype is torch.float16 and adds_in_float16(B.dtype):
+            return None
+        key = (B.shape, B.stride(), B.data_ptr() & 15)
+        try:
+            return self._kinds[key]
+        except KeyError:
+            return self._prepare(key, B)
+
+    def _prepare(self, key: tuple[Any, ...], B: Tensor) -> _Kind | None:
+        kind = None
+        if 0 not in (*B.shape, *self._A.shape) and within_reach(B):
+            sums = torch.float32 if B.dtype.itemsize == 2 else B.dtype
+            with on_device(self._device):
+                ensure_cuda_context(self._device)
+                launches = self._exact.prepare_repairs(self._exact_tensors, self._values, B, sums)
+            if launches is not None:
+                out_dtype: dict[str, Any] = {} if sums is B.dtype else {"out_dtype": sums}
+                kind = _Kind([each.launch for each in launches], sums, out_dtype)
+        if len(self._kinds) >= _KEPT:
+            self._kinds.clear()  # in one step: another thread may be looking
+        self._kinds[key] = kind
+        return kind
+
+    def _general(self, B: Tensor, epilogue: Epilogue) -> Tensor:
+        out = B.new_empty(self._rows, B.shape[1])
+        if B.shape[1]:
+            self._runner.spmm(
+                self._tensors, self._values, self._packed, reachable(B), out, epilogue
+            )
+        return out
