@@ -24,17 +24,23 @@ PACKAGE = Path(__file__).resolve().parent.parent
 FOLDERS = ("balance", "formats", "jit", "kernels", "systems")
 FILES = (
     "plan/block_linear.py",
+    "plan/derived.py",
     "plan/dispatch.py",
+    "plan/flat.py",
     "plan/forward_mode.py",
     "plan/gradients.py",
     "plan/graph_attention.py",
     "plan/inference.py",
     "plan/linear.py",
     "plan/operands.py",
+    "plan/operator_gradients.py",
     "plan/operators.py",
     "plan/placement.py",
     "plan/plan.py",
+    "plan/products.py",
+    "plan/report.py",
     "plan/transforms.py",
+    "plan/updates.py",
     "plan/values.py",
     "plan/widths.py",
 )
