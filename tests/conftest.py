@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sparsetile.plan import operators
+from sparsetile.plan.flat import parsed
 from sparsetile.systems import registry
 
 DEVICES = [
@@ -41,7 +41,7 @@ def _own_timings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 def _forget_runners() -> None:
     registry._runners.clear()
-    operators._flat_plan.cache_clear()
+    parsed.cache_clear()
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import sparsetile as st
 from sparsetile.kernels import bcsr as kernel
 from sparsetile.kernels.linear_few import FEW_TOKENS
 from sparsetile.nn import SparseLinear, SparseSwiGLU
-from sparsetile.plan import block_linear, operators
+from sparsetile.plan import block_linear
+from sparsetile.plan.flat import parsed
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems import SYSTEMS, registry
 from sparsetile.systems.shared import tf32_operand as tf32_operand
@@ -509,7 +510,7 @@ def unqueued_then_queued(monkeypatch: pytest.MonkeyPatch, product) -> tuple[Tens
     """What thread blocks that take items in turn give, and those that take the next of all."""
     fixed = product()
     # Runners keep their launches, and are kept by what they were made from.
-    operators._flat_plan.cache_clear()
+    parsed.cache_clear()
     block_linear.block_layer.cache_clear()
     gc.collect()
     registry._runners.clear()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.core.device import H200
-from sparsetile.plan import operators
+from sparsetile.plan.flat import Direction, flatten
 from sparsetile.reorder import Permutation
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS
@@ -36,15 +36,15 @@ def pattern(lengths: list[int], cols: int, seed: int = 0) -> st.CSR:
     return st.CSR(indptr, indices, None, (len(lengths), cols))
 
 
-def direction(csr: st.CSR) -> operators.Direction:
+def direction(csr: st.CSR) -> Direction:
     """Half of a flat plan."""
     request = Request(csr, 32, torch.float32, Permutation("identity", None), ceilings=H200)
     built = SYSTEMS["csr"].build(request)
-    return operators.Direction(csr.indptr, built, built)
+    return Direction(csr.indptr, built, built)
 
 
 def flat_plan(csr: st.CSR) -> tuple[list[Tensor], str]:
     """The flat plan that a GPU would have, with its transpose."""
     order = csr.transpose_order()
     transposed = direction(csr.transposed(order))
-    return operators.flatten(direction(csr), transposed, order, positions(order))
+    return flatten(direction(csr), transposed, order, positions(order))

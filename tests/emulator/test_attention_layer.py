@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import sparsetile as st
 from sparsetile.check.reference import attended
 from sparsetile.kernels import gat as sizes
-from sparsetile.plan import operators
+from sparsetile.plan.flat import flatten, parsed
 from sparsetile.plan.graph_attention import attention_layer
 from sparsetile.systems.csr import rows
 from tests.emulator.attention import attention_on_host, direction, flat_plan, pattern
@@ -124,7 +124,7 @@ def test_hubs_are_cut_and_joined_before_the_scores_are_added(monkeypatch, heads,
     monkeypatch.setattr(rows, "segment_length", lambda units, row_bytes: 16)
     monkeypatch.setattr(rows, "SHARED_UNCUT", 16)
     csr = pattern(HUBS, 400)
-    assert operators.parsed(flat_plan(csr)[1]).exact.plain.slots > 16  # type: ignore[attr-defined]
+    assert parsed(flat_plan(csr)[1]).exact.plain.slots > 16  # type: ignore[attr-defined]
     check(csr, heads, width, dtype)
     check(csr.transposed(), heads, width, dtype)
 
@@ -253,7 +253,7 @@ def test_a_compiled_function_is_one_graph():
 
 
 def test_a_plan_without_its_transpose_has_no_gradients():
-    flat = operators.flatten(direction(pattern(UNEVEN, 50)), None, None, None)
+    flat = flatten(direction(pattern(UNEVEN, 50)), None, None, None)
     out = layer(flat, inputs(50, 2, 8))
     with pytest.raises(RuntimeError, match="attend: tensors must hold the planned transpose"):
         out.sum().backward()
@@ -261,7 +261,7 @@ def test_a_plan_without_its_transpose_has_no_gradients():
 
 def test_launches_are_prepared_once_for_each_kind_of_operand():
     flat = flat_plan(pattern(UNEVEN, 50))
-    runner = operators.parsed(flat[1]).exact
+    runner = parsed(flat[1]).exact
     given = inputs(50, 2, 8)
     counted = []
     for _ in range(3):

@@ -12,7 +12,7 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile.check.reference import attended
 from sparsetile.kernels.gat import gat_config, gat_tile
-from sparsetile.plan import operators
+from sparsetile.plan.flat import flatten, parsed
 from sparsetile.plan.graph_attention import graph_attention, node_scores
 from sparsetile.systems.csr import rows
 from tests.emulator.attention import attention_on_host, direction, flat_plan, pattern
@@ -260,7 +260,7 @@ def test_a_compiled_function_is_one_graph():
 def test_a_plan_without_its_transpose_has_no_gradients_of_sources():
     csr = pattern(UNEVEN, 50)
     forward = direction(csr)
-    flat = operators.flatten(forward, None, None, None)
+    flat = flatten(forward, None, None, None)
     given = inputs(csr, 2, 8, F32)
     out = graph_attention(
         flat, given["messages"], given["of_source"], given["of_target"], None, None, None, SLOPE
@@ -316,4 +316,4 @@ def test_tiles_cover_a_row_with_one_warp_where_they_can():
 
 
 def work_of(csr: st.CSR) -> Any:
-    return operators.parsed(flat_plan(csr)[1]).exact.plain  # type: ignore[attr-defined]
+    return parsed(flat_plan(csr)[1]).exact.plain  # type: ignore[attr-defined]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 import sparsetile as st
-from sparsetile.plan import operators
+from sparsetile.plan import gradients, operator_gradients
 from tests.contracts.cases import csr_of, random_matrix
 
 A = random_matrix(30, 20, 0.2, seed=4)
@@ -117,7 +115,7 @@ def test_values_are_not_reordered_at_each_step(monkeypatch):
         raise AssertionError("values were brought into another order before")
 
     monkeypatch.setattr(type(plan), "_values_transposed", again)
-    monkeypatch.setattr(importlib.import_module("sparsetile.plan.operators"), "_reordered", again)
+    monkeypatch.setattr(operator_gradients, "_reordered", again)
     (plan @ B).sum().backward()
 
 
@@ -143,8 +141,8 @@ def test_what_it_is_not_for_goes_the_other_way(how):
 
 def test_lengths_of_rows_are_inverted_once_for_means(monkeypatch):
     plan, made = plan_of(), []
-    inner = operators.row_scale
-    monkeypatch.setattr(operators, "row_scale", lambda *a: made.append(a) or inner(*a))
+    inner = operator_gradients.row_scale
+    monkeypatch.setattr(operator_gradients, "row_scale", lambda *a: made.append(a) or inner(*a))
     for _ in range(3):
         plan.run(leaf(20, 6), reduce="mean").sum().backward()
     assert len(made) == 1 and plan.info["bytes"]["row scale"] == 8 * 30
@@ -158,7 +156,7 @@ def test_inference_tensors_are_not_kept_for_means():
     plan, B = plan_of(), leaf(20, 6)
     with torch.inference_mode():
         plan.run(B, reduce="mean")
-        plan._mean_scale()
+        gradients._mean_scale(plan)
     (plan.run(B, reduce="mean") ** 2).sum().backward()
     assert torch.autograd.gradgradcheck(
         lambda B: plan.run(B, reduce="mean", relu=True) ** 2, leaf(20, 6)

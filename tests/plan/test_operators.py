@@ -9,6 +9,8 @@ import torch
 
 import sparsetile as st
 from sparsetile.plan import operators as ops
+from sparsetile.plan.flat import FlatPlan
+from sparsetile.plan.operator_gradients import _need_transpose
 from sparsetile.systems.cpu.runner import CPURunner
 from tests.contracts.cases import csr_of, random_matrix
 
@@ -21,8 +23,8 @@ def made(system: str) -> st.Plan:
 def test_mirroring_twice_gives_the_same_list(system):
     plan = made(system)
     plan._prepare_gradients()
-    flat = ops.FlatPlan(plan._recipe)
-    mirrored = ops.FlatPlan(flat.mirrored)
+    flat = FlatPlan(plan._recipe)
+    mirrored = FlatPlan(flat.mirrored)
     assert mirrored.mirrored == plan._recipe
     there = flat.mirror(plan._tensors)
     back = mirrored.mirror(there)
@@ -34,7 +36,7 @@ def test_mirroring_twice_gives_the_same_list(system):
 def test_order_and_inverse_undo_each_other():
     plan = made("cpu")
     plan._prepare_gradients()
-    flat = ops.FlatPlan(plan._recipe)
+    flat = FlatPlan(plan._recipe)
     order, inverse = plan._tensors[flat.size], plan._tensors[flat.size + 1]
     assert torch.equal(order[inverse], torch.arange(plan.nnz))
     assert torch.equal(plan.values[order], plan.T.values)
@@ -48,10 +50,10 @@ def test_an_exact_system_is_not_listed_twice():
 
 def test_gradients_without_the_transpose_say_what_to_call():
     plan = made("cpu")
-    flat = ops.FlatPlan(plan._recipe)
+    flat = FlatPlan(plan._recipe)
     assert not flat.differentiable
     with pytest.raises(RuntimeError) as caught:
-        ops._need_transpose(flat)
+        _need_transpose(flat)
     assert str(caught.value) == (
         "spmm: tensors must hold the planned transpose to compute gradients, got the forward half "
         "only. Call plan.run, which plans the transpose when gradients are needed."
@@ -94,7 +96,7 @@ def test_a_recipe_without_an_exact_system_is_refused():
     forward, _ = json.loads(plan._recipe)[0]
     recipe = json.dumps([[forward, None]])
     with pytest.raises(TypeError) as caught:
-        ops.FlatPlan(recipe)
+        FlatPlan(recipe)
     assert str(caught.value) == f"spmm: recipe must name an exact system, got {recipe}."
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.plan import operators
+from sparsetile.plan.flat import parsed
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, Request, Runner, candidates, runner
 from sparsetile.systems.base import ExactRunner, make_recipe, tensor_bytes
@@ -44,14 +44,14 @@ def test_a_system_builds_a_stage_whose_recipe_finds_its_runner(name):
 def test_a_plan_and_its_operators_share_a_runner_however_many_others_there_were():
     csr = csr_of(random_matrix(12, 10, 0.3))
     plan = st.plan(csr, 4)
-    before = operators._flat_plan(plan._recipe).forward
+    before = parsed(plan._recipe).forward
     others = [
         runner(make_recipe("cpu", st.CSR(csr.indptr, csr.indices, None, (12, 10 + cols)), ()))
         for cols in range(1, 2001)
     ]
     again = st.plan(csr, 4)
     assert len(set(map(id, others))) == 2000
-    assert again._runner is plan._runner is before is operators._flat_plan(again._recipe).forward
+    assert again._runner is plan._runner is before is parsed(again._recipe).forward
 
 
 @pytest.mark.parametrize("tune", ["model", "measure"])

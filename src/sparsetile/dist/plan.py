@@ -23,8 +23,9 @@ from sparsetile.dist.halo import Halo
 from sparsetile.dist.operands import WRONG, check_rows, compare_facts, facts_of, values_fact
 from sparsetile.dist.replicas import Choice, Grid, join_extrema
 from sparsetile.dist.shares import Found
-from sparsetile.plan import operators
+from sparsetile.plan.flat import FlatPlan
 from sparsetile.plan.operands import check_values
+from sparsetile.plan.operators import row_major
 from sparsetile.plan.plan import Plan
 from sparsetile.systems.base import Epilogue
 
@@ -102,7 +103,7 @@ class DistributedPlan:
         self._follow = found.follow
         self._check = check
         self._seen: set[tuple[int, ...]] = set()
-        self._flat = operators.FlatPlan(remote.flat[1])
+        self._flat = FlatPlan(remote.flat[1])
         self._remote_tensors = self._flat.forward_tensors(remote.flat[0])
         lengths = found.csr.row_lengths()
         self._lengths = torch.clamp(lengths, min=1)
@@ -344,7 +345,7 @@ class DistributedPlan:
         lead = B.shape[:-2]
         flat = B if len(lead) < 2 else B.flatten(0, -3)
         wide = self._wide(B.dtype, out_dtype)
-        C = operators.row_major(self._local.run(flat, alpha=alpha, values=parts[0], out_dtype=wide))
+        C = row_major(self._local.run(flat, alpha=alpha, values=parts[0], out_dtype=wide))
         pending.wait()
         H = received.transpose(0, 1) if flat.dim() == 3 else received[:, 0]
         values, packed = self._remote.operand_values(B.dtype, parts[1])
@@ -354,7 +355,7 @@ class DistributedPlan:
             self._remote_tensors,
             None if values is None else values.contiguous(),
             packed,
-            operators.row_major(H),
+            row_major(H),
             C,
             Epilogue(alpha=float(alpha), beta=1.0, bias=bias, relu=relu),
         )

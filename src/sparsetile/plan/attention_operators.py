@@ -1,6 +1,6 @@
 """torch operators of graph attention: attend, attend_backward.
 
-They take the flat form of a plan (``operators.py``) and use A's rows of the exact system, ``csr``.
+They take the flat form of a plan (``flat.py``) and use A's rows of the exact system, ``csr``.
 The forward operator returns what its gradient needs beside the output, so that nothing is computed
 twice and torch can trace both. Gradients of gradients are refused.
 """
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.plan.dispatch import plain_call
-from sparsetile.plan.operators import FlatPlan, parsed, refuse_tangents
+from sparsetile.plan.flat import FlatPlan, parsed
+from sparsetile.plan.operators import refuse_tangents
 from sparsetile.systems.base import Tensors
 from sparsetile.systems.csr.gat import TERMS, Attention
 from sparsetile.systems.csr.gat import attend as launch_forward

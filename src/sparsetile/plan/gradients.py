@@ -8,7 +8,7 @@ kept until the plan's change.
 
 Only for a plan's own, fixed values. Trainable values, batches, tracing and transforms of
 ``torch.func`` take the operators. So do gradients of gradients. Under autocast a plan keeps itself
-in autocast's type (``Plan._cast``).
+in autocast's type (``derived.py``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from sparsetile.core.checks import real_number
-from sparsetile.plan import operators
-from sparsetile.plan.dispatch import outlived
+from sparsetile.plan import operator_gradients, operators
+from sparsetile.plan.dispatch import lasting, outlived
+from sparsetile.plan.flat import flat_packed
 
 if TYPE_CHECKING:
     from sparsetile.plan.plan import Plan
@@ -60,7 +61,7 @@ def _product(
             return bound.fused(B, bias, alpha, reduce == "mean", relu)
     tensors, recipe = plan.flat
     return operators.spmm(
-        tensors, plan._held.held, operators.flat_packed(plan._held.packed), B, bias, recipe,
+        tensors, plan._held.held, flat_packed(plan._held.packed), B, bias, recipe,
         reduce, real_number("run", "alpha", alpha), relu, None,
     )  # fmt: skip
 
@@ -87,7 +88,7 @@ class _Product(torch.autograd.Function):
         for_B, for_bias, _ = ctx.needs_input_grad
         if relu and not apart:
             (C,) = ctx.saved_tensors
-            grad = operators.relu_gradient(C, grad)
+            grad = operator_gradients.relu_gradient(C, grad)
         d_bias = _bias_gradient(grad) if for_bias else None
         d_B = None
         if for_B:
@@ -98,7 +99,7 @@ class _Product(torch.autograd.Function):
                     "each product."
                 )
             if reduce == "mean":
-                grad = operators.scaled_rows(grad, plan._mean_scale())
+                grad = operator_gradients.scaled_rows(grad, _mean_scale(plan))  # type: ignore[arg-type]
             d_B = _transposed_product(plan, transposed, grad, alpha)
         return d_B, d_bias, None
 
@@ -116,13 +117,31 @@ class _Relu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         (C,) = ctx.saved_tensors
         for_C, for_bias = ctx.needs_input_grad
-        grad = operators.relu_gradient(C, grad)
+        grad = operator_gradients.relu_gradient(C, grad)
         return grad if for_C else None, _bias_gradient(grad) if for_bias else None
 
 
 def _bias_gradient(grad: Tensor) -> Tensor:
     """Sum over the rows, in float32 at least: a bias is often wider than C under autocast."""
     return grad.sum(0, dtype=torch.float32) if grad.dtype.itemsize == 2 else grad.sum(0)
+
+
+def _mean_scale(plan: Plan, ahead: bool = False) -> Tensor | None:
+    """Return 1 / entries of each row; ``ahead``, only keep it where that is possible."""
+    return plan._scale if plan._scale is not None else _make_scale(plan, ahead)
+
+
+@lasting
+def _make_scale(plan: Plan, ahead: bool) -> Tensor | None:
+    cuda = plan.device.type == "cuda"
+    if cuda and torch.cuda.is_current_stream_capturing():  # the graph's memory would not last
+        return None if ahead else operator_gradients.row_scale(plan._csr.indptr, plan.dtype)
+    with torch.no_grad():
+        scale = operator_gradients.row_scale(plan._csr.indptr, plan.dtype)
+    if cuda:
+        torch.cuda.current_stream(plan.device).synchronize()  # other streams will read it
+    plan._scale = scale
+    return scale
 
 
 def _apply_of(function: Any) -> Any:
@@ -139,7 +158,7 @@ def _transposed_product(plan: Plan, transposed: Plan, grad: Tensor, alpha: float
     if torch.is_grad_enabled() and grad.requires_grad:
         plan._prepare_gradients()
         tensors, recipe = plan.flat
-        return operators.gradient_product(tensors, plan._held.held, grad, recipe, alpha)
+        return operator_gradients.gradient_product(tensors, plan._held.held, grad, recipe, alpha)
     operators.refuse_tangents(grad)
     return plain_product(transposed, grad.resolve_neg(), None, "sum", alpha, False)
 
@@ -155,7 +174,7 @@ def differentiable_product(
         alpha = real_number("run", "alpha", alpha)
     transposed = plan._transposed or plan.T
     if reduce == "mean":
-        plan._mean_scale(ahead=True)
+        _mean_scale(plan, ahead=True)
     wraps = outlived(B) or (bias is not None and outlived(bias))
     apply = _Product.apply if wraps else _apply
     size = plan.shape[0] * B.shape[1] * B.element_size() if relu else 0

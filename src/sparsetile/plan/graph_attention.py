@@ -25,7 +25,8 @@ from sparsetile.plan.attention_operators import (
     widened_or_none,
 )
 from sparsetile.plan.dispatch import plain_call
-from sparsetile.plan.operators import FlatPlan, parsed, refuse_tangents
+from sparsetile.plan.flat import FlatPlan, parsed
+from sparsetile.plan.operators import refuse_tangents
 from sparsetile.systems.csr.gat import GAT_DTYPES
 from sparsetile.systems.csr.gat import node_scores as launch_scores
 from sparsetile.systems.csr.gat_layer import (

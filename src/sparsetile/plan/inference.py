@@ -18,8 +18,9 @@ from torch import Tensor
 from sparsetile.core.errors import value_error
 from sparsetile.intake import CSR
 from sparsetile.plan.dispatch import lasting
-from sparsetile.plan.operators import Direction, without_exact
+from sparsetile.plan.flat import Direction, without_exact
 from sparsetile.plan.plan import Plan
+from sparsetile.plan.report import held_parts
 from sparsetile.systems import runner
 from sparsetile.systems.base import BuiltSystem, Tensors, tensor_bytes
 
@@ -36,6 +37,7 @@ def _refuse(function: str, what: str) -> NoReturn:
 class InferencePlan(Plan):
     """What ``plan(keep="inference")`` returns; see there."""
 
+    _castable = False  # a cast is a whole plan, which needs A's entries
     _floor: tuple[float, str]
     _entries: int
     _is_weighted: bool
@@ -96,9 +98,6 @@ class InferencePlan(Plan):
 
     _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    def _casts_to(self, dtype: torch.dtype) -> bool:
-        return False  # a cast is a whole plan, which needs A's entries
-
     def floor(self) -> tuple[float, str]:
         return self._floor
 
@@ -106,7 +105,7 @@ class InferencePlan(Plan):
         _refuse("save", "saving")
 
     def _parts(self) -> dict[str, Tensors]:
-        return self._held_parts()
+        return held_parts(self)
 
 
 def _without(built: BuiltSystem, names: tuple[str, ...]) -> BuiltSystem:

@@ -17,6 +17,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import FP8, result_dtype
 from sparsetile.plan import operators
 from sparsetile.plan.dispatch import plain_call
+from sparsetile.plan.flat import flat_packed
 from sparsetile.plan.operands import (
     Planned,
     check_bias,
@@ -91,7 +92,7 @@ def linear(
     if plan.fuses_linear and not needs_grad and forward_ad._current_level < 0:
         call = operators.linear if plain_call() else torch.ops.sparsetile.linear
         tensors, recipe = plan.flat
-        given = operators.flat_packed(packed)
+        given = flat_packed(packed)
         Y = call(tensors, values, given, tokens, bias, recipe, alpha, relu, out_dtype)
     else:
         Y = _in_steps(plan, tokens, bias, relu, alpha, out_dtype or result_dtype(dtype))

@@ -27,7 +27,7 @@ from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
 from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import Choice, choose_system
 
-__all__ = ["copied", "move", "place", "reduced", "restored"]
+__all__ = ["copied", "move", "on_file", "place", "reduced", "restored"]
 
 # What every module has: hooks and the like stay where they are when a plan moves.
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
@@ -130,8 +130,8 @@ def _become(plan: Plan, made: Plan) -> None:
     )
 
 
-def _parts(plan: Plan) -> tuple[str, dict[str, Tensor | None]]:
-    fields = {
+def _fields(plan: Plan) -> dict[str, Any]:
+    return {
         "shape": list(plan.shape),
         "n": plan.n,
         "dtype": str(plan.dtype).removeprefix("torch."),
@@ -140,15 +140,33 @@ def _parts(plan: Plan) -> tuple[str, dict[str, Tensor | None]]:
         "deterministic": plan.deterministic,
         "widths": plan._widths and [plan._widths.system, plan._widths.tune],
     }
-    tensors = {
+
+
+def _tensors(plan: Plan, values: Tensor | None) -> dict[str, Tensor | None]:
+    return {
         "indptr": plan._csr.indptr,
         "indices": plan._csr.indices,
         "entry_map": plan._csr.entry_map,
-        "values": plan._held.held,
+        "values": values,
         "perm": plan._permutation.perm,
         "column_order": plan.column_order,
     }
-    return json.dumps(fields, sort_keys=True), tensors
+
+
+def _parts(plan: Plan) -> tuple[str, dict[str, Tensor | None]]:
+    return json.dumps(_fields(plan), sort_keys=True), _tensors(plan, plan._held.held)
+
+
+def on_file(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor | None]]:
+    """What ``Plan.save`` writes: the header's fields and the tensors, what was built among them."""
+    fields = _fields(plan) | {
+        "device": plan.device.type,
+        "recipe": plan._built.recipe,
+        "choices": dict(plan._built.choices),
+        "report": plan._report,
+    }
+    built = {f"built.{name}": tensor for name, tensor in plan._built.tensors.items()}
+    return fields, _tensors(plan, plan.values) | built
 
 
 def reduced(plan: Plan) -> tuple[Any, ...]:

@@ -5,64 +5,52 @@ and launches on torch's current stream. Where nothing has to be traced or differ
 the system directly and skips torch's dispatcher, which alone would cost more than the launch.
 
 One class, longer than a file should be: its methods are the interface, and most of its lines are
-their docstrings. Values, checks, layers, explanations and files are in modules of their own.
+their docstrings. What they do at length is in modules of its own: values in ``values.py`` and
+``updates.py``, the general way of a product in ``products.py``, transpose and autocast in
+``derived.py``, facts in ``report.py``, moves and copies in ``placement.py``.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetile.core.checks import real_number, reduce_name
 from sparsetile.core.device import machine
-from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.errors import type_error
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import FP8, PRODUCT_DTYPES
-from sparsetile.plan import operators
+from sparsetile.plan import report as reports
+from sparsetile.plan.derived import PLANNING, for_eager, planned_transpose
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, plain_call, transforming
 from sparsetile.plan.explain import explain
 from sparsetile.plan.files import write_plan_file
-from sparsetile.plan.forward_mode import duals, product_of_duals, refuse_out
+from sparsetile.plan.flat import Direction, flatten
 from sparsetile.plan.gradients import differentiable_product, plain_product
 from sparsetile.plan.linear import linear
-from sparsetile.plan.operands import (
-    check_epilogue,
-    check_fp8,
-    check_operand,
-    check_out,
-    check_values,
-    in_plan_dtype,
-)
-from sparsetile.plan.transforms import refuse_in_transform, transformed_product
+from sparsetile.plan.operands import check_epilogue, check_operand, check_values
+from sparsetile.plan.products import general_product
+from sparsetile.plan.transforms import refuse_in_transform
+from sparsetile.plan.updates import set_values, take_values
 from sparsetile.plan.values import HeldValues, canonical, picked
 from sparsetile.plan.widths import Widths
-from sparsetile.reorder import Permutation, order_of_transpose
+from sparsetile.reorder import Permutation
 from sparsetile.reorder.permutation import positions
-from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
+from sparsetile.systems import BuiltSystem, Request, runner
 from sparsetile.systems.base import Bound, Tensors
-from sparsetile.systems.registry import exact_system, unsupported
+from sparsetile.systems.registry import exact_system
 from sparsetile.tune import floor_seconds
 
 __all__ = ["Plan"]
 
 # Subclasses may override what operators do.
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-# What autocast casts.
-_CAST_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Of all plans: two threads that need a transpose at once must share one.
-_transposing = threading.RLock()
-# A plan, its new values, and what its runner made of them.
-_Prepared = tuple["Plan", Tensor | None, Tensors | None]
 
 
 class Plan(torch.nn.Module):
@@ -100,6 +88,8 @@ class Plan(torch.nn.Module):
             [3., 3.]])
     """
 
+    _castable = True  # whether autocast may have the plan in its own type
+
     def __init__(
         self,
         csr: CSR,
@@ -111,7 +101,7 @@ class Plan(torch.nn.Module):
         deterministic: bool,
         report: Mapping[str, Any],
         column_order: Tensor | None = None,
-        direction: operators.Direction | None = None,
+        direction: Direction | None = None,
     ) -> None:
         super().__init__()
         self.shape = csr.shape
@@ -129,7 +119,7 @@ class Plan(torch.nn.Module):
         self._runner = runner(built.recipe)
         self._direction = direction or self._make_direction()
         # Replaced as one: a product must not see tensors and recipe of two states.
-        self._flat = operators.flatten(self._direction, None, None, None)
+        self._flat = flatten(self._direction, None, None, None)
         self._order: Tensor | None = None
         self._scale: Tensor | None = None  # of rows, for gradients of means
         self._transposed: Plan | None = None
@@ -140,7 +130,7 @@ class Plan(torch.nn.Module):
         self._keep_widths(None)
         self._bound: Bound | None = None
         self._value_version = 0  # gradients must meet the values that their product had
-        self._set_values(None if csr.values is None else csr.values.detach())
+        set_values(self, None if csr.values is None else csr.values.detach())
 
     def _keep_widths(self, widths: Widths | None) -> None:
         """Plan for other widths, too, or (None) for one."""
@@ -149,12 +139,12 @@ class Plan(torch.nn.Module):
         place = self.device.type
         self._key = (self.dtype, self.device, place, self.shape[1], self._held, widths)
 
-    def _make_direction(self) -> operators.Direction:
+    def _make_direction(self) -> Direction:
         exact = exact_system(self.device.type)
         if exact.name == self.system:
-            return operators.Direction(self._csr.indptr, self._built, self._built)
+            return Direction(self._csr.indptr, self._built, self._built)
         request = Request(self._csr, self.n, self.dtype, self._permutation, self.deterministic)
-        return operators.Direction(self._csr.indptr, self._built, exact.build(request))
+        return Direction(self._csr.indptr, self._built, exact.build(request))
 
     @property
     def flat(self) -> tuple[list[Tensor], str]:
@@ -236,36 +226,6 @@ class Plan(torch.nn.Module):
         """
         return self._held.now
 
-    @lasting
-    def _set_values(self, values: Tensor | None) -> None:
-        """Take over canonical values, and what is made of them."""
-        self._accept(self._prepare_values(values))
-
-    def _prepare_values(self, values: Tensor | None) -> list[_Prepared]:
-        """Make what this plan, its other widths and its transpose hold of canonical values.
-
-        Memory may run out here; all of them still have the values from before then.
-        """
-        mine, packed = self._held.prepare(values)
-        found: list[_Prepared] = [(self, mine, packed)]
-        others = [] if self._widths is None else self._widths.plans()
-        for other in (*others, *self._casts.values()):
-            found += other._prepare_values(mine)
-        # The transpose of a cast is a cast of the transpose, which has its values from there.
-        if self._transposed is not None and self._wider is None:
-            turned = None if mine is None else mine[self._order]
-            found += self._transposed._prepare_values(turned)
-        return found
-
-    def _accept(self, prepared: list[_Prepared]) -> None:
-        for plan, values, packed in prepared:
-            plan._value_version += 1
-            held = plan._held
-            if held.take(values, packed):
-                plan._bound = plan._runner.bind(plan._built.tensors, held.held, held.packed)
-            if plan._transposed is not None:
-                plan._transposed._held.follow = plan._following_transposed()
-
     def update_values(self, values: Tensor) -> Plan:
         """Replace A's values, keeping the pattern and everything planned for it.
 
@@ -301,23 +261,11 @@ class Plan(torch.nn.Module):
             raise refuse_in_transform("update_values", "values", "Pass values= to run instead")
         origin = self._alive_origin()
         if origin is None:
-            self._take_values(functools.partial(canonical, values, self._csr), values)
+            take_values(self, functools.partial(canonical, values, self._csr), values)
         else:
             back = origin._entries_of_transpose()
-            origin._take_values(functools.partial(picked, values, back), values)
+            take_values(origin, functools.partial(picked, values, back), values)
         return self
-
-    @lasting
-    def _take_values(self, canonical: Callable[[], Tensor], values: Tensor) -> None:
-        """Follow or copy the caller's ``values``, which ``canonical`` brings into A's order."""
-        with torch.no_grad():
-            copied = canonical().detach().resolve_neg().to(self.dtype)
-        kept = copied.data_ptr() == values.data_ptr() or copied.is_inference()
-        if self._held.held is None and kept:
-            copied = copied.clone()  # the plan must not change when the caller's tensor does
-        prepared = self._prepare_values(copied)
-        self._held.follow = canonical if values.requires_grad else None
-        self._accept(prepared)
 
     def _alive_origin(self) -> Plan | None:
         return None if self._origin is None else self._origin()
@@ -429,7 +377,7 @@ class Plan(torch.nn.Module):
             and (dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
             and plain_call()
             and not B.is_neg()  # not seen while tracing
-            and (eager := self._for_eager(B, dtype, place)) is not None
+            and (eager := for_eager(self, B, dtype, place)) is not None
         ):
             # What eager code calls nearly always: without the dispatcher.
             if eager is not self:
@@ -456,60 +404,7 @@ class Plan(torch.nn.Module):
         if values is not None:
             check_values("run", self, values)
             values = self._csr.canonical_values(values)
-        return self._run_checked(B, out, alpha, beta, reduce, values, bias, relu, out_dtype)
-
-    def _for_eager(self, B: Tensor, dtype: torch.dtype, place: str) -> Plan | None:
-        """Return the plan whose type B has or, under autocast, is cast to; None where operators
-        have to say what is wrong, or cast as well."""
-        if not torch.is_autocast_enabled(place):
-            return self if B.dtype is dtype else None
-        lower = torch.get_autocast_dtype(place)
-        if B.dtype not in _CAST_TYPES or dtype is FP8 or lower is dtype:
-            return self if lower is dtype and B.dtype in _CAST_TYPES else None
-        cast = self._casts.get(lower)
-        return self._cast(lower) if cast is None and self._casts_to(lower) else cast
-
-    def _lower_type(self, B: Tensor) -> torch.dtype | None:
-        """Autocast's type where B is cast to it and the plan can follow."""
-        place = self.device.type
-        if not torch.is_autocast_enabled(place) or B.dtype not in _CAST_TYPES:
-            return None
-        lower = torch.get_autocast_dtype(place)
-        if torch.compiler.is_compiling() or lower is self.dtype or not self._casts_to(lower):
-            return None
-        return lower
-
-    def _casts_to(self, dtype: torch.dtype) -> bool:
-        """Whether there is a plan in this type, or one may be made now."""
-        if dtype in self._casts:
-            return True
-        system = SYSTEMS[self.system]
-        taken = dtype in system.dtypes or (
-            system.casts_to_exact and dtype in exact_system(self.device.type).dtypes
-        )
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        return taken and not self._held.released and not capturing
-
-    @lasting
-    def _cast(self, dtype: torch.dtype) -> Plan:
-        """Return the plan in another type; it shares everything but the values, and is kept.
-
-        Where its system does not take the type, the exact system, whose build it has, does.
-        """
-        with _transposing:
-            if dtype not in self._casts:
-                built, direction = self._built, self._direction
-                if dtype not in SYSTEMS[self.system].dtypes:
-                    built = direction.exact
-                    direction = operators.Direction(self._csr.indptr, built, built)
-                made = Plan(
-                    self._csr.with_values(self._held.held), self.n, dtype, built,
-                    self._permutation, deterministic=self.deterministic, report=self._report,
-                    column_order=self.column_order, direction=direction,
-                )  # fmt: skip
-                made._wider = weakref.ref(self)
-                self._casts[dtype] = made
-            return self._casts[dtype]
+        return general_product(self, B, out, alpha, beta, reduce, values, bias, relu, out_dtype)
 
     def linear(
         self,
@@ -669,72 +564,12 @@ class Plan(torch.nn.Module):
             "Write plan @ B, or plan.T for the transpose."
         )
 
-    def _run_checked(
-        self,
-        B: Tensor,
-        out: Tensor | None,
-        alpha: float,
-        beta: float,
-        reduce: str,
-        given: Tensor | None,
-        bias: Tensor | None = None,
-        relu: bool = False,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        check_operand(self, B)
-        if SYSTEMS[self.system].casts_to_exact and (lower := self._lower_type(B)) is not None:
-            if given is None and self._held.follow is not None:
-                given = self._held.follow()
-            return self._cast(lower)._run_checked(
-                B, out, alpha, beta, reduce, given, bias, relu, out_dtype
-            )
-        reduce = reduce_name("run", reduce)
-        alpha, beta = real_number("run", "alpha", alpha), real_number("run", "beta", beta)
-        B = in_plan_dtype(self, B, "run", "B")
-        values, named = self.operand_values(B.dtype, given)
-        packed = operators.flat_packed(named)
-        if beta != 0.0 and out is None:
-            raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")
-        check_epilogue(B, out, reduce, bias, relu, out_dtype)
-        tracked = any(t is not None and t.requires_grad for t in (B, values, bias))
-        needs_grad = torch.is_grad_enabled() and tracked
-        if B.dtype is FP8:
-            check_fp8(reduce, needs_grad)
-        if transforming():
-            if out is not None:
-                raise refuse_in_transform("run", "out", "Omit out=")
-            if B.dtype is not FP8:
-                self._prepare_gradients()
-            return transformed_product(self._flat, values, B, bias, reduce, alpha, relu, out_dtype)
-        dual = duals(B, values, bias)
-        if dual is not None:
-            refuse_out(out)
-        if out is not None:
-            lead = B.shape[:-2]
-            flat = B if len(lead) in (0, 1) else B.flatten(0, -3)
-            check_out(self.shape[0], B, out, reduce, needs_grad)
-            apart = len(lead) > 1  # many batch dimensions cannot be seen as one in place
-            target = out.flatten(0, -3).clone() if apart else out
-            tensors, recipe = self._flat
-            torch.ops.sparsetile.spmm_out(
-                tensors, values, packed, flat, target, recipe, reduce, alpha, beta
-            )
-            return out.copy_(target.reshape(out.shape)) if apart else out
-        # A tracer reads the flat plan once, whether or not the first product needs a gradient.
-        if needs_grad or (torch.is_grad_enabled() and torch.compiler.is_compiling()):
-            self._prepare_gradients()
-        if dual is not None:
-            return product_of_duals(self._flat, dual, reduce, alpha, relu, out_dtype)
-        return operators.product(
-            self._flat, values, packed, B, bias, reduce, alpha, relu, out_dtype, needs_grad
-        )
-
     # -- transpose and gradients ----------------------------------------------------------------
 
     @lasting
     def _transpose(self) -> Plan:
-        with _transposing:
-            return self._planned_transpose()
+        with PLANNING:
+            return planned_transpose(self)
 
     def _has_transpose(self) -> bool:
         """Plan the transpose; what a tracer calls, which then reads it where it is kept."""
@@ -744,78 +579,17 @@ class Plan(torch.nn.Module):
     # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
     _has_transpose._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    def _planned_transpose(self) -> Plan:
-        origin = self._alive_origin()
-        if origin is not None:  # two transposes of one another share their values
-            if self._order is None:
-                self._order = origin._entries_of_transpose()
-            return origin
-        wider = None if self._wider is None else self._wider()
-        if self._transposed is None and wider is not None:
-            made = wider._transpose()._cast(self.dtype)
-            self._order = wider._order
-            made._origin = weakref.ref(self)
-            self.__dict__["_transposed"] = made
-            return made
-        if self._transposed is None:
-            self._order = self._csr.transpose_order()
-            flipped = self._csr.transposed(self._order)
-            request = Request(
-                flipped, self.n, self.dtype, Permutation("identity", None), self.deterministic
-            )
-            able, rejected = candidates(request)
-            name = self.system if self.system in able else exact_system(self.device.type).name
-            if name not in able:
-                raise unsupported("plan.T", rejected, f"the transpose of {self.shape}")
-            started = time.perf_counter()
-            if SYSTEMS[name].ordered:
-                order = order_of_transpose(self._permutation, self._csr, flipped)
-                request = replace(request, permutation=order)
-            built = SYSTEMS[name].build(request)
-            made = Plan(
-                flipped.with_values(self._values_transposed()), self.n, self.dtype, built,
-                request.permutation, deterministic=self.deterministic,
-                report={
-                    "seconds": {"build": time.perf_counter() - started},
-                    "build": dict(built.seconds),
-                    "rejected": rejected,
-                },
-            )  # fmt: skip
-            made._origin = weakref.ref(self)
-            made._held.follow = self._following_transposed()
-            if self._widths is not None:
-                made._keep_widths(Widths(self._widths.system, self._widths.tune))
-            self.__dict__["_transposed"] = made  # no submodule: it follows by itself
-            return made
-        return self._transposed
-
     @lasting
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""
         if len(self._tensors) == len(self._direction.tensors()):
             transposed = self._transpose()
-            self._flat = operators.flatten(
+            self._flat = flatten(
                 self._direction, transposed._direction, self._order, self._entries_of_transpose()
             )
         return True
 
     _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    def _mean_scale(self, ahead: bool = False) -> Tensor | None:
-        """Return 1 / entries of each row; ``ahead``, only keep it where that is possible."""
-        return self._scale if self._scale is not None else self._make_scale(ahead)
-
-    @lasting
-    def _make_scale(self, ahead: bool) -> Tensor | None:
-        cuda = self.device.type == "cuda"
-        if cuda and torch.cuda.is_current_stream_capturing():  # the graph's memory would not last
-            return None if ahead else operators.row_scale(self._csr.indptr, self.dtype)
-        with torch.no_grad():
-            scale = operators.row_scale(self._csr.indptr, self.dtype)
-        if cuda:
-            torch.cuda.current_stream(self.device).synchronize()  # other streams will read it
-        self._scale = scale
-        return scale
 
     @property
     def T(self) -> Plan:
@@ -870,65 +644,14 @@ class Plan(torch.nn.Module):
         >>> sorted(plan.info["seconds"])
         ['build', 'compile', 'intake', 'reorder']
         """
-        return {
-            "shape": list(self.shape),
-            "nnz": self.nnz,
-            "n": self.n,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": str(self.device),
-            "weighted": self._weighted,
-            "system": self.system,
-            "reorder": self.reorder,
-            "reorder_columns": self.column_order is not None,
-            "deterministic": self.deterministic,
-            "format_bytes": self._built.bytes,
-            "bytes": self._bytes(),
-            "choices": dict(self._built.choices),
-            **{key: self._report[key] for key in self._report},
-        }
+        return reports.info(self)
 
     @property
     def _weighted(self) -> bool:
         return self._held.held is not None
 
-    def _held_parts(self) -> dict[str, Tensors]:
-        """What products read, by part."""
-        held, packed = self._held.held, self._held.packed
-        return {
-            "format": self._built.tensors,
-            "packed values": packed or {},
-            "values": {} if held is None else {"values": held},
-        }
-
     def _parts(self) -> dict[str, Tensors]:
-        csr, exact = self._csr, self._direction.exact
-        matrix = {"indptr": csr.indptr, "indices": csr.indices, "entry_map": csr.entry_map}
-        parts = {
-            **self._held_parts(),
-            "matrix": {name: part for name, part in matrix.items() if part is not None},
-            "exact system": exact.tensors,
-        }
-        if self._scale is not None:
-            parts["row scale"] = {"scale": self._scale}
-        for dtype, cast in self._casts.items():
-            for name, part in cast._held_parts().items():
-                parts[f"{str(dtype).removeprefix('torch.')}: {name}"] = part
-        other = self._transposed
-        if other is not None and self._order is not None:
-            for name, part in other._parts().items():
-                parts[f"transpose: {name}"] = part
-            parts["transpose: order"] = {"order": self._order}
-        return parts
-
-    def _bytes(self) -> dict[str, int]:
-        """Bytes of each part that is held now; memory that parts share counts once."""
-        seen: set[int] = set()
-        found: dict[str, int] = {}
-        for name, part in self._parts().items():
-            fresh = {t.untyped_storage().data_ptr(): t.nbytes for t in part.values()}
-            found[name] = sum(size for at, size in fresh.items() if at not in seen)
-            seen |= set(fresh)
-        return {name: size for name, size in found.items() if size}
+        return reports.all_parts(self)
 
     def floor(self) -> tuple[float, str]:
         """Return the floor, the least seconds the device allows, and the term that sets it.
@@ -1054,27 +777,6 @@ class Plan(torch.nn.Module):
         >>> torch.equal(again @ B, plan @ B)
         True
         """
-        fields = {
-            "shape": list(self.shape),
-            "n": self.n,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": self.device.type,
-            "system": self.system,
-            "recipe": self._built.recipe,
-            "choices": dict(self._built.choices),
-            "reorder": self.reorder,
-            "deterministic": self.deterministic,
-            "widths": self._widths and [self._widths.system, self._widths.tune],
-            "report": self._report,
-        }
-        csr = self._csr
-        tensors = {
-            "indptr": csr.indptr,
-            "indices": csr.indices,
-            "entry_map": csr.entry_map,
-            "values": self.values,
-            "perm": self._permutation.perm,
-            "column_order": self.column_order,
-            **{f"built.{name}": tensor for name, tensor in self._built.tensors.items()},
-        }
-        write_plan_file(path, fields, tensors)
+        from sparsetile.plan.placement import on_file
+
+        write_plan_file(path, *on_file(self))

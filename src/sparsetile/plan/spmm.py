@@ -29,6 +29,8 @@ from sparsetile.plan.kept import KeptPlan
 from sparsetile.plan.operands import check_operand
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan, refuse_traced, refuse_wrapped
+from sparsetile.plan.products import general_product
+from sparsetile.plan.updates import set_values
 
 __all__ = ["clear_plan_cache", "spmm"]
 
@@ -123,7 +125,7 @@ def _refresh(entry: _Entry, A: Any) -> bool:
         values = current_values(A, kept._csr)
         if (values is None) != (kept.values is None):
             return False
-        kept._set_values(None if values is None else values.detach())
+        set_values(kept, None if values is None else values.detach())
     return True
 
 
@@ -138,7 +140,7 @@ def _planned(A: Any, n: int, dtype: torch.dtype, device: torch.device | None) ->
     made = plan(
         as_csr(A, function="spmm", device=device), n, dtype=dtype, expected_runs=EXPECTED_RUNS
     )
-    made._set_values(None if made.values is None else made.values.detach())
+    set_values(made, None if made.values is None else made.values.detach())
     made._held.follow = None  # it would keep A alive
     return made
 
@@ -229,6 +231,6 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     if torch.is_grad_enabled() and (_tracked(A) or (B.requires_grad and isinstance(A, Tensor))):
         values = _values_now(A, kept._csr)
         if B.dim() == 1:
-            return kept._run_checked(B[:, None], None, 1.0, 0.0, reduce, values).squeeze(-1)
-        return kept._run_checked(B, None, 1.0, 0.0, reduce, values)
+            return general_product(kept, B[:, None], None, 1.0, 0.0, reduce, values).squeeze(-1)
+        return general_product(kept, B, None, 1.0, 0.0, reduce, values)
     return kept.run(B, reduce=reduce)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.plan import operators
+from sparsetile.plan.flat import parsed
+from sparsetile.plan.operator_gradients import mean_gradient, relu_gradient
 
 __all__ = ["refuse_in_transform", "transformed_product"]
 
@@ -33,7 +34,7 @@ class _Frozen:
 
     def __init__(self, tensors: list[Tensor], recipe: str) -> None:
         self.tensors, self.recipe = tensors, recipe
-        self.parsed = operators.parsed(recipe)
+        self.parsed = parsed(recipe)
 
     def transposed(self) -> _Frozen:
         return _Frozen(self.parsed.mirror(self.tensors), self.parsed.mirrored)
@@ -114,11 +115,11 @@ class _Product(torch.autograd.Function):
         values, B, C = ctx.saved_tensors
         plan: _Frozen = ctx.plan
         if ctx.relu:
-            grad = operators.relu_gradient(C, grad)
+            grad = relu_gradient(C, grad)
         d_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
         grad = grad.to(B.dtype)
         if ctx.reduce == "mean":
-            grad = operators.mean_gradient(plan.tensors[0], grad)
+            grad = mean_gradient(plan.tensors[0], grad)
         d_values = d_B = None
         if ctx.needs_input_grad[0]:
             d_values = _entries(grad, B, plan, ctx.alpha)
@@ -148,7 +149,7 @@ class _Product(torch.autograd.Function):
         if d_bias is not None:
             total = total + d_bias.to(wide)
         if ctx.relu:
-            total = operators.relu_gradient(C, total)
+            total = relu_gradient(C, total)
         return total.to(dtype)
 
     @staticmethod
