@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -433,3 +434,19 @@ def test_timing_leaves_the_callers_random_numbers_alone():
 def test_timing_ends_with_the_budget_after_the_first():
     seconds, _ = measure_systems(request(), ["cpu", "dense"], budget=1e-9)
     assert seconds.keys() == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "budget", "calls"),
+    [(1e-3, 0.0, 5), (1e-3, 1.0, 9), (4e-3, 0.0, 2), (4e-3, 1.0, 9)],
+)
+def test_short_products_are_measured_on_the_device_whatever_the_budget(seconds, budget, calls):
+    """Two calls by the clock come first, and two that warm up."""
+    made = []
+
+    def product():
+        made.append(1)
+        time.sleep(seconds)
+
+    found = choose._bounded(product, torch.device("cpu"), budget)
+    assert found >= seconds and len(made) == calls
