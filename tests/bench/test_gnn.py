@@ -90,6 +90,43 @@ def test_differences_of_losses_are_found():
     assert gnn.loss_bound("cpu", "float32") < gnn.loss_bound("cuda", "float32")
 
 
+def judged(losses, reference=(1.0,) * 300):
+    """The verdict on losses beside those of PyG's sparse tensor, in float32 on a GPU."""
+    entry = {
+        "matrix": "a", "setting": "gcn2-128", "dtype": "float32", "reorder": "auto",
+        "device": "cuda", "epochs": 300, "labels": "teacher", "status": "ok",
+    }  # fmt: skip
+    other = entry | {"path": "pyg-sparse", "kind": "baseline", "losses": list(reference)}
+    mine = entry | {"path": "sparsetile", "kind": "system", "losses": list(losses)}
+    return gnn._held_against(mine, {gnn._key(other): other})
+
+
+def test_single_epochs_count_at_first_and_the_median_of_them_later():
+    first = gnn.COMPARED_EPOCHS
+    same = [1.0] * 300
+    assert judged(same)["status"] == "ok"
+    early, late = list(same), list(same)
+    early[first - 1] = late[first] = 1.5
+    assert judged(early)["status"] == "wrong" and judged(late)["status"] == "ok"
+    assert judged(early)["loss_difference"] == pytest.approx(0.5)
+    drifted = [1.0] * first + [1.03] * (300 - first)
+    assert judged(drifted)["status"] == "wrong"
+    assert judged(drifted)["later_difference"] == pytest.approx(0.03)
+    for lost in (float("nan"), float("inf"), gnn.NOT_FINITE):
+        assert judged([*same[:-1], lost])["status"] == "wrong"
+    assert judged(same[:-1])["status"] == "wrong"
+
+
+def test_a_record_is_judged_again_when_it_is_read(tmp_path):
+    out = tmp_path / "gnn.jsonl"
+    gnn.run_gnn(select(paths=("pyg-sparse", "sparsetile")), out=out)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines[1]["status"] = "wrong"
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = gnn.run_gnn(select(paths=("pyg-sparse", "sparsetile")), out=out, retry=True)
+    assert again.measured == 0 and [r["status"] for r in again.records] == ["ok", "ok"]
+
+
 def test_records_are_written_and_resumed(tmp_path):
     out, said = tmp_path / "gnn.jsonl", []
     outcome = gnn.run_gnn(select(), out=out, say=said.append)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as File
+from statistics import median
 
 import torch
 
@@ -53,12 +54,18 @@ GRAPHS = (
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # By device: 500 as the papers have it, and few where a host trains.
 EPOCHS = {"cuda": 500, "cpu": 10}
-# Losses of one epoch may differ by this share of the reference's: sums are added in other orders,
-# in TF32 on a GPU, and Adam amplifies what differs from epoch to epoch. On the host, over 300
-# epochs on PubMed, products disturbed by 2.4e-4 an element (TF32) end 7e-4 away, by 2e-3 (bfloat16)
-# 1.5e-3.
+# Losses of each of the first epochs may differ by this share of the reference's: sums are added in
+# other orders, in TF32 on a GPU, and Adam amplifies what differs from epoch to epoch. On an H200
+# ours differ by up to 0.37 % in float32 (TF32) and 1.8 % in bfloat16 there.
+COMPARED_EPOCHS = 100
+NOT_FINITE = 1e30  # what a record has in place of such a loss
 _BOUNDS = {"cpu": 1e-3, "cuda": 5e-3}
 _HALF_BOUND = 2e-2
+# Later, when losses are a hundredth of what they were, single epochs say nothing: two runs with the
+# same products, one replayed as a CUDA graph, are 0.1 to 3 % apart at their worst, and 52 % in an
+# epoch in which Adam leaves a valley (web-NotreDame). The median of those epochs may differ by so
+# many times the share above; ours differs by up to 1.3 % in float32 and 3.6 % in bfloat16.
+_LATER = 4
 # The paths whose losses the others are held against, the first that was measured.
 _REFERENCES = ("pyg-sparse", "pyg-edges")
 
@@ -106,14 +113,19 @@ def loss_bound(device: str, dtype: str) -> float:
 
 def loss_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
     """Return the largest difference of an epoch's losses, as a share of the reference's."""
+    return max(_differences(losses, reference), default=0.0)
+
+
+def _differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Differences of each epoch's losses, as shares of the reference's."""
     if len(losses) != len(reference):
-        return math.inf
-    found = 0.0
-    for mine, theirs in zip(losses, reference, strict=True):
-        if not (math.isfinite(mine) and math.isfinite(theirs)):
-            return math.inf
-        found = max(found, abs(mine - theirs) / max(abs(theirs), 1e-6))
-    return found
+        return [math.inf]
+    return [
+        abs(mine - theirs) / max(abs(theirs), 1e-6)
+        if max(abs(mine), abs(theirs)) < NOT_FINITE
+        else math.inf
+        for mine, theirs in zip(losses, reference, strict=True)
+    ]
 
 
 def _fault(name: str, expected: str, actual: object) -> DataError:
@@ -191,6 +203,7 @@ def run_gnn(
         for line in damaged:
             say(f"skipped {line}")
         held = {record["key"]: record for record in records}
+        held = {key: _held_against(record, held) for key, record in held.items()}
     outcome = GnnOutcome()
     for graph in dict.fromkeys(selection.graphs):
         try:
@@ -296,24 +309,35 @@ def _measure(entry: Record, graph: CSR, held: dict[str, Record]) -> Record:
         "peak_bytes": done.peak_bytes,
         "graph_bytes": done.graph_bytes,
         "choices": json.loads(json.dumps(done.choices)),
-        "losses": [float(f"{loss:.7g}") if math.isfinite(loss) else 1e30 for loss in done.losses],
+        "losses": [
+            float(f"{loss:.7g}") if math.isfinite(loss) else NOT_FINITE for loss in done.losses
+        ],
     }
     return _held_against(record, held)
 
 
 def _held_against(record: Record, held: dict[str, Record]) -> Record:
-    """Add the reference and the largest difference from its losses; mark what differs as wrong."""
+    """Add the reference and the differences from its losses; mark what differs as wrong.
+
+    A record from a file is judged again: it holds its losses.
+    """
+    if "losses" not in record:
+        return record
     for name in _REFERENCES if record["kind"] != "bound" else ():
         other = held.get(_key({**record, "path": name, "reorder": "auto"}))
         if name != record["path"] and other is not None and other["status"] == "ok":
-            difference = min(loss_difference(record["losses"], other["losses"]), 1e30)
+            found = _differences(record["losses"], other["losses"])
+            counted = found if math.inf in found else found[:COMPARED_EPOCHS]
+            first = min(max(counted), 1e30)
+            later = min(median(found[COMPARED_EPOCHS:]), 1e30) if found[COMPARED_EPOCHS:] else 0.0
             bound = loss_bound(record["device"], record["dtype"])
             return record | {
                 "reference": name,
-                "loss_difference": difference,
+                "loss_difference": first,
+                "later_difference": later,
                 "loss_bound": bound,
-                "status": "ok" if difference <= bound else "wrong",
+                "status": "ok" if first <= bound and later <= _LATER * bound else "wrong",
             }
         if name == record["path"]:
             break
-    return record | {"reference": None, "loss_difference": None}
+    return record | {"reference": None, "loss_difference": None, "status": "ok"}
