@@ -85,7 +85,11 @@ STEPS = (
     _bench("rsh.jsonl", 60, f"rsh --weights random {_BOTH}"),
     _bench("voltrix.jsonl", 85, f"voltrix {_BOTH}"),
     _bench("asyncsparse.jsonl", 150, "asyncsparse --weights random"),
-    _bench("all.jsonl", 190, f"all --weights random {_BOTH}"),
+    _bench(
+        "all.jsonl", 165,
+        "all --weights random --systems auto,dense --reorder auto --dtype float32,float16 "
+        "-n 32,128,512",
+    ),
 )  # fmt: skip
 
 
