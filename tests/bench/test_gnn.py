@@ -83,10 +83,10 @@ def test_bias_and_relu_are_in_the_product_or_apart(matrix):
 
 
 def test_differences_of_losses_are_found():
-    assert gnn.loss_difference([1.0, 2.0], [1.0, 2.0]) == 0
-    assert gnn.loss_difference([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
-    assert gnn.loss_difference([1.0], [1.0, 2.0]) == float("inf")
-    assert gnn.loss_difference([float("nan")], [1.0]) == float("inf")
+    assert gnn.loss_differences([1.0, 2.0], [1.0, 2.0]) == [0, 0]
+    assert gnn.loss_differences([1.0, 2.2], [1.0, 2.0]) == pytest.approx([0, 0.1])
+    assert gnn.loss_differences([1.0], [1.0, 2.0]) == [float("inf")]
+    assert gnn.loss_differences([float("nan")], [1.0]) == [float("inf")]
     assert gnn.loss_bound("cpu", "float32") < gnn.loss_bound("cuda", "float32")
 
 
@@ -115,6 +115,9 @@ def test_single_epochs_count_at_first_and_the_median_of_them_later():
     for lost in (float("nan"), float("inf"), gnn.NOT_FINITE):
         assert judged([*same[:-1], lost])["status"] == "wrong"
     assert judged(same[:-1])["status"] == "wrong"
+    alone = {"path": "sparsetile", "kind": "system", "losses": same, "status": "wrong"}
+    entry = judged(same) | alone
+    assert gnn._held_against(entry, {})["status"] == "wrong"  # the verdict stays
 
 
 def test_a_record_is_judged_again_when_it_is_read(tmp_path):

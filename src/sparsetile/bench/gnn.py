@@ -39,7 +39,7 @@ __all__ = [
     "GnnOutcome",
     "Selection",
     "loss_bound",
-    "loss_difference",
+    "loss_differences",
     "run_gnn",
     "validate_training",
 ]
@@ -111,13 +111,8 @@ def loss_bound(device: str, dtype: str) -> float:
     return _HALF_BOUND if DTYPES[dtype].itemsize == 2 else _BOUNDS[device]
 
 
-def loss_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """Return the largest difference of an epoch's losses, as a share of the reference's."""
-    return max(_differences(losses, reference), default=0.0)
-
-
-def _differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Differences of each epoch's losses, as shares of the reference's."""
+def loss_differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Return by how much each epoch's losses differ, as shares of the reference's."""
     if len(losses) != len(reference):
         return [math.inf]
     return [
@@ -326,7 +321,7 @@ def _held_against(record: Record, held: dict[str, Record]) -> Record:
     for name in _REFERENCES if record["kind"] != "bound" else ():
         other = held.get(_key({**record, "path": name, "reorder": "auto"}))
         if name != record["path"] and other is not None and other["status"] == "ok":
-            found = _differences(record["losses"], other["losses"])
+            found = loss_differences(record["losses"], other["losses"])
             counted = found if math.inf in found else found[:COMPARED_EPOCHS]
             first = min(max(counted), 1e30)
             later = min(median(found[COMPARED_EPOCHS:]), 1e30) if found[COMPARED_EPOCHS:] else 0.0
@@ -340,4 +335,4 @@ def _held_against(record: Record, held: dict[str, Record]) -> Record:
             }
         if name == record["path"]:
             break
-    return record | {"reference": None, "loss_difference": None, "status": "ok"}
+    return {"reference": None, "loss_difference": None, **record}  # nothing to judge it by

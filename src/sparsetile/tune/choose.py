@@ -1,8 +1,8 @@
 """Which system serves a request: by each system's own model, or by timing the best few.
 
 A prediction is free, and off by a quarter at times. On a GPU, systems that are predicted nearly as
-fast as the fastest are built and timed, within 20 ms, unless few products are expected of the plan
-or their kernels would have to be compiled for that.
+fast as the fastest are built and timed, for about 20 ms, unless few products are expected of the
+plan. Kernels are compiled for that only where what was measured contradicts the model.
 ``tune="measure"`` times the model's best few, within a larger budget. Both keep what they found on
 disk (``tune/kept.py``), so that the same matrix is given the same system again. Where torch was
 told to be deterministic, only ``tune="measure"`` times anything.
@@ -235,9 +235,11 @@ def measure_systems(
         left = budget - (time.perf_counter() - begun - compiling)
         if seconds and left <= 0:
             break
-        compiles = worth_compiling is None or not seconds
-        if worth_compiling is not None and seconds:
-            compiles = min(seconds.values()) > DOUBT * worth_compiling[name]
+        compiles = (
+            worth_compiling is None
+            or not seconds
+            or min(seconds.values()) > DOUBT * worth_compiling[name]
+        )
         allowed = contextlib.nullcontext() if compiles else without_compiling()
         try:
             with allowed:

@@ -1,5 +1,8 @@
 // Items of rows and of row bundles on CUDA cores: what a group of lanes of the row kernels does.
-// Included by spmm_csr.cu and spmm_rstile.cu after their element types, constants and parameters.
+// Included by spmm_csr.cu, spmm_half.cu and spmm_rstile.cu after their element types, constants and
+// parameters.
+// Longer than a file should be: rows, shared rows and bundles walk the same chunks with the same
+// lanes, and the kernels include all three.
 //
 // A group of kLanes lanes works on one item (a row, a bundle of rows that share columns, or a
 // piece of either, see segment.cuh) and one slab of kTimes * kLanes * kVec columns of B:
