@@ -132,6 +132,7 @@ SUITES = {
         "spmm_bmat",
     ),
     "gather": Suite(("tests/systems/test_gather.py",), kernel="gather_rows"),
+    "columns": Suite(("tests/systems/test_columns.py",), kernel="epilogue_gradient"),
     "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
     "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
 }
@@ -560,9 +561,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         "gat",
         ("sum[1][v] += target[u] * x", "sum[1][v] += source[u] * x", "one vector's for the other"),
         ("at + u * step >= p.nodes", "at + u * step > p.nodes", "adds a node of nobody"),
+    ),
+    *_in(
+        "column_sums.cuh",
+        "gat",
         ("int w = 1; w < kWarps", "int w = 2; w < kWarps", "drops a warp's sums"),
         ("if (first + a < gridDim.x) total", "if (first + a > 0) total", "drops a block's sums"),
         ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the nodes"),
+    ),
+    *_in(
+        "column_sums.cuh",
+        "columns",
+        ("arrivals[blockIdx.y] = 0", "arrivals[blockIdx.y] = 1", "leaves a counter behind"),
+    ),
+    *_in(
+        "epilogue_gradient.cu",
+        "columns",
+        ("<= 0.0f", "< 0.0f", "passes what ReLU cut at 0"),
+        ("at + u * step >= p.rows", "at + u * step > p.rows", "adds a row of nobody"),
+        ("row * p.c_stride", "row * p.grad_stride", "one matrix's rows for the other's"),
     ),
     # -- BMat tiles fed by bulk copies
     *_in(

@@ -7,12 +7,12 @@ import torch
 
 from sparsetile.jit import ARCHITECTURES, compile_source
 from sparsetile.kernels import KERNELS
+from sparsetile.kernels.columns import ColumnGrid, column_grid
 from sparsetile.kernels.csr import vector_width
 from sparsetile.kernels.gat import (
     GAT_DTYPES,
     MODES,
     SPMM_GAT,
-    VectorsGrid,
     gat_config,
     gat_parts,
     gat_tile,
@@ -22,7 +22,6 @@ from sparsetile.kernels.gat import (
     softmax_config,
     terms_config,
     vectors_config,
-    vectors_grid,
 )
 from tests.kernels.ptxas import drawn
 
@@ -46,7 +45,7 @@ def test_every_configuration_that_is_asked_for_is_listed(dtype, heads, width):
         assert tuple(scores_config(dtype, vector, two).items()) in listed("gat_scores")
     assert tuple(softmax_config(heads).items()) in listed("gat_softmax")
     for bias in (False, True):
-        config = vectors_config(dtype, vector, vectors_grid(1000, n, vector).lanes, bias)
+        config = vectors_config(dtype, vector, column_grid(1000, n, vector).lanes, bias)
         assert tuple(config.items()) in listed("gat_vectors")
 
 
@@ -68,12 +67,12 @@ def test_heads_lie_in_as_many_slabs_as_their_gradients_have_parts(heads, width, 
 
 
 def test_sums_over_nodes_fill_a_gpu_where_there_are_many():
-    assert vectors_grid(1, 7, 1) == VectorsGrid(16, 1, 1)
-    assert vectors_grid(2708, 64, 4) == VectorsGrid(16, 22, 1)
-    assert vectors_grid(10**6, 256, 4) == VectorsGrid(16, 66, 4)
-    assert vectors_grid(10**6, 8, 8) == VectorsGrid(4, 264, 1)
-    assert vectors_grid(10**6, 256, 4).scratch(4, bias=True) == (66 * 4 * 3 * 64 * 4, 4)
-    assert vectors_grid(1, 7, 1).scratch(1, bias=True) == (0, 0)
+    assert column_grid(1, 7, 1) == ColumnGrid(16, 1, 1)
+    assert column_grid(2708, 64, 4) == ColumnGrid(16, 22, 1)
+    assert column_grid(10**6, 256, 4) == ColumnGrid(16, 66, 4)
+    assert column_grid(10**6, 8, 8) == ColumnGrid(4, 264, 1)
+    assert column_grid(10**6, 256, 4).scratch(4, 3) == (66 * 4 * 3 * 64 * 4, 4)
+    assert column_grid(1, 7, 1).scratch(1, 3) == (0, 0)
 
 
 def test_heads_side_by_side_are_a_power_of_two_up_to_the_lanes():

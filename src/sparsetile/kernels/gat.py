@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
 from sparsetile.jit.params import ParamStruct, f64, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
+from sparsetile.kernels.columns import COLUMN_LANES, COLUMN_THREADS, COLUMN_UNROLL
 from sparsetile.kernels.csr import ELEMENTS, THREADS, RowTile, vector_widths
 from sparsetile.kernels.params import SECTIONS, TREE
 from sparsetile.kernels.spec import KernelSpec
@@ -28,8 +28,6 @@ __all__ = [
     "SPMM_GAT",
     "TERMS_LANES",
     "TERMS_THREADS",
-    "VECTORS_THREADS",
-    "VectorsGrid",
     "gat_config",
     "gat_parts",
     "gat_tile",
@@ -39,7 +37,6 @@ __all__ = [
     "softmax_config",
     "terms_config",
     "vectors_config",
-    "vectors_grid",
 ]
 
 GAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -49,11 +46,6 @@ MODES = ("infer", "train", "backward")
 SOFTMAX_LANES = 8
 SOFTMAX_UNROLL = 4
 TERMS_LANES, TERMS_THREADS = 8, 256
-# Of gat_vectors: lanes of a node, nodes of a thread in flight, thread blocks that fill a GPU of
-# today (two on each of 132 SMs), sets of nodes below which a further block is not worth its sums.
-VECTORS_THREADS = 256
-_VECTORS_LANES, _VECTORS_UNROLL = (4, 16), 4
-_VECTORS_BLOCKS, _VECTORS_SETS = 264, 8
 # Lanes of narrow vectors, for odd head widths.
 _NARROW_LANES = (8, 32)
 _FULL_LANES = (8, 16, 32)
@@ -137,36 +129,10 @@ def vectors_config(
         "ELEMENT": ELEMENTS[dtype],
         "kVec": vector,
         "kLanes": lanes,
-        "kUnroll": _VECTORS_UNROLL,
-        "kThreads": VECTORS_THREADS,
+        "kUnroll": COLUMN_UNROLL,
+        "kThreads": COLUMN_THREADS,
         "kBias": bias,
     }
-
-
-@dataclass(frozen=True)
-class VectorsGrid:
-    """Lanes and thread blocks of ``gat_vectors``."""
-
-    lanes: int
-    chunks: int
-    slabs: int
-
-    def scratch(self, vector: int, bias: bool) -> tuple[int, int]:
-        """Return the bytes of all blocks' sums and the counters of arrived blocks."""
-        if self.chunks == 1:
-            return 0, 0
-        sums = self.lanes * vector * (3 if bias else 2)
-        return self.chunks * self.slabs * sums * 4, self.slabs
-
-
-def vectors_grid(nodes: int, n: int, vector: int) -> VectorsGrid:
-    """Return the grid for ``nodes`` rows of ``n`` columns; it alone fixes the order of the sums."""
-    count = -(-n // vector)
-    lanes = next((each for each in _VECTORS_LANES if each >= count), _VECTORS_LANES[-1])
-    slabs = -(-count // lanes)
-    sets = -(-nodes // (VECTORS_THREADS // lanes))
-    chunks = min(-(-sets // _VECTORS_SETS), -(-_VECTORS_BLOCKS // slabs))
-    return VectorsGrid(lanes, max(chunks, 1), slabs)
 
 
 def scores_config(dtype: torch.dtype, vector: int, two: bool) -> dict[str, ConfigValue]:
@@ -203,7 +169,7 @@ def _scores_configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 def _vectors_configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype, lanes, bias in itertools.product(GAT_DTYPES, _VECTORS_LANES, (False, True)):
+    for dtype, lanes, bias in itertools.product(GAT_DTYPES, COLUMN_LANES, (False, True)):
         for vector in vector_widths(dtype):
             yield vectors_config(dtype, vector, lanes, bias)
 

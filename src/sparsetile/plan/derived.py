@@ -1,7 +1,9 @@
 """Plans that a plan makes of itself and keeps: its transpose, and itself in autocast's types.
 
 They share A's pattern with it and have its values (``updates.py``). The transpose of a cast is a
-cast of the transpose, so that one lock guards both.
+cast of the transpose, so that one lock guards both. A matrix whose pattern is symmetric, as an
+undirected graph's, shares its tiles and schedules with its transpose. Where the values are
+symmetric too, gradients need no transpose: the plan is its own (:func:`backward_plan`).
 """
 
 from __future__ import annotations
@@ -15,18 +17,26 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sparsetile.intake.csr import FP8
+from sparsetile.intake.csr import CSR, FP8
 from sparsetile.plan.dispatch import lasting
 from sparsetile.plan.flat import Direction
 from sparsetile.plan.widths import Widths
 from sparsetile.reorder import Permutation, order_of_transpose
-from sparsetile.systems import SYSTEMS, Request, candidates
+from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates
 from sparsetile.systems.registry import exact_system, unsupported
 
 if TYPE_CHECKING:
     from sparsetile.plan.plan import Plan
 
-__all__ = ["PLANNING", "cast", "for_eager", "lower_type", "planned_transpose"]
+__all__ = [
+    "PLANNING",
+    "backward_plan",
+    "cast",
+    "for_eager",
+    "is_mirrored",
+    "lower_type",
+    "planned_transpose",
+]
 
 # Of all plans: two threads that need a transpose at once must share one.
 PLANNING = threading.RLock()
@@ -57,26 +67,64 @@ def planned_transpose(plan: Plan) -> Plan:
     return made
 
 
+@lasting
+def backward_plan(plan: Plan) -> Plan:
+    """Return the plan that gradients multiply by: the transpose, or where A is its own transpose
+    the plan itself, until its values change."""
+    with PLANNING:
+        untouched = plan._as_planned and plan._transposed is None and plan._origin is None
+        if untouched and not plan._mirrors:
+            wider = None if plan._wider is None else plan._wider()
+            if wider is None:
+                plan._mirrors = _mirrors_itself(plan)
+            else:  # equal values are rounded alike
+                plan._mirrors = backward_plan(wider) is wider
+        return plan if plan._mirrors else plan._transpose()
+
+
+def is_mirrored(csr: CSR, values: Tensor | None, order: Tensor) -> bool:
+    """Whether A equals its transpose; ``order`` is that of :meth:`CSR.transpose_order`."""
+    same = torch.equal(csr.transposed(order).indices, csr.indices)
+    return same and (values is None or torch.equal(values[order], values))
+
+
+def _mirrors_itself(plan: Plan) -> bool:
+    """Whether the plan's A equals its transpose. The order of the transpose's entries is kept where
+    it does not."""
+    csr = plan._csr
+    if csr.shape[0] != csr.shape[1]:
+        return False
+    if not torch.equal(torch.bincount(csr.indices, minlength=csr.shape[1]), csr.row_lengths()):
+        return False  # directed graphs end here, before anything is sorted
+    order = csr.transpose_order()
+    if is_mirrored(csr, plan._held.held, order):
+        return True
+    plan._order = order
+    return False
+
+
 def _build_transpose(plan: Plan) -> Plan:
     from sparsetile.plan.plan import Plan
 
-    plan._order = plan._csr.transpose_order()
-    flipped = plan._csr.transposed(plan._order)
-    request = Request(
-        flipped, plan.n, plan.dtype, Permutation("identity", None), plan.deterministic
-    )
-    able, rejected = candidates(request)
-    name = plan.system if plan.system in able else exact_system(plan.device.type).name
-    if name not in able:
-        raise unsupported("plan.T", rejected, f"the transpose of {plan.shape}")
     started = time.perf_counter()
-    if SYSTEMS[name].ordered:
-        order = order_of_transpose(plan._permutation, plan._csr, flipped)
-        request = replace(request, permutation=order)
-    built = SYSTEMS[name].build(request)
+    if plan._order is None:
+        plan._order = plan._csr.transpose_order()
+    flipped = plan._csr.transposed(plan._order)
+    if (
+        plan.shape[0] == plan.shape[1]
+        and torch.equal(flipped.indptr, plan._csr.indptr)
+        and torch.equal(flipped.indices, plan._csr.indices)
+    ):
+        # The same pattern has the same tiles and schedules.
+        flipped = CSR(plan._csr.indptr, plan._csr.indices, None, plan.shape)
+        built, permutation, direction = plan._built, plan._permutation, plan._direction
+        rejected: dict[str, list[str]] = {}
+    else:
+        built, permutation, rejected = _built_transpose(plan, flipped)
+        direction = None
     made = Plan(
         flipped.with_values(plan._values_transposed()), plan.n, plan.dtype, built,
-        request.permutation, deterministic=plan.deterministic,
+        permutation, deterministic=plan.deterministic, direction=direction,
         report={
             "seconds": {"build": time.perf_counter() - started},
             "build": dict(built.seconds),
@@ -87,6 +135,23 @@ def _build_transpose(plan: Plan) -> Plan:
     if plan._widths is not None:
         made._keep_widths(Widths(plan._widths.system, plan._widths.tune))
     return made
+
+
+def _built_transpose(
+    plan: Plan, flipped: CSR
+) -> tuple[BuiltSystem, Permutation, dict[str, list[str]]]:
+    """Build the transpose with the plan's system where that takes it, else with the exact one."""
+    request = Request(
+        flipped, plan.n, plan.dtype, Permutation("identity", None), plan.deterministic
+    )
+    able, rejected = candidates(request)
+    name = plan.system if plan.system in able else exact_system(plan.device.type).name
+    if name not in able:
+        raise unsupported("plan.T", rejected, f"the transpose of {plan.shape}")
+    if SYSTEMS[name].ordered:
+        order = order_of_transpose(plan._permutation, plan._csr, flipped)
+        request = replace(request, permutation=order)
+    return SYSTEMS[name].build(request), request.permutation, rejected
 
 
 # -- autocast --------------------------------------------------------------------------------------

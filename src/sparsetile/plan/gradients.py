@@ -4,7 +4,7 @@ An operator of ``operators.py`` sees tensors alone, so that torch can trace it; 
 carries tens of tensors through the dispatcher, and its gradient gathers A's values again. A plan
 that runs eagerly knows all of that already. Here autograd is handed the plan itself: the forward
 product is the plan's bound one, its gradient that of ``plan.T``, whose values and packed copies are
-kept until the plan's change.
+kept until the plan's change, or of the plan itself where A is symmetric.
 
 Only for a plan's own, fixed values. Trainable values, batches, tracing and transforms of
 ``torch.func`` take the operators. So do gradients of gradients. Under autocast a plan keeps itself
@@ -21,8 +21,10 @@ from torch.autograd import profiler
 
 from sparsetile.core.checks import real_number
 from sparsetile.plan import operator_gradients, operators
+from sparsetile.plan.derived import backward_plan
 from sparsetile.plan.dispatch import lasting, outlived
 from sparsetile.plan.flat import flat_packed
+from sparsetile.systems.shared.columns import epilogue_gradient, takes_epilogue_gradient
 
 if TYPE_CHECKING:
     from sparsetile.plan.plan import Plan
@@ -86,10 +88,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         plan, transposed, version, reduce, alpha, relu, _, apart = ctx.call
         for_B, for_bias, _ = ctx.needs_input_grad
-        if relu and not apart:
-            (C,) = ctx.saved_tensors
-            grad = operator_gradients.relu_gradient(C, grad)
-        d_bias = _bias_gradient(grad) if for_bias else None
+        C = ctx.saved_tensors[0] if relu and not apart else None
+        grad, d_bias = _before_epilogue(C, grad, for_bias)
+        del C  # autograd keeps it no longer than needed
         d_B = None
         if for_B:
             if version != plan._value_version:
@@ -117,13 +118,26 @@ class _Relu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         (C,) = ctx.saved_tensors
         for_C, for_bias = ctx.needs_input_grad
+        grad, d_bias = _before_epilogue(C, grad, for_bias)
+        return grad if for_C else None, d_bias
+
+
+def _before_epilogue(
+    C: Tensor | None, grad: Tensor, for_bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient before ReLU (``C`` is what it gave; None: there was none) and bias, and
+    the bias's: a sum over the rows in float32 at least, as a bias is often wider than C.
+
+    On a GPU one kernel does both: torch's sum would need a buffer of up to twice the gradient.
+    """
+    again = torch.is_grad_enabled() and grad.requires_grad  # a gradient of the gradient is wanted
+    if for_bias and not again and not outlived(grad) and takes_epilogue_gradient(grad, C):
+        return epilogue_gradient(grad, C)
+    if C is not None:
         grad = operator_gradients.relu_gradient(C, grad)
-        return grad if for_C else None, _bias_gradient(grad) if for_bias else None
-
-
-def _bias_gradient(grad: Tensor) -> Tensor:
-    """Sum over the rows, in float32 at least: a bias is often wider than C under autocast."""
-    return grad.sum(0, dtype=torch.float32) if grad.dtype.itemsize == 2 else grad.sum(0)
+    if not for_bias:
+        return grad, None
+    return grad, grad.sum(0, dtype=torch.float32 if grad.dtype.itemsize == 2 else None)
 
 
 def _mean_scale(plan: Plan, ahead: bool = False) -> Tensor | None:
@@ -172,7 +186,9 @@ def differentiable_product(
     """
     if type(alpha) is not float:
         alpha = real_number("run", "alpha", alpha)
-    transposed = plan._transposed or plan.T
+    transposed = plan._transposed or (plan if plan._mirrors else backward_plan(plan))
+    if transposed is plan and plan.device.type == "cuda" and not plan._mirror_captured:
+        plan._mirror_captured = torch.cuda.is_current_stream_capturing()
     if reduce == "mean":
         _mean_scale(plan, ahead=True)
     wraps = outlived(B) or (bias is not None and outlived(bias))

@@ -44,7 +44,7 @@ from sparsetile.reorder import Permutation
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import BuiltSystem, Request, runner
 from sparsetile.systems.base import Bound, Tensors
-from sparsetile.systems.registry import exact_system
+from sparsetile.systems.registry import exact_part, exact_system
 from sparsetile.tune import floor_seconds
 
 __all__ = ["Plan"]
@@ -124,6 +124,9 @@ class Plan(torch.nn.Module):
         self._scale: Tensor | None = None  # of rows, for gradients of means
         self._transposed: Plan | None = None
         self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
+        self._mirrors = False  # A is known to equal its transpose (derived.py)
+        self._mirror_captured = False  # a CUDA graph takes that for granted
+        self._as_planned = True  # values are those of the matrix that was planned
         self._casts: dict[torch.dtype, Plan] = {}  # the same in types that autocast asked for
         self._wider: weakref.ref[Plan] | None = None  # the plan that has this one among its casts
         self._held = HeldValues(self._runner, built.tensors, dtype)
@@ -143,8 +146,11 @@ class Plan(torch.nn.Module):
         exact = exact_system(self.device.type)
         if exact.name == self.system:
             return Direction(self._csr.indptr, self._built, self._built)
-        request = Request(self._csr, self.n, self.dtype, self._permutation, self.deterministic)
-        return Direction(self._csr.indptr, self._built, exact.build(request))
+        found = exact_part(self._built)
+        if found is None:
+            request = Request(self._csr, self.n, self.dtype, self._permutation, self.deterministic)
+            found = exact.build(request)
+        return Direction(self._csr.indptr, self._built, found)
 
     @property
     def flat(self) -> tuple[list[Tensor], str]:

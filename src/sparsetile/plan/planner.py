@@ -25,6 +25,7 @@ from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import graph_parts
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced, wrapped
+from sparsetile.plan.flat import Direction
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.widths import FIRST_WIDTH, Widths
@@ -284,9 +285,13 @@ def build_plan(
         clock["compile"] = read()
         stamps = list(clock.items())
         spent = {name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)}
+        direction, exact = None, choice.builds.get(exact_system(csr.device.type).name)
+        if exact is not None and exact is not built:  # timed too: it need not be built again
+            direction = Direction(csr.indptr, built, exact)
         made = Plan(
             csr, n, dtype, built, permutation, deterministic=deterministic,
             column_order=column_order,
+            direction=direction,
             report={
                 "seconds": spent,
                 "build": dict(built.seconds),

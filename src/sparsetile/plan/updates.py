@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
+from sparsetile.core.errors import value_error
+from sparsetile.plan.derived import is_mirrored
 from sparsetile.plan.dispatch import lasting
 from sparsetile.systems.base import Tensors
 
@@ -38,9 +40,26 @@ def take_values(plan: Plan, canonical: Callable[[], Tensor], values: Tensor) -> 
     kept = copied.data_ptr() == values.data_ptr() or copied.is_inference()
     if plan._held.held is None and kept:
         copied = copied.clone()  # the plan must not change when the caller's tensor does
+    mirrored = _still_mirrored(plan, copied)
     prepared = _prepared(plan, copied)
     plan._held.follow = canonical if values.requires_grad else None
     _accept(prepared)
+    for each, _, _ in prepared:
+        each._as_planned = False
+        each._mirrors = each._mirrors and mirrored
+
+
+def _still_mirrored(plan: Plan, values: Tensor) -> bool:
+    """Whether A still equals its transpose; looked at only where a captured graph needs it."""
+    others = [] if plan._widths is None else plan._widths.plans()
+    if not any(each._mirror_captured for each in (plan, *others, *plan._casts.values())):
+        return False
+    if is_mirrored(plan._csr, values, plan._csr.transpose_order()):
+        return True
+    raise value_error(
+        "update_values", "values", "symmetric, as those that a CUDA graph was captured with",
+        "values that are not", "Read plan.T before the capture: gradients then have their own",
+    )  # fmt: skip
 
 
 def _prepared(plan: Plan, values: Tensor | None) -> list[_Prepared]:

@@ -13,11 +13,12 @@ import threading
 import weakref
 
 from sparsetile.core.errors import UnsupportedError, value_error
-from sparsetile.systems.base import ExactRunner, Request, Runner, System
+from sparsetile.systems.base import BuiltSystem, ExactRunner, Request, Runner, System, part
 
 __all__ = [
     "SYSTEMS",
     "candidates",
+    "exact_part",
     "exact_runner",
     "exact_system",
     "register",
@@ -84,6 +85,15 @@ def exact_runner(recipe: str, asker: str) -> ExactRunner:
     if not isinstance(found, ExactRunner):
         raise TypeError(f"{asker}: exact must be an exact runner, got {type(found).__name__}.")
     return found
+
+
+def exact_part(built: BuiltSystem) -> BuiltSystem | None:
+    """Return the exact system's build that a build has in it to repair with; None where it has
+    none."""
+    recipe = json.loads(built.recipe.partition(":")[2]).get("exact")
+    if recipe is None:
+        return None
+    return BuiltSystem(recipe.partition(":")[0], part("exact", built.tensors), recipe)
 
 
 def candidates(request: Request) -> tuple[list[str], dict[str, list[str]]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparsetile.jit.source import ConfigValue
 from sparsetile.jit.workspace import scratch
+from sparsetile.kernels.columns import column_grid
 from sparsetile.kernels.csr import THREADS, vector_width
 from sparsetile.kernels.gat import (
     GAT_SCORES,
@@ -24,7 +25,6 @@ from sparsetile.kernels.gat import (
     SPMM_GAT,
     TERMS_LANES,
     TERMS_THREADS,
-    VECTORS_THREADS,
     gat_config,
     gat_parts,
     gat_tile,
@@ -34,11 +34,11 @@ from sparsetile.kernels.gat import (
     softmax_config,
     terms_config,
     vectors_config,
-    vectors_grid,
 )
 from sparsetile.kernels.spec import KernelSpec
 from sparsetile.systems.base import Tensors
 from sparsetile.systems.csr.runner import CSRRunner
+from sparsetile.systems.shared.columns import ColumnLaunch, prepare_changing
 
 __all__ = [
     "address",
@@ -60,20 +60,6 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _prepare(
-    spec: KernelSpec,
-    config: dict[str, ConfigValue],
-    device: int,
-    grid: tuple[int, int, int],
-    threads: int,
-    constants: dict[str, Any],
-) -> Callable[..., None]:
-    """Return a launch that takes the stream, then every address and the slope as fields come."""
-    changing = [field.name for field in spec.params.fields if field.letter in "Qd"]
-    params = {**dict.fromkeys(changing, 0), **constants}
-    return spec.load(config, device).prepare(grid, threads, params, changing).launch
-
-
 class _RowLaunch:
     """A kernel over a runner's rows, ``layers`` times, partial results of ``size`` bytes a slot."""
 
@@ -92,7 +78,7 @@ class _RowLaunch:
         sections = work.section_params(lanes)
         every = {**sections, "slot_count": work.slots, "node_count": work.nodes, **constants}
         grid = (sections["block_end"][-1], layers, 1)
-        self._launch = _prepare(spec, config, device, grid, THREADS, every)
+        self._launch = prepare_changing(spec, config, device, grid, THREADS, every)
         self._device = device
         self._needed = (layers * work.slots * size, layers * work.nodes) if work.slots else None
 
@@ -173,7 +159,7 @@ def scores_launch(
     found: Callable[..., None] | None = runner.attention_launches.get(key)
     if found is None:
         count, width = runner.cols * heads, n // heads
-        found = runner.attention_launches[key] = _prepare(
+        found = runner.attention_launches[key] = prepare_changing(
             GAT_SCORES, scores_config(dtype, vector_at(dtype, width, low), True), device,
             group_grid(count), TERMS_THREADS, {"count": count, "heads": heads, "width": width},
         )  # fmt: skip
@@ -187,14 +173,14 @@ def terms_launch(
     found: Callable[..., None] | None = runner.attention_launches.get(key)
     if found is None:
         count, width = runner.rows * heads, n // heads
-        found = runner.attention_launches[key] = _prepare(
+        found = runner.attention_launches[key] = prepare_changing(
             GAT_TERMS, terms_config(dtype, vector_at(dtype, width, low)), device,
             group_grid(count), TERMS_THREADS, {"count": count, "width": width},
         )  # fmt: skip
     return found
 
 
-class _Vectors:
+class _Vectors(ColumnLaunch):
     """``gat_vectors`` for as many nodes as A has rows."""
 
     def __init__(
@@ -209,20 +195,11 @@ class _Vectors:
     ) -> None:
         width = n // heads
         vector = vector_at(dtype, width, low)
-        grid = vectors_grid(runner.rows, n, vector)
+        grid = column_grid(runner.rows, n, vector)
         constants = {"nodes": runner.rows, "heads": heads, "width": width, "n": n}
         config = vectors_config(dtype, vector, grid.lanes, bias)
-        blocks = (grid.chunks, grid.slabs, 1)
-        self._launch = _prepare(GAT_VECTORS, config, device, blocks, VECTORS_THREADS, constants)
-        self._device = device
-        self._needed = grid.scratch(vector, bias)
-
-    def __call__(self, stream: int, *values: int) -> None:
-        partials = arrivals = 0
-        if self._needed[1]:
-            memory, counters = scratch(self._device, stream, *self._needed)
-            partials, arrivals = memory.data_ptr(), counters.data_ptr()
-        self._launch(stream, *values, partials, arrivals)
+        needed = grid.scratch(vector, 3 if bias else 2)
+        super().__init__(GAT_VECTORS, config, device, grid, needed, constants)
 
 
 def vectors_launch(runner: CSRRunner, *key: Any) -> _Vectors:

@@ -22,13 +22,9 @@ __all__ = ["DenseRunner"]
 
 
 class DenseRunner(Runner):
-    """Tensors: ``row_ids`` and ``columns`` of each entry (int64), and those of the exact system.
-
-    Packed ``A``: the dense matrix.
-    """
+    """Tensors: those of the exact system. Packed ``A``: the dense matrix."""
 
     packed_names = ("A",)
-    pack_only = ("row_ids", "columns")
 
     def __init__(self, meta: Mapping[str, Any], exact: ExactRunner) -> None:
         super().__init__(meta)
@@ -80,15 +76,18 @@ class DenseRunner(Runner):
         return B.device.type == "cpu" and epilogue.plain
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
-        row_ids, columns = tensors["row_ids"], tensors["columns"]
+        exact = part("exact", tensors)
+        indptr, columns = exact["indptr"], exact["columns"]
         # Rows begin at multiples of 16 bytes (see _in_two_parts).
         step = ACCESS_BYTES // dtype.itemsize
         width = -(-self.cols // step) * step
-        A = torch.zeros((self.rows, width), dtype=dtype, device=row_ids.device)[:, : self.cols]
+        A = torch.zeros(self.rows * width, dtype=dtype, device=columns.device)
         if values is None:
-            values = torch.ones((), dtype=dtype, device=row_ids.device)
-        A[row_ids, columns] = values.to(dtype)
-        return {"A": A}
+            values = torch.ones((), dtype=dtype, device=columns.device)
+        first = torch.arange(self.rows, device=columns.device) * width
+        place = torch.repeat_interleave(first, indptr.diff(), output_size=columns.numel())
+        A[place.add_(columns)] = values.to(dtype)
+        return {"A": A.view(self.rows, width)[:, : self.cols]}
 
 
 def _takes_two_parts(A: Tensor, B: Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, prefixed
+from sparsetile.systems.base import BuiltSystem, Request, System, prefixed
 from sparsetile.systems.dense.cost import predict_dense
 from sparsetile.systems.dense.runner import DenseRunner
 from sparsetile.systems.registry import exact_runner, exact_system
@@ -51,18 +51,10 @@ class DenseSystem(System):
 
     def build(self, request: Request) -> BuiltSystem:
         """Also builds the exact system that repairs non-finite results, and adds its timings."""
-        csr = request.csr
         exact = exact_system(request.device.type).build(request.changed(ablation=None))
-        timer = BuildTimer(request)
-        tensors = {
-            "row_ids": csr.row_ids(),
-            "columns": csr.indices.to(torch.int64),
-            **prefixed("exact", exact.tensors),
-        }
-        timer("format")
-        seconds = {name: exact.seconds[name] + spent for name, spent in timer.seconds.items()}
+        tensors = prefixed("exact", exact.tensors)
         choices = {"format": "dense", "schedule": "torch.matmul's"}
-        return self.built(request, tensors, choices, seconds, exact=exact.recipe)
+        return self.built(request, tensors, choices, exact.seconds, exact=exact.recipe)
 
     def make_runner(self, meta: Mapping[str, Any]) -> DenseRunner:
         return DenseRunner(meta, exact_runner(str(meta["exact"]), self.name))
