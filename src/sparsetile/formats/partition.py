@@ -113,9 +113,11 @@ def count_columns(csr: CSR, order: Tensor | None = None, height: int = 8) -> Cou
 
 def _count(csr: CSR, order: Tensor | None, height: int) -> Counts:
     rows, device = csr.shape[0], csr.device
-    place = csr.row_ids()
+    # Half the memory where the places by distance, counted below, can be numbered in 32 bits.
+    kind = torch.int32 if rows * height < 2**31 else torch.int64
+    place = csr.row_ids(kind)
     if order is not None:
-        place = positions(order)[place]
+        place = positions(order).to(kind)[place]
     # Entries of one column follow each other by position: how far is the next?
     if order is None:  # entries are by position already
         column, entry = torch.sort(csr.indices, stable=True)
@@ -124,14 +126,17 @@ def _count(csr: CSR, order: Tensor | None, height: int) -> Counts:
         keys, entry = torch.sort(csr.indices.to(torch.int64) * max(rows, 1) + place)
         column = torch.div(keys, max(rows, 1), rounding_mode="floor")
         far = keys.diff()
-    distance = torch.full((csr.nnz,), height, dtype=torch.int64, device=device)
+        del keys
+    distance = torch.full((csr.nnz,), height, dtype=kind, device=device)
     gap = torch.where(column[1:] == column[:-1], far, height)
-    distance[entry[:-1]] = torch.clamp(gap, max=height)
+    distance[entry[:-1]] = torch.clamp(gap, max=height).to(kind)
+    del column, entry, far, gap
     # by_distance[p, d - 1]: entries at p whose column comes again d rows later; d = height: later,
     # or never.
     # (Not bincount, which makes the host wait for the largest number.)
     by_distance = torch.zeros(rows * height, dtype=torch.int64, device=device)
-    by_distance.index_add_(0, place * height + distance - 1, torch.ones_like(place))
+    each = distance.add_(place * height).sub_(1)
+    by_distance.index_add_(0, each, by_distance.new_ones(()).expand(csr.nnz))
     by_distance = by_distance.reshape(rows, height)
     later = by_distance.flip(1).cumsum(1).flip(1)  # later[p, d - 1]: not within d - 1 rows
     padded = torch.cat([later, later.new_zeros((height, height))])

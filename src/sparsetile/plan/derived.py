@@ -99,8 +99,13 @@ def _mirrors_itself(plan: Plan) -> bool:
     order = csr.transpose_order()
     if is_mirrored(csr, plan._held.held, order):
         return True
-    plan._order = order
+    plan._order = _narrow(order)
     return False
+
+
+def _narrow(order: Tensor) -> Tensor:
+    """Numbers of entries in 32 bits where that is enough: a plan keeps them."""
+    return order.to(torch.int32) if order.numel() < 2**31 else order
 
 
 def _build_transpose(plan: Plan) -> Plan:
@@ -108,7 +113,7 @@ def _build_transpose(plan: Plan) -> Plan:
 
     started = time.perf_counter()
     if plan._order is None:
-        plan._order = plan._csr.transpose_order()
+        plan._order = _narrow(plan._csr.transpose_order())
     flipped = plan._csr.transposed(plan._order)
     if (
         plan.shape[0] == plan.shape[1]

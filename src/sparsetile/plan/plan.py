@@ -589,10 +589,9 @@ class Plan(torch.nn.Module):
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""
         if len(self._tensors) == len(self._direction.tensors()):
-            transposed = self._transpose()
-            self._flat = flatten(
-                self._direction, transposed._direction, self._order, self._entries_of_transpose()
-            )
+            transposed, inverse = self._transpose(), self._entries_of_transpose().long()
+            order = None if self._order is None else self._order.long()
+            self._flat = flatten(self._direction, transposed._direction, order, inverse)
         return True
 
     _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]

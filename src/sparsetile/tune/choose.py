@@ -250,6 +250,7 @@ def measure_systems(
                 packed = work.pack(built.tensors, values, request.dtype)
                 product = functools.partial(work.spmm, built.tensors, values, packed, B, out)
                 seconds[name] = _bounded(product, request.device, left / (len(names) - place))
+                del packed, product  # the next system's build may need their memory
         except (torch.OutOfMemoryError, NotCompiled):
             continue
         builds[name] = built
