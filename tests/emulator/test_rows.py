@@ -27,6 +27,7 @@ from tests.balance.row_lists import (
 )
 from tests.emulator.build import host_compiler
 from tests.emulator.test_cells import run_on_host
+from tests.formats.packed import assert_same
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -86,6 +87,18 @@ def test_kernels_list_the_same_items(name, limits):
             found = SegmentSchedule.make(row_units(csr, order), **limits)
         assert_same_schedule(wanted, found)
         assert (found.longest is None) == (not csr.shape[0])
+
+
+@pytest.mark.parametrize("min_sharing", [1.0, 1.02, 1.3, 100.0])
+@pytest.mark.parametrize("name", LISTS)
+def test_kernels_pack_the_same_bundles(name, min_sharing):
+    for cols in (4096, 64) if name in ("short", "around a window") else (4096,):
+        csr = matrix(name, cols)
+        for order in orders(csr):
+            wanted = RowBundles.pack(csr, order, min_sharing=min_sharing)
+            with kernels():
+                found = RowBundles.pack(csr, order, min_sharing=min_sharing)
+            assert_same(wanted, found)
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)

@@ -32,8 +32,9 @@ from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import checked_values
 from sparsetile.formats.device_cells import SortedPairs, sorted_on_device
+from sparsetile.formats.device_rows import bundled_on_device
 from sparsetile.formats.row_parts import counted_in_parts, row_parts
-from sparsetile.formats.units import RowUnits, Units
+from sparsetile.formats.units import RowUnits, Units, row_units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
@@ -160,15 +161,24 @@ class RowBundles(Format):
         counted : (int, int, int), optional
             Those three numbers, where they are known (``RowUnits.count_shared``).
         """
-        if counted is not None and not pays(*counted):
-            return None
         device, (rows, cols) = csr.device, csr.shape
         if cols > MAX_COLUMNS:
             raise value_error(
                 "RowBundles.pack", "csr", f"a matrix of at most {MAX_COLUMNS} columns", cols,
                 "Use Rows",
             )  # fmt: skip
-        if counted is None and counted_in_parts(csr, BUNDLE_ROWS):
+        if counted is None:
+            counted = row_units(csr, order).count_shared(csr.indices, min_sharing)
+        if counted is not None:
+            if not pays(*counted):
+                return None
+            made = bundled_on_device(csr, order, min_sharing, *counted[:2])
+            if made is not None:
+                return cls(
+                    made.tagged, made.indptr, made.rows, made.loose, made.entries, made.slots,
+                    csr.indptr, csr.indices, counted[2], csr.shape,
+                )  # fmt: skip
+        elif counted_in_parts(csr, BUNDLE_ROWS):
             parts = row_parts(csr, order, BUNDLE_ROWS)
             tallies = [_Windows.of(part, None, min_sharing).tally()[:3] for _, part in parts]
             if not pays(*(sum(each) for each in zip(*tallies, strict=True))):

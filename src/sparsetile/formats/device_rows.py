@@ -15,24 +15,29 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from sparsetile.intake.csr import CSR
+
 if TYPE_CHECKING:
     from sparsetile.formats.units import RowUnits, Tally
 
 __all__ = [
     "ArrangedUnits",
     "HeadShape",
+    "PackedBundles",
     "RowCounts",
     "RowKernels",
     "UnitLimits",
     "arranged_on_device",
+    "bundled_on_device",
     "counted_on_device",
     "heads_on_device",
     "kernels_on",
     "offer_row_kernels",
 ]
 
-# Units and entries that kernels number by 32 bits.
-MOST = 2**31
+# Units and entries that kernels number by 32 bits, and rows and entries together of which running
+# sums of bundles stay below that.
+MOST, MOST_BUNDLED = 2**31, 2**29
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,18 @@ class HeadShape:
     lanes: int
 
 
+@dataclass(frozen=True, eq=False)
+class PackedBundles:
+    """Arrays of ``RowBundles`` (formats/bundles.py), by the same names."""
+
+    tagged: Tensor
+    indptr: Tensor
+    rows: Tensor
+    loose: Tensor
+    entries: Tensor
+    slots: Tensor
+
+
 @dataclass(frozen=True)
 class RowKernels:
     """What a type of device offers.
@@ -104,11 +121,15 @@ class RowKernels:
         (rows, limits, units of each class or None where the host does not know) -> lists.
     heads : callable
         (items, columns of A's entries, shape) -> column of each thread's first entry.
+    bundle : callable
+        (matrix, row order or None, least sharing of a window, windows that share so much, their
+        entries) -> bundles.
     """
 
     count: Callable[[RowUnits, Tensor | None, float], RowCounts]
     arrange: Callable[[RowUnits, UnitLimits, Sequence[int] | None], ArrangedUnits]
     heads: Callable[[Tensor, Tensor, HeadShape], Tensor]
+    bundle: Callable[[CSR, Tensor | None, float, int, int], PackedBundles]
 
 
 _KERNELS: dict[str, RowKernels] = {}
@@ -158,3 +179,16 @@ def heads_on_device(items: Tensor, columns: Tensor, shape: HeadShape) -> Tensor 
     if kernels is None or not items.shape[0]:
         return None
     return kernels.heads(items, columns, shape)
+
+
+def bundled_on_device(
+    csr: CSR, order: Tensor | None, min_sharing: float, count: int, held: int
+) -> PackedBundles | None:
+    """Return bundles by the kernels of A's device; None where there are none, or no entry.
+
+    ``count`` and ``held`` are the windows that share so much and their entries.
+    """
+    kernels = _KERNELS.get(csr.device.type)
+    if kernels is None or not csr.nnz or csr.nnz + csr.shape[0] >= MOST_BUNDLED:
+        return None
+    return kernels.bundle(csr, order, min_sharing, count, held)

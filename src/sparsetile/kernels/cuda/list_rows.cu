@@ -22,7 +22,7 @@
 // zero before `shared` and `count`. Threads: kThreads, whole warps; any grid. In `positions`,
 // `shared` and `heads` a thread has an element, in `count` a unit; in the others a block has a
 // chunk or a window of the list.
-#include "ptx.cuh"
+#include "row_windows.cuh"
 
 // Declared in kernels/row_lists.py.
 struct Params {
@@ -33,8 +33,7 @@ static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter 
 enum Stage { kPositions, kShared, kCount, kClasses, kArrange, kItems, kHeads };
 enum Class { kCut, kShareBlock, kWideBundle, kWideRow, kBundle, kRow, kClassCount };
 
-constexpr int kWindow = 4, kWarps = kThreads / 32;
-constexpr int kNoWindow = 0x7fffffff;
+constexpr int kWarps = kThreads / 32, kNoWindow = 0x7fffffff;
 constexpr int kLimits = sizeof(Params::limits) / sizeof(int);
 constexpr int kSections = sizeof(Params::sections) / sizeof(int);
 // Numbers of the tally, in the order of its list.
@@ -57,39 +56,16 @@ __device__ __forceinline__ Unit unit_at(const Params& p, i64 i) {
   return {label, begin, ptr[label + 1] - begin, bundled};
 }
 
-// Row of an entry: the last that begins at it or before.
-__device__ __forceinline__ int row_of(const Params& p, i64 entry) {
-  int low = 0, high = p.row_count;
-  while (high - low > 1) {
-    const int middle = low + (high - low) / 2;
-    if (p.indptr[middle] <= entry) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 __device__ __forceinline__ bool has_column(const Params& p, i64 row, int column) {
-  i64 low = p.indptr[row], high = p.indptr[row + 1];
-  const i64 end = high;
-  while (low < high) {
-    const i64 middle = low + (high - low) / 2;
-    if (p.columns[middle] < column) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low < end && p.columns[low] == column;
+  const i64 end = p.indptr[row + 1], at = lower_bound(p.columns, p.indptr[row], end, column);
+  return at < end && p.columns[at] == column;
 }
 
 // All lanes of a warp; those without an entry are not inside.
 __device__ __forceinline__ void count_shared(const Params& p, i64 i, bool inside) {
   int window = kNoWindow;
   if (inside) {
-    const int row = row_of(p, i), place = p.positions ? p.positions[row] : row;
+    const int row = row_of(p.indptr, p.row_count, i), place = p.positions ? p.positions[row] : row;
     const int first = place - place % kWindow, column = p.columns[i];
     bool fresh = true;
     for (int other = first; fresh && other < place; ++other) {
@@ -143,11 +119,9 @@ __device__ __forceinline__ void count_units(const Params& p) {
     }
     if (!p.distinct) continue;
     const i64 entries = sum_of_lanes(unit.length, kWindow / 2);
-    if (lane % kWindow || i >= p.work) continue;
-    const i64 columns = p.distinct[i / kWindow];
-    // As tensor operations compare a float with whole numbers.
-    const float least = static_cast<float>(columns) * static_cast<float>(p.min_sharing);
-    if (columns > 0 && static_cast<float>(entries) >= least) {
+    const bool first = lane % kWindow == 0 && i < p.work;
+    const i64 columns = first ? p.distinct[i / kWindow] : 0;
+    if (shares_columns(entries, columns, p.min_sharing)) {
       sum[kSums - 3] += 1;
       sum[kSums - 2] += entries;
       sum[kSums - 1] += columns;

@@ -19,6 +19,7 @@ from sparsetile.formats.device_rows import (
 from sparsetile.formats.units import LENGTHS, RowUnits, Tally
 from sparsetile.kernels.row_lists import CLASSES, LIST_ROWS, TALLY, Stage
 from sparsetile.kernels.stages import STAGE_THREADS
+from sparsetile.systems.shared.bundle_packer import pack_bundles
 from sparsetile.systems.shared.staged import StagedKernel, building_on
 
 __all__ = ["ROW_KERNELS", "arrange_units", "count_rows", "head_columns"]
@@ -93,7 +94,7 @@ def head_columns(items: Tensor, columns: Tensor, shape: HeadShape) -> Tensor:
     return heads
 
 
-ROW_KERNELS = RowKernels(count_rows, arrange_units, head_columns)
+ROW_KERNELS = RowKernels(count_rows, arrange_units, head_columns, pack_bundles)
 
 
 class _Units(StagedKernel):

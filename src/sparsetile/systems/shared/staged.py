@@ -47,13 +47,7 @@ class StagedKernel:
         self._device, self._index = device, index
         self._kernel = spec.load(stage_config(), index)
         self._processors = processors(device)
-        self.params: dict[str, ParamValue] = {
-            **{
-                field.name: 0 if field.count == 1 else (0,) * field.count
-                for field in spec.params.fields
-            },
-            **numbers,
-        }
+        self.params: dict[str, ParamValue] = {**spec.params.zeros, **numbers}
         # Held while kernels that were given their addresses may run.
         self._held: dict[str, Tensor] = {}
 

@@ -1,0 +1,68 @@
+"""Launches of ``pack_bundles``: row bundles of a matrix on a GPU (formats/device_rows.py)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsetile.formats.device_rows import PackedBundles
+from sparsetile.intake.csr import CSR
+from sparsetile.kernels.bundles import PACK_BUNDLES, Stage
+from sparsetile.systems.shared.staged import StagedKernel, building_on
+
+__all__ = ["pack_bundles"]
+
+WINDOW = 4
+
+
+def pack_bundles(
+    csr: CSR, order: Tensor | None, min_sharing: float, count: int, held: int
+) -> PackedBundles:
+    """Pack the windows of rows that share columns; the host waits once, for the list's length.
+
+    Parameters
+    ----------
+    csr : CSR
+        At least one entry.
+    order : Tensor [M] or None
+        Order of the rows; windows are cut from it.
+    min_sharing : float
+        Entries per distinct column from which a window is bundled.
+    count, held : int
+        Such windows, and their entries.
+    """
+    (rows, _), nnz, device = csr.shape, csr.nnz, csr.device
+    windows = -(-rows // WINDOW)
+    with building_on(device) as index:
+        kernel = StagedKernel(
+            PACK_BUNDLES, device, index, row_count=rows, windows=windows, min_sharing=min_sharing
+        )
+        kernel.give("indptr", csr.indptr.contiguous())
+        kernel.give("columns", csr.indices.contiguous())
+        if order is not None:
+            kernel.give("rows", order.to(torch.int64).contiguous())
+            kernel.new("positions", rows)
+            kernel.launch(Stage.POSITIONS, rows)
+        kernel.give("distinct", torch.zeros(windows, dtype=torch.int32, device=device))
+        kernel.new("fresh", nnz)
+        kernel.launch(Stage.FRESH, nnz)
+        kernel.new("plan", 2 * windows + rows)
+        kernel.launch(Stage.WINDOWS, windows)
+        sums = kernel.sums("plan", into="sums")
+        kernel.sums("fresh", into="fresh_sums")
+        # Bundles up to the last two windows, and all with the elements of their lists.
+        ends = (sums[max(windows - 2, 0) : windows], sums[2 * windows - 1 : 2 * windows])
+        *bundles, end = torch.cat(ends).tolist()
+        last = bundles[-1] - sum(bundles[:-1])  # 1 where the last window is bundled
+        elements, absent = end - bundles[-1], windows * WINDOW - rows
+        tagged = kernel.new("tagged", elements)
+        bundle_ptr = kernel.new("bundle_ptr", count + 1, dtype=torch.int64)
+        bundle_rows = kernel.new("bundle_rows", count, WINDOW)
+        loose = kernel.new("loose", rows - count * WINDOW + last * absent, dtype=torch.int64)
+        if not count:
+            bundle_ptr.zero_()
+        kernel.launch(Stage.ROWS, windows * WINDOW)
+        entries = kernel.new("entries", held, dtype=torch.int64)
+        slots = kernel.new("slots", held, dtype=torch.int64)
+        kernel.launch(Stage.ENTRIES, nnz)
+    return PackedBundles(tagged, bundle_ptr, bundle_rows, loose, entries, slots)
