@@ -99,11 +99,11 @@ class Units:
         if not self.count:
             none = dict.fromkeys(LENGTHS, 0)
             return Tally(0, 0, 0, 0, none, none, none)
-        if self.few_here:
-            return self._near_tally()
         counted = self._counted()
         if counted is not None:
             return counted.tally
+        if self.few_here:
+            return self._near_tally()
         length = self.length
         longer = length.unsqueeze(1) > _limits(length.device)
         sums = [
@@ -299,7 +299,11 @@ class RowUnits(Units):
     @property
     def listed_by_kernels(self) -> bool:
         """Whether kernels of the device list these units."""
-        return not self.few_here and kernels_on(self.device)
+        return kernels_on(self.device)
+
+    def near(self) -> Units:
+        """Return the same on the host where they are few and no kernel of the device lists them."""
+        return self if self.listed_by_kernels else super().near()
 
     def _counted(self) -> RowCounts | None:
         return counted_on_device(self)

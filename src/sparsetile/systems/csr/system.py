@@ -90,8 +90,7 @@ class CSRSystem(System):
         shared = units.count_shared(csr.indices, MIN_SHARING) if _may_bundle(request) else None
         near = units.near()
         lengths = item_lengths(near, request.row_bytes, processors(request.device))
-        plain = lengths.schedule(near)
-        short = lengths.short_entries(near)
+        plain, short = lengths.schedule(near), lengths.short_entries(near)
         shape = row_shape(csr, plain, order, request.row_bytes, short, lengths.small)
         plain = plain.to(request.csr.indptr.device)
         timer("schedule")
