@@ -339,13 +339,14 @@ def _by_kernels(
     a, b, c = (part.shape[0] for part in pieces)
     items = made.items((a, b, c))
     sections = (shared + a, wide_bundles + b, wide + c, bundles, rows)
+    # As in Schedule.to: without a wait for what the device still does.
     first = 0
     for part, section in zip(pieces, sections, strict=False):
         if part.size:
-            items[first : first + part.shape[0]] = torch.from_numpy(part)
+            items[first : first + part.shape[0]].copy_(torch.from_numpy(part), non_blocking=True)
             longest = max(longest, int((part[:, 2] - part[:, 1]).max()))
         first += section
-    parent_of_slot, nodes = (part.to(device) for part in tree)
+    parent_of_slot, nodes = (part.to(device, non_blocking=True) for part in tree)
     return items, parent_of_slot, nodes, sections, longest
 
 

@@ -224,8 +224,8 @@ class RowUnits(Units):
 
     Parameters
     ----------
-    indptr : Tensor of int64 [M + 1]
-        Of A.
+    indptr : Tensor of int32 or int64 [M + 1]
+        Of A; kept as int64.
     rows : Tensor of int64 [rows], optional
         Rows in the order in which they should be visited; all of A in their order when None.
     bundle_ptr : Tensor of int64 [bundles + 1], optional
@@ -239,6 +239,7 @@ class RowUnits(Units):
     def __init__(
         self, indptr: Tensor, rows: Tensor | None = None, bundle_ptr: Tensor | None = None
     ) -> None:
+        indptr = indptr.to(torch.int64)
         given = {
             "indptr": indptr,
             "rows": rows,

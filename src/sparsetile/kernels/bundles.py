@@ -29,7 +29,11 @@ PACK_BUNDLES = KernelSpec(
         pointer("rows", "const i64*", "row at each position; null: the position itself"),
         pointer("positions", "int*", "place of each row; null: the row itself"),
         pointer("distinct", "int*", "columns of each window"),
-        pointer("fresh", "int*", "whether an entry is the first of its window in its column"),
+        pointer(
+            "fresh",
+            "int*",
+            "whether an entry is its column's first in the window; null: not wanted",
+        ),
         pointer("fresh_sums", "const int*", "such entries up to each one"),
         pointer("plan", "int*", "of windows: whether bundled, padded list; of rows: entries"),
         pointer("sums", "const int*", "running sums of the plan, over its three lists"),

@@ -21,13 +21,11 @@ TALLY = 2 + len(LENGTHS) + 1 + 2 * len(LENGTHS) + 3
 class Stage(IntEnum):
     """What a launch does."""
 
-    POSITIONS = 0
-    SHARED = 1
-    COUNT = 2
-    CLASSES = 3
-    ARRANGE = 4
-    ITEMS = 5
-    HEADS = 6
+    COUNT = 0
+    CLASSES = 1
+    ARRANGE = 2
+    ITEMS = 3
+    HEADS = 4
 
 
 LIST_ROWS = KernelSpec(
@@ -37,8 +35,7 @@ LIST_ROWS = KernelSpec(
         pointer("columns", "const int*", "of A's entries"),
         pointer("rows", "const i64*", "rows to be listed; null: 0, 1, 2, ..."),
         pointer("bundle_ptr", "const i64*", "ranges of bundles, which come before rows"),
-        pointer("positions", "int*", "place of each row; null: the row itself"),
-        pointer("distinct", "int*", "columns of each window; null: windows are not counted"),
+        pointer("distinct", "const int*", "columns of each window; null: windows are not counted"),
         pointer("tally", "i64*", "as TALLY says"),
         pointer("sums", "int*", "units of a class in a chunk, by class; then their running sums"),
         pointer("arranged", "int*", "units by class"),
@@ -50,7 +47,6 @@ LIST_ROWS = KernelSpec(
         i64("bundles"),
         i64("work", "threads of the stage"),
         i32("stage"),
-        i32("row_count", "of A"),
         i32("max_length", "longer units are cut"),
         i32("wide_length", "longer ones have a warp"),
         i32("shared_length", "longer rows have a thread block"),

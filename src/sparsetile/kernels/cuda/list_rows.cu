@@ -4,24 +4,19 @@
 // bundle_ptr[u + 1] of a list), then rows: `rows` names them, or they are 0, 1, 2, ... Stages, one
 // launch each; `chunks` are units in groups of kThreads:
 //
-//     positions  place of each row in `rows`, where that is a permutation
-//     shared     entries of A whose column no earlier row of their window of kWindow rows has: the
-//                window's distinct columns, counted in `distinct`
-//     count      what decisions ask of the units' lengths and of the windows, added up in `tally`
+//     count      what decisions ask of the units' lengths and, where `distinct` has the distinct
+//                columns of windows of kWindow rows, of the windows: added up in `tally`
 //     classes    units of each class in each chunk                     -> running sums: `sums`
 //     arrange    units by class, in their order: `arranged`; those to be cut are listed in `cut`
 //     items      items of whole units; the short ones sorted by length inside windows of kThreads
 //     heads      column of each thread's first entry, in whole thread blocks of `block` threads
 //
-// Rows may have any length: `shared` gives each entry a thread, which searches for its column in
-// the rows before, so that a hub's entries are as much work each as any other's. Atomics add whole
-// numbers or keep the greatest: the same result in every run. One kernel with the stage as a
-// parameter, so that there is one to compile and to load.
+// Atomics add whole numbers or keep the greatest: the same result in every run. One kernel with the
+// stage as a parameter, so that there is one to compile and to load.
 //
-// Assumes: fewer than 2^31 units and entries; columns of a row ascend; `distinct` and `tally` are
-// zero before `shared` and `count`. Threads: kThreads, whole warps; any grid. In `positions`,
-// `shared` and `heads` a thread has an element, in `count` a unit; in the others a block has a
-// chunk or a window of the list.
+// Assumes: fewer than 2^31 units and entries; `tally` is zero before `count`. Threads: kThreads,
+// whole warps; any grid. In `heads` a thread has an element, in `count` a unit; in the others a
+// block has a chunk or a window of the list.
 #include "row_windows.cuh"
 
 // Declared in kernels/row_lists.py.
@@ -30,10 +25,10 @@ struct Params {
 };
 static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
-enum Stage { kPositions, kShared, kCount, kClasses, kArrange, kItems, kHeads };
+enum Stage { kCount, kClasses, kArrange, kItems, kHeads };
 enum Class { kCut, kShareBlock, kWideBundle, kWideRow, kBundle, kRow, kClassCount };
 
-constexpr int kWarps = kThreads / 32, kNoWindow = 0x7fffffff;
+constexpr int kWarps = kThreads / 32;
 constexpr int kLimits = sizeof(Params::limits) / sizeof(int);
 constexpr int kSections = sizeof(Params::sections) / sizeof(int);
 // Numbers of the tally, in the order of its list.
@@ -54,33 +49,6 @@ __device__ __forceinline__ Unit unit_at(const Params& p, i64 i) {
   const i64* const ptr = bundled ? p.bundle_ptr : p.indptr;
   const i64 begin = ptr[label];
   return {label, begin, ptr[label + 1] - begin, bundled};
-}
-
-__device__ __forceinline__ bool has_column(const Params& p, i64 row, int column) {
-  const i64 end = p.indptr[row + 1], at = lower_bound(p.columns, p.indptr[row], end, column);
-  return at < end && p.columns[at] == column;
-}
-
-// All lanes of a warp; those without an entry are not inside.
-__device__ __forceinline__ void count_shared(const Params& p, i64 i, bool inside) {
-  int window = kNoWindow;
-  if (inside) {
-    const int row = row_of(p.indptr, p.row_count, i), place = p.positions ? p.positions[row] : row;
-    const int first = place - place % kWindow, column = p.columns[i];
-    bool fresh = true;
-    for (int other = first; fresh && other < place; ++other) {
-      fresh = !has_column(p, row_at(p, other), column);
-    }
-    if (fresh) window = place / kWindow;
-  }
-  // Neighbouring entries are mostly of one window, which is then added to once.
-  for (int at = __reduce_min_sync(kWarp, window); at != kNoWindow;
-       at = __reduce_min_sync(kWarp, window)) {
-    const bool same = window == at;
-    const int sum = __popc(__ballot_sync(kWarp, same));
-    if (threadIdx.x % 32 == 0) atomicAdd(p.distinct + at, sum);
-    if (same) window = kNoWindow;
-  }
 }
 
 template <typename Join>
@@ -275,12 +243,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_rows(const __grid_co
   for (i64 base = i64(blockIdx.x) * kThreads; base < p.work; base += step) {
     const i64 i = base + threadIdx.x, block = base / kThreads;
     switch (p.stage) {
-      case kPositions:
-        if (i < p.work) p.positions[p.rows[i]] = static_cast<int>(i);
-        break;
-      case kShared:
-        count_shared(p, i, i < p.work);
-        break;
       case kClasses:
         classify(p, block, chunks);
         break;

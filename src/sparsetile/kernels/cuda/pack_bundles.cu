@@ -6,7 +6,8 @@
 // running sums. Stages, one launch each; between them the host adds up counts:
 //
 //     positions  place of each row in `rows`, where an order is given
-//     fresh      whether each entry is fresh; distinct columns of each window  -> running sums
+//     fresh      whether each entry is fresh, and distinct columns of each window: all that is
+//                needed to see whether bundles pay                           -> running sums
 //     windows    which windows are bundled, their padded lists, and the entries of each row in a
 //                bundle: three lists in `plan`, one after the other              -> running sums
 //     rows       rows in bundles and others, ranges of lists, and their padding
@@ -48,7 +49,7 @@ __device__ __forceinline__ void find_fresh(const Params& p, i64 i, bool inside) 
       const i64 at = lower_bound(p.columns, p.indptr[row], end, column);
       fresh = at == end || p.columns[at] != column;
     }
-    p.fresh[i] = fresh;
+    if (p.fresh) p.fresh[i] = fresh;
     if (fresh) window = place / kWindow;
   }
   // Neighbouring entries are mostly of one window, which is then added to once.

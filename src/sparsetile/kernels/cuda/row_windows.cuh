@@ -34,7 +34,7 @@ __device__ __forceinline__ i64 lower_bound(const int* columns, i64 low, i64 high
 }
 
 // Whether a window holds so many entries per distinct column; in float32, as tensor operations
-// compare. Products of a float and a number are not joined with what follows.
+// compare (formats/bundles.py).
 __device__ __forceinline__ bool shares_columns(i64 entries, i64 columns, double min_sharing) {
   const float least = static_cast<float>(columns) * static_cast<float>(min_sharing);
   return columns > 0 && static_cast<float>(entries) >= least;

@@ -10,9 +10,55 @@ from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bundles import PACK_BUNDLES, Stage
 from sparsetile.systems.shared.staged import StagedKernel, building_on
 
-__all__ = ["pack_bundles"]
+__all__ = ["count_distinct", "pack_bundles"]
 
 WINDOW = 4
+
+
+class _Windows(StagedKernel):
+    """Windows of rows in an order, whose distinct columns are counted in ``distinct``."""
+
+    def __init__(
+        self,
+        indptr: Tensor,
+        columns: Tensor,
+        order: Tensor | None,
+        distinct: Tensor,
+        index: int,
+        **numbers: float,
+    ) -> None:
+        rows = indptr.numel() - 1
+        super().__init__(PACK_BUNDLES, indptr.device, index, row_count=rows, **numbers)
+        self._nnz = columns.numel()
+        self.give("indptr", indptr.to(torch.int64).contiguous())
+        self.give("columns", columns.contiguous())
+        self.give("distinct", distinct)
+        if order is not None:
+            self.give("rows", order.to(torch.int64).contiguous())
+            self.new("positions", rows)
+            self.launch(Stage.POSITIONS, rows)
+
+    def count(self) -> None:
+        self.launch(Stage.FRESH, self._nnz)
+
+
+def count_distinct(
+    indptr: Tensor, columns: Tensor, order: Tensor | None, distinct: Tensor, index: int
+) -> None:
+    """Count the distinct columns of each window of rows; the host does not wait.
+
+    Parameters
+    ----------
+    indptr, columns : Tensor
+        Of A, which has entries.
+    order : Tensor [M] or None
+        Order of the rows; windows are cut from it.
+    distinct : Tensor
+        Zeros; 32 bits for each window.
+    index : int
+        Number of the device, as ``building_on`` yields it.
+    """
+    _Windows(indptr, columns, order, distinct, index).count()
 
 
 def pack_bundles(
@@ -34,18 +80,13 @@ def pack_bundles(
     (rows, _), nnz, device = csr.shape, csr.nnz, csr.device
     windows = -(-rows // WINDOW)
     with building_on(device) as index:
-        kernel = StagedKernel(
-            PACK_BUNDLES, device, index, row_count=rows, windows=windows, min_sharing=min_sharing
-        )
-        kernel.give("indptr", csr.indptr.contiguous())
-        kernel.give("columns", csr.indices.contiguous())
-        if order is not None:
-            kernel.give("rows", order.to(torch.int64).contiguous())
-            kernel.new("positions", rows)
-            kernel.launch(Stage.POSITIONS, rows)
-        kernel.give("distinct", torch.zeros(windows, dtype=torch.int32, device=device))
+        distinct = torch.zeros(windows, dtype=torch.int32, device=device)
+        kernel = _Windows(
+            csr.indptr, csr.indices, order, distinct, index,
+            windows=windows, min_sharing=min_sharing,
+        )  # fmt: skip
         kernel.new("fresh", nnz)
-        kernel.launch(Stage.FRESH, nnz)
+        kernel.count()
         kernel.new("plan", 2 * windows + rows)
         kernel.launch(Stage.WINDOWS, windows)
         sums = kernel.sums("plan", into="sums")

@@ -19,7 +19,7 @@ from sparsetile.formats.device_rows import (
 from sparsetile.formats.units import LENGTHS, RowUnits, Tally
 from sparsetile.kernels.row_lists import CLASSES, LIST_ROWS, TALLY, Stage
 from sparsetile.kernels.stages import STAGE_THREADS
-from sparsetile.systems.shared.bundle_packer import pack_bundles
+from sparsetile.systems.shared.bundle_packer import count_distinct, pack_bundles
 from sparsetile.systems.shared.staged import StagedKernel, building_on
 
 __all__ = ["ROW_KERNELS", "arrange_units", "count_rows", "head_columns"]
@@ -45,12 +45,8 @@ def count_rows(units: RowUnits, columns: Tensor | None, min_sharing: float) -> R
         kernel = _Units(units, index, limits=LENGTHS, min_sharing=min_sharing)
         kernel.give("tally", counts)
         if columns is not None:
-            kernel.give("distinct", counts[TALLY:])
-            kernel.give("columns", columns.contiguous())
-            if units.rows is not None:
-                kernel.new("positions", units.count)
-                kernel.launch(Stage.POSITIONS, units.count)
-            kernel.launch(Stage.SHARED, columns.numel())
+            distinct = kernel.give("distinct", counts[TALLY:])
+            count_distinct(units.indptr, columns, units.rows, distinct, index)
         kernel.launch(Stage.COUNT, units.count)
         longest, end, *found = counts[:TALLY].tolist()
     count = len(LENGTHS)
@@ -107,7 +103,6 @@ class _Units(StagedKernel):
             index,
             units=units.count,
             bundles=units.bundle_count,
-            row_count=units.indptr.numel() - 1,
             **numbers,
         )
         self.give("indptr", units.indptr.contiguous())
