@@ -135,6 +135,8 @@ SUITES = {
     "columns": Suite(("tests/systems/test_columns.py",), kernel="epilogue_gradient"),
     "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
     "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
+    "row lists": Suite(("tests/formats/test_device_rows.py",), kernel="list_rows"),
+    "bundles": Suite(("tests/formats/test_device_rows.py",), kernel="pack_bundles"),
 }
 
 
@@ -831,5 +833,60 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("cell.number % p.fixed", "cell.number", "slot of an entry in its column"),
         ("cell.row * kTileColumns + slice", "cell.row + slice", "row of a slot"),
         ("p.rest_sums[i] - 1", "p.rest_sums[i]", "place of an entry outside"),
+    ),
+    # -- rows counted, listed and bundled on a GPU
+    *_in(
+        "list_rows.cu",
+        "row lists",
+        ("unit.length > p.limits[each]", "unit.length >= p.limits[each]", "units over a length"),
+        (
+            "sum_of_lanes(unit.length, kWindow / 2)",
+            "sum_of_lanes(unit.length, 1)",
+            "two rows of four",
+        ),
+        ("number < kMaxima ? max(", "number <= kMaxima ? max(", "total of a block"),
+        ("unit.length > p.wide_length", "unit.length >= p.wide_length", "rows with a warp"),
+        ("!unit.bundled && unit.length", "unit.length", "bundles shared by a block"),
+        ("other < warp) below", "other <= warp) below", "units of warps before"),
+        (
+            "length == unit.length && other < threadIdx.x",
+            "length == unit.length && other > threadIdx.x",
+            "order of equal lengths",
+        ),
+        ("to += p.pieces[1]", "to += p.pieces[0]", "pieces of wide bundles"),
+        ("entry < found.z", "entry <= found.z", "columns past an item"),
+        ("item += p.sections[section]", "item = p.sections[section]", "first item of a section"),
+    ),
+    *_in(
+        "pack_bundles.cu",
+        "bundles",
+        ("fresh && other < place", "fresh && other <= place", "columns met in the row itself"),
+        ("if (same) window = kNoWindow;", "window = kNoWindow;", "windows that share a warp"),
+        ("at == end || p.columns[at]", "at != end && p.columns[at]", "columns past a row's end"),
+        (
+            "kListStep - 1) / kListStep * kListStep",
+            "kListStep) / kListStep * kListStep",
+            "whole batches",
+        ),
+        ("place - i64(bundle) * kWindow", "place - i64(bundle)", "place of a row in no bundle"),
+        (
+            "last = max(last, p.columns[stop - 1])",
+            "last = p.columns[stop - 1]",
+            "column of padding",
+        ),
+        ("bits & ((1u << member) - 1)", "bits & ((2u << member) - 1)", "who writes an element"),
+        ("other == member ? i :", "other == member ? i + 1 :", "columns before an entry's own"),
+        ("i64(element) * kWindow + member", "i64(element) * kWindow", "row of a value"),
+    ),
+    *_in(
+        "row_windows.cuh",
+        "bundles",
+        ("indptr[middle] <= entry", "indptr[middle] < entry", "row of its first entry"),
+        ("columns[middle] < column", "columns[middle] <= column", "entries before a column"),
+        (
+            "static_cast<float>(entries) >= least",
+            "static_cast<float>(entries) > least",
+            "windows that share just enough",
+        ),
     ),
 )

@@ -96,6 +96,14 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline int atomicAdd(int* address, int value) {
   return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
 }
+inline unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
+}
+inline long long atomicMax(long long* address, long long value) {
+  const long long found = *address;  // threads take turns
+  *address = max(found, value);
+  return found;
+}
 inline int atomicOr(int* address, int value) {
   return __atomic_fetch_or(address, value, __ATOMIC_SEQ_CST);
 }

@@ -17,13 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparsetile.core.device import H200
 from sparsetile.formats import units
 from sparsetile.formats.device_cells import offer_kernels
+from sparsetile.formats.device_rows import offer_row_kernels
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels import KernelSpec
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.base import Request
 from sparsetile.systems.brp import windows
-from sparsetile.systems.shared import cell_packer
+from sparsetile.systems.shared import cell_packer, row_lister
 from tests.emulator.build import HostKernel, host_compiler
 from tests.emulator.test_cells import run_on_host
 
@@ -37,16 +38,20 @@ VIEWS = {
 }  # fmt: skip
 # Operations of a build, its choices included: about a tenth over what they are now.
 MOST = {
-    ("acc", None): 54,
+    ("csr", None): 9,
+    ("acc", None): 21,
     ("wcsr", "tall"): 35,
-    ("brp", None): 85,
-    ("brp", "mixed"): 102,
+    ("brp", None): 45,
+    ("brp", "mixed"): 63,
     ("brp", "1x4"): 40,
-    ("brp", "2x2"): 74,
+    ("brp", "2x2"): 34,
     ("brp", "atomic"): 43,
-    ("rsh", None): 145,
+    ("rsh", None): 78,
     ("voltrix", None): 50,
 }
+
+# The same of rows in bundles.
+WITH_BUNDLES = 24
 
 # The same where lists of windows and rows are too long for the host, and sorts of those lists.
 MANY_WINDOWS, SCHEDULE_SORTS = 105, 2
@@ -79,7 +84,11 @@ def a_graph(rows: int, entries: int) -> CSR:
 
 
 def operations(
-    system: str, ablation: str | None, monkeypatch: pytest.MonkeyPatch, folder: Path
+    system: str,
+    ablation: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    csr: CSR | None = None,
 ) -> tuple[Counter[str], int]:
     """Tensor operations of a build by name, and launches of kernels."""
     launches = 0
@@ -93,16 +102,18 @@ def operations(
     run_on_host(monkeypatch, folder)
     monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *_: Launched(spec, config, folder))
     offer_kernels("cpu", cell_packer.CELL_KERNELS)
+    offer_row_kernels("cpu", row_lister.ROW_KERNELS)
     monkeypatch.setattr(windows, "KERNEL_DEVICES", {"cpu"})
     request = Request(
-        a_graph(3000, 20_000), 128, torch.float32, Permutation("given", None), ablation=ablation,
-        ceilings=H200,
+        a_graph(3000, 20_000) if csr is None else csr, 128, torch.float32,
+        Permutation("given", None), ablation=ablation, ceilings=H200,
     )  # fmt: skip
     try:
         with Counted() as counted:
             SYSTEMS[system].build(request)
     finally:
         offer_kernels("cpu", None)
+        offer_row_kernels("cpu", None)
     return counted.names, launches
 
 
@@ -122,3 +133,15 @@ def test_a_build_of_many_windows_takes_more_but_does_not_sort(monkeypatch, folde
     assert total <= MANY_WINDOWS, f"{total}: {names.most_common(12)}"
     assert launches == 4  # counts, rows, groups, entries outside
     assert names["sort"] <= SCHEDULE_SORTS
+
+
+def test_a_build_with_bundles_takes_few_operations_and_does_not_sort(monkeypatch, folder: Path):
+    rows, length = 1000, 60
+    columns = (torch.arange(rows) // 4 * 4).unsqueeze(1) + torch.arange(length)
+    csr = CSR(
+        torch.arange(rows + 1) * length, columns.reshape(-1).int(), None, (rows, rows + length)
+    )
+    names, launches = operations("csr", None, monkeypatch, folder, csr)
+    total = names.total() + launches
+    assert total <= WITH_BUNDLES, f"{total}: {names.most_common(12)}"
+    assert launches == 13 and names["sort"] == 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sparsetile.formats import Units, concat_units, row_units
+from sparsetile.formats.units import RowUnits
 from tests.contracts.cases import MATRICES, csr_of
 
 
@@ -50,6 +51,20 @@ def test_the_tally_counts_lengths_and_knows_any_other(limit):
     assert (tally.end, tally.bundled) == (2063, 3)
     assert units.longer(limit) == int((length > limit).sum())
     assert units.longer_total(limit) == int(length[length > limit].sum())
+    assert units.longest_upto(limit) == int(length[length <= limit].max())
+
+
+def test_rows_behind_bundles_are_listed_when_asked_for():
+    csr = csr_of(MATRICES["odd sizes"]())
+    rows, bundle_ptr = torch.tensor([4, 2, 0]), torch.tensor([0, 8, 8, 20])
+    units = RowUnits(csr.indptr, rows, bundle_ptr)
+    assert (units.count, units.bundle_count, units.row_count) == (6, 3, 3)
+    bundles = Units.from_offsets(bundle_ptr)
+    wanted = concat_units(bundles, row_units(csr, rows))
+    for name in ("label", "begin", "length"):
+        assert torch.equal(getattr(units, name), getattr(wanted, name)), name
+    assert units.bundled.tolist() == [True] * 3 + [False] * 3 and units.offsets is None
+    assert units.tally.bundled == 3 and units.near() is units
 
 
 def test_the_tally_of_no_unit_is_zero():

@@ -194,3 +194,11 @@ def test_a_type_of_another_width_does_not_compile(tmp_path):
     source = KernelSource.make("toy.cu", "toy", {"EXTRA": ""}, ParamStruct.of(*fields))
     with pytest.raises(CompileError, match="host and device disagree"):
         compile_source(source.in_folder(tmp_path), "sm_80", use_cache=False)
+
+
+def test_fields_without_a_value_are_zero_or_null():
+    params = ParamStruct.of(pointer("address", "int*"), i32_array("sizes", 3), f64("scale"))
+    assert params.zeros == {"address": 0, "sizes": (0, 0, 0), "scale": 0}
+    packed = ctypes.create_string_buffer(b"x" * params.size, params.size)
+    params.pack_into(packed, params.zeros)
+    assert packed.raw.strip(b"x") == bytes(params.size)

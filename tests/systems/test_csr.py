@@ -88,6 +88,19 @@ def test_long_rows_of_few_entries_are_cut_short(row_bytes, uncut):
     assert item_lengths(enough, WIDE, 132) == ItemLengths(SHORT_SEGMENT), "they hide the long row"
 
 
+@pytest.mark.parametrize("row_bytes", [NARROW, WIDE])
+def test_entries_of_short_items_are_known_from_lengths(row_bytes):
+    draw = torch.Generator().manual_seed(3)
+    for longest in (20, 70, 200, 700):
+        long = torch.randint(20, longest + 1, (60,), generator=draw).tolist()
+        for count in (50, 30_000):
+            units = rows_of(*torch.randint(0, 9, (count,), generator=draw).tolist(), *long)
+            lengths = item_lengths(units, row_bytes, 132)
+            made = lengths.schedule(units)
+            short = made.items[sum(made.sections[:3]) :]
+            assert lengths.short_entries(units) == int((short[:, 2] - short[:, 1]).sum())
+
+
 def lanes_of(waves: float) -> int:
     """Groups of eight lanes that fill an H200 so often."""
     return round(waves * 132 * LANES_PER_SM / 8)

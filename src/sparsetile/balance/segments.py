@@ -18,7 +18,8 @@ from sparsetile.balance.tree import TreeSchedule, build_tree, host_ranges, no_tr
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Variants
 from sparsetile.formats.bundles import LIST_STEP
-from sparsetile.formats.units import Units
+from sparsetile.formats.device_rows import UnitLimits, arranged_on_device
+from sparsetile.formats.units import RowUnits, Units
 
 __all__ = ["SegmentSchedule", "default_wide_length"]
 
@@ -152,6 +153,8 @@ class SegmentSchedule(TreeSchedule):
     ----------
     sections : tuple of int
         Items in each of the five sections.
+    longest : int or None
+        Entries of the longest item, where the host knows them (:meth:`longest_item`).
     """
 
     name = "segments"
@@ -162,6 +165,7 @@ class SegmentSchedule(TreeSchedule):
     }
 
     sections: tuple[int, int, int, int, int]
+    longest: int | None = None
 
     @classmethod
     def make(
@@ -198,6 +202,10 @@ class SegmentSchedule(TreeSchedule):
             wide_length = default_wide_length(units)
         if shared_length is not None and units.tally.longest <= shared_length:
             shared_length = None
+        if isinstance(units, RowUnits) and units.listed_by_kernels:
+            listed = _by_kernels(units, max_length, wide_length, shared_length)
+            if listed is not None:
+                return cls(*listed)
         if shared_length is None:
             few_pieces = _few_pieces(units, max_length)
             none_cut = units.tally.longest <= max_length and not units.tally.bundled
@@ -232,6 +240,12 @@ class SegmentSchedule(TreeSchedule):
             nodes.contiguous(),
             sections,
         )
+
+    def longest_item(self) -> int:
+        """Return the entries of the longest item; the host may wait for them."""
+        if self.longest is not None:
+            return self.longest
+        return int((self.items[:, 2] - self.items[:, 1]).max()) if self.item_count else 0
 
     def pieces(self) -> Tensor:
         """Return one piece for each item."""
@@ -282,12 +296,86 @@ def _by_section(
     return list(zip(parts[::2], parts[1::2], strict=True)), (a, b, c, d, e)
 
 
+def _most_pieces(units: Units, max_length: int) -> int:
+    """Return a number that pieces of cut units do not exceed; bundles are cut like rows."""
+    return units.longer_total(max_length) // max_length + units.longer(max_length)
+
+
 def _few_pieces(units: Units, max_length: int) -> bool:
     """Whether some rows are cut, into few pieces, and there are no bundles."""
     if units.tally.bundled or units.tally.longest <= max_length:
         return False
-    most = units.longer_total(max_length) // max_length + units.longer(max_length)
-    return most <= HOST_PIECES
+    return _most_pieces(units, max_length) <= HOST_PIECES
+
+
+def _by_kernels(
+    units: RowUnits, max_length: int, wide_length: int, shared_length: int | None
+) -> tuple[Tensor, Tensor, Tensor, _Sections, int] | None:
+    """Return items, tree, sections and the longest item by kernels of the units' device.
+
+    Units that are cut come to the host, and their pieces are made there. None where there are many
+    pieces.
+    """
+    if units.tally.bundled and max_length % LIST_STEP:
+        return None  # bundles are cut from another length on than rows are
+    if _most_pieces(units, max_length) > HOST_PIECES:
+        return None
+    counts = None
+    if not units.tally.bundled:  # the tally knows how many units are of each class
+        sharing = max_length if shared_length is None else min(shared_length, max_length)
+        longer = [units.longer(limit) for limit in (max_length, sharing, min(wide_length, sharing))]
+        cut, shared, wide = longer[0], longer[1] - longer[0], longer[2] - longer[1]
+        counts = (cut, shared, 0, wide, 0, units.count - longer[2])
+    limits = UnitLimits(max_length, wide_length, shared_length)
+    made = arranged_on_device(units, limits, counts)
+    if made is None:
+        return None
+    device, longest = units.device, units.longest_upto(max_length)
+    _, shared, wide_bundles, wide, bundles, rows = made.counts
+    if not made.counts[0]:
+        items = made.items((0, 0, 0))
+        return items, *no_tree(device), (shared, wide_bundles, wide, bundles, rows), longest
+    pieces, tree = _cut_on_host(made.cut.numpy().astype(np.int64), max_length, shared_length)
+    a, b, c = (part.shape[0] for part in pieces)
+    items = made.items((a, b, c))
+    sections = (shared + a, wide_bundles + b, wide + c, bundles, rows)
+    # As in Schedule.to: without a wait for what the device still does.
+    first = 0
+    for part, section in zip(pieces, sections, strict=False):
+        if part.size:
+            items[first : first + part.shape[0]].copy_(torch.from_numpy(part), non_blocking=True)
+            longest = max(longest, int((part[:, 2] - part[:, 1]).max()))
+        first += section
+    parent_of_slot, nodes = (part.to(device, non_blocking=True) for part in tree)
+    return items, parent_of_slot, nodes, sections, longest
+
+
+def _cut_on_host(
+    cut: np.ndarray, max_length: int, shared_length: int | None
+) -> tuple[list[np.ndarray], tuple[Tensor, Tensor]]:
+    """Return the pieces of units ``label, begin, length, whether a bundle``, and their tree.
+
+    Pieces are items in three lists: shared rows, wide bundles, wide rows; as ``_pieces``,
+    ``_by_section`` and ``_side_by_side`` make them.
+    """
+    label, begin, length, bundled = cut.T
+    grain = np.where(bundled, LIST_STEP, 1)
+    grains, most = length // grain, max_length // grain
+    pieces = -(-grains // most)
+    unit, number = host_ranges(pieces)
+    count, whole, grain = pieces[unit], grains[unit], grain[unit]
+    first, end = (begin[unit] + whole * (number + i) // count * grain for i in range(2))
+    items = np.stack([label[unit], first, end, np.arange(unit.size)], 1).astype(np.int32)
+    is_bundle = bundled[unit] > 0
+    shared = np.zeros_like(is_bundle)
+    if shared_length is not None:
+        shared = ~is_bundle & (end - first > shared_length)
+    lists = []
+    for mine in map(np.flatnonzero, (shared, is_bundle, ~is_bundle & ~shared)):
+        rank = np.zeros_like(mine)
+        np.cumsum(unit[mine][1:] != unit[mine][:-1], out=rank[1:])
+        lists.append(items[mine[np.lexsort((number[mine], rank // INTERLEAVED))]])
+    return lists, build_tree(torch.from_numpy(pieces))
 
 
 def _near_rows(

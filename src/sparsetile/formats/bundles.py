@@ -32,8 +32,9 @@ from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import checked_values
 from sparsetile.formats.device_cells import SortedPairs, sorted_on_device
+from sparsetile.formats.device_rows import bundled_on_device
 from sparsetile.formats.row_parts import counted_in_parts, row_parts
-from sparsetile.formats.units import Units, concat_units, row_units
+from sparsetile.formats.units import RowUnits, Units, row_units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
@@ -78,7 +79,8 @@ class _Windows:
         before = torch.zeros(csr.nnz + 1, dtype=torch.int64, device=device)
         before[1:] = found.pair
         elements, entries = before[first_entry].diff(), first_entry.diff()
-        chosen = (entries >= min_sharing * elements) & (elements > 0)
+        # In 32 bits, whatever torch's default is, as kernels compare (kernels/cuda/list_rows.cu).
+        chosen = (entries.float() >= elements.float() * min_sharing) & (elements > 0)
         padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
         return cls(windows, found, before, elements, entries, chosen, padded)
 
@@ -147,6 +149,7 @@ class RowBundles(Format):
         order: Tensor | None,
         pays: Callable[[int, int, int], bool],
         min_sharing: float = 1.0,
+        counted: tuple[int, int, int] | None = None,
     ) -> Self | None:
         """Do what :meth:`pack` does where the bundles pay; None where they do not.
 
@@ -155,6 +158,8 @@ class RowBundles(Format):
         pays : callable
             Is asked once bundles are counted and before they are made: for their number, their
             entries, and their list elements that are not padding.
+        counted : (int, int, int), optional
+            Those three numbers, where they are known (``RowUnits.count_shared``).
         """
         device, (rows, cols) = csr.device, csr.shape
         if cols > MAX_COLUMNS:
@@ -162,7 +167,18 @@ class RowBundles(Format):
                 "RowBundles.pack", "csr", f"a matrix of at most {MAX_COLUMNS} columns", cols,
                 "Use Rows",
             )  # fmt: skip
-        if counted_in_parts(csr, BUNDLE_ROWS):
+        if counted is None:
+            counted = row_units(csr, order).count_shared(csr.indices, min_sharing)
+        if counted is not None:
+            if not pays(*counted):
+                return None
+            made = bundled_on_device(csr, order, min_sharing, *counted[:2])
+            if made is not None:
+                return cls(
+                    made.tagged, made.indptr, made.rows, made.loose, made.entries, made.slots,
+                    csr.indptr, csr.indices, counted[2], csr.shape,
+                )  # fmt: skip
+        elif counted_in_parts(csr, BUNDLE_ROWS):
             parts = row_parts(csr, order, BUNDLE_ROWS)
             tallies = [_Windows.of(part, None, min_sharing).tally()[:3] for _, part in parts]
             if not pays(*(sum(each) for each in zip(*tallies, strict=True))):
@@ -171,7 +187,7 @@ class RowBundles(Format):
         windows, found, before = cut.windows, cut.found, cut.before
         elements, chosen, padded = cut.elements, cut.chosen, cut.padded
         count, held, distinct, every, listed, last_chosen = cut.tally()
-        if not pays(count, held, distinct):
+        if counted is None and not pays(count, held, distinct):
             return None
         order = torch.arange(rows, device=device) if order is None else order
         place = positions(order)[csr.row_ids()]  # of each entry's row in the order
@@ -228,17 +244,13 @@ class RowBundles(Format):
     def element_count(self) -> int:
         return self.tagged.numel()
 
-    def _csr(self) -> CSR:
-        return CSR(self.row_indptr, self.row_columns, None, self.shape)
-
     def bundle_units(self) -> Units:
         """Bundles alone; a unit's list is the bundle's, padding included."""
-        units = Units.from_offsets(self.indptr)
-        return Units(units.label, units.begin, units.length, torch.ones_like(units.bundled))
+        return RowUnits(self.row_indptr, self.loose[:0], self.indptr)
 
     def units(self) -> Units:
         """Bundles, then the loose rows; a row's list is its entries in the plain arrays."""
-        return concat_units(self.bundle_units(), row_units(self._csr(), self.loose))
+        return RowUnits(self.row_indptr, self.loose, self.indptr)
 
     def _loose_entries(self) -> tuple[Tensor, Tensor]:
         """Row and canonical number of the loose rows' entries, in the order of ``loose``."""

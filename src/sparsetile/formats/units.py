@@ -6,6 +6,7 @@ list, blocks of a block row. Formats name their units; ``balance/`` makes items 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -14,15 +15,24 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.formats.device_rows import RowCounts, counted_on_device, kernels_on
 from sparsetile.intake.csr import CSR
 
-__all__ = ["HOST_UNITS", "LENGTHS", "Tally", "Units", "concat_units", "row_units"]
+__all__ = [
+    "HOST_UNITS",
+    "LENGTHS",
+    "RowUnits",
+    "Tally",
+    "Units",
+    "concat_units",
+    "row_units",
+]
 
 # Units that are scheduled on the host.
 HOST_UNITS = 1 << 12
 # Lengths that decisions of schedules are made by (balance/segments.py, systems/csr/rows.py): how
 # many units are longer is counted for all of them at once.
-LENGTHS = (16, 24, 32, 64, 96, 128, 256)
+LENGTHS = (16, 24, 32, 64, 96, 128, 256, 512, 1024, 2048)
 
 
 @cache
@@ -42,6 +52,8 @@ class Tally:
         Units that are bundles.
     longer, longer_total : mapping of int to int
         Units of more elements than each of ``LENGTHS``, and the sum of their lengths.
+    upto : mapping of int to int
+        Greatest length that is not more than each of ``LENGTHS``; 0 without such a unit.
     """
 
     longest: int
@@ -50,6 +62,7 @@ class Tally:
     bundled: int
     longer: dict[int, int]
     longer_total: dict[int, int]
+    upto: dict[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +98,10 @@ class Units:
         """Counts of the lengths, which the host waits for once."""
         if not self.count:
             none = dict.fromkeys(LENGTHS, 0)
-            return Tally(0, 0, 0, 0, none, none)
+            return Tally(0, 0, 0, 0, none, none, none)
+        counted = self._counted()
+        if counted is not None:
+            return counted.tally
         if self.few_here:
             return self._near_tally()
         length = self.length
@@ -93,19 +109,31 @@ class Units:
         sums = [
             length.max(), length.sum(), (self.begin + length).max(), self.bundled.sum(),
         ]  # fmt: skip
-        of_longer = [longer.sum(0), (longer * length.unsqueeze(1)).sum(0)]
-        found = torch.cat([torch.stack(sums), *of_longer]).tolist()
+        lengths = length.unsqueeze(1)
+        by_limit = [
+            longer.sum(0), (longer * lengths).sum(0), torch.where(longer, 0, lengths).amax(0),
+        ]  # fmt: skip
+        found = torch.cat([torch.stack(sums), *by_limit]).tolist()
         longest, total, end, bundled, *found = found
         count = len(LENGTHS)
-        counts, totals = (
-            dict(zip(LENGTHS, part, strict=True)) for part in (found[:count], found[count:])
+        counts, totals, upto = (
+            dict(zip(LENGTHS, found[first : first + count], strict=True))
+            for first in range(0, 3 * count, count)
         )
-        return Tally(longest, total, end, bundled, counts, totals)
+        return Tally(longest, total, end, bundled, counts, totals, upto)
+
+    def _counted(self) -> RowCounts | None:
+        """Counts by kernels of the device; None where there are none."""
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        return self.label.device
 
     @property
     def few_here(self) -> bool:
         """Whether units are few and on the host, where NumPy takes least time for them."""
-        return self.label.device.type == "cpu" and self.count <= HOST_UNITS
+        return self.device.type == "cpu" and self.count <= HOST_UNITS
 
     def _near_tally(self) -> Tally:
         """The same by NumPy."""
@@ -113,11 +141,14 @@ class Units:
         ordered = np.sort(length)
         sums = np.concatenate([[0], np.cumsum(ordered)])
         first = np.searchsorted(ordered, LENGTHS, side="right")  # that is longer
-        counts = dict(zip(LENGTHS, (self.count - first).tolist(), strict=True))
-        totals = dict(zip(LENGTHS, (sums[-1] - sums[first]).tolist(), strict=True))
+        before = np.where(first > 0, ordered[np.maximum(first, 1) - 1], 0)
+        counts, totals, upto = (
+            dict(zip(LENGTHS, part.tolist(), strict=True))
+            for part in (self.count - first, sums[-1] - sums[first], before)
+        )
         end = int((self.begin.numpy() + length).max())
         bundled = int(np.count_nonzero(self.bundled.numpy()))
-        return Tally(int(ordered[-1]), int(sums[-1]), end, bundled, counts, totals)
+        return Tally(int(ordered[-1]), int(sums[-1]), end, bundled, counts, totals, upto)
 
     def longer(self, length: int) -> int:
         """Count the units of more than ``length`` elements."""
@@ -133,13 +164,22 @@ class Units:
         found = self.tally.longer_total.get(length)
         return int(self.length[self.length > length].sum()) if found is None else found
 
+    def longest_upto(self, length: int) -> int:
+        """Return the greatest length that is not over ``length``; 0 without such a unit."""
+        if length >= self.tally.longest:
+            return self.tally.longest
+        found = self.tally.upto.get(length)
+        if found is not None:
+            return found
+        return int(torch.where(self.length > length, 0, self.length).max())
+
     def near(self) -> Units:
         """Return the same on the host where they are few.
 
         A schedule is hundreds of operations on lists of units, and dozens of numbers that the host
         asks for. A GPU takes longer to be told of one than a core takes to do it.
         """
-        if self.label.device.type == "cpu" or self.count > HOST_UNITS:
+        if self.device.type == "cpu" or self.count > HOST_UNITS:
             return self
         if self.offsets is not None:
             return Units.from_offsets(self.offsets.cpu())
@@ -176,16 +216,120 @@ class Units:
         )
 
 
-def row_units(csr: CSR, rows: Tensor | None = None) -> Units:
+class RowUnits(Units):
+    """Bundles of rows, then rows of A; lists of units are made when they are asked for.
+
+    Kernels make schedules from these few tensors (formats/device_rows.py), so that no list is made
+    where there are kernels.
+
+    Parameters
+    ----------
+    indptr : Tensor of int32 or int64 [M + 1]
+        Of A; kept as int64.
+    rows : Tensor of int64 [rows], optional
+        Rows in the order in which they should be visited; all of A in their order when None.
+    bundle_ptr : Tensor of int64 [bundles + 1], optional
+        Where each bundle's list begins, and where the last ends; no bundles when None.
+    """
+
+    indptr: Tensor
+    rows: Tensor | None
+    bundle_ptr: Tensor | None
+
+    def __init__(
+        self, indptr: Tensor, rows: Tensor | None = None, bundle_ptr: Tensor | None = None
+    ) -> None:
+        indptr = indptr.to(torch.int64)
+        given = {
+            "indptr": indptr,
+            "rows": rows,
+            "bundle_ptr": bundle_ptr,
+            "offsets": indptr if rows is None and bundle_ptr is None else None,
+        }
+        for name, tensor in given.items():
+            object.__setattr__(self, name, tensor)  # the class is frozen
+
+    @property
+    def device(self) -> torch.device:
+        return self.indptr.device
+
+    @property
+    def row_count(self) -> int:
+        """Rows that are units of their own."""
+        return self.indptr.numel() - 1 if self.rows is None else self.rows.numel()
+
+    @property
+    def bundle_count(self) -> int:
+        return 0 if self.bundle_ptr is None else self.bundle_ptr.numel() - 1
+
+    @property
+    def count(self) -> int:
+        return self.bundle_count + self.row_count
+
+    @cached_property
+    def label(self) -> Tensor:  # type: ignore[override]
+        rows = self.rows
+        if rows is None:
+            rows = torch.arange(self.row_count, device=self.device)
+        if self.bundle_ptr is None:
+            return rows
+        return torch.cat([torch.arange(self.bundle_count, device=self.device), rows])
+
+    def _with_bundles(self, of_rows: Tensor, of_bundles: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.rows is not None:
+            of_rows = of_rows[self.rows]
+        if self.bundle_ptr is None:
+            return of_rows
+        return torch.cat([of_bundles(self.bundle_ptr), of_rows])
+
+    @cached_property
+    def begin(self) -> Tensor:  # type: ignore[override]
+        return self._with_bundles(self.indptr[:-1], lambda ptr: ptr[:-1])
+
+    @cached_property
+    def length(self) -> Tensor:  # type: ignore[override]
+        return self._with_bundles(self.indptr.diff(), Tensor.diff)
+
+    @cached_property
+    def bundled(self) -> Tensor:  # type: ignore[override]
+        found = torch.zeros(self.count, dtype=torch.bool, device=self.device)
+        if self.bundle_count:
+            found[: self.bundle_count] = True
+        return found
+
+    @property
+    def listed_by_kernels(self) -> bool:
+        """Whether kernels of the device list these units."""
+        return kernels_on(self.device)
+
+    def near(self) -> Units:
+        """Return the same on the host where they are few and no kernel of the device lists them."""
+        return self if self.listed_by_kernels else super().near()
+
+    def _counted(self) -> RowCounts | None:
+        return counted_on_device(self)
+
+    def count_shared(self, columns: Tensor, min_sharing: float) -> tuple[int, int, int] | None:
+        """Count windows of four rows that hold ``min_sharing`` entries per distinct column.
+
+        Their number, their entries and their distinct columns; None where no kernel counts them.
+        The tally of all units comes with it.
+
+        Parameters
+        ----------
+        columns : Tensor of int32 [nnz]
+            Of A's entries, ascending in each row. Every row of A is a unit.
+        """
+        found = counted_on_device(self, columns, min_sharing)
+        if found is None:
+            return None
+        self.__dict__.setdefault("tally", found.tally)
+        return found.shared
+
+
+def row_units(csr: CSR, rows: Tensor | None = None) -> RowUnits:
     """Every row of A, or those given in ``rows`` in that order, as a unit of its own."""
-    if rows is None:
-        return Units.from_offsets(csr.indptr)
-    return Units(
-        rows,
-        csr.indptr[:-1][rows],
-        csr.row_lengths()[rows],
-        torch.zeros(rows.numel(), dtype=torch.bool, device=csr.device),
-    )
+    return RowUnits(csr.indptr, rows)
 
 
 def concat_units(first: Units, second: Units) -> Units:

@@ -167,6 +167,11 @@ class ParamStruct:
         return -(-(self.offsets[last.name] + last.bytes) // alignment) * alignment
 
     @cached_property
+    def zeros(self) -> dict[str, ParamValue]:
+        """Every field as 0, or null."""
+        return {field.name: 0 if field.count == 1 else (0,) * field.count for field in self.fields}
+
+    @cached_property
     def _struct(self) -> struct.Struct:
         return self._packer(self.fields, self.size)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from sparsetile.jit import KernelSource, LoadedKernel, ParamStruct, load
 from sparsetile.jit.source import ConfigValue
@@ -49,4 +51,13 @@ class KernelSpec:
         self, config: Mapping[str, ConfigValue], device: int, dynamic_shared: int = 0
     ) -> LoadedKernel:
         """Compile if needed and load on a CUDA device."""
-        return load(self.source(config), dynamic_shared, device)
+        # Builds ask again and again: the hash of a source takes as long as several launches.
+        asked = (device, dynamic_shared, *config.items())
+        found = self._loaded.get(asked)
+        if found is None:
+            found = self._loaded[asked] = load(self.source(config), dynamic_shared, device)
+        return found
+
+    @cached_property
+    def _loaded(self) -> dict[tuple[Any, ...], LoadedKernel]:
+        return {}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule, l2_reload_factor
 from sparsetile.balance.segments import WIDE_SECTIONS, default_wide_length
+from sparsetile.formats.device_rows import HeadShape, heads_on_device
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.csr import (
@@ -85,6 +86,13 @@ class ItemLengths:
         """Return the schedule of the units."""
         return SegmentSchedule.make(
             units, max_length=self.longest, wide_length=self.wide, shared_length=self.shared
+        )
+
+    def short_entries(self, units: Units) -> int:
+        """Return the entries of rows that have neither a warp nor a thread block; no bundles."""
+        wide = default_wide_length(units) if self.wide is None else self.wide
+        return units.tally.total - units.longer_total(
+            min(self.longest, wide, wide if self.shared is None else self.shared)
         )
 
 
@@ -166,6 +174,10 @@ def first_columns(schedule: SegmentSchedule, columns: Tensor) -> Tensor:
     lanes; lane l of what works on an item begins with the item's entry l. Threads without an entry
     get column 0.
     """
+    shape = HeadShape(schedule.sections, THREADS, SMALL_LANES)
+    made = heads_on_device(schedule.items, columns, shape)
+    if made is not None:
+        return made
     found, begun = [], 0
     for number, lanes in zip(
         schedule.sections, (THREADS, 32, 32, SMALL_LANES, SMALL_LANES), strict=True
@@ -195,12 +207,15 @@ def schedule_sizes(schedule: SegmentSchedule) -> dict[str, Any]:
 
 
 def row_shape(
-    csr: CSR, schedule: SegmentSchedule, order: Tensor | None, row_bytes: int, small: bool = False
+    csr: CSR,
+    schedule: SegmentSchedule,
+    order: Tensor | None,
+    row_bytes: int,
+    short_entries: int,
+    small: bool = False,
 ) -> RowShape:
-    """Return what the choice of a tile looks at."""
-    short = schedule.items[sum(schedule.sections[:WIDE_SECTIONS]) :]
-    lengths = (short[:, 2] - short[:, 1]).double()
-    rows, total = lengths.numel(), float(lengths.sum())
+    """Return what the choice of a tile looks at; ``short_entries`` are those of short items."""
+    rows, total = sum(schedule.sections[WIDE_SECTIONS:]), float(short_entries)
     slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
     apart = l2_reload_factor(csr, order, slab_bytes)
     whole = 0.0

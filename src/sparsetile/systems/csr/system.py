@@ -46,6 +46,12 @@ MIN_MEAN_LENGTH = 38
 LONG_ELEMENTS, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS, LONG_BYTES = 2**17, 256, 1.4, 2048, 256
 
 
+def _may_bundle(request: Request) -> bool:
+    """Whether the kernel takes bundles of such a matrix, and there may be one."""
+    csr = request.csr
+    return request.dtype in BUNDLE_DTYPES and csr.shape[1] <= MAX_COLUMNS and csr.nnz > 0
+
+
 def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
     """Return the schedule of bundles and of the rows that are in none."""
     units = bundles.units().near()
@@ -79,13 +85,16 @@ class CSRSystem(System):
         csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
         rows = Rows.pack(csr)
         timer("format")
-        units = row_units(csr, order).near()
-        lengths = item_lengths(units, request.row_bytes, processors(request.device))
-        near = lengths.schedule(units)
-        shape = row_shape(csr, near, order, request.row_bytes, lengths.small)
-        plain = near.to(request.csr.indptr.device)
+        units = row_units(csr, order)
+        # Counted before anything else, so that the host waits once for this and for the tally.
+        shared = units.count_shared(csr.indices, MIN_SHARING) if _may_bundle(request) else None
+        near = units.near()
+        lengths = item_lengths(near, request.row_bytes, processors(request.device))
+        plain, short = lengths.schedule(near), lengths.short_entries(near)
+        shape = row_shape(csr, plain, order, request.row_bytes, short, lengths.small)
+        plain = plain.to(request.csr.indptr.device)
         timer("schedule")
-        bundles = self._bundles(request)
+        bundles = self._bundles(request, shared)
         timer("format")
         tensors: Tensors = {**rows.tensors(), **plain.tensors()}
         if shape.small and bundles is None:
@@ -107,10 +116,8 @@ class CSRSystem(System):
                 f"{bundles.bundle_count} bundles of four rows hold {bundles.entries.numel()} of "
                 f"{csr.nnz} entries, {sharing:.2f} per row of B read, {bundles.bytes} bytes"
             )
-        entries = schedule.items[:, 2] - schedule.items[:, 1]
-        longest = int(entries.max()) if entries.numel() else 0
         choices["schedule"] = (
-            f"{schedule.item_count} items of at most {longest} entries, "
+            f"{schedule.item_count} items of at most {schedule.longest_item()} entries, "
             f"{schedule.slot_count} partial sums"
         )
         if schedule.sections[0]:
@@ -129,10 +136,10 @@ class CSRSystem(System):
             shape=dataclasses.asdict(shape),
         )
 
-    def _bundles(self, request: Request) -> RowBundles | None:
-        """Return the bundles of rows where they pay."""
+    def _bundles(self, request: Request, shared: tuple[int, int, int] | None) -> RowBundles | None:
+        """Return the bundles of rows where they pay; ``shared`` counts them where it is known."""
         csr = request.csr
-        if request.dtype not in BUNDLE_DTYPES or csr.shape[1] > MAX_COLUMNS or not csr.nnz:
+        if not _may_bundle(request):
             return None
 
         def pays(count: int, entries: int, elements: int) -> bool:
@@ -150,7 +157,7 @@ class CSRSystem(System):
                 and elements >= MIN_MEAN_LENGTH * count
             )
 
-        return RowBundles.pack_if(csr, request.permutation.perm, pays, MIN_SHARING)
+        return RowBundles.pack_if(csr, request.permutation.perm, pays, MIN_SHARING, shared)
 
     def make_runner(self, meta: Mapping[str, Any]) -> CSRRunner:
         return CSRRunner(meta)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsetile.core.device import processors
 from sparsetile.jit.loader import current_stream_handle, on_device
+from sparsetile.jit.params import ParamValue
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.stages import STAGE_THREADS, stage_config, stage_grid
 from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
@@ -36,18 +37,17 @@ class StagedKernel:
     device : torch.device
     index : int
         Its number, as :func:`building_on` yields it.
-    **numbers : int
+    **numbers : number or sequence of numbers
         Parameters; all others are 0, or null.
     """
 
-    def __init__(self, spec: KernelSpec, device: torch.device, index: int, **numbers: int) -> None:
+    def __init__(
+        self, spec: KernelSpec, device: torch.device, index: int, **numbers: ParamValue
+    ) -> None:
         self._device, self._index = device, index
         self._kernel = spec.load(stage_config(), index)
         self._processors = processors(device)
-        self.params: dict[str, int] = {
-            **dict.fromkeys((field.name for field in spec.params.fields), 0),
-            **numbers,
-        }
+        self.params: dict[str, ParamValue] = {**spec.params.zeros, **numbers}
         # Held while kernels that were given their addresses may run.
         self._held: dict[str, Tensor] = {}
 

@@ -1,0 +1,159 @@
+"""Rows counted and listed by ``list_rows``, run on the host thread by thread, beside tensor
+operations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsetile.balance import SegmentSchedule
+from sparsetile.formats import RowBundles, units
+from sparsetile.formats.device_rows import kernels_on, offer_row_kernels
+from sparsetile.formats.units import RowUnits, row_units
+from sparsetile.intake.csr import CSR
+from sparsetile.systems.csr.rows import first_columns
+from sparsetile.systems.shared import row_lister, staged
+from tests.emulator.build import host_compiler
+from tests.emulator.test_cells import run_on_host
+from tests.formats.packed import assert_same
+from tests.formats.row_lists import (
+    LIMITS,
+    LISTS,
+    assert_same_schedule,
+    assert_same_tally,
+    matrix,
+)
+
+pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
+
+
+@pytest.fixture(autouse=True)
+def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    run_on_host(monkeypatch, folder)
+    monkeypatch.setattr(units, "HOST_UNITS", -1)  # lists stay where A is
+
+
+@contextlib.contextmanager
+def kernels() -> Iterator[None]:
+    """Kernels are offered for matrices on the host."""
+    offer_row_kernels("cpu", row_lister.ROW_KERNELS)
+    try:
+        yield
+    finally:
+        offer_row_kernels("cpu", None)
+
+
+def orders(csr: CSR) -> tuple[Tensor | None, ...]:
+    return None, torch.randperm(csr.shape[0], generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_kernels_count_lengths_as_tensor_operations_do(name):
+    csr = matrix(name)
+    for order in orders(csr):
+        wanted = row_units(csr, order).tally
+        with kernels():
+            assert_same_tally(wanted, row_units(csr, order).tally)
+
+
+@pytest.mark.parametrize("min_sharing", [1.0, 1.3, 2.5])
+@pytest.mark.parametrize("name", LISTS)
+def test_kernels_count_the_windows_that_share_columns(name, min_sharing):
+    for cols in (4096, 64) if name in ("short", "around a window") else (4096,):
+        csr = matrix(name, cols)
+        for order in orders(csr):
+            bundles = RowBundles.pack(csr, order, min_sharing=min_sharing)
+            wanted = (bundles.bundle_count, bundles.entries.numel(), bundles.distinct)
+            with kernels():
+                rows = row_units(csr, order)
+                found = rows.count_shared(csr.indices, min_sharing)
+            assert found == (wanted if csr.nnz else None)
+            if csr.nnz:
+                assert_same_tally(row_units(csr, order).tally, rows.tally)
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("name", LISTS)
+def test_kernels_list_the_same_items(name, limits):
+    csr = matrix(name)
+    for order in orders(csr):
+        wanted = SegmentSchedule.make(row_units(csr, order), **limits)
+        with kernels():
+            found = SegmentSchedule.make(row_units(csr, order), **limits)
+        assert_same_schedule(wanted, found)
+        assert (found.longest is None) == (not csr.shape[0])
+
+
+@pytest.mark.parametrize("min_sharing", [1.0, 1.02, 1.3, 100.0])
+@pytest.mark.parametrize("name", LISTS)
+def test_kernels_pack_the_same_bundles(name, min_sharing):
+    for cols in (4096, 64) if name in ("short", "around a window") else (4096,):
+        csr = matrix(name, cols)
+        for order in orders(csr):
+            wanted = RowBundles.pack(csr, order, min_sharing=min_sharing)
+            with kernels():
+                found = RowBundles.pack(csr, order, min_sharing=min_sharing)
+            assert_same(wanted, found)
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("min_sharing", [1.0, 1.02, 100.0])
+@pytest.mark.parametrize("name", ["no row", "one hub", "short", "hubs", "shared columns"])
+def test_kernels_list_bundles_and_rows(name, limits, min_sharing):
+    bundles = RowBundles.pack(matrix(name), min_sharing=min_sharing)
+    wanted = SegmentSchedule.make(bundles.units(), **limits)
+    with kernels():
+        found = SegmentSchedule.make(bundles.units(), **limits)
+    assert_same_schedule(wanted, found)
+    wanted = SegmentSchedule.make(bundles.bundle_units(), **limits)
+    with kernels():
+        found = SegmentSchedule.make(bundles.bundle_units(), **limits)
+    assert_same_schedule(wanted, found)
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("name", LISTS)
+def test_kernels_find_the_same_first_columns(name, limits):
+    csr = matrix(name)
+    schedule = SegmentSchedule.make(row_units(csr), **limits)
+    wanted = first_columns(schedule, csr.indices)
+    with kernels():
+        found = first_columns(schedule, csr.indices)
+    assert found.dtype is wanted.dtype and torch.equal(found, wanted)
+
+
+def test_more_threads_than_the_device_holds_take_turns(monkeypatch):
+    monkeypatch.setattr(staged, "processors", lambda device: 1)
+    monkeypatch.setattr("sparsetile.kernels.stages._BLOCKS", 2)
+    csr = matrix("hubs")
+    wanted = SegmentSchedule.make(row_units(csr), **LIMITS[4])
+    bundles = RowBundles.pack(csr, min_sharing=1.02)
+    heads = first_columns(wanted, csr.indices)
+    with kernels():
+        rows = row_units(csr)
+        counted = rows.count_shared(csr.indices, 1.02)
+        assert_same_schedule(wanted, SegmentSchedule.make(rows, **LIMITS[4]))
+        assert torch.equal(heads, first_columns(wanted, csr.indices))
+    assert counted == (bundles.bundle_count, bundles.entries.numel(), bundles.distinct)
+    assert_same_tally(row_units(csr).tally, rows.tally)
+
+
+def test_many_pieces_are_listed_without_kernels(monkeypatch):
+    csr = matrix("hubs")
+    with kernels():
+        monkeypatch.setattr("sparsetile.balance.segments.HOST_PIECES", 3)
+        assert SegmentSchedule.make(row_units(csr), max_length=64).longest is None
+        assert SegmentSchedule.make(row_units(csr), max_length=4096).longest is not None
+
+
+def test_an_offer_can_be_taken_back():
+    with kernels():
+        assert kernels_on(torch.device("cpu"))
+    assert not kernels_on(torch.device("cpu"))
+    rows = row_units(matrix("short"))
+    assert isinstance(rows, RowUnits) and rows.count_shared(torch.zeros(9).int(), 1.0) is None
