@@ -167,7 +167,8 @@ def test_captured_graphs_refuse_what_they_cannot_follow(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 @pytest.mark.parametrize("system", ["csr", "acc", "dense", "rsh", "voltrix", "wcsr", "brp"])
-def test_captured_training_of_a_symmetric_plan(system: str):
+def test_captured_training_of_a_symmetric_plan(system: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     generator = torch.Generator().manual_seed(1)
     upper = ((torch.rand(500, 500, generator=generator) < 0.05).float()).triu()
     A = ((upper + upper.T) * 0.5).cuda()

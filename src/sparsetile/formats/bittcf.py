@@ -28,6 +28,7 @@ no loop over windows and no atomics. On a GPU a few launches do the same (format
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -215,10 +216,11 @@ class BitTCF(Format):
         used = self.tc_local_bit
         for shift in (32, 16, 8):
             used = used | (used >> shift)
-        columns = _popcount(used & 0xFF).reshape(-1, self.stack)
+        columns = _bits_of_bytes(used.device)[used & 0xFF].reshape(-1, self.stack)
         window = torch.repeat_interleave(
-            torch.arange(self.window_count, device=used.device), self.tiles_per_window()
-        )
+            torch.arange(self.window_count, device=used.device), self.tiles_per_window(),
+            output_size=self.tile_count,
+        )  # fmt: skip
         counts = columns.new_zeros((self.window_count, self.stack)).index_add_(0, window, columns)
         return int(((counts + TILE_COLUMNS - 1) >> _SHIFT).sum())
 
@@ -256,6 +258,12 @@ def _popcount(words: Tensor) -> Tensor:
     words = words + (words >> 8)
     words = words + (words >> 16)
     return (words + (words >> 32)) & 0x7F
+
+
+@functools.cache
+def _bits_of_bytes(device: torch.device) -> Tensor:
+    """How many bits each number from 0 to 255 has set."""
+    return torch.tensor([number.bit_count() for number in range(256)], device=device)
 
 
 def _offsets(counts: Tensor) -> Tensor:
