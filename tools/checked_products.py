@@ -38,6 +38,7 @@ from sparsetile.plan.graph_attention import (
 )
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
+from sparsetile.systems.shared.columns import epilogue_gradient, takes_epilogue_gradient
 from sparsetile.systems.shared.gather import gather_rows, gathers
 
 __all__ = ["main", "matrix_names", "type_names"]
@@ -165,6 +166,18 @@ def _gathered(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None:
     if gathers(B, out):
         gather_rows(B, ids, out)
         seen.product("gathered rows", out, matrix.B[matrix.given.indices.long(), :n])
+
+
+def _epilogue_gradient(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None:
+    """The gradient of ReLU and bias, of a C that is G with some rows negated."""
+    G = matrix.G[:, :n]
+    C = G * torch.where(torch.arange(G.shape[0]) % 3 == 0, -1.0, 1.0).unsqueeze(1)
+    here = [each.to(made.device, made.dtype).contiguous() for each in (G, C)]
+    if takes_epilogue_gradient(*here):
+        masked, sums = epilogue_gradient(*here)
+        expected = torch.where(C <= 0, 0.0, G)
+        seen.product("gradient before ReLU", masked, expected)
+        seen.product("gradient of a bias", sums, expected.sum(0))
 
 
 def _pattern(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> None:
@@ -393,6 +406,7 @@ def watch(
                 if system == exact_system(made.device.type).name:
                     _pattern(made, matrix, n, seen, want)
                     _gathered(made, matrix, n, seen)
+                    _epilogue_gradient(made, matrix, n, seen)
                     if made.device.type == "cuda" and dtype in ATTENTION_DTYPES:
                         _attention(made, matrix, n, weighted, seen)
                         if not weighted and made.shape[0] == made.shape[1]:
