@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -40,6 +40,13 @@ def csr(dense: Tensor, pattern: bool = False) -> CSR:
     indptr = torch.searchsorted(rows, torch.arange(dense.shape[0] + 1))
     values = None if pattern else dense[rows, columns]
     return CSR(indptr, columns.to(torch.int32), values, (dense.shape[0], dense.shape[1]))
+
+
+def csr_dense(A: CSR) -> Tensor:
+    values = torch.ones(A.nnz) if A.values is None else A.values
+    dense = torch.zeros(A.shape, dtype=torch.float64)
+    dense[A.row_ids(), A.indices.long()] = values.double()
+    return dense
 
 
 def spmm(
@@ -379,25 +386,111 @@ def test_the_sizes_of_caches_are_told_or_guessed(monkeypatch: pytest.MonkeyPatch
 
 _COMPILE = """
 import llvmlite.binding as llvm
-llvm.get_host_cpu_features = lambda: {}  # no AVX-512, as the processor named generic
+llvm.get_host_cpu_features = lambda: {}  # no AVX, as the processor named generic
 from numba import types
 from sparsetile.kernels.cpu import loops
 i, flag, real = types.int64, types.boolean, types.float32
 tuples = [types.UniTuple(i, size) for size in (3, 4, 2, 2)]
 loops.spmm_sum.compile((i, *tuples, i, real, real, flag, flag, flag))
-for text in loops.spmm_sum.inspect_llvm().values():
-    print("\\n".join(line for line in text.splitlines() if line.startswith("define")))
+loops.spmm_extremum.compile((i, *tuples, i, tuples[-1], flag, real))
+loops.sddmm.compile((i, *tuples, i, i, real))
+for kernel in (loops.spmm_sum, loops.spmm_extremum, loops.sddmm):
+    for text in kernel.inspect_llvm().values():
+        print("\\n".join(x for x in text.splitlines() if x.startswith(("define", "declare"))))
 """
 
 
-def test_no_sum_goes_through_memory_between_the_entries_of_a_row(tmp_path: Path) -> None:
-    # A step that is a call returns the sums through memory: a third of the speed at N = 32.
-    found = subprocess.run(
+@pytest.fixture(scope="module")
+def functions_without_avx(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Every function of the kernels for a machine that has 128-bit vectors and no masks."""
+    folder = str(tmp_path_factory.mktemp("numba"))
+    return subprocess.run(
         [sys.executable, "-c", _COMPILE],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_CPU_NAME": "generic"},
+        env={**os.environ, "NUMBA_CACHE_DIR": folder, "NUMBA_CPU_NAME": "generic"},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert "spmm_sum" in found
-    assert "add_entry" not in found and "_fetch_row" not in found
+
+
+def test_no_sum_goes_through_memory_between_the_entries_of_a_row(
+    functions_without_avx: str,
+) -> None:
+    # A step that is a call returns the sums through memory: a third of the speed at N = 32.
+    assert "spmm_sum" in functions_without_avx
+    assert "add_entry" not in functions_without_avx
+    assert "_fetch_row" not in functions_without_avx
+
+
+def test_a_machine_without_masks_is_given_none(functions_without_avx: str) -> None:
+    # Each lane of a masked vector would have its own branch: at N = 8 the plain loop is faster.
+    assert "sddmm" in functions_without_avx and "spmm_extremum" in functions_without_avx
+    assert "llvm.masked" not in functions_without_avx
+
+
+class Guarded:
+    """A matrix with numbers around it that must be neither written nor added."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.memory = torch.full((matrix.numel() + 128,), 1000, dtype=matrix.dtype)
+        self.matrix = self.memory[64:-64].view(matrix.shape)
+        self.matrix.copy_(matrix)
+
+    def intact(self) -> bool:
+        return bool((self.memory[:64] == 1000).all() and (self.memory[-64:] == 1000).all())
+
+    def address(self) -> tuple[int, int]:
+        return self.matrix.data_ptr(), self.matrix.stride(0)
+
+
+def addresses(A: CSR) -> tuple[int, int, int, int]:
+    values = 0 if A.values is None else A.values.data_ptr()
+    return A.indptr.data_ptr(), A.indices.data_ptr(), values, A.nnz
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("pattern", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+def test_columns_left_over_are_summed_without_masks(
+    dtype: torch.dtype, pattern: bool, mean: bool
+) -> None:
+    A = csr((random_dense(20, 30, 0.3) * 3).round().to(dtype), pattern)
+    exact = csr_dense(A).to(dtype)
+    counts = A.row_lengths().clamp(min=1).to(dtype)[:, None] if mean else 1
+    block, scalar = loops._sum_rest(), cpu_api._SCALAR[dtype]
+    for n in range(1, 64 // dtype.itemsize):
+        B = Guarded(torch.randint(-4, 5, (30, n)).to(dtype))
+        for beta in (0, -2):
+            C = Guarded(torch.randint(-4, 5, (20, n)).to(dtype))
+            expected = 2 * ((exact @ B.matrix) / counts) + beta * C.matrix
+            tensors = (addresses(A), B.address(), C.address())
+            block(0, 20, 0, n, 1, *tensors, scalar(2), scalar(beta), mean)
+            torch.testing.assert_close(C.matrix, expected)
+            assert mean or torch.equal(C.matrix, expected)
+            assert C.intact()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("maximum", [True, False])
+def test_columns_left_over_are_compared_without_masks(dtype: torch.dtype, maximum: bool) -> None:
+    A = csr((random_dense(20, 30, 0.3) * 2).round().to(dtype))
+    block, scalar = loops._extremum_rest(maximum), cpu_api._SCALAR[dtype]
+    for n in range(1, 64 // dtype.itemsize):
+        B = Guarded(torch.randint(-2, 3, (30, n)).to(dtype))
+        C, arg = Guarded(torch.zeros(20, n, dtype=dtype)), Guarded(torch.zeros(20, n).long())
+        tensors = (addresses(A), B.address(), C.address(), arg.address())
+        block(0, 20, 0, n, *tensors, scalar(0))
+        expected, winners = reference_extremum(A, B.matrix, maximum)
+        assert torch.equal(C.matrix, expected) and torch.equal(arg.matrix, winners)
+        assert C.intact() and arg.intact()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_columns_left_over_are_multiplied_without_masks(dtype: torch.dtype) -> None:
+    rest = numba.njit(lambda g, b, j, n, before: loops._dot_rest(g, b, j, n, before))
+    for n in range(1, 64 // dtype.itemsize):
+        g = Guarded(torch.randint(-4, 5, (1, n + 3)).to(dtype))
+        b = Guarded(torch.randint(-4, 5, (1, n + 3)).to(dtype))
+        scalar = cpu_api._SCALAR[dtype]
+        found = rest(g.address()[0], b.address()[0], 3, n + 3, scalar(7))
+        assert found == 7 + float((g.matrix * b.matrix)[0, 3:].sum())

@@ -69,6 +69,16 @@ def test_two_units_hold_128_bytes() -> None:
     assert _lanes(np.float64(0)) == 16
 
 
+@numba.njit
+def _part_lanes(like: float) -> tuple[int, int, int]:
+    return lane_count(like, -2), lane_count(like, -4), lane_count(like, -16)
+
+
+def test_parts_of_a_unit_hold_one_element_at_least() -> None:
+    assert _part_lanes(np.float32(0)) == (8, 4, 1)
+    assert _part_lanes(np.float64(0)) == (4, 2, 1)
+
+
 def test_threads_that_claim_from_one_counter_share_every_number_once() -> None:
     counter = ctypes.c_int64(0)
     seen = np.zeros(200_000, dtype=np.int64)

@@ -52,9 +52,13 @@ __all__ = ["sddmm", "spmm_extremum", "spmm_sum"]
 # one of 32 registers: 8 units and two sums take 16. Elsewhere it takes two (AVX2, of 16) or four
 # (NEON, of 32): 4 units take half of the registers as one sum, whose 8 or 16 parts already hide the
 # latency of a multiply-add, and what is loaded the other half.
-_AVX512 = llvm.get_host_cpu_features().get("avx512f", False)
+_FEATURES = llvm.get_host_cpu_features()
+_AVX512 = _FEATURES.get("avx512f", False)
 _WIDE, _HALF = (8, 4) if _AVX512 else (4, 2)
 _TWO_SUMS = _AVX512
+# Whether an instruction reads the first lanes of a vector alone. Without one (NEON) each lane of a
+# masked vector has its own branch and load, and the columns left over cost more than the others.
+_MASKS = _FEATURES.get("avx", False)
 # Units of columns in one task: a chunk's rows of C stay in cache over the blocks of a panel. A wide
 # one reads more of a row of B at once, a narrow one leaves room for more rows in the caches.
 _PANEL, _NARROW_PANEL = 8, 8 if _AVX512 else 4
@@ -205,10 +209,12 @@ def _sum_block(units: int, masked: bool) -> Any:
     return block
 
 
-def _sum_pair(units: int) -> Any:
+def _sum_pair(units: int, overlap: bool) -> Any:
     """Make the same with one sum, of a block of two vectors of ``units`` each.
 
-    As one vector the compiler would load all of an entry's row before it adds, and spill.
+    As one vector the compiler would load all of an entry's row before it adds, and spill. With
+    ``overlap`` the block is ``count`` wide, at most two vectors and at least one: the second one
+    ends where the block does, and what lies in both is computed twice.
     """
 
     @inner
@@ -228,7 +234,7 @@ def _sum_pair(units: int) -> Any:
         indptr, indices, values, _ = A
         b, ldb = B
         c, ldc = C
-        half = lane_count(alpha, units)
+        half = count - lane_count(alpha, units) if overlap else lane_count(alpha, units)
         start = get(_COUNT, indptr, row)
         for i in range(row, stop):
             end = get(_COUNT, indptr, i + 1)
@@ -252,7 +258,7 @@ def _sum_pair(units: int) -> Any:
             low = multiply(splat(alpha, units), low)
             high = multiply(splat(alpha, units), high)
             place = i * ldc + j
-            if beta != 0:  # 0 must not read C: it may be uninitialised
+            if beta != 0:  # 0 must not read C; both are read before one is written over
                 kept = splat(beta, units)
                 low = fma(kept, load(alpha, c, place, units, False, count), low)
                 high = fma(kept, load(alpha, c, place + half, units, False, count), high)
@@ -263,11 +269,43 @@ def _sum_pair(units: int) -> Any:
     return block
 
 
-_sum_wide = _sum_block(_WIDE, False) if _AVX512 else _sum_pair(_WIDE // 2)
+def _sum_rest() -> Any:
+    """Make the same for less than one unit of columns, without masks."""
+    of_halves, of_quarters = _sum_pair(-2, True), _sum_pair(-4, True)
+    of_eighths, of_sixteenths = _sum_pair(-8, True), _sum_pair(-16, True)
+
+    @inner
+    def block(
+        row: int,
+        stop: int,
+        j: int,
+        count: int,
+        fetched: int,
+        A: Sparse,
+        B: Dense,
+        C: Dense,
+        alpha: Any,
+        beta: Any,
+        mean: bool,
+    ) -> None:
+        unit = lane_count(alpha, 1)
+        if 2 * count > unit:
+            of_halves(row, stop, j, count, fetched, A, B, C, alpha, beta, mean)
+        elif 4 * count > unit:
+            of_quarters(row, stop, j, count, fetched, A, B, C, alpha, beta, mean)
+        elif 8 * count > unit:
+            of_eighths(row, stop, j, count, fetched, A, B, C, alpha, beta, mean)
+        else:
+            of_sixteenths(row, stop, j, count, fetched, A, B, C, alpha, beta, mean)
+
+    return block
+
+
+_sum_wide = _sum_block(_WIDE, False) if _AVX512 else _sum_pair(_WIDE // 2, False)
 _sum_half = _sum_block(_HALF, False)
 _sum_2 = _sum_block(2, False)
 _sum_1 = _sum_block(1, False)
-_sum_tail = _sum_block(1, True)
+_sum_tail = _sum_block(1, True) if _MASKS else _sum_rest()
 
 
 @inner
@@ -383,12 +421,66 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
     return block
 
 
+def _extremum_part(units: int, maximum: bool) -> Any:
+    """Make the same for ``count`` columns, one to two vectors: two blocks that may overlap."""
+    part = _extremum_block(units, False, maximum)
+
+    @inner
+    def block(
+        row: int,
+        stop: int,
+        j: int,
+        count: int,
+        A: Sparse,
+        B: Dense,
+        C: Dense,
+        arg: Dense,
+        like: Any,
+    ) -> None:
+        lanes = lane_count(like, units)
+        part(row, stop, j, count, A, B, C, arg, like)
+        if count > lanes:
+            part(row, stop, j + count - lanes, count, A, B, C, arg, like)
+
+    return block
+
+
+def _extremum_rest(maximum: bool) -> Any:
+    """Make the same for less than one unit of columns, without masks."""
+    of_halves, of_quarters = _extremum_part(-2, maximum), _extremum_part(-4, maximum)
+    of_eighths, of_sixteenths = _extremum_part(-8, maximum), _extremum_part(-16, maximum)
+
+    @inner
+    def block(
+        row: int,
+        stop: int,
+        j: int,
+        count: int,
+        A: Sparse,
+        B: Dense,
+        C: Dense,
+        arg: Dense,
+        like: Any,
+    ) -> None:
+        unit = lane_count(like, 1)
+        if 2 * count > unit:
+            of_halves(row, stop, j, count, A, B, C, arg, like)
+        elif 4 * count > unit:
+            of_quarters(row, stop, j, count, A, B, C, arg, like)
+        elif 8 * count > unit:
+            of_eighths(row, stop, j, count, A, B, C, arg, like)
+        else:
+            of_sixteenths(row, stop, j, count, A, B, C, arg, like)
+
+    return block
+
+
 _max_half = _extremum_block(_HALF, False, True)
 _max_1 = _extremum_block(1, False, True)
-_max_tail = _extremum_block(1, True, True)
+_max_tail = _extremum_block(1, True, True) if _MASKS else _extremum_rest(True)
 _min_half = _extremum_block(_HALF, False, False)
 _min_1 = _extremum_block(1, False, False)
-_min_tail = _extremum_block(1, True, False)
+_min_tail = _extremum_block(1, True, False) if _MASKS else _extremum_rest(False)
 
 
 @_entry_point
@@ -434,6 +526,23 @@ def spmm_extremum(
                 j = end
 
 
+@inlined
+def _dot_rest(g: int, b: int, j: int, n: int, result: Any) -> Any:
+    """Add the products of columns ``j`` to ``n``, less than one unit, without masks."""
+    like = result
+    unit = lane_count(like, 1)
+    if (n - j) * 2 >= unit:
+        result += total(multiply(load(like, g, j, -2, False, 0), load(like, b, j, -2, False, 0)))
+        j += unit // 2
+    if (n - j) * 4 >= unit:
+        result += total(multiply(load(like, g, j, -4, False, 0), load(like, b, j, -4, False, 0)))
+        j += unit // 4
+    while j < n:
+        result += get(like, g, j) * get(like, b, j)
+        j += 1
+    return result
+
+
 @inner
 def _dot(g: int, b: int, n: int, later: int, like: Any) -> Any:
     """Dot product of two rows of ``n`` elements, summed lane by lane, then over the lanes."""
@@ -449,12 +558,15 @@ def _dot(g: int, b: int, n: int, later: int, like: Any) -> Any:
         prefetch(like, later, j, 1)
         one = fma(load(like, g, j, 1, False, 0), load(like, b, j, 1, False, 0), one)
         j += unit
-    if j < n:
+    if _MASKS and j < n:
         left = n - j
         one = fma(load(like, g, j, 1, True, left), load(like, b, j, 1, True, left), one)
+        j = n
+    result = total(one)
     if n >= 4 * unit:
-        return total(four) + total(one)
-    return total(one)
+        fence()  # or the compiler adds up the zeros of fewer columns as well
+        result = total(four) + result
+    return result if _MASKS or j == n else _dot_rest(g, b, j, n, result)
 
 
 @_entry_point

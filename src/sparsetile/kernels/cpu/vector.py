@@ -5,9 +5,10 @@ hold a block of C in registers instead: a vector may be far wider than a machine
 (``<128 x float>``), LLVM splits it over as many as it needs, on any instruction set.
 
 Conventions: an address is an int64, an offset counts elements. ``like`` is any scalar of the
-element type. ``units`` (width in 64-byte units) and ``masked`` must be compile-time constants,
-that is literals, globals or variables of an enclosing function; where ``masked`` is True only the
-first ``count`` lanes touch memory. Nothing checks an address.
+element type. ``units`` (width in 64-byte units; -2 is half of one, -4 a quarter, never less than an
+element) and ``masked`` must be compile-time constants, that is literals, globals or variables of an
+enclosing function; where ``masked`` is True only the first ``count`` lanes touch memory, which
+costs a branch for each on a machine without masks. Nothing checks an address.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def _element(dtype: Any) -> Any:
 
 
 def _of(like: Any, units: Any) -> Vector:
-    return Vector(like, units.literal_value * UNIT_BYTES * 8 // like.bitwidth)
+    width, unit = units.literal_value, UNIT_BYTES * 8 // like.bitwidth
+    return Vector(like, width * unit if width > 0 else max(1, unit // -width))
 
 
 def _positions_of(vector: Vector) -> Vector:
