@@ -246,8 +246,8 @@ class Plan(torch.nn.Module):
             assignment put a new Parameter in its place, call this again, or pass the Parameter
             as ``values=`` to :meth:`run`. Given to :attr:`T`, in the order of the transpose's
             entries, the values are the plan's, too.
-            Where a captured graph computes gradients of a symmetric A, new values must be symmetric,
-            too; read :attr:`T` before the capture otherwise.
+            Where a captured graph computes gradients of a symmetric A, new values must be
+            symmetric, too; read :attr:`T` before the capture otherwise.
 
         Returns
         -------
