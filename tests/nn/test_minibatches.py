@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsetile
-from sparsetile.nn import GCNConv, SAGEConv, aggregate, cache, clear_graph_cache
+from sparsetile.nn import GCNConv, SAGEConv, aggregate, blocks, cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
 from sparsetile.nn.graph import PASSING_CALLS
 from tests.examples import load_example
@@ -39,6 +39,14 @@ def tunes(monkeypatch):
     return made
 
 
+@pytest.fixture(params=["blocks", "plans"])
+def passed(request, monkeypatch):
+    """What a graph that passes by is: plans that were not tuned, where blocks are not taken."""
+    if request.param == "plans":
+        monkeypatch.setattr(blocks, "_DEVICES", ())
+    return [] if request.param == "blocks" else ["none"]
+
+
 def test_a_plan_without_tuning_takes_the_exact_system():
     A = torch.eye(6).to_sparse_csr()
     plan = sparsetile.plan(A, 8, tune="none")
@@ -59,20 +67,20 @@ def test_a_plan_without_tuning_says_what_the_exact_system_cannot():
         sparsetile.plan(torch.eye(6).to_sparse_csr(), 8, tune="none", dtype=torch.float8_e4m3fn)
 
 
-def test_graphs_that_pass_by_are_not_tuned(tunes):
+def test_graphs_that_pass_by_are_not_tuned(tunes, passed):
     layer, x = SAGEConv(WIDTH, 5), torch.randn(NODES, WIDTH, requires_grad=True)
     for seed in range(4):
         layer(x, directed_graph(seed=seed)).sum().backward()
-    assert tunes == ["model", "none", "none", "none"]
+    assert tunes == ["model", *3 * passed]
 
 
-def test_a_graph_that_passes_by_has_one_plan_for_all_widths(tunes):
+def test_a_graph_that_passes_by_has_one_plan_for_all_widths(tunes, passed):
     first, second = SAGEConv(WIDTH, 64), SAGEConv(64, 100)
     for seed in range(2):
         edge_index = directed_graph(seed=seed)
         second(first(torch.randn(NODES, WIDTH), edge_index), edge_index)
         del edge_index
-    assert tunes == ["model", "model", "none"]
+    assert tunes == ["model", "model", *passed]
 
 
 def test_a_graph_that_stays_gets_its_own_plan_after_all(tunes):
@@ -88,6 +96,16 @@ def test_a_graph_that_stays_gets_its_own_plan_after_all(tunes):
     assert tunes[3:] == ["model"]
 
 
+def _parts(graph):
+    """The plans of a graph, or what a block holds."""
+    held = [plan for kept in graph._plans.values() for plan in kept.values()]
+    if isinstance(graph, blocks.Block):
+        held += [graph._by_target, graph._by_target.turned]
+        held += [] if graph._settled is None else [graph._settled, *_parts(graph._settled)]
+    return held
+
+
+@pytest.mark.usefixtures("passed")
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_block_s_memory_goes_with_it_at_once(name):
     """Nothing waits for the garbage collector, which knows nothing of a GPU's memory."""
@@ -100,10 +118,9 @@ def test_a_block_s_memory_goes_with_it_at_once(name):
             x = torch.randn(NODES, WIDTH, requires_grad=True)
             layer(x, edge_index).sum().backward()
             ((_, _, graph),) = cache._graphs.values()
-            plans = [plan for kept in graph._plans.values() for plan in kept.values()]
-            watched = [weakref.ref(graph), *(weakref.ref(plan) for plan in plans)]
+            watched = [weakref.ref(part) for part in [graph, *_parts(graph)]]
             assert len(watched) > 1
-            del edge_index, graph, plans
+            del edge_index, graph
             assert not cache._graphs and not cache._watched
             assert [ref() for ref in watched] == [None] * len(watched)
     finally:
@@ -131,11 +148,11 @@ def test_blocks_of_two_sets_of_nodes_train_as_in_pyg():
     pairs = [same_weights((SAGEConv(a, b), pyg.SAGEConv(a, b))) for a, b in widths]
     for step in range(3):
         seeds = torch.randperm(labels.numel())[:64]
-        nodes, blocks = example.sample_blocks(graph, seeds)
+        nodes, drawn = example.sample_blocks(graph, seeds)
         results = []
         for which in (0, 1):
             h = x[nodes]
-            for pair, block in zip(pairs, blocks, strict=True):
+            for pair, block in zip(pairs, drawn, strict=True):
                 h = pair[which]((h, h[: block.targets]), block.edge_index).tanh()
             results.append(h)
         torch.testing.assert_close(results[0], results[1], **CLOSE)
@@ -144,7 +161,7 @@ def test_blocks_of_two_sets_of_nodes_train_as_in_pyg():
         for mine, theirs in pairs:
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
                 torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4)
-        del nodes, blocks, block
+        del nodes, drawn, block
         assert not cache._graphs, step
 
 
@@ -168,14 +185,14 @@ def test_batches_trimmed_layer_by_layer_as_pyg_s_loaders_ask_for():
     torch.testing.assert_close(results[0], results[1], **CLOSE)
 
 
-def test_one_call_aggregates_a_fresh_block_each_time(tunes):
+def test_one_call_aggregates_a_fresh_block_each_time(tunes, passed):
     x = torch.randn(NODES, WIDTH)
     for seed in range(3):
         edge_index = directed_graph(seed=seed)
         found = aggregate(x, edge_index, reduce="mean")
         torch.testing.assert_close(found, pyg.SimpleConv("mean")(x, edge_index), **CLOSE)
         del edge_index
-    assert tunes == ["model", "none", "none"] and not cache._graphs
+    assert tunes == ["model", *2 * passed] and not cache._graphs
 
 
 def test_the_example_learns_from_sampled_blocks(capsys):

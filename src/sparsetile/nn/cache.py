@@ -4,8 +4,9 @@ A graph is known by the identity and the version counters of the tensors it was 
 (``intake.fingerprint``). It is kept while those tensors live, and at most ``MAX_GRAPHS`` are.
 
 Mini-batches bring a new graph at every step. Where the last graph ended after a few calls, the next
-one gets a plan that chooses and counts nothing (``plan(tune="none")``), one for all widths: its
-edges are sorted, and little more. A graph that stays after all gets its own plans then.
+one is a block where sums and means are all that is asked of it (``nn/blocks.py``), or gets a plan
+that chooses and counts nothing (``plan(tune="none")``), one for all widths: its edges are sorted,
+and little more. A graph that stays after all gets its own plans then.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import Names, from_coordinates
 from sparsetile.intake.identity import counter_tells, edges_fingerprint
+from sparsetile.nn.blocks import Block, make_block
 from sparsetile.nn.graph import PASSING_CALLS, Graph, Loops, lasting, lock
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
@@ -82,6 +84,7 @@ def find_graph(
     *,
     flow: str = "source_to_target",
     loops: Loops = "keep",
+    only_reduces: bool = False,
 ) -> tuple[Graph, Hashable]:
     """Return the prepared graph of an input, made or found again, and the key of its weights.
 
@@ -93,6 +96,9 @@ def find_graph(
         Nodes that x has.
     device : torch.device
         Where x lies. The graph must lie there too.
+    only_reduces : bool
+        Whether the caller asks for :meth:`Graph.aggregate` alone: one that passes by may then be
+        a :class:`sparsetile.nn.blocks.Block`.
     """
     _check_size(layer, given, size)
     if given.pattern.device != device:
@@ -102,11 +108,19 @@ def find_graph(
         )  # fmt: skip
     if given.kind == "plan":
         return Graph(given.pattern._csr, planned=given.pattern), None
-    return _find(layer, given, size, flow, loops)
+    graph, values_key = _find(layer, given, size, flow, loops, only_reduces)
+    if isinstance(graph, Block) and not (only_reduces and given.weight is None):
+        graph = graph.settled
+    return graph, values_key
 
 
 def _find(
-    layer: str, given: Given, size: tuple[int, int], flow: str, loops: Loops
+    layer: str,
+    given: Given,
+    size: tuple[int, int],
+    flow: str,
+    loops: Loops,
+    only_reduces: bool,
 ) -> tuple[Graph, Hashable]:
     if torch.jit.is_tracing() or torch.compiler.is_compiling():  # as in torch.export
         raise value_error(
@@ -122,8 +136,9 @@ def _find(
         if again is not None:
             return again, None
     prints = edges_fingerprint(matrix, given.weight, shape) if edges else fingerprint(matrix)
+    as_block = only_reduces and edges and given.weight is None and loops == "keep"
     if prints is None:
-        made = _make(layer, given, shape, flow, loops)
+        made = _make(layer, given, shape, flow, loops, as_block)
         made.passing = True  # it cannot be found again
         return made, object()
     pattern_key, values_key = prints
@@ -132,7 +147,7 @@ def _find(
     with lock:
         found = _graphs.get(key)
         if found is None:
-            made = _make(layer, given, shape, flow, loops)
+            made = _make(layer, given, shape, flow, loops, as_block and _Regime.passing)
             # The same tensor with another content: what it was before is of no use any more.
             for old, (of, pattern, _) in list(_graphs.items()):
                 if of == owner and pattern != pattern_key:
@@ -195,7 +210,9 @@ def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
         )  # fmt: skip
 
 
-def _make(layer: str, given: Given, shape: tuple[int, int], flow: str, loops: Loops) -> Graph:
+def _make(
+    layer: str, given: Given, shape: tuple[int, int], flow: str, loops: Loops, as_block: bool
+) -> Graph:
     with lasting():
         names = Names(layer, rows="edge_index[1]", columns="edge_index[0]")
         base = None
@@ -210,6 +227,8 @@ def _make(layer: str, given: Given, shape: tuple[int, int], flow: str, loops: Lo
             if flow == "target_to_source":
                 source, target = target, source
                 names = Names(layer, rows="edge_index[0]", columns="edge_index[1]")
+            if as_block and (block := make_block(source, target, shape)) is not None:
+                return block
         kept = loop_edge = None
         if loops == "replace":
             kept, loop_edge = _split_loops(layer, source, target, min(shape))

@@ -99,7 +99,9 @@ class GINConv(nn.Module):
         sources, targets, sizes = pair_of("GINConv", x, size, self.flow)
         features("GINConv", "x", sources, sources.shape[-1])
         given = read_input("GINConv", edge_index, None, self.flow).without_weight()
-        graph, values_key = find_graph("GINConv", given, sizes, sources.device, flow=self.flow)
+        graph, values_key = find_graph(
+            "GINConv", given, sizes, sources.device, flow=self.flow, only_reduces=True
+        )
         out = graph.aggregate(sources, graph.own_weights(given, values_key))
         if targets is not None:
             out = out + (1 + self.eps) * targets

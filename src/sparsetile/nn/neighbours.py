@@ -70,7 +70,9 @@ def aggregate(
     sources, _, sizes = pair_of("aggregate", x, size, flow)
     features("aggregate", "x", sources, sources.shape[-1] if sources.dim() else 0)
     given = read_input("aggregate", edge_index, edge_weight, flow)
-    graph, values_key = find_graph("aggregate", given, sizes, sources.device, flow=flow)
+    graph, values_key = find_graph(
+        "aggregate", given, sizes, sources.device, flow=flow, only_reduces=True
+    )
     reduce, weights = reduction("aggregate", graph, given, values_key, reduce)
     return graph.aggregate(sources, weights, reduce=reduce)
 

@@ -121,7 +121,9 @@ class SAGEConv(nn.Module):
         if self.project:
             sources = self.lin(sources).relu()
         given = read_input("SAGEConv", edge_index, None, self.flow).without_weight()
-        graph, values_key = find_graph("SAGEConv", given, sizes, sources.device, flow=self.flow)
+        graph, values_key = find_graph(
+            "SAGEConv", given, sizes, sources.device, flow=self.flow, only_reduces=True
+        )
         reduce, weights = reduction("SAGEConv", graph, given, values_key, self.aggr)
         # Sums and means commute with the linear map: they run on its narrower side.
         if reduce in ("sum", "mean") and self.out_channels <= self._widths[0]:

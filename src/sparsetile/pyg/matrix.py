@@ -58,7 +58,9 @@ class Edges:
         reduce = _REDUCES[reduce]
         given = read_input("propagate", edge_index, weight, flow)
         try:
-            graph, key = find_graph("propagate", given, size, x.device, flow=flow)
+            graph, key = find_graph(
+                "propagate", given, size, x.device, flow=flow, only_reduces=True
+            )
         except ValueError:
             return None
         if weight is not None and graph.multiplicity is not None and reduce in ("max", "min"):
@@ -108,7 +110,7 @@ def _matrix_product(src: Any, other: Tensor, reduce: str) -> Tensor | None:
     if given.kind == "edges":
         given = Given("edges", given.pattern)
     size = (shape[1], shape[0])
-    graph, key = find_graph("spmm", given, size, other.device, flow=flow)
+    graph, key = find_graph("spmm", given, size, other.device, flow=flow, only_reduces=True)
     over_entries, weights = reduction("spmm", graph, given, key, reduce)
     return graph.aggregate(other, weights, reduce=over_entries)
 

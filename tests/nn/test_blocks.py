@@ -1,0 +1,193 @@
+"""Blocks of mini-batches are multiplied as they come, with the results of canonical graphs."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsetile.nn import GINConv, SAGEConv, aggregate, blocks, clear_graph_cache
+from sparsetile.nn.blocks import Block, make_block
+from sparsetile.nn.cache import _Regime, find_graph
+from sparsetile.nn.graph import PASSING_CALLS
+from sparsetile.nn.inputs import Given
+
+SOURCES, TARGETS, N = 40, 12, 6
+
+
+@pytest.fixture(autouse=True)
+def regime():
+    """Graphs pass by, as they do after the first block of a loader."""
+    clear_graph_cache()
+    _Regime.passing = True
+    yield
+    clear_graph_cache()
+
+
+def edges(by_target: bool = True, seed: int = 0) -> Tensor:
+    """Edges with parallel ones among them; the last target has none."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(SOURCES, (70,), generator=generator)
+    target = torch.randint(TARGETS - 1, (70,), generator=generator)
+    found = torch.stack([source, target])
+    found = torch.cat([found, found[:, :9]], 1)
+    return found[:, found[1].argsort(stable=True)] if by_target else found
+
+
+def dense(edge_index: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    A = torch.zeros(TARGETS, SOURCES, dtype=dtype)
+    ones = torch.ones(edge_index.shape[1], dtype=dtype)
+    return A.index_put_((edge_index[1], edge_index[0]), ones, accumulate=True)
+
+
+def expected(x: Tensor, edge_index: Tensor, reduce: str) -> Tensor:
+    A = dense(edge_index)
+    out = A @ x.double()
+    return out / A.sum(1, keepdim=True).clamp(min=1) if reduce == "mean" else out
+
+
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x.new_zeros(TARGETS, x.shape[1])
+
+
+@pytest.mark.parametrize("by_target", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sums_and_means_with_gradients(by_target: bool, reduce: str, dtype: torch.dtype):
+    edge_index = edges(by_target)
+    x = torch.randn(SOURCES, N).to(dtype).requires_grad_()
+    grad = torch.randn(TARGETS, N).to(dtype)
+    out = aggregate(pair(x), edge_index, reduce=reduce)
+    (d_x,) = torch.autograd.grad(out, x, grad)
+    wide = x.detach().double().requires_grad_()
+    want = expected(wide, edge_index, reduce)
+    (want_d,) = torch.autograd.grad(want, wide, grad.double())
+    close = (
+        {"rtol": 2e-2, "atol": 4e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    )
+    torch.testing.assert_close(out.double(), want, **close)
+    torch.testing.assert_close(d_x.double(), want_d, **close)
+
+
+def block_of(edge_index: Tensor) -> Block:
+    given = Given("edges", edge_index)
+    found, _ = find_graph("t", given, (SOURCES, TARGETS), edge_index.device, only_reduces=True)
+    assert isinstance(found, Block)
+    return found
+
+
+def test_nothing_is_sorted_or_planned(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Block, "settled", property(lambda self: pytest.fail("sorted")))
+    edge_index = edges()
+    monkeypatch.setattr(torch, "sort", lambda *a, **k: pytest.fail("sorted"))
+    aggregate(pair(torch.randn(SOURCES, N)), edge_index, reduce="mean")
+
+
+def test_gradients_of_gradients():
+    edge_index = edges()
+    x = torch.randn(SOURCES, N, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(N, dtype=torch.float64, requires_grad=True)
+    block = block_of(edge_index)
+    for mean, relu in itertools.product((False, True), repeat=2):
+
+        def product(x: Tensor, bias: Tensor, reduce="mean" if mean else "sum", relu=relu) -> Tensor:
+            return block.aggregate(x, reduce=reduce, bias=bias, relu=relu)
+
+        assert torch.autograd.gradcheck(product, (x, bias))
+        assert torch.autograd.gradgradcheck(product, (x, bias))
+
+
+@pytest.mark.parametrize("by_target", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_what_a_block_does_not_take_is_what_the_graph_gives(
+    by_target: bool, reduce: str, monkeypatch: pytest.MonkeyPatch
+):
+    edge_index = edges(by_target)
+    x = torch.randn(SOURCES, N)
+    weight = torch.rand(edge_index.shape[1])
+
+    def results() -> list[Tensor]:
+        given = edge_index.clone()
+        batch = torch.stack([x, 2 * x])
+        found = [aggregate(pair(x), given, reduce=reduce)]
+        found.append(aggregate((batch, batch[:, :TARGETS]), given, reduce=reduce))
+        if reduce in ("sum", "mean"):
+            found.append(aggregate(pair(x), given, weight, reduce=reduce))
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(aggregate(pair(x), given, reduce=reduce))
+        found.append(torch.func.vmap(lambda y: aggregate(pair(y), given, reduce=reduce))(batch))
+        return found
+
+    mine = results()
+    monkeypatch.setattr(blocks, "_DEVICES", ())
+    clear_graph_cache()
+    _Regime.passing = True
+    for found, want in zip(mine, results(), strict=True):
+        tight = 2e-2 if found.dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found, want, rtol=tight, atol=tight)
+
+
+def test_a_block_that_stays_becomes_a_graph():
+    edge_index, x = edges(), torch.randn(SOURCES, N)
+    want = expected(x, edge_index, "mean").float()
+    for _ in range(PASSING_CALLS + 3):
+        torch.testing.assert_close(aggregate(pair(x), edge_index, reduce="mean"), want)
+    block = block_of(edge_index)
+    assert block._settled is not None and not block._settled.passing
+
+
+def test_blocks_are_forgotten_with_their_edges():
+    edge_index = edges()
+    aggregate(pair(torch.randn(SOURCES, N)), edge_index)
+    graphs = len(blocks_alive())
+    del edge_index
+    gc.collect()
+    assert len(blocks_alive()) == graphs - 1
+    assert _Regime.passing
+
+
+def blocks_alive() -> list[Block]:
+    from sparsetile.nn.cache import _graphs
+
+    return [found for _, _, found in _graphs.values() if isinstance(found, Block)]
+
+
+def test_edges_that_name_no_node_are_named():
+    x = torch.randn(SOURCES, N)
+    for row, value in ((0, SOURCES), (1, TARGETS), (0, -1)):
+        wrong = edges()
+        wrong[row, 3] = value
+        with pytest.raises(ValueError, match=rf"edge_index\[{row}\]"):
+            aggregate(pair(x), wrong)
+
+
+def test_no_edges_and_other_devices_have_no_block(monkeypatch: pytest.MonkeyPatch):
+    none = torch.empty(2, 0, dtype=torch.int64)
+    assert make_block(none[0], none[1], (TARGETS, SOURCES)) is None
+    out = aggregate(pair(torch.randn(SOURCES, N)), none)
+    assert out.shape == (TARGETS, N) and not out.any()
+    monkeypatch.setattr(blocks, "_DEVICES", ("cuda",))
+    assert make_block(*edges(), (TARGETS, SOURCES)) is None
+
+
+@pytest.mark.parametrize("kind", [SAGEConv, GINConv])
+def test_layers_of_blocks_are_those_of_graphs(kind: type, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(2)
+    layer = SAGEConv(N, 5) if kind is SAGEConv else GINConv(torch.nn.Linear(N, 5))
+    x, edge_index = torch.randn(SOURCES, N), edges(False)
+    features = (x, x[:TARGETS])
+
+    def step() -> list[Tensor]:
+        layer.zero_grad()
+        out = layer(features, edge_index.clone())
+        out.square().sum().backward()
+        return [out, *(parameter.grad.clone() for parameter in layer.parameters())]
+
+    mine = step()
+    monkeypatch.setattr(blocks, "_DEVICES", ())
+    clear_graph_cache()
+    for found, want in zip(mine, step(), strict=True):
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
