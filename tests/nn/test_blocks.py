@@ -191,3 +191,48 @@ def test_layers_of_blocks_are_those_of_graphs(kind: type, monkeypatch: pytest.Mo
     clear_graph_cache()
     for found, want in zip(mine, step(), strict=True):
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("by_target", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_blocks_on_a_gpu(by_target: bool, reduce: str, dtype: torch.dtype):
+    for n in (1, 7, 64, 130):
+        edge_index = edges(by_target)
+        x = torch.randn(SOURCES, n, device="cuda").to(dtype).requires_grad_()
+        grad = torch.randn(TARGETS, n, device="cuda").to(dtype)
+        given = edge_index.cuda()
+        out = aggregate(pair(x), given, reduce=reduce)
+        assert isinstance(next(reversed(blocks_alive())), Block)
+        (d_x,) = torch.autograd.grad(out, x, grad)
+        wide = x.detach().cpu().double().requires_grad_()
+        want = expected(wide, edge_index, reduce)
+        (want_d,) = torch.autograd.grad(want, wide, grad.cpu().double())
+        tight = 4e-2 if dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(out.cpu().double(), want, rtol=tight, atol=tight)
+        torch.testing.assert_close(d_x.cpu().double(), want_d, rtol=tight, atol=tight)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_large_blocks_on_a_gpu_have_the_same_bits_in_every_run():
+    generator = torch.Generator().manual_seed(7)
+    source = (torch.rand(90_000, generator=generator) ** 3 * 30_000).long()  # hubs among them
+    target = torch.randint(8_000, (90_000,), generator=generator).sort().values
+    given = torch.stack([source, target]).cuda()
+    x = torch.randn(30_000, 128, device="cuda", requires_grad=True)
+    grad = torch.randn(8_000, 128, device="cuda")
+    runs = []
+    for _ in range(3):
+        out = aggregate((x, x[:8_000]), given.clone(), reduce="mean")
+        runs.append((out, *torch.autograd.grad(out, x, grad)))
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+    A = torch.sparse_coo_tensor(
+        given.flip(0), torch.ones(90_000, device="cuda").double(), (8_000, 30_000)
+    )
+    count = torch.bincount(given[1], minlength=8_000).clamp(min=1).unsqueeze(1)
+    want = torch.sparse.mm(A, x.detach().double()) / count
+    torch.testing.assert_close(runs[0][0].double(), want, rtol=1e-4, atol=1e-4)

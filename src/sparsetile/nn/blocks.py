@@ -26,8 +26,8 @@ from sparsetile.systems.registry import exact_system
 
 __all__ = ["Block", "make_block"]
 
-# Where blocks are multiplied like this. Not measured on a GPU yet.
-_DEVICES = ("cpu",)
+# Where blocks are multiplied like this.
+_DEVICES = ("cpu", "cuda")
 
 
 class _Rows:
@@ -48,7 +48,7 @@ class _Rows:
         """Return A·x, or the mean of each row's entries, with bias and ReLU."""
         if self._built is None:
             request = Request(self._csr, x.shape[1], x.dtype, Permutation("identity", None))
-            self._built = exact_system(x.device.type).build(request)
+            self._built = exact_system(x.device.type).build_plain(request)
         work = runner(self._built.recipe)
         out = work.new_output(x, x.dtype)
         work.spmm(self._built.tensors, None, None, x.contiguous(), out, epilogue)
