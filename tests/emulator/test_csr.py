@@ -190,28 +190,3 @@ def test_sampled_products_of_a_plan_with_shared_rows():
     G, B = (torch.randint(-3, 4, (size, 32)).float() for size in csr.shape)
     found = runner(built.recipe).sddmm(built.tensors, G, B)
     assert torch.equal(found, (G[csr.row_ids()] * B[csr.indices.long()]).sum(1))
-
-
-@pytest.mark.parametrize("dtype", [F32, F16])
-@pytest.mark.parametrize("n", [7, 32, 130])
-@pytest.mark.parametrize("mean", [False, True])
-def test_rows_as_they_come(dtype: torch.dtype, n: int, mean: bool):
-    """Columns in any order and several times, rows uncut, also long ones."""
-    generator = torch.Generator().manual_seed(n)
-    for lengths in ([3, 0, 15, 1, 40], [70, 0, 200, 3]):
-        indptr = torch.tensor([0, *np.cumsum(lengths)])
-        columns = torch.randint(30, (int(indptr[-1]),), generator=generator).int()
-        csr = st.CSR(indptr, columns, None, (len(lengths), 30))
-        request = Request(csr, n, dtype, Permutation("identity", None), ceilings=H200)
-        built = SYSTEMS["csr"].build_plain(request)
-        B = torch.randint(-4, 5, (30, n), generator=generator).to(dtype)
-        out = torch.full((len(lengths), n), torch.nan, dtype=dtype)
-        bias = torch.arange(n, dtype=torch.float32)
-        epilogue = Epilogue(mean=mean, bias=bias, relu=True)
-        runner(built.recipe).spmm(built.tensors, None, None, B, out, epilogue)
-        A = torch.zeros(len(lengths), 30, dtype=torch.float64)
-        A.index_put_((csr.row_ids(), columns.long()), torch.ones(1, dtype=A.dtype), accumulate=True)
-        want = A @ B.double()
-        if mean:
-            want /= torch.tensor(lengths).clamp(min=1).unsqueeze(1)
-        torch.testing.assert_close(out.double(), (want + bias).relu(), rtol=1e-3, atol=1e-3)

@@ -9,7 +9,7 @@ edges by target, in the order given, and sort them by source where a gradient as
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from sparsetile.plan.dispatch import plain_call
 from sparsetile.reorder import Permutation
 from sparsetile.systems import BuiltSystem, Request, runner
 from sparsetile.systems.base import Epilogue
+from sparsetile.systems.csr.blocks import BlockRows
 from sparsetile.systems.registry import exact_system
 
 __all__ = ["Block", "make_block"]
@@ -30,16 +31,18 @@ __all__ = ["Block", "make_block"]
 _DEVICES = ("cpu", "cuda")
 
 
-class _Rows:
-    """A[target, source] by rows: columns in any order, one several times where edges are parallel.
+class _HostRows:
+    """A[target, source] by rows on the CPU, as :class:`BlockRows` is on a GPU.
 
-    Built and turned at first use.
+    Columns in any order, one several times where edges are parallel. Built and turned at first use.
     """
 
-    def __init__(self, csr: CSR, origin: _Rows | None = None) -> None:
-        self._csr = csr
+    def __init__(
+        self, csr: CSR, origin: _HostRows | None = None, order: Tensor | None = None
+    ) -> None:
+        self.csr, self.order = csr, order
         self._built: BuiltSystem | None = None
-        self._turned: _Rows | None = None
+        self._turned: _HostRows | None = None
         # Not held: a block's memory goes with it at once, and not when cycles are looked for.
         self._origin = None if origin is None else weakref.ref(origin)
         self._scale: Tensor | None = None
@@ -47,32 +50,51 @@ class _Rows:
     def multiply(self, x: Tensor, epilogue: Epilogue) -> Tensor:
         """Return A·x, or the mean of each row's entries, with bias and ReLU."""
         if self._built is None:
-            request = Request(self._csr, x.shape[1], x.dtype, Permutation("identity", None))
-            self._built = exact_system(x.device.type).build_plain(request)
+            request = Request(self.csr, x.shape[1], x.dtype, Permutation("identity", None))
+            self._built = exact_system(x.device.type).build(request)
         work = runner(self._built.recipe)
         out = work.new_output(x, x.dtype)
         work.spmm(self._built.tensors, None, None, x.contiguous(), out, epilogue)
         return out
 
     @property
-    def turned(self) -> _Rows:
+    def turned(self) -> _HostRows:
         """The transpose."""
         origin = None if self._origin is None else self._origin()
         if origin is not None:
             return origin
         if self._turned is None:
             with lasting():
-                self._turned = _Rows(self._csr.transposed(), self)
+                self._turned = _HostRows(self.csr.transposed(), self)
         return self._turned
 
     @property
     def scale(self) -> Tensor:
-        """1 / entries of each row, [targets, 1], in float64: a third is rounded once."""
+        """1 / entries of each row, [rows, 1], in float64: a third is rounded once."""
         if self._scale is None:
             with lasting():
-                lengths = self._csr.row_lengths().clamp(min=1)
+                lengths = self.csr.row_lengths().clamp(min=1)
                 self._scale = lengths.double().reciprocal().unsqueeze(-1)
         return self._scale
+
+
+def _host_rows(source: Tensor, target: Tensor, shape: tuple[int, int]) -> _HostRows | None:
+    """What ``BlockRows.of_edges`` does, on the CPU."""
+    low, high = torch.aminmax(torch.stack([source, target]), dim=1)
+    ascending = (target[1:] >= target[:-1]).all()
+    facts = torch.stack([low.amin(), high[0], high[1], ascending.long()]).tolist()
+    least, last_source, last_target, by_target = facts
+    if least < 0 or last_source >= shape[1] or last_target >= shape[0]:
+        return None
+    order = None
+    if not by_target:
+        target, order = torch.sort(target, stable=True)
+        source = source[order]
+    indptr = torch.searchsorted(target.contiguous(), torch.arange(shape[0] + 1))
+    return _HostRows(CSR(indptr, source.to(torch.int32), None, shape), order=order)
+
+
+_Rows: TypeAlias = "_HostRows | BlockRows"
 
 
 class _Product(torch.autograd.Function):
@@ -101,7 +123,10 @@ class _Product(torch.autograd.Function):
         d_x = None
         if for_x:
             if ctx.mean:
-                grad = (grad * ctx.rows.scale).to(grad.dtype)
+                scale = ctx.rows.scale
+                if grad.dtype.itemsize < 8:
+                    scale = scale.float()
+                grad = (grad * scale).to(grad.dtype)
             d_x = _Product.apply(grad, None, ctx.rows.turned, False, False)
         return d_x, d_bias, None, None, None
 
@@ -114,16 +139,13 @@ class Block(Graph):
 
     Parameters
     ----------
-    rows : CSR [targets, sources]
+    rows : rows of a device
         Edges by target.
-    order : Tensor of int64 [E] or None
-        Number of each entry's edge as it was given; None where they were given by target.
     """
 
-    def __init__(self, rows: CSR, order: Tensor | None) -> None:
-        super().__init__(rows, passing=True)
-        self._by_target = _Rows(rows)
-        self._given_as = order
+    def __init__(self, rows: _Rows) -> None:
+        super().__init__(rows.csr, passing=True)
+        self._by_target = rows
         self._settled: Graph | None = None
 
     @property
@@ -132,8 +154,8 @@ class Block(Graph):
         if self._settled is None:
             with lasting():
                 target, source = self.csr.row_ids(), self.csr.indices.long()
-                if self._given_as is not None:
-                    back = torch.argsort(self._given_as)
+                if self._by_target.order is not None:
+                    back = torch.argsort(self._by_target.order)
                     target, source = target[back], source[back]
                 names = Names("forward", rows="targets", columns="sources")
                 self._settled = Graph(from_coordinates(names, target, source, None, self.shape))
@@ -183,17 +205,7 @@ def make_block(source: Tensor, target: Tensor, shape: tuple[int, int]) -> Block 
     """
     if source.device.type not in _DEVICES or not source.numel():
         return None
+    by_target = BlockRows.of_edges if source.is_cuda else _host_rows
     with lasting():
-        low, high = torch.aminmax(torch.stack([source, target]), dim=1)
-        ascending = (target[1:] >= target[:-1]).all()
-        facts = torch.stack([low.amin(), high[0], high[1], ascending.long()]).tolist()
-        least, last_source, last_target, by_target = facts
-        if least < 0 or last_source >= shape[1] or last_target >= shape[0]:
-            return None
-        order = None
-        if not by_target:
-            target, order = torch.sort(target, stable=True)
-            source = source[order]
-        bounds = torch.arange(shape[0] + 1, device=target.device)
-        indptr = torch.searchsorted(target.contiguous(), bounds)
-        return Block(CSR(indptr, source.to(torch.int32), None, shape), order)
+        rows = by_target(source, target, shape)
+    return None if rows is None else Block(rows)

@@ -419,13 +419,6 @@ class System(ABC):
     def build(self, request: Request) -> BuiltSystem:
         """Do all the work that does not depend on B."""
 
-    def build_plain(self, request: Request) -> BuiltSystem:
-        """Build a matrix that is multiplied a few times, of an exact system.
-
-        Columns of a row may be in any order, and one may be there several times.
-        """
-        return self.build(request)
-
     @abstractmethod
     def make_runner(self, meta: Mapping[str, Any]) -> Runner:
         """Return the runner for a recipe of this system."""

@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from sparsetile.balance import SegmentSchedule
-from sparsetile.balance.segments import WIDE_LENGTH
-from sparsetile.balance.tree import no_tree
 from sparsetile.core.device import processors
 from sparsetile.formats import RowBundles, Rows
 from sparsetile.formats.bundles import MAX_COLUMNS
 from sparsetile.formats.units import row_units
-from sparsetile.kernels.csr import BUNDLE_DTYPES, ELEMENTS, RowShape
+from sparsetile.kernels.csr import BUNDLE_DTYPES, ELEMENTS
 from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, Tensors
 from sparsetile.systems.csr.cost import predict_csr
 from sparsetile.systems.csr.rows import (
@@ -137,27 +135,6 @@ class CSRSystem(System):
             elements=0 if bundles is None else bundles.element_count,
             shape=dataclasses.asdict(shape),
         )
-
-    def build_plain(self, request: Request) -> BuiltSystem:
-        """Rows in their order, uncut, with a group of lanes each, or a warp where they are long:
-        nothing is counted, and the host waits for nothing."""
-        csr, timer = request.csr, BuildTimer(request)
-        count = csr.shape[0]
-        row = torch.arange(count, device=csr.device)
-        none = torch.full((1,), -1, device=csr.device).expand(count)
-        items = torch.stack([row, csr.indptr[:-1], csr.indptr[1:], none], 1).to(torch.int32)
-        mean = csr.nnz / max(count, 1)
-        wide = mean > WIDE_LENGTH
-        sections = (0, 0, count, 0, 0) if wide else (0, 0, 0, 0, count)
-        schedule = SegmentSchedule(items, *no_tree(csr.device), sections)
-        shape = RowShape(rows=0 if wide else count, mean=mean, long_share=float(wide))
-        timer("schedule")
-        choices = {"format": "rows as given", "schedule": f"{count} rows in their order"}
-        tensors = {**Rows.pack(csr).tensors(), **schedule.tensors()}
-        return self.built(
-            request, tensors, choices, timer.seconds, plain=schedule_sizes(schedule), mixed=None,
-            elements=0, shape=dataclasses.asdict(shape),
-        )  # fmt: skip
 
     def _bundles(self, request: Request, shared: tuple[int, int, int] | None) -> RowBundles | None:
         """Return the bundles of rows where they pay; ``shared`` counts them where it is known."""
