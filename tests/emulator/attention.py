@@ -17,6 +17,7 @@ from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.base import Request
 from sparsetile.systems.csr import gat, gat_launches, gat_layer
+from sparsetile.systems.shared import columns
 from tests.emulator.products import load_on_host
 
 __all__ = ["attention_on_host", "direction", "flat_plan", "pattern"]
@@ -25,14 +26,15 @@ __all__ = ["attention_on_host", "direction", "flat_plan", "pattern"]
 def attention_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Kernels of graph attention are loaded for the host, whichever module launches them."""
     load_on_host(monkeypatch, gat_launches, folder, launching=(gat, gat_layer))
+    monkeypatch.setattr(columns, "scratch", gat_launches.scratch)
 
 
 def pattern(lengths: list[int], cols: int, seed: int = 0) -> st.CSR:
     """Rows of the given lengths, columns drawn."""
     generator = np.random.default_rng(seed)
-    columns = [np.sort(generator.choice(cols, each, replace=False)) for each in lengths]
+    drawn = [np.sort(generator.choice(cols, each, replace=False)) for each in lengths]
     indptr = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
-    indices = torch.from_numpy(np.concatenate([*columns, np.empty(0)])).to(torch.int32)
+    indices = torch.from_numpy(np.concatenate([*drawn, np.empty(0)])).to(torch.int32)
     return st.CSR(indptr, indices, None, (len(lengths), cols))
 
 

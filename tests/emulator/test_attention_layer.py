@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sparsetile as st
 from sparsetile.check.reference import attended
+from sparsetile.kernels import columns
 from sparsetile.kernels import gat as sizes
 from sparsetile.plan.flat import flatten, parsed
 from sparsetile.plan.graph_attention import attention_layer
@@ -164,8 +165,8 @@ def test_gradients_of_one_input_alone(wanted):
 
 @pytest.mark.parametrize("nodes, sets", [(400, 1), (400, 8), (70, 1)])
 def test_sums_of_thread_blocks_are_added_in_their_order(monkeypatch, nodes, sets):
-    monkeypatch.setattr(sizes, "_VECTORS_SETS", sets)
-    assert sizes.vectors_grid(nodes, 64, 4).chunks > 2
+    monkeypatch.setattr(columns, "_SETS", sets)
+    assert columns.column_grid(nodes, 64, 4).chunks > 2
     lengths = [3] * nodes
     results = []
     for _ in range(2):
