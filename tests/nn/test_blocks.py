@@ -80,7 +80,7 @@ def block_of(edge_index: Tensor) -> Block:
 
 
 def test_nothing_is_sorted_or_planned(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Block, "settled", property(lambda self: pytest.fail("sorted")))
+    monkeypatch.setattr(Block, "canonical", property(lambda self: pytest.fail("sorted")))
     edge_index = edges()
     monkeypatch.setattr(torch, "sort", lambda *a, **k: pytest.fail("sorted"))
     aggregate(pair(torch.randn(SOURCES, N)), edge_index, reduce="mean")
@@ -136,7 +136,11 @@ def test_a_block_that_stays_becomes_a_graph():
     for _ in range(PASSING_CALLS + 3):
         torch.testing.assert_close(aggregate(pair(x), edge_index, reduce="mean"), want)
     block = block_of(edge_index)
-    assert block._settled is not None and not block._settled.passing
+    assert block._canonical is not None and not block._canonical.passing
+    ((kept,),) = (plans.values() for plans in block._canonical._plans.values())
+    aggregate(pair(x), edge_index, reduce="mean")
+    ((again,),) = (plans.values() for plans in block._canonical._plans.values())
+    assert again is kept, "planned once"
 
 
 def test_blocks_are_forgotten_with_their_edges():

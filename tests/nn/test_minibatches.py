@@ -100,8 +100,8 @@ def _parts(graph):
     """The plans of a graph, or what a block holds."""
     held = [plan for kept in graph._plans.values() for plan in kept.values()]
     if isinstance(graph, blocks.Block):
-        held += [graph._by_target, graph._by_target.turned]
-        held += [] if graph._settled is None else [graph._settled, *_parts(graph._settled)]
+        held += [graph._by_target, graph._by_target.transposed]
+        held += [] if graph._canonical is None else [graph._canonical, *_parts(graph._canonical)]
     return held
 
 

@@ -17,7 +17,7 @@ from sparsetile.intake.arrays import float_values
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.ordering import sort_entries
 
-__all__ = ["Names", "from_compressed", "from_coordinates"]
+__all__ = ["Names", "from_compressed", "from_coordinates", "row_pointers"]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def from_coordinates(
         values = float_values(names.function, names.values, values)
     if strictly:
         values = None if values is None else values.contiguous()
-        return CSR(_indptr_of(rows, shape[0]), columns.to(torch.int32), values, shape)
+        return CSR(row_pointers(rows, shape[0]), columns.to(torch.int32), values, shape)
     return _sorted(rows, columns, values, shape)
 
 
@@ -159,7 +159,7 @@ def _sorted(rows: Tensor, columns: Tensor, values: Tensor | None, shape: tuple[i
     entry_map = torch.empty_like(order).scatter_(0, order, torch.cumsum(first, 0) - 1)
     keys = keys[first]
     csr = CSR(
-        _indptr_of(keys // shape[1], shape[0]),
+        row_pointers(keys // shape[1], shape[0]),
         (keys % shape[1]).to(torch.int32),
         None,
         shape,
@@ -176,7 +176,8 @@ def _empty(device: torch.device, values: Tensor | None, shape: tuple[int, int]) 
     return CSR(indptr, torch.empty(0, dtype=torch.int32, device=device), values, shape)
 
 
-def _indptr_of(sorted_rows: Tensor, count: int) -> Tensor:
+def row_pointers(sorted_rows: Tensor, count: int) -> Tensor:
+    """Return where each of ``count`` rows begins among sorted ones, and the end: [count + 1]."""
     # A binary search per row needs no synchronisation on a GPU, where bincount needs one.
     edges = torch.arange(count + 1, device=sorted_rows.device)
     return torch.searchsorted(sorted_rows.contiguous(), edges)

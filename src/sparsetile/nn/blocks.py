@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.intake import CSR
-from sparsetile.intake.canonical import Names, from_coordinates
+from sparsetile.intake.canonical import Names, from_coordinates, row_pointers
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.nn.graph import PASSING_CALLS, Graph, Weights, lasting
 from sparsetile.plan.dispatch import plain_call
+from sparsetile.plan.operator_gradients import mean_gradient, relu_gradient
 from sparsetile.reorder import Permutation
 from sparsetile.systems import BuiltSystem, Request, runner
 from sparsetile.systems.base import Epilogue
@@ -33,16 +34,15 @@ _DEVICES = ("cpu",)
 class _Rows:
     """A[target, source] by rows: columns in any order, one several times where edges are parallel.
 
-    Built and turned at first use.
+    Built at the first product.
     """
 
     def __init__(self, csr: CSR, origin: _Rows | None = None) -> None:
         self._csr = csr
         self._built: BuiltSystem | None = None
-        self._turned: _Rows | None = None
+        self._transposed: _Rows | None = None
         # Not held: a block's memory goes with it at once, and not when cycles are looked for.
         self._origin = None if origin is None else weakref.ref(origin)
-        self._scale: Tensor | None = None
 
     def multiply(self, x: Tensor, epilogue: Epilogue) -> Tensor:
         """Return A·x, or the mean of each row's entries, with bias and ReLU."""
@@ -55,24 +55,19 @@ class _Rows:
         return out
 
     @property
-    def turned(self) -> _Rows:
-        """The transpose."""
+    def indptr(self) -> Tensor:
+        return self._csr.indptr
+
+    @property
+    def transposed(self) -> _Rows:
+        """The transpose, made at first use."""
         origin = None if self._origin is None else self._origin()
         if origin is not None:
             return origin
-        if self._turned is None:
+        if self._transposed is None:
             with lasting():
-                self._turned = _Rows(self._csr.transposed(), self)
-        return self._turned
-
-    @property
-    def scale(self) -> Tensor:
-        """1 / entries of each row, [targets, 1], in float64: a third is rounded once."""
-        if self._scale is None:
-            with lasting():
-                lengths = self._csr.row_lengths().clamp(min=1)
-                self._scale = lengths.double().reciprocal().unsqueeze(-1)
-        return self._scale
+                self._transposed = _Rows(self._csr.transposed(), self)
+        return self._transposed
 
 
 class _Product(torch.autograd.Function):
@@ -94,22 +89,22 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         if ctx.relu:
             (out,) = ctx.saved_tensors
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+            grad = relu_gradient(out, grad)
         for_x, for_bias, *_ = ctx.needs_input_grad
         wide = torch.float32 if grad.dtype.itemsize == 2 else None
         d_bias = grad.sum(0, dtype=wide) if for_bias else None
         d_x = None
         if for_x:
             if ctx.mean:
-                grad = (grad * ctx.rows.scale).to(grad.dtype)
-            d_x = _Product.apply(grad, None, ctx.rows.turned, False, False)
+                grad = mean_gradient(ctx.rows.indptr, grad)
+            d_x = _Product.apply(grad, None, ctx.rows.transposed, False, False)
         return d_x, d_bias, None, None, None
 
 
 class Block(Graph):
     """A graph that passes by; see the module's text.
 
-    Only for sums, means, maxima and minima over its edges: :attr:`settled` is the graph for all
+    Only for sums, means, maxima and minima over its edges: :attr:`canonical` is the graph for all
     else.
 
     Parameters
@@ -124,21 +119,22 @@ class Block(Graph):
         super().__init__(rows, passing=True)
         self._by_target = _Rows(rows)
         self._given_as = order
-        self._settled: Graph | None = None
+        self._canonical: Graph | None = None
 
     @property
-    def settled(self) -> Graph:
+    def canonical(self) -> Graph:
         """The same graph in canonical form, made when it is first asked for."""
-        if self._settled is None:
+        if self._canonical is None:
             with lasting():
                 target, source = self.csr.row_ids(), self.csr.indices.long()
                 if self._given_as is not None:
                     back = torch.argsort(self._given_as)
                     target, source = target[back], source[back]
                 names = Names("forward", rows="targets", columns="sources")
-                self._settled = Graph(from_coordinates(names, target, source, None, self.shape))
-        self._settled.calls, self._settled.passing = self.calls, True
-        return self._settled
+                csr = from_coordinates(names, target, source, None, self.shape)
+                self._canonical = Graph(csr, passing=True)
+        self._canonical.calls = self.calls  # it gets plans of its own after as many
+        return self._canonical
 
     def aggregate(
         self,
@@ -152,13 +148,13 @@ class Block(Graph):
         if weights is None and reduce in ("sum", "mean") and self._takes(x):
             mean = reduce == "mean"
             return _Product.apply(x, bias, self._by_target, mean, relu)  # type: ignore[no-any-return]
-        settled = self.settled
-        if weights is None and settled.multiplicity is not None:
+        canonical = self.canonical
+        if weights is None and canonical.multiplicity is not None:
             if reduce == "sum":
-                weights = Weights("multiplicity", settled.multiplicity)
+                weights = Weights("multiplicity", canonical.multiplicity)
             elif reduce == "mean":
-                reduce, weights = "sum", settled.mean_weights()
-        return settled.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
+                reduce, weights = "sum", canonical.mean_weights()
+        return canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
     def _takes(self, x: Tensor) -> bool:
         return (
@@ -194,6 +190,5 @@ def make_block(source: Tensor, target: Tensor, shape: tuple[int, int]) -> Block 
         if not by_target:
             target, order = torch.sort(target, stable=True)
             source = source[order]
-        bounds = torch.arange(shape[0] + 1, device=target.device)
-        indptr = torch.searchsorted(target.contiguous(), bounds)
-        return Block(CSR(indptr, source.to(torch.int32), None, shape), order)
+        csr = CSR(row_pointers(target, shape[0]), source.to(torch.int32), None, shape)
+        return Block(csr, order)

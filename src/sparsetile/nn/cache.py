@@ -110,7 +110,7 @@ def find_graph(
         return Graph(given.pattern._csr, planned=given.pattern), None
     graph, values_key = _find(layer, given, size, flow, loops, only_reduces)
     if isinstance(graph, Block) and not (only_reduces and given.weight is None):
-        graph = graph.settled
+        graph = graph.canonical
     return graph, values_key
 
 

@@ -8,7 +8,10 @@ Each element of C is the sum of its row's entries in a fixed order, by fused mul
 after the other, or with AVX-512 those at even places, those at odd places, and the two sums. C
 is the same bit for bit from run to run, for any number of threads and any split of the columns.
 
-Nothing here checks anything: `cpu_api` does.
+Longer than a file should be: the three kernels share their units and blocks of columns, and each
+kind of block is written out, because numba takes its width for a constant of the function.
+
+Nothing here checks anything: ``api.py`` does.
 """
 
 from __future__ import annotations
