@@ -170,11 +170,11 @@ def test_edges_that_name_no_node_are_named():
 
 def test_no_edges_and_other_devices_have_no_block(monkeypatch: pytest.MonkeyPatch):
     none = torch.empty(2, 0, dtype=torch.int64)
-    assert make_block(none[0], none[1], (TARGETS, SOURCES)) is None
+    assert make_block("t", none, True, (TARGETS, SOURCES)) is None
     out = aggregate(pair(torch.randn(SOURCES, N)), none)
     assert out.shape == (TARGETS, N) and not out.any()
     monkeypatch.setattr(blocks, "_DEVICES", ("cuda",))
-    assert make_block(*edges(), (TARGETS, SOURCES)) is None
+    assert make_block("t", edges(), True, (TARGETS, SOURCES)) is None
 
 
 @pytest.mark.parametrize("kind", [SAGEConv, GINConv])
@@ -195,3 +195,106 @@ def test_layers_of_blocks_are_those_of_graphs(kind: type, monkeypatch: pytest.Mo
     clear_graph_cache()
     for found, want in zip(mine, step(), strict=True):
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("by_target", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_blocks_on_a_gpu(by_target: bool, reduce: str, dtype: torch.dtype):
+    for n in (1, 7, 64, 130):
+        edge_index = edges(by_target)
+        x = torch.randn(SOURCES, n, device="cuda").to(dtype).requires_grad_()
+        grad = torch.randn(TARGETS, n, device="cuda").to(dtype)
+        given = edge_index.cuda()
+        out = aggregate(pair(x), given, reduce=reduce)
+        assert isinstance(next(reversed(blocks_alive())), Block)
+        (d_x,) = torch.autograd.grad(out, x, grad)
+        wide = x.detach().cpu().double().requires_grad_()
+        want = expected(wide, edge_index, reduce)
+        (want_d,) = torch.autograd.grad(want, wide, grad.cpu().double())
+        tight = 4e-2 if dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(out.cpu().double(), want, rtol=tight, atol=tight)
+        torch.testing.assert_close(d_x.cpu().double(), want_d, rtol=tight, atol=tight)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_large_blocks_on_a_gpu_have_the_same_bits_in_every_run():
+    generator = torch.Generator().manual_seed(7)
+    source = (torch.rand(90_000, generator=generator) ** 3 * 30_000).long()  # hubs among them
+    target = torch.randint(8_000, (90_000,), generator=generator).sort().values
+    given = torch.stack([source, target]).cuda()
+    x = torch.randn(30_000, 128, device="cuda", requires_grad=True)
+    grad = torch.randn(8_000, 128, device="cuda")
+    runs = []
+    for _ in range(3):
+        out = aggregate((x, x[:8_000]), given.clone(), reduce="mean")
+        runs.append((out, *torch.autograd.grad(out, x, grad)))
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+    A = torch.sparse_coo_tensor(
+        given.flip(0), torch.ones(90_000, device="cuda").double(), (8_000, 30_000)
+    )
+    count = torch.bincount(given[1], minlength=8_000).clamp(min=1).unsqueeze(1)
+    want = torch.sparse.mm(A, x.detach().double()) / count
+    torch.testing.assert_close(runs[0][0].double(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_a_hub_on_a_gpu_is_cut_into_pieces():
+    source = torch.randint(50, (40_000,))
+    target = torch.cat([torch.full((30_000,), 7), torch.randint(60, (10_000,))])
+    x = torch.randn(50, 33, device="cuda", requires_grad=True)
+    grad = torch.randn(60, 33, device="cuda")
+    for given in (torch.stack([source, target]), torch.stack([source, target.sort().values])):
+        out = aggregate((x, grad), given.cuda(), reduce="sum")
+        (d_x,) = torch.autograd.grad(out, x, grad)
+        A = torch.zeros(60, 50, dtype=torch.float64)
+        A.index_put_((given[1], given[0]), A.new_ones(1), accumulate=True)
+        want, want_d = A @ x.detach().cpu().double(), A.T @ grad.cpu().double()
+        torch.testing.assert_close(out.cpu().double(), want, rtol=1e-4, atol=2e-2)
+        torch.testing.assert_close(d_x.cpu().double(), want_d, rtol=1e-4, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+@pytest.mark.parametrize(("row", "number"), [(0, SOURCES), (0, -1), (1, TARGETS), (1, 2**40)])
+def test_an_edge_on_a_gpu_that_names_no_node_is_refused(reduce: str, row: int, number: int):
+    given = edges()
+    given[row, 17] = number
+    given, x = given.cuda(), torch.randn(SOURCES, N, device="cuda")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"aggregate: edge_index\[{row}\] must"):
+            aggregate(pair(x), given, reduce=reduce)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_other_demands_on_a_block_of_a_gpu():
+    """Of one tensor, before and after its first product."""
+    x = torch.randn(SOURCES, N, device="cuda")
+    for by_target in (True, False):
+        edge_index = edges(by_target)
+        given = edge_index.cuda()
+        dense_rows = dense(edge_index)
+        for reduce in ("max", "sum", "max"):
+            out = aggregate(pair(x), given, reduce=reduce).cpu().double()
+            if reduce == "sum":
+                want = dense_rows @ x.cpu().double()
+            else:
+                want = torch.zeros(TARGETS, N, dtype=torch.float64)
+                for t in range(TARGETS - 1):
+                    want[t] = x.cpu().double()[dense_rows[t] > 0].amax(0)
+            torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+        with torch.inference_mode():
+            aggregate(pair(x), given.clone(), reduce="mean")
+        with torch.autocast("cuda", torch.bfloat16):
+            half = aggregate(pair(x), given.clone(), reduce="sum")
+        assert half.dtype is torch.bfloat16
+        torch.testing.assert_close(
+            half.cpu().double(), dense_rows @ x.cpu().double(), rtol=4e-2, atol=4e-2
+        )

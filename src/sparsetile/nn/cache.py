@@ -11,9 +11,11 @@ and little more. A graph that stays after all gets its own plans then.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +36,8 @@ MAX_GRAPHS = 32
 
 # Key -> (id of the tensor it was given as, key of its content, graph).
 _graphs: OrderedDict[Hashable, tuple[int, Hashable, Graph]] = OrderedDict()
-_watched: set[int] = set()
+# id of a tensor -> what tells of its end.
+_watched: dict[int, weakref.ref[Any]] = {}
 # id of edges without weights -> what was asked for -> (what they looked like, key of their graph).
 _recent: dict[int, dict[Hashable, tuple[Hashable, Hashable]]] = {}
 
@@ -66,10 +69,10 @@ def _end(key: Hashable) -> None:
         _Regime.passing = found[2].calls <= PASSING_CALLS
 
 
-def _forget(owner: int) -> None:
+def _forget(owner: int, _: object = None) -> None:
     """Forget the graphs of a tensor that has ended."""
     with lock:
-        _watched.discard(owner)
+        _watched.pop(owner, None)
         _recent.pop(owner, None)
         for key, (of, _, _) in list(_graphs.items()):
             if of == owner:
@@ -155,8 +158,7 @@ def _find(
             made.passing = _Regime.passing
             found = _graphs[key] = (owner, pattern_key, made)
             if owner not in _watched:
-                _watched.add(owner)
-                weakref.finalize(matrix, _forget, owner).atexit = False
+                _watched[owner] = weakref.ref(matrix, functools.partial(_forget, owner))
             while len(_graphs) > MAX_GRAPHS:
                 _graphs.popitem(last=False)
         _graphs.move_to_end(key)
@@ -213,6 +215,10 @@ def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
 def _make(
     layer: str, given: Given, shape: tuple[int, int], flow: str, loops: Loops, as_block: bool
 ) -> Graph:
+    if as_block:
+        block = make_block(layer, given.pattern, flow == "source_to_target", shape)
+        if block is not None:
+            return block
     with lasting():
         names = Names(layer, rows="edge_index[1]", columns="edge_index[0]")
         base = None
@@ -227,8 +233,6 @@ def _make(
             if flow == "target_to_source":
                 source, target = target, source
                 names = Names(layer, rows="edge_index[0]", columns="edge_index[1]")
-            if as_block and (block := make_block(source, target, shape)) is not None:
-                return block
         kept = loop_edge = None
         if loops == "replace":
             kept, loop_edge = _split_loops(layer, source, target, min(shape))
