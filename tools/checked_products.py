@@ -197,7 +197,7 @@ def _pattern(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> 
 
 def _block(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> None:
     """The pattern as edges of a graph that passes by, sorted by row and as columns come."""
-    csr, edges = matrix.given, matrix.given.nnz
+    csr, edges = matrix.given.with_values(None), matrix.given.nnz
     if not edges:
         return
     B = matrix.B[:, :n].to(made.device, made.dtype)

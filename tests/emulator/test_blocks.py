@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import sparsetile as st
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels import blocks as kernel_blocks
 from sparsetile.systems.csr import blocks
 from sparsetile.systems.csr.blocks import BlockRows
+from tests.contracts.cases import MATRICES, csr_of
 from tests.emulator.build import HostKernel, host_compiler
+from tools import checked_products
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -162,3 +165,13 @@ def test_a_transpose_outlives_what_it_came_from():
     torch.testing.assert_close(mirror.multiply(g, "columns"), want.float())
     x = torch.randint(-3, 4, (30, 8)).float()
     assert torch.equal(mirror.transposed.multiply(x).double(), A @ x.double())
+
+
+@pytest.mark.parametrize("name", ["one by one", "one row", "one column", "odd sizes", "no entries"])
+def test_what_the_checkers_watch_is_right(name: str):
+    matrix = checked_products._Matrix(csr_of(MATRICES[name]()))
+    want, seen = matrix.expected(False), checked_products._Watched()
+    for dtype in (torch.float32, torch.bfloat16):
+        made = st.plan(matrix.given.with_values(None), 7, dtype=dtype, system="cpu")
+        checked_products._block(made, matrix, 7, seen, want)
+    assert seen.products == (16 if matrix.given.nnz else 0)
