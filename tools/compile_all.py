@@ -1,11 +1,15 @@
 """The compile record: every configuration of every kernel, with registers and spills.
 
-    python -m tools.compile_all [--jobs N] [--out DIR] [--kernel NAME ...]
+    python -m tools.compile_all [--jobs N] [--out DIR] [--kernel NAME ...] [--again]
 
-Compiling everything takes about 16 minutes of one core, too long for CI. This writes
+Compiling everything takes about 90 minutes of one core, too long for CI. This writes
 ``results/compile/<nvrtc>.json`` with a digest of the device tree and of the configurations, and
 what the assembler said of each. CI checks that digest, refuses spills that ``allowed_spills`` does
 not list, and compiles a sample again. No GPU is needed.
+
+The record has a digest of each kernel too: of its file and those it includes, its generated header
+and its configurations. A kernel whose digest has not changed is not compiled again, unless asked
+for with ``--again``.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,8 +47,10 @@ __all__ = [
     "compile_digest",
     "compile_job",
     "jobs",
+    "kernel_digest",
     "main",
     "record_path",
+    "unchanged",
     "unlisted_spills",
 ]
 
@@ -51,6 +58,7 @@ SCHEMA = 1
 FOLDER = ROOT / "results" / "compile"
 # What is kept of each cubin, in this order.
 FIELDS = ("registers", "spill_store_bytes", "spill_load_bytes", "static_shared_bytes")
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _AGAIN = "run `make compile-all` and commit the result"
 
 
@@ -90,6 +98,42 @@ def compile_digest() -> str:
     return digest.hexdigest()
 
 
+def _included(path: Path, seen: dict[Path, str]) -> dict[Path, str]:
+    """Return the text of a device file and of all that it includes, by path."""
+    if path not in seen:
+        seen[path] = path.read_text()
+        for name in _INCLUDE.findall(seen[path]):
+            _included(path.parent / name, seen)
+    return seen
+
+
+def kernel_digest(spec: KernelSpec) -> str:
+    """Return SHA-256 over all that the cubins of one kernel are made of."""
+    sources = sorted(
+        (spec.source(config) for config in spec.configs()), key=lambda each: each.label
+    )
+    digest = hashlib.sha256()
+    for path, text in sorted(_included(sources[0].path, {}).items()):
+        digest.update(f"{path.name} {strip_cuda(text)}\n".encode())
+    digest.update(strip_cuda(sources[0].text()).encode())
+    archs = " ".join(arch for arch in ARCHITECTURES if spec.runs_on(arch))
+    for source in sources:
+        digest.update(f"{source.label} {archs}\n".encode())
+    return digest.hexdigest()
+
+
+def unchanged(record: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
+    """Return the configurations of a record whose kernels are today's."""
+    whole = record.get("digest") == compile_digest()
+    held = record.get("kernels", {})
+    same = {n for n, spec in KERNELS.items() if whole or held.get(n) == kernel_digest(spec)}
+    return {
+        label: archs
+        for label, archs in record.get("configurations", {}).items()
+        if label.partition("[")[0] in same
+    }
+
+
 def compile_job(job: Job) -> list[int]:
     """Compile one job past the cache and return the numbers that ``FIELDS`` names."""
     resources = compile_source(job.source, job.arch, use_cache=False).resources
@@ -101,8 +145,18 @@ def record_path(folder: Path = FOLDER) -> Path:
     return folder / ("{}.{}.json".format(*nvrtc_version()))
 
 
-def collect(work: Sequence[Job], threads: int, step: Callable[[], None]) -> dict[str, Any]:
+def collect(
+    work: Sequence[Job],
+    threads: int,
+    step: Callable[[], None],
+    known: Mapping[str, dict[str, list[int]]] | None = None,
+) -> dict[str, Any]:
     """Compile jobs on several threads and return the record.
+
+    Parameters
+    ----------
+    known : mapping, optional
+        Configurations that need no compiling: what :func:`unchanged` returned.
 
     Raises
     ------
@@ -110,7 +164,8 @@ def collect(work: Sequence[Job], threads: int, step: Callable[[], None]) -> dict
         The compiler refused some; the text has the first log.
     """
     digest, begun = compile_digest(), time.perf_counter()
-    found: dict[str, dict[str, list[int]]] = {}
+    found: dict[str, dict[str, list[int]]] = dict(known or {})
+    work = [job for job in work if job.source.label not in found]
     refused: list[str] = []
 
     def one(job: Job) -> list[int] | str:
@@ -144,7 +199,9 @@ def collect(work: Sequence[Job], threads: int, step: Callable[[], None]) -> dict
         "digest": digest,
         "threads": threads,
         "seconds": round(time.perf_counter() - begun, 1),
+        "compiled": len(work),
         "fields": list(FIELDS),
+        "kernels": {name: kernel_digest(KERNELS[name]) for name in sorted(KERNELS)},
         "configurations": {
             label: {arch: found[label][arch] for arch in sorted(found[label])}
             for label in sorted(found)
@@ -209,6 +266,19 @@ def check_compiled(path: str | os.PathLike[str]) -> list[str]:
     return problems or [f"{path}: {text}" for text in unlisted_spills(record)]
 
 
+def _known(path: Path) -> dict[str, dict[str, list[int]]]:
+    """Return what the record there knows of today's kernels; nothing without one."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(record, dict) or (record.get("schema"), record.get("fields")) != (
+        SCHEMA, list(FIELDS),
+    ):  # fmt: skip
+        return {}
+    return unchanged(record)
+
+
 def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # the cores this process may use, not those there are
         return len(os.sched_getaffinity(0))
@@ -223,6 +293,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=0, help="threads; one per core when 0")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the record")
     parser.add_argument("--kernel", action="append", help="only this kernel; writes nothing")
+    parser.add_argument("--again", action="store_true", help="compile what has not changed, too")
     asked = parser.parse_args(list(arguments))
     try:
         for name in asked.kernel or ():
@@ -231,9 +302,10 @@ def main(arguments: Sequence[str]) -> int:
             raise value_error(
                 "compile_all", "--jobs", "0 or a number of threads", asked.jobs, "Omit it"
             )
-        work = jobs(asked.kernel)
+        known = {} if asked.again or asked.kernel else _known(record_path(asked.out))
+        work = [job for job in jobs(asked.kernel) if job.source.label not in known]
         with progress_bar("compiling", len(work)) as step:
-            record = collect(work, asked.jobs or _cores(), step)
+            record = collect(work, asked.jobs or _cores(), step, known)
     except ValueError as error:
         note(f"compile_all: error: {error}")
         return 2

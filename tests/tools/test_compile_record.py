@@ -21,8 +21,10 @@ from tools.compile_all import (
     compile_digest,
     compile_job,
     jobs,
+    kernel_digest,
     main,
     record_path,
+    unchanged,
     unlisted_spills,
 )
 
@@ -131,6 +133,45 @@ def test_each_missing_unknown_spilling_or_empty_configuration_is_reported(proble
     assert problems(record)[0].endswith(f"nothing[] for {arch} is unknown")
 
 
+def test_kernels_that_did_not_change_are_not_compiled_again():
+    today = a_record()
+    labels = today["configurations"]
+    assert unchanged(today) == labels, "a record of today knows all"
+    digests = {name: kernel_digest(spec) for name, spec in KERNELS.items()}
+    assert len(set(digests.values())) == len(KERNELS)
+    older = {**today, "digest": "0", "kernels": {**digests, "spmm_csr": "0"}}
+    rest = {label for label in labels if not label.startswith("spmm_csr[")}
+    assert set(unchanged(older)) == rest and len(rest) < len(labels)
+    assert unchanged({**today, "digest": "0"}) == {}
+
+
+def test_a_kernel_s_digest_is_of_what_it_includes(monkeypatch, tmp_path: Path):
+    spec = KERNELS["gather_rows"]
+    before = kernel_digest(spec)
+    (path,) = {job.source.path for job in jobs([spec.name])}
+    read = Path.read_text
+
+    def changed(name: str, by: str) -> str:
+        def text(self: Path, *args: Any, **kwargs: Any) -> str:
+            found = read(self, *args, **kwargs)
+            return found + by if self == path.with_name(name) else found
+
+        monkeypatch.setattr(Path, "read_text", text)
+        return kernel_digest(spec)
+
+    assert changed("ptx.cuh", "// nothing\n") == before
+    assert changed("ptx.cuh", "int more;\n") != before
+    assert changed("element.cuh", "int more;\n") == before, "not included"
+
+
+def test_the_record_of_a_run_keeps_what_is_known(monkeypatch):
+    (job, *_) = jobs(["gather_rows"])
+    known = {"other[]": {"sm_90a": [1, 2, 3, 4]}, job.source.label: {job.arch: [5, 6, 7, 8]}}
+    monkeypatch.setattr(module, "compile_job", lambda job: pytest.fail("compiled"))
+    record = collect([job], 1, lambda: None, known)
+    assert record["configurations"] == known and record["compiled"] == 0
+
+
 def test_spills_that_are_listed_are_allowed_up_to_their_number(monkeypatch):
     spec = KERNELS["tf32_operand"]
     label = spec.source(next(spec.configs())).label
@@ -153,7 +194,8 @@ def test_a_kernel_s_jobs_are_compiled_in_parallel_and_recorded(tmp_path: Path):
     }
     assert all(numbers[0] > 0 for archs in held.values() for numbers in archs.values())
     text = as_text(record)
-    assert json.loads(text) == record and len(text.splitlines()) < 20 + len(held)
+    assert json.loads(text) == record
+    assert len(text.splitlines()) < 20 + len(KERNELS) + len(held)
 
 
 def test_a_refused_configuration_is_an_error_and_nothing_is_written(monkeypatch, tmp_path, capsys):
@@ -175,7 +217,8 @@ def test_the_command_writes_the_record_of_this_nvrtc_and_reports_spills(
     assert main(["--out", str(tmp_path), "--jobs", "1"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == [record_path().name]
     monkeypatch.setattr(module, "compile_job", lambda job: [32, 4, 4, 0])
-    assert main(["--out", str(tmp_path)]) == 1
+    assert main(["--out", str(tmp_path)]) == 0, "nothing changed, nothing is compiled"
+    assert main(["--out", str(tmp_path), "--again"]) == 1
     assert "spills 4 bytes on sm_90a, 0 are allowed" in capsys.readouterr().err
 
 
