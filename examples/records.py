@@ -81,7 +81,7 @@ STEPS = (
          ("run", "PubMed", "bcsstk32", "CoauthorPhysics", "-n", "128", "--weighted", "--json"), 15),
     Step("host-time", "host_time.jsonl", ("examples/host_time.py",), 10),
     _bench("scaling.jsonl", 25, "scaling --weights random --systems csr,acc"),
-    _bench("brp.jsonl", 45, f"brp --weights random --systems csr,acc,pyg {_ORDERS}"),
+    _bench("brp.jsonl", 30, "brp --weights random --systems auto,brp --reorder identity"),
     _bench("rsh.jsonl", 60, f"rsh --weights random {_BOTH}"),
     _bench("voltrix.jsonl", 85, f"voltrix {_BOTH}"),
     _bench("asyncsparse.jsonl", 150, "asyncsparse --weights random"),

@@ -146,7 +146,7 @@ def test_kernels_that_did_not_change_are_not_compiled_again():
 
 
 def test_a_kernel_s_digest_is_of_what_it_includes(monkeypatch, tmp_path: Path):
-    spec = KERNELS["transpose_block"]
+    spec = KERNELS["gather_rows"]
     before = kernel_digest(spec)
     (path,) = {job.source.path for job in jobs([spec.name])}
     read = Path.read_text
@@ -165,8 +165,8 @@ def test_a_kernel_s_digest_is_of_what_it_includes(monkeypatch, tmp_path: Path):
 
 
 def test_the_record_of_a_run_keeps_what_is_known(monkeypatch):
-    (job, *_) = jobs(["transpose_block"])
-    known = {"gather_rows[]": {"sm_90a": [1, 2, 3, 4]}, job.source.label: {job.arch: [5, 6, 7, 8]}}
+    (job, *_) = jobs(["gather_rows"])
+    known = {"other[]": {"sm_90a": [1, 2, 3, 4]}, job.source.label: {job.arch: [5, 6, 7, 8]}}
     monkeypatch.setattr(module, "compile_job", lambda job: pytest.fail("compiled"))
     record = collect([job], 1, lambda: None, known)
     assert record["configurations"] == known and record["compiled"] == 0
