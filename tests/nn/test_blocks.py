@@ -130,6 +130,18 @@ def test_what_a_block_does_not_take_is_what_the_graph_gives(
         torch.testing.assert_close(found, want, rtol=tight, atol=tight)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_negative_views_keep_their_signs(reduce: str):
+    edge_index, x = edges(), torch.randn(SOURCES, N)
+    given = torch._neg_view(x).requires_grad_()
+    out = aggregate(pair(given), edge_index, reduce=reduce)
+    torch.testing.assert_close(out.double(), expected(-x, edge_index, reduce), rtol=1e-5, atol=1e-5)
+    grad = torch.randn(TARGETS, N)
+    (mine,) = torch.autograd.grad(out, given, torch._neg_view(grad), retain_graph=True)
+    (want,) = torch.autograd.grad(out, given, -grad)
+    torch.testing.assert_close(mine, want)
+
+
 def test_a_block_that_stays_becomes_a_graph():
     edge_index, x = edges(), torch.randn(SOURCES, N)
     want = expected(x, edge_index, "mean").float()

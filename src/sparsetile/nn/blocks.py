@@ -118,7 +118,7 @@ class _Product(torch.autograd.Function):
         rows, scaled, relu = ctx.call = call
         if bias is not None:
             bias = bias.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
-        out = rows.multiply(x, scaled, bias, relu)
+        out = rows.multiply(x.resolve_neg(), scaled, bias, relu)
         if out is None:
             raise _Outside
         if relu:
@@ -139,7 +139,7 @@ class _Product(torch.autograd.Function):
             if torch.is_grad_enabled():  # a gradient of the gradient may be wanted
                 d_x = _Product.apply(grad, None, mirrored)
             else:
-                d_x = mirrored[0].multiply(grad, mirrored[1])
+                d_x = mirrored[0].multiply(grad.resolve_neg(), mirrored[1])
         return d_x, d_bias, None
 
 
