@@ -19,6 +19,7 @@ from sparsetile.bench.analysis import (
     wrong_baselines,
 )
 from sparsetile.bench.environment import host_facts
+from sparsetile.bench.hindsight import against_hindsight
 from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import DTYPES, OPS, Record
 from sparsetile.bench.report.published import ladder_steps, published_rows
@@ -85,6 +86,7 @@ def _suite(name: str, records: Sequence[Record], groups: Sequence[Group]) -> lis
         ]
     lines += _tables(groups)
     lines += _relatives(members)
+    lines += _hindsight(members)
     lines += _planning(members)
     if suite is not None:
         lines += _ladders(suite, members)
@@ -184,6 +186,29 @@ def _relatives(records: Sequence[Record]) -> list[str]:
         lines.append(
             f"| {title} | {row.n} | {row.label} | {row.geomean:.2f} | {row.least:.2f} | {most} | "
             f"{row.count} |"
+        )
+    return lines
+
+
+def _hindsight(records: Sequence[Record]) -> list[str]:
+    rows = against_hindsight(records)
+    if not rows:
+        return []
+    lines = [
+        "",
+        "### The choice of `auto` against hindsight",
+        "",
+        "Time of `auto` over that of the fastest system or baseline of the same file, product by "
+        "product; 1.00 is what hindsight would choose.",
+        "",
+        "| product | N | geomean | most | fastest there | over 20 % | products | systems |",
+        "| --- | ---: | ---: | --- | --- | ---: | ---: | --- |",
+    ]
+    for row in rows:
+        title = _title(row.op, row.reduce, row.dtype, row.device_name)
+        lines.append(
+            f"| {title} | {row.n} | {row.geomean:.3f} | {row.most:.2f} {row.most_matrix} | "
+            f"{row.fastest} | {row.much} | {row.count} | {', '.join(row.systems)} |"
         )
     return lines
 

@@ -18,6 +18,7 @@ from sparsetile.bench.analysis import (
     yardstick,
 )
 from sparsetile.bench.environment import host_facts
+from sparsetile.bench.hindsight import against_hindsight
 from sparsetile.bench.matrices import generated_folder
 from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import Damage, Record
@@ -148,6 +149,7 @@ def _suites(records: Sequence[Record], colours: charts.Colours) -> list[dict[str
                 "sentence": _sentence(headline),
                 "products": _products(members, groups, name, colours),
                 "published": published_rows(suite, members) if suite else [],
+                "hindsight": against_hindsight(members),
                 "planning": planning_split(members),
                 "ladders": ladder_steps(suite, members) if suite else [],
                 "ratios": ratio_tables(suite, members) if suite else [],
