@@ -73,7 +73,7 @@ def assert_products(rows: BlockRows, A: Tensor, widths: tuple[int, ...] = (1, 7,
             assert torch.equal(mirror.multiply(g).double(), A.T @ g.double())
             turned = mirror.multiply(g, "columns")
             torch.testing.assert_close(turned, (A.T @ (g / lengths)).to(dtype), **close)
-    assert torch.equal(rows._row_lengths().long(), A.sum(1).long())
+    assert torch.equal(rows.row_lengths().long(), A.sum(1).long())
 
 
 @pytest.mark.parametrize("by_row", [True, False])
@@ -83,6 +83,9 @@ def test_products_of_both_directions(by_row: bool, count: int, shape: tuple[int,
     rows = BlockRows.of_edges(edge_index, True, shape)
     assert rows.read()
     assert (rows.given_as is None) == bool((edge_index[1].diff() >= 0).all())
+    assert rows.has_loops == bool((edge_index[0] == edge_index[1]).any())
+    lengths = torch.bincount(edge_index[1], minlength=shape[0])
+    assert rows._lengths is not None and torch.equal(rows._lengths.long(), lengths)
     assert_products(rows, dense(edge_index, shape))
     flipped = edge_index.flip(0)
     other = BlockRows.of_edges(flipped, False, shape)
@@ -100,6 +103,14 @@ def test_long_rows_are_shared_by_a_thread_block(monkeypatch: pytest.MonkeyPatch,
         edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
     rows = BlockRows.of_edges(edge_index, True, shape)
     assert_products(rows, dense(edge_index, shape), (5, 40))
+
+
+def test_edges_from_a_node_to_itself_are_noticed():
+    edge_index = torch.tensor([[1, 2, 0, 3], [0, 1, 2, 2]])
+    for last, found in ((2, True), (3, False)):
+        edge_index[0, 3] = last
+        rows = BlockRows.of_edges(edge_index, True, (3, 4))
+        assert rows.read() and rows.has_loops == found
 
 
 @pytest.mark.parametrize(("row", "number"), [(0, 30), (0, -1), (1, 12), (1, -7), (0, 2**40)])

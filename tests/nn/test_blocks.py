@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.nn import GINConv, SAGEConv, aggregate, blocks, clear_graph_cache
+from sparsetile.nn import GCNConv, GINConv, SAGEConv, aggregate, blocks, clear_graph_cache
 from sparsetile.nn.blocks import Block, make_block
 from sparsetile.nn.cache import _Regime, find_graph
 from sparsetile.nn.graph import PASSING_CALLS
@@ -207,6 +207,82 @@ def test_layers_of_blocks_are_those_of_graphs(kind: type, monkeypatch: pytest.Mo
     clear_graph_cache()
     for found, want in zip(mine, step(), strict=True):
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+
+
+def square(loops: bool, device: str = "cpu", nodes: int = 30) -> Tensor:
+    """Edges among nodes, by target, with parallel ones."""
+    generator = torch.Generator().manual_seed(3)
+    found = torch.randint(nodes, (2, 120), generator=generator)
+    found = found if loops else found[:, found[0] != found[1]]
+    return found[:, found[1].argsort(stable=True)].to(device)
+
+
+def check_convolutions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GCNConv on blocks beside the canonical graph's, with gradients."""
+    for loops, wide, flow in itertools.product(
+        (False, True), (5, 40), ("source_to_target", "target_to_source")
+    ):
+        torch.manual_seed(5)
+        layer = GCNConv(N, wide, flow=flow).to(device)
+        torch.nn.init.normal_(layer.bias)
+        edge_index = square(loops, device)
+        x = torch.randn(30, N, device=device, requires_grad=True)
+        grad = torch.randn(30, wide, device=device)
+        taken: list[object] = []
+        convolve = Block.convolve
+
+        def noted(self, *args, convolve=convolve, taken=taken):
+            taken.append(convolve(self, *args))
+            return taken[-1]
+
+        def step(layer=layer, x=x, grad=grad, edge_index=edge_index) -> list[Tensor]:
+            out = layer(x, edge_index.clone(), relu=True)
+            leaves = (x, layer.lin.weight, layer.bias)
+            return [out, *torch.autograd.grad(out, leaves, grad)]
+
+        _Regime.passing = True
+        with monkeypatch.context() as patch:
+            patch.setattr(Block, "convolve", noted)
+            mine = step()
+            assert len(taken) == 1 and (taken[0] is None) == loops == _Regime.looped
+            _Regime.passing = True
+            step()
+            assert len(taken) == (1 if loops else 2), "the next one is not tried"
+        with monkeypatch.context() as patch:
+            patch.setattr(blocks, "_DEVICES", ())
+            clear_graph_cache()
+            want = step()
+        for found, expected_one in zip(mine, want, strict=True):
+            torch.testing.assert_close(found, expected_one, rtol=1e-4, atol=1e-4)
+
+
+def test_convolutions_of_blocks_are_those_of_graphs(monkeypatch: pytest.MonkeyPatch):
+    check_convolutions("cpu", monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_convolutions_of_blocks_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    check_convolutions("cuda", monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_convolutions_in_other_types(dtype: torch.dtype):
+    torch.manual_seed(6)
+    layer = GCNConv(N, 5).to(dtype)
+    x, edge_index = torch.randn(30, N).to(dtype), square(False)
+    A = torch.zeros(30, 30, dtype=torch.float64)
+    A.index_put_((edge_index[1], edge_index[0]), A.new_ones(1), accumulate=True)
+    A += torch.eye(30)
+    scale = A.sum(1).rsqrt()
+    want = scale[:, None] * A * scale @ (x.double() @ layer.lin.weight.double().T)
+    close = {"rtol": 1e-9, "atol": 1e-9} if dtype is torch.float64 else {"rtol": 3e-2, "atol": 3e-2}
+    out = layer(x, edge_index)
+    assert out.dtype is dtype and isinstance(blocks_alive()[-1], Block)
+    torch.testing.assert_close(out.double(), want, **close)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = GCNConv(N, 5)(torch.randn(30, N), square(False))
+    assert half.dtype is torch.bfloat16
 
 
 @pytest.mark.gpu

@@ -117,10 +117,10 @@ def test_a_block_s_memory_goes_with_it_at_once(name):
             edge_index = directed_graph(seed=seed)
             x = torch.randn(NODES, WIDTH, requires_grad=True)
             layer(x, edge_index).sum().backward()
-            ((_, _, graph),) = cache._graphs.values()
-            watched = [weakref.ref(part) for part in [graph, *_parts(graph)]]
+            graphs = [graph for _, _, graph in cache._graphs.values()]
+            watched = [weakref.ref(part) for each in graphs for part in [each, *_parts(each)]]
             assert len(watched) > 1
-            del edge_index, graph
+            del edge_index, graphs
             assert not cache._graphs and not cache._watched
             assert [ref() for ref in watched] == [None] * len(watched)
     finally:

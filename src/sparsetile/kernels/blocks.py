@@ -14,6 +14,7 @@ from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
     "BLOCK_THREADS",
+    "LOOPS",
     "MAX_TRANSPOSED",
     "OUTSIDE",
     "SPMM_BLOCK",
@@ -25,8 +26,9 @@ __all__ = [
     "transpose_config",
 ]
 
-# Bits of what the first product finds: an edge names no row or column, rows do not ascend.
-OUTSIDE, UNSORTED = 1, 2
+# Bits of what the first product finds: an edge names no row or column, rows do not ascend, an edge
+# leads from a node to itself.
+OUTSIDE, UNSORTED, LOOPS = 1, 2, 4
 BLOCK_THREADS = 256
 # Lanes of a group, and the entries that it walks without the others' help.
 _LANES = (8, 16, 32)

@@ -2,7 +2,8 @@
 
 The canonical form of a graph sorts its edges and joins parallel ones, and a plan chooses and lists.
 A block of a mini-batch is multiplied twice or three times, so that its sums and means take its
-edges by target, in the order given, and sort them by source where a gradient asks. Everything else
+edges by target, in the order given, and sort them by source where a gradient asks. So does the
+convolution of :class:`sparsetile.nn.GCNConv`, whose scales are those of nodes. Everything else
 (weights, max, min, transforms of torch.func) goes the way of :class:`Graph`.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from sparsetile.systems.base import Epilogue
 from sparsetile.systems.csr.blocks import MAX_WIDTH, BlockRows
 from sparsetile.systems.registry import exact_system
 
-__all__ = ["Block", "make_block"]
+__all__ = ["Block", "make_block", "takes_blocks"]
 
 # Where blocks are multiplied like this.
 _DEVICES = ("cpu", "cuda")
@@ -47,6 +48,7 @@ class _HostRows:
     ) -> None:
         self.csr, self.shape, self.given_as = csr, csr.shape, given_as
         self._built: BuiltSystem | None = None
+        self._has_loops: bool | None = None
         self._transposed: _HostRows | None = None
         # Not held: a block's memory goes with it at once, and not when cycles are looked for.
         self._origin = None if origin is None else weakref.ref(origin)
@@ -70,6 +72,21 @@ class _HostRows:
             columns = columns[order]
         csr = CSR(row_pointers(rows, shape[0]), columns.to(torch.int32), None, shape)
         return cls(csr, given_as=order)
+
+    def read(self) -> bool:
+        """What ``BlockRows.read`` does: here edges are read before anything else."""
+        return True
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether a row has its own column."""
+        if self._has_loops is None:
+            self._has_loops = bool((self.csr.row_ids() == self.csr.indices).any())
+        return self._has_loops
+
+    def row_lengths(self) -> Tensor:
+        """Entries of each row."""
+        return self.csr.row_lengths()
 
     def multiply(
         self, x: Tensor, scaled: str = "", bias: Tensor | None = None, relu: bool = False
@@ -166,6 +183,7 @@ class Block(Graph):
         self.multiplicity, self.loops = None, "keep"
         self._by_target = rows
         self._layer = layer
+        self._scales: dict[torch.dtype, Tensor] = {}  # of convolve
         self._canonical: Graph | None = None
 
     @property
@@ -173,12 +191,16 @@ class Block(Graph):
         return self._by_target.shape
 
     @property
+    def has_loops(self) -> bool:
+        """Whether an edge leads from a node to itself, once the edges are read."""
+        return self._by_target.has_loops
+
+    @property
     def canonical(self) -> Graph:
         """The same graph in canonical form, made when it is first asked for."""
         if self._canonical is None:
             with lasting():
-                if isinstance(self._by_target, BlockRows) and not self._by_target.read():
-                    self._refuse(self._by_target)
+                self._read()
                 csr, given_as = self._by_target.csr, self._by_target.given_as
                 target, source = csr.row_ids(), csr.indices.long()
                 if given_as is not None:
@@ -203,10 +225,8 @@ class Block(Graph):
             scaled = "rows" if reduce == "mean" else ""
             if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
                 x = x.to(torch.get_autocast_dtype(x.device.type))
-            wraps = outlived(x) or (bias is not None and outlived(bias))
-            apply = _Product.apply if wraps else _apply
             try:
-                return apply(x, bias, (self._by_target, scaled, relu))  # type: ignore[no-any-return]
+                return self._multiply(x, scaled, bias, relu)
             except _Outside:
                 pass
         canonical = self.canonical
@@ -217,9 +237,17 @@ class Block(Graph):
                 reduce, weights = "sum", canonical.mean_weights()
         return canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
-    def _refuse(self, rows: BlockRows) -> NoReturn:
-        """Raise the error of an edge that names no node."""
-        assert rows.unread is not None
+    def _multiply(self, x: Tensor, scaled: str, bias: Tensor | None, relu: bool) -> Tensor:
+        wraps = outlived(x) or (bias is not None and outlived(bias))
+        apply = _Product.apply if wraps else _apply
+        return apply(x, bias, (self._by_target, scaled, relu))  # type: ignore[no-any-return]
+
+    def _read(self) -> None:
+        """Read the edges, unless they were; raise the error of one that names no node."""
+        rows = self._by_target
+        if rows.read():
+            return
+        assert isinstance(rows, BlockRows) and rows.unread is not None
         first, second = rows.unread.unbind(0)
         if rows.by_target:
             names = Names(self._layer, rows="edge_index[1]", columns="edge_index[0]")
@@ -228,6 +256,31 @@ class Block(Graph):
             names = Names(self._layer, rows="edge_index[0]", columns="edge_index[1]")
             from_coordinates(names, first, second, None, self.shape)
         raise AssertionError("an edge was outside, and is not")
+
+    def convolve(self, x: Tensor, bias: Tensor | None, relu: bool) -> Tensor | None:
+        """Return relu(D^-1/2 (A + I) D^-1/2 x + bias); None where the canonical graph has to.
+
+        D counts the edges of a target and its added self-loop. Edges that are self-loops are kept
+        and not added: they are the canonical graph's.
+        """
+        if not self._takes(x):
+            return None
+        with lasting():
+            self._read()
+            if self._by_target.has_loops:
+                return None
+            wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+            scale = self._scales.get(wide)
+            if scale is None:
+                lengths = self._by_target.row_lengths().to(wide)
+                scale = self._scales[wide] = lengths.add_(1).rsqrt_().unsqueeze(-1)
+        if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        inner = x * scale  # in float32 at least
+        out = self._multiply(inner.to(x.dtype), "", None, False) + inner
+        out = out * scale if bias is None else torch.addcmul(bias.to(wide), out, scale)
+        out = out.to(x.dtype)
+        return out.relu() if relu else out
 
     def _takes(self, x: Tensor) -> bool:
         return (
@@ -239,6 +292,11 @@ class Block(Graph):
             and x.dtype in VALUE_DTYPES
             and plain_call()
         )
+
+
+def takes_blocks(device: torch.device) -> bool:
+    """Whether blocks are multiplied as they come on such a device."""
+    return device.type in _DEVICES
 
 
 def make_block(
@@ -257,7 +315,7 @@ def make_block(
     shape : (targets, sources)
     """
     count = edge_index.shape[1]
-    if edge_index.device.type not in _DEVICES or not count or max(count, *shape) >= MAX_COUNT:
+    if not takes_blocks(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:
         return None
     kind: type[BlockRows] | type[_HostRows] = BlockRows if edge_index.is_cuda else _HostRows
     # Where it changes nothing a mode costs as much as a launch.

@@ -25,12 +25,12 @@ from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import Names, from_coordinates
 from sparsetile.intake.identity import counter_tells, edges_fingerprint
-from sparsetile.nn.blocks import Block, make_block
+from sparsetile.nn.blocks import Block, make_block, takes_blocks
 from sparsetile.nn.graph import PASSING_CALLS, Graph, Loops, lasting, lock
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
 
-__all__ = ["MAX_GRAPHS", "clear_graph_cache", "find_graph"]
+__all__ = ["MAX_GRAPHS", "clear_graph_cache", "find_block", "find_graph", "note_loops"]
 
 MAX_GRAPHS = 32
 
@@ -43,9 +43,18 @@ _recent: dict[int, dict[Hashable, tuple[Hashable, Hashable]]] = {}
 
 
 class _Regime:
-    """Whether graphs pass by: the last one that ended had been used a few times only."""
+    """Whether graphs pass by: the last one that ended had been used a few times only.
+
+    ``looped``: one of them had edges from a node to itself, which a convolution does not take.
+    """
 
     passing = False
+    looped = False
+
+
+def note_loops() -> None:
+    """Say that graphs that pass by have self-loops: no block is made for convolutions any more."""
+    _Regime.looped = True
 
 
 def clear_graph_cache() -> None:
@@ -59,7 +68,7 @@ def clear_graph_cache() -> None:
     with lock:
         _graphs.clear()
         _recent.clear()
-        _Regime.passing = False
+        _Regime.passing = _Regime.looped = False
 
 
 def _end(key: Hashable) -> None:
@@ -115,6 +124,25 @@ def find_graph(
     if isinstance(graph, Block) and not (only_reduces and given.weight is None):
         graph = graph.canonical
     return graph, values_key
+
+
+def find_block(
+    layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str
+) -> Block | None:
+    """Return edges without weights as a block where graphs pass by, else None.
+
+    Parameters are those of :func:`find_graph`.
+    """
+    plain = given.kind == "edges" and given.weight is None and given.pattern.numel()
+    if not plain or not _Regime.passing or _Regime.looped or torch.compiler.is_compiling():
+        return None
+    if not takes_blocks(device):
+        return None
+    try:
+        found, _ = find_graph(layer, given, size, device, flow=flow, only_reduces=True)
+    except ValueError:  # the caller's own graph says what is wrong
+        return None
+    return found if isinstance(found, Block) else None
 
 
 def _find(

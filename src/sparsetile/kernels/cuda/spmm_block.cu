@@ -2,9 +2,10 @@
 // from nothing but the entries' rows, which ascend, and columns.
 //
 // The first product of a graph has `targets` and `sources`, its edges as they were given, and
-// checks them: `found` gets kOutside where one names no row or column, and kUnsorted where rows do
-// not ascend. C means nothing then. Later ones read `rows` and `columns`, the copies in 32 bits
-// that the first one writes.
+// checks them: `found` gets kOutside where one names no row or column, kUnsorted where rows do not
+// ascend, and kLoops where row and column are the same. With one of the first two C means nothing.
+// Without columns (n = 0) rows are still walked if `lengths` asks for it. Later ones read `rows`
+// and `columns`, the copies in 32 bits that the first one writes.
 //
 // A group of kLanes lanes has a row and a slab of kLanes * kVec columns. It searches the row's
 // first entry with kLanes probes a step, unless `ends` says where the row before ends, and walks on
@@ -40,7 +41,7 @@ constexpr int kGroups = kThreads / kLanes;
 constexpr int kUnroll = 4;  // rows of B in flight
 constexpr u32 kAllLanes = kLanes == 32 ? kWarp : (1u << kLanes) - 1;
 
-constexpr int kOutside = 1, kUnsorted = 2;
+constexpr int kOutside = 1, kUnsorted = 2, kLoops = 4;
 
 __device__ __forceinline__ bool inside(i64 number, int count) {
   return number >= 0 && number < count;
@@ -52,6 +53,7 @@ __device__ __forceinline__ void check_edges(const Params& p) {
     const i64 row = p.targets[i], column = p.sources[i];
     int found = inside(row, p.row_count) && inside(column, p.column_count) ? 0 : kOutside;
     if (i > 0 && p.targets[i - 1] > row) found |= kUnsorted;
+    if (row == column) found |= kLoops;
     if (found) atomicOr(p.found, found);
     p.rows[i] = static_cast<int>(row);
     p.columns[i] = static_cast<int>(column);
@@ -197,6 +199,7 @@ __device__ __forceinline__ void multiply_set(const Params& p, int first_row) {
 extern "C" __global__ void __launch_bounds__(kThreads, 3)
     spmm_block(const __grid_constant__ Params p) {
   if (p.targets != nullptr && blockIdx.y == 0) check_edges(p);
-  const int sets = p.n == 0 ? 0 : (p.row_count + kGroups - 1) / kGroups;
+  const bool walks = p.n > 0 || p.lengths != nullptr;
+  const int sets = walks ? (p.row_count + kGroups - 1) / kGroups : 0;
   for (int set = blockIdx.x; set < sets; set += gridDim.x) multiply_set(p, set * kGroups);
 }

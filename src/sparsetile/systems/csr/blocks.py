@@ -22,6 +22,7 @@ from sparsetile.jit.loader import current_stream_handle, on_device
 from sparsetile.jit.workspace import unused_flag
 from sparsetile.kernels.blocks import (
     BLOCK_THREADS,
+    LOOPS,
     MAX_TRANSPOSED,
     OUTSIDE,
     SPMM_BLOCK,
@@ -114,6 +115,7 @@ class BlockRows:
         self._transposed: BlockRows | None = None
         self._lengths: Tensor | None = None
         self._unread: Callable[[], Tensor | None] | None = None
+        self.has_loops = False  # once the edges are read: whether a row has its own column
         self.by_target = True
 
     @classmethod
@@ -145,7 +147,7 @@ class BlockRows:
         if self._unread is None:
             return True
         nothing = torch.empty((self.shape[1], 0), device=self._memory.device)
-        return self.multiply(nothing) is not None
+        return self.multiply(nothing, "rows") is not None  # which leaves the rows' lengths
 
     def _halves(self) -> tuple[Tensor, Tensor]:
         """Return the two tensors that ``memory`` begins with."""
@@ -190,7 +192,7 @@ class BlockRows:
             self._lengths = x.new_empty(rows, dtype=torch.int32)
             lengths = self._lengths.data_ptr()
         elif scaled == "columns":
-            divisors = self.transposed._row_lengths().data_ptr()
+            divisors = self.transposed.row_lengths().data_ptr()
         wide = MAX_ACCESS_BYTES // size
         vector = wide if n % wide == 0 and stride % wide == 0 else 1
         launch = _launches.get((device, x.dtype, n, vector))
@@ -225,7 +227,7 @@ class BlockRows:
         if bits & OUTSIDE:
             self._lengths = None
             return None
-        self._unread = None
+        self._unread, self.has_loops = None, bool(bits & LOOPS)
         if not bits & UNSORTED:
             return out
         self._sort()
@@ -237,7 +239,7 @@ class BlockRows:
         rows, self.given_as = torch.sort(rows, stable=True)
         self._memory, self._lengths = torch.stack([rows, columns[self.given_as]]), None
 
-    def _row_lengths(self) -> Tensor:
+    def row_lengths(self) -> Tensor:
         """Entries of each row, int32; a product of means has left them."""
         if self._lengths is None:
             self._lengths = row_pointers(self._halves()[0], self.shape[0]).diff().int()
