@@ -1,4 +1,4 @@
-"""``sparsetile tune``: the timings of ``tune="measure"`` that are kept on disk."""
+"""``sparsetile tune``: the timings that plans keep on disk."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _plain(timing: Timing) -> dict[str, Any]:
 
 
 def tune(action: Action = "show", as_json: Json = False) -> int:
-    """Show, clear or locate what plans with tune="measure" have timed on this machine."""
+    """Show, clear or locate the timings that plans stored on this machine."""
     one_of("tune", "action", action, ACTIONS)
     kept = kept_timings()
     if action == "path":
