@@ -181,7 +181,7 @@ def test_two_files_of_one_name_are_refused(folder, tmp_path):
         measure_tiles(["band", str(other)], ["identity"], data=folder)
     assert str(caught.value) == (
         "tiles: MATRIX must be files of different names, got 'band' twice. "
-        "Give one of them at a time, with an --out of its own."
+        "Give one of them at a time, each with its own --out."
     )
 
 

@@ -125,7 +125,7 @@ def test_values_too_large_for_the_type_are_announced(cli: Cli, tmp_path: Path):
         (("band", "--device", "tpu"), ("run: --device must be one of", "'tpu'")),
         (
             ("band", "--device", "cuda"),
-            ("run: --device must be auto or cpu where torch finds no CUDA GPU, got cuda. Run",),
+            ("run: --device must be auto or cpu if torch finds no CUDA GPU, got cuda. Run",),
         ),
     ],
 )

@@ -105,7 +105,7 @@ def test_wrong_arguments_are_named_on_every_rank(workers):
         "bias": "run: bias must be of shape (8,) on cpu, got (3,) on cpu.",
         "update": "update_values: values must be of shape (",
         "device": "plan: device must be a device such as cpu or cuda:0, got 'nowhere'.",
-        "backend": "plan: device must be cpu with a group of gloo, got meta.",
+        "backend": "plan: device must be cpu with the backend gloo, got meta.",
         "dtype": "plan: dtype must be one of torch.float16, torch.bfloat16,",
         "exchange": "plan: exchange must be one of ['auto', 'all_to_all', 'all_gather', 'repl",
         "check": "plan: check must be one of ['auto', 'always', 'first'], got 'never'.",

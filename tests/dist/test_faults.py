@@ -149,7 +149,7 @@ def test_an_operand_wrong_on_one_rank_stops_all(workers, what, text):
     assert texts[2].startswith(text)
     assert texts[0] == texts[1]
     assert texts[0] == (
-        "run: B must be right on every rank, got an error on rank 2. See what rank 2 raised."
+        "run: B must be valid on every rank, got an error on rank 2. See what rank 2 raised."
     )
 
 

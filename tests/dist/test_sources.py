@@ -94,7 +94,7 @@ def wrong_shares(group, what: str) -> str:
     [
         ("gap", "plan: first_row must be 30 on rank 1, where the share before ends, got 31."),
         ("missing", "plan: the shares of A must be 95 rows together, got 90."),
-        ("partition", "plan: partition must be 'auto' where A is given as shares, got 'even'."),
+        ("partition", "plan: partition must be 'auto' if A is given as shares, got 'even'."),
     ],
 )
 def test_shares_that_do_not_make_a_matrix_are_one_error(workers, what, text):

@@ -280,7 +280,7 @@ def test_the_example_of_feature_shares_runs():
 def test_feature_shares_says_what_is_wrong():
     with pytest.raises(ValueError, match="feature_shares: parts must be at least 1, got 0"):
         feature_shares(0, [torch.nn.Linear(64, 64)])
-    with pytest.raises(ValueError, match=r"of the same shared features, got .64, 128."):
+    with pytest.raises(ValueError, match=r"of the same number of shared features, got .64, 128."):
         feature_shares(2, [torch.nn.Linear(64, 64)], [torch.nn.Linear(128, 64)])
     with pytest.raises(TypeError, match=r"must be SparseLinear or torch.nn.Linear, got str"):
         feature_shares(2, ["up"])
@@ -359,7 +359,7 @@ def test_an_x_wrong_on_one_rank_stops_all(workers):
         texts[0]
         == texts[2]
         == (
-            "ColumnParallelSparseLinear: x must be right on every rank, got an error on rank 1. "
+            "ColumnParallelSparseLinear: x must be valid on every rank, got an error on rank 1. "
             "See what rank 1 raised."
         )
     )

@@ -126,7 +126,11 @@ BACK = GCNConv(WIDTH, 5, flow="target_to_source")
         (ValueError, "flow must be one of", lambda: GCNConv(2, 3, flow="forward")),
         (ValueError, "in_channels must be at least 1", lambda: GCNConv(-1, 3)),
         (TypeError, "out_channels must be a whole number", lambda: SAGEConv(2, "3")),
-        (ValueError, "before", lambda: GCNConv(2, 3, add_self_loops=True, normalize=False)),
+        (
+            ValueError,
+            "edge_index first",
+            lambda: GCNConv(2, 3, add_self_loops=True, normalize=False),
+        ),
         (ValueError, "torch_geometric.nn.SAGEConv", lambda: SAGEConv(2, 3, aggr="lstm")),
         (ValueError, "torch_geometric.nn.SAGEConv", lambda: SAGEConv(2, 3, aggr=["mean", "max"])),
         (ValueError, "edge_dim must be None", lambda: GATConv(2, 3, edge_dim=4)),

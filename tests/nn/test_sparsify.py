@@ -208,7 +208,7 @@ BAD = [
     (
         lambda: sparsify_(model_of(), filter_fn=lambda module, name: False),
         ValueError,
-        r"true for one of the model's 8 linear layers, got none\. Its layers are 0\.q_proj, ",
+        r"true for at least one of the model's 8 linear layers, got none\. Its layers are 0\.q",
     ),
     (lambda: sparsify_(nn.ReLU()), ValueError, "Its layers are none"),
     (
@@ -233,7 +233,7 @@ BAD = [
     (
         lambda: SparseSwiGLU(sparse(64, 64), sparse(64, 128), nn.Linear(64, 64)),
         ValueError,
-        "gate and up must be alike",
+        "gate and up must be of the same sizes, block",
     ),
 ]
 

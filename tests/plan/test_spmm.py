@@ -429,7 +429,7 @@ def test_edges_without_a_shape_that_miss_the_last_nodes_say_so():
         st.spmm((edges, None), torch.ones(5, 2))
     assert str(caught.value) == (
         "spmm: B must be of shape [..., 3, N], got (5, 2). The largest number in edge_index makes "
-        "A 3x3: pass (edge_index, weight, shape) where A is larger."
+        "A 3x3: pass (edge_index, weight, shape) if A is larger."
     )
     assert st.spmm((edges, None, (5, 5)), torch.ones(5, 2)).shape == (5, 2)
 

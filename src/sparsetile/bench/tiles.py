@@ -280,7 +280,7 @@ def _labels(matrices: Sequence[str], data: Path | None) -> dict[str, tuple[str, 
         if labels.count(label) > 1:
             raise value_error(
                 "tiles", "MATRIX", "files of different names", f"{label!r} twice",
-                "Give one of them at a time, with an --out of its own",
+                "Give one of them at a time, each with its own --out",
             )  # fmt: skip
     return found
 

@@ -277,7 +277,7 @@ def _chosen_device(asked: str, suite_device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise value_error(
             "bench", "device", "a CUDA GPU for this suite", "none",
-            "Add --device cpu to run what runs on the host, or run the cpu suite",
+            "Add --device cpu to run it on the CPU, or run the cpu suite",
         )  # fmt: skip
     return device
 

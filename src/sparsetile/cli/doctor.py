@@ -203,7 +203,7 @@ def examine() -> list[Finding]:
 
 
 def doctor(as_json: Json = False) -> int:
-    """Say what is installed, what works, and what is missing with what works without it."""
+    """Show what is installed, what works, what is missing and what still works without it."""
     with activity("looking, compiling and multiplying"):
         found = examine()
     failed = [finding for finding in found if finding.status == FAILED]

@@ -95,7 +95,7 @@ def resolve_device(function: str, name: str) -> torch.device:
         return torch.device("cpu")
     if not available:
         raise value_error(
-            function, "--device", "auto or cpu where torch finds no CUDA GPU", name,
+            function, "--device", "auto or cpu if torch finds no CUDA GPU", name,
             "Run `sparsetile doctor` to see what is missing",
         )  # fmt: skip
     count = torch.cuda.device_count()

@@ -32,7 +32,7 @@ def partition(
     data: Data = None,
     as_json: Json = False,
 ) -> int:
-    """Write a matrix in parts for `sparsetile.dist.plan`; the same command again goes on."""
+    """Split a matrix into files for `sparsetile.dist.plan`; a repeated command continues."""
     from sparsetile.data.catalog import find, load
     from sparsetile.dist.folder import write_folder
 

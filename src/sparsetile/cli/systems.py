@@ -10,7 +10,7 @@ __all__ = ["systems"]
 
 
 def systems(as_json: Json = False) -> int:
-    """List the systems: where each runs, what it takes, whether it is reproducible."""
+    """List the systems: where each runs, what it supports, whether it is reproducible."""
     table = sparsetile.systems()
     if as_json:
         print_json(table)

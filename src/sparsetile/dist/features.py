@@ -128,7 +128,7 @@ def feature_shares(
     sizes = {features for features, _, _ in found}
     if len(sizes) != 1:
         raise value_error(
-            name, "layers", "of the same shared features", sorted(sizes),
+            name, "layers", "of the same number of shared features", sorted(sizes),
             "Pass layers whose results and inputs are the same features",
         )  # fmt: skip
     (features,) = sizes

@@ -208,7 +208,7 @@ def open_folder(path: str | os.PathLike[str], function: str = "plan") -> Folder:
                 str(folder),
                 "a finished partition",
                 f"{len(missing)} parts missing",
-                "Run the same `sparsetile partition` again: it goes on where it stopped",
+                "Run the same `sparsetile partition` again: it continues where it stopped",
             )
         )
     order = None

@@ -151,7 +151,7 @@ class Ranks:
         for rank, (said, _) in enumerate(answers):
             if said is not None:
                 raise value_error(
-                    function, argument, "right on every rank",
+                    function, argument, "valid on every rank",
                     f"an error on rank {rank} ({said.rstrip('.')})", f"Correct it on rank {rank}",
                 )  # fmt: skip
         for name in mine:

@@ -114,7 +114,7 @@ def compare_facts(ranks: Ranks, everyone: list[list[int]]) -> None:
     for rank, facts in enumerate(everyone):
         if facts[0]:
             raise value_error(
-                "run", "B", "right on every rank", f"an error on rank {rank}",
+                "run", "B", "valid on every rank", f"an error on rank {rank}",
                 f"See what rank {rank} raised",
             )  # fmt: skip
     for place, name in enumerate(_NAMES, start=1):

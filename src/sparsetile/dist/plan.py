@@ -44,7 +44,7 @@ class DistributedPlan:
     local_shape : (int, int)
         Rows of C that this rank computes, and rows of B that it holds.
     n, dtype, device, system
-        As of a :class:`sparsetile.Plan`.
+        As in a :class:`sparsetile.Plan`.
     rank, world_size : int
     nnz, local_nnz : int
         Entries of the whole A, and of this rank's rows.

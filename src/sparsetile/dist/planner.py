@@ -71,7 +71,7 @@ def plan(
     columns : sequence of int [ranks + 1], optional
         First row of B of each rank. When None: the same as the rows of A if A is square, else even.
     dtype, system, deterministic, tune
-        As of :func:`sparsetile.plan`.
+        As in :func:`sparsetile.plan`.
     device : torch.device, optional
         Where this rank computes. A's own device when None. A matrix that is read from files or
         received goes to this process's GPU if the group uses NCCL.
@@ -193,7 +193,7 @@ def _check_replicas(exchange: str, replicas: int | None, size: int) -> None:
         expected = f"one of {able}, the divisors of {size} ranks" if able else "None on one rank"
         raise value_error(
             "plan", "replicas", expected, repr(replicas),
-            "Omit it for the one of fewest predicted bytes" if able else "Omit it",
+            "Omit it to use the one with the fewest predicted bytes" if able else "Omit it",
         )  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def _device(ranks: Ranks, A: Any, device: torch.device | str | None) -> torch.de
     needs = {"nccl": "cuda", "gloo": "cpu"}.get(backend)
     if needs is not None and target.type != needs:
         raise value_error(
-            "plan", "device", f"{needs} with a group of {backend}", target,
+            "plan", "device", f"{needs} with the backend {backend}", target,
             "Move A there, pass device=, or make the group with backend='cpu:gloo,cuda:nccl'",
         )  # fmt: skip
     return target

@@ -164,7 +164,7 @@ def _from_shares(wanted: Wanted, share: Share) -> Found:
     def read() -> CSR:
         if not wanted.automatic:
             raise value_error(
-                "plan", "partition", "'auto' where A is given as shares", repr(wanted.partition),
+                "plan", "partition", "'auto' if A is given as shares", repr(wanted.partition),
                 "Omit partition=: the shares are the partition",
             )  # fmt: skip
         csr = as_csr(share.matrix, function="plan")
@@ -215,7 +215,7 @@ def _from_folder(wanted: Wanted, path: str | os.PathLike[str]) -> Found:
     def read() -> tuple[Any, Partition, CSR]:
         if not wanted.automatic or wanted.columns is not None:
             raise value_error(
-                "plan", "partition", "'auto' (and columns None) where A is a folder of parts",
+                "plan", "partition", "'auto' (and columns None) if A is a folder of parts",
                 repr(wanted.partition), "Omit partition= and columns=",
             )  # fmt: skip
         folder = open_folder(Path(path))

@@ -47,7 +47,7 @@ class SparseColwiseParallel(ParallelStyle):
     Parameters
     ----------
     shares, gather_output, check, options
-        As of :meth:`ColumnParallelSparseLinear.from_linear`.
+        As in :meth:`ColumnParallelSparseLinear.from_linear`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SparseRowwiseParallel(ParallelStyle):
     Parameters
     ----------
     shares, input_is_parallel, check, options
-        As of :meth:`RowParallelSparseLinear.from_linear`.
+        As in :meth:`RowParallelSparseLinear.from_linear`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SparseSwiGLUParallel(ParallelStyle):
     Parameters
     ----------
     check : {"auto", "always", "first"}
-        As of :meth:`ColumnParallelSparseLinear.from_linear`.
+        As in :meth:`ColumnParallelSparseLinear.from_linear`.
     """
 
     def __init__(self, *, check: str = "auto") -> None:

@@ -175,7 +175,7 @@ class ParallelSparseLinear(nn.Module):
         for rank, facts in enumerate(everyone):
             if facts[0]:
                 raise value_error(
-                    self._name, "x", "right on every rank", f"an error on rank {rank}",
+                    self._name, "x", "valid on every rank", f"an error on rank {rank}",
                     f"See what rank {rank} raised",
                 )  # fmt: skip
         for place, name in enumerate(_FACTS, start=1):

@@ -79,7 +79,7 @@ def _check_layout(function: str, A: Tensor) -> None:
         form = "" if A.shape[0] == 2 else ".t()"
         raise type_error(
             function, "A", "a sparse matrix", f"an edge_index of shape {tuple(A.shape)}",
-            f"Pass (edge_index{form}, weight or None), with the shape where A is not square",
+            f"Pass (edge_index{form}, weight or None), with the shape if A is not square",
         )  # fmt: skip
     if A.layout == torch.strided:
         raise type_error(

@@ -43,7 +43,7 @@ def _check(function: str, q: Any, k: Any, keep: Any, kind: Any, block: Any) -> N
         )  # fmt: skip
     if q.shape[2] != k.shape[2] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise value_error(
-            function, "q and k", "of the same tokens, with a multiple of k's heads in q",
+            function, "q and k", "of the same tokens, with q's heads a multiple of k's",
             f"{tuple(q.shape)} and {tuple(k.shape)}", "Use dense attention while decoding",
         )  # fmt: skip
     if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0.0 < keep <= 1.0:
@@ -51,7 +51,7 @@ def _check(function: str, q: Any, k: Any, keep: Any, kind: Any, block: Any) -> N
             function, "keep", "above 0 and at most 1", keep, "Pass the share of blocks to keep"
         )
     if not isinstance(block, int) or block < 16 or block & (block - 1):
-        raise value_error(function, "block", "a power of two from 16 on", block, "Pass block=128")
+        raise value_error(function, "block", "a power of two, at least 16", block, "Pass block=128")
 
 
 def _sampled(q: Tensor, k: Tensor) -> Tensor:
@@ -271,7 +271,7 @@ def use_sparse_attention_(
     if not callable(getattr(model, "set_attn_implementation", None)):
         raise type_error(
             "use_sparse_attention_", "model", "a model of transformers (set_attn_implementation)",
-            type(model).__name__, "Call sparse_attention in its place",
+            type(model).__name__, "Call sparse_attention in your own attention layer",
         )  # fmt: skip
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

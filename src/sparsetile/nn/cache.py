@@ -156,7 +156,7 @@ def _find(
     if torch.jit.is_tracing() or torch.compiler.is_compiling():  # as in torch.export
         raise value_error(
             layer, "edge_index", "a Plan in torch.export and torch.jit.trace", given.kind,
-            "Make it before with sparsetile.nn.gcn_plan or sparsetile.plan",
+            "Make it first with sparsetile.nn.gcn_plan or sparsetile.plan",
         )  # fmt: skip
     shape = (size[1], size[0])
     matrix = given.pattern

@@ -244,7 +244,7 @@ class GATConv(nn.Module):
             )  # fmt: skip
         if given.pattern.column_order is not None:
             raise value_error(
-                "GATConv", "edge_index", "a plan in the order of its columns",
+                "GATConv", "edge_index", "a plan without reordered columns",
                 "one with reorder_columns=True", "Plan without reorder_columns",
             )  # fmt: skip
 

@@ -82,7 +82,7 @@ class GCNConv(nn.Module):
         if add_self_loops and not normalize:
             raise value_error(
                 "GCNConv", "add_self_loops", "False or None with normalize=False", "True",
-                "Add the self-loops to edge_index before",
+                "Add the self-loops to edge_index first",
             )  # fmt: skip
         self.in_channels = channels("GCNConv", "in_channels", in_channels)
         self.out_channels = channels("GCNConv", "out_channels", out_channels)

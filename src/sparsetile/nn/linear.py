@@ -159,7 +159,7 @@ class SparseLinear(nn.Module):
         if self.activation == "swiglu" and self.out_features % (2 * unit):
             raise value_error(
                 "SparseLinear", "out_features", f'a multiple of {2 * unit} with "swiglu"',
-                self.out_features, "Keep gate and up as layers of their own",
+                self.out_features, "Keep gate and up as separate layers",
             )  # fmt: skip
         blocks = (col_idx.numel(), unit, unit)
         self.weight = nn.Parameter(torch.empty(blocks, device=device, dtype=dtype))

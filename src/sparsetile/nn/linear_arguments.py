@@ -39,7 +39,7 @@ def check_weight(name: str, weight: Any) -> None:
     if not weight.dtype.is_floating_point or weight.dtype.itemsize < 2:
         raise type_error(
             name, "weight", "float16, bfloat16, float32 or float64", weight.dtype,
-            "Convert it first; quantize_() makes FP8 of kept blocks",
+            "Convert it first; for FP8, call quantize_() on the layer",
         )  # fmt: skip
 
 

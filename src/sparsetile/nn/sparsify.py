@@ -188,8 +188,9 @@ def _chosen(model: nn.Module, filter_fn: Filter | None) -> list[str]:
         chosen = [name for name, part in linear.items() if filter_fn(part, name)]
     if not chosen:
         raise value_error(
-            "sparsify_", "filter_fn", f"true for one of the model's {len(linear)} linear layers",
-            "none", f"Its layers are {', '.join([*linear][:8]) or 'none'}",
+            "sparsify_", "filter_fn",
+            f"true for at least one of the model's {len(linear)} linear layers", "none",
+            f"Its layers are {', '.join([*linear][:8]) or 'none'}",
         )  # fmt: skip
     tied = [name for name in chosen if id(linear[name].weight) in shared]
     if tied:

@@ -117,8 +117,8 @@ def _stacked(gate: SparseLinear, up: SparseLinear) -> SparseLinear:
     if alike[0] != alike[1] or gate.out_features % unit:
         raise value_error(
             "SparseSwiGLU", "gate and up",
-            f"alike, with out_features a multiple of {unit}", f"{gate} and {up}",
-            "Keep them as layers of their own",
+            f"of the same sizes, block, bias and dtype, with out_features a multiple of {unit}",
+            f"{gate} and {up}", "Keep them as separate layers",
         )  # fmt: skip
     made = SparseLinear.of_size(
         gate.in_features, 2 * gate.out_features, gate.weight.shape[0] + up.weight.shape[0],

@@ -23,15 +23,15 @@ __all__ = ["load_plan"]
 @untraced("A file is read once. Call sparsetile.load_plan outside of what is compiled")
 @lasting
 def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Plan:
-    """Return the plan that :meth:`Plan.save` wrote. Nothing is planned again on such a device.
+    """Return the plan that :meth:`Plan.save` wrote. Loading does not plan again.
 
     Parameters
     ----------
     path : path
     device : torch.device, optional
         Where to put it. When None: the current device of the kind that it was planned for. On
-        another kind, or where the plan's system cannot run, tiles and schedule are made again
-        (the row order is kept), as :meth:`Plan.to` does.
+        another kind, or if the plan's system cannot run there, tiles and schedule are built again
+        (the row order is kept), as in :meth:`Plan.to`.
 
     Raises
     ------

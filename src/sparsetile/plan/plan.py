@@ -179,8 +179,8 @@ class Plan(torch.nn.Module):
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tell torch's allocator that products of this plan run on ``stream``.
 
-        Needed where a plan is used on a stream other than the one it was made on and dropped
-        before that work is done; as ``torch.Tensor.record_stream``. Nothing on the CPU.
+        Needed if a plan is used on another stream than the one it was made on, and freed before
+        that work is done; like ``torch.Tensor.record_stream``. Does nothing on the CPU.
 
         Examples
         --------
@@ -241,13 +241,13 @@ class Plan(torch.nn.Module):
             One value per entry of the matrix that was planned, in that matrix's own order
             (before sorting and summing of duplicates). If it requires grad, later products follow
             it: gradients flow into it and its changes are seen. Otherwise it is copied in place,
-            so that CUDA graphs captured with this plan see the new values. The tensor itself is
-            followed, not a module's attribute: where ``load_state_dict(assign=True)`` or another
-            assignment put a new Parameter in its place, call this again, or pass the Parameter
-            as ``values=`` to :meth:`run`. Given to :attr:`T`, in the order of the transpose's
-            entries, the values are the plan's, too.
-            Where a captured graph computes gradients of a symmetric A, new values must be
-            symmetric, too; read :attr:`T` before the capture otherwise.
+            so that CUDA graphs captured with this plan see the new values. The plan follows the
+            tensor itself, not a module's attribute: if ``load_state_dict(assign=True)`` or another
+            assignment replaces the Parameter, call this again, or pass the new Parameter as
+            ``values=`` to :meth:`run`. Values given to :attr:`T`, in the order of the transpose's
+            entries, become the plan's values too.
+            If a captured graph computes gradients of a symmetric A, new values must be symmetric
+            too. To avoid that, read :attr:`T` once before the capture.
 
         Returns
         -------
@@ -329,8 +329,8 @@ class Plan(torch.nn.Module):
         out : Tensor [..., M, N] or [M], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
-            Scale of the product and of what ``out`` held. ``beta`` needs ``out``. Of max and min
-            ``alpha`` scales the result: alpha · max(…), also where it is negative.
+            Scale of the product and of what ``out`` held. ``beta`` needs ``out``. With max and min,
+            ``alpha`` scales the result: alpha · max(…), even if it is negative.
         reduce : {"sum", "mean", "max", "min"}
             How the entries of a row are combined. ``add``, ``amax`` and ``amin`` are accepted
             too. Empty rows give 0.
@@ -425,9 +425,9 @@ class Plan(torch.nn.Module):
     ) -> Tensor:
         """Return Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
 
-        Of ``bcsr`` plans one kernel reads X and writes Y where they lie; where cells of a block
-        hold no entry, a second one looks whether a sum was not finite. Elsewhere, and where
-        gradients are needed, it is :meth:`run` of the transpose with torch around it.
+        With ``bcsr``, one kernel reads X and writes Y without transposing either; if a block is not
+        full, a second kernel checks for non-finite sums. Other systems, and calls that need
+        gradients, use :meth:`run` with torch operations around it.
 
         Parameters
         ----------
@@ -461,7 +461,7 @@ class Plan(torch.nn.Module):
 
     @property
     def fuses_linear(self) -> bool:
-        """Whether :meth:`linear` is one kernel where no gradients are needed.
+        """Whether :meth:`linear` is one kernel if no gradients are needed.
 
         Examples
         --------
@@ -703,12 +703,12 @@ class Plan(torch.nn.Module):
     # -- devices and copies ---------------------------------------------------------------------
 
     def to(self, *args: Any, **kwargs: Any) -> Plan:
-        """Bring the plan to another device or type, in place, and return it.
+        """Move the plan to another device or dtype, in place, and return it.
 
-        The row order is kept. Between the CPU and a GPU, and to another type, tiles and schedule
-        are made again; where the system cannot run there, the one that is predicted to be fastest
-        is taken. Trainable values that the plan follows stay where they are, and are copied at
-        each product if that is another device.
+        The row order is kept. Between the CPU and a GPU, and to another dtype, tiles and schedule
+        are built again; if the system cannot run there, the plan switches to the one that is
+        predicted to be fastest. Trainable values that the plan follows stay where they are, and
+        are copied at each product if they are on another device.
 
         Parameters
         ----------

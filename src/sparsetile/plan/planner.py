@@ -111,46 +111,47 @@ def plan(
     ----------
     A : sparse matrix [M, K]
         torch CSR/CSC/COO/BSR, scipy, cupyx, PyG's ``Data`` and ``EdgeIndex``,
-        ``(edge_index, weight, shape)`` (square where the shape is missing),
+        ``(edge_index, weight, shape)`` (square if the shape is omitted),
         ``(indptr, indices, values, shape)``, or the path of a .mtx, .mtx.gz or .npz file.
     n : int, optional
-        Columns of B. Products of other widths work, with this width's plan. When None, 128 columns
-        are planned for at once, and each other width when it is first met; the plans of the 8
-        most recent widths are kept.
+        Columns of B. Products of other widths work, with this width's plan. When None, the plan is
+        made for 128 columns, and each other width is planned at its first product; the plans of
+        the 8 most recent widths are kept.
     dtype : torch.dtype, optional
         Type of B and C; that of A's values (torch's default for a pattern) when None.
     system : str
         ``auto``, or a name from :func:`sparsetile.systems`.
     reorder : str or Tensor [M]
-        Row order: ``auto`` (one that is predicted to pay within ``expected_runs`` products, else as
-        given), ``identity`` (as given), ``rcm``, ``louvain``, ``lsh``,
+        Row order: ``auto`` (one that is predicted to pay off within ``expected_runs`` products,
+        else the given order), ``identity`` (the given order), ``rcm``, ``louvain``, ``lsh``,
         ``rabbit``, ``affinity``, ``locality`` (and its stages ``locality-mst`` and
         ``locality-2opt``), or a permutation of the rows.
     reorder_columns : bool
         Also renumber A's columns, in the order of their first use, so that rows of B that are
-        used together are stored together. Products then take ``plan.permute(B)`` instead of B,
-        so permute a B that many products share once. C keeps the order of A's rows.
+        used together are stored together. Products then take ``plan.permute(B)`` instead of B:
+        permute a B that many products use only once. C keeps the order of A's rows.
     deterministic : bool, optional
         Use only systems that give the same bits in every run, and choose among them without timing
-        (but for ``tune="measure"``); torch's own setting when None.
+        (except with ``tune="measure"``). When None, torch's own setting.
     tune : {"model", "measure", "none"}
-        Choose the system by a cost model, or by timing the model's best few on random input; what
-        was timed is kept on disk and not timed again (``sparsetile tune``). ``none`` compares
-        nothing and counts nothing: ``auto`` is then the device's exact system (``csr`` or
-        ``cpu``). It is for matrices that are used a few times, such as sampled blocks.
+        ``model`` chooses the system by a cost model. ``measure`` times the systems with the best
+        predictions on random input; timings are kept on disk and reused (``sparsetile tune``).
+        ``none`` compares nothing: ``auto`` is then the device's exact system (``csr`` or ``cpu``).
+        Use it for matrices that are multiplied only a few times, such as sampled blocks.
     device : torch.device, optional
-        Where to run. A's own device when None; files and scipy matrices go to the GPU if any.
+        Where to run. When None, A's own device; files and scipy matrices go to the GPU if there is
+        one.
     keep : {"all", "inference"}
-        ``"inference"`` keeps what products read and nothing else: of ``bcsr`` the blocks and their
-        indices, about a tenth of the dense bytes where nine of ten blocks are dropped. Sums and
-        means without gradients are left; new values, gradients, the transpose, max, min, other
-        types and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` says what is held.
+        ``"inference"`` keeps only what products read: for ``bcsr`` the blocks and their indices,
+        about a tenth of the dense bytes if nine of ten blocks are dropped. Such a plan supports
+        sums and means without gradients. New values, gradients, the transpose, max, min, other
+        dtypes and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` lists what is held.
     expected_runs : int
-        Products that the plan is made for. A row order is looked for where that many products save
-        the time. On a GPU, systems that are predicted to be about equally fast are timed for some
-        20 ms where 100 products or more are expected.
+        Number of products that you expect to compute with the plan. ``reorder="auto"`` searches
+        for a row order only if that many products would save the search time. On a GPU, systems
+        with similar predictions are timed for about 20 ms if this is 100 or more.
     budget : float
-        Seconds that ``tune="measure"`` may spend on timing, compilation apart.
+        Seconds that ``tune="measure"`` may spend on timing, not counting compilation.
 
     Returns
     -------

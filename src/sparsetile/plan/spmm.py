@@ -160,7 +160,7 @@ def _check_rows(A: Any, kept: Plan, B: Tensor) -> None:
         raise value_error(
             "spmm", "B", f"of shape [..., {kept.shape[1]}, N]", tuple(B.shape),
             f"The largest number in edge_index makes A {kept.shape[0]}x{kept.shape[1]}: "
-            "pass (edge_index, weight, shape) where A is larger",
+            "pass (edge_index, weight, shape) if A is larger",
         )  # fmt: skip
     check_operand(kept, B, "spmm")
 
@@ -172,9 +172,9 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     Parameters
     ----------
     A : sparse matrix [M, K]
-        Anything that :func:`sparsetile.plan` takes. Gradients flow into its values.
+        Anything that :func:`sparsetile.plan` accepts. Gradients flow into its values.
     B : Tensor [..., K, N] or [K]
-        Dense, on the device where the product is wanted.
+        Dense, on the device that computes the product.
     reduce : {"sum", "mean", "max", "min"}
         How the entries of a row are combined.
 

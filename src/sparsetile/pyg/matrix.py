@@ -124,7 +124,7 @@ def new_spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if isinstance(src, Edges):
             if _REDUCES.get(reduce) != src.reduce:
                 raise RuntimeError(
-                    f"spmm: reduce must be {src.reduce!r} as the layer's aggr, got {reduce!r}. "
+                    f"spmm: reduce must be {src.reduce!r} like the layer's aggr, got {reduce!r}. "
                     "Call the layer outside of sparsetile.pyg.patch()."
                 )
             return src.multiply(other)

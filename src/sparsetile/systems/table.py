@@ -10,13 +10,13 @@ __all__ = ["systems"]
 
 
 def systems() -> list[dict[str, Any]]:
-    """Return one row per system: what it takes, where it runs, whether it is reproducible.
+    """Return one row per system: what it supports, where it runs, whether it is reproducible.
 
     Returns
     -------
     list of dict
         Keys ``name, summary, devices, architectures, dtypes, weighted, deterministic, reduces``.
-        Max and min are served by the exact system of the device, whichever system was chosen.
+        The exact system of the device computes max and min, whichever system was chosen.
 
     Examples
     --------
