@@ -75,7 +75,7 @@ def tune(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Show, clear or locate what is stored on this machine: timings of plans, cost models of --fit."""
+    """Show, clear or locate what is stored here: timings of plans, cost models of --fit."""
     one_of("tune", "action", action, ACTIONS)
     if fit:
         return _fit(as_json)
