@@ -843,6 +843,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("number >= 0 && ", "", "numbers below zero"),
         ("number < count", "number <= count", "one past the last row"),
         ("p.targets[i - 1] > row", "p.targets[i - 1] > row + 1", "rows that do not ascend"),
+        ("row == column", "row == column + 1", "edges from a node to itself"),
         ("low += less * step", "low += (less + 1) * step", "first entry of a row"),
         ("row_of_entry(p, entry) == row", "row_of_entry(p, entry) >= row", "where a row ends"),
         ("first + u < count", "first + u <= count", "entries of the next row"),
