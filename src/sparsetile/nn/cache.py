@@ -30,7 +30,7 @@ from sparsetile.nn.graph import PASSING_CALLS, Graph, Loops, lasting, lock
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
 
-__all__ = ["MAX_GRAPHS", "clear_graph_cache", "find_block", "find_graph", "note_loops"]
+__all__ = ["MAX_GRAPHS", "clear_graph_cache", "find_block", "find_graph", "note_loops", "passes_by"]
 
 MAX_GRAPHS = 32
 
@@ -38,6 +38,8 @@ MAX_GRAPHS = 32
 _graphs: OrderedDict[Hashable, tuple[int, Hashable, Graph]] = OrderedDict()
 # id of a tensor -> what tells of its end.
 _watched: dict[int, weakref.ref[Any]] = {}
+# id of edges that passed by -> how often, and what tells of their end.
+_passed: dict[int, tuple[int, weakref.ref[Any]]] = {}
 # id of edges without weights -> what was asked for -> (what they looked like, key of their graph).
 _recent: dict[int, dict[Hashable, tuple[Hashable, Hashable]]] = {}
 
@@ -50,6 +52,23 @@ class _Regime:
 
     passing = False
     looped = False
+
+
+def passes_by(edges: Tensor) -> bool:
+    """Whether edges are to be taken as those of a graph that passes by, and nothing is prepared.
+
+    Calls are counted: a tensor that is asked for more often stays, whatever came before it.
+    """
+    if not _Regime.passing:
+        return False
+    owner = id(edges)
+    with lock:
+        seen = _passed.get(owner)
+        if seen is None:
+            _passed[owner] = (1, weakref.ref(edges, lambda _: _passed.pop(owner, None)))
+            return True
+        _passed[owner] = (seen[0] + 1, seen[1])
+        return seen[0] < PASSING_CALLS
 
 
 def note_loops() -> None:
@@ -68,6 +87,7 @@ def clear_graph_cache() -> None:
     with lock:
         _graphs.clear()
         _recent.clear()
+        _passed.clear()
         _Regime.passing = _Regime.looped = False
 
 
