@@ -33,8 +33,8 @@ __all__ = ["Block", "make_block", "takes_blocks"]
 
 # Where blocks are multiplied like this.
 _DEVICES = ("cpu", "cuda")
-# Edges and nodes are counted in 32 bits.
-MAX_COUNT = 2**31
+# Edges and nodes are counted in 32 bits, rows of a kernel's last thread block included.
+MAX_COUNT = 2**31 - 2**10
 
 
 class _HostRows:
