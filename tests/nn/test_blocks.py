@@ -330,6 +330,34 @@ def test_large_blocks_on_a_gpu_have_the_same_bits_in_every_run():
     torch.testing.assert_close(runs[0][0].double(), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("how", ["int32", "columns of pairs", "inference"])
+def test_edges_that_are_copied_first(how: str, device: str):
+    edge_index, x = edges(), torch.randn(SOURCES, N)
+    want = expected(x, edge_index, "mean").float()
+    with torch.inference_mode(how == "inference"):
+        given = edge_index.to(device).clone()
+        if how == "int32":
+            given = given.int()
+        elif how == "columns of pairs":
+            given = given.T.contiguous().T
+        for _ in range(2):
+            out = aggregate(pair(x.to(device)), given, reduce="mean")
+            torch.testing.assert_close(out.cpu(), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 def test_a_hub_on_a_gpu_is_cut_into_pieces():

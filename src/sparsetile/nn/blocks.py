@@ -175,14 +175,16 @@ class Block(Graph):
         Edges by target.
     layer : str
         What errors begin with.
+    copied : Tensor, optional
+        What ``rows`` will read, where nobody else holds it.
     """
 
-    def __init__(self, rows: _Rows, layer: str) -> None:
+    def __init__(self, rows: _Rows, layer: str, copied: Tensor | None = None) -> None:
         # What callers read of a graph, and no more: a block is made at every step.
         self.passing, self.planned, self.weighted, self.calls = True, None, False, 0
         self.multiplicity, self.loops = None, "keep"
         self._by_target = rows
-        self._layer = layer
+        self._layer, self._copied = layer, copied
         self._scales: dict[torch.dtype, Tensor] = {}  # of convolve
         self._canonical: Graph | None = None
 
@@ -265,7 +267,7 @@ class Block(Graph):
         """
         if not self._takes(x):
             return None
-        with lasting():
+        with _lasting():
             self._read()
             if self._by_target.has_loops:
                 return None
@@ -318,7 +320,15 @@ def make_block(
     if not takes_blocks(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:
         return None
     kind: type[BlockRows] | type[_HostRows] = BlockRows if edge_index.is_cuda else _HostRows
-    # Where it changes nothing a mode costs as much as a launch.
-    with lasting() if torch.is_inference_mode_enabled() else contextlib.nullcontext():
-        rows = kind.of_edges(edge_index.long(), by_target, shape)
-    return None if rows is None else Block(rows, layer)
+    with _lasting():
+        given = edge_index.long()
+        rows = kind.of_edges(given, by_target, shape)
+    if rows is None:
+        return None
+    # Edges that the caller holds are not held here: they would never end.
+    return Block(rows, layer, None if given is edge_index else given)
+
+
+def _lasting() -> contextlib.AbstractContextManager[None]:
+    """As ``lasting``; where it changes nothing a mode costs as much as a launch."""
+    return lasting() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
