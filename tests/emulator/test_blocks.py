@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels import blocks as kernel_blocks
+from sparsetile.nn import GCNConv, SAGEConv, aggregate, cache, clear_graph_cache
+from sparsetile.nn import blocks as nn_blocks
 from sparsetile.systems.csr import blocks
 from sparsetile.systems.csr.blocks import BlockRows
 from tests.contracts.cases import MATRICES, csr_of
@@ -186,3 +189,58 @@ def test_what_the_checkers_watch_is_right(name: str):
         made = st.plan(matrix.given.with_values(None), 7, dtype=dtype, system="cpu")
         checked_products._block(made, matrix, 7, seen, want)
     assert seen.products == (16 if matrix.given.nnz else 0)
+
+
+@pytest.fixture
+def on_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Layers on the host multiply sampled blocks as they do on a GPU."""
+    clear_graph_cache()
+    monkeypatch.setattr(nn_blocks, "_HostRows", BlockRows)
+    cache._Regime.passing = True
+    yield
+    clear_graph_cache()
+
+
+def same_as_pyg(mine: torch.nn.Module, theirs: torch.nn.Module, x: Any, given: Tensor) -> None:
+    theirs.load_state_dict(mine.state_dict())
+    found = []
+    for layer in (mine, theirs):
+        cache._Regime.passing = True
+        out = layer(x, given)
+        leaves = (x[0] if isinstance(x, tuple) else x, *layer.parameters())
+        grad = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
+        found.append([out, *torch.autograd.grad(out, leaves, grad)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("on_host")
+@pytest.mark.parametrize("how", ["by target", "unsorted", "int32", "strided"])
+def test_layers_on_blocks_of_a_gpu_are_pyg_s(how: str):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    given = edges(90, (12, 30), how != "unsorted")
+    given = given.int() if how == "int32" else given.T.contiguous().T if how == "strided" else given
+    x = torch.randn(30, 6, requires_grad=True)
+    for wide in (4, 9):
+        for aggr in ("mean", "sum"):
+            pair = SAGEConv(6, wide, aggr=aggr), pyg.SAGEConv(6, wide, aggr=aggr)
+            same_as_pyg(*pair, (x, x[:12]), given.long() if how == "int32" else given)
+        square = given[:, given[0] != given[1]].long()
+        same_as_pyg(GCNConv(6, wide), pyg.GCNConv(6, wide), x, square)
+    mine = aggregate((x, x[:12]), given, reduce="mean")
+    A = dense(given.long(), (12, 30))
+    want = A @ x.double() / A.sum(1, keepdim=True).clamp(min=1)
+    torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("on_host")
+@pytest.mark.parametrize(("row", "number"), [(0, 30), (1, -2)])
+def test_layers_refuse_edges_that_name_no_node(row: int, number: int):
+    given = edges(90, (30, 30), True)
+    given[row, 40] = number
+    for layer in (SAGEConv(6, 4), GCNConv(6, 4)):
+        mine = given.clone()
+        for _ in range(2):
+            cache._Regime.passing = True
+            with pytest.raises(ValueError, match=rf"{type(layer).__name__}: edge_index\[{row}\]"):
+                layer(torch.randn(30, 6), mine)
