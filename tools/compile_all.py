@@ -124,9 +124,8 @@ def kernel_digest(spec: KernelSpec) -> str:
 
 def unchanged(record: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
     """Return the configurations of a record whose kernels are today's."""
-    whole = record.get("digest") == compile_digest()
     held = record.get("kernels", {})
-    same = {n for n, spec in KERNELS.items() if whole or held.get(n) == kernel_digest(spec)}
+    same = {name for name, spec in KERNELS.items() if held.get(name) == kernel_digest(spec)}
     return {
         label: archs
         for label, archs in record.get("configurations", {}).items()
@@ -165,7 +164,6 @@ def collect(
     """
     digest, begun = compile_digest(), time.perf_counter()
     found: dict[str, dict[str, list[int]]] = dict(known or {})
-    work = [job for job in work if job.source.label not in found]
     refused: list[str] = []
 
     def one(job: Job) -> list[int] | str:

@@ -19,6 +19,7 @@ __all__ = [
     "Group",
     "Loss",
     "Relative",
+    "Row",
     "against_sum",
     "attach_baselines",
     "break_even",
@@ -276,8 +277,8 @@ def _group(key: tuple[Any, ...], members: list[Record]) -> Group:
 
 
 @dataclass(frozen=True)
-class Relative:
-    """Time of another product of one system over that of its forward sum, over one suite."""
+class Row:
+    """What a row of a table is about: the products of one suite, machine, operation and width."""
 
     suite: str
     device_name: str
@@ -285,6 +286,12 @@ class Relative:
     reduce: str
     dtype: str
     n: int
+
+
+@dataclass(frozen=True)
+class Relative(Row):
+    """Time of another product of one system over that of its forward sum, over one suite."""
+
     label: str
     count: int
     geomean: float

@@ -1,8 +1,8 @@
 """What the planner's choice loses against hindsight: the fastest of everything that was measured.
 
-Everything is each system by name, in the orders and configurations that a record has, and the
-baselines that are candidates of the planner: cuSPARSE's algorithms and dense. Products are those
-that have a time of ``auto`` and of at least two of the library's systems in the same file.
+Everything is each system by name, dense among them, in the orders and configurations that a record
+has, and cuSPARSE's algorithms. Products are those that have a time of ``auto`` and of at least two
+of the library's sparse systems in the same file.
 """
 
 from __future__ import annotations
@@ -12,31 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsetile.bench.analysis import geomean, product_key, setting, system_label, yardstick
+from sparsetile.bench.analysis import Row, geomean, product_key, setting, system_label, yardstick
 from sparsetile.bench.record import Record
 
 __all__ = ["AUTO", "Hindsight", "against_hindsight"]
 
 AUTO = "auto"
-# Systems by name that a product must have a time of.
+# Sparse systems by name that a product must have a time of.
 FEWEST = 2
 # Losses above this are counted one by one.
 MUCH = 1.2
 
 
 @dataclass(frozen=True)
-class Hindsight:
+class Hindsight(Row):
     """Time of ``auto`` over the least one, over the products of one width and type.
 
     ``much`` counts products that lose over 20 %. ``systems`` are those that had a time.
     """
 
-    suite: str
-    device_name: str
-    op: str
-    reduce: str
-    dtype: str
-    n: int
     count: int
     geomean: float
     most: float
@@ -51,7 +45,7 @@ def _candidate(record: Record) -> bool:
     if record["status"] != "ok" or "ablation" in record["config"]:
         return False
     named = record["kind"] == "system" and record["system"] != AUTO
-    return named or record["system"] == "dense" or record["system"] in yardstick(record)
+    return named or record["system"] in yardstick(record)
 
 
 def against_hindsight(records: Sequence[Record]) -> list[Hindsight]:

@@ -167,76 +167,69 @@ def _losses(groups: Sequence[Group]) -> list[str]:
     return ["", "Losses:", "", *lines] if lines else []
 
 
-def _relatives(records: Sequence[Record]) -> list[str]:
-    rows = against_sum(records)
+def _section(title: str, about: str, columns: str, rows: Sequence[str]) -> list[str]:
+    """Return a headed table; nothing without a row.
+
+    Parameters
+    ----------
+    columns : str
+        Head of the table, and the line below it that aligns its columns.
+    """
     if not rows:
         return []
-    lines = [
-        "",
-        "### Other products, over the time of the forward sum",
-        "",
+    return ["", f"### {title}", "", about, "", *columns.splitlines(), *rows]
+
+
+def _relatives(records: Sequence[Record]) -> list[str]:
+    return _section(
+        "Other products, over the time of the forward sum",
         "Below 1 is faster than the sum of the same matrix, width and type.",
-        "",
-        "| product | N | system | geomean | least | most | products |",
+        "| product | N | system | geomean | least | most | products |\n"
         "| --- | ---: | --- | ---: | ---: | --- | ---: |",
-    ]
-    for row in rows:
-        title = _title(row.op, row.reduce, row.dtype, row.device_name)
-        most = f"{row.most:.2f} {row.most_matrix}"
-        lines.append(
-            f"| {title} | {row.n} | {row.label} | {row.geomean:.2f} | {row.least:.2f} | {most} | "
+        [
+            f"| {_title(row.op, row.reduce, row.dtype, row.device_name)} | {row.n} | {row.label} | "
+            f"{row.geomean:.2f} | {row.least:.2f} | {row.most:.2f} {row.most_matrix} | "
             f"{row.count} |"
-        )
-    return lines
+            for row in against_sum(records)
+        ],
+    )
 
 
 def _hindsight(records: Sequence[Record]) -> list[str]:
-    rows = against_hindsight(records)
-    if not rows:
-        return []
-    lines = [
-        "",
-        "### The choice of `auto` against hindsight",
-        "",
+    return _section(
+        "The choice of `auto` against hindsight",
         "Time of `auto` over that of the fastest system or baseline of the same file, product by "
         "product; 1.00 is what hindsight would choose.",
-        "",
-        "| product | N | geomean | most | fastest there | over 20 % | products | systems |",
+        "| product | N | geomean | most | fastest there | over 20 % | products | systems |\n"
         "| --- | ---: | ---: | --- | --- | ---: | ---: | --- |",
-    ]
-    for row in rows:
-        title = _title(row.op, row.reduce, row.dtype, row.device_name)
-        lines.append(
-            f"| {title} | {row.n} | {row.geomean:.3f} | {row.most:.2f} {row.most_matrix} | "
-            f"{row.fastest} | {row.much} | {row.count} | {', '.join(row.systems)} |"
-        )
-    return lines
+        [
+            f"| {_title(row.op, row.reduce, row.dtype, row.device_name)} | {row.n} | "
+            f"{row.geomean:.3f} | {row.most:.2f} {row.most_matrix} | {row.fastest} | {row.much} | "
+            f"{row.count} | {', '.join(row.systems)} |"
+            for row in against_hindsight(records)
+        ],
+    )
 
 
 def _planning(records: Sequence[Record]) -> list[str]:
-    rows = planning_split(records)
-    if not rows:
-        return []  # records from before the split: one figure of build
-    lines = [
-        "",
-        "### Planning, milliseconds",
-        "",
-        "Medians over the matrices, each column on its own; compiling is left out. *Rest* is "
-        "intake, choosing and preparing gradients. *Pays after* is the median number of products "
-        "where planning ever pays.",
-        "",
-        "| product | N | system | reorder | format | schedule | rest | all | pays after | on |",
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in rows:
+    rows = []  # none of records from before the split: one figure of build
+    for row in planning_split(records):
         parts = (row.reorder, row.format, row.schedule, row.rest, row.total)
         spent = " | ".join(f"{1e3 * seconds:.2f}" for seconds in parts)
         after = "never" if row.break_even is None else f"{row.break_even:,.0f}"
-        lines.append(
+        rows.append(
             f"| {row.dtype}, {row.device_name} | {row.n} | {row.label} | {spent} | {after} | "
             f"{row.paid}/{row.count} |"
         )
-    return lines
+    return _section(
+        "Planning, milliseconds",
+        "Medians over the matrices, each column on its own; compiling is left out. *Rest* is "
+        "intake, choosing and preparing gradients. *Pays after* is the median number of products "
+        "where planning ever pays.",
+        "| product | N | system | reorder | format | schedule | rest | all | pays after | on |\n"
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        rows,
+    )
 
 
 def _ladders(suite: Suite, records: Sequence[Record]) -> list[str]:
