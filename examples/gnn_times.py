@@ -3,7 +3,8 @@
 python examples/gnn_times.py > gnn_times.jsonl
 
 Forward and backward of GATConv on a whole graph, steps of two SAGEConv layers on sampled blocks
-(fan-out 15, 10) that are new at every step, and what planning such a block costs. On a GPU if there
+(fan-out 15, 10) that are new at every step, of two GCNConv layers on the larger of these, and what
+planning such a block costs. On a GPU if there
 is one; bytes are counted there alone. PyG must be installed.
 """
 
@@ -130,6 +131,42 @@ def minibatches(graph: st.CSR, device: str, batch: int, count: int) -> Any:
     return found | {"steps_an_epoch": len(drawn), "batch": batch}
 
 
+def convolutions(graph: st.CSR, device: str, batch: int, count: int) -> Any:
+    """Two GCNConv layers on sampled subgraphs, whose targets are among the sources."""
+    from torch_geometric import nn as pyg
+
+    example = sampler()
+    graph = graph.to(device)
+    nodes = graph.shape[0]
+    x = torch.randn(nodes, WIDTH, device=device)
+    drawn = [
+        example.sample_blocks(graph, torch.randperm(nodes, device=device)[:batch]) for _ in range(8)
+    ]
+    nets = {
+        "sparsetile": nn.ModuleList([ours.GCNConv(WIDTH, 256), ours.GCNConv(256, 64)]),
+        "pyg": nn.ModuleList([pyg.GCNConv(WIDTH, 256), pyg.GCNConv(256, 64)]),
+    }
+    nets["pyg"].load_state_dict(nets["sparsetile"].state_dict())
+
+    def epoch(net: nn.ModuleList) -> Callable[[], Tensor]:
+        net.to(device)
+
+        def run() -> Tensor:
+            for names, blocks in drawn:
+                h, edge_index = x[names], blocks[0].edge_index
+                edge_index = edge_index[:, edge_index[0] != edge_index[1]]  # a new tensor
+                for layer in net:
+                    h = layer(h, edge_index).relu()
+                h.square().mean().backward()
+            return h
+
+        return run
+
+    steps = {name: epoch(net) for name, net in nets.items()}
+    found = compare("gcn mini-batch", steps, count, device)
+    return found | {"steps_an_epoch": len(drawn), "batch": batch}
+
+
 def planning(graph: st.CSR, device: str, batch: int, count: int) -> Any:
     graph = graph.to(device)
     seeds = torch.randperm(graph.shape[0], device=device)[:batch]
@@ -161,6 +198,7 @@ def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
     found = [
         attention(graph, device, options.steps),
         minibatches(graph, device, options.batch, options.steps),
+        convolutions(graph, device, options.batch, options.steps),
         planning(graph, device, options.batch, options.steps),
     ]
     for entry in found:

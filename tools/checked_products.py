@@ -37,6 +37,7 @@ from sparsetile.plan.graph_attention import (
     graph_attention,
 )
 from sparsetile.plan.planner import build_plan
+from sparsetile.systems.csr.blocks import BlockRows
 from sparsetile.systems.registry import SYSTEMS, exact_system
 from sparsetile.systems.shared.columns import epilogue_gradient, takes_epilogue_gradient
 from sparsetile.systems.shared.gather import gather_rows, gathers
@@ -192,6 +193,34 @@ def _pattern(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> 
         G = matrix.G[:, :n].to(made.device, made.dtype)
         (found,) = torch.autograd.grad(made.run(B, values=values), values, G)
         seen.product("gradient of the values", found, matrix.gradient(n))
+
+
+def _block(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> None:
+    """The pattern as edges of a graph that passes by, sorted by row and as columns come."""
+    csr, edges = matrix.given.with_values(None), matrix.given.nnz
+    if not edges:
+        return
+    B = matrix.B[:, :n].to(made.device, made.dtype)
+    G = matrix.G[:, :n].to(made.device, made.dtype)
+    lengths = csr.row_lengths().clamp(min=1).unsqueeze(1)
+    turned = reference(csr.transposed(), matrix.G[:, :n] / lengths)[0]
+    sizes = reference(csr.transposed(), (matrix.G[:, :n] / lengths).abs())[0]
+    order = torch.argsort(csr.indices.long() * edges + torch.arange(edges))
+    edge_index = torch.stack([csr.indices.long(), csr.row_ids()])
+    for how, given in (("edges", edge_index), ("edges in disorder", edge_index[:, order])):
+        given = given.to(made.device)
+        rows = BlockRows.of_edges(given, True, csr.shape)
+        products = (
+            ("sum", rows.multiply(B), want["sum"]),
+            ("mean", rows.multiply(B, "rows"), want["mean"]),
+            ("transpose", rows.transposed.multiply(G), want["transpose"]),
+        )
+        for what, C, expected in products:
+            assert C is not None, "the matrix has such rows and columns"
+            seen.product(f"{what} of {how}", C, expected[:, :n])
+        C = rows.transposed.multiply(G, "columns")
+        assert C is not None
+        seen.near(f"gradient of a mean of {how}", C, turned, sizes)
 
 
 def _score_terms(
@@ -407,6 +436,8 @@ def watch(
                     _pattern(made, matrix, n, seen, want)
                     _gathered(made, matrix, n, seen)
                     _epilogue_gradient(made, matrix, n, seen)
+                    if made.device.type == "cuda" and not weighted:
+                        _block(made, matrix, n, seen, want)
                     if made.device.type == "cuda" and dtype in ATTENTION_DTYPES:
                         _attention(made, matrix, n, weighted, seen)
                         if not weighted and made.shape[0] == made.shape[1]:

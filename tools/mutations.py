@@ -137,6 +137,8 @@ SUITES = {
     "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
     "row lists": Suite(("tests/formats/test_device_rows.py",), kernel="list_rows"),
     "bundles": Suite(("tests/formats/test_device_rows.py",), kernel="pack_bundles"),
+    "blocks": Suite(("tests/nn/test_blocks.py",), kernel="spmm_block"),
+    "turned blocks": Suite(("tests/nn/test_blocks.py",), kernel="transpose_block"),
 }
 
 
@@ -833,6 +835,33 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("cell.number % p.fixed", "cell.number", "slot of an entry in its column"),
         ("cell.row * kTileColumns + slice", "cell.row + slice", "row of a slot"),
         ("p.rest_sums[i] - 1", "p.rest_sums[i]", "place of an entry outside"),
+    ),
+    # -- sampled blocks
+    *_in(
+        "spmm_block.cu",
+        "blocks",
+        ("number >= 0 && ", "", "numbers below zero"),
+        ("number < count", "number <= count", "one past the last row"),
+        ("p.targets[i - 1] > row", "p.targets[i - 1] > row + 1", "rows that do not ascend"),
+        ("row == column", "row == column + 1", "edges from a node to itself"),
+        ("low += less * step", "low += (less + 1) * step", "first entry of a row"),
+        ("row_of_entry(p, entry) == row", "row_of_entry(p, entry) >= row", "where a row ends"),
+        ("first + u < count", "first + u <= count", "entries of the next row"),
+        ("Acc(1) / Acc(max(p.divisors[of_b], 1))", "Acc(1)", "gradient of a mean"),
+        ("begin + kAlone < p.edges", "begin + kAlone < 0", "entries of a long row"),
+        ("mine + share < last", "mine + share <= 0", "shares of a long row"),
+        ("p.mean && end > begin", "p.mean && end < begin", "means"),
+        ("static_cast<int>(end - begin)", "static_cast<int>(end - begin + 1)", "lengths of rows"),
+        ("row < 0 ? 0", "row <= 0 ? 0", "end of the first row"),
+    ),
+    *_in(
+        "transpose_block.cu",
+        "turned blocks",
+        ("lane >= step", "lane > step", "running sums of a warp"),
+        ("other < warp", "other + 1 < warp", "sums of warps before"),
+        ("place += here", "place += 1", "places of columns"),
+        ("p.unsorted[other] < entry", "p.unsorted[other] > entry", "order of a column's entries"),
+        ("column == 0 ? 0 : p.ends[column - 1]", "p.ends[column]", "where a column begins"),
     ),
     # -- rows counted, listed and bundled on a GPU
     *_in(

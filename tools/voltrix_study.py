@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsetile.balance.cost_model import Reading, fit_cost_model
 from sparsetile.bench.environment import commit as source_commit
 from sparsetile.cli.console import note
 from sparsetile.core.checks import one_of
@@ -49,10 +48,11 @@ from sparsetile.kernels.bmat import Pipe
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems import registry
 from sparsetile.systems.voltrix.cost import COPY_SHARE
+from sparsetile.tune.fit import fit_readings, readings_of, with_window_tiles
 from tools.record import machine_facts, write_json
 from tools.rsh_study import Case, run_study
 
-__all__ = ["EXPERIMENTS", "MATRICES", "main", "overlap_rate", "r2_of", "with_window_tiles"]
+__all__ = ["EXPERIMENTS", "MATRICES", "main", "overlap_rate"]
 
 SCHEMA = 1
 MATRICES = (
@@ -64,40 +64,9 @@ LADDER = ("sync", "tma", "bmat", "multitier", "bits", None)
 # The paper's sensitivity test: tiles of a window.
 GAMMA_MEAN, DEVIATIONS, GAMMA_WINDOWS, GAMMA_COLUMNS = 256, (0, 64, 128, 192), 1056, 16384
 BALANCE = (None, "contiguous", "greedy", "unbalanced", "multitier")
-# Generated products of the fit: windows, tiles of each, width of B.
-FIT_WINDOWS, FIT_TILES, FIT_WIDTHS = (500, 1000, 2000, 4000), (4, 16, 48, 96), (256, 512, 1024)
-FIT_COLUMNS, FIT_SHARE = 8192, 0.8
 BUDGET = 0.004
 
 Found = dict[str, Any]
-
-
-def with_window_tiles(tiles: Sequence[int], columns: int, seed: int = 0) -> CSR:
-    """A matrix whose windows of sixteen rows have these tiles of eight columns, one entry a column.
-
-    Columns of a window are spread evenly over A, from a random first one on.
-    """
-    random = np.random.default_rng(seed)
-    rows, cols = [], []
-    for window, count in enumerate(tiles):
-        wanted = 8 * count
-        if wanted > columns:
-            raise value_error(
-                "with_window_tiles", "tiles", f"at most {columns // 8} a window", count,
-                "Use more columns",
-            )  # fmt: skip
-        if not wanted:
-            continue
-        step = columns // wanted
-        cols.append((random.integers(columns) + np.arange(wanted) * step) % columns)
-        rows.append(window * WINDOW_ROWS + random.integers(0, WINDOW_ROWS, wanted))
-    row = torch.from_numpy(np.concatenate(rows or [np.empty(0, int)]))
-    col = torch.from_numpy(np.concatenate(cols or [np.empty(0, int)]))
-    key = torch.sort(row * columns + col).values
-    indptr = torch.zeros(WINDOW_ROWS * len(tiles) + 1, dtype=torch.int64)
-    indptr[1:] = torch.cumsum(torch.bincount(key // columns, minlength=indptr.numel() - 1), 0)
-    values = torch.from_numpy(random.standard_normal(key.numel())).float()
-    return CSR(indptr, (key % columns).int(), values, (indptr.numel() - 1, columns))
 
 
 def gamma_tiles(deviation: float, windows: int = GAMMA_WINDOWS, seed: int = 0) -> list[int]:
@@ -127,34 +96,24 @@ def gamma(device: torch.device) -> Found:
     return {**found, "wrong": wrong}
 
 
-def r2_of(expected: Sequence[float], predicted: Sequence[float]) -> float:
-    """Share of the variance of ``expected`` that the predictions explain."""
-    actual, guess = np.array(expected), np.array(predicted)
-    spread = float(((actual - actual.mean()) ** 2).sum())
-    return 1.0 - float(((actual - guess) ** 2).sum()) / spread if spread else 1.0
-
-
 def fit(device: torch.device) -> Found:
     """Coefficients of Equation 1 with D in columns of B, and R² on products not fitted to."""
-    readings, wrong = [], []
-    for windows, tiles in itertools.product(FIT_WINDOWS, FIT_TILES):
-        csr = with_window_tiles([tiles] * windows, FIT_COLUMNS, seed=windows + tiles)
-        case = Case(f"{windows} windows of {tiles}", csr, device)
-        for n in FIT_WIDTHS:
-            product = case.product("voltrix", n=n, dtype=F32)
-            readings.append(Reading(windows * tiles, windows, n, product["time"]["p50"]))
-        wrong += case.wrong
-    order = np.random.default_rng(0).permutation(len(readings))
-    held = round(FIT_SHARE * len(readings))
-    used, rest = [readings[i] for i in order[:held]], [readings[i] for i in order[held:]]
-    found = fit_cost_model(used)
-    guesses = [found.model.seconds(r.tiles, r.windows, r.width) for r in rest]
+    wrong: list[str] = []
+
+    def measure(csr: CSR, name: str, n: int) -> float:
+        case = Case(name, csr, device)
+        product = case.product("voltrix", n=n, dtype=F32)
+        wrong.extend(case.wrong)
+        return float(product["time"]["p50"])
+
+    found = fit_readings(readings_of(measure))
+    model = found.model
     return {
-        "model": asdict(found.model),
-        "tiles_of_a_window": found.model.window / found.model.tile if found.model.tile else None,
-        "r2_fitted": found.r2,
-        "r2_others": r2_of([r.seconds for r in rest], guesses),
-        "readings": [asdict(r) for r in readings],
+        "model": asdict(model),
+        "tiles_of_a_window": model.window / model.tile if model.tile else None,
+        "r2_fitted": found.r2_fitted,
+        "r2_others": found.r2_others,
+        "readings": [asdict(r) for r in found.readings],
         "wrong": wrong,
     }
 

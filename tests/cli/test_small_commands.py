@@ -9,6 +9,7 @@ import torch
 
 import sparsetile
 from sparsetile.cli import compile as compile_module
+from sparsetile.core.fitted import keep_fitted
 from sparsetile.data.generators import banded
 from tests.cli.conftest import Cli, assert_refused
 from tests.cli.test_compile import few
@@ -94,6 +95,21 @@ def test_kept_timings_are_shown_located_and_cleared(cli: Cli):
     assert timing["key"]["n"] == 8 and timing["system"] in timing["measured"]
     assert "removed 1 files" in cli("tune", "clear").err
     assert cli("tune", "--json").json["timings"] == []
+
+
+def test_tune_shows_and_clears_cost_models(cli: Cli):
+    keep_fitted("NVIDIA H200", "kernels", {"tile": 4e-12, "window": 1.2e-11}, 0.99, 0.98)
+    out = " ".join(cli("tune").out.split())
+    assert "NVIDIA H200: voltrix's schedule" in out and "tile 4e-12" in out and "0.9800" in out
+    (model,) = cli("tune", "--json").json["fitted"]
+    assert model["coefficients"]["window"] == 1.2e-11
+    assert "removed 1 files" in cli("tune", "clear").err
+    assert cli("tune", "--json").json["fitted"] == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
+def test_tune_fits_on_a_gpu_alone(cli: Cli):
+    assert_refused(cli("tune", "--fit"), "tune: --fit must be run on a machine with a GPU")
 
 
 def test_tune_refuses_bad_usage(cli: Cli):

@@ -327,6 +327,21 @@ def test_dense_products_in_16_bits_are_added_up_in_float32(dtype, lead):
         assert_close(one, csr, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lead", [(), (2,)], ids=str)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_dense_writes_into_a_transposed_result(dtype, lead, rows):
+    """One row of columns that are no multiple of 16 bytes: cuBLAS refused the strides of it."""
+    csr = csr_of(random_matrix(rows, 33, 0.6), dtype=dtype).to("cuda")
+    plan = st.plan(csr, 64, system="dense")
+    B = torch.randn(*lead, 33, 64, device="cuda").to(dtype)
+    out = torch.full((*lead, 64, rows), torch.nan, device="cuda").to(dtype).mT
+    for one, b in zip(plan.run(B, out=out) if lead else [plan.run(B, out=out)],
+                      B if lead else [B], strict=True):  # fmt: skip
+        assert_close(one, csr, b)
+    assert out.isfinite().all()
+
+
 def test_dense_scales_before_it_rounds():
     A = (torch.tensor([0, 2000]), torch.arange(2000), torch.full((2000,), 50.0), (1, 2000))
     plan = st.plan(A, 8, dtype=torch.float16, system="dense", device="cuda")

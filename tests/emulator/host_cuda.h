@@ -99,8 +99,9 @@ inline int atomicAdd(int* address, int value) {
 inline unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
   return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
 }
-inline long long atomicMax(long long* address, long long value) {
-  const long long found = *address;  // threads take turns
+template <typename Number>
+inline Number atomicMax(Number* address, Number value) {
+  const Number found = *address;  // threads take turns
   *address = max(found, value);
   return found;
 }

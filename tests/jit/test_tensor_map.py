@@ -138,7 +138,7 @@ def test_rows_that_overlap_or_are_too_far_apart_are_refused(driver, row_bytes):
         encode_matrix(0, torch.float16, (300, 70), row_bytes, (64, 64))
     assert str(caught.value) == (
         "tensor map: the rows must be at least 140 and under 2^40 bytes apart, got "
-        f"{row_bytes} bytes. Copy the matrix to rows of their own."
+        f"{row_bytes} bytes. Copy it to a contiguous matrix."
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.nn import GINConv, SAGEConv, aggregate, blocks, clear_graph_cache
+from sparsetile.nn import GCNConv, GINConv, SAGEConv, aggregate, blocks, clear_graph_cache
 from sparsetile.nn.blocks import Block, make_block
 from sparsetile.nn.cache import _Regime, find_graph
 from sparsetile.nn.graph import PASSING_CALLS
@@ -130,6 +130,18 @@ def test_what_a_block_does_not_take_is_what_the_graph_gives(
         torch.testing.assert_close(found, want, rtol=tight, atol=tight)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_negative_views_keep_their_signs(reduce: str):
+    edge_index, x = edges(), torch.randn(SOURCES, N)
+    given = torch._neg_view(x).requires_grad_()
+    out = aggregate(pair(given), edge_index, reduce=reduce)
+    torch.testing.assert_close(out.double(), expected(-x, edge_index, reduce), rtol=1e-5, atol=1e-5)
+    grad = torch.randn(TARGETS, N)
+    (mine,) = torch.autograd.grad(out, given, torch._neg_view(grad), retain_graph=True)
+    (want,) = torch.autograd.grad(out, given, -grad)
+    torch.testing.assert_close(mine, want)
+
+
 def test_a_block_that_stays_becomes_a_graph():
     edge_index, x = edges(), torch.randn(SOURCES, N)
     want = expected(x, edge_index, "mean").float()
@@ -170,11 +182,11 @@ def test_edges_that_name_no_node_are_named():
 
 def test_no_edges_and_other_devices_have_no_block(monkeypatch: pytest.MonkeyPatch):
     none = torch.empty(2, 0, dtype=torch.int64)
-    assert make_block(none[0], none[1], (TARGETS, SOURCES)) is None
+    assert make_block("t", none, True, (TARGETS, SOURCES)) is None
     out = aggregate(pair(torch.randn(SOURCES, N)), none)
     assert out.shape == (TARGETS, N) and not out.any()
     monkeypatch.setattr(blocks, "_DEVICES", ("cuda",))
-    assert make_block(*edges(), (TARGETS, SOURCES)) is None
+    assert make_block("t", edges(), True, (TARGETS, SOURCES)) is None
 
 
 @pytest.mark.parametrize("kind", [SAGEConv, GINConv])
@@ -195,3 +207,210 @@ def test_layers_of_blocks_are_those_of_graphs(kind: type, monkeypatch: pytest.Mo
     clear_graph_cache()
     for found, want in zip(mine, step(), strict=True):
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+
+
+def square(loops: bool, device: str = "cpu", nodes: int = 30) -> Tensor:
+    """Edges among nodes, by target, with parallel ones."""
+    generator = torch.Generator().manual_seed(3)
+    found = torch.randint(nodes, (2, 120), generator=generator)
+    found = found if loops else found[:, found[0] != found[1]]
+    return found[:, found[1].argsort(stable=True)].to(device)
+
+
+def check_convolutions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GCNConv on blocks beside the canonical graph's, with gradients."""
+    for loops, wide, flow in itertools.product(
+        (False, True), (5, 40), ("source_to_target", "target_to_source")
+    ):
+        torch.manual_seed(5)
+        layer = GCNConv(N, wide, flow=flow).to(device)
+        torch.nn.init.normal_(layer.bias)
+        edge_index = square(loops, device)
+        x = torch.randn(30, N, device=device, requires_grad=True)
+        grad = torch.randn(30, wide, device=device)
+        taken: list[object] = []
+        convolve = Block.convolve
+
+        def noted(self, *args, convolve=convolve, taken=taken):
+            taken.append(convolve(self, *args))
+            return taken[-1]
+
+        def step(layer=layer, x=x, grad=grad, edge_index=edge_index) -> list[Tensor]:
+            out = layer(x, edge_index.clone(), relu=True)
+            leaves = (x, layer.lin.weight, layer.bias)
+            return [out, *torch.autograd.grad(out, leaves, grad)]
+
+        _Regime.passing = True
+        with monkeypatch.context() as patch:
+            patch.setattr(Block, "convolve", noted)
+            mine = step()
+            assert len(taken) == 1 and (taken[0] is None) == loops == _Regime.looped
+            _Regime.passing = True
+            step()
+            assert len(taken) == (1 if loops else 2), "the next one is not tried"
+        with monkeypatch.context() as patch:
+            patch.setattr(blocks, "_DEVICES", ())
+            clear_graph_cache()
+            want = step()
+        for found, expected_one in zip(mine, want, strict=True):
+            torch.testing.assert_close(found, expected_one, rtol=1e-4, atol=1e-4)
+
+
+def test_convolutions_of_blocks_are_those_of_graphs(monkeypatch: pytest.MonkeyPatch):
+    check_convolutions("cpu", monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_convolutions_of_blocks_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    check_convolutions("cuda", monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_convolutions_in_other_types(dtype: torch.dtype):
+    torch.manual_seed(6)
+    layer = GCNConv(N, 5).to(dtype)
+    x, edge_index = torch.randn(30, N).to(dtype), square(False)
+    A = torch.zeros(30, 30, dtype=torch.float64)
+    A.index_put_((edge_index[1], edge_index[0]), A.new_ones(1), accumulate=True)
+    A += torch.eye(30)
+    scale = A.sum(1).rsqrt()
+    want = scale[:, None] * A * scale @ (x.double() @ layer.lin.weight.double().T)
+    close = {"rtol": 1e-9, "atol": 1e-9} if dtype is torch.float64 else {"rtol": 3e-2, "atol": 3e-2}
+    out = layer(x, edge_index)
+    assert out.dtype is dtype and isinstance(blocks_alive()[-1], Block)
+    torch.testing.assert_close(out.double(), want, **close)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = GCNConv(N, 5)(torch.randn(30, N), square(False))
+    assert half.dtype is torch.bfloat16
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("by_target", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_blocks_on_a_gpu(by_target: bool, reduce: str, dtype: torch.dtype):
+    for n in (1, 7, 64, 130):
+        edge_index = edges(by_target)
+        x = torch.randn(SOURCES, n, device="cuda").to(dtype).requires_grad_()
+        grad = torch.randn(TARGETS, n, device="cuda").to(dtype)
+        given = edge_index.cuda()
+        out = aggregate(pair(x), given, reduce=reduce)
+        assert isinstance(next(reversed(blocks_alive())), Block)
+        (d_x,) = torch.autograd.grad(out, x, grad)
+        wide = x.detach().cpu().double().requires_grad_()
+        want = expected(wide, edge_index, reduce)
+        (want_d,) = torch.autograd.grad(want, wide, grad.cpu().double())
+        tight = 4e-2 if dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(out.cpu().double(), want, rtol=tight, atol=tight)
+        torch.testing.assert_close(d_x.cpu().double(), want_d, rtol=tight, atol=tight)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_large_blocks_on_a_gpu_have_the_same_bits_in_every_run():
+    generator = torch.Generator().manual_seed(7)
+    source = (torch.rand(90_000, generator=generator) ** 3 * 30_000).long()  # hubs among them
+    target = torch.randint(8_000, (90_000,), generator=generator).sort().values
+    given = torch.stack([source, target]).cuda()
+    x = torch.randn(30_000, 128, device="cuda", requires_grad=True)
+    grad = torch.randn(8_000, 128, device="cuda")
+    runs = []
+    for _ in range(3):
+        out = aggregate((x, x[:8_000]), given.clone(), reduce="mean")
+        runs.append((out, *torch.autograd.grad(out, x, grad)))
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+    A = torch.sparse_coo_tensor(
+        given.flip(0), torch.ones(90_000, device="cuda").double(), (8_000, 30_000)
+    )
+    count = torch.bincount(given[1], minlength=8_000).clamp(min=1).unsqueeze(1)
+    want = torch.sparse.mm(A, x.detach().double()) / count
+    torch.testing.assert_close(runs[0][0].double(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("how", ["int32", "columns of pairs", "inference"])
+def test_edges_that_are_copied_first(how: str, device: str):
+    edge_index, x = edges(), torch.randn(SOURCES, N)
+    want = expected(x, edge_index, "mean").float()
+    with torch.inference_mode(how == "inference"):
+        given = edge_index.to(device).clone()
+        if how == "int32":
+            given = given.int()
+        elif how == "columns of pairs":
+            given = given.T.contiguous().T
+        for _ in range(2):
+            out = aggregate(pair(x.to(device)), given, reduce="mean")
+            torch.testing.assert_close(out.cpu(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_a_hub_on_a_gpu_is_cut_into_pieces():
+    source = torch.randint(50, (40_000,))
+    target = torch.cat([torch.full((30_000,), 7), torch.randint(60, (10_000,))])
+    x = torch.randn(50, 33, device="cuda", requires_grad=True)
+    grad = torch.randn(60, 33, device="cuda")
+    for given in (torch.stack([source, target]), torch.stack([source, target.sort().values])):
+        out = aggregate((x, grad), given.cuda(), reduce="sum")
+        (d_x,) = torch.autograd.grad(out, x, grad)
+        A = torch.zeros(60, 50, dtype=torch.float64)
+        A.index_put_((given[1], given[0]), A.new_ones(1), accumulate=True)
+        want, want_d = A @ x.detach().cpu().double(), A.T @ grad.cpu().double()
+        torch.testing.assert_close(out.cpu().double(), want, rtol=1e-4, atol=2e-2)
+        torch.testing.assert_close(d_x.cpu().double(), want_d, rtol=1e-4, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+@pytest.mark.parametrize(("row", "number"), [(0, SOURCES), (0, -1), (1, TARGETS), (1, 2**40)])
+def test_an_edge_on_a_gpu_that_names_no_node_is_refused(reduce: str, row: int, number: int):
+    given = edges()
+    given[row, 17] = number
+    given, x = given.cuda(), torch.randn(SOURCES, N, device="cuda")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"aggregate: edge_index\[{row}\] must"):
+            aggregate(pair(x), given, reduce=reduce)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_other_demands_on_a_block_of_a_gpu():
+    """Of one tensor, before and after its first product."""
+    x = torch.randn(SOURCES, N, device="cuda")
+    for by_target in (True, False):
+        edge_index = edges(by_target)
+        given = edge_index.cuda()
+        dense_rows = dense(edge_index)
+        for reduce in ("max", "sum", "max"):
+            out = aggregate(pair(x), given, reduce=reduce).cpu().double()
+            if reduce == "sum":
+                want = dense_rows @ x.cpu().double()
+            else:
+                want = torch.zeros(TARGETS, N, dtype=torch.float64)
+                for t in range(TARGETS - 1):
+                    want[t] = x.cpu().double()[dense_rows[t] > 0].amax(0)
+            torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+        with torch.inference_mode():
+            aggregate(pair(x), given.clone(), reduce="mean")
+        with torch.autocast("cuda", torch.bfloat16):
+            half = aggregate(pair(x), given.clone(), reduce="sum")
+        assert half.dtype is torch.bfloat16
+        torch.testing.assert_close(
+            half.cpu().double(), dense_rows @ x.cpu().double(), rtol=4e-2, atol=4e-2
+        )

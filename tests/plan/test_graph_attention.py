@@ -20,7 +20,7 @@ def test_a_plan_of_the_cpu_is_refused_with_the_way_out():
     plan = st.plan(A, n=8)
     with pytest.raises(RuntimeError, match=r"attend: tensors must be those of a plan on a CUDA"):
         graph_attention(plan.flat, *operands(), None, None, None, 0.2)
-    with pytest.raises(RuntimeError, match=r"sparsetile\.nn\.GATConv, which takes another way"):
+    with pytest.raises(RuntimeError, match=r"sparsetile\.nn\.GATConv, which also runs"):
         graph_attention(plan.flat, *operands(), None, None, None, 0.2)
 
 

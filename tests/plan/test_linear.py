@@ -144,7 +144,7 @@ def test_the_operator_says_which_systems_have_it():
     )  # fmt: skip
     assert text == (
         "linear: recipe must be of a system that fuses linear layers, got CPURunner. Call "
-        "plan.linear, which takes another way then."
+        "plan.linear, which works with every system."
     )
 
 

@@ -71,7 +71,7 @@ def test_what_is_no_sparse_matrix_is_refused(A):
 def test_a_system_that_cannot_serve_says_why_and_so_do_the_others():
     text = said(st.UnsupportedError, lambda: made(system="csr"))
     assert text.startswith(
-        "plan: system must be able to serve this product, got csr. Each system's reason:\n"
+        "plan: system must support this product, got csr. Each system's reason:\n"
     )
     assert "  csr: runs on cuda, A is on cpu" in text
     assert "  cusparse: runs on cuda, A is on cpu" in text

@@ -15,7 +15,7 @@ from torch import nn
 import sparsetile.pyg
 from sparsetile.nn import cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
-from sparsetile.pyg import norms
+from sparsetile.pyg import matrix, norms
 from tests.nn.cases import FLOWS, NODES, WIDTH, directed_graph, pyg, weights_of
 from tests.nn.cases import without_parallel_edges as simple
 
@@ -144,6 +144,30 @@ def test_a_weighted_maximum_over_parallel_edges_is_pyg_s(products):
     layer = pyg.GraphConv(WIDTH, 5, aggr="max")
     assert_same(layer, torch.randn(NODES, WIDTH), edge_index, weights_of(edge_index))
     assert not products
+
+
+def test_graphs_that_pass_by_are_left_to_pyg_where_they_would_be_planned(products, monkeypatch):
+    """As on a GPU: weights and maxima of a block; a graph that stays is taken after all."""
+    monkeypatch.setattr(matrix, "_LEFT_TO_PYG", ("cpu",))
+    clear_graph_cache()
+    layer, x = pyg.GraphConv(WIDTH, 5), torch.randn(NODES, WIDTH)
+    edge_index = directed_graph()
+    weight = weights_of(edge_index)
+    want = layer(x, edge_index, weight)
+    with sparsetile.pyg.patch():
+        cache._Regime.passing = True
+        for _ in range(graphs.PASSING_CALLS):
+            torch.testing.assert_close(layer(x, edge_index, weight), want, **CLOSE)
+        assert not products
+        torch.testing.assert_close(layer(x, edge_index, weight), want, **CLOSE)
+        assert products, "this one stays"
+    clear_graph_cache()
+    assert not cache._passed
+    cache._Regime.passing = True
+    passing = edge_index.clone()
+    assert cache.passes_by(passing) and len(cache._passed) == 1
+    del passing
+    assert not cache._passed
 
 
 @pytest.mark.parametrize("name", OWN)

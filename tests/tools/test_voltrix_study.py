@@ -16,12 +16,11 @@ from tools.voltrix_study import (
     gamma_tiles,
     main,
     overlap_rate,
-    r2_of,
-    with_window_tiles,
 )
 
 from sparsetile.formats import BMat
 from sparsetile.kernels import bmat
+from sparsetile.tune.fit import r2_of, with_window_tiles
 
 
 def test_generated_windows_have_the_tiles_that_were_asked_for():

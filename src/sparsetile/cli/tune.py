@@ -1,15 +1,21 @@
-"""``sparsetile tune``: the timings that plans keep on disk."""
+"""``sparsetile tune``: what was measured on this machine and is kept on disk."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
+
+import torch
+import typer
 
 from sparsetile.cli.console import note, print_json, print_table, print_text
 from sparsetile.cli.options import ACTIONS, Action, Json
 from sparsetile.core.checks import one_of
+from sparsetile.core.device import machine
+from sparsetile.core.fitted import Fitted, clear_fitted, fitted_folder, kept_fits, read_fitted
 from sparsetile.tune import kept_timings
+from sparsetile.tune.fit import fit_schedule
 from sparsetile.tune.kept import Timing
 
 __all__ = ["tune"]
@@ -37,21 +43,58 @@ def _plain(timing: Timing) -> dict[str, Any]:
     return {**asdict(timing), "measured": sorted(timing.measured)}
 
 
-def tune(action: Action = "show", as_json: Json = False) -> int:
-    """Show, clear or locate the timings that plans stored on this machine."""
+def _told(fitted: Fitted) -> str:
+    named = ", ".join(f"{name} {each:.4g}" for name, each in fitted.coefficients.items())
+    return (
+        f"{fitted.gpu}: voltrix's schedule, seconds of Equation 1: {named}; R² "
+        f"{fitted.r2_fitted:.4f}, {fitted.r2_others:.4f} on products it was not fitted to"
+    )
+
+
+def _fit(as_json: bool) -> int:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fit_schedule(device)
+    found = read_fitted(machine(device).name)
+    assert found is not None, "just written"
+    if as_json:
+        print_json({"path": str(fitted_folder()), "fitted": asdict(found)})
+    else:
+        print_text(_told(found))
+    return 0
+
+
+def tune(
+    action: Action = "show",
+    fit: Annotated[
+        bool,
+        typer.Option(
+            "--fit",
+            help="Time generated products on this GPU, fit the cost model of voltrix's schedule to "
+            "them and store it; takes some seconds.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Show, clear or locate what is stored here: timings of plans, cost models of --fit."""
     one_of("tune", "action", action, ACTIONS)
+    if fit:
+        return _fit(as_json)
     kept = kept_timings()
     if action == "path":
         print_text(str(kept.folder))
         return 0
     if action == "clear":
-        note(f"sparsetile: removed {kept.clear()} files from {kept.folder}")
+        note(f"sparsetile: removed {kept.clear() + clear_fitted()} files from {kept.folder}")
         return 0
-    entries = kept.entries()
+    entries, fits = kept.entries(), kept_fits()
     if as_json:
-        print_json({"path": str(kept.folder), "timings": [_plain(each) for each in entries]})
-    elif entries:
+        timings, models = [_plain(each) for each in entries], [asdict(each) for each in fits]
+        print_json({"path": str(kept.folder), "timings": timings, "fitted": models})
+        return 0
+    if entries:
         print_table(_COLUMNS, [_row(each) for each in entries], right=("N", "ms"))
-    else:
+    for each in fits:
+        print_text(_told(each))
+    if not entries and not fits:
         print_text(f"nothing is kept in {kept.folder}")
     return 0

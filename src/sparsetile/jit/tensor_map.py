@@ -76,7 +76,7 @@ def _check(pointer: int, row_bytes: int, width: int, box: tuple[int, int], item:
     if not width * item <= row_bytes < _STRIDE_LIMIT:
         raise value_error(
             "tensor map", "the rows", f"at least {width * item} and under 2^40 bytes apart",
-            f"{row_bytes} bytes", "Copy the matrix to rows of their own",
+            f"{row_bytes} bytes", "Copy it to a contiguous matrix",
         )  # fmt: skip
     widest = _swizzle_bytes(item)
     if not 0 < box[0] <= _MAX_BOX_ROWS or not 0 < box[1] * item <= widest:

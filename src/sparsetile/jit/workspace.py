@@ -14,11 +14,15 @@ behind the last launch.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-__all__ = ["scratch", "zeroed_flag"]
+__all__ = ["scratch", "unused_flag", "zeroed_flag"]
+
+# Flags that are made zero at once.
+_FLAGS = 1024
 
 _Buffers = dict[tuple[int, int], tuple[Tensor, Tensor]]
 
@@ -29,6 +33,7 @@ class _Owned(threading.local):
     def __init__(self) -> None:
         self.buffers: _Buffers = {}
         self.flags: dict[tuple[int, int], Tensor] = {}
+        self.unused: dict[tuple[int, int], Iterator[Tensor]] = {}
 
 
 _shared: _Buffers = {}
@@ -85,3 +90,18 @@ def zeroed_flag(device: int, stream: int) -> Tensor:
             held = _owned.flags[device, stream] = _new_flag(device)
         return held
     return held.zero_()
+
+
+def unused_flag(device: int, stream: int) -> Tensor:
+    """Return one int32 that is 0 for work of the stream, and that nobody else is given.
+
+    Many are made at once: filling memory costs as much as a launch.
+    """
+    unused = _owned.unused.get((device, stream))
+    flag = None if unused is None else next(unused, None)
+    if flag is None:
+        with torch.inference_mode(False):
+            flags = torch.zeros(_FLAGS, dtype=torch.int32, device=f"cuda:{device}")
+            unused = _owned.unused[device, stream] = iter(flags.unbind(0))
+        flag = next(unused)
+    return flag

@@ -2,14 +2,16 @@
 
 The canonical form of a graph sorts its edges and joins parallel ones, and a plan chooses and lists.
 A block of a mini-batch is multiplied twice or three times, so that its sums and means take its
-edges by target, in the order given, and sort them by source where a gradient asks. Everything else
-(weights, max, min, autocast, transforms of torch.func) goes the way of :class:`Graph`.
+edges by target, in the order given, and sort them by source where a gradient asks. So does the
+convolution of :class:`sparsetile.nn.GCNConv`, whose scales are those of nodes. Everything else
+(weights, max, min, transforms of torch.func) goes the way of :class:`Graph`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,87 +20,147 @@ from sparsetile.intake import CSR
 from sparsetile.intake.canonical import Names, from_coordinates, row_pointers
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.nn.graph import PASSING_CALLS, Graph, Weights, lasting
-from sparsetile.plan.dispatch import plain_call
+from sparsetile.plan.dispatch import outlived, plain_call
+from sparsetile.plan.gradients import apply_of
 from sparsetile.plan.operator_gradients import mean_gradient, relu_gradient
 from sparsetile.reorder import Permutation
 from sparsetile.systems import BuiltSystem, Request, runner
 from sparsetile.systems.base import Epilogue
+from sparsetile.systems.csr.blocks import MAX_WIDTH, BlockRows
 from sparsetile.systems.registry import exact_system
 
-__all__ = ["Block", "make_block"]
+__all__ = ["Block", "make_block", "takes_blocks"]
 
-# Where blocks are multiplied like this. Not measured on a GPU yet.
-_DEVICES = ("cpu",)
+# Where blocks are multiplied like this.
+_DEVICES = ("cpu", "cuda")
+# Edges and nodes are counted in 32 bits, rows of a kernel's last thread block included.
+MAX_COUNT = 2**31 - 2**10
 
 
-class _Rows:
-    """A[target, source] by rows: columns in any order, one several times where edges are parallel.
+class _HostRows:
+    """A[row, column] on the CPU, as :class:`BlockRows` is on a GPU.
 
-    Built at the first product.
+    Columns in any order, one several times where edges are parallel. Built at the first product.
     """
 
-    def __init__(self, csr: CSR, origin: _Rows | None = None) -> None:
-        self._csr = csr
+    def __init__(
+        self, csr: CSR, *, origin: _HostRows | None = None, given_as: Tensor | None = None
+    ) -> None:
+        self.csr, self.shape, self.given_as = csr, csr.shape, given_as
         self._built: BuiltSystem | None = None
-        self._transposed: _Rows | None = None
+        self._has_loops: bool | None = None
+        self._transposed: _HostRows | None = None
         # Not held: a block's memory goes with it at once, and not when cycles are looked for.
         self._origin = None if origin is None else weakref.ref(origin)
 
-    def multiply(self, x: Tensor, epilogue: Epilogue) -> Tensor:
-        """Return A·x, or the mean of each row's entries, with bias and ReLU."""
+    @classmethod
+    def of_edges(
+        cls, edge_index: Tensor, by_target: bool, shape: tuple[int, int]
+    ) -> _HostRows | None:
+        """Return edges as entries of rows; None where one names no row or column."""
+        rows, columns = edge_index.unbind(0)[:: -1 if by_target else 1]
+        low, high = torch.aminmax(edge_index, dim=1)
+        ascending = (rows[1:] >= rows[:-1]).all()
+        facts = torch.stack([low.amin(), high[0], high[1], ascending.long()]).tolist()
+        least, *last, in_order = facts
+        last_row, last_column = last[::-1] if by_target else last
+        if least < 0 or last_row >= shape[0] or last_column >= shape[1]:
+            return None
+        order = None
+        if not in_order:
+            rows, order = torch.sort(rows, stable=True)
+            columns = columns[order]
+        csr = CSR(row_pointers(rows, shape[0]), columns.to(torch.int32), None, shape)
+        return cls(csr, given_as=order)
+
+    def read(self) -> bool:
+        """What ``BlockRows.read`` does: here edges are read before anything else."""
+        return True
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether a row has its own column."""
+        if self._has_loops is None:
+            self._has_loops = bool((self.csr.row_ids() == self.csr.indices).any())
+        return self._has_loops
+
+    def row_lengths(self) -> Tensor:
+        """Entries of each row."""
+        return self.csr.row_lengths()
+
+    def multiply(
+        self, x: Tensor, scaled: str = "", bias: Tensor | None = None, relu: bool = False
+    ) -> Tensor:
+        """What ``BlockRows.multiply`` does."""
+        if scaled == "columns":
+            x = mean_gradient(self.transposed.csr.indptr, x)
         if self._built is None:
-            request = Request(self._csr, x.shape[1], x.dtype, Permutation("identity", None))
+            request = Request(self.csr, x.shape[1], x.dtype, Permutation("identity", None))
             self._built = exact_system(x.device.type).build(request)
         work = runner(self._built.recipe)
         out = work.new_output(x, x.dtype)
+        epilogue = Epilogue(mean=scaled == "rows", bias=bias, relu=relu)
         work.spmm(self._built.tensors, None, None, x.contiguous(), out, epilogue)
         return out
 
     @property
-    def indptr(self) -> Tensor:
-        return self._csr.indptr
-
-    @property
-    def transposed(self) -> _Rows:
+    def transposed(self) -> _HostRows:
         """The transpose, made at first use."""
         origin = None if self._origin is None else self._origin()
         if origin is not None:
             return origin
         if self._transposed is None:
             with lasting():
-                self._transposed = _Rows(self._csr.transposed(), self)
+                self._transposed = _HostRows(self.csr.transposed(), origin=self)
         return self._transposed
 
 
+_Rows: TypeAlias = "_HostRows | BlockRows"
+_Call: TypeAlias = "tuple[_Rows, str, bool]"  # what is scaled, and whether ReLU follows
+_MIRRORED = {"": "", "rows": "columns", "columns": "rows"}
+
+
+class _Outside(Exception):
+    """An edge names no node."""
+
+
 class _Product(torch.autograd.Function):
-    """relu(A·x + bias), sums or means, and its gradients for x and the bias."""
+    """relu(A·x + bias), with rows or columns of A scaled, and its gradients for x and the bias.
+
+    What is no tensor comes as one tuple: autograd handles each argument.
+    """
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, bias: Tensor | None, rows: _Rows, mean: bool, relu: bool
-    ) -> Tensor:
-        ctx.rows, ctx.mean, ctx.relu = rows, mean, relu
-        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-        added = None if bias is None else bias.to(wide)
-        out = rows.multiply(x, Epilogue(mean=mean, bias=added, relu=relu))
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, call: _Call) -> Tensor:  # type: ignore[override]
+        rows, scaled, relu = ctx.call = call
+        if bias is not None:
+            bias = bias.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
+        out = rows.multiply(x.resolve_neg(), scaled, bias, relu)
+        if out is None:
+            raise _Outside
         if relu:
             ctx.save_for_backward(out)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        if ctx.relu:
-            (out,) = ctx.saved_tensors
-            grad = relu_gradient(out, grad)
+        rows, scaled, relu = ctx.call
+        if relu:
+            grad = relu_gradient(ctx.saved_tensors[0], grad)
         for_x, for_bias, *_ = ctx.needs_input_grad
-        wide = torch.float32 if grad.dtype.itemsize == 2 else None
-        d_bias = grad.sum(0, dtype=wide) if for_bias else None
-        d_x = None
+        d_x = d_bias = None
+        if for_bias:
+            d_bias = grad.sum(0, dtype=torch.float32 if grad.dtype.itemsize == 2 else None)
         if for_x:
-            if ctx.mean:
-                grad = mean_gradient(ctx.rows.indptr, grad)
-            d_x = _Product.apply(grad, None, ctx.rows.transposed, False, False)
-        return d_x, d_bias, None, None, None
+            mirrored = rows.transposed, _MIRRORED[scaled], False
+            if torch.is_grad_enabled():  # a gradient of the gradient may be wanted
+                d_x = _Product.apply(grad, None, mirrored)
+            else:
+                d_x = mirrored[0].multiply(grad.resolve_neg(), mirrored[1])
+        return d_x, d_bias, None
+
+
+_apply = apply_of(_Product)
 
 
 class Block(Graph):
@@ -109,26 +171,42 @@ class Block(Graph):
 
     Parameters
     ----------
-    rows : CSR [targets, sources]
+    rows : _HostRows or BlockRows [targets, sources]
         Edges by target.
-    order : Tensor of int64 [E] or None
-        Number of each entry's edge as it was given; None where they were given by target.
+    layer : str
+        What errors begin with.
+    copied : Tensor, optional
+        What ``rows`` will read, where nobody else holds it.
     """
 
-    def __init__(self, rows: CSR, order: Tensor | None) -> None:
-        super().__init__(rows, passing=True)
-        self._by_target = _Rows(rows)
-        self._given_as = order
+    def __init__(self, rows: _Rows, layer: str, copied: Tensor | None = None) -> None:
+        # What callers read of a graph, and no more: a block is made at every step.
+        self.passing, self.planned, self.weighted, self.calls = True, None, False, 0
+        self.multiplicity, self.loops = None, "keep"
+        self._by_target = rows
+        self._layer, self._copied = layer, copied
+        self._scales: dict[torch.dtype, Tensor] = {}  # of convolve
         self._canonical: Graph | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._by_target.shape
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether an edge leads from a node to itself, once the edges are read."""
+        return self._by_target.has_loops
 
     @property
     def canonical(self) -> Graph:
         """The same graph in canonical form, made when it is first asked for."""
         if self._canonical is None:
             with lasting():
-                target, source = self.csr.row_ids(), self.csr.indices.long()
-                if self._given_as is not None:
-                    back = torch.argsort(self._given_as)
+                self._read()
+                csr, given_as = self._by_target.csr, self._by_target.given_as
+                target, source = csr.row_ids(), csr.indices.long()
+                if given_as is not None:
+                    back = torch.argsort(given_as)
                     target, source = target[back], source[back]
                 names = Names("forward", rows="targets", columns="sources")
                 csr = from_coordinates(names, target, source, None, self.shape)
@@ -146,8 +224,13 @@ class Block(Graph):
         relu: bool = False,
     ) -> Tensor:
         if weights is None and reduce in ("sum", "mean") and self._takes(x):
-            mean = reduce == "mean"
-            return _Product.apply(x, bias, self._by_target, mean, relu)  # type: ignore[no-any-return]
+            scaled = "rows" if reduce == "mean" else ""
+            if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
+                x = x.to(torch.get_autocast_dtype(x.device.type))
+            try:
+                return self._multiply(x, scaled, bias, relu)
+            except _Outside:
+                pass
         canonical = self.canonical
         if weights is None and canonical.multiplicity is not None:
             if reduce == "sum":
@@ -156,39 +239,96 @@ class Block(Graph):
                 reduce, weights = "sum", canonical.mean_weights()
         return canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
+    def _multiply(self, x: Tensor, scaled: str, bias: Tensor | None, relu: bool) -> Tensor:
+        wraps = outlived(x) or (bias is not None and outlived(bias))
+        apply = _Product.apply if wraps else _apply
+        return apply(x, bias, (self._by_target, scaled, relu))  # type: ignore[no-any-return]
+
+    def _read(self) -> None:
+        """Read the edges, unless they were; raise the error of one that names no node."""
+        rows = self._by_target
+        if rows.read():
+            return
+        assert isinstance(rows, BlockRows) and rows.unread is not None
+        first, second = rows.unread.unbind(0)
+        if rows.by_target:
+            names = Names(self._layer, rows="edge_index[1]", columns="edge_index[0]")
+            from_coordinates(names, second, first, None, self.shape)
+        else:
+            names = Names(self._layer, rows="edge_index[0]", columns="edge_index[1]")
+            from_coordinates(names, first, second, None, self.shape)
+        raise AssertionError("an edge was outside, and is not")
+
+    def convolve(self, x: Tensor, bias: Tensor | None, relu: bool) -> Tensor | None:
+        """Return relu(D^-1/2 (A + I) D^-1/2 x + bias); None where the canonical graph has to.
+
+        D counts the edges of a target and its added self-loop. Edges that are self-loops are kept
+        and not added: they are the canonical graph's.
+        """
+        if not self._takes(x):
+            return None
+        with _lasting():
+            self._read()
+            if self._by_target.has_loops:
+                return None
+            wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+            scale = self._scales.get(wide)
+            if scale is None:
+                lengths = self._by_target.row_lengths().to(wide)
+                scale = self._scales[wide] = lengths.add_(1).rsqrt_().unsqueeze(-1)
+        if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        inner = x * scale  # in float32 at least
+        out = self._multiply(inner.to(x.dtype), "", None, False) + inner
+        out = out * scale if bias is None else torch.addcmul(bias.to(wide), out, scale)
+        out = out.to(x.dtype)
+        return out.relu() if relu else out
+
     def _takes(self, x: Tensor) -> bool:
         return (
             self.calls <= PASSING_CALLS
             and type(x) in (Tensor, torch.nn.Parameter)
             and x.dim() == 2
+            and x.shape[1] <= MAX_WIDTH
             and x.layout is torch.strided
             and x.dtype in VALUE_DTYPES
-            and not torch.is_autocast_enabled(x.device.type)
             and plain_call()
         )
 
 
-def make_block(source: Tensor, target: Tensor, shape: tuple[int, int]) -> Block | None:
-    """Return the edges by target; None on other devices, and where the canonical form has to say
-    what is wrong: without edges, and where an edge names no node.
+def takes_blocks(device: torch.device) -> bool:
+    """Whether blocks are multiplied as they come on such a device."""
+    return device.type in _DEVICES
+
+
+def make_block(
+    layer: str, edge_index: Tensor, by_target: bool, shape: tuple[int, int]
+) -> Block | None:
+    """Return the edges by target; None on other devices and without edges, and on the CPU where an
+    edge names no node: the canonical form says what is wrong. On a GPU the first product does.
 
     Parameters
     ----------
-    source, target : Tensor of int64 [E]
+    layer : str
+        What errors begin with.
+    edge_index : Tensor of int64 or int32 [2, E]
+    by_target : bool
+        Whether targets are in ``edge_index[1]``, else in ``edge_index[0]``.
     shape : (targets, sources)
     """
-    if source.device.type not in _DEVICES or not source.numel():
+    count = edge_index.shape[1]
+    if not takes_blocks(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:
         return None
-    with lasting():
-        low, high = torch.aminmax(torch.stack([source, target]), dim=1)
-        ascending = (target[1:] >= target[:-1]).all()
-        facts = torch.stack([low.amin(), high[0], high[1], ascending.long()]).tolist()
-        least, last_source, last_target, by_target = facts
-        if least < 0 or last_source >= shape[1] or last_target >= shape[0]:
-            return None
-        order = None
-        if not by_target:
-            target, order = torch.sort(target, stable=True)
-            source = source[order]
-        csr = CSR(row_pointers(target, shape[0]), source.to(torch.int32), None, shape)
-        return Block(csr, order)
+    kind: type[BlockRows] | type[_HostRows] = BlockRows if edge_index.is_cuda else _HostRows
+    with _lasting():
+        given = edge_index.long()
+        rows = kind.of_edges(given, by_target, shape)
+    if rows is None:
+        return None
+    # Edges that the caller holds are not held here: they would never end.
+    return Block(rows, layer, None if given is edge_index else given)
+
+
+def _lasting() -> contextlib.AbstractContextManager[None]:
+    """As ``lasting``; where it changes nothing a mode costs as much as a launch."""
+    return lasting() if torch.is_inference_mode_enabled() else contextlib.nullcontext()

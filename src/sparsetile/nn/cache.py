@@ -11,9 +11,11 @@ and little more. A graph that stays after all gets its own plans then.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,26 +25,55 @@ from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import Names, from_coordinates
 from sparsetile.intake.identity import counter_tells, edges_fingerprint
-from sparsetile.nn.blocks import Block, make_block
+from sparsetile.nn.blocks import Block, make_block, takes_blocks
 from sparsetile.nn.graph import PASSING_CALLS, Graph, Loops, lasting, lock
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
 
-__all__ = ["MAX_GRAPHS", "clear_graph_cache", "find_graph"]
+__all__ = ["MAX_GRAPHS", "clear_graph_cache", "find_block", "find_graph", "note_loops", "passes_by"]
 
 MAX_GRAPHS = 32
 
 # Key -> (id of the tensor it was given as, key of its content, graph).
 _graphs: OrderedDict[Hashable, tuple[int, Hashable, Graph]] = OrderedDict()
-_watched: set[int] = set()
+# id of a tensor -> what tells of its end.
+_watched: dict[int, weakref.ref[Any]] = {}
+# id of edges that passed by -> how often, and what tells of their end.
+_passed: dict[int, tuple[int, weakref.ref[Any]]] = {}
 # id of edges without weights -> what was asked for -> (what they looked like, key of their graph).
 _recent: dict[int, dict[Hashable, tuple[Hashable, Hashable]]] = {}
 
 
 class _Regime:
-    """Whether graphs pass by: the last one that ended had been used a few times only."""
+    """Whether graphs pass by: the last one that ended had been used a few times only.
+
+    ``looped``: one of them had edges from a node to itself, which a convolution does not take.
+    """
 
     passing = False
+    looped = False
+
+
+def passes_by(edges: Tensor) -> bool:
+    """Whether edges are to be taken as those of a graph that passes by, and nothing is prepared.
+
+    Calls are counted: a tensor that is asked for more often stays, whatever came before it.
+    """
+    if not _Regime.passing:
+        return False
+    owner = id(edges)
+    with lock:
+        seen = _passed.get(owner)
+        if seen is None:
+            _passed[owner] = (1, weakref.ref(edges, lambda _: _passed.pop(owner, None)))
+            return True
+        _passed[owner] = (seen[0] + 1, seen[1])
+        return seen[0] < PASSING_CALLS
+
+
+def note_loops() -> None:
+    """Say that graphs that pass by have self-loops: no block is made for convolutions any more."""
+    _Regime.looped = True
 
 
 def clear_graph_cache() -> None:
@@ -56,7 +87,8 @@ def clear_graph_cache() -> None:
     with lock:
         _graphs.clear()
         _recent.clear()
-        _Regime.passing = False
+        _passed.clear()
+        _Regime.passing = _Regime.looped = False
 
 
 def _end(key: Hashable) -> None:
@@ -66,10 +98,10 @@ def _end(key: Hashable) -> None:
         _Regime.passing = found[2].calls <= PASSING_CALLS
 
 
-def _forget(owner: int) -> None:
+def _forget(owner: int, _: object = None) -> None:
     """Forget the graphs of a tensor that has ended."""
     with lock:
-        _watched.discard(owner)
+        _watched.pop(owner, None)
         _recent.pop(owner, None)
         for key, (of, _, _) in list(_graphs.items()):
             if of == owner:
@@ -114,6 +146,25 @@ def find_graph(
     return graph, values_key
 
 
+def find_block(
+    layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str
+) -> Block | None:
+    """Return edges without weights as a block where graphs pass by, else None.
+
+    Parameters are those of :func:`find_graph`.
+    """
+    plain = given.kind == "edges" and given.weight is None and given.pattern.numel()
+    if not plain or not _Regime.passing or _Regime.looped or torch.compiler.is_compiling():
+        return None
+    if not takes_blocks(device):
+        return None
+    try:
+        found, _ = find_graph(layer, given, size, device, flow=flow, only_reduces=True)
+    except ValueError:  # the caller's own graph says what is wrong
+        return None
+    return found if isinstance(found, Block) else None
+
+
 def _find(
     layer: str,
     given: Given,
@@ -155,8 +206,7 @@ def _find(
             made.passing = _Regime.passing
             found = _graphs[key] = (owner, pattern_key, made)
             if owner not in _watched:
-                _watched.add(owner)
-                weakref.finalize(matrix, _forget, owner).atexit = False
+                _watched[owner] = weakref.ref(matrix, functools.partial(_forget, owner))
             while len(_graphs) > MAX_GRAPHS:
                 _graphs.popitem(last=False)
         _graphs.move_to_end(key)
@@ -213,6 +263,10 @@ def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
 def _make(
     layer: str, given: Given, shape: tuple[int, int], flow: str, loops: Loops, as_block: bool
 ) -> Graph:
+    if as_block:
+        block = make_block(layer, given.pattern, flow == "source_to_target", shape)
+        if block is not None:
+            return block
     with lasting():
         names = Names(layer, rows="edge_index[1]", columns="edge_index[0]")
         base = None
@@ -227,8 +281,6 @@ def _make(
             if flow == "target_to_source":
                 source, target = target, source
                 names = Names(layer, rows="edge_index[0]", columns="edge_index[1]")
-            if as_block and (block := make_block(source, target, shape)) is not None:
-                return block
         kept = loop_edge = None
         if loops == "replace":
             kept, loop_edge = _split_loops(layer, source, target, min(shape))

@@ -19,7 +19,8 @@ from sparsetile.nn.arguments import (
     refuse_others,
     sum_only,
 )
-from sparsetile.nn.cache import find_graph
+from sparsetile.nn.blocks import Block
+from sparsetile.nn.cache import find_block, find_graph, note_loops
 from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.plan.plan import Plan
@@ -134,6 +135,13 @@ class GCNConv(nn.Module):
         features("GCNConv", "x", x, self.in_channels)
         given = read_input("GCNConv", edge_index, edge_weight, self.flow)
         nodes = x.shape[-2]
+        if self.normalize and self.add_self_loops:
+            block = find_block("GCNConv", given, (nodes, nodes), x.device, flow=self.flow)
+            out = None if block is None else self._of_block(block, x, relu)
+            if out is not None:
+                return out
+            if block is not None and block.has_loops:
+                note_loops()
         loops: Loops = "append" if given.kind == "matrix" else "replace"
         graph, values_key = find_graph(
             "GCNConv", given, (nodes, nodes), x.device, flow=self.flow,
@@ -144,6 +152,16 @@ class GCNConv(nn.Module):
         if self.out_channels <= self.in_channels:
             return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
         out = functional.linear(graph.aggregate(x, weights), self.lin.weight, self.bias)
+        return out.relu() if relu else out
+
+    def _of_block(self, block: Block, x: Tensor, relu: bool) -> Tensor | None:
+        """The same for a graph that passes by; None where a block cannot."""
+        if self.out_channels <= self.in_channels:
+            return block.convolve(self.lin(x), self.bias, relu)
+        wide = block.convolve(x, None, False)
+        if wide is None:
+            return None
+        out = functional.linear(wide, self.lin.weight, self.bias)
         return out.relu() if relu else out
 
     def _weights(

@@ -132,7 +132,10 @@ class SAGEConv(nn.Module):
         else:
             out = self.lin_l(graph.aggregate(sources, weights, reduce=reduce))
         if self.root_weight and targets is not None:
-            out = out + self.lin_r(targets)
+            if targets.dim() == out.dim() == 2 and targets.dtype is out.dtype:  # one operation
+                out = torch.addmm(out, targets, self.lin_r.weight.t())
+            else:
+                out = out + self.lin_r(targets)
         if not self.normalize:
             return out
         # The smallest length that is divided by, 1e-12, is 0 in float16: rows of zeros were NaN.

@@ -53,8 +53,7 @@ def exact_rows(flat: FlatPlan) -> CSRRunner:
     if not isinstance(flat.exact, CSRRunner):
         raise RuntimeError(
             "attend: tensors must be those of a plan on a CUDA device, got a plan of "
-            f"{type(flat.exact).__name__}. Call sparsetile.nn.GATConv, which takes another way "
-            "there."
+            f"{type(flat.exact).__name__}. Call sparsetile.nn.GATConv, which also runs without one."
         )
     return flat.exact
 
@@ -239,7 +238,7 @@ torch.library.register_autograd("sparsetile::attend", _backward, setup_context=_
 def _refuse_second(ctx: Any, *_: Any) -> None:
     raise RuntimeError(
         "attend: gradients must be of first order, got a gradient of a gradient. Call GATConv with "
-        "return_attention_weights=True, which takes torch's operations."
+        "return_attention_weights=True, which uses torch's operations."
     )
 
 

@@ -29,7 +29,7 @@ from sparsetile.systems.shared.columns import epilogue_gradient, takes_epilogue_
 if TYPE_CHECKING:
     from sparsetile.plan.plan import Plan
 
-__all__ = ["differentiable_product", "plain_product"]
+__all__ = ["apply_of", "differentiable_product", "plain_product"]
 
 # Plan, its transpose, the version of its values; reduce, alpha, relu; the bias that another node
 # differentiates, and whether one does.
@@ -90,7 +90,6 @@ class _Product(torch.autograd.Function):
         for_B, for_bias, _ = ctx.needs_input_grad
         C = ctx.saved_tensors[0] if relu and not apart else None
         grad, d_bias = _before_epilogue(C, grad, for_bias)
-        del C  # autograd keeps it no longer than needed
         d_B = None
         if for_B:
             if version != plan._value_version:
@@ -158,13 +157,13 @@ def _make_scale(plan: Plan, ahead: bool) -> Tensor | None:
     return scale
 
 
-def _apply_of(function: Any) -> Any:
+def apply_of(function: Any) -> Any:
     """What Function.apply calls when nothing is left of a transform of torch.func, which it looks
     for in all arguments."""
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
-_apply, _apply_relu = _apply_of(_Product), _apply_of(_Relu)
+_apply, _apply_relu = apply_of(_Product), apply_of(_Relu)
 
 
 def _transposed_product(plan: Plan, transposed: Plan, grad: Tensor, alpha: float) -> Tensor:

@@ -168,7 +168,7 @@ def linear(
     if not flat.forward.fuses_linear:
         raise RuntimeError(
             "linear: recipe must be of a system that fuses linear layers, got "
-            f"{type(flat.forward).__name__}. Call plan.linear, which takes another way then."
+            f"{type(flat.forward).__name__}. Call plan.linear, which works with every system."
         )
     Y = X.new_empty((X.shape[0], flat.rows), dtype=out_dtype or result_dtype(X.dtype))
     if bias is not None:

@@ -58,7 +58,8 @@ def _still_mirrored(plan: Plan, values: Tensor) -> bool:
         return True
     raise value_error(
         "update_values", "values", "symmetric, as those that a CUDA graph was captured with",
-        "values that are not", "Read plan.T before the capture: gradients then have their own",
+        "values that are not",
+        "Read plan.T before the capture: gradients then use their own matrix",
     )  # fmt: skip
 
 

@@ -107,6 +107,6 @@ def unsupported(function: str, rejected: dict[str, list[str]], wanted: str) -> U
     """Build the error that lists every rejected system with its reasons."""
     lines = [f"  {name}: {'; '.join(reasons)}" for name, reasons in rejected.items()]
     return UnsupportedError(
-        f"{function}: system must be able to serve this product, got {wanted}. "
+        f"{function}: system must support this product, got {wanted}. "
         "Each system's reason:\n" + "\n".join(lines)
     )

@@ -15,7 +15,10 @@ import math
 from collections.abc import Mapping
 
 from sparsetile.balance import CostModel
+from sparsetile.core.device import H200
+from sparsetile.core.fitted import read_fitted
 from sparsetile.formats.bmat import WINDOW_ROWS
+from sparsetile.jit.source import device_tree_digest
 from sparsetile.kernels.bmat import PIECE_BYTES, slab_width
 from sparsetile.systems.base import Request
 from sparsetile.systems.shared.cost import rows_once
@@ -29,14 +32,25 @@ COPY_SHARE = {128: 0.26, 256: 0.49, 512: 0.73, 1024: 0.87, 2048: 0.93}
 PRODUCT_SHARE, ONCE_SHARE, START = 0.65, 1.05, 12e-6
 # Windows have 32 rows where they read less than this share of what windows of 16 read of B.
 STACK_SHARE = 0.95
-# Equation 1 by GPU, as `tools/voltrix_study.py fit` prints it; empty: the estimate below.
-SCHEDULE_COSTS: Mapping[str, CostModel] = {}
+# Equation 1 by GPU, with D in columns of float32 (results/<gpu>/voltrix_study.json).
+SCHEDULE_COSTS: Mapping[str, CostModel] = {
+    H200.name: CostModel(tile=4.516e-12, window=13.85e-12, fixed=16.69e-6),
+}
 # Sixteen rows of C are written at DRAM's rate while eight rows of B are read at L2's.
 ESTIMATE = CostModel(tile=1.0, window=4.0)
 
 
 def schedule_costs(name: str) -> CostModel:
-    """Return the coefficients of Equation 1 for the GPU of that name."""
+    """Return the coefficients of Equation 1 for the GPU of that name.
+
+    Those that ``sparsetile tune --fit`` found with today's kernels, if there are any, else those
+    that are shipped, else the estimate.
+    """
+    kept = read_fitted(name)
+    if kept is not None and kept.kernels == device_tree_digest():
+        tile, window = (kept.coefficients.get(part, 0.0) for part in ("tile", "window"))
+        if tile > 0:
+            return CostModel(tile, window, kept.coefficients.get("fixed", 0.0))
     return SCHEDULE_COSTS.get(name, ESTIMATE)
 
 

@@ -1,0 +1,110 @@
+"""Coefficients of cost models that were fitted on this machine, kept on disk: one file per GPU.
+
+A file is of one GPU and of one version of the kernels: of others it is ignored. It is replaced as a
+whole, so that processes may share the folder. One that cannot be read is as good as none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsetile.core import settings
+
+__all__ = ["Fitted", "clear_fitted", "fitted_folder", "keep_fitted", "kept_fits", "read_fitted"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Coefficients by name, for one GPU, with the share of the variance that they explain.
+
+    ``r2_others`` is of products that the coefficients were not fitted to.
+    """
+
+    gpu: str
+    kernels: str
+    coefficients: Mapping[str, float]
+    r2_fitted: float
+    r2_others: float
+    date: float
+
+
+def fitted_folder() -> Path:
+    """Return the folder of the files."""
+    return settings.tune_dir() / "fitted"
+
+
+def _path(gpu: str) -> Path:
+    return fitted_folder() / f"{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
+
+
+def _read(path: Path) -> Fitted | None:
+    try:
+        held = json.loads(path.read_text())
+        if held["schema"] != SCHEMA:
+            return None
+        coefficients = {str(name): float(each) for name, each in held["coefficients"].items()}
+        if not all(math.isfinite(each) and each >= 0 for each in coefficients.values()):
+            return None
+        return Fitted(
+            str(held["gpu"]), str(held["kernels"]), coefficients,
+            float(held["r2_fitted"]), float(held["r2_others"]), float(held["date"]),
+        )  # fmt: skip
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def read_fitted(gpu: str) -> Fitted | None:
+    """Return what was fitted on the GPU of that name; None without a file that can be read."""
+    found = _read(_path(gpu))
+    return found if found is not None and found.gpu == gpu else None
+
+
+def keep_fitted(
+    gpu: str, kernels: str, coefficients: Mapping[str, float], r2_fitted: float, r2_others: float
+) -> Path:
+    """Write a file and return its path.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be written.
+    """
+    held: dict[str, Any] = {
+        "schema": SCHEMA, "gpu": gpu, "kernels": kernels, "coefficients": dict(coefficients),
+        "r2_fitted": r2_fitted, "r2_others": r2_others, "date": time.time(),
+    }  # fmt: skip
+    path = _path(gpu)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(held))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def kept_fits() -> list[Fitted]:
+    """Return every file's content that can be read, by GPU."""
+    folder = fitted_folder()
+    paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    return [found for path in paths if (found := _read(path)) is not None]
+
+
+def clear_fitted() -> int:
+    """Remove all files and return how many there were."""
+    folder = fitted_folder()
+    paths = list(folder.glob("*")) if folder.is_dir() else []
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return len(paths)
