@@ -100,6 +100,56 @@ def test_gradients_of_gradients():
         assert torch.autograd.gradgradcheck(product, (x, bias))
 
 
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shared", [False, True])  # targets are the first of the sources
+def test_a_product_and_its_linear_maps_have_gradients_of_gradients(
+    mean: bool, biased: bool, shared: bool
+):
+    block = block_of(edges())
+    double = {"dtype": torch.float64, "requires_grad": True}
+    x, y = torch.randn(SOURCES, N, **double), torch.randn(TARGETS, N + 1, **double)
+    W, V = torch.randn(3, N, **double), torch.randn(3, N if shared else N + 1, **double)
+    bias = torch.randn(3, **double) if biased else None
+
+    def of_block(x: Tensor, y: Tensor, W: Tensor, V: Tensor, *bias: Tensor) -> Tensor:
+        y = x[:TARGETS] if shared else y
+        out = block.linear(x, y, W, V, bias[0] if bias else None, mean=mean)
+        assert out is not None
+        return out
+
+    given = (x, y, W, V) if bias is None else (x, y, W, V, bias)
+    want = expected(x, edges(), "mean" if mean else "sum") @ W.t()
+    want = want + (x[:TARGETS] if shared else y) @ V.t()
+    torch.testing.assert_close(of_block(*given), want if bias is None else want + bias)
+    assert torch.autograd.gradcheck(of_block, given)
+    assert torch.autograd.gradgradcheck(of_block, given)
+
+
+def test_layers_on_blocks_heed_what_is_hooked_to_their_linear_maps():
+    edge_index, x = edges(), torch.randn(SOURCES, N)
+
+    def results() -> list[Tensor]:
+        found = []
+        for out in (N - 2, N + 2):
+            torch.manual_seed(0)
+            layer = SAGEConv(N, out)
+            layer.lin_l.register_forward_hook(lambda _, given, made: 2 * made)
+            layer.lin_r = torch.nn.Sequential(layer.lin_r, torch.nn.Tanh())
+            found.append(layer((x, x[:TARGETS]), edge_index.clone()))
+            with torch.no_grad():
+                mean = expected(x, edge_index, "mean").float()
+                want = 2 * torch.nn.functional.linear(mean, layer.lin_l.weight, layer.lin_l.bias)
+                want = want + layer.lin_r(x[:TARGETS])
+            torch.testing.assert_close(found[-1].detach(), want, rtol=1e-5, atol=1e-5)
+        return found
+
+    results()
+    _Regime.passing = False  # a planned graph
+    clear_graph_cache()
+    results()
+
+
 @pytest.mark.parametrize("by_target", [True, False])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 def test_what_a_block_does_not_take_is_what_the_graph_gives(

@@ -74,7 +74,9 @@ def test_edges_that_look_as_before_are_read_no_more(builds, monkeypatch):
     read = []
     fingerprint = cache.edges_fingerprint
     monkeypatch.setattr(
-        cache, "edges_fingerprint", lambda *given: read.append(given) or fingerprint(*given)
+        cache,
+        "edges_fingerprint",
+        lambda *given, **more: read.append(given) or fingerprint(*given, **more),
     )
     expected = layer(x, edge_index)
     assert not read and len(builds) == 1

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 import zlib
 from collections.abc import Hashable
 from typing import Any
@@ -41,8 +42,9 @@ __all__ = ["counter_tells", "edges_fingerprint", "fingerprint"]
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
 
-# A freed tensor's address is soon another tensor's; a serial number never is.
-_serials = WeakIdKeyDictionary()
+# A freed tensor's address is soon another tensor's; a serial number never is. id of a tensor ->
+# (number, what tells of its end): torch's own dictionary takes the host three times as long.
+_serials: dict[int, tuple[int, weakref.ref[Tensor]]] = {}
 _next_serial = itertools.count()
 # Sparse tensor -> (what its counter said, digest of its pattern then).
 _patterns = WeakIdKeyDictionary()
@@ -125,10 +127,13 @@ def _of_scipy(A: Any) -> tuple[Hashable, Hashable]:
 
 
 def edges_fingerprint(
-    edges: Tensor, weight: Tensor | None, shape: tuple[int, int]
+    edges: Tensor, weight: Tensor | None, shape: tuple[int, int], *, counted: bool
 ) -> tuple[Hashable, Hashable]:
-    """The same of ``(edges, weight, shape)`` whose types and sizes are already checked; quicker."""
-    return ("edges", _key(edges), shape), _key(weight)
+    """The same of ``(edges, weight, shape)`` whose types and sizes are already checked; quicker.
+
+    ``counted`` is what :func:`counter_tells` says of the edges.
+    """
+    return ("edges", _counted_key(edges) if counted else _digest(edges), shape), _key(weight)
 
 
 def _key(array: Any) -> Hashable:
@@ -136,12 +141,28 @@ def _key(array: Any) -> Hashable:
     if array is None:
         return None
     if isinstance(array, Tensor) and counter_tells(array):
-        serial = _serials.get(array)
-        if serial is None:
-            serial = _serials[array] = next(_next_serial)
-        place = (serial, array._version, array.data_ptr(), array.device)
-        return place, tuple(array.shape), array.stride(), array.dtype
+        return _counted_key(array)
     return _digest(array if isinstance(array, np.ndarray) else as_tensor("fingerprint", "A", array))
+
+
+def _counted_key(tensor: Tensor) -> Hashable:
+    """The same of a tensor whose counter tells of writes."""
+    place = (_serial(tensor), tensor._version, tensor.data_ptr(), tensor.device)
+    return place, tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _serial(tensor: Tensor) -> int:
+    """Return the number of a tensor, which no other ever had."""
+    address = id(tensor)
+    held = _serials.get(address)
+    if held is None or held[1]() is not tensor:
+
+        def forget(end: weakref.ref[Tensor]) -> None:
+            if address in _serials and _serials[address][1] is end:
+                del _serials[address]
+
+        held = _serials[address] = next(_next_serial), weakref.ref(tensor, forget)
+    return held[0]
 
 
 def counter_tells(tensor: Tensor) -> bool:

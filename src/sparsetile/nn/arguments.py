@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 
-__all__ = ["FLOWS", "channels", "features", "flow_name", "glorot", "refuse_others", "sum_only"]
+__all__ = [
+    "FLOWS",
+    "channels",
+    "features",
+    "flow_name",
+    "glorot",
+    "is_plain",
+    "refuse_others",
+    "sum_only",
+]
 
 FLOWS = ("source_to_target", "target_to_source")
 
@@ -64,6 +73,16 @@ def features(layer: str, argument: str, x: object, width: int) -> Tensor:
             "The last dimension is in_channels of the layer",
         )  # fmt: skip
     return x
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a linear layer is its weight and bias: nothing in its place, nothing hooked to it."""
+    return (
+        isinstance(layer, nn.Linear)
+        and type(layer).forward is nn.Linear.forward
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and not (layer._backward_hooks or layer._backward_pre_hooks)
+    )
 
 
 @torch.no_grad()

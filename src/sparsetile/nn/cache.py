@@ -186,7 +186,12 @@ def _find(
         again = _find_again(matrix, asked)
         if again is not None:
             return again, None
-    prints = edges_fingerprint(matrix, given.weight, shape) if edges else fingerprint(matrix)
+    counted = edges and counter_tells(matrix)
+    prints = (
+        edges_fingerprint(matrix, given.weight, shape, counted=counted)
+        if edges
+        else fingerprint(matrix)
+    )
     as_block = only_reduces and edges and given.weight is None and loops == "keep"
     if prints is None:
         made = _make(layer, given, shape, flow, loops, as_block)
@@ -211,7 +216,7 @@ def _find(
                 _graphs.popitem(last=False)
         _graphs.move_to_end(key)
         found[2].calls += 1
-        if edges and given.weight is None and owner in _watched and counter_tells(matrix):
+        if counted and given.weight is None and owner in _watched:
             recent = _recent.setdefault(owner, {})
             if len(recent) >= MAX_GRAPHS:
                 recent.clear()

@@ -16,6 +16,7 @@ from sparsetile.nn.arguments import (
     features,
     flow_name,
     glorot,
+    is_plain,
     refuse_others,
     sum_only,
 )
@@ -151,8 +152,7 @@ class GCNConv(nn.Module):
         # The product is cheaper on the narrower side of the linear map.
         if self.out_channels <= self.in_channels:
             return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
-        out = functional.linear(graph.aggregate(x, weights), self.lin.weight, self.bias)
-        return out.relu() if relu else out
+        return self._map(graph.aggregate(x, weights), relu)
 
     def _of_block(self, block: Block, x: Tensor, relu: bool) -> Tensor | None:
         """The same for a graph that passes by; None where a block cannot."""
@@ -161,7 +161,14 @@ class GCNConv(nn.Module):
         wide = block.convolve(x, None, False)
         if wide is None:
             return None
-        out = functional.linear(wide, self.lin.weight, self.bias)
+        return self._map(wide, relu)
+
+    def _map(self, x: Tensor, relu: bool) -> Tensor:
+        """The linear map of what is summed already."""
+        if is_plain(self.lin):
+            out = functional.linear(x, self.lin.weight, self.bias)
+        else:
+            out = self.lin(x) if self.bias is None else self.lin(x) + self.bias
         return out.relu() if relu else out
 
     def _weights(

@@ -10,8 +10,10 @@ from torch.nn import functional
 
 from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
-from sparsetile.nn.arguments import channels, features, flow_name, refuse_others
+from sparsetile.nn.arguments import channels, features, flow_name, is_plain, refuse_others
+from sparsetile.nn.blocks import Block
 from sparsetile.nn.cache import find_graph
+from sparsetile.nn.graph import Graph
 from sparsetile.nn.inputs import read_input
 from sparsetile.nn.neighbours import reduction
 from sparsetile.nn.pairs import pair_of
@@ -125,22 +127,46 @@ class SAGEConv(nn.Module):
             "SAGEConv", given, sizes, sources.device, flow=self.flow, only_reduces=True
         )
         reduce, weights = reduction("SAGEConv", graph, given, values_key, self.aggr)
+        out = self._of_block(graph, sources, targets)
+        if out is not None:
+            return out if not self.normalize else _unit_rows(out)
         # Sums and means commute with the linear map: they run on its narrower side.
-        if reduce in ("sum", "mean") and self.out_channels <= self._widths[0]:
+        if (
+            reduce in ("sum", "mean")
+            and self.out_channels <= self._widths[0]
+            and is_plain(self.lin_l)
+        ):
             narrow = functional.linear(sources, self.lin_l.weight)
             out = graph.aggregate(narrow, weights, reduce=reduce, bias=self.lin_l.bias)
         else:
             out = self.lin_l(graph.aggregate(sources, weights, reduce=reduce))
         if self.root_weight and targets is not None:
-            if targets.dim() == out.dim() == 2 and targets.dtype is out.dtype:  # one operation
+            same = targets.dim() == out.dim() == 2 and targets.dtype is out.dtype
+            if same and is_plain(self.lin_r):  # one operation
                 out = torch.addmm(out, targets, self.lin_r.weight.t())
             else:
                 out = out + self.lin_r(targets)
-        if not self.normalize:
-            return out
-        # The smallest length that is divided by, 1e-12, is 0 in float16: rows of zeros were NaN.
-        wide = out.to(torch.promote_types(out.dtype, torch.float32))
-        return functional.normalize(wide, p=2.0, dim=-1).to(out.dtype)
+        return out if not self.normalize else _unit_rows(out)
+
+    def _of_block(self, graph: Graph, sources: Tensor, targets: Tensor | None) -> Tensor | None:
+        """The same of a graph that passes by, before rows are normalised; None elsewhere.
+
+        A block has many more sources than targets: their means are taken before the linear map.
+        """
+        if not isinstance(graph, Block) or self.aggr not in ("sum", "mean") or targets is None:
+            return None
+        if not (self.root_weight and is_plain(self.lin_l) and is_plain(self.lin_r)):
+            return None
+        return graph.linear(
+            sources, targets, self.lin_l.weight, self.lin_r.weight, self.lin_l.bias,
+            mean=self.aggr == "mean",
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"
+
+
+def _unit_rows(out: Tensor) -> Tensor:
+    # The smallest length that is divided by, 1e-12, is 0 in float16: rows of zeros were NaN.
+    wide = out.to(torch.promote_types(out.dtype, torch.float32))
+    return functional.normalize(wide, p=2.0, dim=-1).to(out.dtype)
