@@ -4,17 +4,19 @@ python examples/gnn_times.py > gnn_times.jsonl
 
 Forward and backward of GATConv on a whole graph, steps of two SAGEConv layers on sampled blocks
 (fan-out 15, 10) that are new at every step, of two GCNConv layers on the larger of these, and what
-planning such a block costs. On a GPU if there
-is one; bytes are counted there alone. PyG must be installed.
+planning such a block costs. On a GPU if there is one; bytes are counted there alone. Both packages
+are timed by turns. PyG must be installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +43,28 @@ def sampler() -> Any:
     return module
 
 
-def measure(step: Callable[[], object], steps: int, device: str) -> tuple[float, int | None]:
-    """Return the median milliseconds of a step, waited for, and the peak of bytes on a GPU."""
-    step()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    seconds = []
-    for _ in range(steps):
-        begun = time.perf_counter()
-        step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begun)
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    return 1e3 * sorted(seconds)[len(seconds) // 2], peak
+def measure(
+    steps: Mapping[str, Callable[[], object]], count: int, device: str
+) -> dict[str, tuple[float, int | None]]:
+    """Return the median milliseconds of each step, waited for, and its peak of bytes on a GPU.
+
+    By turns: a host that is slower for a while is so for all.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    peak: dict[str, int | None] = dict.fromkeys(steps)
+    for turn in range(-2, count):
+        for name, step in steps.items():
+            if device == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            begun = time.perf_counter()
+            step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+                peak[name] = torch.cuda.max_memory_allocated()
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - begun)
+    return {name: (1e3 * statistics.median(each), peak[name]) for name, each in seconds.items()}
 
 
 def compare(what: str, steps: dict[str, Callable[[], Tensor]], count: int, device: str) -> Any:
@@ -67,8 +75,9 @@ def compare(what: str, steps: dict[str, Callable[[], Tensor]], count: int, devic
         "what": what,
         "difference": (results["sparsetile"] - results["pyg"]).abs().max().item() / scale,
     }
-    for name, step in steps.items():
-        found[f"{name}_ms"], found[f"{name}_bytes"] = measure(step, count, device)
+    del results
+    for name, (milliseconds, peak) in measure(steps, count, device).items():
+        found[f"{name}_ms"], found[f"{name}_bytes"] = milliseconds, peak
     found["speedup"] = found["pyg_ms"] / found["sparsetile_ms"]
     return found
 
@@ -173,11 +182,11 @@ def planning(graph: st.CSR, device: str, batch: int, count: int) -> Any:
     block = sampler().sample_blocks(graph, seeds)[1][0]
     matrix = (block.edge_index.flip(0).contiguous(), None, (block.targets, block.sources))
     found: dict[str, Any] = {"what": "plan(tune=none) of a block", "edges": matrix[0].shape[1]}
-    for tune in ("none", "model"):
-        found[f"{tune}_ms"], _ = measure(
-            lambda tune=tune: st.plan(matrix, WIDTH, dtype=torch.float32, tune=tune), count, device
-        )
-    return found
+    steps = {
+        tune: functools.partial(st.plan, matrix, WIDTH, dtype=torch.float32, tune=tune)
+        for tune in ("none", "model")
+    }
+    return found | {f"{tune}_ms": each[0] for tune, each in measure(steps, count, device).items()}
 
 
 def _short(value: Any) -> Any:
@@ -189,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--edges", type=int, default=2_000_000)
     parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=21)
     options = parser.parse_args(words)
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"

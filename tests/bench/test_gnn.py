@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from torch import Tensor
 
 from sparsetile.bench import gnn, training
 from sparsetile.bench.gnn_paths import PATHS, Path, Prepared, Sparsetile
@@ -118,6 +119,45 @@ def test_single_epochs_count_at_first_and_the_median_of_them_later():
     alone = {"path": "sparsetile", "kind": "system", "losses": same, "status": "wrong"}
     entry = judged(same) | alone
     assert gnn._held_against(entry, {})["status"] == "wrong"  # the verdict stays
+
+
+def test_losses_may_differ_by_twice_what_rounding_does():
+    first = gnn.COMPARED_EPOCHS
+    same = [1.0] * 300
+    entry = judged(same)
+    reference = entry | {"path": "pyg-sparse", "kind": "baseline", "losses": same}
+    rounded = [1.0] * (first - 1) + [1.02] + [1.01] * (300 - first)
+    control = entry | {"path": "pyg-rounded", "kind": "control", "losses": rounded}
+    held = {gnn._key(each): each for each in (reference, control)}
+    assert gnn._held_against(control, held)["status"] == "ok"  # a finding, not a fault
+    assert gnn._held_against(control, held)["loss_difference"] == pytest.approx(0.02)
+
+    def status(early: float, late: float) -> str:
+        losses = [1.0] * (first - 1) + [early] + [late] * (300 - first)
+        return gnn._held_against(entry | {"losses": losses}, held)["status"]
+
+    assert status(1.039, 1.019) == "ok"
+    assert status(1.041, 1.0) == status(1.0, 1.03) == "wrong"
+
+
+def test_the_control_rounds_both_operands_and_gradients_to_tf32():
+    matrix = gcn_matrix(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]), 3, dtype=torch.float32)
+    product = PATHS["pyg-rounded"].prepare(matrix, 4, "auto").product
+    x, bias = torch.rand(3, 4).requires_grad_(), torch.zeros(4)
+    A = torch.sparse_csr_tensor(matrix.indptr, matrix.indices, matrix.values, matrix.shape)
+
+    def tf32(x: Tensor) -> Tensor:  # ten bits of fraction
+        fraction, exponent = torch.frexp(x.detach().double())
+        return torch.ldexp(torch.round(fraction * 2**11) / 2**11, exponent)
+
+    out = product(x, bias, False)
+    rounded = tf32(A.to_dense())
+    torch.testing.assert_close(out.double(), rounded @ tf32(x), rtol=1e-6, atol=1e-7)
+    grad = torch.rand(3, 4)
+    (d_x,) = torch.autograd.grad(out, x, grad)
+    torch.testing.assert_close(d_x.double(), rounded.t() @ tf32(grad), rtol=1e-6, atol=1e-7)
+    half = matrix.with_values(matrix.values.bfloat16())
+    assert PATHS["pyg-rounded"].missing(half, 4) == "TF32 is a precision of float32"
 
 
 def test_a_record_is_judged_again_when_it_is_read(tmp_path):

@@ -110,6 +110,57 @@ class PygSparse(Path):
         return Prepared(_apart(lambda x: spmm(adj_t, x)))
 
 
+class PygRounded(PygSparse):
+    """The same of operands rounded to TF32, forward and backward.
+
+    Nobody's product but PyG's, at the precision that TF32 products have: how far its losses are
+    from ``pyg-sparse``'s is what rounding does to this network, whoever multiplies.
+    """
+
+    name, kind = "pyg-rounded", "control"
+
+    def missing(self, matrix: CSR, width: int) -> str | None:
+        if matrix.values is None or matrix.values.dtype is not torch.float32:
+            return "TF32 is a precision of float32"
+        return super().missing(matrix, width)
+
+    def prepare(self, matrix: CSR, width: int, reorder: str) -> Prepared:
+        from torch_geometric.utils import spmm
+
+        assert matrix.values is not None
+        adj_t = sparse_tensor(matrix.with_values(_rounded(matrix.values)))
+        return Prepared(_apart(lambda x: _RoundedBack.apply(spmm(adj_t, _Rounded.apply(x)))))
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """float32 in the ten bits of fraction that TF32 has, to the nearest, in other memory."""
+    return x.detach().contiguous().view(torch.int32).add(0x1000).bitwise_and_(~0x1FFF).view(x.dtype)
+
+
+class _Rounded(torch.autograd.Function):
+    """x in TF32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return _rounded(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+class _RoundedBack(torch.autograd.Function):
+    """x, whose gradient is in TF32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return _rounded(grad)
+
+
 class PygEdges(Path):
     """PyG's default: a message per edge, gathered and scattered."""
 
@@ -198,6 +249,7 @@ PATHS: dict[str, Path] = {
     path.name: path
     for path in (
         PygSparse(),
+        PygRounded(),
         PygEdges(),
         TorchSparse(),
         Sparsetile(),

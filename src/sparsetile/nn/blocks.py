@@ -124,6 +124,17 @@ class _Outside(Exception):
     """An edge names no node."""
 
 
+def _forward(x: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
+    """What ``_Product`` computes; raises where an edge names no node."""
+    rows, scaled, relu = call
+    if bias is not None:
+        bias = bias.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
+    out = rows.multiply(x.resolve_neg(), scaled, bias, relu)
+    if out is None:
+        raise _Outside
+    return out
+
+
 class _Product(torch.autograd.Function):
     """relu(A·x + bias), with rows or columns of A scaled, and its gradients for x and the bias.
 
@@ -132,13 +143,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, call: _Call) -> Tensor:  # type: ignore[override]
-        rows, scaled, relu = ctx.call = call
-        if bias is not None:
-            bias = bias.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
-        out = rows.multiply(x.resolve_neg(), scaled, bias, relu)
-        if out is None:
-            raise _Outside
-        if relu:
+        ctx.call = call
+        out = _forward(x, bias, call)
+        if call[2]:
             ctx.save_for_backward(out)
         return out
 
@@ -160,48 +167,7 @@ class _Product(torch.autograd.Function):
         return d_x, d_bias, None
 
 
-class _ProductAndLinear(torch.autograd.Function):
-    """(A·x)·Wᵀ + y·Vᵀ + bias, with rows of A scaled: one node where torch has six.
-
-    A step on a block is over before the host has launched it, so that operations count: A·x and y
-    are put side by side, and W and V, and each product with them is one.
-    """
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, y: Tensor, W: Tensor, V: Tensor, bias: Tensor | None, call: _Call
-    ) -> Tensor:
-        rows, scaled, _ = ctx.call = call
-        reduced = rows.multiply(x.resolve_neg(), scaled)
-        if reduced is None:
-            raise _Outside
-        wide, weight = torch.cat([reduced, y], 1), torch.cat([W, V], 1)
-        ctx.save_for_backward(x, y, W, V, bias, wide, weight)
-        weight = weight.t()
-        return wide.mm(weight) if bias is None else torch.addmm(bias, wide, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        x, y, W, V, _, wide, weight = ctx.saved_tensors
-        rows, scaled, _ = ctx.call
-        for_x, for_y, for_W, for_V, for_bias, _ = ctx.needs_input_grad
-        d_x = d_y = d_W = d_V = None
-        d_bias = grad.sum(0) if for_bias else None
-        if torch.is_grad_enabled():  # a gradient of the gradient may be wanted: of the inputs
-            if for_x:
-                d_x = _Product.apply(grad.mm(W), None, (rows.transposed, _MIRRORED[scaled], False))
-            reduced = _Product.apply(x, None, ctx.call)
-            return d_x, grad.mm(V), grad.t().mm(reduced), grad.t().mm(y), d_bias, None
-        if for_W or for_V:
-            d_W, d_V = grad.t().mm(wide).tensor_split((x.shape[1],), 1)
-        if for_x or for_y:
-            d_reduced, d_y = grad.mm(weight).tensor_split((x.shape[1],), 1)
-            if for_x:
-                d_x = rows.transposed.multiply(d_reduced, _MIRRORED[scaled])
-        return d_x, d_y, d_W, d_V, d_bias, None
-
-
-_apply, _apply_linear = apply_of(_Product), apply_of(_ProductAndLinear)
+_apply = apply_of(_Product)
 
 
 class Block(Graph):
@@ -281,33 +247,12 @@ class Block(Graph):
         return canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
     def _multiply(self, x: Tensor, scaled: str, bias: Tensor | None, relu: bool) -> Tensor:
+        call = self._by_target, scaled, relu
+        if not x.requires_grad and bias is None:  # as the first layer's: autograd need not know
+            return _forward(x, None, call)
         wraps = outlived(x) or (bias is not None and outlived(bias))
         apply = _Product.apply if wraps else _apply
-        return apply(x, bias, (self._by_target, scaled, relu))  # type: ignore[no-any-return]
-
-    def linear(
-        self, x: Tensor, y: Tensor, W: Tensor, V: Tensor, bias: Tensor | None, *, mean: bool
-    ) -> Tensor | None:
-        """Return (A·x)·Wᵀ + y·Vᵀ + bias, of means where asked; None where this has no way for it.
-
-        Parameters
-        ----------
-        x : Tensor [sources, width]
-        y : Tensor [targets, width of V]
-        W, V : Tensor [out, width]
-        bias : Tensor [out], optional
-        """
-        dtype = x.dtype
-        same = type(y) is Tensor and y.dim() == 2 and y.dtype is W.dtype is V.dtype is dtype
-        if not same or torch.is_autocast_enabled(x.device.type) or not self._takes(x):
-            return None
-        if any(outlived(given) for given in (x, y, W, V, bias)):
-            return None
-        try:
-            call = self._by_target, "rows" if mean else "", False
-            return _apply_linear(x, y, W, V, bias, call)  # type: ignore[no-any-return]
-        except _Outside:
-            return None
+        return apply(x, bias, call)  # type: ignore[no-any-return]
 
     def _read(self) -> None:
         """Read the edges, unless they were; raise the error of one that names no node."""

@@ -20,6 +20,9 @@ from sparsetile.nn.pairs import pair_of
 
 __all__ = ["SAGEConv"]
 
+# Bytes of what is put side by side so that two linear maps are one.
+MOST_JOINED = 2**26
+
 
 class SAGEConv(nn.Module):
     """GraphSAGE with the arguments, state dict and results of PyG's ``SAGEConv``.
@@ -127,8 +130,8 @@ class SAGEConv(nn.Module):
             "SAGEConv", given, sizes, sources.device, flow=self.flow, only_reduces=True
         )
         reduce, weights = reduction("SAGEConv", graph, given, values_key, self.aggr)
-        out = self._of_block(graph, sources, targets)
-        if out is not None:
+        if targets is not None and self._joins(graph, sources, targets):
+            out = self._joined(graph.aggregate(sources, reduce=reduce), targets)
             return out if not self.normalize else _unit_rows(out)
         # Sums and means commute with the linear map: they run on its narrower side.
         if (
@@ -148,19 +151,27 @@ class SAGEConv(nn.Module):
                 out = out + self.lin_r(targets)
         return out if not self.normalize else _unit_rows(out)
 
-    def _of_block(self, graph: Graph, sources: Tensor, targets: Tensor | None) -> Tensor | None:
-        """The same of a graph that passes by, before rows are normalised; None elsewhere.
+    def _joins(self, graph: Graph, sources: Tensor, targets: Tensor) -> bool:
+        """Whether both linear maps are computed as one: on graphs that pass by."""
+        return (
+            isinstance(graph, Block)
+            and self.aggr in ("sum", "mean")
+            and self.root_weight
+            and targets.dim() == sources.dim() == 2
+            and targets.dtype is sources.dtype
+            and targets.shape[0] * sum(self._widths) * targets.element_size() <= MOST_JOINED
+            and is_plain(self.lin_l)
+            and is_plain(self.lin_r)
+        )
 
-        A block has many more sources than targets: their means are taken before the linear map.
+    def _joined(self, reduced: Tensor, targets: Tensor) -> Tensor:
+        """Both linear maps as one.
+
+        The GPU is done with a block before the host has launched its operations: these are fewer.
+        Means come first here, because a block has many more sources than targets.
         """
-        if not isinstance(graph, Block) or self.aggr not in ("sum", "mean") or targets is None:
-            return None
-        if not (self.root_weight and is_plain(self.lin_l) and is_plain(self.lin_r)):
-            return None
-        return graph.linear(
-            sources, targets, self.lin_l.weight, self.lin_r.weight, self.lin_l.bias,
-            mean=self.aggr == "mean",
-        )  # fmt: skip
+        weight = torch.cat([self.lin_l.weight, self.lin_r.weight], 1)
+        return functional.linear(torch.cat([reduced, targets], 1), weight, self.lin_l.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"
