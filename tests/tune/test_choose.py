@@ -329,7 +329,8 @@ def test_a_close_call_that_was_timed_is_not_timed_again(monkeypatch, tmp_path):
     assert again.measured == {"cpu", "dense"} and again.seconds == first.seconds
 
 
-def test_a_close_call_with_a_system_untimed_is_not_kept(monkeypatch, tmp_path):
+def test_a_close_call_with_a_system_untimed_is_kept_in_the_process_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(choose, "_untimed", {})
     monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
     monkeypatch.setattr(choose, "close_calls", lambda *given: ["cpu", "dense"])
     predicted = {"cpu": 1.0e-3, "dense": 1.1e-3}
@@ -342,8 +343,16 @@ def test_a_close_call_with_a_system_untimed_is_not_kept(monkeypatch, tmp_path):
 
     monkeypatch.setattr(choose, "measure_systems", times)
     for _ in range(2):
-        assert choose_system(request(), list(predicted), "model").system == "cpu"
+        found = choose_system(request(), list(predicted), "model")
+        assert (found.system, found.by, found.measured) == ("cpu", "model", {"cpu"})
+        assert found.seconds == {"cpu": 2.0e-3, "dense": 1.1e-3}
+    assert asked == [2] and not list(tmp_path.iterdir())
+    choose._untimed.clear()  # as in another process
+    choose_system(request(), list(predicted), "model")
     assert asked == [2, 2]
+    monkeypatch.setattr(choose, "MOST_UNTIMED", 1)
+    choose_system(dataclasses.replace(request(), n=17), list(predicted), "model")
+    assert asked == [2, 2, 2] and len(choose._untimed) == 1
 
 
 def fake(monkeypatch, predicted: dict[str, float], timed: dict[str, float]) -> list[str]:

@@ -337,7 +337,7 @@ def _held_against(record: Record, held: dict[str, Record]) -> Record:
             bound = loss_bound(record["device"], record["dtype"])
             bounds: tuple[float, ...] = (bound, _LATER * bound)
             control = held.get(_key({**record, "path": _CONTROL, "reorder": "auto"}))
-            if record["kind"] == "system" and control is not None and "losses" in control:
+            if record["kind"] != "control" and control is not None and "losses" in control:
                 rounding = _differences(control["losses"], other["losses"])
                 bounds = tuple(map(max, bounds, (_OF_CONTROL * each for each in rounding)))
             right = record["kind"] == "control" or (first <= bounds[0] and later <= bounds[1])
