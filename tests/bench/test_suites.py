@@ -14,8 +14,8 @@ from sparsetile.systems import SYSTEMS
 from tests.bench.files import write_suite
 
 EXPECTED = [
-    "acc", "acc_parts", "all", "asyncsparse", "brp", "core", "cpu", "cpu_busy", "generated", "large",
-    "rsh", "scaling", "voltrix",
+    "acc", "acc_parts", "all", "asyncsparse", "brp", "core", "cpu", "cpu_busy", "generated",
+    "large", "rsh", "scaling", "voltrix",
 ]  # fmt: skip
 
 
