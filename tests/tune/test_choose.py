@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -286,13 +287,24 @@ def test_measured_systems_come_with_builds_that_can_be_run(pattern):
 
     wanted = request(pattern=pattern)
     seconds, builds = measure_systems(wanted, ["cpu", "dense"], budget=60)  # numba compiles first
-    assert seconds.keys() == builds.keys() == {"cpu", "dense"}
+    assert seconds.keys() == {"cpu", "dense"}
+    assert builds.keys() == {"cpu", min(seconds, key=seconds.__getitem__)}, "exact, and fastest"
     assert all(value > 0 for value in seconds.values())
     B, out = torch.randn(200, 16), torch.empty(300, 16)
     for name, built in builds.items():
         runner(built.recipe).spmm(built.tensors, wanted.csr.values, None, B, out)
         assert built.system == name
         assert_close(out, wanted.csr, B)
+
+
+def test_each_system_is_predicted_once_for_a_request(monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(SYSTEMS["cpu"], "predict", lambda wanted: asked.append(wanted.n) or 1e-3)
+    wanted = request()
+    for _ in range(2):
+        assert predict_systems(wanted, ["cpu", "dense"])["cpu"] == 1e-3
+        predict_systems(wanted.changed(n=wanted.n + 1), ["cpu"])
+    assert asked == [wanted.n, wanted.n + 1]
 
 
 # -- Timing instead of predicting
@@ -397,6 +409,24 @@ def test_where_memory_is_too_short_to_time_anything_the_prediction_decides(monke
     fake(monkeypatch, predicted, {})
     monkeypatch.setattr(choose, "measure_systems", lambda *given, **_: ({}, {}))
     assert choose_system(request(), list(predicted), "measure").system == "cpu"
+
+
+def test_a_build_that_lost_is_freed_before_the_next_one_is_made(monkeypatch):
+    made: list[weakref.ref] = []
+    real, times = SYSTEMS["dense"].build, iter([3.0, 4.0, 2.0])
+
+    def build(wanted):
+        assert all(each() is None for each in made), "the last one is still there"
+        built = real(wanted)
+        made.append(weakref.ref(built))
+        return built
+
+    for name in ("csr", "acc"):
+        monkeypatch.setitem(SYSTEMS, name, SYSTEMS["dense"])
+    monkeypatch.setattr(SYSTEMS["dense"], "build", build)
+    monkeypatch.setattr(choose, "_bounded", lambda *given: next(times))
+    seconds, builds = measure_systems(request(), ["cpu", "csr", "acc"], budget=60)
+    assert seconds == {"cpu": 3.0, "csr": 4.0, "acc": 2.0} and builds.keys() == {"cpu", "acc"}
 
 
 def test_a_system_that_runs_out_of_memory_is_left_out(monkeypatch):

@@ -23,7 +23,7 @@ import torch
 from sparsetile.core.timer import measure_queued, one_product
 from sparsetile.jit import NotCompiled, without_compiling
 from sparsetile.systems import BuiltSystem, Request
-from sparsetile.systems.registry import SYSTEMS, runner
+from sparsetile.systems.registry import SYSTEMS, exact_system, runner
 from sparsetile.tune.kept import Timing, kept_timings, key_of
 
 __all__ = [
@@ -83,7 +83,7 @@ class Choice:
     measured : frozenset of str
         Systems whose seconds were measured.
     builds : mapping
-        What was built on the way.
+        What was built on the way, of the fastest and of the exact system.
     """
 
     system: str
@@ -103,11 +103,15 @@ def predict_systems(request: Request, able: Sequence[str]) -> dict[str, float]:
     """Return the predicted seconds of each able system.
 
     Distinct (window, column) pairs are counted only where a candidate's model needs them: counting
-    sorts all entries.
+    sorts all entries. Each is predicted once: the choice of an order asks first.
     """
     counts = any(SYSTEMS[name].counts_pairs for name in able)
     asked = request.changed(counts_pairs=counts)
-    return {name: SYSTEMS[name].predict(asked) for name in able}
+    said = (asked.n, asked.dtype, asked.ablation, asked.ceilings, counts)
+    return {
+        name: asked.once(("predicted", name, *said), lambda name=name: SYSTEMS[name].predict(asked))  # type: ignore[misc]
+        for name in able
+    }
 
 
 def _ranked(predicted: Mapping[str, float]) -> list[str]:
@@ -232,12 +236,15 @@ def measure_systems(
 ) -> tuple[dict[str, float], dict[str, BuiltSystem]]:
     """Build and time systems on random input; return seconds and builds by name.
 
-    They are taken in order, the first in any case and others while there is time, what compiling
-    takes not counted. One that runs out of memory is left out. Where ``worth_compiling`` has the
-    predicted seconds, so is every one but the first whose kernels are not compiled yet, unless it
-    is predicted well below what was measured: then the model is known to be wrong about one.
+    Builds are those of the fastest and of the device's exact system: others would be memory that
+    nobody needs any more. Systems are taken in order, the first in any case and others while there
+    is time, what compiling takes not counted. One that runs out of memory is left out. Where
+    ``worth_compiling`` has the predicted seconds, so is every one but the first whose kernels are
+    not compiled yet, unless it is predicted well below what was measured: then the model is known
+    to be wrong about one.
     """
     csr, begun, compiling = request.csr, time.perf_counter(), 0.0
+    exact = exact_system(request.device.type).name
     values = None if csr.values is None else csr.values.detach().to(request.dtype)
     seconds: dict[str, float] = {}
     builds: dict[str, BuiltSystem] = {}
@@ -272,6 +279,10 @@ def measure_systems(
         except (torch.OutOfMemoryError, NotCompiled):
             continue
         builds[name] = built
+        del built
+        wanted = {exact, min(seconds, key=seconds.__getitem__)}
+        for other in builds.keys() - wanted:
+            del builds[other]
     return seconds, builds
 
 
