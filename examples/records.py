@@ -55,6 +55,7 @@ def _bench(file: str, seconds: int, words: str, name: str = "") -> Step:
 
 _ORDERS = "--reorder auto,affinity"
 _BOTH = f"--systems csr,acc {_ORDERS}"
+_EACH = "--systems auto,csr,acc,rsh,wcsr,bcsr,voltrix,half,dense --dtype float32,float16"
 # What a kernel's change is judged by comes first. Seconds are those of the committed records; those
 # of acc_parts and asyncsparse were cut short, of core-torch and a cold L2 there are none yet, and
 # the figure is counted from the number of entries at the pace of the others.
@@ -90,6 +91,8 @@ STEPS = (
         "all --weights random --systems auto,dense --reorder auto --dtype float32,float16 "
         "-n 32,128,512",
     ),
+    _bench("generated.jsonl", 120, f"generated --weights random {_EACH}"),
+    _bench("hindsight.jsonl", 280, f"all --weights random {_EACH}"),
 )  # fmt: skip
 
 

@@ -26,7 +26,9 @@ def report(
     data: Annotated[
         Path | None, typer.Option(help="Folder of the matrices, for the pictures.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "sparsetile benchmarks",
+    title: Annotated[
+        str | None, typer.Option(help="Title of the page and of the Markdown.")
+    ] = None,
 ) -> None:
     """Make a self-contained page, or Markdown, from records only."""
     from sparsetile.bench.record import Damage, Record, read_records
@@ -49,10 +51,11 @@ def report(
         note_some([f"skipped {line}" for line in broken])
     kept = list(records.values())
     if markdown is not None:
-        write_output(markdown, render_markdown(kept))
+        write_output(markdown, render_markdown(kept, title or "Results"))
         note(f"wrote {markdown}")
     if out is not None or markdown is None:
         page = out or Path("report.html")
+        title = title or "sparsetile benchmarks"
         text = render_page(kept, title=title, damaged=damaged, data=data)
         write_output(page, text)
         note(f"wrote {page}, {len(text.encode()) / 1e6:.1f} MB, {len(kept)} records")

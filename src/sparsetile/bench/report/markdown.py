@@ -51,7 +51,7 @@ _DENSE = "dense"
 _STEP = "ablation="
 
 
-def render_markdown(records: Sequence[Record]) -> str:
+def render_markdown(records: Sequence[Record], title: str = "Results") -> str:
     """Return a Markdown text: per suite the summary, every loss, published figures, troubles."""
     if not records:
         raise value_error(
@@ -60,7 +60,7 @@ def render_markdown(records: Sequence[Record]) -> str:
         )  # fmt: skip
     attached = attach_baselines(records)
     groups = summarise(attached)
-    lines = ["# Results"]
+    lines = [f"# {title}"]
     for paragraph in _PREFACE:
         lines += ["", paragraph]
     for name in dict.fromkeys(record["suite"] for record in records):
