@@ -14,6 +14,7 @@ from sparsetile.nn.blocks import Block, make_block
 from sparsetile.nn.cache import _Regime, find_graph
 from sparsetile.nn.graph import PASSING_CALLS
 from sparsetile.nn.inputs import Given
+from tests.conftest import DEVICES
 
 SOURCES, TARGETS, N = 40, 12, 6
 
@@ -384,19 +385,7 @@ def test_large_blocks_on_a_gpu_have_the_same_bits_in_every_run():
     torch.testing.assert_close(runs[0][0].double(), want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("how", ["int32", "columns of pairs", "inference"])
 def test_edges_that_are_copied_first(how: str, device: str):
     edge_index, x = edges(), torch.randn(SOURCES, N)

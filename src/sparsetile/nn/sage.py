@@ -13,7 +13,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.nn.arguments import channels, features, flow_name, is_plain, refuse_others
 from sparsetile.nn.blocks import Block
 from sparsetile.nn.cache import find_graph
-from sparsetile.nn.graph import Graph
+from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import read_input
 from sparsetile.nn.neighbours import reduction
 from sparsetile.nn.pairs import pair_of
@@ -132,24 +132,37 @@ class SAGEConv(nn.Module):
         reduce, weights = reduction("SAGEConv", graph, given, values_key, self.aggr)
         if targets is not None and self._joins(graph, sources, targets):
             out = self._joined(graph.aggregate(sources, reduce=reduce), targets)
-            return out if not self.normalize else _unit_rows(out)
+        else:
+            out = self._apart(graph, sources, targets, reduce, weights)
+        if not self.normalize:
+            return out
+        # The smallest length that is divided by, 1e-12, is 0 in float16: rows of zeros were NaN.
+        wide = out.to(torch.promote_types(out.dtype, torch.float32))
+        return functional.normalize(wide, p=2.0, dim=-1).to(out.dtype)
+
+    def _apart(
+        self,
+        graph: Graph,
+        sources: Tensor,
+        targets: Tensor | None,
+        reduce: str,
+        weights: Weights | None,
+    ) -> Tensor:
+        """Both linear maps, one after the other."""
         # Sums and means commute with the linear map: they run on its narrower side.
-        if (
-            reduce in ("sum", "mean")
-            and self.out_channels <= self._widths[0]
-            and is_plain(self.lin_l)
-        ):
-            narrow = functional.linear(sources, self.lin_l.weight)
-            out = graph.aggregate(narrow, weights, reduce=reduce, bias=self.lin_l.bias)
+        narrow = reduce in ("sum", "mean") and self.out_channels <= self._widths[0]
+        if narrow and is_plain(self.lin_l):
+            mapped = functional.linear(sources, self.lin_l.weight)
+            out = graph.aggregate(mapped, weights, reduce=reduce, bias=self.lin_l.bias)
         else:
             out = self.lin_l(graph.aggregate(sources, weights, reduce=reduce))
-        if self.root_weight and targets is not None:
-            same = targets.dim() == out.dim() == 2 and targets.dtype is out.dtype
-            if same and is_plain(self.lin_r):  # one operation
-                out = torch.addmm(out, targets, self.lin_r.weight.t())
-            else:
-                out = out + self.lin_r(targets)
-        return out if not self.normalize else _unit_rows(out)
+        if not self.root_weight or targets is None:
+            return out
+        same = targets.dim() == out.dim() == 2 and targets.dtype is out.dtype
+        if same and is_plain(self.lin_r):  # one operation
+            return torch.addmm(out, targets, self.lin_r.weight.t())
+        added: Tensor = out + self.lin_r(targets)
+        return added
 
     def _joins(self, graph: Graph, sources: Tensor, targets: Tensor) -> bool:
         """Whether both linear maps are computed as one: on graphs that pass by."""
@@ -175,9 +188,3 @@ class SAGEConv(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"
-
-
-def _unit_rows(out: Tensor) -> Tensor:
-    # The smallest length that is divided by, 1e-12, is 0 in float16: rows of zeros were NaN.
-    wide = out.to(torch.promote_types(out.dtype, torch.float32))
-    return functional.normalize(wide, p=2.0, dim=-1).to(out.dtype)
