@@ -321,6 +321,23 @@ def test_convolutions_of_blocks_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     check_convolutions("cuda", monkeypatch)
 
 
+@pytest.mark.parametrize("passing", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("out", [N - 2, N + 2])  # the product before or behind the linear map
+def test_convolutions_heed_what_is_in_their_linear_maps_place(out: int, bias: bool, passing: bool):
+    _Regime.passing = passing
+    torch.manual_seed(7)
+    layer = GCNConv(N, out, bias=bias)
+    x, edge_index = torch.randn(30, N), square(False)
+    plain = layer(x, edge_index.clone())
+    weight = layer.lin.weight
+    layer.lin = torch.nn.Linear(N, out, bias=False)
+    layer.lin.weight = torch.nn.Parameter(weight / 2)
+    layer.lin.register_forward_hook(lambda _, given, made: 2 * made)
+    torch.testing.assert_close(layer(x, edge_index.clone()), plain)
+    torch.testing.assert_close(layer(x, edge_index.clone(), relu=True), plain.relu())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_convolutions_in_other_types(dtype: torch.dtype):
     torch.manual_seed(6)
