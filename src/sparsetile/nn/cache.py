@@ -202,19 +202,21 @@ def _find(
     owner = id(matrix)
     with lock:
         found = _graphs.get(key)
-        if found is None:
+        if found is not None:
+            _graphs.move_to_end(key)
+        else:
             made = _make(layer, given, shape, flow, loops, as_block and _Regime.passing)
-            # The same tensor with another content: what it was before is of no use any more.
-            for old, (of, pattern, _) in list(_graphs.items()):
-                if of == owner and pattern != pattern_key:
-                    _end(old)
+            if owner in _watched:
+                # The same tensor with another content: what it was before is of no use any more.
+                for old, (of, pattern, _) in list(_graphs.items()):
+                    if of == owner and pattern != pattern_key:
+                        _end(old)
+            else:
+                _watched[owner] = weakref.ref(matrix, functools.partial(_forget, owner))
             made.passing = _Regime.passing
             found = _graphs[key] = (owner, pattern_key, made)
-            if owner not in _watched:
-                _watched[owner] = weakref.ref(matrix, functools.partial(_forget, owner))
             while len(_graphs) > MAX_GRAPHS:
                 _graphs.popitem(last=False)
-        _graphs.move_to_end(key)
         found[2].calls += 1
         if counted and given.weight is None and owner in _watched:
             recent = _recent.setdefault(owner, {})
