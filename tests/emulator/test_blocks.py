@@ -196,7 +196,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Layers on the host multiply sampled blocks as they do on a GPU."""
     clear_graph_cache()
     monkeypatch.setattr(nn_blocks, "_HostRows", BlockRows)
-    cache._Regime.passing = True
+    cache._Regime.short_lived = True
     yield
     clear_graph_cache()
 
@@ -205,7 +205,7 @@ def same_as_pyg(mine: torch.nn.Module, theirs: torch.nn.Module, x: Any, given: T
     theirs.load_state_dict(mine.state_dict())
     found = []
     for layer in (mine, theirs):
-        cache._Regime.passing = True
+        cache._Regime.short_lived = True
         out = layer(x, given)
         leaves = (x[0] if isinstance(x, tuple) else x, *layer.parameters())
         grad = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
@@ -241,6 +241,6 @@ def test_layers_refuse_edges_that_name_no_node(row: int, number: int):
     for layer in (SAGEConv(6, 4), GCNConv(6, 4)):
         mine = given.clone()
         for _ in range(2):
-            cache._Regime.passing = True
+            cache._Regime.short_lived = True
             with pytest.raises(ValueError, match=rf"{type(layer).__name__}: edge_index\[{row}\]"):
                 layer(torch.randn(30, 6), mine)

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsetile.nn import GCNConv, GINConv, SAGEConv, aggregate, blocks, clear_graph_cache
 from sparsetile.nn.blocks import Block, make_block
 from sparsetile.nn.cache import _Regime, find_graph
-from sparsetile.nn.graph import PASSING_CALLS
+from sparsetile.nn.graph import SHORT_LIVED_CALLS
 from sparsetile.nn.inputs import Given
 from tests.conftest import DEVICES
 
@@ -23,7 +23,7 @@ SOURCES, TARGETS, N = 40, 12, 6
 def regime():
     """Graphs pass by, as they do after the first block of a loader."""
     clear_graph_cache()
-    _Regime.passing = True
+    _Regime.short_lived = True
     yield
     clear_graph_cache()
 
@@ -97,8 +97,8 @@ def test_gradients_of_gradients():
         def product(x: Tensor, bias: Tensor, reduce="mean" if mean else "sum", relu=relu) -> Tensor:
             return block.aggregate(x, reduce=reduce, bias=bias, relu=relu)
 
-        assert torch.autograd.gradcheck(product, (x, bias), fast_mode=True)
-        assert torch.autograd.gradgradcheck(product, (x, bias), fast_mode=True)
+        assert torch.autograd.gradcheck(product, (x, bias))
+        assert torch.autograd.gradgradcheck(product, (x, bias))
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
@@ -116,7 +116,7 @@ def test_layers_on_blocks_have_gradients_of_gradients(
     double = {"dtype": torch.float64, "requires_grad": True}
     x, y = torch.randn(SOURCES, N, **double), torch.randn(TARGETS, width, **double)
     # A block that is asked for too often becomes a graph.
-    monkeypatch.setattr(blocks, "PASSING_CALLS", 10**9)
+    monkeypatch.setattr(blocks, "SHORT_LIVED_CALLS", 10**9)
 
     def of_layer(x: Tensor, y: Tensor, *weights: Tensor) -> Tensor:
         given = (x, x[:TARGETS] if shared else y), edge_index
@@ -150,7 +150,7 @@ def test_layers_on_blocks_heed_what_is_hooked_to_their_linear_maps():
         return found
 
     results()
-    _Regime.passing = False  # a planned graph
+    _Regime.short_lived = False  # a planned graph
     clear_graph_cache()
     results()
 
@@ -179,7 +179,7 @@ def test_what_a_block_does_not_take_is_what_the_graph_gives(
     mine = results()
     monkeypatch.setattr(blocks, "_DEVICES", ())
     clear_graph_cache()
-    _Regime.passing = True
+    _Regime.short_lived = True
     for found, want in zip(mine, results(), strict=True):
         tight = 2e-2 if found.dtype is torch.bfloat16 else 1e-5
         torch.testing.assert_close(found, want, rtol=tight, atol=tight)
@@ -200,10 +200,10 @@ def test_negative_views_keep_their_signs(reduce: str):
 def test_a_block_that_stays_becomes_a_graph():
     edge_index, x = edges(), torch.randn(SOURCES, N)
     want = expected(x, edge_index, "mean").float()
-    for _ in range(PASSING_CALLS + 3):
+    for _ in range(SHORT_LIVED_CALLS + 3):
         torch.testing.assert_close(aggregate(pair(x), edge_index, reduce="mean"), want)
     block = block_of(edge_index)
-    assert block._canonical is not None and not block._canonical.passing
+    assert block._canonical is not None and not block._canonical.short_lived
     ((kept,),) = (plans.values() for plans in block._canonical._plans.values())
     aggregate(pair(x), edge_index, reduce="mean")
     ((again,),) = (plans.values() for plans in block._canonical._plans.values())
@@ -217,7 +217,7 @@ def test_blocks_are_forgotten_with_their_edges():
     del edge_index
     gc.collect()
     assert len(blocks_alive()) == graphs - 1
-    assert _Regime.passing
+    assert _Regime.short_lived
 
 
 def blocks_alive() -> list[Block]:
@@ -295,12 +295,12 @@ def check_convolutions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
             leaves = (x, layer.lin.weight, layer.bias)
             return [out, *torch.autograd.grad(out, leaves, grad)]
 
-        _Regime.passing = True
+        _Regime.short_lived = True
         with monkeypatch.context() as patch:
             patch.setattr(Block, "convolve", noted)
             mine = step()
             assert len(taken) == 1 and (taken[0] is None) == loops == _Regime.looped
-            _Regime.passing = True
+            _Regime.short_lived = True
             step()
             assert len(taken) == (1 if loops else 2), "the next one is not tried"
         with monkeypatch.context() as patch:
@@ -325,7 +325,7 @@ def test_convolutions_of_blocks_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("out", [N - 2, N + 2])  # the product before or behind the linear map
 def test_convolutions_heed_what_is_in_their_linear_maps_place(out: int, bias: bool, passing: bool):
-    _Regime.passing = passing
+    _Regime.short_lived = passing
     torch.manual_seed(7)
     layer = GCNConv(N, out, bias=bias)
     x, edge_index = torch.randn(30, N), square(False)

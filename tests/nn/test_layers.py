@@ -248,7 +248,7 @@ def test_weights_of_0_have_finite_gradients():
 
 
 def test_layers_can_be_copied_and_reset():
-    ours.clear_graph_cache()  # a graph that passes by is summed in another order until it stays
+    ours.clear_graph_cache()  # a short-lived graph is summed in another order until it stays
     x, edge_index = torch.randn(NODES, WIDTH), directed_graph()
     for name, make in PAIRS.items():
         layer = make(5)[0].eval()

@@ -11,7 +11,7 @@ import torch
 import sparsetile
 from sparsetile.nn import GCNConv, SAGEConv, aggregate, blocks, cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
-from sparsetile.nn.graph import PASSING_CALLS
+from sparsetile.nn.graph import SHORT_LIVED_CALLS
 from tests.examples import load_example
 from tests.nn.cases import NODES, PAIRS, WIDTH, directed_graph, pyg, same_weights
 
@@ -41,7 +41,7 @@ def tunes(monkeypatch):
 
 @pytest.fixture(params=["blocks", "plans"])
 def passed(request, monkeypatch):
-    """What a graph that passes by is: plans that were not tuned, where blocks are not taken."""
+    """What a short-lived graph is: plans that were not tuned, where blocks are not taken."""
     if request.param == "plans":
         monkeypatch.setattr(blocks, "_DEVICES", ())
     return [] if request.param == "blocks" else ["none"]
@@ -74,7 +74,7 @@ def test_graphs_that_pass_by_are_not_tuned(tunes, passed):
     assert tunes == ["model", *3 * passed]
 
 
-def test_a_graph_that_passes_by_has_one_plan_for_all_widths(tunes, passed):
+def test_a_graph_that_is_short_lived_has_one_plan_for_all_widths(tunes, passed):
     first, second = SAGEConv(WIDTH, 64), SAGEConv(64, 100)
     for seed in range(2):
         edge_index = directed_graph(seed=seed)
@@ -88,7 +88,7 @@ def test_a_graph_that_stays_gets_its_own_plan_after_all(tunes):
     layer(x, directed_graph(seed=1))
     edge_index = directed_graph()
     expected = layer(x, edge_index)
-    for _ in range(2 * PASSING_CALLS):
+    for _ in range(2 * SHORT_LIVED_CALLS):
         torch.testing.assert_close(layer(x, edge_index), expected, **CLOSE)
     assert tunes == ["model", "none", "model"]
     del edge_index

@@ -155,19 +155,19 @@ def test_graphs_that_pass_by_are_left_to_pyg_where_they_would_be_planned(product
     weight = weights_of(edge_index)
     want = layer(x, edge_index, weight)
     with sparsetile.pyg.patch():
-        cache._Regime.passing = True
-        for _ in range(graphs.PASSING_CALLS):
+        cache._Regime.short_lived = True
+        for _ in range(graphs.SHORT_LIVED_CALLS):
             torch.testing.assert_close(layer(x, edge_index, weight), want, **CLOSE)
         assert not products
         torch.testing.assert_close(layer(x, edge_index, weight), want, **CLOSE)
         assert products, "this one stays"
     clear_graph_cache()
-    assert not cache._passed
-    cache._Regime.passing = True
+    assert not cache._calls
+    cache._Regime.short_lived = True
     passing = edge_index.clone()
-    assert cache.passes_by(passing) and len(cache._passed) == 1
+    assert cache.is_short_lived(passing) and len(cache._calls) == 1
     del passing
-    assert not cache._passed
+    assert not cache._calls
 
 
 @pytest.mark.parametrize("name", OWN)

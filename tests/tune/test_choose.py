@@ -21,7 +21,7 @@ from sparsetile.systems import SYSTEMS, Request, base
 from sparsetile.systems.acc import cost as acc_cost
 from sparsetile.systems.csr import cost as csr_cost
 from sparsetile.systems.wcsr import cost as wcsr_cost
-from sparsetile.tune import Choice, choose, choose_system, measure_systems, predict_systems
+from sparsetile.tune import Choice, choose, choose_system, kept, measure_systems, predict_systems
 from sparsetile.tune.choose import _ranked, close_calls
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
@@ -342,7 +342,7 @@ def test_a_close_call_that_was_timed_is_not_timed_again(monkeypatch, tmp_path):
 
 
 def test_a_close_call_with_a_system_untimed_is_kept_in_the_process_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(choose, "_untimed", {})
+    monkeypatch.setattr(kept, "_in_process", {})
     monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
     monkeypatch.setattr(choose, "close_calls", lambda *given: ["cpu", "dense"])
     predicted = {"cpu": 1.0e-3, "dense": 1.1e-3}
@@ -359,12 +359,12 @@ def test_a_close_call_with_a_system_untimed_is_kept_in_the_process_alone(monkeyp
         assert (found.system, found.by, found.measured) == ("cpu", "model", {"cpu"})
         assert found.seconds == {"cpu": 2.0e-3, "dense": 1.1e-3}
     assert asked == [2] and not list(tmp_path.iterdir())
-    choose._untimed.clear()  # as in another process
+    kept._in_process.clear()  # as in another process
     choose_system(request(), list(predicted), "model")
     assert asked == [2, 2]
-    monkeypatch.setattr(choose, "MOST_UNTIMED", 1)
+    monkeypatch.setattr(kept, "MOST_IN_PROCESS", 1)
     choose_system(dataclasses.replace(request(), n=17), list(predicted), "model")
-    assert asked == [2, 2, 2] and len(choose._untimed) == 1
+    assert asked == [2, 2, 2] and len(kept._in_process) == 1
 
 
 def fake(monkeypatch, predicted: dict[str, float], timed: dict[str, float]) -> list[str]:

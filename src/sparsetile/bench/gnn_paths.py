@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.bench.baselines import pyg_layer
+from sparsetile.formats.values import round_tf32
 from sparsetile.intake import CSR
 from sparsetile.plan.planner import plan
 
@@ -128,13 +129,8 @@ class PygRounded(PygSparse):
         from torch_geometric.utils import spmm
 
         assert matrix.values is not None
-        adj_t = sparse_tensor(matrix.with_values(_rounded(matrix.values)))
+        adj_t = sparse_tensor(matrix.with_values(round_tf32(matrix.values)))
         return Prepared(_apart(lambda x: _RoundedBack.apply(spmm(adj_t, _Rounded.apply(x)))))
-
-
-def _rounded(x: Tensor) -> Tensor:
-    """float32 in the ten bits of fraction that TF32 has, to the nearest, in other memory."""
-    return x.detach().contiguous().view(torch.int32).add(0x1000).bitwise_and_(~0x1FFF).view(x.dtype)
 
 
 class _Rounded(torch.autograd.Function):
@@ -142,7 +138,7 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
-        return _rounded(x)
+        return round_tf32(x.contiguous())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
@@ -158,7 +154,7 @@ class _RoundedBack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        return _rounded(grad)
+        return round_tf32(grad.contiguous())
 
 
 class PygEdges(Path):

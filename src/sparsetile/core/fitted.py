@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetile.core import settings
+from sparsetile.core.files import replacing
 
 __all__ = ["Fitted", "clear_fitted", "fitted_folder", "keep_fitted", "kept_fits", "read_fitted"]
 
@@ -85,12 +85,8 @@ def keep_fitted(
     }  # fmt: skip
     path = _path(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial")
-    try:
+    with replacing(path) as partial:
         partial.write_text(json.dumps(held))
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import DataError, describe, value_error
+from sparsetile.core.files import replacing
 from sparsetile.dist.partition import Partition, find_partition
 from sparsetile.dist.shares import check_entries, renumbered, rows_of
 from sparsetile.intake import CSR, as_csr, read_matrix, write_npz
@@ -322,9 +322,8 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_manifest(folder: Path, text: dict[str, Any]) -> None:
-    partial = folder / f"{MANIFEST}.{os.getpid()}-{threading.get_ident()}.partial"
-    partial.write_text(json.dumps(text))
-    os.replace(partial, folder / MANIFEST)
+    with replacing(folder / MANIFEST) as partial:
+        partial.write_text(json.dumps(text))
 
 
 def _sha256(file: Path) -> str:

@@ -17,15 +17,14 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.dist.features import feature_shares
 from sparsetile.dist.tensor_parallel import ColumnParallelSparseLinear, RowParallelSparseLinear
 from sparsetile.nn import SparseSwiGLU
+from sparsetile.nn.hooks import HOOKS
 
 __all__ = ["SparseColwiseParallel", "SparseRowwiseParallel", "SparseSwiGLUParallel"]
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _become(module: nn.Module, made: nn.Module) -> nn.Module:
     """Make a module what another one is, and keep what was hooked to it."""
-    hooks = {name: vars(module)[name] for name in _HOOKS}
+    hooks = {name: vars(module)[name] for name in HOOKS}
     module.__class__ = type(made)
     module.__dict__.clear()
     module.__dict__.update({**vars(made), **hooks})

@@ -17,7 +17,6 @@ __all__ = [
     "features",
     "flow_name",
     "glorot",
-    "is_plain",
     "refuse_others",
     "sum_only",
 ]
@@ -73,16 +72,6 @@ def features(layer: str, argument: str, x: object, width: int) -> Tensor:
             "The last dimension is in_channels of the layer",
         )  # fmt: skip
     return x
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Whether a linear layer is its weight and bias: nothing in its place, nothing hooked to it."""
-    return (
-        isinstance(layer, nn.Linear)
-        and type(layer).forward is nn.Linear.forward
-        and not (layer._forward_hooks or layer._forward_pre_hooks)
-        and not (layer._backward_hooks or layer._backward_pre_hooks)
-    )
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Edges that pass by, multiplied as they come: what sampled blocks need.
+"""Edges of short-lived graphs, multiplied as they come: what sampled blocks need.
 
 The canonical form of a graph sorts its edges and joins parallel ones, and a plan chooses and lists.
 A block of a mini-batch is multiplied twice or three times, so that its sums and means take its
@@ -19,7 +19,7 @@ from torch import Tensor
 from sparsetile.intake import CSR
 from sparsetile.intake.canonical import Names, from_coordinates, row_pointers
 from sparsetile.intake.csr import VALUE_DTYPES
-from sparsetile.nn.graph import PASSING_CALLS, Graph, Weights, lasting
+from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Weights, lasting
 from sparsetile.plan.dispatch import outlived, plain_call
 from sparsetile.plan.gradients import apply_of
 from sparsetile.plan.operator_gradients import mean_gradient, relu_gradient
@@ -171,7 +171,7 @@ _apply = apply_of(_Product)
 
 
 class Block(Graph):
-    """A graph that passes by; see the module's text.
+    """A short-lived graph; see the module's text.
 
     Only for sums, means, maxima and minima over its edges: :attr:`canonical` is the graph for all
     else.
@@ -188,7 +188,7 @@ class Block(Graph):
 
     def __init__(self, rows: _Rows, layer: str, copied: Tensor | None = None) -> None:
         # What callers read of a graph, and no more: a block is made at every step.
-        self.passing, self.planned, self.weighted, self.calls = True, None, False, 0
+        self.short_lived, self.planned, self.weighted, self.calls = True, None, False, 0
         self.multiplicity, self.loops = None, "keep"
         self._by_target = rows
         self._layer, self._copied = layer, copied
@@ -217,7 +217,7 @@ class Block(Graph):
                     target, source = target[back], source[back]
                 names = Names("forward", rows="targets", columns="sources")
                 csr = from_coordinates(names, target, source, None, self.shape)
-                self._canonical = Graph(csr, passing=True)
+                self._canonical = Graph(csr, short_lived=True)
         self._canonical.calls = self.calls  # it gets plans of its own after as many
         return self._canonical
 
@@ -296,7 +296,7 @@ class Block(Graph):
 
     def _takes(self, x: Tensor) -> bool:
         return (
-            self.calls <= PASSING_CALLS
+            self.calls <= SHORT_LIVED_CALLS
             and type(x) in (Tensor, torch.nn.Parameter)
             and x.dim() == 2
             and x.shape[1] <= MAX_WIDTH

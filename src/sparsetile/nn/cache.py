@@ -26,53 +26,57 @@ from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import Names, from_coordinates
 from sparsetile.intake.identity import counter_tells, edges_fingerprint
 from sparsetile.nn.blocks import Block, make_block, takes_blocks
-from sparsetile.nn.graph import PASSING_CALLS, Graph, Loops, lasting, lock
+from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, lasting, lock
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
 
-__all__ = ["MAX_GRAPHS", "clear_graph_cache", "find_block", "find_graph", "note_loops", "passes_by"]
+__all__ = [
+    "MAX_GRAPHS",
+    "clear_graph_cache",
+    "find_block",
+    "find_graph",
+    "is_short_lived",
+    "note_loops",
+]
 
 MAX_GRAPHS = 32
 
 # Key -> (id of the tensor it was given as, key of its content, graph).
 _graphs: OrderedDict[Hashable, tuple[int, Hashable, Graph]] = OrderedDict()
-# id of a tensor -> what tells of its end.
+# id of a tensor -> weak reference whose callback forgets the tensor's graphs.
 _watched: dict[int, weakref.ref[Any]] = {}
-# id of edges that passed by -> how often, and what tells of their end.
-_passed: dict[int, tuple[int, weakref.ref[Any]]] = {}
+# id of the edges of a short-lived graph for which nothing is prepared -> number of calls.
+_calls: dict[int, int] = {}
 # id of edges without weights -> what was asked for -> (what they looked like, key of their graph).
 _recent: dict[int, dict[Hashable, tuple[Hashable, Hashable]]] = {}
 
 
 class _Regime:
-    """Whether graphs pass by: the last one that ended had been used a few times only.
+    """Whether graphs are short-lived: the last one that ended had been used a few times only.
 
     ``looped``: one of them had edges from a node to itself, which a convolution does not take.
     """
 
-    passing = False
+    short_lived = False
     looped = False
 
 
-def passes_by(edges: Tensor) -> bool:
-    """Whether edges are to be taken as those of a graph that passes by, and nothing is prepared.
+def is_short_lived(edges: Tensor) -> bool:
+    """Whether edges are to be taken as those of a short-lived graph, and nothing is prepared.
 
     Calls are counted: a tensor that is asked for more often stays, whatever came before it.
     """
-    if not _Regime.passing:
+    if not _Regime.short_lived:
         return False
     owner = id(edges)
     with lock:
-        seen = _passed.get(owner)
-        if seen is None:
-            _passed[owner] = (1, weakref.ref(edges, lambda _: _passed.pop(owner, None)))
-            return True
-        _passed[owner] = (seen[0] + 1, seen[1])
-        return seen[0] < PASSING_CALLS
+        _watch(edges)
+        calls = _calls[owner] = _calls.get(owner, 0) + 1
+        return calls <= SHORT_LIVED_CALLS
 
 
 def note_loops() -> None:
-    """Say that graphs that pass by have self-loops: no block is made for convolutions any more."""
+    """Say that short-lived graphs have self-loops: no block is made for convolutions any more."""
     _Regime.looped = True
 
 
@@ -87,15 +91,15 @@ def clear_graph_cache() -> None:
     with lock:
         _graphs.clear()
         _recent.clear()
-        _passed.clear()
-        _Regime.passing = _Regime.looped = False
+        _calls.clear()
+        _Regime.short_lived = _Regime.looped = False
 
 
 def _end(key: Hashable) -> None:
     """Forget a graph that will not be seen again, and learn from how long it was used."""
     found = _graphs.pop(key, None)
     if found is not None:
-        _Regime.passing = found[2].calls <= PASSING_CALLS
+        _Regime.short_lived = found[2].calls <= SHORT_LIVED_CALLS
 
 
 def _forget(owner: int, _: object = None) -> None:
@@ -103,9 +107,17 @@ def _forget(owner: int, _: object = None) -> None:
     with lock:
         _watched.pop(owner, None)
         _recent.pop(owner, None)
+        _calls.pop(owner, None)
         for key, (of, _, _) in list(_graphs.items()):
             if of == owner:
                 _end(key)
+
+
+def _watch(tensor: Any) -> None:
+    """Forget a tensor's graphs when it ends."""
+    owner = id(tensor)
+    if owner not in _watched:
+        _watched[owner] = weakref.ref(tensor, functools.partial(_forget, owner))
 
 
 def find_graph(
@@ -129,7 +141,7 @@ def find_graph(
     device : torch.device
         Where x lies. The graph must lie there too.
     only_reduces : bool
-        Whether the caller asks for :meth:`Graph.aggregate` alone: one that passes by may then be
+        Whether the caller asks for :meth:`Graph.aggregate` alone: a short-lived one may then be
         a :class:`sparsetile.nn.blocks.Block`.
     """
     _check_size(layer, given, size)
@@ -149,12 +161,12 @@ def find_graph(
 def find_block(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str
 ) -> Block | None:
-    """Return edges without weights as a block where graphs pass by, else None.
+    """Return edges without weights as a block where graphs are short-lived, else None.
 
     Parameters are those of :func:`find_graph`.
     """
     plain = given.kind == "edges" and given.weight is None and given.pattern.numel()
-    if not plain or not _Regime.passing or _Regime.looped or torch.compiler.is_compiling():
+    if not plain or not _Regime.short_lived or _Regime.looped or torch.compiler.is_compiling():
         return None
     if not takes_blocks(device):
         return None
@@ -195,7 +207,7 @@ def _find(
     as_block = only_reduces and edges and given.weight is None and loops == "keep"
     if prints is None:
         made = _make(layer, given, shape, flow, loops, as_block)
-        made.passing = True  # it cannot be found again
+        made.short_lived = True  # it cannot be found again
         return made, object()
     pattern_key, values_key = prints
     key = (given.kind, pattern_key, shape, flow, loops)
@@ -205,15 +217,14 @@ def _find(
         if found is not None:
             _graphs.move_to_end(key)
         else:
-            made = _make(layer, given, shape, flow, loops, as_block and _Regime.passing)
+            made = _make(layer, given, shape, flow, loops, as_block and _Regime.short_lived)
             if owner in _watched:
                 # The same tensor with another content: what it was before is of no use any more.
                 for old, (of, pattern, _) in list(_graphs.items()):
                     if of == owner and pattern != pattern_key:
                         _end(old)
-            else:
-                _watched[owner] = weakref.ref(matrix, functools.partial(_forget, owner))
-            made.passing = _Regime.passing
+            _watch(matrix)
+            made.short_lived = _Regime.short_lived
             found = _graphs[key] = (owner, pattern_key, made)
             while len(_graphs) > MAX_GRAPHS:
                 _graphs.popitem(last=False)

@@ -16,13 +16,13 @@ from sparsetile.nn.arguments import (
     features,
     flow_name,
     glorot,
-    is_plain,
     refuse_others,
     sum_only,
 )
 from sparsetile.nn.blocks import Block
 from sparsetile.nn.cache import find_block, find_graph, note_loops
 from sparsetile.nn.graph import Graph, Loops, Weights
+from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
@@ -155,7 +155,7 @@ class GCNConv(nn.Module):
         return self._map(graph.aggregate(x, weights), relu)
 
     def _of_block(self, block: Block, x: Tensor, relu: bool) -> Tensor | None:
-        """The same for a graph that passes by; None where a block cannot."""
+        """The same for a short-lived graph; None where a block cannot."""
         if self.out_channels <= self.in_channels:
             return block.convolve(self.lin(x), self.bias, relu)
         wide = block.convolve(x, None, False)
@@ -165,7 +165,7 @@ class GCNConv(nn.Module):
 
     def _map(self, x: Tensor, relu: bool) -> Tensor:
         """The linear map of what is summed already."""
-        if is_plain(self.lin):
+        if is_plain_linear(self.lin):
             out = functional.linear(x, self.lin.weight, self.bias)
         else:
             out = self.lin(x) if self.bias is None else self.lin(x) + self.bias

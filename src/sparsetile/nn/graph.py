@@ -1,7 +1,7 @@
 """The prepared graph: A[target, source] as a pattern, and its plans.
 
 Weights do not belong to the pattern: new weights, in place or in a new tensor, keep its plans. A
-graph that passes by gets plans that choose and count nothing; see :mod:`sparsetile.nn.cache`.
+short-lived graph gets plans that choose and count nothing; see :mod:`sparsetile.nn.cache`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 
-__all__ = ["PASSING_CALLS", "Graph", "Loops", "Weights", "lasting", "lock"]
+__all__ = ["SHORT_LIVED_CALLS", "Graph", "Loops", "Weights", "lasting", "lock"]
 
 # Value sets of one pattern that are kept: those of the layers that share it.
 MAX_VALUES = 4
 # Products after which values that another plan holds get a plan of their own.
 PATIENCE = 8
 MAX_COUNTS = 64
-# Calls of layers up to which a graph counts as one that passes by, such as a sampled block.
-PASSING_CALLS = 8
+# Calls of layers up to which a graph counts as a short-lived one, such as a sampled block.
+SHORT_LIVED_CALLS = 8
 # Widths that share a plan: all up to this one, and above it those of one power of two.
 NARROW = 32
 
@@ -77,8 +77,8 @@ class Graph:
         The canonical form of a given matrix, to read its values again.
     planned : Plan or SharedPlan, optional
         The plan that was given; it is the only one used then.
-    passing : bool
-        Whether its plans are to be made without choosing, until :data:`PASSING_CALLS`.
+    short_lived : bool
+        Whether its plans are to be made without choosing, until :data:`SHORT_LIVED_CALLS`.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Graph:
         loop_edge: Tensor | None = None,
         base: CSR | None = None,
         planned: Plan | SharedPlan | None = None,
-        passing: bool = False,
+        short_lived: bool = False,
     ) -> None:
-        self.passing = passing
+        self.short_lived = short_lived
         self.calls = 0
         self.csr = csr if csr.values is None else csr.with_values(None)
         self.multiplicity = csr.values  # None where no two edges are parallel
@@ -307,19 +307,19 @@ class Graph:
     def _plan(self, x: Tensor, weights: Weights | None) -> tuple[Plan, Hashable]:
         """Return a plan for products of x's width and type, and the key of the values it holds.
 
-        Values that pass by are given to a plan at each product. Those that stay get a plan that
+        Values of one call are given to a plan at each product. Those that stay get a plan that
         holds them: at once where there is none yet, otherwise after ``PATIENCE`` uses.
         """
         dtype, device = x.dtype, x.device
         if torch.is_autocast_enabled(device.type) and dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(device.type)
         # A plan that was not chosen serves every width.
-        passing = self._still_passing(device)
+        short_lived = self._still_short_lived(device)
         width = max(NARROW, 1 << (max(x.shape[-1], 1) - 1).bit_length())
         held = None if weights is None else weights.key
         # A plan that holds values cannot stand for a pattern, so those are kept apart.
         kind = (
-            0 if passing else width, dtype, held is not None,
+            0 if short_lived else width, dtype, held is not None,
             torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         with lock:
@@ -337,7 +337,7 @@ class Graph:
                         values = weights.values.to(dtype)
                     plans[held] = plan(
                         self.pattern.with_values(values), width, dtype=dtype,
-                        tune="none" if passing else "model",
+                        tune="none" if short_lived else "model",
                     )  # fmt: skip
                 self._uses.clear()
                 while len(plans) > MAX_VALUES:
@@ -347,14 +347,14 @@ class Graph:
 
     _plan._torchdynamo_disable = True  # type: ignore[attr-defined]
 
-    def _still_passing(self, device: torch.device) -> bool:
+    def _still_short_lived(self, device: torch.device) -> bool:
         """Whether plans need not be chosen yet; drops those that were not when they must be."""
-        if not self.passing or self.calls <= PASSING_CALLS:
-            return self.passing
+        if not self.short_lived or self.calls <= SHORT_LIVED_CALLS:
+            return self.short_lived
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return True  # no plan can be made now
         with lock:
-            self.passing = False
+            self.short_lived = False
             self._plans.clear()
         return False
 

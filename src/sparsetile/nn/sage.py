@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
-from sparsetile.nn.arguments import channels, features, flow_name, is_plain, refuse_others
+from sparsetile.nn.arguments import channels, features, flow_name, refuse_others
 from sparsetile.nn.blocks import Block
 from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
+from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import read_input
 from sparsetile.nn.neighbours import reduction
 from sparsetile.nn.pairs import pair_of
@@ -151,7 +152,7 @@ class SAGEConv(nn.Module):
         """Both linear maps, one after the other."""
         # Sums and means commute with the linear map: they run on its narrower side.
         narrow = reduce in ("sum", "mean") and self.out_channels <= self._widths[0]
-        if narrow and is_plain(self.lin_l):
+        if narrow and is_plain_linear(self.lin_l):
             mapped = functional.linear(sources, self.lin_l.weight)
             out = graph.aggregate(mapped, weights, reduce=reduce, bias=self.lin_l.bias)
         else:
@@ -159,13 +160,13 @@ class SAGEConv(nn.Module):
         if not self.root_weight or targets is None:
             return out
         same = targets.dim() == out.dim() == 2 and targets.dtype is out.dtype
-        if same and is_plain(self.lin_r):  # one operation
+        if same and is_plain_linear(self.lin_r):  # one operation
             return torch.addmm(out, targets, self.lin_r.weight.t())
         added: Tensor = out + self.lin_r(targets)
         return added
 
     def _joins(self, graph: Graph, sources: Tensor, targets: Tensor) -> bool:
-        """Whether both linear maps are computed as one: on graphs that pass by."""
+        """Whether both linear maps are computed as one: on short-lived graphs."""
         return (
             isinstance(graph, Block)
             and self.aggr in ("sum", "mean")
@@ -173,8 +174,8 @@ class SAGEConv(nn.Module):
             and targets.dim() == sources.dim() == 2
             and targets.dtype is sources.dtype
             and targets.shape[0] * sum(self._widths) * targets.element_size() <= MOST_JOINED
-            and is_plain(self.lin_l)
-            and is_plain(self.lin_r)
+            and is_plain_linear(self.lin_l)
+            and is_plain_linear(self.lin_r)
         )
 
     def _joined(self, reduced: Tensor, targets: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from sparsetile.core.errors import value_error
 from sparsetile.formats.block_pattern import BlockPattern
+from sparsetile.nn.hooks import has_hooks
 from sparsetile.nn.linear import SparseLinear
 
 __all__ = ["SparseSwiGLU", "is_swiglu"]
@@ -165,5 +166,4 @@ def is_swiglu(module: nn.Module) -> bool:
 def _hooked(module: nn.Module, parts: dict[str, Any]) -> bool:
     """Whether someone watches the parts that would be joined."""
     watched = (module, *(parts.get(name) for name in _PARTS[:2]))
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(part, kind, None) for part in watched for kind in kinds)
+    return any(has_hooks(part) for part in watched)

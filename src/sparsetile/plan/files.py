@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import PlanFileError, type_error, value_error
+from sparsetile.core.files import replacing
 
 __all__ = ["FORMAT_VERSION", "plan_path", "read_plan_file", "refuse", "write_plan_file"]
 
@@ -70,16 +70,13 @@ def write_plan_file(
             "save", "path", "a file in a folder that exists", repr(str(path)),
             "Make the folder first, or name a file",
         )  # fmt: skip
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
-        save_file(tensors, partial, metadata=metadata)
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            save_file(tensors, partial, metadata=metadata)
     except SafetensorError as error:  # a full disk, for one
         raise OSError(
             f"save: path must be writable, got {error} ({path}). Make room, or name another folder."
         ) from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def refuse(path: Path, found: str, remedy: str) -> PlanFileError:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
-from sparsetile.nn.cache import find_graph, passes_by
+from sparsetile.nn.cache import find_graph, is_short_lived
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.neighbours import reduction
@@ -19,7 +19,7 @@ from sparsetile.pyg.wrapping import take_place
 
 __all__ = ["Edges", "new_spmm", "takes"]
 
-# Where PyG keeps graphs that pass by and would have to be planned.
+# Where PyG keeps short-lived graphs and would have to be planned.
 _LEFT_TO_PYG = ("cuda",)
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min"}
 
@@ -49,7 +49,7 @@ class Edges:
         """Return the matrix, or None where PyG has its own answer.
 
         That is an error about edges that name no node, and a weighted maximum over parallel edges,
-        which are one entry here. On a GPU it is also a graph that passes by with weights, or of
+        which are one entry here. On a GPU it is also a short-lived graph with weights, or of
         which a maximum is asked for: planning takes longer than PyG's own few products.
 
         Parameters
@@ -62,7 +62,7 @@ class Edges:
         given = read_input("propagate", edge_index, weight, flow)
         # Of an EdgeIndex the plain tensor is a new object each time: its calls cannot be counted.
         planned = type(edge_index) is Tensor and (weight is not None or reduce in ("max", "min"))
-        if planned and x.device.type in _LEFT_TO_PYG and passes_by(given.pattern):
+        if planned and x.device.type in _LEFT_TO_PYG and is_short_lived(given.pattern):
             return None
         try:
             graph, key = find_graph(

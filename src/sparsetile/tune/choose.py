@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from sparsetile.core.timer import measure_queued, one_product
 from sparsetile.jit import NotCompiled, without_compiling
 from sparsetile.systems import BuiltSystem, Request
 from sparsetile.systems.registry import SYSTEMS, exact_system, runner
-from sparsetile.tune.kept import Timing, kept_timings, key_of
+from sparsetile.tune.kept import kept_timings, key_of
 
 __all__ = [
     "EXPECTED_RUNS",
@@ -62,10 +60,6 @@ CLOSE_SAVES = 0.05
 # Seconds to build a system on a GPU or a host: fixed, and for an entry.
 BUILD_SECONDS = (8e-3, 1e-9)
 REPEATS = 5
-# Close calls with a system untimed that a process keeps, by their question.
-MOST_UNTIMED = 256
-_untimed: dict[str, Timing] = {}
-_lock = threading.Lock()
 # Products below this may take the host longer than the device.
 SHORT_SECONDS = 2e-3
 
@@ -193,7 +187,7 @@ def choose_system(
         if not timed_names:
             return Choice(ranked[0], "model", predicted)
         key = key_of(request, timed_names) | {"close": True}
-        found = kept_timings().get(key) or _untimed.get(json.dumps(key, sort_keys=True))
+        found = kept_timings().get(key)
         if found is not None:
             return Choice(found.system, "model", found.seconds, found.measured)
     else:
@@ -209,22 +203,10 @@ def choose_system(
         return Choice(ranked[0], "model", predicted)
     chosen = min(timed, key=timed.__getitem__)
     choice = Choice(chosen, tune, {**predicted, **timed}, frozenset(timed), builds)
-    if kept or (tune == "model" and len(timed) == len(timed_names)):
-        kept_timings().put(key, chosen, choice.seconds, choice.measured)
-    elif tune == "model":
-        _remember(Timing(key, chosen, dict(choice.seconds), choice.measured, time.time()))
+    if kept or tune == "model":
+        complete = tune == "measure" or len(timed) == len(timed_names)
+        kept_timings().put(key, chosen, choice.seconds, choice.measured, complete=complete)
     return choice
-
-
-def _remember(timing: Timing) -> None:
-    """Keep a close call of which a system was not timed, for want of time or of its kernels.
-
-    In this process alone: in the next one its kernels may be compiled.
-    """
-    with _lock:
-        if len(_untimed) >= MOST_UNTIMED:
-            _untimed.pop(next(iter(_untimed)))
-        _untimed[json.dumps(timing.key, sort_keys=True)] = timing
 
 
 def measure_systems(

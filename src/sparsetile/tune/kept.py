@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from torch import Tensor
 from sparsetile._version import __version__
 from sparsetile.core import settings
 from sparsetile.core.device import machine
+from sparsetile.core.files import PARTIAL, replacing
 from sparsetile.intake.csr import CSR
 from sparsetile.jit.source import device_tree_digest
 from sparsetile.systems import Request
@@ -122,6 +122,12 @@ def _timing(held: Any) -> Timing:
     return Timing(held["key"], held["system"], seconds, measured, float(held["date"]))
 
 
+# Answers that are not complete, by the path that their file would have.
+MOST_IN_PROCESS = 256
+_in_process: dict[Path, Timing] = {}
+_lock = threading.Lock()
+
+
 class KeptTimings:
     """Timings in a folder, by question."""
 
@@ -134,8 +140,11 @@ class KeptTimings:
 
     def get(self, key: Mapping[str, Any]) -> Timing | None:
         """Return the answer to exactly this question; None where there is none that can be read."""
-        found = self._read(self._path(key))
-        return found if found is not None and found.key == dict(key) else None
+        path = self._path(key)
+        for found in (self._read(path), _in_process.get(path)):
+            if found is not None and found.key == dict(key):
+                return found
+        return None
 
     @staticmethod
     def _read(path: Path) -> Timing | None:
@@ -150,21 +159,30 @@ class KeptTimings:
         system: str,
         seconds: Mapping[str, float],
         measured: frozenset[str],
+        *,
+        complete: bool = True,
     ) -> None:
-        """Keep an answer; nothing happens where the folder cannot be written."""
+        """Keep an answer; nothing happens where the folder cannot be written.
+
+        One that is not ``complete`` is kept for this process alone: a system was not timed, for
+        want of time or because its kernels are not compiled, as they may be in the next process.
+        """
+        if not complete:
+            with _lock:
+                if len(_in_process) >= MOST_IN_PROCESS:
+                    _in_process.pop(next(iter(_in_process)))
+                _in_process[self._path(key)] = Timing(
+                    dict(key), system, dict(seconds), measured, time.time()
+                )
+            return
         held = {
             "schema": SCHEMA, "key": dict(key), "system": system, "seconds": dict(seconds),
             "measured": sorted(measured), "date": time.time(),
         }  # fmt: skip
-        path = self._path(key)
-        partial = path.with_name(f"{path.stem}.{os.getpid()}-{threading.get_ident()}.partial")
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
+            with replacing(self._path(key)) as partial:
                 partial.write_text(json.dumps(held))
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
             self._forget_oldest()
 
     def _files(self) -> list[Path]:
@@ -184,8 +202,9 @@ class KeptTimings:
 
     def clear(self) -> int:
         """Remove all answers, damaged ones too; return how many files that were."""
+        _in_process.clear()
         removed = 0
-        for path in [*self._files(), *self.folder.glob("*.partial")]:
+        for path in [*self._files(), *self.folder.glob(f"*{PARTIAL}")]:
             with contextlib.suppress(OSError):
                 path.unlink()
                 removed += 1

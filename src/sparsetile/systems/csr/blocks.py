@@ -1,4 +1,4 @@
-"""Edges of a graph that passes by, multiplied as they come: nothing is counted, cut or listed.
+"""Edges of a short-lived graph, multiplied as they come: nothing is counted, cut or listed.
 
 A block of a mini-batch is multiplied two or three times, and takes the GPU a few microseconds: what
 the host does decides. So the first product reads the edges themselves, and one read of a flag tells
