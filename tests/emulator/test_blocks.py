@@ -244,3 +244,45 @@ def test_layers_refuse_edges_that_name_no_node(row: int, number: int):
             cache._Regime.short_lived = True
             with pytest.raises(ValueError, match=rf"{type(layer).__name__}: edge_index\[{row}\]"):
                 layer(torch.randn(30, 6), mine)
+
+
+@pytest.mark.usefixtures("on_host")
+def test_edges_out_of_order_are_read_at_once_while_they_come(monkeypatch: pytest.MonkeyPatch):
+    """The linear map of SAGEConv is launched before the host knows that the edges are in order."""
+    layer, x = SAGEConv(6, 4), torch.randn(30, 6)
+    maps: list[Tensor] = []
+    joined = SAGEConv._joined
+
+    def noted(self: SAGEConv, reduced: Tensor, targets: Tensor) -> Tensor:
+        maps.append(reduced)
+        return joined(self, reduced, targets)
+
+    monkeypatch.setattr(SAGEConv, "_joined", noted)
+    weights = layer.lin_l.weight, layer.lin_l.bias
+    for by_row, computed in ((True, 1), (False, 2), (False, 1), (True, 1), (True, 1)):
+        given = edges(90, (12, 30), by_row)
+        cache._Regime.short_lived = True
+        maps.clear()
+        found = layer((x, x[:12]), given)
+        A = dense(given, (12, 30)).float()
+        mean = A @ x / A.sum(1, keepdim=True).clamp(min=1)
+        want = torch.nn.functional.linear(mean, *weights) + layer.lin_r(x[:12])
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+        assert len(maps) == computed and nn_blocks.Block.in_order == by_row
+
+
+@pytest.mark.usefixtures("on_host")
+@pytest.mark.parametrize("by_row", [True, False])
+def test_a_layer_that_fails_before_the_edges_are_known_works_after(
+    by_row: bool, monkeypatch: pytest.MonkeyPatch
+):
+    layer, x = SAGEConv(6, 4), torch.randn(30, 6)
+    given = edges(90, (12, 30), by_row)
+    with monkeypatch.context() as patch:
+        patch.setattr(SAGEConv, "_joined", lambda *args: torch.zeros(2) + torch.zeros(3))
+        with pytest.raises(RuntimeError, match="size"):
+            layer((x, x[:12]), given)
+    found = layer((x, x[:12]), given)
+    clear_graph_cache()
+    monkeypatch.setattr(nn_blocks, "_DEVICES", ())
+    torch.testing.assert_close(found, layer((x, x[:12]), given), rtol=1e-4, atol=1e-4)

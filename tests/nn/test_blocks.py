@@ -474,3 +474,29 @@ def test_other_demands_on_a_block_of_a_gpu():
         torch.testing.assert_close(
             half.cpu().double(), dense_rows @ x.cpu().double(), rtol=4e-2, atol=4e-2
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("tracked", [False, True])
+def test_layers_on_a_gpu_with_edges_in_and_out_of_order(tracked: bool):
+    """The linear map is launched before the host knows: nothing of it may stay if it was wrong."""
+    layer = SAGEConv(N, 5).cuda()
+    x = torch.randn(SOURCES, N, device="cuda", requires_grad=tracked)
+    for turn, by_target in enumerate((True, False, False, True, True)):
+        edge_index = edges(by_target, seed=turn)
+        _Regime.short_lived = True
+        out = layer((x, x[:TARGETS]), edge_index.cuda())
+        wide = x.detach().cpu().double().requires_grad_(tracked)
+        mean = expected(wide, edge_index, "mean")
+        state = [weight.detach().cpu().double() for weight in layer.parameters()]
+        want = mean @ state[0].T + state[1] + wide[:TARGETS] @ state[2].T
+        torch.testing.assert_close(out.detach().cpu().double(), want, rtol=1e-3, atol=1e-3)
+        if tracked:
+            (found,) = torch.autograd.grad(out.square().sum(), x)
+            (right,) = torch.autograd.grad(want.square().sum(), wide)
+            torch.testing.assert_close(found.cpu().double(), right, rtol=1e-2, atol=1e-2)
+        wrong = edge_index.cuda()
+        wrong[0, 3] = SOURCES
+        with pytest.raises(ValueError, match=r"SAGEConv: edge_index\[0\] must"):
+            layer((x, x[:TARGETS]), wrong)

@@ -55,7 +55,7 @@ def test_what_was_fitted_is_kept_by_gpu_and_asked_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(fit, "WINDOWS", (3, 7, 12))
     asked: list[list[str]] = []
 
-    def measure(request: Any, names: list[str], budget: float) -> Any:
+    def measure(request: Any, names: list[str], predicted: Any, budget: float) -> Any:
         asked.append(names)
         csr = request.csr
         return {"voltrix": MODEL.seconds(csr.nnz / 8, csr.shape[0] / 16, request.n)}, {}

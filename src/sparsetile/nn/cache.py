@@ -93,6 +93,7 @@ def clear_graph_cache() -> None:
         _recent.clear()
         _calls.clear()
         _Regime.short_lived = _Regime.looped = False
+        Block.in_order = True
 
 
 def _end(key: Hashable) -> None:

@@ -2,7 +2,8 @@
 
 A prediction is free, and off by a quarter at times. On a GPU, systems that are predicted nearly as
 fast as the fastest are built and timed, for about 20 ms, unless few products are expected of the
-plan. Kernels are compiled for that only where what was measured contradicts the model.
+plan. Only the exact system's kernels are compiled for that, and only where what was measured
+contradicts the model: others take seconds.
 ``tune="measure"`` times the model's best few, within a larger budget. Both keep what they found on
 disk (``tune/kept.py``), so that the same matrix is given the same system again. Where torch was
 told to be deterministic, only ``tune="measure"`` times anything.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,12 +50,13 @@ CLOSE = 1.3
 # fifth of it entries: `rsh` took twice its prediction.)
 FEW_ROWS, NEARLY_DENSE, CLOSE_UNSEEN = 1024, 0.05, 2.0
 MOST_CLOSE = 3
-# Kernels are compiled for a close call where the fastest took this much longer than another is
-# predicted to take. (11,631 rows, 29 entries each, N = 128: `half`, predicted at 19 us, took 26;
-# `csr`, predicted at 21, takes 20.)
+# The exact system's kernels are compiled for a close call where the fastest took this much longer
+# than it is predicted to take. (11,631 rows, 29 entries each, N = 128: `half`, predicted at 19 us,
+# took 26; `csr`, predicted at 21, takes 20.) They take 0.3 s on an H200's host; those of `wcsr`
+# took 2.7, and as long again at the first gradient (ogbl-ddi, N = 256).
 DOUBT = 1.15
-# Seconds that compiling a system's kernels takes, about.
-COMPILE_SECONDS = 1.0
+# Seconds that compiling another system's kernels takes, about.
+COMPILE_SECONDS = 3.0
 # What timing such a call saves in the mean. The model's choices lose 0.5 to 1.5 % of the fastest
 # system's time over all matrices; a fifth of them are close calls.
 CLOSE_SAVES = 0.05
@@ -197,8 +200,7 @@ def choose_system(
         timed_names = [name for name in ranked if predicted[name] <= most][:MOST_TIMED]
     saved = expected_runs * CLOSE_SAVES * predicted[ranked[0]]
     compiles = tune == "measure" or saved > COMPILE_SECONDS
-    worth = None if compiles else predicted
-    timed, builds = measure_systems(request, timed_names, budget, worth_compiling=worth)
+    timed, builds = measure_systems(request, timed_names, predicted, budget, compiles=compiles)
     if not timed:  # no memory for any of them: the prediction is what there is
         return Choice(ranked[0], "model", predicted)
     chosen = min(timed, key=timed.__getitem__)
@@ -212,18 +214,28 @@ def choose_system(
 def measure_systems(
     request: Request,
     names: Sequence[str],
+    predicted: Mapping[str, float],
     budget: float = MEASURE_SECONDS,
     *,
-    worth_compiling: Mapping[str, float] | None = None,
+    compiles: bool = True,
 ) -> tuple[dict[str, float], dict[str, BuiltSystem]]:
     """Build and time systems on random input; return seconds and builds by name.
 
     Builds are those of the fastest and of the device's exact system: others would be memory that
-    nobody needs any more. Systems are taken in order, the first in any case and others while there
-    is time, what compiling takes not counted. One that runs out of memory is left out. Where
-    ``worth_compiling`` has the predicted seconds, so is every one but the first whose kernels are
-    not compiled yet, unless it is predicted well below what was measured: then the model is known
-    to be wrong about one.
+    nobody needs any more. One that runs out of memory is left out.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The fastest by the model first.
+    predicted : mapping
+        Seconds by system.
+    budget : float
+        Seconds, not counting compilation. The first is timed in any case, others while there is
+        time, or if they are predicted to take less than all that were measured.
+    compiles : bool
+        Whether kernels are compiled for all. If not, those of the first are, and those of the
+        exact system where it is predicted well below what was measured; others are left out.
     """
     csr, begun, compiling = request.csr, time.perf_counter(), 0.0
     exact = exact_system(request.device.type).name
@@ -240,14 +252,11 @@ def measure_systems(
         return seconds, builds
     for place, name in enumerate(names):
         left = budget - (time.perf_counter() - begun - compiling)
-        if seconds and left <= 0:
+        doubt = min(seconds.values()) / predicted[name] if seconds else math.inf
+        if left <= 0 and doubt <= 1:
             break
-        compiles = (
-            worth_compiling is None
-            or not seconds
-            or min(seconds.values()) > DOUBT * worth_compiling[name]
-        )
-        allowed = contextlib.nullcontext() if compiles else without_compiling()
+        may = compiles or not seconds or (name == exact and doubt > DOUBT)
+        allowed = contextlib.nullcontext() if may else without_compiling()
         try:
             with allowed:
                 built = SYSTEMS[name].build(request)

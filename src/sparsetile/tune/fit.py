@@ -123,7 +123,7 @@ def fit_schedule(device: torch.device) -> FitFound:
     def measure(csr: CSR, name: str, n: int) -> float:
         there = csr.to(device)
         request = Request(there, n, torch.float32, Permutation("identity", None))
-        seconds, _ = measure_systems(request, ["voltrix"], BUDGET)
+        seconds, _ = measure_systems(request, ["voltrix"], {}, BUDGET)
         if "voltrix" not in seconds:
             raise value_error(
                 "tune", "--fit", "run where all products can be timed", f"none of {name}",

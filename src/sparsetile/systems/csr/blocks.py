@@ -168,7 +168,12 @@ class BlockRows:
         return CSR(row_pointers(rows, self.shape[0]), columns, None, self.shape)
 
     def multiply(
-        self, x: Tensor, scaled: str = "", bias: Tensor | None = None, relu: bool = False
+        self,
+        x: Tensor,
+        scaled: str = "",
+        bias: Tensor | None = None,
+        relu: bool = False,
+        unread: list[Tensor] | None = None,
     ) -> Tensor | None:
         """Return relu(A·x + bias); None where an edge names no row or column.
 
@@ -180,6 +185,9 @@ class BlockRows:
             each column is divided by the entries of that row of the original.
         bias : Tensor [n], optional
             In float64 for float64, else in float32.
+        unread : list, optional
+            Where a product that reads the edges puts its flag, for :meth:`settle`, instead of
+            waiting for the GPU to write it.
         """
         n, stride, at = x.shape[1], x.stride(0), x.data_ptr()
         if (n > 1 and x.stride(1) != 1) or at % MAX_ACCESS_BYTES:
@@ -223,15 +231,27 @@ class BlockRows:
             )  # fmt: skip
         if found is None:
             return out
+        if unread is not None:
+            unread.append(found)
+            return out
+        if self.settle(found):
+            return out
+        return self.multiply(x, scaled, bias, relu) if self._unread is None else None
+
+    def settle(self, found: Tensor) -> bool:
+        """Wait for the flag of a product that read the edges, and return whether its result holds.
+
+        If not, the same product again returns the right one, or None.
+        """
         bits = int(found.item())
         if bits & OUTSIDE:
             self._lengths = None
-            return None
+            return False
         self._unread, self.has_loops = None, bool(bits & LOOPS)
-        if not bits & UNSORTED:
-            return out
-        self._sort()
-        return self.multiply(x, scaled, bias, relu)
+        if bits & UNSORTED:
+            self._sort()
+            return False
+        return True
 
     def _sort(self) -> None:
         """Put rows into ascending order, edges of a row as they came."""

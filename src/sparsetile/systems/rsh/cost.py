@@ -22,6 +22,7 @@ from sparsetile.formats.partition import (
     RowCosts,
     cheapest_partition,
     count_columns,
+    least_cost,
 )
 from sparsetile.kernels.rstile import choose_slabs
 from sparsetile.systems.base import Request
@@ -208,12 +209,14 @@ def _longest_seconds(request: Request, tiles: Tensor) -> float:
 def _cheapest_split(request: Request) -> Split:
     counts, costs = counted(request), row_costs(request)
     rows, windows = costs.of_rows(counts), costs.of_windows(counts)
-    alone = predict_csr(request)
+    alone, start = predict_csr(request), start_seconds(request)
+    if start + least_cost(rows, windows, counts.height) > MARGIN * alone:
+        return Split(None, alone)
     partition = cheapest_partition(counts, rows, windows)
     if not partition.windows.numel():
         return Split(None, alone)
     mixed = float(windows[partition.windows].sum() + rows[partition.residual].sum())
-    mixed = max(mixed + start_seconds(request), least_seconds(request))
+    mixed = max(mixed + start, least_seconds(request))
     pairs = counts.pairs[partition.windows]
     mixed = max(mixed, _longest_seconds(request, (pairs + TILE_COLUMNS - 1) // TILE_COLUMNS))
     return Split(None, alone) if mixed > MARGIN * alone else Split(partition, mixed)
