@@ -88,7 +88,7 @@ def test_products_of_both_directions(by_row: bool, count: int, shape: tuple[int,
     assert (rows.given_as is None) == bool((edge_index[1].diff() >= 0).all())
     assert rows.has_loops == bool((edge_index[0] == edge_index[1]).any())
     lengths = torch.bincount(edge_index[1], minlength=shape[0])
-    assert rows._lengths is not None and torch.equal(rows._lengths.long(), lengths)
+    assert rows._lengths_at and torch.equal(rows.row_lengths().long(), lengths)
     assert_products(rows, dense(edge_index, shape))
     flipped = edge_index.flip(0)
     other = BlockRows.of_edges(flipped, False, shape)
@@ -137,8 +137,9 @@ def test_columns_are_sorted_as_they_come(count: int, shape: tuple[int, int]):
     assert torch.equal(found.long(), want) and torch.equal(order.long(), want_order)
 
 
-def test_many_columns_are_sorted_by_torch(monkeypatch: pytest.MonkeyPatch):
-    edge_index = edges(70, (12, 30), True)
+@pytest.mark.parametrize("by_row", [True, False])
+def test_many_edges_are_sorted_by_torch(by_row: bool, monkeypatch: pytest.MonkeyPatch):
+    edge_index = edges(70, (12, 30), by_row)
     rows = BlockRows.of_edges(edge_index, True, (12, 30))
     monkeypatch.setattr(blocks, "MAX_TRANSPOSED", (69, 100))
     monkeypatch.setattr(blocks, "_transpose_launch", lambda device: pytest.fail("launched"))
@@ -244,45 +245,3 @@ def test_layers_refuse_edges_that_name_no_node(row: int, number: int):
             cache._Regime.short_lived = True
             with pytest.raises(ValueError, match=rf"{type(layer).__name__}: edge_index\[{row}\]"):
                 layer(torch.randn(30, 6), mine)
-
-
-@pytest.mark.usefixtures("on_host")
-def test_edges_out_of_order_are_read_at_once_while_they_come(monkeypatch: pytest.MonkeyPatch):
-    """The linear map of SAGEConv is launched before the host knows that the edges are in order."""
-    layer, x = SAGEConv(6, 4), torch.randn(30, 6)
-    maps: list[Tensor] = []
-    joined = SAGEConv._joined
-
-    def noted(self: SAGEConv, reduced: Tensor, targets: Tensor) -> Tensor:
-        maps.append(reduced)
-        return joined(self, reduced, targets)
-
-    monkeypatch.setattr(SAGEConv, "_joined", noted)
-    weights = layer.lin_l.weight, layer.lin_l.bias
-    for by_row, computed in ((True, 1), (False, 2), (False, 1), (True, 1), (True, 1)):
-        given = edges(90, (12, 30), by_row)
-        cache._Regime.short_lived = True
-        maps.clear()
-        found = layer((x, x[:12]), given)
-        A = dense(given, (12, 30)).float()
-        mean = A @ x / A.sum(1, keepdim=True).clamp(min=1)
-        want = torch.nn.functional.linear(mean, *weights) + layer.lin_r(x[:12])
-        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
-        assert len(maps) == computed and nn_blocks.Block.in_order == by_row
-
-
-@pytest.mark.usefixtures("on_host")
-@pytest.mark.parametrize("by_row", [True, False])
-def test_a_layer_that_fails_before_the_edges_are_known_works_after(
-    by_row: bool, monkeypatch: pytest.MonkeyPatch
-):
-    layer, x = SAGEConv(6, 4), torch.randn(30, 6)
-    given = edges(90, (12, 30), by_row)
-    with monkeypatch.context() as patch:
-        patch.setattr(SAGEConv, "_joined", lambda *args: torch.zeros(2) + torch.zeros(3))
-        with pytest.raises(RuntimeError, match="size"):
-            layer((x, x[:12]), given)
-    found = layer((x, x[:12]), given)
-    clear_graph_cache()
-    monkeypatch.setattr(nn_blocks, "_DEVICES", ())
-    torch.testing.assert_close(found, layer((x, x[:12]), given), rtol=1e-4, atol=1e-4)

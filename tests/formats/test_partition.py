@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 
 import numpy as np
 import pytest
@@ -17,8 +16,8 @@ from sparsetile.formats.partition import (
     Counts,
     Partition,
     RowCosts,
+    cheapest_partition,
     count_columns,
-    least_cost,
     split_by_cost,
     split_by_threshold,
 )
@@ -119,24 +118,18 @@ def test_the_split_by_cost_is_the_cheapest_of_all(seed):
     assert cost_of(split, counts, costs) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_no_split_costs_less_than_the_bound(seed):
-    rows = random.Random(seed).choice([0, 1, 5, 8, 9, 64, 300])
-    csr = csr_of(random_matrix(rows, 40, 0.02 * (1 + seed), seed=seed))
-    counts = count_columns(csr)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_split_that_costs_too_much_is_seen_without_the_search(seed, monkeypatch):
+    counts = count_columns(csr_of(random_matrix(60, 40, 0.1, seed=seed)))
     costs = RowCosts(tile=1.0 + seed, window=0.5, entry=0.5, new=0.7, row=0.2)
-    bound = least_cost(costs.of_rows(counts), costs.of_windows(counts), counts.height)
+    rows, windows = costs.of_rows(counts), costs.of_windows(counts)
     least = cost_of(split_by_cost(counts, costs), counts, costs)
-    assert bound <= least and bound <= float(costs.of_rows(counts).sum())
-
-
-def test_the_bound_is_the_cost_where_all_windows_are_alike():
-    rows, cheap, dear = torch.full((64,), 2.0), torch.full((64,), 4.0), torch.full((64,), 20.0)
-    assert least_cost(rows, cheap, 8) == pytest.approx(8 * 4.0)
-    assert least_cost(rows, dear, 8) == pytest.approx(64 * 2.0)
-    rows[8:] = 0.1  # the first window alone pays
-    assert least_cost(rows, torch.tensor([4.0] + [20.0] * 63), 8) == pytest.approx(4.0 + 56 * 0.1)
-    assert least_cost(torch.zeros(9), torch.zeros(9), 8) == 0.0
+    found = cheapest_partition(counts, rows, windows, least)
+    assert found is not None and cost_of(found, counts, costs) == least
+    monkeypatch.setattr(
+        "sparsetile.reorder.cheapest_windows.cheapest_windows", lambda *_: pytest.fail("searched")
+    )
+    assert cheapest_partition(counts, rows, windows, 0.5 * least) is None
 
 
 def counts_of(columns: list[int]) -> Counts:

@@ -480,7 +480,7 @@ def test_other_demands_on_a_block_of_a_gpu():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 @pytest.mark.parametrize("tracked", [False, True])
 def test_layers_on_a_gpu_with_edges_in_and_out_of_order(tracked: bool):
-    """The linear map is launched before the host knows: nothing of it may stay if it was wrong."""
+    """What one block was says nothing of the next."""
     layer = SAGEConv(N, 5).cuda()
     x = torch.randn(SOURCES, N, device="cuda", requires_grad=tracked)
     for turn, by_target in enumerate((True, False, False, True, True)):

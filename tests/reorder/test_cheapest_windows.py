@@ -1,4 +1,4 @@
-"""Windows by cost: the same by Python and compiled, and the best of all ways for few rows."""
+"""Windows by cost: those of the search row by row, and the best of all ways for few rows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ import sys
 import numpy as np
 import pytest
 
-from sparsetile.reorder import cheapest_windows as module
-from sparsetile.reorder.cheapest_windows import _by_runs, _runs, cheapest_windows
-from sparsetile.reorder.cheapest_windows_numba import cheapest_windows as compiled
+from sparsetile.reorder.cheapest_windows import cheapest_windows, least_cost
 
 
-def in_python(alone: np.ndarray, together: np.ndarray, window: int) -> np.ndarray:
-    return _by_runs(alone, together, window, _runs(alone, together, window))
+def row_by_row(alone: np.ndarray, together: np.ndarray, window: int) -> np.ndarray:
+    rows = alone.size
+    best, opens = np.zeros(rows + 1), np.zeros(rows, dtype=bool)
+    for r in reversed(range(rows)):
+        joined = together[r] + best[min(r + window, rows)]
+        opens[r] = joined < alone[r] + best[r + 1]
+        best[r] = min(joined, alone[r] + best[r + 1])
+    for r in range(rows):
+        if opens[r]:
+            opens[r + 1 : r + window] = False
+    return opens
 
 
 def costs(rows: int, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """In whole units of 1/1024, so that sums in any order are the same."""
     rng = np.random.default_rng(seed)
     alone = rng.uniform(0.5, 1.5, rows)
     if kind == "whole":  # ties everywhere
@@ -30,17 +38,18 @@ def costs(rows: int, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
         together += 30.0 * (np.arange(rows) // 200 % 2)
     if kind == "none":
         together += 100.0
-    return alone, together * (0.0 if kind == "free" else 1.0)
+    if kind == "free":
+        together *= 0.0
+    return np.round(alone * 1024) / 1024, np.round(together * 1024) / 1024
 
 
 @pytest.mark.parametrize("kind", ["many", "few", "parts", "none", "whole", "free"])
-@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 100, 3001])
-def test_both_ways_agree_to_the_last_bit(kind: str, rows: int):
-    for seed, window in itertools.product(range(3), (2, 16)):
+@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 31, 32, 33, 100, 3001])
+def test_pieces_find_what_rows_one_by_one_do(kind: str, rows: int):
+    for seed, window in itertools.product(range(3), (2, 8, 16)):
         alone, together = costs(rows, kind, seed)
-        np.testing.assert_array_equal(
-            in_python(alone, together, window), compiled(alone, together, window)
-        )
+        found = cheapest_windows(alone, together, window)
+        np.testing.assert_array_equal(found, row_by_row(alone, together, window))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -53,7 +62,7 @@ def test_no_other_way_is_cheaper(seed: int):
         begins = np.flatnonzero(starts)
         if begins.size < 2 or np.diff(begins).min() >= window:
             least = min(least, cost_of(begins, alone, together, window))
-    found = np.flatnonzero(in_python(alone, together, window))
+    found = np.flatnonzero(cheapest_windows(alone, together, window))
     assert cost_of(found, alone, together, window) == pytest.approx(least)
 
 
@@ -64,26 +73,32 @@ def cost_of(begins: np.ndarray, alone: np.ndarray, together: np.ndarray, window:
     return float(alone[left].sum() + together[begins].sum())
 
 
-def test_many_rows_are_left_to_compiled_code(monkeypatch: pytest.MonkeyPatch):
-    alone, together = costs(500, "many", 0)
-    monkeypatch.setattr(module, "_COMPILED", "a module that nobody loaded")
-    asked: list[int] = []
-    monkeypatch.setattr(
-        module, "_compiled", lambda *given: asked.append(given[0].size) or compiled(*given)
-    )
-    monkeypatch.setattr(module, "_walked", 0)
-    monkeypatch.setattr(module, "MOST_ROWS", 1200)
-    found = [cheapest_windows(alone, together, 16) for _ in range(3)]
-    assert asked == [500], "two calls walk through 500 rows each"
-    for each in found:
-        np.testing.assert_array_equal(each, compiled(alone, together, 16))
+@pytest.mark.parametrize("kind", ["many", "few", "parts", "none", "whole", "free"])
+@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 100, 3001])
+def test_no_way_costs_less_than_the_bound(kind: str, rows: int):
+    for seed, window in itertools.product(range(3), (1, 2, 7, 16)):
+        alone, together = costs(rows, kind, seed)
+        begins = np.flatnonzero(cheapest_windows(alone, together, window))
+        bound = least_cost(alone, together, window)
+        assert bound <= cost_of(begins, alone, together, window) + 1e-12
+        if kind == "none":
+            assert bound == pytest.approx(alone.sum())
 
 
-def test_numba_is_not_loaded_for_few_rows():
-    code = (
+def test_the_bound_is_the_cost_where_all_windows_are_alike():
+    rows = np.full(64, 2.0)
+    assert least_cost(rows, np.full(64, 4.0), 8) == pytest.approx(8 * 4.0)
+    assert least_cost(rows, np.full(64, 20.0), 8) == pytest.approx(64 * 2.0)
+    rows[8:] = 0.1  # the first window alone pays
+    together = np.array([4.0] + [20.0] * 63)
+    assert least_cost(rows, together, 8) == pytest.approx(4.0 + 56 * 0.1)
+
+
+def test_numba_is_not_loaded():
+    program = (
         "import sys, numpy as np\n"
         "from sparsetile.reorder.cheapest_windows import cheapest_windows\n"
         "assert cheapest_windows(np.ones(64), np.full(64, 4.0), 16).sum() == 4\n"
         "assert 'numba' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -77,10 +77,6 @@ class _HostRows:
         """What ``BlockRows.read`` does: here edges are read before anything else."""
         return True
 
-    def settle(self, found: Tensor) -> bool:
-        """What ``BlockRows.settle`` does."""
-        return True
-
     @property
     def has_loops(self) -> bool:
         """Whether a row has its own column."""
@@ -93,14 +89,9 @@ class _HostRows:
         return self.csr.row_lengths()
 
     def multiply(
-        self,
-        x: Tensor,
-        scaled: str = "",
-        bias: Tensor | None = None,
-        relu: bool = False,
-        unread: list[Tensor] | None = None,
+        self, x: Tensor, scaled: str = "", bias: Tensor | None = None, relu: bool = False
     ) -> Tensor:
-        """What ``BlockRows.multiply`` does; ``unread`` stays as it is."""
+        """What ``BlockRows.multiply`` does."""
         if scaled == "columns":
             x = mean_gradient(self.transposed.csr.indptr, x)
         if self._built is None:
@@ -125,8 +116,7 @@ class _HostRows:
 
 
 _Rows: TypeAlias = "_HostRows | BlockRows"
-# What is scaled, whether ReLU follows, and where the flag of unread edges goes.
-_Call: TypeAlias = "tuple[_Rows, str, bool, list[Tensor] | None]"
+_Call: TypeAlias = "tuple[_Rows, str, bool]"  # what is scaled, and whether ReLU follows
 _MIRRORED = {"": "", "rows": "columns", "columns": "rows"}
 
 
@@ -136,10 +126,10 @@ class _Outside(Exception):
 
 def _forward(x: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
     """What ``_Product`` computes; raises where an edge names no node."""
-    rows, scaled, relu, unread = call
+    rows, scaled, relu = call
     if bias is not None:
         bias = bias.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
-    out = rows.multiply(x.resolve_neg(), scaled, bias, relu, unread)
+    out = rows.multiply(x.resolve_neg(), scaled, bias, relu)
     if out is None:
         raise _Outside
     return out
@@ -161,7 +151,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        rows, scaled, relu, _ = ctx.call
+        rows, scaled, relu = ctx.call
         if relu:
             grad = relu_gradient(ctx.saved_tensors[0], grad)
         for_x, for_bias, *_ = ctx.needs_input_grad
@@ -169,7 +159,7 @@ class _Product(torch.autograd.Function):
         if for_bias:
             d_bias = grad.sum(0, dtype=torch.float32 if grad.dtype.itemsize == 2 else None)
         if for_x:
-            mirrored = rows.transposed, _MIRRORED[scaled], False, None
+            mirrored = rows.transposed, _MIRRORED[scaled], False
             if torch.is_grad_enabled():  # a gradient of the gradient may be wanted
                 d_x = _Product.apply(grad, None, mirrored)
             else:
@@ -195,9 +185,6 @@ class Block(Graph):
     copied : Tensor, optional
         What ``rows`` will read, where nobody else holds it.
     """
-
-    # Whether the edges of the last block that was read came by target: those of the next will then.
-    in_order = True
 
     def __init__(self, rows: _Rows, layer: str, copied: Tensor | None = None) -> None:
         # What callers read of a graph, and no more: a block is made at every step.
@@ -244,13 +231,13 @@ class Block(Graph):
         relu: bool = False,
     ) -> Tensor:
         if weights is None and reduce in ("sum", "mean") and self._takes(x):
+            scaled = "rows" if reduce == "mean" else ""
+            if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
+                x = x.to(torch.get_autocast_dtype(x.device.type))
             try:
-                out = self._reduce(x, reduce, bias, relu)
+                return self._multiply(x, scaled, bias, relu)
             except _Outside:
                 pass
-            else:
-                Block.in_order = self._by_target.given_as is None
-                return out
         canonical = self.canonical
         if weights is None and canonical.multiplicity is not None:
             if reduce == "sum":
@@ -259,52 +246,8 @@ class Block(Graph):
                 reduce, weights = "sum", canonical.mean_weights()
         return canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
-    def aggregate_unread(self, x: Tensor, reduce: str) -> tuple[Tensor, Tensor | None]:
-        """As :meth:`aggregate`, without waiting for the GPU to say whether the edges are right.
-
-        Parameters
-        ----------
-        reduce : {"sum", "mean"}
-
-        Returns
-        -------
-        Tensor, and Tensor or None
-            The result, and what :meth:`settle` is asked with once more work was launched; None
-            where there is nothing to ask.
-        """
-        if not (Block.in_order and self._takes(x)):
-            return self.aggregate(x, reduce=reduce), None
-        unread: list[Tensor] = []
-        out = self._reduce(x, reduce, None, False, unread)
-        return out, unread[0] if unread else None
-
-    def settle(self, flag: Tensor) -> bool:
-        """Return whether the result that came with a flag holds; else :meth:`aggregate` has it."""
-        holds = self._by_target.settle(flag)
-        Block.in_order = self._by_target.given_as is None
-        return holds
-
-    def _reduce(
-        self,
-        x: Tensor,
-        reduce: str,
-        bias: Tensor | None,
-        relu: bool,
-        unread: list[Tensor] | None = None,
-    ) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        return self._multiply(x, "rows" if reduce == "mean" else "", bias, relu, unread)
-
-    def _multiply(
-        self,
-        x: Tensor,
-        scaled: str,
-        bias: Tensor | None,
-        relu: bool,
-        unread: list[Tensor] | None = None,
-    ) -> Tensor:
-        call = self._by_target, scaled, relu, unread
+    def _multiply(self, x: Tensor, scaled: str, bias: Tensor | None, relu: bool) -> Tensor:
+        call = self._by_target, scaled, relu
         if not x.requires_grad and bias is None:  # as the first layer's: autograd need not know
             return _forward(x, None, call)
         wraps = outlived(x) or (bias is not None and outlived(bias))
@@ -383,12 +326,12 @@ def make_block(
         Whether targets are in ``edge_index[1]``, else in ``edge_index[0]``.
     shape : (targets, sources)
     """
-    count = edge_index.shape[1]
-    if not takes_blocks(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:
+    count, device = edge_index.shape[1], edge_index.device.type
+    if device not in _DEVICES or not count or max(count, *shape) >= MAX_COUNT:
         return None
-    kind: type[BlockRows] | type[_HostRows] = BlockRows if edge_index.is_cuda else _HostRows
+    kind: type[BlockRows] | type[_HostRows] = BlockRows if device == "cuda" else _HostRows
     with _lasting():
-        given = edge_index.long()
+        given = edge_index if edge_index.dtype is torch.int64 else edge_index.long()
         rows = kind.of_edges(given, by_target, shape)
     if rows is None:
         return None
@@ -396,6 +339,9 @@ def make_block(
     return Block(rows, layer, None if given is edge_index else given)
 
 
+_UNCHANGED = contextlib.nullcontext()
+
+
 def _lasting() -> contextlib.AbstractContextManager[None]:
     """As ``lasting``; where it changes nothing a mode costs as much as a launch."""
-    return lasting() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+    return lasting() if torch.is_inference_mode_enabled() else _UNCHANGED

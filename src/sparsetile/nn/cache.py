@@ -93,7 +93,6 @@ def clear_graph_cache() -> None:
         _recent.clear()
         _calls.clear()
         _Regime.short_lived = _Regime.looped = False
-        Block.in_order = True
 
 
 def _end(key: Hashable) -> None:
@@ -200,19 +199,24 @@ def _find(
         if again is not None:
             return again, None
     counted = edges and counter_tells(matrix)
+    as_block = only_reduces and edges and given.weight is None and loops == "keep"
+    owner = id(matrix)
+    if as_block and counted and _Regime.short_lived and owner not in _watched:
+        block = make_block(layer, matrix, flow == "source_to_target", shape)
+        if block is not None:
+            _keep_block(matrix, asked, block)
+            return block, None
     prints = (
         edges_fingerprint(matrix, given.weight, shape, counted=counted)
         if edges
         else fingerprint(matrix)
     )
-    as_block = only_reduces and edges and given.weight is None and loops == "keep"
     if prints is None:
         made = _make(layer, given, shape, flow, loops, as_block)
         made.short_lived = True  # it cannot be found again
         return made, object()
     pattern_key, values_key = prints
     key = (given.kind, pattern_key, shape, flow, loops)
-    owner = id(matrix)
     with lock:
         found = _graphs.get(key)
         if found is not None:
@@ -236,6 +240,19 @@ def _find(
                 recent.clear()
             recent[asked] = (_look(matrix), key)
     return found[2], values_key
+
+
+def _keep_block(edges: Tensor, asked: Hashable, block: Block) -> None:
+    """Keep the block of a tensor that was never seen: its content need not be told from others'."""
+    owner = id(edges)
+    key = ("block", owner, asked)  # no other tensor's while this one lives
+    block.calls = 1
+    with lock:
+        _watch(edges)
+        _graphs[key] = (owner, key, block)
+        _recent[owner] = {asked: (_look(edges), key)}
+        while len(_graphs) > MAX_GRAPHS:
+            _graphs.popitem(last=False)
 
 
 def _look(edges: Tensor) -> Hashable:
@@ -267,7 +284,10 @@ _find._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 
 def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
     pattern, known = given.pattern, given.size
-    if given.kind != "edges":
+    if given.kind == "edges":
+        if known == (None, None):
+            return
+    else:
         # Asked last: looking for all that a protocol has is slow.
         shared = not isinstance(pattern, Plan) and isinstance(pattern, SharedPlan)
         shape = pattern.local_shape if shared else pattern.shape

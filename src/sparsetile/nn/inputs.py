@@ -12,8 +12,7 @@ Whatever is given ends up as A[target, source]:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +32,7 @@ _ACCEPTED = (
 )
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """One recognised input.
 
     Attributes
@@ -54,7 +52,7 @@ class Given:
 
     def without_weight(self) -> Given:
         """Return the same graph without the weights of its edges."""
-        return self if self.weight is None else replace(self, weight=None)
+        return self if self.weight is None else self._replace(weight=None)
 
     @property
     def tracked(self) -> bool:
@@ -67,10 +65,12 @@ class Given:
 
 def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Given:
     """Return what kind of graph ``graph`` is, or raise one clear error."""
+    if type(graph) is Tensor and graph.layout is torch.strided:
+        return _edges(layer, graph, weight, (None, None), flow)
     if isinstance(graph, Plan):
         _check_matrix(layer, graph, weight, flow, planned=True)
         return Given("plan", graph)
-    if type(graph) is not Tensor and _is_data(graph):
+    if _is_data(graph):
         if weight is None:
             weight = getattr(graph, "edge_weight", None)
         edges = graph.edge_index
@@ -125,10 +125,7 @@ def _edges(
                 f"{tuple(weight.shape)} on {weight.device}",
                 "Give one weight per column of edge_index",
             )  # fmt: skip
-    first, second = size
-    return Given(
-        "edges", edges, weight, (first, second) if flow == "source_to_target" else (second, first)
-    )
+    return Given("edges", edges, weight, size if flow == "source_to_target" else size[::-1])  # type: ignore[arg-type]
 
 
 def _check_matrix(layer: str, graph: Any, weight: Tensor | None, flow: str, planned: bool) -> None:

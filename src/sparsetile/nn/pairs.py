@@ -22,6 +22,10 @@ def pair_of(
     size : (sources, targets), optional
         Checked against x. Needed where the features of the targets are None.
     """
+    if type(x) is tuple and size is None and flow == "source_to_target" and len(x) == 2:
+        sources, targets = x
+        if type(sources) is type(targets) is Tensor and sources.dim() == targets.dim() == 2:
+            return sources, targets, (sources.shape[0], targets.shape[0])  # as of every block
     if isinstance(x, Tensor):
         if size is None:
             nodes = x.shape[-2] if x.dim() > 1 else 0

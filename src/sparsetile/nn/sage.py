@@ -131,8 +131,8 @@ class SAGEConv(nn.Module):
             "SAGEConv", given, sizes, sources.device, flow=self.flow, only_reduces=True
         )
         reduce, weights = reduction("SAGEConv", graph, given, values_key, self.aggr)
-        if targets is not None and isinstance(graph, Block) and self._joins(sources, targets):
-            out = self._on_block(graph, sources, targets, reduce)
+        if targets is not None and self._joins(graph, sources, targets):
+            out = self._joined(graph.aggregate(sources, reduce=reduce), targets)
         else:
             out = self._apart(graph, sources, targets, reduce, weights)
         if not self.normalize:
@@ -165,18 +165,11 @@ class SAGEConv(nn.Module):
         added: Tensor = out + self.lin_r(targets)
         return added
 
-    def _on_block(self, block: Block, sources: Tensor, targets: Tensor, reduce: str) -> Tensor:
-        """The linear map is launched before the host waits for what the product found."""
-        reduced, flag = block.aggregate_unread(sources, reduce)
-        out = self._joined(reduced, targets)
-        if flag is None or block.settle(flag):
-            return out
-        return self._joined(block.aggregate(sources, reduce=reduce), targets)
-
-    def _joins(self, sources: Tensor, targets: Tensor) -> bool:
-        """Whether both linear maps are computed as one, on short-lived graphs."""
+    def _joins(self, graph: Graph, sources: Tensor, targets: Tensor) -> bool:
+        """Whether both linear maps are computed as one: on short-lived graphs."""
         return (
-            self.aggr in ("sum", "mean")
+            isinstance(graph, Block)
+            and self.aggr in ("sum", "mean")
             and self.root_weight
             and targets.dim() == sources.dim() == 2
             and targets.dtype is sources.dtype

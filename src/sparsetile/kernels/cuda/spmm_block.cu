@@ -1,4 +1,4 @@
-// C = A . B for a graph that passes by: sums or means over each row's entries, with bias and ReLU,
+// C = A . B for a short-lived graph: sums or means over each row's entries, with bias and ReLU,
 // from nothing but the entries' rows, which ascend, and columns.
 //
 // The first product of a graph has `targets` and `sources`, its edges as they were given, and
@@ -9,9 +9,9 @@
 //
 // A group of kLanes lanes has a row and a slab of kLanes * kVec columns. It searches the row's
 // first entry with kLanes probes a step, unless `ends` says where the row before ends, and walks on
-// while entries are its row's. What is left
-// after kAlone entries is walked by all groups of the thread block, a share each, and added in
-// their order. So the order of all additions depends on the entries alone.
+// while entries are its row's. What is left after kAlone entries is walked by all groups of the
+// thread block, a share each, and added in their order. So the order of all additions depends on
+// the entries alone.
 //
 // With `divisors` each row of B counts 1 / divisors[its number]: the gradient of a mean, for which
 // the forward product writes `lengths`, the entries of each row. With `order` the column of entry i

@@ -1,4 +1,5 @@
-// Entries of a graph that passes by, by column: a stable sort in one launch of one thread block.
+// Entries of a short-lived graph, by column: a stable sort in one launch of one thread block. Edges
+// that come out of order are put in order by the same kernel, by row.
 //
 //     order[j]   the entry that comes j-th when entries are sorted by column, as they came else
 //     sorted[j]  its column

@@ -75,6 +75,31 @@ def _transpose_launch(device: int) -> _Launch:
     return found
 
 
+def _is_small(edges: int, count: int) -> bool:
+    """Whether so many entries of so many rows are sorted in one launch."""
+    return edges <= MAX_TRANSPOSED[0] and count <= MAX_TRANSPOSED[1]
+
+
+def _sorted(numbers: Tensor, first: int, edges: int, count: int) -> Tensor:
+    """Sort numbers below ``count`` in one launch, those that are equal as they came.
+
+    Returns
+    -------
+    Tensor of int32
+        The numbers from ``first`` on, where each was among them, and where each of ``count`` ends;
+        what the kernel needed beside them.
+    """
+    made = numbers.new_empty(3 * edges + count)
+    device, to = device_index(numbers.device), made.data_ptr()
+    with on_device(device):
+        ensure_cuda_context(device)
+        _transpose_launch(device)(
+            current_stream_handle(device), numbers.data_ptr() + 4 * first, to, to + 4 * edges,
+            to + 8 * edges + 4 * count, to + 8 * edges, edges, count,
+        )  # fmt: skip
+    return made
+
+
 class BlockRows:
     """A[row, column] on a GPU.
 
@@ -88,7 +113,8 @@ class BlockRows:
         Entries.
     memory : Tensor of int32
         Rows of the entries, ascending, then their columns, or ``order``: where the column of each
-        is among ``columns``.
+        is among ``columns``. What is no transpose has room for the rows' lengths behind them, which
+        the first product of means counts.
     columns : Tensor of int32, optional
         Of a transpose: a tensor that begins with the rows of the original.
     ends : int
@@ -107,13 +133,15 @@ class BlockRows:
         origin: BlockRows | None = None,
     ) -> None:
         self.shape, self.edges = shape, edges
-        # Number of each entry's edge as it was given, int64; None where rows ascended.
-        self.given_as: Tensor | None = None
         self._memory, self._others, self._ends = memory, columns, ends
         # Not held: a block's memory goes with it at once, and not when cycles are looked for.
         self._origin = None if origin is None else weakref.ref(origin)
         self._transposed: BlockRows | None = None
+        # Of what is no transpose: rows and columns side by side, in any order, and the room.
+        self._pairs = memory if columns is None else None
+        self._given_as: Tensor | None = None
         self._lengths: Tensor | None = None
+        self._lengths_at = 0  # where the rows' lengths are; 0 until they are counted
         self._unread: Callable[[], Tensor | None] | None = None
         self.has_loops = False  # once the edges are read: whether a row has its own column
         self.by_target = True
@@ -131,8 +159,9 @@ class BlockRows:
         shape : (int, int)
         """
         given = edge_index.contiguous()
-        memory = torch.empty(given.shape, dtype=torch.int32, device=given.device)
-        made = cls(shape, given.shape[1], memory)
+        edges = given.shape[1]
+        memory = torch.empty(2 * edges + shape[0], dtype=torch.int32, device=given.device)
+        made = cls(shape, edges, memory)
         made._unread = weakref.ref(given) if given is edge_index else lambda: given
         made.by_target = by_target
         return made
@@ -141,6 +170,13 @@ class BlockRows:
     def unread(self) -> Tensor | None:
         """The edges as they were given, until they have been read."""
         return None if self._unread is None else self._unread()
+
+    @property
+    def given_as(self) -> Tensor | None:
+        """Number of each entry's edge as it was given, int64; None where rows ascended."""
+        if self._given_as is None and self._pairs is not None and self._others is not None:
+            self._given_as = self._halves()[1].long()
+        return self._given_as
 
     def read(self) -> bool:
         """Read the edges, unless a product has, and return whether all name a row and a column."""
@@ -151,7 +187,7 @@ class BlockRows:
 
     def _halves(self) -> tuple[Tensor, Tensor]:
         """Return the two tensors that ``memory`` begins with."""
-        flat = self._memory.flatten()
+        flat = self._memory
         return flat[: self.edges], flat[self.edges : 2 * self.edges]
 
     def entries(self) -> tuple[Tensor, Tensor]:
@@ -159,7 +195,7 @@ class BlockRows:
         rows, columns = self._halves()
         if self._others is None:
             return rows, columns
-        return rows, self._others.flatten()[columns.long()]
+        return rows, self._others[columns.long()]
 
     @property
     def csr(self) -> CSR:
@@ -168,12 +204,7 @@ class BlockRows:
         return CSR(row_pointers(rows, self.shape[0]), columns, None, self.shape)
 
     def multiply(
-        self,
-        x: Tensor,
-        scaled: str = "",
-        bias: Tensor | None = None,
-        relu: bool = False,
-        unread: list[Tensor] | None = None,
+        self, x: Tensor, scaled: str = "", bias: Tensor | None = None, relu: bool = False
     ) -> Tensor | None:
         """Return relu(A·x + bias); None where an edge names no row or column.
 
@@ -185,9 +216,6 @@ class BlockRows:
             each column is divided by the entries of that row of the original.
         bias : Tensor [n], optional
             In float64 for float64, else in float32.
-        unread : list, optional
-            Where a product that reads the edges puts its flag, for :meth:`settle`, instead of
-            waiting for the GPU to write it.
         """
         n, stride, at = x.shape[1], x.stride(0), x.data_ptr()
         if (n > 1 and x.stride(1) != 1) or at % MAX_ACCESS_BYTES:
@@ -195,12 +223,7 @@ class BlockRows:
             stride, at = x.stride(0), x.data_ptr()
         size, rows, device = x.element_size(), self.shape[0], device_index(x.device)
         out = x.new_empty((rows, n))
-        lengths = divisors = 0
-        if scaled == "rows" and self._lengths is None:
-            self._lengths = x.new_empty(rows, dtype=torch.int32)
-            lengths = self._lengths.data_ptr()
-        elif scaled == "columns":
-            divisors = self.transposed.row_lengths().data_ptr()
+        divisors = self.transposed._counted_at() if scaled == "columns" else 0
         wide = MAX_ACCESS_BYTES // size
         vector = wide if n % wide == 0 and stride % wide == 0 else 1
         launch = _launches.get((device, x.dtype, n, vector))
@@ -210,6 +233,9 @@ class BlockRows:
         second = first + 4 * self.edges
         if self._others is not None:
             second, order = self._others.data_ptr(), second
+        lengths = 0
+        if scaled == "rows" and not self._lengths_at and self._pairs is not None:
+            lengths = self._pairs.data_ptr() + 8 * self.edges
         found, targets, sources = None, 0, 0
         if self._unread is not None:
             given = self._unread()
@@ -230,40 +256,43 @@ class BlockRows:
                 scaled == "rows", relu,
             )  # fmt: skip
         if found is None:
+            self._lengths_at = self._lengths_at or lengths
             return out
-        if unread is not None:
-            unread.append(found)
-            return out
-        if self.settle(found):
-            return out
-        return self.multiply(x, scaled, bias, relu) if self._unread is None else None
-
-    def settle(self, found: Tensor) -> bool:
-        """Wait for the flag of a product that read the edges, and return whether its result holds.
-
-        If not, the same product again returns the right one, or None.
-        """
         bits = int(found.item())
         if bits & OUTSIDE:
-            self._lengths = None
-            return False
+            return None
         self._unread, self.has_loops = None, bool(bits & LOOPS)
-        if bits & UNSORTED:
-            self._sort()
-            return False
-        return True
+        if not bits & UNSORTED:
+            self._lengths_at = lengths
+            return out
+        self._sort()
+        return self.multiply(x, scaled, bias, relu)
 
     def _sort(self) -> None:
         """Put rows into ascending order, edges of a row as they came."""
+        edges, memory = self.edges, self._memory
+        if _is_small(edges, self.shape[0]):
+            self._memory = _sorted(memory, 0, edges, self.shape[0])
+            self._others, self._ends = memory[edges:], self._memory.data_ptr() + 8 * edges
+            return
         rows, columns = self._halves()
-        rows, self.given_as = torch.sort(rows, stable=True)
-        self._memory, self._lengths = torch.stack([rows, columns[self.given_as]]), None
+        rows, self._given_as = torch.sort(rows, stable=True)
+        self._memory = torch.cat([rows, columns[self._given_as], memory[2 * edges :]])
+        self._pairs = self._memory
 
     def row_lengths(self) -> Tensor:
         """Entries of each row, int32; a product of means has left them."""
         if self._lengths is None:
-            self._lengths = row_pointers(self._halves()[0], self.shape[0]).diff().int()
+            if self._lengths_at and self._pairs is not None:
+                self._lengths = self._pairs[2 * self.edges :]
+            else:
+                self._lengths = row_pointers(self._halves()[0], self.shape[0]).diff().int()
+                self._lengths_at = self._lengths.data_ptr()
         return self._lengths
+
+    def _counted_at(self) -> int:
+        """Address of :meth:`row_lengths`."""
+        return self._lengths_at or self.row_lengths().data_ptr()
 
     @property
     def transposed(self) -> BlockRows:
@@ -276,23 +305,15 @@ class BlockRows:
         return self._transposed
 
     def _turn(self) -> BlockRows:
-        count, edges, memory = self.shape[1], self.edges, self._memory
-        if self._others is not None:  # the original has gone
-            memory = torch.stack(self.entries())
-        if edges > MAX_TRANSPOSED[0] or count > MAX_TRANSPOSED[1]:
-            rows, order = torch.sort(memory.view(-1)[edges : 2 * edges], stable=True)
+        count, edges, pairs = self.shape[1], self.edges, self._pairs
+        if pairs is None:  # the original has gone
+            pairs = torch.cat(self.entries())
+        if _is_small(edges, count):
+            turned = _sorted(pairs, edges, edges, count)
+        else:
+            rows, order = torch.sort(pairs[edges : 2 * edges], stable=True)
             numbers = torch.arange(count, dtype=torch.int32, device=rows.device)
             ends = torch.searchsorted(rows, numbers, right=True, out_int32=True)
             turned = torch.cat([rows, order.int(), ends])
-        else:
-            # Rows, order, ends, and what the kernel needs beside them.
-            turned = memory.new_empty(3 * edges + count)
-            device, to = device_index(memory.device), turned.data_ptr()
-            with on_device(device):
-                ensure_cuda_context(device)
-                _transpose_launch(device)(
-                    current_stream_handle(device), memory.data_ptr() + 4 * edges, to,
-                    to + 4 * edges, to + 8 * edges + 4 * count, to + 8 * edges, edges, count,
-                )  # fmt: skip
         ends_at = turned.data_ptr() + 8 * edges
-        return BlockRows((count, self.shape[0]), edges, turned, memory, ends_at, self)
+        return BlockRows((count, self.shape[0]), edges, turned, pairs, ends_at, self)

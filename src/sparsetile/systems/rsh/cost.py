@@ -22,7 +22,6 @@ from sparsetile.formats.partition import (
     RowCosts,
     cheapest_partition,
     count_columns,
-    least_cost,
 )
 from sparsetile.kernels.rstile import choose_slabs
 from sparsetile.systems.base import Request
@@ -210,10 +209,8 @@ def _cheapest_split(request: Request) -> Split:
     counts, costs = counted(request), row_costs(request)
     rows, windows = costs.of_rows(counts), costs.of_windows(counts)
     alone, start = predict_csr(request), start_seconds(request)
-    if start + least_cost(rows, windows, counts.height) > MARGIN * alone:
-        return Split(None, alone)
-    partition = cheapest_partition(counts, rows, windows)
-    if not partition.windows.numel():
+    partition = cheapest_partition(counts, rows, windows, MARGIN * alone - start)
+    if partition is None or not partition.windows.numel():
         return Split(None, alone)
     mixed = float(windows[partition.windows].sum() + rows[partition.residual].sum())
     mixed = max(mixed + start, least_seconds(request))
