@@ -205,6 +205,51 @@ def test_a_source_without_parameters_is_not_loaded():
     )
 
 
+def test_threads_that_ask_at_once_get_one_kernel(monkeypatch):
+    """A second one would be unloaded with its last user, while its launches may still run."""
+    entered, go = threading.Barrier(9, timeout=60), threading.Event()
+    made: list[object] = []
+
+    def slow(source, dynamic_shared, device):
+        go.wait(60)
+        made.append(object())
+        return made[-1]
+
+    def ask(place):
+        entered.wait()
+        found[place] = module.load(source, 0, place % 2)
+
+    monkeypatch.setattr(module, "_load", slow)
+    monkeypatch.setattr(module, "_loaded", {})
+    source, found = KernelSource.make("x.cu", "x", {}, ONE), [None] * 8
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    entered.wait()
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(made) == 2 and found[0] is not found[1], "one for each device"
+    assert all(found[place] is found[place % 2] for place in range(8))
+
+
+def test_a_kernel_that_failed_to_load_is_tried_again(monkeypatch):
+    answers = iter([RuntimeError("no memory"), "kernel"])
+
+    def load(*asked):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(module, "_load", load)
+    monkeypatch.setattr(module, "_loaded", {})
+    source = KernelSource.make("x.cu", "x", {}, ONE)
+    with pytest.raises(RuntimeError, match="no memory"):
+        module.load(source, 0, 0)
+    assert module.load(source, 0, 0) == module.load(source, 0, 0) == "kernel"
+
+
 def test_the_current_device_is_entered_only_when_it_is_another(monkeypatch):
     monkeypatch.setattr(module, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda index: f"enter {index}")

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -243,9 +242,29 @@ class PreparedLaunch:
         self.launch(stream, *values)
 
 
-@functools.cache
+_Asked: TypeAlias = tuple[KernelSource, int, int]
+# Never forgotten: unloading a kernel that is still queued or running reads and writes anywhere.
+_loaded: dict[_Asked, LoadedKernel] = {}
+_loading: dict[_Asked, threading.Lock] = {}
+
+
 def load(source: KernelSource, dynamic_shared: int, device: int) -> LoadedKernel:
-    """Compile (or find in the cache) and load a kernel on CUDA device number ``device``."""
+    """Compile (or find in the cache) and load a kernel on CUDA device number ``device``.
+
+    Once for all threads: two that ask at the same time get the same, and others are not kept
+    waiting.
+    """
+    asked = (source, dynamic_shared, device)
+    found = _loaded.get(asked)
+    if found is None:
+        with _loading.setdefault(asked, threading.Lock()):
+            found = _loaded.get(asked)
+            if found is None:
+                found = _loaded[asked] = _load(source, dynamic_shared, device)
+    return found
+
+
+def _load(source: KernelSource, dynamic_shared: int, device: int) -> LoadedKernel:
     if source.params is None:
         raise value_error(
             "load", "source", "one with parameters", source.label, "Declare its ParamStruct"

@@ -1,0 +1,59 @@
+"""Plans made by many threads at once, in a process that has loaded no kernel yet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+PROGRAM = """
+import sys
+import threading
+import torch
+import sparsetile as st
+
+device, systems = sys.argv[1], sys.argv[2].split(",")
+jobs = [(system, n) for system in systems for n in (32, 40)] * 2
+together, wrong = threading.Barrier(len(jobs), timeout=240), []
+
+def work(number, system, n):
+    generator = torch.Generator().manual_seed(number)
+    dense = torch.randn(300 + number, 200, generator=generator)
+    dense *= torch.rand(dense.shape, generator=generator) < 0.05
+    A, B = dense.to_sparse_csr().to(device), torch.randn(200, n, generator=generator)
+    try:
+        together.wait()
+        plan = st.plan(A, n, system=system)
+        found = [plan @ B.to(device) for _ in range(3)]
+        for C in found:
+            torch.testing.assert_close(C.cpu(), dense @ B, rtol=2e-2, atol=2e-2)
+    except Exception as error:
+        wrong.append(f"{system} N = {n}: {error!r}"[:300])
+
+threads = [threading.Thread(target=work, args=(k, *job)) for k, job in enumerate(jobs)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("wrong:", *wrong, sep="\\n") if wrong else print("right")
+"""
+
+
+def run(device: str, systems: list[str]) -> str:
+    command = [sys.executable, "-c", PROGRAM, device, ",".join(systems)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    return done.stdout.strip() + done.stderr[-2000:]
+
+
+def test_threads_plan_and_multiply_at_once():
+    assert run("cpu", ["cpu", "auto"]) == "right"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_threads_plan_and_multiply_at_once_on_a_gpu():
+    """Kernels that two threads loaded were unloaded with one of them, while they ran."""
+    systems = ["csr", "acc", "wcsr", "rsh", "brp", "half", "dense", "auto"]
+    assert run("cuda", systems) == "right"
