@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from sparsetile.intake import as_csr
+from sparsetile.intake import CSR, as_csr
 
 ACCEPTED = (
     "Pass a torch sparse tensor, a scipy or cupyx sparse matrix, a PyG Data, EdgeIndex or "
@@ -75,3 +75,44 @@ def test_reading_imports_no_library_that_the_caller_did_not():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def by_hand(**changes: object) -> CSR:
+    parts: dict[str, object] = {
+        "indptr": torch.tensor([0, 2, 3]),
+        "indices": torch.tensor([0, 2, 2], dtype=torch.int32),
+        "values": torch.tensor([1.0, 2.0, 3.0]),
+        "shape": (2, 3),
+    }
+    return CSR(**(parts | changes))  # type: ignore[arg-type]
+
+
+def test_a_matrix_made_by_hand_is_checked_once():
+    given = by_hand()
+    found = as_csr(given)
+    assert found.checked and not given.checked and as_csr(found) is found
+    assert found.indptr is given.indptr and found.values is given.values
+    for derived in (
+        found.with_values(None), found.transposed(), found.select_rows(torch.tensor([1]))[0]
+    ):  # fmt: skip
+        assert derived.checked and not by_hand().transposed().checked
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "text"),
+    [
+        ({"indptr": torch.tensor([0, 2, 3], dtype=torch.int32)}, TypeError, "A.indptr must be"),
+        ({"indptr": [0, 2, 3]}, TypeError, "A.indptr must be a tensor of torch.int64, got list"),
+        ({"indices": torch.tensor([0, 2, 2])}, TypeError, "A.indices must be a tensor of torch.i"),
+        ({"indices": torch.tensor([0, 3, 2], dtype=torch.int32)}, ValueError, "indices must be"),
+        ({"indices": torch.tensor([2, 0, 2], dtype=torch.int32)}, ValueError, "strictly increas"),
+        ({"indices": torch.tensor([2, 2, 2], dtype=torch.int32)}, ValueError, "strictly increas"),
+        ({"indptr": torch.tensor([0, 2, 4])}, ValueError, r"indptr\[-1\] must"),
+        ({"indptr": torch.tensor([0, 3])}, ValueError, "indptr must"),
+        ({"values": torch.ones(2)}, ValueError, "values must"),
+    ],
+)
+def test_a_matrix_made_by_hand_that_is_not_canonical_is_refused(changes, kind, text):
+    """Its tensors went to kernels as they were: an illegal address on a GPU."""
+    with pytest.raises(kind, match=text):
+        as_csr(by_hand(**changes))

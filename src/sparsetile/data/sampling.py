@@ -151,4 +151,5 @@ def csr_from_keys(
     values = None
     if weighted:
         values = torch.from_numpy(rng.standard_normal(keys.size, dtype=np.float32))
-    return CSR(torch.from_numpy(indptr), torch.from_numpy(indices), values, shape)
+    pattern = torch.from_numpy(indptr), torch.from_numpy(indices)
+    return CSR(*pattern, values, shape, checked=True)

@@ -97,6 +97,7 @@ def from_compressed(
             indices.to(torch.int32).contiguous(),
             None if values is None else values.contiguous(),
             shape,
+            checked=True,
         )
 
     entries = indices.numel()
@@ -145,7 +146,8 @@ def from_coordinates(
         values = float_values(names.function, names.values, values)
     if strictly:
         values = None if values is None else values.contiguous()
-        return CSR(row_pointers(rows, shape[0]), columns.to(torch.int32), values, shape)
+        indptr = row_pointers(rows, shape[0])
+        return CSR(indptr, columns.to(torch.int32), values, shape, checked=True)
     return _sorted(rows, columns, values, shape)
 
 
@@ -164,6 +166,7 @@ def _sorted(rows: Tensor, columns: Tensor, values: Tensor | None, shape: tuple[i
         None,
         shape,
         entry_map,
+        checked=True,
     )
     if values is None and csr.nnz < order.numel():
         # Two stored ones at one place add up to 2, as in any coordinate arithmetic.
@@ -173,7 +176,8 @@ def _sorted(rows: Tensor, columns: Tensor, values: Tensor | None, shape: tuple[i
 
 def _empty(device: torch.device, values: Tensor | None, shape: tuple[int, int]) -> CSR:
     indptr = torch.zeros(shape[0] + 1, dtype=torch.int64, device=device)
-    return CSR(indptr, torch.empty(0, dtype=torch.int32, device=device), values, shape)
+    indices = torch.empty(0, dtype=torch.int32, device=device)
+    return CSR(indptr, indices, values, shape, checked=True)
 
 
 def row_pointers(sorted_rows: Tensor, count: int) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import CSR
@@ -51,7 +53,7 @@ def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None 
         - ``(indptr, indices, values, shape)``: integer [M + 1], integer [nnz], float [nnz] or None
         - torch_sparse ``SparseTensor``
         - path to ``.mtx``, ``.mtx.gz`` or ``.npz`` (see :func:`sparsetile.intake.read_matrix`)
-        - CSR: returned as it is
+        - CSR: returned as it is, once it was seen to be canonical
 
         Indices are int32 or int64; numpy arrays serve wherever tensors do.
     function
@@ -70,7 +72,7 @@ def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None 
     target = None if device is None else _device(function, device)
     kind = kind_of(A)
     if kind is Kind.CSR:
-        csr = A
+        csr = A if A.checked else _checked(function, A)
     elif kind is Kind.PATH:
         csr = read_matrix(A, function=function)
     elif kind is Kind.TENSOR:
@@ -90,6 +92,26 @@ def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None 
     else:
         raise type_error(function, "A", "a sparse matrix", _describe(A), _ACCEPTED)
     return csr if target is None else csr.to(target)
+
+
+_CANONICAL = "Pass the tuple (indptr, indices, values, shape) in its place, which is converted"
+
+
+def _checked(function: str, A: CSR) -> CSR:
+    """Return a matrix that someone made by hand, if it is canonical: kernels trust that it is."""
+    for name, tensor, dtype in (
+        ("indptr", A.indptr, torch.int64), ("indices", A.indices, torch.int32)
+    ):  # fmt: skip
+        if not isinstance(tensor, Tensor) or tensor.dtype is not dtype:
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise type_error(function, f"A.{name}", f"a tensor of {dtype}", got, _CANONICAL)
+    found = from_csr_tuple(function, (A.indptr, A.indices, A.values, A.shape))
+    if found.entry_map is not None:
+        raise value_error(
+            function, "A.indices", "strictly increasing inside each row",
+            "columns out of order or twice", _CANONICAL,
+        )  # fmt: skip
+    return replace(A, checked=True)
 
 
 def _describe(A: Any) -> str:

@@ -8,7 +8,7 @@ that the input was already canonical, so that entry k of the caller is entry k h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -92,6 +92,8 @@ class CSR:
         (M, K).
     entry_map : Tensor of int64 [input entries] or None
         Position of the caller's k-th entry; None if it is always k.
+    checked : bool
+        Whether it is known to be all that. One that you made is checked where it is used.
 
     Examples
     --------
@@ -115,6 +117,7 @@ class CSR:
     values: Tensor | None
     shape: tuple[int, int]
     entry_map: Tensor | None = None
+    checked: bool = field(default=False, repr=False)
 
     @property
     def nnz(self) -> int:
@@ -150,6 +153,7 @@ class CSR:
             None if self.values is None else self.values.to(device),
             self.shape,
             None if self.entry_map is None else self.entry_map.to(device),
+            self.checked,
         )
 
     def canonical_values(self, entry_values: Tensor) -> Tensor:
@@ -188,7 +192,8 @@ class CSR:
             first, lengths, output_size=total
         )
         values = None if self.values is None else self.values[entries]
-        return CSR(indptr, self.indices[entries], values, (rows.numel(), self.shape[1])), entries
+        shape = (rows.numel(), self.shape[1])
+        return CSR(indptr, self.indices[entries], values, shape, checked=self.checked), entries
 
     def transpose_order(self) -> Tensor:
         """Stable order of the entries by (column, row), int64 [nnz]: values of the transpose.
@@ -222,4 +227,5 @@ class CSR:
             self.row_ids(torch.int32)[order],
             None if self.values is None else self.values[order],
             (self.shape[1], self.shape[0]),
+            checked=self.checked,
         )

@@ -312,7 +312,8 @@ def _make(
         if given.kind == "matrix":
             base = as_csr(given.pattern, function=layer)
             if loops == "keep":
-                pattern = CSR(base.indptr.clone(), base.indices.clone(), None, base.shape)
+                parts = base.indptr.clone(), base.indices.clone()
+                pattern = CSR(*parts, None, base.shape, checked=base.checked)
                 return Graph(pattern, base=base)
             target, source = base.row_ids(), base.indices.long()
         else:

@@ -361,4 +361,5 @@ class Graph:
     @property
     def pattern(self) -> CSR:
         """The pattern as plans take it: their values are one per entry."""
-        return CSR(self.csr.indptr, self.csr.indices, None, self.csr.shape)
+        csr = self.csr
+        return CSR(csr.indptr, csr.indices, None, csr.shape, checked=csr.checked)

@@ -405,4 +405,5 @@ def _own(csr: CSR) -> CSR:
         None if csr.values is None else csr.values.detach().clone(),
         csr.shape,
         None if csr.entry_map is None else csr.entry_map.clone(),
+        csr.checked,
     )
