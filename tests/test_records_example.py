@@ -24,7 +24,7 @@ def test_every_committed_record_of_the_h200_has_its_command():
     apart = {"mutations.json", "fuzz.json", "soak.json", "checkers.partial.json"}
     apart |= {"gnn.jsonl", "gnn_times.jsonl", "llm.jsonl", "dist_nccl.jsonl"}
     apart |= {"rsh_core.json", "rsh_study.json", "brp_core.jsonl", "brp_study.json"}
-    apart |= {"voltrix_study.json", "brp_orders.jsonl", "large_auto.jsonl"}
+    apart |= {"voltrix_study.json", "brp_orders.jsonl", "voltrix_orders.jsonl", "large_auto.jsonl"}
     assert committed - apart <= {step.file for step in records.STEPS}
 
 
