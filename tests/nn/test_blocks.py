@@ -21,7 +21,7 @@ SOURCES, TARGETS, N = 40, 12, 6
 
 @pytest.fixture(autouse=True)
 def regime():
-    """Graphs pass by, as they do after the first block of a loader."""
+    """Graphs are short-lived, as they are after the first block of a loader."""
     clear_graph_cache()
     _Regime.short_lived = True
     yield
