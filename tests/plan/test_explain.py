@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sparsetile as st
+from sparsetile.plan.explain import explain
 from sparsetile.systems import SYSTEMS
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
 
@@ -34,6 +35,23 @@ def test_every_system_is_chosen_slower_or_rejected_with_its_reason(tune, word):
     other = {"cpu": "dense", "dense": "cpu"}[plan.system]
     assert re.fullmatch(rf"slower: {word} \d+\.\d+ ms a product", lines[other])
     assert lines["csr"] == "rejected: runs on cuda, A is on cpu"
+
+
+def test_a_system_that_was_not_timed_is_not_called_slower():
+    """As one whose kernels are not compiled, where a close call took longer than predicted."""
+    plan = sample()
+    info = plan.info | {
+        "system": "csr",
+        "considered": {"csr": 3e-3, "wcsr": 2e-3, "acc": 4e-3, "half": 3.5e-3},
+        "considered_by": "model",
+        "measured": ["csr", "half"],
+        "rejected": {},
+    }
+    lines = dict(re.findall(r"^  (\S+) +(.+)$", explain("title", info, (1e-3, "launch")), re.M))
+    assert lines["csr"] == "chosen: measured 3.000 ms a product"
+    assert lines["wcsr"] == "not timed: predicted 2.000 ms a product"
+    assert lines["half"] == "slower: measured 3.500 ms a product"
+    assert lines["acc"] == "slower: predicted 4.000 ms a product"
 
 
 def test_all_reasons_of_a_rejected_system_are_given():

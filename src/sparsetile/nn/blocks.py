@@ -326,12 +326,12 @@ def make_block(
         Whether targets are in ``edge_index[1]``, else in ``edge_index[0]``.
     shape : (targets, sources)
     """
-    count, device = edge_index.shape[1], edge_index.device.type
-    if device not in _DEVICES or not count or max(count, *shape) >= MAX_COUNT:
+    count = edge_index.shape[1]
+    if not takes_blocks(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:
         return None
-    kind: type[BlockRows] | type[_HostRows] = BlockRows if device == "cuda" else _HostRows
+    kind: type[BlockRows] | type[_HostRows] = BlockRows if edge_index.is_cuda else _HostRows
     with _lasting():
-        given = edge_index if edge_index.dtype is torch.int64 else edge_index.long()
+        given = edge_index.long()
         rows = kind.of_edges(given, by_target, shape)
     if rows is None:
         return None

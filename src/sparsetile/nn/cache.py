@@ -204,7 +204,12 @@ def _find(
     if as_block and counted and _Regime.short_lived and owner not in _watched:
         block = make_block(layer, matrix, flow == "source_to_target", shape)
         if block is not None:
-            _keep_block(matrix, asked, block)
+            # Never seen: no other graph has its content, and no fingerprint has to tell them apart.
+            own_key = ("block", owner, asked)
+            block.calls = 1
+            with lock:
+                _keep(matrix, own_key, own_key, block)
+                _expect(matrix, asked, own_key)
             return block, None
     prints = (
         edges_fingerprint(matrix, given.weight, shape, counted=counted)
@@ -228,31 +233,31 @@ def _find(
                 for old, (of, pattern, _) in list(_graphs.items()):
                     if of == owner and pattern != pattern_key:
                         _end(old)
-            _watch(matrix)
             made.short_lived = _Regime.short_lived
-            found = _graphs[key] = (owner, pattern_key, made)
-            while len(_graphs) > MAX_GRAPHS:
-                _graphs.popitem(last=False)
+            found = _keep(matrix, key, pattern_key, made)
         found[2].calls += 1
         if counted and given.weight is None and owner in _watched:
-            recent = _recent.setdefault(owner, {})
-            if len(recent) >= MAX_GRAPHS:
-                recent.clear()
-            recent[asked] = (_look(matrix), key)
+            _expect(matrix, asked, key)
     return found[2], values_key
 
 
-def _keep_block(edges: Tensor, asked: Hashable, block: Block) -> None:
-    """Keep the block of a tensor that was never seen: its content need not be told from others'."""
-    owner = id(edges)
-    key = ("block", owner, asked)  # no other tensor's while this one lives
-    block.calls = 1
-    with lock:
-        _watch(edges)
-        _graphs[key] = (owner, key, block)
-        _recent[owner] = {asked: (_look(edges), key)}
-        while len(_graphs) > MAX_GRAPHS:
-            _graphs.popitem(last=False)
+def _keep(
+    matrix: Any, key: Hashable, pattern_key: Hashable, graph: Graph
+) -> tuple[int, Hashable, Graph]:
+    """Keep a graph while what it was given as lives, and return its entry. Needs the lock."""
+    _watch(matrix)
+    kept = _graphs[key] = (id(matrix), pattern_key, graph)
+    while len(_graphs) > MAX_GRAPHS:
+        _graphs.popitem(last=False)
+    return kept
+
+
+def _expect(edges: Tensor, asked: Hashable, key: Hashable) -> None:
+    """Let ``_find_again`` find a graph without the key of its content. Needs the lock."""
+    recent = _recent.setdefault(id(edges), {})
+    if len(recent) >= MAX_GRAPHS:
+        recent.clear()
+    recent[asked] = (_look(edges), key)
 
 
 def _look(edges: Tensor) -> Hashable:

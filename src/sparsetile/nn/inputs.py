@@ -65,12 +65,10 @@ class Given(NamedTuple):
 
 def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Given:
     """Return what kind of graph ``graph`` is, or raise one clear error."""
-    if type(graph) is Tensor and graph.layout is torch.strided:
-        return _edges(layer, graph, weight, (None, None), flow)
     if isinstance(graph, Plan):
         _check_matrix(layer, graph, weight, flow, planned=True)
         return Given("plan", graph)
-    if _is_data(graph):
+    if type(graph) is not Tensor and _is_data(graph):
         if weight is None:
             weight = getattr(graph, "edge_weight", None)
         edges = graph.edge_index

@@ -22,13 +22,9 @@ def pair_of(
     size : (sources, targets), optional
         Checked against x. Needed where the features of the targets are None.
     """
-    if type(x) is tuple and size is None and flow == "source_to_target" and len(x) == 2:
-        sources, targets = x
-        if type(sources) is type(targets) is Tensor and sources.dim() == targets.dim() == 2:
-            return sources, targets, (sources.shape[0], targets.shape[0])  # as of every block
     if isinstance(x, Tensor):
         if size is None:
-            nodes = x.shape[-2] if x.dim() > 1 else 0
+            nodes = _nodes(x) or 0
             return x, x, (nodes, nodes)
         sources, targets = x, x
     elif isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
@@ -48,12 +44,18 @@ def pair_of(
             layer, "size", "given where the targets have no features", "None",
             "Pass size=(sources, targets)",
         )  # fmt: skip
-    counts = tuple(None if t is None or t.dim() < 2 else t.shape[-2] for t in (sources, targets))
-    known = counts if size is None else tuple(size)
-    if len(known) != 2 or any(
-        have is not None and have != want for have, want in zip(counts, known, strict=True)
+    counts = _nodes(sources), None if targets is None else _nodes(targets)
+    if size is None:
+        return sources, targets, (counts[0] or 0, counts[1] or 0)
+    if len(size) != 2 or any(
+        have is not None and have != want for have, want in zip(counts, size, strict=True)
     ):
         raise value_error(
             layer, "size", f"{counts}, the nodes of x", size, "Omit size=, or correct it"
         )
-    return sources, targets, (known[0] or 0, known[1] or 0)
+    return sources, targets, (size[0] or 0, size[1] or 0)
+
+
+def _nodes(x: Tensor) -> int | None:
+    """Rows of features; None where x has none."""
+    return x.shape[-2] if x.dim() > 1 else None

@@ -30,11 +30,14 @@ def _choice(info: Mapping[str, Any]) -> list[str]:
     if by in ("model", "measure", "kept"):
         measured = info.get("measured", ())
         ranked = sorted(considered.items(), key=lambda pair: (pair[0] != chosen, pair[1]))
-        return [
-            f"  {name:9s} {'chosen' if name == chosen else 'slower'}: "
-            f"{_word(name in measured, by)} {_milliseconds(seconds)} a product"
-            for name, seconds in ranked
-        ]
+        lines = []
+        for name, seconds in ranked:
+            verdict = "chosen" if name == chosen else "slower"
+            if seconds < considered[chosen]:  # by a prediction: its kernels are not compiled, say
+                verdict = "not timed"
+            time = f"{_word(name in measured, by)} {_milliseconds(seconds)} a product"
+            lines.append(f"  {name:9s} {verdict}: {time}")
+        return lines
     if by == "request":
         return [f"  {chosen:9s} asked for by name"]
     if by == "none":

@@ -1,14 +1,14 @@
 """The sequential part of the split by cost: where windows begin on the cheapest way through rows.
 
-From the last row on, the cheapest way from each row follows from those behind it, row by row. In
-NumPy rows are cut into pieces, and all pieces take each step together:
+A dynamic program from the last row to the first. To run in NumPy, rows are cut into pieces, and all
+pieces take each step together:
 
-1. What a piece makes of the costs behind it is a matrix, in which sums of costs take the place of
-   products, and the least the place of sums. Each piece's is found without those behind it.
-2. From the last piece on, the matrices give the costs behind each piece.
+1. The costs at a piece's first rows are a matrix times those behind the piece, in the (min, +)
+   algebra. Each piece finds its matrix without those behind it.
+2. From the last piece on, products with these matrices give the costs behind each piece.
 3. With these, each piece finds where its windows begin.
 
-So 45 thousand rows take about 500 steps, and no compiler: loading numba took 1.1 s of the first
+So 45 thousand rows take about 600 steps, and no compiler: loading numba took 1.1 s of the first
 plan of a process on an H200's host (cProfile, PubMed).
 """
 
@@ -101,9 +101,9 @@ def _by_step(costs: Any, length: int) -> Any:
 def _behind(own: Any, windows: Any, window: int) -> Any:
     """Return the costs from each of the ``window`` rows behind each piece on, [window, pieces]."""
     length, count = own.shape
-    # Of each piece, as if all ways behind it but the k-th were closed: [k, 1].
-    closed = np.where(np.eye(window, dtype=np.bool_), 0.0, np.inf)[..., None]
-    best = deque(closed, maxlen=window)
+    # The matrices' columns: as if only the k-th row behind a piece could be reached, [k, 1].
+    columns = np.where(np.eye(window, dtype=np.bool_), 0.0, np.inf)[..., None]
+    best = deque(columns, maxlen=window)
     for row in range(length - 1, -1, -1):
         best.appendleft(np.minimum(own[row] + best[0], windows[row] + best[-1]))
     matrices = np.ascontiguousarray(np.stack(list(best)).transpose(2, 0, 1))

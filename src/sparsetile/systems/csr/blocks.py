@@ -9,7 +9,7 @@ edges are entries of their own.
 Tried without gain: waiting for the flag only after the layer's linear map was launched (eight steps
 of GraphSAGE on an H200 13.7 ms, and 13.5 when waiting at once: the GPU is done by then), and one
 autograd node for the layer (0.99 of PyG's speed in place of 1.06). What helped: fewer allocations,
-and no fingerprint of a block that was never seen (nn/cache.py): 78 us of a layer's host time beside
+and no fingerprint of a block that was never seen (nn/cache.py): 80 us of a layer's host time beside
 torch's own operations, 105 before (a Xeon), 1.04 to about 1.07 times PyG's speed.
 """
 
