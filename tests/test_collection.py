@@ -32,5 +32,10 @@ def test_every_file_with_tests_is_collected(pytestconfig):
 
 
 def test_a_folder_that_is_left_out_is_noticed(pytestconfig, monkeypatch):
-    monkeypatch.setattr(pytestconfig, "getini", lambda name: ["dist"])
-    assert ignored_by(pytestconfig, TESTS / "dist" / "test_products.py") == TESTS / "dist"
+    real = pytestconfig.getini
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            pytestconfig, "getini", lambda name: ["dist"] if name == "norecursedirs" else real(name)
+        )
+        found = ignored_by(pytestconfig, TESTS / "dist" / "test_products.py")
+    assert found == TESTS / "dist"
