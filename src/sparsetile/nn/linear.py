@@ -774,5 +774,5 @@ class SparseLinear(nn.Module):
         dense: Tensor | None = None
         if torch.compiler.is_compiling() and weight is self.weight and self._frozen_dense():
             dense = self._dense
-        Y = torch.ops.sparsetile.block_linear(X, weight, bias, dense, flat, self._recipe)
+        Y = operators.layer_product(X, weight, bias, dense, flat, self._recipe)
         return activate(Y.reshape(*x.shape[:-1], self.out_features), self.activation)

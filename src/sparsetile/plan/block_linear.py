@@ -12,6 +12,10 @@ tensors and a short text alone, as those of ``operators.py``: torch can trace an
     order              block of the weight that is each block of the transpose
 
 ``recipe`` is rows, columns, blocks and unit.
+
+``layer_product`` calls the operator. Inside of torch.func's transforms and in forward mode, for
+which an operator has no rules, it calls functions of the same products that torch can batch and
+differentiate in both modes. A batch of X is one product, a batch of weights one for each of them.
 """
 
 from __future__ import annotations
@@ -24,17 +28,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from sparsetile.balance import LongestFirst
 from sparsetile.formats.block_pattern import BlockPattern
 from sparsetile.formats.units import Units
+from sparsetile.plan.dispatch import transforming
+from sparsetile.plan.transforms import each_of_batch
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems.bcsr.layer import BlockLayer
 from sparsetile.systems.bcsr.layer_cost import LayerSize
 from sparsetile.systems.shared.library import without_autocast
 
-__all__ = ["block_layer", "block_linear", "block_outer", "flat_pattern", "layer_recipe"]
+__all__ = [
+    "block_layer",
+    "block_linear",
+    "block_outer",
+    "flat_pattern",
+    "layer_product",
+    "layer_recipe",
+]
 
 _LIB = torch.library.Library("sparsetile", "FRAGMENT")
 _LIB.define(
@@ -213,12 +227,12 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     dense = saved[ctx.count + 1] if ctx.dense else None
     d_X = d_blocks = d_bias = None
     if ctx.needs_input_grad[0]:
-        d_X = torch.ops.sparsetile.block_linear(
+        d_X = layer_product(
             grad, _turned(blocks, pattern), None, None if dense is None else dense.mT,
             _mirror(pattern), _mirrored(ctx.recipe),
         )  # fmt: skip
     if ctx.needs_input_grad[1]:
-        d_blocks = torch.ops.sparsetile.block_outer(grad, saved[-1], pattern, ctx.recipe)
+        d_blocks = _outer_product(grad, saved[-1], pattern, ctx.recipe)
     if ctx.needs_input_grad[2]:
         d_bias = grad.sum(0).to(ctx.bias_dtype)
     return d_X, d_blocks, d_bias, None, [None] * ctx.count, None
@@ -239,9 +253,9 @@ def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     *pattern, G, X = ctx.saved_tensors
     d_G = d_X = None
     if ctx.needs_input_grad[0]:
-        d_G = torch.ops.sparsetile.block_linear(X, grad, None, None, pattern, ctx.recipe)
+        d_G = layer_product(X, grad, None, None, pattern, ctx.recipe)
     if ctx.needs_input_grad[1]:
-        d_X = torch.ops.sparsetile.block_linear(
+        d_X = layer_product(
             G, _turned(grad, pattern), None, None, _mirror(pattern), _mirrored(ctx.recipe)
         )
     return d_G, d_X, [None] * ctx.count, None
@@ -250,3 +264,139 @@ def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 torch.library.register_autograd(
     "sparsetile::block_outer", _outer_backward, setup_context=_outer_context, lib=_LIB
 )
+
+
+class _Frozen:
+    """A pattern as one object, so that transforms leave its tensors alone."""
+
+    def __init__(self, tensors: Sequence[Tensor], recipe: str) -> None:
+        self.tensors, self.recipe = list(tensors), recipe
+
+    def mirrored(self) -> _Frozen:
+        return _Frozen(_mirror(self.tensors), _mirrored(self.recipe))
+
+
+class _Linear(torch.autograd.Function):
+    """X·Wᵀ + bias for X [..., columns]."""
+
+    @staticmethod
+    def forward(X: Tensor, blocks: Tensor, bias: Tensor | None, pattern: _Frozen) -> Tensor:  # type: ignore[override]
+        Y = torch.ops.sparsetile.block_linear(
+            X.flatten(0, -2), blocks, bias, None, pattern.tensors, pattern.recipe
+        )
+        return Y.reshape(*X.shape[:-1], Y.shape[-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        X, blocks, _, ctx.pattern = inputs
+        ctx.save_for_backward(X, blocks)
+        ctx.save_for_forward(X, blocks)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        X, blocks = ctx.saved_tensors
+        pattern: _Frozen = ctx.pattern
+        d_X = d_blocks = d_bias = None
+        if ctx.needs_input_grad[0]:
+            d_X = _linear(grad, _turned(blocks, pattern.tensors), None, pattern.mirrored())
+        if ctx.needs_input_grad[1]:
+            d_blocks = _outer_of(grad, X, pattern)
+        if ctx.needs_input_grad[2]:
+            d_bias = grad.flatten(0, -2).sum(0)
+        return d_X, d_blocks, d_bias, None
+
+    @staticmethod
+    def jvp(ctx: Any, d_X: Tensor | None, d_blocks: Tensor | None, d_bias: Any, _: Any) -> Tensor:  # type: ignore[override]
+        X, blocks = ctx.saved_tensors
+        parts = []
+        if d_X is not None:
+            parts.append(_linear(d_X, blocks, None, ctx.pattern))
+        if d_blocks is not None:
+            parts.append(_linear(X, d_blocks, None, ctx.pattern))
+        if d_bias is not None:
+            rows = json.loads(ctx.pattern.recipe)[0]
+            parts.append(d_bias.expand(*X.shape[:-1], rows))
+        return functools.reduce(torch.add, parts)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> tuple[Tensor, int]:  # type: ignore[override]
+        if in_dims[1] is None and in_dims[2] is None:
+            X, *rest = operands
+            return _linear(X.movedim(in_dims[0], 0), *rest), 0
+        return each_of_batch(_linear, info.batch_size, in_dims, operands), 0
+
+
+class _Outer(torch.autograd.Function):
+    """Gᵀ·X of each kept block, for G [..., rows] and X [..., columns]."""
+
+    @staticmethod
+    def forward(G: Tensor, X: Tensor, pattern: _Frozen) -> Tensor:  # type: ignore[override]
+        return torch.ops.sparsetile.block_outer(
+            G.flatten(0, -2), X.flatten(0, -2), pattern.tensors, pattern.recipe
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        G, X, ctx.pattern = inputs
+        ctx.save_for_backward(G, X)
+        ctx.save_for_forward(G, X)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        G, X = ctx.saved_tensors
+        pattern: _Frozen = ctx.pattern
+        d_G = d_X = None
+        if ctx.needs_input_grad[0]:
+            d_G = _linear(X, grad, None, pattern)
+        if ctx.needs_input_grad[1]:
+            d_X = _linear(G, _turned(grad, pattern.tensors), None, pattern.mirrored())
+        return d_G, d_X, None
+
+    @staticmethod
+    def jvp(ctx: Any, d_G: Tensor | None, d_X: Tensor | None, _: Any) -> Tensor:  # type: ignore[override]
+        G, X = ctx.saved_tensors
+        parts = [
+            _outer_of(g, x, ctx.pattern)
+            for g, x in ((d_G, X), (G, d_X))
+            if g is not None and x is not None
+        ]
+        return functools.reduce(torch.add, parts)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> tuple[Tensor, int]:  # type: ignore[override]
+        return each_of_batch(_outer_of, info.batch_size, in_dims, operands), 0
+
+
+def _linear(*operands: Any) -> Tensor:
+    return _Linear.apply(*operands)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _outer_of(*operands: Any) -> Tensor:
+    return _Outer.apply(*operands)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _beyond_operators() -> bool:
+    """Whether a transform of torch.func or forward mode is active: operators have no rules."""
+    if torch.compiler.is_compiling():
+        return False
+    return transforming() or forward_ad._current_level >= 0
+
+
+def layer_product(
+    X: Tensor,
+    blocks: Tensor,
+    bias: Tensor | None,
+    dense: Tensor | None,
+    pattern: Sequence[Tensor],
+    recipe: str,
+) -> Tensor:
+    """X·Wᵀ + bias, also inside of torch.func's transforms and in forward mode."""
+    if _beyond_operators():
+        return _linear(X, blocks, bias, _Frozen(pattern, recipe))
+    return torch.ops.sparsetile.block_linear(X, blocks, bias, dense, pattern, recipe)
+
+
+def _outer_product(G: Tensor, X: Tensor, pattern: Sequence[Tensor], recipe: str) -> Tensor:
+    if _beyond_operators():
+        return _outer_of(G, X, _Frozen(pattern, recipe))
+    return torch.ops.sparsetile.block_outer(G, X, pattern, recipe)

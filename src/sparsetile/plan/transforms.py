@@ -19,7 +19,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.plan.flat import parsed
 from sparsetile.plan.operator_gradients import mean_gradient, relu_gradient
 
-__all__ = ["refuse_in_transform", "transformed_product"]
+__all__ = ["each_of_batch", "refuse_in_transform", "transformed_product"]
 
 
 def refuse_in_transform(function: str, argument: str, remedy: str) -> ValueError:
@@ -54,7 +54,7 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.flatten(0, -3) if tensor.dim() > 3 else tensor
 
 
-def _each(
+def each_of_batch(
     function: Callable[..., Tensor],
     count: int,
     in_dims: Sequence[int | None],
@@ -160,7 +160,7 @@ class _Product(torch.autograd.Function):
         if values_dim is None and bias_dim is None:
             values, B, *rest = operands
             return _product(values, B.movedim(dense_dim, 0), *rest), 0
-        return _each(_product, info.batch_size, in_dims, operands), 0
+        return each_of_batch(_product, info.batch_size, in_dims, operands), 0
 
 
 class _Entries(torch.autograd.Function):
@@ -200,7 +200,7 @@ class _Entries(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> tuple[Tensor, int]:  # type: ignore[override]
-        return _each(_entries, info.batch_size, in_dims, operands), 0
+        return each_of_batch(_entries, info.batch_size, in_dims, operands), 0
 
 
 class _Winners(torch.autograd.Function):
@@ -230,7 +230,7 @@ class _Winners(torch.autograd.Function):
         if in_dims[0] is None:
             values, B, plan, reduce = operands
             return _winners(values, B.movedim(in_dims[1], 0), plan, reduce), 0
-        return _each(_winners, info.batch_size, in_dims, operands), 0
+        return each_of_batch(_winners, info.batch_size, in_dims, operands), 0
 
 
 def _product(*operands: Any) -> Tensor:
