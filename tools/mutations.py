@@ -138,7 +138,9 @@ SUITES = {
     "row lists": Suite(("tests/formats/test_device_rows.py",), kernel="list_rows"),
     "bundles": Suite(("tests/formats/test_device_rows.py",), kernel="pack_bundles"),
     "blocks": Suite(("tests/nn/test_blocks.py",), kernel="spmm_block"),
-    "turned blocks": Suite(("tests/nn/test_blocks.py",), kernel="transpose_block"),
+    "turned blocks": Suite(
+        ("tests/systems/test_block_rows.py", "tests/nn/test_blocks.py"), kernel="transpose_block"
+    ),
 }
 
 
@@ -858,10 +860,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "transpose_block.cu",
         "turned blocks",
         ("lane >= step", "lane > step", "running sums of a warp"),
-        ("other < warp", "other + 1 < warp", "sums of warps before"),
-        ("place += here", "place += 1", "places of columns"),
-        ("p.unsorted[other] < entry", "p.unsorted[other] > entry", "order of a column's entries"),
-        ("column == 0 ? 0 : p.ends[column - 1]", "p.ends[column]", "where a column begins"),
+        ("sum += of_warp[other]", "sum += of_warp[0]", "sums of warps before"),
+        ("set ? votes : ~votes", "set ? votes : kWarp", "lanes with the same digit"),
+        ("bit >= bits", "bit + 1 >= bits", "last bit of a digit"),
+        ("earlier + __popc(below)", "earlier + __popc(alike)", "places of equal digits"),
+        ("*count = earlier + __popc(alike)", "*count = __popc(alike)", "entries of earlier steps"),
+        ("before += here", "before += 1", "places of digits"),
+        ("16 + digit * width", "16", "second digit"),
+        ("known == 0 ? before : nearest", "nearest", "ends of columns without entries"),
+        ("before = max(before, last[other])", "before = last[0]", "ends in warps before"),
     ),
     # -- rows counted, listed and bundled on a GPU
     *_in(

@@ -96,22 +96,39 @@ def _device_tree(folder: Path) -> Path:
 
 
 class HostKernel:
-    """One configuration of a kernel, compiled for the host in ``folder``."""
+    """One configuration of a kernel, compiled for the host in ``folder``.
 
-    def __init__(self, spec: KernelSpec, config: Mapping[str, ConfigValue], folder: Path) -> None:
+    With ``counted``, :attr:`steps` says how many basic blocks of the code all threads have run: a
+    measure of a kernel's work that is the same in every run.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        config: Mapping[str, ConfigValue],
+        folder: Path,
+        counted: bool = False,
+    ) -> None:
         text = '#include "host_cuda.h"\n' + spec.source(config).text()
         text += _ENTRY.replace("KERNEL", spec.name)
-        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        options = ["-fsanitize-coverage=trace-pc"] if counted else []
+        name = hashlib.sha256("".join([text, *options]).encode()).hexdigest()[:16]
         library = folder / f"{name}.so"
         if not library.exists():
             source = folder / f"{name}.{os.getpid()}.cpp"
             source.write_text(text)
             tree = _device_tree(folder)
             threads = str(tree / "host_threads.o")
-            _compile("c++", source, library, "-Wl,-Bsymbolic", "-shared", "-I", str(tree), threads)
+            options += ["-Wl,-Bsymbolic", "-shared", "-I", str(tree), threads]
+            _compile("c++", source, library, *options)
             source.unlink()
         self.library = ctypes.CDLL(str(library))
         self.params = spec.params
+
+    @property
+    def steps(self) -> int:
+        """Basic blocks run by all launches so far."""
+        return ctypes.c_ulonglong.in_dll(self.library, "counted_steps").value
 
     def launch(
         self, grid: tuple[int, int, int], threads: int, stream: int, params: Any, **_: Any

@@ -82,6 +82,7 @@ inline unsigned __float_as_uint(float value) { return bits_of<unsigned>(value); 
 inline float __uint_as_float(unsigned bits) { return bits_of<float>(bits); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __popcll(unsigned long long bits) { return __builtin_popcountll(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
 inline int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const unsigned long long all = static_cast<unsigned long long>(high) << 32 | low;

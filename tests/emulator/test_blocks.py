@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,13 @@ from tools import checked_products
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
 
-@pytest.fixture(autouse=True)
-def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def host_blocks(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> list[HostKernel]:
+    """Launch the kernels of blocks on the host; return those that are loaded."""
+    loaded: list[HostKernel] = []
+
     def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
-        return HostKernel(spec, config, folder)
+        loaded.append(HostKernel(spec, config, folder, **options))
+        return loaded[-1]
 
     monkeypatch.setattr(KernelSpec, "load", load)
     monkeypatch.setattr(blocks, "device_index", lambda device: 0)
@@ -38,6 +42,12 @@ def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(blocks, "current_stream_handle", lambda device: 0)
     monkeypatch.setattr(blocks, "_launches", {})
     monkeypatch.setattr(blocks, "unused_flag", lambda *where: torch.zeros(1, dtype=torch.int32))
+    return loaded
+
+
+@pytest.fixture(autouse=True)
+def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    host_blocks(monkeypatch, folder)
 
 
 def edges(count: int, shape: tuple[int, int], by_row: bool) -> Tensor:
@@ -125,6 +135,20 @@ def test_edges_that_name_no_node(row: int, number: int):
     flipped = edge_index.flip(0)
     turned = BlockRows.of_edges(flipped, False, (12, 30))
     assert not turned.read() and turned.unread is not None
+
+
+@pytest.mark.parametrize("layout", ["as given", "strided"])
+def test_edges_may_end_before_they_are_read(layout: str):
+    kept = edges(70, (12, 30), True)
+    given = kept.clone() if layout == "as given" else kept.T.contiguous().T
+    rows, ended = BlockRows.of_edges(given, True, (12, 30)), weakref.ref(given)
+    assert rows.unread is not given  # caches watch for the end of the caller's tensor
+    del given
+    assert ended() is None
+    torch.full((2, 70), -1)  # would take the place of memory that was freed
+    x = torch.randint(-3, 4, (30, 8)).float()
+    assert torch.equal(rows.multiply(x).double(), dense(kept, (12, 30)) @ x.double())
+    assert rows.unread is None
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (1, 1)), (500, (3, 4)), (700, (9, 2000))])

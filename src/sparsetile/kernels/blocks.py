@@ -33,7 +33,8 @@ BLOCK_THREADS = 256
 # Lanes of a group, and the entries that it walks without the others' help.
 _LANES = (8, 16, 32)
 _ALONE = 512
-# One thread block sorts the entries by column, up to so many entries and columns.
+# One thread block sorts the entries by column, up to so many entries and columns: their numbers
+# have 16 bits each, and half of an entry's key fits where the kernel counts digits.
 TRANSPOSE_THREADS = 1024
 MAX_TRANSPOSED = 2**14, 2**16
 
@@ -90,7 +91,7 @@ SPMM_BLOCK = KernelSpec(
 
 def transpose_config() -> dict[str, ConfigValue]:
     """Constants of ``transpose_block``."""
-    return {"kThreads": TRANSPOSE_THREADS}
+    return {"kThreads": TRANSPOSE_THREADS, "kMaxEdges": MAX_TRANSPOSED[0]}
 
 
 def _transpose_configs() -> Iterator[dict[str, ConfigValue]]:
@@ -103,7 +104,6 @@ TRANSPOSE_BLOCK = KernelSpec(
         pointer("columns", "const int*", "of each entry"),
         pointer("sorted", "int*", "[edges]"),
         pointer("order", "int*", "[edges]"),
-        pointer("unsorted", "int*", "[edges], scratch memory"),
         pointer("ends", "int*", "[column_count], where each column ends in the sorted list"),
         i32("edges"),
         i32("column_count"),

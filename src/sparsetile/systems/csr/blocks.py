@@ -93,16 +93,15 @@ def _sorted(numbers: Tensor, first: int, edges: int, count: int) -> Tensor:
     Returns
     -------
     Tensor of int32
-        The numbers from ``first`` on, where each was among them, and where each of ``count`` ends;
-        what the kernel needed beside them.
+        The numbers from ``first`` on, where each was among them, and where each of ``count`` ends.
     """
-    made = numbers.new_empty(3 * edges + count)
+    made = numbers.new_empty(2 * edges + count)
     device, to = device_index(numbers.device), made.data_ptr()
     with on_device(device):
         ensure_cuda_context(device)
         _transpose_launch(device)(
             current_stream_handle(device), numbers.data_ptr() + 4 * first, to, to + 4 * edges,
-            to + 8 * edges + 4 * count, to + 8 * edges, edges, count,
+            to + 8 * edges, edges, count,
         )  # fmt: skip
     return made
 
@@ -149,7 +148,7 @@ class BlockRows:
         self._given_as: Tensor | None = None
         self._lengths: Tensor | None = None
         self._lengths_at = 0  # where the rows' lengths are; 0 until they are counted
-        self._unread: Callable[[], Tensor | None] | None = None
+        self.unread: Tensor | None = None  # the edges as they were given, until they are read
         self.has_loops = False  # once the edges are read: whether a row has its own column
         self.by_target = True
 
@@ -160,7 +159,8 @@ class BlockRows:
         Parameters
         ----------
         edge_index : Tensor of int64 [2, E]
-            At least one edge. Not held.
+            At least one edge. Its memory is held until the edges are read, the tensor is not:
+            caches keep a block for as long as the caller's tensor lives.
         by_target : bool
             Whether rows are in ``edge_index[1]``, else in ``edge_index[0]``.
         shape : (int, int)
@@ -169,14 +169,9 @@ class BlockRows:
         edges = given.shape[1]
         memory = torch.empty(2 * edges + shape[0], dtype=torch.int32, device=given.device)
         made = cls(shape, edges, memory)
-        made._unread = weakref.ref(given) if given is edge_index else lambda: given
+        made.unread = given.detach() if given is edge_index else given
         made.by_target = by_target
         return made
-
-    @property
-    def unread(self) -> Tensor | None:
-        """The edges as they were given, until they have been read."""
-        return None if self._unread is None else self._unread()
 
     @property
     def given_as(self) -> Tensor | None:
@@ -187,7 +182,7 @@ class BlockRows:
 
     def read(self) -> bool:
         """Read the edges, unless a product has, and return whether all name a row and a column."""
-        if self._unread is None:
+        if self.unread is None:
             return True
         nothing = torch.empty((self.shape[1], 0), device=self._memory.device)
         return self.multiply(nothing, "rows") is not None  # which leaves the rows' lengths
@@ -244,10 +239,8 @@ class BlockRows:
         if scaled == "rows" and not self._lengths_at and self._pairs is not None:
             lengths = self._pairs.data_ptr() + 8 * self.edges
         found, targets, sources = None, 0, 0
-        if self._unread is not None:
-            given = self._unread()
-            assert given is not None, "held by the caller of the first product"
-            sources = given.data_ptr()
+        if self.unread is not None:
+            sources = self.unread.data_ptr()
             targets = sources + 8 * self.edges
             if not self.by_target:
                 sources, targets = targets, sources
@@ -268,7 +261,7 @@ class BlockRows:
         bits = int(found.item())
         if bits & OUTSIDE:
             return None
-        self._unread, self.has_loops = None, bool(bits & LOOPS)
+        self.unread, self.has_loops = None, bool(bits & LOOPS)
         if not bits & UNSORTED:
             self._lengths_at = lengths
             return out
