@@ -87,6 +87,16 @@ def test_followed_values_are_followed_after_a_move(dense, x):
     assert weight.grad is not None and weight.grad.dtype is torch.float32
 
 
+def test_a_gradient_of_a_product_before_a_move_is_refused(dense, x):
+    plan = st.plan(dense.to_sparse_csr(), N)
+    C = plan @ x.requires_grad_()
+    plan.to(torch.float64).to(torch.float32)
+    with pytest.raises(RuntimeError, match=r"^run: A's values must stay as they are between"):
+        C.sum().backward()
+    (plan @ x).sum().backward()
+    torch.testing.assert_close(x.grad, dense.T @ torch.ones(ROWS, N))
+
+
 def test_hooks_survive_a_move(dense, x):
     plan = st.plan(dense.to_sparse_csr(), N)
     seen = []

@@ -1,7 +1,7 @@
 """Plans on disk: one safetensors file with a version and a checksum.
 
-A file holds the canonical pattern, A's values, the row and column orders, the built tensors and
-the recipe, so loading does no planning. Anything that is not exactly what was written is refused.
+A file holds the canonical pattern, A's values, the row and column orders, and what was asked for
+and chosen. Anything that is not exactly what was written is refused.
 This module knows tensors and a header; ``plan/load.py`` makes a plan of them.
 """
 
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from sparsetile.core.files import replacing
 
 __all__ = ["FORMAT_VERSION", "plan_path", "read_plan_file", "refuse", "write_plan_file"]
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _MAGIC = "sparsetile-plan"
 
 
@@ -31,7 +31,7 @@ def _checksum(tensors: dict[str, Tensor], header: str) -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
         if tensor.numel():  # torch refuses to view some empty tensors as bytes
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(cast(Any, tensor.reshape(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
 
 
@@ -87,8 +87,8 @@ def refuse(path: Path, found: str, remedy: str) -> PlanFileError:
     )
 
 
-def read_plan_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the header fields that :func:`write_plan_file` wrote."""
+def read_plan_file(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors and the header (any JSON) that :func:`write_plan_file` wrote."""
     from safetensors import SafetensorError, safe_open
 
     again = "Make the plan again and save it"
@@ -111,4 +111,7 @@ def read_plan_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     header = metadata.get("plan", "")
     if metadata.get("sha256") != _checksum(tensors, header):
         raise refuse(path, "a file whose checksum does not match its content", again)
-    return tensors, json.loads(header)
+    try:
+        return tensors, json.loads(header)
+    except (ValueError, RecursionError):
+        raise refuse(path, "a header that is no JSON", again) from None

@@ -1,21 +1,25 @@
-"""``load_plan``: a plan from its file, with nothing planned again."""
+"""``load_plan``: a plan from its file. Neither system nor order is chosen again.
+
+What the file says is checked (``plan/saved.py``), and tiles and schedule are built from it.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-from sparsetile.intake import CSR
+from sparsetile.core.checks import one_of
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.files import plan_path, read_plan_file, refuse
-from sparsetile.plan.placement import place
+from sparsetile.plan.placement import placed
 from sparsetile.plan.plan import Plan
-from sparsetile.plan.widths import Widths
-from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, BuiltSystem, Request
+from sparsetile.plan.saved import checked_report, named_field, saved_plan
+from sparsetile.systems import SYSTEMS
 
 __all__ = ["load_plan"]
 
@@ -23,20 +27,22 @@ __all__ = ["load_plan"]
 @untraced("A file is read once. Call sparsetile.load_plan outside of what is compiled")
 @lasting
 def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Plan:
-    """Return the plan that :meth:`Plan.save` wrote. Loading does not plan again.
+    """Return the plan that :meth:`Plan.save` wrote, with the system and the row order it had.
+
+    Tiles and schedule are built again, from a matrix and an order that are checked.
 
     Parameters
     ----------
     path : path
     device : torch.device, optional
         Where to put it. When None: the current device of the kind that it was planned for. On
-        another kind, or if the plan's system cannot run there, tiles and schedule are built again
-        (the row order is kept), as in :meth:`Plan.to`.
+        another kind, or if the plan's system cannot run there, a system is chosen (the row order
+        is kept), as in :meth:`Plan.to`.
 
     Raises
     ------
     PlanFileError
-        The file is damaged, truncated, of another version or not a plan.
+        The file is damaged, truncated, of another version, not a plan, or contradicts itself.
 
     Examples
     --------
@@ -52,43 +58,31 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
     """
     path = plan_path("load_plan", path)
     tensors, header = read_plan_file(path)
-    kind = header["device"]
+    with _of_file(path):
+        kind = one_of("load", "device", named_field(header, "device", str), ("cpu", "cuda"))
     if device is None and kind == "cuda" and not torch.cuda.is_available():
         raise refuse(
             path, "a plan for a GPU, and there is none here", 'Pass device="cpu" to build it there'
         )
     target = usable_device("load_plan", kind if device is None else device)
-    if header["system"] not in SYSTEMS:
-        raise refuse(path, f"a plan of unknown system {header['system']!r}", "Make it again")
-    held = {name: tensor.to(target) for name, tensor in tensors.items()}
-    csr = CSR(
-        held["indptr"],
-        held["indices"],
-        held.get("values"),
-        (header["shape"][0], header["shape"][1]),
-        held.get("entry_map"),
-    )
-    names = json.loads(header["recipe"].partition(":")[2])["tensors"]
-    tensors = {name: held[f"built.{name}"] for name in names}
-    built = BuiltSystem(header["system"], tensors, header["recipe"], header["choices"])
-    dtype = getattr(torch, header["dtype"])
-    permutation = Permutation(header["reorder"], held.get("perm"))
-    request = Request(csr, header["n"], dtype, permutation, header["deterministic"])
-    reasons = SYSTEMS[header["system"]].reasons(request)
-    widths = header.get("widths")
+    with _of_file(path):
+        saved = saved_plan(header, {name: tensor.to(target) for name, tensor in tensors.items()})
+        report = checked_report(header, saved.system)
+    if saved.system not in SYSTEMS:
+        raise refuse(path, f"a plan of unknown system {saved.system!r}", "Make it again")
+    reasons = SYSTEMS[saved.system].reasons(saved.request)
     if device is not None and (reasons or target.type != kind):
-        made = place(
-            "load_plan", csr, header["n"], dtype, permutation, system=header["system"],
-            deterministic=header["deterministic"], column_order=held.get("column_order"),
-        )  # fmt: skip
-    elif reasons:
+        return placed("load_plan", saved)
+    if reasons:
         raise refuse(path, f"a plan that cannot run here: {'; '.join(reasons)}", "Make a new plan")
-    else:
-        made = Plan(
-            csr, header["n"], dtype, built, permutation,
-            deterministic=header["deterministic"], report=header["report"],
-            column_order=held.get("column_order"),
-        )  # fmt: skip
-    if widths:
-        made._keep_widths(Widths(*widths))
-    return made
+    return placed("load_plan", saved, report)
+
+
+@contextlib.contextmanager
+def _of_file(path: Path) -> Iterator[None]:
+    """Turn what checks say of a file's content into the error of a file that is no plan."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        fault = str(error).partition(". ")[0].removeprefix("load: ")
+        raise refuse(path, f"a plan whose {fault}", "Make the plan again and save it") from None

@@ -6,6 +6,7 @@ of the planning, is kept; tiles and schedules are made again where the device or
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -16,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.core.errors import type_error, value_error
-from sparsetile.intake import CSR, as_csr
+from sparsetile.core.errors import type_error
+from sparsetile.intake import CSR
 from sparsetile.plan.dispatch import lasting
 from sparsetile.plan.plan import Plan
+from sparsetile.plan.saved import SavedPlan, saved_plan
 from sparsetile.plan.values import canonical
 from sparsetile.plan.widths import Widths
 from sparsetile.reorder import Permutation
@@ -27,7 +29,7 @@ from sparsetile.systems import SYSTEMS, BuiltSystem, Request, candidates, runner
 from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import Choice, choose_system
 
-__all__ = ["copied", "move", "on_file", "place", "reduced", "restored"]
+__all__ = ["copied", "move", "on_file", "place", "placed", "reduced", "restored"]
 
 # What every module has: hooks and the like stay where they are when a plan moves.
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
@@ -45,22 +47,29 @@ def place(
     deterministic: bool,
     column_order: Tensor | None,
     tune: str = "model",
+    report: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Build a plan where ``csr`` lies, with ``system`` if that can run there, else the best."""
+    """Build a plan where ``csr`` lies, with ``system`` if that can run there, else the best.
+
+    ``report`` is that of a plan which was made before: its system is known to run here.
+    """
     started = time.perf_counter()
     request = Request(csr, n, dtype, permutation, deterministic)
-    able, rejected = candidates(request)
-    if not able:
-        raise unsupported(function, rejected, "no system")
-    if system == "auto" and tune == "none":
-        choice = Choice(exact_system(csr.device.type).name, "none")
-    elif system in able:
-        choice = Choice(system, "request")
-    else:
-        choice = choose_system(request, able, tune)
-    built = choice.build(request)
-    runner(built.recipe).prepare(n, dtype, csr.values is not None, csr.device)
-    report = {
+    guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
+    with guard:
+        able, rejected = ([system], {}) if report is not None else candidates(request)
+        if not able:
+            raise unsupported(function, rejected, "no system")
+        if system == "auto" and tune == "none":
+            choice = Choice(exact_system(csr.device.type).name, "none")
+        elif system in able:
+            choice = Choice(system, "request")
+        else:
+            choice = choose_system(request, able, tune)
+        built = choice.build(request)
+        work = runner(built.recipe)  # held until the plan holds it, with what it prepared
+        work.prepare(n, dtype, csr.values is not None, csr.device)
+    made = {
         "seconds": {"build": time.perf_counter() - started},
         "build": dict(built.seconds),
         "considered": dict(choice.seconds),
@@ -69,7 +78,7 @@ def place(
         "rejected": rejected,
     }
     return Plan(
-        csr, n, dtype, built, permutation, deterministic=deterministic, report=report,
+        csr, n, dtype, built, permutation, deterministic=deterministic, report=report or made,
         column_order=column_order,
     )  # fmt: skip
 
@@ -158,15 +167,9 @@ def _parts(plan: Plan) -> tuple[str, dict[str, Tensor | None]]:
 
 
 def on_file(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor | None]]:
-    """What ``Plan.save`` writes: the header's fields and the tensors, what was built among them."""
-    fields = _fields(plan) | {
-        "device": plan.device.type,
-        "recipe": plan._built.recipe,
-        "choices": dict(plan._built.choices),
-        "report": plan._report,
-    }
-    built = {f"built.{name}": tensor for name, tensor in plan._built.tensors.items()}
-    return fields, _tensors(plan, plan.values) | built
+    """What ``Plan.save`` writes: the header's fields and the tensors, but not what was built."""
+    fields = _fields(plan) | {"device": plan.device.type, "report": plan._report}
+    return fields, _tensors(plan, plan.values)
 
 
 def reduced(plan: Plan) -> tuple[Any, ...]:
@@ -185,32 +188,21 @@ def reduced(plan: Plan) -> tuple[Any, ...]:
 
 def restored(header: str, tensors: Mapping[str, Tensor | None], followed: Tensor | None) -> Plan:
     """Build the plan that :func:`reduced` wrote, where its tensors lie now."""
-    fields = json.loads(header)
-    indptr, indices = tensors["indptr"], tensors["indices"]
-    shape = (fields["shape"][0], fields["shape"][1])
-    # Kernels trust the pattern, and a file may hold anything.
-    csr = as_csr((indptr, indices, tensors["values"], shape), function="load")
-    entries, perm, order = (tensors[name] for name in ("entry_map", "perm", "column_order"))
-    if csr.entry_map is not None or (entries is not None and not _within(entries, csr.nnz)):
-        raise value_error(
-            "load", "plan", "as it was saved", "a pattern out of order", "Save it again"
-        )
-    csr = CSR(csr.indptr, csr.indices, csr.values, shape, entries)
-    permutation = Permutation(fields["reorder"], perm)
-    for found, size in ((permutation, shape[0]), (Permutation("columns", order), shape[1])):
-        if found.perm is not None:
-            found.checked(size)
-    plan = place(
-        "load", csr, fields["n"], getattr(torch, fields["dtype"]), permutation,
-        system=fields["system"], deterministic=fields["deterministic"], column_order=order,
-    )  # fmt: skip
-    if fields["widths"]:
-        plan._keep_widths(Widths(*fields["widths"]))
+    plan = placed("load", saved_plan(json.loads(header), tensors))
     return plan if followed is None else plan.update_values(followed)
 
 
-def _within(numbers: Tensor, limit: int) -> bool:
-    return not numbers.numel() or bool((numbers.min() >= 0) & (numbers.max() < limit))
+def placed(function: str, saved: SavedPlan, report: Mapping[str, Any] | None = None) -> Plan:
+    """Build a saved plan where its tensors lie; ``report`` as in :func:`place`."""
+    request = saved.request
+    plan = place(
+        function, request.csr, request.n, request.dtype, request.permutation,
+        system=saved.system, deterministic=request.deterministic,
+        column_order=saved.column_order, report=report,
+    )  # fmt: skip
+    if saved.widths is not None:
+        plan._keep_widths(saved.widths)
+    return plan
 
 
 @lasting

@@ -1,0 +1,170 @@
+"""What a saved plan says of itself, checked: kernels trust a plan, and a file may hold anything.
+
+A file or pickle holds the matrix, its orders and what was asked for. Tiles and schedules follow
+from these. They are built again and never read: to check them takes as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.checks import dimension, matrix_shape, one_of
+from sparsetile.core.errors import value_error
+from sparsetile.intake import CSR, as_csr
+from sparsetile.intake.csr import FP8, PRODUCT_DTYPES
+from sparsetile.plan.widths import Widths
+from sparsetile.reorder import Permutation
+from sparsetile.systems import SYSTEMS, Request
+
+__all__ = ["SavedPlan", "checked_report", "named_field", "saved_plan"]
+
+_TENSORS = ("indptr", "indices", "entry_map", "values", "perm", "column_order")
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRODUCT_DTYPES}
+
+
+@dataclass(frozen=True, eq=False)
+class SavedPlan:
+    """What is multiplied and how, and the system that was chosen for it."""
+
+    request: Request
+    system: str
+    column_order: Tensor | None
+    widths: Widths | None
+
+
+def _fault(argument: str, expected: str, actual: object) -> ValueError:
+    return value_error("load", argument, expected, actual, "Make the plan again and save it")
+
+
+def named_field(fields: object, name: str, *kinds: type) -> Any:
+    """Return a field of the header, of one of these types of JSON."""
+    if not isinstance(fields, dict) or name not in fields:
+        raise _fault("header", "complete", f"no {name}")
+    if type(fields[name]) not in kinds:
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise _fault(name, f"of type {expected}", type(fields[name]).__name__)
+    return fields[name]
+
+
+def saved_plan(fields: object, tensors: Mapping[str, Tensor | None]) -> SavedPlan:
+    """Check header and tensors against each other.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Something is missing, unknown, of another type, or out of range.
+    """
+    for name in tensors:
+        one_of("load", "tensor", name, _TENSORS)
+    shape = matrix_shape("load", named_field(fields, "shape", list))
+    dtype = _DTYPES[one_of("load", "dtype", named_field(fields, "dtype", str), _DTYPES)]
+    csr = _matrix(tensors, shape)
+    order = _order("perm", tensors.get("perm"), shape[0])
+    return SavedPlan(
+        Request(
+            csr,
+            dimension("load", "n", named_field(fields, "n", int)),
+            dtype,
+            Permutation(named_field(fields, "reorder", str), order),
+            named_field(fields, "deterministic", bool),
+        ),
+        named_field(fields, "system", str),
+        _order("column_order", tensors.get("column_order"), shape[1]),
+        _widths(named_field(fields, "widths", list, type(None))),
+    )
+
+
+def _matrix(tensors: Mapping[str, Tensor | None], shape: tuple[int, int]) -> CSR:
+    indptr, indices, values, entry_map = (
+        tensors.get(name) for name in ("indptr", "indices", "values", "entry_map")
+    )
+    for name, tensor in (("indptr", indptr), ("indices", indices)):
+        if tensor is None:
+            raise _fault("tensors", "complete", f"no {name}")
+    if values is not None and values.dtype is FP8:  # no type of a matrix, and exact in this one
+        values = values.to(torch.bfloat16)
+    csr = as_csr((indptr, indices, values, shape), function="load")
+    if csr.entry_map is not None:
+        raise _fault("indices", "in canonical order", "columns out of order or twice")
+    if entry_map is not None and not _reaches_all(entry_map, csr.nnz):
+        raise _fault("entry_map", f"int64 places among all of {csr.nnz} entries", "others")
+    return CSR(csr.indptr, csr.indices, csr.values, shape, entry_map, csr.checked)
+
+
+def _reaches_all(places: Tensor, count: int) -> bool:
+    """Whether these are places from 0 to ``count``, and each of those is among them."""
+    if places.dtype is not torch.int64 or places.dim() != 1:
+        return False
+    if places.numel() and not bool((places.min() >= 0) & (places.max() < count)):
+        return False
+    return bool((torch.bincount(places, minlength=count) > 0).all())
+
+
+def _order(name: str, order: Tensor | None, size: int) -> Tensor | None:
+    if order is None:
+        return None
+    # The number of places first: what else is checked takes memory for ``size`` of them.
+    whole = order.dtype is torch.int64 and order.shape == (size,) and _reaches_all(order, size)
+    if not whole:
+        raise _fault(name, f"an int64 permutation of {size} places", "another tensor")
+    return order
+
+
+def _widths(pair: list[Any] | None) -> Widths | None:
+    if pair is None:
+        return None
+    if len(pair) != 2:
+        raise _fault("widths", "a system and how it is tuned", f"{len(pair)} names")
+    system = one_of("load", "widths[0]", pair[0], ["auto", *SYSTEMS])
+    return Widths(system, one_of("load", "widths[1]", pair[1], ["model", "measure", "none"]))
+
+
+# -- what explain prints ---------------------------------------------------------------------------
+
+
+def _is_text(found: object) -> bool:
+    return isinstance(found, str)
+
+
+def _is_texts(found: object) -> bool:
+    return isinstance(found, list) and all(map(_is_text, found))
+
+
+def _is_times(found: object) -> bool:
+    # Whole numbers that no float holds cannot be printed as seconds.
+    return isinstance(found, dict) and all(
+        type(each) is float or (type(each) is int and abs(each) < 2**63) for each in found.values()
+    )
+
+
+def _is_reasons(found: object) -> bool:
+    return isinstance(found, dict) and all(map(_is_texts, found.values()))
+
+
+_REPORT: dict[str, Callable[[object], bool]] = {
+    "seconds": _is_times,
+    "build": _is_times,
+    "considered": _is_times,
+    "considered_by": _is_text,
+    "measured": _is_texts,
+    "orders": _is_texts,
+    "rejected": _is_reasons,
+}
+
+
+def checked_report(fields: object, system: str) -> dict[str, Any]:
+    """Return how the plan was made, for ``Plan.explain`` and ``Plan.info``."""
+    report: dict[str, Any] = named_field(fields, "report", dict)
+    named_field(report, "seconds", dict)
+    for name, found in report.items():
+        if name not in _REPORT or not _REPORT[name](found):
+            raise _fault("report", "how a plan was made", f"another {name}")
+    considered = report.get("considered")
+    if considered and system not in considered:
+        raise _fault("report", f"one in which {system} was considered", sorted(considered))
+    return report
