@@ -1,12 +1,16 @@
-"""Draws products at random and checks them; replays any of them by seed and number.
+"""Draws products and layers at random and checks them; replays any of them by seed and number.
 
-    python -m tools.fuzz --seconds 200 --device cuda --processes 12 [--seed S] [--out DIR]
-    python -m tools.fuzz --device cuda --replay NUMBER
+    python -m tools.fuzz --seconds 200 --device cuda --processes 12 [--kind KIND] [--seed S]
+                         [--out DIR]
+    python -m tools.fuzz --device cuda --kind products --replay NUMBER
 
-Shapes, structures, containers, types, systems, row orders, layouts, epilogues, reductions, NaN and
-Inf, transposes, updates, plan files, gradients, layers, one-call products and wrong calls are drawn
-by ``tools/fuzz_cases.py``; ``tools/fuzz_judge.py`` says what must come of them. Each failure is
-one line: how to replay it, the case, what was wrong. Each process runs the cases of its own seed
+``--kind products``: shapes, structures, containers, types, systems, row orders, layouts, epilogues,
+reductions, NaN and Inf, transposes, updates, plan files, gradients, one-call products and wrong
+calls are drawn by ``tools/fuzz_cases.py``; ``tools/fuzz_judge.py`` says what must come of them.
+``--kind layers``: layers of ``sparsetile.nn``, PyG's under the patch, one-call products and pruned
+models are called several times, and their tensors are changed in between (``tools/fuzz_layers.py``,
+``tools/fuzz_layer_checks.py``). By default both kinds are drawn. Each failure is one line: how to
+replay it, the case, what was wrong. Each process runs the cases of its own seed
 (``tools/fuzz_pool.py``). With ``--out`` the counts are written to ``DIR/<gpu or cpu>/fuzz.json``.
 Exit code 1 when a case failed, 2 for bad usage, 130 when interrupted.
 """
@@ -41,23 +45,30 @@ from sparsetile.core.errors import UnsupportedError, value_error
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.registry import exact_system
-from tools.fuzz_cases import CASES_OF_A_SEED, Case, draw
+from tools.fuzz_cases import CASES_OF_A_SEED, Case
 from tools.fuzz_checks import run_case
 from tools.fuzz_judge import Run, Wrong
+from tools.fuzz_layer_checks import own_pyg, run_layer_case
+from tools.fuzz_layers import KINDS, LAYERS, LayerCase, draw_case
 from tools.fuzz_pool import Outcome, Tally, case_numbers, emptied, fuzz_in_processes
 from tools.fuzz_refusals import grouped, is_refusal
 from tools.record import machine_facts, read_proof, write_json
 
 __all__ = ["Outcome", "check_fuzz", "fuzz", "main", "try_case", "warm", "worker"]
 
-SCHEMA = 1
+SCHEMA = 2  # 2: counts the cases of each kind, and layers
 RECORD_NAME = "fuzz.json"
-# Cases of a record that is committed.
-FEWEST_CASES = 20_000
+# Cases of each kind in a record that is committed.
+FEWEST_CASES = {
+    "cpu": {"products": 20_000, "layers": 20_000},
+    "cuda": {"products": 20_000, "layers": 5_000},
+}
 
 
-def try_case(case: Case, folder: Path) -> Outcome:
+def try_case(case: Case | LayerCase, folder: Path) -> Outcome:
     """Run one case and judge also what it raised."""
+    if isinstance(case, LayerCase):
+        return _try_layer(case)
     try:
         run: Run = run_case(case, folder)
     except Wrong as error:
@@ -73,6 +84,16 @@ def try_case(case: Case, folder: Path) -> Outcome:
     return Outcome(case, run.system, refused=run.refused)
 
 
+def _try_layer(case: LayerCase) -> Outcome:
+    try:
+        run_layer_case(case)
+    except Wrong as error:
+        return Outcome(case, case.layer, wrong=str(error))
+    except Exception as error:
+        return Outcome(case, case.layer, wrong=_described(error))
+    return Outcome(case, case.layer)
+
+
 def _described(error: BaseException) -> str:
     """The error with the line of the package or tool that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -82,27 +103,28 @@ def _described(error: BaseException) -> str:
 
 
 def _cases(
-    device: str, seed: int, first: int, until: float, begins: Callable[[int], None]
+    device: str, seed: int, first: int, until: float, kind: str, begins: Callable[[int], None]
 ) -> Iterator[Outcome]:
     """Run the cases of a seed, in order; ``begins`` is told of each."""
-    with tempfile.TemporaryDirectory() as name:
+    with own_pyg(), tempfile.TemporaryDirectory() as name:
         for number in case_numbers(first, until):
             begins(number)
-            yield _quietly(draw(seed, number, device), Path(name))
+            yield _quietly(draw_case(seed, number, device, kind), Path(name))
             if number % 200 == 199:
                 st.clear_plan_cache()
                 emptied(Path(name))
 
 
-def fuzz(device: str, seed: int, seconds: float) -> dict[str, Any]:
+def fuzz(device: str, seed: int, seconds: float, kind: str = "all") -> dict[str, Any]:
     """Run the cases of a seed in this process; return what the record holds."""
     tally = Tally(note)
-    for outcome in _cases(device, seed, 0, time.monotonic() + seconds, lambda number: None):
+    until = time.monotonic() + seconds
+    for outcome in _cases(device, seed, 0, until, kind, lambda number: None):
         tally.add(outcome)
     return tally.found()
 
 
-def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
+def worker(device: str, seed: str, first: str, until: str, alone: str, kind: str) -> None:
     """Run the cases of a seed and say on stdout what comes of each, for ``tools.fuzz_pool``."""
     said = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints
@@ -115,7 +137,7 @@ def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
     if device == "cuda":
         say(compiled="imports")
         warm(device, int(seed), lambda name: say(compiled=name))
-    told = (device, int(seed), int(first), float(until))
+    told = (device, int(seed), int(first), float(until), kind)
     for outcome in _cases(*told, lambda number: say(case=number)):
         say(case=outcome.case.number, system=outcome.system, wrong=outcome.wrong,
             refused=outcome.refused)  # fmt: skip
@@ -134,8 +156,9 @@ def warm(device: str, turn: int, told: Callable[[str], None]) -> None:
         told(names[(turn + k) % len(names)])
 
 
-def _quietly(case: Case, folder: Path) -> Outcome:
+def _quietly(case: Case | LayerCase, folder: Path) -> Outcome:
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="SparseLinear: blocks of .* do not divide")
         warnings.filterwarnings("ignore", message="Sparse .* tensor support is in beta state")
         warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
         warnings.filterwarnings("ignore", category=sp.SparseEfficiencyWarning)
@@ -148,12 +171,17 @@ def check_fuzz(path: str | os.PathLike[str]) -> list[str]:
     record, problems = read_proof(path, SCHEMA, again)
     if not record:
         return problems
-    failures, systems, cases = (record.get(name) for name in ("failures", "systems", "cases"))
-    forms = (failures, list), (systems, dict), (cases, int)
-    if not all(isinstance(part, form) for part, form in forms):
-        return [f"{path}: does not count cases, systems and failures; {again}"]
-    if record["cases"] < FEWEST_CASES:
-        problems.append(f"{path}: {record['cases']} cases, fewer than {FEWEST_CASES}; {again}")
+    forms = {"failures": list, "systems": dict, "layers": dict, "kinds": dict}
+    if not all(isinstance(record.get(name), form) for name, form in forms.items()):
+        return [f"{path}: does not count kinds, systems, layers and failures; {again}"]
+    for kind, fewest in FEWEST_CASES.get(str(record.get("device")), {}).items():
+        cases = record["kinds"].get(kind, 0)
+        if cases < fewest:
+            problems.append(f"{path}: {cases} cases of {kind}, fewer than {fewest}; {again}")
+    # A machine without PyG draws others instead of its layers.
+    uncalled = sorted({name for name in LAYERS if "pyg" not in name} - set(record["layers"]))
+    if uncalled:
+        problems.append(f"{path}: no call of {', '.join(uncalled)}; {again}")
     able = {name for name in SYSTEMS if record.get("device") in SYSTEMS[name].devices}
     missing = sorted(able - set(record["systems"]))
     if missing or not able:
@@ -168,7 +196,7 @@ def _facts(device: str) -> dict[str, Any]:
     return {"cpu": platform.machine(), **versions}
 
 
-def _replay(case: Case) -> int:
+def _replay(case: Case | LayerCase) -> int:
     for field in fields(case):
         print(f"{field.name} = {getattr(case, field.name)!r}")
     with tempfile.TemporaryDirectory() as name:
@@ -195,12 +223,13 @@ def _run(asked: argparse.Namespace) -> int:
         raise value_error("fuzz", "--processes", "1 to 256", asked.processes, "Use one per core")
     if asked.replay is not None:
         seed, number = divmod(asked.replay, CASES_OF_A_SEED)
-        return _replay(draw(seed, number, asked.device))
+        return _replay(draw_case(seed, number, asked.device, asked.kind))
     facts, digest = _facts(asked.device), code_digest()
-    found = fuzz_in_processes(asked.device, seed, asked.seconds, asked.processes, note)
+    found = fuzz_in_processes(asked.device, seed, asked.seconds, asked.processes, note, asked.kind)
     if code_digest() != digest:
         raise value_error("fuzz", "the code", "left as it is meanwhile", "a change", "Run it again")
-    counts = ", ".join(f"{name} {count}" for name, count in found["systems"].items())
+    ran = {**found["kinds"], **found["systems"]}
+    counts = ", ".join(f"{name} {count}" for name, count in ran.items())
     refused = sum(found["refusals"].values())
     note(
         f"fuzz: seed {seed}: {found['cases']} cases in {found['seconds']} s ({counts}), "
@@ -214,6 +243,7 @@ def _run(asked: argparse.Namespace) -> int:
             "device": asked.device,
             "code_digest": digest,
             "processes": asked.processes,
+            "kind": asked.kind,
             **found,
         }
         folder = facts["gpu"]["slug"] if asked.device == "cuda" else "cpu"
@@ -226,6 +256,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=300.0, help="how long to go on")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--kind", choices=KINDS, default="all", help="what is drawn")
     parser.add_argument("--processes", type=int, default=1, help="each with a seed of its own")
     parser.add_argument("--seed", type=int, help="of the first process; a fresh one if omitted")
     parser.add_argument("--replay", type=int, help="run this one case alone and print it")

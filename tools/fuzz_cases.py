@@ -107,18 +107,22 @@ class Case:
     def replay(self) -> str:
         """The command that runs this case alone."""
         number = self.seed * CASES_OF_A_SEED + self.number
-        return f"python -m tools.fuzz --device {self.device} --replay {number}"
+        return f"python -m tools.fuzz --device {self.device} --kind products --replay {number}"
 
     @property
-    def features(self) -> dict[str, str]:
+    def kind(self) -> str:
+        return "products"
+
+    @property
+    def features(self) -> dict[str, tuple[str, ...]]:
         """What the record counts."""
         names = (
             "action", "structure", "duplicates", "unsorted", "container", "index", "weighted",
             "values_dtype", "dtype", "order", "reorder_columns", "layout", "special_a",
             "special_b", "out", "reduce", "bias", "relu", "tune",
         )  # fmt: skip
-        found = {name: str(getattr(self, name)) for name in names}
-        return {**found, "batch": str(bool(self.lead)), "shape": self._shape()}
+        found = {name: (str(getattr(self, name)),) for name in names}
+        return {**found, "batch": (str(bool(self.lead)),), "shape": (self._shape(),)}
 
     def _shape(self) -> str:
         if 0 in (self.rows, self.cols):

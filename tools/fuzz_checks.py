@@ -32,7 +32,7 @@ from tools.fuzz_inputs import (
 from tools.fuzz_judge import Run, Wrong, compare, equal_bits
 from tools.fuzz_refusals import check_refusal, picked
 
-__all__ = ["run_case"]
+__all__ = ["GRADIENT_ERROR", "run_case", "settings"]
 
 # Gradients of float64 sums of at most 40 products of numbers of size 1, whatever their order.
 GRADIENT_ERROR = 1e-11
@@ -475,18 +475,18 @@ def run_case(case: Case, folder: Path) -> Run:
     """Do what the case says; raises what it raises, and :class:`Wrong` for wrong results."""
     run = Run(case, np.random.default_rng([case.seed, case.number]), folder)
     gradients = case.followed or "gradient" in case.action or case.action in ("refusal", "tangent")
-    with _settings(case), torch.inference_mode(case.inference and not gradients):
+    with settings(case.tf32), torch.inference_mode(case.inference and not gradients):
         _DO[case.action](run)
     return run
 
 
 @contextlib.contextmanager
-def _settings(case: Case) -> Iterator[None]:
-    """Set torch as the case says; the caller's settings are put back."""
+def settings(tf32: bool) -> Iterator[None]:
+    """Set torch as a case says; the caller's settings are put back."""
     matmul = torch.backends.cuda.matmul
     # README: dense sums 16-bit products as torch's settings say. The bound is that of FP32 sums.
     wanted = {
-        "allow_tf32": case.tf32,
+        "allow_tf32": tf32,
         "allow_fp16_reduced_precision_reduction": False,
         "allow_bf16_reduced_precision_reduction": False,
     }

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tools.fuzz_cases import CASES_OF_A_SEED, Case, draw
+from tools.fuzz_cases import CASES_OF_A_SEED, Case
+from tools.fuzz_layers import LayerCase, draw_case
 from tools.record import ROOT, one_thread_each
 
 __all__ = ["CASE_SECONDS", "Outcome", "Tally", "fuzz_in_processes"]
@@ -38,7 +39,7 @@ _CHILD = (
 class Outcome:
     """What came of a case: what was ``wrong``, or what was rightly ``refused``, if anything."""
 
-    case: Case
+    case: Case | LayerCase
     system: str
     wrong: str = ""
     refused: str = ""
@@ -57,7 +58,9 @@ class Tally:
     say: Callable[[str], None]
     begun: float = field(default_factory=time.perf_counter)
     cases: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
     systems: Counter[str] = field(default_factory=Counter)
+    layers: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     features: dict[str, Counter[str]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -67,14 +70,17 @@ class Tally:
     def add(self, outcome: Outcome) -> None:
         with self._lock:
             self.cases += 1
+            self.kinds[outcome.case.kind] += 1
             self.seeds.add(outcome.case.seed)
-            for feature, value in outcome.case.features.items():
-                self.features.setdefault(feature, Counter())[value] += 1
+            for feature, values in outcome.case.features.items():
+                self.features.setdefault(feature, Counter()).update(values)
             if outcome.wrong:
                 self.failures.append(outcome.line)
                 self.say(f"fuzz: {outcome.line}")
             elif outcome.refused:
                 self.refusals[outcome.refused] += 1
+            elif outcome.case.kind == "layers":
+                self.layers[outcome.system] += 1
             else:
                 self.systems[outcome.system] += 1
 
@@ -83,8 +89,10 @@ class Tally:
         return {
             "seeds": sorted(self.seeds),
             "cases": self.cases,
+            "kinds": dict(sorted(self.kinds.items())),
             "seconds": round(time.perf_counter() - self.begun, 1),
             "systems": dict(sorted(self.systems.items())),
+            "layers": dict(sorted(self.layers.items())),
             "features": {
                 name: dict(sorted(found.items())) for name, found in self.features.items()
             },
@@ -93,16 +101,19 @@ class Tally:
         }
 
 
-def _command(device: str, seed: int, first: int, until: float, alone: bool) -> list[str]:
-    words = (device, str(seed), str(first), f"{until:.3f}", str(int(alone)))
+def _command(device: str, seed: int, first: int, until: float, alone: bool, kind: str) -> list[str]:
+    words = (device, str(seed), str(first), f"{until:.3f}", str(int(alone)), kind)
     return [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src"), *words]
 
 
 class _Seed:
     """The cases of one seed, in one process after the other."""
 
-    def __init__(self, device: str, seed: int, until: float, alone: bool, tally: Tally) -> None:
+    def __init__(
+        self, device: str, seed: int, until: float, alone: bool, kind: str, tally: Tally
+    ) -> None:
         self.device, self.seed, self.until, self.alone = device, seed, until, alone
+        self.kind = kind
         self.tally = tally
         self.running: int | None = None  # the case that was begun and has not ended
         self.since = time.monotonic()
@@ -120,7 +131,7 @@ class _Seed:
                 wrong = f"the process ended with code {code}"
                 if self.stopped:
                     wrong = f"no end within {CASE_SECONDS:g} s"
-                case = draw(self.seed, self.running, self.device)
+                case = draw_case(self.seed, self.running, self.device, self.kind)
                 self.tally.add(Outcome(case, case.system, wrong=wrong))
                 self.following = self.running + 1
             idle = 0 if self.following > before else idle + 1
@@ -132,7 +143,7 @@ class _Seed:
         self.running, self.stopped, self.since = None, False, time.monotonic()
         environment = dict(os.environ) if self.alone else one_thread_each()
         self.process = subprocess.Popen(
-            _command(self.device, self.seed, self.following, self.until, self.alone),
+            _command(self.device, self.seed, self.following, self.until, self.alone, self.kind),
             cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment,
             start_new_session=True,
         )  # fmt: skip
@@ -149,7 +160,7 @@ class _Seed:
         if "system" not in said:
             self.running = said["case"]
             return
-        case = draw(self.seed, said["case"], self.device)
+        case = draw_case(self.seed, said["case"], self.device, self.kind)
         self.running, self.following = None, case.number + 1
         self.tally.add(Outcome(case, said["system"], said["wrong"], said["refused"]))
 
@@ -164,11 +175,17 @@ class _Seed:
 
 
 def fuzz_in_processes(
-    device: str, seed: int, seconds: float, processes: int, say: Callable[[str], None]
+    device: str,
+    seed: int,
+    seconds: float,
+    processes: int,
+    say: Callable[[str], None],
+    kind: str = "all",
 ) -> dict[str, Any]:
     """Run the cases of so many seeds, ``seed`` the first, at once; return what the record holds."""
     tally, until = Tally(say), time.monotonic() + seconds
-    seeds = [_Seed(device, seed + k, until, processes == 1, tally) for k in range(processes)]
+    alone = processes == 1
+    seeds = [_Seed(device, seed + k, until, alone, kind, tally) for k in range(processes)]
     threads = [threading.Thread(target=each.run, daemon=True) for each in seeds]
     with _stopped_at_the_end(seeds):
         for thread in threads:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tools.fuzz import RECORD_NAME, SCHEMA, Outcome, check_fuzz, fuzz, main, try_case, warm
 from tools.fuzz_cases import CONTAINERS, Case, draw
+from tools.fuzz_layers import LAYERS
 from tools.fuzz_refusals import REFUSALS, check_refusal, is_refusal
 from tools.record import ROOT
 
@@ -42,7 +43,7 @@ def first_case(**wanted: object) -> Case:
 @pytest.mark.parametrize("seed", ["fixed", "fresh"])
 def test_drawn_products_on_the_cpu_are_right(seed):
     number = 20240611 if seed == "fixed" else int(code_digest()[:7], 16)
-    found = fuzz("cpu", number, SECONDS[seed])
+    found = fuzz("cpu", number, SECONDS[seed], "products")
     assert not found["failures"], "\n".join(found["failures"])
     assert found["cases"] > 20
     assert {"cpu", "dense"} <= set(found["systems"])
@@ -184,7 +185,7 @@ def test_the_pattern_is_that_of_the_package():
 
 
 def test_a_case_is_replayed_and_printed(capsys):
-    assert main(["--device", "cpu", "--replay", "5000007"]) == 0
+    assert main(["--device", "cpu", "--kind", "products", "--replay", "5000007"]) == 0
     said = capsys.readouterr().out
     case = draw(5, 7, "cpu")
     assert case.action != "refusal"
@@ -201,15 +202,16 @@ def test_a_replayed_failure_ends_with_code_1(monkeypatch, capsys):
 
 def test_a_record_holds_counts_and_the_digest(tmp_path):
     begun = time.perf_counter()
-    asked = ["--seconds", "1", "--processes", "2", "--seed", "11", "--out", str(tmp_path)]
-    assert main(asked) == 0
+    asked = ["--kind", "all", "--seconds", "1", "--processes", "2", "--seed", "11"]
+    assert main([*asked, "--out", str(tmp_path)]) == 0
     assert time.perf_counter() - begun < 30
     record = json.loads((tmp_path / "cpu" / "fuzz.json").read_text())
     assert record["seeds"] == [11, 12] and record["processes"] == 2
     assert record["failures"] == []
-    assert sum(record["features"]["container"].values()) == record["cases"]
+    assert sum(record["features"]["container"].values()) == record["kinds"]["products"]
+    assert sum(record["layers"].values()) == record["kinds"]["layers"] > 0
     done = sum(record["systems"].values()) + sum(record["refusals"].values())
-    assert done == record["cases"]
+    assert done + record["kinds"]["layers"] == record["cases"]
     assert len(record["code_digest"]) >= 32
 
 
@@ -237,10 +239,10 @@ def test_a_case_that_hangs_or_kills_its_process_does_not_lose_the_others(monkeyp
     monkeypatch.setattr(fuzz_pool, "_CHILD", script)
     monkeypatch.setattr(fuzz_pool, "CASE_SECONDS", 1.5)
     said: list[str] = []
-    found = fuzz_pool.fuzz_in_processes("cpu", 7, 60.0, 1, said.append)
+    found = fuzz_pool.fuzz_in_processes("cpu", 7, 60.0, 1, said.append, "products")
     assert found["cases"] == 6 and found["systems"] == {"cpu": 4}
     hung, killed = found["failures"]
-    assert hung.startswith("python -m tools.fuzz --device cpu --replay 7000001 |")
+    assert hung.startswith("python -m tools.fuzz --device cpu --kind products --replay 7000001 |")
     assert hung.endswith("no end within 1.5 s")
     assert "--replay 7000003 |" in killed and killed.endswith("ended with code -11")
     assert said[2:] == ["fuzz: seed 7: its process does not start"], "after three of no case"
@@ -260,8 +262,9 @@ def test_each_process_compiles_another_row_order_first(monkeypatch):
 
 def a_record(**changes: Any) -> dict[str, Any]:
     systems = {name: 9 for name in SYSTEMS if "cuda" in SYSTEMS[name].devices}
-    whole = {"schema": SCHEMA, "code_digest": code_digest(), "device": "cuda", "cases": 20_000}
-    return {**whole, "systems": systems, "failures": [], **changes}
+    whole = {"schema": SCHEMA, "code_digest": code_digest(), "device": "cuda", "failures": []}
+    whole |= {"kinds": {"products": 20_000, "layers": 5_000}, "layers": dict.fromkeys(LAYERS, 9)}
+    return {**whole, "systems": systems, **changes}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +272,10 @@ def a_record(**changes: Any) -> dict[str, Any]:
     [
         ({"schema": 7}, "has schema 7"),
         ({"code_digest": "0"}, "the code it covers changed"),
-        ({"cases": 19_999}, "19999 cases, fewer than 20000"),
+        ({"kinds": {"products": 19_999, "layers": 5_000}}, "19999 cases of products, fewer than"),
+        ({"kinds": {"products": 20_000, "layers": 4_999}}, "4999 cases of layers, fewer than 5000"),
+        ({"kinds": {"products": 20_000}}, "0 cases of layers, fewer than 5000"),
+        ({"layers": {"GCNConv": 5_000}}, "no call of GATConv, GINConv, MLP, "),
         ({"systems": {"csr": 20_000}}, "no product of acc, "),
         ({"failures": ["python -m tools.fuzz --replay 3 | wrong"]}, "--replay 3 | wrong"),
         ({"failures": None}, "does not count"),
