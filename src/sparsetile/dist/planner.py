@@ -108,7 +108,6 @@ def plan(
         return _device(ranks, A, device)
 
     exact = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-    given = partition.tolist() if isinstance(partition, Tensor) else partition
     target = ranks.together(
         "plan", "the arguments", arguments,
         lambda found: {
@@ -116,7 +115,7 @@ def plan(
             "dtype": dtype,
             "system": system,
             "deterministic": exact,
-            "partition": given,
+            "partition": partition.tolist() if isinstance(partition, Tensor) else partition,
             "columns": None if columns is None else [int(first) for first in columns],
             "exchange": exchange,
             "replicas": replicas,
