@@ -22,7 +22,6 @@ import contextlib
 import json
 import math
 import os
-import platform
 import random
 import sys
 import tempfile
@@ -50,9 +49,9 @@ from tools.fuzz_checks import run_case
 from tools.fuzz_judge import Run, Wrong
 from tools.fuzz_layer_checks import own_pyg, run_layer_case
 from tools.fuzz_layers import KINDS, LAYERS, LayerCase, draw_case
-from tools.fuzz_pool import Outcome, Tally, case_numbers, emptied, fuzz_in_processes
+from tools.fuzz_pool import Outcome, Tally, Work, case_numbers, emptied, run_in_processes
 from tools.fuzz_refusals import grouped, is_refusal
-from tools.record import machine_facts, read_proof, write_json
+from tools.record import device_facts, read_proof, write_json
 
 __all__ = ["Outcome", "check_fuzz", "fuzz", "main", "try_case", "warm", "worker"]
 
@@ -189,13 +188,6 @@ def check_fuzz(path: str | os.PathLike[str]) -> list[str]:
     return problems + [f"{path}: {line}" for line in record["failures"]]
 
 
-def _facts(device: str) -> dict[str, Any]:
-    if device == "cuda":
-        return machine_facts()
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    return {"cpu": platform.machine(), **versions}
-
-
 def _replay(case: Case | LayerCase) -> int:
     for field in fields(case):
         print(f"{field.name} = {getattr(case, field.name)!r}")
@@ -224,8 +216,10 @@ def _run(asked: argparse.Namespace) -> int:
     if asked.replay is not None:
         seed, number = divmod(asked.replay, CASES_OF_A_SEED)
         return _replay(draw_case(seed, number, asked.device, asked.kind))
-    facts, digest = _facts(asked.device), code_digest()
-    found = fuzz_in_processes(asked.device, seed, asked.seconds, asked.processes, note, asked.kind)
+    facts, digest = device_facts(asked.device), code_digest()
+    device, kind = asked.device, asked.kind
+    work = Work("fuzz", device, lambda s, number: draw_case(s, number, device, kind), (kind,))
+    found = run_in_processes(work, seed, asked.seconds, asked.processes, note)
     if code_digest() != digest:
         raise value_error("fuzz", "the code", "left as it is meanwhile", "a change", "Run it again")
     ran = {**found["kinds"], **found["systems"]}

@@ -1,4 +1,4 @@
-"""Runs the cases of ``tools.fuzz`` in processes of their own, one seed each.
+"""Runs the cases of ``tools.fuzz`` and ``tools.stress`` in processes of their own, one seed each.
 
 A case that does not end, or ends its process, is a failure like any other: its process is started
 again behind it. A process says on its standard output which case it begins and what came of it, so
@@ -15,31 +15,49 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-from tools.fuzz_cases import CASES_OF_A_SEED, Case
-from tools.fuzz_layers import LayerCase, draw_case
+from tools.fuzz_cases import CASES_OF_A_SEED
 from tools.record import ROOT, one_thread_each
 
-__all__ = ["CASE_SECONDS", "Outcome", "Tally", "fuzz_in_processes"]
+__all__ = ["CASE_SECONDS", "AnyCase", "Outcome", "Tally", "Work", "run_in_processes"]
 
 # Seconds for one case. The first with a row order or a kernel compiles it.
 CASE_SECONDS = 60.0
 # A fresh interpreter that finds the tools and the package of this checkout.
 _CHILD = (
     "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
-    "from tools.fuzz import worker; worker(*sys.argv[1:])"
+    "from tools.TOOL import worker; worker(*sys.argv[1:])"
 )
+
+
+class AnyCase(Protocol):
+    """A dataclass that says everything about one check."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def system(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def replay(self) -> str: ...
+    @property
+    def features(self) -> Mapping[str, Iterable[str]]: ...
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of a case: what was ``wrong``, or what was rightly ``refused``, if anything."""
 
-    case: Case | LayerCase
+    case: AnyCase
     system: str
     wrong: str = ""
     refused: str = ""
@@ -53,9 +71,10 @@ class Outcome:
 
 @dataclass
 class Tally:
-    """Counts outcomes; ``say`` is told of each failure."""
+    """Counts outcomes of a tool; ``say`` is told of each failure."""
 
     say: Callable[[str], None]
+    tool: str = "fuzz"
     begun: float = field(default_factory=time.perf_counter)
     cases: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -76,7 +95,7 @@ class Tally:
                 self.features.setdefault(feature, Counter()).update(values)
             if outcome.wrong:
                 self.failures.append(outcome.line)
-                self.say(f"fuzz: {outcome.line}")
+                self.say(f"{self.tool}: {outcome.line}")
             elif outcome.refused:
                 self.refusals[outcome.refused] += 1
             elif outcome.case.kind == "layers":
@@ -101,19 +120,36 @@ class Tally:
         }
 
 
-def _command(device: str, seed: int, first: int, until: float, alone: bool, kind: str) -> list[str]:
-    words = (device, str(seed), str(first), f"{until:.3f}", str(int(alone)), kind)
-    return [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src"), *words]
+@dataclass(frozen=True)
+class Work:
+    """What processes run.
+
+    Attributes
+    ----------
+    tool : str
+        Module of ``tools`` whose ``worker`` runs cases.
+    device : str
+    draw : callable (seed, number) -> case
+    words : tuple of str
+        What ``worker`` gets besides device, seed, first number, end, and whether it is alone.
+    """
+
+    tool: str
+    device: str
+    draw: Callable[[int, int], AnyCase]
+    words: tuple[str, ...] = ()
+
+    def command(self, seed: int, first: int, until: float, alone: bool) -> list[str]:
+        words = (self.device, str(seed), str(first), f"{until:.3f}", str(int(alone)), *self.words)
+        child = _CHILD.replace("TOOL", self.tool)
+        return [sys.executable, "-c", child, str(ROOT), str(ROOT / "src"), *words]
 
 
 class _Seed:
     """The cases of one seed, in one process after the other."""
 
-    def __init__(
-        self, device: str, seed: int, until: float, alone: bool, kind: str, tally: Tally
-    ) -> None:
-        self.device, self.seed, self.until, self.alone = device, seed, until, alone
-        self.kind = kind
+    def __init__(self, work: Work, seed: int, until: float, alone: bool, tally: Tally) -> None:
+        self.work, self.seed, self.until, self.alone = work, seed, until, alone
         self.tally = tally
         self.running: int | None = None  # the case that was begun and has not ended
         self.since = time.monotonic()
@@ -131,19 +167,19 @@ class _Seed:
                 wrong = f"the process ended with code {code}"
                 if self.stopped:
                     wrong = f"no end within {CASE_SECONDS:g} s"
-                case = draw_case(self.seed, self.running, self.device, self.kind)
+                case = self.work.draw(self.seed, self.running)
                 self.tally.add(Outcome(case, case.system, wrong=wrong))
                 self.following = self.running + 1
             idle = 0 if self.following > before else idle + 1
         if idle:
-            self.tally.say(f"fuzz: seed {self.seed}: its process does not start")
+            self.tally.say(f"{self.work.tool}: seed {self.seed}: its process does not start")
 
     def _watch(self) -> int:
         """Start a process, count what it says, and return how it ended."""
         self.running, self.stopped, self.since = None, False, time.monotonic()
         environment = dict(os.environ) if self.alone else one_thread_each()
         self.process = subprocess.Popen(
-            _command(self.device, self.seed, self.following, self.until, self.alone, self.kind),
+            self.work.command(self.seed, self.following, self.until, self.alone),
             cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment,
             start_new_session=True,
         )  # fmt: skip
@@ -160,7 +196,7 @@ class _Seed:
         if "system" not in said:
             self.running = said["case"]
             return
-        case = draw_case(self.seed, said["case"], self.device, self.kind)
+        case = self.work.draw(self.seed, said["case"])
         self.running, self.following = None, case.number + 1
         self.tally.add(Outcome(case, said["system"], said["wrong"], said["refused"]))
 
@@ -174,18 +210,12 @@ class _Seed:
             self.process.kill()
 
 
-def fuzz_in_processes(
-    device: str,
-    seed: int,
-    seconds: float,
-    processes: int,
-    say: Callable[[str], None],
-    kind: str = "all",
+def run_in_processes(
+    work: Work, seed: int, seconds: float, processes: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run the cases of so many seeds, ``seed`` the first, at once; return what the record holds."""
-    tally, until = Tally(say), time.monotonic() + seconds
-    alone = processes == 1
-    seeds = [_Seed(device, seed + k, until, alone, kind, tally) for k in range(processes)]
+    tally, until = Tally(say, work.tool), time.monotonic() + seconds
+    seeds = [_Seed(work, seed + k, until, processes == 1, tally) for k in range(processes)]
     threads = [threading.Thread(target=each.run, daemon=True) for each in seeds]
     with _stopped_at_the_end(seeds):
         for thread in threads:

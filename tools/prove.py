@@ -1,18 +1,20 @@
 """Make every proof of today's code again, in one command. Needs a GPU.
 
-    python -m tools.prove [--out DIR] [--only verify,fuzz,soak,checkers] [--fuzz-seconds S]
-                          [--checker-seconds S] [--list]
+    python -m tools.prove [--out DIR] [--only verify,fuzz,stress,soak,checkers] [--fuzz-seconds S]
+                          [--stress-seconds S] [--checker-seconds S] [--list]
 
     verify     the tests marked ``gpu``                         about 140 s on an H200
-    fuzz       random products, a process a core                80 s by default, over 20,000 cases
+    fuzz       random products and layers, a process a core     120 s by default, 25,000 cases
+    stress     threads and streams on 20,000 cold plans         330 s by default, 8 processes
     soak       streams, threads, 10,000 plans                   about 240 s beside the checkers
     checkers   the tools of compute-sanitizer that lack here    about 450 s for all
 
 Soak and checkers run side by side: the checkers hold the host up more than the GPU. The fuzzer's
 processes share the GPU through NVIDIA's MPS where its daemon is installed, which makes them about
-four times as fast. A proof that is fresh is not made again, and checkers that were stopped go on
-with what ``checkers.partial.json`` lacks; both are looked for in DIR and in ``results``. Exit code:
-0 where all proofs asked for are fresh, 1 where one is not.
+four times as fast. Those of the stress do not: the GPU has to switch between them. A proof that is
+fresh is not made again, and checkers that were stopped go on with what ``checkers.partial.json``
+lacks; both are looked for in DIR and in ``results``. Exit code: 0 where all proofs asked for are
+fresh, 1 where one is not.
 """
 
 from __future__ import annotations
@@ -35,14 +37,18 @@ from tools.checkers import RECORD_NAME as CHECKERS_NAME
 from tools.fuzz import check_fuzz
 from tools.record import ROOT, check_record, machine_facts, read_proof
 from tools.soak import check_soak
+from tools.stress import check_stress
 
 __all__ = ["PROOFS", "commands", "fresh", "lacking", "main"]
 
-PROOFS = ("verify", "fuzz", "soak", "checkers")
+PROOFS = ("verify", "fuzz", "stress", "soak", "checkers")
+# Processes of the stress: more of them make a missing wait more visible, and each plan slower.
+STRESS_PROCESSES = 8
 MPS = "nvidia-cuda-mps-control"
 _CHECKS: Mapping[str, Callable[[Path], list[str]]] = {
     "verify": check_record,
     "fuzz": check_fuzz,
+    "stress": check_stress,
     "soak": check_soak,
     "checkers": check_checkers,
 }
@@ -54,7 +60,8 @@ class Asked:
 
     out: Path
     only: tuple[str, ...] = PROOFS
-    fuzz_seconds: float = 80.0
+    fuzz_seconds: float = 120.0
+    stress_seconds: float = 330.0
     checker_seconds: float = 450.0
 
 
@@ -84,6 +91,10 @@ def commands(asked: Asked, folder: Path) -> dict[str, list[str]]:
         "fuzz": [
             "tools.fuzz", "--device", "cuda", "--seconds", f"{asked.fuzz_seconds:.0f}",
             "--processes", str(processes), *out,
+        ],
+        "stress": [
+            "tools.stress", "--device", "cuda", "--seconds", f"{asked.stress_seconds:.0f}",
+            "--processes", str(STRESS_PROCESSES), *out,
         ],
         "soak": [
             "tools.soak", "--device", "cuda", "--seconds", "60", "--streams", "4",
@@ -131,7 +142,7 @@ def _shared_gpu() -> Iterator[dict[str, str]]:
 
 def _make(asked: Asked, folder: Path) -> None:
     wanted = commands(asked, folder)
-    for name in ("verify", "fuzz"):
+    for name in ("verify", "fuzz", "stress"):
         if name not in wanted:
             continue
         note(f"prove: {name}")
@@ -158,6 +169,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="write DIR/<gpu>/*.json")
     parser.add_argument("--only", default=",".join(PROOFS), help="proofs, comma-separated")
     parser.add_argument("--fuzz-seconds", type=float, default=Asked.fuzz_seconds)
+    parser.add_argument("--stress-seconds", type=float, default=Asked.stress_seconds)
     parser.add_argument("--checker-seconds", type=float, default=Asked.checker_seconds)
     parser.add_argument("--list", action="store_true", help="print what would run, and run nothing")
     given = parser.parse_args(list(arguments))
@@ -167,7 +179,8 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, RuntimeError) as error:
         note(f"prove: error: {error}")
         return 2
-    asked = Asked(given.out.resolve(), only, given.fuzz_seconds, given.checker_seconds)
+    limits = (given.fuzz_seconds, given.stress_seconds, given.checker_seconds)
+    asked = Asked(given.out.resolve(), only, *limits)
     folder = asked.out / slug
     _bring(folder, ROOT / "results" / slug)
     if given.list:

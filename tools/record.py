@@ -35,6 +35,7 @@ __all__ = [
     "SCHEMA",
     "check_record",
     "collect",
+    "device_facts",
     "machine_facts",
     "one_thread_each",
     "read_proof",
@@ -189,6 +190,14 @@ def machine_facts() -> dict[str, Any]:
         "nvrtc": nvrtc_text(),
         "python": platform.python_version(),
     }
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    """Return what a record of runs on ``"cpu"`` or ``"cuda"`` says of the machine."""
+    if device == "cuda":
+        return machine_facts()
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return {"cpu": platform.machine(), **versions}
 
 
 def collect(root: Path, *, expression: str | None = None) -> dict[str, Any]:

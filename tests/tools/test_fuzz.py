@@ -239,7 +239,8 @@ def test_a_case_that_hangs_or_kills_its_process_does_not_lose_the_others(monkeyp
     monkeypatch.setattr(fuzz_pool, "_CHILD", script)
     monkeypatch.setattr(fuzz_pool, "CASE_SECONDS", 1.5)
     said: list[str] = []
-    found = fuzz_pool.fuzz_in_processes("cpu", 7, 60.0, 1, said.append, "products")
+    work = fuzz_pool.Work("fuzz", "cpu", lambda seed, number: draw(seed, number, "cpu"))
+    found = fuzz_pool.run_in_processes(work, 7, 60.0, 1, said.append)
     assert found["cases"] == 6 and found["systems"] == {"cpu": 4}
     hung, killed = found["failures"]
     assert hung.startswith("python -m tools.fuzz --device cpu --kind products --replay 7000001 |")

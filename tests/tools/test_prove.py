@@ -50,15 +50,18 @@ def test_a_record_of_some_tools_is_not_fresh(tmp_path: Path):
 
 def test_only_what_is_asked_for_and_not_fresh_is_run(tmp_path: Path):
     checkers(tmp_path, "memcheck", "synccheck")
-    found = commands(Asked(tmp_path, ("fuzz", "checkers"), 33.0, 100.0), tmp_path)
-    assert list(found) == ["fuzz", "checkers"]
+    asked = Asked(tmp_path, ("fuzz", "stress", "checkers"), 33.0, 44.0, 100.0)
+    found = commands(asked, tmp_path)
+    assert list(found) == ["fuzz", "stress", "checkers"]
     words = found["checkers"]
     assert words[:3] == [sys.executable, "-m", "tools.verify"]
     assert words[words.index("--checker") + 1] == "racecheck,initcheck"
     assert words[words.index("--time-limit") + 1] == "50", "the limit is for each tool"
     assert found["fuzz"][found["fuzz"].index("--seconds") + 1] == "33"
+    assert found["stress"][found["stress"].index("--seconds") + 1] == "44"
+    assert int(found["stress"][found["stress"].index("--processes") + 1]) > 1
     checkers(tmp_path, *TOOLS)
-    assert list(commands(Asked(tmp_path), tmp_path)) == ["verify", "fuzz", "soak"]
+    assert list(commands(Asked(tmp_path), tmp_path)) == ["verify", "fuzz", "stress", "soak"]
 
 
 def test_what_results_hold_is_gone_on_with(tmp_path: Path, monkeypatch, capsys):
@@ -101,7 +104,8 @@ def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkey
     lines = log.read_text().splitlines()
     assert lines[0] == "verify" and lines[1] == "daemon -d" and lines[3] == "daemon quit"
     assert lines[2].startswith("fuzz /"), "the fuzzer's processes share the GPU"
-    assert sorted(lines[4:]) == ["checkers", "soak"]
+    assert lines[4] == "stress", "its processes do not share the GPU: it switches between them"
+    assert sorted(lines[5:]) == ["checkers", "soak"]
 
 
 @pytest.mark.parametrize("words", [["--only", "verify,luck"]])

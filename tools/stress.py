@@ -1,0 +1,421 @@
+"""Lets threads on their own streams use cold plans at once, and compares every bit.
+
+    python -m tools.stress --seconds 120 --device cuda --processes 6 [--seed S] [--out DIR]
+    python -m tools.stress --device cuda --replay NUMBER [--times 50]
+
+Each case makes one plan, or brings one new graph to ``st.spmm`` or a layer. Two or three threads
+then ask for products, transposes, gradients, other widths and casts, with and without a wait after
+planning. In some cases the last reference goes, and the memory is overwritten, while the streams
+still run. Several processes share one GPU: it switches between them, which makes missing waits
+visible. ``tools/stress_cases.py`` draws, ``tools/stress_jobs.py`` has what is asked for.
+
+After the threads, the same calls are made alone, on the default stream, of a second plan that is
+made the same way when all else is done. A plan that was built wrongly for ever is noticed that way
+too. Results must be equal bit for bit; layers that divide are compared within a few roundings.
+
+A failure is one line: how to replay it, the case, what was wrong. With ``--out`` the counts are
+written to ``DIR/<gpu or cpu>/stress.json``. On the CPU threads have no streams. Exit code 1 when a
+case failed, 2 for bad usage, 130 when interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sparsetile as st
+from sparsetile.check.digest import code_digest
+from sparsetile.cli.console import note
+from sparsetile.core.errors import UnsupportedError, value_error
+from sparsetile.nn import clear_graph_cache
+from sparsetile.systems import SYSTEMS
+from sparsetile.systems.registry import exact_system
+from tools.fuzz import warm
+from tools.fuzz_cases import CASES_OF_A_SEED
+from tools.fuzz_checks import settings
+from tools.fuzz_judge import Wrong, equal_bits
+from tools.fuzz_pool import Outcome, Work, case_numbers, run_in_processes
+from tools.fuzz_refusals import grouped, is_refusal
+from tools.record import device_facts, read_proof, write_json
+from tools.stress_cases import PLAN_JOBS, StressCase, draw
+from tools.stress_jobs import LOOSE, Operands, Subject, made
+
+__all__ = ["RECORD_NAME", "SCHEMA", "check_stress", "main", "try_case", "worker"]
+
+SCHEMA = 1
+RECORD_NAME = "stress.json"
+# What a record that is committed covers at least.
+FEWEST = {"plans": 20_000, "processes": 4}
+# Cycles for which a stream sleeps before its last jobs, so that they are under way when a plan is
+# dropped: about 1 ms.
+SLEEP = 2_000_000
+# Bytes that are taken and overwritten after a plan was dropped, many times each.
+FREED = (512, 1024, 2048, 4096, 16_384, 65_536, 262_144)
+COPIES = 16
+# Seconds after which a thread that waits for the others gives up.
+SECONDS = 30.0
+
+Found = Tensor | str  # a result, or the error that it was refused with
+
+
+class _Streams:
+    """The default stream, one to make plans on, and one a thread; nothing on the CPU."""
+
+    def __init__(self, case: StressCase) -> None:
+        self.used = case.device == "cuda"
+        self.own = [torch.cuda.Stream() for _ in case.jobs] if self.used else []
+        self.maker = torch.cuda.Stream() if self.used and case.side else None
+        self.others = [*([self.maker] if self.maker else []), *self.own]
+
+    @contextlib.contextmanager
+    def of(self, thread: int) -> Iterator[None]:
+        with torch.cuda.stream(self.own[thread]) if self.used else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Where the plan is made; operands of the default stream are there."""
+        if self.maker is None:
+            yield
+            return
+        self.maker.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.maker):
+            yield
+
+    def order(self) -> None:
+        """Let the threads' streams wait for what the current stream has so far."""
+        for stream in self.own:
+            stream.wait_stream(torch.cuda.current_stream())
+
+    def gather(self) -> None:
+        """Let the current stream wait for all others."""
+        for stream in self.others:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def wait(self) -> None:
+        if self.used:
+            torch.cuda.synchronize()
+
+
+def run_case(case: StressCase) -> str:
+    """Run one case; returns the system that ran, and raises what it raises."""
+    clear_graph_cache()
+    st.clear_plan_cache()
+    streams, operands = _Streams(case), Operands(case)
+    shared: list[Subject] = []
+    with streams.making():
+        # Operands, layers and new values are the caller's: their order is said to the streams.
+        if case.subject != "plan":
+            shared.append(made(operands))
+        streams.order()
+        if not shared and not case.swapped:
+            shared.append(made(operands))
+        if case.updated:
+            streams.order()
+    if case.waits:
+        streams.wait()
+    found = _ask(case, operands, streams, shared)
+    system = shared[0].system
+    if case.dropped:
+        shared.clear()
+        clear_graph_cache()
+        st.clear_plan_cache()
+        _overwrite(streams)
+    streams.gather()
+    _compare(case, operands, found, shared, streams)
+    return system
+
+
+def _ask(
+    case: StressCase, operands: Operands, streams: _Streams, shared: list[Subject]
+) -> list[list[Found]]:
+    """Let all threads do their jobs at once; what they launched may still be under way."""
+    count = len(case.jobs)
+    found: list[list[Found]] = [[] for _ in case.jobs]
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(count)
+    own: dict[int, Subject] = {}
+
+    def body(thread: int) -> None:
+        jobs = case.jobs[thread]
+        try:
+            with streams.of(thread):
+                barrier.wait(SECONDS)
+                if case.swapped:
+                    own[thread] = made(operands)
+                    barrier.wait(SECONDS)
+                subject = own[(thread + 1) % count] if case.swapped else shared[0]
+                for place, job in enumerate(jobs):
+                    if case.dropped and streams.used and place >= len(jobs) - 2:
+                        torch.cuda._sleep(SLEEP)
+                    found[thread].append(_result(subject, thread, job))
+        except threading.BrokenBarrierError:
+            pass
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=body, args=(k,)) for k in range(count)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    if errors:
+        raise errors[0]
+    shared.extend(own.values())
+    return found
+
+
+def _result(subject: Subject, thread: int, job: str) -> Found:
+    try:
+        return subject.run(thread, job)
+    except UnsupportedError as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def _overwrite(streams: _Streams) -> None:
+    """Take freed memory on the streams that it was allocated on, and write numbers into it that
+    are no addresses and no indices."""
+    if not streams.used:
+        return
+    held = []
+    for stream in (torch.cuda.current_stream(), *streams.others):
+        with torch.cuda.stream(stream):
+            for size in FREED:
+                for _ in range(COPIES):
+                    held.append(torch.empty(size, dtype=torch.uint8, device="cuda").fill_(0x7F))
+
+
+def _compare(
+    case: StressCase, operands: Operands, found: list[list[Found]], shared: list[Subject],
+    streams: _Streams,
+) -> None:  # fmt: skip
+    """Make the same calls alone, of a second plan, and compare every result."""
+    clear_graph_cache()
+    st.clear_plan_cache()
+    alone = made(operands)
+    flags: list[tuple[int, str, Found, Found, bool | Tensor]] = []
+    for thread, jobs in enumerate(case.jobs):
+        expected: dict[str, Found] = {}
+        for job, result in zip(jobs, found[thread], strict=True):
+            if job not in expected:
+                expected[job] = _result(alone, thread, job)
+            flags.append((thread, job, result, expected[job], _same(alone, result, expected[job])))
+    ready = [flag for *_, flag in flags if isinstance(flag, Tensor)]
+    read = iter(torch.stack(ready).tolist() if ready else [])
+    for thread, job, result, wanted, flag in flags:
+        if next(read) if isinstance(flag, Tensor) else flag:
+            continue
+        after = ""
+        if shared:
+            kept = _result(shared[0], thread, job)
+            right = _same(alone, kept, wanted)
+            after = f"; the plan is {'right' if bool(right) else 'wrong'} afterwards"
+        raise Wrong(f"thread {thread}, {job}: {_told(result, wanted)}{after}")
+    streams.wait()  # raises what kernels did, before memory is used again
+
+
+def _same(subject: Subject, found: Found, wanted: Found) -> bool | Tensor:
+    """Whether two results are the same, without waiting for the GPU."""
+    if isinstance(found, str) or isinstance(wanted, str):
+        return isinstance(found, str) and isinstance(wanted, str) and found == wanted
+    if found.shape != wanted.shape or found.dtype is not wanted.dtype:
+        return False
+    if found.numel() == 0:
+        return True
+    if not subject.bits:
+        unit = LOOSE * torch.finfo(found.dtype).eps
+        size = wanted.abs().amax() + 1
+        return ((found - wanted).abs() <= unit * size).all()
+    if subject.operands.case.subject != "plan":
+        return (found == wanted).all()  # by another system, perhaps: it may have another zero
+    if not found.is_cuda:
+        return equal_bits(found, wanted)
+    word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[found.element_size()]
+    return (found.contiguous().view(word) == wanted.contiguous().view(word)).all()
+
+
+def _told(found: Found, wanted: Found) -> str:
+    if isinstance(found, str) or isinstance(wanted, str):
+        shown = [each if isinstance(each, str) else "a result" for each in (found, wanted)]
+        return f"{shown[0]} instead of {shown[1]}"
+    if found.shape != wanted.shape or found.dtype is not wanted.dtype:
+        return f"{found.dtype}{[*found.shape]} instead of {wanted.dtype}{[*wanted.shape]}"
+    differ = ~((found == wanted) | (found.isnan() & wanted.isnan()))
+    if not bool(differ.any()):
+        return "other bits of equal numbers"
+    at = tuple(int(k) for k in differ.nonzero()[0])
+    return (
+        f"{int(differ.sum())} of {found.numel()} elements differ, first {at}: "
+        f"{float(found[at]):.9g} instead of {float(wanted[at]):.9g}"
+    )
+
+
+def try_case(case: StressCase) -> Outcome:
+    """Run one case and judge also what it raised."""
+    try:
+        with settings(tf32=True):  # Tensor Cores take float32 only so; operands are exact in TF32
+            return Outcome(case, run_case(case))
+    except Wrong as error:
+        return Outcome(case, case.system, wrong=str(error))
+    except UnsupportedError as error:
+        if is_refusal(error) and case.system not in ("auto", exact_system(case.device).name):
+            return Outcome(case, case.system, refused=grouped(error, case.system))
+        return Outcome(case, case.system, wrong=_described(error))
+    except Exception as error:
+        return Outcome(case, case.system, wrong=_described(error))
+
+
+def _described(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+    return f"{type(error).__name__} at {place}: {' '.join(str(error).split())[:300]}"
+
+
+def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
+    """Run the cases of a seed and say on stdout what comes of each, for ``tools.fuzz_pool``."""
+    said = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else prints
+
+    def say(**facts: Any) -> None:
+        said.write(json.dumps(facts) + "\n")
+
+    torch.set_num_threads(1)  # each of our threads would have that many of its own
+    if device == "cuda":
+        say(compiled="imports")
+        warm(device, int(seed), lambda name: say(compiled=name))
+    for number in case_numbers(int(first), float(until)):
+        say(case=number)
+        outcome = try_case(draw(int(seed), number, device))
+        say(case=number, system=outcome.system, wrong=outcome.wrong, refused=outcome.refused)
+        if outcome.wrong and device == "cuda":
+            torch.cuda.synchronize()  # raises where the context is lost: a new process goes on
+
+
+def check_stress(path: str | os.PathLike[str]) -> list[str]:
+    """Return what is wrong with a record of a GPU, one sentence each; empty when all is right."""
+    again = "run `python -m tools.stress` on that GPU again"
+    record, problems = read_proof(path, SCHEMA, again)
+    if not record:
+        return problems
+    forms = {"plans": int, "processes": int, "systems": dict, "features": dict, "failures": list}
+    if not all(isinstance(record.get(name), form) for name, form in forms.items()):
+        return [f"{path}: does not count plans, systems, jobs and failures; {again}"]
+    for name, least in FEWEST.items():
+        if record[name] < least:
+            problems.append(f"{path}: {record[name]} {name}, fewer than {least}; {again}")
+    able = {name for name in SYSTEMS if record.get("device") in SYSTEMS[name].devices}
+    missing = sorted(able - set(record["systems"]))
+    if missing or not able:
+        problems.append(f"{path}: no plan of {', '.join(missing) or 'any system'}; {again}")
+    idle = sorted(set(PLAN_JOBS) - set(record["features"].get("job", {})))
+    if idle:
+        problems.append(f"{path}: nobody asked for {', '.join(idle)}; {again}")
+    return problems + [f"{path}: {line}" for line in record["failures"]]
+
+
+def _replay(case: StressCase, times: int) -> int:
+    print(case)
+    for turn in range(times):
+        outcome = try_case(case)
+        if outcome.wrong:
+            print(f"outcome, time {turn + 1}: {outcome.wrong}")
+            return 1
+    print(f"outcome: {outcome.refused or 'right'}, {times} times")
+    return 0
+
+
+def _check_usage(asked: argparse.Namespace) -> None:
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        raise value_error(
+            "stress", "--device", "a device of this machine", "cuda where there is no GPU",
+            "Use --device cpu",
+        )  # fmt: skip
+    if not 0 < asked.seconds < math.inf:
+        raise value_error(
+            "stress", "--seconds", "a number above 0", asked.seconds, "Omit it for 120 seconds"
+        )
+    if asked.seed is not None and asked.seed < 0:
+        raise value_error("stress", "--seed", "0 or more", asked.seed, "Use another number")
+    if asked.replay is not None and asked.replay < 0:
+        raise value_error("stress", "--replay", "0 or more", asked.replay, "Use another number")
+    if not 1 <= asked.processes <= 256:
+        raise value_error("stress", "--processes", "1 to 256", asked.processes, "Use 6")
+    if asked.times < 1:
+        raise value_error("stress", "--times", "1 or more", asked.times, "Omit it")
+
+
+def _run(asked: argparse.Namespace) -> int:
+    _check_usage(asked)
+    device = asked.device
+    if asked.replay is not None:
+        seed, number = divmod(asked.replay, CASES_OF_A_SEED)
+        return _replay(draw(seed, number, device), asked.times)
+    seed = random.SystemRandom().randrange(2**31) if asked.seed is None else asked.seed
+    facts, digest = device_facts(device), code_digest()
+    drawn: Callable[[int, int], StressCase] = lambda s, number: draw(s, number, device)  # noqa: E731
+    work = Work("stress", device, drawn)
+    found = run_in_processes(work, seed, asked.seconds, asked.processes, note)
+    if code_digest() != digest:
+        raise value_error(
+            "stress", "the code", "left as it is meanwhile", "a change", "Run it again"
+        )
+    refused = sum(found["refusals"].values())
+    plans = found["cases"] - refused
+    note(
+        f"stress: seed {seed}: {plans} cold plans in {found['seconds']} s, {refused} refused, "
+        f"{len(found['failures'])} failed"
+    )
+    if asked.out is not None:
+        record = {
+            "schema": SCHEMA,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **facts,
+            "device": device,
+            "code_digest": digest,
+            "processes": asked.processes,
+            "plans": plans,
+            **{name: found[name] for name in
+               ("seeds", "seconds", "systems", "features", "refusals", "failures")},
+        }  # fmt: skip
+        folder = facts["gpu"]["slug"] if device == "cuda" else "cpu"
+        note(f"stress: wrote {write_json(record, asked.out / folder / RECORD_NAME)}")
+    return 1 if found["failures"] else 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Stress plans, or replay a case, as the arguments ask and return the exit code."""
+    parser = argparse.ArgumentParser(prog="stress", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long to go on")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--processes", type=int, default=1, help="on one GPU at once")
+    parser.add_argument("--seed", type=int, help="of the first process; a fresh one if omitted")
+    parser.add_argument("--replay", type=int, help="run this one case alone and print it")
+    parser.add_argument("--times", type=int, default=1, help="how often to replay it")
+    parser.add_argument("--out", type=Path, help="folder whose <gpu or cpu>/stress.json is written")
+    try:
+        return _run(parser.parse_args(list(arguments)))
+    except (ValueError, OSError) as error:
+        note(f"stress: error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        note("stress: stopped")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
