@@ -138,6 +138,7 @@ SUITES = {
     "row lists": Suite(("tests/formats/test_device_rows.py",), kernel="list_rows"),
     "bundles": Suite(("tests/formats/test_device_rows.py",), kernel="pack_bundles"),
     "blocks": Suite(("tests/nn/test_blocks.py",), kernel="spmm_block"),
+    "normalised values": Suite(("tests/systems/test_normalise.py",), kernel="normalise"),
     "turned blocks": Suite(
         ("tests/systems/test_block_rows.py", "tests/nn/test_blocks.py"), kernel="transpose_block"
     ),
@@ -869,6 +870,24 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("16 + digit * width", "16", "second digit"),
         ("known == 0 ? before : nearest", "nearest", "ends of columns without entries"),
         ("before = max(before, last[other])", "before = last[0]", "ends in warps before"),
+    ),
+    # -- normalisation of a graph's values
+    *_in(
+        "normalise.cu",
+        "normalised values",
+        ("lanes / 2", "lanes / 4", "sums of lanes"),
+        ("mine.begin + kAlone, mine.end}", "mine.begin, mine.end}", "entries of a long row"),
+        ("first += kUnroll * kThreads", "first += 2 * kUnroll * kThreads", "batches of a long row"),
+        ("int u = 1; u < kUnroll", "int u = 2; u < kUnroll", "sums in flight"),
+        ("sum += s_sums[warp]", "sum += s_sums[0]", "sums of warps"),
+        ("row + (other - group) * sets", "row", "scale of a long row"),
+        ("source < 0 ?", "source < 1 ?", "weight 0"),
+        ("degree == Acc(0) ? Acc(0) : ", "", "rows without weight"),
+        ("* weight_of(p, i) * right", "* weight_of(p, i) * left", "scale of the column"),
+        ("pull(__ldg(p.order + i))", "pull(i)", "gradient by column"),
+        ("Acc(-0.5) * scale", "Acc(0.5) * scale", "gradient of a root"),
+        ("+ __ldg(p.pulls + of)", "", "gradient of degrees"),
+        ("scale == Acc(0) ? Acc(0) : found", "found", "gradient without weight"),
     ),
     # -- rows counted, listed and bundled on a GPU
     *_in(

@@ -98,7 +98,7 @@ def _device_tree(folder: Path) -> Path:
 class HostKernel:
     """One configuration of a kernel, compiled for the host in ``folder``.
 
-    With ``counted``, :attr:`steps` says how many basic blocks of the code all threads have run: a
+    With ``counted``, :attr:`steps` says how many basic blocks of the code each thread has run: a
     measure of a kernel's work that is the same in every run.
     """
 
@@ -126,9 +126,9 @@ class HostKernel:
         self.params = spec.params
 
     @property
-    def steps(self) -> int:
-        """Basic blocks run by all launches so far."""
-        return ctypes.c_ulonglong.in_dll(self.library, "counted_steps").value
+    def steps(self) -> list[int]:
+        """Basic blocks run by each thread of a block, in all launches so far."""
+        return list((ctypes.c_ulonglong * 1024).in_dll(self.library, "counted_steps"))
 
     def launch(
         self, grid: tuple[int, int, int], threads: int, stream: int, params: Any, **_: Any

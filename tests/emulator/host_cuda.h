@@ -9,6 +9,7 @@
 #include <cstring>
 
 using std::isfinite;
+using std::sqrt;
 // Those of <algorithm>, a header as long as all others here.
 template <typename T>
 constexpr T max(T a, T b) {
@@ -123,6 +124,15 @@ inline Warp& this_warp() { return warps[threadIdx.x / 32]; }
 inline int this_lane() { return threadIdx.x % 32; }
 inline void __syncwarp(unsigned mask = ~0u) { this_warp().wait(mask); }
 void __syncthreads();
+inline int __syncthreads_or(int value) {
+  static int any;  // blocks run one after the other
+  __syncthreads();
+  any = 0;
+  __syncthreads();
+  any |= value != 0;
+  __syncthreads();
+  return any;
+}
 void sync_some_warps(int barrier, int threads);  // of the block, by a barrier's number
 
 // Asynchronous copies of the thread whose turn it is: of ``filled`` bytes ``bytes`` are read, the

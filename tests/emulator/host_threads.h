@@ -15,10 +15,10 @@
 Index threadIdx, blockIdx, gridDim;
 Warp warps[32];
 
-// Called at each basic block of a kernel that is compiled to count them (build.py).
+// Called at each basic block of a kernel that is compiled to count them (build.py), thread by thread.
 extern "C" {
-unsigned long long counted_steps = 0;
-void __sanitizer_cov_trace_pc() { ++counted_steps; }
+unsigned long long counted_steps[1024] = {};
+void __sanitizer_cov_trace_pc() { ++counted_steps[threadIdx.x]; }
 }
 
 namespace {

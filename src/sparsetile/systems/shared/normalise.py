@@ -1,0 +1,226 @@
+"""Values of a graph's matrix divided by the roots of its rows' sums: GCN's normalisation.
+
+    d[r] = sum of v over row r        y[e] = d[row]^-1/2 · v[e] · d[column]^-1/2
+
+On a GPU two launches of ``normalise.cu``, and two for the gradient; nothing is waited for, and
+nothing is allocated but the results and one number a row. Elsewhere, for derivatives of the
+gradient and under transforms, torch's operations (:func:`torch_values`), which also say what is
+right. Both give the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.core.device import processors
+from sparsetile.intake.csr import CSR, _SumDuplicates
+from sparsetile.jit.loader import current_stream_handle, on_device
+from sparsetile.kernels.csr import ELEMENTS
+from sparsetile.kernels.normalise import (
+    GRADIENT,
+    NORMALISE,
+    NORMALISE_THREADS,
+    PULLS,
+    SCALES,
+    VALUES,
+    normalise_config,
+)
+from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
+
+__all__ = ["WeightMap", "normalised_values", "torch_values"]
+
+_MAX_COUNT = 2**31  # the kernel numbers entries and weights with 32 bits
+# Thread blocks for each SM: a grid of one size for all graphs is a launch that is prepared once.
+_BLOCKS = 8
+
+_FIELDS = [field.name for field in NORMALISE.params.fields]
+_launches: dict[tuple[int, torch.dtype, int], Callable[..., None]] = {}
+
+
+class WeightMap:
+    """Which weight each entry of a square matrix takes. Of a pattern: made once, read by all calls.
+
+    Parameters
+    ----------
+    csr : CSR [nodes, nodes]
+        ``entry_map`` leads from edges to entries; parallel edges are summed.
+    numbers : Tensor of int64 [edges], optional
+        Number of each edge's weight, each at most once; -1 for an edge that was added, whose weight
+        is ``fill``. None if edge k has weight k.
+    """
+
+    def __init__(self, csr: CSR, numbers: Tensor | None = None) -> None:
+        self.csr = csr
+        where = csr.entry_map
+        self.parallel = where is not None and where.numel() > csr.nnz
+        self._numbers = numbers
+        self._sources = numbers  # weight of each entry, if edges are not parallel
+        if where is not None and not self.parallel:
+            alike = torch.arange(where.numel(), device=where.device) if numbers is None else numbers
+            self._sources = torch.empty_like(where)
+            self._sources[where] = alike
+        self._short = None if self._sources is None or self.parallel else self._sources.int()
+        self._by_column: tuple[Tensor, Tensor] | None = None
+        # Parallel edges are summed first; entry k has sum k.
+        self.of_sums = self
+        if self.parallel:
+            plain = CSR(csr.indptr, csr.indices, None, csr.shape, checked=csr.checked)
+            self.of_sums = WeightMap(plain)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it holds beside the matrix."""
+        by_column = self.of_sums._by_column or ()
+        found = [self._numbers, self._sources, self._short, *by_column]
+        return [each for each in found if each is not None]
+
+    def prepare_gradients(self) -> tuple[Tensor, Tensor]:
+        """Return, and keep, where each column begins and the entries by column.
+
+        Gradients ask for it; a caller whose streams share the map asks before, and waits.
+        """
+        if self.parallel:
+            return self.of_sums.prepare_gradients()
+        if self._by_column is None:
+            counts = torch.bincount(self.csr.indices, minlength=self.csr.shape[1])
+            ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
+            torch.cumsum(counts, 0, out=ptr[1:])
+            self._by_column = ptr, self.csr.transpose_order().int()
+        return self._by_column
+
+    def entries(self, weight: Tensor, fill: float) -> Tensor:
+        """Return one value per entry by torch's operations. Differentiable."""
+        if self.parallel:
+            return self.csr.canonical_values(_picked(weight, self._numbers, fill))
+        return _picked(weight, self._sources, fill)
+
+
+def _picked(weight: Tensor, numbers: Tensor | None, fill: float) -> Tensor:
+    """``weight[numbers]``, ``fill`` for a number of -1."""
+    if numbers is None:
+        return weight
+    if not weight.numel():
+        return weight.new_full(numbers.shape, fill)
+    return torch.where(numbers < 0, fill, weight.index_select(0, numbers.clamp(min=0)))
+
+
+def torch_values(where: WeightMap, weight: Tensor, fill: float) -> Tensor:
+    """As :func:`normalised_values`, in the weights' own type, by torch's operations.
+
+    Differentiable any number of times, also by torch.func.
+    """
+    values, csr = where.entries(weight, fill), where.csr
+    rows, lengths = csr.row_ids(), csr.row_lengths()
+    alike = torch.arange(rows.numel(), device=rows.device)
+    degree = _SumDuplicates.apply(values, rows, alike, lengths)
+    # Nodes without incoming weight are scaled by 0. The inner where keeps their gradient finite.
+    empty = degree == 0
+    scale = torch.where(empty, 0.0, torch.where(empty, 1.0, degree).pow(-0.5))
+    return scale.index_select(0, rows) * values * scale.index_select(0, csr.indices)
+
+
+def normalised_values(
+    where: WeightMap, weight: Tensor, fill: float, dtype: torch.dtype, *, fused: bool = True
+) -> Tensor:
+    """Return the normalised value of each entry. Differentiable in the weights.
+
+    Parameters
+    ----------
+    where : WeightMap
+    weight : Tensor [edges]
+        On the matrix's device.
+    fill : float
+        Weight of edges that were added.
+    dtype : {torch.float32, torch.float64}
+        Of the result, and of the sums.
+    fused : bool
+        Whether kernels may be launched: no transform, mode or tracer has to see what is done.
+
+    Returns
+    -------
+    Tensor [entries]
+    """
+    if not (fused and _takes(where.csr, weight)):
+        return torch_values(where, weight.to(dtype), fill)
+    other = weight.dtype not in ELEMENTS or (weight.dtype is torch.float64) != (
+        dtype is torch.float64
+    )
+    if other or where.parallel:
+        weight = weight.to(dtype)
+    if where.parallel:
+        where, weight = where.of_sums, where.entries(weight, fill)
+    weight = weight.contiguous()
+    if torch.is_grad_enabled() and weight.requires_grad:
+        return _Normalise.apply(weight, where, fill)  # type: ignore[no-any-return]
+    return _forward(where, weight, fill)[0]
+
+
+def _takes(csr: CSR, weight: Tensor) -> bool:
+    counts = (csr.nnz, csr.shape[0], weight.numel())
+    return weight.is_cuda and csr.nnz > 0 and max(counts) < _MAX_COUNT
+
+
+def _launch(stage: int, where: WeightMap, weight: Tensor, fill: float, **places: Tensor) -> None:
+    """Launch one stage of the kernel, with the results of those before it."""
+    device = device_index(weight.device)
+    csr, short = where.csr, where._short
+    fields: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in places.items()}
+    fields |= {
+        "indptr": csr.indptr.data_ptr(),
+        "columns": csr.indices.data_ptr(),
+        "sources": 0 if short is None else short.data_ptr(),
+        "weights": weight.data_ptr(),
+        "fill": fill,
+        "rows": csr.shape[0],
+    }
+    with on_device(device):
+        ensure_cuda_context(device)
+        launch = _launches.get((device, weight.dtype, stage))
+        if launch is None:
+            kernel = NORMALISE.load(normalise_config(weight.dtype, stage), device)
+            grid = (processors(torch.device("cuda", device)) * _BLOCKS, 1, 1)
+            prepared = kernel.prepare(grid, NORMALISE_THREADS, NORMALISE.params.zeros, _FIELDS)
+            launch = _launches[device, weight.dtype, stage] = prepared.launch
+        launch(current_stream_handle(device), *(fields.get(name, 0) for name in _FIELDS))
+
+
+def _forward(where: WeightMap, weight: Tensor, fill: float) -> tuple[Tensor, Tensor]:
+    """Return the values and the rows' scales."""
+    csr = where.csr
+    sums = torch.promote_types(weight.dtype, torch.float32)
+    scales = weight.new_empty(csr.shape[0], dtype=sums)
+    values = weight.new_empty(csr.nnz, dtype=sums)
+    _launch(SCALES, where, weight, fill, scales=scales)
+    _launch(VALUES, where, weight, fill, scales=scales, values=values)
+    return values, scales
+
+
+class _Normalise(torch.autograd.Function):
+    """Both launches, and those of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, where: WeightMap, fill: float) -> Tensor:
+        values, scales = _forward(where, weight, fill)
+        where.prepare_gradients()
+        ctx.save_for_backward(weight, values, scales)
+        ctx.where, ctx.fill = where, fill
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        weight, values, scales = ctx.saved_tensors
+        where, fill = ctx.where, ctx.fill
+        if torch.is_grad_enabled():  # the gradient is to be differentiated itself
+            again = torch_values(where, weight.to(values.dtype), fill)
+            return (*torch.autograd.grad(again, weight, grad, create_graph=True), None, None)
+        ptr, order = where.prepare_gradients()
+        grad = grad.contiguous()
+        pulls, made = torch.empty_like(scales), torch.zeros_like(weight)
+        places = {"scales": scales, "values": values, "grad": grad, "pulls": pulls}
+        _launch(PULLS, where, weight, fill, **places, column_ptr=ptr, order=order)
+        _launch(GRADIENT, where, weight, fill, **places, grad_weights=made)
+        return made, None, None
