@@ -71,7 +71,8 @@ def _fresh_start(case: LayerCase) -> None:
 
 
 def _call(subject: Subject, mode: str, where: str) -> None:
-    named, values = subject.named(), _current(subject)
+    named = subject.named()
+    values = _current({"x": subject.x, **named}, tracked=mode == "grad")
     with _mode(mode):
         x = subject.x.detach().clone() if mode == "grad" else subject.x
         if mode == "grad":
@@ -80,7 +81,7 @@ def _call(subject: Subject, mode: str, where: str) -> None:
         wanted = subject.result(values)
         _check_form(subject, out, wanted, where)
         with torch.no_grad():
-            compare(out, wanted.detach(), _bound(subject, values, wanted.detach()), where)
+            compare(out, wanted, _widened(subject, wanted, subject.magnitude(values)), where)
         if mode == "grad":
             _gradients(subject, {"x": x, **named}, values, out, wanted, where)
 
@@ -95,17 +96,14 @@ def _mode(mode: str) -> Iterator[None]:
         yield
 
 
-def _current(subject: Subject) -> Named:
+def _current(named: Named, tracked: bool) -> Named:
     """Copies of the current content in float64; a tensor under two names has one."""
     made: dict[int, Tensor] = {}
-
-    def copied(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            own = tensor.detach().double().clone()
-            made[id(tensor)] = own if own.is_inference() else own.requires_grad_()
-        return made[id(tensor)]
-
-    return {name: copied(each) for name, each in {"x": subject.x, **subject.named()}.items()}
+    for each in named.values():
+        if id(each) not in made:
+            own = made[id(each)] = each.detach().to(torch.float64, copy=True)
+            own.requires_grad_(tracked)
+    return {name: made[id(each)] for name, each in named.items()}
 
 
 def _check_form(subject: Subject, out: Tensor, wanted: Tensor, where: str) -> None:
@@ -113,11 +111,6 @@ def _check_form(subject: Subject, out: Tensor, wanted: Tensor, where: str) -> No
         raise Wrong(f"{where}: shape {tuple(out.shape)} instead of {tuple(wanted.shape)}")
     if out.dtype is not subject.dtype:
         raise Wrong(f"{where}: {out.dtype} instead of {subject.dtype}")
-
-
-def _bound(subject: Subject, values: Named, result: Tensor) -> Tensor:
-    plain = {name: each.detach() for name, each in values.items()}
-    return _widened(subject, result, subject.magnitude(plain))
 
 
 def _widened(subject: Subject, result: Tensor, magnitude: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ class Linear(Subject):
 
     def make(self) -> None:
         case = self.case
-        self.inner = 16 * (1 + case.width % 3) + 4 * (case.pick % 2)
-        out = 16 * (1 + case.out % 4) + 4 * (case.pick // 2 % 2)
+        self.inner = case.block * (1 + case.width % 3) + 4 * (case.pick % 2)
+        out = case.block * (1 + case.out % 4) + 4 * (case.pick // 2 % 2)
         self.module = SparseLinear.from_dense(
             self.normal(out, self.inner), self.normal(out) if case.bias else None, sparsity=0.5,
             block=case.block, activation=case.activation,
@@ -112,8 +112,8 @@ class MLP(Subject):
     def make(self) -> None:
         case = self.case
         self.gated = case.oddity in GATED or (case.oddity == "none" and case.pick % 3 == 0)
-        self.inner = 16 * (1 + case.width % 3) + 4 * (case.pick % 5 == 0)
-        hidden = self.inner if case.oddity in ("tied", "one module twice") else 32
+        self.inner = case.block * (1 + case.width % 3) + 4 * (case.pick % 5 == 0)
+        hidden = self.inner if case.oddity in ("tied", "one module twice") else 2 * case.block
         first = nn.Linear(self.inner, hidden, bias=case.bias)
         last = nn.Linear(hidden, self.inner, bias=case.bias)
         if case.oddity == "one module twice":
@@ -129,7 +129,7 @@ class MLP(Subject):
         middle = nn.ReLU() if case.activation == "relu" else nn.Identity()
         self.module = nn.Sequential(first, middle, last)
         if self.gated:
-            self.module = nn.Sequential(Gated(self.inner, 32, case.bias, case.oddity))
+            self.module = nn.Sequential(Gated(self.inner, 2 * case.block, case.bias, case.oddity))
         self.smooth = case.activation == "none" and not self.gated
 
     def new_x(self) -> Tensor:
@@ -137,7 +137,7 @@ class MLP(Subject):
 
     @property
     def terms(self) -> int:
-        return 4 * (self.case.nodes + 4 * self.inner + 40)
+        return 4 * (self.case.nodes + 4 * self.inner + 4 * self.case.block)
 
     def call(self, x: Tensor) -> Tensor:
         found: Tensor = self.module(x)

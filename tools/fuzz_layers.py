@@ -166,7 +166,7 @@ def draw_layer(seed: int, number: int, device: str) -> LayerCase:
         loops=rng.random() < 0.7,
         normalize=rng.random() < 0.8,
         heads=rng.choice((1, 2, 3)),
-        block=rng.choice((16, 16, 32)),
+        block=rng.choice((16, 16, 32) if device == "cpu" else (32, 64, 64)),
         activation=rng.choice(("none", "relu")),
         oddity=_pick(rng, ODDITIES),
         training=rng.random() < 0.5,
@@ -200,6 +200,9 @@ def _settle(case: LayerCase, rng: random.Random) -> LayerCase:
     if case.weight != "none" and case.reduce in ("max", "min"):
         # Refused: which of several weighted messages of an edge is the largest.
         case = replace(case, parallel=False)
+    if case.layer == "pyg GCNConv" and case.weight != "none":
+        # PyG gives a gradient to each of a node's parallel self-loops; one alone has a part.
+        case = replace(case, parallel=False)
     if case.layer == "spmm" and case.reduce != "sum":
         case = replace(case, parallel=False)  # a matrix has one entry for parallel edges
     if case.layer == "GATConv" and case.dtype in ("float16", "bfloat16"):
@@ -207,6 +210,8 @@ def _settle(case: LayerCase, rng: random.Random) -> LayerCase:
         case = replace(case, dtype="float32")
     if case.device == "cuda" and case.dtype == "float64" and case.pick % 2:
         case = replace(case, dtype="float32")  # the kernels of layers have no float64
+    if case.device == "cuda" and case.layer in WITHOUT_GRAPH and case.pick % 3:
+        case = replace(case, dtype=rng.choice(("float16", "bfloat16")))  # all that theirs have
     edits = tuple(_edit(case, rng) for _ in case.modes[1:])
     return replace(case, edits=edits)
 
