@@ -366,8 +366,8 @@ def test_a_kept_plan_dropped_while_another_stream_reads_it_keeps_its_memory(grad
     A = (csr.indptr, csr.indices, csr.values.clone(), csr.shape)
     expected = st.spmm(A, B).detach()
     (entry,) = spmm_module._entries.values()
-    (kept,) = entry.plans.values()
-    sizes = [tensor.numel() * tensor.element_size() for tensor in kept.plan.flat[0]]
+    ((kept, _),) = entry.plans.values()
+    sizes = [tensor.numel() * tensor.element_size() for tensor in kept.flat[0]]
     del entry, kept
     torch.cuda.synchronize()
     side = torch.cuda.Stream()

@@ -16,9 +16,7 @@ import torch
 
 import sparsetile as st
 from sparsetile.intake import write_npz
-from sparsetile.plan import kept as kept_module
 from sparsetile.plan import spmm as module
-from sparsetile.plan.kept import KeptPlan
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
 MATRIX = random_matrix(30, 20, 0.2).astype(np.float32)
@@ -193,7 +191,7 @@ def test_a_plan_goes_when_its_matrix_goes(name, grad):
     watched = [weakref.ref(part) for part in parts]
     C = st.spmm(A, operand())
     assert len(module._entries) == 1
-    kept = weakref.ref(next(iter(next(iter(module._entries.values())).plans.values())))
+    kept = weakref.ref(next(iter(next(iter(module._entries.values())).plans.values()))[0])
     del A, parts, C
     gc.collect()
     assert [ref() for ref in watched] == [None] * len(watched)
@@ -484,61 +482,6 @@ def test_the_plans_of_a_matrix_are_bounded_and_the_latest_stay(plans, monkeypatc
     assert len(plans) == 4
     st.spmm(A, torch.ones(20, 2))
     assert len(plans) == 5, "what was dropped is planned again"
-
-
-class Streams:
-    """A plan on a GPU that is pretended, and the streams it was told of."""
-
-    def __init__(self) -> None:
-        self.device = torch.device("cuda", 0)
-        self.recorded: list[str] = []
-
-    def record_stream(self, stream: str) -> None:
-        self.recorded.append(stream)
-
-
-@pytest.fixture
-def on_stream(monkeypatch: pytest.MonkeyPatch) -> Callable[[KeptPlan, int], None]:
-    """Launch something with a kept plan on a stream."""
-
-    def use(kept: KeptPlan, handle: int) -> None:
-        monkeypatch.setattr(kept_module, "current_stream_handle", lambda device: handle)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream {handle}")
-        kept.note_stream()
-
-    return use
-
-
-def test_a_dropped_plan_tells_the_allocator_every_stream_that_used_it(on_stream):
-    entry = module._Entry(None, None)
-    kept = entry.keep((1,), Streams())
-    for handle in (7, 8, 7, 7):
-        on_stream(kept, handle)
-    assert kept.plan.recorded == [], "nothing per call"
-    entry.drop()
-    assert kept.plan.recorded == ["stream 7", "stream 8"] and not entry.plans
-
-
-@pytest.mark.parametrize("how", ["cleared", "evicted", "forgotten"])
-def test_every_way_to_drop_a_plan_tells_the_streams(on_stream, monkeypatch, how):
-    entry = module._entries["key"] = module._Entry(None, None)
-    kept = entry.keep((1,), Streams())
-    on_stream(kept, 7)
-    if how == "cleared":
-        st.clear_plan_cache()
-    elif how == "forgotten":
-        module._forget("key")
-    else:
-        monkeypatch.setattr(module, "MAX_PLANS", 1)
-        entry.keep((2,), Streams())
-    assert kept.plan.recorded == ["stream 7"]
-
-
-def test_a_plan_on_the_cpu_has_no_streams():
-    st.spmm(A := csr_tuple(), torch.ones(20, 4))
-    (entry,) = module._entries.values()
-    (kept,) = entry.plans.values()
-    assert not kept.streams and kept.plan.record_stream(None) is None and A[0] is not None
 
 
 def test_a_plan_tells_the_allocator_of_every_tensor_it_keeps(monkeypatch):

@@ -178,9 +178,9 @@ class GCNConv(nn.Module):
             return None
         fill = 2.0 if self.improved else 1.0
         compute = functools.partial(_values, graph, given, fill, self.normalize, dtype)
-        if given.tracked:
+        if given.trained:
             return Weights(None, compute())
-        return graph.keep_values(("gcn", fill, self.normalize, dtype, values_key), compute)
+        return graph.keep_values(("gcn", fill, self.normalize, dtype), values_key, compute)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sparsetile.core.streams import capturing, refuse_capture, settle
 from sparsetile.intake.csr import CSR, FP8
 from sparsetile.plan.dispatch import lasting
 from sparsetile.plan.flat import Direction
@@ -40,6 +41,7 @@ __all__ = [
 
 # Of all plans: two threads that need a transpose at once must share one.
 PLANNING = threading.RLock()
+_BEFORE_CAPTURE = "Compute a gradient, or read plan.T, once before the capture"
 # What autocast casts.
 _CAST_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -52,10 +54,13 @@ def planned_transpose(plan: Plan) -> Plan:
     origin = plan._alive_origin()
     if origin is not None:  # two transposes of one another share their values
         if plan._order is None:
-            plan._order = origin._entries_of_transpose()
+            order = origin._entries_of_transpose()
+            settle(plan.device)
+            plan._order = order
         return origin
     if plan._transposed is not None:
         return plan._transposed
+    refuse_capture("plan.T", plan.device, _BEFORE_CAPTURE)
     wider = None if plan._wider is None else plan._wider()
     if wider is None:
         made = _build_transpose(plan)
@@ -74,6 +79,7 @@ def backward_plan(plan: Plan) -> Plan:
     with PLANNING:
         untouched = plan._as_planned and plan._transposed is None and plan._origin is None
         if untouched and not plan._mirrors:
+            refuse_capture("run", plan.device, _BEFORE_CAPTURE)
             wider = None if plan._wider is None else plan._wider()
             if wider is None:
                 plan._mirrors = _mirrors_itself(plan)
@@ -195,8 +201,7 @@ def _casts_to(plan: Plan, dtype: torch.dtype) -> bool:
     taken = dtype in system.dtypes or (
         system.casts_to_exact and dtype in exact_system(plan.device.type).dtypes
     )
-    capturing = plan.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return taken and not plan._held.released and not capturing
+    return taken and not plan._held.released and not capturing(plan.device)
 
 
 @lasting

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from sparsetile.core.checks import real_number
+from sparsetile.core.streams import capturing, settle
 from sparsetile.plan import operator_gradients, operators
 from sparsetile.plan.derived import backward_plan
 from sparsetile.plan.dispatch import lasting, outlived
@@ -61,6 +62,7 @@ def _product(
             if bias is None and not relu and alpha == 1.0 and reduce == "sum":
                 return bound(B)
             return bound.fused(B, bias, alpha, reduce == "mean", relu)
+    plan._note_stream()
     tensors, recipe = plan.flat
     return operators.spmm(
         tensors, plan._held.held, flat_packed(plan._held.packed), B, bias, recipe,
@@ -146,13 +148,11 @@ def _mean_scale(plan: Plan, ahead: bool = False) -> Tensor | None:
 
 @lasting
 def _make_scale(plan: Plan, ahead: bool) -> Tensor | None:
-    cuda = plan.device.type == "cuda"
-    if cuda and torch.cuda.is_current_stream_capturing():  # the graph's memory would not last
+    if capturing(plan.device):  # a graph's memory is filled by replays alone
         return None if ahead else operator_gradients.row_scale(plan._csr.indptr, plan.dtype)
     with torch.no_grad():
         scale = operator_gradients.row_scale(plan._csr.indptr, plan.dtype)
-    if cuda:
-        torch.cuda.current_stream(plan.device).synchronize()  # other streams will read it
+    settle(plan.device)
     plan._scale = scale
     return scale
 
@@ -170,6 +170,7 @@ def _transposed_product(plan: Plan, transposed: Plan, grad: Tensor, alpha: float
     """Return alpha · Aᵀ·grad; differentiable where gradients of gradients are asked for."""
     if torch.is_grad_enabled() and grad.requires_grad:
         plan._prepare_gradients()
+        plan._note_stream()
         tensors, recipe = plan.flat
         return operator_gradients.gradient_product(tensors, plan._held.held, grad, recipe, alpha)
     operators.refuse_tangents(grad)
@@ -186,8 +187,8 @@ def differentiable_product(
     if type(alpha) is not float:
         alpha = real_number("run", "alpha", alpha)
     transposed = plan._transposed or (plan if plan._mirrors else backward_plan(plan))
-    if transposed is plan and plan.device.type == "cuda" and not plan._mirror_captured:
-        plan._mirror_captured = torch.cuda.is_current_stream_capturing()
+    if transposed is plan and not plan._mirror_captured:
+        plan._mirror_captured = capturing(plan.device)
     if reduce == "mean":
         _mean_scale(plan, ahead=True)
     wraps = outlived(B) or (bias is not None and outlived(bias))

@@ -39,6 +39,8 @@ class LinearPlan(Planned, Protocol):
     @property
     def flat(self) -> tuple[list[Tensor], str]: ...
 
+    def _note_stream(self) -> None: ...
+
     def operand_values(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensors | None]: ...
 
     def run(
@@ -91,6 +93,7 @@ def linear(
         check_fp8("sum", needs_grad, "linear")
     if plan.fuses_linear and not needs_grad and forward_ad._current_level < 0:
         call = operators.linear if plain_call() else torch.ops.sparsetile.linear
+        plan._note_stream()
         tensors, recipe = plan.flat
         given = flat_packed(packed)
         Y = call(tensors, values, given, tokens, bias, recipe, alpha, relu, out_dtype)

@@ -23,8 +23,10 @@ from torch import Tensor
 
 from sparsetile.core.device import machine
 from sparsetile.core.errors import type_error
+from sparsetile.core.streams import record_stream, refuse_capture, settle
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import FP8, PRODUCT_DTYPES
+from sparsetile.jit.loader import current_stream_handle
 from sparsetile.plan import report as reports
 from sparsetile.plan.derived import PLANNING, for_eager, planned_transpose
 from sparsetile.plan.devices import usable_device
@@ -49,6 +51,8 @@ from sparsetile.tune import floor_seconds
 
 __all__ = ["Plan"]
 
+# Streams and versions of values for which the allocator need not be told again.
+_NOTED = 64
 # Subclasses may override what operators do.
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
@@ -133,7 +137,9 @@ class Plan(torch.nn.Module):
         self._keep_widths(None)
         self._bound: Bound | None = None
         self._value_version = 0  # gradients must meet the values that their product had
+        self._streams: set[tuple[int, int, int]] = set()  # see _note_stream
         set_values(self, None if csr.values is None else csr.values.detach())
+        settle(self.device)  # from now on products may run on any stream
 
     def _keep_widths(self, widths: Widths | None) -> None:
         """Plan for other widths, too, or (None) for one."""
@@ -177,10 +183,11 @@ class Plan(torch.nn.Module):
         return self._flat[1]
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tell torch's allocator that products of this plan run on ``stream``.
+        """Tell torch's allocator that work on ``stream`` reads the plan's tensors.
 
-        Needed if a plan is used on another stream than the one it was made on, and freed before
-        that work is done; like ``torch.Tensor.record_stream``. Does nothing on the CPU.
+        Products do this themselves. Needed only if kernels of your own read tensors of
+        :attr:`flat` on another stream and the plan may be freed before they are done; like
+        ``torch.Tensor.record_stream``. Does nothing on the CPU.
 
         Examples
         --------
@@ -199,6 +206,18 @@ class Plan(torch.nn.Module):
             others = [] if self._widths is None else self._widths.plans()
             for other in (*others, *self._casts.values()):
                 other.record_stream(stream)
+
+    def _note_stream(self) -> None:
+        """Before a product through torch's operators: do what ``record_stream`` does, once for the
+        current stream and what is held now. Bound products do it themselves."""
+        if self.device.type == "cuda" and not torch.compiler.is_compiling():
+            stream = current_stream_handle(self.device.index)
+            note = (stream, len(self._flat[0]), self._value_version)
+            if note not in self._streams:
+                if len(self._streams) >= _NOTED:
+                    self._streams.clear()
+                record_stream((*self._flat[0], *self._held.tensors()), self.device)
+                self._streams.add(note)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -591,9 +610,12 @@ class Plan(torch.nn.Module):
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""
         if len(self._tensors) == len(self._direction.tensors()):
+            refuse_capture("run", self.device, "Compute a gradient once before the capture")
             transposed, inverse = self._transpose(), self._entries_of_transpose().long()
             order = None if self._order is None else self._order.long()
-            self._flat = flatten(self._direction, transposed._direction, order, inverse)
+            flat = flatten(self._direction, transposed._direction, order, inverse)
+            settle(self.device)
+            self._flat = flat
         return True
 
     _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -48,6 +48,7 @@ def general_product(
 ) -> Tensor:
     """See :meth:`sparsetile.Plan.run`; ``given`` are canonical values."""
     check_operand(plan, B)
+    plan._note_stream()
     if SYSTEMS[plan.system].casts_to_exact and (lower := lower_type(plan, B)) is not None:
         if given is None and plan._held.follow is not None:
             given = plan._held.follow()
@@ -89,6 +90,7 @@ def general_product(
     # A tracer reads the flat plan once, whether or not the first product needs a gradient.
     if needs_grad or (torch.is_grad_enabled() and torch.compiler.is_compiling()):
         plan._prepare_gradients()
+        plan._note_stream()
     if dual is not None:
         return product_of_duals(plan._flat, dual, reduce, alpha, relu, out_dtype)
     return operators.product(

@@ -2,8 +2,9 @@
 
 A plan is found again by the identity of the objects that make up A, watched through weak
 references: the cache never keeps a matrix alive. Each call compares the matrix's fingerprint, so
-values or patterns changed in place are noticed (``intake.fingerprint`` says how). Plans that are
-dropped may still be read by work on the streams that used them: torch's allocator is told.
+values or patterns changed in place are noticed (``intake.fingerprint`` says how). New values are
+written into the kept plans, in the order of the one stream that uses them. Trained values, and new
+ones of a matrix that several streams use, are read in every product instead.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from torch import Tensor
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values, fingerprint
 from sparsetile.intake.csr import PRODUCT_DTYPES
+from sparsetile.intake.identity import is_trained
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import edge_parts, graph_parts
+from sparsetile.jit.loader import current_stream_handle
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced
-from sparsetile.plan.kept import KeptPlan
 from sparsetile.plan.operands import check_operand
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan, refuse_traced, refuse_wrapped
@@ -45,21 +47,16 @@ MAX_PLANS = 16
 
 @dataclass
 class _Entry:
+    """What is kept of one pattern: plans, each with the key of the values that it holds."""
+
     pattern_key: Hashable
-    values_key: Hashable
-    plans: OrderedDict[tuple[Any, ...], KeptPlan] = field(default_factory=OrderedDict)
+    plans: OrderedDict[tuple[Any, ...], tuple[Plan, Hashable]] = field(default_factory=OrderedDict)
+    streams: set[int] = field(default_factory=set)  # that products were launched on
 
-    def keep(self, key: tuple[Any, ...], made: Plan) -> KeptPlan:
-        kept = self.plans[key] = KeptPlan(made)
+    def keep(self, key: tuple[Any, ...], made: Plan, values_key: Hashable) -> None:
+        self.plans[key] = made, values_key
         while len(self.plans) > MAX_PLANS:
-            self.plans.popitem(last=False)[1].drop()
-        return kept
-
-    def drop(self) -> None:
-        """Forget every plan."""
-        for kept in self.plans.values():
-            kept.drop()
-        self.plans.clear()
+            self.plans.popitem(last=False)
 
 
 _entries: dict[Hashable, _Entry] = {}
@@ -76,8 +73,6 @@ def clear_plan_cache() -> None:
     >>> st.clear_plan_cache()
     """
     with _lock:
-        for entry in _entries.values():
-            entry.drop()
         _entries.clear()
         _paths.clear()
 
@@ -89,13 +84,12 @@ def _components(A: Any) -> list[Any]:
 
 def _forget(key: Hashable) -> None:
     with _lock:
-        entry = _entries.pop(key, None)
-        if entry is not None:
-            entry.drop()
+        _entries.pop(key, None)
 
 
 @lasting
-def _entry(A: Any) -> _Entry:
+def _entry(A: Any) -> tuple[_Entry, Hashable]:
+    """Return what is kept for A, and the key of A's current values."""
     prints = fingerprint(A)
     pattern_key, values_key = prints if prints is not None else (None, None)
     watched = [part for part in _components(A) if hasattr(type(part), "__weakref__")]
@@ -103,28 +97,25 @@ def _entry(A: Any) -> _Entry:
     held = _entries.get(key)
     if held is None or held.pattern_key != pattern_key or prints is None:
         _forget(key)
-        held = _entries[key] = _Entry(pattern_key, values_key)
+        held = _entries[key] = _Entry(pattern_key)
         for part in watched:
             weakref.finalize(part, _forget, key).atexit = False
         if not watched:
             _paths[key] = None
             while len(_paths) > MAX_PATHS:
                 _forget(_paths.popitem(last=False)[0])
-    elif held.values_key != values_key:
-        if not _refresh(held, A):
-            held.drop()
-        held.values_key = values_key
     if not watched:
         _paths.move_to_end(key)
-    return held
+    return held, values_key
 
 
-def _refresh(entry: _Entry, A: Any) -> bool:
-    """Give the kept plans A's new values; False when they cannot take them."""
-    for kept in (each.plan for each in entry.plans.values()):
-        values = current_values(A, kept._csr)
-        if (values is None) != (kept.values is None):
-            return False
+@lasting
+def _refresh(kept: Plan, A: Any, write: bool) -> bool:
+    """Whether a kept plan can take A's new values; with ``write`` it does."""
+    values = current_values(A, kept._csr)
+    if (values is None) != (kept.values is None):
+        return False
+    if write:
         set_values(kept, None if values is None else values.detach())
     return True
 
@@ -140,17 +131,14 @@ def _planned(A: Any, n: int, dtype: torch.dtype, device: torch.device | None) ->
     made = plan(
         as_csr(A, function="spmm", device=device), n, dtype=dtype, expected_runs=EXPECTED_RUNS
     )
-    set_values(made, None if made.values is None else made.values.detach())
     made._held.follow = None  # it would keep A alive
     return made
 
 
-def _tracked(A: Any) -> bool:
-    """True when A's values take part in autograd."""
-    if isinstance(A, Tensor):
-        return A.requires_grad
+def _trained(A: Any) -> bool:
+    """Whether A's values must be read in every product: autograd or an optimiser knows them."""
     parts = [A.values] if isinstance(A, CSR) else _components(A)
-    return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
+    return any(is_trained(part) for part in parts)
 
 
 def _check_rows(A: Any, kept: Plan, B: Tensor) -> None:
@@ -213,22 +201,29 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     if kind_of(A) is Kind.GRAPH:  # its tensors are what is watched
         A = graph_parts("spmm", A)
     device = B.device if not isinstance(A, Tensor) else None
+    trained = _trained(A)
+    stream = current_stream_handle(B.device.index) if B.is_cuda else 0
     with _lock:
-        entry = _entry(A)
+        entry, values_key = _entry(A)
+        entry.streams.add(stream)
         key = (n, dtype, B.device, torch.are_deterministic_algorithms_enabled())
-        found = entry.plans.get(key)
-        if found is None:
-            found = entry.keep(key, _planned(A, n, dtype, device))
-        else:
-            entry.plans.move_to_end(key)
-        found.note_stream()
-        kept = found.plan
+        kept, held_key = entry.plans.get(key, (None, None))
+        current = trained or held_key == values_key
+        if kept is not None and not current:
+            current = len(entry.streams) == 1  # only the order of one stream makes writing safe
+            kept = kept if _refresh(kept, A, write=current) else None
+        if kept is None:
+            kept, current = _planned(A, n, dtype, device), True
+        if current:
+            entry.keep(key, kept, values_key)
+        entry.plans.move_to_end(key)
     rows = B.shape[-2] if B.dim() > 1 else B.numel() if B.dim() == 1 else None
     if rows != kept.shape[1]:
         _check_rows(A, kept, B)
     # Autograd keeps what a product read. It must be A's own values: the plan's copy of a sparse
     # tensor's is written again at each call on a GPU, which autograd would take for a change.
-    if torch.is_grad_enabled() and (_tracked(A) or (B.requires_grad and isinstance(A, Tensor))):
+    kept_by_autograd = isinstance(A, Tensor) and B.requires_grad and torch.is_grad_enabled()
+    if trained or kept_by_autograd or not current:
         values = _values_now(A, kept._csr)
         if B.dim() == 1:
             return general_product(kept, B[:, None], None, 1.0, 0.0, reduce, values).squeeze(-1)

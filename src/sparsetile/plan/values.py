@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.core.streams import capturing, settle
 from sparsetile.intake import CSR
 from sparsetile.plan.dispatch import lasting
 from sparsetile.systems.base import Runner, Tensors
@@ -95,10 +96,15 @@ class HeldValues:
                 "run", "B", f"{self._dtype} with a plan of keep='inference'", dtype,
                 "Plan in that type, or with keep='all'",
             )  # fmt: skip
-        if dtype not in self._casts:
+        found = self._casts.get(dtype)
+        if found is None:
             cast = None if self.held is None else self.held.to(dtype)
-            self._casts[dtype] = (cast, self._pack(cast, dtype))
-        return self._casts[dtype]
+            found = (cast, self._pack(cast, dtype))
+            device = next(iter(self._tensors.values())).device
+            if not capturing(device):  # a graph's memory is filled by replays alone
+                settle(device)
+                self._casts[dtype] = found
+        return found
 
     def release(self, runner: Runner, tensors: Tensors) -> None:
         """Drop what products of the plan's own type do not read; no new values come after this."""

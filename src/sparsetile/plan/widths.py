@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sparsetile.core.streams import capturing
+
 if TYPE_CHECKING:
-    from sparsetile.plan.kept import KeptPlan
     from sparsetile.plan.plan import Plan
 
 __all__ = ["FIRST_WIDTH", "MAX_WIDTHS", "Widths"]
@@ -32,14 +33,14 @@ class Widths:
 
     def __init__(self, system: str, tune: str) -> None:
         self.system, self.tune = system, tune
-        self._kept: OrderedDict[int, KeptPlan] = OrderedDict()
+        self._kept: OrderedDict[int, Plan] = OrderedDict()
         self._captured: list[Plan] = []  # CUDA graphs read their memory at every replay
         self._lock = threading.RLock()
 
     def plans(self) -> list[Plan]:
         """Every plan that has A's values."""
         with self._lock:
-            return [*(kept.plan for kept in self._kept.values()), *self._captured]
+            return [*self._kept.values(), *self._captured]
 
     def plan_for(self, base: Plan, B: Tensor) -> Plan:
         """Return the plan for products of B's width; ``base`` where none can be made now."""
@@ -50,20 +51,17 @@ class Widths:
             return base
         with self._lock:
             kept = self._kept.get(n)
-            capturing = base.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             if kept is None:
-                if capturing:  # a graph cannot hold the work of planning
+                if capturing(base.device):  # a graph cannot hold the work of planning
                     return base
                 kept = self._add(base, n)
-            elif capturing and kept.plan not in self._captured:
-                self._captured.append(kept.plan)
+            elif capturing(base.device) and kept not in self._captured:
+                self._captured.append(kept)
             self._kept.move_to_end(n)
-            kept.note_stream()
-            kept.plan._held.follow = base._held.follow
-            return kept.plan
+            kept._held.follow = base._held.follow
+            return kept
 
-    def _add(self, base: Plan, n: int) -> KeptPlan:
-        from sparsetile.plan.kept import KeptPlan
+    def _add(self, base: Plan, n: int) -> Plan:
         from sparsetile.plan.placement import place
 
         made = place(
@@ -71,7 +69,7 @@ class Widths:
             system=self.system, tune=self.tune, deterministic=base.deterministic,
             column_order=base.column_order,
         )  # fmt: skip
-        kept = self._kept[n] = KeptPlan(made)
+        self._kept[n] = made
         while len(self._kept) > MAX_WIDTHS:
-            self._kept.popitem(last=False)[1].drop()
-        return kept
+            self._kept.popitem(last=False)
+        return made

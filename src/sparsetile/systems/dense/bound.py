@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetile.core.streams import record_stream
 from sparsetile.jit.loader import current_device, current_stream_handle, on_device
 from sparsetile.systems.base import Epilogue, ExactRunner, Runner, Tensors, part
 from sparsetile.systems.shared.cuda_context import ensure_cuda_context
@@ -74,6 +75,7 @@ class BoundDense:
         self._first, self._last = A[:, :whole], A[:, whole:]
         self._device = A.device.index
         self._kinds: dict[tuple[Any, ...], _Kind | None] = {}
+        self._streams: set[int] = set()  # that products were launched on
 
     def __call__(self, B: Tensor) -> Tensor:
         kind = self._kind(B)
@@ -100,6 +102,7 @@ class BoundDense:
 
     def _product(self, B: Tensor, kind: _Kind) -> Tensor:
         """Return A·B in the type of its sums, repaired."""
+        self._note_stream()
         C = B.new_empty((self._rows, B.shape[1]), dtype=kind.sums)
         whole = self._whole
         if whole:
@@ -115,6 +118,14 @@ class BoundDense:
             with torch.cuda.device(device):
                 self._repair(kind, B, C)
         return C
+
+    def _note_stream(self) -> None:
+        """Keep the tensors' memory from other work until the current stream has read it."""
+        stream = current_stream_handle(self._device)
+        if stream not in self._streams:
+            parts = (*self._tensors.values(), self._values, *self._packed.values())
+            record_stream(parts, self._device)
+            self._streams.add(stream)
 
     def _repair(self, kind: _Kind, B: Tensor, C: Tensor) -> None:
         stream = current_stream_handle(self._device)
@@ -149,6 +160,7 @@ class BoundDense:
     def _general(self, B: Tensor, epilogue: Epilogue) -> Tensor:
         out = B.new_empty(self._rows, B.shape[1])
         if B.shape[1]:
+            self._note_stream()
             self._runner.spmm(
                 self._tensors, self._values, self._packed, reachable(B), out, epilogue
             )

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sparsetile.core.streams import record_stream
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import (
     PreparedLaunch,
@@ -154,6 +155,7 @@ class BoundProduct:
         self._values = values
         self._packed = packed
         self._device = next(iter(tensors.values())).device.index
+        self._streams: set[int] = set()  # that products were launched on
         # By shape, strides and alignment of B; of fused products also by mean and ReLU.
         self._prepared: dict[tuple[Any, ...], tuple[int, _Launches | None]] = {}
 
@@ -167,12 +169,15 @@ class BoundProduct:
         out = B.new_empty(self._rows, n)  # a third quicker than with a tuple
         if launches is None:
             if n:
+                self._note_stream(current_stream_handle(self._device))
                 self._runner.spmm(self._tensors, self._values, self._packed, reachable(B), out)
             return out
         device = self._device
         ensure_cuda_context(device)
         if current_device() == device:
             stream = current_stream_handle(device)
+            if stream not in self._streams:
+                self._note_stream(stream)
             for launch in launches:
                 launch(stream, pointer, out.data_ptr())
         else:
@@ -195,6 +200,7 @@ class BoundProduct:
         out = B.new_empty(self._rows, n)
         if launches is None:
             if n:
+                self._note_stream(current_stream_handle(self._device))
                 epilogue = Epilogue(alpha=alpha, mean=mean, bias=bias, relu=relu)
                 self._runner.spmm(
                     self._tensors, self._values, self._packed, reachable(B), out, epilogue
@@ -204,6 +210,8 @@ class BoundProduct:
         ensure_cuda_context(device)
         if current_device() == device:
             stream = current_stream_handle(device)
+            if stream not in self._streams:
+                self._note_stream(stream)
             for launch in launches:
                 launch(stream, pointer, out.data_ptr(), address, alpha)
         else:
@@ -214,8 +222,18 @@ class BoundProduct:
         """Launch where another device is the current one."""
         with torch.cuda.device(self._device):
             stream = current_stream_handle(self._device)
+            self._note_stream(stream)
             for launch in launches:
                 launch(stream, *values)
+
+    def _note_stream(self, stream: int) -> None:
+        """Keep the tensors' memory from other work until this stream has read it."""
+        if stream not in self._streams:
+            record_stream(
+                (*self._tensors.values(), self._values, *(self._packed or {}).values()),
+                self._device,
+            )
+            self._streams.add(stream)
 
     def _prepare(
         self, key: tuple[Any, ...], B: Tensor, epilogue: Epilogue
