@@ -139,11 +139,12 @@ def _kept_by_mask(
     cells = mask.bool().to(torch.float32)
     kept = _block_sums(cells, block)
     partial = int(((kept > 0) & (kept < _block_sums(torch.ones_like(cells), block))).sum())
+    share = 100 * partial / max(kept.numel(), 1)
     if partial:
         # Every cell of a kept block is a weight: training would fill the others again.
         raise value_error(
             function, name, f"made of whole blocks of {block}x{block}",
-            f"{partial} of {kept.numel()} blocks ({100 * partial / kept.numel():.0f} %) partly kept",
+            f"{partial} of {kept.numel()} blocks ({share:.0f} %) partly kept",
             "Keep or drop whole blocks, for example with sparsity=0.9; for other masks, call "
             "st.plan on the masked weight",
         )  # fmt: skip
