@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sparsetile as st
 from sparsetile.formats.block_pattern import dense_of_blocks
 from sparsetile.nn import SparseLinear, linear_binding
 from sparsetile.nn import linear as module
@@ -100,7 +101,7 @@ def layer() -> SparseLinear:
         integers(OUT, INTO), integers(OUT), sparsity=0.5, method="random",
         generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
-    return made.requires_grad_(False)
+    return made.requires_grad_(False).eval()
 
 
 def expected(layer: SparseLinear, x: Tensor) -> Tensor:
@@ -242,6 +243,40 @@ def test_weights_and_bias_that_are_written_to_are_read_again(host, layer):
     # CUDA graphs hold the address of the bias's copy.
     assert layer._bound is before and before.layer._epilogue.row_bias.data_ptr() == place
     assert host.prepared == 1
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_bias_that_a_fused_optimiser_writes_is_read_again(host, layer, training):
+    x = integers(3, INTO)
+    step = torch.optim.SGD([layer.bias], lr=1.0, fused=True)
+    layer.train(training)
+    for _ in range(3):
+        with torch.no_grad():
+            assert torch.equal(layer(x), expected(layer, x))
+        layer.bias.grad = torch.ones_like(layer.bias)
+        step.step()
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected(layer, x))
+    assert host.prepared == 1
+
+
+def test_a_bias_written_through_data_is_read_again_in_training_mode_or_after_changed(host, layer):
+    x = integers(3, INTO)
+    layer(x)
+    layer.bias.data.add_(1)
+    st.changed()
+    assert torch.equal(layer(x), expected(layer, x))
+    layer.train()
+    layer.bias.data.add_(1)
+    assert torch.equal(layer(x), expected(layer, x))
+
+
+def test_new_memory_at_the_address_of_the_old_bias_is_read_again(host, layer):
+    x = integers(3, INTO)
+    for _ in range(20):
+        assert torch.equal(layer(x), expected(layer, x))
+        layer.bias.data = layer.bias.detach() + 1
+        layer.bias.data = layer.bias.detach() + 1
 
 
 def test_a_bias_is_read_again_in_another_mode_than_it_was_bound_in(host, layer):

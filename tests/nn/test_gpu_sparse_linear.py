@@ -231,16 +231,34 @@ def test_compiles_without_graph_breaks():
 
 
 def test_the_dense_copy_follows_the_weights_and_is_made_only_where_it_pays():
-    layer = layer_of(512, 512, 64, 0.1, torch.bfloat16)
+    layer = layer_of(512, 512, 64, 0.1, torch.bfloat16).eval()
     x = integers(4096, 512, dtype=torch.bfloat16)
     with torch.no_grad():
         assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())
         assert layer.memory()["dense copy"] == 512 * 512 * 2
         layer.weight.mul_(2)
         assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())
-        small = layer_of(512, 512, 64, 0.1, torch.bfloat16, prefer="memory")
+        small = layer_of(512, 512, 64, 0.1, torch.bfloat16, prefer="memory").eval()
         small(x)
         assert small.memory()["dense copy"] == 0
+        layer.train()
+        assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())
+        assert layer.memory()["dense copy"] == 0
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_validation_after_a_fused_step_uses_the_new_weights(training):
+    layer = layer_of(512, 512, 64, 0.1, torch.bfloat16).train(training)
+    step = torch.optim.AdamW(layer.parameters(), lr=1.0, fused=True)
+    for tokens in (4, 4096):
+        x = integers(tokens, 512, dtype=torch.bfloat16)
+        for _ in range(2):
+            with torch.no_grad():
+                dense = functional.linear(x.float(), layer.to_dense().float(), layer.bias.float())
+                torch.testing.assert_close(layer(x).float(), dense, rtol=0.01, atol=0.5)
+            for each in layer.parameters():
+                each.grad = torch.ones_like(each)
+            step.step()
 
 
 def test_inference_adds_nothing_to_the_memory():

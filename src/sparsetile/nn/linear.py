@@ -14,7 +14,7 @@ of FP8 (``fp8_blocks.py``) and the choice of blocks (``pruning.py``).
 from __future__ import annotations
 
 import warnings
-import weakref
+from collections.abc import Hashable
 from typing import Any, Self
 
 import torch
@@ -22,12 +22,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.core.checks import one_of
+from sparsetile.core.epoch import epoch
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.streams import capturing, refuse_capture, settle
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.intake.csr import FP8
+from sparsetile.intake.identity import tensor_key
 from sparsetile.nn.fp8_blocks import quantized, scaled
 from sparsetile.nn.linear_arguments import check_input, check_weight, checked_keep
-from sparsetile.nn.linear_binding import Bound, rebound, version_of
+from sparsetile.nn.linear_binding import Bound, keeps_dense, rebound, version_of
 from sparsetile.nn.pruning import (
     block_size,
     drop_blocks_,
@@ -48,7 +51,7 @@ _LISTS = ("block_row_ptr", "block_col_idx")
 _EXPONENT = "weight_exponent"
 # Attributes that are made of parameters and buffers.
 _MADE = (
-    "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_dense_of", "_bound",
+    "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_bound", "_captured",
 )  # fmt: skip
 # What has been said already: each reason is worth one message.
 _said: set[str] = set()
@@ -87,8 +90,8 @@ class SparseLinear(nn.Module):
         Applied to the result. ``"swiglu"`` multiplies silu of the first half by the second half.
         The result then has half of ``out_features``, which must be a multiple of two blocks.
     prefer : {"speed", "memory"}
-        ``"speed"`` also keeps a dense copy of the weight once some number of tokens is faster with
-        it. ``"memory"`` never keeps one.
+        ``"speed"`` also keeps a dense copy of the weight in eval mode once some number of tokens is
+        faster with it. ``"memory"`` never keeps one.
     device, dtype : optional
         As in ``torch.nn.Linear``.
 
@@ -380,7 +383,8 @@ class SparseLinear(nn.Module):
         without a gradient. If the layer is already that sparse, nothing happens.
 
         Optimisers of ``torch.optim`` keep the state of the kept blocks: they drop the rest before
-        their next step. Wrap the layer in ``DistributedDataParallel`` again: it has fixed sizes.
+        their next step. Make ``torch.optim.LBFGS``, whose state is of all parameters together, and
+        ``DistributedDataParallel``, which has fixed sizes, again.
 
         Parameters
         ----------
@@ -556,9 +560,20 @@ class SparseLinear(nn.Module):
         self._recipe = ""
         self._flat_key: tuple[Any, ...] = ()
         self._dense: Tensor | None = None
-        self._dense_key: tuple[Any, ...] = ()
-        self._dense_of: weakref.ref[Tensor] | None = None
+        self._dense_key: Hashable = None
         self._bound: Bound | None = None
+        # Whatever captured CUDA graphs have the addresses of.
+        self._captured: list[object] = self.__dict__.get("_captured", [])
+
+    def train(self, mode: bool = True) -> Self:
+        """As ``torch.nn.Module.train``; copies of the weights are kept only in eval mode."""
+        super().train(mode)
+        self._dense_key = None
+        if not any(each is self._dense for each in self._captured):
+            self._dense = None
+        if self._bound is not None:
+            self._bound.layer.allow_dense(keeps_dense(self))
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -640,8 +655,11 @@ class SparseLinear(nn.Module):
         row_ptr, col_idx = self.block_row_ptr, self.block_col_idx
         key = (id(row_ptr), id(col_idx), version_of(row_ptr), version_of(col_idx), col_idx.device)
         if key != self._flat_key:
+            refuse_capture("SparseLinear", col_idx.device, "Call the layer once before the capture")
             with torch.no_grad():
-                self._flat = operators.flat_pattern(self.pattern)
+                flat = operators.flat_pattern(self.pattern)
+            settle(col_idx.device)
+            self._flat = flat
             self._recipe = operators.layer_recipe(self.pattern)
             self._flat_key = key
             self._bound = None
@@ -669,36 +687,27 @@ class SparseLinear(nn.Module):
 
     @lasting
     def _dense_copy(self) -> Tensor:
-        """The written-out weight, kept until the weight changes; refilled in place for graphs."""
-        weight = self.weight
-        key = (weight.data_ptr(), version_of(weight), weight.dtype)
-        same = self._dense_of is not None and self._dense_of() is weight
-        if self._dense is None or not same or key != self._dense_key:
-            with torch.no_grad():
-                made = self.to_dense().contiguous()
-                kept = self._dense
-                if kept is not None and kept.dtype == made.dtype and kept.device == made.device:
-                    kept.copy_(made)
-                else:
-                    self._dense = made
-            self._dense_key, self._dense_of = key, weakref.ref(weight)
-        assert self._dense is not None
-        return self._dense
-
-    def _frozen_dense(self) -> bool:
-        """While tracing: whether the written-out weight may be part of the graph."""
-        if self.prefer == "memory" or self.weight.requires_grad or not self.weight.is_cuda:
-            return False
-        layer = operators.block_layer(self._recipe)
-        dtype, device, bias = self.weight.dtype, self.weight.device, self.bias is not None
-        wanted = any(
-            layer.way(n, dtype, device, bias, True) == "dense" for n in (1, 64, 1024, 8192)
-        )
-        if wanted:
-            self._dense_copy()
-        return wanted
-
-    _frozen_dense._dynamo_marked_constant = True  # type: ignore[attr-defined]
+        """The written-out weight. It is kept only in eval mode, until the weight may have changed,
+        and written again in place: CUDA graphs have its address, and write it at each replay."""
+        if not keeps_dense(self):
+            return self.to_dense()
+        weight, kept = self.weight, self._dense
+        key: Hashable = (tensor_key(weight), epoch())
+        if kept is not None and key == self._dense_key and not capturing(weight.device):
+            return kept
+        with torch.no_grad():
+            made = self.to_dense().contiguous()
+            if kept is not None and kept.dtype is made.dtype and kept.device == made.device:
+                kept.copy_(made)
+            else:
+                kept = made
+        if capturing(weight.device):
+            self._captured.append(kept)
+            key = None  # replays alone fill it
+        else:
+            settle(weight.device)
+        self._dense, self._dense_key = kept, key
+        return kept
 
     def _beside(self, x: Tensor, bound: Bound, bias: Tensor | None) -> Tensor | None:
         """The product where neither kernel makes it: by torch, or (None) the general way."""
@@ -706,8 +715,7 @@ class SparseLinear(nn.Module):
             return None
         if x.shape[-1:] != (self.in_features,):
             return None
-        dense = self._dense_copy() if self.prefer == "speed" else self.to_dense()
-        return activate(functional.linear(x, dense, bias), self.activation)
+        return activate(functional.linear(x, self._dense_copy(), bias), self.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return activation(x·Wᵀ + bias).
@@ -778,8 +786,5 @@ class SparseLinear(nn.Module):
             full = dense_of_blocks(weight, self.block_row_ptr, self.block_col_idx, shape)
             bias = None if bias is None else bias.to(X.dtype)
             return activate(functional.linear(x, full, bias), self.activation)
-        dense: Tensor | None = None
-        if torch.compiler.is_compiling() and weight is self.weight and self._frozen_dense():
-            dense = self._dense
-        Y = operators.layer_product(X, weight, bias, dense, flat, self._recipe)
+        Y = operators.layer_product(X, weight, bias, None, flat, self._recipe)
         return activate(Y.reshape(*x.shape[:-1], self.out_features), self.activation)

@@ -1,7 +1,9 @@
 """What inference of a SparseLinear on a GPU keeps between calls.
 
 A bound layer has its launches prepared. It holds as long as the module has the tensors that it was
-made of, in the same places, as they were: few and cheap comparisons, in each call.
+made of, in the same places, as they were: few and cheap comparisons, in each call. The kernels read
+weights as they lie and a copy of the bias. Optimisers that do not raise torch's count of writes
+raise the epoch, and in training mode the bias is copied at each call.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from sparsetile.core.epoch import epoch
+from sparsetile.core.streams import settle
+from sparsetile.intake.identity import counter_tells
 from sparsetile.plan import block_linear as operators
 from sparsetile.plan.dispatch import lasting
 from sparsetile.systems.bcsr.layer import BoundLayer
@@ -19,7 +24,7 @@ from sparsetile.systems.shared.geometry import ACCESS_BYTES
 if TYPE_CHECKING:
     from sparsetile.nn.linear import SparseLinear
 
-__all__ = ["Bound", "rebound", "version_of"]
+__all__ = ["Bound", "keeps_dense", "rebound", "version_of"]
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)  # subclasses may hold their numbers elsewhere
 _FUSED_TYPES = (torch.bfloat16, torch.float16)
@@ -28,6 +33,16 @@ _FUSED_TYPES = (torch.bfloat16, torch.float16)
 def version_of(tensor: Tensor) -> int:
     """How often a tensor was written to; tensors of inference mode do not count."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def keeps_dense(module: SparseLinear) -> bool:
+    """Whether a dense copy of the weight may be kept: nothing trains it, and writes are counted."""
+    return (
+        module.prefer == "speed"
+        and not module.training
+        and module.weight_exponent is None
+        and counter_tells(module.weight)
+    )
 
 
 def _on_gpu(tensor: Tensor) -> bool:
@@ -44,6 +59,8 @@ class Bound:
         self.weight, self.bias = weight, bias
         self.weight_at = weight.data_ptr()
         self.bias_at = None if bias is None else bias.data_ptr()
+        # Held, so that nothing else comes to lie at these addresses.
+        self._memory = [each.detach() for each in (weight, bias) if each is not None]
         self.exponent = module.weight_exponent
         self.row_ptr, self.col_idx = module.block_row_ptr, module.block_col_idx
         self.activation, self.prefer = module.activation, module.prefer
@@ -52,10 +69,10 @@ class Bound:
             each is not None and each.is_inference() for each in (self.row_ptr, self.col_idx, bias)
         )
         self._versions = self._count()
+        self._epoch = epoch()
 
     def _count(self) -> tuple[int, int, int]:
-        """Of the lists work items were made, and of the bias a copy; weights are read as they
-        lie."""
+        """Writes to the lists, of which work items were made, and to the bias, which is copied."""
         bias = 0 if self.bias is None else version_of(self.bias)
         return version_of(self.row_ptr), version_of(self.col_idx), bias
 
@@ -78,6 +95,8 @@ class Bound:
         """Whether the module has the same tensors, in the same places, as they were."""
         if not self._lies(module, weight, bias):
             return False
+        if bias is not None and (module.training or epoch() != self._epoch):
+            return False
         if not self._counts:
             return self._count() == self._versions
         rows, columns, biases = self._versions
@@ -88,13 +107,15 @@ class Bound:
         )
 
     def renewed(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
-        """Read the bias again; False where something else has changed, too."""
-        now = self._count()
+        """Read the bias again; False if something else has changed, too."""
+        now, when = self._count(), epoch()
         if now[:2] != self._versions[:2] or not self._lies(module, weight, bias):
             return False
         self.layer.renew_bias()
         if not torch.cuda.is_current_stream_capturing():  # a replay does it, and did not yet
-            self._versions = now
+            if not module.training:  # in training mode each call copies it on its own stream
+                settle(self.device)
+            self._versions, self._epoch = now, when
         return True
 
 
@@ -120,10 +141,13 @@ def _bind(module: SparseLinear, x: Tensor, weight: Tensor, bias: Tensor | None) 
     layer = BoundLayer(
         operators.block_layer(module._recipe), (flat[0], flat[1], flat[2]), weight.detach(),
         bias, module.activation, x.dtype, exponent,
-        dense=module.prefer == "speed" and exponent is None,
+        dense=keeps_dense(module),
     )  # fmt: skip
     bound = Bound(layer, module, weight, bias)
-    if not torch.cuda.is_current_stream_capturing():  # what a graph makes is filled by replays
+    if torch.cuda.is_current_stream_capturing():  # what a graph makes is filled by replays
+        module._captured.append(bound)
+    else:
+        settle(bound.device)
         module._bound = bound
     return bound
 

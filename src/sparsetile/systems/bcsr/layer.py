@@ -271,6 +271,13 @@ class BoundLayer:
             with torch.no_grad():
                 wide.copy_(self._bias)
 
+    def allow_dense(self, dense: bool) -> None:
+        """Say whether the caller has the written-out weight from now on."""
+        if dense is not self._dense:
+            self._dense = dense
+            self._ways.clear()
+            self._launches.clear()
+
     def way(self, tokens: int) -> str:
         """Return the way that so many tokens take; ``dense`` is the caller's to do."""
         found = self._ways.get(tokens)
