@@ -91,3 +91,20 @@ def test_tangents_of_inputs_and_weights_are_not_lost(layer, x):
     with forward_ad.dual_level():
         y = layer(forward_ad.make_dual(x, x.cos()))
         close(forward_ad.unpack_dual(y).tangent, x.cos() @ layer.to_dense().T)
+
+
+def test_autocast_lowers_products_in_transforms(layer, x):
+    layer, x = layer.float(), x.float()
+    params = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(given: dict[str, Tensor]) -> Tensor:
+        return functional_call(layer, given, (x,)).float().square().sum()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        lowered = vmap(layer)(x)
+        slopes = grad(loss)(params)
+        value, tangent = jvp(loss, (params,), (params,))
+    assert lowered.dtype is torch.bfloat16
+    close(lowered.float(), dense(layer, x), rtol=0.02, atol=0.02)
+    assert {part.dtype for part in slopes.values()} == {torch.float32}
+    close(tangent, 2 * value, rtol=0.02, atol=0.02)  # of the second degree in its parameters

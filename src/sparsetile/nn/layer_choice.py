@@ -40,10 +40,14 @@ class SparsifyReport:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"pruned: {len(self.pruned)} layers"]
+        lines = [f"pruned: {_counted(len(self.pruned), 'layer')}"]
         lines += [f"  {name}: {kept}" for name, kept in self.pruned.items()]
-        lines += [f"skipped: {len(self.skipped)} modules"]
+        lines += [f"skipped: {_counted(len(self.skipped), 'module')}"]
         return "\n".join([*lines, *(f"  {line}" for line in grouped(self.skipped))])
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def grouped(reasons: dict[str, str]) -> list[str]:
@@ -73,7 +77,7 @@ def why_not_pruned(layer: nn.Linear) -> str | None:
             "torch.nn.utils.parametrize.remove_parametrizations first"
         )
     if type(layer) is not nn.Linear:
-        return f"a {type(layer).__name__} is not exactly a torch.nn.Linear"
+        return f"a subclass of torch.nn.Linear: {type(layer).__name__}"
     own = {*layer._parameters, *layer._buffers, *layer._modules}
     if own != {"weight", "bias"}:
         return (
@@ -122,9 +126,9 @@ def _why_other(module: nn.Module) -> tuple[str, bool] | None:
     if not convolution and any(
         len(shape) == 3 and shape[0] > 1 and min(shape[1:]) >= _SMALLEST for shape in shapes
     ):
-        return f"a {kind} with weights of three dimensions, as experts of a mixture have", True
+        return f"weights of three dimensions, as experts of a mixture have ({kind})", True
     if any(len(shape) > 1 for shape in shapes):
-        return f"a {kind} is not a torch.nn.Linear", False
+        return f"its class is {kind}, not torch.nn.Linear", False
     return None
 
 

@@ -169,7 +169,7 @@ def sparsify_(
       (1): ReLU()
     )
     >>> print(model.sparsify_report)
-    pruned: 1 layers
+    pruned: 1 layer
       0: kept 2 of 8 blocks of 64
     skipped: 0 modules
     """
@@ -294,7 +294,8 @@ def densify_(model: _Model) -> _Model:
         change.set_parts(origin, {**parts, "down_proj": change[made.down_proj]})
         change.add(made, origin)
     change.apply(model)
-    vars(model).pop("sparsify_report", None)
+    if hasattr(model, "sparsify_report"):
+        del model.sparsify_report
     return model
 
 

@@ -288,7 +288,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        X, blocks, _, ctx.pattern = inputs
+        X, blocks, bias, ctx.pattern = inputs
+        ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.save_for_backward(X, blocks)
         ctx.save_for_forward(X, blocks)
 
@@ -302,7 +303,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             d_blocks = _outer_of(grad, X, pattern)
         if ctx.needs_input_grad[2]:
-            d_bias = grad.flatten(0, -2).sum(0)
+            d_bias = grad.flatten(0, -2).sum(0).to(ctx.bias_dtype)
         return d_X, d_blocks, d_bias, None
 
     @staticmethod
@@ -315,7 +316,7 @@ class _Linear(torch.autograd.Function):
             parts.append(_linear(X, d_blocks, None, ctx.pattern))
         if d_bias is not None:
             rows = json.loads(ctx.pattern.recipe)[0]
-            parts.append(d_bias.expand(*X.shape[:-1], rows))
+            parts.append(d_bias.to(X.dtype).expand(*X.shape[:-1], rows))
         return functools.reduce(torch.add, parts)
 
     @staticmethod
