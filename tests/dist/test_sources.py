@@ -47,8 +47,9 @@ def from_one(group, source: int, kind: str, partition) -> str:
     return check(st_dist.plan(given, 8, group, partition), csr)
 
 
-@pytest.mark.parametrize("ranks, source", [(2, 0), (3, 1), (4, 3)])
-@pytest.mark.parametrize("kind", ["float64", "float16", "pattern"])
+@pytest.mark.parametrize(
+    "ranks, source, kind", [(2, 0, "float64"), (3, 1, "float16"), (4, 3, "pattern")]
+)
 def test_one_rank_may_hold_the_matrix(workers, ranks, source, kind):
     found = workers.run(from_one, ranks, source=source, kind=kind, partition="auto")
     assert set(found) == {f"sent by rank {source}"}

@@ -27,18 +27,47 @@ WORLD = 4
 SECONDS = 60.0
 # What a collective may wait for a rank that is gone.
 TIMEOUT = timedelta(seconds=20)
-IMPATIENT = timedelta(seconds=5)
 
-# What takes long to import, and the number of threads: four processes share the cores.
-PRELOAD = ["pytest", "sparsetile.dist", "sparsetile.nn", "torch.distributed.tensor.parallel"]
-THREADS = {"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# What takes long to import.
+PRELOAD = [
+    "pytest",
+    "scipy.sparse",
+    "sparsetile.check",
+    "sparsetile.dist",
+    "sparsetile.kernels.cpu.api",
+    "sparsetile.nn",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+]
+# One thread in each process: they share the cores.
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NUMBA_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 # Groups that only some cases use, by name; a case may leave them broken.
 spare: dict[str, Any] = {}
 
 
+def started(target: Any, *arguments: Any) -> tuple[Any, Any]:
+    """Start ``target(*arguments, pipe)`` in a process; return it and the other end of the pipe."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    with pytest.MonkeyPatch.context() as patch:  # the server reads them when it starts
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        multiprocessing.forkserver.ensure_running()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()  # so that the process's end is noticed
+    return process, ours
+
+
 def _serve(rank: int, world: int, store: str, pipe: Any) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
 
@@ -47,7 +76,7 @@ def _serve(rank: int, world: int, store: str, pipe: Any) -> None:
         "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=TIMEOUT
     )
     groups = {size: dist.new_group(list(range(size))) for size in range(1, world + 1)}
-    spare["impatient"] = dist.new_group([0, 1, 2], timeout=IMPATIENT)
+    spare["to break"] = dist.new_group([0, 1, 2])
     while True:
         order = pipe.recv()
         if order is None:
@@ -76,20 +105,9 @@ class Workers:
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        with pytest.MonkeyPatch.context() as patch:  # the server reads them when it starts
-            for name, value in THREADS.items():
-                patch.setenv(name, value)
-            multiprocessing.forkserver.ensure_running()
         for rank in range(self._world):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, self._world, store, theirs), daemon=True
-            )
-            process.start()
-            theirs.close()  # so that its end is noticed
-            self._pipes.append(ours)
+            process, pipe = started(_serve, rank, self._world, store)
+            self._pipes.append(pipe)
             self._processes.append(process)
 
     def run(self, case: Any, ranks: int, **arguments: Any) -> list[Any]:
