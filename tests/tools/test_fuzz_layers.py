@@ -28,9 +28,10 @@ def a_case(layer: str, *edits: tuple[str, str], **wanted: Any) -> LayerCase:
     """A case of float32 with edges and weights, plain but for what is wanted."""
     plain: dict[str, Any] = {
         "dtype": "float32", "nodes": 12, "edges": 24, "parallel": False, "index": "int64",
-        "width": 3, "out": 2, "weight": "plain" if layer in fuzz_layers.WEIGHTED else "none",
+        "width": 5, "out": 2, "weight": "plain" if layer in fuzz_layers.WEIGHTED else "none",
         "reduce": "sum", "relu": False, "oddity": "none", "inference": False, "training": False,
-        "short_lived": False, "modes": ("no grad",) * (len(edits) + 1), "pick": 1,
+        "short_lived": False, "bias": True, "block": 16, "pick": 1,
+        "modes": ("no grad",) * (len(edits) + 1),
     }  # fmt: skip
     return replace(draw_layer(0, 0, "cpu"), layer=layer, edits=edits, **{**plain, **wanted})
 
