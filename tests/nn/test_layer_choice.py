@@ -269,3 +269,12 @@ def test_the_report_names_every_layer_and_goes_with_densify():
     sparsify_(model, HALF)
     assert model.sparsify_report.skipped == {name: "it is sparse already" for name in "03"}
     assert not hasattr(densify_(model), "sparsify_report")
+
+
+@pytest.mark.filterwarnings("ignore:SparseLinear. blocks of 16 do not divide")
+def test_the_report_says_which_layers_are_padded():
+    model = sparsify_(nn.Sequential(linear(40, 64), linear(64, 64)), HALF)
+    assert model.sparsify_report.pruned == {
+        "0": "kept 6 of 12 blocks of 16, the last padded with zeros",
+        "1": "kept 8 of 16 blocks of 16",
+    }

@@ -189,7 +189,8 @@ def sparsify_(
         change.add(layer, made)
         blocks = made.pattern.grid[0] * made.pattern.grid[1]
         unit = BlockPattern.unit_of(config.block)
-        report.pruned[names[0]] = f"kept {len(made.weight)} of {blocks} blocks of {unit}"
+        padded = ", the last padded with zeros" if any(n % unit for n in layer.weight.shape) else ""
+        report.pruned[names[0]] = f"kept {len(made.weight)} of {blocks} blocks of {unit}{padded}"
     for module in _swiglus(model, change, config):
         put_swiglu(change, module, *(change[getattr(module, part)] for part in GATE_UP))
     if config.weight_dtype is not None:
