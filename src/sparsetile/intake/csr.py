@@ -37,6 +37,8 @@ class _SumDuplicates(torch.autograd.Function):
 
     @staticmethod
     def forward(wide: Tensor, entry_map: Tensor, order: Tensor, lengths: Tensor) -> Tensor:
+        if not lengths.numel():  # segment_reduce does not take that
+            return wide.new_empty(0)
         return torch.segment_reduce(wide[order], "sum", lengths=lengths)
 
     @staticmethod
@@ -128,6 +130,12 @@ class CSR:
     def device(self) -> torch.device:
         """Where the tensors are."""
         return self.indptr.device
+
+    def row_sums(self, values: Tensor) -> Tensor:
+        """Sum one value per entry over each row; the same bits in every run. Differentiable."""
+        rows = self.row_ids()
+        alike = torch.arange(rows.numel(), device=rows.device)
+        return _SumDuplicates.apply(values, rows, alike, self.row_lengths())  # type: ignore[no-any-return]
 
     def row_lengths(self) -> Tensor:
         """Stored entries per row, int64 [M]."""

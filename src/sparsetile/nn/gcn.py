@@ -24,8 +24,10 @@ from sparsetile.nn.cache import find_block, find_graph, note_loops
 from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import Given, read_input
+from sparsetile.plan.dispatch import plain_call
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
+from sparsetile.systems.shared.normalise import normalised_values
 
 __all__ = ["GCNConv", "gcn_matrix", "gcn_plan"]
 
@@ -267,16 +269,19 @@ def gcn_matrix(
 def _values(graph: Graph, given: Given, fill: float, normalize: bool, dtype: torch.dtype) -> Tensor:
     """Return A's values, one per entry, at least in float32. Differentiable in the weights."""
     dtype = torch.promote_types(dtype, torch.float32)
-    weight = graph.edge_weights(given, fill, dtype)
+    weight = graph.edge_weights(given, fill)
     if weight is not None:
-        values = graph.to_entries(weight)
-    elif graph.multiplicity is not None:
+        where = graph.weight_map(differentiable=normalize and weight.requires_grad)
+        if not normalize:
+            return where.entries(weight.to(dtype), fill)
+        return normalised_values(where, weight, fill, dtype, fused=plain_call())
+    if graph.multiplicity is not None:
         values = graph.multiplicity.to(dtype)
     else:
         values = torch.ones(graph.csr.nnz, dtype=dtype, device=graph.csr.device)
     if not normalize:
         return values
-    degree = graph.row_sums(values)
+    degree = graph.csr.row_sums(values)
     # Nodes without incoming weight are scaled by 0. The inner where keeps their gradient finite.
     empty = degree == 0
     scale = torch.where(empty, 0.0, torch.where(empty, 1.0, degree).pow(-0.5))

@@ -24,6 +24,7 @@ from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 from sparsetile.systems.shared.cuda_context import device_index
+from sparsetile.systems.shared.normalise import WeightMap
 
 __all__ = ["SHORT_LIVED_CALLS", "Graph", "Loops", "Weights", "building", "lock"]
 
@@ -117,6 +118,7 @@ class Graph:
         self._uses: Counter[Hashable] = Counter()
         self._values: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._row_plan: Plan | None = None
+        self._weight_map: WeightMap | None = None
         self._streams: dict[int, torch.cuda.Stream] = {}  # that its tensors were read on
 
     def note_stream(self) -> None:
@@ -137,6 +139,7 @@ class Graph:
         csr = self.csr
         parts = [csr.indptr, csr.indices, csr.entry_map, self.multiplicity, self._rows]
         parts += [self._edge_of, self._kept, self._loop_edge, *(self._edges or ())]
+        parts += [] if self._weight_map is None else self._weight_map.tensors
         for stream in self._streams.values():
             for part in parts:
                 if part is not None:
@@ -189,36 +192,43 @@ class Graph:
             return self.csr.canonical_values(values)
         return values if self._order is None else values.index_select(0, self._order)
 
-    def row_sums(self, values: Tensor) -> Tensor:
-        """Sum one value per entry over each target's entries; same bits in every run."""
-        return torch.segment_reduce(values, "sum", lengths=self.csr.row_lengths())
-
     # -- values ---------------------------------------------------------------------------------
 
-    def edge_weights(self, given: Given, fill: float, dtype: torch.dtype) -> Tensor | None:
-        """Return the weight of each edge in ``dtype``, self-loops included; None where all are 1.
+    def edge_weights(self, given: Given, fill: float) -> Tensor | None:
+        """Return the weight of each given edge, as :meth:`weight_map` takes them; None if all
+        edges, those that were added too, have weight 1. Differentiable in what was given."""
+        if given.kind != "matrix" or self._base is None:
+            return given.weight
+        weight = current_values(given.pattern, self._base, function="forward")
+        if weight is None and self.loops == "append" and fill != 1.0:
+            weight = torch.ones(self._base.nnz, device=self.csr.device)
+        return weight
 
-        Self-loops that were given keep their weight (the last one's, where a node has several),
-        the others have ``fill``. Differentiable in what was given.
+    def weight_map(self, differentiable: bool) -> WeightMap:
+        """Return which given edge's weight each entry takes.
+
+        Self-loops that were given keep their weight (the last one's, if a node has several).
         """
-        weight = given.weight
-        if given.kind == "matrix" and self._base is not None:
-            weight = current_values(given.pattern, self._base, function="forward")
-            if weight is None and self.loops == "append" and fill != 1.0:
-                weight = torch.ones(self._base.nnz, device=self.csr.device)
-        if weight is None:
+        if self._weight_map is None or (differentiable and not self._weight_map.differentiable):
+            with building(self.csr.device):
+                made = self._weight_map or WeightMap(self.csr, self._edge_numbers())
+                if differentiable:
+                    made.prepare_gradients()
+            self._weight_map = made
+        return self._weight_map
+
+    weight_map._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def _edge_numbers(self) -> Tensor | None:
+        """Number of each edge among the given ones, -1 for an added one; None if none was added."""
+        if self._kept is not None and self._loop_edge is not None:
+            return torch.cat([self._kept, self._loop_edge])
+        if self.loops != "append":
             return None
-        weight = weight.to(dtype)
-        if self.loops == "append":
-            return torch.cat([weight, weight.new_full((min(self.shape),), fill)])
-        if self._kept is None or self._loop_edge is None:
-            return weight
-        if weight.numel():
-            own = weight.index_select(0, self._loop_edge.clamp(min=0))
-            own = torch.where(self._loop_edge >= 0, own, fill)
-        else:
-            own = weight.new_full((min(self.shape),), fill)
-        return torch.cat([weight.index_select(0, self._kept), own])
+        added = min(self.shape)
+        numbers = torch.arange(self.edge_count, device=self.csr.device)
+        numbers[self.edge_count - added :] = -1
+        return numbers
 
     def keep_values(
         self, name: Hashable, values_key: Hashable, compute: Callable[[], Tensor]
@@ -272,7 +282,7 @@ class Graph:
         """Return how many edges each target has, parallel ones counted each, float64 [targets]."""
         if self.multiplicity is None:
             return self.csr.row_lengths().double()
-        return self.row_sums(self.multiplicity.double())
+        return self.csr.row_sums(self.multiplicity.double())
 
     @property
     def edge_count(self) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.device import processors
-from sparsetile.intake.csr import CSR, _SumDuplicates
+from sparsetile.intake.csr import CSR
 from sparsetile.jit.loader import current_stream_handle, on_device
 from sparsetile.kernels.csr import ELEMENTS
 from sparsetile.kernels.normalise import (
@@ -78,6 +78,11 @@ class WeightMap:
         found = [self._numbers, self._sources, self._short, *by_column]
         return [each for each in found if each is not None]
 
+    @property
+    def differentiable(self) -> bool:
+        """Whether :meth:`prepare_gradients` was called."""
+        return self.of_sums._by_column is not None
+
     def prepare_gradients(self) -> tuple[Tensor, Tensor]:
         """Return, and keep, where each column begins and the entries by column.
 
@@ -114,9 +119,7 @@ def torch_values(where: WeightMap, weight: Tensor, fill: float) -> Tensor:
     Differentiable any number of times, also by torch.func.
     """
     values, csr = where.entries(weight, fill), where.csr
-    rows, lengths = csr.row_ids(), csr.row_lengths()
-    alike = torch.arange(rows.numel(), device=rows.device)
-    degree = _SumDuplicates.apply(values, rows, alike, lengths)
+    rows, degree = csr.row_ids(), csr.row_sums(values)
     # Nodes without incoming weight are scaled by 0. The inner where keeps their gradient finite.
     empty = degree == 0
     scale = torch.where(empty, 0.0, torch.where(empty, 1.0, degree).pow(-0.5))
