@@ -82,6 +82,14 @@ def test_every_subject_gives_the_same_alone(subject, dropped):
     assert not try_case(case).wrong
 
 
+@pytest.mark.parametrize(("subject", "kept"), [("plan", 0), ("GCNConv", 1)])
+def test_a_plan_is_dropped_but_parameters_of_a_layer_are_not(monkeypatch, subject, kept):
+    seen: list[int] = []
+    monkeypatch.setattr(module, "_compare", lambda *given: seen.append(len(given[3])))
+    assert not try_case(a_case(subject=subject, dropped=True)).wrong
+    assert seen == [kept]
+
+
 def elsewhere() -> bool:
     return threading.current_thread() is not threading.main_thread()
 
