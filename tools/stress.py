@@ -132,7 +132,7 @@ def run_case(case: StressCase) -> str:
     system = shared[0].system
     if case.dropped:
         if case.subject == "plan":
-            shared.clear()  # a layer's parameters are the caller's: only what is kept of graphs goes
+            shared.clear()  # parameters of a layer are the caller's: its graphs alone go
         clear_graph_cache()
         st.clear_plan_cache()
         _overwrite(streams)
