@@ -29,10 +29,11 @@ from sparsetile.cli import (
 )
 from sparsetile.cli.console import note, print_text
 from sparsetile.core.errors import CompileError, UnsupportedError
+from sparsetile_command import INTERRUPTED, STOPPED, interruptible
 
 __all__ = ["app", "main"]
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE = 1, 2
 
 app = typer.Typer(
     name="sparsetile",
@@ -157,12 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.setLevel(logging.INFO)
     _Options.traceback = False
     try:
-        command = typer.main.get_command(app)
-        words = sys.argv[1:] if arguments is None else list(arguments)
-        code = command.main(args=words, prog_name="sparsetile", standalone_mode=False)
+        with interruptible():
+            command = typer.main.get_command(app)
+            words = sys.argv[1:] if arguments is None else list(arguments)
+            code = command.main(args=words, prog_name="sparsetile", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        note("sparsetile: stopped")
+        note(STOPPED)
         return INTERRUPTED
     except typer.Abort:
         return FAILED
