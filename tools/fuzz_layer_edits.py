@@ -187,7 +187,9 @@ def _step(s: Subject, what: str, how: str, name: str) -> None:
     for parameter in owned:
         gradient = s.normal(*parameter.shape).to(parameter.dtype)
         parameter.grad = -gradient.abs() if what == "weight" else gradient
-    options: dict[str, Any] = {} if how == "plain" else {how: True}
+    # torch's fused and foreach steps do not take tensors without elements.
+    plain = how == "plain" or not all(each.numel() for each in owned)
+    options: dict[str, Any] = {} if plain else {how: True}
     if name != "SGD":
         options["eps"] = 1e-3  # the usual one is 0 in float16
     made: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, name)

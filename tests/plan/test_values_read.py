@@ -266,3 +266,24 @@ def test_pyg_weights_keep_one_graph_while_an_optimiser_runs(monkeypatch, edges):
                 step.step()
             assert len(made) <= 1
     assert trained.grad is not None and trained.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["parameter", "plain tensor"])
+@pytest.mark.parametrize("make", CALLS)
+def test_inference_mode_reads_weights_too(make, kind, edges):
+    made, x = make(), torch.randn(NODES, 3)
+    w = torch.nn.Parameter(weights()) if kind == "parameter" else weights()
+    call, expected = made
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+        with mode():
+            C = call(x, edges, w).double()
+        torch.testing.assert_close(C.clone(), expected(edges, w) @ x.double(), atol=1e-5, rtol=1e-5)
+        with torch.no_grad():
+            w.mul_(2)
+
+
+def test_one_weight_of_any_stride_is_read_in_inference_mode():
+    with torch.inference_mode():
+        weight = torch.full((1, 2), 3.0)[:, 0]
+        out = aggregate(torch.ones(2, 1), torch.tensor([[0], [1]]), weight)
+    assert out.tolist() == [[0.0], [3.0]]

@@ -209,7 +209,7 @@ def _digest(array: Tensor | np.ndarray) -> Hashable:
         if array.device.type != "cpu":
             return str(array.device), array.dtype, tuple(array.shape), *_device_digest(array)
         form: Hashable = (array.dtype, tuple(array.shape))
-        content = array.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+        content = _flat(array).view(torch.uint8).numpy()
     else:
         form = (array.dtype.str, array.shape)
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -219,10 +219,16 @@ def _digest(array: Tensor | np.ndarray) -> Hashable:
     return form, zlib.crc32(content.data), int(words.sum())
 
 
+def _flat(tensor: Tensor) -> Tensor:
+    """Return the elements one after the other; torch calls one element contiguous at any stride."""
+    flat = tensor.detach().reshape(-1).contiguous()
+    return flat.clone(memory_format=torch.contiguous_format) if flat.stride(0) != 1 else flat
+
+
 def _device_digest(tensor: Tensor) -> tuple[int, ...]:
     """Return two 64-bit sums over (position, content) computed where the tensor lies."""
     same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    flat = tensor.detach().reshape(-1).contiguous()
+    flat = _flat(tensor)
     words = flat.view(same_size[flat.element_size()]).to(torch.int64)
     mixed = torch.arange(words.numel(), device=words.device).mul_(_GOLDEN).bitwise_xor_(words)
     mixed = mixed.mul_(_MIX)

@@ -132,7 +132,7 @@ class Graph:
     def __del__(self) -> None:
         """Keep the tensors' memory from other work until the streams that read it have done so.
 
-        Plans and values do it themselves, or belong to one stream.
+        Plans do it themselves.
         """
         if len(self.__dict__.get("_streams", ())) < 2:
             return
@@ -140,6 +140,7 @@ class Graph:
         parts = [csr.indptr, csr.indices, csr.entry_map, self.multiplicity, self._rows]
         parts += [self._edge_of, self._kept, self._loop_edge, *(self._edges or ())]
         parts += [] if self._weight_map is None else self._weight_map.tensors
+        parts += self._values.values()
         for stream in self._streams.values():
             for part in parts:
                 if part is not None:

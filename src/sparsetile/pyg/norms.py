@@ -8,11 +8,10 @@ last one could be used again. So the edges with their self-loops are kept as lon
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,15 +27,14 @@ __all__ = ["MAX_NORMS", "clear_norms", "new_gcn_norm"]
 MAX_NORMS = 32
 
 
-
 class _Kept(NamedTuple):
     """Edges (None if they are those given, which must not be kept alive), the key of the given
-    weights, the normalised ones, and the version counters of both tensors then."""
+    weights, the normalised ones (None of trained weights), and the version counters of both."""
 
     edges: Tensor | None
     values_key: Hashable
-    weights: Tensor
-    versions: tuple[int, int]
+    weights: Tensor | None
+    versions: tuple[int, ...]
 
 
 _norms: OrderedDict[Hashable, _Kept] = OrderedDict()
@@ -65,8 +63,8 @@ def _watch(edge_index: Tensor, key: Hashable) -> None:
     _watched[owner] = [*kept, key]
 
 
-def _versions(edges: Tensor | None, weights: Tensor) -> tuple[int, int]:
-    return 0 if edges is None else edges._version, weights._version
+def _versions(edges: Tensor | None, weights: Tensor | None) -> tuple[int, ...]:
+    return tuple(0 if each is None else each._version for each in (edges, weights))
 
 
 def new_gcn_norm(original: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
@@ -86,12 +84,13 @@ def new_gcn_norm(original: Callable[..., Any], active: Callable[[], bool]) -> Ca
             return original(edge_index, edge_weight, *arguments, **named)
         key, values_key = keys
         trained = is_trained(edge_weight)
+        grad = trained and torch.is_grad_enabled()
         with _lock:
             held = _norms.get(key)
             if held is not None and held.versions != _versions(held.edges, held.weights):
                 held = None  # somebody wrote to what PyG's layers were given
             if held is None or held.values_key != values_key:
-                with contextlib.nullcontext() if trained else _plain_tensors():
+                with torch.inference_mode(False), torch.set_grad_enabled(grad):
                     edges, weights = original(edge_index, edge_weight, *arguments, **named)
                 if held is None:
                     _watch(edge_index, key)
@@ -99,7 +98,7 @@ def new_gcn_norm(original: Callable[..., Any], active: Callable[[], bool]) -> Ca
                 else:
                     kept = held.edges  # the same edges: what was prepared for them serves again
                 settle(edge_index.device)
-                known = weights.detach() if trained else weights
+                known = None if trained else weights
                 held = _norms[key] = _Kept(kept, values_key, known, _versions(kept, known))
                 while len(_norms) > MAX_NORMS:
                     _norms.popitem(last=False)
@@ -109,13 +108,6 @@ def new_gcn_norm(original: Callable[..., Any], active: Callable[[], bool]) -> Ca
             return edge_index if held.edges is None else held.edges, weights
 
     return take_place(original, gcn_norm)
-
-
-@contextlib.contextmanager
-def _plain_tensors() -> Iterator[None]:
-    """Make tensors that later calls may save for their gradients."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def _keys(
