@@ -202,11 +202,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_in(
         "row_items.cuh",
         "half",
-        (
-            "Acc(0) : value * scale",
-            "Acc(0) : value",
-            "keeps a row's power of two",
-        ),
+        ("== 0.0f ? Acc(0) : value * scale", "== 0.0f ? Acc(0) : value", "a bundle's power of two"),
+        ("is_wide(value, scale) ? Acc(0) : value * scale", "value * scale", "adds wide rows twice"),
+        ("size >= 1.17549435e-38f", "size >= 0.0f", "rounds weights that are subnormal"),
+        ("value != Acc(0) && !normal", "false && !normal", "keeps weights that are infinite"),
+        ("% (kPart * sizeof(float)) == 0", "% sizeof(float) == 0", "loads what is not aligned"),
+        ("x[v / kPart].element", "x[0].element", "first part of a wide row"),
         ("first + __ffs(wide) - 1", "first + __ffs(wide)", "adds the entry after a wide one"),
         ("if (load_scale(p, k) != 0.0f) continue", "if (true) continue", "drops wide rows of B"),
     ),

@@ -68,6 +68,27 @@ def test_values_of_any_size():
     assert_rounded(plan, B)
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-44, 1e30])
+def test_one_value_of_another_size_changes_nothing_in_other_rows(size: float):
+    """It is multiplied with B itself, and all other entries with the copy."""
+    plan, B = plan_of(128), torch.randn(700, 128, device="cuda")
+    before, values = plan @ B, plan.values.clone()
+    values[1000] = size
+    plan.update_values(values)
+    others = torch.arange(500, device="cuda") != plan._csr.row_ids()[1000]
+    assert torch.equal(assert_rounded(plan, B)[others], before[others])
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+@pytest.mark.parametrize("n", [20, 64, 128, 512])
+def test_no_row_of_b_fits(n: int, begin: int):
+    plan, B = plan_of(n, 0.3), torch.randn(700, n + 1, device="cuda")
+    B = B[:, begin : begin + n] * 2.0**60
+    assert_rounded(plan, B)
+    B[::2] *= 2.0**-60
+    assert_rounded(plan, B)
+
+
 def test_what_is_not_finite_stays_where_it_is():
     plan, B = plan_of(128), torch.randn(700, 128, device="cuda")
     B[3, 0], B[7, 127], B[9, 64] = torch.nan, torch.inf, -torch.inf

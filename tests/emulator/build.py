@@ -123,12 +123,14 @@ class HostKernel:
             _compile("c++", source, library, *options)
             source.unlink()
         self.library = ctypes.CDLL(str(library))
-        self.params = spec.params
+        self.name, self.params = spec.name, spec.params
+        self._counts = (ctypes.c_ulonglong * 1024).in_dll(self.library, "counted_steps")
+        self._before = list(self._counts)  # a library is loaded once
 
     @property
     def steps(self) -> list[int]:
-        """Basic blocks run by each thread of a block, in all launches so far."""
-        return list((ctypes.c_ulonglong * 1024).in_dll(self.library, "counted_steps"))
+        """Basic blocks run by each thread of a block, in all launches since this was made."""
+        return [now - before for now, before in zip(self._counts, self._before, strict=True)]
 
     def launch(
         self, grid: tuple[int, int, int], threads: int, stream: int, params: Any, **_: Any

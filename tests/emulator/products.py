@@ -27,11 +27,14 @@ def load_on_host(
     module: ModuleType,
     folder: Path,
     launching: Sequence[ModuleType] | None = None,
-) -> None:
+    **options: Any,
+) -> list[HostKernel]:
     """Kernels are loaded for the host; scratch memory holds what nobody should read.
 
     ``launching``: modules that ask for device, context and stream, where that is not ``module``.
+    ``options`` are those of a kernel. Returns the kernels, as they are loaded.
     """
+    loaded: list[HostKernel] = []
 
     def scratch(
         device: Any, stream: int, size: int, counters: int, owner: int = 0
@@ -39,7 +42,8 @@ def load_on_host(
         return torch.full((size,), 255, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32)
 
     def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
-        return HostKernel(spec, config, folder)
+        loaded.append(HostKernel(spec, config, folder, **options))
+        return loaded[-1]
 
     monkeypatch.setattr(KernelSpec, "load", load)
     monkeypatch.setattr(module, "scratch", scratch)
@@ -47,6 +51,7 @@ def load_on_host(
         monkeypatch.setattr(each, "on_device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(each, "ensure_cuda_context", lambda device: None)
         monkeypatch.setattr(each, "current_stream_handle", lambda device: 0)
+    return loaded
 
 
 def whole_numbers(rows: int, cols: int, density: float) -> sp.csr_array:

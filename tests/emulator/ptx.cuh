@@ -57,6 +57,7 @@ void add_if(bool here, const T (&x)[kCount], T (&sum)[kCount]) {
 }
 template <typename T>
 T load_nc(const T* address) {
+  if (reinterpret_cast<u64>(address) % sizeof(T) != 0) std::abort();  // as a GPU would
   return *address;
 }
 template <bool kBrain>

@@ -14,7 +14,7 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile.core.device import H200
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, runner
+from sparsetile.systems import SYSTEMS, registry, runner
 from sparsetile.systems.base import PLAIN, BuiltSystem, Epilogue, Request
 from sparsetile.systems.csr import rows
 from sparsetile.systems.half import runner as half_runner
@@ -147,6 +147,47 @@ def test_values_of_any_size():
         csr = csr_of(matrix)
         B = torch.randn(400, 16) / size**0.5 if size > 1 else torch.randn(400, 16)
         assert_rounded(csr, B)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-44, 1e30, torch.inf])
+def test_one_value_of_another_size_changes_nothing_in_other_rows(size: float):
+    """It is multiplied with B itself, and all other entries with the copy."""
+    csr = csr_of(uneven())
+    csr.values[:] = torch.randn(csr.nnz)
+    B = torch.randn(400, 64)
+    before = product(csr, B)
+    csr.values[5] = size
+    own = int(csr.row_ids()[5])
+    others = torch.arange(csr.shape[0]) != own
+    assert not torch.equal(before, expected(csr, B).float())  # B was rounded
+    assert torch.equal(product(csr, B)[others], before[others])
+    assert_rounded(csr, B)
+
+
+def test_values_of_one_size_need_no_packing():
+    csr = csr_of(uneven())
+    built = build(csr, 64)
+    assert runner(built.recipe).packed_names == ()
+    assert runner(built.recipe).pack(built.tensors, csr.values, torch.float32) == {}
+
+
+@pytest.mark.parametrize("n", [64, 256])
+@pytest.mark.parametrize("begin", [0, 1])
+def test_rows_that_do_not_fit_are_gathered_once(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None, n: int, begin: int
+):
+    """Of long rows without a fitting one the copy is not gathered after the first chunk."""
+    csr = csr_of(whole_numbers(40, 400, 0.8))
+    B = torch.randn(400, n + 1)[:, begin : begin + n]
+    taken = []
+    for factor in (1.0, 2.0**60):
+        loaded = load_on_host(monkeypatch, half_runner, folder, counted=True)
+        registry._runners.clear()
+        product(csr, B * factor)
+        (gathering,) = (each for each in loaded if each.name == "spmm_half")
+        taken.append(sum(gathering.steps))
+    fits, wide = taken
+    assert 0 < wide < fits  # a gather from the copy and another from B take more
 
 
 def test_values_that_are_not_finite():

@@ -115,7 +115,7 @@ _PARAMS = ParamStruct.of(
     pointer("c", "Out::Storage*"),
     pointer("copy", "E::Storage*", "[k, pitch]"),
     pointer("scales", "float*", "[k]; 0: the copy cannot hold the row"),
-    pointer("unfit", "const int*", "[1]: not 0 where A's values are too large or small"),
+    pointer("unfit", "const int*", "[1] of bundles: not 0 if values are too large or small"),
     *_BUNDLES,
     i64("wide_row_bytes", "of b"),
     *STRIDES,

@@ -6,7 +6,7 @@
 // float16 has the eleven significant bits of TF32, so that an element's error is TF32's as long as
 // it is no subnormal there: at least 2^-28 of the row's largest one. A row with a smaller element
 // that is not 0, a row whose largest element is over 2^40 or under 2^-40 (times a value of A it
-// might leave float32), and every row where `unfit` says that A's values are of such sizes, are
+// might leave float32), and every row if `unfit` says that a bundle's values are of such sizes, are
 // marked by a scale of 0; the copy has zeros there. Inf and NaN stay what they are.
 //
 // kLanes lanes have a row, in vectors of kVector elements, so that a warp has several short rows: a

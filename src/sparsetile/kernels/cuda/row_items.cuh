@@ -35,8 +35,11 @@
 // kScaled: B is a copy of 16 bits whose rows were multiplied by powers of two (half_rows.cu); the
 // factor that takes that back joins A's value. Its load goes out with the gathers, and nothing
 // waits for it before they are under way. A factor of 0 marks a row that the copy cannot hold, and
-// has zeros for: what it adds comes from B itself, after the chunk, in the order of the entries. V
-// is the type of A's values, E's where B is no copy.
+// has zeros for: what it adds comes from B itself, after the chunk, in the order of the entries. So
+// do entries whose value times the factor leaves float32's normal numbers; a bundle has no such
+// test, `unfit` marks all rows for it. After a chunk of nothing but such entries the next one looks
+// at its factors first, and gathers from the copy only if one fits: if none does, B is gathered
+// once and the copy is not. V is the type of A's values, E's where B is no copy.
 //
 // kRepair: C already holds a product made with tiles or a dense A, in which an invented zero may
 // have met an Inf or NaN of B. Groups whose part of C is finite leave at once; the others compute
@@ -84,9 +87,15 @@ using Value = Held<kHeads && kWeighted>;
 
 constexpr bool kWeights = kWeighted || kScaled;  // whether rows of B are multiplied
 
-// What an entry's row of B is multiplied by; a row that the copy cannot hold is added elsewhere.
+// What a bundle's row of B is multiplied by; a row that the copy cannot hold is added elsewhere.
 __device__ __forceinline__ Acc scaled(Acc value, float scale) {
   return scale == 0.0f ? Acc(0) : value * scale;
+}
+// A row's entry: whether it is added elsewhere. 0 fits as long as its row of B does.
+__device__ __forceinline__ bool is_wide(Acc value, float scale) {
+  const float size = fabsf(static_cast<float>(value) * scale);
+  const bool normal = size >= 1.17549435e-38f && size <= 3.40282347e38f;
+  return scale == 0.0f || (kWeighted && value != Acc(0) && !normal);
 }
 
 // What takes back the factor of row k of B. Templates, because only spmm_half.cu has these fields.
@@ -94,6 +103,12 @@ template <typename P>
 __device__ __forceinline__ float load_scale(const P& p, int k) {
   if constexpr (kScaled) return __ldg(p.scales + k);
   return 1.0f;
+}
+// Whether the copy holds no row, because of A's values.
+template <typename P>
+__device__ __forceinline__ bool load_unfit(const P& p) {
+  if constexpr (kScaled) return p.unfit != nullptr && __ldg(p.unfit) != 0;
+  return false;
 }
 // The matrix whose rows are gathered.
 template <typename P>
@@ -114,7 +129,7 @@ struct Chunk {
   int left;     // its entries, may exceed kLanes or be <= 0
 
   __device__ __forceinline__ Acc weight() const {
-    if constexpr (kScaled) return scaled(value, scale);
+    if constexpr (kScaled) return is_wide(value, scale) ? Acc(0) : value * scale;
     return Value::widen(value);
   }
 
@@ -264,29 +279,50 @@ __device__ __forceinline__ int4 load_item(const Params& p, int index, int end) {
   return index < end ? __ldg(p.items + index) : make_int4(-1, 0, 0, -1);
 }
 
-// sum += weight * row k of B itself, which the copy cannot hold.
-template <typename P>
-__device__ __forceinline__ void add_wide_row(const P& p, int k, int column, Acc weight,
-                                             Acc (&sum)[kTimes][kVec]) {
+// sum[r] += weight[r] * row k of B itself, which the copy cannot hold. By whole accesses if B's
+// rows are aligned to them, of which the copy's alignment says nothing.
+template <int R, typename P>
+__device__ __forceinline__ void add_wide_row(const P& p, int k, int column, const Acc (&weight)[R],
+                                             u32 here, Acc (&sum)[R][kTimes][kVec]) {
+  constexpr int kPart = kVec < 4 ? kVec : 4;
   const char* row = reinterpret_cast<const char*>(p.b) +
                     static_cast<u64>(static_cast<u32>(k)) * static_cast<u64>(p.wide_row_bytes);
-  const float* x = reinterpret_cast<const float*>(row) + column;
+  const float* from = reinterpret_cast<const float*>(row) + column;
+  const u64 places = reinterpret_cast<u64>(p.b) | static_cast<u64>(p.wide_row_bytes);
+  const bool aligned = places % (kPart * sizeof(float)) == 0;
 #pragma unroll
   for (int q = 0; q < kTimes; ++q) {
+    Packed<F32, kPart> x[kVec / kPart];
 #pragma unroll
-    for (int v = 0; v < kVec; ++v) sum[q][v] += weight * __ldg(x + q * kStep + v);
+    for (int i = 0; i < kVec / kPart; ++i) {
+      const float* at = from + q * kStep + i * kPart;
+      if (aligned) {
+        x[i] = load_vector<F32, kPart>(at);
+      } else {
+#pragma unroll
+        for (int v = 0; v < kPart; ++v) x[i].element[v] = __ldg(at + v);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if ((here >> r & 1) == 0) continue;
+#pragma unroll
+      for (int v = 0; v < kVec; ++v) {
+        sum[r][q][v] += weight[r] * x[v / kPart].element[v % kPart];
+      }
+    }
   }
 }
 
 // The entries of a chunk, from `first` on in A, whose rows the copy cannot hold: bits of `wide`.
 template <typename P>
 __device__ __forceinline__ void wide_entries(const P& p, int first, u32 wide, int column,
-                                             Acc (&sum)[kTimes][kVec]) {
+                                             Acc (&sum)[1][kTimes][kVec]) {
 #pragma unroll 1
   for (; wide != 0; wide &= wide - 1) {
     const int at = first + __ffs(wide) - 1;
-    const Acc weight = kWeighted ? V::widen(__ldg(p.values + at)) : Acc(1);
-    add_wide_row(p, __ldg(p.columns + at), column, weight, sum);
+    const Acc weight[1] = {kWeighted ? V::widen(__ldg(p.values + at)) : Acc(1)};
+    add_wide_row<1>(p, __ldg(p.columns + at), column, weight, 1u, sum);
   }
 }
 
@@ -319,6 +355,7 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
   // gathers are under way: it is taken where it was loaded, later ones at the end of the loop, by a
   // shuffle, since the compiler would move a copy to the loop's start.
   if constexpr (kHeads) take();
+  bool all_wide = load_unfit(p);  // whether nothing of the chunk before came from the copy
   while (true) {
     Chunk chunk;
     chunk.left = length - begin;
@@ -333,13 +370,18 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
     }
     if constexpr (kExtremum) chunk.value *= sign;
     chunk.scale = load_scale(p, column);
-    const float own_scale = lane < chunk.left ? chunk.scale : 1.0f;
+    const bool here = lane < chunk.left;
+    const auto own_value = chunk.value;
+    const float own_scale = chunk.scale;
+    const auto own_is_wide = [&] { return is_wide(Value::widen(own_value), own_scale); };
     chunk.entry = item.y + begin;
     const int first_entry = chunk.entry;
     begin += work.stride;
     look_ahead(true);
     const int least = kGroups == 1 ? chunk.left : __reduce_min_sync(kWarp, chunk.left);
-    if (least >= kLanes) {
+    if (kScaled && all_wide && !__any_sync(kWarp, here && !own_is_wide())) {
+      // The copy holds none of these rows.
+    } else if (least >= kLanes) {
 #pragma unroll 1
       for (int j = 0; j < kLanes; j += kUnroll) {
         batch<kUnroll, false>(p, chunk, b, acc);
@@ -349,10 +391,13 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
       partial_chunk(p, chunk, b, lane, most < kLanes ? most : kLanes, acc);
     }
     if constexpr (kScaled) {
-      const u32 wide = __ballot_sync(kWarp, own_scale == 0.0f);
+      const u32 wide = __ballot_sync(kWarp, here && own_is_wide());
       if (wide != 0) {
         const u32 mine = (wide & group_mask<kLanes>()) >> (threadIdx.x % 32 / kLanes * kLanes);
-        wide_entries(p, first_entry, mine, first_column, acc.sum[0]);
+        wide_entries(p, first_entry, mine, first_column, acc.sum);
+        all_wide = !__any_sync(kWarp, here && !own_is_wide());
+      } else {
+        all_wide = false;
       }
     }
     if constexpr (kHeads) {
@@ -377,6 +422,7 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
 }
 
 // The elements of a bundle's list from `first` on, four of them, whose rows the copy cannot hold.
+// Tags and values are read again: they are near, and registers are few.
 template <int R, typename P>
 __device__ __forceinline__ void wide_elements(const P& p, int first, int column,
                                               Accumulator<R>& acc) {
@@ -386,12 +432,12 @@ __device__ __forceinline__ void wide_elements(const P& p, int first, int column,
     const u32 tag = __ldg(tagged + m);
     const int k = tag & ((1u << kColumnBits) - 1u);
     if (load_scale(p, k) != 0.0f) continue;
+    Acc weight[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      if ((tag & (1u << (kColumnBits + r))) == 0) continue;
-      const Acc weight = kWeighted ? V::widen(__ldg(p.packed + i64(m) * R + r)) : Acc(1);
-      add_wide_row(p, k, column, weight, acc.sum[r]);
+      weight[r] = kWeighted ? V::widen(__ldg(p.packed + i64(m) * R + r)) : Acc(1);
     }
+    add_wide_row<R>(p, k, column, weight, tag >> kColumnBits, acc.sum);
   }
 }
 
@@ -405,6 +451,7 @@ __device__ __forceinline__ void gather_bundle(const Params& p, const GroupWork& 
   int at = item.y / kListStep + work.first / kLanes;
   uint4 next = {};
   if (at < end) next = ptx::load_nc(p.tagged + at);
+  bool all_wide = load_unfit(p);  // whether nothing of the elements before came from the copy
 #pragma unroll 1
   while (at < end) {
     const u32 tags[kListStep] = {next.x, next.y, next.z, next.w};
@@ -414,20 +461,33 @@ __device__ __forceinline__ void gather_bundle(const Params& p, const GroupWork& 
     Packed<E, kVec> row[kListStep][kTimes];
     RawValues<V, R> weights[kListStep];
     float scale[kListStep];
+    bool gathers = !kScaled || !all_wide;
 #pragma unroll
     for (int m = 0; m < kListStep; ++m) {
       const int k = tags[m] & ((1u << kColumnBits) - 1u);
-      load_row(p, b, k, row[m]);
+      if (gathers) load_row(p, b, k, row[m]);
       if constexpr (kWeighted) weights[m].load(values + m * R);
       scale[m] = load_scale(p, k);
     }
+    bool fits = false;
 #pragma unroll
-    for (int m = 0; m < kListStep; ++m) {
+    for (int m = 0; m < kListStep; ++m) fits = fits || scale[m] != 0.0f;
+    if (kScaled && all_wide && fits) {
+      gathers = true;
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
-        const Acc weight = kWeighted ? weights[m][r] : Acc(1);
-        add_row<false>(tags[m] & (1u << (kColumnBits + r)),
-                       kScaled ? scaled(weight, scale[m]) : weight, row[m], acc.sum[r]);
+      for (int m = 0; m < kListStep; ++m) {
+        load_row(p, b, tags[m] & ((1u << kColumnBits) - 1u), row[m]);
+      }
+    }
+    if (gathers) {
+#pragma unroll
+      for (int m = 0; m < kListStep; ++m) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const Acc weight = kWeighted ? weights[m][r] : Acc(1);
+          add_row<false>(tags[m] & (1u << (kColumnBits + r)),
+                         kScaled ? scaled(weight, scale[m]) : weight, row[m], acc.sum[r]);
+        }
       }
     }
     if constexpr (kScaled) {
@@ -435,6 +495,7 @@ __device__ __forceinline__ void gather_bundle(const Params& p, const GroupWork& 
 #pragma unroll
       for (int m = 0; m < kListStep; ++m) wide = wide || scale[m] == 0.0f;
       if (wide) wide_elements<R>(p, (at - step) * kListStep, first_column, acc);
+      all_wide = !fits;
     }
   }
 }

@@ -36,7 +36,8 @@ from sparsetile.systems.shared.geometry import stride_params
 
 __all__ = ["HalfRunner"]
 
-# Values of A outside of these, times rows of B that the copy takes, might leave float32.
+# Values of a bundle outside of these, times rows of B that the copy takes, might leave float32: then
+# no row is gathered from the copy. Of single rows the kernel looks at each entry.
 LARGEST, SMALLEST = 2.0**80, 2.0**-80
 # Bytes of a copy; a larger B is copied and multiplied in parts of its columns.
 MOST_COPIED = 2**32
@@ -70,18 +71,21 @@ class _Launches:
 
 
 class HalfRunner(Runner):
-    """Packed ``values``: those of ``csr``'s bundles; ``unfit`` [1]: whether A's are too large."""
-
-    packed_names = ("values", "unfit")
+    """Packed, where rows are bundled, ``values``: those of ``csr``'s bundles; ``unfit`` [1]: whether
+    some of A's are too large or small for the copy."""
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
         rows = exact_runner(str(meta["recipe"]), "half")
         assert isinstance(rows, CSRRunner)
         self._rows = rows
+        self._work = rows.plain if rows.mixed is None else rows.mixed  # what products walk
+        self.packed_names = ("values", "unfit") if self._work.bundled else ()
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
+        if not self._work.bundled:
+            return {}
         rows = part("rows", tensors)
         unfit = torch.zeros(1, dtype=torch.int32, device=rows["indptr"].device)
         if values is not None and values.numel():
@@ -96,7 +100,7 @@ class HalfRunner(Runner):
         if found is None:
             rows, facts = self._rows, machine(torch.device("cuda", device))
             shape = replace(rows.shape, small=False)
-            work = rows.plain if rows.mixed is None else rows.mixed
+            work = self._work
             if work.bundled:
                 items = work.sections[1] + work.sections[3]
                 tile = choose_bundle_tile(COPY_DTYPE, n, vector, items)
@@ -130,7 +134,7 @@ class HalfRunner(Runner):
         launch: Launch,
         tensors: Tensors,
         values: Tensor | None,
-        packed: Tensors,
+        packed: Tensors | None,
         epilogue: Epilogue,
         n: int,
         strides: tuple[int, int],
@@ -145,7 +149,7 @@ class HalfRunner(Runner):
             **found,
             **stride_params((pitch * COPY_DTYPE.itemsize, strides[1], 0, 0)),
             **dict.fromkeys((*_PLACES, "b", "c"), 0),
-            "unfit": packed["unfit"].data_ptr(),
+            "unfit": 0 if not packed else packed["unfit"].data_ptr(),
             "wide_row_bytes": strides[0],
             "k": self.cols,
             "n": n,
@@ -173,7 +177,7 @@ class HalfRunner(Runner):
         self,
         tensors: Tensors,
         values: Tensor | None,
-        packed: Tensors,
+        packed: Tensors | None,
         B: Tensor,
         out: Tensor,
         epilogue: Epilogue,
@@ -222,7 +226,7 @@ class HalfRunner(Runner):
         """Return both launches of B -> C, plain matrices; None where a grid is too small."""
         if not self._rows.plain.items:
             return ()
-        if packed is None or not self.cols:
+        if not self.cols or (packed is None and self._work.bundled):
             return None
         n, device = B.shape[1], tensors["rows.indptr"].device.index
         launch = self._launch_for(n, vector_width(COPY_DTYPE, n), values is not None, device)

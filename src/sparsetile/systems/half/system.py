@@ -4,7 +4,13 @@ Most products of graphs wait for rows of B to come from L2. Where torch allows T
 rounded to eleven significant bits, and float16 holds as many: each product first writes B out in
 float16, each row times a power of two that brings it into float16's range, and then gathers half
 the bytes. A's values and all sums are float32. Rows that do not fit such a copy (elements further
-apart than 2^28, or very large or small ones) are gathered as they are.
+apart than 2^28, or very large or small ones) are gathered as they are, and so are rows for entries
+of A that are themselves very large or small.
+
+Which rows fit is known to the GPU alone, after B was copied. The host does not ask: an answer that
+comes late would make bits depend on when it came, because ``csr`` does not round B. So a product
+whose rows do not fit stays here. It reads them as ``csr`` does, by whole accesses, and does not
+gather the copy as well, except in each row's first chunk; the copy is what it has made in vain.
 
 It pays where rows of B are used several times: from about ten entries a row of B on.
 """
