@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -270,3 +272,22 @@ def test_shared_items_are_pieces_and_long_windows_longest_first(tiles, shared, l
 def test_nothing_is_shared_unless_asked():
     assert made([8, 600, 40], limit=32).shared_count == 0
     assert made([8, 600, 40], workers=3).shared_count == 0
+
+
+@pytest.mark.parametrize("run", [0, -1, MAX_TILES + 1])
+def test_runs_of_more_windows_than_the_kernel_remembers_are_refused(run: int):
+    expected = f"WindowSchedule.make: run must be from 1 to 32 steps, got {run}. The kernel"
+    with pytest.raises(ValueError, match=expected):
+        made([1] * 100, limit=200, run=run)
+
+
+def test_the_longest_runs_hold_as_many_windows_as_the_kernel_remembers():
+    for tiles in ([0] * 100, [1] * 100):
+        schedule = made(tiles, limit=200, run=MAX_TILES)
+        assert min(item[3] for item in runs_of(schedule)) == -MAX_TILES
+        check(tiles, schedule)
+        units = Units.from_offsets(offsets_of(tiles))
+        schedule.validate(units)
+        longer = torch.tensor([[0, 0, sum(tiles), -100]], dtype=torch.int32)
+        with pytest.raises(ValueError, match="items must be of up to 32 windows, got 100"):
+            replace(schedule, items=longer).validate(units)

@@ -27,12 +27,14 @@ from torch import Tensor
 from sparsetile.balance.base import not_consecutive
 from sparsetile.balance.segments import HOST_PIECES, SegmentSchedule, cut_units
 from sparsetile.balance.tree import TreeSchedule, no_tree, ranges
+from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
 
 __all__ = ["MAX_TILES", "TileTimes", "WindowSchedule", "imbalance"]
 
-# The paper's limit of tiles an item; the kernel counts a run's windows in 32 bits, too.
+# The paper's limit of tiles an item, and the windows that a run may have: the kernel has one bit of
+# 32 for each, whether it must be computed again (windows.cuh). A window counts as a step at least.
 MAX_TILES = 32
 # Item lengths that the time model chooses from.
 LENGTHS = (4, 6, 8, 12, 16, 24, MAX_TILES)
@@ -307,9 +309,14 @@ class WindowSchedule(TreeSchedule):
         shared : int, optional
             Share windows of more tiles than this, at most ``limit``; none when None.
         run : int
-            Steps at which a run of short windows ends.
+            Steps at which a run of short windows ends, at most ``MAX_TILES``.
         """
         cls._require(units)
+        if not 1 <= run <= MAX_TILES:
+            raise value_error(
+                "WindowSchedule.make", "run", f"from 1 to {MAX_TILES} steps", run,
+                "The kernel remembers as many windows of a run",
+            )  # fmt: skip
         assert units.offsets is not None  # as _require has seen
         count, device = units.count, units.label.device
         near = _NearWindows.of(units, step) if balance and count and units.few_here else None
@@ -396,5 +403,8 @@ class WindowSchedule(TreeSchedule):
 
     def _check_items(self, units: Units) -> None:
         first, windows = self.items[:, 0].to(torch.int64), self.offsets.numel() - 1
-        if bool(((first < 0) | (first + self._windows_of_items() > windows)).any()):
+        count = self._windows_of_items()
+        if bool(((first < 0) | (first + count > windows)).any()):
             raise self._fault("items", f"of windows 0 to {windows - 1}", "others")
+        if bool((count > MAX_TILES).any()):
+            raise self._fault("items", f"of up to {MAX_TILES} windows", int(count.max()))

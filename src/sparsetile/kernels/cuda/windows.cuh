@@ -2,7 +2,8 @@
 // stopping at the end of a window; C is stored where a window ends, and what is not finite is
 // computed again after the last tile.
 //
-//   items[i] = {first window, first tile, end, slot of a piece or -windows}
+//   items[i] = {first window, first tile, end, slot of a piece or -windows}; at most 32 windows,
+//              which balance/windows.py sees to
 //   offsets  = first tile of each window, and the end of the last one
 #pragma once
 

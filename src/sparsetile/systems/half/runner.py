@@ -36,8 +36,8 @@ from sparsetile.systems.shared.geometry import stride_params
 
 __all__ = ["HalfRunner"]
 
-# Values of a bundle outside of these, times rows of B that the copy takes, might leave float32: then
-# no row is gathered from the copy. Of single rows the kernel looks at each entry.
+# Values of a bundle outside of these, times rows of B that the copy takes, might leave float32:
+# then no row is gathered from the copy. Of single rows the kernel looks at each entry.
 LARGEST, SMALLEST = 2.0**80, 2.0**-80
 # Bytes of a copy; a larger B is copied and multiplied in parts of its columns.
 MOST_COPIED = 2**32
@@ -71,7 +71,7 @@ class _Launches:
 
 
 class HalfRunner(Runner):
-    """Packed, where rows are bundled, ``values``: those of ``csr``'s bundles; ``unfit`` [1]: whether
+    """Packed if rows are bundled: ``values``, those of ``csr``'s bundles; ``unfit`` [1], whether
     some of A's are too large or small for the copy."""
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
