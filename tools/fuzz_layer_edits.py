@@ -187,8 +187,8 @@ def _step(s: Subject, what: str, how: str, name: str) -> None:
     for parameter in owned:
         gradient = s.normal(*parameter.shape).to(parameter.dtype)
         parameter.grad = -gradient.abs() if what == "weight" else gradient
-    # torch's fused and foreach steps do not take tensors without elements.
-    plain = how == "plain" or not all(each.numel() for each in owned)
+    # torch's fused steps on a GPU take neither tensors without elements nor strided ones.
+    plain = how == "plain" or not all(each.numel() and each.is_contiguous() for each in owned)
     options: dict[str, Any] = {} if plain else {how: True}
     if name != "SGD":
         options["eps"] = 1e-3  # the usual one is 0 in float16

@@ -164,10 +164,21 @@ class CSR:
             self.checked,
         )
 
-    def canonical_values(self, entry_values: Tensor) -> Tensor:
+    def duplicates(self) -> tuple[Tensor, Tensor]:
+        """Return the caller's entries by canonical entry, and how many each has. Never waits."""
+        assert self.entry_map is not None
+        by_entry, order = torch.sort(self.entry_map, stable=True)
+        entries = torch.arange(self.nnz, device=self.device)
+        ends = torch.searchsorted(by_entry, entries, right=True)
+        return order, torch.diff(ends, prepend=ends.new_zeros(1))
+
+    def canonical_values(
+        self, entry_values: Tensor, duplicates: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
         """Convert values from the caller's entry order to canonical order and sum duplicates.
 
-        Differentiable. ``entry_values`` has one element per entry of the caller's input.
+        Differentiable. ``entry_values`` has one element per entry of the caller's input,
+        ``duplicates`` is what :meth:`duplicates` returns.
         """
         if self.entry_map is None:
             return entry_values
@@ -178,8 +189,7 @@ class CSR:
         # Duplicates are added in the caller's order, segment by segment: index_add would add them
         # in an order that changes from run to run on a GPU.
         wide = entry_values.float() if entry_values.dtype.itemsize < 4 else entry_values
-        order = torch.argsort(self.entry_map, stable=True)
-        lengths = torch.bincount(self.entry_map, minlength=self.nnz)
+        order, lengths = duplicates or self.duplicates()
         summed: Tensor = _SumDuplicates.apply(wide, self.entry_map, order, lengths)
         return summed.to(entry_values.dtype)
 

@@ -101,7 +101,9 @@ class _Product(torch.autograd.Function):
                     "each product."
                 )
             if reduce == "mean":
-                grad = operator_gradients.scaled_rows(grad, _mean_scale(plan))  # type: ignore[arg-type]
+                scale = _mean_scale(plan)
+                plan._note_stream()
+                grad = operator_gradients.scaled_rows(grad, scale)  # type: ignore[arg-type]
             d_B = _transposed_product(plan, transposed, grad, alpha)
         return d_B, d_bias, None
 

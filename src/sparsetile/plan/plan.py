@@ -137,7 +137,7 @@ class Plan(torch.nn.Module):
         self._keep_widths(None)
         self._bound: Bound | None = None
         self._value_version = 0  # gradients must meet the values that their product had
-        self._streams: set[tuple[int, int, int]] = set()  # see _note_stream
+        self._streams: set[tuple[int, ...]] = set()  # see _note_stream
         set_values(self, None if csr.values is None else csr.values.detach())
         settle(self.device)  # from now on products may run on any stream
 
@@ -212,11 +212,12 @@ class Plan(torch.nn.Module):
         current stream and what is held now. Bound products do it themselves."""
         if self.device.type == "cuda" and not torch.compiler.is_compiling():
             stream = current_stream_handle(self.device.index)
-            note = (stream, len(self._flat[0]), self._value_version)
+            note = (stream, len(self._flat[0]), self._value_version, self._scale is None)
             if note not in self._streams:
                 if len(self._streams) >= _NOTED:
                     self._streams.clear()
-                record_stream((*self._flat[0], *self._held.tensors()), self.device)
+                held = (*self._flat[0], *self._held.tensors(), self._scale)
+                record_stream(held, self.device)
                 self._streams.add(note)
 
     # -- values ---------------------------------------------------------------------------------
