@@ -27,7 +27,7 @@ from sparsetile.cli import (
     tune,
     verify,
 )
-from sparsetile.cli.console import note, print_text
+from sparsetile.cli.console import note, print_text, usable_streams
 from sparsetile.core.errors import CompileError, UnsupportedError
 from sparsetile_command import INTERRUPTED, STOPPED, interruptible
 
@@ -149,9 +149,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Words after the program's name; those of this process when None.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without × is no reason to fail
+    with usable_streams():
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
+
+
+def _run(words: list[str]) -> int:
     log, handler = logging.getLogger("sparsetile"), _Lines()
     level = log.level
     log.addHandler(handler)
@@ -160,7 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with interruptible():
             command = typer.main.get_command(app)
-            words = sys.argv[1:] if arguments is None else list(arguments)
             code = command.main(args=words, prog_name="sparsetile", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:

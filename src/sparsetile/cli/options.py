@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
+from sparsetile.cli.console import printable
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 from sparsetile.core.files import replacing
@@ -131,7 +132,7 @@ def check_output(
 def write_output(path: Path, text: str) -> None:
     """Write a file at once or not at all: an interrupt or a full disk leaves what was there."""
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(printable(text), encoding="utf-8")
 
 
 def append_line(path: Path, text: str) -> None:

@@ -138,7 +138,8 @@ def _read_mtx(function: str, file: Path) -> CSR:
     from scipy.io import mmread
 
     with reading(function, file, "a Matrix Market file"), _open(file, packed) as stream:
-        matrix = mmread(_Text(stream) if packed or not _is_sound(stream) else file)
+        by_path = not packed and _is_text(file) and _is_sound(stream)
+        matrix = mmread(file if by_path else _Text(stream))
     names = Names(function).inside(file.name)
     pattern = header.field == "pattern"
     return from_coordinates(
@@ -167,6 +168,15 @@ class _Text:
             piece = b"\n"
         self._inside_line = bool(piece) and not piece.endswith(b"\n")
         return piece
+
+
+def _is_text(file: Path) -> bool:
+    """Return whether a path can be handed to libraries that take UTF-8."""
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_sound(stream: BinaryIO) -> bool:
