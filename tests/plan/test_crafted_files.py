@@ -256,6 +256,75 @@ def test_a_map_of_entries_that_leaves_some_out_is_refused(tmp_path, repeats):
     assert text is not None and "entry_map" in text
 
 
+# -- what is said --------------------------------------------------------------------------------
+
+
+def flipped(name: str) -> Craft:
+    return lambda _, tensors: tensors.update({name: tensors[name].flip(0).contiguous()})
+
+
+TEXTS: dict[str, tuple[Craft, str]] = {
+    "field": (lambda h, _: h.pop("n"), "header must be complete, got no n"),
+    "type": (lambda h, _: h.update(n="4"), "n must be of type int, got str"),
+    "types": (lambda h, _: h.update(widths=3), "widths must be of type list or NoneType, got int"),
+    "number": (lambda h, _: h.update(n=-1), "n must be between 0 and 2147483647, got -1"),
+    "rows": (
+        lambda h, _: h.update(shape=[10**12, 50]),
+        "shape[0] must be between 0 and 2147483647, got 1000000000000",
+    ),
+    "dtype": (lambda h, _: h.update(dtype="int8"), "dtype must be one of ['float16', "),
+    "device": (lambda h, _: h.update(device="tpu"), "device must be one of ['cpu', 'cuda'], got"),
+    "tensor": (lambda _, t: t.pop("indices"), "tensors must be complete, got no indices"),
+    "name": (
+        lambda _, t: t.update({"built.columns": torch.zeros(2)}),
+        "tensor must be one of ['indptr', 'indices', 'entry_map', 'values', 'perm', ",
+    ),
+    "columns": (flipped("indices"), "indices must be in canonical order, got columns out of order"),
+    "pointers": (flipped("indptr"), "indptr[0] must be 0, got 120"),
+    "map": (
+        lambda _, t: t["entry_map"].fill_(0),
+        "entry_map must be int64 places among all of 120 entries, got others",
+    ),
+    "perm": (
+        lambda _, t: t["perm"].fill_(0),
+        "perm must be an int64 permutation of 30 places, got another tensor",
+    ),
+    "column order": (
+        lambda _, t: t.update(column_order=torch.arange(3)),
+        "column_order must be an int64 permutation of 20 places, got another tensor",
+    ),
+    "widths": (
+        lambda h, _: h.update(widths=["auto"]),
+        "widths must be a system and how it is tuned, got 1 names",
+    ),
+    "report": (
+        lambda h, _: h["report"].update(seconds={"build": "x"}),
+        "report must be how a plan was made, got another seconds",
+    ),
+    "considered": (
+        lambda h, _: h["report"].update(considered={"csr": 1.0}),
+        "report must be one in which cpu was considered, got ['csr']",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TEXTS)
+def test_a_refusal_names_the_fault(tmp_path, fault):
+    craft, text = TEXTS[fault]
+    path = crafted(saved(tmp_path / "a.safetensors", "cpu"), tmp_path / "b.safetensors", craft)
+    found = check(path)
+    assert found is not None and f"got a plan whose {text}" in found
+    assert found.endswith(f"({path}). Make the plan again and save it.")
+
+
+def test_a_header_that_is_no_json_is_named(tmp_path):
+    path = saved(tmp_path / "a.safetensors", "cpu")
+    _, tensors, metadata = read(path)
+    signed = metadata | {"plan": "{", "sha256": module._checksum(tensors, "{")}
+    safetensors.torch.save_file(tensors, path, metadata=signed)
+    assert "got a header that is no JSON (" in (check(path) or "")
+
+
 # -- on a GPU -----------------------------------------------------------------------------------
 
 
