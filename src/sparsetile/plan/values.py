@@ -100,7 +100,8 @@ class HeldValues:
         if found is None:
             cast = None if self.held is None else self.held.to(dtype)
             found = (cast, self._pack(cast, dtype))
-            device = next(iter(self._tensors.values())).device
+            parts = (self.held, *self._tensors.values())
+            device = next(each.device for each in parts if each is not None)
             if not capturing(device):  # a graph's memory is filled by replays alone
                 settle(device)
                 self._casts[dtype] = found

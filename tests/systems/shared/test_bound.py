@@ -46,6 +46,8 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Notes:
     done: list[str] = []
     monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(module, "ensure_cuda_context", lambda device: done.append("context"))
+    monkeypatch.setattr(module, "current_stream_handle", lambda device: 7)
+    monkeypatch.setattr(module, "record_stream", lambda tensors, device: None)
     return Notes(done)
 
 
@@ -64,6 +66,25 @@ def test_rows_farther_apart_than_kernels_can_address_are_copied(runner):
         product(torch.empty(2, 2**30, device="meta")[:, :4])
     assert runner.done == [], "no launch is prepared for such rows"
     assert [given.stride() for given in runner.given] == [(4, 1)] * 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_allocator_is_told_of_each_stream_once(runner, monkeypatch, fused):
+    tensors, values = {"indptr": torch.zeros(4), "columns": torch.zeros(2)}, torch.zeros(2)
+    packed = {"values": torch.zeros(3)}
+    recorded, streams = [], iter([7, 7, 9, 7, 9, 9])
+    monkeypatch.setattr(module, "current_stream_handle", lambda device: next(streams))
+    monkeypatch.setattr(
+        module, "record_stream", lambda tensors, device: recorded.append(list(tensors))
+    )
+    product = BoundProduct(runner, tensors, values, packed)
+    for _ in range(6):
+        B = torch.ones(2, 4)
+        product.fused(B, None, 2.0, False, True) if fused else product(B)
+    assert len(recorded) == 2
+    for parts in recorded:
+        expected = [*tensors.values(), values, *packed.values()]
+        assert all(one is other for one, other in zip(parts, expected, strict=True))
 
 
 # -- the same launches as the general way
@@ -115,6 +136,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> GPU:
         monkeypatch.setattr(each, "current_stream_handle", lambda device: 7)
         monkeypatch.setattr(each, "scratch", made.scratch)
     monkeypatch.setattr(module, "current_device", lambda: None)
+    monkeypatch.setattr(module, "record_stream", lambda tensors, device: None)
     return made
 
 
