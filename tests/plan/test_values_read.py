@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.core.epoch import epoch
+from sparsetile.core.epoch import epoch, written
 from sparsetile.nn import GCNConv, GINConv, SAGEConv, aggregate, clear_graph_cache
 
 NODES, COUNT = 4, 6
@@ -287,3 +287,30 @@ def test_one_weight_of_any_stride_is_read_in_inference_mode():
         weight = torch.full((1, 2), 3.0)[:, 0]
         out = aggregate(torch.ones(2, 1), torch.tensor([[0], [1]]), weight)
     assert out.tolist() == [[0.0], [3.0]]
+
+
+def test_steps_of_other_parameters_leave_plain_weights_as_they_are():
+    mine, other = weights(), torch.nn.Parameter(weights())
+    written(mine)  # from now on steps are told apart
+    before, began = written(mine), epoch()
+    other.grad = torch.ones_like(other)
+    torch.optim.SGD([other], lr=0.1, fused=True).step()
+    assert epoch() > began and written(mine) == before and written(other) > began
+    torch.optim.SGD([mine], lr=0.1).step()  # a plain tensor may be stepped, too
+    assert written(mine) > before
+    st.changed()
+    assert written(mine) == epoch() == written(other)
+
+
+def test_values_of_plain_weights_are_computed_once_while_a_layer_trains(edges, monkeypatch):
+    from sparsetile.nn import gcn as module
+
+    computed = []
+    values = module._values
+    monkeypatch.setattr(module, "_values", lambda *a: computed.append(1) or values(*a))
+    conv, x, w = GCNConv(3, 3), torch.randn(NODES, 3), weights()
+    step = torch.optim.AdamW(conv.parameters(), lr=0.1, fused=True)
+    for _ in range(6):
+        conv(x, edges, w).sum().backward()
+        step.step()
+    assert len(computed) == 1

@@ -4,9 +4,9 @@ A tensor's *key* is its storage (a number that no other storage ever gets), its 
 strides and dtype, and torch's count of writes (``_version``). How each kind of input is identified:
 
 - Patterns given as tensors: the key.
-- Values given as tensors: the key and the epoch (``core/epoch.py``), because fused optimisers write
-  without raising the count. Values that are trained (a Parameter, or anything that requires a
-  gradient) count as changed at every call.
+- Values given as tensors: the key and the epoch of the last step of an optimiser that may have
+  written to them (``core/epoch.py``), because fused optimisers do not raise the count. Values that
+  are trained (a Parameter, or anything that requires a gradient) count as changed at every call.
 - Tensors whose writes torch does not count (inference tensors, memory that torch did not allocate
   or that other processes write): the bytes are digested at every call.
 - Sparse tensors: all parts share the counter of the whole, so it cannot tell values from pattern,
@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sparsetile.core.checks import matrix_shape
-from sparsetile.core.epoch import epoch
+from sparsetile.core.epoch import written
 from sparsetile.intake.arrays import as_tensor
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import components
@@ -162,7 +162,7 @@ def _values_key(values: Any) -> Hashable:
     if is_trained(values):
         return object()
     if isinstance(values, Tensor) and counter_tells(values):
-        return tensor_key(values), epoch()
+        return tensor_key(values), written(values)
     return _key(values)
 
 

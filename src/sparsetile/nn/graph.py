@@ -213,6 +213,8 @@ class Graph:
         if self._weight_map is None or (differentiable and not self._weight_map.differentiable):
             with building(self.csr.device):
                 made = self._weight_map or WeightMap(self.csr, self._edge_numbers())
+                if made.parallel:
+                    self.csr.duplicates()  # kept there
                 if differentiable:
                     made.prepare_gradients()
             self._weight_map = made

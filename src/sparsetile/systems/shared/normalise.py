@@ -65,19 +65,17 @@ class WeightMap:
             self._sources[where] = alike
         self._short = None if self._sources is None or self.parallel else self._sources.int()
         self._by_column: tuple[Tensor, Tensor] | None = None
-        self._duplicates: tuple[Tensor, Tensor] | None = None
         # Parallel edges are summed first; entry k has sum k.
         self.of_sums = self
         if self.parallel:
             plain = CSR(csr.indptr, csr.indices, None, csr.shape, checked=csr.checked)
             self.of_sums = WeightMap(plain)
-            self._duplicates = csr.duplicates()
 
     @property
     def tensors(self) -> list[Tensor]:
         """What it holds beside the matrix."""
         by_column = self.of_sums._by_column or ()
-        found = [self._numbers, self._sources, self._short, *by_column, *(self._duplicates or ())]
+        found = [self._numbers, self._sources, self._short, *by_column]
         return [each for each in found if each is not None]
 
     @property
@@ -102,8 +100,7 @@ class WeightMap:
     def entries(self, weight: Tensor, fill: float) -> Tensor:
         """Return one value per entry by torch's operations. Differentiable."""
         if self.parallel:
-            picked = _picked(weight, self._numbers, fill)
-            return self.csr.canonical_values(picked, self._duplicates)
+            return self.csr.canonical_values(_picked(weight, self._numbers, fill))
         return _picked(weight, self._sources, fill)
 
 
