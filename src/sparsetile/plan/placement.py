@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import type_error
 from sparsetile.intake import CSR
+from sparsetile.intake.csr import FP8
 from sparsetile.plan.dispatch import lasting
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.saved import SavedPlan, saved_plan
@@ -163,7 +164,10 @@ def _tensors(plan: Plan, values: Tensor | None) -> dict[str, Tensor | None]:
 
 
 def _parts(plan: Plan) -> tuple[str, dict[str, Tensor | None]]:
-    return json.dumps(_fields(plan), sort_keys=True), _tensors(plan, plan._held.held)
+    values = plan._held.held
+    if values is not None and values.dtype is FP8:  # which torch cannot pickle; exact in this type
+        values = values.to(torch.bfloat16)
+    return json.dumps(_fields(plan), sort_keys=True), _tensors(plan, values)
 
 
 def on_file(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor | None]]:
