@@ -102,7 +102,8 @@ def _renew_weight(s: Subject) -> None:
 
 
 def _set_weight(s: Subject) -> None:
-    _weight(s).set_(_fresh(s))  # type: ignore[call-overload]
+    with torch.no_grad():
+        _weight(s).set_(_fresh(s))  # type: ignore[call-overload]
 
 
 def _weight_unseen(s: Subject) -> None:

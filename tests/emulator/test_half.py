@@ -199,6 +199,14 @@ def test_values_that_are_not_finite():
     assert_rounded(csr, B)
 
 
+def test_values_that_are_not_finite_meet_infinities_of_B():
+    csr = csr_of(uneven())
+    csr.values[::7] = torch.inf
+    B = operand(csr, 16, torch.float32)
+    B[::3, ::2], B[1::3, 1::2] = torch.inf, -torch.inf
+    assert_rounded(csr, B)
+
+
 def test_strides_and_narrow_alignments():
     csr = csr_of(uneven())
     wide = operand(csr, 80, torch.float32)

@@ -271,6 +271,15 @@ def test_a_bias_written_through_data_is_read_again_in_training_mode_or_after_cha
     assert torch.equal(layer(x), expected(layer, x))
 
 
+def test_a_bias_whose_writes_torch_does_not_count_is_read_in_every_call(host):
+    with torch.inference_mode():
+        layer = SparseLinear.from_dense(integers(OUT, INTO), integers(OUT), sparsity=0.5).eval()
+        x = integers(3, INTO)
+        for _ in range(3):
+            assert torch.equal(layer(x), expected(layer, x))
+            layer.bias.add_(1)
+
+
 def test_new_memory_at_the_address_of_the_old_bias_is_read_again(host, layer):
     x = integers(3, INTO)
     for _ in range(20):

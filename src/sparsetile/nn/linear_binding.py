@@ -64,6 +64,8 @@ class Bound:
         self.exponent = module.weight_exponent
         self.row_ptr, self.col_idx = module.block_row_ptr, module.block_col_idx
         self.activation, self.prefer = module.activation, module.prefer
+        # Whether torch counts all writes to the bias; if not, each call copies it.
+        self._bias_counted = bias is None or counter_tells(bias)
         # Tensors of inference mode do not count how often they are written to.
         self._counts = not any(
             each is not None and each.is_inference() for each in (self.row_ptr, self.col_idx, bias)
@@ -95,7 +97,9 @@ class Bound:
         """Whether the module has the same tensors, in the same places, as they were."""
         if not self._lies(module, weight, bias):
             return False
-        if bias is not None and (module.training or epoch() != self._epoch):
+        if bias is not None and (
+            module.training or not self._bias_counted or epoch() != self._epoch
+        ):
             return False
         if not self._counts:
             return self._count() == self._versions
@@ -113,7 +117,7 @@ class Bound:
             return False
         self.layer.renew_bias()
         if not torch.cuda.is_current_stream_capturing():  # a replay does it, and did not yet
-            if not module.training:  # in training mode each call copies it on its own stream
+            if self._bias_counted and not module.training:  # else each call copies it
                 settle(self.device)
             self._versions, self._epoch = now, when
         return True

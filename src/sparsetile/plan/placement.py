@@ -48,6 +48,7 @@ def place(
     deterministic: bool,
     column_order: Tensor | None,
     tune: str = "model",
+    ablation: str | None = None,
     report: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Build a plan where ``csr`` lies, with ``system`` if that can run there, else the best.
@@ -55,7 +56,7 @@ def place(
     ``report`` is that of a plan which was made before: its system is known to run here.
     """
     started = time.perf_counter()
-    request = Request(csr, n, dtype, permutation, deterministic)
+    request = Request(csr, n, dtype, permutation, deterministic, ablation)
     guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
     with guard:
         able, rejected = ([system], {}) if report is not None else candidates(request)
@@ -148,6 +149,7 @@ def _fields(plan: Plan) -> dict[str, Any]:
         "system": plan.system,
         "reorder": plan.reorder,
         "deterministic": plan.deterministic,
+        "ablation": plan._built.choices.get("ablation"),
         "widths": plan._widths and [plan._widths.system, plan._widths.tune],
     }
 
@@ -202,7 +204,7 @@ def placed(function: str, saved: SavedPlan, report: Mapping[str, Any] | None = N
     plan = place(
         function, request.csr, request.n, request.dtype, request.permutation,
         system=saved.system, deterministic=request.deterministic,
-        column_order=saved.column_order, report=report,
+        column_order=saved.column_order, ablation=request.ablation, report=report,
     )  # fmt: skip
     if saved.widths is not None:
         plan._keep_widths(saved.widths)

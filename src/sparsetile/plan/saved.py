@@ -65,6 +65,7 @@ def saved_plan(fields: object, tensors: Mapping[str, Tensor | None]) -> SavedPla
     dtype = _DTYPES[one_of("load", "dtype", named_field(fields, "dtype", str), _DTYPES)]
     csr = _matrix(tensors, shape)
     order = _order("perm", tensors.get("perm"), shape[0])
+    system = named_field(fields, "system", str)
     return SavedPlan(
         Request(
             csr,
@@ -72,8 +73,9 @@ def saved_plan(fields: object, tensors: Mapping[str, Tensor | None]) -> SavedPla
             dtype,
             Permutation(named_field(fields, "reorder", str), order),
             named_field(fields, "deterministic", bool),
+            _ablation(fields, system),
         ),
-        named_field(fields, "system", str),
+        system,
         _order("column_order", tensors.get("column_order"), shape[1]),
         _widths(named_field(fields, "widths", list, type(None))),
     )
@@ -113,6 +115,17 @@ def _order(name: str, order: Tensor | None, size: int) -> Tensor | None:
     if not whole:
         raise _fault(name, f"an int64 permutation of {size} places", "another tensor")
     return order
+
+
+def _ablation(fields: object, system: str) -> str | None:
+    """A part of the system that is off; benchmarks make such plans."""
+    name: str | None = named_field(fields, "ablation", str, type(None))
+    if name is None:
+        return None
+    able = SYSTEMS[system].ablations if system in SYSTEMS else ()
+    if named_field(fields, "deterministic", bool):
+        able = tuple(each for each in able if SYSTEMS[system].repeats(each))
+    return one_of("load", "ablation", name, able)
 
 
 def _widths(pair: list[Any] | None) -> Widths | None:

@@ -1,13 +1,14 @@
 // Rows of B, float32, as rows of float16 times a power of two each: what spmm_half.cu gathers.
 //
-//   copy[k, :] = round(b[k, :] * 2^(14 - e))      2^e <= the largest finite element of row k
+//   copy[k, :] = round(b[k, :] * 2^(14 - e))      2^e <= the largest element of row k
 //   scales[k]  = 2^(e - 14)
 //
 // float16 has the eleven significant bits of TF32, so that an element's error is TF32's as long as
 // it is no subnormal there: at least 2^-28 of the row's largest one. A row with a smaller element
 // that is not 0, a row whose largest element is over 2^40 or under 2^-40 (times a value of A it
-// might leave float32), and every row if `unfit` says that a bundle's values are of such sizes, are
-// marked by a scale of 0; the copy has zeros there. Inf and NaN stay what they are.
+// might leave float32), a row with Inf or NaN, and every row if `unfit` says that a bundle's values
+// are of such sizes, are marked by a scale of 0; the copy has zeros there. Zeros, because an entry
+// of A that is added from B itself has weight 0 for the copy, which must not meet an Inf.
 //
 // kLanes lanes have a row, in vectors of kVector elements, so that a warp has several short rows: a
 // row is a load, a reduction and a store after each other, and the more
@@ -33,16 +34,15 @@ static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter 
 
 using Vector = Packed<F32, kVector>;
 
-constexpr u32 kInfinity = 0x7f800000u;
 constexpr int kBias = 127, kTop = 14, kMost = 40;  // exponents: float32's offset, the copy's, A's
 constexpr float kSmallest = 6.103515625e-5f;       // that is no subnormal in float16
 
-// Largest finite magnitude, as its bits, which have the order of the numbers.
+// Largest magnitude, as its bits, which have the order of the numbers; Inf and NaN are larger.
 __device__ __forceinline__ u32 largest(const Vector& x, u32 most) {
 #pragma unroll
   for (int v = 0; v < kVector; ++v) {
     const u32 bits = __float_as_uint(x.element[v]) & 0x7fffffffu;
-    if (bits < kInfinity && bits > most) most = bits;
+    if (bits > most) most = bits;
   }
   return most;
 }

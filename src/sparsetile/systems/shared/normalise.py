@@ -109,7 +109,7 @@ def _picked(weight: Tensor, numbers: Tensor | None, fill: float) -> Tensor:
     if numbers is None:
         return weight
     if not weight.numel():
-        return weight.new_full(numbers.shape, fill)
+        return weight.new_full(numbers.shape, fill) + weight.sum()  # 0, and differentiable
     return torch.where(numbers < 0, fill, weight.index_select(0, numbers.clamp(min=0)))
 
 
