@@ -193,7 +193,8 @@ class CSR:
         made = order, torch.diff(ends, prepend=ends.new_zeros(1))
         if _plain_mode() and not capturing(self.device):
             settle(self.device)
-            object.__setattr__(self, "_kept_duplicates", made)
+            # Another thread may have been first: what it made may be in use, and stays.
+            made = self.__dict__.setdefault("_kept_duplicates", made)
         return made
 
     def canonical_values(self, entry_values: Tensor) -> Tensor:

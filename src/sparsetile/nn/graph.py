@@ -156,14 +156,24 @@ class Graph:
     # Properties that are kept, by hand: functools.cached_property takes a lock, which
     # torch.compile cannot trace.
 
+    def _publish(self, name: str, made: object) -> None:
+        """Keep what was built, unless another thread was first: its result may be in use, on a
+        stream that nobody else knows, and is never replaced."""
+        if torch.compiler.is_compiling():  # which cannot trace a lock
+            setattr(self, name, made)
+            return
+        with lock:
+            if getattr(self, name) is None:
+                setattr(self, name, made)
+
     @property
     def rows(self) -> Tensor:
         """Target of each entry, int64 [entries]."""
         if self._rows is None:
             with building(self.csr.device):
                 rows = self.csr.row_ids()
-            self._rows = rows
-        return self._rows
+            self._publish("_rows", rows)
+        return self._rows  # type: ignore[return-value]
 
     @property
     def edges(self) -> tuple[Tensor, Tensor]:
@@ -172,8 +182,8 @@ class Graph:
             with building(self.csr.device):
                 source, target, where = self.csr.indices.long(), self.rows, self.csr.entry_map
                 edges = (source, target) if where is None else (source[where], target[where])
-            self._edges = edges
-        return self._edges
+            self._publish("_edges", edges)
+        return self._edges  # type: ignore[return-value]
 
     @property
     def _order(self) -> Tensor | None:
@@ -183,7 +193,7 @@ class Graph:
             with building(self.csr.device):
                 order = torch.empty_like(where)
                 order[where] = torch.arange(where.numel(), device=where.device)
-            self._edge_of = order
+            self._publish("_edge_of", order)
         return self._edge_of
 
     def to_entries(self, values: Tensor) -> Tensor:
@@ -211,14 +221,14 @@ class Graph:
         Self-loops that were given keep their weight (the last one's, if a node has several).
         """
         if self._weight_map is None or (differentiable and not self._weight_map.differentiable):
-            with building(self.csr.device):
+            with lock, building(self.csr.device):
                 made = self._weight_map or WeightMap(self.csr, self._edge_numbers())
                 if made.parallel:
                     self.csr.duplicates()  # kept there
                 if differentiable:
                     made.prepare_gradients()
-            self._weight_map = made
-        return self._weight_map
+            self._publish("_weight_map", made)
+        return self._weight_map  # type: ignore[return-value]
 
     weight_map._torchdynamo_disable = True  # type: ignore[attr-defined]
 

@@ -24,13 +24,13 @@ from torch.nn import functional
 from sparsetile.core.checks import one_of
 from sparsetile.core.epoch import epoch
 from sparsetile.core.errors import type_error, value_error
-from sparsetile.core.streams import capturing, refuse_capture, settle
+from sparsetile.core.streams import capturing, record_stream, refuse_capture, settle
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.intake.csr import FP8
 from sparsetile.intake.identity import tensor_key
 from sparsetile.nn.fp8_blocks import quantized, scaled
 from sparsetile.nn.linear_arguments import check_input, check_weight, checked_keep
-from sparsetile.nn.linear_binding import Bound, keeps_dense, rebound, version_of
+from sparsetile.nn.linear_binding import BUILDING, Bound, keeps_dense, rebound, version_of
 from sparsetile.nn.pruning import (
     block_size,
     drop_blocks_,
@@ -655,16 +655,20 @@ class SparseLinear(nn.Module):
         row_ptr, col_idx = self.block_row_ptr, self.block_col_idx
         key = (id(row_ptr), id(col_idx), version_of(row_ptr), version_of(col_idx), col_idx.device)
         if key != self._flat_key:
-            refuse_capture("SparseLinear", col_idx.device, "Call the layer once before the capture")
-            with torch.no_grad():
-                flat = operators.flat_pattern(self.pattern)
-            settle(col_idx.device)
-            self._flat = flat
-            self._recipe = operators.layer_recipe(self.pattern)
-            self._flat_key = key
-            self._bound = None
-            self._explain_fallback()
+            with BUILDING:
+                if key != self._flat_key:
+                    self._make_flat(key)
         return True
+
+    def _make_flat(self, key: tuple[Any, ...]) -> None:
+        device = self.block_col_idx.device
+        refuse_capture("SparseLinear", device, "Call the layer once before the capture")
+        with torch.no_grad():
+            flat = operators.flat_pattern(self.pattern)
+        settle(device)
+        self._flat, self._recipe = flat, operators.layer_recipe(self.pattern)
+        self._flat_key, self._bound = key, None
+        self._explain_fallback()
 
     # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
     _ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -691,6 +695,13 @@ class SparseLinear(nn.Module):
         and written again in place: CUDA graphs have its address, and write it at each replay."""
         if not keeps_dense(self):
             return self.to_dense()
+        with BUILDING:
+            kept = self._current_dense()
+        if kept.is_cuda:  # it may be dropped before this stream has read it
+            record_stream((kept,), kept.device)
+        return kept
+
+    def _current_dense(self) -> Tensor:
         weight, kept = self.weight, self._dense
         key: Hashable = (tensor_key(weight), epoch())
         if kept is not None and key == self._dense_key and not capturing(weight.device):

@@ -8,6 +8,7 @@ raise the epoch, and in training mode the bias is copied at each call.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,10 +25,14 @@ from sparsetile.systems.shared.geometry import ACCESS_BYTES
 if TYPE_CHECKING:
     from sparsetile.nn.linear import SparseLinear
 
-__all__ = ["Bound", "keeps_dense", "rebound", "version_of"]
+__all__ = ["BUILDING", "Bound", "keeps_dense", "rebound", "version_of"]
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)  # subclasses may hold their numbers elsewhere
 _FUSED_TYPES = (torch.bfloat16, torch.float16)
+
+
+# Of all layers: what one thread has built and another reads is not built again in its place.
+BUILDING = threading.RLock()
 
 
 def version_of(tensor: Tensor) -> int:
@@ -158,12 +163,13 @@ def _bind(module: SparseLinear, x: Tensor, weight: Tensor, bias: Tensor | None) 
 
 def rebound(module: SparseLinear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Bound | None:
     """After the first call, and where a parameter, a buffer or the type of x has changed."""
-    bound = module._bound
-    if (
-        bound is not None
-        and x.dtype is bound.dtype
-        and x.device == bound.device
-        and bound.renewed(module, weight, bias)
-    ):
-        return bound
-    return _bind(module, x, weight, bias)
+    with BUILDING:
+        bound = module._bound
+        if (
+            bound is not None
+            and x.dtype is bound.dtype
+            and x.device == bound.device
+            and bound.renewed(module, weight, bias)
+        ):
+            return bound
+        return _bind(module, x, weight, bias)
