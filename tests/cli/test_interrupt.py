@@ -10,13 +10,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
+import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import sparsetile as st
+from sparsetile.cli import main
 from sparsetile.cli.options import append_line, write_output
 from sparsetile.intake import read_matrix
 from tests.cli.conftest import Cli
@@ -100,6 +105,67 @@ def test_an_interrupted_compilation_ends_with_what_is_being_compiled(tmp_path):
     )  # fmt: skip
     assert ran.returncode == 130 and "Traceback" not in ran.stderr, ran.stderr
     assert not list(tmp_path.rglob("*.partial*"))
+
+
+IMPORT = """
+import sys
+print("begun", flush=True)
+from sparsetile_command import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.25, 0.5, 1.0])
+def test_an_interrupt_while_torch_is_imported_is_one_line(delay):
+    words = ["run", GRAPH, "-n", "64", "--device", "cpu"]
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPORT, *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(0.02 + delay)
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    assert (process.returncode, out, said) == (130, "", "sparsetile: stopped\n")
+
+
+LOST = """
+import os, signal, sys
+from sparsetile_command import interruptible
+sys.path.insert(0, sys.argv[1])
+with interruptible():
+    import swallows
+print("went on")
+"""
+
+
+def test_an_interrupt_that_an_imported_module_would_swallow_is_not_lost(tmp_path):
+    """cuda.bindings does: a compilation of thousands of kernels went on."""
+    (tmp_path / "swallows.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", LOST, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "sparsetile: stopped\n")
+
+
+def test_main_leaves_the_handler_of_its_caller(cli: Cli):
+    before = signal.getsignal(signal.SIGINT)
+    assert cli("--version").code == 0
+    assert signal.getsignal(signal.SIGINT) is before
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(main(["--version"])))
+    thread.start()
+    thread.join()
+    assert seen == [0], "a thread, which may not set handlers"
+
+
+def test_the_command_starts_with_what_takes_interrupts():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"sparsetile": "sparsetile_command:main"}
 
 
 def test_an_interrupt_of_verify_s_tool_has_no_traceback(monkeypatch, capsys):

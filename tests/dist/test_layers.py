@@ -111,14 +111,14 @@ def train(group, partition: str) -> list[float]:
     """Losses of examples/gcn_distributed.py."""
     run, cpu = load_example("gcn_distributed").train, torch.device("cpu")
     return run(
-        **OPTIONS, epochs=20, dtype=torch.float32, partition=partition, device=cpu, group=group
+        **OPTIONS, epochs=8, dtype=torch.float32, partition=partition, device=cpu, group=group
     )[0]
 
 
 def test_the_example_has_the_losses_of_one_process(workers):
     one = workers.run(train, 1, partition="auto")[0]
-    assert len(one) == 20 and one[-1] < one[0] - 0.05
-    for ranks, partition in ((2, "auto"), (4, "auto"), (3, "rcm")):
+    assert len(one) == 8 and one[-1] < one[0] - 0.05
+    for ranks, partition in ((4, "auto"), (3, "rcm")):
         for losses in workers.run(train, ranks, partition=partition):
             assert max(abs(a - b) for a, b in zip(one, losses, strict=True)) < 1e-6
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from sparsetile import dist as st_dist
 from sparsetile.cli import main
 from sparsetile.core.errors import DataError
 from sparsetile.dist.folder import MANIFEST, MatrixRows
-from sparsetile.dist.shares import check_entries
+from sparsetile.dist.shares import check_entries, content_digest
 from sparsetile.intake import write_npz
 from tests.dist.test_products import operand, whole_numbers
 
@@ -46,8 +47,9 @@ def from_one(group, source: int, kind: str, partition) -> str:
     return check(st_dist.plan(given, 8, group, partition), csr)
 
 
-@pytest.mark.parametrize("ranks, source", [(2, 0), (3, 1), (4, 3)])
-@pytest.mark.parametrize("kind", ["float64", "float16", "pattern"])
+@pytest.mark.parametrize(
+    "ranks, source, kind", [(2, 0, "float64"), (3, 1, "float16"), (4, 3, "pattern")]
+)
 def test_one_rank_may_hold_the_matrix(workers, ranks, source, kind):
     found = workers.run(from_one, ranks, source=source, kind=kind, partition="auto")
     assert set(found) == {f"sent by rank {source}"}
@@ -106,6 +108,15 @@ def test_a_share_of_another_width_is_named(workers):
     texts = workers.run(wrong_shares, 3, what="shape")
     assert texts[2].startswith("plan: A must be of 91 columns like the whole matrix, got (30, 90)")
     assert texts[0] == texts[1] and "an error on rank 2 (ValueError: plan: A must be" in texts[0]
+
+
+def test_the_digest_of_a_matrix_is_the_checksum_of_all_its_bytes():
+    csr = matrix()
+    parts = (csr.indptr, csr.indices, csr.values)
+    whole = zlib.crc32(b"".join(part.numpy().tobytes() for part in parts))
+    assert content_digest(csr) == f"90x90, {csr.nnz} entries, content {whole:08x}"
+    turned = st.CSR(csr.indptr, csr.indices.flip(0), csr.values, csr.shape)
+    assert content_digest(turned) != content_digest(csr)
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -175,10 +175,12 @@ def expand(
         if name not in measured and not any(name in text.split("|") for text in said)
     ]
     if not found:
+        why = "; ".join(left_out[:3]) or "Widen --systems, -n or --matrices"
+        if data is None:
+            why += ". Give --data the folder that holds the .npz or .mtx files"
         raise value_error(
-            "bench", f"suite {suite.name}", "runnable here", "nothing to measure",
-            "; ".join(left_out[:3]) or "Widen --systems, -n or --matrices",
-        )  # fmt: skip
+            "bench", f"suite {suite.name}", "runnable here", "nothing to measure", why
+        )
     return Expansion(suite, tuple(found.values()), tuple(dict.fromkeys(left_out)))
 
 

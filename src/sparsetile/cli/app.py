@@ -27,12 +27,13 @@ from sparsetile.cli import (
     tune,
     verify,
 )
-from sparsetile.cli.console import note, print_text
+from sparsetile.cli.console import note, print_text, usable_streams
 from sparsetile.core.errors import CompileError, UnsupportedError
+from sparsetile_command import INTERRUPTED, STOPPED, interruptible
 
 __all__ = ["app", "main"]
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE = 1, 2
 
 app = typer.Typer(
     name="sparsetile",
@@ -148,21 +149,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         Words after the program's name; those of this process when None.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without × is no reason to fail
+    with usable_streams():
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
+
+
+def _run(words: list[str]) -> int:
     log, handler = logging.getLogger("sparsetile"), _Lines()
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     _Options.traceback = False
     try:
-        command = typer.main.get_command(app)
-        words = sys.argv[1:] if arguments is None else list(arguments)
-        code = command.main(args=words, prog_name="sparsetile", standalone_mode=False)
+        with interruptible():
+            command = typer.main.get_command(app)
+            code = command.main(args=words, prog_name="sparsetile", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        note("sparsetile: stopped")
+        note(STOPPED)
         return INTERRUPTED
     except typer.Abort:
         return FAILED

@@ -18,6 +18,13 @@ from sparsetile.cli.llm import LLM, llm_title, run_llm_suite
 __all__ = ["bench"]
 
 _DEVICES = ("auto", "cuda", "cpu")
+_SCALING_OUT = "scaling-out"
+# Suites that are no list of matrices and systems, with their titles.
+_OTHERS = {
+    _SCALING_OUT: lambda: "rows that ranks exchange, counted; times by model",
+    GNN: gnn_title,
+    LLM: llm_title,
+}
 
 
 def _names(texts: list[str] | None) -> list[str]:
@@ -150,7 +157,7 @@ def bench(
         return
     if compare is not None:
         raise typer.Exit(_compare(compare[0], compare[1], as_json))
-    if suite == "scaling-out":
+    if suite == _SCALING_OUT:
         from sparsetile.cli.scaling_out import scaling_out
 
         widths, kinds = _numbers(n) or [128], _names(dtype) or ["float32"]
@@ -240,9 +247,8 @@ def _list_suites() -> None:
 
     for name in suite_names():
         print_text(f"{name:12s} {load_suite(name).title}")
-    print_text(f"{'scaling-out':12s} rows that ranks exchange, counted; times by model")
-    print_text(f"{GNN:12s} {gnn_title()}")
-    print_text(f"{LLM:12s} {llm_title()}")
+    for name, title in _OTHERS.items():
+        print_text(f"{name:12s} {title()}")
 
 
 def _command_line(words: list[str]) -> str:
@@ -296,11 +302,13 @@ def _run(
     from sparsetile.bench.record import read_records
     from sparsetile.bench.suites import load_suite, suite_names
     from sparsetile.bench.summary import print_summary, summary_data
+    from sparsetile.core.checks import one_of
     from sparsetile.core.errors import value_error
 
+    known = [*suite_names(), *_OTHERS]
     if name is None:
-        raise value_error("bench", "SUITE", f"one of {suite_names()}", "nothing", "Name a suite")
-    suite = load_suite(name)
+        raise value_error("bench", "SUITE", f"one of {known}", "nothing", "Name a suite")
+    suite = load_suite(name if name.endswith(".toml") else one_of("bench", "suite", name, known))
     device = _chosen_device(asked_device, suite.device)
     expansion = expand(suite, data=data, device=device, **narrowed)
     path = out or Path(f"sparsetile-{suite.name}.jsonl")

@@ -23,6 +23,7 @@ from sparsetile.jit import (
     compile_source,
     compiler_available,
     device_arch,
+    nvrtc_version,
 )
 from sparsetile.kernels import KERNELS, KernelSpec
 
@@ -59,7 +60,7 @@ class _Result:
             "kernel": self.job.spec.name,
             "arch": self.job.arch,
             "label": self.job.source.label,
-            "ok": self.error is None and not self.unlisted_spill,
+            "ok": self.error is None,
             "error": self.error,
             "from_cache": found is not None and found.from_cache,
             "seconds": 0.0 if found is None else found.seconds,
@@ -181,7 +182,8 @@ def compile_kernels(
 ) -> int:
     """Compile kernels into the cache; no GPU needed.
 
-    Exit code 1 when the compiler refuses a kernel or it spills registers unexpectedly.
+    Exit code 1 when the compiler refuses a kernel. Spills of another NVRTC are reported: such a
+    kernel is slower, not wrong.
     """
     if everything and kernel:
         raise value_error(
@@ -247,14 +249,12 @@ def _report(results: list[_Result], each: bool, as_json: bool) -> int:
             _summary(results),
             right=("configs", "cached", "registers", "spilling", "shared", "s"),
         )
-    failed = False
-    for result in results:
-        if result.error is not None:
-            note(f"sparsetile: error: {result.error}")
-        elif result.unlisted_spill:
-            note(
-                f"sparsetile: error: {result.job.source.label} spills {result.spill_bytes} bytes "
-                f"on {result.job.arch}, which its KernelSpec does not list"
-            )
-        failed |= result.error is not None or result.unlisted_spill
+    failed = [result.error for result in results if result.error is not None]
+    for error in failed:
+        note(f"sparsetile: error: {error}")
+    spilling = sum(result.unlisted_spill for result in results)
+    if spilling:
+        found = f"registers spill in {spilling} of {len(results)} configurations"
+        more = "" if each or as_json else " (--each lists them)"
+        note(f"sparsetile: {found} with NVRTC {nvrtc_version()}: slower, not wrong{more}")
     return 1 if failed else 0

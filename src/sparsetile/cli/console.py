@@ -1,19 +1,22 @@
 """Where output goes: data on stdout, everything else on stderr.
 
 Streams are looked up at each call, so that redirections are obeyed. Progress is drawn on stderr
-and only where that is a terminal.
+and only where that is a terminal. A reader that leaves (``| head``) and a closed stream are no
+errors: the command goes on, and its output goes nowhere.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
 import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
@@ -35,11 +38,69 @@ __all__ = [
     "print_json",
     "print_table",
     "print_text",
+    "printable",
     "progress_bar",
+    "usable_streams",
 ]
 
 # Tables keep their natural width in a pipe: cut or folded cells are no use to a reader of logs.
 _PIPE_WIDTH = 1000
+
+
+class _Outliving(io.FileIO):
+    """A stream that takes what it is given when its reader has left."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def _as_bytes(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Write names of files as the bytes they are, and ? for what a terminal lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    code = ord(error.object[error.start])
+    escaped = 0xDC80 <= code <= 0xDCFF  # what Python makes of a byte that is no text
+    return bytes([code - 0xDC00]) if escaped else "?", error.start + 1
+
+
+codecs.register_error("sparsetile", _as_bytes)
+
+
+def _usable(stream: TextIO | None) -> TextIO:
+    if stream is None:
+        return open(os.devnull, "w")
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    raw = getattr(stream.buffer, "raw", stream.buffer)  # itself, if Python does not buffer
+    if not isinstance(raw, io.FileIO):
+        stream.reconfigure(errors="sparsetile")
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Outliving(raw.fileno(), "wb", closefd=False)),
+        encoding=stream.encoding, errors="sparsetile", line_buffering=stream.line_buffering,
+    )  # fmt: skip
+
+
+@contextmanager
+def usable_streams() -> Iterator[None]:
+    """Let stdout and stderr take any text, closed or not, with or without a reader."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_usable(stream) for stream in before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # a full disk, which the command has met before
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def printable(text: str) -> str:
+    """Return text for pages and pictures: bytes of file names that are no text become U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def note(text: str) -> None:
@@ -57,11 +118,7 @@ def note_some(lines: Sequence[object], most: int = 10) -> None:
 
 def print_text(text: str) -> None:
     """Write plain text to stdout."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # The reader (`| head`) has left, which is no error. Later output goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text, flush=True)
 
 
 def _finite(value: Any) -> Any:
@@ -107,7 +164,6 @@ def print_table(
     if console.measure(table, options=unbound).maximum > console.width:
         print_text("\n\n".join(_block(columns, row, console.width) for row in rows))
         return
-    # Rendered first, printed after: rich ends the process by itself when a reader leaves early.
     with console.capture() as rendered:
         console.print(table)
     lines = [line.rstrip() for line in rendered.get().splitlines()]

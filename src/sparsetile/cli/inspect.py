@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsetile.cli.console import activity, note, print_json, print_table, print_text
+from sparsetile.cli.console import activity, note, print_json, print_table, print_text, printable
 from sparsetile.cli.options import Data, Json, Matrix, check_output, load_matrix, write_output
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def inspect(
         _print(matrix, found)
         if views:
             _print_orders(views)
-    title = Path(matrix).stem if Path(matrix).is_file() else matrix
+    title = printable(Path(matrix).stem if Path(matrix).is_file() else matrix)
     if png is not None:
         with activity(f"drawing {png}"):
             partial = png.with_name(f"{os.getpid()}.partial.{png.name}")  # its ending says how

@@ -10,8 +10,10 @@ from typing import Annotated
 import torch
 import typer
 
+from sparsetile.cli.console import printable
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
+from sparsetile.core.files import replacing
 from sparsetile.intake.csr import CSR, VALUE_DTYPES
 from sparsetile.reorder import REORDERERS
 
@@ -129,12 +131,8 @@ def check_output(
 
 def write_output(path: Path, text: str) -> None:
     """Write a file at once or not at all: an interrupt or a full disk leaves what was there."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as partial:
+        partial.write_text(printable(text), encoding="utf-8")
 
 
 def append_line(path: Path, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +29,9 @@ def replacing(path: Path) -> Iterator[Path]:
     ...     path.read_text(), len(list(Path(folder).iterdir()))
     ('[1]', 1)
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}")
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+    # A name that nobody can foresee, and no file or link that was there before; the umask applies.
+    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield partial
         os.replace(partial, path)

@@ -8,21 +8,19 @@ from __future__ import annotations
 import csv
 import difflib
 import gzip
-import math
 import os
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
-
-import numpy as np
+from typing import IO, cast
 
 from sparsetile.core import settings
 from sparsetile.core.errors import DataError, describe, type_error, value_error
 from sparsetile.data.generators import SPEC_PREFIX, STAND_INS, from_spec
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.files import read_matrix
+from sparsetile.intake.npz import NpzArrays
 
 __all__ = ["Entry", "catalog", "core_names", "find", "kinds", "load"]
 
@@ -198,33 +196,16 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _npz_size(path: Path) -> tuple[int, int, int] | None:
     """Return (rows, columns, entries) from the array headers, or None if it is no matrix."""
-    with zipfile.ZipFile(path) as archive:
-        members = set(archive.namelist())
+    with NpzArrays(path) as archive:
         # In scipy's block format "indices" counts blocks, so the values are what to count.
-        counted = "data.npy" if "data.npy" in members else "indices.npy"
-        if not {"shape.npy", counted} <= members or not members & {"indices.npy", "row.npy"}:
+        counted = "data" if "data" in archive.names else "indices"
+        if not {"shape", counted} <= archive.names or not archive.names & {"indices", "row"}:
             return None
-        with archive.open("shape.npy") as stream:
-            count, dtype = _array_header(stream)
-            if count != 2 or dtype.kind not in "iu":  # a hostile type may be gigabytes wide
-                raise ValueError("its shape is not a pair of whole numbers")
-        with archive.open("shape.npy") as stream:
-            rows, cols = np.lib.format.read_array(stream, allow_pickle=False).reshape(-1).tolist()
-        with archive.open(counted) as stream:
-            entries, _ = _array_header(stream)
-    return int(rows), int(cols), entries
-
-
-def _array_header(stream: IO[bytes]) -> tuple[int, np.dtype[Any]]:
-    """Return the number of elements and their type."""
-    version = np.lib.format.read_magic(stream)  # type: ignore[arg-type]
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read(stream)  # type: ignore[arg-type]
-    return math.prod(shape), dtype
+        header = archive.header("shape")
+        if header.count != 2 or header.dtype.kind not in "iu":
+            raise ValueError("its shape is not a pair of whole numbers")
+        rows, cols = archive.read("shape").reshape(-1).tolist()
+        return int(rows), int(cols), archive.header(counted).count
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -10,6 +10,7 @@ A sum has the order of additions of the group's backend.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -84,14 +85,18 @@ class _Split(torch.autograd.Function):
 
 
 class _Nothing(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, features: int, dtype: torch.dtype) -> Tensor:
-        ctx.features, ctx.dtype = x.shape[-1], x.dtype
-        return x.new_zeros((*x.shape[:-1], features), dtype=dtype)
+    """Zeros that depend on tensors. So do their gradients, for gradients of any order."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return _Nothing.apply(grad, ctx.features, ctx.dtype), None, None
+    def forward(ctx: Any, shape: Sequence[int], dtype: torch.dtype, *given: Tensor) -> Tensor:
+        ctx.given = [(tensor.shape, tensor.dtype) for tensor in given]
+        return given[0].new_zeros(shape, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        needed = zip(ctx.given, ctx.needs_input_grad[2:], strict=True)
+        found = (_Nothing.apply(*like, grad) if needs else None for like, needs in needed)
+        return None, None, *found
 
 
 # With one rank there is nothing to exchange: the functions below return x itself.
@@ -125,9 +130,10 @@ def split(x: Tensor, ranks: Ranks, bounds: tuple[int, ...]) -> Tensor:
     return _Split.apply(x, ranks, bounds)
 
 
-def nothing(x: Tensor, features: int, dtype: torch.dtype) -> Tensor:
+def nothing(x: Tensor, weight: Tensor, features: int, dtype: torch.dtype) -> Tensor:
     """Return zeros [..., features] for x: a product without any block.
 
-    They depend on x, so that a rank without blocks takes part in the backward pass.
+    They depend on x and on the empty weight. So on every rank the result requires grad alike, and a
+    rank without blocks takes part in the backward pass.
     """
-    return _Nothing.apply(x, features, dtype)
+    return _Nothing.apply((*x.shape[:-1], features), dtype, x, weight)

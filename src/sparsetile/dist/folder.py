@@ -8,9 +8,11 @@ Columns keep the numbers of the whole matrix (of the partition's order, where it
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +24,24 @@ from torch import Tensor
 
 from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.core.files import replacing
+from sparsetile.dist.manifest import (
+    MANIFEST,
+    MOST_PARTS,
+    VERSION,
+    damaged_part,
+    own_file,
+    part_name,
+    read_manifest,
+    sha256,
+    write_manifest,
+)
 from sparsetile.dist.partition import Partition, find_partition
 from sparsetile.dist.shares import check_entries, renumbered, rows_of
 from sparsetile.intake import CSR, as_csr, read_matrix, write_npz
+from sparsetile.intake.npz import NpzArrays, reading
 
 __all__ = ["Folder", "MatrixRows", "is_folder", "open_folder", "write_folder"]
 
-MANIFEST = "partition.json"
-_VERSION = 1
 _ORDER = "order.npy"
 
 
@@ -55,7 +67,7 @@ class MatrixRows:
         pointers = self.indptr
         rising = pointers.numel() == self.shape[0] + 1 and int(pointers[0]) == 0
         if not rising or bool((pointers[1:] < pointers[:-1]).any()):
-            raise _damaged(function, self.file, "rising row pointers from 0", "others")
+            raise damaged_part(function, self.file, "rising row pointers from 0", "others")
 
     @property
     def nnz(self) -> int:
@@ -80,11 +92,14 @@ class MatrixRows:
         assert self.file is not None
         begin, end = int(self.indptr[first]), int(self.indptr[last])
         check_entries(self._function, end - begin)
-        with zipfile.ZipFile(self.file) as archive:
-            indices = _slice(archive, "indices.npy", begin, end, self._function, self.file)
+        with (
+            reading(self._function, self.file, "an .npz file"),
+            NpzArrays(self.file) as archive,
+        ):
+            indices = _slice(archive, "indices", begin, end, self._function, self.file)
             values = None
-            if "data.npy" in archive.namelist():
-                values = _slice(archive, "data.npy", begin, end, self._function, self.file)
+            if "data" in archive.names:
+                values = _slice(archive, "data", begin, end, self._function, self.file)
         pointers = self.indptr[first : last + 1] - begin
         parts = (pointers, indices, values, (last - first, self.shape[1]))
         return as_csr(parts, function=self._function)
@@ -95,38 +110,31 @@ def _npz_arrays(matrix: Any) -> dict[str, np.ndarray] | None:
     if not isinstance(matrix, (str, os.PathLike)) or not str(matrix).lower().endswith(".npz"):
         return None
     try:
-        with np.load(matrix, allow_pickle=False) as archive:
-            names = set(archive.files)
-            if "format" in names or not {"indptr", "indices", "shape"} <= names:
+        with NpzArrays(Path(matrix)) as archive:
+            if "format" in archive.names or not {"indptr", "indices", "shape"} <= archive.names:
                 return None
-            return {name: archive[name] for name in ("indptr", "shape")}
-    except (OSError, ValueError, zipfile.BadZipFile):
+            pair, pointers = archive.header("shape"), archive.header("indptr")
+            if pair.shape != (2,) or pair.dtype.kind not in "iu" or pointers.dtype.kind not in "iu":
+                return None
+            shape = archive.read("shape")
+            if pointers.shape != (int(shape[0]) + 1,):
+                return None
+            return {"indptr": archive.read("indptr"), "shape": shape}
+    except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error):
         return None  # reading it whole says what is wrong with it
 
 
 def _slice(
-    archive: zipfile.ZipFile, name: str, begin: int, end: int, function: str, file: Path
+    archive: NpzArrays, name: str, begin: int, end: int, function: str, file: Path
 ) -> np.ndarray:
-    """Return elements ``begin`` to ``end`` of a stored 1-D array; seeks where it is not packed."""
-    with archive.open(name) as stream:
-        version = np.lib.format.read_magic(stream)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        shape, _, dtype = read(stream) if read is not None else ((), False, np.dtype(object))
-        if dtype.hasobject or len(shape) != 1 or end > shape[0]:
-            raise _damaged(function, file, f"a 1-D array {name} of {end} numbers", str(shape))
-        stream.seek(begin * dtype.itemsize, os.SEEK_CUR)
-        body = stream.read((end - begin) * dtype.itemsize)
-    if len(body) != (end - begin) * dtype.itemsize:
-        raise _damaged(function, file, f"whole to entry {end} of {name}", "its end before")
-    return np.frombuffer(bytearray(body), dtype=dtype)
-
-
-def _damaged(function: str, file: Path, expected: str, actual: object) -> DataError:
-    remedy = "The file is damaged or of another kind: write it again"
-    return DataError(describe(function, file.name, expected, actual, remedy))
+    """Return elements ``begin`` to ``end`` of a stored 1-D array."""
+    shape = archive.header(name).shape
+    if len(shape) != 1 or end > shape[0]:
+        raise damaged_part(function, file, f"a 1-D array {name}.npy of {end} numbers", str(shape))
+    found = archive.part(name, begin, end)
+    if found.size != end - begin:
+        raise damaged_part(function, file, f"whole to entry {end} of {name}.npy", "its end before")
+    return found
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,9 @@ class Folder:
     def read(self, first: int, last: int, function: str = "plan") -> CSR:
         """Return parts ``first`` to ``last`` as one matrix of their rows, checksums compared."""
         pieces = [self._read_part(part, function) for part in range(first, last)]
+        if len({piece.values is None for piece in pieces}) > 1:
+            manifest, expected = self.path / MANIFEST, "of parts, all of them with values or none"
+            raise damaged_part(function, manifest, expected, "some with and some without")
         check_entries(function, sum(piece.nnz for piece in pieces))
         if len(pieces) == 1:
             return pieces[0]
@@ -170,14 +181,16 @@ class Folder:
 
     def _read_part(self, part: int, function: str) -> CSR:
         entry = self.files[part]
-        file = self.path / entry["name"]
-        if not file.is_file() or _sha256(file) != entry["sha256"]:
+        file = own_file(self.path / entry["name"], function)
+        if not file.is_file() or sha256(file) != entry["sha256"]:
             got = "no such file" if not file.is_file() else "another checksum"
-            raise _damaged(function, file, "the part that partition.json describes", got)
+            raise damaged_part(function, file, "the part that partition.json describes", got)
         csr = read_matrix(file, function=function)
         rows = self.partition.rows
-        if csr.shape != (rows[part + 1] - rows[part], self.shape[1]):
-            raise _damaged(function, file, "of the rows that partition.json gives it", csr.shape)
+        expected = (rows[part + 1] - rows[part], self.shape[1]), entry["nnz"]
+        if (csr.shape, csr.nnz) != expected:
+            found = f"{csr.shape} with {csr.nnz} entries"
+            raise damaged_part(function, file, "of the rows that partition.json gives it", found)
         return csr
 
 
@@ -189,7 +202,7 @@ def is_folder(A: Any) -> bool:
 def open_folder(path: str | os.PathLike[str], function: str = "plan") -> Folder:
     """Read the manifest of a folder that :func:`write_folder` wrote, and check that it is whole."""
     folder = Path(path)
-    text = _read_manifest(folder)
+    text = read_manifest(folder, function)
     if text is None:
         raise DataError(
             describe(
@@ -213,14 +226,35 @@ def open_folder(path: str | os.PathLike[str], function: str = "plan") -> Folder:
         )
     order = None
     if text["order"] is not None:
-        file = folder / _ORDER
-        if not file.is_file() or _sha256(file) != text["order"]:
-            raise _damaged(function, file, "the order that partition.json names", "another")
-        order = torch.from_numpy(np.load(file, allow_pickle=False)).long()
+        order = _read_order(folder / _ORDER, text["order"], text["shape"][0], function)
     partition = Partition(text["partition"], tuple(text["rows"]), tuple(text["columns"]), order)
     digest = hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()
-    shape = (int(text["shape"][0]), int(text["shape"][1]))
-    return Folder(folder, shape, int(text["nnz"]), partition, tuple(text["files"]), digest)
+    shape = (text["shape"][0], text["shape"][1])
+    return Folder(folder, shape, text["nnz"], partition, tuple(text["files"]), digest)
+
+
+def _read_order(file: Path, checksum: str, rows: int, function: str) -> Tensor:
+    own_file(file, function)
+    if not file.is_file() or sha256(file) != checksum:
+        raise damaged_part(function, file, "the order that partition.json names", "another")
+    # Every order of these rows has this header: nothing is reserved on the word of another one.
+    header = _order_header(rows)
+    order = torch.zeros(0, dtype=torch.int64)
+    if rows and file.stat().st_size == len(header) + 8 * rows:
+        body = bytearray(file.read_bytes())
+        if body.startswith(header):
+            order = torch.frombuffer(body, dtype=torch.int64, offset=len(header))
+    if not torch.equal(order.sort().values, torch.arange(rows)):
+        raise damaged_part(function, file, f"a permutation of {rows} rows", "other numbers")
+    return order
+
+
+def _order_header(rows: int) -> bytes:
+    """The header of an ``.npy`` file of that many int64."""
+    header = io.BytesIO()
+    facts = {"descr": "<i8", "fortran_order": False, "shape": (rows,)}
+    np.lib.format.write_array_header_1_0(header, facts)
+    return header.getvalue()
 
 
 def write_folder(
@@ -248,6 +282,7 @@ def write_folder(
     """
     folder = Path(out)
     rows = MatrixRows(matrix, function)
+    _check_parts(function, parts, rows.shape[0])
     plain = isinstance(partition, str) and partition in ("auto", "even", "identity")
     # Contiguous shares need the lengths of rows alone, so that entries may stay on disk.
     pointers = CSR(rows.indptr, torch.zeros(0, dtype=torch.int32), None, rows.shape)
@@ -259,7 +294,7 @@ def write_folder(
     folder.mkdir(parents=True, exist_ok=True)
     text: dict[str, Any] = {
         "kind": "sparsetile-partition",
-        "version": _VERSION,
+        "version": VERSION,
         "source": _source_digest(rows),
         "shape": list(rows.shape),
         "nnz": rows.nnz,
@@ -267,32 +302,37 @@ def write_folder(
         "rows": list(found.rows),
         "columns": list(found.columns),
         "order": None,
-        "files": [
-            {"name": f"part-{part:05d}.npz", "nnz": None, "sha256": None} for part in range(parts)
-        ],
+        "files": [{"name": part_name(part), "nnz": None, "sha256": None} for part in range(parts)],
     }
+    order = None
     if found.order is not None:
-        np.save(folder / _ORDER, found.order.numpy())
-        text["order"] = _sha256(folder / _ORDER)
+        order = _order_header(rows.shape[0]) + found.order.numpy().tobytes()
+        text["order"] = hashlib.sha256(order).hexdigest()
+    for name in (MANIFEST, _ORDER, *(entry["name"] for entry in text["files"])):
+        own_file(folder / name, function)
     _resume(folder, text, function)
+    if order is not None:
+        with replacing(folder / _ORDER) as partial:
+            partial.write_bytes(order)
+    write_manifest(folder, text)
     for part, entry in enumerate(text["files"]):
         file = folder / entry["name"]
-        if entry["sha256"] is None or not file.is_file() or _sha256(file) != entry["sha256"]:
+        if entry["sha256"] is None or not file.is_file() or sha256(file) != entry["sha256"]:
             first, last = found.rows[part], found.rows[part + 1]
             if found.order is None:
                 piece = rows.read(first, last)
             else:
                 piece = renumbered(rows.pattern(), found, part)
             write_npz(file, piece)
-            entry["nnz"], entry["sha256"] = piece.nnz, _sha256(file)
-            _write_manifest(folder, text)
+            entry["nnz"], entry["sha256"] = piece.nnz, sha256(file)
+            write_manifest(folder, text)
         advance()
     return open_folder(folder, function)
 
 
 def _resume(folder: Path, text: dict[str, Any], function: str) -> None:
     """Take over the checksums of an earlier run of the same partition."""
-    before = _read_manifest(folder)
+    before = read_manifest(folder, function)
     if before is not None:
         old = {key: value for key, value in before.items() if key != "files"}
         new = {key: value for key, value in text.items() if key != "files"}
@@ -303,38 +343,22 @@ def _resume(folder: Path, text: dict[str, Any], function: str) -> None:
                 f"one of another ({', '.join(names)} differ)", "Name another folder",
             )  # fmt: skip
         text["files"] = before["files"]
-    _write_manifest(folder, text)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    file = folder / MANIFEST
-    if not file.is_file():
-        return None
-    try:
-        text = json.loads(file.read_text())
-    except ValueError:
-        raise _damaged("partition", file, "JSON", "other text") from None
-    if not isinstance(text, dict) or text.get("kind") != "sparsetile-partition":
-        raise _damaged("partition", file, "a partition's manifest", "another file")
-    if text.get("version") != _VERSION:
-        raise _damaged("partition", file, f"of version {_VERSION}", text.get("version"))
-    return text
-
-
-def _write_manifest(folder: Path, text: dict[str, Any]) -> None:
-    with replacing(folder / MANIFEST) as partial:
-        partial.write_text(json.dumps(text))
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _check_parts(function: str, parts: int, rows: int) -> None:
+    most = max(1, min(rows, MOST_PARTS))
+    if not 1 <= parts <= most:
+        why = ", the rows of A" if rows <= MOST_PARTS else ""
+        raise value_error(
+            function, "--parts", f"from 1 to {most}{why}", parts,
+            "Ask for fewer parts" if parts > most else "Ask for more parts",
+        )  # fmt: skip
 
 
 def _source_digest(rows: MatrixRows) -> str:
     """Tell matrices apart, so that no run goes on with the parts of another one."""
     if rows.file is not None:
-        return _sha256(rows.file)
+        return sha256(rows.file)
     csr = rows.pattern()
     digest = hashlib.sha256(csr.indptr.numpy().tobytes())
     digest.update(csr.indices.numpy().tobytes())

@@ -109,6 +109,10 @@ class Ranks:
                 "Call it only on the ranks of the group",
             )  # fmt: skip
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
+        """Return this object: copies of a layer belong to the same process group."""
+        return self
+
     # -- agreement ------------------------------------------------------------------------------
 
     def objects(self, mine: Any, function: str) -> list[Any]:

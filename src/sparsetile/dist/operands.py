@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sparsetile.core.checks import REDUCES, reduce_name
+from sparsetile.core.checks import REDUCES, real_number, reduce_name
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.dist.agreement import Agreement
 from sparsetile.dist.group import Ranks
 from sparsetile.intake.csr import CSR, VALUE_DTYPES
 from sparsetile.plan.operands import check_epilogue, in_plan_dtype
 
-__all__ = ["WRONG", "SharedRows", "check_rows", "compare_facts", "facts_of", "values_fact"]
+__all__ = ["SharedRows", "agreement_of", "check_rows", "facts_of", "values_fact"]
 
 _NAMES = (
     "the dtype of B",
@@ -23,9 +25,13 @@ _NAMES = (
     "the batches of B",
     "whether B requires grad",
     "values",
+    "whether bias is given",
+    "relu",
+    "out_dtype",
+    "alpha",
 )
-# What a rank tells whose operand is wrong.
-WRONG: tuple[int, ...] = (1,) + (0,) * len(_NAMES)
+_SIGNATURE = len(_NAMES) - 1  # all but alpha, which may be another number at every product
+_BASE = 1_000_003  # of the batches' sizes as one number
 
 
 class SharedRows(Protocol):
@@ -40,15 +46,21 @@ class SharedRows(Protocol):
     _csr: CSR
 
 
+def agreement_of(ranks: Ranks) -> Agreement:
+    """Return what ranks agree on before each product."""
+    return Agreement(ranks, "run", _NAMES, _text, _SIGNATURE)
+
+
 def check_rows(
     plan: SharedRows,
     B: Any,
+    alpha: Any,
     reduce: str,
     bias: Tensor | None,
     relu: bool,
     out_dtype: torch.dtype | None,
-) -> tuple[Tensor, str]:
-    """Return this rank's rows of B in the product's type, and the canonical reduction."""
+) -> tuple[Tensor, float, str]:
+    """Return this rank's rows of B in the product's type, alpha, and the canonical reduction."""
     own = plan.local_shape[1]
     if not isinstance(B, Tensor):
         raise type_error(
@@ -67,11 +79,19 @@ def check_rows(
     reduce = reduce_name("run", reduce)
     B = in_plan_dtype(plan, B, "run", "B")
     check_epilogue(B, None, reduce, bias, relu, out_dtype)
-    return B, reduce
+    return B, real_number("run", "alpha", alpha), reduce
 
 
-def facts_of(B: Tensor, reduce: str, values: int = 0) -> tuple[int, ...]:
-    """Return what an exchange depends on, as numbers: ranks compare these.
+def facts_of(
+    B: Tensor,
+    alpha: float,
+    reduce: str,
+    values: int,
+    bias: Tensor | None,
+    relu: bool,
+    out_dtype: torch.dtype | None,
+) -> tuple[int, ...]:
+    """Return what must be the same on every rank, as numbers: ranks compare these.
 
     Parameters
     ----------
@@ -80,11 +100,13 @@ def facts_of(B: Tensor, reduce: str, values: int = 0) -> tuple[int, ...]:
     """
     lead = 0
     for size in B.shape[:-2]:
-        lead = (lead * 1_000_003 + size + 1) % (1 << 62)
+        lead = (lead * _BASE + size) % (1 << 62)
     tracked = torch.is_grad_enabled() and B.requires_grad
     return (
-        0, VALUE_DTYPES.index(B.dtype), REDUCES.index(reduce), B.shape[-1], B.dim(), lead,
-        int(tracked), values,
+        VALUE_DTYPES.index(B.dtype), REDUCES.index(reduce), B.shape[-1], B.dim(), lead,
+        int(tracked), values, int(bias is not None), int(relu),
+        0 if out_dtype is None else 1 + VALUE_DTYPES.index(out_dtype),
+        struct.unpack("<q", struct.pack("<d", alpha))[0],
     )  # fmt: skip
 
 
@@ -101,21 +123,19 @@ def _text(name: str, fact: int) -> str:
         return str(VALUE_DTYPES[fact])
     if name == "reduce":
         return REDUCES[fact]
+    if name == "the batches of B":
+        sizes = []
+        while fact:
+            fact, size = divmod(fact, _BASE)
+            sizes.append(str(size))
+        return "x".join(reversed(sizes)) or "0"
     if name == "values":
         if fact == 0:
             return "those of the plan"
         kind, tracked = divmod(fact - 1, 2)
         return f"{VALUE_DTYPES[kind]}{' that require grad' if tracked else ''}"
-    return str(bool(fact)) if name == "whether B requires grad" else str(fact)
-
-
-def compare_facts(ranks: Ranks, everyone: list[list[int]]) -> None:
-    """Raise the same error on every rank where one is wrong or they differ."""
-    for rank, facts in enumerate(everyone):
-        if facts[0]:
-            raise value_error(
-                "run", "B", "valid on every rank", f"an error on rank {rank}",
-                f"See what rank {rank} raised",
-            )  # fmt: skip
-    for place, name in enumerate(_NAMES, start=1):
-        ranks.same("run", name, [_text(name, facts[place]) for facts in everyone])
+    if name == "out_dtype":
+        return str(VALUE_DTYPES[fact - 1]) if fact else "None"
+    if name == "alpha":
+        return str(struct.unpack("<d", struct.pack("<q", fact))[0])
+    return str(fact) if name in ("the width of B", "the dimensions of B") else str(bool(fact))

@@ -20,7 +20,7 @@ from sparsetile.dist.exchange import Exchange, finish_rows, start_rows
 from sparsetile.dist.explain import explain, report
 from sparsetile.dist.group import Ranks
 from sparsetile.dist.halo import Halo
-from sparsetile.dist.operands import WRONG, check_rows, compare_facts, facts_of, values_fact
+from sparsetile.dist.operands import agreement_of, check_rows, facts_of, values_fact
 from sparsetile.dist.replicas import Choice, Grid, join_extrema
 from sparsetile.dist.shares import Found
 from sparsetile.plan.flat import FlatPlan
@@ -102,7 +102,7 @@ class DistributedPlan:
         self._exchange.prepare(self.dtype)
         self._follow = found.follow
         self._check = check
-        self._seen: set[tuple[int, ...]] = set()
+        self._agreement = agreement_of(ranks)
         self._flat = FlatPlan(remote.flat[1])
         self._remote_tensors = self._flat.forward_tensors(remote.flat[0])
         lengths = found.csr.row_lengths()
@@ -132,12 +132,28 @@ class DistributedPlan:
 
         For evaluation and tests: every rank gets all of C. Not differentiable.
         """
-        if not isinstance(C, Tensor) or C.dim() < 2 or C.shape[-2] != self.local_shape[0]:
-            raise value_error(
-                "gather", "C", f"a tensor of shape [..., {self.local_shape[0]}, N]",
-                tuple(C.shape) if isinstance(C, Tensor) else type(C).__name__,
-                "Pass what run returned",
-            )  # fmt: skip
+
+        def check() -> None:
+            if not isinstance(C, Tensor) or C.dim() < 2 or C.shape[-2] != self.local_shape[0]:
+                raise value_error(
+                    "gather", "C", f"a tensor of shape [..., {self.local_shape[0]}, N]",
+                    tuple(C.shape) if isinstance(C, Tensor) else type(C).__name__,
+                    "Pass what run returned",
+                )  # fmt: skip
+            if C.device != self.device or C.layout is not torch.strided:
+                raise value_error(
+                    "gather", "C", f"a dense tensor on {self.device} like the plan",
+                    f"{C.layout} on {C.device}", f"Move it with C.to({str(self.device)!r})",
+                )  # fmt: skip
+
+        self._ranks.together(
+            "gather", "C", check,
+            lambda _: {
+                "the dtype of C": C.dtype,
+                "the width of C": C.shape[-1],
+                "the batches of C": tuple(C.shape[:-2]),
+            },
+        )  # fmt: skip
         first = C.detach().movedim(-2, 0).contiguous()
         rows = self.partition.rows
         counts = [rows[part + 1] - rows[part] for part in range(self.world_size)]
@@ -256,16 +272,19 @@ class DistributedPlan:
             return self._local.run(
                 B, alpha=alpha, reduce=reduce, bias=bias, relu=relu, out_dtype=out_dtype
             )
-        mesh, own = None, None
+        mesh, own, facts = None, None, None
         error: Exception | None = None
         try:
             if type(B) is not Tensor and is_dtensor(B):
                 mesh, B = unwrap(self, B)
-            B, reduce = check_rows(self, B, reduce, bias, relu, out_dtype)
+            B, alpha, reduce = check_rows(self, B, alpha, reduce, bias, relu, out_dtype)
             own = self._values(values)
-        except (TypeError, ValueError) as caught:
+            exchanged = 0 if self._grid is None else values_fact(own)
+            facts = facts_of(B, alpha, reduce, exchanged, bias, relu, out_dtype)
+        except Exception as caught:  # whatever it is, the others must not wait
             error = caught
-        self._agree(B, reduce, own, error)
+        # On a GPU a comparison would wait for the device: there it is made for new operands alone.
+        self._agreement.reach(facts, error, self.device, first=self._check == "first")
         parts = self._parts(own)
         if self._needs_grad(B, parts, bias) or reduce != "sum":
             C = self._differentiable(B, parts, alpha, reduce, bias, relu, out_dtype)
@@ -277,24 +296,6 @@ class DistributedPlan:
         return self.run(B)
 
     __array_ufunc__ = None  # leaves `plan @ ndarray` to __matmul__, whose error says what to do
-
-    def _agree(self, B: Any, reduce: str, own: Tensor | None, error: Exception | None) -> None:
-        """Raise on every rank where operands are wrong on one or differ among them.
-
-        On a CPU at each product. On a GPU, where it would wait for the device, at each product
-        whose operands this rank has not met yet.
-        """
-        exchanged = None if self._grid is None else own
-        facts = WRONG if error is not None else facts_of(B, reduce, values_fact(exchanged))
-        if self._check == "first" and facts in self._seen:
-            return
-        if self.world_size > 1:
-            everyone = self._ranks.numbers(facts, self.device, "run").tolist()
-            if error is None:
-                compare_facts(self._ranks, everyone)
-        if error is not None:
-            raise error
-        self._seen.add(facts)
 
     def _needs_grad(self, B: Tensor, parts: tuple[Tensor | None, ...], bias: Tensor | None) -> bool:
         tensors = (B, *parts, bias)

@@ -83,9 +83,10 @@ def plan(
         Ranks per row group, with ``replicate`` or ``auto``: at least 2, and a divisor of the
         number of ranks. When None, the number with the fewest predicted bytes.
     check : {"auto", "always", "first"}
-        When ranks compare their operands before an exchange. ``always``: at every product, which
-        waits for a GPU. ``first``: if a rank sees a new width, dtype or batch. ``auto``:
-        ``always`` on a CPU and ``first`` on a GPU.
+        When ranks compare their arguments before an exchange. ``always``: at every product, which
+        waits for a GPU. ``first``: if a rank sees a new width, dtype, batch or epilogue; once ranks
+        have agreed, a rank with a wrong argument raises alone, and the others wait for it until
+        the group's timeout. ``auto``: ``always`` on a CPU and ``first`` on a GPU.
 
     Returns
     -------
@@ -108,7 +109,6 @@ def plan(
         return _device(ranks, A, device)
 
     exact = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-    given = partition.tolist() if isinstance(partition, Tensor) else partition
     target = ranks.together(
         "plan", "the arguments", arguments,
         lambda found: {
@@ -116,7 +116,7 @@ def plan(
             "dtype": dtype,
             "system": system,
             "deterministic": exact,
-            "partition": given,
+            "partition": partition.tolist() if isinstance(partition, Tensor) else partition,
             "columns": None if columns is None else [int(first) for first in columns],
             "exchange": exchange,
             "replicas": replicas,

@@ -96,10 +96,21 @@ def read_source(
     if kind == "folder":
         return _from_folder(wanted, A)
     if kind == "npz":
-        rows = ranks.together("plan", "A", lambda: MatrixRows(A, "plan"))
-        if rows.whole is None and partition in ("auto", "even", "identity"):
+        by_parts = isinstance(partition, str) and partition in ("auto", "even", "identity")
+
+        def rows_of_file() -> MatrixRows:
+            rows = MatrixRows(A, "plan")
+            if not by_parts:
+                rows.pattern()  # reads all of it
+            return rows
+
+        rows = ranks.together(
+            "plan", "A", rows_of_file,
+            lambda rows: {"whether A is read by parts": rows.whole is None},
+        )  # fmt: skip
+        if rows.whole is None:
             return _from_file(wanted, rows)
-        A = rows.pattern() if rows.whole is None else rows.whole
+        A = rows.whole
     return _from_whole(wanted, A)
 
 

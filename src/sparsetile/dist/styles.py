@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.dist.features import feature_shares
+from sparsetile.dist.group import Ranks
 from sparsetile.dist.tensor_parallel import ColumnParallelSparseLinear, RowParallelSparseLinear
 from sparsetile.nn import SparseSwiGLU
 from sparsetile.nn.hooks import HOOKS
@@ -122,14 +123,18 @@ class SparseSwiGLUParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         group = _group("SparseSwiGLUParallel", device_mesh)
-        if not isinstance(module, SparseSwiGLU):
-            raise type_error(
-                "SparseSwiGLUParallel", "module", "a SparseSwiGLU", type(module).__name__,
-                "Call sparsify_ first, or use SparseColwiseParallel and SparseRowwiseParallel",
-            )  # fmt: skip
-        up: Any = module.gate_up_proj
-        down: Any = module.down_proj
-        shares = feature_shares(device_mesh.size(), [up], [down])
+        name = "SparseSwiGLUParallel"
+
+        def layers() -> tuple[Any, Any, tuple[int, ...]]:
+            if not isinstance(module, SparseSwiGLU):
+                raise type_error(
+                    name, "module", "a SparseSwiGLU", type(module).__name__,
+                    "Call sparsify_ first, or use SparseColwiseParallel and SparseRowwiseParallel",
+                )  # fmt: skip
+            up, down = module.gate_up_proj, module.down_proj
+            return up, down, feature_shares(device_mesh.size(), [up], [down])
+
+        up, down, shares = Ranks(group, name).together(name, "module", layers)
         made: Any = ColumnParallelSparseLinear.from_linear(
             up, group, shares=shares, check=self._check
         )

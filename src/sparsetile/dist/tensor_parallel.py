@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.dist.agreement import Agreement
 from sparsetile.dist.collectives import copied, gathered, nothing, reduced, split
 from sparsetile.dist.dtensor import is_dtensor
 from sparsetile.dist.features import (
@@ -39,7 +40,6 @@ _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Kinds of x that are kept as known to be right.
 _MOST_KINDS = 256
 _FACTS = ("the dtype of x", "tokens of x", "whether x requires grad")
-_WRONG = (1,) + (0,) * len(_FACTS)
 _BOUNDS = "shares_and_rank"
 _CHECKS = ("auto", "always", "first")
 # Entries of a whole layer's state dict, which a part takes its own of.
@@ -79,7 +79,7 @@ class ParallelSparseLinear(nn.Module):
         self.rank, self.world_size = ranks.rank, ranks.size
         self._ranks = ranks
         self._check_when = check
-        self._seen: set[tuple[int, ...]] = set()
+        self._agreement = Agreement(ranks, self._name, _FACTS, _text, len(_FACTS))
         self._met: set[tuple[Any, ...]] = set()  # kinds of x that need no look at their facts
         self.shard = part_of(layer, self._side, shares, ranks.rank)
         # A part of other shares may have the same size: its state dict says which it is.
@@ -144,42 +144,25 @@ class ParallelSparseLinear(nn.Module):
             if kind in self._met:
                 return
         error: Exception | None = None
-        facts = _WRONG
+        facts: tuple[int, ...] | None = None
         try:
             self._check(x)
             tracked = torch.is_grad_enabled() and x.requires_grad
-            facts = (0, _TYPES.index(x.dtype), x.shape[:-1].numel(), int(tracked))
-        except (TypeError, ValueError) as caught:
+            facts = (_TYPES.index(x.dtype), x.shape[:-1].numel(), int(tracked))
+        except Exception as caught:  # whatever it is, the others must not wait
             error = caught
         on_host = weight.device.type == "cpu"
         when = self._check_when if self._check_when != "auto" else "always" if on_host else "first"
-        if when == "first" and facts in self._seen:
-            if kind is not None:
-                self._keep(kind)
+        first = when == "first"
+        if first and kind is not None and facts is not None and self._agreement.known(facts):
+            self._keep(kind)
             return
-        if self.world_size > 1:
-            device = self.shard.weight.device
-            everyone = self._ranks.numbers(facts, device, self._name).tolist()
-            if error is None:
-                self._compare(everyone)
-        if error is not None:
-            raise error
-        self._seen.add(facts)
+        self._agreement.reach(facts, error, weight.device, first=first)
 
     def _keep(self, kind: tuple[Any, ...]) -> None:
         if len(self._met) >= _MOST_KINDS:  # serving meets any number of tokens
             self._met.clear()
         self._met.add(kind)
-
-    def _compare(self, everyone: list[list[int]]) -> None:
-        for rank, facts in enumerate(everyone):
-            if facts[0]:
-                raise value_error(
-                    self._name, "x", "valid on every rank", f"an error on rank {rank}",
-                    f"See what rank {rank} raised",
-                )  # fmt: skip
-        for place, name in enumerate(_FACTS, start=1):
-            self._ranks.same(self._name, name, [_text(name, facts[place]) for facts in everyone])
 
     def _check(self, x: Any) -> None:
         weight = self.shard.weight
@@ -208,14 +191,14 @@ class ParallelSparseLinear(nn.Module):
             )  # fmt: skip
 
     def _local(self, x: Tensor) -> Tensor:
-        """This rank's product. One without blocks is no product, but part of the graph."""
+        """This rank's product. One without blocks has no kernel, but depends on x and weights."""
         shard = self.shard
         if shard.weight.shape[0]:
             return shard(x)
         dtype = x.dtype
         if torch.is_autocast_enabled(x.device.type) and dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(x.device.type)
-        Y = nothing(x, shard.out_features, dtype)
+        Y = nothing(x, shard.weight, shard.out_features, dtype)
         if shard.bias is not None:
             Y = Y + shard.bias.to(dtype)
         return activate(Y, shard.activation)

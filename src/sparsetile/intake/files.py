@@ -10,9 +10,6 @@ from __future__ import annotations
 import gzip
 import os
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -20,19 +17,16 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 
-from sparsetile.core.checks import MAX_DIM, dimension
+from sparsetile.core.checks import MAX_DIM
 from sparsetile.core.errors import DataError, describe, value_error
-from sparsetile.intake.arrays import index_tensor, scipy_index_tensor, values_tensor
-from sparsetile.intake.canonical import Names, from_compressed, from_coordinates
+from sparsetile.core.files import replacing
+from sparsetile.intake.arrays import scipy_index_tensor, values_tensor
+from sparsetile.intake.canonical import Names, from_coordinates
 from sparsetile.intake.csr import CSR
-from sparsetile.intake.foreign import from_scipy
+from sparsetile.intake.npz import DEFLATE_LIMIT, check_rows, damaged, read_npz, reading
 
 __all__ = ["read_matrix", "write_npz"]
 
-# Deflate cannot expand more than this, so a .gz of n bytes holds no more than n times as much.
-_DEFLATE_LIMIT = 1032
-# Row pointers of this many rows take 128 MiB: below it a header may claim any number of rows.
-_FREE_ROWS = 2**24
 _LINE_LIMIT = 2**16
 _FIELDS = ("real", "double", "integer", "unsigned-integer", "pattern")
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
@@ -84,7 +78,7 @@ def read_matrix(path: str | os.PathLike[str], *, function: str = "read_matrix") 
             describe(function, "path", "an existing file", repr(str(file)), "Check the path")
         )
     try:
-        return _read_npz(function, file) if name.endswith(".npz") else _read_mtx(function, file)
+        return read_npz(function, file) if name.endswith(".npz") else _read_mtx(function, file)
     except DataError:
         raise
     except (TypeError, ValueError) as error:  # from the checks every input goes through
@@ -110,40 +104,8 @@ def write_npz(path: str | os.PathLike[str], csr: CSR, *, compress: bool = False)
     if csr.values is not None:
         values = csr.values.detach().cpu()
         arrays["data"] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            (np.savez_compressed if compress else np.savez)(stream, **cast(Any, arrays))
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _damaged(function: str, file: Path, expected: str, actual: object) -> DataError:
-    remedy = "The file is damaged, truncated or of another kind: fetch or write it again"
-    return DataError(describe(function, file.name, expected, actual, remedy))
-
-
-@contextmanager
-def _reading(function: str, file: Path, expected: str) -> Iterator[None]:
-    """Turn whatever a library raises on a damaged file into one DataError."""
-    try:
-        yield
-    except (DataError, PermissionError):
-        raise
-    except Exception as error:  # on damage numpy alone raises a dozen kinds, tokenize's among them
-        text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise _damaged(function, file, expected, f"an error in reading it: {text}") from None
-
-
-def _check_rows(function: str, file: Path, rows: int, room: int) -> None:
-    # Row pointers are made of the row count alone, so a header of a few bytes could ask for 16 GB.
-    if rows > max(_FREE_ROWS, 8 * room):
-        raise _damaged(
-            function, file, "a matrix with rows that the size of the file bears out", f"{rows} rows"
-        )
+    with replacing(file) as partial, open(partial, "wb") as stream:
+        (np.savez_compressed if compress else np.savez)(stream, **cast(Any, arrays))
 
 
 # --- Matrix Market -------------------------------------------------------------------------------
@@ -160,23 +122,24 @@ class _MarketHeader:
 
 def _read_mtx(function: str, file: Path) -> CSR:
     packed = file.name.lower().endswith(".gz")
-    room = file.stat().st_size * (_DEFLATE_LIMIT if packed else 1)
-    with _reading(function, file, "a Matrix Market file"), _open(file, packed) as stream:
+    room = file.stat().st_size * (DEFLATE_LIMIT if packed else 1)
+    with reading(function, file, "a Matrix Market file"), _open(file, packed) as stream:
         header = _read_market_header(function, file, stream)
     least = 4 if header.field == "pattern" else 6  # "1 1\n" and "1 1 1\n"
     if header.entries * least > room + 1:
-        raise _damaged(
+        raise damaged(
             function,
             file,
             f"large enough for the {header.entries} entries its header announces",
             f"{file.stat().st_size} bytes",
         )
-    _check_rows(function, file, header.rows, room)
+    check_rows(function, file, header.rows, room)
 
     from scipy.io import mmread
 
-    with _reading(function, file, "a Matrix Market file"), _open(file, packed) as stream:
-        matrix = mmread(_Text(stream) if packed or not _is_sound(stream) else file)
+    with reading(function, file, "a Matrix Market file"), _open(file, packed) as stream:
+        by_path = not packed and _is_text(file) and _is_sound(stream)
+        matrix = mmread(file if by_path else _Text(stream))
     names = Names(function).inside(file.name)
     pattern = header.field == "pattern"
     return from_coordinates(
@@ -207,6 +170,15 @@ class _Text:
         return piece
 
 
+def _is_text(file: Path) -> bool:
+    """Return whether a path can be handed to libraries that take UTF-8."""
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_sound(stream: BinaryIO) -> bool:
     """Return whether scipy may read the file by its path, which is faster than a stream."""
     text = _Text(stream)
@@ -223,12 +195,12 @@ def _open(file: Path, packed: bool) -> BinaryIO:
 def _read_market_header(function: str, file: Path, stream: BinaryIO) -> _MarketHeader:
     banner = stream.readline(_LINE_LIMIT).decode("latin-1").split()
     if not banner or not re.fullmatch("%{1,2}MatrixMarket", banner[0]):
-        raise _damaged(
+        raise damaged(
             function, file, "a Matrix Market file that begins with %%MatrixMarket", "no such line"
         )
     words = [word.lower() for word in banner[1:]]
     if len(words) != 4 or words[0] != "matrix":
-        raise _damaged(
+        raise damaged(
             function,
             file,
             "headed '%%MatrixMarket matrix coordinate FIELD SYMMETRY'",
@@ -244,13 +216,13 @@ def _read_market_header(function: str, file: Path, stream: BinaryIO) -> _MarketH
             expected = f"a Matrix Market file of {what} {' or '.join(allowed)}"
             raise DataError(describe(function, file.name, expected, repr(given[:80]), remedy))
     if field == "pattern" and symmetry == "skew-symmetric":
-        raise _damaged(
+        raise damaged(
             function, file, "free of contradictions", "a pattern (no signs) that is skew-symmetric"
         )
 
     rows, columns, entries = _read_size_line(function, file, stream)
     if symmetry != "general" and rows != columns:
-        raise _damaged(function, file, f"square, being {symmetry}", f"{rows} x {columns}")
+        raise damaged(function, file, f"square, being {symmetry}", f"{rows} x {columns}")
     return _MarketHeader(rows, columns, entries, field, symmetry)
 
 
@@ -265,74 +237,15 @@ def _read_size_line(function: str, file: Path, stream: BinaryIO) -> tuple[int, i
     text = line.decode("latin-1").strip()
     if not re.fullmatch(r"[+-]?\d+\s+[+-]?\d+\s+[+-]?\d+", text, flags=re.ASCII):
         got = repr(text[:80]) if text else "the end of the file"
-        raise _damaged(function, file, "sized by a line 'ROWS COLUMNS ENTRIES'", got)
+        raise damaged(function, file, "sized by a line 'ROWS COLUMNS ENTRIES'", got)
     if len(text) > 80:  # Python refuses to convert thousands of digits, and no count has them
-        raise _damaged(function, file, "sized by counts of at most 19 digits", repr(text[:80]))
+        raise damaged(function, file, "sized by counts of at most 19 digits", repr(text[:80]))
     rows, columns, entries = (int(word) for word in text.split())
     if min(rows, columns, entries) < 0 or max(rows, columns) > MAX_DIM:
-        raise _damaged(
+        raise damaged(
             function,
             file,
             f"sized by ROWS and COLUMNS from 0 to {MAX_DIM} and ENTRIES from 0",
             repr(text),
         )
     return rows, columns, entries
-
-
-# --- npz -----------------------------------------------------------------------------------------
-
-
-def _read_npz(function: str, file: Path) -> CSR:
-    with _reading(function, file, "an .npz file"):
-        arrays = _load_arrays(function, file)
-    names = Names(function, values="data").inside(file.name)
-    if arrays is None:
-        from scipy.sparse import load_npz
-
-        with _reading(function, file, "a matrix written by scipy.sparse.save_npz"):
-            matrix = load_npz(file)
-        rows, _ = _stored_shape(function, file, matrix.shape)
-        _check_rows(function, file, rows, file.stat().st_size * _DEFLATE_LIMIT)
-        return from_scipy(function, matrix, names)
-    data = arrays.get("data")
-    return from_compressed(
-        names,
-        index_tensor(function, names.indptr, arrays["indptr"]),
-        index_tensor(function, names.indices, arrays["indices"]),
-        None if data is None else values_tensor(function, names.values, data),
-        _stored_shape(function, file, arrays["shape"].reshape(-1).tolist()),
-    )
-
-
-def _stored_shape(function: str, file: Path, shape: Sequence[object]) -> tuple[int, int]:
-    if len(shape) != 2:
-        raise _damaged(function, file, "an .npz file of a matrix", f"shape {list(shape)}")
-    rows, columns = (
-        dimension(function, f"shape[{axis}] in {file.name}", size)
-        for axis, size in enumerate(shape)
-    )
-    return rows, columns
-
-
-def _load_arrays(function: str, file: Path) -> dict[str, np.ndarray] | None:
-    """Return the arrays of our own layout, or None when scipy wrote the file."""
-    archive = np.load(file, allow_pickle=False)
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise _damaged(function, file, "an .npz file", "a single .npy array")
-    with archive:
-        if "format" in archive.files:
-            return None
-        missing = [key for key in ("indptr", "indices", "shape") if key not in archive.files]
-        if missing:
-            raise _damaged(
-                function,
-                file,
-                "an .npz file with indptr, indices and shape",
-                f"only {sorted(archive.files)}",
-            )
-        keys = ("indptr", "indices", "shape", "data")
-        arrays = {key: archive[key] for key in keys if key in archive.files}
-    for key, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # numpy hands on what is no array as bytes
-            raise _damaged(function, file, f"an .npz file with an array {key}", "other bytes")
-    return arrays
