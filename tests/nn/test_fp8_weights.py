@@ -18,7 +18,7 @@ from sparsetile.nn import (
     load_sparse_,
     sparsify_,
 )
-from tests.nn.test_sparsify import model_of
+from tests.nn.test_sparsify import joining, model_of
 
 FP8 = torch.float8_e4m3fn
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -114,7 +114,7 @@ def test_compiles_without_graph_breaks():
 def test_models_are_pruned_rounded_saved_and_given_back():
     torch.manual_seed(0)
     model = model_of()
-    sparsify_(model, SparseConfig(sparsity=0.5, weight_dtype=FP8))
+    sparsify_(model, joining(sparsity=0.5, weight_dtype=FP8))
     layers = [part for part in model.modules() if isinstance(part, SparseLinear)]
     assert layers and all(layer.weight.dtype is FP8 for layer in layers)
     assert any(isinstance(part, SparseSwiGLU) for part in model.modules())

@@ -261,14 +261,6 @@ def test_magnitude_keeps_the_largest_blocks(block):
     assert torch.equal(layer.to_dense(), torch.where(weight == 3.0, weight, 0.0))
 
 
-def test_a_mask_of_weights_zeroes_what_it_drops():
-    weight, mask = torch.ones(128, 128), torch.zeros(128, 128, dtype=torch.bool)
-    mask[3, 70:72] = True
-    layer = SparseLinear.from_dense(weight, mask=mask)
-    assert layer.weight.shape[0] == 1
-    assert torch.equal(layer.to_dense(), mask.float())
-
-
 @pytest.mark.parametrize("lead", [(3,), (2, 3), (0,)])
 def test_swiglu_joins_the_halves_of_the_result(lead):
     layer = layer_of(256, 192, activation="swiglu")

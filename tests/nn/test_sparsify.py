@@ -45,6 +45,11 @@ class Block(nn.Module):
         return self.mlp(self.q_proj(x))
 
 
+def joining(**options) -> SparseConfig:
+    """A configuration that joins gate and up of the MLP above."""
+    return SparseConfig(**{"join_gate_up": (MLP,), **options})
+
+
 def model_of(**options) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(Block(**options), Block(**options))
@@ -64,7 +69,7 @@ X = torch.randn(5, 64)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("join", [False, True])
 def test_a_pruned_model_computes_what_the_masked_one_does(method, bias, join):
-    config = SparseConfig(sparsity=0.5, method=method, join_gate_up=join)
+    config = joining(sparsity=0.5, method=method, join_gate_up=(MLP,) if join else False)
     model = model_of(bias=bias)
     assert sparsify_(model, config) is model
     kinds = {type(module) for module in model.modules()}
@@ -73,7 +78,7 @@ def test_a_pruned_model_computes_what_the_masked_one_does(method, bias, join):
 
 
 def test_densify_gives_the_modules_back():
-    model = sparsify_(model_of(), SparseConfig(sparsity=0.5))
+    model = sparsify_(model_of(), joining(sparsity=0.5))
     expected = model(X)
     assert densify_(model) is model
     assert [*model.state_dict()] == [*model_of().state_dict()]
@@ -83,7 +88,7 @@ def test_densify_gives_the_modules_back():
 
 
 def test_gradients_flow_through_joined_layers():
-    model = sparsify_(model_of(bias=True), SparseConfig(sparsity=0.5))
+    model = sparsify_(model_of(bias=True), joining(sparsity=0.5))
     dense = masked(model_of(bias=True), model)
     x = X.clone().requires_grad_()
     (mine,) = torch.autograd.grad(model(x).sum(), x)
@@ -110,7 +115,7 @@ def test_other_activations_and_watched_layers_stay_apart():
     hooked.mlp.gate_proj.register_forward_hook(lambda *_: None)
     model = nn.Sequential(gelu, hooked, odd)
     expected = [type(block.mlp) for block in model]
-    sparsify_(model, SparseConfig(sparsity=0.0))
+    sparsify_(model, joining(sparsity=0.0))
     assert [type(block.mlp) for block in model] == expected
     assert isinstance(odd.mlp.gate_proj, SparseLinear)
 
@@ -139,7 +144,7 @@ def test_random_blocks_differ_from_layer_to_layer_and_repeat_with_the_seed():
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
 def test_joined_models_can_be_copied_and_made_dense(way):
-    model = sparsify_(model_of(), SparseConfig(sparsity=0.5))
+    model = sparsify_(model_of(), joining(sparsity=0.5))
     other = copy.deepcopy(model) if way == "deepcopy" else pickle.loads(pickle.dumps(model))
     assert torch.equal(other(X), model(X))
     torch.testing.assert_close(densify_(other)(X), model(X))
@@ -147,7 +152,7 @@ def test_joined_models_can_be_copied_and_made_dense(way):
 
 @pytest.mark.parametrize("meta", [False, True])
 def test_files_bring_their_structure(tmp_path, meta):
-    model = sparsify_(model_of(bias=True), SparseConfig(sparsity=0.5))
+    model = sparsify_(model_of(bias=True), joining(sparsity=0.5))
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     for source in (tmp_path, tmp_path / "model.safetensors", model.state_dict()):
         with torch.device("meta" if meta else "cpu"):
@@ -163,7 +168,8 @@ def test_tied_weights_stay_dense():
     model["head"].weight = model["embed"].weight
     sparsify_(model)
     assert type(model["head"]) is nn.Linear and isinstance(model["body"], SparseLinear)
-    with pytest.raises(ValueError, match=r"false for layers that share their weight, got head"):
+    text = r"false for layers that cannot be pruned, got head: it shares its weight with embed\. Ch"
+    with pytest.raises(ValueError, match=text):
         sparsify_(model, filter_fn=lambda module, name: True)
 
 
@@ -210,7 +216,20 @@ BAD = [
         ValueError,
         r"true for at least one of the model's 8 linear layers, got none\. Its layers are 0\.q",
     ),
-    (lambda: sparsify_(nn.ReLU()), ValueError, "Its layers are none"),
+    (
+        lambda: sparsify_(nn.ReLU(), filter_fn=lambda module, name: True),
+        ValueError,
+        "true for at least one of the model's 0 linear layers, got none. Its layers are none",
+    ),
+    (lambda: sparsify_(nn.ReLU()), ValueError, "can be pruned, got none. Its modules: none has w"),
+    (lambda: sparsify_(nn.Linear(64, 64)), ValueError, "is a layer: call SparseLinear.from_linear"),
+    (
+        lambda: SparseConfig(join_gate_up="LlamaMLP"),
+        TypeError,
+        "join_gate_up must be True, False or a tuple of classes, got 'LlamaMLP'",
+    ),
+    (lambda: densify_(3), TypeError, r"densify_: model must be a torch\.nn\.Module, got int"),
+    (lambda: densify_(sparse(64, 64)), ValueError, "one that holds sparse layers, got a SparseLin"),
     (
         lambda: load_sparse_(model_of(), model_of().state_dict()),
         ValueError,
@@ -233,7 +252,7 @@ BAD = [
     (
         lambda: SparseSwiGLU(sparse(64, 64), sparse(64, 128), nn.Linear(64, 64)),
         ValueError,
-        "gate and up must be of the same sizes, block",
+        "gate and up must be of the same sizes, block, bias, dtype and requires_grad, with out",
     ),
 ]
 

@@ -25,7 +25,8 @@ from sparsetile.nn.gin import GINConv
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.neighbours import aggregate
 from sparsetile.nn.sage import SAGEConv
-from sparsetile.nn.sparsify import SparseConfig, densify_, load_sparse_, sparsify_
+from sparsetile.nn.sparse_files import load_sparse_
+from sparsetile.nn.sparsify import SparseConfig, densify_, sparsify_
 from sparsetile.nn.swiglu import SparseSwiGLU
 
 __all__ = [

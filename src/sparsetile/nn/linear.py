@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.core.checks import one_of
+from sparsetile.core.epoch import epoch
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.intake.csr import FP8
@@ -30,10 +31,11 @@ from sparsetile.nn.linear_arguments import check_input, check_weight, checked_ke
 from sparsetile.nn.linear_binding import Bound, rebound, version_of
 from sparsetile.nn.pruning import (
     block_size,
-    hand_over,
+    drop_blocks_,
     kept_blocks,
     kept_count,
     largest_blocks,
+    shrink_state,
     sparsity_share,
 )
 from sparsetile.plan import block_linear as operators
@@ -239,8 +241,7 @@ class SparseLinear(nn.Module):
         method : {"magnitude", "random", "mask"}
             Which blocks are kept; see :class:`SparseConfig`.
         mask : Tensor of bool, optional
-            One value per weight, or one per block. A mask per weight also sets dropped weights
-            inside kept blocks to 0.
+            One value per weight, or one per block. Each block must be kept or dropped as a whole.
         generator : torch.Generator, optional
             For ``method="random"``; on the CPU.
 
@@ -279,10 +280,8 @@ class SparseLinear(nn.Module):
         made.block_row_ptr.copy_(pattern.row_ptr)
         made.block_col_idx.copy_(pattern.col_idx)
         with torch.no_grad():
-            source = weight.detach()
-            if mask is not None and mask.shape == weight.shape:
-                source = source * mask.to(weight.device, weight.dtype)
-            made.weight.copy_(blocks_of(source, pattern.row_ptr, pattern.col_idx, pattern.unit))
+            lists = (pattern.row_ptr, pattern.col_idx, pattern.unit)
+            made.weight.copy_(blocks_of(weight.detach(), *lists))
             if bias is not None:
                 made.bias.copy_(bias)
         made.weight.requires_grad_(weight.requires_grad or not isinstance(weight, nn.Parameter))
@@ -378,15 +377,19 @@ class SparseLinear(nn.Module):
     def prune_(self, sparsity: float, optimizer: torch.optim.Optimizer | None = None) -> Self:
         """Drop the kept blocks with the smallest norm until ``sparsity`` is reached.
 
-        Use it for gradual pruning. Afterwards the weight is a new Parameter with fewer blocks and
+        Use it for gradual pruning. The weight stays the same Parameter, now with fewer blocks and
         without a gradient. If the layer is already that sparse, nothing happens.
+
+        Optimisers of ``torch.optim`` keep the state of the kept blocks: they drop the rest before
+        their next step. Wrap the layer in ``DistributedDataParallel`` again: it has fixed sizes.
 
         Parameters
         ----------
         sparsity : float
             Share of all blocks (of the stored size) that are dropped afterwards.
         optimizer : torch.optim.Optimizer, optional
-            The new Parameter replaces the old one here, with the state of the kept blocks.
+            Drops the state of the other blocks at once, which frees its memory. Pass optimisers
+            that do not run the step hooks of ``torch.optim``.
 
         Examples
         --------
@@ -404,19 +407,24 @@ class SparseLinear(nn.Module):
             )  # fmt: skip
         rows, cols = self.pattern.grid
         count = kept_count(rows * cols, share)
-        before = self.weight.shape
-        if count >= before[0]:
+        if optimizer is not None and self.weight.requires_grad:
+            groups = optimizer.param_groups
+            if not any(part is self.weight for group in groups for part in group["params"]):
+                raise value_error(
+                    "SparseLinear.prune_", "optimizer", "one that has the layer's weight",
+                    "an optimiser of other parameters", "Make it after sparsify_, or omit it",
+                )  # fmt: skip
+        if count >= self.weight.shape[0]:
             return self
         kept = largest_blocks(self.weight, count)
         mask = torch.zeros((rows, cols), dtype=torch.bool, device=kept.device)
         mask[self.pattern.row_ids()[kept], self.block_col_idx[kept].long()] = True
         unit = BlockPattern.unit_of(self.block)
         pattern = BlockPattern.from_mask(mask, self.pattern.shape, unit)
-        old = self.weight
-        self.weight = nn.Parameter(old[kept].contiguous(), requires_grad=old.requires_grad)
+        drop_blocks_(self.weight, kept)
         self.block_row_ptr, self.block_col_idx = pattern.row_ptr, pattern.col_idx
         if optimizer is not None:
-            hand_over(optimizer, old, self.weight, kept)
+            shrink_state(optimizer, self.weight)
         self._forget()
         return self
 
@@ -664,7 +672,7 @@ class SparseLinear(nn.Module):
     def _dense_copy(self) -> Tensor:
         """The written-out weight, kept until the weight changes; refilled in place for graphs."""
         weight = self.weight
-        key = (weight.data_ptr(), version_of(weight), weight.dtype)
+        key = (weight.data_ptr(), version_of(weight), weight.dtype, epoch())
         same = self._dense_of is not None and self._dense_of() is weight
         if self._dense is None or not same or key != self._dense_key:
             with torch.no_grad():

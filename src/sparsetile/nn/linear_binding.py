@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from sparsetile.core.epoch import epoch
 from sparsetile.plan import block_linear as operators
 from sparsetile.plan.dispatch import lasting
 from sparsetile.systems.bcsr.layer import BoundLayer
@@ -52,12 +53,17 @@ class Bound:
             each is not None and each.is_inference() for each in (self.row_ptr, self.col_idx, bias)
         )
         self._versions = self._count()
+        self._epoch = epoch()
 
     def _count(self) -> tuple[int, int, int]:
         """Of the lists work items were made, and of the bias a copy; weights are read as they
         lie."""
         bias = 0 if self.bias is None else version_of(self.bias)
         return version_of(self.row_ptr), version_of(self.col_idx), bias
+
+    def _same_epoch(self) -> bool:
+        """Whether no optimiser has made a step since: fused ones raise no count of writes."""
+        return self.bias is None or self._epoch == epoch()
 
     def _lies(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
         """Whether the module has the same tensors, in the same places."""
@@ -76,7 +82,7 @@ class Bound:
 
     def holds(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
         """Whether the module has the same tensors, in the same places, as they were."""
-        if not self._lies(module, weight, bias):
+        if not self._lies(module, weight, bias) or not self._same_epoch():
             return False
         if not self._counts:
             return self._count() == self._versions
@@ -89,12 +95,12 @@ class Bound:
 
     def renewed(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
         """Read the bias again; False where something else has changed, too."""
-        now = self._count()
+        now, when = self._count(), epoch()
         if now[:2] != self._versions[:2] or not self._lies(module, weight, bias):
             return False
         self.layer.renew_bias()
         if not torch.cuda.is_current_stream_capturing():  # a replay does it, and did not yet
-            self._versions = now
+            self._versions, self._epoch = now, when
         return True
 
 

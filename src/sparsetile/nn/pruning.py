@@ -1,14 +1,18 @@
 """Which blocks of a weight are kept: the largest, random ones, or those of a mask.
 
-And what becomes of an optimiser's state when blocks are dropped later.
+And how blocks are dropped from a weight in training: the Parameter stays the same object, and
+optimisers keep the state of the blocks that stay.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
@@ -17,10 +21,11 @@ from sparsetile.formats.block_pattern import UNIT
 __all__ = [
     "METHODS",
     "block_size",
-    "hand_over",
+    "drop_blocks_",
     "kept_blocks",
     "kept_count",
     "largest_blocks",
+    "shrink_state",
     "sparsity_share",
 ]
 
@@ -79,6 +84,7 @@ def kept_blocks(
     sparsity: float | None = None,
     method: str = "magnitude",
     mask: Tensor | None = None,
+    mask_name: str = "mask",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return which blocks of ``weight`` [rows, columns] are kept, bool [block rows, block columns].
@@ -89,8 +95,11 @@ def kept_blocks(
         Share of the blocks that is dropped. None with ``method="mask"``.
     method : {"magnitude", "random", "mask"}
         Blocks of the largest norm (in float32; of equal ones the first), random ones, or those
-        that ``mask`` has anything in. Without a mask those that ``weight`` has anything in.
+        of ``mask``. Without a mask those that ``weight`` has anything in.
     mask : Tensor of bool [rows, columns] or [block rows, block columns]
+        Made of whole blocks.
+    mask_name : str
+        What errors call the mask.
     """
     one_of(function, "method", method, METHODS)
     rows, cols = int(weight.shape[0]), int(weight.shape[1])
@@ -98,7 +107,7 @@ def kept_blocks(
     if method == "mask":
         if mask is None:
             return _block_sums((weight != 0).to(torch.float32), block) > 0
-        return _kept_by_mask(function, mask, (rows, cols), grid, block).to(weight.device)
+        return _kept_by_mask(function, mask_name, mask, (rows, cols), block).to(weight.device)
     total = grid[0] * grid[1]
     count = kept_count(total, sparsity_share(function, sparsity))
     if method == "magnitude":
@@ -113,20 +122,33 @@ def kept_blocks(
 
 
 def _kept_by_mask(
-    function: str, mask: Any, shape: tuple[int, int], grid: tuple[int, int], block: int
+    function: str, name: str, mask: Any, shape: tuple[int, int], block: int
 ) -> Tensor:
+    grid = _grid(shape, block)
     if not isinstance(mask, Tensor):
         raise type_error(
-            function, "mask", "a tensor", type(mask).__name__, "Pass a tensor of True and False"
+            function, name, "a tensor", type(mask).__name__, "Pass a tensor of True and False"
         )
     if mask.shape == grid:
         return mask.bool()
-    if mask.shape == shape:
-        return _block_sums(mask.bool().to(torch.float32), block) > 0
-    raise value_error(
-        function, "mask", f"of shape {shape} (weights) or {grid} (blocks of {block})",
-        tuple(mask.shape), "Give one value per weight, or one per block",
-    )  # fmt: skip
+    if mask.shape != shape:
+        raise value_error(
+            function, name, f"of shape {shape} (weights) or {grid} (blocks of {block})",
+            tuple(mask.shape), "Give one value per weight, or one per block",
+        )  # fmt: skip
+    cells = mask.bool().to(torch.float32)
+    kept = _block_sums(cells, block)
+    partial = int(((kept > 0) & (kept < _block_sums(torch.ones_like(cells), block))).sum())
+    share = 100 * partial / max(kept.numel(), 1)
+    if partial:
+        # Every cell of a kept block is a weight: training would fill the others again.
+        raise value_error(
+            function, name, f"made of whole blocks of {block}x{block}",
+            f"{partial} of {kept.numel()} blocks ({share:.0f} %) partly kept",
+            "Keep or drop whole blocks, for example with sparsity=0.9; for other masks, call "
+            "st.plan on the masked weight",
+        )  # fmt: skip
+    return kept > 0
 
 
 def largest_blocks(blocks: Tensor, count: int) -> Tensor:
@@ -135,17 +157,41 @@ def largest_blocks(blocks: Tensor, count: int) -> Tensor:
     return torch.argsort(norms, descending=True, stable=True)[:count].sort().values
 
 
-def hand_over(
-    optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, kept: Tensor
-) -> None:
-    """Put a weight of fewer blocks in the place of another, with the state of those blocks."""
-    for group in optimizer.param_groups:
-        group["params"] = [new if given is old else given for given in group["params"]]
-    state = optimizer.state.pop(old, None)
-    if state is not None:
-        optimizer.state[new] = {
-            name: part[kept].contiguous()
-            if isinstance(part, Tensor) and part.shape == old.shape
-            else part
-            for name, part in state.items()
-        }
+# Of each pruned weight: the number of blocks before each pruning, and which of them were kept.
+_histories: Any = WeakIdKeyDictionary()
+
+
+def drop_blocks_(weight: nn.Parameter, kept: Tensor) -> None:
+    """Keep some blocks of a weight. It stays the same object, so that optimisers still have it."""
+    _watch_steps()
+    _histories.setdefault(weight, []).append((len(weight), kept))
+    values = weight.detach()[kept].contiguous()
+    weight.grad = None
+    # The node that adds up gradients remembers the old shape as long as a graph is alive. It is
+    # made again after a change of the type, but not after a change of the shape.
+    other = torch.float32 if values.dtype is torch.float64 else torch.float64
+    weight.data = values.new_empty(0, dtype=other)
+    weight.data = values
+    if not weight.is_inference():
+        torch.autograd.graph.increment_version(weight)  # graphs that read the old blocks are over
+
+
+def shrink_state(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> None:
+    """Drop the state of blocks that a weight no longer has."""
+    state = optimizer.state.get(weight, {})
+    for name, part in state.items():
+        if isinstance(part, Tensor) and part.dim() == weight.dim():
+            for blocks, kept in _histories.get(weight, ()):
+                if len(part) == blocks:
+                    part = part[kept.to(part.device)].contiguous()
+            state[name] = part
+
+
+@functools.cache
+def _watch_steps() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for weight in [*_histories]:
+        shrink_state(optimizer, weight)

@@ -1,16 +1,14 @@
 """sparsify_ and densify_: prune the linear layers of a model in blocks, and give them back.
 
 Spelled as in torchao: ``sparsify_(model, config, filter_fn)``. Modules are replaced, nothing is
-patched, so models of transformers work as they are.
+patched, so models of transformers work as they are. All replacements are made before the first is
+put in: a call that fails leaves the model as it was.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -20,16 +18,17 @@ from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern
 from sparsetile.intake.csr import FP8
+from sparsetile.nn.hooks import has_hooks, has_tensor_hooks
+from sparsetile.nn.layer_choice import Filter, SparsifyReport, chosen_layers
 from sparsetile.nn.linear import SparseLinear
-from sparsetile.nn.pruning import METHODS, block_size, sparsity_share
-from sparsetile.nn.swiglu import SparseSwiGLU, is_swiglu
+from sparsetile.nn.pruning import METHODS, block_size, kept_blocks, sparsity_share
+from sparsetile.nn.replacement import Replacements, names_of, place_of, tensor_owners
+from sparsetile.nn.swiglu import GATE_UP, SparseSwiGLU, is_swiglu
+from sparsetile.systems.bcsr.layer import activate
 
-__all__ = ["SparseConfig", "densify_", "load_sparse_", "sparsify_"]
+__all__ = ["SparseConfig", "densify_", "put_swiglu", "sparsify_"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
-Filter = Callable[[nn.Module, str], bool]
-_ENDING = ".block_col_idx"
-_GATE_UP = ("gate_proj", "up_proj")
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,16 @@ class SparseConfig:
         Keep the blocks with the largest norm, random blocks, or those of ``mask``.
     mask : mapping, callable or None
         With ``method="mask"``: layer name -> mask, or a function of name and layer. A mask has one
-        value per weight or one per block. A layer without a mask keeps its nonzero blocks, which
-        suits models that are already pruned.
+        value per weight or one per block and keeps or drops whole blocks. A layer without a mask
+        keeps its nonzero blocks, which suits models that are already pruned.
     seed : int
         Seed of ``method="random"``.
     prefer : {"speed", "memory"}
         As in :class:`SparseLinear`.
-    join_gate_up : bool
-        Whether gate and up of a SwiGLU become one product (:class:`SparseSwiGLU`).
+    join_gate_up : bool or tuple of classes
+        Whether gate and up of a SwiGLU become one product (:class:`SparseSwiGLU`). True: in the
+        feed-forward layers of transformers that are known to be one, such as ``LlamaMLP``. Add
+        your own classes, which must compute ``down_proj(act_fn(gate_proj(x)) * up_proj(x))``.
     weight_dtype : torch.dtype or None
         ``torch.float8_e4m3fn`` rounds kept weights to FP8 (``SparseLinear.quantize_``); None
         keeps their type.
@@ -71,7 +72,7 @@ class SparseConfig:
     mask: Mapping[str, Tensor] | Callable[[str, nn.Module], Tensor | None] | None = None
     seed: int = 0
     prefer: str = "speed"
-    join_gate_up: bool = True
+    join_gate_up: bool | tuple[type[nn.Module], ...] = True
     weight_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -84,40 +85,50 @@ class SparseConfig:
         one_of("SparseConfig", "prefer", self.prefer, ("speed", "memory"))
         block_size("SparseConfig", self.block)
         sparsity_share("SparseConfig", self.sparsity)
+        joined = self.join_gate_up
+        if not isinstance(joined, bool) and not (
+            isinstance(joined, tuple) and all(isinstance(kind, type) for kind in joined)
+        ):
+            raise type_error(
+                "SparseConfig", "join_gate_up", "True, False or a tuple of classes", repr(joined),
+                "Pass for example join_gate_up=(MyMLP,)",
+            )  # fmt: skip
         if self.mask is not None and self.method != "mask":
             raise value_error(
                 "SparseConfig", "mask", 'None unless method="mask"', f"method={self.method!r}",
                 'Pass method="mask"',
             )  # fmt: skip
 
-    def _mask_of(self, name: str, layer: nn.Module) -> Tensor | None:
-        if self.mask is None:
-            return None
-        return self.mask.get(name) if isinstance(self.mask, Mapping) else self.mask(name, layer)
+    def _mask_of(self, names: list[str], layer: nn.Module) -> Tensor | None:
+        """The mask of a layer, under any of its names."""
+        if not isinstance(self.mask, Mapping):
+            return None if self.mask is None else self.mask(names[0], layer)
+        found = [self.mask[name] for name in names if name in self.mask]
+        if any(not _same(found[0], other) for other in found[1:]):
+            raise value_error(
+                "sparsify_", "mask", "one for each layer",
+                f"different ones for the names {', '.join(names)} of one layer", "Omit all but one",
+            )  # fmt: skip
+        return found[0] if found else None
 
 
-def _shared(model: nn.Module) -> set[int]:
-    """Parameters that several modules have, such as tied embeddings."""
-    seen: set[int] = set()
-    twice: set[int] = set()
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                (twice if id(parameter) in seen else seen).add(id(parameter))
-    return twice
+def _same(one: object, other: object) -> bool:
+    both = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return one is other or (both and torch.equal(one, other))  # type: ignore[arg-type]
 
 
-def _set_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)
-
-
-def _pruned(config: SparseConfig, name: str, layer: nn.Linear, number: int) -> SparseLinear:
-    return SparseLinear.from_linear(
-        layer, sparsity=None if config.method == "mask" else config.sparsity, block=config.block,
-        method=config.method, mask=config._mask_of(name, layer), prefer=config.prefer,
+def _pruned(config: SparseConfig, names: list[str], layer: nn.Linear, number: int) -> SparseLinear:
+    given = config._mask_of(names, layer)
+    keep = kept_blocks(
+        "sparsify_", layer.weight.detach(), config.block,
+        sparsity=None if config.method == "mask" else config.sparsity, method=config.method,
+        mask=given, mask_name=f"mask of layer {names[0]}",
         generator=torch.Generator().manual_seed(config.seed + number),
     )  # fmt: skip
+    made = SparseLinear.from_linear(layer, mask=keep, block=config.block, prefer=config.prefer)
+    if layer.bias is not None:
+        made.bias = layer.bias  # optimisers, hooks and other modules may have it
+    return made
 
 
 def sparsify_(
@@ -125,19 +136,27 @@ def sparsify_(
 ) -> _Model:
     """Replace linear layers of a model by pruned ones, in place.
 
+    Hooks of a replaced module stay, and so do its bias, its mode and which parameters are frozen.
+    A module that has several names stays one module.
+
     Parameters
     ----------
     model : torch.nn.Module
     config : SparseConfig, optional
         When None: 90 % sparsity, blocks of 64, by magnitude.
     filter_fn : callable (module, name) -> bool, optional
-        Which ``torch.nn.Linear`` to prune. When None, all that do not share their weight with
-        another module (as tied output embeddings do).
+        Which ``torch.nn.Linear`` to prune. When None, all but output heads (such as ``lm_head``
+        and what ``get_output_embeddings()`` returns), layers that share their weight with another
+        module, and layers whose replacement would not compute the same. The last are those with
+        tensor hooks on the weight, with ``weight_norm`` or another parametrization, or with a
+        replaced ``forward``. If ``filter_fn`` is true for one that cannot be pruned, an error says
+        why.
 
     Returns
     -------
     torch.nn.Module
-        The model. Layers are replaced one by one, so memory use falls during the call.
+        The model. ``model.sparsify_report`` says which layers are pruned, and why others are not.
+        If the call fails, the model is unchanged: until the end it holds both weights.
 
     Examples
     --------
@@ -149,101 +168,103 @@ def sparsify_(
       (0): SparseLinear(in_features=128, out_features=256, bias=True, block=64, kept=2/8)
       (1): ReLU()
     )
+    >>> print(model.sparsify_report)
+    pruned: 1 layer
+      0: kept 2 of 8 blocks of 64
+    skipped: 0 modules
     """
     config = SparseConfig() if config is None else config
-    if not isinstance(model, nn.Module):
-        raise type_error(
-            "sparsify_", "model", "a torch.nn.Module", type(model).__name__, "Pass the model"
-        )
+    _check_model("sparsify_", model)
     if not isinstance(config, SparseConfig):
         raise type_error(
             "sparsify_", "config", "a SparseConfig", type(config).__name__,
             "Pass SparseConfig(sparsity=0.9)",
         )  # fmt: skip
-    chosen = _chosen(model, filter_fn)
-    joined = _swiglus(model, chosen) if config.join_gate_up else []
-    for number, name in enumerate(chosen):
-        layer = model.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
-        _set_module(model, name, _pruned(config, name, layer, number))
-    for name in joined:
-        _join(model, name)
+    masked = config.mask if isinstance(config.mask, Mapping) else None
+    choice = chosen_layers(model, filter_fn, masked)
+    report = SparsifyReport({}, choice.skipped)
+    change = Replacements()
+    for number, (layer, names) in enumerate(choice.layers.items()):
+        made = _pruned(config, names, layer, number)
+        change.add(layer, made)
+        blocks = made.pattern.grid[0] * made.pattern.grid[1]
+        unit = BlockPattern.unit_of(config.block)
+        padded = ", the last padded with zeros" if any(n % unit for n in layer.weight.shape) else ""
+        report.pruned[names[0]] = f"kept {len(made.weight)} of {blocks} blocks of {unit}{padded}"
+    for module in _swiglus(model, change, config):
+        put_swiglu(change, module, *(change[getattr(module, part)] for part in GATE_UP))
     if config.weight_dtype is not None:
-        made = {f"{name}.gate_up_proj" for name in joined} | set(chosen)
-        for name, module in model.named_modules():
-            if name in made and isinstance(module, SparseLinear):
-                module.quantize_()
+        for new in change.made():
+            sparse = new.gate_up_proj if isinstance(new, SparseSwiGLU) else new
+            assert isinstance(sparse, SparseLinear)
+            sparse.quantize_()
+    change.apply(model)
+    model.sparsify_report = report  # type: ignore[assignment]
     return model
 
 
-def _chosen(model: nn.Module, filter_fn: Filter | None) -> list[str]:
-    """Names of the layers to prune. Names alone: what is replaced must not be held."""
-    shared = _shared(model)
-    linear = {
-        name: part for name, part in model.named_modules() if type(part) is nn.Linear and name
-    }
-    if filter_fn is None:
-        chosen = [name for name, part in linear.items() if id(part.weight) not in shared]
-    else:
-        chosen = [name for name, part in linear.items() if filter_fn(part, name)]
-    if not chosen:
-        raise value_error(
-            "sparsify_", "filter_fn",
-            f"true for at least one of the model's {len(linear)} linear layers", "none",
-            f"Its layers are {', '.join([*linear][:8]) or 'none'}",
-        )  # fmt: skip
-    tied = [name for name in chosen if id(linear[name].weight) in shared]
-    if tied:
-        raise value_error(
-            "sparsify_", "filter_fn", "false for layers that share their weight", tied[0],
-            "Untie it first, or leave it dense",
-        )  # fmt: skip
-    return chosen
+def _check_model(function: str, model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise type_error(
+            function, "model", "a torch.nn.Module", type(model).__name__, "Pass the model"
+        )
 
 
-def _swiglus(model: nn.Module, chosen: list[str]) -> list[str]:
-    """Names of the feed-forward layers whose gate and up are both pruned."""
+def _swiglus(model: nn.Module, change: Replacements, config: SparseConfig) -> list[nn.Module]:
+    """Feed-forward layers whose gate and up are both pruned and can be joined."""
+    if config.join_gate_up is False:
+        return []
+    classes = () if config.join_gate_up is True else config.join_gate_up
+    names, owners = names_of(model), tensor_owners(model)
     found = []
-    for name, module in model.named_modules():
-        dotted = f"{name}." if name else ""
-        both = all(f"{dotted}{part}" in chosen for part in _GATE_UP)
-        if both and name and is_swiglu(module):
-            found.append(name)
+    for module, given in names.items():
+        if not is_swiglu(module, classes) or "" in given:
+            continue
+        parts = [getattr(module, part) for part in GATE_UP]
+        # Nobody else may have a part or its bias: joined, they are gone.
+        alone = all(
+            part in change
+            and len(names[part]) == len(given)
+            and (part.bias is None or len(owners[place_of(part.bias)]) == 1)
+            for part in parts
+        )
+        if alone and parts[0].out_features % BlockPattern.unit_of(config.block) == 0:
+            found.append(module)
     return found
 
 
-def _join(model: nn.Module, name: str) -> None:
-    """Put a SparseSwiGLU in the place of a feed-forward layer of pruned parts."""
-    origin = model.get_submodule(name)
-    gate, up = (origin.get_submodule(part) for part in _GATE_UP)
+def put_swiglu(
+    change: Replacements, origin: nn.Module, gate: nn.Module, up: nn.Module
+) -> SparseSwiGLU:
+    """Put a SparseSwiGLU in the place of a feed-forward layer."""
     assert isinstance(gate, SparseLinear) and isinstance(up, SparseLinear)
-    if gate.out_features % BlockPattern.unit_of(gate.block):
-        return  # they stay layers of their own
-    made = SparseSwiGLU(gate, up, origin.get_submodule("down_proj")).train(origin.training)
-    for part in (*_GATE_UP, "down_proj"):  # the shell that densify_ fills again
-        setattr(origin, part, nn.Identity())
+    down = origin.get_submodule("down_proj")
+    made = SparseSwiGLU(gate, up, change[down])
+    made.training = origin.training
     made._origin = (origin,)
-    _set_module(model, name, made)
+    change.add(origin, made)
+    for part in GATE_UP:
+        change.discard(origin.get_submodule(part))
+    # The shell that densify_ fills again.
+    change.set_parts(origin, {part: nn.Identity() for part in (*GATE_UP, "down_proj")})
+    return made
 
 
-def _split(model: nn.Module, name: str) -> None:
-    """Undo :func:`_join`."""
-    made = model.get_submodule(name)
-    assert isinstance(made, SparseSwiGLU)
-    if not made._origin:
-        raise value_error(
-            "densify_", "model", "one that sparsify_ or load_sparse_ made", f"{name} made by hand",
-            "Call split() on it",
-        )  # fmt: skip
-    (origin,) = made._origin
-    for part, layer in zip(_GATE_UP, made.split(), strict=True):
-        setattr(origin, part, layer)
-    origin.down_proj = made.down_proj
-    _set_module(model, name, origin.train(made.training))
+class _SwiGLU(nn.Module):
+    """silu of the first half times the second half."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return activate(x, "swiglu")
+
+
+_ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "swiglu": _SwiGLU}
 
 
 def densify_(model: _Model) -> _Model:
     """Undo :func:`sparsify_`: dense layers with zeros where blocks were dropped, in place.
+
+    Hooks, biases, modes and frozen parameters stay, and tied weights stay tied. A layer with an
+    activation becomes a ``torch.nn.Sequential`` of both.
 
     Examples
     --------
@@ -255,116 +276,96 @@ def densify_(model: _Model) -> _Model:
       (0): Linear(in_features=128, out_features=256, bias=True)
     )
     """
-    for name, module in list(model.named_modules()):
-        if isinstance(module, SparseSwiGLU) and name:
-            _split(model, name)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, SparseLinear) and name:
-            _set_module(model, name, module.to_linear())
+    _check_model("densify_", model)
+    names = names_of(model)
+    joined: dict[nn.Module, SparseSwiGLU] = {
+        each.gate_up_proj: each for each in names if isinstance(each, SparseSwiGLU)
+    }
+    _check_dense(model, names, joined)
+    change = Replacements()
+    weights: dict[tuple[int, ...], tuple[SparseLinear, Tensor]] = {}
+    for module in names:
+        if isinstance(module, SparseLinear) and module not in joined:
+            change.add(module, _dense(module, names[module][0], weights))
+    for made in joined.values():
+        (origin,) = made._origin
+        halves = zip(GATE_UP, made.split(), strict=True)
+        parts: dict[str, nn.Module] = {part: half.to_linear() for part, half in halves}
+        origin.train(made.training)
+        change.set_parts(origin, {**parts, "down_proj": change[made.down_proj]})
+        change.add(made, origin)
+    change.apply(model)
+    if hasattr(model, "sparsify_report"):
+        del model.sparsify_report
     return model
 
 
-def _read_state(source: Mapping[str, Tensor] | str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Tensors of a state dict, a safetensors file, or a folder that save_pretrained wrote."""
-    if isinstance(source, Mapping):
-        return dict(source)
-    from safetensors.torch import load_file
-
-    path = Path(source)
-    if path.is_dir():
-        index = path / "model.safetensors.index.json"
-        files = {"model.safetensors"}
-        if index.is_file():
-            files = set(json.loads(index.read_text())["weight_map"].values())
-        paths = [path / file for file in sorted(files)]
-    else:
-        paths = [path]
-    missing = [file for file in paths if not file.is_file()]
-    if missing:
-        raise value_error(
-            "load_sparse_", "source", "a state dict, a safetensors file or a folder with one",
-            missing[0], "Save the model with save_pretrained first",
-        )  # fmt: skip
-    return {name: tensor for file in paths for name, tensor in load_file(file).items()}
+def _dense(
+    layer: SparseLinear,
+    name: str,
+    weights: dict[tuple[int, ...], tuple[SparseLinear, Tensor]],
+) -> nn.Module:
+    """A dense layer of the same results; of tied weights there is one."""
+    made = layer.to_linear()
+    if layer.bias is not None:
+        made.bias = layer.bias
+    first = weights.setdefault(place_of(layer.weight), (layer, made.weight))
+    if first[0] is not layer:
+        if not _alike(first[0], layer):
+            raise _tied(name)
+        made.weight = first[1]  # type: ignore[assignment]
+    if layer.activation == "none":
+        return made
+    both = nn.Sequential(made, _ACTIVATIONS[layer.activation]())
+    return both.train(layer.training)
 
 
-def load_sparse_(
-    model: _Model, source: Mapping[str, Tensor] | str | os.PathLike[str], *, assign: bool = True
-) -> _Model:
-    """Load the weights of a model that was pruned by :func:`sparsify_` into a dense one, in place.
-
-    The pruned layers and the positions of their blocks are read from the weights.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A model of the same sizes with dense layers, for example
-        ``AutoModelForCausalLM.from_config(config)``. It may be on the meta device.
-    source : state dict, or path
-        A safetensors file, or a folder that ``save_pretrained`` wrote.
-    assign : bool
-        Use the loaded tensors, with their dtype and device, instead of copying from them.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from sparsetile.nn import load_sparse_, sparsify_
-    >>> saved = sparsify_(torch.nn.Sequential(torch.nn.Linear(128, 256)))
-    >>> model = load_sparse_(torch.nn.Sequential(torch.nn.Linear(128, 256)), saved.state_dict())
-    >>> x = torch.randn(2, 128)
-    >>> torch.equal(model(x), saved(x))
-    True
-    """
-    state = _read_state(source)
-    names = [name.removesuffix(_ENDING) for name in state if name.endswith(_ENDING)]
-    if not names:
-        raise value_error(
-            "load_sparse_", "source", "weights of a model that sparsify_ pruned",
-            "dense weights only", "Load them with load_state_dict, then call sparsify_",
-        )  # fmt: skip
-    joined = []
-    for name in names:
-        parent, _, last = name.rpartition(".")
-        parts = [f"{parent}.{part}" for part in _GATE_UP] if last == "gate_up_proj" else [name]
-        if last == "gate_up_proj":
-            joined.append(parent)
-        for part in parts:
-            _set_module(model, part, _like(model, part, name, state, len(parts)))
-    for name in joined:
-        _join(model, name)
-    found = model.load_state_dict(state, strict=False, assign=assign)
-    if callable(tie := getattr(model, "tie_weights", None)):
-        tie()
-    shared = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
-    present = model.state_dict(keep_vars=True)
-    loaded = {id(present[name]) for name in state if name in present}
-    missing = [name for name in found.missing_keys if id(present[name]) not in loaded & shared]
-    if missing or found.unexpected_keys:
-        wrong = missing or found.unexpected_keys
-        raise value_error(
-            "load_sparse_", "source", "the weights of this model",
-            f"{'no' if missing else 'unexpected'} weights {wrong[0]}", "Build the same model",
-        )  # fmt: skip
-    return model
+def _alike(one: SparseLinear, other: SparseLinear) -> bool:
+    """Whether two layers of one Parameter have its blocks in the same places."""
+    lists = ("block_row_ptr", "block_col_idx", "weight_exponent")
+    return one.pattern.shape == other.pattern.shape and all(
+        _same(getattr(one, part), getattr(other, part)) for part in lists
+    )
 
 
-def _like(
-    model: nn.Module, part: str, name: str, state: Mapping[str, Tensor], share: int
-) -> SparseLinear:
-    """A layer in the place of a dense one, of as many blocks as the state has (half if joined)."""
-    try:
-        linear = model.get_submodule(part)
-    except AttributeError:
-        linear = None
-    if not isinstance(linear, nn.Linear):
-        raise value_error(
-            "load_sparse_", "model", f"one with a linear layer {part}",
-            type(linear).__name__, "Build the model that was saved",
-        )  # fmt: skip
-    weight = state[f"{name}.weight"]
-    blocks = weight.shape[0] if share == 1 else 0
-    return SparseLinear.of_size(
-        linear.in_features, linear.out_features, blocks, block=weight.shape[-1],
-        bias=linear.bias is not None, device=linear.weight.device,
-        dtype=linear.weight.dtype if weight.dtype is FP8 else weight.dtype,
-    ).train(linear.training)  # fmt: skip
+def _tied(name: str) -> ValueError:
+    return value_error(
+        "densify_", "model", "one whose tied sparse weights can stay tied",
+        f"{name}, whose weight is also elsewhere", "Untie it first",
+    )  # fmt: skip
+
+
+def _check_dense(
+    model: nn.Module, names: dict[nn.Module, list[str]], joined: dict[nn.Module, SparseSwiGLU]
+) -> None:
+    """Raise for a model that densify_ cannot give back whole."""
+    owners = tensor_owners(model)
+    for module, (name, *_) in names.items():
+        if not isinstance(module, (SparseLinear, SparseSwiGLU)):
+            continue
+        if not name:
+            raise value_error(
+                "densify_", "model", "one that holds sparse layers", f"a {type(module).__name__}",
+                "Call to_linear() on it, or split() on a SparseSwiGLU",
+            )  # fmt: skip
+        if isinstance(module, SparseSwiGLU):
+            if not module._origin or not isinstance(module.gate_up_proj, SparseLinear):
+                raise value_error(
+                    "densify_", "model", "one that sparsify_ or load_sparse_ made",
+                    f"{name} made by hand", "Call split() on it",
+                )  # fmt: skip
+            continue
+        if has_tensor_hooks(module.weight) or (module in joined and _watched(module)):
+            raise value_error(
+                "densify_", "model", "one without hooks on what disappears", f"hooks of {name}",
+                "Remove them first",
+            )  # fmt: skip
+        others = owners[place_of(module.weight)]
+        free = [each for each in others if isinstance(each, SparseLinear) and each not in joined]
+        if len(others) > 1 and len(free) < len(others):
+            raise _tied(name)
+
+
+def _watched(gate_up: SparseLinear) -> bool:
+    """Whether something is attached to a layer that becomes two."""
+    return has_hooks(gate_up) or has_tensor_hooks(gate_up.bias)

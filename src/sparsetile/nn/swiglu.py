@@ -12,22 +12,37 @@ Elsewhere (gradients, torch.compile, other types, dense) both follow in torch.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sparsetile.core.errors import value_error
 from sparsetile.formats.block_pattern import BlockPattern
-from sparsetile.nn.hooks import has_hooks
+from sparsetile.nn.hooks import has_hooks, has_state_hooks, has_tensor_hooks
 from sparsetile.nn.linear import SparseLinear
 
-__all__ = ["SparseSwiGLU", "is_swiglu"]
+__all__ = ["GATE_UP", "KNOWN_SWIGLUS", "SparseSwiGLU", "has_swiglu_parts", "is_swiglu"]
 
-_PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
-# Feed-forward layers of transformers that are known to be a SwiGLU where nothing can be run.
-_KNOWN = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
+GATE_UP = ("gate_proj", "up_proj")
+_PARTS = (*GATE_UP, "down_proj", "act_fn")
+_SILU = ("torch.nn.modules.activation.SiLU", "transformers.activations.SiLUActivation")
+# Feed-forward layers of transformers that are down(act(gate(x)) * up(x)): model and class.
+_TRANSFORMERS = (
+    "cohere.CohereMLP", "cohere2.Cohere2MLP", "deepseek_v2.DeepseekV2MLP",
+    "deepseek_v3.DeepseekV3MLP", "dots1.Dots1MLP", "ernie4_5.Ernie4_5MLP", "exaone4.Exaone4MLP",
+    "glm4_moe.Glm4MoeMLP", "granite.GraniteMLP", "helium.HeliumMLP",
+    "hunyuan_v1_dense.HunYuanDenseV1MLP", "jamba.JambaMLP", "llama.LlamaMLP",
+    "ministral.MinistralMLP", "mistral.MistralMLP", "mllama.MllamaTextMLP", "olmo.OlmoMLP",
+    "olmo2.Olmo2MLP", "olmo3.Olmo3MLP", "qwen2.Qwen2MLP", "qwen2_5_vl.Qwen2MLP",
+    "qwen2_moe.Qwen2MoeMLP", "qwen2_vl.Qwen2MLP", "qwen3.Qwen3MLP", "qwen3_moe.Qwen3MoeMLP",
+    "qwen3_next.Qwen3NextMLP", "qwen3_vl.Qwen3VLTextMLP", "smollm3.SmolLM3MLP",
+    "stablelm.StableLmMLP",
+)  # fmt: skip
+KNOWN_SWIGLUS = frozenset(
+    f"transformers.models.{model}.modeling_{model}.{kind}"
+    for model, kind in (name.split(".") for name in _TRANSFORMERS)
+) | {"sparsetile.bench.decoder._SwiGLU"}
 
 
 class SparseSwiGLU(nn.Module):
@@ -80,7 +95,8 @@ class SparseSwiGLU(nn.Module):
         >>> torch.equal(layer.split()[1].to_dense(), up.to_dense())
         True
         """
-        both = self.gate_up_proj.dequantize_()
+        both = self.gate_up_proj
+        weight = both._blocks()
         half, middle = both.out_features // 2, both.block_row_ptr.numel() // 2
         first = int(both.block_row_ptr[middle])
         pairs = []
@@ -89,16 +105,17 @@ class SparseSwiGLU(nn.Module):
             (slice(first, None), slice(middle, None), slice(half, None)),
         ):
             made = SparseLinear.of_size(
-                both.in_features, half, both.weight[blocks].shape[0], block=both.block,
-                bias=both.bias is not None, prefer=both.prefer, device=both.weight.device,
-                dtype=both.weight.dtype,
+                both.in_features, half, weight[blocks].shape[0], block=both.block,
+                bias=both.bias is not None, prefer=both.prefer, device=weight.device,
+                dtype=weight.dtype,
             )  # fmt: skip
-            made.weight.copy_(both.weight[blocks])
+            made.weight.copy_(weight[blocks])
             made.block_col_idx.copy_(both.block_col_idx[blocks])
             ptr = both.block_row_ptr[rows]
             made.block_row_ptr.copy_(ptr - ptr[0])
             if both.bias is not None:
                 made.bias.copy_(both.bias[outputs])
+                made.bias.requires_grad_(both.bias.requires_grad)
             made.weight.requires_grad_(both.weight.requires_grad)
             made._forget()
             pairs.append(made.train(self.training))
@@ -108,27 +125,33 @@ class SparseSwiGLU(nn.Module):
 @torch.no_grad()
 def _stacked(gate: SparseLinear, up: SparseLinear) -> SparseLinear:
     """Both weights in one layer, the gate's rows first."""
-    for layer in (gate, up):
-        layer.dequantize_()
     unit = BlockPattern.unit_of(gate.block)
+    weights = [layer._blocks() for layer in (gate, up)]
     alike = [
-        (layer.in_features, layer.out_features, layer.block, layer.bias is None, layer.weight.dtype)
-        for layer in (gate, up)
-    ]
+        (
+            layer.in_features, layer.out_features, layer.block, weight.dtype,
+            layer.weight.requires_grad, layer.bias is None or layer.bias.requires_grad,
+            layer.bias is None,
+        )
+        for layer, weight in zip((gate, up), weights, strict=True)
+    ]  # fmt: skip
     if alike[0] != alike[1] or gate.out_features % unit:
         raise value_error(
             "SparseSwiGLU", "gate and up",
-            f"of the same sizes, block, bias and dtype, with out_features a multiple of {unit}",
+            "of the same sizes, block, bias, dtype and requires_grad, with out_features a "
+            f"multiple of {unit}",
             f"{gate} and {up}", "Keep them as separate layers",
         )  # fmt: skip
     made = SparseLinear.of_size(
         gate.in_features, 2 * gate.out_features, gate.weight.shape[0] + up.weight.shape[0],
         block=gate.block, bias=gate.bias is not None, activation="swiglu", prefer=gate.prefer,
-        device=gate.weight.device, dtype=gate.weight.dtype,
+        device=gate.weight.device, dtype=weights[0].dtype,
     )  # fmt: skip
-    made.weight.requires_grad_(gate.weight.requires_grad or up.weight.requires_grad)
+    made.weight.requires_grad_(gate.weight.requires_grad)
+    if gate.bias is not None:
+        made.bias.requires_grad_(gate.bias.requires_grad)
     if made.weight.device.type != "meta":
-        made.weight.copy_(torch.cat([gate.weight, up.weight]))
+        made.weight.copy_(torch.cat(weights))
         made.block_col_idx.copy_(torch.cat([gate.block_col_idx, up.block_col_idx]))
         shifted = up.block_row_ptr[1:] + gate.block_row_ptr[-1]
         made.block_row_ptr.copy_(torch.cat([gate.block_row_ptr, shifted]))
@@ -138,32 +161,42 @@ def _stacked(gate: SparseLinear, up: SparseLinear) -> SparseLinear:
     return made.train(gate.training)
 
 
-@torch.no_grad()
-def is_swiglu(module: nn.Module) -> bool:
-    """Whether a module is down(silu(gate(x)) * up(x)) with parts of these names, and nothing more.
+def _full_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
-    Where its weights are real, one random input is compared: a class may compute something else.
+
+def is_swiglu(module: nn.Module, classes: Collection[type[nn.Module]] = ()) -> bool:
+    """Whether a module is known to be down(silu(gate(x)) * up(x)) and nothing more.
+
+    Only its class says what it computes. ``classes`` are those that the caller vouches for.
     """
-    parts: dict[str, Any] = dict(module.named_children())
-    if set(parts) != set(_PARTS) or "forward" in vars(module) or _hooked(module, parts):
+    known = type(module) in classes or _full_name(module) in KNOWN_SWIGLUS
+    return known and has_swiglu_parts(module)
+
+
+def has_swiglu_parts(module: nn.Module) -> bool:
+    """Whether a module is made of the parts of a SwiGLU, unwatched, and has nothing of its own."""
+    parts = module._modules
+    if set(parts) != set(_PARTS) or module._parameters or module._buffers:
         return False
     gate, up, down, act = (parts[name] for name in _PARTS)
-    if not all(isinstance(part, nn.Linear) for part in (gate, up, down)):
+    if not (type(gate) is type(up) is nn.Linear and isinstance(down, nn.Linear)):
         return False
-    if "SiLU" not in type(act).__name__:
+    if act is None or _full_name(act) not in _SILU:
         return False
-    if gate.weight.shape != up.weight.shape or (gate.bias is None) != (up.bias is None):
-        return False
-    if gate.weight.device.type == "meta":
-        return type(module).__name__ in _KNOWN
-    seeded = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 1, gate.in_features, generator=seeded, device=seeded.device)
-    x = x.to(gate.weight.device, gate.weight.dtype)
-    mine = down(functional.silu(gate(x)) * up(x)).float()
-    return bool((module(x).float() - mine).norm() <= 1e-2 * mine.norm())
-
-
-def _hooked(module: nn.Module, parts: dict[str, Any]) -> bool:
-    """Whether someone watches the parts that would be joined."""
-    watched = (module, *(parts.get(name) for name in _PARTS[:2]))
-    return any(has_hooks(part) for part in watched)
+    pairs = ((gate.weight, up.weight), (gate.bias, up.bias))
+    alike = all(
+        (one is None) == (other is None)
+        and (
+            one is None
+            or (one.shape, one.dtype, one.device, one.requires_grad)
+            == (other.shape, other.dtype, other.device, other.requires_grad)
+        )
+        for one, other in pairs
+    )
+    # Joined parts are never called themselves, so that nothing may be attached to them.
+    watched = any(
+        has_hooks(each) or has_state_hooks(each) or "forward" in vars(each)
+        for each in (module, gate, up, act)
+    ) or any(has_tensor_hooks(part) for pair in pairs for part in pair)
+    return alike and not watched

@@ -1,0 +1,110 @@
+"""Putting modules in the place of others: all at once, under every name, with their hooks."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from sparsetile.nn.hooks import take_over_hooks
+from sparsetile.nn.linear import SparseLinear
+
+__all__ = ["Replacements", "names_of", "place_of", "tensor_owners"]
+
+# Where torch's encoder keeps whether it may take its fast path, and what switches it off.
+_FAST_PATHS = {
+    nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
+    nn.TransformerEncoder: ("use_nested_tensor", False),
+}
+_SAVED = "_fast_path_when_dense"
+
+
+def names_of(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Every module of a model with all of its names."""
+    found: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        found.setdefault(module, []).append(name)
+    return found
+
+
+def tensor_owners(model: nn.Module) -> dict[tuple[int, ...], list[nn.Module]]:
+    """Modules that have each parameter, by :func:`place_of`; several if weights are tied."""
+    found: dict[tuple[int, ...], list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.setdefault(place_of(parameter), []).append(module)
+    return found
+
+
+def place_of(tensor: Tensor) -> tuple[int, ...]:
+    """What tied tensors have in common, those that are other views of one memory too."""
+    if tensor.device.type == "meta" or type(tensor) is not nn.Parameter or not tensor.numel():
+        return (id(tensor),)
+    return (tensor.data_ptr(), tensor.numel())
+
+
+class Replacements:
+    """Modules and what comes in their place. Nothing changes before :meth:`apply`."""
+
+    def __init__(self) -> None:
+        self._made: dict[nn.Module, nn.Module] = {}
+        self._parts: list[tuple[nn.Module, dict[str, nn.Module]]] = []
+
+    def __contains__(self, module: nn.Module) -> bool:
+        return module in self._made
+
+    def add(self, old: nn.Module, new: nn.Module) -> None:
+        """Put ``new`` in the place of ``old``, with its hooks."""
+        self._made[old] = new
+
+    def discard(self, module: nn.Module) -> None:
+        """Leave a module where it is."""
+        self._made.pop(module, None)
+
+    def made(self) -> list[nn.Module]:
+        """The new modules."""
+        return [*self._made.values()]
+
+    def set_parts(self, module: nn.Module, parts: dict[str, nn.Module]) -> None:
+        """Give a module that joins or leaves the model these children."""
+        self._parts.append((module, parts))
+
+    def __getitem__(self, module: nn.Module) -> nn.Module:
+        """What comes in the place of a module: itself if nothing does."""
+        return self._made.get(module, module)
+
+    def apply(self, model: nn.Module) -> None:
+        """Replace every module, under each of its names."""
+        for parent in [*model.modules()]:
+            for name, child in parent._modules.items():
+                if child is not None and child in self._made:
+                    parent._modules[name] = self._made[child]
+        for module, parts in self._parts:
+            module._modules.update(parts)
+        for old, new in self._made.items():
+            take_over_hooks(new, old)
+        _choose_fast_paths(model)
+
+
+def _choose_fast_paths(model: nn.Module) -> None:
+    """Keep torch's encoder from its fast path, which reads the weights of its linear layers.
+
+    In evaluation it hands ``linear1.weight`` to one fused operator instead of calling ``linear1``.
+    """
+    for module in model.modules():
+        layers = module.layers if isinstance(module, nn.TransformerEncoder) else [module]
+        for kind, (name, off) in _FAST_PATHS.items():
+            if not isinstance(module, kind):
+                continue
+            saved = vars(module)
+            sparse = any(_is_sparse(layer) for layer in layers)  # type: ignore[union-attr]
+            if sparse and _SAVED not in saved:
+                saved[_SAVED] = getattr(module, name)
+                setattr(module, name, off)
+            elif not sparse and _SAVED in saved:
+                setattr(module, name, saved.pop(_SAVED))
+
+
+def _is_sparse(layer: nn.Module) -> bool:
+    """Whether a linear layer of an encoder layer is not what its fast path expects."""
+    parts = (getattr(layer, name, None) for name in ("linear1", "linear2"))
+    return any(isinstance(part, (SparseLinear, nn.Sequential)) for part in parts)

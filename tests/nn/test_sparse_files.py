@@ -1,0 +1,79 @@
+"""load_sparse_ reads only the files of the folder that it was given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from sparsetile.nn import SparseConfig, load_sparse_, sparsify_
+
+INDEX = "model.safetensors.index.json"
+
+
+def model_of() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder without weights, beside a file of weights that it must not reach."""
+    state = sparsify_(model_of(), SparseConfig(sparsity=0.5, block=16)).state_dict()
+    save_file(state, tmp_path / "secret.safetensors")
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "part").mkdir()
+    save_file(state, made / "part" / "a.safetensors")
+    return made
+
+
+def write_index(folder: Path, name: object) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"0.weight": name}}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret.safetensors", "part/a.safetensors", "..", "", "..\\secret.safetensors", "absolute"],
+)
+def test_rejects_names_that_leave_the_folder(folder, name):
+    name = str(folder.parent / "secret.safetensors") if name == "absolute" else name
+    write_index(folder, name)
+    model = model_of()
+    text = r"load_sparse_: source must be a folder whose model\.safetensors\.index\.json names fil"
+    with pytest.raises(ValueError, match=text):
+        load_sparse_(model, folder)
+    assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": []}}'])
+def test_rejects_an_index_that_is_not_one(folder, text):
+    (folder / INDEX).write_text(text)
+    with pytest.raises(
+        ValueError, match=r"index\.json has a weight_map, got .*Save the model with"
+    ):
+        load_sparse_(model_of(), folder)
+
+
+def test_rejects_a_name_that_is_no_text(folder):
+    write_index(folder, 3)
+    with pytest.raises(ValueError, match=r"names files inside of it, got 3\. Load only folders"):
+        load_sparse_(model_of(), folder)
+
+
+def test_links_of_a_download_cache_are_followed(folder):
+    """Folders of huggingface_hub hold links to files elsewhere."""
+    (folder / "model-1.safetensors").symlink_to(folder.parent / "secret.safetensors")
+    write_index(folder, "model-1.safetensors")
+    assert load_sparse_(model_of(), folder)[0].sparsity == 0.5
+
+
+def test_rejects_a_file_without_the_weights_of_a_layer():
+    state = sparsify_(model_of(), SparseConfig(sparsity=0.5, block=16)).state_dict()
+    del state["0.weight"]
+    with pytest.raises(ValueError, match=r"the weights of this model, got no weights 0\.weight"):
+        load_sparse_(model_of(), state)
