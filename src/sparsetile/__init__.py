@@ -16,6 +16,7 @@ Importing the package does not initialise CUDA. Kernels are compiled when a plan
 from __future__ import annotations
 
 from sparsetile._version import __version__
+from sparsetile.core.epoch import changed
 from sparsetile.core.errors import CompileError, DataError, PlanFileError, UnsupportedError
 from sparsetile.intake import CSR
 from sparsetile.plan.load import load_plan
@@ -32,6 +33,7 @@ __all__ = [
     "PlanFileError",
     "UnsupportedError",
     "__version__",
+    "changed",
     "clear_plan_cache",
     "load_plan",
     "plan",

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetile.core.streams import capturing, settle
+
 __all__ = ["CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "result_dtype"]
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -30,6 +32,16 @@ def result_dtype(dtype: torch.dtype) -> torch.dtype:
     return FP8_RESULTS[0] if dtype is FP8 else dtype
 
 
+def _plain_mode() -> bool:
+    """Whether tensors made now may be used by any later call."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.is_inference_mode_enabled()
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch._C._len_torch_dispatch_stack()
+    )
+
+
 class _SumDuplicates(torch.autograd.Function):
     """Sum of the entries at each place. torch differentiates segment_reduce only once."""
 
@@ -37,7 +49,10 @@ class _SumDuplicates(torch.autograd.Function):
 
     @staticmethod
     def forward(wide: Tensor, entry_map: Tensor, order: Tensor, lengths: Tensor) -> Tensor:
-        return torch.segment_reduce(wide[order], "sum", lengths=lengths)
+        if not lengths.numel():  # segment_reduce does not take that
+            return wide.new_empty(0)
+        # Lengths are right: to check them waits for the GPU.
+        return torch.segment_reduce(wide[order], "sum", lengths=lengths, unsafe=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -129,6 +144,12 @@ class CSR:
         """Where the tensors are."""
         return self.indptr.device
 
+    def row_sums(self, values: Tensor) -> Tensor:
+        """Sum one value per entry over each row; the same bits in every run. Differentiable."""
+        rows = self.row_ids()
+        alike = torch.arange(rows.numel(), device=rows.device)
+        return _SumDuplicates.apply(values, rows, alike, self.row_lengths())  # type: ignore[no-any-return]
+
     def row_lengths(self) -> Tensor:
         """Stored entries per row, int64 [M]."""
         return self.indptr[1:] - self.indptr[:-1]
@@ -156,6 +177,26 @@ class CSR:
             self.checked,
         )
 
+    def duplicates(self) -> tuple[Tensor, Tensor]:
+        """Return the caller's entries by canonical entry, and how many each has.
+
+        Kept after the first call, unless a capture, a tracer or a mode is active: their tensors are
+        of no use to others.
+        """
+        held: tuple[Tensor, Tensor] | None = self.__dict__.get("_kept_duplicates")
+        if held is not None:
+            return held
+        assert self.entry_map is not None
+        by_entry, order = torch.sort(self.entry_map, stable=True)
+        entries = torch.arange(self.nnz, device=self.device)
+        ends = torch.searchsorted(by_entry, entries, right=True)
+        made = order, torch.diff(ends, prepend=ends.new_zeros(1))
+        if _plain_mode() and not capturing(self.device):
+            settle(self.device)
+            # Another thread may have been first: what it made may be in use, and stays.
+            made = self.__dict__.setdefault("_kept_duplicates", made)
+        return made
+
     def canonical_values(self, entry_values: Tensor) -> Tensor:
         """Convert values from the caller's entry order to canonical order and sum duplicates.
 
@@ -170,8 +211,7 @@ class CSR:
         # Duplicates are added in the caller's order, segment by segment: index_add would add them
         # in an order that changes from run to run on a GPU.
         wide = entry_values.float() if entry_values.dtype.itemsize < 4 else entry_values
-        order = torch.argsort(self.entry_map, stable=True)
-        lengths = torch.bincount(self.entry_map, minlength=self.nnz)
+        order, lengths = self.duplicates()
         summed: Tensor = _SumDuplicates.apply(wide, self.entry_map, order, lengths)
         return summed.to(entry_values.dtype)
 

@@ -1,10 +1,14 @@
 """A cheap identity of a matrix's content, to notice that it changed in place.
 
-How each kind of input tells of a change:
+A tensor's *key* is its storage (a number that no other storage ever gets), its address, shape,
+strides and dtype, and torch's count of writes (``_version``). How each kind of input is identified:
 
-- Tensors in tuples: torch counts writes to a tensor (``_version``), shared by its views. Where
-  the counter does not tell (inference tensors, memory that torch did not allocate or that other
-  processes write), the bytes are digested instead.
+- Patterns given as tensors: the key.
+- Values given as tensors: the key and the epoch of the last step of an optimiser that may have
+  written to them (``core/epoch.py``), because fused optimisers do not raise the count. Values that
+  are trained (a Parameter, or anything that requires a gradient) count as changed at every call.
+- Tensors whose writes torch does not count (inference tensors, memory that torch did not allocate
+  or that other processes write): the bytes are digested at every call.
 - Sparse tensors: all parts share the counter of the whole, so it cannot tell values from pattern,
   and it misses writes through the tensors the matrix was built from, which keep counters of their
   own. The pattern is therefore digested, once per count; the values are digested at every call on
@@ -12,8 +16,9 @@ How each kind of input tells of a change:
 - numpy and scipy keep no count: the bytes are digested at every call.
 - Files: place, time of change and size.
 
-Not noticed: writes that hide from torch's counter on purpose (``.data``, ``.numpy()``) into a
-tuple's tensors, and writes to the index tensors that a sparse tensor was built from.
+Not noticed: writes that bypass torch's counter (``.data``, ``.numpy()``, foreign kernels, replayed
+CUDA graphs) into a tuple's tensors, until ``sparsetile.changed()`` is called for values; and writes
+to the index tensors that a sparse tensor was built from.
 """
 
 from __future__ import annotations
@@ -31,21 +36,25 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sparsetile.core.checks import matrix_shape
+from sparsetile.core.epoch import written
 from sparsetile.intake.arrays import as_tensor
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import components
 from sparsetile.intake.tuples import edge_parts, graph_parts, known_shape, plain_edges
 
-__all__ = ["counter_tells", "edges_fingerprint", "fingerprint"]
+__all__ = ["counter_tells", "edges_fingerprint", "fingerprint", "is_trained", "tensor_key"]
 
 # Multipliers of splitmix64, as signed 64-bit numbers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
 
-# A freed tensor's address is soon another tensor's; a serial number never is. id of a tensor ->
-# (number, what tells of its end): torch's own dictionary takes the host three times as long.
-_serials: dict[int, tuple[int, weakref.ref[Tensor]]] = {}
-_next_serial = itertools.count()
+# id of a storage -> (its number, what ends with it). Addresses of freed memory, and of tensors, are
+# soon given out again; these numbers never are. torch keeps one Python object for each storage
+# while the storage lives.
+_numbers: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+_next_number = itertools.count()
+# torch has no public way to ask.
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 # Sparse tensor -> (what its counter said, digest of its pattern then).
 _patterns = WeakIdKeyDictionary()
 
@@ -54,10 +63,10 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
     """Return ``(pattern_key, values_key)``: equal to an earlier one while the content is the same.
 
     A key that differs means that the content may have changed; a change of the values alone
-    leaves ``pattern_key`` equal. The values of a sparse tensor on a GPU never compare equal to an
-    earlier reading: take them again (a copy on the GPU, without waiting). Keys hold no reference
-    to the matrix, and a key is never given to another tensor that happens to lie at the same
-    address.
+    leaves ``pattern_key`` equal. Trained values, and those of a sparse tensor on a GPU, never
+    compare equal to an earlier reading: take them again (a copy on the GPU, without waiting). Keys
+    hold no reference to the matrix, and a key is never given to another tensor that happens to lie
+    at the same address.
 
     Parameters
     ----------
@@ -72,7 +81,7 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
     kind = kind_of(A)
     try:
         if kind is Kind.CSR:
-            return (_key(A.indptr), _key(A.indices), A.shape), _key(A.values)
+            return (_key(A.indptr), _key(A.indices), A.shape), _values_key(A.values)
         if kind is Kind.PATH:
             status = os.stat(A)
             place = (os.path.realpath(A), status.st_mtime_ns, status.st_size)
@@ -83,13 +92,14 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
             parts = graph_parts("fingerprint", A) if kind is Kind.GRAPH else A
             edges, weight, shape = (A, None, None) if kind is Kind.EDGE_INDEX else edge_parts(parts)
             size = known_shape("fingerprint", edges, shape)
-            return ("edges", _key(plain_edges(edges)), size), _key(weight)
+            return ("edges", _key(plain_edges(edges)), size), _values_key(weight)
         if kind is Kind.CSR_TUPLE:
             size = matrix_shape("fingerprint", A[3])
-            return ("csr", _key(A[0]), _key(A[1]), size), _key(A[2])
+            return ("csr", _key(A[0]), _key(A[1]), size), _values_key(A[2])
         if kind is Kind.TORCH_SPARSE:
             rowptr, col, value = A.csr()
-            return ("csr", _key(rowptr), _key(col), tuple(A.sparse_sizes())), _key(value)
+            pattern = ("csr", _key(rowptr), _key(col), tuple(A.sparse_sizes()))
+            return pattern, _values_key(value)
         if kind is Kind.SCIPY or kind is Kind.CUPYX:
             return _of_scipy(A)
     except (TypeError, ValueError, OSError, RuntimeError):
@@ -100,7 +110,7 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
 def _of_sparse_tensor(A: Tensor) -> tuple[Hashable, Hashable]:
     first, second, values = components(A)
     counted = not A.is_inference()
-    stamp = counted and (A._version, first.data_ptr(), second.data_ptr(), second.numel())
+    stamp = counted and (tensor_key(first), tensor_key(second), A._version)
     remembered = _patterns.get(A)
     if counted and remembered is not None and remembered[0] == stamp:
         pattern = remembered[1]
@@ -133,7 +143,27 @@ def edges_fingerprint(
 
     ``counted`` is what :func:`counter_tells` says of the edges.
     """
-    return ("edges", _counted_key(edges) if counted else _digest(edges), shape), _key(weight)
+    pattern = tensor_key(edges) if counted else _digest(edges)
+    return ("edges", pattern, shape), _values_key(weight)
+
+
+def is_trained(values: Any) -> bool:
+    """Whether values must be read in every product: optimisers write to them.
+
+    An argument of a torch.func transform counts as such, too: it ends with the transform.
+    """
+    return isinstance(values, Tensor) and (
+        isinstance(values, torch.nn.Parameter) or values.requires_grad or _is_wrapped(values)
+    )
+
+
+def _values_key(values: Any) -> Hashable:
+    """Return the identity of values, which writes that torch does not count may change."""
+    if is_trained(values):
+        return object()
+    if isinstance(values, Tensor) and counter_tells(values):
+        return tensor_key(values), written(values)
+    return _key(values)
 
 
 def _key(array: Any) -> Hashable:
@@ -141,27 +171,28 @@ def _key(array: Any) -> Hashable:
     if array is None:
         return None
     if isinstance(array, Tensor) and counter_tells(array):
-        return _counted_key(array)
+        return tensor_key(array)
     return _digest(array if isinstance(array, np.ndarray) else as_tensor("fingerprint", "A", array))
 
 
-def _counted_key(tensor: Tensor) -> Hashable:
-    """The same of a tensor whose counter tells of writes."""
-    place = (_serial(tensor), tensor._version, tensor.data_ptr(), tensor.device)
+def tensor_key(tensor: Tensor) -> Hashable:
+    """Return the key of a tensor of which torch counts the writes; see the module's text."""
+    place = (_storage_number(tensor), tensor.data_ptr(), tensor._version)
     return place, tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _serial(tensor: Tensor) -> int:
-    """Return the number of a tensor, which no other ever had."""
-    address = id(tensor)
-    held = _serials.get(address)
-    if held is None or held[1]() is not tensor:
+def _storage_number(tensor: Tensor) -> int:
+    """Return the number of a tensor's storage, which no other ever had."""
+    storage = tensor.untyped_storage()
+    address = id(storage)
+    held = _numbers.get(address)
+    if held is None or held[1]() is not storage:
 
-        def forget(end: weakref.ref[Tensor]) -> None:
-            if address in _serials and _serials[address][1] is end:
-                del _serials[address]
+        def forget(end: weakref.ref[torch.UntypedStorage]) -> None:
+            if address in _numbers and _numbers[address][1] is end:
+                del _numbers[address]
 
-        held = _serials[address] = next(_next_serial), weakref.ref(tensor, forget)
+        held = _numbers[address] = next(_next_number), weakref.ref(storage, forget)
     return held[0]
 
 
@@ -178,7 +209,7 @@ def _digest(array: Tensor | np.ndarray) -> Hashable:
         if array.device.type != "cpu":
             return str(array.device), array.dtype, tuple(array.shape), *_device_digest(array)
         form: Hashable = (array.dtype, tuple(array.shape))
-        content = array.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+        content = _flat(array).view(torch.uint8).numpy()
     else:
         form = (array.dtype.str, array.shape)
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -188,10 +219,16 @@ def _digest(array: Tensor | np.ndarray) -> Hashable:
     return form, zlib.crc32(content.data), int(words.sum())
 
 
+def _flat(tensor: Tensor) -> Tensor:
+    """Return the elements one after the other; torch calls one element contiguous at any stride."""
+    flat = tensor.detach().reshape(-1).contiguous()
+    return flat.clone(memory_format=torch.contiguous_format) if flat.stride(0) != 1 else flat
+
+
 def _device_digest(tensor: Tensor) -> tuple[int, ...]:
     """Return two 64-bit sums over (position, content) computed where the tensor lies."""
     same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    flat = tensor.detach().reshape(-1).contiguous()
+    flat = _flat(tensor)
     words = flat.view(same_size[flat.element_size()]).to(torch.int64)
     mixed = torch.arange(words.numel(), device=words.device).mul_(_GOLDEN).bitwise_xor_(words)
     mixed = mixed.mul_(_MIX)

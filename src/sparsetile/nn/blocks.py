@@ -19,7 +19,7 @@ from torch import Tensor
 from sparsetile.intake import CSR
 from sparsetile.intake.canonical import Names, from_coordinates, row_pointers
 from sparsetile.intake.csr import VALUE_DTYPES
-from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Weights, lasting
+from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Weights, building
 from sparsetile.plan.dispatch import outlived, plain_call
 from sparsetile.plan.gradients import apply_of
 from sparsetile.plan.operator_gradients import mean_gradient, relu_gradient
@@ -110,7 +110,7 @@ class _HostRows:
         if origin is not None:
             return origin
         if self._transposed is None:
-            with lasting():
+            with _unwatched():
                 self._transposed = _HostRows(self.csr.transposed(), origin=self)
         return self._transposed
 
@@ -182,16 +182,19 @@ class Block(Graph):
         Edges by target.
     layer : str
         What errors begin with.
+    device : torch.device
     copied : Tensor, optional
-        What ``rows`` will read, where nobody else holds it.
+        What ``rows`` will read, if nobody else holds it.
     """
 
-    def __init__(self, rows: _Rows, layer: str, copied: Tensor | None = None) -> None:
+    def __init__(
+        self, rows: _Rows, layer: str, device: torch.device, copied: Tensor | None = None
+    ) -> None:
         # What callers read of a graph, and no more: a block is made at every step.
         self.short_lived, self.planned, self.weighted, self.calls = True, None, False, 0
         self.multiplicity, self.loops = None, "keep"
         self._by_target = rows
-        self._layer, self._copied = layer, copied
+        self._layer, self._device, self._copied = layer, device, copied
         self._scales: dict[torch.dtype, Tensor] = {}  # of convolve
         self._canonical: Graph | None = None
 
@@ -208,7 +211,7 @@ class Block(Graph):
     def canonical(self) -> Graph:
         """The same graph in canonical form, made when it is first asked for."""
         if self._canonical is None:
-            with lasting():
+            with building(self._device, self._layer):
                 self._read()
                 csr, given_as = self._by_target.csr, self._by_target.given_as
                 target, source = csr.row_ids(), csr.indices.long()
@@ -217,7 +220,7 @@ class Block(Graph):
                     target, source = target[back], source[back]
                 names = Names("forward", rows="targets", columns="sources")
                 csr = from_coordinates(names, target, source, None, self.shape)
-                self._canonical = Graph(csr, short_lived=True)
+            self._canonical = Graph(csr, short_lived=True)
         self._canonical.calls = self.calls  # it gets plans of its own after as many
         return self._canonical
 
@@ -277,7 +280,7 @@ class Block(Graph):
         """
         if not self._takes(x):
             return None
-        with _lasting():
+        with _unwatched():
             self._read()
             if self._by_target.has_loops:
                 return None
@@ -330,18 +333,19 @@ def make_block(
     if not takes_blocks(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:
         return None
     kind: type[BlockRows] | type[_HostRows] = BlockRows if edge_index.is_cuda else _HostRows
-    with _lasting():
+    with _unwatched():
         given = edge_index.long()
         rows = kind.of_edges(given, by_target, shape)
     if rows is None:
         return None
     # Edges that the caller holds are not held here: they would never end.
-    return Block(rows, layer, None if given is edge_index else given)
+    return Block(rows, layer, edge_index.device, None if given is edge_index else given)
 
 
 _UNCHANGED = contextlib.nullcontext()
 
 
-def _lasting() -> contextlib.AbstractContextManager[None]:
-    """As ``lasting``; where it changes nothing a mode costs as much as a launch."""
-    return lasting() if torch.is_inference_mode_enabled() else _UNCHANGED
+def _unwatched() -> contextlib.AbstractContextManager[object]:
+    """Make tensors that later calls may save for their gradients; a mode costs as much as a launch,
+    so none is entered if nothing has to change."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _UNCHANGED

@@ -1,7 +1,7 @@
 """Graphs that the layers were given before, found again.
 
-A graph is known by the identity and the version counters of the tensors it was given as
-(``intake.fingerprint``). It is kept while those tensors live, and at most ``MAX_GRAPHS`` are.
+A graph is known by the keys of the tensors it was given as (``intake.fingerprint``). It is kept
+while those tensors live, and at most ``MAX_GRAPHS`` are.
 
 Mini-batches bring a new graph at every step. Where the last graph ended after a few calls, the next
 one is a block where sums and means are all that is asked of it (``nn/blocks.py``), or gets a plan
@@ -12,6 +12,7 @@ and little more. A graph that stays after all gets its own plans then.
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -24,11 +25,13 @@ from sparsetile.core.errors import value_error
 from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import Names, from_coordinates
-from sparsetile.intake.identity import counter_tells, edges_fingerprint
+from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key
+from sparsetile.jit.loader import current_stream_handle
 from sparsetile.nn.blocks import Block, make_block, takes_blocks
-from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, lasting, lock
+from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, building, lock
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
+from sparsetile.systems.shared.cuda_context import device_index
 
 __all__ = [
     "MAX_GRAPHS",
@@ -153,8 +156,11 @@ def find_graph(
     if given.kind == "plan":
         return Graph(given.pattern._csr, planned=given.pattern), None
     graph, values_key = _find(layer, given, size, flow, loops, only_reduces)
-    if isinstance(graph, Block) and not (only_reduces and given.weight is None):
+    if isinstance(graph, Block):
+        if only_reduces and given.weight is None:
+            return graph, values_key
         graph = graph.canonical
+    graph.note_stream()
     return graph, values_key
 
 
@@ -193,13 +199,14 @@ def _find(
     shape = (size[1], size[0])
     matrix = given.pattern
     edges = given.kind == "edges"
-    asked = (shape, flow, loops)
+    as_block = only_reduces and edges and given.weight is None and loops == "keep"
+    # Blocks are read, sorted and transposed by their products: each thread and stream has its own.
+    asked = (shape, flow, loops, _here(matrix.device) if as_block else None)
     if edges and given.weight is None:
         again = _find_again(matrix, asked)
         if again is not None:
             return again, None
     counted = edges and counter_tells(matrix)
-    as_block = only_reduces and edges and given.weight is None and loops == "keep"
     owner = id(matrix)
     if as_block and counted and _Regime.short_lived and owner not in _watched:
         block = make_block(layer, matrix, flow == "source_to_target", shape)
@@ -221,7 +228,7 @@ def _find(
         made.short_lived = True  # it cannot be found again
         return made, object()
     pattern_key, values_key = prints
-    key = (given.kind, pattern_key, shape, flow, loops)
+    key = (given.kind, pattern_key, *asked)
     with lock:
         found = _graphs.get(key)
         if found is not None:
@@ -257,18 +264,19 @@ def _expect(edges: Tensor, asked: Hashable, key: Hashable) -> None:
     recent = _recent.setdefault(id(edges), {})
     if len(recent) >= MAX_GRAPHS:
         recent.clear()
-    recent[asked] = (_look(edges), key)
+    recent[asked] = (tensor_key(edges), key)
 
 
-def _look(edges: Tensor) -> Hashable:
-    """Return what of a tensor changes with its content, if its counter tells of writes."""
-    return edges._version, edges.data_ptr(), edges.shape, edges.stride(), edges.dtype
+def _here(device: torch.device) -> tuple[int, int]:
+    """The current thread and stream."""
+    stream = current_stream_handle(device_index(device)) if device.type == "cuda" else 0
+    return threading.get_ident(), stream
 
 
 def _find_again(edges: Tensor, asked: Hashable) -> Graph | None:
     """Return the graph that the same tensor gave before, unless it looks otherwise now."""
     recent = _recent.get(id(edges), {}).get(asked)
-    if recent is None or recent[0] != _look(edges):
+    if recent is None or recent[0] != tensor_key(edges):
         return None
     with lock:
         found = _graphs.get(recent[1])
@@ -311,7 +319,7 @@ def _make(
         block = make_block(layer, given.pattern, flow == "source_to_target", shape)
         if block is not None:
             return block
-    with lasting():
+    with building(given.pattern.device, layer):
         names = Names(layer, rows="edge_index[1]", columns="edge_index[0]")
         base = None
         if given.kind == "matrix":

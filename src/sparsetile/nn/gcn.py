@@ -178,9 +178,9 @@ class GCNConv(nn.Module):
             return None
         fill = 2.0 if self.improved else 1.0
         compute = functools.partial(_values, graph, given, fill, self.normalize, dtype)
-        if given.tracked:
+        if given.trained:
             return Weights(None, compute())
-        return graph.keep_values(("gcn", fill, self.normalize, dtype, values_key), compute)
+        return graph.keep_values(("gcn", fill, self.normalize, dtype), values_key, compute)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -276,7 +276,7 @@ def _values(graph: Graph, given: Given, fill: float, normalize: bool, dtype: tor
         values = torch.ones(graph.csr.nnz, dtype=dtype, device=graph.csr.device)
     if not normalize:
         return values
-    degree = graph.row_sums(values)
+    degree = graph.csr.row_sums(values)
     # Nodes without incoming weight are scaled by 0. The inner where keeps their gradient finite.
     empty = degree == 0
     scale = torch.where(empty, 0.0, torch.where(empty, 1.0, degree).pow(-0.5))

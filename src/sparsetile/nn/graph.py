@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.protocols import SharedPlan
+from sparsetile.core.streams import capturing, refuse_capture, settle
 from sparsetile.intake import CSR, current_values
+from sparsetile.jit.loader import current_stream_handle
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
+from sparsetile.systems.shared.cuda_context import device_index
 
-__all__ = ["SHORT_LIVED_CALLS", "Graph", "Loops", "Weights", "lasting", "lock"]
+__all__ = ["SHORT_LIVED_CALLS", "Graph", "Loops", "Weights", "building", "lock"]
 
 # Value sets of one pattern that are kept: those of the layers that share it.
 MAX_VALUES = 4
@@ -41,10 +44,15 @@ lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def lasting() -> Iterator[None]:
-    """Make tensors that later calls may use, also those that differentiate."""
+def building(device: torch.device, layer: str = "forward") -> Iterator[None]:
+    """Make tensors that later calls may use, on any stream, also those that differentiate.
+
+    ``layer`` is what the error begins with that is raised while a CUDA graph is captured.
+    """
+    refuse_capture(layer, device, "Call the layer once before the capture")
     with torch.inference_mode(False), torch.no_grad():
         yield
+    settle(device)
 
 
 class Weights:
@@ -109,6 +117,31 @@ class Graph:
         self._uses: Counter[Hashable] = Counter()
         self._values: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._row_plan: Plan | None = None
+        self._streams: dict[int, torch.cuda.Stream] = {}  # that its tensors were read on
+
+    def note_stream(self) -> None:
+        """Remember that work of the current stream reads the graph's tensors."""
+        device = self.csr.device
+        if device.type == "cuda":
+            handle = current_stream_handle(device_index(device))
+            if handle not in self._streams:
+                self._streams[handle] = torch.cuda.current_stream(device)
+
+    def __del__(self) -> None:
+        """Keep the tensors' memory from other work until the streams that read it have done so.
+
+        Plans do it themselves.
+        """
+        if len(self.__dict__.get("_streams", ())) < 2:
+            return
+        csr = self.csr
+        parts = [csr.indptr, csr.indices, csr.entry_map, self.multiplicity, self._rows]
+        parts += [self._edge_of, self._kept, self._loop_edge, *(self._edges or ())]
+        parts += self._values.values()
+        for stream in self._streams.values():
+            for part in parts:
+                if part is not None:
+                    part.record_stream(stream)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -124,17 +157,19 @@ class Graph:
     def rows(self) -> Tensor:
         """Target of each entry, int64 [entries]."""
         if self._rows is None:
-            with lasting():
-                self._rows = self.csr.row_ids()
+            with building(self.csr.device):
+                rows = self.csr.row_ids()
+            self._rows = rows
         return self._rows
 
     @property
     def edges(self) -> tuple[Tensor, Tensor]:
         """(source, target) of each edge, in the order given, added self-loops last."""
         if self._edges is None:
-            with lasting():
+            with building(self.csr.device):
                 source, target, where = self.csr.indices.long(), self.rows, self.csr.entry_map
-                self._edges = (source, target) if where is None else (source[where], target[where])
+                edges = (source, target) if where is None else (source[where], target[where])
+            self._edges = edges
         return self._edges
 
     @property
@@ -142,10 +177,10 @@ class Graph:
         """Edge of each entry; None where they are numbered alike."""
         where = self.csr.entry_map
         if where is not None and self._edge_of is None:
-            with lasting():
+            with building(self.csr.device):
                 order = torch.empty_like(where)
                 order[where] = torch.arange(where.numel(), device=where.device)
-                self._edge_of = order
+            self._edge_of = order
         return self._edge_of
 
     def to_entries(self, values: Tensor) -> Tensor:
@@ -155,17 +190,13 @@ class Graph:
             return self.csr.canonical_values(values)
         return values if self._order is None else values.index_select(0, self._order)
 
-    def row_sums(self, values: Tensor) -> Tensor:
-        """Sum one value per entry over each target's entries; same bits in every run."""
-        return torch.segment_reduce(values, "sum", lengths=self.csr.row_lengths())
-
     # -- values ---------------------------------------------------------------------------------
 
     def edge_weights(self, given: Given, fill: float, dtype: torch.dtype) -> Tensor | None:
-        """Return the weight of each edge in ``dtype``, self-loops included; None where all are 1.
+        """Return the weight of each edge in ``dtype``, self-loops included; None if all are 1.
 
-        Self-loops that were given keep their weight (the last one's, where a node has several),
-        the others have ``fill``. Differentiable in what was given.
+        Self-loops that were given keep their weight (the last one's, if a node has several), the
+        others have ``fill``. Differentiable in what was given.
         """
         weight = given.weight
         if given.kind == "matrix" and self._base is not None:
@@ -186,13 +217,31 @@ class Graph:
             own = weight.new_full((min(self.shape),), fill)
         return torch.cat([weight.index_select(0, self._kept), own])
 
-    def keep_values(self, key: Hashable, compute: Callable[[], Tensor]) -> Weights:
-        """Return the values of ``key``, computed where they are not kept yet."""
+    def keep_values(
+        self, name: Hashable, values_key: Hashable, compute: Callable[[], Tensor]
+    ) -> Weights:
+        """Return the values called ``name``, computed unless they are kept.
+
+        ``values_key`` is None for values that follow from the pattern alone: these are computed
+        once, for all streams. Values that follow from weights are kept for the stream that computed
+        them, so that no stream has to wait for another. A CUDA graph computes them at each replay.
+        """
+        device = self.csr.device
+        fixed = values_key is None
+        if fixed or device.type != "cuda":
+            key: Hashable = name, values_key
+        else:
+            key = name, values_key, current_stream_handle(device_index(device))
         with lock:
             values = self._values.get(key)
+            if capturing(device) and (values is None or not fixed):
+                return Weights(None, compute())
             if values is None:
-                with lasting():
-                    values = self._values[key] = compute()
+                with torch.inference_mode(False), torch.no_grad():
+                    values = compute()
+                if fixed:
+                    settle(device)
+                self._values[key] = values
                 while len(self._values) > MAX_VALUES:
                     self._values.popitem(last=False)
             self._values.move_to_end(key)
@@ -205,9 +254,9 @@ class Graph:
         """Return a matrix's own values, or how often each edge occurs; None for a plain pattern."""
         if self.weighted:
             read = functools.partial(self._matrix_values, given)
-            if given.tracked:
+            if given.trained:
                 return Weights(None, read())
-            return self.keep_values(("own", values_key), lambda: read().detach())
+            return self.keep_values("own", values_key, lambda: read().detach())
         return None if self.multiplicity is None else Weights("multiplicity", self.multiplicity)
 
     def _matrix_values(self, given: Given) -> Tensor:
@@ -220,7 +269,7 @@ class Graph:
         """Return how many edges each target has, parallel ones counted each, float64 [targets]."""
         if self.multiplicity is None:
             return self.csr.row_lengths().double()
-        return self.row_sums(self.multiplicity.double())
+        return self.csr.row_sums(self.multiplicity.double())
 
     @property
     def edge_count(self) -> int:
@@ -250,7 +299,7 @@ class Graph:
             edges = self.multiplicity.double()  # a float32 third would spoil products in float64
             return edges / self.edge_counts().index_select(0, self.rows)
 
-        return self.keep_values("mean", compute)
+        return self.keep_values("mean", None, compute)
 
     # -- products -------------------------------------------------------------------------------
 
@@ -298,8 +347,9 @@ class Graph:
     def _make_row_plan(self, n: int) -> Plan:
         with lock:
             if self._row_plan is None:
-                with lasting():
-                    self._row_plan = plan(self.pattern, n, dtype=torch.float32, tune="none")
+                with building(self.csr.device):
+                    made = plan(self.pattern, n, dtype=torch.float32, tune="none")
+                self._row_plan = made
             return self._row_plan
 
     _make_row_plan._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -308,7 +358,7 @@ class Graph:
         """Return a plan for products of x's width and type, and the key of the values it holds.
 
         Values of one call are given to a plan at each product. Those that stay get a plan that
-        holds them: at once where there is none yet, otherwise after ``PATIENCE`` uses.
+        holds them: at once if there is none yet, otherwise after ``PATIENCE`` uses.
         """
         dtype, device = x.dtype, x.device
         if torch.is_autocast_enabled(device.type) and dtype is not torch.float64:
@@ -319,7 +369,7 @@ class Graph:
         held = None if weights is None else weights.key
         # A plan that holds values cannot stand for a pattern, so those are kept apart.
         kind = (
-            0 if short_lived else width, dtype, held is not None,
+            0 if short_lived else width, dtype, weights is not None,
             torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         with lock:
@@ -328,17 +378,18 @@ class Graph:
                 if len(self._uses) > MAX_COUNTS:  # weights that change at every step leave counts
                     self._uses.clear()
                 self._uses[kind, held] += 1
-                if plans and self._uses[kind, held] <= PATIENCE:
+                if plans and (held is None or self._uses[kind, held] <= PATIENCE):
                     held = next(reversed(plans))
                     return plans[held], held
-                with lasting():
+                with building(device):
                     values = None
                     if weights is not None and held is not None:
                         values = weights.values.to(dtype)
-                    plans[held] = plan(
+                    made = plan(
                         self.pattern.with_values(values), width, dtype=dtype,
                         tune="none" if short_lived else "model",
                     )  # fmt: skip
+                plans[held] = made
                 self._uses.clear()
                 while len(plans) > MAX_VALUES:
                     plans.popitem(last=False)
@@ -351,7 +402,7 @@ class Graph:
         """Whether plans need not be chosen yet; drops those that were not when they must be."""
         if not self.short_lived or self.calls <= SHORT_LIVED_CALLS:
             return self.short_lived
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if capturing(device):
             return True  # no plan can be made now
         with lock:
             self.short_lived = False

@@ -20,6 +20,7 @@ from torch import Tensor
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR
+from sparsetile.intake.identity import is_trained
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import plain_edges
 from sparsetile.plan.plan import Plan
@@ -55,12 +56,10 @@ class Given(NamedTuple):
         return self if self.weight is None else self._replace(weight=None)
 
     @property
-    def tracked(self) -> bool:
-        """Whether gradients flow into the weights of this call."""
+    def trained(self) -> bool:
+        """Whether the weights must be read in this call: autograd or an optimiser knows them."""
         values = self.weight if self.kind == "edges" else self.pattern
-        if isinstance(values, CSR):
-            values = values.values
-        return torch.is_grad_enabled() and isinstance(values, Tensor) and values.requires_grad
+        return is_trained(values.values if isinstance(values, CSR) else values)
 
 
 def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Given:

@@ -101,7 +101,7 @@ def reduction(
         return scaled
 
     reduced = "sum" if parallel else reduce
-    if given.tracked:
+    if given.trained:
         return reduced, Weights(None, values())
-    key = ("edges", parallel and reduce == "mean", values_key)
-    return reduced, graph.keep_values(key, lambda: values().detach())
+    name = ("edges", parallel and reduce == "mean")
+    return reduced, graph.keep_values(name, values_key, lambda: values().detach())

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sparsetile.core.checks import dimension, one_of, real_number
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.streams import refuse_capture, settle
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.arrays import dtype_name
 from sparsetile.intake.csr import PRODUCT_DTYPES
@@ -193,6 +194,7 @@ def plan(
     )
     if n is None:
         made._keep_widths(Widths(system, tune))
+    settle(made.device)  # from now on products may run on any stream
     return made
 
 
@@ -241,7 +243,10 @@ def build_plan(
         )  # fmt: skip
     _check_ablation(system, ablation)
     clock = {"begun": time.perf_counter()}
-    source = as_csr(A, function="plan", device=_target_device(A, device))
+    target = _target_device(A, device)
+    if torch.cuda.is_initialized():
+        refuse_capture("plan", torch.device("cuda"), "Plan A before the capture")
+    source = as_csr(A, function="plan", device=target)
     csr = _own(source)
     read = functools.partial(_read_clock, csr.device if timed else None)
     if dtype is None:
