@@ -4,21 +4,15 @@ torch orders work within a stream only. Work that builds something that is kept 
 a wait of the host (:func:`settle`): another stream, or another thread on it, needs no event then,
 and a capturing stream could not wait for one. A capture cannot hold such a wait, so nothing is
 built while one is under way (:func:`refuse_capture`).
-
-torch's allocator hands freed memory on to work of the stream that it was allocated on. Whoever
-launches a kernel on another stream tells it (:func:`record_stream`), once for each stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
-from torch import Tensor
 
 from sparsetile.core.errors import value_error
 
-__all__ = ["capturing", "record_stream", "refuse_capture", "settle"]
+__all__ = ["capturing", "refuse_capture", "settle"]
 
 
 def capturing(device: torch.device) -> bool:
@@ -39,11 +33,3 @@ def refuse_capture(function: str, device: torch.device, remedy: str) -> None:
             function, "the call", "outside of a CUDA graph's capture when something is built",
             "a capture", remedy,
         )  # fmt: skip
-
-
-def record_stream(tensors: Iterable[Tensor | None], device: torch.device | int | None) -> None:
-    """Keep memory that may be freed from other work until the current stream has read it."""
-    stream = torch.cuda.current_stream(device)
-    for tensor in tensors:
-        if tensor is not None:
-            tensor.record_stream(stream)

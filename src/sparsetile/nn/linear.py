@@ -26,6 +26,7 @@ from sparsetile.core.epoch import epoch
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.intake.csr import FP8
+from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.nn.fp8_blocks import quantized, scaled
 from sparsetile.nn.linear_arguments import check_input, check_weight, checked_keep
 from sparsetile.nn.linear_binding import Bound, rebound, version_of
@@ -672,7 +673,8 @@ class SparseLinear(nn.Module):
     def _dense_copy(self) -> Tensor:
         """The written-out weight, kept until the weight changes; refilled in place for graphs."""
         weight = self.weight
-        key = (weight.data_ptr(), version_of(weight), weight.dtype, epoch())
+        place = tensor_key(weight) if counter_tells(weight) else weight.data_ptr()
+        key = (place, weight.dtype, epoch())
         same = self._dense_of is not None and self._dense_of() is weight
         if self._dense is None or not same or key != self._dense_key:
             with torch.no_grad():

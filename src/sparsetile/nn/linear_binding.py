@@ -45,6 +45,8 @@ class Bound:
         self.weight, self.bias = weight, bias
         self.weight_at = weight.data_ptr()
         self.bias_at = None if bias is None else bias.data_ptr()
+        # Held, so that nothing else comes to lie at these addresses.
+        self._memory = [each.detach() for each in (weight, bias) if each is not None]
         self.exponent = module.weight_exponent
         self.row_ptr, self.col_idx = module.block_row_ptr, module.block_col_idx
         self.activation, self.prefer = module.activation, module.prefer
