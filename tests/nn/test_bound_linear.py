@@ -288,6 +288,20 @@ def test_new_memory_at_the_address_of_the_old_bias_is_read_again(host, layer):
         layer.bias.data = layer.bias.detach() + 1
 
 
+@pytest.mark.parametrize("how", ["fused step", "new memory"])
+def test_the_dense_copy_is_made_again(layer, how):
+    step = torch.optim.SGD([layer.weight], lr=1.0, fused=True)
+    for _ in range(10):
+        assert torch.equal(layer._dense_copy(), layer.to_dense())
+        if how == "fused step":
+            layer.weight.grad = torch.ones_like(layer.weight)
+            step.step()
+        else:
+            layer.weight.data = layer.weight.detach() * 2
+            layer.weight.data = layer.weight.detach() * 2
+    assert torch.equal(layer._dense_copy(), layer.to_dense())
+
+
 def test_a_bias_is_read_again_in_another_mode_than_it_was_bound_in(host, layer):
     x = integers(3, INTO)
     for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
