@@ -58,3 +58,53 @@ def test_threads_plan_and_multiply_at_once_on_a_gpu():
     """Kernels that two threads loaded were unloaded with one of them, while they ran."""
     systems = ["csr", "acc", "wcsr", "rsh", "brp", "half", "dense", "auto"]
     assert run("cuda", systems) == "right"
+
+
+COLD = """
+import sys
+import threading
+import time
+import torch
+import sparsetile as st
+
+gradients = sys.modules["sparsetile.plan.operator_gradients"]
+plans = sys.modules["sparsetile.plan.plan"]
+
+def slowly(function):
+    def wait(*args):
+        found = function(*args)
+        time.sleep(0.05)  # until every thread is here, if nothing stops it
+        return found
+    return wait
+
+plans.flatten, gradients.row_scale = slowly(plans.flatten), slowly(gradients.row_scale)
+edges = torch.tensor([[0, 3, 1, 1], [2, 0, 3, 3]])
+made = st.plan((edges, torch.ones(4), (4, 4)), 8)
+together, seen = threading.Barrier(4, timeout=60), []
+
+def work():
+    together.wait()
+    B = torch.ones(4, 8, requires_grad=True)
+    made.run(B, values=torch.ones(4)).sum().backward()
+    made.run(B, reduce="mean").sum().backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made.run(B.detach())
+    seen.append((id(made._flat), id(made._scale)))
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+read = {id(each) for each in made._read_tensors()}
+parts = [made._scale, made._order, made._csr.entry_map, *made._flat[0], *made._csr.duplicates()]
+print(len(seen), len(set(seen)), all(id(part) in read for part in parts))
+"""
+
+
+def test_what_threads_build_at_once_is_built_once_and_known_to_be_read():
+    """Streams read what a plan built last: what was built first must not be replaced."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COLD], capture_output=True, text=True, timeout=280
+    )
+    assert done.stdout.split() == ["4", "1", "True"], done.stdout + done.stderr[-2000:]

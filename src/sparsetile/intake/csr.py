@@ -197,6 +197,15 @@ class CSR:
             made = self.__dict__.setdefault("_kept_duplicates", made)
         return made
 
+    @property
+    def has_duplicates_kept(self) -> bool:
+        """Whether :meth:`duplicates` has kept its result."""
+        return "_kept_duplicates" in self.__dict__
+
+    def order_tensors(self) -> list[Tensor | None]:
+        """What :meth:`canonical_values` reads beside the values, as far as it is there."""
+        return [self.entry_map, *self.__dict__.get("_kept_duplicates", ())]
+
     def canonical_values(self, entry_values: Tensor) -> Tensor:
         """Convert values from the caller's entry order to canonical order and sum duplicates.
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Literal
 
 import torch
@@ -134,13 +134,20 @@ class Graph:
 
         Plans do it themselves.
         """
-        if len(self.__dict__.get("_streams", ())) < 2:
+        if "_streams" not in self.__dict__:
             return
-        csr = self.csr
-        parts = [csr.indptr, csr.indices, csr.entry_map, self.multiplicity, self._rows]
+        csr, base = self.csr, self._base
+        parts = [csr.indptr, csr.indices, *csr.order_tensors(), self.multiplicity, self._rows]
         parts += [self._edge_of, self._kept, self._loop_edge, *(self._edges or ())]
         parts += [] if self._weight_map is None else self._weight_map.tensors
+        parts += [] if base is None else [base.indptr, base.indices, *base.order_tensors()]
         parts += self._values.values()
+        self._let_go(parts)
+
+    def _let_go(self, parts: Iterable[Tensor | None]) -> None:
+        """Keep the memory of parts from other work until the streams that read it are done."""
+        if len(self._streams) < 2:
+            return
         for stream in self._streams.values():
             for part in parts:
                 if part is not None:
@@ -269,7 +276,7 @@ class Graph:
                     settle(device)
                 self._values[key] = values
                 while len(self._values) > MAX_VALUES:
-                    self._values.popitem(last=False)
+                    self._let_go([self._values.popitem(last=False)[1]])
             self._values.move_to_end(key)
         return Weights(key, values)
 

@@ -22,7 +22,7 @@ from torch.autograd import profiler
 from sparsetile.core.checks import real_number
 from sparsetile.core.streams import capturing, settle
 from sparsetile.plan import operator_gradients, operators
-from sparsetile.plan.derived import backward_plan
+from sparsetile.plan.derived import PLANNING, backward_plan
 from sparsetile.plan.dispatch import lasting, outlived
 from sparsetile.plan.flat import flat_packed
 from sparsetile.systems.shared.columns import epilogue_gradient, takes_epilogue_gradient
@@ -152,11 +152,12 @@ def _mean_scale(plan: Plan, ahead: bool = False) -> Tensor | None:
 def _make_scale(plan: Plan, ahead: bool) -> Tensor | None:
     if capturing(plan.device):  # a graph's memory is filled by replays alone
         return None if ahead else operator_gradients.row_scale(plan._csr.indptr, plan.dtype)
-    with torch.no_grad():
-        scale = operator_gradients.row_scale(plan._csr.indptr, plan.dtype)
-    settle(plan.device)
-    plan._scale = scale
-    return scale
+    with PLANNING, torch.no_grad():
+        if plan._scale is None:
+            scale = operator_gradients.row_scale(plan._csr.indptr, plan.dtype)
+            settle(plan.device)
+            plan._scale = scale
+        return plan._scale
 
 
 def apply_of(function: Any) -> Any:

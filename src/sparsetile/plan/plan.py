@@ -198,9 +198,9 @@ class Plan(torch.nn.Module):
         None
         """
         if self.device.type == "cuda":
-            scale = [] if self._scale is None else [self._scale]
-            for tensor in (*self._flat[0], *self._held.tensors(), *scale):
-                tensor.record_stream(stream)
+            for tensor in self._read_tensors():
+                if tensor is not None:
+                    tensor.record_stream(stream)
             if self._transposed is not None:
                 self._transposed.record_stream(stream)
             others = [] if self._widths is None else self._widths.plans()
@@ -212,13 +212,23 @@ class Plan(torch.nn.Module):
         current stream and what is held now. Bound products do it themselves."""
         if self.device.type == "cuda" and not torch.compiler.is_compiling():
             stream = current_stream_handle(self.device.index)
-            note = (stream, len(self._flat[0]), self._value_version, self._scale is None)
+            # What is built is never replaced, except by new values: counts tell it apart.
+            note = (
+                stream, self._value_version, len(self._flat[0]), self._held.cast_count,
+                self._scale is None, self._order is None, self._csr.has_duplicates_kept,
+            )  # fmt: skip
             if note not in self._streams:
                 if len(self._streams) >= _NOTED:
                     self._streams.clear()
-                held = (*self._flat[0], *self._held.tensors(), self._scale)
-                record_stream(held, self.device)
+                record_stream(self._read_tensors(), self.device)
                 self._streams.add(note)
+
+    def _read_tensors(self) -> list[Tensor | None]:
+        """What products read, of any kind, as far as it is built."""
+        return [
+            *self._flat[0], *self._held.tensors(), *self._csr.order_tensors(), self._scale,
+            self._order,
+        ]  # fmt: skip
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -610,13 +620,16 @@ class Plan(torch.nn.Module):
     @lasting
     def _prepare_gradients(self) -> bool:
         """Plan the transpose and put it into the flat tensors; once, also while tracing."""
-        if len(self._tensors) == len(self._direction.tensors()):
-            refuse_capture("run", self.device, "Compute a gradient once before the capture")
-            transposed, inverse = self._transpose(), self._entries_of_transpose().long()
-            order = None if self._order is None else self._order.long()
-            flat = flatten(self._direction, transposed._direction, order, inverse)
-            settle(self.device)
-            self._flat = flat
+        if len(self._tensors) > len(self._direction.tensors()):
+            return True
+        with PLANNING:
+            if len(self._tensors) == len(self._direction.tensors()):
+                refuse_capture("run", self.device, "Compute a gradient once before the capture")
+                transposed, inverse = self._transpose(), self._entries_of_transpose().long()
+                order = None if self._order is None else self._order.long()
+                flat = flatten(self._direction, transposed._direction, order, inverse)
+                settle(self.device)
+                self._flat = flat
         return True
 
     _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -652,7 +665,10 @@ class Plan(torch.nn.Module):
 
     def _follow_transposed(self) -> Tensor | None:
         values = self.values
-        return None if values is None else values[self._order]
+        if values is None:
+            return None
+        self._note_stream()
+        return values[self._order]
 
     # -- reports --------------------------------------------------------------------------------
 

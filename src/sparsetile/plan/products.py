@@ -48,7 +48,6 @@ def general_product(
 ) -> Tensor:
     """See :meth:`sparsetile.Plan.run`; ``given`` are canonical values."""
     check_operand(plan, B)
-    plan._note_stream()
     if SYSTEMS[plan.system].casts_to_exact and (lower := lower_type(plan, B)) is not None:
         if given is None and plan._held.follow is not None:
             given = plan._held.follow()
@@ -59,6 +58,7 @@ def general_product(
     alpha, beta = real_number("run", "alpha", alpha), real_number("run", "beta", beta)
     B = in_plan_dtype(plan, B, "run", "B")
     values, named = plan.operand_values(B.dtype, given)
+    plan._note_stream()
     packed = flat_packed(named)
     if beta != 0.0 and out is None:
         raise value_error("run", "beta", "0 when out is not given", beta, "Pass out=")

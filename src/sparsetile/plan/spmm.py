@@ -113,6 +113,7 @@ def _entry(A: Any) -> tuple[_Entry, Hashable]:
 def _refresh(kept: Plan, A: Any, write: bool) -> bool:
     """Whether a kept plan can take A's new values; with ``write`` it does."""
     values = current_values(A, kept._csr)
+    kept._note_stream()
     if (values is None) != (kept.values is None):
         return False
     if write:

@@ -37,6 +37,7 @@ def take_values(plan: Plan, canonical: Callable[[], Tensor], values: Tensor) -> 
     """Follow or copy the caller's ``values``, which ``canonical`` brings into A's order."""
     with torch.no_grad():
         copied = canonical().detach().resolve_neg().to(plan.dtype)
+    plan._note_stream()
     kept = copied.data_ptr() == values.data_ptr() or copied.is_inference()
     if plan._held.held is None and kept:
         copied = copied.clone()  # the plan must not change when the caller's tensor does

@@ -55,6 +55,11 @@ class HeldValues:
         """The values that a product would take."""
         return self.held if self.follow is None else self.follow()
 
+    @property
+    def cast_count(self) -> int:
+        """In how many other types the values are kept."""
+        return len(self._casts)
+
     def prepare(self, values: Tensor | None) -> tuple[Tensor | None, Tensors | None]:
         """Return canonical values as :meth:`take` wants them: all that needs memory is done here,
         and nothing that is held has changed where there was none."""
@@ -104,7 +109,8 @@ class HeldValues:
             device = next(each.device for each in parts if each is not None)
             if not capturing(device):  # a graph's memory is filled by replays alone
                 settle(device)
-                self._casts[dtype] = found
+                # Another thread may have been first: what it made may be in use, and stays.
+                found = self._casts.setdefault(dtype, found)
         return found
 
     def release(self, runner: Runner, tensors: Tensors) -> None:
