@@ -206,7 +206,7 @@ def _cast(s: Subject, dtype: torch.dtype) -> None:
     _module(s).to(dtype)
     s.dtype, s.x = dtype, s.x.to(dtype)
     if s.weight is not None:
-        s.weight, s.base = s.as_weight(s.weight.detach().to(dtype)), None
+        s.weight = s.as_weight(s.weight.detach().to(dtype))
 
 
 def _other_dtype(s: Subject) -> torch.dtype:
