@@ -1,4 +1,4 @@
-"""examples/dist_nccl_check.py: its checks run and compare results, here on gloo."""
+"""tools.dist_nccl_check: its checks run and compare results, here on gloo."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import time
 
 import torch
 
-from tests.examples import load_example
+from tools import dist_nccl_check as script
 
 
 def lines(group, seconds: float) -> list[str]:
-    script = load_example("dist_nccl_check")
     found = script.checks(group, torch.device("cpu"), script.SMALL, time.monotonic() + seconds)
     return [json.dumps(script.rounded(line)) for line in found]
 
@@ -34,8 +33,6 @@ def test_nothing_begins_after_the_last_start(workers):
 
 
 def broken(group) -> list[dict]:
-    script = load_example("dist_nccl_check")
-
     def fails(*_):
         raise RuntimeError("a kernel\n failed")
         yield {}

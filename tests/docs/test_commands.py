@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import typer
 
+from sparsetile.bench.suites import suite_names
 from sparsetile.cli.app import app
 from tests.docs.pages import DOCS, blocks
 from tests.examples import ROOT
 
+REPRODUCE = DOCS / "results" / "reproduce.md"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 COMMANDS = sorted(
     {
@@ -49,3 +51,11 @@ def test_a_command_that_does_not_exist_is_noticed(line: str):
     assert len(COMMANDS) > 30
     with pytest.raises(Exception, match=r"No such (option|command)"):
         parse(line)
+
+
+def test_every_committed_record_and_every_suite_has_its_command():
+    page = REPRODUCE.read_text(encoding="utf-8")
+    for path in (ROOT / "results" / "h200").iterdir():
+        assert path.name in page, path.name
+    for name in suite_names():
+        assert f"\nsparsetile bench {name} " in page, name

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.examples import load_example
+from tools import gnn_times
 
 
 def test_the_example_learns_and_prints_loss_and_accuracy(capsys):
@@ -35,8 +36,7 @@ def test_a_captured_step_trains_as_the_eager_one_does(capsys):
 
 
 def test_layer_times_are_of_equal_results(capsys):
-    example = load_example("gnn_times")
-    found = example.main(["--nodes", "300", "--edges", "3000", "--batch", "32", "--steps", "1"])
+    found = gnn_times.main(["--nodes", "300", "--edges", "3000", "--batch", "32", "--steps", "1"])
     capsys.readouterr()
     assert [entry["what"] for entry in found] == [
         "gat", "sage mini-batch", "gcn mini-batch", "plan(tune=none) of a block",

@@ -1,6 +1,6 @@
 """One NCCL rank on one GPU against the plain plan: what sparsetile.dist adds. Needs a GPU.
 
-    python examples/dist_nccl_check.py > dist_nccl.jsonl     # a minute at most
+    python -m tools.dist_nccl_check > dist_nccl.jsonl     # a minute at most
 
 One JSON line per check and size, with ``"right"``: results were compared. A check that raises is a
 line with ``"error"``; then, or where a result is wrong, the exit status is 1.
@@ -22,6 +22,7 @@ import argparse
 import faulthandler
 import functools
 import json
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -138,10 +139,10 @@ def world_of_one(group: Any, device: torch.device, sizes: Sizes) -> Iterator[dic
             values = made.values
             taken = call_seconds(
                 {
-                    "plain": lambda plain=plain, B=B: plain @ B,
-                    "dist": lambda made=made, B=B: made @ B,
+                    "plain": functools.partial(operator.matmul, plain, B),
+                    "dist": functools.partial(operator.matmul, made, B),
                     # What several ranks do besides the exchange: checks, values in two parts.
-                    "checked": lambda made=made, B=B, values=values: made.run(B, values=values),
+                    "checked": functools.partial(made.run, B, values=values),
                 },
                 device, sizes,
             )  # fmt: skip
@@ -202,7 +203,7 @@ def packing(group: Any, device: torch.device, sizes: Sizes) -> Iterator[dict[str
     for dtype in (torch.float32, torch.bfloat16):
         B = torch.randn(rows, n, device=device).to(dtype)
         other = torch.empty_like(B)
-        copy = time_product(lambda B=B, other=other: other.copy_(B), device).median
+        copy = time_product(functools.partial(other.copy_, B), device).median
         rate = 2 * B.numel() * B.element_size() / copy
         for share in (0.1, 0.5):
             chosen = torch.randperm(rows, generator=generator)[: int(share * rows)]
@@ -383,7 +384,7 @@ def layer(group: Any, device: torch.device, sizes: Sizes) -> Iterator[dict[str, 
             taken = call_seconds(
                 {
                     "plain": lambda: single(x),
-                    "dist": lambda parallel=parallel: parallel(x),
+                    "dist": functools.partial(parallel, x),
                 },
                 device, sizes,
             )  # fmt: skip

@@ -1,6 +1,6 @@
 """Host time of one product: what a call costs beside the kernel. Needs a GPU.
 
-    python examples/host_time.py > results/h200/host_time.jsonl
+    python -m tools.host_time > results/h200/host_time.jsonl
 
 The first line is of a plain product, the others of products with gradients, a system each, of a
 graph whose long rows are cut.
@@ -37,13 +37,19 @@ def host_microseconds(call: Callable[[], object], calls: int = 500, rounds: int 
     return best * 1e6
 
 
+def on_gpu(csr: st.CSR) -> torch.Tensor:
+    """Return A as torch's own CSR tensor."""
+    assert csr.values is not None
+    return torch.sparse_csr_tensor(
+        csr.indptr.cuda(), csr.indices.cuda().long(), csr.values.cuda(), csr.shape
+    )
+
+
 def main() -> None:
     csr = generators.random(1000, 1000, density=0.01, weighted=True, seed=0)
     plan = st.plan(csr, 32, system="csr", device="cuda")
     B = torch.randn(1000, 32, device="cuda")
-    A = torch.sparse_csr_tensor(
-        csr.indptr.cuda(), csr.indices.cuda().long(), csr.values.cuda(), csr.shape
-    )
+    A = on_gpu(csr)
     record: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -70,9 +76,7 @@ def with_gradients(system: str) -> dict[str, object]:
     torch.backends.cuda.matmul.allow_tf32 = True
     csr = generators.power_law(10_000, 200_000, weighted=True, seed=0)
     plan = st.plan(csr, 64, system=system, device="cuda")
-    A = torch.sparse_csr_tensor(
-        csr.indptr.cuda(), csr.indices.cuda().long(), csr.values.cuda(), csr.shape
-    )
+    A = on_gpu(csr)
     B = torch.randn(csr.shape[1], 64, device="cuda", requires_grad=True)
     bias = torch.randn(64, device="cuda", requires_grad=True)
     G = torch.randn(csr.shape[0], 64, device="cuda")

@@ -1,4 +1,4 @@
-"""examples/choices.py: what the model would have taken of the systems that records hold."""
+"""tools.choices: what the model would have taken of the systems that records hold."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from sparsetile.core.device import H200
 from sparsetile.intake.files import write_npz
 from tests.bench.fakes import environment, failed, record
 from tests.contracts.cases import csr_of, random_matrix, tf32
-from tests.examples import load_example
+from tools import choices
 
 GPU = environment(device_name=H200.name)
-choices = load_example("choices")
 
 
 ENTRIES = 1234

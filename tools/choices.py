@@ -1,7 +1,7 @@
 """How well the model chooses: what it would have taken of the systems that records hold times of.
 
-    python examples/choices.py results/h200/{core,all,asyncsparse}.jsonl --data DIR
-    python examples/choices.py results/h200/{voltrix,rsh,acc}.jsonl --data DIR
+    python -m tools.choices results/h200/{core,all,asyncsparse}.jsonl --data DIR
+    python -m tools.choices results/h200/{voltrix,rsh,acc}.jsonl --data DIR
 
 For every product with the times of two systems or more, each system's model
 (``systems/<name>/cost.py``) predicts its time from the matrix alone; the loss is the time of the

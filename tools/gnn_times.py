@@ -1,6 +1,6 @@
 """Graph attention and sampled GraphSAGE beside PyG's layers: time, peak memory, equal results.
 
-python examples/gnn_times.py > gnn_times.jsonl
+    python -m tools.gnn_times > gnn_times.jsonl
 
 Forward and backward of GATConv on a whole graph, steps of two SAGEConv layers on sampled blocks
 (fan-out 15, 10) that are new at every step, of two GCNConv layers on the larger of these, and what
@@ -35,7 +35,7 @@ def sampler() -> Any:
     """Return the module of examples/graphsage_minibatch.py."""
     import importlib.util
 
-    path = Path(__file__).with_name("graphsage_minibatch.py")
+    path = Path(__file__).resolve().parents[1] / "examples" / "graphsage_minibatch.py"
     spec = importlib.util.spec_from_file_location("graphsage_minibatch", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
