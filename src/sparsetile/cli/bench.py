@@ -18,10 +18,8 @@ from sparsetile.cli.llm import LLM, llm_title, run_llm_suite
 __all__ = ["bench"]
 
 _DEVICES = ("auto", "cuda", "cpu")
-_SCALING_OUT = "scaling-out"
 # Suites that are no list of matrices and systems, with their titles.
 _OTHERS = {
-    _SCALING_OUT: lambda: "rows that ranks exchange, counted; times by model",
     GNN: gnn_title,
     LLM: llm_title,
 }
@@ -32,14 +30,14 @@ def _names(texts: list[str] | None) -> list[str]:
     return [name for text in texts or [] for name in text.split(",") if name]
 
 
-def _numbers(texts: list[str] | None, option: str = "-n") -> list[int]:
+def _numbers(texts: list[str] | None) -> list[int]:
     from sparsetile.core.errors import value_error
 
     found = []
     for name in _names(texts):
         if not name.isdigit() or int(name) < 1:
             raise value_error(
-                "bench", option, "whole numbers from 1 up", repr(name), f"Write {option} 32,128"
+                "bench", "-n", "whole numbers from 1 up", repr(name), "Write -n 32,128"
             )
         found.append(int(name))
     return found
@@ -70,10 +68,7 @@ def _seconds(option: str, value: float) -> float:
 def bench(
     suite: Annotated[
         str | None,
-        typer.Argument(
-            help="Suite's name or .toml file; --list shows them. scaling-out counts what ranks of "
-            "sparsetile.dist exchange."
-        ),
+        typer.Argument(help="Suite's name or .toml file; --list shows them."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of matrix files (.npz, .mtx, .mtx.gz).")
@@ -95,8 +90,7 @@ def bench(
     reorder: Annotated[
         list[str] | None,
         typer.Option(
-            help="Row orders: auto, identity, rcm, louvain, lsh, rabbit, affinity, locality; "
-            "comma-separated."
+            help="Row orders: auto, identity, rcm, lsh, affinity, locality; comma-separated."
         ),
     ] = None,
     layout: Annotated[
@@ -121,20 +115,6 @@ def bench(
         tuple[Path, Path] | None,
         typer.Option(help="Compare two records files instead of measuring."),
     ] = None,
-    ranks: Annotated[
-        list[str] | None,
-        typer.Option(help="scaling-out: numbers of ranks, comma-separated; 2 to 1024."),
-    ] = None,
-    rates: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="scaling-out: flops, dram, nvlink, network, node, latency, launch, as "
-            "nvlink=450e9,node=8."
-        ),
-    ] = None,
-    weak: Annotated[
-        bool, typer.Option("--weak", help="scaling-out: the graph grows with the ranks.")
-    ] = False,
     epochs: Annotated[
         int | None, typer.Option(help="Of the gnn suite: 500 on a GPU, 10 on the host.")
     ] = None,
@@ -157,26 +137,6 @@ def bench(
         return
     if compare is not None:
         raise typer.Exit(_compare(compare[0], compare[1], as_json))
-    if suite == _SCALING_OUT:
-        from sparsetile.cli.scaling_out import scaling_out
-
-        widths, kinds = _numbers(n) or [128], _names(dtype) or ["float32"]
-        if len(widths) > 1 or len(kinds) > 1:
-            raise _one_only(widths, kinds)
-        raise typer.Exit(
-            scaling_out(
-                _names(matrices),
-                _numbers(ranks, "--ranks"),
-                widths[0],
-                kinds[0],
-                _names(reorder),
-                _names(rates),
-                weak,
-                data,
-                out,
-                as_json,
-            )
-        )
     limit = None if time_limit is None else _seconds("--time-limit", time_limit)
     if suite == GNN:
         refuse_options(
@@ -226,15 +186,6 @@ def bench(
         "commit": commit,
     }
     raise typer.Exit(_run(suite, data, device, out, narrowed, run, as_json))
-
-
-def _one_only(widths: list[int], kinds: list[str]) -> ValueError:
-    from sparsetile.core.errors import value_error
-
-    return value_error(
-        "bench", "-n and --dtype", "one each for scaling-out", f"{widths} and {kinds}",
-        "Run it once for each",
-    )  # fmt: skip
 
 
 def _stdout() -> Console:

@@ -40,7 +40,7 @@ from sparsetile.dist.shares import check_entries, renumbered, rows_of
 from sparsetile.intake import CSR, as_csr, read_matrix, write_npz
 from sparsetile.intake.npz import NpzArrays, reading
 
-__all__ = ["Folder", "MatrixRows", "is_folder", "open_folder", "write_folder"]
+__all__ = ["Folder", "MatrixRows", "open_folder", "write_folder"]
 
 _ORDER = "order.npy"
 
@@ -192,11 +192,6 @@ class Folder:
             found = f"{csr.shape} with {csr.nnz} entries"
             raise damaged_part(function, file, "of the rows that partition.json gives it", found)
         return csr
-
-
-def is_folder(A: Any) -> bool:
-    """Whether ``A`` is the path of a folder (of parts, it is hoped)."""
-    return isinstance(A, (str, os.PathLike)) and Path(A).is_dir()
 
 
 def open_folder(path: str | os.PathLike[str], function: str = "plan") -> Folder:

@@ -17,7 +17,7 @@ from sparsetile.dist.group import Ranks
 from sparsetile.dist.partition import Partition
 from sparsetile.intake.csr import CSR
 
-__all__ = ["Halo", "Way", "choose_way", "find_halo", "wire_rows"]
+__all__ = ["Halo", "Way", "find_halo", "wire_rows"]
 
 Way = Literal["none", "all_to_all", "all_gather"]
 
@@ -70,7 +70,7 @@ def wire_rows(needed: Tensor, columns: tuple[int, ...]) -> dict[str, int]:
     return {"all_to_all": busiest, "all_gather": (parts - 1) * largest}
 
 
-def choose_way(needed: Tensor, columns: tuple[int, ...]) -> Way:
+def _choose_way(needed: Tensor, columns: tuple[int, ...]) -> Way:
     """Return the way of fewer predicted bytes for the busiest rank."""
     rows = wire_rows(needed, columns)
     if int(needed.sum()) == 0:
@@ -130,7 +130,7 @@ def find_halo(
     if within_slices:
         chosen: Way = "all_to_all" if int(needed.sum()) else "none"
     else:
-        chosen = choose_way(needed, partition.columns) if way is None else way
+        chosen = _choose_way(needed, partition.columns) if way is None else way
     padded = max(partition.columns[i + 1] - partition.columns[i] for i in range(ranks.size))
     if chosen == "all_gather":
         owner = torch.searchsorted(bounds[1:], outside, right=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,9 @@ __all__ = [
     "Grid",
     "choose_copies",
     "copies_of",
-    "grid_bytes",
     "hides",
     "join_extrema",
     "local_bytes",
-    "pick_copies",
     "spread",
     "sum_bytes",
 ]
@@ -79,7 +77,7 @@ def _c_rows(rows: tuple[int, ...], copies: int) -> tuple[Tensor, Tensor]:
     return (copies - 1) * own, whole - own
 
 
-def grid_bytes(
+def _grid_bytes(
     needed: Tensor, rows: tuple[int, ...], copies: int, row: int, sum_row: int
 ) -> Tensor:
     """Return the bytes that each rank receives and sends for one product, int64 [ranks, 2].
@@ -168,6 +166,8 @@ def choose_copies(
 ) -> Choice:
     """Return the replication of fewest predicted bytes for the busiest rank. Waits.
 
+    Of equal ones the smallest is taken.
+
     Parameters
     ----------
     share : CSR [own rows, K]
@@ -203,14 +203,10 @@ def choose_copies(
         most[c] = int(torch.maximum(taken, given).max()) * sum_row
         if most[c] <= limit:
             needed = _grid_needed(ranks, columns, partition, c)
-            most[c] = int(grid_bytes(needed, partition.rows, c, row, sum_row).max())
-    return Choice(pick_copies(most, limit), most, tuple(too_large))
-
-
-def pick_copies(most: Mapping[int, int], limit: float) -> int:
-    """Return the replication of fewest bytes, the smaller of equals; 1 where all exceed limit."""
+            most[c] = int(_grid_bytes(needed, partition.rows, c, row, sum_row).max())
     fewest = min(most, key=most.__getitem__, default=1)
-    return fewest if most and most[fewest] <= limit else 1
+    best = fewest if most and most[fewest] <= limit else 1
+    return Choice(best, most, tuple(too_large))
 
 
 def _owners(columns: Tensor, partition: Partition) -> Tensor:

@@ -41,7 +41,22 @@ def _group(function: str, device_mesh: Any) -> Any:
     return device_mesh.get_group()
 
 
-class SparseColwiseParallel(ParallelStyle):
+class _LayerStyle(ParallelStyle):
+    """Style of one parallel layer: what ``from_linear`` of its class takes, kept until applied."""
+
+    _layer: type[ColumnParallelSparseLinear] | type[RowParallelSparseLinear]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        group = _group(type(self).__name__, device_mesh)
+        layer: Any = module
+        return _become(module, self._layer.from_linear(layer, group, **self._options))
+
+
+class SparseColwiseParallel(_LayerStyle):
     """Style of a :class:`ColumnParallelSparseLinear`, for ``parallelize_module``.
 
     Parameters
@@ -49,6 +64,8 @@ class SparseColwiseParallel(ParallelStyle):
     shares, gather_output, check, options
         As in :meth:`ColumnParallelSparseLinear.from_linear`.
     """
+
+    _layer = ColumnParallelSparseLinear
 
     def __init__(
         self,
@@ -58,22 +75,10 @@ class SparseColwiseParallel(ParallelStyle):
         check: str = "auto",
         **options: Any,
     ) -> None:
-        super().__init__()
-        self._options: dict[str, Any] = {
-            "shares": shares,
-            "gather_output": gather_output,
-            "check": check,
-        }
-        self._options |= options
-
-    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
-        group = _group("SparseColwiseParallel", device_mesh)
-        layer: Any = module
-        made = ColumnParallelSparseLinear.from_linear(layer, group, **self._options)
-        return _become(module, made)
+        super().__init__(shares=shares, gather_output=gather_output, check=check, **options)
 
 
-class SparseRowwiseParallel(ParallelStyle):
+class SparseRowwiseParallel(_LayerStyle):
     """Style of a :class:`RowParallelSparseLinear`, for ``parallelize_module``.
 
     Parameters
@@ -81,6 +86,8 @@ class SparseRowwiseParallel(ParallelStyle):
     shares, input_is_parallel, check, options
         As in :meth:`RowParallelSparseLinear.from_linear`.
     """
+
+    _layer = RowParallelSparseLinear
 
     def __init__(
         self,
@@ -90,19 +97,7 @@ class SparseRowwiseParallel(ParallelStyle):
         check: str = "auto",
         **options: Any,
     ) -> None:
-        super().__init__()
-        self._options: dict[str, Any] = {
-            "shares": shares,
-            "input_is_parallel": input_is_parallel,
-            "check": check,
-        }
-        self._options |= options
-
-    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
-        group = _group("SparseRowwiseParallel", device_mesh)
-        layer: Any = module
-        made = RowParallelSparseLinear.from_linear(layer, group, **self._options)
-        return _become(module, made)
+        super().__init__(shares=shares, input_is_parallel=input_is_parallel, check=check, **options)
 
 
 class SparseSwiGLUParallel(ParallelStyle):
