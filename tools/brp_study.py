@@ -9,14 +9,10 @@
                at N = 32 every f and g
     shares     share of the entries that groups hold, for every f and g
     builds     seconds by stage of building brp, acc, wcsr, rsh and voltrix, after a warm-up
-    bytes      index arrays against CSR, COO, BitTCF and BMat
     program    bytes of the kernels' code, and registers
 
-Products run through plans; times are medians of replayed CUDA graphs, and each product is compared
-with csr's. The record is written after every matrix; at the time limit it holds what there is and
-names the rest under ``not_run``. Exit code 1 when an experiment failed or a product was wrong, 2
-for bad usage. The summary, which ``--show`` prints again, has one line a figure. Only products and
-builds need a GPU; the others count on the host.
+``tools.study`` says what a record is. The summary, which ``--show`` prints again, has one line a
+figure. Only products and builds need a GPU; the others count on the host.
 """
 
 from __future__ import annotations
@@ -30,15 +26,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from sparsetile.bench.tiles import STORAGES, count_tiles
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
-from sparsetile.formats import BMat
-from sparsetile.formats.brp import BRP, TILE_COLUMNS, sort_windows
+from sparsetile.formats.brp import TILE_COLUMNS, sort_windows
 from sparsetile.formats.brp_rule import count_groups
 from sparsetile.jit.compiler import compile_source
 from sparsetile.kernels.brp import FIXED, SPMM_BRP, brp_config, choose_brp_slabs
@@ -46,9 +39,10 @@ from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs, rstile_config
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.brp.cost import CHOICES
-from sparsetile.systems.brp.system import ATOMIC, BRPSystem
-from tools.rsh_study import (
+from sparsetile.systems.brp.system import ATOMIC
+from tools.study import (
     Case,
+    Found,
     cusparse_times,
     run_experiments,
     run_study,
@@ -72,8 +66,6 @@ ADDED = f"brp {ATOMIC}"
 # Systems by the part of them that is built: what they would leave to csr is built, too.
 BUILDS = {"brp": PAPER, "rsh": "tiles", "acc": None, "wcsr": None, "voltrix": None}
 REPEATS = 3
-
-Found = dict[str, Any]
 
 
 def products(case: Case) -> Found:
@@ -131,20 +123,6 @@ def builds(case: Case) -> Found:
     return found
 
 
-def index_bytes(case: Case) -> Found:
-    """Bytes without values; ``kernel`` is what brp's kernel reads of the paper's groups."""
-    perm = case.perm(case.order)
-    counted = count_tiles(case.host, None if perm is None else perm.cpu())
-    names = ("CSR", "COO", "BitTCF")
-    found: Found = {name: STORAGES[name].size(counted) for name in names}
-    found["BMat"] = BMat.pack(case.csr, perm).bytes
-    for f, g in ((1, 4), (2, 2), (8, 2)):
-        found[f"BRP {f}x{g}"] = BRP.pack(case.csr, perm, fixed=f, group=g).bytes
-    built = BRPSystem().build(case.request(NARROW, F32, PAPER))
-    found["kernel"] = {name: tensor.nbytes for name, tensor in built.tensors.items()}
-    return found
-
-
 @functools.cache
 def _program() -> Found:
     slabs = choose_brp_slabs(F32, NARROW)
@@ -168,7 +146,6 @@ EXPERIMENTS: dict[str, Callable[[Case], Found]] = {
     "products": products,
     "shares": shares,
     "builds": builds,
-    "bytes": index_bytes,
     "program": program,
 }
 _NEED_GPU = ("products", "builds")
@@ -243,13 +220,6 @@ def summary(record: Found) -> Iterator[str]:
                     f"build of {system}: {1e3 * _geomean(timed.values()):.2f} ms, "
                     f"at most {1e3 * timed[longest]:.2f} ({longest})"
                 )
-    if by_matrix := held.get("bytes"):
-        for name in (f"BRP {PAPER}", "COO", "BitTCF", "BMat"):
-            ratios = [sizes[name] / sizes["CSR"] for sizes in by_matrix.values()]
-            yield (
-                f"index bytes of {name}: {_geomean(ratios):.2f} times CSR's, "
-                f"at most {max(ratios):.2f}"
-            )
     for found in list(held.get("program", {}).values())[:1]:
         for name, made in found.items():
             yield f"program of {name}: {made['bytes']} bytes, {made['registers']} registers"

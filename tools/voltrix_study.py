@@ -10,10 +10,8 @@
     overlap   times with one buffer, with the pipeline, and with no hand-over: the overlap rate
     gather    bytes of rows of B a second, beside what bulk copies reach without a product
 
-The last three need matrices. Products run through plans; times are medians of replayed CUDA graphs.
-Each product is compared with csr's, but for those without a hand-over, which are wrong by design.
-Everything needs a GPU: without one the record says so. Exit code 1 when an experiment failed or a
-product was wrong, 2 for bad usage.
+The last three need matrices, and everything needs a GPU: without one the record says so. Products
+without a hand-over are wrong by design and are not compared. ``tools.study`` says what a record is.
 """
 
 from __future__ import annotations
@@ -22,24 +20,16 @@ import argparse
 import contextlib
 import functools
 import itertools
-import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from sparsetile.bench.environment import commit as source_commit
-from sparsetile.cli.console import note
 from sparsetile.core.checks import one_of
-from sparsetile.core.errors import value_error
 from sparsetile.core.timer import time_product
-from sparsetile.data.catalog import catalog, find, load
 from sparsetile.formats import BMat
 from sparsetile.formats.bmat import WINDOW_ROWS
 from sparsetile.intake.csr import CSR
@@ -49,12 +39,10 @@ from sparsetile.plan.planner import build_plan
 from sparsetile.systems import registry
 from sparsetile.systems.voltrix.cost import COPY_SHARE
 from sparsetile.tune.fit import fit_readings, readings_of, with_window_tiles
-from tools.record import machine_facts, write_json
-from tools.rsh_study import Case, run_study
+from tools.study import BUDGET, Case, Found, dtype_name, run_experiments, run_study
 
 __all__ = ["EXPERIMENTS", "MATRICES", "main", "overlap_rate"]
 
-SCHEMA = 1
 MATRICES = (
     "ogbl-ddi", "DD", "pkustk04", "bcsstk32", "ex11", "std1_Jac3", "viscorocks", "kim1",
     "3D_51448_3D", "gupta2", "web-NotreDame", "CoauthorPhysics",
@@ -64,9 +52,6 @@ LADDER = ("sync", "tma", "bmat", "multitier", "bits", None)
 # The paper's sensitivity test: tiles of a window.
 GAMMA_MEAN, DEVIATIONS, GAMMA_WINDOWS, GAMMA_COLUMNS = 256, (0, 64, 128, 192), 1056, 16384
 BALANCE = (None, "contiguous", "greedy", "unbalanced", "multitier")
-BUDGET = 0.004
-
-Found = dict[str, Any]
 
 
 def gamma_tiles(deviation: float, windows: int = GAMMA_WINDOWS, seed: int = 0) -> list[int]:
@@ -186,7 +171,7 @@ def gather(case: Case) -> Found:
         row = n * dtype.itemsize
         width = kernel.slab_width(dtype, n, kernel.widest_slab(dtype, stack)) * kernel.PIECE_BYTES
         labels = {
-            "n": n, "dtype": str(dtype).removeprefix("torch."), "window_rows": height,
+            "n": n, "dtype": dtype_name(dtype), "window_rows": height,
             "copy_bytes": min(row, width), "bytes": rows[stack] * row,
         }  # fmt: skip
         rate = labels["bytes"] / product["time"]["p50"]
@@ -202,78 +187,12 @@ MEASURED: dict[str, Callable[[Case], Found]] = {
 EXPERIMENTS = (*GENERATED, *MEASURED)
 
 
-def _chosen(data: Path | None, asked: str | None) -> list[str]:
-    """Names of the matrices: those asked for, which must exist, or the defaults that do."""
-    if data is None:
-        return []
-    if asked is not None:
-        names = list(dict.fromkeys(name for name in asked.split(",") if name))
-        for name in names:
-            find(name, data)  # refuses unknown names
-        return names
-    held = {entry.name for entry in catalog(data) if not entry.problem}
-    return [name for name in MATRICES if name in held]
-
-
 def _study(asked: argparse.Namespace) -> int:
     wanted = (asked.only or ",".join(EXPERIMENTS)).split(",")
     only = [one_of("voltrix_study", "--only", name, EXPERIMENTS) for name in wanted]
-    if not 0 < asked.time_limit < math.inf:
-        raise value_error(
-            "voltrix_study", "--time-limit", "seconds above 0", asked.time_limit,
-            "Omit --time-limit",
-        )  # fmt: skip
-    if asked.out.is_dir():
-        raise value_error(
-            "voltrix_study", "--out", "a file", f"the folder {str(asked.out)!r}", "Name a file"
-        )
-    names = _chosen(asked.data, asked.matrices)
-    begun, has_gpu = time.perf_counter(), torch.cuda.is_available()
-    device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
-    torch.backends.cuda.matmul.allow_tf32 = True  # what voltrix needs in float32
-    record: Found = {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": asked.commit or source_commit(),
-        **(machine_facts() if has_gpu else {"gpu": None, "torch": torch.__version__}),
-        "experiments": {name: {} for name in only},
-        "failed": [],
-        "wrong": [],
-        "not_run": [],
-    }
-    cases: dict[str, Case] = {}
-    jobs = [(e, name) for e in only for name in ([None] if e in GENERATED else names)]
-    for experiment, name in jobs:
-        started = time.perf_counter()
-        late = started - begun > asked.time_limit
-        if late or not has_gpu:
-            reason = "time limit" if late else "no GPU"
-            record["not_run"].append([experiment, name, reason])
-            continue
-        try:
-            if name is None:
-                found = GENERATED[experiment](device)
-                record["wrong"] += found.pop("wrong")
-                record["experiments"][experiment] = found
-            else:
-                if name not in cases:
-                    cases = {name: Case(name, load(name, asked.data), device)}
-                record["experiments"][experiment][name] = MEASURED[experiment](cases[name])
-                record["wrong"] += cases[name].wrong
-                cases[name].wrong = []
-        except (RuntimeError, ValueError, MemoryError) as error:
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            record["failed"].append([experiment, name, text])
-            note(f"voltrix_study: {experiment}, {name}: {text}")
-        else:
-            note(f"voltrix_study: {experiment}, {name}: {time.perf_counter() - started:.1f} s")
-        record["seconds"] = round(time.perf_counter() - begun, 1)
-        write_json(record, asked.out)
-    write_json(record, asked.out)
-    for line in record["wrong"]:
-        note(f"voltrix_study: wrong: {line}")
-    note(f"voltrix_study: wrote {asked.out}, {len(record['not_run'])} experiments not run")
-    return 1 if record["failed"] or record["wrong"] else 0
+    return run_experiments(
+        "voltrix_study", asked, MEASURED, only, EXPERIMENTS, MATRICES, GENERATED
+    )[0]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -285,6 +204,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--data", type=Path, help="folder of matrix files")
     parser.add_argument("--matrices", help="names, comma-separated; a default list if omitted")
     parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all if omitted")
+    parser.set_defaults(order="identity")
     return run_study(parser, arguments, _study)
 
 

@@ -22,7 +22,7 @@ from sparsetile.plan.planner import build_plan
 from sparsetile.systems import System
 from sparsetile.systems.base import Request
 from sparsetile.systems.brp.cost import CHOICES
-from tools import brp_study, rsh_study
+from tools import brp_study, study
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,13 @@ def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         options.pop("ablation", None)
         return build_plan(A, n, **{**options, "system": "cpu"})
 
-    def request(case: rsh_study.Case, n: int, dtype: torch.dtype, ablation: str | None) -> Request:
-        permutation = rsh_study.Permutation(case.order, case.perm(case.order))
+    def request(case: study.Case, n: int, dtype: torch.dtype, ablation: str | None) -> Request:
+        permutation = study.Permutation(case.order, case.perm(case.order))
         return Request(case.csr, n, dtype, permutation, ablation=ablation, ceilings=H200)
 
-    monkeypatch.setattr(rsh_study, "build_plan", planned)
-    monkeypatch.setattr(rsh_study.Case, "has_gpu", True)
-    monkeypatch.setattr(rsh_study.Case, "request", request)
+    monkeypatch.setattr(study, "build_plan", planned)
+    monkeypatch.setattr(study.Case, "has_gpu", True)
+    monkeypatch.setattr(study.Case, "request", request)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(System, "reasons", lambda *_: [])
     times = {"one": {"p50": 4.0}, "two": {"p50": 2.0}}
@@ -87,7 +87,7 @@ def test_a_record_needs_data_and_a_file(capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
 def test_without_a_gpu_the_record_holds_what_can_be_counted(folder, graph, capsys):
-    code, record = run(folder, "--only", "products,shares,builds,bytes")
+    code, record = run(folder, "--only", "products,shares,builds")
     assert code == 0 and record["commit"] == "abc"
     assert record["not_run"] == [["DD", "products", "no GPU"], ["DD", "builds", "no GPU"]]
     shares = record["experiments"]["shares"]["DD"]
@@ -95,12 +95,9 @@ def test_without_a_gpu_the_record_holds_what_can_be_counted(folder, graph, capsy
     for f, g in ((1, 4), (2, 2)):
         packed = BRP.pack(graph, fixed=f, group=g)
         assert shares[f"{f}x{g}"] == pytest.approx(packed.tile_share)
-    sizes = record["experiments"]["bytes"]["DD"]
-    assert sizes["CSR"] == 4 * (301 + graph.nnz) and sizes["COO"] == 8 * graph.nnz
-    assert sizes["BRP 1x4"] == BRP.pack(graph).bytes and sizes["kernel"]["slot_ids"] > 0
     printed = capsys.readouterr().out
     assert main(["--show", str(folder / "record.json")]) == 0
-    assert capsys.readouterr().out == printed and "index bytes of BRP 1x4" in printed
+    assert capsys.readouterr().out == printed and "entries in groups" in printed
 
 
 @pytest.mark.usefixtures("host_as_gpu")

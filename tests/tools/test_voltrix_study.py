@@ -68,7 +68,7 @@ def test_without_a_gpu_the_record_says_what_was_not_run(tmp_path: Path):
     assert main(["--out", str(out), "--commit", "abc"]) == 0
     record = json.loads(out.read_text())
     assert record["commit"] == "abc" and record["gpu"] is None
-    assert record["not_run"] == [["gamma", None, "no GPU"], ["fit", None, "no GPU"]]
+    assert record["not_run"] == [[None, "gamma", "no GPU"], [None, "fit", "no GPU"]]
     assert list(record["experiments"]) == list(EXPERIMENTS)
 
 
