@@ -58,7 +58,8 @@ $(DOCS_STAMP): $(STAMP)
 compile-all: $(STAMP)
 	$(BIN)/python -m tools.compile_all
 
-# On a machine with a GPU. Commit results/<gpu> after code between plan() and the launch changed.
+# On a machine with a GPU, for a release: every proof. A change between plan() and the launch needs the
+# GPU tests of its parts alone: `python -m tools.verify`. Commit results/<gpu> after either.
 verify: $(STAMP)
 	$(BIN)/python -m tools.prove
 

@@ -6,7 +6,10 @@ by the build. API pages are made from docstrings, so the package must be importa
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sparsetile import __version__
+from sparsetile.check.proofs import ages
 
 project = "sparsetile"
 author = "the sparsetile authors"
@@ -17,6 +20,11 @@ html_theme = "furo"
 html_title = f"sparsetile {version}"
 html_copy_source = False
 html_show_copyright = False
+
+# {{ proofs }} on a page is the table of proofs with their ages.
+myst_enable_extensions = ["substitution"]
+_rows = [f"| `{age.name}` | {age.text} |" for age in ages(Path(__file__).resolve().parents[1])]
+myst_substitutions = {"proofs": "\n".join(["| proof | of |", "| --- | --- |", *_rows])}
 
 # Links may name headings of the first three levels: [text](page.md#a-heading).
 myst_heading_anchors = 3

@@ -2,7 +2,7 @@
 
 ``sparsetile verify --checker memcheck,racecheck,synccheck,initcheck`` runs the products of
 ``tools.checked_products`` under each tool and writes ``results/<gpu>/checkers.json`` with the
-digest that the GPU record has. A tool that is missing, that was stopped, or that saw nothing run
+digests that the GPU record has. A tool that is missing, that was stopped, or that saw nothing run
 leaves no entry. Which systems run and which kernels are watched comes from the registries: a new
 system is checked without an edit here.
 
@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparsetile.check.digest import code_digest
+from sparsetile.check.parts import part_digests
 from sparsetile.core.errors import value_error
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
@@ -53,7 +53,7 @@ __all__ = [
     "write_checkers",
 ]
 
-SCHEMA = 2  # 2: the digest covers more, as in tools/record.py
+SCHEMA = 3  # 3: a digest for each part of the code
 RECORD_NAME = "checkers.json"
 PARTIAL_NAME = "checkers.partial.json"
 PROGRAM = "compute-sanitizer"
@@ -258,11 +258,11 @@ class Kept:
         self.lasts = folder is not None
         if folder is None:
             return
-        self._facts = {"schema": SCHEMA, **machine_facts(), "code_digest": code_digest()}
+        self._facts = {"schema": SCHEMA, **machine_facts(), "parts": part_digests()}
         self._path = Path(folder) / self._facts["gpu"]["slug"] / PARTIAL_NAME
         with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
             held = json.loads(self._path.read_text())
-            parts = held.pop("parts")
+            parts = held.pop("clean")
             self._parts = parts if held == self._facts and isinstance(parts, dict) else {}
 
     def get(self, name: str) -> Watched | None:
@@ -278,14 +278,14 @@ class Kept:
             return
         with self._lock:
             self._parts[name] = asdict(found)
-            write_json({**self._facts, "parts": self._parts}, self._path)
+            write_json({**self._facts, "clean": self._parts}, self._path)
 
     def drop(self, tool: str) -> None:
         """Forget the parts of a tool that is done."""
         with self._lock:
             self._parts = {n: p for n, p in self._parts.items() if not n.startswith(f"{tool} ")}
             if self._path is not None and self._parts:
-                write_json({**self._facts, "parts": self._parts}, self._path)
+                write_json({**self._facts, "clean": self._parts}, self._path)
             elif self._path is not None:
                 self._path.unlink(missing_ok=True)
 
@@ -324,7 +324,7 @@ class _Run:
     device: str
     matrices: str
     until: float
-    digest: str
+    digests: dict[str, str]
     kept: Kept
 
     def watch(self, chosen: Checker, task: tuple[str, str]) -> Watched | None:
@@ -360,7 +360,7 @@ class _Run:
             )  # fmt: skip
         if not errors and not any(each.products for each in watched):
             raise _unfinished(tool, "no product", "Check that a GPU system can run here")
-        if code_digest() != self.digest:
+        if part_digests() != self.digests:
             raise _unfinished(tool, "a change of the code meanwhile", "Run it again")
         if not errors:
             self.kept.drop(tool)
@@ -430,7 +430,7 @@ def run_checkers(
     run = _Run(
         root, program, version, device,
         ",".join([name for name in matrices.split(",") if name] or matrix_names()),
-        time.perf_counter() + seconds, code_digest(), Kept(folder),
+        time.perf_counter() + seconds, part_digests(), Kept(folder),
     )  # fmt: skip
     with ThreadPoolExecutor(PROCESSES) as pool:
         try:
@@ -477,7 +477,7 @@ def write_checkers(entries: dict[str, dict[str, Any]], folder: Path) -> tuple[Pa
         raise value_error(
             "write_checkers", "entries", "of at least one tool", "none", "Run a checker first"
         )
-    facts = {"schema": SCHEMA, **machine_facts(), "code_digest": code_digest()}
+    facts = {"schema": SCHEMA, **machine_facts(), "parts": part_digests()}
     path = Path(folder) / facts["gpu"]["slug"] / RECORD_NAME
     held: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):

@@ -38,7 +38,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile.check.digest import code_digest
+from sparsetile.check.parts import part_digests
 from sparsetile.cli.console import note
 from sparsetile.core.errors import UnsupportedError, value_error
 from sparsetile.reorder import REORDERERS
@@ -55,7 +55,7 @@ from tools.record import device_facts, read_proof, write_json
 
 __all__ = ["Outcome", "check_fuzz", "fuzz", "main", "try_case", "warm", "worker"]
 
-SCHEMA = 2  # 2: counts the cases of each kind, and layers
+SCHEMA = 3  # 3: a digest for each part of the code
 RECORD_NAME = "fuzz.json"
 # Cases of each kind in a record that is committed.
 FEWEST_CASES = {
@@ -216,11 +216,11 @@ def _run(asked: argparse.Namespace) -> int:
     if asked.replay is not None:
         seed, number = divmod(asked.replay, CASES_OF_A_SEED)
         return _replay(draw_case(seed, number, asked.device, asked.kind))
-    facts, digest = device_facts(asked.device), code_digest()
+    facts, digest = device_facts(asked.device), part_digests()
     device, kind = asked.device, asked.kind
     work = Work("fuzz", device, lambda s, number: draw_case(s, number, device, kind), (kind,))
     found = run_in_processes(work, seed, asked.seconds, asked.processes, note)
-    if code_digest() != digest:
+    if part_digests() != digest:
         raise value_error("fuzz", "the code", "left as it is meanwhile", "a change", "Run it again")
     ran = {**found["kinds"], **found["systems"]}
     counts = ", ".join(f"{name} {count}" for name, count in ran.items())
@@ -235,7 +235,7 @@ def _run(asked: argparse.Namespace) -> int:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **facts,
             "device": asked.device,
-            "code_digest": digest,
+            "parts": digest,
             "processes": asked.processes,
             "kind": asked.kind,
             **found,

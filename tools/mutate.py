@@ -36,7 +36,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparsetile.check.digest import code_digest, strip_cuda
+from sparsetile.check.digest import strip_cuda
+from sparsetile.check.parts import changed_parts, part_digests
 from sparsetile.cli.console import note, print_table
 from sparsetile.core.errors import value_error
 from sparsetile.jit.source import DEVICE_TREE, KernelSource
@@ -56,7 +57,7 @@ __all__ = [
     "main",
 ]
 
-SCHEMA = 1
+SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "mutations.json"
 LEAST = 40  # mutations that a record must hold
 TEST_SECONDS = 45.0  # a test takes a second or two, compiling included; longer is a hang
@@ -253,7 +254,7 @@ def collect(chosen: Sequence[Mutation], parallel: int) -> dict[str, Any]:
     RuntimeError
         A suite fails without any mutation, or the code changed meanwhile.
     """
-    facts, digest, begun = machine_facts(), code_digest(), time.perf_counter()
+    facts, digest, begun = machine_facts(), part_digests(), time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs = _jobs(chosen, folder)
@@ -266,7 +267,7 @@ def collect(chosen: Sequence[Mutation], parallel: int) -> dict[str, Any]:
                 Path(jobs[place].folder, left).unlink(missing_ok=True)
             (results[place],) = _start([jobs[place]], folder, 1)
         logs = [_tail(job) for job in jobs]
-    if code_digest() != digest:
+    if part_digests() != digest:
         raise RuntimeError(
             "mutate: the code must stay as it is while the tests run, got a change. Run it again."
         )
@@ -289,7 +290,7 @@ def collect(chosen: Sequence[Mutation], parallel: int) -> dict[str, Any]:
         "schema": SCHEMA,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
-        "code_digest": digest,
+        "parts": digest,
         "seconds": round(time.perf_counter() - begun, 1),
         "parallel": parallel,
         "counts": dict(sorted(counts.items())),
@@ -311,7 +312,7 @@ def _key(entry: dict[str, Any]) -> tuple[str, ...]:
 def settled(path: Path) -> dict[tuple[str, ...], dict[str, Any]]:
     """Return the entries of a record of today's code whose outcome is as it should be."""
     record, problems = read_proof(path, SCHEMA, "")
-    if not record or problems:
+    if problems or changed_parts(record):
         return {}
     entries = record.get("mutations", [])
     wanted = {_key({name: getattr(each, name) for name in _SHOWN}) for each in MUTATIONS}

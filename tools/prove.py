@@ -1,9 +1,10 @@
-"""Make every proof of today's code again, in one command. Needs a GPU.
+"""Make every proof of today's code again, in one command. Needs a GPU, except for --release.
 
     python -m tools.prove [--out DIR] [--only verify,fuzz,stress,soak,checkers] [--fuzz-seconds S]
                           [--stress-seconds S] [--checker-seconds S] [--list]
+    python -m tools.prove --release
 
-    verify     the tests marked ``gpu``                         about 140 s on an H200
+    verify     the tests marked ``gpu`` of parts that changed   about 140 s on an H200 for all
     fuzz       random products and layers, a process a core     120 s by default, 25,000 cases
     stress     threads and streams on 20,000 cold plans         330 s by default, 8 processes
     soak       streams, threads, 10,000 plans                   about 240 s beside the checkers
@@ -13,14 +14,18 @@ Soak and checkers run side by side: the checkers hold the host up more than the 
 processes share the GPU through NVIDIA's MPS where its daemon is installed, which makes them about
 four times as fast. Those of the stress do not: the GPU has to switch between them. A proof that is
 fresh is not made again, and checkers that were stopped go on with what ``checkers.partial.json``
-lacks; both are looked for in DIR and in ``results``. Exit code: 0 where all proofs asked for are
-fresh, 1 where one is not.
+lacks; both are looked for in DIR and in ``results``. Exit code: 0 if all proofs asked for are
+fresh, 1 if one is not.
+
+CI asks for ``verify`` alone. The others are proofs of a release: ``--release`` shows how old each
+is, and exits with 1 if one is missing, has a fault, or is not of today's code.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -30,16 +35,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsetile.cli.console import note
+from sparsetile.check.parts import changed_parts
+from sparsetile.check.proofs import ages
+from sparsetile.cli.console import note, print_table
 from sparsetile.core.checks import one_of
 from tools.checkers import PARTIAL_NAME, SCHEMA, TOOLS, check_checkers
 from tools.checkers import RECORD_NAME as CHECKERS_NAME
 from tools.fuzz import check_fuzz
+from tools.mutate import check_mutations
 from tools.record import ROOT, check_record, machine_facts, read_proof
 from tools.soak import check_soak
 from tools.stress import check_stress
 
-__all__ = ["PROOFS", "commands", "fresh", "lacking", "main"]
+__all__ = ["PROOFS", "commands", "fresh", "lacking", "main", "release"]
 
 PROOFS = ("verify", "fuzz", "stress", "soak", "checkers")
 # Processes of the stress: more of them make a missing wait more visible, and each plan slower.
@@ -51,6 +59,7 @@ _CHECKS: Mapping[str, Callable[[Path], list[str]]] = {
     "stress": check_stress,
     "soak": check_soak,
     "checkers": check_checkers,
+    "mutations": check_mutations,
 }
 
 
@@ -68,16 +77,29 @@ class Asked:
 def lacking(path: Path) -> list[str]:
     """Return the tools that a checkers' record has no clean entry of today's code for."""
     record, problems = read_proof(path, SCHEMA, "")
-    held = {} if problems else record.get("checkers", {})
+    held = {} if problems or changed_parts(record) else record.get("checkers", {})
     return [tool for tool in TOOLS if tool not in held or held[tool].get("errors")]
 
 
 def fresh(proof: str, folder: Path) -> bool:
     """Whether a folder of one GPU holds this proof of today's code, without a fault."""
     path = folder / f"{proof}.json"
-    if not path.is_file() or _CHECKS[proof](path):
+    if not path.is_file() or _CHECKS[proof](path) or changed_parts(json.loads(path.read_text())):
         return False
     return proof != "checkers" or not lacking(path)
+
+
+def release() -> int:
+    """Print the age and the faults of every committed proof; 0 if all are of today's code."""
+    found = ages(ROOT)
+    print_table(("proof", "of"), [[age.name, age.text] for age in found])
+    faults = []
+    for age in found:
+        path = ROOT / "results" / f"{age.name}.json"
+        faults += _CHECKS[path.stem](path) if path.is_file() else []
+    for fault in faults:
+        note(f"prove: {fault}")
+    return 0 if all(age.today for age in found) and not faults else 1
 
 
 def commands(asked: Asked, folder: Path) -> dict[str, list[str]]:
@@ -172,7 +194,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--stress-seconds", type=float, default=Asked.stress_seconds)
     parser.add_argument("--checker-seconds", type=float, default=Asked.checker_seconds)
     parser.add_argument("--list", action="store_true", help="print what would run, and run nothing")
+    parser.add_argument("--release", action="store_true", help="show how old each proof is")
     given = parser.parse_args(list(arguments))
+    if given.release:
+        return release()
     try:
         only = tuple(one_of("prove", "--only", name, PROOFS) for name in given.only.split(","))
         slug = machine_facts()["gpu"]["slug"]

@@ -1,13 +1,16 @@
 """The GPU record: proof that today's code passed its tests on a GPU.
 
 CI has no GPU. ``sparsetile verify`` runs the tests marked ``gpu`` where there is one and writes
-``results/<gpu>/verify.json`` with the digest of everything between ``plan()`` and the launch. A
-test in CI calls :func:`check_record`, which reports a record whose digest is not today's, so a
+``results/<gpu>/verify.json``: every outcome, and a digest of each part of the code between
+``plan()`` and the launch (``sparsetile.check.parts``). An outcome counts while the digests of
+``shared`` and of the systems that its test belongs to are today's; the next run keeps these and
+runs the others. A test in CI calls :func:`check_record`, which reports parts that changed, so a
 kernel that changed and was not run does not land.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,17 +20,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sparsetile.check.digest import code_digest
 from sparsetile.check.environment import driver_version, gpu_slug, nvrtc_text
+from sparsetile.check.parts import SHARED, changed_parts, part_digests
 from sparsetile.core.errors import value_error
 from sparsetile.jit import device_arch
+from tools.gpu_tests import GpuTests
+from tools.left_out import collected, leave_out
 
 __all__ = [
     "RECORD_NAME",
@@ -35,6 +40,7 @@ __all__ = [
     "SCHEMA",
     "check_record",
     "collect",
+    "counting",
     "device_facts",
     "machine_facts",
     "one_thread_each",
@@ -46,11 +52,13 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parents[1]
-SCHEMA = 2  # 2: code_digest covers systems, formats, balance and operators, and ignores comments
+SCHEMA = 3  # 3: a digest for each part of the code; 2 had one of all of it
 RECORD_NAME = "verify.json"
 # Processes that share the GPU while its tests run.
 PROCESSES = 14
 _OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
+_AGAIN = "run `sparsetile verify` on that GPU again"
 # What the child process runs: a fresh interpreter, so that no state of the caller reaches tests.
 _CHILD = (
     "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
@@ -59,24 +67,23 @@ _CHILD = (
 
 
 class _Outcomes:
-    """pytest plugin: one outcome and one duration per test, whatever its phases did."""
+    """pytest plugin: one outcome per test, whatever its phases did."""
 
     def __init__(self) -> None:
-        self.tests: dict[str, dict[str, Any]] = {}
+        self.tests: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        held = self.tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
-        held["seconds"] += report.duration
+        self.tests.setdefault(report.nodeid, "passed")
         if hasattr(report, "wasxfail"):
-            held["outcome"] = "xfailed" if report.skipped else "xpassed"
+            self.tests[report.nodeid] = "xfailed" if report.skipped else "xpassed"
         elif report.failed:  # also in set-up or tear-down
-            held["outcome"] = "failed"
+            self.tests[report.nodeid] = "failed"
         elif report.skipped:
-            held["outcome"] = "skipped"
+            self.tests[report.nodeid] = "skipped"
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:  # a file that cannot be imported hides its tests: count it as one
-            self.tests[report.nodeid] = {"outcome": "failed", "seconds": 0.0}
+            self.tests[report.nodeid] = "failed"
 
 
 def _child_main(arguments: Sequence[str]) -> int:
@@ -98,7 +105,9 @@ def one_thread_each() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def run_tests(root: Path, *, marker: str, expression: str | None = None) -> dict[str, Any]:
+def run_tests(
+    root: Path, *, marker: str, expression: str | None = None, kept: Iterable[str] = ()
+) -> tuple[dict[str, str], set[str]]:
     """Run the tests of a checkout in a process of their own; their output goes to stderr.
 
     Parameters
@@ -109,11 +118,15 @@ def run_tests(root: Path, *, marker: str, expression: str | None = None) -> dict
         pytest marker expression that selects the tests.
     expression : str, optional
         pytest ``-k`` expression that selects further.
+    kept : iterable of str
+        Tests that are not run.
 
     Returns
     -------
     dict
-        Test id -> ``{"outcome", "seconds"}``.
+        Test id -> outcome.
+    set
+        The tests that there are, those of ``kept`` too.
 
     Raises
     ------
@@ -125,12 +138,12 @@ def run_tests(root: Path, *, marker: str, expression: str | None = None) -> dict
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "outcomes.json"
         command = [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src")]
-        command += [str(report), "tests", "-m", marker]
-        environment = None
+        command += [str(report), "tests", "-m", marker, "-p", "tools.left_out"]
+        environment = {**os.environ, **leave_out(sorted(kept), Path(folder))}
         if importlib.util.find_spec("xdist") is not None:
             # Most of a GPU test's time is the host's: compiling, and float64 references.
             command += ["-n", str(PROCESSES), "--dist", "worksteal"]
-            environment = one_thread_each()
+            environment |= one_thread_each()
         if expression:
             command += ["-k", expression]
         ended = subprocess.run(command, cwd=root, env=environment, stdout=2, check=False)
@@ -140,7 +153,7 @@ def run_tests(root: Path, *, marker: str, expression: str | None = None) -> dict
                 f"{ended.returncode} from pytest before its report. "
                 "See its output above: a crash in a kernel ends the whole process."
             )
-        found = json.loads(report.read_text())
+        found, there = json.loads(report.read_text()), collected(Path(folder))
     if found["exit"] == 4:  # pytest's code for bad usage; the selection is all that was given
         raise value_error(
             "verify", "-k", "an expression that pytest understands", repr(expression),
@@ -151,15 +164,11 @@ def run_tests(root: Path, *, marker: str, expression: str | None = None) -> dict
             f"verify: the tests must run to their end, got exit code {found['exit']} from "
             "pytest. See its output above."
         )
-    return found["tests"]
+    return found["tests"], there
 
 
-def _failures(tests: dict[str, dict[str, Any]]) -> list[str]:
-    return [name for name, test in tests.items() if test["outcome"] == "failed"]
-
-
-def _ran(tests: dict[str, dict[str, Any]]) -> int:
-    return sum(test["outcome"] != "skipped" for test in tests.values())
+def _failures(tests: Mapping[str, str]) -> list[str]:
+    return [name for name, outcome in tests.items() if outcome == "failed"]
 
 
 def machine_facts() -> dict[str, Any]:
@@ -200,44 +209,110 @@ def device_facts(device: str) -> dict[str, Any]:
     return {"cpu": platform.machine(), **versions}
 
 
-def collect(root: Path, *, expression: str | None = None) -> dict[str, Any]:
-    """Run the tests marked ``gpu`` and return the record of what came of it.
+def _outcomes(record: Mapping[str, Any], tests: GpuTests) -> dict[str, tuple[str, frozenset[str]]]:
+    """Return the outcome of each test of a record, and the systems it belonged to.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError, AttributeError
+        The record does not list them as it should.
+    """
+    if record["schema"] != SCHEMA:
+        found = {
+            name: (test["outcome"], tests.parts(name)) for name, test in record["tests"].items()
+        }
+    else:
+        found = {
+            (f"{file}::{name}" if name else file): (outcome, frozenset(parts.split()) - {SHARED})
+            for parts, files in record["tests"].items()
+            for file, outcomes in files.items()
+            for outcome, names in outcomes.items()
+            for name in names
+        }
+    if not all(outcome in _OUTCOMES for outcome, _ in found.values()):
+        raise ValueError("an outcome that no test has")
+    return found
+
+
+def counting(record: Mapping[str, Any], tests: GpuTests) -> dict[str, str]:
+    """Return the outcomes of a record that need not be had again.
+
+    They are of today's ``shared`` and of today's code of the systems that the test belonged to,
+    which are those that it belongs to today. Failures do not count.
+    """
+    changed = set(changed_parts(record))
+    if SHARED in changed or (changed and "parts" not in record):
+        return {}
+    return {
+        name: outcome
+        for name, (outcome, parts) in _outcomes(record, tests).items()
+        if outcome != "failed" and not parts & changed and parts == tests.parts(name)
+    }
+
+
+def _grouped(outcomes: Mapping[str, str], tests: GpuTests) -> dict[str, Any]:
+    """Return outcomes as a record has them: by systems, file and outcome, each name once."""
+    found: dict[str, Any] = {}
+    for test in sorted(outcomes):
+        file, _, name = test.partition("::")
+        parts = " ".join(sorted(tests.parts(test))) or SHARED
+        files = found.setdefault(parts, {})
+        files.setdefault(file, {}).setdefault(outcomes[test], []).append(name)
+    return dict(sorted(found.items()))
+
+
+def collect(
+    root: Path, *, held: Iterable[Path] = (), expression: str | None = None
+) -> dict[str, Any]:
+    """Run the tests marked ``gpu`` that have to be run, and return the record of all of them.
 
     Parameters
     ----------
     root : Path
         Source checkout.
+    held : iterable of Path
+        Folders that may have a record for this GPU. Outcomes of the first that has one are kept,
+        as far as they count and are of a machine like this one.
     expression : str, optional
-        Run only the tests that match this ``-k`` expression. Such a record is marked as partial
-        and :func:`check_record` does not accept it.
+        Run only the tests that match this ``-k`` expression. The record holds no others.
 
     Returns
     -------
     dict
         Plain data, ready for JSON: ``schema``, ``date``, ``gpu``, ``driver``, ``torch``, ``cuda``,
-        ``nvrtc``, ``python``, ``code_digest``, ``selection``, ``seconds``, ``counts``, ``tests``.
+        ``nvrtc``, ``python``, ``parts`` (digests), ``dates`` (since when the parts' outcomes are of
+        these digests), ``ran`` and ``seconds`` of this run, ``counts``, ``tests``.
     """
     facts = machine_facts()
-    digest = code_digest()
+    before, tests, now = part_digests(), GpuTests(root), datetime.now(UTC).isoformat("T", "seconds")
+    kept: dict[str, str] = {}
+    dates: dict[str, str] = {}
+    paths = (folder / facts["gpu"]["slug"] / RECORD_NAME for folder in held)
+    if path := next((path for path in paths if path.is_file()), None):
+        record, problems = read_proof(path, SCHEMA, "")
+        if not problems and all(record.get(name) == fact for name, fact in facts.items()):
+            with contextlib.suppress(*_MALFORMED):
+                kept = counting(record, tests)
+                dates = record.get("dates") or dict.fromkeys(before, record["date"])
+                dates = {name: dates[name] for name in dates if name not in changed_parts(record)}
     started = time.perf_counter()
-    tests = run_tests(root, marker="gpu", expression=expression)
-    if code_digest() != digest:
+    ran, there = run_tests(root, marker="gpu", expression=expression, kept=kept)
+    if part_digests() != before:
         raise RuntimeError(
             "verify: the code must stay as it is while the tests run, got a change. Run it again."
         )
-    counts = Counter(test["outcome"] for test in tests.values())
+    outcomes = {**{name: kept[name] for name in kept if name in there}, **ran}
+    counts = Counter(outcomes.values())
     return {
         "schema": SCHEMA,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": now,
         **facts,
-        "code_digest": digest,
-        "selection": expression,
-        "seconds": round(time.perf_counter() - started, 3),
-        "counts": {"total": len(tests), **{name: counts[name] for name in _OUTCOMES}},
-        "tests": {
-            name: {"outcome": test["outcome"], "seconds": round(test["seconds"], 4)}
-            for name, test in sorted(tests.items())
-        },
+        "parts": before,
+        "dates": {name: dates.get(name, now) if kept else now for name in before},
+        "ran": len(ran),
+        "seconds": round(time.perf_counter() - started, 1),
+        "counts": {"total": len(outcomes), **{name: counts[name] for name in _OUTCOMES}},
+        "tests": _grouped(outcomes, tests),
     }
 
 
@@ -249,7 +324,7 @@ def write_record(record: dict[str, Any], folder: str | os.PathLike[str]) -> Path
     ValueError
         No test of the record ran, so it would prove nothing.
     """
-    if _ran(record["tests"]) == 0:
+    if record["counts"]["total"] == record["counts"]["skipped"]:
         raise value_error(
             "write_record", "record", "of at least one test that ran", "none",
             "Run it where the tests marked gpu are not skipped",
@@ -277,44 +352,50 @@ def write_json(body: dict[str, Any], path: Path) -> Path:
 def read_proof(
     path: str | os.PathLike[str], schema: int, again: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Read a record with a ``code_digest`` and return it with what is wrong with it so far.
+    """Read a record of code and return it with what is wrong with it so far.
 
-    It is empty where it cannot be read or has another schema. ``again`` says how to renew it.
+    It is empty if it cannot be read or has another schema. The schema before ``schema`` is read if
+    it has one digest of all code. ``again`` says how to renew it.
     """
     try:
         record = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         return {}, [f"{path}: cannot be read ({error}); {again}"]
-    if not isinstance(record, dict) or record.get("schema") != schema:
-        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+    found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+    if found != schema and (found != schema - 1 or "code_digest" not in record):
         return {}, [f"{path}: has schema {found}, this checkout reads {schema}; {again}"]
-    if record.get("code_digest") != code_digest():
-        return record, [f"{path}: the code it covers changed since it was written; {again}"]
     return record, []
 
 
-def check_record(path: str | os.PathLike[str]) -> list[str]:
+def check_record(path: str | os.PathLike[str], there: Iterable[str] = ()) -> list[str]:
     """Return what is wrong with a record, one sentence each; empty when it vouches for today.
 
     Parameters
     ----------
     path : path-like
         A ``verify.json``.
+    there : iterable of str
+        Tests marked ``gpu`` that must be in it, those of systems of the CPU aside.
     """
-    again = "run `sparsetile verify` on that GPU again"
-    record, problems = read_proof(path, SCHEMA, again)
+    record, problems = read_proof(path, SCHEMA, _AGAIN)
     if not record:
         return problems
-    tests = record.get("tests")
-    if not isinstance(tests, dict) or not all(
-        isinstance(test, dict) and test.get("outcome") in _OUTCOMES for test in tests.values()
-    ):
-        return [f"{path}: does not list an outcome per test; {again}"]
-    if _ran(tests) == 0:
-        problems.append(f"{path}: no test ran; {again}")
-    if record.get("selection"):
-        problems.append(
-            f"{path}: covers only the tests selected by -k {record['selection']!r}; {again}"
-        )
-    problems += [f"{path}: {name} {tests[name]['outcome']}" for name in _failures(tests)]
+    tests = GpuTests(ROOT)
+    try:
+        held = _outcomes(record, tests)
+    except _MALFORMED:
+        return [f"{path}: does not list an outcome per test; {_AGAIN}"]
+    if all(outcome == "skipped" for outcome, _ in held.values()):
+        problems.append(f"{path}: no test ran; {_AGAIN}")
+    if changed := changed_parts(record):
+        problems.append(f"{path}: code changed since it was run ({', '.join(changed)}); {_AGAIN}")
+    problems += [f"{path}: {name} failed" for name, (word, _) in held.items() if word == "failed"]
+    absent = [
+        name
+        for name in there
+        if tests.needs_gpu(name) and (name not in held or held[name][1] != tests.parts(name))
+    ]
+    if absent:
+        named = f"{absent[0]} and {len(absent) - 1} more" if len(absent) > 1 else absent[0]
+        problems.append(f"{path}: lacks {named}; {_AGAIN}")
     return problems

@@ -34,7 +34,7 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile import CSR, Plan
-from sparsetile.check.digest import code_digest
+from sparsetile.check.parts import part_digests
 from sparsetile.check.reference import dot_products, reference
 from sparsetile.cli.console import note
 from sparsetile.core.errors import UnsupportedError, value_error
@@ -43,7 +43,7 @@ from tools.record import machine_facts, read_proof, write_json
 
 __all__ = ["RECORD_NAME", "SCHEMA", "check_soak", "main", "soak"]
 
-SCHEMA = 1
+SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "soak.json"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 WIDTHS = (8, 33, 128)
@@ -380,7 +380,7 @@ def _run(asked: argparse.Namespace) -> int:
                 "soak", f"--{name}", f"{least} or more", getattr(asked, name), "Omit it"
             )
     facts: dict[str, Any] = machine_facts() if asked.device == "cuda" else {"cpu": os.uname()[4]}
-    digest = code_digest()
+    digest = part_digests()
     found = soak(asked.device, asked.seconds, asked.streams, asked.threads, asked.plans, asked.seed)
     problems = _problems(found)
     note(
@@ -394,7 +394,7 @@ def _run(asked: argparse.Namespace) -> int:
         head = {"schema": SCHEMA, "date": date, **facts, "device": asked.device}
         folder = facts["gpu"]["slug"] if asked.device == "cuda" else "cpu"
         path = asked.out / folder / RECORD_NAME
-        note(f"soak: wrote {write_json({**head, 'code_digest': digest, **found}, path)}")
+        note(f"soak: wrote {write_json({**head, 'parts': digest, **found}, path)}")
     return 1 if problems else 0
 
 

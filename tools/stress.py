@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.check.digest import code_digest
+from sparsetile.check.parts import part_digests
 from sparsetile.cli.console import note
 from sparsetile.core.errors import UnsupportedError, value_error
 from sparsetile.nn import clear_graph_cache
@@ -56,7 +56,7 @@ from tools.stress_jobs import LOOSE, Operands, Subject, made
 
 __all__ = ["RECORD_NAME", "SCHEMA", "check_stress", "main", "try_case", "worker"]
 
-SCHEMA = 1
+SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "stress.json"
 # What a record that is committed covers at least.
 FEWEST = {"plans": 20_000, "processes": 4}
@@ -367,11 +367,11 @@ def _run(asked: argparse.Namespace) -> int:
         seed, number = divmod(asked.replay, CASES_OF_A_SEED)
         return _replay(draw(seed, number, device), asked.times)
     seed = random.SystemRandom().randrange(2**31) if asked.seed is None else asked.seed
-    facts, digest = device_facts(device), code_digest()
+    facts, digest = device_facts(device), part_digests()
     drawn: Callable[[int, int], StressCase] = lambda s, number: draw(s, number, device)  # noqa: E731
     work = Work("stress", device, drawn)
     found = run_in_processes(work, seed, asked.seconds, asked.processes, note)
-    if code_digest() != digest:
+    if part_digests() != digest:
         raise value_error(
             "stress", "the code", "left as it is meanwhile", "a change", "Run it again"
         )
@@ -387,7 +387,7 @@ def _run(asked: argparse.Namespace) -> int:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **facts,
             "device": device,
-            "code_digest": digest,
+            "parts": digest,
             "processes": asked.processes,
             "plans": plans,
             **{name: found[name] for name in

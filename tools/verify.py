@@ -1,9 +1,12 @@
 """Run the GPU tests of this checkout, or the checkers, and write the record.
 
-    python -m tools.verify [--out DIR] [-k EXPR] [--checker TOOLS] [--time-limit SECONDS] [--json]
+    python -m tools.verify [--out DIR] [--all] [-k EXPR] [--checker TOOLS] [--time-limit SECONDS]
+                           [--json]
 
-``sparsetile verify`` is the same command. Exit code 1 when a test failed, a checker found something
-or did not finish, or nothing ran; 2 for bad usage and for a machine without a GPU.
+``sparsetile verify`` is the same command. Only tests whose outcome in the record does not count any
+more are run, unless ``--all`` is given; ``-k`` runs what matches and writes nothing. The record is
+looked for in DIR and in ``results``. Exit code 1 when a test failed, a checker found something or
+did not finish, or nothing ran; 2 for bad usage and for a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -24,24 +27,26 @@ from tools.record import ROOT, collect, machine_facts, write_record
 __all__ = ["main"]
 
 
-def _verify(expression: str | None, out: Path | None, as_json: bool) -> int:
-    """Run the GPU tests and write their record."""
-    record = collect(ROOT, expression=expression)
+def _verify(expression: str | None, folder: Path, everything: bool, as_json: bool) -> int:
+    """Run the GPU tests that have to be run and write the record of all."""
+    held = () if everything or expression is not None else (folder, ROOT / "results")
+    record = collect(ROOT, held=held, expression=expression)
     counts, gpu = record["counts"], record["gpu"]
     if as_json:
         print_json(record)
     else:
         names = ("total", "passed", "failed", "skipped")
-        columns = ("GPU", "tests", *names[1:], "seconds")
-        row = [gpu["name"], *(str(counts[name]) for name in names), f"{record['seconds']:.1f}"]
+        columns = ("GPU", "tests", *names[1:], "ran now", "seconds")
+        row = [gpu["name"], *(str(counts[name]) for name in names)]
+        row += [str(record["ran"]), f"{record['seconds']:.1f}"]
         print_table(columns, [row], right=columns[1:])
     if counts["total"] == counts["skipped"]:
         note("sparsetile: error: verify: no test ran, so nothing was written")
         return 1
-    if expression is not None and out is None:
+    if expression is not None:
         note("sparsetile: part of the tests ran: the record was left as it is")
     else:
-        note(f"sparsetile: wrote {write_record(record, out or ROOT / 'results')}")
+        note(f"sparsetile: wrote {write_record(record, folder)}")
     return 1 if counts["failed"] else 0
 
 
@@ -86,19 +91,20 @@ def main(arguments: Sequence[str]) -> int:
     """Run what the arguments ask for and return the exit code."""
     parser = argparse.ArgumentParser(prog="verify", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="write DIR/<gpu>/verify.json or checkers.json")
-    parser.add_argument("-k", dest="expression", help="run only the tests that match")
+    parser.add_argument("--all", action="store_true", help="run also tests whose outcome counts")
+    parser.add_argument("-k", dest="expression", help="run the tests that match, write nothing")
     parser.add_argument("--checker", help=f"products under compute-sanitizer: {', '.join(TOOLS)}")
     parser.add_argument("--time-limit", type=float, default=120.0, help="seconds for each checker")
     parser.add_argument("--json", action="store_true", help="print the record")
     asked = parser.parse_args(list(arguments))
+    folder = asked.out or ROOT / "results"
     try:
         if asked.checker is None:
-            return _verify(asked.expression, asked.out, asked.json)
+            return _verify(asked.expression, folder, asked.all, asked.json)
         if asked.expression is not None:
             raise value_error(
                 "verify", "-k", "omitted with --checker", repr(asked.expression), "Omit one of both"
             )
-        folder = asked.out or ROOT / "results"
         # What a checker started would go on without it, and stand in the next one's way.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:

@@ -32,12 +32,13 @@ def test_every_option_reaches_the_tool_and_its_exit_code_comes_back(
     cli: Cli, child, monkeypatch, tmp_path: Path
 ):
     monkeypatch.chdir(tmp_path)
-    outcome = cli("verify", "--out", "there", "-k", "not csr", "--json")
+    outcome = cli("verify", "--out", "there", "-k", "not csr", "--all", "--json")
     assert outcome.code == 1 and child["cwd"] == ROOT
     python, flag, _, *rest = child["command"]
     assert [python, flag] == [sys.executable, "-c"]
     assert rest[:2] == [str(ROOT), str(ROOT / "src")]
-    assert rest[2:] == [f"--out={tmp_path / 'there'}", "-knot csr", "--time-limit=120.0", "--json"]
+    assert rest[2:4] == [f"--out={tmp_path / 'there'}", "-knot csr"]
+    assert rest[4:] == ["--all", "--time-limit=120.0", "--json"]
 
 
 def test_options_that_are_omitted_are_not_handed_on(cli: Cli, child):

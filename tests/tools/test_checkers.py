@@ -27,7 +27,7 @@ from tools.checkers import (
 from tools.child_processes import run_within
 from tools.record import ROOT
 
-from sparsetile.check.digest import code_digest
+from sparsetile.check.parts import part_digests
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.registry import register, unregister
@@ -120,14 +120,14 @@ def test_a_run_that_was_stopped_is_gone_on_with(tool, tmp_path: Path, monkeypatc
     monkeypatch.setattr(module, "_watch", one_part)
     with pytest.raises(RuntimeError, match=r"got 3 of \d+ parts within 60 s.*Run it again"):
         run_checker(tmp_path, "memcheck", limit=60, matrices=ONE, folder=out)
-    assert len(json.loads(partial.read_text())["parts"]) == 3
+    assert len(json.loads(partial.read_text())["clean"]) == 3
     monkeypatch.setattr(module, "_watch", whole)
     before = len(list(folder.glob("called-*.json")))
     entry = run_checker(tmp_path, "memcheck", limit=60, matrices=ONE, folder=out)
     parts = parts_of(entry)
     assert entry["products"] == 12 * parts and not partial.exists()
     assert len(list(folder.glob("called-*.json"))) - before == parts - 3
-    for damaged in ("", "[]", "{}", '{"parts": 3}', json.dumps({**facts, "parts": {"a": 1}})):
+    for damaged in ("", "[]", "{}", '{"clean": 3}', json.dumps({**facts, "clean": {"a": 1}})):
         partial.write_text(damaged)
         assert module.Kept(out).get("memcheck csr float32 wide") is None
 
@@ -309,7 +309,7 @@ def test_a_tool_that_takes_too_long_is_stopped_with_all_it_started(tool, tmp_pat
 def test_kernels_that_change_meanwhile_are_noticed(tool, tmp_path: Path, monkeypatch):
     tool()
     digests = iter(["before", "after"])
-    monkeypatch.setattr(module, "code_digest", lambda: next(digests))
+    monkeypatch.setattr(module, "part_digests", lambda: next(digests))
     with pytest.raises(RuntimeError, match="got a change of the code meanwhile"):
         run_checker(tmp_path, "memcheck", limit=60, matrices=ONE)
 
@@ -356,7 +356,7 @@ def test_entries_of_other_tools_stay_while_code_and_machine_are_the_same(facts, 
     _, record = write_checkers({"synccheck": entry_of(products=4)}, tmp_path)
     assert json.loads(path.read_text()) == record
     assert record["checkers"] == {"memcheck": entry_of(), "synccheck": entry_of(products=4)}
-    assert record["code_digest"] == code_digest() and record["gpu"] == FACTS["gpu"]
+    assert record["parts"] == part_digests() and record["gpu"] == FACTS["gpu"]
     facts["driver"] = "600.1"
     _, record = write_checkers({"racecheck": entry_of()}, tmp_path)
     assert list(record["checkers"]) == ["racecheck"], "others were of another driver"
@@ -377,7 +377,7 @@ def test_nothing_is_written_of_no_tool(tmp_path: Path):
 
 
 def a_record(**entries: Any) -> dict[str, Any]:
-    return {"schema": SCHEMA, **FACTS, "code_digest": code_digest(), "checkers": entries}
+    return {"schema": SCHEMA, **FACTS, "parts": part_digests(), "checkers": entries}
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,6 @@ def a_record(**entries: Any) -> dict[str, Any]:
         ({"schema": 7}, f"has schema 7, this checkout reads {SCHEMA}"),
         (a_record(), "holds no checker"),
         ({"schema": SCHEMA, "checkers": 3}, "holds no checker"),
-        ({**a_record(memcheck=entry_of()), "code_digest": "0"}, "the code it covers changed"),
         (a_record(memcheck=entry_of(errors=2, exit=86)), "memcheck found 2 errors (exit 86)"),
         (a_record(memcheck=entry_of(exit=1)), "memcheck found 0 errors (exit 1)"),
         (a_record(synccheck=entry_of(products=0)), "synccheck saw no product"),
@@ -396,7 +395,7 @@ def a_record(**entries: Any) -> dict[str, Any]:
         (a_record(memcheck={}), "memcheck is no entry of a checker"),
     ],
 )
-def test_a_record_that_does_not_vouch_for_today_is_told_so(tmp_path: Path, record, text: str):
+def test_a_record_that_proves_too_little_is_told_so(tmp_path: Path, record, text: str):
     path = tmp_path / "checkers.json"
     path.write_text(record if isinstance(record, str) else json.dumps(record))
     (found,) = check_checkers(path)
@@ -410,7 +409,7 @@ def test_a_clean_record_of_today_has_no_problem(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
-def test_every_committed_record_is_of_today_s_code_and_without_errors(path: Path):
+def test_every_committed_record_is_whole_and_without_errors(path: Path):
     """There may be none: README says so then."""
     assert check_checkers(path) == []
 

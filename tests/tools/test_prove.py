@@ -13,14 +13,16 @@ import torch
 from tools.checkers import PARTIAL_NAME, SCHEMA, TOOLS
 from tools.prove import PROOFS, Asked, commands, fresh, lacking, main
 
-from sparsetile.check.digest import code_digest
+from sparsetile.check.parts import part_digests
 from tools import prove
 
 
-def checkers(folder: Path, *tools: str, errors: int = 0, digest: str | None = None) -> Path:
-    entry = {"errors": errors, "exit": 0, "products": 3}
+def checkers(
+    folder: Path, *tools: str, errors: int = 0, parts: dict[str, str] | None = None
+) -> Path:
+    entry = {"date": "2026-01-02T03:04:05+00:00", "errors": errors, "exit": 0, "products": 3}
     record = {
-        "schema": SCHEMA, "code_digest": digest or code_digest(),
+        "schema": SCHEMA, "parts": part_digests() if parts is None else parts,
         "checkers": dict.fromkeys(tools, entry),
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +40,7 @@ def test_tools_without_a_clean_entry_of_today_are_lacking(tmp_path: Path):
     assert lacking(checkers(tmp_path, *TOOLS[:1])) == list(TOOLS[1:])
     assert lacking(checkers(tmp_path, *TOOLS)) == []
     assert lacking(checkers(tmp_path, *TOOLS, errors=1)) == list(TOOLS)
-    assert lacking(checkers(tmp_path, *TOOLS, digest="of another day")) == list(TOOLS)
+    assert lacking(checkers(tmp_path, *TOOLS, parts={})) == list(TOOLS)
 
 
 def test_a_record_of_some_tools_is_not_fresh(tmp_path: Path):
@@ -46,6 +48,8 @@ def test_a_record_of_some_tools_is_not_fresh(tmp_path: Path):
     assert not fresh("checkers", tmp_path) and not fresh("verify", tmp_path)
     checkers(tmp_path, *TOOLS)
     assert fresh("checkers", tmp_path)
+    checkers(tmp_path, *TOOLS, parts={**part_digests(), "acc": "0"})
+    assert not fresh("checkers", tmp_path)
 
 
 def test_only_what_is_asked_for_and_not_fresh_is_run(tmp_path: Path):
@@ -106,6 +110,30 @@ def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkey
     assert lines[2].startswith("fuzz /"), "the fuzzer's processes share the GPU"
     assert lines[4] == "stress", "its processes do not share the GPU: it switches between them"
     assert sorted(lines[5:]) == ["checkers", "soak"]
+
+
+def test_a_release_needs_every_proof_of_today_s_code_and_no_gpu(tmp_path, monkeypatch, capsys):
+    """Each is shown with its age; CI asks for none of them."""
+    whole = {name: [] for name in prove._CHECKS}
+    monkeypatch.setattr(prove, "ROOT", tmp_path)
+    checks = {name: lambda path, name=name: whole[name] for name in whole}
+    monkeypatch.setattr(prove, "_CHECKS", checks)
+    record = {"date": "2026-01-02T03:04:05+00:00", "parts": part_digests()}
+    names = ["cpu/fuzz", *(f"h200/{name}" for name in whole)]
+    for name in names:
+        path = tmp_path / "results" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record))
+    assert main(["--release"]) == 0
+    assert capsys.readouterr().out.count("2026-01-02, of today's code") == len(names)
+    path.write_text(json.dumps({**record, "parts": {**part_digests(), "acc": "0", "rsh": "0"}}))
+    assert main(["--release"]) == 1
+    assert "days old; changed: acc, rsh" in capsys.readouterr().out
+    path.unlink()
+    assert main(["--release"]) == 1 and "missing" in capsys.readouterr().out
+    path.write_text(json.dumps(record))
+    whole["soak"] = ["soak.json: 3 wrong"]
+    assert main(["--release"]) == 1 and "3 wrong" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--only", "verify,luck"]])

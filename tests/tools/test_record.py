@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tools.record import SCHEMA, check_record, collect, run_tests, write_record
+from tools.gpu_tests import GpuTests
+from tools.record import SCHEMA, check_record, collect, counting, run_tests, write_record
 
 from sparsetile.check.digest import code_digest
+from sparsetile.check.parts import part_digests
 from tools import record as module
 
 TESTS = """
@@ -55,17 +57,42 @@ def test_kills_the_process():
 """
 
 
-def a_record(outcomes: dict[str, str]) -> dict[str, Any]:
-    """A record of today whose tests ended as given."""
-    counts = Counter(outcomes.values())
+PARTS = part_digests()
+TESTS_OF_TODAY = GpuTests(module.ROOT)
+# Of one system, of another, and of none.
+ACC, WCSR, NONE = "tests/a.py::t[acc]", "tests/a.py::t[wcsr-tall]", "tests/a.py::t[a]"
+
+
+def counts(outcomes: dict[str, str]) -> dict[str, int]:
+    words = list(outcomes.values())
+    return {"total": len(words), **{name: words.count(name) for name in module._OUTCOMES}}
+
+
+def a_record(outcomes: dict[str, str], *changed: str, **facts: Any) -> dict[str, Any]:
+    """A record of today whose tests ended as given; parts that are named have changed since."""
     return {
-        "schema": module.SCHEMA,
+        "schema": SCHEMA,
+        "date": "2026-01-02T03:04:05+00:00",
+        "gpu": {"name": "NVIDIA H200", "slug": "h200"},
+        "parts": {**PARTS, **dict.fromkeys(changed, "0" * 64)},
+        "dates": dict.fromkeys(PARTS, "2026-01-02T03:04:05+00:00"),
+        "ran": len(outcomes),
+        "seconds": 1.5,
+        "counts": counts(outcomes),
+        "tests": module._grouped(outcomes, TESTS_OF_TODAY),
+        **facts,
+    }
+
+
+def an_old_record(outcomes: dict[str, str], **facts: Any) -> dict[str, Any]:
+    """The same as it was before there were parts."""
+    return {
+        "schema": SCHEMA - 1,
+        "date": "2026-01-02T03:04:05+00:00",
         "gpu": {"name": "NVIDIA H200", "slug": "h200"},
         "code_digest": code_digest(),
-        "selection": None,
-        "seconds": 1.5,
-        "counts": {"total": len(outcomes), **{name: counts[name] for name in module._OUTCOMES}},
         "tests": {name: {"outcome": word, "seconds": 0.1} for name, word in outcomes.items()},
+        **facts,
     }
 
 
@@ -83,8 +110,8 @@ def checkout(folder: Path, text: str) -> Path:
 
 def test_marked_tests_are_run_elsewhere_and_each_outcome_is_kept(tmp_path: Path, capfd):
     """Also where one of them ends its process: that is its own failure alone."""
-    found = run_tests(checkout(tmp_path, TESTS + CRASH), marker="gpu")
-    outcomes = {name.rpartition("::")[2]: test["outcome"] for name, test in found.items()}
+    found, there = run_tests(checkout(tmp_path, TESTS + CRASH), marker="gpu")
+    outcomes = {name.rpartition("::")[2]: outcome for name, outcome in found.items()}
     assert outcomes == {
         "test_passes": "passed",
         "test_fails": "failed",
@@ -93,9 +120,16 @@ def test_marked_tests_are_run_elsewhere_and_each_outcome_is_kept(tmp_path: Path,
         "test_cannot_be_set_up": "failed",
         "test_kills_the_process": "failed",
     }
-    assert all(name.startswith("tests/test_some.py::") for name in found)
+    assert all(name.startswith("tests/test_some.py::") for name in found) and there == set(found)
     written = capfd.readouterr()
     assert written.out == "" and "test_fails" in written.err
+
+
+def test_tests_that_are_kept_are_not_run_and_still_there(tmp_path: Path):
+    kept = [f"tests/test_some.py::{name}" for name in ("test_fails", "test_passes", "test_gone")]
+    found, there = run_tests(checkout(tmp_path, TESTS), marker="gpu", kept=kept)
+    assert len(found) == 3 and not set(kept) & set(found)
+    assert there == {*found, *kept[:2]}
 
 
 def test_a_crash_of_the_whole_process_is_reported_and_no_outcome_invented(
@@ -126,7 +160,7 @@ def test_an_expression_that_pytest_refuses_is_an_error(monkeypatch, tmp_path: Pa
 
 
 def test_an_interrupted_run_is_no_result(monkeypatch, tmp_path: Path):
-    answer(monkeypatch, 2, {"tests/a.py::b": {"outcome": "passed", "seconds": 1.0}})
+    answer(monkeypatch, 2, {"tests/a.py::b": "passed"})
     with pytest.raises(RuntimeError, match="must run to their end, got exit code 2"):
         run_tests(tmp_path, marker="gpu")
 
@@ -135,7 +169,7 @@ def test_a_file_that_cannot_be_imported_counts_as_failed():
     outcomes = module._Outcomes()
     outcomes.pytest_collectreport(SimpleNamespace(failed=True, nodeid="tests/a.py"))
     outcomes.pytest_collectreport(SimpleNamespace(failed=False, nodeid="tests/b.py"))
-    assert outcomes.tests == {"tests/a.py": {"outcome": "failed", "seconds": 0.0}}
+    assert outcomes.tests == {"tests/a.py": "failed"}
 
 
 @pytest.fixture
@@ -147,34 +181,124 @@ def pretended_gpu(monkeypatch) -> None:
     monkeypatch.setattr(module, "device_arch", lambda device: "sm_90a")
 
 
-@pytest.mark.usefixtures("pretended_gpu")
-def test_a_record_says_what_ran_where_and_on_which_code(monkeypatch, tmp_path: Path):
-    tests = {
-        "tests/b.py::two": {"outcome": "skipped", "seconds": 0.0},
-        "tests/a.py::one": {"outcome": "passed", "seconds": 0.25},
-    }
-    monkeypatch.setattr(module, "run_tests", lambda root, marker, expression: tests)
-    record = collect(tmp_path)
-    assert record["schema"] == SCHEMA and record["code_digest"] == code_digest()
+@pytest.fixture
+def tests_end(monkeypatch, pretended_gpu):
+    """Say how the tests end that a run finds; returns the tests that were run."""
+    ran: list[str] = []
+
+    def end(outcomes: dict[str, str]) -> list[str]:
+        def run(root: Path, *, marker: str, expression: str | None, kept: Any):
+            assert marker == "gpu"
+            ran[:] = [name for name in outcomes if name not in kept]
+            return {name: outcomes[name] for name in ran}, set(outcomes)
+
+        monkeypatch.setattr(module, "run_tests", run)
+        return ran
+
+    return end
+
+
+def made(tests_end, tmp_path: Path, outcomes: dict[str, str], held: dict[str, Any] | None = None):
+    """Collect with a record held, of this machine; return the new one and what was run."""
+    ran = tests_end(outcomes)
+    if held is not None:
+        write_record({"counts": counts(outcomes), **held, **module.machine_facts()}, tmp_path)
+    return collect(tmp_path, held=[tmp_path / "empty", tmp_path]), list(ran)
+
+
+def test_a_record_says_what_ran_where_and_on_which_code(tests_end, tmp_path: Path):
+    tests = {NONE: "skipped", WCSR: "passed", ACC: "passed"}
+    record, ran = made(tests_end, tmp_path, tests)
+    assert record["schema"] == SCHEMA and record["parts"] == PARTS and ran == list(tests)
     assert record["gpu"]["slug"] == "h200" and record["gpu"]["arch"] == "sm_90a"
-    assert record["counts"] == {
-        "total": 2, "passed": 1, "failed": 0, "skipped": 1, "xfailed": 0, "xpassed": 0,
-    }  # fmt: skip
-    assert list(record["tests"]) == ["tests/a.py::one", "tests/b.py::two"]
-    for key in ("date", "driver", "torch", "cuda", "nvrtc", "python", "selection", "seconds"):
+    assert record["counts"] == counts(tests) and set(record["dates"]) == set(PARTS)
+    assert record["tests"] == {
+        "acc": {"tests/a.py": {"passed": ["t[acc]"]}},
+        "shared": {"tests/a.py": {"skipped": ["t[a]"]}},
+        "wcsr": {"tests/a.py": {"passed": ["t[wcsr-tall]"]}},
+    }
+    for key in ("date", "driver", "torch", "cuda", "nvrtc", "python", "ran", "seconds"):
         assert key in record
     path = write_record(record, tmp_path)
     assert path == tmp_path / "h200" / "verify.json"
     assert json.loads(path.read_text()) == record
-    assert check_record(path) == []
+    assert check_record(path, tests) == []
     assert [file.name for file in path.parent.iterdir()] == ["verify.json"]
+
+
+ALL = {ACC: "passed", WCSR: "passed", NONE: "passed"}
+
+
+@pytest.mark.parametrize(
+    "changed, ran",
+    [
+        ((), []),
+        (("acc",), [ACC]),
+        (("wcsr",), [WCSR]),
+        (("acc", "wcsr"), [ACC, WCSR]),
+        (("brp",), []),
+        (("shared",), [ACC, WCSR, NONE]),
+    ],
+)
+def test_only_tests_of_parts_that_changed_are_run_again(tests_end, tmp_path, changed, ran):
+    held = a_record(ALL, *changed)
+    record, got = made(tests_end, tmp_path, ALL, held)
+    assert got == ran and record["ran"] == len(ran) and record["counts"]["passed"] == 3
+    assert record["parts"] == PARTS and record["tests"] == held["tests"]
+    same = {name for name in PARTS if record["dates"][name] == held["date"]}
+    assert same == (set() if "shared" in changed else {*PARTS} - {*changed})
+
+
+def test_new_and_failed_tests_are_run_and_removed_ones_drop_out(tests_end, tmp_path: Path):
+    held = a_record({ACC: "failed", WCSR: "passed", "tests/a.py::gone": "passed"})
+    record, ran = made(tests_end, tmp_path, ALL, held)
+    assert ran == [ACC, NONE] and record["counts"] == counts(ALL)
+    assert "gone" not in json.dumps(record)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"driver": "600"}, {"schema": 1}, {"tests": 3}, {"parts": None}, {"tests": {"acc": 3}}],
+)
+def test_outcomes_of_another_machine_or_of_no_record_are_not_kept(tests_end, tmp_path, facts):
+    tests_end(ALL)
+    held = {**a_record(ALL), **module.machine_facts(), **facts}
+    write_record(held, tmp_path)
+    assert collect(tmp_path, held=[tmp_path])["ran"] == 3
+
+
+def test_an_outcome_does_not_count_for_a_part_that_its_test_was_not_run_for(tmp_path: Path):
+    """A file that names another system since then: the record knew nothing of that."""
+    record = a_record(ALL)
+    assert counting(record, TESTS_OF_TODAY) == ALL
+    record["tests"]["brp"] = record["tests"].pop("acc")
+    assert counting(record, TESTS_OF_TODAY) == {WCSR: "passed", NONE: "passed"}
+    (found,) = problems(tmp_path, record, ALL)
+    assert f"lacks {ACC}; run" in found
+
+
+def test_a_record_from_before_there_were_parts_counts_while_its_code_is_today_s(
+    tests_end, tmp_path: Path
+):
+    assert problems(tmp_path, an_old_record(ALL)) == []
+    (found,) = problems(tmp_path, an_old_record(ALL, code_digest="0"))
+    assert "code changed since it was run (some part)" in found
+    record, ran = made(tests_end, tmp_path, ALL, an_old_record(ALL))
+    assert (
+        ran == []
+        and record["parts"] == PARTS
+        and set(record["dates"].values()) == {"2026-01-02T03:04:05+00:00"}
+    )
+    assert record["tests"] == a_record(ALL)["tests"]
+    _, ran = made(tests_end, tmp_path, ALL, an_old_record(ALL, code_digest="0"))
+    assert ran == list(ALL)
 
 
 @pytest.mark.usefixtures("pretended_gpu")
 def test_code_that_changes_while_the_tests_run_is_noticed(monkeypatch, tmp_path: Path):
-    digests = iter(["before", "after"])
-    monkeypatch.setattr(module, "code_digest", lambda: next(digests))
-    monkeypatch.setattr(module, "run_tests", lambda root, marker, expression: {})
+    digests = iter([PARTS, {**PARTS, "acc": "0"}])
+    monkeypatch.setattr(module, "part_digests", lambda: next(digests))
+    monkeypatch.setattr(module, "run_tests", lambda root, **_: ({}, set()))
     with pytest.raises(RuntimeError, match="must stay as it is while the tests run"):
         collect(tmp_path)
 
@@ -192,21 +316,26 @@ def test_a_record_in_which_nothing_ran_is_not_written(tmp_path: Path, outcomes: 
     assert list(tmp_path.iterdir()) == []
 
 
-def problems(tmp_path: Path, record: object) -> list[str]:
+def problems(tmp_path: Path, record: object, there: Iterable[str] = ()) -> list[str]:
     path = tmp_path / "verify.json"
     path.write_text(record if isinstance(record, str) else json.dumps(record))
-    return check_record(path)
+    return check_record(path, there)
 
 
 def test_a_good_record_has_no_problem(tmp_path: Path):
     assert problems(tmp_path, a_record({"a": "passed", "b": "skipped", "c": "xfailed"})) == []
 
 
-def test_a_record_of_other_code_is_stale(tmp_path: Path):
-    (found,) = problems(tmp_path, {**a_record({"a": "passed"}), "code_digest": "0" * 64})
-    assert (
-        "the code it covers changed since it was written" in found and "sparsetile verify" in found
-    )
+def test_parts_that_changed_are_named(tmp_path: Path):
+    (found,) = problems(tmp_path, a_record({"a": "passed"}, "brp", "wcsr"))
+    assert "code changed since it was run (brp, wcsr)" in found and "sparsetile verify" in found
+
+
+def test_tests_that_are_not_in_it_are_named_unless_they_need_no_gpu(tmp_path: Path):
+    record = a_record({ACC: "passed"})
+    assert problems(tmp_path, record, [ACC, "tests/a.py::t[cpu-cuda]"]) == []
+    (found,) = problems(tmp_path, record, [ACC, WCSR, NONE])
+    assert f"lacks {WCSR} and 1 more" in found
 
 
 def test_every_failed_test_is_named(tmp_path: Path):
@@ -220,11 +349,6 @@ def test_a_record_without_tests_proves_nothing(tmp_path: Path, outcomes: dict[st
     assert "no test ran" in found
 
 
-def test_a_record_of_part_of_the_tests_is_not_enough(tmp_path: Path):
-    (found,) = problems(tmp_path, {**a_record({"a": "passed"}), "selection": "csr"})
-    assert "covers only the tests selected by -k 'csr'" in found
-
-
 @pytest.mark.parametrize(
     ("record", "text"),
     [
@@ -232,7 +356,8 @@ def test_a_record_of_part_of_the_tests_is_not_enough(tmp_path: Path):
         ([], f"has schema list, this checkout reads {SCHEMA}"),
         ({}, f"has schema None, this checkout reads {SCHEMA}"),
         ({**a_record({"a": "passed"}), "schema": 1}, f"has schema 1, this checkout reads {SCHEMA}"),
-        ({"schema": SCHEMA, "code_digest": code_digest()}, "does not list an outcome per test"),
+        ({"schema": SCHEMA, "parts": PARTS}, "does not list an outcome per test"),
+        (an_old_record({"a": "fine"}), "does not list an outcome per test"),
         (a_record({"a": "fine"}), "does not list an outcome per test"),
         ({"schema": SCHEMA, "tests": {"a": "passed"}}, "does not list an outcome per test"),
     ],

@@ -14,7 +14,7 @@ from tools.stress import FEWEST, RECORD_NAME, SCHEMA, check_stress, main, try_ca
 from tools.stress_cases import PLAN_JOBS, SUBJECTS, StressCase, draw
 
 import sparsetile as st
-from sparsetile.check.digest import code_digest
+from sparsetile.check.parts import part_digests
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.cpu.runner import CPURunner
 from tools import stress as module
@@ -40,7 +40,7 @@ def test_cold_plans_on_the_cpu_are_right_in_several_processes(tmp_path):
     record = json.loads((tmp_path / "cpu" / "stress.json").read_text())
     assert record["seeds"] == [5, 6] and record["processes"] == 2 and record["failures"] == []
     assert record["plans"] == sum(record["systems"].values()) > 0
-    assert record["code_digest"] == code_digest() and record["device"] == "cpu"
+    assert record["parts"] == part_digests() and record["device"] == "cpu"
 
 
 @pytest.mark.gpu
@@ -189,7 +189,7 @@ def test_a_case_is_replayed_several_times(monkeypatch, capsys):
 
 def a_record(**changes: Any) -> dict[str, Any]:
     systems = {name: 9 for name in SYSTEMS if "cuda" in SYSTEMS[name].devices}
-    whole = {"schema": SCHEMA, "code_digest": code_digest(), "device": "cuda", "failures": []}
+    whole = {"schema": SCHEMA, "parts": part_digests(), "device": "cuda", "failures": []}
     features = {"job": dict.fromkeys(PLAN_JOBS, 9)}
     return {**whole, **FEWEST, "systems": systems, "features": features, **changes}
 
@@ -198,7 +198,6 @@ def a_record(**changes: Any) -> dict[str, Any]:
     ("changes", "text"),
     [
         ({"schema": 7}, "has schema 7"),
-        ({"code_digest": "0"}, "the code it covers changed"),
         ({"plans": 19_999}, "19999 plans, fewer than 20000"),
         ({"processes": 1}, "1 processes, fewer than 4"),
         ({"systems": {"csr": 20_000}}, "no plan of acc, "),
@@ -207,7 +206,7 @@ def a_record(**changes: Any) -> dict[str, Any]:
         ({"failures": None}, "does not count"),
     ],
 )
-def test_a_record_that_does_not_vouch_for_today_is_told_so(tmp_path, changes, text):
+def test_a_record_that_proves_too_little_is_told_so(tmp_path, changes, text):
     path = tmp_path / "stress.json"
     path.write_text(json.dumps(a_record()))
     assert check_stress(path) == []
@@ -217,7 +216,7 @@ def test_a_record_that_does_not_vouch_for_today_is_told_so(tmp_path, changes, te
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
-def test_every_committed_record_is_of_today_s_code_and_without_failures(path):
+def test_every_committed_record_is_whole_and_without_failures(path):
     assert check_stress(path) == []
 
 

@@ -47,9 +47,9 @@ def recorded(monkeypatch, tmp_path: Path):
     asked: dict[str, Any] = {}
 
     def prepare(**outcomes: str) -> dict[str, Any]:
-        def collect(root: Path, *, expression: str | None) -> dict[str, Any]:
-            asked.update(root=root, expression=expression)
-            return {**a_record(outcomes), "selection": expression}
+        def collect(root: Path, *, held: Any, expression: str | None) -> dict[str, Any]:
+            asked.update(root=root, held=list(held), expression=expression)
+            return a_record(outcomes)
 
         monkeypatch.setattr(module, "collect", collect)
         monkeypatch.setattr(module, "ROOT", tmp_path)
@@ -62,7 +62,9 @@ def test_it_writes_the_record_of_this_gpu(tool: Tool, recorded, tmp_path: Path):
     asked = recorded(test_a="passed", test_b="skipped")
     outcome = tool()
     path = tmp_path / "results" / "h200" / "verify.json"
-    assert outcome.code == 0 and asked == {"root": tmp_path, "expression": None}
+    results = tmp_path / "results"
+    assert asked == {"root": tmp_path, "held": [results, results], "expression": None}
+    assert outcome.code == 0
     assert "NVIDIA H200" in outcome.out and path.is_file()
     assert outcome.err == f"sparsetile: wrote {path}\n"
 
@@ -82,13 +84,21 @@ def test_nothing_is_written_when_no_test_ran(tool: Tool, recorded, tmp_path: Pat
     assert not (tmp_path / "results").exists()
 
 
-def test_part_of_the_tests_leaves_the_record_alone_unless_told_where(tool, recorded, tmp_path):
+def test_outcomes_are_kept_from_out_or_results_and_none_of_them_with_all(
+    tool: Tool, recorded, tmp_path: Path
+):
+    asked = recorded(test_a="passed")
+    assert tool("--out", tmp_path / "there").code == 0
+    assert asked["held"] == [tmp_path / "there", tmp_path / "results"]
+    assert tool("--all").code == 0 and asked["held"] == []
+    assert (tmp_path / "results" / "h200" / "verify.json").is_file()
+
+
+def test_part_of_the_tests_leaves_the_record_alone(tool, recorded, tmp_path):
     asked = recorded(test_a="passed")
     outcome = tool("-k", "test_a")
-    assert outcome.code == 0 and asked["expression"] == "test_a"
+    assert outcome.code == 0 and asked["expression"] == "test_a" and asked["held"] == []
     assert "the record was left as it is" in outcome.err and not (tmp_path / "results").exists()
-    assert tool("-k", "test_a", "--out", tmp_path / "part").code == 0
-    assert (tmp_path / "part" / "h200" / "verify.json").is_file()
 
 
 @pytest.mark.usefixtures("no_gpu")

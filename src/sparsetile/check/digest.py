@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["code_digest", "code_files", "device_digest", "strip_cuda", "strip_python"]
+__all__ = ["code_digest", "code_files", "device_digest", "digest_of", "strip_cuda", "strip_python"]
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # Everything between `plan()` and the launch. Row orders and the choice of a system are left out:
@@ -154,7 +154,7 @@ def strip_cuda(text: str) -> str:
     return _show_strings("".join(found), strings)
 
 
-def _digest_of(paths: Iterable[Path], root: Path) -> str:
+def digest_of(paths: Iterable[Path], root: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(paths):
         strip = strip_python if path.suffix == ".py" else strip_cuda
@@ -190,7 +190,7 @@ def code_digest(package: Path = PACKAGE) -> str:
     package : Path
         Folder of the package; this one by default.
     """
-    return _digest_of(code_files(package), package)
+    return digest_of(code_files(package), package)
 
 
 def device_digest(package: Path = PACKAGE) -> str:
@@ -202,4 +202,4 @@ def device_digest(package: Path = PACKAGE) -> str:
         Folder of the package; this one by default.
     """
     tree = package / "kernels" / "cuda"
-    return _digest_of([*tree.rglob("*.cu"), *tree.rglob("*.cuh")], tree)
+    return digest_of([*tree.rglob("*.cu"), *tree.rglob("*.cuh")], tree)

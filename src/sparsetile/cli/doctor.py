@@ -15,8 +15,10 @@ import torch
 import sparsetile
 from sparsetile.check.environment import driver_version, nvrtc_text
 from sparsetile.check.judge import check_product
+from sparsetile.check.proofs import ages
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
 from sparsetile.cli.options import Json
+from sparsetile.cli.verify import checkout_root
 from sparsetile.core import settings
 from sparsetile.data.generators import random
 from sparsetile.intake.csr import CSR
@@ -194,10 +196,17 @@ def _products() -> Iterator[Finding]:
             yield _attempt(f"product on GPU {index}", lambda d=device: _multiply(csr, d))  # type: ignore[misc]
 
 
+def _proofs() -> Iterator[Finding]:
+    """How old the proofs of a source checkout are; that says nothing of this machine."""
+    root = checkout_root()
+    if root is not None and (root / "results").is_dir():
+        yield from (Finding(f"proof {age.name}", OK, age.text) for age in ages(root))
+
+
 def examine() -> list[Finding]:
     """Look at everything; never raises for what it finds."""
     found: list[Finding] = []
-    for part in (_python, _packages, _gpus, _compiler, _settings, _products):
+    for part in (_python, _packages, _gpus, _compiler, _settings, _products, _proofs):
         found.extend(part())
     return found
 

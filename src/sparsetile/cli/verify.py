@@ -43,9 +43,13 @@ def verify(
         typer.Option(
             "-k",
             metavar="EXPR",
-            help="Only tests that match; nothing is written then unless --out is given.",
+            help="Only tests that match; nothing is written then.",
         ),
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Also the tests whose recorded outcome is of today's code."),
+    ] = False,
     checker: Annotated[
         str | None,
         typer.Option(
@@ -62,8 +66,9 @@ def verify(
 ) -> int:
     """Run the tests that need a GPU, or products under a checker, and record the outcome.
 
-    Needs a GPU and a source checkout. Exit code 1 when a test failed, a checker found something or
-    did not finish, or nothing ran.
+    Tests whose recorded outcome is of today's code are not run again. Needs a GPU and a source
+    checkout. Exit code 1 when a test failed, a checker found something or did not finish, or
+    nothing ran.
     """
     root = checkout_root()
     if root is None:
@@ -74,6 +79,7 @@ def verify(
     command = [sys.executable, "-c", _CHILD, str(root), str(root / "src")]
     command += [] if out is None else [f"--out={out.resolve()}"]
     command += [] if expression is None else [f"-k{expression}"]
+    command += ["--all"] if everything else []
     command += [] if checker is None else [f"--checker={checker}"]
     command += [f"--time-limit={time_limit}", *(["--json"] if as_json else [])]
     sys.stdout.flush()

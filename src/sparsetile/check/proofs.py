@@ -1,0 +1,88 @@
+"""How old the proofs are that a source checkout has under ``results``.
+
+``verify.json`` must be of today's code in every commit. The others are proofs of a release: between
+releases they may be of older code, and say so here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sparsetile.check.parts import changed_parts
+
+__all__ = ["RELEASE", "Age", "ages"]
+
+# Proofs of a release, for each GPU that has a verify.json.
+RELEASE = ("fuzz", "stress", "soak", "checkers", "mutations")
+
+
+@dataclass(frozen=True)
+class Age:
+    """One proof: its name with the folder, its date, and what changed since.
+
+    ``date`` is empty where there is no such proof, ``commits`` is None where git cannot say.
+    """
+
+    name: str
+    date: str = ""
+    days: int = 0
+    commits: int | None = None
+    changed: tuple[str, ...] = ()
+
+    @property
+    def today(self) -> bool:
+        """Whether it is of today's code."""
+        return bool(self.date) and not self.changed
+
+    @property
+    def text(self) -> str:
+        if not self.date:
+            return "missing"
+        if not self.changed:
+            return f"{self.date}, of today's code"
+        commits = "" if self.commits is None else f"{self.commits} commits and "
+        return f"{self.date}, {commits}{self.days} days old; changed: {', '.join(self.changed)}"
+
+
+def _commits_since(root: Path, moment: datetime) -> int | None:
+    command = ["git", "rev-list", "--count", f"--since={moment.isoformat()}", "HEAD"]
+    try:
+        found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return int(found.stdout)
+
+
+def _age(path: Path, root: Path) -> Age:
+    name = f"{path.parent.name}/{path.stem}"
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+        # Each checker has a date of its own.
+        dates = [entry["date"] for entry in record.get("checkers", {}).values()]
+        moment = datetime.fromisoformat(min(dates or [record["date"]]))
+        days = (datetime.now(UTC) - moment).days
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Age(name)  # its own check says what is wrong with it
+    changed = tuple(changed_parts(record))
+    commits = _commits_since(root, moment) if changed else 0
+    return Age(name, moment.date().isoformat(), days, commits, changed)
+
+
+def ages(root: Path) -> list[Age]:
+    """Return the age of every proof of a checkout, of those that are missing too.
+
+    Parameters
+    ----------
+    root : Path
+        Source checkout.
+    """
+    results = root / "results"
+    paths = [results / "cpu" / "fuzz.json"]
+    for path in sorted(results.glob("*/verify.json")):
+        paths += [path, *(path.with_name(f"{name}.json") for name in RELEASE)]
+    return [_age(path, root) for path in paths]
