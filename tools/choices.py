@@ -1,6 +1,6 @@
 """How well the model chooses: what it would have taken of the systems that records hold times of.
 
-    python -m tools.choices results/h200/{core,all,asyncsparse}.jsonl --data DIR
+    python -m tools.choices results/h200/{core,all,asyncsparse}.jsonl.gz --data DIR
     python -m tools.choices results/h200/{voltrix,rsh,acc}.jsonl --data DIR
 
 For every product with the times of two systems or more, each system's model

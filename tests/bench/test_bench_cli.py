@@ -185,7 +185,7 @@ def test_a_report_is_written_and_damaged_lines_are_said(
         stream.write("{broken\n")
     page, text = tmp_path / "r.html", tmp_path / "r.md"
     assert main(["report", path, "--out", str(page), "--markdown", str(text)]) == 0
-    assert "skipped a.jsonl:2: not JSON" in capsys.readouterr().err
+    assert "skipped a.jsonl:3: not JSON" in capsys.readouterr().err
     assert page.read_text().startswith("<!doctype html>") and text.read_text().startswith("# Res")
 
 

@@ -106,7 +106,7 @@ def test_a_finished_entry_is_not_measured_again(tmp_path: Path) -> None:
     expansion, out = _expansion(tmp_path, ["a", "b"]), tmp_path / "out.jsonl"
     _run(expansion, out)
     lines = out.read_text().splitlines()
-    out.write_text("\n".join(lines[:4]) + "\n" + lines[4][:50])
+    out.write_text("\n".join(lines[:5]) + "\n" + lines[5][:50])  # the run, and four records
     outcome, records = _run(expansion, out)
     assert (outcome.resumed, outcome.measured) == (4, 2)
     assert len(records) == 6 and "not JSON" in outcome.troubles[0]

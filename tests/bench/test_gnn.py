@@ -164,7 +164,7 @@ def test_a_record_is_judged_again_when_it_is_read(tmp_path):
     out = tmp_path / "gnn.jsonl"
     gnn.run_gnn(select(paths=("pyg-sparse", "sparsetile")), out=out)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    lines[1]["status"] = "wrong"
+    lines[2]["status"] = "wrong"  # after the run and the first record
     out.write_text("".join(json.dumps(line) + "\n" for line in lines))
     again = gnn.run_gnn(select(paths=("pyg-sparse", "sparsetile")), out=out, retry=True)
     assert again.measured == 0 and [r["status"] for r in again.records] == ["ok", "ok"]
@@ -189,7 +189,7 @@ def test_records_are_written_and_resumed(tmp_path):
     assert len(read_records(out, gnn.validate_training)[0]) == len(PATHS)
 
     lines = out.read_text().splitlines(keepends=True)
-    out.write_text("".join(lines[:2]) + lines[2][:40])  # a run killed while it wrote
+    out.write_text("".join(lines[:3]) + lines[3][:40])  # a run killed while it wrote
     again = gnn.run_gnn(select(), out=out)
     assert (again.resumed, again.measured) == (2, len(PATHS) - 2)
     assert [record["key"] for record in again.records] == [r["key"] for r in outcome.records]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from types import SimpleNamespace
 
@@ -10,7 +9,8 @@ import pytest
 import torch
 
 from sparsetile.bench.decoder import QWEN_7B, TINY, Cache, Decoder
-from sparsetile.bench.llm import LlmSelection, run_llm
+from sparsetile.bench.llm import LlmSelection, run_llm, validate_llm
+from sparsetile.bench.record import read_records
 from sparsetile.nn import SparseConfig, SparseLinear, SparseSwiGLU, densify_, sparsify_
 from tests.cli.conftest import cli  # noqa: F401
 
@@ -72,8 +72,8 @@ def test_every_part_is_measured_and_right(cli, tmp_path):  # noqa: F811
     assert models.count(("prefill-sparse", 0.9)) == 2
     assert models.count(("prefill", None)) == models.count(("prefill", 0.9)) == 2
     assert models.count(("decode", None)) == models.count(("decode", 0.9)) == 1
-    written = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(written) == len(records)
+    written, damaged = read_records(out, validate_llm)
+    assert len(written) == len(records) and damaged == []
     assert written[0]["suite"] == "llm" and "environment" in written[0]
     table = cli(
         "bench", "llm", "--device", "cpu", "--matrices", "k", "-n", "2", "--sparsity", "0.5"
@@ -89,7 +89,7 @@ def test_what_a_file_holds_is_not_measured_again(cli, tmp_path, monkeypatch):  #
     ]  # fmt: skip
     assert cli(*words, "-n", "1").code == 0
     first = out.read_text().splitlines()
-    assert len(first) == 4 + 2  # zeros and bias; dense and pruned
+    assert len(first) == 1 + 4 + 2  # the run; zeros and bias; dense and pruned
 
     def refuse(*_):
         raise AssertionError("no decoder is needed")
@@ -97,8 +97,8 @@ def test_what_a_file_holds_is_not_measured_again(cli, tmp_path, monkeypatch):  #
     monkeypatch.setattr("sparsetile.bench.llm.Decoder", refuse)
     more = cli(*words, "-n", "1,2", "--json")
     assert more.code == 0 and len(more.json["records"]) == 6 + 4
-    assert out.read_text().splitlines()[:6] == first
-    assert len(out.read_text().splitlines()) == 10
+    assert out.read_text().splitlines()[:7] == first
+    assert len(read_records(out, validate_llm)[0]) == 10
 
 
 def test_nothing_is_begun_after_the_time_limit(cli, monkeypatch):  # noqa: F811

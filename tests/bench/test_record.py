@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from sparsetile.bench.record import append_record, entry_key, read_records, validate
 from sparsetile.core.errors import DataError
 
-from .fakes import failed, record
+from .fakes import environment, failed, record
 
 
 def test_a_record_survives_a_file(tmp_path: Path) -> None:
@@ -112,3 +113,44 @@ def test_records_of_the_first_schema_are_still_read(tmp_path: Path) -> None:
     path.write_text(json.dumps({**record(), "schema": 1}) + "\n")
     records, damaged = read_records(path)
     assert [one["schema"] for one in records] == [1] and damaged == []
+
+
+def test_what_a_run_shares_stands_in_one_line(tmp_path: Path) -> None:
+    path, other = tmp_path / "f.jsonl", environment(date="2026-01-02T00:00:00Z")
+    written = [record(n=32), record(n=64), record(n=128, environment=other), record(n=256)]
+    for one in written:
+        append_record(path, one)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [("environment" in line, "matrix" in line) for line in lines] == [
+        (True, False), (False, True), (False, True), (True, False), (False, True), (False, True),
+    ]  # fmt: skip
+    assert len({line["run"] for line in lines}) == 2 and not any("key" in line for line in lines)
+    assert read_records(path) == (written, [])
+
+
+def test_files_of_both_forms_are_joined_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "g.jsonl"
+    append_record(path, record(n=32))
+    run, own = path.read_text().splitlines()
+    path.write_text(f"{own}\n{json.dumps(record(n=64))}\n{run}\n{run}\n")
+    assert read_records(path) == ([record(n=32), record(n=64)], [])
+
+
+def test_a_record_whose_run_was_cut_away_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    append_record(path, record())
+    path.write_text(path.read_text().splitlines()[1])
+    records, (damage,) = read_records(path)
+    assert records == [] and "run must be that of a line with an environment" in str(damage)
+
+
+def test_gzipped_records_are_read_and_not_appended_to(tmp_path: Path) -> None:
+    path, packed = tmp_path / "i.jsonl", tmp_path / "i.jsonl.gz"
+    append_record(path, record())
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_records(packed) == ([record()], [])
+    with pytest.raises(ValueError, match="--out must be a file that is not compressed"):
+        append_record(packed, record())
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(DataError, match="path must be a text file of records"):
+        read_records(packed)

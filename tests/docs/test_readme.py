@@ -23,7 +23,7 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 @functools.cache
 def records(name: str) -> list[Record]:
-    found, damaged = read_records(ROOT / "results" / "h200" / f"{name}.jsonl")
+    found, damaged = read_records(ROOT / "results" / "h200" / f"{name}.jsonl.gz")
     assert not damaged
     return attach_baselines(found)
 

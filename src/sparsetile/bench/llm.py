@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.bench.decoder import QWEN_7B, TINY, Cache, Decoder, DecoderSize
+from sparsetile.bench.record import Record
 from sparsetile.core.checks import one_of
-from sparsetile.core.errors import value_error
+from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.core.timer import time_product
 from sparsetile.nn import SparseConfig, SparseLinear, sparse_attention, sparsify_
 from sparsetile.plan.block_linear import block_layer
 
-__all__ = ["PARTS", "TITLE", "LlmSelection", "run_llm"]
+__all__ = ["PARTS", "TITLE", "LlmSelection", "run_llm", "validate_llm"]
 
 TITLE = "Pruned linear layers and decoders: SparseLinear against dense"
 PARTS = ("layers", "prefill", "prefill-sparse", "decode")
@@ -89,6 +90,16 @@ class _Progress:
 
 def _identity(record: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(record.get(name) for name in _IDENTITY)
+
+
+def validate_llm(found: object) -> Record:
+    """Return ``found`` if it is a record of this suite, else raise DataError saying why not."""
+    needed = {"environment", "commit", "part", "tokens", "seconds", "status"}
+    if not isinstance(found, dict) or found.get("suite") != "llm" or needed - set(found):
+        raise DataError(
+            describe("llm", "line", "an llm record", f"{str(found)[:40]!r}", "Remove the line")
+        )
+    return found
 
 
 def run_llm(

@@ -1,13 +1,19 @@
 """The record of one measurement: its schema, its validation, and JSONL files of records.
 
-A record is one JSON object on one line. It stands alone: it repeats the environment it was made
-in, so that files can be joined, cut and compared freely. ``SCHEMA`` changes when a reader of
-older files would misread a newer one. 2: products in the layout of a linear layer (``layout`` in
-``config``), in FP8, and records that name what they are held against (``yardstick``).
+A record is one JSON object on one line. What all records of a run share, above all the environment,
+stands once, in a line of its own: its ``run`` is a digest of what it says, and the run's records
+name it. So files can be joined in any order. Files from before, whose every line repeats the
+environment, are read as well, and so are gzipped ones.
+
+``SCHEMA`` changes when a reader of older files would misread a newer one. 2: products in the layout
+of a linear layer (``layout`` in ``config``), in FP8, and records that name what they are held
+against (``yardstick``).
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import math
 import os
@@ -16,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsetile.core.errors import DataError
+from sparsetile.core.errors import DataError, value_error
 
 __all__ = [
     "DTYPES",
@@ -46,6 +52,10 @@ STATUSES = ("ok", "wrong", "skipped", "error", "crash", "timeout")
 
 Record = dict[str, Any]
 
+_GZIPPED = ".gz"
+# What a run's own line holds for all its records.
+_SHARED = ("schema", "suite", "environment", "commit", "command")
+_ENTRY = ("suite", "matrix", "op", "reduce", "weights", "dtype", "n", "system")
 _TEXT = (
     "key", "suite", "matrix", "source", "op", "reduce", "weights", "dtype", "system", "kind",
     "reorder",
@@ -58,20 +68,7 @@ _KINDS = ("system", "baseline")
 def entry_key(entry: Mapping[str, Any]) -> str:
     """Return what identifies a measurement within a file, whatever machine made it."""
     config = json.dumps(entry.get("config") or {}, sort_keys=True, separators=(",", ":"))
-    return "|".join(
-        str(part)
-        for part in (
-            entry["suite"],
-            entry["matrix"],
-            entry["op"],
-            entry["reduce"],
-            entry["weights"],
-            entry["dtype"],
-            entry["n"],
-            entry["system"],
-            config,
-        )
-    )
+    return "|".join([*(str(entry[name]) for name in _ENTRY), config])
 
 
 def _require(found: Mapping[str, Any], name: str, kinds: tuple[type, ...], what: str) -> Any:
@@ -162,18 +159,19 @@ class Damage:
 def read_records(
     path: str | os.PathLike[str], check: Callable[[object], Record] = validate
 ) -> tuple[list[Record], list[Damage]]:
-    """Read a JSONL file of records.
+    """Read a JSONL file of records, gzipped where its name ends in .gz.
 
     Parameters
     ----------
     path : path
     check : callable
-        Returns what a line holds if it is a record, with a ``key``, else raises DataError.
+        Returns what a line holds if it is a record, else raises DataError.
 
     Returns
     -------
     records : list of dict
-        The valid ones; of several with one key the last, since a later run corrects an earlier.
+        The valid ones, each with its environment; of several with one key the last, since a later
+        run corrects an earlier.
     damaged : list of Damage
         Every other line, with its number and the reason.
 
@@ -189,41 +187,92 @@ def read_records(
             "Check the path."
         )
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (UnicodeDecodeError, OSError) as error:
+        content = file.read_bytes()
+        if file.suffix == _GZIPPED:
+            content = gzip.decompress(content)
+        lines = content.decode("utf-8").splitlines()
+    except (UnicodeDecodeError, OSError, EOFError) as error:
         raise DataError(
             f"read_records: path must be a text file of records, got {str(file)!r} ({error}). "
             "Give a .jsonl file that sparsetile bench wrote."
         ) from None
-    found: dict[str, Record] = {}
+    parsed: list[tuple[int, Any]] = []
     damaged: list[Damage] = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        if line.strip():
+            try:
+                parsed.append((number, json.loads(line)))
+            except json.JSONDecodeError as error:
+                damaged.append(Damage(file.name, number, f"not JSON ({error.msg})"))
+    runs = {line["run"]: line for _, line in parsed if _is_run(line)}
+    found: dict[str | int, Record] = {}
+    for number, line in parsed:
+        if _is_run(line):
             continue
         try:
-            record = check(json.loads(line))
-        except json.JSONDecodeError as error:
-            damaged.append(Damage(file.name, number, f"not JSON ({error.msg})"))
+            record = check(_whole(line, runs))
         except DataError as error:
             damaged.append(Damage(file.name, number, str(error)))
         else:
-            found.pop(record["key"], None)
-            found[record["key"]] = record
-    return list(found.values()), damaged
+            key = record.get("key", number)
+            found.pop(key, None)
+            found[key] = record
+    return list(found.values()), sorted(damaged, key=lambda line: line.line)
+
+
+def _is_run(line: Any) -> bool:
+    return isinstance(line, dict) and "run" in line and "environment" in line
+
+
+def _whole(line: Any, runs: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Return a line's record with what its run's line holds for it."""
+    if not isinstance(line, dict) or "run" not in line:
+        return line
+    if line["run"] not in runs:
+        raise DataError(
+            f"record: run must be that of a line with an environment, got {line['run']!r}. "
+            "Add that line from the file that this one was cut from."
+        )
+    record = {**runs[line["run"]], **line}
+    del record["run"]
+    if "key" not in record and set(_ENTRY) <= set(record):
+        record["key"] = entry_key(record)
+    return record
 
 
 def append_record(
     path: str | os.PathLike[str], record: Record, check: Callable[[object], Record] = validate
 ) -> None:
-    """Validate a record and append it as one line, flushed, so that a crash keeps it."""
-    text = json.dumps(check(record), separators=(",", ":"), allow_nan=False)
+    """Validate a record and append it as one line, flushed, so that a crash keeps it.
+
+    The line of its run comes before it if the file does not hold that yet.
+    """
     file = Path(path)
+    if file.suffix == _GZIPPED:
+        raise value_error(
+            "bench", "--out", "a file that is not compressed", repr(str(file)),
+            "Write a .jsonl file, and compress it when it is whole",
+        )  # fmt: skip
+    run, body = _parted(check(record))
+    held = file.read_bytes() if file.exists() else b""
     # A run killed in the middle of a write leaves half a line; start on a fresh one.
-    torn = False
-    if file.exists() and file.stat().st_size:
-        with file.open("rb") as stream:
-            stream.seek(-1, os.SEEK_END)
-            torn = stream.read(1) != b"\n"
+    text = "\n" if held and not held.endswith(b"\n") else ""
+    if f"{run}\n".encode() not in held:
+        text += f"{run}\n"
     with file.open("a", encoding="utf-8") as stream:
-        stream.write(("\n" if torn else "") + text + "\n")
+        stream.write(f"{text}{body}\n")
         stream.flush()
+
+
+def _parted(record: Record) -> tuple[str, str]:
+    """Return the line of a record's run, and the record's own, which names it."""
+    shared = {name: record[name] for name in _SHARED if name in record}
+    digest = hashlib.sha256(_line(shared).encode()).hexdigest()[:12]
+    own = {name: value for name, value in record.items() if name not in shared}
+    if set(_ENTRY) <= set(record) and own.get("key") == entry_key(record):
+        del own["key"]  # it says again what the others say
+    return _line({"run": digest, **shared}), _line({"run": digest, **own})
+
+
+def _line(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)

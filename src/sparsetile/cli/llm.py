@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from sparsetile.cli.console import note, print_json, print_table
-from sparsetile.cli.options import append_line
+from sparsetile.cli.console import note, note_some, print_json, print_table
 from sparsetile.core.checks import one_of
 
 __all__ = ["LLM", "llm_title", "run_llm_suite"]
@@ -42,7 +40,8 @@ def run_llm_suite(
     import torch
 
     from sparsetile.bench.environment import commit, describe_environment
-    from sparsetile.bench.llm import PARTS, LlmSelection, run_llm
+    from sparsetile.bench.llm import PARTS, LlmSelection, run_llm, validate_llm
+    from sparsetile.bench.record import append_record
 
     dtype = one_of("bench llm", "--dtype", dtypes[0] if dtypes else _DTYPES[0], _DTYPES)
     selection = LlmSelection(
@@ -55,7 +54,7 @@ def run_llm_suite(
     for record in run_llm(selection, note, found):
         found.append(record)
         if out is not None:
-            append_line(out, json.dumps({**head, **record}))
+            append_record(out, {**head, **record}, validate_llm)
     if as_json:
         print_json({"records": found})
     else:
@@ -65,19 +64,17 @@ def run_llm_suite(
 
 def _earlier(out: Path, head: dict[str, Any]) -> list[dict[str, Any]]:
     """Records that the same code wrote on the same device."""
+    from sparsetile.bench.llm import validate_llm
+    from sparsetile.bench.record import read_records
+
     if not out.is_file():
         return []
-    lines = []
-    for line in out.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            note(f"sparsetile: skipped a damaged line of {out}")
+    records, damaged = read_records(out, validate_llm)
+    note_some([f"skipped {line}" for line in damaged])
     return [
         record
-        for record in lines
-        if record.get("suite") == LLM
-        and record["commit"] == head["commit"]
+        for record in records
+        if record["commit"] == head["commit"]
         and record["environment"]["device_name"] == head["environment"]["device_name"]
         and record["status"] == "ok"
     ]
