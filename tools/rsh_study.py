@@ -32,7 +32,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparsetile.bench.tiles import STORAGES, count_tiles
 from sparsetile.core.checks import one_of
 from sparsetile.core.timer import time_product
 from sparsetile.formats.bittcf import TILE_COLUMNS
@@ -59,6 +58,7 @@ from tools.study import (
     run_study,
     with_random_values,
 )
+from tools.tile_counts import STORAGES, count_tiles
 
 __all__ = ["EXPERIMENTS", "MATRICES", "gcn_adjacency", "main"]
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsetile.bench.record import append_record
 from sparsetile.check.extras import MissingPackageError, report_package
-from tests.bench.fakes import a_run
 from tests.cli.conftest import Cli, assert_refused, cli, folder
 
 __all__ = ["cli", "folder"]  # fixtures
@@ -20,21 +18,21 @@ EXTRA = "Run pip install 'sparsetile[report]'."
 
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither matplotlib nor jinja2 can be imported."""
+    """matplotlib cannot be imported."""
     for name in list(sys.modules):
-        if name.partition(".")[0] in ("matplotlib", "jinja2"):
+        if name.partition(".")[0] == "matplotlib":
             monkeypatch.delitem(sys.modules, name)
 
     class Finder:
         @staticmethod
         def find_spec(name: str, *_: object) -> None:
-            if name in ("matplotlib", "jinja2"):
+            if name == "matplotlib":
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
 
 
-@pytest.mark.parametrize("name", ["matplotlib", "matplotlib.figure", "jinja2"])
+@pytest.mark.parametrize("name", ["matplotlib", "matplotlib.figure"])
 def test_a_missing_package_names_the_extra(absent: None, name: str):
     package = name.partition(".")[0]
     with pytest.raises(MissingPackageError) as caught:
@@ -50,31 +48,17 @@ def test_a_package_that_lacks_something_of_its_own_is_not_called_missing():
     assert not isinstance(caught.value, MissingPackageError)
 
 
-@pytest.mark.parametrize(("option", "package"), [("--png", "matplotlib"), ("--html", "jinja2")])
-def test_pictures_and_pages_are_refused_in_one_line(cli: Cli, absent, tmp_path, option, package):
-    file = tmp_path / ("a.png" if option == "--png" else "a.html")
-    outcome = cli("inspect", "gen:banded?rows=30&bandwidth=1", option, file)
-    assert_refused(outcome, f"inspect: {package} must be installed", EXTRA)
+def test_pictures_are_refused_in_one_line(cli: Cli, absent, tmp_path: Path):
+    file = tmp_path / "a.png"
+    outcome = cli("inspect", "gen:banded?rows=30&bandwidth=1", "--png", file)
+    assert_refused(outcome, "inspect: matplotlib must be installed", EXTRA)
     assert not file.exists()
-
-
-def test_a_report_is_refused_in_one_line_and_markdown_is_not(cli: Cli, absent, tmp_path: Path):
-    records = tmp_path / "a.jsonl"
-    for record in a_run(3):
-        append_record(records, record)
-    assert_refused(
-        cli("report", records, "--out", tmp_path / "a.html"),
-        "report: jinja2 must be installed", EXTRA,
-    )  # fmt: skip
-    assert cli("report", records, "--markdown", tmp_path / "a.md").code == 0
-    assert "csr" in (tmp_path / "a.md").read_text()
 
 
 def test_everything_else_works_without_the_extra(cli: Cli, absent, folder: Path):
     for words in (
         ("inspect", "weighted"),
         ("inspect", "weighted", "--reorder", "rcm"),
-        ("tiles", "weighted", "--orders", "identity"),
         ("run", "weighted", "-n", 8, "--repeats", 2, "--device", "cpu"),
         ("systems",),
     ):
@@ -101,4 +85,4 @@ def test_importing_the_library_loads_nothing_that_only_proves_or_shows():
     assert "sparsetile" in added
     ours = {name.split(".")[1] for name in added if name.startswith("sparsetile.")}
     assert not ours & {"bench", "cli", "check"}
-    assert not {name.split(".")[0] for name in added} & {"matplotlib", "jinja2"}
+    assert "matplotlib" not in {name.split(".")[0] for name in added}

@@ -138,7 +138,7 @@ def odd(tmp_path_factory) -> bytes:
 
 
 @pytest.mark.parametrize("ending", [b".npz", b".mtx"])
-@pytest.mark.parametrize("command", ["run", "inspect", "plan", "tiles", "partition"])
+@pytest.mark.parametrize("command", ["run", "inspect", "plan", "partition"])
 def test_a_file_may_have_any_name(shell, odd, command, ending, tmp_path):
     path = os.path.join(odd, NAME + ending)
     more = {
@@ -152,7 +152,6 @@ def test_a_file_may_have_any_name(shell, odd, command, ending, tmp_path):
             "--out",
             os.fsencode(tmp_path) + b"/\xff.safetensors",
         ],
-        "tiles": [],
         "partition": ["--parts", "2", "--out", os.fsencode(tmp_path) + b"/\xff"],
     }[command]
     code, out, err = shell(command, path, *more)

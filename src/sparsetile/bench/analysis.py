@@ -18,9 +18,6 @@ __all__ = [
     "BASELINE_GROUPS",
     "Group",
     "Loss",
-    "Relative",
-    "Row",
-    "against_sum",
     "attach_baselines",
     "break_even",
     "geomean",
@@ -274,62 +271,6 @@ def _group(key: tuple[Any, ...], members: list[Record]) -> Group:
         gflops=geomean(record["gflops"] for record in members if record.get("gflops")),
         losses=losses,
     )
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a row of a table is about: the products of one suite, machine, operation and width."""
-
-    suite: str
-    device_name: str
-    op: str
-    reduce: str
-    dtype: str
-    n: int
-
-
-@dataclass(frozen=True)
-class Relative(Row):
-    """Time of another product of one system over that of its forward sum, over one suite."""
-
-    label: str
-    count: int
-    geomean: float
-    least: float
-    most: float
-    most_matrix: str
-
-
-def against_sum(records: Sequence[Record]) -> list[Relative]:
-    """Hold transposes and other reductions against the plain product of the same operands.
-
-    SDDMM is another computation and is left out; so is what has no plain product in the records.
-    """
-    plain = {
-        (product_key(record), system_label(record)): record["time"]["p50"]
-        for record in records
-        if record["status"] == "ok" and (record["op"], record["reduce"]) == ("spmm", "sum")
-    }
-    ratios: dict[tuple[Any, ...], list[tuple[float, str]]] = defaultdict(list)
-    for record in records:
-        label = system_label(record)
-        same = product_key({**record, "op": "spmm", "reduce": "sum"}), label
-        other = (record["op"], record["reduce"]) != ("spmm", "sum") and record["op"] != "sddmm"
-        if record["kind"] == "system" and record["status"] == "ok" and other and same in plain:
-            ratio = record["time"]["p50"] / plain[same]
-            ratios[*setting(record), label].append((ratio, record["matrix"]))
-    rows = []
-    for key, found in sorted(ratios.items()):
-        least, (most, most_matrix) = min(found)[0], max(found)
-        mean = geomean(ratio for ratio, _ in found)
-        suite, device_name, op, reduce, dtype, _, n, label = key
-        rows.append(
-            Relative(
-                suite, device_name, op, reduce, dtype, n, label,
-                len(found), mean, least, most, most_matrix,
-            )
-        )  # fmt: skip
-    return rows
 
 
 def wrong_baselines(records: Sequence[Record]) -> dict[tuple[str, str, str], str]:

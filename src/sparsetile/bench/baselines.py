@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -268,40 +267,6 @@ class TorchSddmm(Baseline):
         return Prepared(run, format_bytes=_csr_bytes(operands))
 
 
-class Nvmath(Baseline):
-    """nvmath-python's sparse product: cuSPARSE chosen and driven by NVIDIA's own library."""
-
-    name, devices, family = "nvmath", ("cuda",), "nvmath"
-
-    def missing(self) -> str | None:
-        absent = _needs("nvmath", "nvmath-python")
-        if absent is not None:
-            return absent
-        try:
-            import nvmath.sparse
-        except Exception as error:  # an installation that does not load is no reason to stop
-            return f"nvmath-python does not load ({type(error).__name__}: {error})"
-        if not hasattr(nvmath.sparse, "Matmul"):
-            return "nvmath-python is too old: it has no nvmath.sparse.Matmul"
-        return None
-
-    def prepare(self, operands: Operands) -> Prepared:
-        import nvmath.sparse
-
-        A = _torch_csr(operands)
-        shape = (operands.csr.shape[0], operands.B.shape[1])
-        C = torch.zeros(shape, dtype=operands.dtype, device=operands.device)
-        product = nvmath.sparse.Matmul(A, operands.B, C, alpha=1.0, beta=0.0)
-        product.plan()
-
-        def run() -> Tensor:
-            product.execute()  # into C, on torch's current stream, without waiting
-            return C
-
-        weakref.finalize(run, product.free)  # its library objects do not free themselves
-        return Prepared(run, format_bytes=_csr_bytes(operands))
-
-
 @functools.cache
 def pyg_layer(reduce: str) -> Any:
     """A layer of message passing; its class is made once, as PyG generates code for each."""
@@ -409,7 +374,6 @@ BASELINES: dict[str, Baseline] = {
         TorchDense(),
         TorchSddmm(),
         Pyg(),
-        Nvmath(),
         Scipy(),
         NumbaLoop(),
     )

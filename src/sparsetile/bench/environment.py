@@ -20,9 +20,7 @@ from sparsetile.core.device import machine
 
 __all__ = ["commit", "describe_environment", "host_facts"]
 
-_PACKAGES = (
-    "sparsetile", "torch", "cuda-core", "scipy", "numba", "torch-geometric", "nvmath-python",
-)  # fmt: skip
+_PACKAGES = ("sparsetile", "torch", "cuda-core", "scipy", "numba", "torch-geometric")
 _SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")
 
 

@@ -1,4 +1,4 @@
-"""Packages of the extra ``[report]``: pictures and pages need them, products do not."""
+"""Packages of the extra ``[report]``: pictures need them, products do not."""
 
 from __future__ import annotations
 

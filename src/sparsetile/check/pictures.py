@@ -1,18 +1,14 @@
 """Pictures of a matrix: where its entries lie, and how full each format's tiles are.
 
 Entries are counted into the cells of a grid before anything is drawn, so a matrix of millions of
-rows shows its true density instead of overlapping dots. A page gets alpha masks (PNG) that it
-paints in its own ink, so they follow the theme; ``draw`` makes a figure with matplotlib, which is
-imported there and belongs to the extra ``[report]``.
+rows shows its true density instead of overlapping dots. ``draw`` makes a figure with matplotlib,
+which is imported there and belongs to the extra ``[report]``.
 """
 
 from __future__ import annotations
 
-import base64
 import math
 import os
-import struct
-import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -24,9 +20,8 @@ from numpy.typing import NDArray
 from sparsetile.check.extras import report_package
 from sparsetile.check.tiling import TILES, TileStats, sample_rows, tile_stats
 from sparsetile.intake.csr import CSR
-from sparsetile.reorder.permutation import positions
 
-__all__ = ["density_grid", "draw", "png_mask", "spy_mask", "tile_mask"]
+__all__ = ["density_grid", "draw"]
 
 _GRID = 400  # cells along the longer side of the figure's density picture
 _FLATTEST = 0.25  # a longer matrix is drawn as if this were its shape, so that it stays visible
@@ -35,9 +30,7 @@ _BLUE, _GRAY, _INK = "#2f6db3", "#c9d3de", "#26323d"
 _RAMP = ("#a8d5e8", "#5fa8d3", "#2f6db3", "#27408b", "#1b1147")
 
 
-def density_grid(
-    csr: CSR, longest: int, *, flattest: float = 0.0, perm: torch.Tensor | None = None
-) -> torch.Tensor:
+def density_grid(csr: CSR, longest: int, *, flattest: float = 0.0) -> torch.Tensor:
     """Count the entries in each cell of a grid laid over the matrix.
 
     Parameters
@@ -48,8 +41,6 @@ def density_grid(
         than it has rows or columns.
     flattest : float
         The shorter side gets this share of ``longest`` at least, so that it stays visible.
-    perm : Tensor [M], optional
-        Row order: ``perm[i]`` is the row drawn at position i.
 
     Returns
     -------
@@ -64,53 +55,15 @@ def density_grid(
         return max(min(size, share), 1)
 
     down, across = cells(rows), cells(columns)
-    place = torch.arange(rows) if perm is None else positions(perm)
-    band = place * down // max(rows, 1)  # of each row; spread over its entries below
+    band = torch.arange(rows) * down // max(rows, 1)  # of each row; spread over its entries below
     i = torch.repeat_interleave(band, csr.row_lengths(), output_size=csr.nnz)
     j = csr.indices.to(torch.int64) * across // max(columns, 1)
     return torch.bincount(i * across + j, minlength=down * across).reshape(down, across)
 
 
-def png_mask(shade: NDArray[np.float64]) -> str:
-    """Return a data URI of a PNG whose opacity is ``shade`` (0 to 1)."""
-    alpha = np.clip(shade * 255, 0, 255).astype(np.uint8)
-    height, width = alpha.shape
-    pixels = np.zeros((height, 1 + 2 * width), dtype=np.uint8)  # filter byte, then grey, alpha
-    pixels[:, 2::2] = alpha
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 4, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(pixels.tobytes(), 9))
-    encoded = base64.b64encode(b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")).decode()
-    return f"data:image/png;base64,{encoded}"
-
-
-def spy_mask(
-    csr: CSR, size: int = 160, *, flattest: float = 0.0, perm: torch.Tensor | None = None
-) -> str:
-    """Return the mask of where the entries lie, at most ``size`` pixels a side.
-
-    Opacity is logarithmic in the entries of a cell, and a single entry stays visible.
-    """
-    if 0 in csr.shape:
-        return png_mask(np.zeros((1, 1)))
-    counts = density_grid(csr, size, flattest=flattest, perm=perm).numpy().astype(np.float64)
-    shade = 0.25 + 0.75 * np.log1p(counts) / np.log1p(max(counts.max(), 1.0))
-    return png_mask(np.where(counts > 0, shade, 0.0))
-
-
 def _tile_shade(stats: TileStats) -> NDArray[np.float64]:
     """Fills as ink: 0 where there is no tile, and a tile of one entry stays visible."""
     return np.where(np.isnan(stats.fills), 0.0, 0.12 + 0.88 * np.sqrt(np.nan_to_num(stats.fills)))
-
-
-def tile_mask(stats: TileStats) -> str:
-    """Return the mask of a format's tiles: windows downwards, tiles across, ink = fill."""
-    return png_mask(_tile_shade(stats))
 
 
 def _cell_sizes(size: int, cells: int) -> list[int]:

@@ -23,7 +23,6 @@ from sparsetile.cli import (
     report,
     run,
     systems,
-    tiles,
     tune,
     verify,
 )
@@ -47,7 +46,6 @@ app.command("run")(run.run)
 app.command("doctor")(doctor.doctor)
 app.command("systems")(systems.systems)
 app.command("inspect")(inspect.inspect)
-app.command("tiles")(tiles.tiles)
 app.command("plan")(plan.plan)
 app.command("partition")(partition.partition)
 app.command("compile")(compile.compile_kernels)

@@ -30,7 +30,7 @@ __all__ = ["Finding", "doctor", "examine"]
 OK, MISSING, FAILED = "ok", "missing", "FAILED"
 _TEST_ARCH = "sm_90a"
 _PACKAGES = ("numpy", "scipy", "numba", "safetensors")
-_REPORT_PACKAGES = ("matplotlib", "jinja2")
+_REPORT_PACKAGES = ("matplotlib",)
 _CUDA_PACKAGES = ("cuda-core", "cuda-bindings")
 _WITHOUT_GPU = "plan, spmm and every command but `verify` work on the CPU (system cpu)"
 _WITHOUT_DRIVER = "no GPU can be used; kernels still compile (`sparsetile compile`)"
@@ -81,7 +81,7 @@ def _packages() -> Iterator[Finding]:
             package,
             OK if found else MISSING,
             found or "not installed",
-            "" if found else "for pictures and pages run pip install 'sparsetile[report]'",
+            "" if found else "for pictures run pip install 'sparsetile[report]'",
         )
     for package in _CUDA_PACKAGES:
         found = _version(package)

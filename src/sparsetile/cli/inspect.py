@@ -1,4 +1,4 @@
-"""``sparsetile inspect``: what a matrix looks like, in a table, in a picture and on a page."""
+"""``sparsetile inspect``: what a matrix looks like, in a table and in a picture."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text, printable
-from sparsetile.cli.options import Data, Json, Matrix, check_output, load_matrix, write_output
+from sparsetile.cli.options import Data, Json, Matrix, check_output, load_matrix
 
 if TYPE_CHECKING:
-    from sparsetile.bench.report.orders import OrderView
+    from sparsetile.cli.profile import OrderView
 
 __all__ = ["inspect"]
 
@@ -90,40 +90,27 @@ def inspect(
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Draw it (.png, .pdf or .svg).")
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page: picture, rows, tiles by order."),
-    ] = None,
     reorder: Annotated[
         list[str] | None,
-        typer.Option(
-            "--reorder",
-            metavar="NAMES",
-            help="Row orders to compare, comma-separated; all of them with --html.",
-        ),
+        typer.Option("--reorder", metavar="NAMES", help="Row orders to compare, comma-separated."),
     ] = None,
     data: Data = None,
     as_json: Json = False,
 ) -> int:
-    """Describe a matrix: rows, symmetry, bandwidth, shared columns; --png and --html draw it."""
+    """Describe a matrix: rows, symmetry, bandwidth, shared columns; --png draws it."""
     # Here and not above: numba is slow to import.
-    from sparsetile.bench.report import render_matrix_page, view_orders
     from sparsetile.check.extras import report_package
     from sparsetile.check.pictures import draw
-    from sparsetile.cli.profile import profile
+    from sparsetile.cli.profile import profile, view_orders
     from sparsetile.core.checks import one_of
     from sparsetile.reorder import REORDERERS
 
     check_output("inspect", "--png", png, _IMAGES)
-    check_output("inspect", "--html", html, (".html", ".htm"))
-    for path, package in ((png, "matplotlib"), (html, "jinja2")):
-        if path is not None:
-            report_package("inspect", package)  # refused before any work is done
+    if png is not None:
+        report_package("inspect", "matplotlib")  # refused before any work is done
     orders = [name for text in reorder or [] for name in text.split(",") if name]
     for order in orders:
         one_of("inspect", "--reorder", order, REORDERERS)
-    if html is not None and not orders:
-        orders = list(REORDERERS)
     with activity(f"reading {matrix}"):
         csr = load_matrix(matrix, data)
     with activity(f"measuring {matrix}"):
@@ -140,8 +127,8 @@ def inspect(
         _print(matrix, found)
         if views:
             _print_orders(views)
-    title = printable(Path(matrix).stem if Path(matrix).is_file() else matrix)
     if png is not None:
+        title = printable(Path(matrix).stem if Path(matrix).is_file() else matrix)
         with activity(f"drawing {png}"):
             partial = png.with_name(f"{os.getpid()}.partial.{png.name}")  # its ending says how
             try:
@@ -150,7 +137,4 @@ def inspect(
             finally:
                 partial.unlink(missing_ok=True)
         note(f"sparsetile: drew {png}")
-    if html is not None:
-        write_output(html, render_matrix_page(title, found, views))
-        note(f"sparsetile: wrote {html}")
     return 0

@@ -1,15 +1,26 @@
-"""What a matrix looks like, in numbers: rows, symmetry, bandwidth, sharing of columns."""
+"""What a matrix looks like, in numbers: rows, symmetry, bandwidth, shared columns, row orders."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sparsetile.check.tiling import length_bins, sample_rows, sharing
+from sparsetile.check.tiling import (
+    TILES,
+    TileStats,
+    length_bins,
+    sample_rows,
+    sharing,
+    tile_stats,
+)
 from sparsetile.intake.csr import CSR
+from sparsetile.reorder import REORDERERS
 
-__all__ = ["QUANTILES", "profile"]
+__all__ = ["QUANTILES", "OrderView", "profile", "view_orders"]
 
 # Sorting a larger matrix's entries by window takes minutes on the host.
 _EXACT_ENTRIES = 20_000_000
@@ -86,3 +97,59 @@ def profile(csr: CSR) -> dict[str, Any]:
         "windows": windows,
         "windows_share": share,
     }
+
+
+@dataclass(frozen=True)
+class OrderView:
+    """One row order of a matrix: what it costs, and what windows and tiles look like under it."""
+
+    name: str
+    seconds: float  # to find the order; includes compilation the first time on a machine
+    share: float  # of the entries that were counted
+    sharing: dict[int, float]  # entries per distinct (window, column), by height of the window
+    tiles: tuple[TileStats, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as plain data."""
+        return {
+            "order": self.name,
+            "seconds": self.seconds,
+            "share": self.share,
+            "nnz_per_pair": {str(window): value for window, value in self.sharing.items()},
+            "tiles": [
+                {
+                    "format": tile.name,
+                    "tiles": tile.tiles,
+                    "nnz_per_tile": tile.mean_entries,
+                    "fill": tile.fill,
+                }
+                for tile in self.tiles
+            ],
+        }
+
+
+def view_orders(csr: CSR, names: Sequence[str]) -> list[OrderView]:
+    """Look at a matrix, on the CPU, under each of the row orders.
+
+    Parameters
+    ----------
+    csr : CSR
+    names : sequence of str
+        Of ``sparsetile.reorder``; each is looked at once.
+    """
+    found = []
+    for name in dict.fromkeys(names):
+        begun = time.perf_counter()
+        perm = REORDERERS[name](csr).perm
+        seconds = time.perf_counter() - begun
+        sample = sample_rows(csr, perm)
+        found.append(
+            OrderView(
+                name,
+                seconds,
+                sample.share,
+                sharing(sample),
+                tuple(tile_stats(sample, *shape) for shape in TILES),
+            )
+        )
+    return found

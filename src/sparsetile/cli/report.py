@@ -23,9 +23,6 @@ def report(
     markdown: Annotated[
         Path | None, typer.Option(help="Write the summary as Markdown to this file.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of the matrices, for the pictures.")
-    ] = None,
     title: Annotated[
         str | None, typer.Option(help="Title of the page and of the Markdown.")
     ] = None,
@@ -33,12 +30,9 @@ def report(
     """Make a self-contained page, or Markdown, from records only."""
     from sparsetile.bench.record import Damage, Record, read_records
     from sparsetile.bench.report import render_markdown, render_page
-    from sparsetile.check.extras import report_package
 
     check_output("report", "--out", out)
     check_output("report", "--markdown", markdown)
-    if out is not None or markdown is None:
-        report_package("report", "jinja2")  # refused before any work is done
     records: dict[tuple[str, str], Record] = {}
     damaged: list[Damage] = []
     for path in files:
@@ -49,13 +43,11 @@ def report(
             records[machine, record["key"]] = record
         damaged += broken
         note_some([f"skipped {line}" for line in broken])
-    kept = list(records.values())
+    text = render_markdown(list(records.values()), title or "Results")
     if markdown is not None:
-        write_output(markdown, render_markdown(kept, title or "Results"))
+        write_output(markdown, text)
         note(f"wrote {markdown}")
     if out is not None or markdown is None:
         page = out or Path("report.html")
-        title = title or "sparsetile benchmarks"
-        text = render_page(kept, title=title, damaged=damaged, data=data)
-        write_output(page, text)
-        note(f"wrote {page}, {len(text.encode()) / 1e6:.1f} MB, {len(kept)} records")
+        write_output(page, render_page(text, tuple(map(str, damaged))))
+        note(f"wrote {page}, {len(records)} records")

@@ -1,4 +1,4 @@
-"""Records -> docs/results/results.md: the same figures as the page, as plain tables.
+"""Records -> docs/results/results.md: plain tables.
 
 Read from top to bottom it answers: what was measured and how to do it again, how each system
 stands, where it loses, what other products cost, each paper's ladder and figures, and what was
@@ -11,19 +11,11 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sparsetile.bench.analysis import (
-    Group,
-    against_sum,
-    attach_baselines,
-    summarise,
-    wrong_baselines,
-)
+from sparsetile.bench.analysis import Group, attach_baselines, summarise, wrong_baselines
 from sparsetile.bench.environment import host_facts
-from sparsetile.bench.hindsight import against_hindsight
-from sparsetile.bench.planning import planning_split
 from sparsetile.bench.record import DTYPES, OPS, Record
-from sparsetile.bench.report.published import ladder_steps, published_rows
-from sparsetile.bench.report.ratios import ratio_tables
+from sparsetile.bench.report.papers import ladder_steps, published_rows, ratio_tables
+from sparsetile.bench.report.tables import hindsight, other_products, planning, product_title
 from sparsetile.bench.suites import Suite, load_suite
 from sparsetile.core.errors import DataError, value_error
 from sparsetile.systems import SYSTEMS
@@ -85,9 +77,7 @@ def _suite(name: str, records: Sequence[Record], groups: Sequence[Group]) -> lis
             f"{', '.join(standins)}.",
         ]
     lines += _tables(groups)
-    lines += _relatives(members)
-    lines += _hindsight(members)
-    lines += _planning(members)
+    lines += _further(members)
     if suite is not None:
         lines += _ladders(suite, members)
         lines += _ratios(suite, members)
@@ -119,12 +109,6 @@ def _machines(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _title(op: str, reduce: str, dtype: str, device_name: str, over: str = "") -> str:
-    product = op if reduce == "sum" else f"{op} {reduce}"
-    against = f", ratio to {over}" if over else ""
-    return f"{product}, {dtype}, {device_name}{against}"
-
-
 def _table_key(group: Group) -> tuple[str, str, str, str, str]:
     return (group.op, group.reduce, group.dtype, group.device_name, group.over)
 
@@ -141,7 +125,7 @@ def _tables(groups: Sequence[Group]) -> list[str]:
         names = ["N", "system", "geomean", *(["over float32"] if halves else []), "won", "worst",
                  "best", "of floor", "GFLOP/s"]  # fmt: skip
         left = ("system", "worst", "best")
-        lines += ["", f"### {_title(*key)}", "", f"| {' | '.join(names)} |"]
+        lines += ["", f"### {product_title(*key)}", "", f"| {' | '.join(names)} |"]
         lines.append("|" + "|".join(" --- " if n in left else " ---: " for n in names) + "|")
         for g in mine:
             wide = "" if g.float32_geomean is None else f"{g.float32_geomean:.2f}"
@@ -180,56 +164,33 @@ def _section(title: str, about: str, columns: str, rows: Sequence[str]) -> list[
     return ["", f"### {title}", "", about, "", *columns.splitlines(), *rows]
 
 
-def _relatives(records: Sequence[Record]) -> list[str]:
-    return _section(
-        "Other products, over the time of the forward sum",
-        "Below 1 is faster than the sum of the same matrix, width and type.",
-        "| product | N | system | geomean | least | most | products |\n"
-        "| --- | ---: | --- | ---: | ---: | --- | ---: |",
-        [
-            f"| {_title(row.op, row.reduce, row.dtype, row.device_name)} | {row.n} | {row.label} | "
-            f"{row.geomean:.2f} | {row.least:.2f} | {row.most:.2f} {row.most_matrix} | "
-            f"{row.count} |"
-            for row in against_sum(records)
-        ],
-    )
-
-
-def _hindsight(records: Sequence[Record]) -> list[str]:
-    return _section(
-        "The choice of `auto` against hindsight",
-        "Time of `auto` over that of the fastest system or baseline of the same file, product by "
-        "product; 1.00 is what hindsight would choose.",
-        "| product | N | geomean | most | fastest there | over 20 % | products | systems |\n"
-        "| --- | ---: | ---: | --- | --- | ---: | ---: | --- |",
-        [
-            f"| {_title(row.op, row.reduce, row.dtype, row.device_name)} | {row.n} | "
-            f"{row.geomean:.3f} | {row.most:.2f} {row.most_matrix} | {row.fastest} | {row.much} | "
-            f"{row.count} | {', '.join(row.systems)} |"
-            for row in against_hindsight(records)
-        ],
-    )
-
-
-def _planning(records: Sequence[Record]) -> list[str]:
-    rows = []  # none of records from before the split: one figure of build
-    for row in planning_split(records):
-        parts = (row.reorder, row.format, row.schedule, row.rest, row.total)
-        spent = " | ".join(f"{1e3 * seconds:.2f}" for seconds in parts)
-        after = "never" if row.break_even is None else f"{row.break_even:,.0f}"
-        rows.append(
-            f"| {row.dtype}, {row.device_name} | {row.n} | {row.label} | {spent} | {after} | "
-            f"{row.paid}/{row.count} |"
-        )
-    return _section(
-        "Planning, milliseconds",
-        "Medians over the matrices, each column on its own; compiling is left out. *Rest* is "
-        "intake, choosing and preparing gradients. *Pays after* is the median number of products "
-        "where planning ever pays.",
-        "| product | N | system | reorder | format | schedule | rest | all | pays after | on |\n"
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        rows,
-    )
+def _further(records: Sequence[Record]) -> list[str]:
+    return [
+        *_section(
+            "Other products, over the time of the forward sum",
+            "Below 1 is faster than the sum of the same matrix, width and type.",
+            "| product | N | system | geomean | least | most | products |\n"
+            "| --- | ---: | --- | ---: | ---: | --- | ---: |",
+            other_products(records),
+        ),
+        *_section(
+            "The choice of `auto` against hindsight",
+            "Time of `auto` over that of the fastest system or baseline of the same file, product "
+            "by product; 1.00 is what hindsight would choose.",
+            "| product | N | geomean | most | fastest there | over 20 % | products | systems |\n"
+            "| --- | ---: | ---: | --- | --- | ---: | ---: | --- |",
+            hindsight(records),
+        ),
+        *_section(
+            "Planning, milliseconds",
+            "Medians over the matrices, each column on its own; compiling is left out. *Rest* is "
+            "intake, choosing and preparing gradients. *Pays after* is the median number of "
+            "products where planning ever pays.",
+            "| product | N | system | reorder | format | schedule | rest | all | pays after "
+            "| on |\n| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            planning(records),
+        ),
+    ]
 
 
 def _ladders(suite: Suite, records: Sequence[Record]) -> list[str]:

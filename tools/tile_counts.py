@@ -1,0 +1,183 @@
+"""Tiles and bytes of a matrix under row orders: Acc-SpMM's tables (sections 3.3, 4.3.1, 4.3.2).
+
+    python -m tools.tile_counts MATRIX... --data DIR [--orders identity,affinity] > tiles.jsonl
+
+Every figure is counted on the whole matrix, none is estimated from a sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsetile.bench.orders import find_order
+from sparsetile.check.tiling import Sample, sample_pairs, take_rows
+from sparsetile.core.checks import one_of
+from sparsetile.data.catalog import load
+from sparsetile.intake.csr import CSR
+from sparsetile.reorder import REORDERERS
+
+__all__ = ["STORAGES", "WINDOWS", "Counts", "Storage", "count_tiles", "counted", "main"]
+
+# Heights of the windows in which distinct columns are counted; each divides the next.
+WINDOWS = (8, 16, 64)
+# Columns of a tile, in every format that has tiles.
+_TILE_COLUMNS = 8
+# Entries that are counted at a time: their keys stay within a few hundred megabytes.
+_CHUNK_ENTRIES = 8_000_000
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How a matrix falls into windows of rows under one order.
+
+    Attributes
+    ----------
+    rows, nnz : int
+        Of the matrix.
+    pairs : dict of int to int
+        Distinct (window, column) pairs that hold an entry, by height of the window.
+    tiles : dict of int to int
+        Tiles of eight condensed columns, by height of the window.
+    """
+
+    rows: int
+    nnz: int
+    pairs: dict[int, int]
+    tiles: dict[int, int]
+
+    @property
+    def nnz_per_tile(self) -> float:
+        """Mean entries of an 8x8 tile, of 64: the paper's MeanNNZTC; 0 where there is no tile."""
+        return self.nnz / self.tiles[8] if self.tiles[8] else 0.0
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes that a format takes beside the values, which every format stores alike.
+
+    Attributes
+    ----------
+    formula : str
+        M rows, Z nonzeros, T8 tiles of 8x8, T16 tiles of 16x8.
+    source : str
+        Where the arrays are from.
+    size : callable
+        Counts -> bytes.
+    """
+
+    formula: str
+    source: str
+    size: Callable[[Counts], int]
+
+
+# 32-bit indices throughout, as all of these papers have.
+STORAGES: dict[str, Storage] = {
+    "BitTCF": Storage(
+        "4·(⌈M/8⌉ + 11·T8 + 2)",
+        "Acc-SpMM, section 3.3: RowWindowOffset, TCOffset, SparseAToB, TCLocalBit of 64 bits",
+        lambda c: 4 * (_windows(c, 8) + 11 * c.tiles[8] + 2),
+    ),
+    "CSR": Storage(
+        "4·(M + 1 + Z)", "row pointers and column ids", lambda c: 4 * (c.rows + 1 + c.nnz)
+    ),
+    "COO": Storage("8·Z", "row ids and column ids", lambda c: 8 * c.nnz),
+    "ME-TCF": Storage(
+        "4·(⌈M/16⌉ + 9·T16 + 2) + Z",
+        "DTC-SpMM: RowWindowOffset, TCOffset, SparseAToB, TCLocalId of 8 bits, tiles of 16x8",
+        lambda c: 4 * (_windows(c, 16) + 9 * c.tiles[16] + 2) + c.nnz,
+    ),
+    "ME-TCF 8x8": Storage(
+        "4·(⌈M/8⌉ + 9·T8 + 2) + Z",
+        "the same with tiles of 8x8, as Acc-SpMM, section 3.3, compares it",
+        lambda c: 4 * (_windows(c, 8) + 9 * c.tiles[8] + 2) + c.nnz,
+    ),
+    "TCF": Storage(
+        "4·(M + 1 + ⌈M/16⌉ + 3·Z)",
+        "TC-GNN: nodePointer, blockPartition, edgeList, edgeToColumn, edgeToRow",
+        lambda c: 4 * (c.rows + 1 + _windows(c, 16) + 3 * c.nnz),
+    ),
+}
+
+
+def _windows(counts: Counts, height: int) -> int:
+    return -(-counts.rows // height)
+
+
+def _chunks(csr: CSR, perm: torch.Tensor | None, most: int) -> Iterator[Sample]:
+    """Cut a matrix, rows in order, at multiples of the highest window; ``most`` entries a piece."""
+    rows, block = csr.shape[0], WINDOWS[-1]
+    order = np.arange(rows) if perm is None else perm.cpu().numpy()
+    ends = np.cumsum(np.diff(csr.indptr.numpy())[order])
+    begin = before = 0
+    while begin < rows:
+        last = int(np.searchsorted(ends, before + most, side="right"))
+        end = min(max(last // block * block, begin + block), rows)
+        yield take_rows(csr, order[begin:end])
+        begin, before = end, int(ends[end - 1])
+
+
+def count_tiles(csr: CSR, perm: torch.Tensor | None = None, most: int = _CHUNK_ENTRIES) -> Counts:
+    """Count pairs and tiles of a whole matrix on the host.
+
+    Parameters
+    ----------
+    csr : CSR
+        On the CPU.
+    perm : Tensor [M], optional
+        Row order; the given one when None.
+    most : int
+        Entries to look at together. Memory goes with it, the result does not.
+    """
+    pairs, tiles = dict.fromkeys(WINDOWS, 0), dict.fromkeys(WINDOWS, 0)
+    for chunk in _chunks(csr, perm, most):
+        for window, owner in sample_pairs(chunk, WINDOWS):
+            pairs[window] += owner.size
+            tiles[window] += int((-(-np.bincount(owner) // _TILE_COLUMNS)).sum())
+    return Counts(csr.shape[0], csr.nnz, pairs, tiles)
+
+
+def counted(matrix: str, csr: CSR, order: str) -> dict[str, Any]:
+    """Find a row order of a matrix on the CPU, count, and return what is found."""
+    found = find_order(csr, order)
+    counts = count_tiles(csr, None if found is None else found.perm)
+    return {
+        "matrix": matrix,
+        "rows": csr.shape[0],
+        "nnz": csr.nnz,
+        "order": order,
+        "seconds": 0.0 if found is None else found.seconds,
+        "pairs": {str(window): count for window, count in counts.pairs.items()},
+        "tiles": {"8x8": counts.tiles[8], "16x8": counts.tiles[16]},
+        "nnz_per_tile": counts.nnz_per_tile,
+        "bytes": {name: storage.size(counts) for name, storage in STORAGES.items()},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print one JSON line a matrix and order."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("matrices", nargs="+", metavar="MATRIX")
+    parser.add_argument("--data", type=Path, help="folder in which names are looked up")
+    parser.add_argument("--orders", default="identity,rcm,louvain,lsh,affinity")
+    asked = parser.parse_args(arguments)
+    orders = [
+        one_of("tile_counts", "--orders", name, REORDERERS) for name in asked.orders.split(",")
+    ]
+    for name in asked.matrices:
+        csr = load(name, asked.data)
+        for order in orders:
+            print(json.dumps(counted(name, csr, order)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
