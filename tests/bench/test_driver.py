@@ -10,20 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from sparsetile.bench import driver
 from sparsetile.bench.busy import core_count
 from sparsetile.bench.driver import Options, Outcome, run_suite
 from sparsetile.bench.expansion import Expansion, MatrixSpec, expand
-from sparsetile.bench.matrices import Matrices, NotReady, materialise
-from sparsetile.bench.orders import load_order, matrix_hash
+from sparsetile.bench.matrices import materialise
 from sparsetile.bench.pool import Pool
 from sparsetile.bench.record import read_records
 from sparsetile.bench.suites import load_suite
 from sparsetile.intake import read_matrix
-from sparsetile.reorder import REORDERERS
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 
@@ -245,30 +242,6 @@ def _generated(name: str, nnz: int) -> MatrixSpec:
     return MatrixSpec(name, "generated", generator="random", params=params)
 
 
-def test_several_missing_matrices_are_made_in_the_background(tmp_path: Path) -> None:
-    specs = [_generated("one", 40), _generated("two", 50)]
-    matrices = Matrices(specs, tmp_path)
-    try:
-        assert [read_matrix(matrices.path(spec, 60)).nnz for spec in specs] == [40, 50]
-        assert all(matrices.ready(spec.name) for spec in specs)
-    finally:
-        matrices.close()
-    assert Matrices(specs, tmp_path).ready("one")  # kept: nothing is started again
-
-
-def test_row_orders_are_found_in_the_background_and_left_for_the_workers(tmp_path: Path) -> None:
-    spec = _generated("one", 40)
-    matrices = Matrices([spec], tmp_path, orders={"one": ["rcm"]}, scratch=str(tmp_path))
-    try:
-        csr = read_matrix(matrices.path(spec, 60))
-    finally:
-        matrices.close()
-    found = load_order(tmp_path, matrix_hash(csr), "rcm")
-    assert found is not None and found.seconds > 0
-    assert torch.equal(found.perm, REORDERERS["rcm"](csr).perm)
-    assert load_order(tmp_path, matrix_hash(csr), "affinity") is None
-
-
 def test_a_suite_with_row_orders_runs_for_real_on_the_host(tmp_path: Path) -> None:
     expansion = _expansion(tmp_path, ["a"])
     ordered = [
@@ -283,18 +256,6 @@ def test_a_suite_with_row_orders_runs_for_real_on_the_host(tmp_path: Path) -> No
     (found,) = read_records(out)[0]
     assert outcome.troubles == [] and found["reorder"] == "rcm" and found["status"] == "ok"
     assert found["planning"]["total"] > found["planning"]["reorder"] > 0
-
-
-def test_a_matrix_that_cannot_be_made_or_is_late_says_so(tmp_path: Path) -> None:
-    late, bad = _generated("late", 40), _generated("bad", 10**6)
-    matrices = Matrices([late, bad], tmp_path)
-    try:
-        with pytest.raises(NotReady, match="late was not generated within 0 s"):
-            matrices.path(late, 0)
-        with pytest.raises(ValueError, match="nnz must be"):
-            matrices.path(bad, 60)
-    finally:
-        matrices.close()
 
 
 def test_a_matrix_that_cannot_be_made_costs_its_own_entries(

@@ -256,9 +256,9 @@ def test_ratios_and_their_means():
             record(matrix, "sparsetile", ours, 40.0, "system"),
         ]
     rows = gnn_rows(records)
-    assert [row.step_over_sparse for row in rows] == [1.0, 0.5, 8.0, 1.0, 0.5, 2.0]
-    assert rows[2].total_over_sparse == 2.0 and rows[2].step_over_edges == 16.0
-    assert rows[2].memory_over_sparse == pytest.approx(1 / 8)
+    assert [row["step_over_sparse"] for row in rows] == [1.0, 0.5, 8.0, 1.0, 0.5, 2.0]
+    assert rows[2]["total_over_sparse"] == 2.0 and rows[2]["step_over_edges"] == 16.0
+    assert rows[2]["memory_over_sparse"] == pytest.approx(1 / 8)
     (mean,) = geometric_means(rows)
     assert mean["step_over_sparse"] == pytest.approx(4.0) and mean["graphs"] == 2
     assert mean["least_step_over_sparse"] == 2.0 and mean["total_over_sparse"] == pytest.approx(2)

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
-
 from sparsetile.bench.analysis import geomean, system_label
 from sparsetile.bench.record import Record
 from sparsetile.core.errors import value_error
 
-__all__ = ["Change", "Comparison", "compare", "print_comparison"]
+__all__ = ["Change", "Comparison", "compare", "comparison_lines"]
 
 _LEAST_CHANGE = 0.03
 
@@ -109,34 +107,29 @@ def compare(old: Sequence[Record], new: Sequence[Record]) -> Comparison:
     )
 
 
-def print_comparison(found: Comparison, *, console: Console) -> None:
-    """Print regressions first, then gains, then the overall ratio."""
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-
+def comparison_lines(found: Comparison) -> list[str]:
+    """Return regressions first, then gains, then the overall ratio."""
+    lines = []
     if len(found.machines) > 1:
-        say(f"warning: records of several machines: {'; '.join(found.machines)}")
+        lines.append(f"warning: records of several machines: {'; '.join(found.machines)}")
     for change in sorted(found.changes, key=lambda change: -change.ratio):
         name = f"{change.matrix} N={change.n} {change.dtype} {change.system}"
         word = "regression" if change.kind == "system" else "baseline slower"
         if change.verdict == "broken":
-            say(f"{word}: {name}: {change.reason}")
+            lines.append(f"{word}: {name}: {change.reason}")
         elif change.verdict == "slower":
-            say(
+            lines.append(
                 f"{word}: {name}: {100 * (change.ratio - 1):.1f} % slower "
                 f"(noise {100 * change.noise:.1f} %)"
             )
         elif change.verdict == "faster":
-            say(f"faster: {name}: {100 * (1 / change.ratio - 1):.1f} %")
+            lines.append(f"faster: {name}: {100 * (1 / change.ratio - 1):.1f} %")
     timed = [change.ratio for change in found.changes if change.verdict != "broken"]
-    say(
-        f"{len(found.changes)} products compared, {len(found.regressions)} regressions, "
-        f"time ratio new/old {geomean(timed):.3f} (geomean)"
-        if timed
-        else f"{len(found.changes)} products compared, {len(found.regressions)} regressions"
+    mean = f", time ratio new/old {geomean(timed):.3f} (geomean)" if timed else ""
+    lines.append(
+        f"{len(found.changes)} products compared, {len(found.regressions)} regressions{mean}"
     )
-    if found.missing:
-        say(f"not in NEW: {len(found.missing)} measurements, first {found.missing[0]}")
-    if found.added:
-        say(f"not in OLD: {len(found.added)} measurements, first {found.added[0]}")
+    for file, keys in (("NEW", found.missing), ("OLD", found.added)):
+        if keys:
+            lines.append(f"not in {file}: {len(keys)} measurements, first {keys[0]}")
+    return lines

@@ -32,11 +32,10 @@ from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.busy import busy_cores
 from sparsetile.bench.environment import commit as source_commit
 from sparsetile.bench.expansion import Entry, Expansion
-from sparsetile.bench.matrices import Matrices, NotReady
+from sparsetile.bench.matrices import materialise
 from sparsetile.bench.pool import Pool, WorkerAbsent, WorkerDied, WorkerTimeout
 from sparsetile.bench.record import SCHEMA, Record, append_record, read_records
 from sparsetile.core.timer import Samples
-from sparsetile.reorder import REORDERERS
 
 __all__ = ["Options", "Outcome", "run_suite"]
 
@@ -120,10 +119,7 @@ def run_suite(
     ):
         for family in dict.fromkeys(_family(entry) for entry in pending):
             pool.start(family)
-        matrices = Matrices(
-            [entry.matrix for entry in pending], orders=_orders(pending), scratch=scratch
-        )
-        run = _Run(expansion, options, pool, matrices, outcome, scratch, begun)
+        run = _Run(expansion, options, pool, outcome, scratch, begun)
         try:
             with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
                 task = progress.add_task(expansion.suite.name, total=len(pending))
@@ -133,7 +129,6 @@ def run_suite(
 
                 run.all(pending, show, lambda: progress.advance(task))
         finally:
-            matrices.close()
             pool.close()
             outcome.troubles += run.wrong_baselines()
             outcome.troubles += [
@@ -149,18 +144,6 @@ def _by_matrix(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     for entry in entries:
         found[entry.matrix.name].append(entry)
     return dict(found)
-
-
-def _orders(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """Row orders that entries ask for by name, by matrix."""
-    found: dict[str, list[str]] = {}
-    for entry in entries:
-        order = entry.config.get("reorder", "identity")
-        if order in REORDERERS and order != "identity":
-            names = found.setdefault(entry.matrix.name, [])
-            if order not in names:
-                names.append(order)
-    return found
 
 
 def _products(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
@@ -181,7 +164,6 @@ class _Run:
         expansion: Expansion,
         options: Options,
         pool: Pool,
-        matrices: Matrices,
         outcome: Outcome,
         scratch: str,
         begun: float,
@@ -189,11 +171,11 @@ class _Run:
         self._suite = expansion.suite
         self._options = options
         self._pool = pool
-        self._matrices = matrices
         self._outcome = outcome
         self._scratch = scratch
         self._deadline = begun + (options.time_limit or math.inf)
         self._paths: dict[str, str] = {}
+        self._unmade: dict[str, str] = {}
         self._floors: dict[tuple[Any, ...], list[Any]] = {}
         self._wrong: dict[tuple[str, str], list[Record]] = defaultdict(list)
         self._commit = options.commit or source_commit()
@@ -205,13 +187,8 @@ class _Run:
     def all(
         self, entries: Sequence[Entry], show: Callable[[Entry], None], advance: Callable[[], None]
     ) -> None:
-        """Measure every entry, matrix by matrix; those still being generated come later."""
-        waiting = _by_matrix(entries)
-        while waiting:
-            name = next(
-                (name for name in waiting if self._matrices.ready(name)), next(iter(waiting))
-            )
-            members = waiting.pop(name)
+        """Measure every entry, matrix by matrix."""
+        for members in _by_matrix(entries).values():
             if self._left() > 0:
                 self._load(members)
             for group in _products(members):
@@ -224,11 +201,11 @@ class _Run:
     def _load(self, members: Sequence[Entry]) -> None:
         """Let all workers read the matrix at once: one after the other they would take long."""
         entry = members[0]
-        limit = None if math.isinf(self._left()) else max(0.0, self._left())
         try:
-            self._paths[entry.matrix.name] = self._matrices.path(entry.matrix, limit)
-        except (NotReady, OSError, ValueError, MemoryError):
-            return  # said when the first entry is measured
+            self._paths[entry.matrix.name] = materialise(entry.matrix)
+        except (OSError, ValueError, MemoryError) as error:
+            self._unmade[entry.matrix.name] = f"matrix not made: {error}"
+            return
         families = dict.fromkeys(_family(member) for member in members)
         request = {
             "cmd": "load",
@@ -267,14 +244,8 @@ class _Run:
 
     def _measure(self, entry: Entry) -> dict[str, Any]:
         name = entry.matrix.name
-        if name not in self._paths:
-            try:
-                limit = None if math.isinf(self._left()) else max(0.0, self._left())
-                self._paths[name] = self._matrices.path(entry.matrix, limit)
-            except NotReady as error:
-                return {"status": "not run", "reason": str(error)}
-            except (OSError, ValueError, MemoryError) as error:
-                return {"status": "error", "reason": f"matrix not made: {error}"}
+        if name in self._unmade:
+            return {"status": "error", "reason": self._unmade[name]}
         product = (name, entry.op, entry.weights, entry.dtype, entry.n)
         request = {
             **entry.identity(),

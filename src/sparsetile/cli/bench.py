@@ -188,11 +188,6 @@ def bench(
     raise typer.Exit(_run(suite, data, device, out, narrowed, run, as_json))
 
 
-def _stdout() -> Console:
-    """A console whose tables keep their natural width in a pipe."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
-
-
 def _list_suites() -> None:
     from sparsetile.bench.suites import load_suite, suite_names
 
@@ -209,7 +204,7 @@ def _command_line(words: list[str]) -> str:
 
 
 def _compare(old: Path, new: Path, as_json: bool) -> int:
-    from sparsetile.bench.compare import compare, print_comparison
+    from sparsetile.bench.compare import compare, comparison_lines
     from sparsetile.bench.record import read_records
 
     files = [read_records(path) for path in (old, new)]
@@ -219,7 +214,7 @@ def _compare(old: Path, new: Path, as_json: bool) -> int:
     if as_json:
         print_json(found.as_dict())
     else:
-        print_comparison(found, console=_stdout())
+        print_text("\n".join(comparison_lines(found)))
     return 1 if found.regressions else 0
 
 
@@ -252,7 +247,7 @@ def _run(
     from sparsetile.bench.expansion import expand
     from sparsetile.bench.record import read_records
     from sparsetile.bench.suites import load_suite, suite_names
-    from sparsetile.bench.summary import print_summary, summary_data
+    from sparsetile.bench.summary import summary_data, summary_lines
     from sparsetile.core.checks import one_of
     from sparsetile.core.errors import value_error
 
@@ -281,7 +276,7 @@ def _run(
     if as_json:
         print_json(summary_data(records, *ends))
     else:
-        print_summary(records, *ends, console=_stdout())
+        print_text("\n".join(summary_lines(records, *ends)).strip())
     note(
         f"{outcome.measured} measured in {outcome.seconds:.0f} s, {outcome.resumed} already in "
         f"{path}"

@@ -75,7 +75,7 @@ def _show(records: list[dict[str, Any]], as_json: bool) -> None:
     rows = gnn_rows(records)
     means = geometric_means(rows)
     if as_json:
-        print_json({"rows": [row.as_dict() for row in rows], "means": means})
+        print_json({"rows": rows, "means": means})
         return
     numbers = (
         "step ms", "host ms", "plan ms", "peak GB", "over pyg-sparse", "with planning",
@@ -85,22 +85,23 @@ def _show(records: list[dict[str, Any]], as_json: bool) -> None:
         ("graph", "network", "type", "path", "order", *numbers),
         [
             [
-                row.matrix, row.setting, row.dtype, row.path, row.reorder,
-                _number(row.step_seconds, 1e3), _number(row.host_seconds, 1e3),
-                _number(row.prepare_seconds, 1e3), _number(row.peak_bytes, 1e-9),
-                _number(row.step_over_sparse), _number(row.total_over_sparse),
-                _number(row.step_over_edges),
-                "-" if row.loss_difference is None else f"{row.loss_difference:.1e}",
+                row["matrix"], row["setting"], row["dtype"], row["path"], row["reorder"],
+                _number(row["step_seconds"], 1e3), _number(row["host_seconds"], 1e3),
+                _number(row["prepare_seconds"], 1e3), _number(row["peak_bytes"], 1e-9),
+                _number(row["step_over_sparse"]), _number(row["total_over_sparse"]),
+                _number(row["step_over_edges"]),
+                "-" if row["loss_difference"] is None else f"{row['loss_difference']:.1e}",
             ]
             for row in rows
-            if row.status in ("ok", "wrong")
+            if row["status"] in ("ok", "wrong")
         ],
         right=numbers,
     )  # fmt: skip
     for row in rows:
-        if row.status != "ok":
-            what = row.reason or f"losses differ by {row.loss_difference:.1e}"
-            note(f"{row.matrix} {row.setting} {row.dtype} {row.path}: {row.status}, {what}")
+        if row["status"] != "ok":
+            what = row["reason"] or f"losses differ by {row['loss_difference']:.1e}"
+            run = " ".join(row[name] for name in ("matrix", "setting", "dtype", "path"))
+            note(f"{run}: {row['status']}, {what}")
     for mean in means:
         print_text(
             f"{mean['setting']} {mean['dtype']} {mean['path']} {mean['reorder']}: geometric mean "
