@@ -18,11 +18,6 @@ BASELINES = {
     "pyg": 9.0,
 }
 
-EXPLAIN = (
-    "Plan(100x100, 1000 entries, pattern, n=128, float32, cuda:0, system=csr)\n"
-    "  format    rows\n  floor     0.010 ms a product (gather by row)"
-)
-
 
 def environment(**changes: Any) -> dict[str, Any]:
     return {
@@ -89,7 +84,6 @@ def record(
         "floor_share": 0.5,
         "floor_term": "gather by row",
         "environment": environment(),
-        "explain": EXPLAIN if system == "csr" else "",
         **changes,
     }
     found["key"] = entry_key(found)

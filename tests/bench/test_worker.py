@@ -143,7 +143,7 @@ def test_on_a_gpu_products_are_right_timed_by_graph_and_know_their_floor(
     assert found["status"] == "ok", found
     assert found["samples"]["method"] == "graph" and found["cold"]["p50"] > 0
     if op != "sddmm":
-        assert found["floor_seconds"] > 0 and found["explain"]
+        assert found["floor_seconds"] > 0
 
 
 @pytest.mark.parametrize(("system", "kind"), [("cpu", "system"), ("torch-dense", "baseline")])

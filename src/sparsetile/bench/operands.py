@@ -58,6 +58,4 @@ class Prepared:
     reorder: str = "identity"
     chosen: str = ""
     choices: Mapping[str, str] = field(default_factory=dict)
-    # The plan in words; asked for after planning was timed, since it counts pairs again.
-    explain: Callable[[], str] | None = None
     uses_tf32: bool = False

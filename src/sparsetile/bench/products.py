@@ -27,9 +27,6 @@ from sparsetile.tune import floor_seconds
 __all__ = ["Workbench", "prepare", "traffic_bytes"]
 
 _MEMORY_SHARE = 0.8
-# Explaining a plan counts distinct pairs again. Beyond this many entries it is done once per
-# matrix and system, not for every width.
-_EXPLAIN_ENTRIES = 20_000_000
 
 
 def _weighted(csr: CSR, weights: str) -> CSR:
@@ -52,7 +49,6 @@ class Workbench:
         self._placed: dict[tuple[str, bool], CSR] = {}
         self._floors: dict[tuple[Any, ...], tuple[float, str]] = {}
         self._orders: dict[str, Order] = {}
-        self._explained: set[str] = set()
 
     def matrix(self, path: str, weights: str, transposed: bool) -> CSR:
         """Return the matrix of a file on the device."""
@@ -60,7 +56,6 @@ class Workbench:
             self._placed.clear()
             self._floors.clear()
             self._orders.clear()
-            self._explained.clear()
             self._host = read_matrix(path, function="bench")
             self._hash = matrix_hash(self._host)
             self._path = path
@@ -102,13 +97,6 @@ class Workbench:
         self._orders[order.name] = order
         if scratch:
             save_order(scratch, self._hash, order)
-
-    def wants_explanation(self, csr: CSR, label: str) -> bool:
-        """True where a plan's explanation is worth its cost; see ``_EXPLAIN_ENTRIES``."""
-        first = label not in self._explained
-        self._explained.add(label)
-        # On the host the pairs are counted slowly.
-        return self.device.type == "cuda" and (first or csr.nnz <= _EXPLAIN_ENTRIES)
 
     def operands(self, entry: Mapping[str, Any]) -> Operands:
         """Return A, B and G of an entry; B and G are random, made on the device.
@@ -248,6 +236,5 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
         reorder=known.name if known and product.reorder == "given" else product.reorder,
         chosen=product.system,
         choices=dict(product.info["choices"]),
-        explain=product.explain if known is None else None,
         uses_tf32=_uses_tf32(product.system, operands),
     )

@@ -83,7 +83,6 @@ class Worker:
             "format_bytes": ready.format_bytes,
             "error": error_found,
             "tf32": ready.uses_tf32,
-            "explain": self._explanation(entry, operands, ready),
         }
         if error_found["worst"] > 1:
             why = error_found.get("why") or f"error is {error_found['worst']:.3g} times the bound"
@@ -116,12 +115,6 @@ class Worker:
             return None
         seconds = one_product(ready.run, self.device)
         return f"one product takes {seconds:.3g} s, over {limit:g} s" if seconds > limit else None
-
-    def _explanation(self, entry: Mapping[str, Any], operands: Operands, ready: Prepared) -> str:
-        label = repr([entry[k] for k in ("op", "weights", "dtype", "system", "config")])
-        if ready.explain is None or not self.bench.wants_explanation(operands.csr, label):
-            return ""
-        return ready.explain()
 
     def again(self) -> dict[str, Any]:
         """Take more samples of the entry measured last."""
