@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,10 +35,17 @@ def _seed() -> None:
     torch.manual_seed(20240611)
 
 
+@pytest.fixture(scope="session")
+def _timings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of folders, each new. None is made: what keeps timings makes its own, and few do."""
+    folder = tmp_path_factory.mktemp("tuned")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _own_timings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_timings(_timings: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Timings of one test are not kept for another, nor for the user."""
-    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path_factory.mktemp("tuned")))
+    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(next(_timings)))
 
 
 def _forget_runners() -> None:

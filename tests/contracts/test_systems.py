@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile.reorder import Permutation
 from sparsetile.systems import Request
+from tests.conftest import DEVICES
 from tests.contracts.cases import (
     DTYPES,
     MATRICES,
@@ -27,7 +29,34 @@ from tests.contracts.subjects import Subject, subjects
 WIDTHS = (0, 1, 7, 32, 130)
 
 
-@pytest.fixture(params=subjects(), ids=str)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every system on every device. A host takes up its own systems alone: others would be skipped.
+
+    The GPU's cases are all there, whichever machine lists them: its record names them.
+    """
+    if "device" not in metafunc.fixturenames:
+        return
+    pairs, ids = [], []
+    for subject, (kind, marks) in itertools.product(subjects(), kinds()):
+        if kind == "cuda" or kind in subject.system.devices:
+            pairs.append(pytest.param(subject, kind, marks=marks))
+            ids.append(f"{subject}-{kind}")
+    metafunc.parametrize(("system", "device"), pairs, ids=ids, indirect=True)
+
+
+def kinds() -> list[tuple[str, Sequence[pytest.MarkDecorator | pytest.Mark]]]:
+    """Device types with the marks of their cases."""
+    return [
+        (each, ()) if isinstance(each, str) else (each.values[0], each.marks) for each in DEVICES
+    ]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param, 0) if request.param == "cuda" else torch.device("cpu")
+
+
+@pytest.fixture
 def system(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Subject]:
     subject: Subject = request.param
     if device.type not in subject.system.devices:

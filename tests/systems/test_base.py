@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,28 +10,16 @@ import torch
 
 from sparsetile.plan import planner
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request, base
+from sparsetile.systems import SYSTEMS, Request
 from sparsetile.systems.base import BuildTimer
 from tests.contracts.cases import csr_of, random_matrix
 
 
-class Watch:
-    """A clock that ticks once per reading, and a device that notes who waits for it."""
-
-    def __init__(self) -> None:
-        self.ticks = 0.0
-        self.waited: list[torch.device] = []
-
-    def perf_counter(self) -> float:
-        self.ticks += 1.0
-        return self.ticks
-
-
 @pytest.fixture
-def watch(monkeypatch) -> Watch:
-    found = Watch()
-    monkeypatch.setattr(base, "time", SimpleNamespace(perf_counter=found.perf_counter))
-    monkeypatch.setattr(torch.cuda, "synchronize", found.waited.append)
+def waited(monkeypatch) -> list[torch.device]:
+    """Devices that were waited for."""
+    found: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
     return found
 
 
@@ -38,28 +27,30 @@ def asked(device: str, timed: bool) -> Request:
     return SimpleNamespace(device=torch.device(device), timed=timed)  # type: ignore[return-value]
 
 
-def test_a_part_is_booked_with_the_time_since_the_last_reading(watch: Watch):
+def test_a_part_is_booked_with_the_time_since_the_last_reading(waited):
+    begun = time.perf_counter()
     timer = BuildTimer(asked("cpu", True))
-    timer("format")
-    watch.ticks += 5
-    timer("schedule")
-    timer("format")
-    assert timer.seconds == {"format": 2.0, "schedule": 6.0}
-    assert watch.waited == [], "there is no device to wait for"
+    for part, pause in (("format", 0.01), ("schedule", 0.03), ("format", 0.01)):
+        time.sleep(pause)
+        timer(part)
+    whole = time.perf_counter() - begun
+    assert timer.seconds["format"] >= 0.02 and timer.seconds["schedule"] >= 0.03
+    assert sum(timer.seconds.values()) <= whole, "nothing is booked twice"
+    assert waited == [], "there is no device to wait for"
 
 
-def test_the_device_is_waited_for_only_where_time_is_asked_for(watch: Watch):
+def test_the_device_is_waited_for_only_where_time_is_asked_for(waited):
     BuildTimer(asked("cuda:0", False))("format")
-    assert watch.waited == []
+    assert waited == []
     BuildTimer(asked("cuda:0", True))("format")
-    assert watch.waited == [torch.device("cuda", 0)] * 2
+    assert waited == [torch.device("cuda", 0)] * 2
 
 
-def test_the_planner_waits_for_the_device_only_where_it_is_given_one(watch: Watch):
+def test_the_planner_waits_for_the_device_only_where_it_is_given_one(waited):
     before = planner._read_clock(None)
-    assert planner._read_clock(torch.device("cpu")) >= before and watch.waited == []
+    assert planner._read_clock(torch.device("cpu")) >= before and waited == []
     planner._read_clock(torch.device("cuda", 0))
-    assert watch.waited == [torch.device("cuda", 0)]
+    assert waited == [torch.device("cuda", 0)]
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

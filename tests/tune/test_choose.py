@@ -24,6 +24,7 @@ from sparsetile.systems.wcsr import cost as wcsr_cost
 from sparsetile.tune import Choice, choose, choose_system, kept, measure_systems, predict_systems
 from sparsetile.tune.choose import _ranked, close_calls
 from tests.contracts.cases import assert_close, csr_of, random_matrix
+from tests.tune.paced import PacedSystem, registered
 
 CPU = torch.device("cpu")
 
@@ -333,104 +334,115 @@ def test_on_a_gpu_close_calls_are_timed_for_the_usual_number_of_products(monkeyp
     assert close_calls(few, predicted, 100) == ["a", "b"]
 
 
-def test_a_close_call_that_was_timed_is_not_timed_again(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
-    monkeypatch.setattr(choose, "close_calls", lambda *given: ["cpu", "dense"])
-    predicted = {"cpu": 1.0e-3, "dense": 1.1e-3, "csr": 9e-3}
-    asked = fake(monkeypatch, predicted, {"cpu": 2.0e-3, "dense": 1.5e-3})
-    first = choose_system(request(), list(predicted), "model")
-    assert asked == ["cpu", "dense"] and first.builds == {}
-    again = choose_system(request(), list(predicted), "model")
-    assert asked == ["cpu", "dense"] and (again.system, again.by) == ("dense", "model")
-    assert again.measured == {"cpu", "dense"} and again.seconds == first.seconds
+def builds_of(*systems: PacedSystem) -> list[int]:
+    return [system.builds for system in systems]
+
+
+# Products whose choice is worth timing on a host, and too few to compile kernels for it.
+RUNS = 2_000
+
+
+def close_ones() -> list[PacedSystem]:
+    """The first is predicted to be fastest and is not; the third is out of the question."""
+    first = PacedSystem("first", predicted=1.0e-3, pace=20e-3)
+    second = PacedSystem("second", predicted=1.1e-3, pace=2e-3)
+    return [first, second, PacedSystem("third", predicted=9e-3)]
+
+
+def test_a_close_call_that_was_timed_is_not_timed_again():
+    systems = close_ones()
+    with registered(*systems) as names:
+        chosen = [choose_system(request(), names, "model", expected_runs=RUNS) for _ in range(2)]
+        assert builds_of(*systems) == [1, 1, 0]
+        first, again = chosen
+        assert (first.system, first.by) == (again.system, again.by) == ("second", "model")
+        assert again.measured == {"first", "second"} and again.seconds == first.seconds
+        assert again.builds == {}
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("out of memory")
 
 
 def test_a_close_call_with_a_system_untimed_is_kept_in_the_process_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(kept, "_in_process", {})
     monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
-    monkeypatch.setattr(choose, "close_calls", lambda *given: ["cpu", "dense"])
-    predicted = {"cpu": 1.0e-3, "dense": 1.1e-3}
-    fake(monkeypatch, predicted, {})
-    asked: list[int] = []
-
-    def times(wanted, names, predicted, budget, **_):
-        asked.append(len(names))
-        return {"cpu": 2.0e-3}, {}
-
-    monkeypatch.setattr(choose, "measure_systems", times)
-    for _ in range(2):
-        found = choose_system(request(), list(predicted), "model")
-        assert (found.system, found.by, found.measured) == ("cpu", "model", {"cpu"})
-        assert found.seconds == {"cpu": 2.0e-3, "dense": 1.1e-3}
-    assert asked == [2] and not list(tmp_path.iterdir())
-    kept._in_process.clear()  # as in another process
-    choose_system(request(), list(predicted), "model")
-    assert asked == [2, 2]
-    monkeypatch.setattr(kept, "MOST_IN_PROCESS", 1)
-    choose_system(dataclasses.replace(request(), n=17), list(predicted), "model")
-    assert asked == [2, 2, 2] and len(kept._in_process) == 1
+    fits = PacedSystem("fits", predicted=1.0e-3, pace=2e-3)
+    large = PacedSystem("large", predicted=1.1e-3, before=out_of_memory)
+    with registered(fits, large) as names:
+        for _ in range(2):
+            found = choose_system(request(), names, "model", expected_runs=RUNS)
+            assert (found.system, found.by, found.measured) == ("fits", "model", {"fits"})
+            assert found.seconds["fits"] >= 2e-3 and found.seconds["large"] == 1.1e-3
+        assert builds_of(fits, large) == [1, 1] and not list(tmp_path.iterdir())
+        kept.kept_timings().clear()  # as in another process
+        choose_system(request(), names, "model", expected_runs=RUNS)
+        assert builds_of(fits, large) == [2, 2]
+        monkeypatch.setattr(kept, "MOST_IN_PROCESS", 1)
+        wider = dataclasses.replace(request(), n=17)
+        for count, each in enumerate((wider, wider, request()), 3):
+            choose_system(each, names, "model", expected_runs=RUNS)
+            assert fits.builds == (3 if each is wider else count - 1), "one answer is kept"
 
 
-def fake(monkeypatch, predicted: dict[str, float], timed: dict[str, float]) -> list[str]:
-    """Predictions and timings as given; returns the list of what is timed."""
-    asked: list[str] = []
-
-    def times(wanted, names, predicted, budget, **_):
-        asked.extend(names)
-        return {name: timed[name] for name in names}, {}
-
-    monkeypatch.setattr(choose, "predict_systems", lambda wanted, able: dict(predicted))
-    monkeypatch.setattr(choose, "measure_systems", times)
-    return asked
-
-
-def test_the_faster_of_two_close_calls_is_taken_and_said_to_be_measured(monkeypatch):
-    predicted = {"cpu": 1.0e-3, "dense": 1.1e-3, "csr": 9e-3}
-    asked = fake(monkeypatch, predicted, {"cpu": 2.0e-3, "dense": 1.5e-3})
-    found = choose_system(request(), list(predicted), "model", expected_runs=10_000)
-    assert asked == ["cpu", "dense"] and found.system == "dense" and found.by == "model"
-    assert found.seconds == {"cpu": 2.0e-3, "dense": 1.5e-3, "csr": 9e-3}
-    assert found.measured == {"cpu", "dense"}
-    asked.clear()
-    found = choose_system(request(), list(predicted), "model", expected_runs=100)
-    assert not asked and found.system == "cpu" and found.seconds == predicted and not found.measured
+def test_the_faster_of_two_close_calls_is_taken_and_said_to_be_measured():
+    systems = close_ones()
+    with registered(*systems) as names:
+        found = choose_system(request(), names, "model", expected_runs=RUNS)
+        assert builds_of(*systems) == [1, 1, 0]
+        assert found.system == "second" and found.by == "model"
+        assert found.seconds["first"] >= 20e-3 > found.seconds["second"] >= 2e-3
+        assert found.seconds["third"] == 9e-3 and found.measured == {"first", "second"}
+        found = choose_system(request(), names, "model", expected_runs=100)
+        assert builds_of(*systems) == [1, 1, 0], "too few products to time anything"
+        assert found.system == "first" and not found.measured
+        assert found.seconds == {system.name: system.predicted for system in systems}
 
 
-def test_measuring_times_the_best_few_and_not_what_is_predicted_far_behind(monkeypatch):
-    predicted = {f"s{k}": 1e-3 * (1 + k / 10) for k in range(8)} | {"slow": 1.0}
-    asked = fake(monkeypatch, predicted, {name: 1e-3 for name in predicted} | {"s3": 5e-4})
-    found = choose_system(request(), list(predicted), "measure")
-    assert asked == ["s0", "s1", "s2", "s3", "s4"] and found.system == "s3"
-    assert found.by == "measure" and found.measured == set(asked)
+def test_measuring_times_the_best_few_and_not_what_is_predicted_far_behind():
+    # All take longer than they are predicted to: none is left out for want of time.
+    systems = [
+        PacedSystem(f"s{k}", predicted=1e-3 * (1 + k / 10), pace=2e-3 if k == 3 else 20e-3)
+        for k in range(8)
+    ]
+    with registered(*systems, PacedSystem("slow", predicted=1.0)) as names:
+        found = choose_system(request(), names, "measure", budget=1e-9)
+        assert builds_of(*systems) == [1] * 5 + [0] * 3 and found.system == "s3"
+        assert found.by == "measure" and found.measured == {"s0", "s1", "s2", "s3", "s4"}
 
 
 def test_one_able_system_is_compared_with_nothing():
     assert choose_system(request(), ["cpu"], "measure") == Choice("cpu", "only")
 
 
-def test_where_memory_is_too_short_to_time_anything_the_prediction_decides(monkeypatch):
-    predicted = {"cpu": 1e-3, "dense": 2e-3}
-    fake(monkeypatch, predicted, {})
-    monkeypatch.setattr(choose, "measure_systems", lambda *given, **_: ({}, {}))
-    assert choose_system(request(), list(predicted), "measure").system == "cpu"
+def test_where_memory_is_too_short_to_time_anything_the_prediction_decides():
+    both = [
+        PacedSystem("one", predicted=2e-3, before=out_of_memory),
+        PacedSystem("other", predicted=1e-3, before=out_of_memory),
+    ]
+    with registered(*both) as names:
+        found = choose_system(request(), names, "measure")
+        assert (found.system, found.by, found.measured) == ("other", "model", frozenset())
 
 
-def test_a_build_that_lost_is_freed_before_the_next_one_is_made(monkeypatch):
+def test_a_build_that_lost_is_freed_before_the_next_one_is_made():
     made: list[weakref.ref] = []
-    real, times = SYSTEMS["dense"].build, iter([3.0, 4.0, 2.0])
+    alive: list[int] = []
 
-    def build(wanted):
-        assert all(each() is None for each in made), "the last one is still there"
-        built = real(wanted)
-        made.append(weakref.ref(built))
-        return built
+    class Watched(PacedSystem):
+        def build(self, wanted):
+            alive.append(sum(each() is not None for each in made))
+            built = super().build(wanted)
+            made.append(weakref.ref(built))
+            return built
 
-    for name in ("csr", "acc"):
-        monkeypatch.setitem(SYSTEMS, name, SYSTEMS["dense"])
-    monkeypatch.setattr(SYSTEMS["dense"], "build", build)
-    monkeypatch.setattr(choose, "_bounded", lambda *given: next(times))
-    seconds, builds = measure_systems(request(), ["cpu", "csr", "acc"], EVEN, budget=60)
-    assert seconds == {"cpu": 3.0, "csr": 4.0, "acc": 2.0} and builds.keys() == {"cpu", "acc"}
+    # The second loses to the first, and then the first to the third.
+    paces = {"middle": 15e-3, "slow": 60e-3, "fast": 1e-3, "last": 30e-3}
+    systems = [Watched(name, predicted=1e-4, pace=pace) for name, pace in paces.items()]
+    with registered(*systems) as names:
+        predicted = dict.fromkeys(names, 1e-4)  # none is left out for want of time
+        seconds, builds = measure_systems(request(), names, predicted, budget=1e-9)
+        assert alive == [0, 1, 1, 1] and builds.keys() == {"fast"}
+        assert all(seconds[name] >= pace for name, pace in paces.items())
 
 
 def test_a_system_that_runs_out_of_memory_is_left_out(monkeypatch):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from sparsetile.jit.compiler import _may_compile
 from sparsetile.reorder import Permutation
 from sparsetile.systems import Request
-from sparsetile.tune import choose, choose_system, kept
+from sparsetile.tune import choose, choose_system, kept_timings
 from tests.contracts.cases import csr_of, random_matrix
+from tests.tune.paced import PacedSystem, registered
 
-PREDICTED = {"cpu": 1.0e-3, "dense": 1.1e-3}
+NAMES = ["fits", "large"]
+PREDICTED = 1.0e-3
 # Products of a millisecond whose choice saves as much as compiling another system's kernels takes.
-ENOUGH = round(choose.COMPILE_SECONDS / (choose.CLOSE_SAVES * PREDICTED["cpu"]))
+ENOUGH = round(choose.COMPILE_SECONDS / (choose.CLOSE_SAVES * PREDICTED))
 
 
 def request() -> Request:
@@ -21,21 +26,20 @@ def request() -> Request:
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path) -> list[bool]:
-    """Whether kernels might be compiled, for each time that ``cpu`` alone was timed."""
+def asked(monkeypatch, tmp_path) -> Iterator[list[bool]]:
+    """Whether kernels might be compiled, for each time that the second system was built: in vain,
+    for want of memory."""
     found: list[bool] = []
 
-    def times(wanted, names, predicted, budget, *, compiles):
-        assert list(names) == ["cpu", "dense"]
-        found.append(compiles)
-        return {"cpu": 2.0e-3}, {}  # no memory for the other
+    def full() -> None:
+        found.append(_may_compile.get())
+        raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
-    monkeypatch.setattr(kept, "_in_process", {})
-    monkeypatch.setattr(choose, "close_calls", lambda *given: ["cpu", "dense"])
-    monkeypatch.setattr(choose, "predict_systems", lambda wanted, able: dict(PREDICTED))
-    monkeypatch.setattr(choose, "measure_systems", times)
-    return found
+    kept_timings().clear()
+    fits = PacedSystem("fits", PREDICTED, pace=3 * PREDICTED)
+    with registered(fits, PacedSystem("large", 1.1 * PREDICTED, before=full)):
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,7 @@ def asked(monkeypatch, tmp_path) -> list[bool]:
     [("measure", 1, True), ("model", ENOUGH - 1, False), ("model", ENOUGH + 1, True)],
 )
 def test_kernels_are_compiled_where_timing_is_asked_for_or_pays(asked, tune, runs, compiles):
-    choose_system(request(), list(PREDICTED), tune, expected_runs=runs)
+    choose_system(request(), NAMES, tune, expected_runs=runs)
     assert asked == [compiles]
 
 
@@ -51,9 +55,16 @@ def test_kernels_are_compiled_where_timing_is_asked_for_or_pays(asked, tune, run
 def test_an_answer_without_a_system_that_did_not_fit_is_kept_where_it_was_asked_for(
     asked, tmp_path, tune, files
 ):
-    choose_system(request(), list(PREDICTED), tune)
-    assert len(list(tmp_path.iterdir())) == files
-    kept._in_process.clear()  # as in another process
-    again = choose_system(request(), list(PREDICTED), tune)
-    assert len(asked) == 2 - files and again.measured == {"cpu"}
+    def choose_again() -> choose.Choice:
+        return choose_system(request(), NAMES, tune, expected_runs=ENOUGH)
+
+    choose_again()
+    found = list(tmp_path.iterdir())
+    assert len(found) == files
+    held = [path.read_bytes() for path in found]
+    kept_timings().clear()
+    for path, content in zip(found, held, strict=True):  # as in another process: files are there
+        path.write_bytes(content)
+    again = choose_again()
+    assert len(asked) == 2 - files and again.measured == {"fits"}
     assert again.by == ("kept" if files else "model")
