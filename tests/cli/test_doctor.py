@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -19,7 +22,8 @@ def findings(outcome) -> dict[str, dict[str, str]]:
     return {finding["name"]: finding for finding in outcome.json["findings"]}
 
 
-def test_without_a_gpu_everything_possible_works_and_the_rest_is_explained(cli: Cli):
+def test_without_a_gpu_everything_possible_works_and_the_rest_is_explained(cli: Cli, monkeypatch):
+    quick(monkeypatch)
     outcome = cli("doctor")
     assert outcome.code == 0
     for name in ("Python", "torch", "numba", "scipy", "cuda-core", "NVRTC", "SPARSETILE_CACHE_DIR"):
@@ -40,16 +44,27 @@ def test_it_really_compiles_and_multiplies(cli: Cli):
 
 
 def quick(monkeypatch) -> None:
-    """Leave the slow parts out."""
-    monkeypatch.setattr(module, "_compiler", lambda: iter(()))
-    monkeypatch.setattr(module, "_products", lambda: iter(()))
+    """Compile nothing, which is the slow part."""
+    made = SimpleNamespace(seconds=0.1, resources=SimpleNamespace(registers=40))
+    monkeypatch.setattr(module, "compile_source", lambda *source, **options: made)
+
+
+def installed_without(monkeypatch, *packages: str) -> None:
+    """These packages are not there."""
+    version = importlib.metadata.version
+
+    def found(name: str) -> str:
+        if name in packages:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", found)
 
 
 def test_a_compile_that_fails_is_exit_code_1(cli: Cli, monkeypatch):
     def broken(*args: object, **options: object) -> None:
         raise CompileError("compile: spmm_csr must compile,\n got an NVRTC error.")
 
-    monkeypatch.setattr(module, "_products", lambda: iter(()))
     monkeypatch.setattr(module, "compile_source", broken)
     outcome = cli("doctor", "--json")
     assert outcome.code == 1 and outcome.json["ok"] is False
@@ -58,7 +73,7 @@ def test_a_compile_that_fails_is_exit_code_1(cli: Cli, monkeypatch):
 
 
 def test_a_wrong_product_is_exit_code_1(cli: Cli, monkeypatch):
-    monkeypatch.setattr(module, "_compiler", lambda: iter(()))
+    quick(monkeypatch)
     monkeypatch.setattr(module.sparsetile.Plan, "__matmul__", lambda plan, B: plan.run(B) + 1e-3)
     outcome = cli("doctor")
     assert outcome.code == 1
@@ -67,12 +82,8 @@ def test_a_wrong_product_is_exit_code_1(cli: Cli, monkeypatch):
 
 
 def test_no_compiler_installed_is_no_failure_and_says_what_works(cli: Cli, monkeypatch):
-    version = module._version
-    monkeypatch.setattr(module, "_products", lambda: iter(()))
     monkeypatch.setattr(module, "compiler_available", lambda: "ImportError: no module cuda")
-    monkeypatch.setattr(
-        module, "_version", lambda name: None if name.startswith("cuda") else version(name)
-    )
+    installed_without(monkeypatch, "cuda-core", "cuda-bindings")
     outcome = cli("doctor", "--json")
     found = findings(outcome)
     assert outcome.code == 0
@@ -81,7 +92,6 @@ def test_no_compiler_installed_is_no_failure_and_says_what_works(cli: Cli, monke
 
 
 def test_a_compiler_that_is_installed_but_does_not_load_is_a_failure(cli: Cli, monkeypatch):
-    monkeypatch.setattr(module, "_products", lambda: iter(()))
     monkeypatch.setattr(module, "compiler_available", lambda: "OSError: libnvrtc.so")
     outcome = cli("doctor", "--json")
     assert outcome.code == 1
@@ -90,8 +100,7 @@ def test_a_compiler_that_is_installed_but_does_not_load_is_a_failure(cli: Cli, m
 
 def test_a_missing_dependency_is_a_failure(cli: Cli, monkeypatch):
     quick(monkeypatch)
-    version = module._version
-    monkeypatch.setattr(module, "_version", lambda name: None if name == "numba" else version(name))
+    installed_without(monkeypatch, "numba")
     outcome = cli("doctor", "--json")
     assert outcome.code == 1
     assert findings(outcome)["numba"]["advice"].startswith("reinstall sparsetile")

@@ -11,8 +11,9 @@ import torch
 import sparsetile as st
 from sparsetile.formats import WCSR, BitTCF, BMat, RowBundles
 from sparsetile.formats import device_cells as module
-from sparsetile.formats.device_cells import CellShape, packed_on_device
+from sparsetile.formats.device_cells import CellShape, offer_kernels, packed_on_device
 from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.systems.shared.cell_packer import CELL_KERNELS
 from tests.formats.packed import FORMS, MATRICES, assert_same, matrix
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
@@ -39,7 +40,7 @@ def test_the_same_bits_as_on_the_host(form, options, name):
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("form", [BitTCF, WCSR, BMat, RowBundles], ids=lambda form: form.name)
-def test_the_same_bits_of_a_large_matrix_each_time(form, monkeypatch):
+def test_the_same_bits_of_a_large_matrix_each_time(form):
     draw = torch.Generator().manual_seed(7)
     rows, cols = 40_001, 70_000
     row = torch.randint(0, rows, (1_500_000,), generator=draw)
@@ -49,8 +50,11 @@ def test_the_same_bits_of_a_large_matrix_each_time(form, monkeypatch):
     torch.cumsum(torch.bincount(keys // cols, minlength=rows), 0, out=indptr[1:])
     csr = st.CSR(indptr, (keys % cols).to(torch.int32), None, (rows, cols)).to("cuda")
     found = [form.pack(csr) for _ in range(3)]
-    monkeypatch.setattr(module, "_KERNELS", {})
-    wanted = form.pack(csr)  # by tensor operations on the same device
+    offer_kernels("cuda", None)
+    try:
+        wanted = form.pack(csr)  # by tensor operations on the same device
+    finally:
+        offer_kernels("cuda", CELL_KERNELS)
     for each in found:
         assert_same(wanted, each)
 

@@ -6,6 +6,7 @@ Without a GPU the kernels run on the host, thread by thread: tests/emulator/test
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ import sparsetile as st
 from sparsetile.balance import SegmentSchedule
 from sparsetile.formats import RowBundles
 from sparsetile.formats import device_rows as module
+from sparsetile.formats.device_rows import offer_row_kernels
 from sparsetile.formats.units import row_units
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.base import BuiltSystem, Request
 from sparsetile.systems.csr.rows import first_columns
+from sparsetile.systems.shared.row_lister import ROW_KERNELS
 from tests.formats.packed import assert_same
 from tests.formats.row_lists import (
     LIMITS,
@@ -47,14 +50,14 @@ def orders(csr: CSR) -> tuple[Tensor | None, ...]:
 
 
 @pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch):
+def without() -> Iterator[Callable[[bool], None]]:
     """Take the kernels away, or offer them again."""
-    kernels = module._KERNELS
 
     def switch(away: bool) -> None:
-        monkeypatch.setattr(module, "_KERNELS", {} if away else kernels)
+        offer_row_kernels("cuda", None if away else ROW_KERNELS)
 
-    return switch
+    yield switch
+    switch(False)
 
 
 @pytest.mark.gpu

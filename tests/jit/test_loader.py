@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -205,12 +207,26 @@ def test_a_source_without_parameters_is_not_loaded():
     )
 
 
-def test_threads_that_ask_at_once_get_one_kernel(monkeypatch):
+@pytest.fixture
+def loading(monkeypatch) -> Callable[[Callable[[], object]], None]:
+    """Without a GPU: compiling does nothing, and a kernel is what the given function returns."""
+
+    def kernels_are(made: Callable[[], object]) -> None:
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+        monkeypatch.setattr(module, "device_arch", lambda device: "sm_90a")
+        monkeypatch.setattr(module, "compile_source", lambda source, arch: None)
+        monkeypatch.setattr(module, "LoadedKernel", lambda *compiled: made())
+
+    return kernels_are
+
+
+def test_threads_that_ask_at_once_get_one_kernel(loading):
     """A second one would be unloaded with its last user, while its launches may still run."""
     entered, go = threading.Barrier(9, timeout=60), threading.Event()
     made: list[object] = []
 
-    def slow(source, dynamic_shared, device):
+    def slow() -> object:
         go.wait(60)
         made.append(object())
         return made[-1]
@@ -219,9 +235,8 @@ def test_threads_that_ask_at_once_get_one_kernel(monkeypatch):
         entered.wait()
         found[place] = module.load(source, 0, place % 2)
 
-    monkeypatch.setattr(module, "_load", slow)
-    monkeypatch.setattr(module, "_loaded", {})
-    source, found = KernelSource.make("x.cu", "x", {}, ONE), [None] * 8
+    loading(slow)
+    source, found = KernelSource.make("at once.cu", "x", {}, ONE), [None] * 8
     threads = [threading.Thread(target=ask, args=(place,)) for place in range(8)]
     for thread in threads:
         thread.start()
@@ -233,18 +248,17 @@ def test_threads_that_ask_at_once_get_one_kernel(monkeypatch):
     assert all(found[place] is found[place % 2] for place in range(8))
 
 
-def test_a_kernel_that_failed_to_load_is_tried_again(monkeypatch):
+def test_a_kernel_that_failed_to_load_is_tried_again(loading):
     answers = iter([RuntimeError("no memory"), "kernel"])
 
-    def load(*asked):
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def answer() -> object:
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    monkeypatch.setattr(module, "_load", load)
-    monkeypatch.setattr(module, "_loaded", {})
-    source = KernelSource.make("x.cu", "x", {}, ONE)
+    loading(answer)
+    source = KernelSource.make("failed.cu", "x", {}, ONE)
     with pytest.raises(RuntimeError, match="no memory"):
         module.load(source, 0, 0)
     assert module.load(source, 0, 0) == module.load(source, 0, 0) == "kernel"
