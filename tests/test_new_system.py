@@ -43,7 +43,8 @@ def test_auto_takes_it_where_it_is_predicted_fastest(toy):
     plan = st.plan(CSR, 8)
     assert plan.system == toy
     assert plan.info["considered"][toy] == 1e-9
-    assert plan.info["considered"].keys() == {"cpu", "dense", toy}
+    on_host = {name for name, system in SYSTEMS.items() if "cpu" in system.devices}
+    assert toy in on_host and plan.info["considered"].keys() == on_host
     B = torch.randn(50, 8)
     assert_close(plan @ B, CSR, B)
 

@@ -17,7 +17,7 @@ from typing import Any
 from sparsetile.jit.source import DEVICE_TREE, ConfigValue, device_tree_digest
 from sparsetile.kernels import KernelSpec
 
-__all__ = ["HostKernel", "HostLaunch", "cache_key", "host_compiler"]
+__all__ = ["HostKernel", "HostLaunch", "cache_key", "host_compiler", "runs_on_host"]
 
 HERE = Path(__file__).parent
 _ENTRY = """
@@ -30,11 +30,27 @@ extern "C" void run_on_host(const void* params, unsigned x, unsigned y, unsigned
 # A function of mma.cuh, and an instruction in another one.
 _FUNCTION = r"(?:template <bool kBrain>\n)?__device__ __forceinline__ \w+ {name}\(.*?\n}}\n"
 _ASSEMBLY = re.compile(r"asm\(.*?\);", re.DOTALL)
+# Files of the device tree whose instructions are emulated.
+_EMULATED = {"mma.cuh", "ptx.cuh"}
+_INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 
 
 def host_compiler() -> str | None:
     """Return a C++ compiler of this machine."""
     return shutil.which("g++")
+
+
+def runs_on_host(spec: KernelSpec) -> bool:
+    """Whether all instructions of a kernel are emulated: its files have no other assembly."""
+    files, found = {f"{spec.name}.cu"}, set[str]()
+    while files:
+        name = files.pop()
+        found.add(name)
+        text = (DEVICE_TREE / name).read_text()
+        if name not in _EMULATED and re.search(r"\basm\b", text):
+            return False
+        files |= set(_INCLUDE.findall(text)) - found
+    return True
 
 
 def _emulated_instructions(text: str) -> str:

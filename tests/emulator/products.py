@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,11 +16,19 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.core.device import H200
 from sparsetile.kernels import KernelSpec
 from tests.contracts.cases import random_matrix
 from tests.emulator.build import HostKernel
 
-__all__ = ["assert_same", "expected", "load_on_host", "operand", "whole_numbers"]
+__all__ = [
+    "assert_same",
+    "expected",
+    "load_everything_on_host",
+    "load_on_host",
+    "operand",
+    "whole_numbers",
+]
 
 
 def load_on_host(
@@ -51,6 +60,39 @@ def load_on_host(
         monkeypatch.setattr(each, "on_device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(each, "ensure_cuda_context", lambda device: None)
         monkeypatch.setattr(each, "current_stream_handle", lambda device: 0)
+    return loaded
+
+
+def load_everything_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    """As :func:`load_on_host` for whichever system there is: in every module of a system that asks
+    for a device, its context, its stream or its memory. Returns names of kernels as they are
+    loaded."""
+    loaded: list[str] = []
+
+    def scratch(
+        device: Any, stream: int, size: int, counters: int, owner: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        return torch.full((size,), 255, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32)
+
+    def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
+        loaded.append(spec.name)
+        return HostKernel(spec, config, folder)
+
+    in_place = {
+        "on_device": lambda device: contextlib.nullcontext(),
+        "ensure_cuda_context": lambda device: None,
+        "current_stream_handle": lambda device: 0,
+        "current_device": lambda: None,
+        "device_index": lambda device: 0,
+        "processors": lambda device: 1,
+        "machine": lambda device: H200,
+        "scratch": scratch,
+    }
+    monkeypatch.setattr(KernelSpec, "load", load)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sparsetile.systems."):
+            for asked in in_place.keys() & vars(module).keys():
+                monkeypatch.setattr(module, asked, in_place[asked])
     return loaded
 
 

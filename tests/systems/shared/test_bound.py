@@ -24,6 +24,8 @@ from sparsetile.systems.shared.bound import BoundProduct
 from tests.contracts.cases import csr_of, random_matrix
 from tests.systems.requests import request_for
 
+FAKED = (csr_runner, tile_runner, hybrid_runner)
+
 
 class Notes:
     """A runner that notes what it is asked for."""
@@ -130,7 +132,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> GPU:
     gpu_facts()
     made = GPU()
     monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *rest: Kernel(spec, made.launches))
-    for each in (module, csr_runner, tile_runner, hybrid_runner):
+    for each in (module, *FAKED):
         monkeypatch.setattr(each, "on_device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(each, "ensure_cuda_context", lambda device: None)
         monkeypatch.setattr(each, "current_stream_handle", lambda device: 7)
@@ -148,12 +150,29 @@ def cut_matrix() -> sp.csr_array:
     return sp.csr_array(full)
 
 
-BOUND = ("acc", "brp", "csr", "rsh", "voltrix", "wcsr")
+def binds_launches(name: str) -> bool:
+    """Whether a system's products are launched by one of the modules that a pretended GPU is in."""
+    csr = csr_of(random_matrix(30, 20, 0.1))
+    ablation = SYSTEMS[name].contract_ablations[0]
+    built = SYSTEMS[name].build(request_for(torch.float32, csr=csr, ablation=ablation))
+    defined_in = {base.__module__ for base in type(runner_of(built.recipe)).__mro__}
+    return bool(defined_in & {module.__name__ for module in FAKED})
+
+
+BOUND = [
+    name
+    for name, system in SYSTEMS.items()
+    if system.kernels and "cpu" not in system.devices and binds_launches(name)
+]
 EPILOGUES = {
     "plain": PLAIN,
     "bias and relu": Epilogue(bias=torch.arange(16.0), relu=True),
     "scaled mean": Epilogue(alpha=-2.5, mean=True),
 }
+
+
+def test_most_systems_bind_their_launches_in_the_common_way():
+    assert len(BOUND) >= 6
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
