@@ -81,10 +81,10 @@ def check_cover(units: Units, pieces: Tensor) -> None:
     kind, label, begin, end = pieces.numpy().T
     kinds, first = units.bundled.numpy().astype(int), units.begin.numpy()
     last = first + units.length.numpy()
-    place = {unit: at for at, unit in enumerate(keys_of(kinds, units.label.numpy()))}
-    names = keys_of(kind, label)
-    assert set(names) == set(place), "units without entries are written, too"
-    at = np.array([place[unit] for unit in names], dtype=int)
+    names, known = 2 * label + kind, 2 * units.label.numpy() + kinds
+    order = np.argsort(known)
+    assert np.array_equal(np.unique(names), known[order]), "units without entries are written, too"
+    at = order[np.searchsorted(known[order], names)]
     assert ((first[at] <= begin) & (begin <= end) & (end <= last[at])).all()
     many = np.bincount(at, minlength=units.count)[at] > 1
     assert (begin < end)[many].all(), "no unit is listed once more without entries"

@@ -18,8 +18,7 @@ module = importlib.import_module("sparsetile.formats.row_parts")
 
 
 @pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("entries", [1, 7, 100])
-@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("entries, ordered", [(1, True), (7, False), (100, True)])
 def test_counts_are_those_of_the_whole(monkeypatch, name: str, entries: int, ordered: bool):
     csr: CSR = csr_of(MATRICES[name]())
     order = None

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from sparsetile.core import device as facts
+from tests.emulator.conftest import folder
+
+__all__ = ["folder", "gpu_facts"]
 
 
 @pytest.fixture

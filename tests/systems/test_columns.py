@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,9 +39,7 @@ def check(grad: Tensor, C: Tensor, masked: Tensor, sums: Tensor) -> None:
 
 
 @pytest.fixture
-def on_host(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.getbasetemp() / "columns"
-    folder.mkdir(exist_ok=True)
+def on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     memory: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def scratch(device: int, stream: int, size: int, counters: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +22,7 @@ def rows_of(count: int, of: int) -> Tensor:
 
 
 @pytest.fixture
-def on_host(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.getbasetemp() / "gather"
-    folder.mkdir(exist_ok=True)
+def on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(gather, "on_device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(gather, "ensure_cuda_context", lambda device: None)
     monkeypatch.setattr(gather, "current_stream_handle", lambda device: 0)
