@@ -33,11 +33,23 @@ print(sum(kernel.stats.cache_hits.values()))
 """
 
 
+def function_in(folder: Path) -> Path:
+    """A file with one function; what is compiled of it is kept in a folder beside it."""
+    path = folder / "source.py"
+    path.write_text("def double(x):\n    return 2 * x\n")
+    return path
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A file with one function; what is compiled of it is kept in a folder beside it."""
-    path = tmp_path / "source.py"
-    path.write_text("def double(x):\n    return 2 * x\n")
+    return function_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, which a process has compiled: tests leave it whole."""
+    path = function_in(tmp_path_factory.mktemp("compiled"))
+    assert not from_cache(path)
     return path
 
 
@@ -53,16 +65,15 @@ def from_cache(source: Path, digest: str = "", room: int = 0) -> bool:
     return ran.stdout.strip() == "1"
 
 
-def test_a_second_process_takes_what_the_first_compiled(source):
-    assert [from_cache(source) for _ in range(2)] == [False, True]
+def test_a_second_process_takes_what_the_first_compiled(compiled):
+    assert from_cache(compiled)
 
 
 @pytest.mark.parametrize("kind", ["*.nbc", "*.nbi"], ids=["code", "index"])
-def test_a_damaged_file_costs_a_compilation_and_is_replaced(source, kind):
-    from_cache(source)
-    (damaged,) = source.parent.rglob(kind)
+def test_a_damaged_file_costs_a_compilation_and_is_replaced(compiled, kind):
+    (damaged,) = compiled.parent.rglob(kind)
     damaged.write_bytes(damaged.read_bytes()[:100])
-    assert [from_cache(source) for _ in range(2)] == [False, True]
+    assert [from_cache(compiled) for _ in range(2)] == [False, True]
 
 
 def files(folder: Path, stamp: str = "today") -> numba_cache._CheckedFiles:
