@@ -48,7 +48,6 @@ from tools.study import (
     run_study,
     with_random_values,
 )
-from tools.tile_counts import STORAGES, count_tiles
 
 __all__ = ["BUILDS", "EXPERIMENTS", "MATRICES", "main", "summary"]
 
