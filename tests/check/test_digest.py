@@ -92,6 +92,9 @@ def test_what_a_kernel_may_spill_does_not_count_and_all_else_of_its_spec_does():
     assert strip_python(spec.replace("    allowed_spills=40,\n", "")) == strip_python(spec)
     assert strip_python(spec.replace("True", "False")) != strip_python(spec)
     assert strip_python(spec.replace("allowed_spills=", "allowed=")) != strip_python(spec)
+    line = "SPEC = KernelSpec(name='a', allowed_spills=8)"
+    assert strip_python(line) == strip_python("SPEC = KernelSpec(name='a')")
+    assert strip_python(line.replace("allowed_spills", "spills")) != strip_python(line)
 
 
 @pytest.mark.parametrize(

@@ -174,15 +174,10 @@ def test_an_error_names_the_file_on_one_line(shell, odd, ending):
     assert err.count(b"\n") == 1 and (NAME in err or b"n\\udcff" in err)
 
 
-@pytest.mark.parametrize("option, ending", [("--html", b".html"), ("--png", b".png")])
-def test_a_page_or_a_picture_has_the_name_as_far_as_it_is_text(
-    shell, odd, tmp_path, option, ending
-):
-    path = os.fsencode(tmp_path) + b"/\xff" + ending
-    code, _, err = shell("inspect", os.path.join(odd, NAME + b".npz"), option, path)
-    assert code == 0, err
-    if option == "--html":
-        assert "n\N{REPLACEMENT CHARACTER}é" in Path(os.fsdecode(path)).read_text("utf-8")
+def test_a_picture_may_have_any_name(shell, odd, tmp_path):
+    path = os.fsencode(tmp_path) + b"/\xff.png"
+    code, _, err = shell("inspect", os.path.join(odd, NAME + b".npz"), "--png", path)
+    assert code == 0 and os.path.getsize(path), err
 
 
 def test_what_is_no_text_is_replaced_and_the_rest_is_kept():

@@ -63,7 +63,8 @@ _CUDA = re.compile(
     | "(?:\\.|[^"\\\n])*" | (?<![0-9a-fA-F])'(?:\\.|[^'\\\n])*'""",
     re.DOTALL | re.VERBOSE,
 )
-_ALLOWED_SPILLS = re.compile(r"\s*allowed_spills=\d+,")
+_ALLOWED_SPILLS = re.compile(r"\s*allowed_spills=\d+,")  # a line of its own
+_SPILLS_IN_LINE = re.compile(r", allowed_spills=\d+(?=[,)])")
 _MARK = re.compile("\x01([0-9]+)\x02")
 # Neighbours of white space that would read differently without it: two words, two operators.
 _APART = re.compile(r"(?<=\w) +(?=\w)|(?<=[-+<>&|=/*:%^!.]) +(?=[-+<>&|=/*:%^!.])")
@@ -124,7 +125,7 @@ def strip_python(text: str) -> str:
         Source that Python 3.11 can parse.
     """
     code, strings = _hide_strings(_without_docstrings(text), _PYTHON)
-    lines = (line.rstrip() for line in code.split("\n"))
+    lines = (_SPILLS_IN_LINE.sub("", line.rstrip()) for line in code.split("\n"))
     counting = (line for line in lines if line and not _ALLOWED_SPILLS.fullmatch(line))
     return _show_strings("\n".join(counting), strings)
 

@@ -130,4 +130,4 @@ _PARAMS = ParamStruct.of(
     i32("early", "let the next kernel start as soon as all blocks are at work"),
 )
 SPMM_HALF = KernelSpec(name="spmm_half", params=_PARAMS, configs=_half_configs, shared_memory=True)
-HALF_ROWS = KernelSpec(name="half_rows", params=_PARAMS, configs=_copy_configs)
+HALF_ROWS = KernelSpec(name="half_rows", params=_PARAMS, configs=_copy_configs, allowed_spills=8)
