@@ -1,8 +1,9 @@
 """Which windows ``wcsr`` takes, and what its product is predicted to take.
 
 Tall windows gather rows of B behind distinct (64-row window, column) pairs, then move B and C
-once. They reach 0.64 of L2's gather rate and 0.7 of DRAM, fitted to results/h200/asyncsparse.jsonl.
-Decoding is as slow as the gather of 256 columns in float32: narrower B is not faster (estimate).
+once. They reach 0.64 of L2's gather rate and 0.7 of DRAM, fitted to
+results/h200/asyncsparse.jsonl.gz. Decoding is as slow as the gather of 256 columns in float32:
+narrower B is not faster (estimate).
 """
 
 from __future__ import annotations
