@@ -377,3 +377,35 @@ def test_scale_mean_bias_and_relu_take_the_short_path(monkeypatch):
         (None, 2.0, False, False), (None, 1.0, True, False), (bias, 1.0, False, True),
     ]  # fmt: skip
     assert not bound.plain and all(given[0] is B for given in bound.fusions)
+
+
+@pytest.mark.parametrize("system", ["cpu", "dense"])
+@pytest.mark.parametrize("kind", ["plain", "strided", "shared with B", "inference", "batch"])
+def test_writes_into_out_are_counted(system: str, kind: str):
+    """Caches trust torch's count of writes, which does not see what a kernel of ours writes."""
+    A = torch.rand(12, 12).round().to_sparse_csr()
+    plan, B = st.plan(A, 4, system=system), torch.randn(12, 4)
+    expected = A.to_dense() @ B
+    out = torch.full((12, 4), torch.nan)
+    if kind == "strided":
+        out = torch.full((12, 9), torch.nan)[:, ::2][:, :4]
+    elif kind == "shared with B":
+        out = B
+    elif kind == "batch":
+        B, out = B.expand(2, 12, 4), torch.full((2, 12, 4), torch.nan)
+    before = out._version
+    with torch.inference_mode(kind == "inference"):
+        if kind == "inference":
+            out = out.clone()
+        assert plan.run(B, out=out) is out
+    torch.testing.assert_close(out, expected.expand_as(out))
+    assert kind == "inference" or out._version > before
+
+
+def test_values_that_a_product_wrote_are_read_again():
+    edges, values = torch.tensor([[0, 1], [1, 0]]), torch.ones(2, 1)
+    plan, B = st.plan(torch.eye(2).to_sparse_csr(), 1), torch.ones(2, 1)
+    weight = values.view(2)
+    assert st.spmm((edges, weight, (2, 2)), B).tolist() == [[1.0], [1.0]]
+    plan.run(torch.full((2, 1), 5.0), out=values)
+    assert st.spmm((edges, weight, (2, 2)), B).tolist() == [[5.0], [5.0]]

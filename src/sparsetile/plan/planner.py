@@ -24,6 +24,7 @@ from sparsetile.intake.arrays import dtype_name
 from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import graph_parts
+from sparsetile.plan import counted as counted  # writes into out= count from here on
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.dispatch import lasting, untraced, wrapped
 from sparsetile.plan.flat import Direction
