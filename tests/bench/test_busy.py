@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,21 +19,39 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def _children() -> list[int]:
+def _spinning(parent: int) -> list[Path]:
+    """The processes kept busy for `parent`, by their command lines."""
     return [
-        int(path.name)
-        for path in Path("/proc").iterdir()
-        if path.name.isdigit() and _is_spinning(path)
+        path for path in Path("/proc").iterdir() if path.name.isdigit() and _works_for(path, parent)
     ]
 
 
-def _is_spinning(path: Path, parent: int | None = None) -> bool:
+def _works_for(path: Path, parent: int) -> bool:
     try:
         words = (path / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    wanted = str(os.getpid() if parent is None else parent).encode()
-    return str(Path(busy.__file__).resolve()).encode() in words and wanted in words
+    return str(Path(busy.__file__).resolve()).encode() in words and str(parent).encode() in words
+
+
+def _one_spinning(parent: int) -> Path:
+    """The one process kept busy for `parent`.
+
+    A process that was just started has no command line for a moment: the file descriptor
+    whose closing tells its parent that it runs is closed before the arguments are written.
+    """
+    assert _within(20, lambda: len(_spinning(parent)) == 1)
+    return _spinning(parent)[0]
+
+
+def _within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether `holds` came true before `seconds` had passed."""
+    limit = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _ticks(process: int) -> int:
@@ -42,19 +61,16 @@ def _ticks(process: int) -> int:
 
 def test_a_core_is_kept_busy_for_as_long_as_the_run_lasts() -> None:
     with busy.busy_cores(1):
-        (child,) = _children()
-        limit = time.monotonic() + 20
-        while _ticks(child) < 5 and time.monotonic() < limit:
-            time.sleep(0.02)
-        assert _ticks(child) >= 5
+        child = int(_one_spinning(os.getpid()).name)
+        assert _within(20, lambda: _ticks(child) >= 5)
         assert os.sched_getaffinity(child) == {max(os.sched_getaffinity(0))}
-    assert _children() == []
+    assert _spinning(os.getpid()) == []
 
 
 def test_an_error_inside_ends_the_children_too() -> None:
     with pytest.raises(RuntimeError, match="stop"), busy.busy_cores(1):
         raise RuntimeError("stop")
-    assert _children() == []
+    assert _spinning(os.getpid()) == []
 
 
 def test_a_core_must_be_left_to_measure_on() -> None:
@@ -74,11 +90,6 @@ def test_a_child_ends_when_the_process_that_started_it_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         parent = int(process.stdout.readline())
-        spinning = [p for p in Path("/proc").iterdir() if p.name.isdigit() and
-                    _is_spinning(p, parent)]  # fmt: skip
+        child = _one_spinning(parent)
         process.kill()
-    assert len(spinning) == 1
-    limit = time.monotonic() + 20
-    while _is_spinning(spinning[0], parent) and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert not _is_spinning(spinning[0], parent)
+    assert _within(20, lambda: not _works_for(child, parent))
