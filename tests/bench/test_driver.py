@@ -52,7 +52,7 @@ def _run(
 ) -> tuple[Outcome, dict[tuple[str, str], dict]]:  # type: ignore[type-arg]
     outcome = run_suite(
         expansion,
-        Options(device="cpu", out=out, commit="abc", timeout=3.0, **options),  # type: ignore[arg-type]
+        Options(device="cpu", out=out, commit="abc", timeout=5.0, **options),  # type: ignore[arg-type]
         console=Console(file=io.StringIO()),
         pool=pool or _fake_pool(),
     )
@@ -83,7 +83,7 @@ def test_a_crash_costs_its_own_entry_alone(tmp_path: Path) -> None:
 def test_a_timeout_costs_its_own_entry_alone(tmp_path: Path) -> None:
     _, records = _run(_expansion(tmp_path, ["hang", "b"]), tmp_path / "out.jsonl")
     assert records["hang", "cpu"]["status"] == "timeout"
-    assert records["hang", "cpu"]["reason"] == "no answer within 3 s"
+    assert records["hang", "cpu"]["reason"] == "no answer within 5 s"
     assert records["b", "cpu"]["status"] == "ok"
 
 
@@ -213,7 +213,7 @@ def test_an_entry_cut_short_by_the_time_limit_is_not_called_a_timeout(
     expansion, out = _expansion(tmp_path, ["hang"]), tmp_path / "out.jsonl"
     outcome = run_suite(
         expansion,
-        Options(device="cpu", out=out, commit="abc", timeout=60.0, time_limit=1.5),
+        Options(device="cpu", out=out, commit="abc", timeout=60.0, time_limit=4.0),
         console=Console(file=io.StringIO()),
         pool=_fake_pool(),
     )

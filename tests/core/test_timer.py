@@ -53,16 +53,16 @@ def test_as_many_samples_are_taken_as_asked_for() -> None:
 
 
 def test_measure_gives_the_median_of_the_calls_after_two_to_warm_up() -> None:
-    pauses = iter([0.05, 0.05, 0.001, 0.03, 0.002])
+    pauses = iter([0.05, 0.05, 0.001, 0.3, 0.002])
     found = measure(lambda: time.sleep(next(pauses)), torch.device("cpu"), repeats=3)
-    assert 0.002 <= found < 0.03
+    assert 0.002 <= found < 0.3
     assert next(pauses, None) is None
 
 
 def test_queued_calls_on_a_host_are_measured_one_by_one() -> None:
-    pauses = iter([0.05, 0.05, 0.001, 0.03, 0.002])
+    pauses = iter([0.05, 0.05, 0.001, 0.3, 0.002])
     found = measure_queued(lambda: time.sleep(next(pauses)), torch.device("cpu"), repeats=3)
-    assert 0.002 <= found < 0.03
+    assert 0.002 <= found < 0.3
 
 
 @pytest.mark.gpu
