@@ -38,7 +38,7 @@ def _one_spinning(parent: int) -> Path:
     """The one process kept busy for `parent`.
 
     A process that was just started has no command line for a moment: the file descriptor
-    whose closing tells its parent that it runs is closed before the arguments are written.
+    that closes once it runs is closed before the arguments are written.
     """
     assert _within(20, lambda: len(_spinning(parent)) == 1)
     return _spinning(parent)[0]

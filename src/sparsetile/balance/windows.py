@@ -41,7 +41,7 @@ LENGTHS = (4, 6, 8, 12, 16, 24, MAX_TILES)
 # Tiles at which a run ends: long enough to pay for its start, and short enough that neighbouring
 # windows, which share rows of B, are at work at the same time.
 RUN_TILES = 8
-# Share of the length at which windows are cut from which on they come first, longest first.
+# Runs longer than the cutting length divided by this come first, longest first.
 LONG_SHARE = 2
 
 

@@ -153,7 +153,7 @@ def _header(function: str, file: Path, archive: NpzArrays, name: str) -> _Header
         try:
             return archive.header(name)
         except ValueError as error:
-            if "magic string" in str(error):  # numpy's text for what is no array
+            if "magic string" in str(error):  # numpy's text if the bytes are not an array
                 text = f"an .npz file with an array {name}"
                 raise damaged(function, file, text, "other bytes") from None
             raise

@@ -74,8 +74,8 @@ TAKEN, TAKEN_BYTES = 4, 16 + 4
 SLABS_TOGETHER = 1
 
 
-# Times over that L2 could be filled by how far thread blocks drift apart, from which on the queue
-# pays. H200, layers of Qwen2.5-7B at 90 %, microseconds in turn and from the queue:
+# The queue pays if thread blocks drift apart by more than this many times the size of L2. H200,
+# layers of Qwen2.5-7B at 90 %, microseconds in turn and from the queue:
 #
 #   3584 x 18944   8,192 tokens (drift 10) 252, 257; 16,384 (19) 513, 500; 65,536 (76) 3312, 1953
 #   3584 x 3584    16,384 tokens (4) 102, 107; 65,536 (15) 458, 395

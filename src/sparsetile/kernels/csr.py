@@ -66,8 +66,8 @@ VERY_MANY_ROWS = 100_000
 # Share of entries in long rows from which the whole warp should work on one row.
 LONG_SHARE = 0.6
 FEW_LONG = 0.05
-# How often a row of B comes into the cache from which on narrow slabs, which make it come once,
-# cost less than they save.
+# Narrow slabs pay if wide ones load each row of B into the cache at least this often: a narrow slab
+# loads it once.
 MANY_RELOADS = 2.5
 # The same for whole rows of B: up to here all slabs of an item should run before the next item,
 # which reads rows of B in one piece. Bundles read each row of B less often, and lose less.
