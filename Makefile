@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
-CUDA := src/sparsetile/kernels/cuda
+CUDA := $(shell find src/sparsetile/kernels/cuda tests -name '*.cu' -o -name '*.cuh')
 
-# One process a core; one that has nothing left to do takes tests of the other.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# One process a core; one that has nothing left to do takes tests of the other. Bytecode is kept,
+# whatever the caller's environment says: tests start tens of processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 # What `make check` runs: about a minute, and where most mistakes show.
 CORE := tests/test_layering.py tests/core tests/check/test_digest.py tests/jit \
   tests/contracts/test_formats.py tests/contracts/test_balance.py tests/formats tests/balance \
@@ -41,7 +42,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(CUDA)/*.cu $(CUDA)/*.cuh tests/emulator/*.cuh tests/emulator/*.h
+	$(BIN)/clang-format --dry-run --Werror $(CUDA) tests/emulator/*.h
 
 # The documentation site, in build/docs. Warnings are errors: a link or an anchor that leads nowhere, a
 # page that no other one lists, a docstring that cannot be rendered.

@@ -1,8 +1,8 @@
 """GraphSAGE on sampled neighbourhoods (fan-out 15, 10), on a GPU if there is one.
 
-Each step has two blocks, edges from sampled sources to targets: layers take them as pairs of
-features (sources, targets), as PyG's loaders give them. Blocks are new at every step; the layers
-notice, and prepare no more of a block than sorting its edges.
+Each step has two sampled graphs, edges from sampled sources to targets. Layers take them with pairs
+of features (sources, targets), as from PyG's loaders. The graphs are new at every step; the layers
+detect this, and at most sort their edges.
 
 python examples/graphsage_minibatch.py
 """
@@ -28,7 +28,7 @@ FANOUT = (15, 10)
 BATCH = 256
 
 
-class Block(NamedTuple):
+class SampledGraph(NamedTuple):
     """Edges of one layer: messages flow from ``edge_index[0]`` to ``edge_index[1]``."""
 
     edge_index: Tensor
@@ -47,12 +47,12 @@ def sample_edges(graph: CSR, targets: Tensor, fanout: int) -> tuple[Tensor, Tens
     return rows.indices[chosen].long(), owner[chosen]
 
 
-def sample_blocks(graph: CSR, seeds: Tensor) -> tuple[Tensor, list[Block]]:
-    """Return the nodes whose features are needed, seeds first, and the blocks, widest first.
+def sample_graphs(graph: CSR, seeds: Tensor) -> tuple[Tensor, list[SampledGraph]]:
+    """Return the nodes whose features are needed, seeds first, and the graphs, widest first.
 
     ``graph`` is A[target, source].
     """
-    nodes, blocks = seeds, []
+    nodes, sampled = seeds, []
     place = torch.full((graph.shape[0],), -1, device=seeds.device)
     for fanout in FANOUT:
         source, target = sample_edges(graph, nodes, fanout)
@@ -60,21 +60,21 @@ def sample_blocks(graph: CSR, seeds: Tensor) -> tuple[Tensor, list[Block]]:
         fresh = source[place[source] < 0].unique()
         targets, nodes = nodes.numel(), torch.cat([nodes, fresh])
         place[fresh] = torch.arange(targets, nodes.numel(), device=seeds.device)
-        blocks.append(Block(torch.stack([place[source], target]), nodes.numel(), targets))
+        sampled.append(SampledGraph(torch.stack([place[source], target]), nodes.numel(), targets))
         place[nodes] = -1
-    return nodes, blocks[::-1]
+    return nodes, sampled[::-1]
 
 
 class Net(torch.nn.Module):
-    """Two layers of GraphSAGE, a block each."""
+    """Two layers of GraphSAGE, each on its own sampled graph."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList([SAGEConv(WIDTH, 64), SAGEConv(64, COMMUNITIES)])
 
-    def forward(self, x: Tensor, blocks: list[Block]) -> Tensor:
-        for layer, block in zip(self.layers, blocks, strict=True):
-            x = layer((x, x[: block.targets]), block.edge_index)
+    def forward(self, x: Tensor, sampled: list[SampledGraph]) -> Tensor:
+        for layer, graph in zip(self.layers, sampled, strict=True):
+            x = layer((x, x[: graph.targets]), graph.edge_index)
             if layer is not self.layers[-1]:
                 x = x.relu()
         return x
@@ -119,8 +119,8 @@ def main(epochs: int = 5) -> float:
         net.train()
         total = torch.zeros((), device=device)
         for seeds in batches(known):
-            nodes, blocks = sample_blocks(graph, seeds)
-            loss = cross_entropy(net(x[nodes], blocks), labels[seeds])
+            nodes, sampled = sample_graphs(graph, seeds)
+            loss = cross_entropy(net(x[nodes], sampled), labels[seeds])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -129,8 +129,8 @@ def main(epochs: int = 5) -> float:
         right = torch.zeros((), device=device)
         with torch.no_grad():
             for seeds in batches(unknown):
-                nodes, blocks = sample_blocks(graph, seeds)
-                right += (net(x[nodes], blocks).argmax(1) == labels[seeds]).sum()
+                nodes, sampled = sample_graphs(graph, seeds)
+                right += (net(x[nodes], sampled).argmax(1) == labels[seeds]).sum()
         accuracy = right.item() / unknown.numel()
         print(f"epoch {epoch}: loss {total.item() / known.numel():.3f}, accuracy {accuracy:.3f}")
     return accuracy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsetile.plan.flat import parsed
+from sparsetile.plan.traced.flat import parsed
 from sparsetile.systems import registry
 
 DEVICES = [
@@ -22,6 +23,29 @@ DEVICES = [
         ],
     ),
 ]
+
+# Ids of every test that needs a GPU, those too that a machine without one leaves out.
+GPU_TESTS = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a GPU, skip one GPU test a file in place of thousands of cases."""
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    config.stash[GPU_TESTS] = [item.nodeid for item in needing]
+    if torch.cuda.is_available():
+        return
+    first = {item.path: item for item in reversed(needing)}
+    left = {item for item in needing if item is not first[item.path]}
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over modules and test cases, which stay: tests call it often,
+    and walking through millions of objects takes it half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=DEVICES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,6 +19,11 @@ def made(n: int = 4, **kwargs) -> st.Plan:
 
 def dense(rows: int = 20, cols: int = 4, **kwargs) -> torch.Tensor:
     return torch.randn(rows, cols, **kwargs)
+
+
+def variant_of(plan: st.Plan) -> Any:
+    """The built system of a plan: tests stand something else in for one part of it."""
+    return plan._variant
 
 
 def said(error: type[Exception], call) -> str:

@@ -1,11 +1,13 @@
-"""Imports go one way: a module imports only from packages before its own.
+"""Imports go one way: a module imports only from packages before its own, and so do includes.
 
 Imports are read from the source, so that those inside functions count like those at the top.
+Device code includes only from folders before its own, and never a kernel's own file.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,13 +21,17 @@ LAYERS = (
     ("core",),
     ("intake",),
     ("reorder",),
-    ("formats",),
-    ("balance",),
     ("jit",),
     ("kernels",),
+    ("launch",),
+    ("formats",),
+    ("balance",),
+    ("engines",),
     ("systems",),
     ("tune",),
     ("plan",),
+    ("cache",),
+    ("layers",),
     ("nn",),
     ("pyg",),
     ("dist",),
@@ -37,7 +43,7 @@ LAYERS = (
 )
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 # `import sparsetile` means the public names, the last of which is in this package.
-FRONT = "plan"
+FRONT = "cache"
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
@@ -117,7 +123,7 @@ def test_a_module_imports_only_from_packages_before_its_own(module: str):
     "module, source",
     [
         ("intake/csr.py", "from sparsetile.systems import SYSTEMS"),
-        ("intake/csr.py", "def lazy():\n    from sparsetile.plan.operators import Bundle"),
+        ("intake/csr.py", "def lazy():\n    from sparsetile.plan.traced.operators import Bundle"),
         ("intake/csr.py", "import sparsetile"),
         ("intake/csr.py", "from sparsetile import spmm"),
         ("systems/base.py", "from sparsetile import plan"),
@@ -144,6 +150,22 @@ def test_an_import_from_before_or_beside_is_right(module: str, source: str):
     assert violations(module, source) == []
 
 
+def test_no_system_imports_another():
+    """What systems share is an engine; ``half`` on ``csr`` would be a system that needs two."""
+    folders = {module.split("/")[1] for module in MODULES if module.startswith("systems/") and
+               module.count("/") == 2}  # fmt: skip
+    found = [
+        f"{module}:{line} imports {name}"
+        for module in MODULES
+        if module.startswith("systems/")
+        for line, name, _ in imported_modules((ROOT / module).read_text())
+        if name.startswith("sparsetile.systems.")
+        and (other := name.split(".")[2]) in folders
+        and other != module.split("/")[1]
+    ]
+    assert len(folders) > 5 and found == []
+
+
 def test_imports_are_absolute():
     relative = [
         f"{module}:{line}"
@@ -167,13 +189,12 @@ def files_imported(module: str) -> set[str]:
     return found & set(MODULES)
 
 
-@pytest.mark.parametrize("package", ["check", "data", "dist", "reorder"])
-def test_files_of_a_package_import_one_way(package: str):
-    left = {name: files_imported(name) for name in MODULES if package_of(name) == package}
-    left = {name: {other for other in found if other in left} for name, found in left.items()}
+def test_no_files_import_each_other_in_a_circle():
+    left = {name: files_imported(name) - {name} for name in MODULES}
     while ready := {name for name, found in left.items() if not found & set(left)}:
         left = {name: found for name, found in left.items() if name not in ready}
-    assert not left, f"these import each other in a circle: {sorted(left)}"
+    circles = {name: sorted(found & set(left)) for name, found in left.items()}
+    assert not circles, f"these import each other in a circle, or one that does: {circles}"
 
 
 def environment_readers(source: str) -> list[int]:
@@ -228,3 +249,84 @@ def test_only_cpu_kernels_and_row_orders_import_numba():
         for name in found
         if not name.startswith(("kernels/cpu/", "reorder/", "core/numba_cache", "bench/numba_loop"))
     } == set()
+
+
+# -- Device code
+
+DEVICE = ROOT / "kernels" / "cuda"
+# In include order. Folders of one line do not include each other.
+DEVICE_LAYERS = (
+    ("ptx",),
+    ("mma",),
+    ("pipeline", "epilogue"),
+    ("rows",),
+    ("windows", "block_sparse", "attention", "pack"),
+)
+DEVICE_LAYER = {folder: layer for layer, names in enumerate(DEVICE_LAYERS) for folder in names}
+DEVICE_FILES = sorted(
+    path.relative_to(DEVICE).as_posix() for path in DEVICE.rglob("*") if path.is_file()
+)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+
+
+def includes(source: str) -> list[str]:
+    """What each include of device code names; with brackets where it has them."""
+    return [name.strip('"') for name in _INCLUDE.findall(source)]
+
+
+def include_violations(file: str, source: str) -> list[str]:
+    folder = file.split("/")[0]
+    problems = []
+    for name in includes(source):
+        other = name.split("/")[0]
+        if name not in DEVICE_FILES:
+            problems.append(f"{file} includes {name}, which is no path from {DEVICE.name}/ on")
+        elif not name.endswith(".cuh"):
+            problems.append(f"{file} includes the kernel {name}")
+        elif other != folder and DEVICE_LAYER[other] >= DEVICE_LAYER[folder]:
+            problems.append(f"{file} includes {name} of a folder that is not before its own")
+    return problems
+
+
+@pytest.mark.parametrize("file", DEVICE_FILES)
+def test_device_code_includes_only_from_folders_before_its_own(file: str):
+    folder, *names = file.split("/")
+    assert len(names) == 1, f"{file} must be in one folder of {DEVICE.name}/"
+    assert folder in DEVICE_LAYER, f"{folder} has no place in the order: add it to DEVICE_LAYERS"
+    source = (DEVICE / file).read_text()
+    assert file.endswith((".cu", ".cuh"))
+    assert ('extern "C"' in source) == file.endswith(".cu"), "kernels, and only they, are .cu"
+    assert ("#pragma once" in source) == file.endswith(".cuh")
+    assert include_violations(file, source) == []
+
+
+@pytest.mark.parametrize(
+    "file, source",
+    [
+        ("ptx/ptx.cuh", '#include "mma/mma.cuh"'),
+        ("mma/mma.cuh", '  # include "rows/tree.cuh"'),
+        ("pipeline/ring.cuh", '#include "epilogue/epilogue.cuh"'),
+        ("rows/row_items.cuh", '#include "windows/hybrid.cuh"'),
+        ("attention/gat.cuh", '#include "pack/row_windows.cuh"'),
+        ("rows/spmm_half.cu", '#include "rows/spmm_csr.cu"'),
+        ("mma/bmat.cuh", '#include "mma.cuh"'),
+        ("mma/bmat.cuh", '#include "../ptx/ptx.cuh"'),
+        ("mma/bmat.cuh", "#include <cuda_fp16.h>"),
+    ],
+)
+def test_an_include_that_is_not_allowed_is_found(file: str, source: str):
+    assert len(include_violations(file, f"#pragma once\n{source}\n")) == 1
+
+
+def test_no_device_files_include_each_other_in_a_circle():
+    left = {name: set(includes((DEVICE / name).read_text())) for name in DEVICE_FILES}
+    assert any(left.values()), "the check must see the includes"
+    while ready := {name for name, found in left.items() if not found & set(left)}:
+        left = {name: found for name, found in left.items() if name not in ready}
+    assert not left, f"these include each other in a circle, or one that does: {left}"
+
+
+def test_every_device_file_has_a_name_of_its_own():
+    """Digests and comments name files without their folders."""
+    names = [file.split("/")[1] for file in DEVICE_FILES]
+    assert len(names) == len(set(names))

@@ -1,4 +1,4 @@
-"""What only developers run: the GPU record, checkers, mutation run and compile record.
+"""Developers' programs: the GPU record, checkers, fuzzer, mutation run, compile record, studies.
 
 Nothing here is installed. Run each with ``python -m tools.<name>`` in the root of a checkout.
 """

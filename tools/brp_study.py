@@ -32,7 +32,6 @@ import torch
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 from sparsetile.formats.brp import TILE_COLUMNS, sort_windows
-from sparsetile.formats.brp_rule import count_groups
 from sparsetile.jit.compiler import compile_source
 from sparsetile.kernels.brp import FIXED, SPMM_BRP, brp_config, choose_brp_slabs
 from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs, rstile_config
@@ -63,13 +62,13 @@ F32, ARCH = torch.float32, "sm_90a"
 WIDTHS, NARROW = (32, 64, 128, 256), 32
 PAPER = "1x4"
 ADDED = f"brp {ATOMIC}"
-# Systems by the part of them that is built: what they would leave to csr is built, too.
+# System -> the ablation that is built.
 BUILDS = {"brp": PAPER, "rsh": "tiles", "acc": None, "wcsr": None, "voltrix": None}
 REPEATS = 3
 
 
 def products(case: Case) -> Found:
-    """Times by width: ``cusparse``, systems, and every f and g where B is narrow."""
+    """Times by width: ``cusparse``, systems, and every f and g if B is narrow."""
     weighted, found = with_random_values(case), {}
     for n in WIDTHS:
         of_width: Found = {"cusparse": cusparse_times(weighted, n)}
@@ -89,10 +88,13 @@ def products(case: Case) -> Found:
 
 def shares(case: Case) -> Found:
     """Share of the entries in groups by f and g."""
-    counted = count_groups(sort_windows(case.csr, case.perm(case.order)), CHOICES)
+    found = sort_windows(case.csr, case.perm(case.order))
+    slices = {f: found.slices(f)[1].diff() for f, _ in CHOICES}
     return {
-        f"{f}x{g}": groups * TILE_COLUMNS * f * g / max(case.csr.nnz, 1)
-        for (f, g), groups in zip(CHOICES, counted, strict=True)
+        f"{f}x{g}": int((slices[f] // (TILE_COLUMNS * g)).sum())
+        * (TILE_COLUMNS * f * g)
+        / max(case.csr.nnz, 1)
+        for f, g in CHOICES
     }
 
 
@@ -112,7 +114,7 @@ def _built_seconds(case: Case, system: str, ablation: str | None) -> dict[str, f
 
 
 def builds(case: Case) -> Found:
-    """Median seconds by system and stage; A lies on the device, nothing else is known."""
+    """Median seconds by system and stage; A is on the device, nothing else is prepared."""
     found: Found = {}
     for system, ablation in BUILDS.items():
         if reasons := SYSTEMS[system].reasons(case.request(NARROW, F32, ablation)):
@@ -138,7 +140,7 @@ def _program() -> Found:
 
 
 def program(_: Case) -> Found:
-    """Bytes of a cubin and registers of a thread at N = 32, by f and with atomics; rsh's beside."""
+    """Bytes of a cubin and registers of a thread at N = 32, by f and with atomics, and rsh's."""
     return _program()
 
 
@@ -148,7 +150,7 @@ EXPERIMENTS: dict[str, Callable[[Case], Found]] = {
     "builds": builds,
     "program": program,
 }
-_NEED_GPU = ("products", "builds")
+NEED_GPU = ("products", "builds")
 
 
 def _geomean(numbers: Iterable[float]) -> float:
@@ -158,16 +160,16 @@ def _geomean(numbers: Iterable[float]) -> float:
 
 def _of_width(by_matrix: Found, n: int) -> list[str]:
     """Speedups over the best of cuSPARSE's three, and what the choice loses against hindsight."""
-    lines, held = [], {name: found[str(n)] for name, found in by_matrix.items()}
+    lines, of_width = [], {name: found[str(n)] for name, found in by_matrix.items()}
     best = {
         name: min(times["p50"] for times in found["cusparse"].values())
-        for name, found in held.items()
+        for name, found in of_width.items()
     }
     labels = ["csr", "rsh", "brp", f"brp {PAPER}", ADDED]
-    if not all(ADDED in found for found in held.values()):
-        labels.remove(ADDED)  # a record from before there was one
+    if not all(ADDED in found for found in of_width.values()):
+        labels.remove(ADDED)  # an older record
     for label in labels:
-        ratio = {name: best[name] / found[label]["time"]["p50"] for name, found in held.items()}
+        ratio = {name: best[name] / found[label]["time"]["p50"] for name, found in of_width.items()}
         least = min(ratio, key=lambda name: ratio[name])
         lines.append(
             f"N = {n}: {label} {_geomean(ratio.values()):.2f} times cuSPARSE's best, "
@@ -176,7 +178,7 @@ def _of_width(by_matrix: Found, n: int) -> list[str]:
     if ADDED in labels:
         added = {
             name: found[ADDED]["time"]["p50"] / found[f"brp {PAPER}"]["time"]["p50"]
-            for name, found in held.items()
+            for name, found in of_width.items()
         }
         most = max(added, key=lambda name: added[name])
         lines.append(
@@ -185,7 +187,7 @@ def _of_width(by_matrix: Found, n: int) -> list[str]:
         )
     if n == NARROW:
         losses = {}
-        for name, found in held.items():
+        for name, found in of_width.items():
             options = {
                 k: v["time"]["p50"] for k, v in found.items() if k not in ("cusparse", ADDED)
             }
@@ -201,17 +203,17 @@ def _of_width(by_matrix: Found, n: int) -> list[str]:
 
 def summary(record: Found) -> Iterator[str]:
     """Yield the figures of a record, one line each."""
-    held = record["experiments"]
-    if by_matrix := held.get("products"):
+    experiments = record["experiments"]
+    if by_matrix := experiments.get("products"):
         for n in WIDTHS:
             yield from _of_width(by_matrix, n)
-    if by_matrix := held.get("shares"):
+    if by_matrix := experiments.get("shares"):
         mean = {
             k: statistics.fmean(s[k] for s in by_matrix.values()) for k in (PAPER, "2x2", "8x2")
         }
         text = ", ".join(f"{100 * share:.1f} % ({choice})" for choice, share in mean.items())
         yield f"entries in groups, mean over matrices: {text}"
-    if by_matrix := held.get("builds"):
+    if by_matrix := experiments.get("builds"):
         for system in BUILDS:
             timed = {n: b[system]["total"] for n, b in by_matrix.items() if "total" in b[system]}
             if timed:
@@ -220,7 +222,7 @@ def summary(record: Found) -> Iterator[str]:
                     f"build of {system}: {1e3 * _geomean(timed.values()):.2f} ms, "
                     f"at most {1e3 * timed[longest]:.2f} ({longest})"
                 )
-    for found in list(held.get("program", {}).values())[:1]:
+    for found in list(experiments.get("program", {}).values())[:1]:
         for name, made in found.items():
             yield f"program of {name}: {made['bytes']} bytes, {made['registers']} registers"
 
@@ -236,7 +238,7 @@ def _study(asked: argparse.Namespace) -> int:
     wanted = (asked.only or ",".join(EXPERIMENTS)).split(",")
     only = [one_of("brp_study", "--only", name, EXPERIMENTS) for name in wanted]
     one_of("brp_study", "--order", asked.order, REORDERERS)
-    code, record = run_experiments("brp_study", asked, EXPERIMENTS, only, _NEED_GPU, MATRICES)
+    code, record = run_experiments("brp_study", asked, EXPERIMENTS, only, NEED_GPU, MATRICES)
     print("\n".join(summary(record)))
     return code
 

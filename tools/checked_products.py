@@ -1,11 +1,11 @@
-"""Products for a checker to watch: every system of our own kernels on the contracts' hard matrices.
+"""Products to run under a checker: every system with own kernels, on the contracts' hard matrices.
 
     python -m tools.checked_products REPORT --device cuda --systems acc,csr,dense [--types float32]
 
 ``sparsetile verify --checker`` runs this under compute-sanitizer, in the root of a checkout. Inputs
 are fixed small fractions, so that sums are exact in float32 and TF32 and every product can be
 compared with float64. Outputs are filled with NaN first, so that an element that is not written is
-noticed. REPORT says what ran, also after an early end.
+detected. REPORT says what ran, also if the run ends early.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from sparsetile.check.reference import attended, dot_products, reference
 from sparsetile.core.checks import REDUCES
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import FP8
-from sparsetile.plan.graph_attention import (
+from sparsetile.launch.columns import epilogue_gradient, takes_epilogue_gradient
+from sparsetile.launch.gather import gather_rows, gathers
+from sparsetile.layers.edge_rows import EdgeRows
+from sparsetile.layers.graph_attention import (
     ATTENTION_DTYPES,
     attention_layer,
     graph_attention,
 )
 from sparsetile.plan.planner import build_plan
-from sparsetile.systems.csr.blocks import BlockRows
 from sparsetile.systems.registry import SYSTEMS, exact_system
-from sparsetile.systems.shared.columns import epilogue_gradient, takes_epilogue_gradient
-from sparsetile.systems.shared.gather import gather_rows, gathers
 
 __all__ = ["main", "matrix_names", "type_names"]
 
@@ -51,7 +51,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LAYER = "linear layer"
 LAYER_SHAPE = (200, 328)
 LAYER_TOKENS = (7, 136)
-# Where the matrices are: the tests of the checkout that this runs in.
+# The matrices come from the tests of the checkout.
 _CASES = "tests.contracts.cases"
 
 
@@ -78,11 +78,11 @@ class _Matrix:
         return {**reduced, "transpose": reference(csr.transposed(), self.G)[0]}
 
     def gradient(self, n: int) -> Tensor:
-        """Return what the values' gradient is for G of ``n`` columns: one dot product an entry."""
+        """Return the values' gradient for G of ``n`` columns: one dot product per entry."""
         return dot_products(self.given, self.G[:, :n], self.B[:, :n])[1]
 
 
-class _Watched:
+class Watched:
     """Runs products and counts them; stops at the first that is wrong."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _Watched:
         self.begun = time.perf_counter()
 
     def finished(self, name: str) -> None:
-        """A matrix is done: a tool that is stopped at its time limit should have said how far."""
+        """Report a finished matrix: a tool may be stopped at its time limit."""
         self.matrices.append(name)
         seconds = time.perf_counter() - self.begun
         print(f"checked_products: {self.where}: {self.products} products after {seconds:.1f} s",
@@ -106,8 +106,8 @@ class _Watched:
     def near(self, what: str, C: Tensor, expected: Tensor, terms: Tensor | None = None) -> None:
         """A result that has exponentials in it, or sums that were rounded.
 
-        ``terms``: sizes of each element's terms, added up, where they cancel; without, the largest
-        element stands for them.
+        ``terms``: summed magnitudes of each element's terms, if they cancel; without, the largest
+        element is used.
         """
         if terms is None:
             terms = (expected.abs().max() if expected.numel() else 0.0) * torch.ones_like(expected)
@@ -135,7 +135,7 @@ def _poisoned(made: Plan, n: int) -> Tensor:
     return torch.full((made.shape[0], n), torch.nan, dtype=made.dtype, device=made.device)
 
 
-def _forward(made: Plan, matrix: _Matrix, n: int, other: int, seen: _Watched, want: Any) -> None:
+def _forward(made: Plan, matrix: _Matrix, n: int, other: int, seen: Watched, want: Any) -> None:
     """Sums: at the plan's width, and at another through a B that is strided and misaligned."""
     B = matrix.B.to(made.device, made.dtype)
     whole = B[:, :n].contiguous()
@@ -144,8 +144,8 @@ def _forward(made: Plan, matrix: _Matrix, n: int, other: int, seen: _Watched, wa
     seen.product(f"sum into out, N={other}", C, 2 * want["sum"][:, 1 : other + 1])
 
 
-def _further(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> None:
-    """Batches, the transpose, and an Inf of B, which tiles have to keep to its own rows."""
+def _further(made: Plan, matrix: _Matrix, n: int, seen: Watched, want: Any) -> None:
+    """Batches, the transpose, and an Inf of B, which must reach only its own rows."""
     B = matrix.B[:, :n].to(made.device, made.dtype)
     G = matrix.G[:, :n].to(made.device, made.dtype)
     seen.product("batch", made @ torch.stack([B, B]), torch.stack([want["sum"][:, :n]] * 2))
@@ -159,8 +159,8 @@ def _further(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> 
         seen.product("Inf in B", C[clean], want["sum"][clean, :n])
 
 
-def _gathered(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None:
-    """Rows of B as ranks pack them, where their alignment allows it."""
+def _gathered(made: Plan, matrix: _Matrix, n: int, seen: Watched) -> None:
+    """Rows of B as ranks pack them, if their alignment allows it."""
     B = matrix.B[:, :n].to(made.device, made.dtype).contiguous()
     ids = matrix.given.indices.to(made.device)
     out = torch.full((ids.numel(), n), torch.nan, dtype=made.dtype, device=made.device)
@@ -169,7 +169,7 @@ def _gathered(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None:
         seen.product("gathered rows", out, matrix.B[matrix.given.indices.long(), :n])
 
 
-def _epilogue_gradient(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None:
+def _epilogue_gradient(made: Plan, matrix: _Matrix, n: int, seen: Watched) -> None:
     """The gradient of ReLU and bias, of a C that is G with some rows negated."""
     G = matrix.G[:, :n]
     C = G * torch.where(torch.arange(G.shape[0]) % 3 == 0, -1.0, 1.0).unsqueeze(1)
@@ -181,8 +181,8 @@ def _epilogue_gradient(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> N
         seen.product("gradient of a bias", sums, expected.sum(0))
 
 
-def _pattern(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> None:
-    """What each device's exact system serves for all: mean, max, min, the values' gradient."""
+def _pattern(made: Plan, matrix: _Matrix, n: int, seen: Watched, want: Any) -> None:
+    """Products of the device's exact system: mean, max, min, the values' gradient."""
     B = matrix.B[:, :n].to(made.device, made.dtype)
     for reduce in ("mean", "max", "min"):
         out = _poisoned(made, n) if reduce == "mean" else None  # max and min take none
@@ -195,8 +195,8 @@ def _pattern(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> 
         seen.product("gradient of the values", found, matrix.gradient(n))
 
 
-def _block(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> None:
-    """The pattern as edges of a graph that passes by, sorted by row and as columns come."""
+def _sampled_graph(made: Plan, matrix: _Matrix, n: int, seen: Watched, want: Any) -> None:
+    """The pattern as a sampled graph, with edges sorted by row and by column."""
     csr, edges = matrix.given.with_values(None), matrix.given.nnz
     if not edges:
         return
@@ -209,7 +209,7 @@ def _block(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> No
     edge_index = torch.stack([csr.indices.long(), csr.row_ids()])
     for how, given in (("edges", edge_index), ("edges in disorder", edge_index[:, order])):
         given = given.to(made.device)
-        rows = BlockRows.of_edges(given, True, csr.shape)
+        rows = EdgeRows.of_edges(given, True, csr.shape)
         products = (
             ("sum", rows.multiply(B), want["sum"]),
             ("mean", rows.multiply(B, "rows"), want["mean"]),
@@ -226,7 +226,7 @@ def _block(made: Plan, matrix: _Matrix, n: int, seen: _Watched, want: Any) -> No
 def _score_terms(
     csr: CSR, given: Sequence[Tensor], G: Tensor, slope: float, counts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return sizes of the terms of the scores' gradients, added up by source and by target.
+    """Return the magnitudes of the terms of the scores' gradients, summed by source and by target.
 
     A term is attention times (G · message - G · output): entries cancel, and so do the two parts.
     """
@@ -243,7 +243,7 @@ def _score_terms(
     return (sizes * direct).sum(-1).detach() + by_output.squeeze(-1), 2 * through
 
 
-def _attention(made: Plan, matrix: _Matrix, n: int, weighted: bool, seen: _Watched) -> None:
+def _attention(made: Plan, matrix: _Matrix, n: int, weighted: bool, seen: Watched) -> None:
     """Graph attention on A's pattern with gradients; ``weighted``: entries are several edges."""
     csr, (targets, sources) = matrix.given, made.shape
     heads = next(count for count in (8, 2, 1) if n % count == 0)
@@ -261,7 +261,7 @@ def _attention(made: Plan, matrix: _Matrix, n: int, weighted: bool, seen: _Watch
         each.to(made.device).requires_grad_() for each in given
     ]
     counted = None if counts is None else counts.to(made.device)
-    made._prepare_gradients()
+    made.flat_with_transpose()
     out = graph_attention(made.flat, messages, of_source, of_target, counted, None, None, 0.25)
     found = torch.autograd.grad(out, here, G.to(made.device))
     seen.near("attention", out, want.detach())
@@ -273,7 +273,7 @@ def _attention(made: Plan, matrix: _Matrix, n: int, weighted: bool, seen: _Watch
         seen.near(f"attention, gradient of {name}", mine, expected.double(), terms)
 
 
-def _attention_step(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None:
+def _attention_step(made: Plan, matrix: _Matrix, n: int, seen: Watched) -> None:
     """A whole step of graph attention on one set of nodes: output and all gradients."""
     csr, nodes = matrix.given, made.shape[0]
     heads = next(count for count in (8, 2, 1) if n % count == 0)
@@ -291,7 +291,7 @@ def _attention_step(made: Plan, matrix: _Matrix, n: int, seen: _Watched) -> None
     G = matrix.G[:, :n].to(made.dtype)
     right = torch.autograd.grad(want, wide, G.double())
     messages, first, second, bias = here = [each.to(made.device).requires_grad_() for each in given]
-    made._prepare_gradients()
+    made.flat_with_transpose()
     out = attention_layer(made.flat, messages, first, second, None, None, bias, 0.25)
     found = torch.autograd.grad(out, here, G.to(made.device))
     names = ("attention step", *(f"its gradient of {x}" for x in ("messages", "first", "second")))
@@ -312,7 +312,7 @@ def _layer_weight() -> tuple[CSR, Tensor]:
     return CSR(indptr, col.int(), None, LAYER_SHAPE), values
 
 
-def _layers(systems: Sequence[str], types: Sequence[str], device: str, seen: _Watched) -> None:
+def _layers(systems: Sequence[str], types: Sequence[str], device: str, seen: Watched) -> None:
     """Run linear layers with bias and ReLU in every type of every system, float8 included."""
     weight, weights = _layer_weight()
     rows, cols = weight.shape
@@ -328,7 +328,7 @@ def _layers(systems: Sequence[str], types: Sequence[str], device: str, seen: _Wa
             values = weights.to(torch.bfloat16 if dtype is FP8 else dtype)
             csr = weight.with_values(values).to(torch.device(device))
             for tokens in LAYER_TOKENS:
-                made = _plan(csr, tokens, dtype, system, ablation, reverse=False)
+                made = plan_for(csr, tokens, dtype, system, ablation, reverse=False)
                 if made is None:
                     continue
                 seen.where = f"{LAYER}, weighted, {dtype}, {system}, given order"
@@ -340,18 +340,18 @@ def _layers(systems: Sequence[str], types: Sequence[str], device: str, seen: _Wa
     seen.finished(LAYER)
 
 
-def _plan(
+def plan_for(
     csr: CSR, n: int, dtype: torch.dtype, system: str, ablation: str | None, reverse: bool
 ) -> Plan | None:
-    """Plan with the rows as given or reversed; None where the system does not serve it."""
+    """Plan with the rows as given or reversed; None if the system does not support it."""
     if reverse and not SYSTEMS[system].ordered:
-        return None  # it takes rows as they come
+        return None  # it does not use a row order
     order: Any = torch.arange(csr.shape[0] - 1, -1, -1) if reverse else "identity"
     try:
         with _pooled(csr.device.type):
             made = build_plan(csr, n, dtype=dtype, system=system, reorder=order, ablation=ablation)
             both = [made] if dtype is FP8 else [made, made.T]  # float8 has no transpose
-    except UnsupportedError:  # a type that the system does not take
+    except UnsupportedError:  # a type that the system does not support
         return None
     if csr.device.type == "cuda":
         for tensor in _tensors_of(both):
@@ -361,7 +361,7 @@ def _plan(
 
 @contextlib.contextmanager
 def _pooled(device: str) -> Iterator[None]:
-    """Planning makes hundreds of tensors: each an allocation of its own would be most of the time,
+    """Pool the allocations of planning: hundreds of separate ones would take most of the time,
     because each waits for the GPU, which other processes use as well."""
     if device != "cuda":
         yield
@@ -377,8 +377,9 @@ def _tensors_of(plans: Sequence[Plan]) -> list[Tensor]:
     """Every tensor of plans that a kernel may read, once each."""
     found: dict[int, Tensor] = {}
     for plan in plans:
-        for tensor in (*plan.flat[0], *plan._built.tensors.values(), *plan._held.tensors()):
-            found[id(tensor)] = tensor
+        for tensor in plan._variant.read_tensors():
+            if tensor is not None:
+                found[id(tensor)] = tensor
     return list(found.values())
 
 
@@ -396,21 +397,21 @@ def watch(
     systems: Sequence[str],
     types: Sequence[str],
     device: str,
-    seen: _Watched,
+    seen: Watched,
 ) -> None:
     """Run every product of every system and type, weighted and as a pattern, in both row orders.
 
-    Each matrix is weighted in one order and with two of the types, a pattern in the other order and
-    with the other types; which of both alternates. Of a system's ablations each matrix and type
-    meets the next. All together would take many times as long and meet no other code. Types that
-    are not named take their turn and do not run: what runs is the same in one process or several.
+    Each matrix is weighted in one order and with two of the types, and a pattern in the other order
+    with the other types, alternately. Each matrix and type uses the next of a system's ablations.
+    All combinations would take many times as long and run no other code. Types that are not named
+    are skipped in turn, so that what runs is the same in one process or several.
     """
     widths = itertools.cycle(WIDTHS)
     places = {name: place for place, name in enumerate(matrix_names())}
     for number, (name, make) in enumerate(matrices.items()):
         place = places.get(name, number)  # the same whichever of the matrices run here
         matrix = _Matrix(make())
-        turn = place + place // 4  # so that in the end all ablations have met all types
+        turn = place + place // 4  # so that all ablations run with all types
         for weighted in (True, False):
             reverse = weighted == bool(place % 2)
             want = matrix.expected(weighted)
@@ -423,7 +424,7 @@ def watch(
                     continue
                 values = matrix.values.to(dtype) if weighted else None
                 csr = matrix.given.with_values(values).to(torch.device(device))
-                made = _plan(csr, n, dtype, system, ablation, reverse)
+                made = plan_for(csr, n, dtype, system, ablation, reverse)
                 if made is None:
                     continue
                 kind = "weighted" if weighted else "pattern"
@@ -437,7 +438,7 @@ def watch(
                     _gathered(made, matrix, n, seen)
                     _epilogue_gradient(made, matrix, n, seen)
                     if made.device.type == "cuda" and not weighted:
-                        _block(made, matrix, n, seen, want)
+                        _sampled_graph(made, matrix, n, seen, want)
                     if made.device.type == "cuda" and dtype in ATTENTION_DTYPES:
                         _attention(made, matrix, n, weighted, seen)
                         if not weighted and made.shape[0] == made.shape[1]:
@@ -478,10 +479,10 @@ def main(arguments: Sequence[str]) -> int:
     matmul.allow_fp16_reduced_precision_reduction = False
     matmul.allow_bf16_reduced_precision_reduction = False
     if asked.device != "cpu":
-        # One allocation a tensor: a pool would hide a read or write past the end of one.
+        # One allocation per tensor: a pool would hide accesses past the end of one.
         torch.cuda.init()
         torch.cuda.caching_allocator_enable(False)
-    seen, failure = _Watched(), ""
+    seen, failure = Watched(), ""
     try:
         systems = asked.systems.split(",")
         every = dict.fromkeys(itertools.chain(*map(type_names, systems)))

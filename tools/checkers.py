@@ -1,15 +1,14 @@
-"""The checkers' record: proof that today's kernels ran clean under NVIDIA's compute-sanitizer.
+"""The checkers' record: proof that the current kernels ran clean under compute-sanitizer.
 
 ``sparsetile verify --checker memcheck,racecheck,synccheck,initcheck`` runs the products of
 ``tools.checked_products`` under each tool and writes ``results/<gpu>/checkers.json`` with the
-digests that the GPU record has. A tool that is missing, that was stopped, or that saw nothing run
-leaves no entry. Which systems run and which kernels are watched comes from the registries: a new
-system is checked without an edit here.
+digests of the GPU record. A tool that is missing, was stopped, or saw nothing run leaves no entry.
+Systems and kernels come from the registries: a new system is checked without an edit here.
 
-A tool watches each type of each system in a process of its own, several at once: a tool slows the
-host down more than the GPU, and most of its time goes into kernels that it meets for the first
-time, which differ by type. What a part found clean is kept beside the record, in
-``checkers.partial.json``, until its tool is done: a run that was stopped is gone on with.
+Each type of each system runs under a tool in its own process, several at once: a tool slows the
+host down more than the GPU, and spends most of its time on kernels that are new to it, which differ
+by type. Clean parts are stored in ``checkers.partial.json`` beside the record until their tool is
+done, so that a run that was stopped can be continued.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparsetile.check.parts import part_digests
 from sparsetile.core.errors import value_error
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
 from tools.checked_products import matrix_names, type_names
 from tools.child_processes import run_within, stop_all
+from tools.parts import part_digests
 from tools.record import ROOT, machine_facts, read_proof, write_json
 
 __all__ = [
@@ -57,30 +56,29 @@ SCHEMA = 3  # 3: a digest for each part of the code
 RECORD_NAME = "checkers.json"
 PARTIAL_NAME = "checkers.partial.json"
 PROGRAM = "compute-sanitizer"
-# What the program ends with when its tool found something; the products end with 0, 1 or a signal.
+# Exit code when the tool found something; the products end with 0, 1 or a signal.
 FOUND = 86
 # Processes at a time: they share the GPU in turns.
 PROCESSES = 14
-# Lines of a tool's log that are shown where it found something.
+# Lines of a tool's log that are shown if it found something.
 SHOWN_LINES = 40
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # initcheck instruments torch's and cuBLAS's kernels too, which takes minutes in 16 bits.
 SLOWEST_FIRST = ("initcheck", "racecheck", "memcheck", "synccheck")
-# System and type that a tool cannot watch. cuBLAS's own kernels in 16 bits end with a hardware
-# exception under racecheck (2025.3.1): torch.mm alone does. Of ours `dense` launches the repair,
-# which racecheck sees in the other types and with `csr`.
+# System and type that a tool cannot run. cuBLAS's kernels in 16 bits end with a hardware exception
+# under racecheck (2025.3.1), also in torch.mm alone. The repair kernel of `dense` is checked in the
+# other types and with `csr`.
 LEFT_OUT = {"racecheck": frozenset({("dense", "float16"), ("dense", "bfloat16")})}
 _SUMMARIES = (
     re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)"),
     re.compile(r"ERROR SUMMARY: (\d+) errors?"),
 )
-# initcheck has to see who writes memory, so it watches torch's kernels too. A report names the
-# kernel below its first line; those of other kernels are counted beside.
+# initcheck must see all writes to memory, so it checks torch's kernels too. A report names the
+# kernel below its first line; reports of other kernels are counted separately.
 #
-# It seems not to see what TMA stores write to global memory (2025.3.1): it reported reads of C that
-# `bcsr` or cuBLAS had stored in 16 bits, two million in all, of which every product was right. For
-# these parts fresh memory is filled with NaN, so that the tool reports nothing there by itself; a
-# read of memory that nobody wrote shows as a wrong product.
+# It seems not to see TMA stores to global memory (2025.3.1): it reported two million reads of C
+# that `bcsr` or cuBLAS had stored in 16 bits, in correct products. For these parts new memory is
+# filled with NaN, so that the tool reports nothing, and reading unwritten memory gives NaN.
 STORED_UNSEEN = frozenset(
     (system, kind) for system in ("bcsr", "dense") for kind in ("float16", "bfloat16")
 )
@@ -95,7 +93,7 @@ _CHILD = (
 
 @dataclass(frozen=True)
 class Checker:
-    """One tool of compute-sanitizer: the kernels it watches, and the systems that launch them."""
+    """One tool of compute-sanitizer: the kernels it checks, and the systems that launch them."""
 
     tool: str
     kernels: tuple[str, ...]
@@ -103,10 +101,10 @@ class Checker:
 
 
 def checker(tool: str) -> Checker:
-    """Return what a tool watches, by what is registered now.
+    """Return what a tool checks, from the registries.
 
-    racecheck looks at shared memory alone, so it takes the kernels that have some. Kernels that
-    build a format belong to no system; the products launch them all the same.
+    racecheck checks only shared memory, so it gets the kernels that use it. Kernels that build a
+    format belong to no system; the products launch them too.
 
     Parameters
     ----------
@@ -151,7 +149,7 @@ def _command(
     program: str, chosen: Checker, log: Path, report: Path, device: str, matrices: str, types: str
 ) -> list[str]:
     command = [program, "--tool", chosen.tool, "--error-exitcode", str(FOUND)]
-    # Errors of API calls are torch's business: it asks for what a driver may lack.
+    # API errors do not count: torch probes for features that a driver may lack.
     command += ["--log-file", str(log), "--report-api-errors", "no"]
     command += ["--target-processes", "application-only"]
     if chosen.tool == "initcheck":
@@ -173,13 +171,13 @@ def _products(report: Path, device: str, systems: str, matrices: str, types: str
 
 
 def _tasks(systems: Iterable[str], tool: str = "") -> list[tuple[str, str]]:
-    """Return systems with one of their types each that the tool can watch: what a process runs."""
+    """Return (system, type) pairs that the tool supports, one for each process."""
     tasks = [(system, kind) for system in systems for kind in type_names(system)]
     return [task for task in tasks if task not in LEFT_OUT.get(tool, ())]
 
 
 def _errors(log: str) -> int | None:
-    """Errors, and hazards of lesser rank, that a log sums up; None where it has no summary."""
+    """Errors and warnings in the summary of a log; None if it has no summary."""
     for summary in _SUMMARIES:
         found = summary.findall(log)
         if found:
@@ -189,7 +187,7 @@ def _errors(log: str) -> int | None:
 
 
 def _elsewhere(log: str, kernels: tuple[str, ...]) -> int:
-    """Reads of memory that nobody wrote by kernels that are not ours."""
+    """Reads of unwritten memory by kernels of other libraries."""
     places = _UNWRITTEN.findall(log)
     return sum(not any(kernel in place for kernel in kernels) for place in places)
 
@@ -203,7 +201,7 @@ def _unfinished(tool: str, got: str, remedy: str) -> RuntimeError:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a tool said of products of one system, and what they said themselves."""
+    """The results of a tool and of the products that it checked."""
 
     errors: int
     elsewhere: int
@@ -215,10 +213,10 @@ class Watched:
     seconds: float = 0.0
 
 
-def _watch(
+def watch_part(
     program: str, chosen: Checker, root: Path, until: float, device: str, matrices: str, types: str
 ) -> Watched | None:
-    """Run the products of ``chosen.systems`` under the tool; None where time was up first."""
+    """Run the products of ``chosen.systems`` under the tool; None if time was up first."""
     with tempfile.TemporaryDirectory() as folder:
         log, report = Path(folder) / "log.txt", Path(folder) / "report.json"
         left = until - time.perf_counter()
@@ -245,9 +243,9 @@ def _watch(
 
 
 class Kept:
-    """What parts of a tool's run found clean, in a file, for the run that goes on with them.
+    """The clean parts of a tool's run, in a file, for the run that continues it.
 
-    A file of other code, of another machine, or of no use is ignored and replaced.
+    A file of other code or another machine, or a damaged one, is ignored and replaced.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -261,12 +259,12 @@ class Kept:
         self._facts = {"schema": SCHEMA, **machine_facts(), "parts": part_digests()}
         self._path = Path(folder) / self._facts["gpu"]["slug"] / PARTIAL_NAME
         with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
-            held = json.loads(self._path.read_text())
-            parts = held.pop("clean")
-            self._parts = parts if held == self._facts and isinstance(parts, dict) else {}
+            stored = json.loads(self._path.read_text())
+            parts = stored.pop("clean")
+            self._parts = parts if stored == self._facts and isinstance(parts, dict) else {}
 
     def get(self, name: str) -> Watched | None:
-        """Return what a part found; None where it has not run."""
+        """Return the result of a part; None if it has not run."""
         try:
             return Watched(**self._parts[name])
         except (KeyError, TypeError):
@@ -293,8 +291,8 @@ class Kept:
 def compile_kernels(root: Path, *, limit: float, device: str = "cuda") -> None:
     """Run the products of every checker once without one, so that their kernels are compiled.
 
-    Under memcheck on a machine with an H200, NVRTC took 0.93 s for a kernel and most of a part's
-    time; without it 0.25 s. Whatever goes wrong here is for the checkers to see.
+    NVRTC takes 0.93 s for a kernel under memcheck, most of a part's time, and 0.25 s without it.
+    Errors are ignored here: the checkers will see them.
     """
     systems = sorted({name for tool in TOOLS for name in checker(tool).systems})
     until, named = time.perf_counter() + limit, ",".join(matrix_names())
@@ -316,7 +314,7 @@ def compile_kernels(root: Path, *, limit: float, device: str = "cuda") -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """What the parts of one call share."""
+    """State shared by the parts of one call."""
 
     root: Path
     program: str
@@ -328,13 +326,13 @@ class _Run:
     kept: Kept
 
     def watch(self, chosen: Checker, task: tuple[str, str]) -> Watched | None:
-        """Run one type of one system under a tool, unless it is kept; None where time was up."""
+        """Run one type of one system under a tool, unless it is kept; None if time was up."""
         name = f"{chosen.tool} {task[0]} {task[1]} {self.matrices}"
         found = self.kept.get(name)
         if found is not None:
             return found
         only, begun = replace(chosen, systems=task[:1]), time.perf_counter()
-        found = _watch(
+        found = watch_part(
             self.program, only, self.root, self.until, self.device, self.matrices, task[1]
         )
         if found is not None:
@@ -343,7 +341,7 @@ class _Run:
         return found
 
     def entry(self, chosen: Checker, ended: Sequence[Watched | None], limit: str) -> dict[str, Any]:
-        """Return a tool's entry of the record, from what its parts found."""
+        """Return a tool's entry of the record, from the results of its parts."""
         tool, watched = chosen.tool, [each for each in ended if each is not None]
         if len(watched) < len(ended):
             raise _unfinished(
@@ -390,7 +388,7 @@ def run_checkers(
     matrices: str = "",
     folder: Path | None = None,
 ) -> Iterator[tuple[str, dict[str, Any] | RuntimeError]]:
-    """Run tools over the products, parts of all of them side by side; yield what each one found.
+    """Run tools over the products, their parts in parallel; yield the result of each tool.
 
     Parameters
     ----------
@@ -405,8 +403,8 @@ def run_checkers(
     matrices : str
         Names from the contract suites, joined by commas; all of them when empty.
     folder : Path, optional
-        Where the record will be, in a folder for its GPU. Parts that end before the limit are kept
-        there and not run again; None: nothing is kept.
+        Folder of the record; each GPU has a folder in it. Parts that end before the limit are
+        stored there and not run again. None: nothing is stored.
 
     Yields
     ------
@@ -414,9 +412,9 @@ def run_checkers(
         The tool.
     dict or RuntimeError
         Its entry of the record: ``date``, ``version``, ``kernels``, ``systems``, ``left_out``
-        (types of a system that the tool cannot watch), ``matrices``, ``products``, ``errors``,
+        (types of a system that the tool cannot run), ``matrices``, ``products``, ``errors``,
         ``elsewhere`` (initcheck's reports of kernels that are not ours), ``log`` (its first lines,
-        where there are errors), ``seconds`` (of all parts, one after the other), ``exit``. Or why
+        if there are errors), ``seconds`` (sum over all parts), ``exit``. Or why
         there is none: it was stopped at the limit, it gave no summary, or the products failed or
         did not run.
 
@@ -434,7 +432,7 @@ def run_checkers(
     )  # fmt: skip
     with ThreadPoolExecutor(PROCESSES) as pool:
         try:
-            # The tools whose parts take longest begin, so that few processes are left at the end.
+            # Tools with the longest parts come first, so that all end at about the same time.
             parts = {
                 tool: [
                     pool.submit(run.watch, checker(tool), task)
@@ -479,13 +477,13 @@ def write_checkers(entries: dict[str, dict[str, Any]], folder: Path) -> tuple[Pa
         )
     facts = {"schema": SCHEMA, **machine_facts(), "parts": part_digests()}
     path = Path(folder) / facts["gpu"]["slug"] / RECORD_NAME
-    held: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         before = json.loads(path.read_text())
         if isinstance(before, dict):
-            held = before.pop("checkers", {})
-            held = held if isinstance(held, dict) and before == facts else {}
-    record = {**facts, "checkers": {**held, **entries}}
+            known = before.pop("checkers", {})
+            known = known if isinstance(known, dict) and before == facts else {}
+    record = {**facts, "checkers": {**known, **entries}}
     return write_json(record, path), record
 
 

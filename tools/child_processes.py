@@ -1,4 +1,4 @@
-"""Commands with a time limit, ended with all that they started."""
+"""Runs commands with a time limit, and ends them with their child processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.record import one_thread_each
 
 __all__ = ["run_within", "stop_all"]
 
-# Processes that run now, with all that they started: each is the first of a session of its own.
+# Running processes. Each leads its own session, which contains its child processes.
 _running: set[subprocess.Popen[bytes]] = set()
 
 
@@ -24,13 +24,13 @@ def _stop(started: subprocess.Popen[bytes]) -> None:
 
 
 def stop_all() -> None:
-    """End every process that runs now, with all that it started."""
+    """End every running process with its child processes."""
     for started in list(_running):
         _stop(started)
 
 
 def run_within(command: list[str], root: Path, limit: float) -> int | None:
-    """Run a command and all it starts; its exit status, None where it was stopped at the limit."""
+    """Run a command and return its exit status, None if it was stopped at the limit."""
     started = subprocess.Popen(
         command, cwd=root, stdout=2, start_new_session=True, env=one_thread_each()
     )

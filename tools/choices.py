@@ -1,14 +1,13 @@
-"""How well the model chooses: what it would have taken of the systems that records hold times of.
+"""How well the model chooses, against the times of the records.
 
     python -m tools.choices results/h200/{core,all,asyncsparse}.jsonl.gz --data DIR
     python -m tools.choices results/h200/{voltrix,rsh,acc}.jsonl --data DIR
 
 For every product with the times of two systems or more, each system's model
-(``systems/<name>/cost.py``) predicts its time from the matrix alone; the loss is the time of the
-one that would be taken over that of the fastest.
-Matrices of the core suite, to which the model was fitted, stand apart from the others and from
-stand-ins, which are generated. No GPU is needed: the H200's ceilings are known. DIR holds the
-matrices of the records.
+(its ``predict``) predicts its time from the matrix alone; the loss is the time of the chosen one
+over that of the fastest. Matrices of the core suite, to which the model was fitted, are listed
+separately, and so are generated stand-ins. No GPU is needed: the H200's ceilings are known. DIR has
+the matrices of the records.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from sparsetile.bench.suites import load_suite
 from sparsetile.cli.console import note, print_table
 from sparsetile.core.device import H200
 from sparsetile.data.catalog import load
+from sparsetile.engines.request import Request
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
-from sparsetile.systems import SYSTEMS, Request
+from sparsetile.systems import SYSTEMS
 from sparsetile.tune import predict_systems
 
 # Orders of larger matrices than this take minutes.
@@ -66,7 +66,7 @@ def _core() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was measured, what the model says, and cuSPARSE's time where it is known."""
+    """Measured and predicted times, and cuSPARSE's time if it is known."""
 
     product: Product
     measured: dict[str, float]
@@ -83,7 +83,7 @@ class Choice:
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether ``auto`` could have taken it: a sum, with no option but a row order."""
+    """Whether ``auto`` could have chosen it: a sum, with no option but a row order."""
     plain = record["op"] == "spmm" and record["reduce"] == "sum" and layout_of(record) == "rows"
     return (
         record["status"] == "ok"
@@ -98,7 +98,7 @@ def collect(
 ) -> tuple[dict[Product, dict[str, float]], dict[Product, float]]:
     """Return the times of our systems, and of the best cuSPARSE, by product.
 
-    Where several records hold the same, the first counts.
+    If several records have the same product, the first counts.
     """
     ours: dict[Product, dict[str, float]] = defaultdict(dict)
     theirs: dict[tuple[str, Product], float] = {}
@@ -127,7 +127,7 @@ def _with_values(csr: CSR, weighted: bool) -> CSR:
 def choices(
     ours: dict[Product, dict[str, float]], best: dict[Product, float], data: Path
 ) -> Iterator[Choice]:
-    """Yield what the model would take of each product, matrix by matrix."""
+    """Yield the model's choice for each product, matrix by matrix."""
     by_matrix: dict[str, list[Product]] = defaultdict(list)
     for product in ours:
         by_matrix[product.matrix].append(product)

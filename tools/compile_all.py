@@ -3,13 +3,14 @@
     python -m tools.compile_all [--jobs N] [--out DIR] [--kernel NAME ...] [--again]
 
 Compiling everything takes about 90 minutes of one core, too long for CI. This writes
-``results/compile/<nvrtc>.json`` with a digest of the device tree and of the configurations, and
-what the assembler said of each. CI checks that digest, refuses spills that ``allowed_spills`` does
-not list, and compiles a sample again. No GPU is needed.
+``results/compile/<nvrtc>.json`` with a digest of each kernel, and the assembler's figures of each
+configuration. CI checks the digests, rejects spills that ``allowed_spills`` does not list, and
+compiles a sample again. No GPU is needed.
 
-The record has a digest of each kernel too: of its file and those it includes, its generated header
-and its configurations. A kernel whose digest has not changed is not compiled again, unless asked
-for with ``--again``.
+A kernel's digest covers its file and those it includes, its generated header and its
+configurations. A kernel with an unchanged digest is compiled again only with ``--again``. Comments,
+white space, the folders of files and the order of neighbouring includes do not count: a file that
+moves needs no compiling.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparsetile.check.digest import device_digest, strip_cuda
 from sparsetile.cli.console import note, progress_bar
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import CompileError, value_error
 from sparsetile.jit import ARCHITECTURES, KernelSource, compile_source, nvrtc_version
+from sparsetile.jit.source import DEVICE_TREE
 from sparsetile.kernels import KERNELS, KernelSpec
+from tools.digest import strip_cuda
 from tools.record import ROOT, write_text
 
 __all__ = [
@@ -44,10 +46,10 @@ __all__ = [
     "as_text",
     "check_compiled",
     "collect",
-    "compile_digest",
     "compile_job",
     "jobs",
     "kernel_digest",
+    "kernel_digests",
     "main",
     "record_path",
     "unchanged",
@@ -56,9 +58,11 @@ __all__ = [
 
 SCHEMA = 1
 FOLDER = ROOT / "results" / "compile"
-# What is kept of each cubin, in this order.
+# Recorded figures of each cubin, in this order.
 FIELDS = ("registers", "spill_store_bytes", "spill_load_bytes", "static_shared_bytes")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+_INCLUDES = re.compile(r'(?:^#include "[^"]+"\n)+', re.MULTILINE)
+_FOLDER = re.compile(r'(?<=^#include ")(?:[^"/]+/)+|(?<=^#line 1 ")(?:[^"/]+/)+', re.MULTILINE)
 _AGAIN = "run `make compile-all` and commit the result"
 
 
@@ -82,50 +86,48 @@ def jobs(kernels: Iterable[str] | None = None) -> list[Job]:
     ]
 
 
-def compile_digest() -> str:
-    """Return SHA-256 over the device tree, generated headers, and labels with architectures.
-
-    Comments and white space of the device tree do not count.
-    """
-    digest = hashlib.sha256(device_digest().encode())
-    for spec in KERNELS.values():
-        sources = [spec.source(config) for config in spec.configs()]
-        if sources:  # the header beyond the constants is the same for every configuration
-            digest.update(strip_cuda(sources[0].text()).encode())
-        for label in sorted(source.label for source in sources):
-            archs = [arch for arch in ARCHITECTURES if spec.runs_on(arch)]
-            digest.update(f"{label} {' '.join(archs)}\n".encode())
-    return digest.hexdigest()
-
-
-def _included(path: Path, seen: dict[Path, str]) -> dict[Path, str]:
-    """Return the text of a device file and of all that it includes, by path."""
-    if path not in seen:
-        seen[path] = path.read_text()
-        for name in _INCLUDE.findall(seen[path]):
-            _included(path.parent / name, seen)
+def _included(name: str, seen: dict[str, str]) -> dict[str, str]:
+    """Return the text of a device file and of all that it includes, by path in the device tree."""
+    if name not in seen:
+        seen[name] = (DEVICE_TREE / name).read_text()
+        for other in _INCLUDE.findall(seen[name]):
+            _included(other, seen)
     return seen
 
 
+def _code(text: str) -> str:
+    """Return device code for the digest: no comments, no folders, neighbouring includes sorted."""
+    bare = _FOLDER.sub("", text)
+    return strip_cuda(
+        _INCLUDES.sub(lambda found: "".join(sorted(found[0].splitlines(keepends=True))), bare)
+    )
+
+
 def kernel_digest(spec: KernelSpec) -> str:
-    """Return SHA-256 over all that the cubins of one kernel are made of."""
+    """Return SHA-256 over all inputs of one kernel's cubins."""
     sources = sorted(
         (spec.source(config) for config in spec.configs()), key=lambda each: each.label
     )
     digest = hashlib.sha256()
-    for path, text in sorted(_included(sources[0].path, {}).items()):
-        digest.update(f"{path.name} {strip_cuda(text)}\n".encode())
-    digest.update(strip_cuda(sources[0].text()).encode())
+    files = {Path(name).name: text for name, text in _included(spec.file, {}).items()}
+    for name, text in sorted(files.items()):
+        digest.update(f"{name} {_code(text)}\n".encode())
+    digest.update(_code(sources[0].text()).encode())
     archs = " ".join(arch for arch in ARCHITECTURES if spec.runs_on(arch))
     for source in sources:
         digest.update(f"{source.label} {archs}\n".encode())
     return digest.hexdigest()
 
 
+def kernel_digests() -> dict[str, str]:
+    """Return the digest of every kernel by its name."""
+    return {name: kernel_digest(KERNELS[name]) for name in sorted(KERNELS)}
+
+
 def unchanged(record: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
-    """Return the configurations of a record whose kernels are today's."""
-    held = record.get("kernels", {})
-    same = {name for name, spec in KERNELS.items() if held.get(name) == kernel_digest(spec)}
+    """Return the configurations of a record whose kernels have not changed."""
+    digests = record.get("kernels", {})
+    same = {name for name, digest in kernel_digests().items() if digests.get(name) == digest}
     return {
         label: archs
         for label, archs in record.get("configurations", {}).items()
@@ -140,7 +142,7 @@ def compile_job(job: Job) -> list[int]:
 
 
 def record_path(folder: Path = FOLDER) -> Path:
-    """Return where the record of this machine's NVRTC is kept."""
+    """Return the path of the record for this machine's NVRTC."""
     return folder / ("{}.{}.json".format(*nvrtc_version()))
 
 
@@ -155,14 +157,14 @@ def collect(
     Parameters
     ----------
     known : mapping, optional
-        Configurations that need no compiling: what :func:`unchanged` returned.
+        Configurations that need no compiling, from :func:`unchanged`.
 
     Raises
     ------
     RuntimeError
-        The compiler refused some; the text has the first log.
+        Some did not compile; the text has the first log.
     """
-    digest, begun = compile_digest(), time.perf_counter()
+    digests, begun = kernel_digests(), time.perf_counter()
     found: dict[str, dict[str, list[int]]] = dict(known or {})
     refused: list[str] = []
 
@@ -186,7 +188,7 @@ def collect(
             f"compile_all: every configuration must compile, got {len(refused)} refused. "
             f"The first:\n{refused[0]}"
         )
-    if compile_digest() != digest:
+    if kernel_digests() != digests:
         raise RuntimeError(
             "compile_all: the device code must stay as it is meanwhile, got a change. Run it again."
         )
@@ -194,12 +196,11 @@ def collect(
         "schema": SCHEMA,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "nvrtc": "{}.{}".format(*nvrtc_version()),
-        "digest": digest,
         "threads": threads,
         "seconds": round(time.perf_counter() - begun, 1),
         "compiled": len(work),
         "fields": list(FIELDS),
-        "kernels": {name: kernel_digest(KERNELS[name]) for name in sorted(KERNELS)},
+        "kernels": digests,
         "configurations": {
             label: {arch: found[label][arch] for arch in sorted(found[label])}
             for label in sorted(found)
@@ -236,7 +237,7 @@ def unlisted_spills(record: dict[str, Any]) -> list[str]:
 
 
 def check_compiled(path: str | os.PathLike[str]) -> list[str]:
-    """Return what is wrong with a compile record, one sentence each; empty when it is of today.
+    """Return what is wrong with a compile record, one sentence each; empty when it is current.
 
     Parameters
     ----------
@@ -249,15 +250,18 @@ def check_compiled(path: str | os.PathLike[str]) -> list[str]:
         return [f"{path}: cannot be read ({error}); {_AGAIN}"]
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         return [f"{path}: is no compile record of schema {SCHEMA}; {_AGAIN}"]
-    if record.get("digest") != compile_digest():
-        return [f"{path}: device code or configurations changed since; {_AGAIN}"]
-    held, wanted = record["configurations"], {(job.source.label, job.arch) for job in jobs()}
-    found = {(label, arch) for label, archs in held.items() for arch in archs}
+    today = kernel_digests()
+    digests = record.get("kernels", {})
+    changed = ", ".join(name for name in today if digests.get(name) != today[name])
+    if changed:
+        return [f"{path}: device code or configurations of {changed} changed since; {_AGAIN}"]
+    recorded, wanted = record["configurations"], {(job.source.label, job.arch) for job in jobs()}
+    found = {(label, arch) for label, archs in recorded.items() for arch in archs}
     problems = [f"{path}: {label} for {arch} is missing" for label, arch in wanted - found]
     problems += [f"{path}: {label} for {arch} is unknown" for label, arch in found - wanted]
     problems += [
         f"{path}: {label} has no registers on {arch}"
-        for label, archs in held.items()
+        for label, archs in recorded.items()
         for arch, numbers in archs.items()
         if len(numbers) != len(FIELDS) or numbers[0] <= 0
     ]
@@ -265,7 +269,7 @@ def check_compiled(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _known(path: Path) -> dict[str, dict[str, list[int]]]:
-    """Return what the record there knows of today's kernels; nothing without one."""
+    """Return the entries of unchanged kernels in the record; nothing without a record."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError):

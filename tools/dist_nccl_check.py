@@ -1,9 +1,9 @@
-"""One NCCL rank on one GPU against the plain plan: what sparsetile.dist adds. Needs a GPU.
+"""One NCCL rank on one GPU against the plain plan: the cost of sparsetile.dist. Needs a GPU.
 
     python -m tools.dist_nccl_check > dist_nccl.jsonl     # a minute at most
 
 One JSON line per check and size, with ``"right"``: results were compared. A check that raises is a
-line with ``"error"``; then, or where a result is wrong, the exit status is 1.
+line with ``"error"``; then, or if a result is wrong, the exit status is 1.
 
     world_of_one    ``dplan @ B`` beside ``plan @ B``. Aims: at most 5 % more (``ratio_met``; of
                     products that take long) and at most 15 us more (``added_met``)
@@ -81,8 +81,8 @@ def call_seconds(
 ) -> dict[str, tuple[float, float]]:
     """Return (host, whole) seconds per call of each: until queued, and until computed.
 
-    Calls take turns, round by round, and the fastest round counts: clocks and other work on the
-    machine then touch them alike.
+    Calls take turns, round by round, and the fastest round counts, so that clocks and other work on
+    the machine affect them equally.
     """
     best = {name: (float("inf"), float("inf")) for name in calls}
     for call in calls.values():
@@ -183,7 +183,7 @@ def self_halo(csr: st.CSR) -> Halo:
 
     count = lacking.numel()
     return Halo(
-        way="all_to_all",
+        collective="all_to_all",
         local=part(inside, columns[inside], csr.shape[1]),
         remote=part(~inside, torch.searchsorted(lacking, columns[~inside]), count),
         local_entries=torch.nonzero(inside).flatten(),
@@ -319,7 +319,7 @@ def halo_to_itself(
         G, bias = torch.randn_like(B), torch.randn(n, device=device).to(dtype)
         H = B[: halo.rows].contiguous()
 
-        # run() of one rank takes the plain plan's way; these are the ways of several.
+        # run() of one rank uses the plain plan; these are the functions for several ranks.
         def product(made: DistributedPlan = made, B: Tensor = B, **more: Any) -> Tensor:
             options: dict[str, Any] = {"bias": None, "relu": False, "out_dtype": None, **more}
             return made._fused(B, (None, None), 1.0, **options)
@@ -355,7 +355,7 @@ def halo_to_itself(
             **title,
             **{f"{name}_us": 1e6 * found.median for name, found in times.items()},
             "captured": times["whole"].method == "graph",
-            # Parts one after the other, less the whole: what overlaps, where it is positive.
+            # Sum of the parts minus the whole: the overlap, if it is positive.
             "hidden_us": 1e6 * (apart - times["whole"].median),
             "timeline": spans,
             "exchange_beside_product": beside(spans),

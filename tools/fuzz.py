@@ -1,4 +1,4 @@
-"""Draws products and layers at random and checks them; replays any of them by seed and number.
+"""Checks random products and layers; replays any of them by its number.
 
     python -m tools.fuzz --seconds 200 --device cuda --processes 12 [--kind KIND] [--seed S]
                          [--out DIR]
@@ -6,7 +6,7 @@
 
 ``--kind products``: shapes, structures, containers, types, systems, row orders, layouts, epilogues,
 reductions, NaN and Inf, transposes, updates, plan files, gradients, one-call products and wrong
-calls are drawn by ``tools/fuzz_cases.py``; ``tools/fuzz_judge.py`` says what must come of them.
+calls are drawn by ``tools/fuzz_cases.py``; ``tools/fuzz_judge.py`` checks the results.
 ``--kind layers``: layers of ``sparsetile.nn``, PyG's under the patch, one-call products and pruned
 models are called several times, and their tensors are changed in between (``tools/fuzz_layers.py``,
 ``tools/fuzz_layer_checks.py``). By default both kinds are drawn. Each failure is one line: how to
@@ -38,7 +38,6 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile.check.parts import part_digests
 from sparsetile.cli.console import note
 from sparsetile.core.errors import UnsupportedError, value_error
 from sparsetile.reorder import REORDERERS
@@ -51,6 +50,7 @@ from tools.fuzz_layer_checks import own_pyg, run_layer_case
 from tools.fuzz_layers import KINDS, LAYERS, LayerCase, draw_case
 from tools.fuzz_pool import Outcome, Tally, Work, case_numbers, emptied, run_in_processes
 from tools.fuzz_refusals import grouped, is_refusal
+from tools.parts import part_digests
 from tools.record import device_facts, read_proof, write_json
 
 __all__ = ["Outcome", "check_fuzz", "fuzz", "main", "try_case", "warm", "worker"]
@@ -65,7 +65,7 @@ FEWEST_CASES = {
 
 
 def try_case(case: Case | LayerCase, folder: Path) -> Outcome:
-    """Run one case and judge also what it raised."""
+    """Run one case and judge its result or its error."""
     if isinstance(case, LayerCase):
         return _try_layer(case)
     try:
@@ -73,7 +73,7 @@ def try_case(case: Case | LayerCase, folder: Path) -> Outcome:
     except Wrong as error:
         return Outcome(case, case.system, wrong=str(error))
     except UnsupportedError as error:
-        # Only a system that was asked for by name may be unable.
+        # Only a system that was chosen by name may reject the case.
         able = ("auto", exact_system(case.device).name)
         if is_refusal(error) and case.system not in able:
             return Outcome(case, case.system, refused=grouped(error, case.system))
@@ -104,7 +104,7 @@ def _described(error: BaseException) -> str:
 def _cases(
     device: str, seed: int, first: int, until: float, kind: str, begins: Callable[[int], None]
 ) -> Iterator[Outcome]:
-    """Run the cases of a seed, in order; ``begins`` is told of each."""
+    """Run the cases of a seed, in order; ``begins`` is called with the number of each."""
     with own_pyg(), tempfile.TemporaryDirectory() as name:
         for number in case_numbers(first, until):
             begins(number)
@@ -115,7 +115,7 @@ def _cases(
 
 
 def fuzz(device: str, seed: int, seconds: float, kind: str = "all") -> dict[str, Any]:
-    """Run the cases of a seed in this process; return what the record holds."""
+    """Run the cases of a seed in this process; return the counts for the record."""
     tally = Tally(note)
     until = time.monotonic() + seconds
     for outcome in _cases(device, seed, 0, until, kind, lambda number: None):
@@ -124,35 +124,35 @@ def fuzz(device: str, seed: int, seconds: float, kind: str = "all") -> dict[str,
 
 
 def worker(device: str, seed: str, first: str, until: str, alone: str, kind: str) -> None:
-    """Run the cases of a seed and say on stdout what comes of each, for ``tools.fuzz_pool``."""
-    said = os.fdopen(os.dup(1), "w", buffering=1)
+    """Run the cases of a seed and print the outcome of each, for ``tools.fuzz_pool``."""
+    messages = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints
 
     def say(**facts: Any) -> None:
-        said.write(json.dumps(facts) + "\n")
+        messages.write(json.dumps(facts) + "\n")
 
     if alone == "0":
         torch.set_num_threads(1)
     if device == "cuda":
         say(compiled="imports")
         warm(device, int(seed), lambda name: say(compiled=name))
-    told = (device, int(seed), int(first), float(until), kind)
-    for outcome in _cases(*told, lambda number: say(case=number)):
+    arguments = (device, int(seed), int(first), float(until), kind)
+    for outcome in _cases(*arguments, lambda number: say(case=number)):
         say(case=outcome.case.number, system=outcome.system, wrong=outcome.wrong,
             refused=outcome.refused)  # fmt: skip
         if outcome.wrong and device == "cuda":
-            torch.cuda.synchronize()  # raises where the context is lost: a new process goes on
+            torch.cuda.synchronize()  # raises if the context is lost: a new process continues
 
 
-def warm(device: str, turn: int, told: Callable[[str], None]) -> None:
-    """Compile row orders, each process another one first: the others find it on disk."""
+def warm(device: str, turn: int, say: Callable[[str], None]) -> None:
+    """Compile row orders, each process another one first; the cache on disk is shared."""
     rows = torch.arange(300).repeat_interleave(8)
     A = (torch.stack([rows, (rows * 7 + torch.arange(2400) % 8 * 31) % 300]), None, (300, 300))
     names = sorted(REORDERERS)
     for k in range(len(names)):
         with contextlib.suppress(UnsupportedError):
             st.plan(A, 8, reorder=names[(turn + k) % len(names)], device=device)
-        told(names[(turn + k) % len(names)])
+        say(names[(turn + k) % len(names)])
 
 
 def _quietly(case: Case | LayerCase, folder: Path) -> Outcome:
@@ -246,7 +246,7 @@ def _run(asked: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fuzz, or replay a case, as the arguments ask and return the exit code."""
+    """Fuzz, or replay a case, and return the exit code."""
     parser = argparse.ArgumentParser(prog="fuzz", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=300.0, help="how long to go on")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

@@ -1,7 +1,7 @@
 """Draws the cases of ``tools.fuzz``: one frozen record of choices for each (seed, number).
 
-A case says everything about one check. The same seed, number and device give the same case, so a
-failure is replayed by these alone. What is left out, and why, stands in :func:`_settle`.
+A case determines one check. The same seed, number and device give the same case, so these suffice
+to replay a failure. :func:`_settle` says which combinations are omitted, and why.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CONTAINERS = (
     "scipy csr", "scipy csc", "scipy coo", "scipy bsr", "scipy dia", "scipy lil", "scipy dok",
     "csr tuple", "csr tuple numpy", "edge tuple", "edge tuple numpy", "npz", "mtx",
 )  # fmt: skip
-# Which take the same place twice, entries in any order, no values, and which index types.
+# Containers that allow duplicates, unsorted entries, no values, and their index types.
 DUPLICATES = ("torch coo", "scipy coo", "scipy csr", "csr tuple", "csr tuple numpy", "edge tuple",
               "edge tuple numpy", "mtx")  # fmt: skip
 UNSORTED = (*DUPLICATES, "torch csr", "torch csc", "scipy csc")
 PATTERNS = ("csr", "csr tuple", "csr tuple numpy", "edge tuple", "edge tuple numpy", "mtx")
-# scipy does not keep a stored zero in these, so none is put there.
+# scipy drops stored zeros in these formats, so none are drawn.
 MOST_DIAGONAL_CELLS = 4 * 10**6
 DROP_ZEROS = ("scipy dia", "scipy lil", "scipy dok")
 NUMPY = ("scipy", "npz", "numpy", "mtx")
@@ -62,7 +62,7 @@ SPECIALS_A = {"none": 8, "nan": 1, "inf": 1, "zeros": 1, "mixed": 1}
 
 @dataclass(frozen=True)
 class Case:
-    """One check. Fields that an action does not look at are drawn all the same."""
+    """One check. Fields that an action does not use are drawn too."""
 
     seed: int
     number: int
@@ -207,7 +207,7 @@ def _order(rng: random.Random) -> str:
 
 
 def _settle(case: Case, rng: random.Random) -> Case:
-    """Make choices agree that cannot be had together; each rule says why."""
+    """Change combinations that are not supported; each rule says why."""
     if case.container == "scipy dia" and (case.rows + case.cols) * case.cols > MOST_DIAGONAL_CELLS:
         # 20 x 20001 has up to 20,020 diagonals of 20,001 cells: 3 GB, and a minute to judge.
         case = replace(case, container="scipy coo")

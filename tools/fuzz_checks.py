@@ -1,6 +1,6 @@
-"""What ``tools.fuzz`` does with a case: one function an action. ``fuzz_judge`` judges results.
+"""Runs a case of ``tools.fuzz``: one function per action. ``fuzz_judge`` judges results.
 
-Longer than a file should be: the actions are short and independent, and share their helpers.
+The file is long because the short, independent actions share their helpers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tools.fuzz_inputs import (
     change,
     dense,
     entry_values,
-    held_in_type,
     make_matrix,
+    rounded_to_type,
     torch_dtype,
 )
 from tools.fuzz_judge import Run, Wrong, compare, equal_bits
@@ -39,7 +39,7 @@ GRADIENT_ERROR = 1e-11
 
 
 def _new_out(run: Run, B: Tensor, fill: float) -> tuple[Tensor, Tensor | None]:
-    """Return ``out`` as the case lays it out and, where it has one, the memory beside it."""
+    """Return ``out`` in the layout of the case and, if it has one, the memory around it."""
     case = run.case
     shape = (*B.shape[:-2], case.rows, B.shape[-1])
     if case.out == "row stride":
@@ -105,7 +105,7 @@ def _transpose(run: Run) -> None:
 
 
 def _new_values(run: Run) -> tuple[Tensor, CSR]:
-    """Other values in the container's order of entries, and the truth that they give."""
+    """Other values in the container's order of entries, and the matrix with them."""
     case, matrix = run.case, run.matrix
     count = len(matrix.rows)
     kind = "float32" if case.values_dtype == "int32" else case.values_dtype
@@ -118,7 +118,7 @@ def _new_values(run: Run) -> tuple[Tensor, CSR]:
         summed[torch.from_numpy(inverse)] = values.double()
     else:
         summed.index_add_(0, torch.from_numpy(inverse), values.double())
-    summed = held_in_type(case, summed)
+    summed = rounded_to_type(case, summed)
     return values.to(case.device), matrix.truth.with_values(summed)
 
 
@@ -194,7 +194,7 @@ def _sums(
     C = B.new_zeros((*B.shape[:-2], csr.shape[0], B.shape[-1]))
     if reduce in ("max", "min"):
         index = rows.unsqueeze(-1).expand_as(terms)
-        # torch gives part of the gradient to what C held where a result equals it.
+        # torch gives part of the gradient to the old value of C if a result equals it.
         unset = torch.full_like(C, torch.nan)
         best = unset.scatter_reduce(-2, index, terms, f"a{reduce}", include_self=False)
         C = torch.where((csr.row_lengths() > 0).unsqueeze(-1), best, C)
@@ -207,8 +207,8 @@ def _sums(
 
 
 def _tied(csr: CSR, values: Tensor | None, B: Tensor, reduce: str) -> Tensor:
-    """Elements of C that several entries reach: the first has all of the gradient, but torch shares
-    it out."""
+    """Elements of C that several entries reach: ours gives the first all of the gradient, torch
+    splits it."""
     rows = csr.row_ids()
     terms = B[..., csr.indices.long(), :] * (1.0 if values is None else values.unsqueeze(-1))
     best = _sums(csr, values, B, reduce, 1.0, None)
@@ -217,7 +217,7 @@ def _tied(csr: CSR, values: Tensor | None, B: Tensor, reduce: str) -> Tensor:
 
 
 def _followed_plan(run: Run) -> tuple[Plan, Tensor | None, dict[str, Any]]:
-    """Return a plan, values that gradients flow into, and how a product is told of them."""
+    """Return a plan, values with gradients, and the options that pass them to a product."""
     plan, case = run.make(tracked=True), run.case
     if run.leaf is not None or run.matrix.truth.values is None:
         return plan, run.leaf, {}
@@ -237,11 +237,11 @@ def _canonical(run: Run, values: Tensor) -> Tensor:
 
 
 def _gradient(run: Run) -> None:
-    plan, values, told = _followed_plan(run)
+    plan, values, followed = _followed_plan(run)
     case, truth = run.case, run.matrix.truth
     B = run.operand(case.n).clone().requires_grad_()
     if case.dtype != "float64":
-        C = plan.run(run.permuted(B), **told)
+        C = plan.run(run.permuted(B), **followed)
         G = dense(case, tuple(C.shape), run.rng, layout="contiguous")
         C.backward(G)
         csr = truth if values is None else truth.with_values(_canonical(run, values.detach().cpu()))
@@ -264,7 +264,7 @@ def _gradient(run: Run) -> None:
         bias = dense(case, (1, case.n), run.rng, layout="")[0].clone().requires_grad_()
     options: dict[str, Any] = {"bias": bias} if case.bias else {}
     C = plan.run(
-        run.permuted(B), reduce=case.reduce, alpha=case.alpha, relu=case.relu, **told, **options
+        run.permuted(B), reduce=case.reduce, alpha=case.alpha, relu=case.relu, **followed, **options
     )
     inputs = [t for t in (B, values, bias) if t is not None]
     own = [t.detach().cpu().clone().requires_grad_() for t in inputs]  # judged on the host
@@ -277,7 +277,7 @@ def _gradient(run: Run) -> None:
     _near(C, expected, "product")
     G = torch.from_numpy(run.rng.normal(size=tuple(C.shape)))
     if case.relu:
-        # Where a sum is 0 but for rounding, the gradient of ReLU may be 0 or 1.
+        # If a sum is 0 up to rounding, the gradient of ReLU may be 0 or 1.
         G = torch.where(sums.detach().abs() < NEAR_ZERO, 0.0, G)
     if case.reduce in ("max", "min"):
         G = torch.where(_tied(truth, weights, own[0], case.reduce), 0.0, G)
@@ -333,7 +333,7 @@ def _linear(run: Run) -> None:
 def _spmm(run: Run) -> None:
     case = run.case
     run.matrix = make_matrix(case, run.rng, run.folder)
-    run.system = "auto"  # which one is not told
+    run.system = "auto"  # the choice is unknown
     B = run.operand(case.n)
     for step in range(3):
         C = st.spmm(run.matrix.A, B, reduce=case.reduce)
@@ -357,7 +357,7 @@ def _autocast(run: Run) -> None:
     B = run.operand(case.n)
     with torch.autocast(case.device, dtype=cast):
         C = plan.run(run.permuted(B), reduce=case.reduce)
-    # A system that lacks autocast's type keeps the plan's, or leaves the product to the exact one.
+    # A system without autocast's type keeps the plan's type, or the exact system multiplies.
     system = SYSTEMS[run.system]
     lowered = B.dtype is not torch.float64 and (cast in system.dtypes or system.casts_to_exact)
     used = B.to(cast) if lowered else B
@@ -472,7 +472,7 @@ _DO: dict[str, Callable[[Run], None]] = {
 
 
 def run_case(case: Case, folder: Path) -> Run:
-    """Do what the case says; raises what it raises, and :class:`Wrong` for wrong results."""
+    """Run the case; raises its errors, and :class:`Wrong` for wrong results."""
     run = Run(case, np.random.default_rng([case.seed, case.number]), folder)
     gradients = case.followed or "gradient" in case.action or case.action in ("refusal", "tangent")
     with settings(case.tf32), torch.inference_mode(case.inference and not gradients):
@@ -482,7 +482,7 @@ def run_case(case: Case, folder: Path) -> Run:
 
 @contextlib.contextmanager
 def settings(tf32: bool) -> Iterator[None]:
-    """Set torch as a case says; the caller's settings are put back."""
+    """Set torch's settings for a case; restores the caller's settings."""
     matmul = torch.backends.cuda.matmul
     # README: dense sums 16-bit products as torch's settings say. The bound is that of FP32 sums.
     wanted = {

@@ -1,8 +1,8 @@
-"""Makes the operands of a fuzz case: A in its container, what its entries are, and B.
+"""Makes the operands of a fuzz case: A in its container, its entries, and B.
 
-The truth is read from the container itself with numpy and scipy, entry by entry, and not through
-the package's intake: a matrix that is read wrongly is noticed as a wrong product. One function a
-container makes the file longer than it should be.
+The expected entries are read from the container with numpy and scipy, not by the package's intake,
+so that an error of intake shows as a wrong product. The file is long because each container has a
+function.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = [
     "change",
     "dense",
     "entry_values",
-    "held_in_type",
     "make_matrix",
+    "rounded_to_type",
     "torch_dtype",
 ]
 
@@ -39,7 +39,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @dataclass
 class Matrix:
-    """A as it is given to the package, and the same as entries.
+    """A in its container, and its entries.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ def _places(case: Case, rng: np.random.Generator) -> np.ndarray:
 
 
 def entry_values(case: Case, count: int, exact: bool, rng: np.random.Generator) -> np.ndarray:
-    """Values as float64: small fractions where sums of duplicates must be exact."""
+    """Values as float64: small fractions if sums of duplicates must be exact."""
     if case.values_dtype == "int32":
         found = rng.integers(1, 9, count) * rng.choice([-1.0, 1.0], count)
     elif exact:
@@ -121,7 +121,7 @@ def _special(values: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndar
 
 
 def make_matrix(case: Case, rng: np.random.Generator, folder: Path) -> Matrix:
-    """Return A of a case in its container, with its truth."""
+    """Return A of a case in its container, with its expected entries."""
     places = _places(case, rng)
     if case.duplicates and len(places):
         places = np.concatenate([places, rng.choice(places, max(1, len(places) // 4))])
@@ -145,8 +145,8 @@ def _read(case: Case, A: Any, source: Any) -> Matrix:
     return Matrix(A, rows, cols, truth, case.duplicates)
 
 
-def held_in_type(case: Case, summed: Tensor) -> Tensor:
-    """Sums of duplicates as A's own type holds them: a 16-bit one may overflow."""
+def rounded_to_type(case: Case, summed: Tensor) -> Tensor:
+    """Sums of duplicates rounded to A's own type: in 16 bits they may overflow."""
     if case.values_dtype not in ("float16", "bfloat16"):
         return summed
     return summed.to(torch_dtype(case.values_dtype)).double()
@@ -170,7 +170,7 @@ def _canonical(case: Case, rows: np.ndarray, cols: np.ndarray, values: np.ndarra
     return CSR(
         torch.from_numpy(indptr.astype(np.int64)),
         torch.from_numpy((keys % max(shape[1], 1)).astype(np.int32)),
-        None if summed is None else held_in_type(case, torch.from_numpy(summed)),
+        None if summed is None else rounded_to_type(case, torch.from_numpy(summed)),
         shape,
     )
 
@@ -187,11 +187,11 @@ def _side(size: int) -> int:
 def _contain(
     case: Case, rows: np.ndarray, cols: np.ndarray, values: np.ndarray, folder: Path
 ) -> tuple[Any, Any]:
-    """Return A, and what its entries are read from."""
+    """Return A, and the object that its entries are read from."""
     name, shape = case.container, (case.rows, case.cols)
     device, index = torch.device(case.device), torch_dtype(case.index)
     kind = torch_dtype(case.values_dtype)
-    held = torch.from_numpy(values).to(kind)
+    typed = torch.from_numpy(values).to(kind)
     if name == "mtx":
         path = folder / f"matrix-{case.seed}-{case.number}.mtx"
         source = (np.stack([rows, cols]), values.astype(case.values_dtype), shape)
@@ -207,7 +207,7 @@ def _contain(
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, index)
 
-    given = held.to(device) if case.weighted else None
+    given = typed.to(device) if case.weighted else None
     if name == "csr":
         A = CSR(
             torch.from_numpy(_pointers(rows, case.rows)).to(device),
@@ -217,12 +217,12 @@ def _contain(
         A = (tensor(_pointers(rows, case.rows)), tensor(cols), given, shape)
     elif name == "csr tuple numpy":
         pointers = _pointers(rows, case.rows).astype(case.index)
-        array = held.numpy() if case.weighted else None
+        array = typed.numpy() if case.weighted else None
         A = (pointers, cols.astype(case.index), array, shape)
     elif name == "edge tuple":
         A = (tensor(np.stack([rows, cols])), given, shape)
     elif name == "edge tuple numpy":
-        array = held.numpy() if case.weighted else None
+        array = typed.numpy() if case.weighted else None
         A = (np.stack([rows, cols]).astype(case.index), array, shape)
     elif name == "torch csr":
         parts = tensor(_pointers(rows, case.rows)), tensor(cols), given
@@ -230,12 +230,12 @@ def _contain(
     elif name == "torch csc":
         if not case.unsorted:
             order = np.lexsort((rows, cols))
-            rows, cols, given = rows[order], cols[order], held[torch.from_numpy(order)].to(device)
+            rows, cols, given = rows[order], cols[order], typed[torch.from_numpy(order)].to(device)
         parts = tensor(_pointers(cols, case.cols)), tensor(rows), given
         A = torch.sparse_csc_tensor(*parts, shape)  # type: ignore[arg-type]
     else:
         A = torch.sparse_coo_tensor(
-            torch.from_numpy(np.stack([rows, cols])), held, shape,
+            torch.from_numpy(np.stack([rows, cols])), typed, shape,
             is_coalesced=name == "torch coalesced",
         )  # fmt: skip
         if name in ("torch bsr", "torch bsc"):
@@ -298,7 +298,7 @@ def _expanded(
 
 
 def _entries(case: Case, A: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Places and values (float64) of what a container holds, in its own order."""
+    """Places and values (float64) of a container's entries, in its own order."""
     name = case.container
     rows: Any
     cols: Any
@@ -345,7 +345,7 @@ def _entries(case: Case, A: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | N
 
 
 def change(case: Case, matrix: Matrix, pick: int) -> Matrix:
-    """Change A in place, as a caller does between two calls; return it with its new truth."""
+    """Change A in place, as a caller does between two calls; return it with its new entries."""
     A, name = matrix.A, case.container
     pattern = pick % 3 == 0 or not case.weighted
     if name == "npz":  # a file is written again
@@ -365,7 +365,7 @@ def change(case: Case, matrix: Matrix, pick: int) -> Matrix:
     elif name.startswith("scipy"):
         A.data *= A.data.dtype.type(-2)
         if name == "scipy dia" and A.data.size and pattern:
-            # A stored zero is no entry of this format: the pattern changes with the data.
+            # This format drops stored zeros: the pattern changes with the data.
             A.data.reshape(-1)[:: 1 + pick % 5] = 0
     elif isinstance(A, Tensor):
         with torch.no_grad():
@@ -415,7 +415,7 @@ def dense(case: Case, shape: tuple[int, ...], rng: np.random.Generator, **how: s
 
 
 def laid_out(B: Tensor, layout: str) -> Tensor:
-    """Return B in memory as ``layout`` says; what lies between its elements is NaN."""
+    """Return B in a memory layout; gaps between its elements are NaN."""
     *lead, rows, cols = B.shape
     if layout == "row stride":
         wide = B.new_full((*lead, rows, cols + 5), torch.nan)

@@ -1,7 +1,7 @@
-"""What a fuzz case must come to: float64 arithmetic over A's entries, within the one bound.
+"""Judges a fuzz case by float64 arithmetic over A's entries, within the error bound.
 
-Elements that are not finite must be those of that arithmetic: NaN where it gives NaN, an infinity
-of its sign where it gives one or exceeds C's type.
+Non-finite elements must be those of that arithmetic: NaN where it gives NaN, an infinity of its
+sign where it gives one or exceeds C's type.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tools.fuzz_inputs import Matrix, dense, laid_out, make_matrix, torch_dtype
 
 __all__ = ["Run", "Wrong", "compare", "equal_bits"]
 
-# Systems that end a product with torch operations: a 16-bit result is rounded after each of them.
-# One that was chosen by spmm, and is not known, may be such a system.
+# Systems that apply the epilogue with torch operations, each of which rounds a 16-bit result. The
+# unknown choice of spmm may be such a system.
 STEPWISE = ("auto", "cpu", "cusparse", "dense")
 STEPS = 3
-# Products of entries with columns of B up to which a reference is summed on the host. A reference
-# on the GPU waits for it several times, and other processes of the fuzzer use it as well.
+# Products of entries with columns of B up to which the reference runs on the CPU. On the GPU it
+# waits several times, and other processes of the fuzzer share the GPU.
 HOST_WORK = 2**21
 
 
@@ -53,7 +53,7 @@ class Run:
     matrix: Matrix = field(init=False)
 
     def make(self, tracked: bool = False) -> Plan:
-        """Plan A as the case says; ``tracked`` where its own values may require grad."""
+        """Plan A as the case says; ``tracked`` if its own values may require grad."""
         case = self.case
         self.matrix = make_matrix(case, self.rng, self.folder)
         kinds = case.container in ("csr", "csr tuple", "edge tuple"), case.weighted, case.pick % 2
@@ -71,8 +71,8 @@ class Run:
         )  # fmt: skip
         self.system = self.plan.system
         if case.pick % 8 == 0:
-            told = self.plan.explain()
-            if self.system not in told or json.loads(json.dumps(self.plan.info)) != self.plan.info:
+            text = self.plan.explain()
+            if self.system not in text or json.loads(json.dumps(self.plan.info)) != self.plan.info:
                 raise Wrong("info is no plain data, or explain does not name the system")
         return self.plan
 
@@ -87,20 +87,20 @@ class Run:
         return dense(case, (*case.lead, case.cols, width), self.rng, **how)
 
     def permuted(self, B: Tensor) -> Tensor:
-        """B as the plan takes it, in the layout of the case also where the plan copies."""
+        """B in the plan's column order, in the layout of the case even if it is copied."""
         if not self.case.reorder_columns:
             return B
         layout = "" if "expanded" in self.case.layout else self.case.layout
         return laid_out(self.plan.permute(B), layout)
 
     def same_bits(self, first: Tensor, second: Tensor, what: str, reduce: str = "sum") -> None:
-        """Compare bits where the system promises them; a maximum has none to lose."""
+        """Compare bits if the system is deterministic; a maximum always is."""
         repeatable = SYSTEMS[self.system].deterministic or reduce in ("max", "min")
         if repeatable and not equal_bits(first, second):
             raise Wrong(f"{what} gave other bits")
 
     def judge(self, B: Tensor, C: Tensor, what: str, **how: Any) -> None:
-        """Compare C with the truth's product; ``how`` are the arguments of :func:`expected`."""
+        """Compare C with the expected product; ``how`` are the arguments of :func:`expected`."""
         csr = how.pop("csr", self.matrix.truth)
         lead = B.shape[:-2]
         wanted = (*lead, csr.shape[0], B.shape[-1])

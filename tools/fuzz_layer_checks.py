@@ -1,7 +1,7 @@
-"""Runs the layer cases of ``tools.fuzz`` and compares each call with its current content.
+"""Runs the layer cases of ``tools.fuzz`` and checks each call against the layer's current content.
 
-Results and gradients must lie within the package's bound of float64 ones. Gradients through ReLU,
-maxima and softmax are compared in float64 only: elsewhere rounding may choose another path.
+Results and gradients must be within the package's error bound. Gradients through ReLU, maxima and
+softmax are compared in float64 only: in other types rounding may take another branch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from tools.fuzz_layers import LayerCase
 
 __all__ = ["own_pyg", "run_layer_case"]
 
-# Times that a number is stored, or an operand is rounded, between x and the result: linear maps,
-# normalised weights, products, biases.
+# Roundings between x and the result: linear maps, normalised weights, products, biases.
 STEPS = 8
 _TF32 = 2.0**-10
 
@@ -51,7 +50,7 @@ def run_layer_case(case: LayerCase) -> None:
 
 @contextlib.contextmanager
 def own_pyg() -> Iterator[None]:
-    """Give PyG its own layers back at the end. Patching takes longer than ten cases: once is it."""
+    """Restore PyG's own layers at the end. Patching is slow, so it is done once for all cases."""
     before = pyg.is_patched()
     try:
         yield
@@ -61,10 +60,10 @@ def own_pyg() -> Iterator[None]:
 
 
 def _fresh_start(case: LayerCase) -> None:
-    """Caches as a case alone finds them, so that a replay does the same."""
+    """Reset the caches, so that a replay does the same."""
     clear_graph_cache()
     st.clear_plan_cache()
-    if case.short_lived:  # a graph that ends after one call: the next ones are taken for such
+    if case.short_lived:  # after a graph of one call, the next ones count as short-lived
         with torch.no_grad():
             aggregate(torch.ones(2, 1, device=case.device),
                       torch.tensor([[0, 1], [1, 0]], device=case.device))  # fmt: skip

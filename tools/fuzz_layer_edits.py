@@ -1,7 +1,7 @@
-"""What ``tools.fuzz`` changes between two calls of a layer: one function an edit.
+"""The edits of ``tools.fuzz`` between two calls of a layer: one function per edit.
 
-Each leaves the subject with other content than before, or with the same and another state around
-it. Values that torch does not count are announced by ``st.changed()``.
+An edit changes the subject's content, or only its state. Writes that torch does not count are
+followed by ``st.changed()``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _edges_data(s: Subject, times: int = 1) -> None:
 
 
 def _renew_edges(s: Subject) -> None:
-    """Other edges in a tensor of their own, at the address of the old ones if torch likes."""
+    """Other edges in a new tensor, perhaps at the address of the old one."""
     content = s.new_edges().tolist()
     dtype, device = s.edges.dtype, s.edges.device
     del s.edges
@@ -223,7 +223,7 @@ def _cast_and_back(s: Subject) -> None:
 
 
 def _copy(s: Subject) -> None:
-    """Go on with a copy; what happens to the original must not reach it."""
+    """Continue with a copy; changes of the original must not affect it."""
     original = _module(s)
     s.module = copy.deepcopy(original)
     with torch.no_grad():

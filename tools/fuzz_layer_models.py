@@ -1,8 +1,8 @@
-"""SparseLinear, and small models that ``sparsify_`` prunes and ``densify_`` gives back.
+"""SparseLinear, and small models that ``sparsify_`` prunes and ``densify_`` restores.
 
-Besides plain models, some have what pruning must keep or refuse: frozen parameters, hooks, modules
-under two names, tied weights, an MLP with more in it than a SwiGLU. A refusal leaves the model as
-it was. Masks that pruning cannot follow must be refused.
+Some models have what pruning must keep or reject: frozen parameters, hooks, modules under two
+names, tied weights, an MLP with more in it than a SwiGLU. A rejection leaves the model unchanged.
+Unsupported masks must be rejected.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Gated(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=bias)
         self.act_fn = nn.SiLU()
         self.scale = nn.Parameter(torch.full((width,), 1.5)) if oddity == "own parameter" else None
-        # Of probability 1, so that there is nothing random in it.
+        # Probability 1, so that it is not random.
         self.drop = nn.Dropout(1.0) if oddity == "dropout" else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class MLP(Subject):
     # -- sparsify_ and densify_ -----------------------------------------------------------------
 
     def toggle(self) -> None:
-        """Prune the model, or give it back; it must be the same function of fewer weights."""
+        """Prune the model, or restore it; it must be the same function of fewer weights."""
         if self.pruned:
             self._densify()
         else:

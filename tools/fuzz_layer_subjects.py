@@ -1,8 +1,8 @@
 """The graph layers of ``tools.fuzz_layers``, each with its call and the same in float64 torch.
 
-A reference takes tensors by name (x, weight, and the module's parameters) and is differentiable.
-Evaluated on absolute values it gives the magnitude that bounds rounding errors: every layer is made
-of sums and products, and ReLU and maxima do not enlarge errors.
+A reference takes tensors by name (x, weight, and the module's parameters) and is differentiable. On
+absolute values it gives the magnitude that bounds rounding errors: every layer consists of sums and
+products, and ReLU and maxima do not increase errors.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Subject:
     ----------
     smooth : bool
         Whether gradients of float32 have a bound: the layer has no ReLU, maximum or softmax, whose
-        gradients change by more than rounding where a sum is 0 or two messages are equal.
+        gradients change by more than rounding if a sum is 0 or two messages are equal.
     """
 
     smooth = True
@@ -73,7 +73,7 @@ class Subject:
         self.make()
         if self.module is not None:
             self.module.to(case.device, self.dtype).train(case.training)
-            with torch.no_grad():  # not what torch's own generator drew: a replay has the same
+            with torch.no_grad():  # from the case's generator, for replays
                 for parameter in self.module.parameters():
                     parameter.copy_(self.normal(*parameter.shape).mul_(0.5))
         self.x = self.new_x()
@@ -81,7 +81,7 @@ class Subject:
     # -- fresh tensors --------------------------------------------------------------------------
 
     def _own(self, content: Any, dtype: torch.dtype) -> Tensor:
-        """A tensor in memory of torch: its counter is not trusted for memory of others."""
+        """A tensor in torch's own memory: version counters are not trusted for other memory."""
         return torch.from_numpy(content).to(self.case.device, dtype, copy=True)
 
     def normal(self, *shape: int) -> Tensor:
@@ -130,7 +130,7 @@ class Subject:
         raise NotImplementedError
 
     def magnitude(self, v: Named) -> Tensor:
-        """What its rounding error is in proportion to."""
+        """The magnitude that its rounding error is proportional to."""
         return self.result({name: each.abs() for name, each in v.items()}, absolute=True)
 
     # -- what layers share ----------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Subject:
 
     @property
     def terms(self) -> int:
-        """Additions and products that follow each other, at most."""
+        """Longest chain of additions and products."""
         case = self.case
         return 4 * (case.nodes + self.edges.shape[1] + case.width + case.out * case.heads + 8)
 
@@ -156,7 +156,7 @@ class Subject:
         return (source, target) if self.case.flow == "source_to_target" else (target, source)
 
     def with_loops(self, w: Tensor | None, fill: float, like: Tensor) -> tuple[Tensor, ...]:
-        """Edges with one self-loop a node in place of their own, whose last weight is kept."""
+        """Edges with their self-loops replaced by one per node, with the last one's weight."""
         source, target = self.ends()
         ones = like.new_ones(source.numel()) if w is None else w
         nodes = torch.arange(self.case.nodes, device=like.device)
@@ -178,7 +178,7 @@ class Subject:
         if reduce in ("max", "min"):
             kind = "amax" if absolute or reduce == "max" else "amin"
             index = target[:, None].expand_as(terms)
-            # torch gives part of the gradient to what is there if a result equals it.
+            # torch gives part of the gradient to the initial value if a result equals it.
             unset = torch.full_like(zero, torch.nan)
             best = unset.scatter_reduce(0, index, terms, kind, include_self=False)
             return torch.where(counts > 0, best, zero)

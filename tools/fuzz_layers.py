@@ -1,11 +1,11 @@
-"""Draws the layer cases of ``tools.fuzz``: a layer, and what happens between two calls of it.
+"""Draws the layer cases of ``tools.fuzz``: a layer, and the edits between its calls.
 
 A case calls one layer two or three times. Between two calls an edit changes edges, weights or
-parameters in one of the ways in which programs do that, or changes nothing. Each result must be
-that of the current content. What is not drawn, and why, stands in :func:`_settle`. Writes that hide
-from torch on purpose are not drawn without ``st.changed()``: through ``.data`` into the same
-memory, through ``.numpy()``, by other kernels. The docs say that these are not noticed, and that
-``st.changed()`` is about values: edges are not drawn with it.
+parameters as programs do, or changes nothing. Each result must be that of the current content.
+:func:`_settle` says what is not drawn, and why. Writes that torch does not count (through ``.data``
+into the same memory, through ``.numpy()``, by other kernels) are drawn only with ``st.changed()``:
+the docs say that these are not noticed. ``st.changed()`` is about values, so edges are not drawn
+with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.fuzz_cases import CASES_OF_A_SEED, Case, draw
 
 __all__ = ["EDITS", "KINDS", "LAYERS", "LayerCase", "draw_case", "draw_layer", "has_pyg"]
 
-# What --kind takes. Of "all", so many in a hundred are layers.
+# Values of --kind, and the percentage of layers with "all".
 KINDS = ("all", "products", "layers")
 LAYERS_OF_ALL = {"cpu": 50, "cuda": 25}
 # What is called, and how often. "pyg" layers are those of PyG under sparsetile.pyg.patch().
@@ -53,7 +53,7 @@ EDITS: Mapping[str, Mapping[str, int]] = {
         "prune": 3,
     },
 }  # fmt: skip
-# What may happen to inference tensors, which have no counter and no gradient.
+# Edits of inference tensors, which have no version counter and no gradient.
 _OF_INFERENCE = {
     ("nothing", "nothing"), ("nothing", "another call"), ("edges", "in place"), ("edges", "new"),
     ("weight", "in place"), ("weight", "element"), ("weight", "new"), ("parameters", "in place"),
@@ -66,7 +66,7 @@ ODDITIES = {
 
 @dataclass(frozen=True)
 class LayerCase:
-    """One layer, its calls and the edits between them. Unused fields are drawn all the same."""
+    """One layer, its calls and the edits between them. Unused fields are drawn too."""
 
     seed: int
     number: int
@@ -181,7 +181,7 @@ def draw_layer(seed: int, number: int, device: str) -> LayerCase:
 
 
 def _settle(case: LayerCase, rng: random.Random) -> LayerCase:
-    """Make choices agree that cannot be had together; each rule says why."""
+    """Change combinations that are not supported; each rule says why."""
     if case.layer.startswith("pyg") and not has_pyg():
         own = case.layer.removeprefix("pyg ")
         case = replace(case, layer=own if own in LAYERS else "aggregate")
@@ -206,7 +206,7 @@ def _settle(case: LayerCase, rng: random.Random) -> LayerCase:
     if case.layer == "spmm" and case.reduce != "sum":
         case = replace(case, parallel=False)  # a matrix has one entry for parallel edges
     if case.layer == "GATConv" and case.dtype in ("float16", "bfloat16"):
-        # Scores of 16 bits: what rounding may cost a softmax has no useful bound.
+        # Scores of 16 bits: the rounding error of a softmax has no useful bound.
         case = replace(case, dtype="float32")
     if case.device == "cuda" and case.dtype == "float64" and case.pick % 2:
         case = replace(case, dtype="float32")  # the kernels of layers have no float64
@@ -217,7 +217,7 @@ def _settle(case: LayerCase, rng: random.Random) -> LayerCase:
 
 
 def _edit(case: LayerCase, rng: random.Random) -> tuple[str, str]:
-    """What happens between two calls, of all that this case has."""
+    """Draw an edit that applies to this case."""
     found: dict[tuple[str, str], float] = {}
     for what, hows in EDITS.items():
         if not _has(case, what):

@@ -1,8 +1,8 @@
-"""Runs the cases of ``tools.fuzz`` and ``tools.stress`` in processes of their own, one seed each.
+"""Runs the cases of ``tools.fuzz`` and ``tools.stress`` in separate processes, one seed each.
 
-A case that does not end, or ends its process, is a failure like any other: its process is started
-again behind it. A process says on its standard output which case it begins and what came of it, so
-that what it did is counted whatever becomes of it.
+A case that hangs, or crashes its process, is a failure like any other: a new process continues with
+the next case. A process prints the number of each case it begins, and its outcome, so that its
+results count even if it crashes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = ["CASE_SECONDS", "AnyCase", "Outcome", "Tally", "Work", "run_in_proces
 # Seconds for one case. The first with a row order or a kernel compiles it.
 CASE_SECONDS = 60.0
 # A fresh interpreter that finds the tools and the package of this checkout.
-_CHILD = (
+CHILD = (
     "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
     "from tools.TOOL import worker; worker(*sys.argv[1:])"
 )
 
 
 class AnyCase(Protocol):
-    """A dataclass that says everything about one check."""
+    """A dataclass that determines one check."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -55,7 +55,7 @@ class AnyCase(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: what was ``wrong``, or what was rightly ``refused``, if anything."""
+    """The outcome of a case: what was ``wrong``, or what was correctly ``refused``, if anything."""
 
     case: AnyCase
     system: str
@@ -71,7 +71,7 @@ class Outcome:
 
 @dataclass
 class Tally:
-    """Counts outcomes of a tool; ``say`` is told of each failure."""
+    """Counts outcomes of a tool; ``say`` is called with each failure."""
 
     say: Callable[[str], None]
     tool: str = "fuzz"
@@ -104,7 +104,7 @@ class Tally:
                 self.systems[outcome.system] += 1
 
     def found(self) -> dict[str, Any]:
-        """Return what a record holds."""
+        """Return the counts for the record."""
         return {
             "seeds": sorted(self.seeds),
             "cases": self.cases,
@@ -141,7 +141,7 @@ class Work:
 
     def command(self, seed: int, first: int, until: float, alone: bool) -> list[str]:
         words = (self.device, str(seed), str(first), f"{until:.3f}", str(int(alone)), *self.words)
-        child = _CHILD.replace("TOOL", self.tool)
+        child = CHILD.replace("TOOL", self.tool)
         return [sys.executable, "-c", child, str(ROOT), str(ROOT / "src"), *words]
 
 
@@ -158,7 +158,7 @@ class _Seed:
         self.process: subprocess.Popen[str] | None = None
 
     def run(self) -> None:
-        """Go on until the time is over; a process that fails is followed by another."""
+        """Run until the time is over; a process that fails is followed by another."""
         idle = 0
         while not self.closed and time.monotonic() < self.until and idle < 3:
             before = self.following
@@ -175,7 +175,7 @@ class _Seed:
             self.tally.say(f"{self.work.tool}: seed {self.seed}: its process does not start")
 
     def _watch(self) -> int:
-        """Start a process, count what it says, and return how it ended."""
+        """Start a process, count its outcomes, and return its exit status."""
         self.running, self.stopped, self.since = None, False, time.monotonic()
         environment = dict(os.environ) if self.alone else one_thread_each()
         self.process = subprocess.Popen(
@@ -189,16 +189,16 @@ class _Seed:
                 self._heard(json.loads(line))
         return self.process.wait()
 
-    def _heard(self, said: dict[str, Any]) -> None:
+    def _heard(self, message: dict[str, Any]) -> None:
         self.since = time.monotonic()
-        if "compiled" in said:
+        if "compiled" in message:
             return
-        if "system" not in said:
-            self.running = said["case"]
+        if "system" not in message:
+            self.running = message["case"]
             return
-        case = self.work.draw(self.seed, said["case"])
+        case = self.work.draw(self.seed, message["case"])
         self.running, self.following = None, case.number + 1
-        self.tally.add(Outcome(case, said["system"], said["wrong"], said["refused"]))
+        self.tally.add(Outcome(case, message["system"], message["wrong"], message["refused"]))
 
     def stop_if_stuck(self) -> None:
         if time.monotonic() - self.since > CASE_SECONDS:
@@ -213,7 +213,7 @@ class _Seed:
 def run_in_processes(
     work: Work, seed: int, seconds: float, processes: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run the cases of so many seeds, ``seed`` the first, at once; return what the record holds."""
+    """Run the cases of several seeds, from ``seed`` on, in parallel; return the record's counts."""
     tally, until = Tally(say, work.tool), time.monotonic() + seconds
     seeds = [_Seed(work, seed + k, until, processes == 1, tally) for k in range(processes)]
     threads = [threading.Thread(target=each.run, daemon=True) for each in seeds]
@@ -229,7 +229,7 @@ def run_in_processes(
 
 @contextlib.contextmanager
 def _stopped_at_the_end(seeds: list[_Seed]) -> Iterator[None]:
-    """No process outlives an interrupt."""
+    """End all processes, also after an interrupt."""
     try:
         yield
     finally:
@@ -247,6 +247,6 @@ def case_numbers(first: int, until: float) -> Iterator[int]:
 
 
 def emptied(folder: Path) -> None:
-    """Remove what cases left behind."""
+    """Remove the files of cases."""
     for path in folder.iterdir():
         path.unlink()

@@ -1,4 +1,4 @@
-"""Wrong calls for ``tools.fuzz``, and what a refusal must look like.
+"""Wrong calls for ``tools.fuzz``, and the form of their errors.
 
 Every wrong call must raise one of the package's error types, in its one sentence pattern
 (``core.errors``).
@@ -44,7 +44,7 @@ _spmm: Any = st.spmm
 
 
 class _Calls:
-    """The plan under test and operands that are right but for what a call changes."""
+    """The plan under test and valid operands; each call makes one of them wrong."""
 
     def __init__(self, case: Case, plan: Plan, folder: Path) -> None:
         self.plan: Any = plan  # its methods are called wrongly on purpose
@@ -64,7 +64,7 @@ class _Calls:
         small = (torch.tensor([0, 1, 2]), torch.tensor([0, 1]), None, (2, 2))
         return st.plan(small if A is None else A, n, **{"device": self.device, **options})
 
-    def told(self, **options: Any) -> Any:
+    def run(self, **options: Any) -> Any:
         return self.plan.run(self.B(), **options)
 
     def entries(self) -> int:
@@ -84,10 +84,10 @@ class _Calls:
 
 
 def _csr(indptr: Any, indices: Any, values: Any, shape: Any) -> Any:
-    def held(part: Any) -> Any:
+    def on_device(part: Any) -> Any:
         return torch.tensor(part) if isinstance(part, list) else part
 
-    return held(indptr), held(indices), held(values), shape
+    return on_device(indptr), on_device(indices), on_device(values), shape
 
 
 def _edges(edges: list[list[int]], shape: Any) -> Any:
@@ -205,16 +205,16 @@ REFUSALS: dict[str, Callable[[_Calls], Any]] = {
     "spmm of a dense A": lambda c: _spmm(torch.ones(2, 2), torch.ones(2, 1)),
     "spmm of None": lambda c: _spmm(None, torch.ones(2, 1)),
     "type of result as text": lambda c: c.plan.run(c.B(), out_dtype="float32"),
-    "bias in a list": lambda c: c.told(bias=[1.0] * 4),
-    "complex bias": lambda c: c.told(bias=torch.ones(4, dtype=torch.complex64, device=c.device)),
-    "relu as text": lambda c: c.told(relu="yes"),
-    "alpha text": lambda c: c.told(alpha="two"),
-    "alpha None": lambda c: c.told(alpha=None),
-    "alpha that requires grad": lambda c: c.told(alpha=torch.ones((), requires_grad=True)),
-    "beta text": lambda c: c.told(out=c.out(), beta="two"),
+    "bias in a list": lambda c: c.run(bias=[1.0] * 4),
+    "complex bias": lambda c: c.run(bias=torch.ones(4, dtype=torch.complex64, device=c.device)),
+    "relu as text": lambda c: c.run(relu="yes"),
+    "alpha text": lambda c: c.run(alpha="two"),
+    "alpha None": lambda c: c.run(alpha=None),
+    "alpha that requires grad": lambda c: c.run(alpha=torch.ones((), requires_grad=True)),
+    "beta text": lambda c: c.run(out=c.out(), beta="two"),
     "layer's alpha as text": lambda c: c.plan.linear(c.B(2, c.cols), alpha="two"),
     "a plan on the right": lambda c: c.B(4, c.rows) @ c.plan,
-    "out a negative view": lambda c: c.told(out=torch._neg_view(c.out())),
+    "out a negative view": lambda c: c.run(out=torch._neg_view(c.out())),
 }  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def picked(case: Case) -> str:
 def check_refusal(case: Case, plan: Plan, folder: Path, name: str = "") -> str:
     """Make a wrong call, the one that the case picks if none is named.
 
-    Returns what is wrong with its refusal, or ''.
+    Returns what is wrong with its error, or ''.
     """
     name = name or picked(case)
     try:

@@ -1,11 +1,11 @@
-"""Graph attention and sampled GraphSAGE beside PyG's layers: time, peak memory, equal results.
+"""Compares graph attention and sampled GraphSAGE with PyG's layers: time, peak memory, results.
 
     python -m tools.gnn_times > gnn_times.jsonl
 
-Forward and backward of GATConv on a whole graph, steps of two SAGEConv layers on sampled blocks
-(fan-out 15, 10) that are new at every step, of two GCNConv layers on the larger of these, and what
-planning such a block costs. On a GPU if there is one; bytes are counted there alone. Both packages
-are timed by turns. PyG must be installed.
+Forward and backward of GATConv on a whole graph, steps of two SAGEConv layers on sampled graphs
+(fan-out 15, 10) that are new at every step, of two GCNConv layers on the larger of these, and the
+cost of planning such a graph. On a GPU if there is one; bytes are counted only there. Both packages
+are timed in turns. PyG must be installed.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def sampler() -> Any:
 def measure(
     steps: Mapping[str, Callable[[], object]], count: int, device: str
 ) -> dict[str, tuple[float, int | None]]:
-    """Return the median milliseconds of each step, waited for, and its peak of bytes on a GPU.
+    """Return the median milliseconds of each step, synchronised, and its peak bytes on a GPU.
 
-    By turns: a host that is slower for a while is so for all.
+    Steps take turns, so that a slow phase of the machine affects all.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     peak: dict[str, int | None] = dict.fromkeys(steps)
@@ -68,7 +68,7 @@ def measure(
 
 
 def compare(what: str, steps: dict[str, Callable[[], Tensor]], count: int, device: str) -> Any:
-    """Time both packages, and return how far their results are apart."""
+    """Time both packages, and return the difference of their results."""
     results = {name: step().detach().float() for name, step in steps.items()}
     scale = results["pyg"].abs().max().item() or 1.0
     found: dict[str, Any] = {
@@ -106,7 +106,7 @@ def attention(graph: st.CSR, device: str, count: int) -> Any:
 
 
 def sampled(kind: str, graph: st.CSR, device: str, batch: int, step: Callable[..., Tensor]) -> Any:
-    """Return what trains two layers of both packages on eight samples, by the package's name."""
+    """Return functions that train two layers of each package on eight samples, by package name."""
     from torch_geometric import nn as pyg
 
     example = sampler()
@@ -114,7 +114,7 @@ def sampled(kind: str, graph: st.CSR, device: str, batch: int, step: Callable[..
     nodes = graph.shape[0]
     x = torch.randn(nodes, WIDTH, device=device)
     drawn = [
-        example.sample_blocks(graph, torch.randperm(nodes, device=device)[:batch]) for _ in range(8)
+        example.sample_graphs(graph, torch.randperm(nodes, device=device)[:batch]) for _ in range(8)
     ]
     nets = {
         name: nn.ModuleList([getattr(layers, kind)(WIDTH, 256), getattr(layers, kind)(256, 64)])
@@ -123,8 +123,8 @@ def sampled(kind: str, graph: st.CSR, device: str, batch: int, step: Callable[..
     nets["pyg"].load_state_dict(nets["sparsetile"].state_dict())
 
     def epoch(net: nn.ModuleList) -> Tensor:
-        for names, blocks in drawn:
-            h = step(net, x[names], blocks)
+        for names, graphs in drawn:
+            h = step(net, x[names], graphs)
             h.square().mean().backward()
         return h
 
@@ -132,12 +132,12 @@ def sampled(kind: str, graph: st.CSR, device: str, batch: int, step: Callable[..
 
 
 def minibatches(graph: st.CSR, device: str, batch: int, count: int) -> Any:
-    """Two SAGEConv layers, each on a block of its own."""
+    """Two SAGEConv layers, each on its own sampled graph."""
 
-    def step(net: nn.ModuleList, h: Tensor, blocks: Sequence[Any]) -> Tensor:
-        for layer, block in zip(net, blocks, strict=True):
-            # A tensor of its own, as a loader's: nothing prepared before can be used.
-            h = layer((h, h[: block.targets]), block.edge_index.clone()).relu()
+    def step(net: nn.ModuleList, h: Tensor, graphs: Sequence[Any]) -> Tensor:
+        for layer, graph in zip(net, graphs, strict=True):
+            # A new tensor, as from a loader: nothing cached can be used.
+            h = layer((h, h[: graph.targets]), graph.edge_index.clone()).relu()
         return h
 
     steps = sampled("SAGEConv", graph, device, batch, step)
@@ -148,8 +148,8 @@ def minibatches(graph: st.CSR, device: str, batch: int, count: int) -> Any:
 def convolutions(graph: st.CSR, device: str, batch: int, count: int) -> Any:
     """Two GCNConv layers on sampled subgraphs, whose targets are among the sources."""
 
-    def step(net: nn.ModuleList, h: Tensor, blocks: Sequence[Any]) -> Tensor:
-        edge_index = blocks[0].edge_index
+    def step(net: nn.ModuleList, h: Tensor, graphs: Sequence[Any]) -> Tensor:
+        edge_index = graphs[0].edge_index
         edge_index = edge_index[:, edge_index[0] != edge_index[1]]  # a new tensor
         for layer in net:
             h = layer(h, edge_index).relu()
@@ -163,8 +163,8 @@ def convolutions(graph: st.CSR, device: str, batch: int, count: int) -> Any:
 def planning(graph: st.CSR, device: str, batch: int, count: int) -> Any:
     graph = graph.to(device)
     seeds = torch.randperm(graph.shape[0], device=device)[:batch]
-    block = sampler().sample_blocks(graph, seeds)[1][0]
-    matrix = (block.edge_index.flip(0).contiguous(), None, (block.targets, block.sources))
+    drawn = sampler().sample_graphs(graph, seeds)[1][0]
+    matrix = (drawn.edge_index.flip(0).contiguous(), None, (drawn.targets, drawn.sources))
     found: dict[str, Any] = {"what": "plan(tune=none) of a block", "edges": matrix[0].shape[1]}
     steps = {
         tune: functools.partial(st.plan, matrix, WIDTH, dtype=torch.float32, tune=tune)

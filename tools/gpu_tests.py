@@ -1,8 +1,8 @@
 """Which parts of the code a GPU test belongs to, derived from its id and its file.
 
-A test whose folder or whose parameters name systems belongs to these. Any other belongs to the
-systems that its file names in a string, or uses through what it imports. What is left belongs to
-``shared`` alone. An outcome depends on ``shared`` in any case.
+A test whose folder or parameters name systems belongs to these. Any other belongs to the systems
+that its file names in a string, or uses through its imports. The rest belongs to ``shared`` alone.
+Every outcome also depends on ``shared``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from sparsetile.check.digest import PACKAGE
-from sparsetile.check.parts import SHARED, SYSTEMS_FOLDER, Sources, part_files
+from tools.digest import PACKAGE
+from tools.parts import SHARED, SYSTEMS_FOLDER, Sources, part_files
 
 __all__ = ["GpuTests"]
 

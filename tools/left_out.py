@@ -1,7 +1,7 @@
-"""pytest plugin of the GPU record: leaves tests out, and says which ones there are.
+"""pytest plugin of the GPU record: deselects tests, and lists all tests.
 
-It is loaded in every process that runs tests. The folder that it reads and writes is named by the
-environment.
+It is loaded in every process that runs tests. An environment variable names the folder that it
+reads and writes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _NAME = "left_out.json"
 
 
 def leave_out(tests: list[str], folder: Path) -> dict[str, str]:
-    """Name the tests to leave out; return what the environment of pytest must say."""
+    """Name the tests to deselect; return the environment for pytest."""
     (folder / _NAME).write_text(json.dumps(tests))
     return {FOLDER: str(folder)}
 
 
 def collected(folder: Path) -> set[str]:
-    """Return the tests that the processes found, those that were left out too."""
+    """Return the tests that the processes found, with the deselected ones."""
     lists = [json.loads(path.read_text()) for path in folder.glob("collected-*.json")]
     return {test for tests in lists for test in tests}
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Say what was found, and leave out what was asked for."""
+    """Write the list of tests, and deselect those that are named."""
     folder = Path(os.environ[FOLDER])
     path = folder / f"collected-{os.getpid()}.json"
     path.write_text(json.dumps([item.nodeid for item in items]))

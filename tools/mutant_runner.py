@@ -1,10 +1,10 @@
-"""Runs test suites against altered device trees: one warm process that forks for each.
+"""Runs test suites against mutated device trees: one warm process forks for each.
 
     python -m tools.mutant_runner JOBS.json --parallel 6
 
-Importing torch takes longer than the tests that notice a mutation, so it is imported once. CUDA
+Importing torch takes longer than the tests that detect a mutation, so it is imported once. CUDA
 does not survive a fork: nothing here may initialise it. ``tools/mutate.py`` writes JOBS.json, a
-list of objects with the fields of :class:`Job`, and reads the result that each job leaves.
+list of objects with the fields of :class:`Job`, and reads the result of each job.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
-__all__ = ["Job", "main"]
+__all__ = ["Job", "Progress", "main", "run_jobs"]
 
 # Imported before the first fork. Each is slow to import and does not initialise CUDA.
 PRELOAD = ("torch", "numpy", "scipy.sparse", "sparsetile")
@@ -43,7 +43,7 @@ class Job:
     root : str
         Folder to run in.
     tree : str
-        Device tree that stands in for the package's; empty for the package's own.
+        Device tree that replaces the package's; empty for the package's own.
     tests : list of str
         pytest arguments: files and options.
     systems : list of str
@@ -70,25 +70,29 @@ class Job:
     first: str = ""
 
 
-@dataclass
-class _Plugin:
-    """pytest plugin: selects tests, says which one runs, keeps the first failure."""
+class AnyJob(Protocol):
+    """What running a job and watching it needs to know."""
 
-    job: Job
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> str: ...
+    @property
+    def test_limit(self) -> float: ...
+    @property
+    def limit(self) -> float: ...
+
+
+Run = Callable[[Any], dict[str, Any]]  # takes a job, returns what its result says
+
+
+@dataclass(eq=False)  # pytest puts plugins into sets
+class Progress:
+    """pytest plugin: says which test runs, keeps the first failure."""
+
+    job: AnyJob
     passed: int = 0
     failure: dict[str, str] = field(default_factory=dict)
-
-    def _wanted(self, item: Any) -> bool:
-        if self.job.leave_out and re.search(self.job.leave_out, item.nodeid):
-            return False
-        spec = getattr(item, "callspec", None)
-        system = None if spec is None else spec.params.get("system")
-        name = getattr(system, "name", system)
-        return not self.job.systems or name is None or name in self.job.systems
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        wanted = [item for item in items if self._wanted(item)]
-        items[:] = sorted(wanted, key=lambda item: item.nodeid != self.job.first)
 
     def _progress(self, nodeid: str, begun: float | None) -> None:
         path = Path(self.job.folder) / "progress.json"
@@ -115,8 +119,27 @@ class _Plugin:
             }
 
 
+@dataclass(eq=False)
+class _Plugin(Progress):
+    """Selects tests too."""
+
+    job: Job
+
+    def _wanted(self, item: Any) -> bool:
+        if self.job.leave_out and re.search(self.job.leave_out, item.nodeid):
+            return False
+        spec = getattr(item, "callspec", None)
+        system = None if spec is None else spec.params.get("system")
+        name = getattr(system, "name", system)
+        return not self.job.systems or name is None or name in self.job.systems
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        wanted = [item for item in items if self._wanted(item)]
+        items[:] = sorted(wanted, key=lambda item: item.nodeid != self.job.first)
+
+
 def _redirect(tree: Path) -> None:
-    """Let every module of the package take the device tree from ``tree``."""
+    """Make every module of the package use the device tree ``tree``."""
     from sparsetile.jit import source
 
     original = source.DEVICE_TREE
@@ -141,14 +164,14 @@ def _run(job: Job) -> dict[str, Any]:
     return {"exit": code, "passed": plugin.passed, **plugin.failure}
 
 
-def _child(job: Job) -> None:
+def _child(job: AnyJob, run: Run) -> None:
     """Run a job in this forked process and end the process."""
     os.setsid()  # what the tests start ends with them
     log = os.open(Path(job.folder) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        result = _run(job)
+        result = run(job)
         (Path(job.folder) / "result.json").write_text(json.dumps(result))
     except BaseException:
         traceback.print_exc()
@@ -159,7 +182,7 @@ def _child(job: Job) -> None:
 
 @dataclass
 class _Running:
-    job: Job
+    job: AnyJob
     pid: int
     begun: float
 
@@ -183,7 +206,7 @@ class _Running:
         return os.waitpid(self.pid, 0)[1]
 
     def finish(self, status: int, stopped: str) -> None:
-        """Complete the job's result with time, and with what became of its process."""
+        """Complete the job's result with its time and exit status."""
         path = Path(self.job.folder) / "result.json"
         result = json.loads(path.read_text()) if path.is_file() and not stopped else {}
         if "exit" not in result:
@@ -196,23 +219,26 @@ class _Running:
         path.write_text(json.dumps(result))
 
 
-def _fork(job: Job) -> _Running:
+def _fork(job: AnyJob, run: Run) -> _Running:
     sys.stdout.flush()
     sys.stderr.flush()
     begun = time.time()
     pid = os.fork()
     if pid == 0:
-        _child(job)
+        _child(job, run)
     return _Running(job, pid, begun)
 
 
-def run_jobs(jobs: Sequence[Job], parallel: int) -> None:
-    """Run jobs in their order, ``parallel`` at a time; say on stderr when one has ended."""
+def run_jobs(jobs: Sequence[AnyJob], parallel: int, run: Run) -> None:
+    """Run jobs in their order, ``parallel`` at a time; say on stderr when one has ended.
+
+    Each runs in a fork of this process; what ``run`` returns goes to ``result.json`` of its folder.
+    """
     waiting, running = list(jobs), list[_Running]()
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
-                running.append(_fork(waiting.pop(0)))
+                running.append(_fork(waiting.pop(0), run))
             time.sleep(POLL_SECONDS)
             for each in list(running):
                 pid, status = os.waitpid(each.pid, os.WNOHANG)
@@ -239,7 +265,7 @@ def main(arguments: Sequence[str]) -> int:
     jobs = [Job(**fields) for fields in json.loads(asked.jobs.read_text())]
     for name in PRELOAD:
         importlib.import_module(name)
-    run_jobs(jobs, asked.parallel)
+    run_jobs(jobs, asked.parallel, _run)
     return 0
 
 

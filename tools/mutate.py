@@ -1,14 +1,13 @@
-"""The mutation run: break the device code one token at a time; the GPU tests must notice.
+"""The mutation run: break the device code one token at a time; the GPU tests must fail.
 
     python -m tools.mutate [--only TEXT] [--parallel 6] [--out DIR]     on a machine with a GPU
     python -m tools.mutate --compile                                    anywhere
 
 Each mutation of ``tools/mutations.py`` is applied to a copy of the device tree, and the suite of
-the kernels that it concerns runs against that copy. A failed test, a crash or a test that hangs has
-noticed it. A mutation that does not compile proves nothing and is an error of its data. First every
-suite has to pass on the sources as they are, or a failure would mean nothing. The test that noticed
-a mutation in the record that stands runs before the others of its suite: it takes seconds where the
-whole suite takes a minute, and what it finds is a matter of today's code all the same.
+its kernels runs against that copy. A failed test, a crash or a hanging test has noticed it. A
+mutation that does not compile is an error of its data. First every suite must pass on the unchanged
+sources. The test that noticed a mutation in the existing record runs before the others of its
+suite: it takes seconds, the whole suite a minute.
 
 The result is ``results/<gpu>/mutations.json``, which CI checks with :func:`check_mutations`.
 ``--compile`` compiles every mutant instead and shows that the change reaches the generated code.
@@ -36,14 +35,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparsetile.check.digest import strip_cuda
-from sparsetile.check.parts import changed_parts, part_digests
 from sparsetile.cli.console import note, print_table
 from sparsetile.core.errors import value_error
 from sparsetile.jit.source import DEVICE_TREE, KernelSource
 from sparsetile.kernels import KERNELS
+from tools.digest import strip_cuda
 from tools.mutant_runner import Job
 from tools.mutations import MUTATIONS, SUITES, Mutation
+from tools.parts import changed_parts, part_digests
 from tools.record import ROOT, machine_facts, read_proof, write_json
 
 __all__ = [
@@ -59,7 +58,7 @@ __all__ = [
 
 SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "mutations.json"
-LEAST = 40  # mutations that a record must hold
+LEAST = 40  # mutations that a record must have
 TEST_SECONDS = 45.0  # a test takes a second or two, compiling included; longer is a hang
 JOB_SECONDS = 240.0
 # Outcomes that count as noticed; "survived" and "invalid" are the others.
@@ -107,7 +106,13 @@ def apply(mutation: Mutation, folder: Path, tree: Path = DEVICE_TREE) -> Path:
 
 
 def kernels_with(file: str) -> list[str]:
-    """Return the kernels whose source is ``file`` or includes it, directly or not."""
+    """Return the kernels whose source is ``file`` or includes it, directly or not.
+
+    Parameters
+    ----------
+    file : str
+        Path from the device tree on.
+    """
 
     def included(name: str, seen: set[str]) -> set[str]:
         if name not in seen:
@@ -116,7 +121,7 @@ def kernels_with(file: str) -> list[str]:
                 included(other, seen)
         return seen
 
-    return [name for name in KERNELS if file in included(f"{name}.cu", set())]
+    return [name for name, spec in KERNELS.items() if file in included(spec.file, set())]
 
 
 def _compiled(text: str, entry: str, tree: Path) -> bytes:
@@ -137,12 +142,12 @@ def compile_mutant(mutation: Mutation) -> str:
     Returns
     -------
     str
-        Label of the configuration whose code differs; empty where none of those tried does.
+        Label of the configuration whose code differs; empty if none of those tried does.
 
     Raises
     ------
     Exception
-        What cuda.core raises where the mutant does not compile.
+        The error of cuda.core if the mutant does not compile.
     """
     with tempfile.TemporaryDirectory() as folder:
         tree = apply(mutation, Path(folder) / "cuda")
@@ -173,7 +178,7 @@ def noticed_by(records: Sequence[Path]) -> dict[tuple[str, ...], str]:
 
 
 def _jobs(chosen: Sequence[Mutation], folder: Path) -> list[Job]:
-    """Return a job for each suite on the sources as they are, then one for each mutation."""
+    """Return a job for each suite on the unchanged sources, then one for each mutation."""
     known = noticed_by(sorted((ROOT / "results").glob(f"*/{RECORD_NAME}")))
 
     def job(name: str, suite: str, place: Path, tree: str, first: str = "") -> Job:
@@ -196,8 +201,8 @@ def _jobs(chosen: Sequence[Mutation], folder: Path) -> list[Job]:
     return found
 
 
-def _start(jobs: Sequence[Job], folder: Path, parallel: int) -> list[dict[str, Any]]:
-    """Run jobs in the warm process and return what each left."""
+def start_jobs(jobs: Sequence[Job], folder: Path, parallel: int) -> list[dict[str, Any]]:
+    """Run jobs in the warm process and return their results."""
     path = folder / "jobs.json"
     path.write_text(json.dumps([asdict(job) for job in jobs]))
     command = [sys.executable, "-c", _CHILD, str(ROOT), str(ROOT / "src")]
@@ -207,7 +212,7 @@ def _start(jobs: Sequence[Job], folder: Path, parallel: int) -> list[dict[str, A
 
 
 def outcome_of(result: dict[str, Any]) -> str:
-    """Return what a result of the runner means for the mutation."""
+    """Return the outcome of a mutation from a result of the runner."""
     if result.get("stopped") == "test":
         return "hung"
     if result.get("stopped"):
@@ -217,7 +222,7 @@ def outcome_of(result: dict[str, Any]) -> str:
     if result.get("error") == "CompileError":
         return "invalid"
     if "out of memory" in result.get("text", ""):
-        return "unfinished"  # the machine's doing, not the mutation's
+        return "unfinished"  # caused by the machine, not by the mutation
     if result["exit"] == 0 and result["passed"]:
         return "survived"
     return "failed" if result["exit"] == 1 and "test" in result else "unfinished"
@@ -259,13 +264,13 @@ def collect(chosen: Sequence[Mutation], parallel: int) -> dict[str, Any]:
         folder = Path(name)
         jobs = _jobs(chosen, folder)
         suites = len(jobs) - len(chosen)
-        results = _start(jobs, folder, parallel)
+        results = start_jobs(jobs, folder, parallel)
         _must_pass(jobs[:suites], results[:suites])
         again = [n for n, result in enumerate(results) if outcome_of(result) == "unfinished"]
-        for place in again:  # alone: memory and time are its own now
+        for place in again:  # alone, with all memory and time
             for left in ("progress.json", "result.json"):
                 Path(jobs[place].folder, left).unlink(missing_ok=True)
-            (results[place],) = _start([jobs[place]], folder, 1)
+            (results[place],) = start_jobs([jobs[place]], folder, 1)
         logs = [_tail(job) for job in jobs]
     if part_digests() != digest:
         raise RuntimeError(
@@ -310,7 +315,7 @@ def _key(entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def settled(path: Path) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Return the entries of a record of today's code whose outcome is as it should be."""
+    """Return the entries of a record of the current code with the expected outcome."""
     record, problems = read_proof(path, SCHEMA, "")
     if problems or changed_parts(record):
         return {}
@@ -355,10 +360,10 @@ def check_mutations(path: str | os.PathLike[str]) -> list[str]:
     for entry in entries:
         noticed = entry["outcome"] in NOTICED
         if noticed == bool(entry.get("equivalent")):
-            said = "is called equivalent and" if noticed else ""
+            prefix = "is called equivalent and" if noticed else ""
             problems.append(
                 f"{path}: {entry.get('file')}: {entry.get('before')!r} -> {entry.get('after')!r} "
-                f"{said} {entry['outcome']}".replace("  ", " ")
+                f"{prefix} {entry['outcome']}".replace("  ", " ")
             )
     return problems
 
@@ -382,7 +387,7 @@ def _compile_all(chosen: Sequence[Mutation], parallel: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the arguments ask for and return the exit code."""
+    """Run the selected mutations and return the exit code."""
     parser = argparse.ArgumentParser(prog="mutate", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="mutations whose file or fragment has this text")
     parser.add_argument("--parallel", type=int, default=6, help="processes at a time")

@@ -1,4 +1,4 @@
-"""What the mutation run changes, as data: a fragment of one line, its replacement, what breaks."""
+"""The mutations as data: a fragment of one line, its replacement, what breaks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Mutation:
     Attributes
     ----------
     file : str
-        In the device tree.
+        Path from the device tree on.
     before, after : str
         A fragment that the file holds exactly once, and what replaces it.
     breaks : str
@@ -68,20 +68,23 @@ class Mutation:
 _SYSTEMS = "tests/contracts/test_systems.py"
 _RUNTIME = "tests/contracts/test_gpu_runtime.py"
 _VARIANTS = "tests/contracts/test_gpu_variants.py"
-# Last: what whole products do not notice, the test of one header may.
-_PRIMITIVES = "tests/kernels/test_gpu_primitives.py"
-# About tracing, planning, other packages or sizes: they meet no device code that others do not.
+# Last: tests of single headers may notice what whole products do not.
+_PRIMITIVES = tuple(
+    f"tests/kernels/device/{folder}/test_gpu_{folder}.py"
+    for folder in ("mma", "pipeline", "epilogue", "rows", "windows")
+)
+# Tests of tracing, planning, other packages or sizes, which run no further device code.
 _SLOW = "opcheck|graph_breaks|autocast|gradients_flow|very_many|large_offset|cupy|saved_plan"
 
 SUITES = {
     "csr": Suite(
-        (_SYSTEMS, _VARIANTS, _RUNTIME, _PRIMITIVES),
+        (_SYSTEMS, _VARIANTS, _RUNTIME, *_PRIMITIVES),
         ("csr",),
         f"{_SLOW}|sixteen_rows",
         "spmm_csr",
     ),
     "acc": Suite(
-        (_SYSTEMS, _VARIANTS, _RUNTIME, _PRIMITIVES),
+        (_SYSTEMS, _VARIANTS, _RUNTIME, *_PRIMITIVES),
         ("acc",),
         rf"{_SLOW}|slabs_first|\bearly\b",
         "spmm_bittcf",
@@ -114,13 +117,13 @@ SUITES = {
     "few": Suite(("tests/nn/test_gpu_sparse_linear.py",), (), _SLOW, "linear_few"),
     "gat": Suite(("tests/nn/test_gpu_gat.py",), (), "autocast|compiled|memory|stored", "spmm_gat"),
     "bcsr": Suite(
-        ("tests/contracts/test_gpu_blocks.py", _SYSTEMS, _PRIMITIVES),
+        ("tests/contracts/test_gpu_blocks.py", _SYSTEMS, *_PRIMITIVES),
         ("bcsr",),
         _SLOW,
         "spmm_bcsr",
     ),
     "wcsr": Suite(
-        ("tests/contracts/test_gpu_windows.py", _SYSTEMS, _PRIMITIVES),
+        ("tests/contracts/test_gpu_windows.py", _SYSTEMS, *_PRIMITIVES),
         ("wcsr",),
         _SLOW,
         "spmm_wcsr",
@@ -131,16 +134,16 @@ SUITES = {
         _SLOW,
         "spmm_bmat",
     ),
-    "gather": Suite(("tests/systems/test_gather.py",), kernel="gather_rows"),
-    "columns": Suite(("tests/systems/test_columns.py",), kernel="epilogue_gradient"),
+    "gather": Suite(("tests/launch/test_gather.py",), kernel="gather_rows"),
+    "columns": Suite(("tests/launch/test_columns.py",), kernel="epilogue_gradient"),
     "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
     "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
     "row lists": Suite(("tests/formats/test_device_rows.py",), kernel="list_rows"),
     "bundles": Suite(("tests/formats/test_device_rows.py",), kernel="pack_bundles"),
     "blocks": Suite(("tests/nn/test_blocks.py",), kernel="spmm_block"),
-    "normalised values": Suite(("tests/systems/test_normalise.py",), kernel="normalise"),
+    "normalised values": Suite(("tests/layers/test_normalise.py",), kernel="normalise"),
     "turned blocks": Suite(
-        ("tests/systems/test_block_rows.py", "tests/nn/test_blocks.py"), kernel="transpose_block"
+        ("tests/layers/test_edge_rows.py", "tests/nn/test_blocks.py"), kernel="transpose_block"
     ),
 }
 
@@ -152,26 +155,26 @@ def _in(file: str, suite: str, *changes: tuple[str, str, str]) -> tuple[Mutation
 MUTATIONS: tuple[Mutation, ...] = (
     # -- element types and their conversions
     *_in(
-        "ptx.cuh",
+        "ptx/ptx.cuh",
         "csr",
         ("static_cast<u32>(bits) << 16", "static_cast<u32>(bits) << 15", "widens bfloat16 wrongly"),
         ("@q fma.rn.f32 %3, %4, %8, %3;}", "@q fma.rn.f32 %3, %4, %7, %3;}", "takes a neighbour"),
         ("@q add.rn.f32 %3, %7, %3;}", "@q add.rn.f32 %3, %6, %3;}", "takes a neighbour"),
     ),
     *_in(
-        "ptx.cuh",
+        "ptx/ptx.cuh",
         "acc",
         ("inside ? 16 : 0", "inside ? 8 : 0", "copies half of 16 bytes"),
         ('"n"(kPending)', '"n"(kPending + 1)', "does not wait for the tile's own copies"),
     ),
     *_in(
-        "ptx.cuh",
+        "ptx/ptx.cuh",
         "rsh",
         ("m8n8.x4.trans.shared", "m8n8.x4.shared", "rows of B are not transposed"),
         ("%%laneid", "%%warpid", "all lanes take one place"),
     ),
     *_in(
-        "element.cuh",
+        "ptx/element.cuh",
         "csr",
         ("word & 0xffff0000u", "word & 0xff000000u", "cuts the upper bfloat16 of a word"),
         ("packed.pair[v / 2]", "packed.pair[0]", "takes the first pair for all"),
@@ -179,14 +182,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- sums and extrema of CUDA cores
     *_in(
-        "accumulator.cuh",
+        "rows/accumulator.cuh",
         "csr",
         ("held += other;", "held = other;", "drops what a group had"),
         ("? -ptx::infinity<Acc>()", "? ptx::infinity<Acc>()", "begins a maximum at infinity"),
         ("candidate > sum[0][q][v]", "candidate < sum[0][q][v]", "names the wrong winner"),
     ),
     *_in(
-        "row_items.cuh",
+        "rows/row_items.cuh",
         "csr",
         (
             "tags[m] & (1u << (kColumnBits + r))",
@@ -200,7 +203,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("m < chunk.left", "m <= chunk.left", "adds an entry of nobody"),
     ),
     *_in(
-        "row_items.cuh",
+        "rows/row_items.cuh",
         "half",
         ("== 0.0f ? Acc(0) : value * scale", "== 0.0f ? Acc(0) : value", "a bundle's power of two"),
         ("is_wide(value, scale) ? Acc(0) : value * scale", "value * scale", "adds wide rows twice"),
@@ -211,9 +214,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("first + __ffs(wide) - 1", "first + __ffs(wide)", "adds the entry after a wide one"),
         ("if (load_scale(p, k) != 0.0f) continue", "if (true) continue", "drops wide rows of B"),
     ),
-    *_in("spmm_half.cu", "half", ("using V = F32", "using V = F16", "reads values as float16")),
     *_in(
-        "half_rows.cu",
+        "rows/spmm_half.cu", "half", ("using V = F32", "using V = F16", "reads values as float16")
+    ),
+    *_in(
+        "pack/half_rows.cu",
         "half",
         ("kBias - kTop + e", "kBias - kTop - e", "takes another power back than it gave"),
         ("scaled < kSmallest", "scaled < 0.0f", "keeps elements that float16 cannot hold"),
@@ -221,20 +226,24 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("wide ? u16(0) :", "false ? u16(0) :", "keeps Inf and NaN in the copy"),
     ),
     *_in(
-        "gather_rows.cu",
+        "pack/gather_rows.cu",
         "gather",
         ("first + lane < p.count ?", "first + lane + 1 < p.count ?", "takes row 0 for the last"),
         ("from + j * kGroups);", "from + j);", "takes a neighbour's row"),
         ("&& at < p.count", "&& at <= p.count", "writes a row too many"),
     ),
     *_in(
-        "spmm_csr.cu",
+        "rows/spmm_csr.cu",
         "csr",
         ("blockIdx.x - block * p.slabs", "blockIdx.x - block", "wrong slab where slabs are fast"),
     ),
-    *_in("spmm_csr.cu", "bcsr", ("__ldcg(p.args) == 0", "__ldcg(p.args) != 0", "never repairs C")),
     *_in(
-        "sddmm_csr.cu",
+        "rows/spmm_csr.cu",
+        "bcsr",
+        ("__ldcg(p.args) == 0", "__ldcg(p.args) != 0", "never repairs C"),
+    ),
+    *_in(
+        "rows/sddmm_csr.cu",
         "csr",
         ("mine = odd ? dot[2 * i + 1]", "mine = odd ? dot[2 * i]", "keeps the wrong sum"),
         ("lane / kUnroll == j / kUnroll", "lane / kUnroll == j", "loses all but one batch"),
@@ -242,18 +251,24 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- items, trees, windows
     *_in(
-        "segment.cuh",
+        "rows/segment.cuh",
         "csr",
         ("block >= block_end[s]", "block > block_end[s]", "off by one between sections"),
         ("arrived != children - 1", "arrived != children", "nobody completes a node"),
         ("*counter = 0", "*counter = 1", "leaves a counter behind for the next launch"),
     ),
     *_in(
-        "tree.cuh", "csr", ("place(info.x + number)", "place(info.x)", "adds the first child only")
+        "rows/tree.cuh",
+        "csr",
+        ("place(info.x + number)", "place(info.x)", "adds the first child only"),
     ),
-    *_in("tree.cuh", "acc", ("place(slot) + w * kLanes", "place(slot) + w", "words overlap")),
     *_in(
-        "windows.cuh",
+        "rows/tree.cuh",
+        "acc",
+        ("place(slot) + w * kLanes", "place(slot) + w", "words overlap"),
+    ),
+    *_in(
+        "windows/windows.cuh",
         "acc",
         (
             "left > 0 ? __ldg(offsets + window + 1)",
@@ -264,20 +279,20 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- what happens to a row of C after its sum
     *_in(
-        "epilogue.cuh",
+        "epilogue/epilogue.cuh",
         "csr",
         ("__ldg(p.indptr + row + 1)", "__ldg(p.indptr + row)", "no mean"),
         ("Out::widen(c[v * step])", "Out::widen(c[0])", "C's first"),
         ("Out::narrow(sum[v + e])", "Out::narrow(sum[v])", "stores one sum for a vector"),
     ),
     *_in(
-        "epilogue.cuh",
+        "epilogue/epilogue.cuh",
         "acc",
         ("p.c + blockIdx.z * p.c_batch_stride", "p.c + 0 * p.c_batch_stride", "one batch for all"),
         ("p.bias + column + v", "p.bias + column", "one bias for a vector"),
     ),
     *_in(
-        "epilogue.cuh",
+        "epilogue/epilogue.cuh",
         "bcsr",
         (
             "sum[v] += terms.bias",
@@ -286,32 +301,32 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_in(
-        "epilogue.cuh",
+        "epilogue/epilogue.cuh",
         "wcsr",
         ("if (position >= p.rows)", "if (position > p.rows)", "writes a row past C"),
         ("sum[v] < Acc(0) ? Acc(0)", "sum[v] > Acc(0) ? Acc(0)", "clips the wrong side"),
     ),
     # -- the exact redo
     *_in(
-        "exact.cuh",
+        "mma/exact.cuh",
         "acc",
         ("return all != 0.0f", "return all == 1.0f", "never sees that sums are not finite"),
         ("u32(low) | u32(high) << 1", "u32(low)", "upper halves of words count as finite"),
     ),
     *_in(
-        "exact_tiles.cuh",
+        "windows/exact_tiles.cuh",
         "acc",
         ("if (entry &&", "if (", "zeros of a tile meet what is not finite"),
         ("own << 2 * (lane & 3)", "own << (lane & 3)", "goes through other columns"),
         ("all.word[s][1] : all.word[s][0]", "all.word[s][0] : all.word[s][1]", "another weight"),
     ),
     *_in(
-        "exact.cuh",
+        "mma/exact.cuh",
         "wcsr",
         ("return all != 0.0f", "return all > 0.0f", "NaN is not greater than 0"),
     ),
     *_in(
-        "exact_strips.cuh",
+        "windows/exact_strips.cuh",
         "wcsr",
         (
             "if (entry && !(",
@@ -321,7 +336,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("u32(bad[1] != 0) << (t + 4)", "u32(bad[1] != 0) << t", "goes through other columns"),
     ),
     *_in(
-        "exact_strips.cuh",
+        "windows/exact_strips.cuh",
         "voltrix",
         ("k < 4 ? of[half] : of[2 + half]", "of[half]", "weights of other columns"),
         ("chunk_at(t + 4 * place), id", "chunk_at(t), id", "other columns of B"),
@@ -330,7 +345,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- bitmap tiles and their products with mma.sync
     *_in(
-        "bittcf.cuh",
+        "mma/bittcf.cuh",
         "acc",
         ("(g & 3) * 8 + t * 2", "(g & 3) * 8 + t", "shift of the two bits"),
         ("read(below + (pair & 1))", "read(below + 1)", "value after one that is not there"),
@@ -340,7 +355,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("(end + kEach - 1) / kEach", "end / kEach", "last value of an odd number"),
     ),
     *_in(
-        "mma.cuh",
+        "mma/mma.cuh",
         "acc",
         ("0x5410", "0x5432", "takes the upper half of a row of B"),
         (
@@ -351,23 +366,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("kOne = 0x3f800000u", "kOne = 0x3f000000u", "a pattern's entries are halves"),
     ),
     *_in(
-        "mma.cuh",
+        "mma/mma.cuh",
         "rsh",
         ("m16n8k16.row.col.f32.bf16.bf16.f32", "m16n8k16.row.col.f32.f16.f16.f32", "another type"),
         ("mma_tf32(a, round_tf32(b0)", "mma_tf32(a, round_tf32(b1)", "upper rows of B twice"),
     ),
     *_in(
-        "mma.cuh", "bcsr", ("cvt.rn.tf32.f32", "cvt.rz.tf32.f32", "truncates instead of rounding")
+        "mma/mma.cuh",
+        "bcsr",
+        ("cvt.rn.tf32.f32", "cvt.rz.tf32.f32", "truncates instead of rounding"),
     ),
     *_in(
-        "copy_ring.cuh",
+        "pipeline/copy_ring.cuh",
         "acc",
         ("(stage, 2 * t + r, column)", "(stage, 2 * t, column)", "reads one row of B twice"),
         ("ids + h * kLoadRows + lane", "ids + lane", "copies the upper rows twice"),
         ("j * kSide * 16", "j * 16", "segments of a row overlap"),
     ),
     *_in(
-        "spmm_bittcf.cu",
+        "windows/spmm_bittcf.cu",
         "acc",
         ("(column & 1) * 2 + row", "row * 2 + (column & 1)", "rows for columns in the sums"),
         ("load_row(me, b + id.y *", "load_row(me, b + id.x *", "one row of B twice, odd widths"),
@@ -386,7 +403,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- windows as MMA operands, and residual rows in the same launch
     *_in(
-        "fragment_items.cuh",
+        "windows/fragment_items.cuh",
         "rsh",
         (
             "(at.lane & 15) * kRowStride",
@@ -409,7 +426,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("if (item.w >= 0)", "if (item.w > 0)", "the first piece is not joined"),
     ),
     *_in(
-        "window_sums.cuh",
+        "windows/window_sums.cuh",
         "rsh",
         ("2 * half + v / (kCount / 2)", "2 * half", "one column of C twice"),
         (
@@ -421,7 +438,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("8 * j + 2 * at.t + e", "8 * j + 2 * at.t", "one bias for two columns, 16 bits"),
     ),
     *_in(
-        "stored_fragments.cuh",
+        "mma/stored_fragments.cuh",
         "rsh",
         ("kHalf ? k % 8 / 2 : k % 4", "kHalf ? 0 : k % 4", "weights of the redo, 16 bits"),
         ("k / (kHalf ? 8 : 4) * 2", "0", "the redo's weights of a step's second half"),
@@ -430,20 +447,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("(kBytes / kDepth)", "kBytes", "fragments of other tiles, 16 bits"),
     ),
     *_in(
-        "step.cuh",
+        "mma/step.cuh",
         "brp",
         ("kDepth = kHalf ? 2 : 1", "kDepth = kHalf ? 4 : 1", "steps of twice the tiles, 16 bits"),
     ),
     *_in(
-        "hybrid.cuh",
+        "windows/hybrid.cuh",
         "rsh",
         ("blockIdx.y << p.slab_shift", "blockIdx.y", "columns of another group"),
         ("number - row_block * p.row_slabs", "number - row_block", "slabs that rows do not have"),
         ("p.shared_item_count + item, slab", "item, slab", "shared windows again, no others"),
     ),
-    *_in("spmm_rstile.cu", "rsh", ("hybrid_block(p);", ";", "computes nothing")),
+    *_in("windows/spmm_rstile.cu", "rsh", ("hybrid_block(p);", ";", "computes nothing")),
     *_in(
-        "fixed_slots.cuh",
+        "mma/fixed_slots.cuh",
         "brp",
         ("ids[s] >> 3 != r", "(ids[s] & 7) != r", "columns for rows"),
         ("i64(tile) * (8 * kFixed)", "i64(tile) * 8", "slots of other tiles"),
@@ -453,7 +470,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("bits = Mma<E>::kOne", "bits = 0", "a pattern has no entries"),
     ),
     *_in(
-        "window_rest.cuh",
+        "windows/window_rest.cuh",
         "brp",
         ("at.g + i % 4 / 2 * 8", "at.g", "upper rows twice"),
         ("+ (group + 1) * count", "+ (group + 1) * (count - 1)", "leaves an entry out"),
@@ -462,9 +479,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("if (its_row < 0) continue;", "continue;", "forgets rows that groups of lanes share"),
         ("i64(end - tile) * count / tiles", "count", "entries outside tiles in every part"),
     ),
-    *_in("spmm_brp.cu", "brp", ("kRest = true", "kRest = false", "entries outside groups")),
+    *_in("windows/spmm_brp.cu", "brp", ("kRest = true", "kRest = false", "entries outside groups")),
     *_in(
-        "window_adds.cuh",
+        "windows/window_adds.cuh",
         "brp atomics",
         ("8 * half + at.g", "at.g", "upper rows twice"),
         ("[2 * half + v]", "[2 * half]", "one column of C twice, 16 bits"),
@@ -475,7 +492,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("if (row < 0) continue;", ";", "adds to rows that are not there"),
     ),
     *_in(
-        "fragment_items.cuh",
+        "windows/fragment_items.cuh",
         "brp atomics",
         ("if (!all_finite(tally)) {", "if (false) {", "pieces are not made exact"),
         (
@@ -490,7 +507,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_in(
-        "ptx.cuh",
+        "ptx/ptx.cuh",
         "brp atomics",
         (
             '"l"(address), "f"(sum[0]), "f"(sum[1])',
@@ -500,7 +517,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- few tokens of a layer
     *_in(
-        "linear_few.cu",
+        "block_sparse/linear_few.cu",
         "few",
         ("16 * strip + 8 * lower", "16 * strip", "rows g twice"),
         (
@@ -518,7 +535,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- graph attention
     *_in(
-        "gat.cuh",
+        "attention/gat.cuh",
         "gat",
         ("raw > 0.0f ? raw :", "raw < 0.0f ? raw :", "bends the scores above 0"),
         ("raw > 0.0f ? 1.0f : slope", "raw > 0.0f ? slope : 1.0f", "slopes of the other side"),
@@ -526,13 +543,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("? 1.0f : __ldg(p.counts + entry)", "? 1.0f : 1.0f", "forgets parallel edges"),
     ),
     *_in(
-        "gat_scores.cu",
+        "attention/gat_scores.cu",
         "gat",
         ("index % p.heads * p.width", "0", "the first head's vector for all"),
         ("int step = 1; step < kLanes", "int step = 2; step < kLanes", "half of the lanes"),
     ),
     *_in(
-        "gat_softmax.cu",
+        "attention/gat_softmax.cu",
         "gat",
         ("total += other.total, bent", "bent", "drops what another lane had"),
         ("? 1.0f : __expf(highest - highest_now)", "? 1.0f : 1.0f", "does not rescale the sums"),
@@ -542,7 +559,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("empty ? 0.0f : 1.0f / sum.total", "1.0f / sum.total", "empty rows become NaN"),
     ),
     *_in(
-        "spmm_gat.cu",
+        "attention/spmm_gat.cu",
         "gat",
         ("kMasked && u >= left", "kMasked && u > left", "adds an entry of nobody"),
         ("weight * bend * x", "weight * x", "forgets the slopes in the kept sum"),
@@ -559,31 +576,31 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("__ldg(p.order + entry)", "entry", "another entry's dropout in the gradients"),
     ),
     *_in(
-        "gat_terms.cu",
+        "attention/gat_terms.cu",
         "gat",
         ("bent - plain * terms.w", "bent - plain", "forgets the mean slope"),
         ("terms.z, plain}", "terms.z, bent}", "another D"),
     ),
     *_in(
-        "gat_vectors.cu",
+        "attention/gat_vectors.cu",
         "gat",
         ("sum[1][v] += target[u] * x", "sum[1][v] += source[u] * x", "one vector's for the other"),
         ("at + u * step >= p.nodes", "at + u * step > p.nodes", "adds a node of nobody"),
     ),
     *_in(
-        "column_sums.cuh",
+        "epilogue/column_sums.cuh",
         "gat",
         ("int w = 1; w < kWarps", "int w = 2; w < kWarps", "drops a warp's sums"),
         ("if (first + a < gridDim.x) total", "if (first + a > 0) total", "drops a block's sums"),
         ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the nodes"),
     ),
     *_in(
-        "column_sums.cuh",
+        "epilogue/column_sums.cuh",
         "columns",
         ("arrivals[blockIdx.y] = 0", "arrivals[blockIdx.y] = 1", "leaves a counter behind"),
     ),
     *_in(
-        "epilogue_gradient.cu",
+        "epilogue/epilogue_gradient.cu",
         "columns",
         ("<= 0.0f", "< 0.0f", "passes what ReLU cut at 0"),
         ("at + u * step >= p.rows", "at + u * step > p.rows", "adds a row of nobody"),
@@ -591,7 +608,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- BMat tiles fed by bulk copies
     *_in(
-        "bmat.cuh",
+        "mma/bmat.cuh",
         "voltrix",
         ("word[i] >> lane & 1", "word[i] >> (lane ^ 1) & 1", "bits of the neighbouring lane"),
         ("before += __popc(word[i]);", "before += 0;", "forgets the words before"),
@@ -602,12 +619,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_in(
-        "ptx.cuh",
+        "ptx/ptx.cuh",
         "voltrix",
         ("%%lanemask_lt", "%%lanemask_le", "value of the next entry"),
     ),
     *_in(
-        "bmat_windows.cuh",
+        "windows/bmat_windows.cuh",
         "voltrix",
         (") * 2 + tile % 2;", ") * 2;", "whole tiles' weights of the redo, 16 bits"),
         ("bits.value += bit_count(words(tile - 1, s));", ";", "packed values of the redo"),
@@ -615,13 +632,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("sums[j][half * 2 + side]", "sums[j][half * 2]", "one column of C twice"),
     ),
     *_in(
-        "redo_bmat.cu",
+        "windows/redo_bmat.cu",
         "voltrix",
         ("if (!(pieces >> j & 1)) continue;", "", "adds to C what is stored already"),
         ("first + j * kPieceCols", "first", "the second piece where the first belongs"),
     ),
     *_in(
-        "spmm_bmat.cu",
+        "windows/spmm_bmat.cu",
         "voltrix",
         ("me + lane % kProducerRows", "lane % kProducerRows", "rows of one producer alone"),
         ("first_lane = step * kProducerRows", "first_lane = 0", "rows of a batch's first step"),
@@ -639,18 +656,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- rings, barriers, warpgroup products
     *_in(
-        "ring.cuh",
+        "pipeline/ring.cuh",
         "bcsr",
         ("parity ^= 1", "parity ^= 0", "parity stays in the second round"),
         ("turn.parity ^ 1", "turn.parity", "the producer waits for the wrong parity"),
     ),
     *_in(
-        "ring.cuh",
+        "pipeline/ring.cuh",
         "wcsr",
         ("empty(full + kStages)", "empty(full + kStages - 1)", "barriers overlap"),
     ),
     *_in(
-        "wgmma.cuh",
+        "mma/wgmma.cuh",
         "bcsr",
         ("u64(leading >> 4) << 16", "u64(leading >> 5) << 16", "second 64 columns of B"),
         ("u64(stride >> 4) << 32", "u64(stride >> 5) << 32", "next eight rows of an operand"),
@@ -663,12 +680,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         (".x4.trans.shared.b16", ".x4.shared.b16", "stores a transposed C untransposed"),
     ),
     *_in(
-        "transpose.cuh",
+        "ptx/transpose.cuh",
         "wcsr",
         ("sent = upper ? word[i] :", "sent = upper ? word[i | step] :", "sends what it keeps"),
     ),
     *_in(
-        "wgmma_regs.cuh",
+        "mma/wgmma_regs.cuh",
         "wcsr",
         ("u64(along_k >> 4) << 16", "u64(along_n >> 4) << 16", "stride along k"),
         ('"m64n128k16.f32.f16.f16", ", 1"', '"m64n128k16.f32.f16.f16", ", 0"', "major side of B"),
@@ -676,18 +693,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- blocks of 64 x 64
     *_in(
-        "bcsr.cuh",
+        "block_sparse/bcsr.cuh",
         "bcsr",
         ("kWarpStoreBytes = 2 *", "kWarpStoreBytes = 1 *", "warps' stores overlap"),
     ),
     *_in(
-        "block_steps.cuh",
+        "block_sparse/block_steps.cuh",
         "bcsr",
         ("(chunk ^ (r % 8)) * 16", "(chunk ^ (r % 4)) * 16", "swizzle of a copy by threads"),
         ("pair >> (16 * e)", "pair >> (8 * e)", "second element of a pair"),
     ),
     *_in(
-        "block_stores.cuh",
+        "block_sparse/block_stores.cuh",
         "bcsr",
         ("((lane / 16) ^ (lane % 8))", "((lane / 16) ^ (lane % 4))", "swizzle of a store"),
         ("(chunk ^ (lane % 8))", "(chunk ^ (lane % 4))", "swizzle of a transposed store"),
@@ -711,14 +728,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_in(
-        "repair_strided.cu",
+        "rows/repair_strided.cu",
         "bcsr",
         ("p.b + column * p.b_column_stride", "p.b + column", "another column of B"),
         ("__ldg(p.values + at)", "__ldg(p.values)", "the first weight for all"),
         ("if (*p.flag == 0) return", "if (*p.flag != 0) return", "repairs what is right"),
     ),
     *_in(
-        "spmm_bcsr.cu",
+        "block_sparse/spmm_bcsr.cu",
         "bcsr",
         (
             "wg::descriptor<kRowBytes>(stage + k * 32",
@@ -743,7 +760,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_in(
-        "tf32_operand.cu",
+        "pack/tf32_operand.cu",
         "bcsr",
         ("from[kPitch], from[2 * kPitch]", "from[kPitch], from[kPitch]", "one element twice"),
         ("if (i < inside)", "if (i + 1 < inside)", "last column of an odd width"),
@@ -751,7 +768,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- windows of 64 rows
     *_in(
-        "wcsr.cuh",
+        "windows/wcsr.cuh",
         "wcsr",
         ("column % 2 * 4 + column / 2", "column % 4 * 2 + column / 4", "place of a column id"),
         ("* kWarps + warp;", "* kWarps;", "strips share their partial sums"),
@@ -764,12 +781,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_in(
-        "redo_wcsr.cu",
+        "windows/redo_wcsr.cu",
         "wcsr",
         ("unit % kUnits * kUnitCols", "0", "the first columns of a slab for all"),
     ),
     *_in(
-        "redo_windows.cu",
+        "windows/redo_windows.cu",
         "wcsr",
         ("tile = first + lane / 8;", "tile = first;", "a step's first rows of B for all tiles"),
         ("heads.next_bits();", ";", "bits of a step once more for the next one"),
@@ -778,14 +795,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("s_decoded[now ^ 1]", "s_decoded[now]", "overwrites what the team multiplies"),
     ),
     *_in(
-        "redo.cuh",
+        "windows/redo.cuh",
         "wcsr",
         ("min(tiles % kTeam, warp)", "0", "leaves out tiles that warps do not share evenly"),
         ("sum[2] += other.z", "sum[2] += other.w", "one of four sums of other warps"),
         ("if (threadIdx.x < kFlags) flags[unit * kFlags + threadIdx.x] = 0;", "", "flags stay"),
     ),
     *_in(
-        "spmm_wcsr.cu",
+        "windows/spmm_wcsr.cu",
         "wcsr",
         ("n = l % 4 * 2 + l / 4", "n = l % 4 + l / 4 * 4", "which column is which n"),
         ("at[16] = column(row[0].z", "at[16] = column(row[0].w", "one element of B"),
@@ -800,7 +817,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("sum[4 * w + 2], sum[4 * w + 3]", "sum[4 * w + 3], sum[4 * w + 2]", "partial sums"),
     ),
     *_in(
-        "join_wcsr.cu",
+        "windows/join_wcsr.cu",
         "wcsr",
         ("sum[4 * j + 3] += word.w", "sum[4 * j + 3] += word.z", "one of four sums"),
         ("int other = 1; other < kParts", "int other = 2; other < kParts", "leaves a run out"),
@@ -808,9 +825,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- tiles packed on a GPU
     *_in(
-        "pack_cells.cu",
+        "pack/pack_cells.cu",
         "cells",
-        ("p.indptr[middle] <= entry", "p.indptr[middle] < entry", "row of its first entry"),
         ("if (is_head(p, i)) p.tile", "if (!is_head(p, i)) p.tile", "column ids are not written"),
         ("/ slots * p.group", "/ slots", "windows of an odd number of tiles"),
         ("row % 8 * 4 + column % 4", "row % 8 * 4 + column % 2", "lane of a cell"),
@@ -820,10 +836,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- windows of brp counted and packed on a GPU
     *_in(
-        "pack_groups.cu",
+        "pack/pack_groups.cu",
         "groups",
-        ("p.starts[middle] <= i", "p.starts[middle] < i", "row of its first entry"),
-        ("columns[middle] < column", "columns[middle] <= column", "entries before a column"),
         ("row < 8 ? 0xffu : 0xff00u", "row < 8 ? 0xffu : 0xffu", "columns of the second half"),
         ("size / 4 << 10", "size / 2 << 10", "slices of four"),
         ("if (same) window = kNoWindow;", "window = kNoWindow;", "windows that share a warp"),
@@ -840,9 +854,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("cell.row * kTileColumns + slice", "cell.row + slice", "row of a slot"),
         ("p.rest_sums[i] - 1", "p.rest_sums[i]", "place of an entry outside"),
     ),
-    # -- sampled blocks
+    # -- sampled graphs
     *_in(
-        "spmm_block.cu",
+        "rows/spmm_block.cu",
         "blocks",
         ("number >= 0 && ", "", "numbers below zero"),
         ("number < count", "number <= count", "one past the last row"),
@@ -859,7 +873,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("row < 0 ? 0", "row <= 0 ? 0", "end of the first row"),
     ),
     *_in(
-        "transpose_block.cu",
+        "pack/transpose_block.cu",
         "turned blocks",
         ("lane >= step", "lane > step", "running sums of a warp"),
         ("sum += of_warp[other]", "sum += of_warp[0]", "sums of warps before"),
@@ -874,7 +888,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- normalisation of a graph's values
     *_in(
-        "normalise.cu",
+        "pack/normalise.cu",
         "normalised values",
         ("lanes / 2", "lanes / 4", "sums of lanes"),
         ("mine.begin + kAlone, mine.end}", "mine.begin, mine.end}", "entries of a long row"),
@@ -892,7 +906,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # -- rows counted, listed and bundled on a GPU
     *_in(
-        "list_rows.cu",
+        "pack/list_rows.cu",
         "row lists",
         ("unit.length > p.limits[each]", "unit.length >= p.limits[each]", "units over a length"),
         (
@@ -914,7 +928,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("item += p.sections[section]", "item = p.sections[section]", "first item of a section"),
     ),
     *_in(
-        "pack_bundles.cu",
+        "pack/pack_bundles.cu",
         "bundles",
         ("fresh && other < place", "fresh && other <= place", "columns met in the row itself"),
         ("if (same) window = kNoWindow;", "window = kNoWindow;", "windows that share a warp"),
@@ -935,10 +949,23 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("i64(element) * kWindow + member", "i64(element) * kWindow", "row of a value"),
     ),
     *_in(
-        "row_windows.cuh",
-        "bundles",
-        ("indptr[middle] <= entry", "indptr[middle] < entry", "row of its first entry"),
+        "pack/search.cuh",
+        "cells",
+        ("starts[middle] <= entry", "starts[middle] < entry", "row of its first entry"),
+    ),
+    *_in(
+        "pack/search.cuh",
+        "groups",
         ("columns[middle] < column", "columns[middle] <= column", "entries before a column"),
+    ),
+    *_in(
+        "pack/search.cuh",
+        "bundles",
+        ("low = middle + 1", "low = middle + 2", "a column that is passed over"),
+    ),
+    *_in(
+        "pack/row_windows.cuh",
+        "bundles",
         (
             "static_cast<float>(entries) >= least",
             "static_cast<float>(entries) > least",

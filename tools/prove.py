@@ -1,4 +1,4 @@
-"""Make every proof of today's code again, in one command. Needs a GPU, except for --release.
+"""Renew every proof of the current code in one command. Needs a GPU, except for --release.
 
     python -m tools.prove [--out DIR] [--only verify,fuzz,stress,soak,checkers] [--fuzz-seconds S]
                           [--stress-seconds S] [--checker-seconds S] [--list]
@@ -10,15 +10,14 @@
     soak       streams, threads, 10,000 plans                   about 240 s beside the checkers
     checkers   the tools of compute-sanitizer that lack here    about 450 s for all
 
-Soak and checkers run side by side: the checkers hold the host up more than the GPU. The fuzzer's
-processes share the GPU through NVIDIA's MPS where its daemon is installed, which makes them about
-four times as fast. Those of the stress do not: the GPU has to switch between them. A proof that is
-fresh is not made again, and checkers that were stopped go on with what ``checkers.partial.json``
-lacks; both are looked for in DIR and in ``results``. Exit code: 0 if all proofs asked for are
-fresh, 1 if one is not.
+Soak and checkers run in parallel: the checkers are bound by the host, not the GPU. The fuzzer's
+processes share the GPU through NVIDIA's MPS if its daemon is installed, which makes them about four
+times as fast. Those of the stress do not, because the GPU has to switch between them. A fresh proof
+is not renewed, and checkers that were stopped continue from ``checkers.partial.json``; both are
+searched in DIR and in ``results``. Exit code: 0 if all selected proofs are fresh, 1 if one is not.
 
-CI asks for ``verify`` alone. The others are proofs of a release: ``--release`` shows how old each
-is, and exits with 1 if one is missing, has a fault, or is not of today's code.
+CI requires only ``verify``. The others are proofs of a release: ``--release`` shows how old each
+is, and exits with 1 if one is missing, has errors, or is not of the current code.
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsetile.check.parts import changed_parts
-from sparsetile.check.proofs import ages
 from sparsetile.cli.console import note, print_table
 from sparsetile.core.checks import one_of
 from tools.checkers import PARTIAL_NAME, SCHEMA, TOOLS, check_checkers
 from tools.checkers import RECORD_NAME as CHECKERS_NAME
 from tools.fuzz import check_fuzz
 from tools.mutate import check_mutations
+from tools.mutate_host import check_host
+from tools.parts import changed_parts
+from tools.proofs import ages
 from tools.record import ROOT, check_record, machine_facts, read_proof
 from tools.soak import check_soak
 from tools.stress import check_stress
@@ -53,13 +53,14 @@ PROOFS = ("verify", "fuzz", "stress", "soak", "checkers")
 # Processes of the stress: more of them make a missing wait more visible, and each plan slower.
 STRESS_PROCESSES = 8
 MPS = "nvidia-cuda-mps-control"
-_CHECKS: Mapping[str, Callable[[Path], list[str]]] = {
+CHECKS: Mapping[str, Callable[[Path], list[str]]] = {
     "verify": check_record,
     "fuzz": check_fuzz,
     "stress": check_stress,
     "soak": check_soak,
     "checkers": check_checkers,
     "mutations": check_mutations,
+    "mutations_host": check_host,
 }
 
 
@@ -75,35 +76,35 @@ class Asked:
 
 
 def lacking(path: Path) -> list[str]:
-    """Return the tools that a checkers' record has no clean entry of today's code for."""
+    """Return the tools without a clean entry of the current code in a checkers' record."""
     record, problems = read_proof(path, SCHEMA, "")
-    held = {} if problems or changed_parts(record) else record.get("checkers", {})
-    return [tool for tool in TOOLS if tool not in held or held[tool].get("errors")]
+    entries = {} if problems or changed_parts(record) else record.get("checkers", {})
+    return [tool for tool in TOOLS if tool not in entries or entries[tool].get("errors")]
 
 
 def fresh(proof: str, folder: Path) -> bool:
-    """Whether a folder of one GPU holds this proof of today's code, without a fault."""
+    """Whether a folder of one GPU has this proof of the current code, without errors."""
     path = folder / f"{proof}.json"
-    if not path.is_file() or _CHECKS[proof](path) or changed_parts(json.loads(path.read_text())):
+    if not path.is_file() or CHECKS[proof](path) or changed_parts(json.loads(path.read_text())):
         return False
     return proof != "checkers" or not lacking(path)
 
 
 def release() -> int:
-    """Print the age and the faults of every committed proof; 0 if all are of today's code."""
+    """Print the age and the errors of every committed proof; 0 if all are of the current code."""
     found = ages(ROOT)
     print_table(("proof", "of"), [[age.name, age.text] for age in found])
     faults = []
     for age in found:
         path = ROOT / "results" / f"{age.name}.json"
-        faults += _CHECKS[path.stem](path) if path.is_file() else []
+        faults += CHECKS[path.stem](path) if path.is_file() else []
     for fault in faults:
         note(f"prove: {fault}")
     return 0 if all(age.today for age in found) and not faults else 1
 
 
 def commands(asked: Asked, folder: Path) -> dict[str, list[str]]:
-    """Return the words that make each proof that is not fresh, by its name."""
+    """Return the command of each proof that is not fresh, by its name."""
     out = ["--out", str(asked.out)]
     processes = max((os.cpu_count() or 2) - 1, 1)
     tools = lacking(folder / CHECKERS_NAME)
@@ -133,17 +134,17 @@ def commands(asked: Asked, folder: Path) -> dict[str, list[str]]:
     }
 
 
-def _bring(folder: Path, held: Path) -> None:
-    """Copy what ``held`` has of the proofs, and the folder lacks."""
+def _bring(folder: Path, source: Path) -> None:
+    """Copy the proofs that the folder lacks from ``source``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (*(f"{proof}.json" for proof in PROOFS), PARTIAL_NAME):
-        if (held / name).is_file() and not (folder / name).exists():
-            shutil.copyfile(held / name, folder / name)
+        if (source / name).is_file() and not (folder / name).exists():
+            shutil.copyfile(source / name, folder / name)
 
 
 @contextlib.contextmanager
 def _shared_gpu() -> Iterator[dict[str, str]]:
-    """The environment of processes that share the GPU: NVIDIA's daemon, for as long as it lasts."""
+    """Run NVIDIA's MPS daemon; yields the environment of processes that share the GPU."""
     program = shutil.which(MPS)
     if program is None:
         yield dict(os.environ)
@@ -162,7 +163,7 @@ def _shared_gpu() -> Iterator[dict[str, str]]:
             )  # fmt: skip
 
 
-def _make(asked: Asked, folder: Path) -> None:
+def make_proofs(asked: Asked, folder: Path) -> None:
     wanted = commands(asked, folder)
     for name in ("verify", "fuzz", "stress"):
         if name not in wanted:
@@ -212,7 +213,7 @@ def main(arguments: Sequence[str]) -> int:
         for words in commands(asked, folder).values():
             print(" ".join(words[1:]))
         return 0
-    _make(asked, folder)
+    make_proofs(asked, folder)
     stale = [name for name in only if not fresh(name, folder)]
     for name in only:
         note(f"prove: {name} is {'not ' if name in stale else ''}fresh in {folder}")

@@ -1,11 +1,11 @@
-"""The GPU record: proof that today's code passed its tests on a GPU.
+"""The GPU record: proof that the current code passed its tests on a GPU.
 
-CI has no GPU. ``sparsetile verify`` runs the tests marked ``gpu`` where there is one and writes
+CI has no GPU. ``sparsetile verify`` runs the tests marked ``gpu`` on a machine with one and writes
 ``results/<gpu>/verify.json``: every outcome, and a digest of each part of the code between
-``plan()`` and the launch (``sparsetile.check.parts``). An outcome counts while the digests of
-``shared`` and of the systems that its test belongs to are today's; the next run keeps these and
-runs the others. A test in CI calls :func:`check_record`, which reports parts that changed, so a
-kernel that changed and was not run does not land.
+``plan()`` and the launch (``tools.parts``). An outcome counts while the digests of ``shared`` and
+of the systems that its test belongs to are unchanged; the next run keeps these and runs the others.
+A test in CI calls :func:`check_record`, which reports changed parts, so that a changed kernel is
+not merged before its tests were run.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import Any
 import torch
 
 from sparsetile.check.environment import driver_version, gpu_slug, nvrtc_text
-from sparsetile.check.parts import SHARED, changed_parts, part_digests
 from sparsetile.core.errors import value_error
 from sparsetile.jit import device_arch
 from tools.gpu_tests import GpuTests
 from tools.left_out import collected, leave_out
+from tools.parts import SHARED, changed_parts, part_digests
 
 __all__ = [
     "RECORD_NAME",
@@ -59,7 +59,7 @@ PROCESSES = 14
 _OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 _AGAIN = "run `sparsetile verify` on that GPU again"
-# What the child process runs: a fresh interpreter, so that no state of the caller reaches tests.
+# The child process: a fresh interpreter, so that the caller's state does not affect tests.
 _CHILD = (
     "import sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; "
     "from tools.record import _child_main; sys.exit(_child_main(sys.argv[1:]))"
@@ -67,7 +67,7 @@ _CHILD = (
 
 
 class _Outcomes:
-    """pytest plugin: one outcome per test, whatever its phases did."""
+    """pytest plugin: one outcome per test over all its phases."""
 
     def __init__(self) -> None:
         self.tests: dict[str, str] = {}
@@ -87,7 +87,7 @@ class _Outcomes:
 
 
 def _child_main(arguments: Sequence[str]) -> int:
-    """Run pytest in this process and leave the outcomes in the file named first."""
+    """Run pytest in this process and write the outcomes to the first argument."""
     import pytest
 
     outcomes = _Outcomes()
@@ -97,9 +97,9 @@ def _child_main(arguments: Sequence[str]) -> int:
 
 
 def one_thread_each() -> dict[str, str]:
-    """Return the environment of processes that share the cores: torch takes one thread in each.
+    """Return the environment of processes that share the cores: one torch thread in each.
 
-    Where fourteen processes had sixteen threads each on sixteen cores, a small float64 reference
+    With fourteen processes of sixteen threads each on sixteen cores, a small float64 reference
     took 20 s instead of 0.1 s.
     """
     return {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -126,7 +126,7 @@ def run_tests(
     dict
         Test id -> outcome.
     set
-        The tests that there are, those of ``kept`` too.
+        All tests, with those of ``kept``.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def run_tests(
         command += [str(report), "tests", "-m", marker, "-p", "tools.left_out"]
         environment = {**os.environ, **leave_out(sorted(kept), Path(folder))}
         if importlib.util.find_spec("xdist") is not None:
-            # Most of a GPU test's time is the host's: compiling, and float64 references.
+            # Most of a GPU test's time is spent on the host: compiling, and float64 references.
             command += ["-n", str(PROCESSES), "--dist", "worksteal"]
             environment |= one_thread_each()
         if expression:
@@ -154,7 +154,7 @@ def run_tests(
                 "See its output above: a crash in a kernel ends the whole process."
             )
         found, there = json.loads(report.read_text()), collected(Path(folder))
-    if found["exit"] == 4:  # pytest's code for bad usage; the selection is all that was given
+    if found["exit"] == 4:  # pytest's code for bad usage; only the selection can be wrong
         raise value_error(
             "verify", "-k", "an expression that pytest understands", repr(expression),
             "See the output above",
@@ -172,7 +172,7 @@ def _failures(tests: Mapping[str, str]) -> list[str]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what a record says of the machine: GPU, driver and versions.
+    """Return the machine's entry of a record: GPU, driver and versions.
 
     Raises
     ------
@@ -202,7 +202,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def device_facts(device: str) -> dict[str, Any]:
-    """Return what a record of runs on ``"cpu"`` or ``"cuda"`` says of the machine."""
+    """Return the machine's entry of a record of runs on ``"cpu"`` or ``"cuda"``."""
     if device == "cuda":
         return machine_facts()
     versions = {"torch": torch.__version__, "python": platform.python_version()}
@@ -235,10 +235,10 @@ def _outcomes(record: Mapping[str, Any], tests: GpuTests) -> dict[str, tuple[str
 
 
 def counting(record: Mapping[str, Any], tests: GpuTests) -> dict[str, str]:
-    """Return the outcomes of a record that need not be had again.
+    """Return the outcomes of a record that need not be renewed.
 
-    They are of today's ``shared`` and of today's code of the systems that the test belonged to,
-    which are those that it belongs to today. Failures do not count.
+    ``shared``, the systems that the test belongs to, and the code of these systems must be
+    unchanged. Failures do not count.
     """
     changed = set(changed_parts(record))
     if SHARED in changed or (changed and "parts" not in record):
@@ -251,7 +251,7 @@ def counting(record: Mapping[str, Any], tests: GpuTests) -> dict[str, str]:
 
 
 def _grouped(outcomes: Mapping[str, str], tests: GpuTests) -> dict[str, Any]:
-    """Return outcomes as a record has them: by systems, file and outcome, each name once."""
+    """Return outcomes in the form of a record: by systems, file and outcome."""
     found: dict[str, Any] = {}
     for test in sorted(outcomes):
         file, _, name = test.partition("::")
@@ -262,19 +262,19 @@ def _grouped(outcomes: Mapping[str, str], tests: GpuTests) -> dict[str, Any]:
 
 
 def collect(
-    root: Path, *, held: Iterable[Path] = (), expression: str | None = None
+    root: Path, *, earlier: Iterable[Path] = (), expression: str | None = None
 ) -> dict[str, Any]:
-    """Run the tests marked ``gpu`` that have to be run, and return the record of all of them.
+    """Run the tests marked ``gpu`` whose outcomes do not count, and return the record of all.
 
     Parameters
     ----------
     root : Path
         Source checkout.
-    held : iterable of Path
+    earlier : iterable of Path
         Folders that may have a record for this GPU. Outcomes of the first that has one are kept,
         as far as they count and are of a machine like this one.
     expression : str, optional
-        Run only the tests that match this ``-k`` expression. The record holds no others.
+        Run only the tests that match this ``-k`` expression. The record has no others.
 
     Returns
     -------
@@ -287,7 +287,7 @@ def collect(
     before, tests, now = part_digests(), GpuTests(root), datetime.now(UTC).isoformat("T", "seconds")
     kept: dict[str, str] = {}
     dates: dict[str, str] = {}
-    paths = (folder / facts["gpu"]["slug"] / RECORD_NAME for folder in held)
+    paths = (folder / facts["gpu"]["slug"] / RECORD_NAME for folder in earlier)
     if path := next((path for path in paths if path.is_file()), None):
         record, problems = read_proof(path, SCHEMA, "")
         if not problems and all(record.get(name) == fact for name, fact in facts.items()):
@@ -317,7 +317,7 @@ def collect(
 
 
 def write_record(record: dict[str, Any], folder: str | os.PathLike[str]) -> Path:
-    """Write ``record`` to ``folder/<gpu>/verify.json``, replacing the file at once or not at all.
+    """Write ``record`` to ``folder/<gpu>/verify.json`` atomically.
 
     Raises
     ------
@@ -333,7 +333,7 @@ def write_record(record: dict[str, Any], folder: str | os.PathLike[str]) -> Path
 
 
 def write_text(text: str, path: Path) -> Path:
-    """Write ``text`` to ``path``, replacing the file at once or not at all."""
+    """Write ``text`` to ``path`` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
@@ -345,7 +345,7 @@ def write_text(text: str, path: Path) -> Path:
 
 
 def write_json(body: dict[str, Any], path: Path) -> Path:
-    """Write ``body`` as JSON to ``path``, replacing the file at once or not at all."""
+    """Write ``body`` as JSON to ``path`` atomically."""
     return write_text(json.dumps(body, indent=1) + "\n", path)
 
 
@@ -368,7 +368,7 @@ def read_proof(
 
 
 def check_record(path: str | os.PathLike[str], there: Iterable[str] = ()) -> list[str]:
-    """Return what is wrong with a record, one sentence each; empty when it vouches for today.
+    """Return what is wrong with a record, one sentence each; empty when it is current.
 
     Parameters
     ----------
@@ -382,18 +382,18 @@ def check_record(path: str | os.PathLike[str], there: Iterable[str] = ()) -> lis
         return problems
     tests = GpuTests(ROOT)
     try:
-        held = _outcomes(record, tests)
+        known = _outcomes(record, tests)
     except _MALFORMED:
         return [f"{path}: does not list an outcome per test; {_AGAIN}"]
-    if all(outcome == "skipped" for outcome, _ in held.values()):
+    if all(outcome == "skipped" for outcome, _ in known.values()):
         problems.append(f"{path}: no test ran; {_AGAIN}")
     if changed := changed_parts(record):
         problems.append(f"{path}: code changed since it was run ({', '.join(changed)}); {_AGAIN}")
-    problems += [f"{path}: {name} failed" for name, (word, _) in held.items() if word == "failed"]
+    problems += [f"{path}: {name} failed" for name, (word, _) in known.items() if word == "failed"]
     absent = [
         name
         for name in there
-        if tests.needs_gpu(name) and (name not in held or held[name][1] != tests.parts(name))
+        if tests.needs_gpu(name) and (name not in known or known[name][1] != tests.parts(name))
     ]
     if absent:
         named = f"{absent[0]} and {len(absent) - 1} more" if len(absent) > 1 else absent[0]

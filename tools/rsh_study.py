@@ -7,13 +7,12 @@
     orders      nonzeros per tile and kernel times in each row order
     bytes       index arrays of RS-Tile, BitTCF and others, and what our kernel reads
     parts       share of rows, nonzeros and time in windows and in residual rows
-    planning    seconds by stage, and after how many products they have paid against csr
+    planning    seconds by stage, and the number of products after which they pay off against csr
     gcn         a six-layer GCN whose products are exchanged
     core        rsh, csr and acc beside cuSPARSE's three CSR algorithms in float32, with random
                 values: TF32, and FP16 in, FP32 out; only when asked for
 
-``tools.study`` says what a record is. Without a GPU it holds what can be counted, and times are
-null.
+``tools.study`` says what a record is. Without a GPU it has only counts, and times are null.
 """
 
 from __future__ import annotations
@@ -34,15 +33,16 @@ from torch import Tensor
 
 from sparsetile.core.checks import one_of
 from sparsetile.core.timer import time_product
+from sparsetile.engines.request import BuiltSystem
+from sparsetile.engines.tiles.hybrid_cost import HEIGHT, cheapest_split, row_costs
 from sparsetile.formats.bittcf import TILE_COLUMNS
 from sparsetile.formats.fragments import fragment_elements
-from sparsetile.formats.partition import Counts, Partition, split_by_cost, split_by_threshold
 from sparsetile.formats.rstile import RSTile
+from sparsetile.formats.window_split import Counts, Partition, split_by_cost, split_by_threshold
 from sparsetile.intake.csr import CSR
 from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import REORDERERS
-from sparsetile.systems import SYSTEMS, BuiltSystem
-from sparsetile.systems.rsh.cost import HEIGHT, cheapest_split, row_costs
+from sparsetile.systems import SYSTEMS
 from sparsetile.systems.rsh.system import RSHSystem
 from sparsetile.systems.rsh.system import thresholds as adaptive_thresholds
 from tools.study import (
@@ -87,13 +87,13 @@ def _density(counts: Counts, split: Partition | None) -> Found:
     if split is None:
         split = split_by_threshold(counts, int(counts.entries.max()), 2**62)
     tiles = int(((counts.pairs[split.windows] + TILE_COLUMNS - 1) // TILE_COLUMNS).sum())
-    held = int(counts.entries[split.tiled].sum())
+    entries = int(counts.entries[split.tiled].sum())
     return {
         "windows": split.windows.numel(),
         "tiles": tiles,
         "row_share": split.tiled.numel() / max(split.rows, 1),
-        "entry_share": held / max(int(counts.entries.sum()), 1),
-        "nonzeros_per_tile": held / max(tiles, 1),
+        "entry_share": entries / max(int(counts.entries.sum()), 1),
+        "nonzeros_per_tile": entries / max(tiles, 1),
     }
 
 
@@ -127,7 +127,7 @@ def thresholds(case: Case) -> Found:
 
 
 def orders(case: Case) -> Found:
-    """Tiles of all rows in windows, and products of rsh as it chooses."""
+    """Tiles with all rows in windows, and products of rsh with its own split."""
     found: Found = {"n": N, "dtype": dtype_name(DTYPE)}
     for name in ORDERS:
         order, counts = case.found_order(name), case.counts(name, HEIGHT)
@@ -195,7 +195,7 @@ def parts(case: Case) -> Found:
 
 
 def planning(case: Case) -> Found:
-    """Plans of csr and rsh, stage by stage; compilation, which is cached, is left out."""
+    """Plans of csr and rsh, stage by stage, without compilation, which is cached."""
     found: Found = {"n": N, "dtype": dtype_name(DTYPE)}
     asked = [("csr", "identity", None), ("rsh", "identity", None), ("rsh", "identity", "mixed")]
     for system, order, ablation in [*asked, ("rsh", "locality", None)]:

@@ -3,9 +3,9 @@
     python -m tools.soak --seconds 120 --device cuda --streams 4 --threads 8 --plans 10000 --out DIR
 
 Every system and type, several widths, transposes, gradients, other values, and plans that are made
-and dropped. An operand's memory is given back as soon as the product is launched, and overwritten.
+and dropped. An operand's memory is freed as soon as the product is launched, and overwritten.
 Inputs are small fractions, so that sums are exact and every result is compared with float64. With
-``--out`` what ran and the memory at both ends are written to ``DIR/<gpu or cpu>/soak.json``. Exit
+``--out`` the counts and the memory at both ends are written to ``DIR/<gpu or cpu>/soak.json``. Exit
 code 1 when a result was wrong, a thread failed or memory grew, 2 for bad usage.
 """
 
@@ -34,11 +34,11 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile import CSR, Plan
-from sparsetile.check.parts import part_digests
 from sparsetile.check.reference import dot_products, reference
 from sparsetile.cli.console import note
 from sparsetile.core.errors import UnsupportedError, value_error
 from sparsetile.systems import SYSTEMS
+from tools.parts import part_digests
 from tools.record import machine_facts, read_proof, write_json
 
 __all__ = ["RECORD_NAME", "SCHEMA", "check_soak", "main", "soak"]
@@ -47,13 +47,13 @@ SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "soak.json"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 WIDTHS = (8, 33, 128)
-# Products between two looks at their results: so many are under way on a stream at once.
+# Products between two checks of results: this many are in flight on a stream at once.
 DEPTH = 12
 SHOWN = 20
-# What memory may grow by from the end of the first round to the end, in bytes: the host's by what
-# allocators keep, the GPU's tensors by nothing but what a thread may still hold.
+# Bytes by which memory may grow after the first round: host memory that allocators keep, and
+# tensors on the GPU that a thread may still have.
 HOST_GROWTH, DEVICE_GROWTH = 256 * 2**20, 2**20
-# What a record that is committed covers at least.
+# What a committed record must cover.
 FEWEST = {"plans": 10_000, "streams": 4, "threads": 8, "seconds": 60}
 
 
@@ -84,7 +84,7 @@ def _fractions(shape: Sequence[int], rng: torch.Generator) -> Tensor:
 
 @dataclass
 class Station:
-    """A plan with its operands and what each product of it must be."""
+    """A plan with its operands and expected products."""
 
     name: str
     csr: CSR
@@ -117,8 +117,8 @@ def _station(name: str, pattern: CSR, n: int, dtype: torch.dtype, system: str, d
     )  # fmt: skip
 
 
-def _stations(device: str, seed: int) -> list[Station]:
-    """One for each matrix, system and type that the device serves."""
+def make_stations(device: str, seed: int) -> list[Station]:
+    """One for each matrix, system and type that the device supports."""
     rng = torch.Generator().manual_seed(seed)
     able = sorted(name for name in SYSTEMS if device in SYSTEMS[name].devices)
     widths = itertools.cycle(WIDTHS)
@@ -133,7 +133,7 @@ def _stations(device: str, seed: int) -> list[Station]:
 
 @dataclass
 class Soak:
-    """What all threads share: stations, counts, and when to end."""
+    """State shared by all threads: stations, counts, and the end."""
 
     device: str
     stations: list[Station]
@@ -186,7 +186,7 @@ class _Thread:
                     if due:
                         self._plan(self.rng.choice(shared.stations))
                     self._look()
-            # Every stream meets every product: what its scratch memory grows to is there.
+            # Every stream runs every product, so that its scratch memory reaches its final size.
             rounds = range(max(len(shared.streams), 1)) if first_round else ()
             for turn, station in itertools.product(rounds, shared.stations):
                 with self._stream(turn):
@@ -219,7 +219,7 @@ class _Thread:
         B, G = station.B.clone(), station.G.clone()
         found, expected = _KINDS[kind](station, station.plan, B, G)
         shapes = B.shape, G.shape
-        del B, G  # given back while the product may still be under way, and overwritten
+        del B, G  # freed while the product may still run, and overwritten
         for shape in shapes:
             torch.full(shape, torch.nan, dtype=station.plan.dtype, device=station.plan.device)
         self._judge(station, kind, found, expected)
@@ -277,7 +277,7 @@ _KINDS: dict[str, Callable[[Station, Plan, Tensor, Tensor], tuple[Tensor, Tensor
 
 
 def _memory(device: str) -> dict[str, int]:
-    """Bytes of the process, and of tensors on the GPU, after what is not used was collected."""
+    """Bytes of the process, and of tensors on the GPU, after garbage collection."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     found = {"host": pages * os.sysconf("SC_PAGE_SIZE")}
@@ -301,7 +301,7 @@ def _all_threads(threads: list[_Thread], first_round: bool) -> None:
 def soak(
     device: str, seconds: float, streams: int, threads: int, plans: int, seed: int
 ) -> dict[str, Any]:
-    """Run products for so long, and until so many plans were made; return what the record holds."""
+    """Run products for a time and a number of plans; return the counts for the record."""
     matmul = torch.backends.cuda.matmul
     before, cores = matmul.allow_tf32, torch.get_num_threads()
     torch.set_num_threads(1)  # each of our threads would have that many of its own
@@ -309,12 +309,12 @@ def soak(
     try:
         on_gpu = device == "cuda"
         used = [torch.cuda.Stream() for _ in range(streams)] if on_gpu else []
-        shared = Soak(device, _stations(device, seed), used, seconds, plans)
+        shared = Soak(device, make_stations(device, seed), used, seconds, plans)
         workers = [_Thread(shared, number, seed) for number in range(threads)]
         if on_gpu:
             torch.cuda.synchronize()
         _all_threads(workers[:1], first_round=True)  # compiles, and makes transposes
-        # A while of everything, so that allocators and caches have what they keep.
+        # Run everything for a while, so that allocators and caches reach their sizes.
         shared.begun, shared.seconds, shared.plans_wanted = time.monotonic(), seconds / 10, threads
         _all_threads(workers, first_round=False)
         start = _memory(device)
@@ -336,7 +336,7 @@ def soak(
 
 
 def _problems(found: dict[str, Any]) -> list[str]:
-    """What a run has to be told of: wrong results, and memory that grew."""
+    """The errors of a run: wrong results, and memory that grew."""
     problems = [f"{found['wrong']} wrong: {text}" for text in found["failures"][:1]]
     for name, most in (("host", HOST_GROWTH), ("device", DEVICE_GROWTH)):
         grown = found["memory_end"].get(name, 0) - found["memory_start"].get(name, 0)
@@ -399,7 +399,7 @@ def _run(asked: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the arguments ask for and return the exit code."""
+    """Run the soak test and return the exit code."""
     parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=120.0, help="how long to go on")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

@@ -3,15 +3,15 @@
     python -m tools.stress --seconds 120 --device cuda --processes 6 [--seed S] [--out DIR]
     python -m tools.stress --device cuda --replay NUMBER [--times 50]
 
-Each case makes one plan, or brings one new graph to ``st.spmm`` or a layer. Two or three threads
-then ask for products, transposes, gradients, other widths and casts, with and without a wait after
-planning. In some cases the last reference goes, and the memory is overwritten, while the streams
-still run. Several processes share one GPU: it switches between them, which makes missing waits
-visible. ``tools/stress_cases.py`` draws, ``tools/stress_jobs.py`` has what is asked for.
+Each case makes one plan, or passes one new graph to ``st.spmm`` or a layer. Two or three threads
+then run products, transposes, gradients, other widths and casts, with and without a wait after
+planning. In some cases the last reference is dropped, and the memory overwritten, while the streams
+still run. Several processes share one GPU: it switches between them, which exposes missing waits.
+``tools/stress_cases.py`` draws the cases, ``tools/stress_jobs.py`` has the jobs.
 
-After the threads, the same calls are made alone, on the default stream, of a second plan that is
-made the same way when all else is done. A plan that was built wrongly for ever is noticed that way
-too. Results must be equal bit for bit; layers that divide are compared within a few roundings.
+After the threads, the same calls run alone, on the default stream, with a second plan that is made
+after everything else. That also detects plans that were built wrongly. Results must be equal bit
+for bit; layers that divide are compared within a few roundings.
 
 A failure is one line: how to replay it, the case, what was wrong. With ``--out`` the counts are
 written to ``DIR/<gpu or cpu>/stress.json``. On the CPU threads have no streams. Exit code 1 when a
@@ -38,7 +38,6 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.check.parts import part_digests
 from sparsetile.cli.console import note
 from sparsetile.core.errors import UnsupportedError, value_error
 from sparsetile.nn import clear_graph_cache
@@ -50,6 +49,7 @@ from tools.fuzz_checks import settings
 from tools.fuzz_judge import Wrong, equal_bits
 from tools.fuzz_pool import Outcome, Work, case_numbers, run_in_processes
 from tools.fuzz_refusals import grouped, is_refusal
+from tools.parts import part_digests
 from tools.record import device_facts, read_proof, write_json
 from tools.stress_cases import PLAN_JOBS, StressCase, draw
 from tools.stress_jobs import LOOSE, Operands, Subject, made
@@ -58,12 +58,12 @@ __all__ = ["RECORD_NAME", "SCHEMA", "check_stress", "main", "try_case", "worker"
 
 SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "stress.json"
-# What a record that is committed covers at least.
+# What a committed record must cover.
 FEWEST = {"plans": 20_000, "processes": 4}
-# Cycles for which a stream sleeps before its last jobs, so that they are under way when a plan is
+# Cycles for which a stream sleeps before its last jobs, so that they still run when a plan is
 # dropped: about 1 ms.
 SLEEP = 2_000_000
-# Bytes that are taken and overwritten after a plan was dropped, many times each.
+# Sizes of memory that is allocated and overwritten after a plan was dropped, many times each.
 FREED = (512, 1024, 2048, 4096, 16_384, 65_536, 262_144)
 COPIES = 16
 # Seconds after which a thread that waits for the others gives up.
@@ -73,7 +73,7 @@ Found = Tensor | str  # a result, or the error that it was refused with
 
 
 class _Streams:
-    """The default stream, one to make plans on, and one a thread; nothing on the CPU."""
+    """The default stream, one to make plans on, and one per thread; nothing on the CPU."""
 
     def __init__(self, case: StressCase) -> None:
         self.used = case.device == "cuda"
@@ -88,7 +88,7 @@ class _Streams:
 
     @contextlib.contextmanager
     def making(self) -> Iterator[None]:
-        """Where the plan is made; operands of the default stream are there."""
+        """The stream on which the plan is made, ordered after the default stream."""
         if self.maker is None:
             yield
             return
@@ -97,7 +97,7 @@ class _Streams:
             yield
 
     def order(self) -> None:
-        """Let the threads' streams wait for what the current stream has so far."""
+        """Let the threads' streams wait for the current stream."""
         for stream in self.own:
             stream.wait_stream(torch.cuda.current_stream())
 
@@ -112,13 +112,13 @@ class _Streams:
 
 
 def run_case(case: StressCase) -> str:
-    """Run one case; returns the system that ran, and raises what it raises."""
+    """Run one case; returns the system that ran, or raises."""
     clear_graph_cache()
     st.clear_plan_cache()
     streams, operands = _Streams(case), Operands(case)
     shared: list[Subject] = []
     with streams.making():
-        # Operands, layers and new values are the caller's: their order is said to the streams.
+        # Operands, layers and new values are the caller's, who must order the streams.
         if case.subject != "plan":
             shared.append(made(operands))
         streams.order()
@@ -132,19 +132,19 @@ def run_case(case: StressCase) -> str:
     system = shared[0].system
     if case.dropped:
         if case.subject == "plan":
-            shared.clear()  # parameters of a layer are the caller's: its graphs alone go
+            shared.clear()  # drops a layer's graphs; its parameters are the caller's
         clear_graph_cache()
         st.clear_plan_cache()
         _overwrite(streams)
     streams.gather()
-    _compare(case, operands, found, shared, streams)
+    compare_results(case, operands, found, shared, streams)
     return system
 
 
 def _ask(
     case: StressCase, operands: Operands, streams: _Streams, shared: list[Subject]
 ) -> list[list[Found]]:
-    """Let all threads do their jobs at once; what they launched may still be under way."""
+    """Run the jobs of all threads at once; their kernels may still run afterwards."""
     count = len(case.jobs)
     found: list[list[Found]] = [[] for _ in case.jobs]
     errors: list[BaseException] = []
@@ -189,23 +189,23 @@ def _result(subject: Subject, thread: int, job: str) -> Found:
 
 
 def _overwrite(streams: _Streams) -> None:
-    """Take freed memory on the streams that it was allocated on, and write numbers into it that
-    are no addresses and no indices."""
+    """Allocate freed memory on the streams that it was allocated on, and fill it with numbers that
+    are neither addresses nor indices."""
     if not streams.used:
         return
-    held = []
+    taken = []
     for stream in (torch.cuda.current_stream(), *streams.others):
         with torch.cuda.stream(stream):
             for size in FREED:
                 for _ in range(COPIES):
-                    held.append(torch.empty(size, dtype=torch.uint8, device="cuda").fill_(0x7F))
+                    taken.append(torch.empty(size, dtype=torch.uint8, device="cuda").fill_(0x7F))
 
 
-def _compare(
+def compare_results(
     case: StressCase, operands: Operands, found: list[list[Found]], shared: list[Subject],
     streams: _Streams,
 ) -> None:  # fmt: skip
-    """Make the same calls alone, of a second plan, and compare every result."""
+    """Make the same calls alone, with a second plan, and compare every result."""
     clear_graph_cache()
     st.clear_plan_cache()
     alone = made(operands)
@@ -226,8 +226,8 @@ def _compare(
             kept = _result(shared[0], thread, job)
             right = _same(alone, kept, wanted)
             after = f"; the plan is {'right' if bool(right) else 'wrong'} afterwards"
-        raise Wrong(f"thread {thread}, {job}: {_told(result, wanted)}{after}")
-    streams.wait()  # raises what kernels did, before memory is used again
+        raise Wrong(f"thread {thread}, {job}: {_difference(result, wanted)}{after}")
+    streams.wait()  # raises errors of kernels before memory is reused
 
 
 def _same(subject: Subject, found: Found, wanted: Found) -> bool | Tensor:
@@ -243,14 +243,14 @@ def _same(subject: Subject, found: Found, wanted: Found) -> bool | Tensor:
         size = wanted.abs().amax() + 1
         return ((found - wanted).abs() <= unit * size).all()
     if subject.operands.case.subject != "plan":
-        return (found == wanted).all()  # by another system, perhaps: it may have another zero
+        return (found == wanted).all()  # another system may give the other zero
     if not found.is_cuda:
         return equal_bits(found, wanted)
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[found.element_size()]
     return (found.contiguous().view(word) == wanted.contiguous().view(word)).all()
 
 
-def _told(found: Found, wanted: Found) -> str:
+def _difference(found: Found, wanted: Found) -> str:
     if isinstance(found, str) or isinstance(wanted, str):
         shown = [each if isinstance(each, str) else "a result" for each in (found, wanted)]
         return f"{shown[0]} instead of {shown[1]}"
@@ -267,7 +267,7 @@ def _told(found: Found, wanted: Found) -> str:
 
 
 def try_case(case: StressCase) -> Outcome:
-    """Run one case and judge also what it raised."""
+    """Run one case and judge its result or its error."""
     try:
         with settings(tf32=True):  # Tensor Cores take float32 only so; operands are exact in TF32
             return Outcome(case, run_case(case))
@@ -288,12 +288,12 @@ def _described(error: BaseException) -> str:
 
 
 def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
-    """Run the cases of a seed and say on stdout what comes of each, for ``tools.fuzz_pool``."""
-    said = os.fdopen(os.dup(1), "w", buffering=1)
+    """Run the cases of a seed and print the outcome of each, for ``tools.fuzz_pool``."""
+    messages = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints
 
     def say(**facts: Any) -> None:
-        said.write(json.dumps(facts) + "\n")
+        messages.write(json.dumps(facts) + "\n")
 
     torch.set_num_threads(1)  # each of our threads would have that many of its own
     if device == "cuda":
@@ -304,7 +304,7 @@ def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
         outcome = try_case(draw(int(seed), number, device))
         say(case=number, system=outcome.system, wrong=outcome.wrong, refused=outcome.refused)
         if outcome.wrong and device == "cuda":
-            torch.cuda.synchronize()  # raises where the context is lost: a new process goes on
+            torch.cuda.synchronize()  # raises if the context is lost: a new process continues
 
 
 def check_stress(path: str | os.PathLike[str]) -> list[str]:
@@ -399,7 +399,7 @@ def _run(asked: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Stress plans, or replay a case, as the arguments ask and return the exit code."""
+    """Stress plans, or replay a case, and return the exit code."""
     parser = argparse.ArgumentParser(prog="stress", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=120.0, help="how long to go on")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

@@ -1,4 +1,4 @@
-"""Draws the cases of ``tools.stress``: a cold plan or graph, and what threads ask of it at once."""
+"""Draws the cases of ``tools.stress``: a cold plan or graph, and the jobs of threads on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.fuzz_cases import CASES_OF_A_SEED
 
 __all__ = ["LAYERS", "PLAN_JOBS", "StressCase", "draw"]
 
-# What threads ask of a plan, and how often.
+# Jobs on a plan, and how often.
 PLAN_JOBS = {
     "product": 3, "transpose": 3, "gradient": 3, "value gradient": 2, "mean": 2, "max": 2,
     "bias and relu": 2, "narrow": 3, "wide": 1, "autocast": 3, "linear": 1, "into": 1, "values": 1,
@@ -24,7 +24,7 @@ SUBJECTS = {
 }  # fmt: skip
 LAYERS = tuple(name for name in SUBJECTS if name not in ("plan", "spmm"))
 LAYER_JOBS = {"product": 3, "gradient": 2}
-# A square with few entries is most of what was found to fail; the first two are empty or tiny.
+# Most failures were found on small squares; the first two are empty or tiny.
 SIZES = {0: 1, 1: 1, 5: 3, 64: 4, 200: 3, 608: 4, 3000: 1}
 ENTRIES = {0: 1, 2: 3, 50: 4, 1000: 2, 5000: 1}
 WIDTHS = (1, 7, 8, 33, 64, 120, 257)
@@ -33,7 +33,7 @@ DTYPES = {"float32": 4, "float16": 4, "bfloat16": 2, "float64": 1}
 
 @dataclass(frozen=True)
 class StressCase:
-    """One cold plan or graph. Fields that a subject does not look at are drawn all the same.
+    """One cold plan or graph. Fields that a subject does not use are drawn too.
 
     Attributes
     ----------
@@ -44,11 +44,11 @@ class StressCase:
     waits : bool
         Whether everything is done on the GPU before threads begin.
     dropped : bool
-        Whether the last reference goes, and the memory is overwritten, while streams still run.
+        Whether the last reference is dropped, and the memory overwritten, while streams still run.
     swapped : bool
         Whether each thread makes a plan on its own stream, and the next thread uses it at once.
     jobs : tuple of tuple of str
-        What each thread asks for, in order.
+        Jobs of each thread, in order.
     """
 
     seed: int
@@ -149,7 +149,7 @@ def draw(seed: int, number: int, device: str) -> StressCase:
 
 
 def _settle(case: StressCase) -> StressCase:
-    """Make choices agree that cannot be had together; each rule says why."""
+    """Change combinations that are not supported; each rule says why."""
     if case.subject != "plan":
         case = replace(
             case, system="auto", order="auto", updated=False, moved="", swapped=False
@@ -161,7 +161,7 @@ def _settle(case: StressCase) -> StressCase:
         case = replace(
             case, jobs=tuple(tuple(kinds.get(job, "product") for job in one) for one in case.jobs)
         )
-    if not case.weighted or case.swapped:  # new values are the caller's to order
+    if not case.weighted or case.swapped:  # the caller must order new values
         case = replace(case, updated=False)
     if case.device == "cpu":  # torch takes long for dense products of 16 bits
         case = replace(case, rows=min(case.rows, 200), cols=min(case.cols, 200))

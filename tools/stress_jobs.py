@@ -1,7 +1,7 @@
-"""What threads of ``tools.stress`` ask for: products of a plan, one-call products, layers.
+"""The jobs of ``tools.stress``: products of a plan, one-call products, layers.
 
-Operands are small fractions, so that every sum is exact: results have the same bits whatever the
-order of additions. Only what divides or has a softmax is compared within a bound.
+Operands are small fractions, so that every sum is exact, and results have the same bits in any
+order of additions. Only layers that divide or have a softmax are compared within a bound.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Operands:
 
 
 class Subject:
-    """What threads share: makes results of jobs for one of them."""
+    """The object that threads share; runs the jobs of one thread."""
 
     bits = True  # whether results are equal bit for bit; else within LOOSE roundings
 

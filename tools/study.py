@@ -1,10 +1,10 @@
-"""What the studies of papers share: a matrix with its measured products, and the record.
+"""Shared code of the papers' studies: a matrix with its measured products, and the record.
 
 A study is a set of experiments. Most take a matrix, some generate what they need. Products run
 through plans; times are medians of replayed CUDA graphs. Each product is compared with csr's:
 ``error`` is the largest difference over the largest element. Exit code 1 when an experiment failed
 or a product was wrong, 2 for bad usage. The record is written after every matrix; at the time limit
-it holds what there is and names the rest under ``not_run``.
+it lists what is missing under ``not_run``.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from torch import Tensor
 
 from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.environment import commit as source_commit
-from sparsetile.bench.operands import Operands
-from sparsetile.bench.orders import Order, find_order
+from sparsetile.bench.operands import Operands, Order
 from sparsetile.cli.console import note
 from sparsetile.core.device import H200
 from sparsetile.core.errors import value_error
 from sparsetile.core.timer import time_product
 from sparsetile.data.catalog import catalog, find, load
-from sparsetile.formats.partition import Counts, count_columns
+from sparsetile.engines.request import BuiltSystem, Request
+from sparsetile.formats.window_split import Counts, count_columns
 from sparsetile.intake.csr import CSR
+from sparsetile.plan.family import Family
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan
-from sparsetile.reorder import Permutation
-from sparsetile.systems import BuiltSystem, Request
+from sparsetile.plan.variant import Variant
+from sparsetile.reorder import REORDERERS, Permutation
 from tools.record import machine_facts, write_json
 
 __all__ = [
@@ -47,13 +48,14 @@ __all__ = [
     "cusparse_times",
     "dtype_name",
     "error_of",
+    "find_order",
     "run_experiments",
     "run_study",
     "with_random_values",
 ]
 
 SCHEMA = 1
-# What products have unless an experiment says otherwise.
+# Defaults of products.
 N, DTYPE = 128, torch.float16
 CUSPARSE = ("cusparse-csr1", "cusparse-csr2", "cusparse-csr3")
 # Largest error of a product that only rounds, to 16 bits or to TF32.
@@ -69,7 +71,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def error_of(C: Tensor, expected: Tensor) -> float | None:
-    """Largest difference over the largest element; None where it is not finite."""
+    """Largest difference over the largest element; None if it is not finite."""
     if not expected.numel():
         return 0.0
     largest = float(expected.abs().max())
@@ -77,13 +79,30 @@ def error_of(C: Tensor, expected: Tensor) -> float | None:
     return found if math.isfinite(found) else None
 
 
+@functools.cache
+def _warm(name: str) -> None:
+    """Load an algorithm, and compile it on a new machine, before it is timed."""
+    indptr = torch.tensor([0, 1, 3], dtype=torch.int64)
+    indices = torch.tensor([0, 0, 1], dtype=torch.int32)
+    REORDERERS[name](CSR(indptr, indices, None, (2, 2)))
+
+
+def find_order(csr: CSR, name: str) -> Order | None:
+    """Find a row order by its name and time it; None for the given order."""
+    _warm(name)
+    begun = time.perf_counter()
+    perm = REORDERERS[name](csr).perm
+    seconds = time.perf_counter() - begun
+    return None if perm is None else Order(name, perm, seconds)
+
+
 class Case:
-    """One matrix on the device, with what several experiments ask for: each is found once.
+    """One matrix on the device, with results that several experiments share.
 
     Attributes
     ----------
     order : str
-        Row order of the experiments that look at one alone.
+        Row order of the experiments that use only one.
     wrong : list of str
         Products that were too far from csr's.
     """
@@ -123,7 +142,7 @@ class Case:
     def request(
         self, n: int = N, dtype: torch.dtype = DTYPE, ablation: str | None = None
     ) -> Request:
-        """What ``build_plan`` would ask of rsh; without a GPU, on behalf of an H200."""
+        """The request of ``build_plan`` to rsh; without a GPU, for an H200."""
         permutation = Permutation(self.order, self.perm(self.order))
         ceilings = None if self.has_gpu else H200
         return Request(self.csr, n, dtype, permutation, ablation=ablation, ceilings=ceilings)
@@ -145,7 +164,7 @@ class Case:
         rows: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Found:
-        """Check and time a plan's product; of a part of one, its ``rows``."""
+        """Check and time a plan's product, or only some of its ``rows``."""
         B, expected = self.operands(plan.n, plan.dtype)
 
         def run() -> Tensor:
@@ -164,11 +183,11 @@ class Case:
         """The product of a build that no ablation names."""
         if not self.has_gpu:
             return {"time": None, "error": None}
-        plan = Plan(
+        variant = Variant(
             request.csr, request.n, request.dtype, built, request.permutation,
             deterministic=False, report={},
         )  # fmt: skip
-        return self.measured(what, plan, rows)
+        return self.measured(what, Plan(Family(variant)), rows)
 
     def product(
         self,
@@ -180,7 +199,7 @@ class Case:
         ablation: str | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Found:
-        """The product of a system's plan, with what rsh says of its split; once."""
+        """The product of a system's plan, with rsh's split; cached."""
         if not self.has_gpu:
             return {"time": None, "error": None, "split": None}
         key = (system, n, dtype, order, ablation, out_dtype)
@@ -232,8 +251,8 @@ def _chosen(tool: str, data: Path | None, asked: str | None, defaults: Sequence[
         for name in names:
             find(name, data)  # refuses unknown names
     else:
-        held = {entry.name for entry in catalog(data) if not entry.problem}
-        names = [name for name in defaults if name in held]
+        present = {entry.name for entry in catalog(data) if not entry.problem}
+        names = [name for name in defaults if name in present]
     if not names:
         raise value_error(
             tool, "--matrices", "at least one matrix of the data folder", "none",
@@ -337,9 +356,9 @@ def run_study(
     arguments: Sequence[str],
     study: Callable[[argparse.Namespace], int],
 ) -> int:
-    """Parse what every study takes beside its own options, run it, and return the exit code."""
+    """Parse the common options of studies, run one, and return the exit code."""
     parser.add_argument("--time-limit", type=float, default=150.0, help="seconds in all")
-    parser.add_argument("--commit", default="", help="commit to record where git is missing")
+    parser.add_argument("--commit", default="", help="commit to record if git is missing")
     asked = parser.parse_args(list(arguments))
     try:
         with torch.no_grad():

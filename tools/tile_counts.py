@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsetile.bench.orders import find_order
 from sparsetile.check.tiling import Sample, sample_pairs, take_rows
 from sparsetile.core.checks import one_of
 from sparsetile.data.catalog import load
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
+from tools.study import find_order
 
 __all__ = ["STORAGES", "WINDOWS", "Counts", "Storage", "count_tiles", "counted", "main"]
 
@@ -37,7 +37,7 @@ _CHUNK_ENTRIES = 8_000_000
 
 @dataclass(frozen=True)
 class Counts:
-    """How a matrix falls into windows of rows under one order.
+    """Windows and tiles of a matrix under one row order.
 
     Attributes
     ----------
@@ -56,20 +56,20 @@ class Counts:
 
     @property
     def nnz_per_tile(self) -> float:
-        """Mean entries of an 8x8 tile, of 64: the paper's MeanNNZTC; 0 where there is no tile."""
+        """Mean entries of an 8x8 tile, of 64: the paper's MeanNNZTC; 0 if there is no tile."""
         return self.nnz / self.tiles[8] if self.tiles[8] else 0.0
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes that a format takes beside the values, which every format stores alike.
+    """Bytes of a format without the values, which are the same in every format.
 
     Attributes
     ----------
     formula : str
         M rows, Z nonzeros, T8 tiles of 8x8, T16 tiles of 16x8.
     source : str
-        Where the arrays are from.
+        Source of the arrays.
     size : callable
         Counts -> bytes.
     """
@@ -135,7 +135,7 @@ def count_tiles(csr: CSR, perm: torch.Tensor | None = None, most: int = _CHUNK_E
     perm : Tensor [M], optional
         Row order; the given one when None.
     most : int
-        Entries to look at together. Memory goes with it, the result does not.
+        Entries per chunk. Memory depends on it, the result does not.
     """
     pairs, tiles = dict.fromkeys(WINDOWS, 0), dict.fromkeys(WINDOWS, 0)
     for chunk in _chunks(csr, perm, most):
@@ -163,7 +163,7 @@ def counted(matrix: str, csr: CSR, order: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print one JSON line a matrix and order."""
+    """Print one JSON line per matrix and order."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("matrices", nargs="+", metavar="MATRIX")
     parser.add_argument("--data", type=Path, help="folder in which names are looked up")

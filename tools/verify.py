@@ -3,9 +3,9 @@
     python -m tools.verify [--out DIR] [--all] [-k EXPR] [--checker TOOLS] [--time-limit SECONDS]
                            [--json]
 
-``sparsetile verify`` is the same command. Only tests whose outcome in the record does not count any
-more are run, unless ``--all`` is given; ``-k`` runs what matches and writes nothing. The record is
-looked for in DIR and in ``results``. Exit code 1 when a test failed, a checker found something or
+``sparsetile verify`` is the same command. Only tests whose outcome in the record no longer counts
+are run, unless ``--all`` is given; ``-k`` runs what matches and writes nothing. The record is
+searched in DIR and in ``results``. Exit code 1 when a test failed, a checker found something or
 did not finish, or nothing ran; 2 for bad usage and for a machine without a GPU.
 """
 
@@ -28,9 +28,9 @@ __all__ = ["main"]
 
 
 def _verify(expression: str | None, folder: Path, everything: bool, as_json: bool) -> int:
-    """Run the GPU tests that have to be run and write the record of all."""
-    held = () if everything or expression is not None else (folder, ROOT / "results")
-    record = collect(ROOT, held=held, expression=expression)
+    """Run the GPU tests whose outcomes do not count, and write the record of all."""
+    earlier = () if everything or expression is not None else (folder, ROOT / "results")
+    record = collect(ROOT, earlier=earlier, expression=expression)
     counts, gpu = record["counts"], record["gpu"]
     if as_json:
         print_json(record)
@@ -51,7 +51,7 @@ def _verify(expression: str | None, folder: Path, everything: bool, as_json: boo
 
 
 def _check(tools: str, limit: float, folder: Path, as_json: bool) -> int:
-    """Run the checkers named; each that finishes is written, whatever others do."""
+    """Run the named checkers; the result of each that finishes is written."""
     names = [one_of("verify", "--checker", name, TOOLS) for name in tools.split(",")]
     machine_facts()  # refuses a machine without a GPU before anything is started
     find_tool()
@@ -88,7 +88,7 @@ def _check(tools: str, limit: float, folder: Path, as_json: bool) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the arguments ask for and return the exit code."""
+    """Run the tests or checkers and return the exit code."""
     parser = argparse.ArgumentParser(prog="verify", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="write DIR/<gpu>/verify.json or checkers.json")
     parser.add_argument("--all", action="store_true", help="run also tests whose outcome counts")
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
             raise value_error(
                 "verify", "-k", "omitted with --checker", repr(asked.expression), "Omit one of both"
             )
-        # What a checker started would go on without it, and stand in the next one's way.
+        # Otherwise the checker's child processes would go on and slow the next one down.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return _check(asked.checker, asked.time_limit, folder, asked.json)

@@ -8,7 +8,7 @@
     fit       Equation 1 fitted to generated products, 80 % of them; R² on the others
     ladder    synchronous copies, bulk copies, BMat, multi-tier pipeline, persistent blocks
     overlap   times with one buffer, with the pipeline, and with no hand-over: the overlap rate
-    gather    bytes of rows of B a second, beside what bulk copies reach without a product
+    gather    bytes of rows of B per second, and those of bulk copies without a product
 
 The last three need matrices, and everything needs a GPU: without one the record says so. Products
 without a hand-over are wrong by design and are not compared. ``tools.study`` says what a record is.
@@ -82,7 +82,7 @@ def gamma(device: torch.device) -> Found:
 
 
 def fit(device: torch.device) -> Found:
-    """Coefficients of Equation 1 with D in columns of B, and R² on products not fitted to."""
+    """Coefficients of Equation 1 with D in columns of B, and R² on the other products."""
     wrong: list[str] = []
 
     def measure(csr: CSR, name: str, n: int) -> float:
@@ -104,7 +104,7 @@ def fit(device: torch.device) -> Found:
 
 
 def ladder(case: Case) -> Found:
-    """Each step of the breakdown, with all before it."""
+    """Each step of the breakdown, with all earlier ones."""
     return {
         "steps": [
             {"n": n, "step": {None: "whole tiles", "bits": "persistent"}.get(step, step)}
@@ -125,13 +125,13 @@ def _pipes(change: Callable[[Pipe], Pipe]) -> Iterator[None]:
             table.update({key: change(pipe) for key, pipe in table.items()})
         yield
     finally:
-        for table, held in zip(tables, before, strict=True):
-            table.update(held)
+        for table, old in zip(tables, before, strict=True):
+            table.update(old)
         registry._runners.clear()
 
 
 def overlap_rate(sync: float, ours: float, free: float) -> float | None:
-    """Equation 3: how much of what overlap could save is saved; None where it could save nothing.
+    """Equation 3: the share of the possible saving by overlap; None if nothing can be saved.
 
     >>> overlap_rate(3.0, 1.5, 1.0)
     0.75
@@ -179,7 +179,7 @@ def gather(case: Case) -> Found:
     return {"rows": rows[1], "rows_of_32": rows[2], "copies_alone": COPY_SHARE, "steps": steps}
 
 
-# By what they take: the device alone, or a matrix.
+# Experiments on the device alone, and on a matrix.
 GENERATED: dict[str, Callable[[torch.device], Found]] = {"gamma": gamma, "fit": fit}
 MEASURED: dict[str, Callable[[Case], Found]] = {
     "ladder": ladder, "overlap": overlap, "gather": gather,

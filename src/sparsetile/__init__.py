@@ -16,13 +16,13 @@ Importing the package does not initialise CUDA. Kernels are compiled when a plan
 from __future__ import annotations
 
 from sparsetile._version import __version__
+from sparsetile.cache.spmm import clear_plan_cache, spmm
 from sparsetile.core.epoch import changed
 from sparsetile.core.errors import CompileError, DataError, PlanFileError, UnsupportedError
 from sparsetile.intake import CSR
 from sparsetile.plan.load import load_plan
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
-from sparsetile.plan.spmm import clear_plan_cache, spmm
 from sparsetile.systems.table import systems
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.balance.cover import check_cover
 
 from sparsetile.balance import CoBalanced
 from sparsetile.balance.cobalance import MIN_TILES
@@ -48,7 +48,10 @@ def loads(schedule: CoBalanced) -> list[float]:
 @given(WINDOWS, WORKERS, WIDTHS, st.booleans(), st.sampled_from([1, 2, 4]))
 def test_every_tile_of_every_unit_of_columns_is_in_one_item(tiles, workers, width, in_turn, least):
     schedule = made(tiles, workers, width, in_turn=in_turn, least=least, step=2)
-    schedule.validate(units_of(tiles))
+    check_cover(units_of(tiles), schedule.pieces())
+    first = schedule.first_of_worker.tolist()
+    assert first == sorted(first) and (first[0], first[-1]) == (0, schedule.item_count)
+    assert not bool(schedule.items[:, 6:].any())
     offsets = [0, *itertools.accumulate(tiles)]
     held = np.zeros((max(sum(tiles), 1), width), dtype=int)
     written = np.zeros((len(tiles), width), dtype=int)
@@ -63,20 +66,20 @@ def test_every_tile_of_every_unit_of_columns_is_in_one_item(tiles, workers, widt
     assert (written[whole] == 1).all() and not written[cut].any()
 
 
-def test_windows_are_split_along_n_where_shares_are_wide_enough():
+def test_windows_are_split_along_n_if_shares_are_wide_enough():
     schedule = made([400, 400], workers=4, least=4)
     assert schedule.slot_count == 0 and schedule.shared_windows == 2
     assert schedule.largest == 1.0
     assert schedule.items[:, 4:6].tolist() == [[0, 8], [8, 16]] * 2
 
 
-def test_hub_windows_are_cut_along_their_tiles_where_n_is_too_narrow():
+def test_hub_windows_are_cut_along_their_tiles_if_n_is_too_narrow():
     schedule = made([4000, 40, 40], workers=40, width=4, least=4)
     pieces = schedule.items[schedule.items[:, 0] == 0]
     assert schedule.slot_count >= 39 and len(pieces) >= 39
     lengths = pieces[:, 2] - pieces[:, 1]
     assert int(lengths.min()) >= MIN_TILES and schedule.largest < 1.15
-    schedule.validate(units_of([4000, 40, 40]))
+    check_cover(units_of([4000, 40, 40]), schedule.pieces())
 
 
 @pytest.mark.parametrize("deviation", [0, 64, 128, 192])
@@ -152,7 +155,7 @@ def test_points_snap_to_windows_and_refinement_is_never_worse(tiles, workers, wi
     assert (refined_points(points, prefix, width) == better).all(), "seeded"
 
 
-def test_refinement_improves_on_the_greedy_points_where_windows_are_few():
+def test_refinement_improves_on_the_greedy_points_if_windows_are_few():
     tiles = [(37 * i * i + 11 * i) % 97 for i in range(40)]
     greedy, refined = (made(tiles, 9, 8, refine=refine).largest for refine in (False, True))
     assert refined < greedy
@@ -172,33 +175,3 @@ def test_rejects_no_workers_and_no_width(options, text):
     with pytest.raises(ValueError) as caught:
         CoBalanced.make(units_of([3]), **{"workers": 1, "width": 1, **options})
     assert str(caught.value) == text
-
-
-@pytest.mark.parametrize(
-    "at, value, said",
-    [
-        ((0, 5), 15, "items must be of columns 0 to 16, each once, got 0 to 15"),
-        ((0, 4), 1, "items must be of columns 0 to 16, each once, got 1 to 16"),
-        ((0, 6), 1, "items must be followed by two zeros, got other numbers"),
-    ],
-)
-def test_validation_names_what_is_wrong_with_the_columns(at, value, said):
-    schedule = made([3, 4], 1)
-    items = schedule.items.clone()
-    items[at] = value
-    with pytest.raises(ValueError, match=f"CoBalanced.validate: {said}"):
-        dataclasses.replace(schedule, items=items).validate(units_of([3, 4]))
-
-
-@pytest.mark.parametrize(
-    "first, said",
-    [
-        ([0, 1], "first_of_worker must be from 0 to 2, got from 0 to 1"),
-        ([0, 2, 1, 2], "first_of_worker must be never decreasing, got a smaller after a larger"),
-    ],
-)
-def test_validation_names_what_is_wrong_with_the_workers(first, said):
-    schedule = made([3, 4], 1)
-    wrong = torch.tensor(first, dtype=torch.int32)
-    with pytest.raises(ValueError, match=f"CoBalanced.validate: {said}"):
-        dataclasses.replace(schedule, first_of_worker=wrong).validate(units_of([3, 4]))

@@ -28,7 +28,7 @@ def test_block_rows_are_listed_with_their_first_block_and_how_many_they_have():
     blocks = BCSR.pack(csr_of(MATRICES["one dense row"]()), block=32)
     items = LongestFirst.make(blocks.units()).items.long()
     assert torch.equal(items[:, 1], blocks.block_row_ptr.long()[items[:, 0]])
-    assert torch.equal(items[:, 2], blocks.blocks_per_row().long()[items[:, 0]])
+    assert torch.equal(items[:, 2], blocks.block_row_ptr.diff().long()[items[:, 0]])
 
 
 def test_the_longest_is_known_and_is_0_without_units():

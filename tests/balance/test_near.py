@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -39,54 +37,6 @@ def test_a_schedule_moves_with_all_its_tensors(policy, options):
     moved = made.to(torch.device("meta"))
     assert all(tensor.is_meta for tensor in moved.tensors().values())
     assert moved.item_count == made.item_count and type(moved) is policy
-
-
-def _lengths() -> dict[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(4)
-    mixed = torch.randint(0, 60, (700,), generator=draw) * 2
-    mixed[5], mixed[6], mixed[320] = 5000, 0, 900
-    return {
-        "none": torch.zeros(0, dtype=torch.int64),
-        "one": torch.tensor([6]),
-        "one without a list": torch.tensor([0]),
-        "one long": torch.tensor([8192]),
-        "all short": torch.randint(0, 3, (600,), generator=draw) * 2,
-        "all long": torch.randint(50, 300, (40,), generator=draw) * 2,
-        "mixed": mixed,
-    }
-
-
-MORE = [
-    *POLICIES,
-    pytest.param(SCHEDULES["segments"], {"max_length": 64, "wide_length": 200}, id="all are wide"),
-    pytest.param(SCHEDULES["windows"], {"step": 2, "limit": 64, "shared": 16}, id="steps of two"),
-    pytest.param(SCHEDULES["windows"], {"step": 2, "limit": 4, "run": 4}, id="pieces of a group"),
-    pytest.param(SCHEDULES["windows"], {"limit": 1000, "shared": 1000}, id="few are shared"),
-]
-
-
-@pytest.mark.parametrize(("policy", "options"), MORE)
-@pytest.mark.parametrize("name", _lengths())
-def test_numpy_lists_few_units_as_tensor_operations_do(policy, options, name, monkeypatch):
-    length = _lengths()[name]
-    offsets = torch.nn.functional.pad(length.cumsum(0), (1, 0))
-    units = [Units.from_offsets(offsets) for _ in range(2)]
-    if policy.reason(units[0]) is not None:
-        pytest.skip("another kind of units")
-    assert units[0].few_here
-    near, tally = policy.make(units[0], **options), units[0].tally
-    near.validate(units[0])
-    monkeypatch.setattr(module, "HOST_UNITS", -1)
-    assert not units[1].few_here
-    made = policy.make(units[1], **options)
-    assert tally == units[1].tally
-    for field in dataclasses.fields(made):
-        a, b = getattr(near, field.name), getattr(made, field.name)
-        if isinstance(a, torch.Tensor):
-            assert a.dtype is b.dtype and a.shape == b.shape and torch.equal(a, b), field.name
-            assert a.is_contiguous(), field.name
-        else:
-            assert a == b, field.name
 
 
 @pytest.mark.gpu

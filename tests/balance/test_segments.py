@@ -8,11 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from tests.balance.cover import check_cover
 from tests.contracts.cases import MATRICES, csr_of
 
 from sparsetile import CSR
-from sparsetile.balance import SegmentSchedule, WindowSchedule, windows
+from sparsetile.balance import SegmentSchedule
 from sparsetile.balance import segments as module
+from sparsetile.balance.segments import cut_on_host
 from sparsetile.balance.tree import FAN_IN
 from sparsetile.formats import LIST_STEP, BitTCF, RowBundles, Units, row_units
 
@@ -197,7 +199,7 @@ def test_longer_rows_have_a_warp_and_the_longest_a_thread_block():
     length, cut = items[:, 2] - items[:, 1], items[:, 3] >= 0
     assert np.array_equal(sections == 0, length > 5)
     assert np.array_equal(sections == 2, (length <= 5) & (cut | (length > 2)))
-    schedule.validate(units)
+    check_cover(units, schedule.pieces())
 
 
 def test_bundles_are_not_shared_by_warps():
@@ -220,26 +222,17 @@ def test_equal_parts_of_neighbouring_cut_rows_follow_each_other():
     assert parts[first:] == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("policy", [SegmentSchedule, WindowSchedule], ids=lambda each: each.name)
-def test_few_pieces_are_listed_on_the_host_as_many_are_on_the_device(policy, monkeypatch):
+def test_pieces_that_the_host_lists_are_those_of_tensor_operations():
     draw = torch.Generator().manual_seed(9)
-    length = torch.randint(0, 60, (700,), generator=draw)
-    length[torch.randint(0, 700, (45,), generator=draw)] = torch.randint(
-        200, 3000, (45,), generator=draw
-    )
-    units = Units.from_offsets(torch.cat([torch.zeros(1).long(), length.cumsum(0)]))
-    options = (
-        [{"max_length": n, "wide_length": w} for n in (7, 32, 128, 600) for w in (None, 9, 700)]
-        if policy is SegmentSchedule
-        else [{"limit": n, "run": 2} for n in (16, 128, 1000)]
-    )
-    few = [policy.make(units, **each) for each in options]
-    for part in (module, windows):
-        monkeypatch.setattr(part, "HOST_PIECES", -1)
-    for found, each in zip(few, options, strict=True):
-        wanted = policy.make(units, **each)
-        assert wanted.slot_count > 0
-        for name, tensor in wanted.tensors().items():
-            assert torch.equal(getattr(found, name), tensor), name
-        if isinstance(found, SegmentSchedule) and isinstance(wanted, SegmentSchedule):
-            assert found.sections == wanted.sections
+    length = torch.randint(200, 3000, (45,), generator=draw)
+    offsets = torch.nn.functional.pad(length.cumsum(0), (1, 0))
+    for bundled in (False, True):
+        units = Units(torch.arange(45), offsets[:-1] * 4, length * 4, torch.full((45,), bundled))
+        columns = (units.label, units.begin, units.length, units.bundled.long())
+        for max_length in (8, 32, 128, 600):
+            wanted = SegmentSchedule.make(units, max_length=max_length)
+            lists, tree = cut_on_host(torch.stack(columns, 1).numpy(), max_length)
+            assert wanted.items.tolist() == np.concatenate(lists).tolist()
+            assert lists[1 if bundled else 2].shape[0] == wanted.item_count
+            assert torch.equal(tree[0], wanted.parent_of_slot)
+            assert torch.equal(tree[1], wanted.nodes)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsetile.balance import WindowShares
-from sparsetile.balance.shares import EVEN_ROUNDS, LONG_SHARE, MIN_TILES, WINDOW_COST
+from sparsetile.balance.window_shares import EVEN_ROUNDS, LONG_SHARE, MIN_TILES, WINDOW_COST
 from sparsetile.formats import Units
 
 WINDOWS = st.lists(st.integers(0, 90) | st.sampled_from([0, 0, 1, 7, 8, 400]), max_size=60)
@@ -95,7 +95,7 @@ def test_no_worker_has_much_more_than_the_mean(tiles, workers):
 
 @settings(max_examples=200, deadline=None)
 @given(WINDOWS, WORKERS)
-def test_dealt_windows_even_out_what_the_deal_left(tiles, workers):
+def test_the_last_windows_balance_the_dealt_shares(tiles, workers):
     shares = made(tiles, workers, dealt=True)
     mean = (sum(tiles) + WINDOW_COST * len(tiles)) / workers
     short = [each for each in tiles if each + WINDOW_COST <= LONG_SHARE * mean]
@@ -105,7 +105,7 @@ def test_dealt_windows_even_out_what_the_deal_left(tiles, workers):
     assert max(loads(shares)) <= max(mean, dealt) + 2 * MIN_TILES + 2 * WINDOW_COST
 
 
-def test_a_long_window_among_short_ones_is_cut_where_windows_are_dealt_out():
+def test_a_long_window_among_short_ones_is_cut_if_windows_are_dealt_out():
     random = torch.Generator().manual_seed(4)
     tiles = torch.randint(20, 90, (800,), generator=random).tolist()
     tiles[7] = tiles[500] = 600

@@ -1,11 +1,11 @@
-"""A worker that speaks the protocol without torch: what it does hangs on the matrix's name."""
+"""A worker that answers without torch: what it does depends on the matrix's name."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 SAMPLES = {"seconds": [1e-3, 1.1e-3, 1.2e-3], "method": "clock", "launches": 1}
@@ -15,7 +15,7 @@ def answer(entry: dict[str, Any]) -> dict[str, Any]:
     name = entry["matrix"]
     size = {"rows": 2, "cols": 2, "nnz": 2, "weighted": False}
     if name == "crash" and entry["system"] == "cpu":
-        print("segment broken", file=sys.stderr, flush=True)
+        os.write(2, b"segment broken\n")
         os.kill(os.getpid(), 11)
     if name == "hang" and entry["system"] == "cpu":
         time.sleep(60)
@@ -44,19 +44,21 @@ def answer(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-if sys.argv[1] == "absent":
-    print("ImportError: no such library", file=sys.stderr)
+def serve(connection: Connection) -> None:
+    loaded: list[str] = []
+    connection.send({"ready": {"device": "cpu", "device_name": "Fake CPU"}})
+    while (request := connection.recv()) is not None:
+        if request["cmd"] == "load":
+            loaded.append(request["path"])
+            reply = {"status": "ok"}
+        elif request["cmd"] == "again":
+            reply = {"status": "ok", "samples": SAMPLES}
+        else:
+            reply = answer(request["entry"])
+            reply["loaded"] = list(loaded)
+        connection.send(reply)
+
+
+def absent(connection: Connection) -> None:
+    os.write(2, b"ImportError: no such library\n")
     sys.exit(1)
-loaded: list[str] = []
-print(json.dumps({"ready": {"device": "cpu", "device_name": "Fake CPU"}}), flush=True)
-for line in sys.stdin:
-    request = json.loads(line)
-    if request["cmd"] == "load":
-        loaded.append(request["path"])
-        reply = {"status": "ok"}
-    elif request["cmd"] == "again":
-        reply = {"status": "ok", "samples": SAMPLES}
-    else:
-        reply = answer(request["entry"])
-        reply["loaded"] = list(loaded)
-    print(json.dumps(reply), flush=True)

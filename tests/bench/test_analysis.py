@@ -167,7 +167,7 @@ def test_the_summary_counts_wins_and_lists_every_loss() -> None:
     assert group.geomean == pytest.approx(1.0)
     assert (group.won, group.count) == (2, 3)
     assert (group.worst_matrix, group.worst) == ("b", pytest.approx(0.5))
-    assert [loss.matrix for loss in group.losses] == ["b"]
+    assert [loss["matrix"] for loss in group.losses] == ["b"]
 
 
 def test_geomean_of_nothing_is_nan() -> None:

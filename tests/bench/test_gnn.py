@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from sparsetile.bench import gnn, training
-from sparsetile.bench.gnn_paths import PATHS, Path, Prepared, Sparsetile
-from sparsetile.bench.gnn_summary import geometric_means, gnn_rows
+from sparsetile.bench.gnn import geometric_means, gnn_rows
 from sparsetile.bench.record import read_records
-from sparsetile.bench.training import SETTINGS, Setting, train
+from sparsetile.bench.training import PATHS, SETTINGS, Prepared, Setting, train
 from sparsetile.cli import main
 from sparsetile.core.errors import DataError
 from sparsetile.data import generators
@@ -99,7 +99,7 @@ def judged(losses, reference=(1.0,) * 300):
     }  # fmt: skip
     other = entry | {"path": "pyg-sparse", "kind": "baseline", "losses": list(reference)}
     mine = entry | {"path": "sparsetile", "kind": "system", "losses": list(losses)}
-    return gnn._held_against(mine, {gnn._key(other): other})
+    return gnn._compared(mine, {gnn._key(other): other})
 
 
 def test_single_epochs_count_at_first_and_the_median_of_them_later():
@@ -118,7 +118,7 @@ def test_single_epochs_count_at_first_and_the_median_of_them_later():
     assert judged(same[:-1])["status"] == "wrong"
     alone = {"path": "sparsetile", "kind": "system", "losses": same, "status": "wrong"}
     entry = judged(same) | alone
-    assert gnn._held_against(entry, {})["status"] == "wrong"  # the verdict stays
+    assert gnn._compared(entry, {})["status"] == "wrong"  # the verdict stays
 
 
 def test_losses_may_differ_by_twice_what_rounding_does():
@@ -128,13 +128,13 @@ def test_losses_may_differ_by_twice_what_rounding_does():
     reference = entry | {"path": "pyg-sparse", "kind": "baseline", "losses": same}
     rounded = [1.0] * (first - 1) + [1.02] + [1.01] * (300 - first)
     control = entry | {"path": "pyg-rounded", "kind": "control", "losses": rounded}
-    held = {gnn._key(each): each for each in (reference, control)}
-    assert gnn._held_against(control, held)["status"] == "ok"  # a finding, not a fault
-    assert gnn._held_against(control, held)["loss_difference"] == pytest.approx(0.02)
+    known = {gnn._key(each): each for each in (reference, control)}
+    assert gnn._compared(control, known)["status"] == "ok"  # a finding, not a fault
+    assert gnn._compared(control, known)["loss_difference"] == pytest.approx(0.02)
 
     def status(early: float, late: float) -> str:
         losses = [1.0] * (first - 1) + [early] + [late] * (300 - first)
-        return gnn._held_against(entry | {"losses": losses}, held)["status"]
+        return gnn._compared(entry | {"losses": losses}, known)["status"]
 
     assert status(1.039, 1.019) == "ok"
     assert status(1.041, 1.0) == status(1.0, 1.03) == "wrong"
@@ -198,29 +198,28 @@ def test_records_are_written_and_resumed(tmp_path):
 
 
 def test_a_product_that_is_wrong_is_recorded_as_wrong(tmp_path, monkeypatch, capsys):
-    class Doubled(Sparsetile):
-        def product(self, run):
-            return lambda x, bias, relu: 2 * run(x, bias=bias, relu=relu)
+    right = PATHS["sparsetile"]
 
-    monkeypatch.setitem(PATHS, "sparsetile", Doubled())
+    def doubled(matrix, width, reorder):
+        product = right.prepare(matrix, width, reorder).product
+        return Prepared(lambda x, bias, relu: 2 * product(x, bias, relu))
+
+    monkeypatch.setitem(PATHS, "sparsetile", replace(right, prepare=doubled))
     out = tmp_path / "gnn.jsonl"
     words = ["bench", "gnn", "--device", "cpu", "--matrices", GRAPH, "--settings", "gcn2-128"]
     words += ["--epochs", "3", "--systems", "pyg-sparse,sparsetile", "--out", str(out)]
     assert main(words) == 1
     assert "sparsetile: wrong, losses differ by" in capsys.readouterr().err
-    monkeypatch.setitem(PATHS, "sparsetile", Sparsetile())
+    monkeypatch.setitem(PATHS, "sparsetile", right)
     assert main([*words, "--retry"]) == 0
     assert "1 measured, 1 already in" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_costs_its_own_record(tmp_path, monkeypatch):
-    class Broken(Path):
-        name = "pyg-edges"
+    def broken(matrix, width, reorder) -> Prepared:
+        raise RuntimeError("CUDA out of memory")
 
-        def prepare(self, matrix, width, reorder) -> Prepared:
-            raise RuntimeError("CUDA out of memory")
-
-    monkeypatch.setitem(PATHS, "pyg-edges", Broken())
+    monkeypatch.setitem(PATHS, "pyg-edges", replace(PATHS["pyg-edges"], prepare=broken))
     outcome = gnn.run_gnn(select(paths=("pyg-edges", "sparsetile")), out=tmp_path / "gnn.jsonl")
     assert [record["status"] for record in outcome.records] == ["error", "ok"]
     assert outcome.records[0]["reason"] == "CUDA out of memory"

@@ -6,141 +6,9 @@ import re
 
 import pytest
 
-from sparsetile.bench.analysis import attach_baselines
 from sparsetile.bench.report import render_markdown, render_page
-from sparsetile.bench.report.papers import ladder_steps, published_rows
-from sparsetile.bench.suites import load_suite
 
 from .fakes import a_run, environment, failed, record
-
-
-def test_published_figures_and_ladders_stand_beside_the_measured() -> None:
-    records = []
-    for n, seconds in ((256, 1e-5), (512, 0.5e-5)):
-        for system in ("voltrix", "cusparse-csr1"):
-            spent = seconds if system == "voltrix" else 2e-5
-            records.append(record("DD", system, n, spent, suite="voltrix"))
-    records.append(
-        record("DD", "voltrix", 256, 4e-5, suite="voltrix", config={"ablation": "tma"})
-    )  # fmt: skip
-    text = render_markdown(records)
-    assert "Beside the published figures" in text
-    assert "| not measured |" in text  # nothing at N = 1024
-    assert "Not measured: synchronous copies, + BMat, + multi-tier, + persistent." in text
-    assert "| voltrix | N = 256 | 2.4 | H100 | 2.00 | 1 | 0 |" in text
-
-
-def _ladder(found: dict[tuple[str, str], float], suite: str = "acc", which: int = 0) -> list[dict]:  # type: ignore[type-arg]
-    """Records of a suite's ladder: (matrix, label) -> seconds, against 8e-5."""
-    steps = {step["label"]: step["config"] for step in load_suite(suite).ladders[which]["steps"]}
-    records = []
-    for (matrix, label), seconds in found.items():
-        records.append(record(matrix, "acc", 128, seconds, suite=suite, config=steps[label]))
-        records.append(record(matrix, "cusparse-csr1", 128, 8e-5, suite=suite))
-    return attach_baselines(records)
-
-
-def test_a_ladder_compares_its_steps_on_the_same_products() -> None:
-    records = _ladder(
-        {
-            ("a", "BitTCF"): 4e-5,
-            ("a", "+ reorder"): 2e-5,
-            ("a", "+ balance"): 1e-5,
-            ("b", "+ balance"): 9e-5,
-        }
-    )
-    (found,) = ladder_steps(load_suite("acc"), records)
-    assert found["count"] == 1  # b lacks two steps, so it counts in none
-    assert [round(speedup, 2) for _, speedup in found["bars"]] == [2.0, 4.0, 8.0]
-    assert found["missing"] == ["+ cache policy", "+ pipeline"]
-
-
-def test_parts_that_are_off_alone_are_held_against_the_whole() -> None:
-    alone = {("a", "everything"): 1e-5, ("a", "without balance"): 2e-5}
-    records = _ladder({**alone, ("a", "nor the pipeline"): 1.25e-5}, "acc_parts", 1)
-    both = ladder_steps(load_suite("acc_parts"), records)
-    gains = [(label, gain and round(gain, 2)) for label, _, gain in both[1]["gains"]]
-    assert gains == [("everything", None), ("without balance", 0.5), ("nor the pipeline", 0.8)]
-    text = render_markdown(records)
-    assert "Each step is held against the first; geomeans over the same 1 products." in text
-    assert "| step | over the best baseline | over the first |" in text
-    assert "| without balance | 4.00 | 0.50 |" in text
-    assert "### Acc: BitTCF, reordering, cache policy, pipeline, balance" in text
-
-
-def test_without_the_whole_nothing_is_held_against_it() -> None:
-    records = _ladder({("a", "without balance"): 2e-5}, "acc_parts", 1)
-    found = ladder_steps(load_suite("acc_parts"), records)[1]
-    assert found["gains"] == [("without balance", 4.0, None)]
-    assert "everything" in found["missing"]
-
-
-def test_a_ladder_is_drawn_at_its_own_width_alone() -> None:
-    records = _ladder({("a", "BitTCF"): 4e-5})
-    other = [{**r, "n": 512} for r in records]
-    assert ladder_steps(load_suite("acc"), records)[0]["count"] == 1
-    assert ladder_steps(load_suite("acc"), other)[0]["count"] == 0
-
-
-def test_a_step_that_was_refused_says_why() -> None:
-    config = load_suite("acc").ladders[0]["steps"][0]["config"]
-    refused = failed(
-        "skipped", "needs sm_80 or newer", matrix="a", system="acc", n=128, suite="acc",
-        config=config,
-    )  # fmt: skip
-    (found,) = ladder_steps(load_suite("acc"), attach_baselines([refused]))
-    assert found["why"] == "needs sm_80 or newer" and len(found["missing"]) == 5
-
-
-def test_a_published_time_stands_beside_the_stand_in_that_was_measured() -> None:
-    records = [record("flickr-like", "brp", suite="brp", source="stand-in")]
-    rows = {row["where"]: row for row in published_rows(load_suite("brp"), records)}
-    assert rows["flickr-like"]["measured"] == pytest.approx(51.2)
-    assert rows["flickr-like"]["standins"] == 1
-    assert rows["Yelp"]["measured"] is None and rows["Yelp"]["count"] == 0
-
-
-def test_a_published_figure_of_dense_enough_matrices_leaves_the_others_out() -> None:
-    """Table I of AsyncSparse: the same products, by density and type."""
-    size = {"rows": 1000, "cols": 1000, "n": 512}
-    records = [
-        {**record("thin", "wcsr", suite="asyncsparse"), **size, "nnz": 900, "gflops": 1000.0},
-        {**record("full", "wcsr", suite="asyncsparse"), **size, "nnz": 9000, "gflops": 4000.0},
-        {
-            **record("half", "wcsr", suite="asyncsparse", dtype="bfloat16"),
-            **size, "nnz": 9000, "gflops": 64000.0,
-        },
-    ]  # fmt: skip
-    rows = published_rows(load_suite("asyncsparse"), records)
-    found = {
-        row["what"].rpartition(", ")[2]: (row["measured"], row["published"])
-        for row in rows
-        if row["system"] == "wcsr" and row["where"] == "N = 512"
-    }
-    assert found["all 414 matrices"] == (pytest.approx(2.0), 4.04)
-    assert found["density over 0.1 %"] == (pytest.approx(4.0), 11.76)
-    assert found["density over 0.5 %"] == (pytest.approx(4.0), 19.33)
-    assert found["density over 1 %"] == (None, 21.89)
-
-
-def test_a_published_ratio_to_one_baseline_is_held_against_that_baseline() -> None:
-    """Table III of AsyncSparse is over torch.mm, which is no yardstick of sparse products."""
-    names = {"suite": "asyncsparse", "dtype": "bfloat16"}
-    records = [
-        record("gate_proj-90", "bcsr", 4096, 2e-5, **names),
-        record("gate_proj-90", "torch-dense", 4096, 9e-5, **names),
-        record("gate_proj-90", "cusparse-csr3", 4096, 4e-5, **names),
-        record("gate_proj-90", "bcsr", 1024, 1e-5, **names),
-    ]
-    rows = {
-        row["where"]: row
-        for row in published_rows(load_suite("asyncsparse"), attach_baselines(records))
-        if "torch.mm" in row["what"]
-    }
-    assert rows["gate_proj-90, N = 4096"]["measured"] == pytest.approx(4.5)
-    assert rows["gate_proj-90, N = 4096"]["published"] == 1.98
-    assert rows["gate_proj-90, N = 1024"]["measured"] is None  # no dense time at that width
-    assert rows["gate_proj-99, N = 16384"]["published"] == 3.19
 
 
 def test_nothing_to_report_is_an_error() -> None:
@@ -260,12 +128,6 @@ def test_planning_is_parted_where_records_part_it() -> None:
 def test_records_that_hold_one_figure_of_build_have_no_table_of_planning() -> None:
     records = [record(), record(system="cusparse-csr1", seconds=2e-5)]
     assert "Planning, milliseconds" not in render_markdown(records)
-
-
-def test_markdown_has_a_ladder_as_a_table() -> None:
-    text = render_markdown(_ladder({("a", "BitTCF"): 4e-5, ("a", "+ balance"): 1e-5}))
-    assert "| BitTCF | 2.00 |  |" in text and "| + balance | 8.00 | 4.00 |" in text
-    assert "Not measured: + reorder, + cache policy, + pipeline." in text
 
 
 def test_markdown_says_in_one_line_what_was_wrong_or_skipped() -> None:

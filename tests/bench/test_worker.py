@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsetile.bench.worker import Worker
-from sparsetile.data.registry import generate
+from sparsetile.data.generators import generate
 from sparsetile.intake import write_npz
 
 
@@ -99,9 +99,9 @@ def test_a_row_order_is_found_once_and_shared_with_its_time(path: str, tmp_path:
     assert found["status"] == "ok" and found["reorder"] == "rcm"
     (file,) = tmp_path.iterdir()
     assert file.name.endswith("-rcm.pt")
-    held = torch.load(file, weights_only=True)
-    assert sorted(held["perm"].tolist()) == list(range(60))
-    torch.save({**held, "seconds": 123.0}, file)  # as if it had taken long
+    saved = torch.load(file, weights_only=True)
+    assert sorted(saved["perm"].tolist()) == list(range(60))
+    torch.save({**saved, "seconds": 123.0}, file)  # as if it had taken long
     again = second.measure(entry)
     assert again["status"] == "ok" and again["reorder"] == "rcm"
     assert again["planning"]["reorder"] == 123.0 and again["planning"]["total"] > 123.0
@@ -154,8 +154,8 @@ def test_the_layout_of_a_linear_layer_is_right_and_writes_into_rows_of_y(
     entry = _entry(path, system=system, kind=kind, config=linear, weights="random", rounds=2)
     found = worker.measure(entry)
     assert found["status"] == "ok", found
-    assert worker._held is not None
-    operands, ready, _ = worker._held
+    assert worker._last is not None
+    operands, ready, _ = worker._last
     assert operands.B.T.is_contiguous() and operands.B.shape == (90, 5)
     assert ready.run().T.is_contiguous()
 

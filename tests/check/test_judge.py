@@ -9,8 +9,7 @@ from torch import Tensor
 from sparsetile.check import judge, reference
 from sparsetile.check.bound import error_bound
 from sparsetile.check.judge import INFINITE, check_product, check_sddmm
-from sparsetile.data.generators import one_dense_row, random
-from sparsetile.data.registry import generate
+from sparsetile.data.generators import generate, one_dense_row, random
 from sparsetile.intake.csr import CSR, FP8
 from tests.check.products import entries, exact, row_by_row
 

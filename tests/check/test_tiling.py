@@ -14,8 +14,8 @@ from sparsetile.check.tiling import (
     sharing,
     tile_stats,
 )
-from sparsetile.data.registry import generate
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.data.generators import generate
+from sparsetile.formats.column_pairs import distinct_pairs
 from tests.check.matrices import pattern_of
 
 

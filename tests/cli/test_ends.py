@@ -17,11 +17,15 @@ from sparsetile.data.generators import banded
 from sparsetile.intake import write_npz
 from tests.cli.conftest import Cli, assert_refused
 
-# Importing torch takes most of a command's time: one process imports, and each command runs in a
-# fork of it, whose streams are given as a shell would.
+# Imports take most of a command's time: one process imports, and each command runs in a fork of it,
+# whose streams are given as a shell would.
 SCRIPT = """
-import json, os, sys
+import contextlib, json, os, sys
+import matplotlib.figure, scipy.io
+import sparsetile.core.numba_cache, sparsetile.dist
 from sparsetile.cli import main
+with contextlib.redirect_stdout(None):
+    main(["--version"])  # imports what parses words
 from sparsetile_command import main as begun
 for line in sys.stdin:
     words, stdout, stderr = json.loads(line)

@@ -21,7 +21,7 @@ import pytest
 
 import sparsetile as st
 from sparsetile.cli import main
-from sparsetile.cli.options import append_line, write_output
+from sparsetile.cli.options import write_output
 from sparsetile.intake import read_matrix
 from tests.cli.conftest import Cli
 from tools import verify
@@ -243,12 +243,3 @@ def test_a_picture_that_is_interrupted_leaves_the_old_one(cli: Cli, folder: Path
     assert cli("inspect", folder / "band.npz", "--png", picture).code == 130
     assert picture.read_bytes() == b"old"
     assert sorted(path.name for path in folder.iterdir()) == before
-
-
-def test_a_line_after_half_a_line_is_a_line_of_its_own(tmp_path):
-    path = tmp_path / "a.jsonl"
-    append_line(path, "{}")
-    path.write_text(path.read_text() + '{"ha')
-    append_line(path, "[]")
-    append_line(path, "3")
-    assert path.read_text() == '{}\n{"ha\n[]\n3\n'

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sparsetile import Plan
 from sparsetile.plan.planner import build_plan
-from sparsetile.systems import SYSTEMS, System
+from sparsetile.systems import SYSTEMS
+from sparsetile.systems.base import System
 
 __all__ = ["Subject", "subjects"]
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 import sparsetile as st
 from sparsetile.kernels import bcsr as kernel
 from sparsetile.kernels.linear_few import FEW_TOKENS
+from sparsetile.layers import block_linear
 from sparsetile.nn import SparseLinear, SparseSwiGLU
-from sparsetile.plan import block_linear
-from sparsetile.plan.flat import parsed
 from sparsetile.plan.planner import build_plan
+from sparsetile.plan.traced.flat import parsed
 from sparsetile.systems import SYSTEMS, registry
-from sparsetile.systems.shared import tf32_operand as tf32_operand
+from sparsetile.systems.bcsr import tf32_operand
 from tests.contracts.cases import assert_close, csr_of, reference, tf32
 
 
@@ -242,6 +242,27 @@ def test_a_linear_layer_allocates_nothing_but_its_result():
             Y = plan.linear(X, bias=bias, relu=True)
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before + 1
         assert Y.shape == (128, 640)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("reorder", ["identity", "lsh"])
+def test_bound_linear_layers_have_the_bits_of_others(dtype, reorder):
+    """An out_dtype, even the usual one, takes the operators."""
+    plan = st.plan(pruned((640, 512), 0.3, dtype), 128, system="bcsr", reorder=reorder)
+    biases = (None, torch.randn(640, device="cuda"), torch.randn(640, device="cuda").to(dtype))
+    for tokens in (1, 8, 16, 17, 128, 1000):
+        for X in (dense(tokens, 512, dtype), dense(tokens, 520, dtype)[:, :512],
+                  dense(tokens, 512, dtype)[None], dense(512, tokens, dtype).t()):  # fmt: skip
+            for bias in biases:
+                for relu in (False, True):
+                    found = plan.linear(X, bias=bias, relu=relu)
+                    wanted = plan.linear(X, bias=bias, relu=relu, out_dtype=dtype)
+                    assert torch.equal(found, wanted) and found.is_contiguous()
+    plan.update_values(plan.values * 2)
+    X = dense(16, 512, dtype)
+    assert torch.equal(plan.linear(X), plan.linear(X, out_dtype=dtype))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert torch.equal(plan.linear(X), plan.linear(X, out_dtype=dtype))
 
 
 def test_gradients_of_a_linear_layer_are_those_of_the_product():

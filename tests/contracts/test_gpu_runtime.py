@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.plan import spmm as spmm_module
+from sparsetile.cache import spmm as spmm_module
 from tests.contracts.cases import (
     assert_close,
     csr_of,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from sparsetile.engines.rows import work
 from sparsetile.kernels.csr import RowShape
-from sparsetile.systems.csr import runner as csr_runner
 from tests.contracts.cases import MATRICES, assert_close, csr_of, random_matrix, reference, tf32
 from tests.contracts.subjects import Subject
 
@@ -41,7 +41,7 @@ def slabs_first(monkeypatch: pytest.MonkeyPatch) -> Subject:
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> Subject:
     """The csr system that lets the next kernel start, however few its blocks are."""
-    monkeypatch.setattr(csr_runner, "MANY_WAVES", 0)
+    monkeypatch.setattr(work, "MANY_WAVES", 0)
     return CSR
 
 
@@ -106,9 +106,9 @@ def test_the_variants_are_what_they_say(sixteen_rows, slabs_first, early):
         made.append(launch_of(*given, **more))
         return made[-1]
 
-    launch_of = csr_runner.Launch.of
+    launch_of = work.Launch.of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csr_runner.Launch, "of", noted)
+        patch.setattr(work.Launch, "of", noted)
         plan = slabs_first.plan(csr, 640)
         plan @ torch.randn(300, 640, device="cuda")
     assert made and all(one.slab_fast and one.early for one in made)

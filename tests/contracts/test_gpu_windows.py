@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.engines.tiles import tile_runner
 from sparsetile.kernels.wcsr import choose_window_tile, redo_windows_pays
-from sparsetile.systems.shared import tile_runner as tile_runner
 from sparsetile.systems.wcsr import system as wcsr
 from tests.contracts.cases import (
     assert_close,
@@ -131,7 +131,7 @@ def with_long_window(rows: int, columns: int, row: int) -> sp.csr_array:
 
 
 def pieces_of_the_longest(plan: st.Plan) -> int:
-    return int(plan._built.tensors["cuts"][:, 2].max())
+    return int(plan._variant.built.tensors["cuts"][:, 2].max())
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)

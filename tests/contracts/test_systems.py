@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.engines.request import Request
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request
 from tests.conftest import DEVICES
 from tests.contracts.cases import (
     DTYPES,
@@ -355,11 +355,11 @@ def test_operators_pass_opcheck(system, element, device):
     dtype = torch.float64 if torch.float64 in system.system.dtypes else element
     csr = csr_of(random_matrix(20, 15, 0.2), dtype=dtype).to(device)
     plan = system.plan(csr, 4)
-    plan._prepare_gradients()
+    plan.flat_with_transpose()
     values = csr.values.clone().requires_grad_()
     B = torch.randn(15, 4, dtype=dtype, device=device, requires_grad=True)
     G = torch.randn(20, 4, dtype=dtype, device=device, requires_grad=True)
-    ops, tensors, recipe = torch.ops.sparsetile, plan._tensors, plan._recipe
+    ops, tensors, recipe = torch.ops.sparsetile, plan.flat[0], plan.flat[1]
     bias = torch.randn(4, dtype=dtype, device=device, requires_grad=True)
     for relu in (False, True):
         arguments = (tensors, values, [], B, bias, recipe, "sum", 1.0, relu, None)

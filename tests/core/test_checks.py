@@ -29,7 +29,7 @@ def test_a_dimension_is_any_whole_number_however_it_is_stored(value, number):
     [(True, "True"), (False, "False"), ("8", "'8'"), (None, "NoneType"), ([8], "list"),
      (8j, "complex"), (np.float32(8), "float32")],
 )  # fmt: skip
-def test_what_is_no_number_is_a_type_error(value, got):
+def test_rejects_non_numbers_with_a_type_error(value, got):
     with pytest.raises(TypeError) as caught:
         dimension("plan", "n", value)
     assert str(caught.value) == f"plan: n must be a whole number, got {got}. {WHOLE}"
@@ -57,7 +57,7 @@ def test_a_shape_is_any_pair(shape):
 
 
 @pytest.mark.parametrize("shape", [None, 5, "34", b"34"])
-def test_a_shape_that_is_no_pair_at_all_is_a_type_error(shape):
+def test_rejects_a_shape_that_is_not_a_pair(shape):
     with pytest.raises(TypeError) as caught:
         matrix_shape("plan", shape)
     assert str(caught.value) == (
@@ -94,7 +94,7 @@ def test_a_name_not_on_the_list_is_a_value_error_with_the_list():
 
 
 @pytest.mark.parametrize("value", [None, 3, b"model"])
-def test_what_is_no_name_is_a_type_error_with_the_list(value):
+def test_rejects_non_strings_and_lists_the_names(value):
     with pytest.raises(TypeError) as caught:
         one_of("plan", "tune", value, ("model", "measure"))
     assert str(caught.value) == (

@@ -40,7 +40,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path):
     assert (tmp_path / "a.json").read_text() == "new"
 
 
-def test_the_name_of_what_is_written_cannot_be_foreseen(tmp_path: Path):
+def test_partial_files_have_unpredictable_names(tmp_path: Path):
     """A link that someone put there would lead elsewhere."""
     seen = set()
     for _ in range(5):

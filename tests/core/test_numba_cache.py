@@ -115,10 +115,10 @@ def test_a_full_disk_costs_the_cache_and_not_the_call(source):
     assert not [path for path in compiled.rglob("*") if path.is_file()]
 
 
-def test_another_digest_of_the_callees_is_compiled_anew(source):
+def test_recompiles_when_the_digest_of_callees_changes(source):
     assert [from_cache(source, digest) for digest in ("a", "b", "a")] == [False, False, True]
 
 
-def test_a_machine_without_a_folder_to_cache_in_compiles_all_the_same(monkeypatch):
+def test_compiles_without_a_writable_cache_folder(monkeypatch):
     monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
     assert entry_point(lambda x: 2 * x)(21) == 42

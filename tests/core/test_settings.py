@@ -58,7 +58,7 @@ def test_the_limit_of_the_cache_is_in_megabytes(monkeypatch, text, megabytes):
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "much", "1.5", "1e3"])
-def test_a_limit_that_is_no_positive_whole_number_is_refused(monkeypatch, text):
+def test_rejects_an_invalid_cache_limit(monkeypatch, text):
     monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", text)
     with pytest.raises(ValueError) as caught:
         settings.cache_limit_bytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import socket
 import tarfile
@@ -113,14 +112,6 @@ def test_a_snap_graph_is_fetched_and_turned_into_npz(site, tmp_path):
     assert matrix.shape == (4, 4) and matrix.nnz == 4 and matrix.values is None
 
 
-def test_a_snap_graph_can_be_read_compactly_and_one_way(site, tmp_path):
-    path = fetch(
-        "big/road", source="snap", base_url=site, directory=tmp_path, symmetric=False, compact=True
-    )
-    matrix = load(path)
-    assert matrix.shape == (3, 3) and matrix.nnz == 2
-
-
 def test_a_matrix_that_is_there_is_not_fetched_again_unless_forced(server, site, tmp_path):
     first = fetch("Good/tiny", base_url=site, directory=tmp_path)
     first.write_bytes(b"mine")
@@ -172,24 +163,6 @@ def test_progress_says_none_where_the_site_states_no_size(site, tmp_path):
     assert calls[-1] == (len(ARCHIVE), None)
 
 
-def test_size_and_hash_are_checked(site, tmp_path):
-    good = hashlib.sha256(ARCHIVE).hexdigest()
-    path = fetch(
-        "Good/tiny", base_url=site, directory=tmp_path, size=len(ARCHIVE), sha256=good.upper()
-    )
-    path.unlink()
-    cases = [
-        ("Good/tiny", {"sha256": "0" * 64}, f"must be of SHA-256 {'0' * 64}, got {good}"),
-        ("Good/tiny", {"size": 5}, f"must be 5 bytes long, got {len(ARCHIVE)} bytes"),
-        ("Unstated/tiny", {"size": 5}, "must be 5 bytes long, got .* or more bytes"),
-        ("Unstated/tiny", {"size": 10**6}, "must be 1000000 bytes long, got .* bytes"),
-    ]
-    for name, checks, text in cases:
-        with pytest.raises(DataError, match=text):
-            fetch(name, base_url=site, directory=tmp_path, **checks)
-    assert leftovers(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("group", "text"),
     [
@@ -201,9 +174,13 @@ def test_size_and_hash_are_checked(site, tmp_path):
         ("Slow", r"must be sent whole, got a broken connection \(silence until the timeout\)"),
     ],
 )
-def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(site, tmp_path, group, text):
+def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(
+    site, tmp_path, group, text, monkeypatch
+):
+    # A loaded machine may take its time to answer.
+    monkeypatch.setattr(download, "_TIMEOUT", 0.5 if group == "Slow" else 30)
     with pytest.raises(DataError, match=f"^fetch: {site}/MM/{group}/tiny.tar.gz {text}"):
-        fetch(f"{group}/tiny", base_url=site, directory=tmp_path, timeout=0.5)
+        fetch(f"{group}/tiny", base_url=site, directory=tmp_path)
     assert leftovers(tmp_path) == []
 
 
@@ -309,9 +286,6 @@ def test_a_bad_snap_name_is_refused(tmp_path, name):
     [
         ({"name": 3}, TypeError, "name must be a string, got int"),
         ({"source": "moon"}, ValueError, r"source must be one of \['suitesparse', 'snap'\]"),
-        ({"sha256": "abc"}, ValueError, "sha256 must be 64 hexadecimal digits, got 'abc'"),
-        ({"size": -1}, ValueError, "size must be between 0 and"),
-        ({"timeout": 0}, ValueError, "timeout must be between 0.001 and 86400, got 0"),
         ({"base_url": "ftp://x"}, ValueError, "base_url must be an http, https or file URL or a"),
         ({"base_url": "http://[::1"}, ValueError, "base_url must be an http, https or file URL"),
         ({"base_url": "http://"}, ValueError, "base_url must be an http, https or file URL or a"),

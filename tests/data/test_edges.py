@@ -43,19 +43,6 @@ def test_a_graph_that_calls_itself_undirected_is_made_symmetric(tmp_path):
     path = write(tmp_path / "u.txt", b"# Undirected graph: u.txt\n0 1\n1 2\n2 2\n")
     assert is_symmetric(read_edge_list(path))
     assert read_edge_list(path).nnz == 5
-    assert read_edge_list(path, symmetric=False).nnz == 3
-
-
-def test_symmetry_can_be_asked_for(tmp_path):
-    path = write(tmp_path / "small.txt", SNAP)
-    assert is_symmetric(read_edge_list(path, symmetric=True))
-
-
-def test_compact_numbers_only_nodes_that_occur(tmp_path):
-    path = write(tmp_path / "gaps.txt", b"10 4000000000\n700 10\n")
-    matrix = read_edge_list(path, compact=True)
-    assert matrix.shape == (3, 3)
-    assert dense(matrix)[[0, 1], [2, 0]].all() and matrix.nnz == 2
 
 
 def test_further_columns_are_ignored(tmp_path):

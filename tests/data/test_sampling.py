@@ -12,9 +12,9 @@ from sparsetile.data.sampling import (
     distinct,
     distinct_integers,
     merge_disjoint,
-    mirrored,
     missing_from,
     real,
+    symmetric_keys,
     without,
 )
 from tests.data.matrix_checks import assert_canonical, is_symmetric
@@ -67,11 +67,11 @@ def test_without_drops_as_many_as_asked_and_keeps_order(items, data):
     assert (np.diff(kept) > 0).all() and set(kept.tolist()) <= set(items.tolist())
 
 
-def test_mirrored_completes_the_pattern():
+def test_symmetric_keys_complete_the_pattern():
     rng = np.random.default_rng(0)
     upper = np.array([0 * 5 + 3, 2 * 5 + 4])
-    bare = csr_from_keys(mirrored(upper, 5), (5, 5), weighted=False, rng=rng)
-    full = csr_from_keys(mirrored(upper, 5, diagonal=True), (5, 5), weighted=False, rng=rng)
+    bare = csr_from_keys(symmetric_keys(upper, 5), (5, 5), weighted=False, rng=rng)
+    full = csr_from_keys(symmetric_keys(upper, 5, diagonal=True), (5, 5), weighted=False, rng=rng)
     for matrix, entries in ((bare, 4), (full, 9)):
         assert_canonical(matrix)
         assert is_symmetric(matrix) and matrix.nnz == entries

@@ -131,13 +131,13 @@ def test_a_rank_outside_of_the_group_is_refused(workers):
 def comparisons(group, check: str) -> list[int]:
     """How often ranks compare operands: after each of four products."""
     made = st_dist.plan(csr(), 8, group, check=check)
-    counted, numbers = [0], made._ranks.numbers
+    counted, objects = [0], made._ranks.objects
 
     def counting(*arguments):
         counted[0] += 1
-        return numbers(*arguments)
+        return objects(*arguments)
 
-    made._ranks.numbers = counting
+    made._ranks.objects = counting
     after = []
     for width in (8, 8, 5, 8):
         made @ made.shard(operand(90, width))

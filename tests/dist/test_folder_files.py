@@ -173,6 +173,17 @@ def test_an_order_that_is_no_permutation_is_refused(parts, order):
         st_dist.open_folder(parts)
 
 
+@pytest.mark.parametrize("what", ["no such file", "another checksum"])
+def test_a_part_that_is_gone_or_another_is_called_so(parts, what):
+    folder, part = st_dist.open_folder(parts), parts / "part-00001.npz"
+    if what == "no such file":
+        part.unlink()
+    else:
+        part.write_bytes(part.read_bytes() + b"x")
+    with pytest.raises(DataError, match=f"the part that partition.json describes, got {what}"):
+        folder.read(1, 2)
+
+
 def test_parts_must_all_have_values_or_none(parts):
     text = manifest(parts)
     part = parts / "part-00001.npz"

@@ -162,13 +162,26 @@ def test_shares_are_balanced_by_entries_and_rows():
     assert share_bounds(torch.ones(2), 4)[-1] == 2
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_each_share_ends_at_the_row_nearest_to_its_aim(seed):
+    generator = torch.Generator().manual_seed(seed)
+    costs = torch.randint(1, 12, (4 + seed,), generator=generator).double()
+    ends = torch.cat([torch.zeros(1), torch.cumsum(costs, 0)])
+    for parts in range(1, 5):
+        bounds = share_bounds(costs, parts)
+        assert bounds[0] == 0 and bounds[-1] == costs.numel()
+        for part, bound in enumerate(bounds):
+            aim = ends[-1] * part / parts
+            assert (ends[bound] - aim).abs() == (ends - aim).abs().min(), (bounds, part)
+
+
 # -- operands and epilogue ------------------------------------------------------------------------
 
 
 def shapes(group, exchange: str) -> None:
     csr = whole_numbers(90, 90, 0.06)
     made = st_dist.plan(csr, 8, group, exchange=exchange)
-    for lead, width in (((), 1), ((), 33), ((3,), 5), ((2, 3), 8), ((), 0)):
+    for lead, width in (((), 1), ((), 33), ((3,), 5), ((), 5), ((2, 3), 8), ((4,), 8), ((), 0)):
         B = operand(90, width, torch.float64, *lead)
         expected = st.plan(csr, 8) @ B
         for given in (B, B.mT.contiguous().mT):
@@ -279,6 +292,8 @@ def autocast(group) -> None:
         C = made @ made.shard(operand(90, 8, torch.float32))
     assert C.dtype is torch.bfloat16
     assert torch.equal(made.gather(C).float(), st.plan(csr, 8) @ operand(90, 8, torch.float32))
+    B = operand(90, 8, torch.float32) / 3  # its buffers are no longer those of bfloat16
+    torch.testing.assert_close(made.gather(made @ made.shard(B)), st.plan(csr, 8) @ B)
 
 
 def test_autocast_is_honoured_and_patterns_have_ones(workers):
@@ -312,7 +327,9 @@ def modes(group, exchange: str) -> None:
     expected, mine = st.plan(csr, 8) @ B, made.shard(B)
     with torch.inference_mode():
         assert torch.equal(made.gather(made @ mine), expected)
+    buffers = made._exchange._buffers
     assert torch.equal(made.gather(made @ mine), expected)
+    assert made._exchange._buffers is buffers is not None
     with torch.no_grad():
         assert torch.equal(made.gather(made @ mine.clone().requires_grad_()), expected)
 

@@ -27,8 +27,8 @@ __all__ = ["PAGE", "Step", "follow"]
 PAGE = DOCS / "tutorial" / "index.md"
 MARK = "-- end of a step --"
 _MARKED = re.compile(rf"^{MARK} (\d+\.\d+)\n", re.M)
-# Run by the fresh environment's Python: links every package of a folder but sparsetile. pip stays
-# its own; a setuptools of its own (Python 3.11 brings an old one) gives way.
+# Run by the fresh environment's Python: links every package of a folder but sparsetile. A pip of
+# its own stays; a setuptools of its own (Python 3.11 brings an old one) gives way.
 LEND = """
 import pathlib, shutil, site, sys
 own = pathlib.Path(site.getsitepackages()[0])
@@ -36,8 +36,18 @@ for entry in own.iterdir():
     if not entry.name.startswith("pip"):
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 for entry in pathlib.Path(sys.argv[1]).iterdir():
-    if "sparsetile" not in entry.name and entry.suffix != ".pth" and entry.name[:3] != "pip":
-        (own / entry.name).symlink_to(entry)
+    if "sparsetile" not in entry.name and entry.suffix != ".pth":
+        if not (own / entry.name).exists():
+            (own / entry.name).symlink_to(entry)
+pip = pathlib.Path(sys.executable).with_name("pip")
+if not pip.exists():
+    pip.write_text(f"#!{sys.executable}\\nfrom pip._internal.cli.main import main\\nmain()\\n")
+    pip.chmod(0o755)
+"""
+# Python that leaves pip out of new environments: unpacking and compiling it takes seconds.
+WITHOUT_PIP = """#!/bin/sh
+[ "$1 $2" = "-m venv" ] && set -- "$@" --without-pip
+exec '{python}' "$@"
 """
 
 
@@ -80,7 +90,8 @@ def follow(home: Path, *, empty_caches: bool = False) -> tuple[list[Step], Path]
     home : Path
         An empty folder, which gets the environment and all files.
     empty_caches : bool
-        Whether compiled code is kept in that folder too, as on a machine that never ran it.
+        Whether compiled code is kept in that folder too, as on a machine that never ran it, and
+        pip is the fresh environment's own. Otherwise it is lent, too.
 
     Returns
     -------
@@ -94,7 +105,12 @@ def follow(home: Path, *, empty_caches: bool = False) -> tuple[list[Step], Path]
     (home / "tutorial.py").write_text(body, encoding="utf-8")
     (home / "lend.py").write_text(LEND, encoding="utf-8")
     (home / "bin").mkdir()
-    (home / "bin" / "python3").symlink_to(sys.executable)
+    python = home / "bin" / "python3"
+    if empty_caches:
+        python.symlink_to(sys.executable)
+    else:
+        python.write_text(WITHOUT_PIP.format(python=sys.executable))
+        python.chmod(0o755)
     make, activate, *others = _commands()
     lend = f"python lend.py '{site.getsitepackages()[0]}'"
     shown = [make, activate, "", *others]

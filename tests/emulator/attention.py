@@ -11,13 +11,13 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.core.device import H200
-from sparsetile.plan.flat import Direction, flatten
+from sparsetile.engines.request import Request
+from sparsetile.launch import columns
+from sparsetile.layers import gat, gat_launches, gat_layer
+from sparsetile.plan.traced.flat import Direction, flatten
 from sparsetile.reorder import Permutation
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS
-from sparsetile.systems.base import Request
-from sparsetile.systems.csr import gat, gat_launches, gat_layer
-from sparsetile.systems.shared import columns
 from tests.emulator.products import load_on_host
 
 __all__ = ["attention_on_host", "direction", "flat_plan", "pattern"]

@@ -31,8 +31,8 @@ extern "C" void run_on_host(const void* params, unsigned x, unsigned y, unsigned
 _FUNCTION = r"(?:template <bool kBrain>\n)?__device__ __forceinline__ \w+ {name}\(.*?\n}}\n"
 _ASSEMBLY = re.compile(r"asm\(.*?\);", re.DOTALL)
 # Files of the device tree whose instructions are emulated.
-_EMULATED = {"mma.cuh", "ptx.cuh"}
-_INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
+_MMA, _PTX = "mma/mma.cuh", "ptx/ptx.cuh"
+_INCLUDE = re.compile(r'#include "([\w/]+\.cuh)"')
 
 
 def host_compiler() -> str | None:
@@ -42,12 +42,12 @@ def host_compiler() -> str | None:
 
 def runs_on_host(spec: KernelSpec) -> bool:
     """Whether all instructions of a kernel are emulated: its files have no other assembly."""
-    files, found = {f"{spec.name}.cu"}, set[str]()
+    files, found = {spec.file}, set[str]()
     while files:
         name = files.pop()
         found.add(name)
         text = (DEVICE_TREE / name).read_text()
-        if name not in _EMULATED and re.search(r"\basm\b", text):
+        if name not in (_MMA, _PTX) and re.search(r"\basm\b", text):
             return False
         files |= set(_INCLUDE.findall(text)) - found
     return True
@@ -62,7 +62,7 @@ def _emulated_instructions(text: str) -> str:
                 f"emulator: mma.cuh must define {name} once, got {count}. See build.py."
             )
     text = _ASSEMBLY.sub("std::abort();", text)
-    first = '#include "element.cuh"\n'
+    first = '#include "ptx/element.cuh"\n'
     return text.replace(first, first + (HERE / "instructions.cuh").read_text(), 1)
 
 
@@ -98,8 +98,8 @@ def _device_tree(folder: Path) -> Path:
         work = Path(tempfile.mkdtemp(dir=folder))
         partial = work / "device"
         shutil.copytree(DEVICE_TREE, partial)
-        shutil.copy(HERE / "ptx.cuh", partial / "ptx.cuh")
-        mma = partial / "mma.cuh"
+        shutil.copy(HERE / "ptx.cuh", partial / _PTX)
+        mma = partial / _MMA
         mma.write_text(_emulated_instructions(mma.read_text()))
         for name in ("host_cuda.h", "host_threads.h"):
             shutil.copy(HERE / name, partial / name)

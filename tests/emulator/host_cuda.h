@@ -107,6 +107,15 @@ inline Number atomicMax(Number* address, Number value) {
   *address = max(found, value);
   return found;
 }
+inline int atomicMin(int* address, int value) {
+  const int found = *address;  // threads take turns
+  *address = min(found, value);
+  return found;
+}
+inline int atomicCAS(int* address, int expected, int value) {
+  __atomic_compare_exchange_n(address, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  return expected;
+}
 inline int atomicOr(int* address, int value) {
   return __atomic_fetch_or(address, value, __ATOMIC_SEQ_CST);
 }

@@ -64,9 +64,9 @@ def load_on_host(
 
 
 def load_everything_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-    """As :func:`load_on_host` for whichever system there is: in every module of a system that asks
-    for a device, its context, its stream or its memory. Returns names of kernels as they are
-    loaded."""
+    """As :func:`load_on_host` for whichever system there is: in every module of systems and engines
+    that asks for a device, its context, its stream or its memory. Returns names of kernels as they
+    are loaded."""
     loaded: list[str] = []
 
     def scratch(
@@ -90,7 +90,7 @@ def load_everything_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> li
     }
     monkeypatch.setattr(KernelSpec, "load", load)
     for name, module in list(sys.modules.items()):
-        if name.startswith("sparsetile.systems."):
+        if name.startswith(("sparsetile.systems.", "sparsetile.engines.")):
             for asked in in_place.keys() & vars(module).keys():
                 monkeypatch.setattr(module, asked, in_place[asked])
     return loaded

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.core.device import H200
+from sparsetile.engines.request import Request
+from sparsetile.engines.tiles import short, tile_runner
+from sparsetile.engines.tiles import short_runner as acc_runner
 from sparsetile.kernels.bittcf import Slab
+from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, runner
-from sparsetile.systems.acc import runner as acc_runner
-from sparsetile.systems.acc import system as acc_system
-from sparsetile.systems.base import PLAIN, Epilogue, Request
-from sparsetile.systems.shared import tile_runner
 from tests.contracts.cases import csr_of, random_matrix
 from tests.emulator.build import host_compiler
 from tests.emulator.products import (
@@ -174,7 +174,7 @@ def long_windows(dtype: torch.dtype, pattern: bool = False) -> st.CSR:
 
 @pytest.fixture
 def _many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acc_system, "_workers", lambda request: 1e4)
+    monkeypatch.setattr(short, "_workers", lambda request: 1e4)
 
 
 @pytest.mark.usefixtures("_many_workers")

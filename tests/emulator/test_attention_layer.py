@@ -12,11 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sparsetile as st
 from sparsetile.check.reference import attended
+from sparsetile.engines.rows import lengths as rows
 from sparsetile.kernels import columns
 from sparsetile.kernels import gat as sizes
-from sparsetile.plan.flat import flatten, parsed
-from sparsetile.plan.graph_attention import attention_layer
-from sparsetile.systems.csr import rows
+from sparsetile.layers.graph_attention import attention_layer
+from sparsetile.plan.traced.flat import flatten, parsed
 from tests.emulator.attention import attention_on_host, direction, flat_plan, pattern
 from tests.emulator.build import host_compiler
 

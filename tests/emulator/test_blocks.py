@@ -1,4 +1,4 @@
-"""Sampled blocks multiplied by ``spmm_block`` and turned by ``transpose_block``."""
+"""Sampled graphs multiplied by ``spmm_block`` and transposed by ``transpose_block``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels import blocks as kernel_blocks
+from sparsetile.layers import edge_rows as blocks
+from sparsetile.layers.edge_rows import EdgeRows
 from sparsetile.nn import GCNConv, SAGEConv, aggregate, cache, clear_graph_cache
-from sparsetile.nn import blocks as nn_blocks
-from sparsetile.systems.csr import blocks
-from sparsetile.systems.csr.blocks import BlockRows
+from sparsetile.nn import sampled as nn_sampled
 from tests.contracts.cases import MATRICES, csr_of
 from tests.emulator.build import HostKernel, host_compiler
 from tools import checked_products
@@ -64,7 +64,7 @@ def dense(edge_index: Tensor, shape: tuple[int, int]) -> Tensor:
     return A.index_put_((edge_index[1], edge_index[0]), A.new_ones(1), accumulate=True)
 
 
-def assert_products(rows: BlockRows, A: Tensor, widths: tuple[int, ...] = (1, 7, 32, 50)) -> None:
+def assert_products(rows: EdgeRows, A: Tensor, widths: tuple[int, ...] = (1, 7, 32, 50)) -> None:
     """Both directions, with everything that a product may do beside its sum."""
     lengths = A.sum(1, keepdim=True).clamp(min=1)
     assert rows.read()
@@ -93,7 +93,7 @@ def assert_products(rows: BlockRows, A: Tensor, widths: tuple[int, ...] = (1, 7,
 @pytest.mark.parametrize(("count", "shape"), [(1, (1, 1)), (70, (12, 30)), (300, (90, 20))])
 def test_products_of_both_directions(by_row: bool, count: int, shape: tuple[int, int]):
     edge_index = edges(count, shape, by_row)
-    rows = BlockRows.of_edges(edge_index, True, shape)
+    rows = EdgeRows.of_edges(edge_index, True, shape)
     assert rows.read()
     assert (rows.given_as is None) == bool((edge_index[1].diff() >= 0).all())
     assert rows.has_loops == bool((edge_index[0] == edge_index[1]).any())
@@ -101,7 +101,7 @@ def test_products_of_both_directions(by_row: bool, count: int, shape: tuple[int,
     assert rows._lengths_at and torch.equal(rows.row_lengths().long(), lengths)
     assert_products(rows, dense(edge_index, shape))
     flipped = edge_index.flip(0)
-    other = BlockRows.of_edges(flipped, False, shape)
+    other = EdgeRows.of_edges(flipped, False, shape)
     x = torch.randint(-3, 4, (shape[1], 8)).float()
     assert torch.equal(other.multiply(x), rows.multiply(x))
 
@@ -114,7 +114,7 @@ def test_long_rows_are_shared_by_a_thread_block(monkeypatch: pytest.MonkeyPatch,
     edge_index[1, :300], edge_index[1, 300:433], edge_index[1, 433:465] = 5, 6, 68
     if by_row:
         edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
-    rows = BlockRows.of_edges(edge_index, True, shape)
+    rows = EdgeRows.of_edges(edge_index, True, shape)
     assert_products(rows, dense(edge_index, shape), (5, 40))
 
 
@@ -122,7 +122,7 @@ def test_edges_from_a_node_to_itself_are_noticed():
     edge_index = torch.tensor([[1, 2, 0, 3], [0, 1, 2, 2]])
     for last, found in ((2, True), (3, False)):
         edge_index[0, 3] = last
-        rows = BlockRows.of_edges(edge_index, True, (3, 4))
+        rows = EdgeRows.of_edges(edge_index, True, (3, 4))
         assert rows.read() and rows.has_loops == found
 
 
@@ -130,10 +130,10 @@ def test_edges_from_a_node_to_itself_are_noticed():
 def test_edges_that_name_no_node(row: int, number: int):
     edge_index = edges(70, (12, 30), True)
     edge_index[row, 40] = number
-    rows = BlockRows.of_edges(edge_index, True, (12, 30))
+    rows = EdgeRows.of_edges(edge_index, True, (12, 30))
     assert rows.multiply(torch.ones(30, 8)) is None and not rows.read()
     flipped = edge_index.flip(0)
-    turned = BlockRows.of_edges(flipped, False, (12, 30))
+    turned = EdgeRows.of_edges(flipped, False, (12, 30))
     assert not turned.read() and turned.unread is not None
 
 
@@ -141,7 +141,7 @@ def test_edges_that_name_no_node(row: int, number: int):
 def test_edges_may_end_before_they_are_read(layout: str):
     kept = edges(70, (12, 30), True)
     given = kept.clone() if layout == "as given" else kept.T.contiguous().T
-    rows, ended = BlockRows.of_edges(given, True, (12, 30)), weakref.ref(given)
+    rows, ended = EdgeRows.of_edges(given, True, (12, 30)), weakref.ref(given)
     assert rows.unread is not given  # caches watch for the end of the caller's tensor
     del given
     assert ended() is None
@@ -154,7 +154,7 @@ def test_edges_may_end_before_they_are_read(layout: str):
 @pytest.mark.parametrize(("count", "shape"), [(1, (1, 1)), (500, (3, 4)), (700, (9, 2000))])
 def test_columns_are_sorted_as_they_come(count: int, shape: tuple[int, int]):
     edge_index = edges(count, shape, True)
-    rows = BlockRows.of_edges(edge_index, True, shape)
+    rows = EdgeRows.of_edges(edge_index, True, shape)
     assert rows.read()
     found, order = rows.transposed._halves()
     want, want_order = torch.sort(edge_index[0], stable=True)
@@ -164,7 +164,7 @@ def test_columns_are_sorted_as_they_come(count: int, shape: tuple[int, int]):
 @pytest.mark.parametrize("by_row", [True, False])
 def test_many_edges_are_sorted_by_torch(by_row: bool, monkeypatch: pytest.MonkeyPatch):
     edge_index = edges(70, (12, 30), by_row)
-    rows = BlockRows.of_edges(edge_index, True, (12, 30))
+    rows = EdgeRows.of_edges(edge_index, True, (12, 30))
     monkeypatch.setattr(blocks, "MAX_TRANSPOSED", (69, 100))
     monkeypatch.setattr(blocks, "_transpose_launch", lambda device: pytest.fail("launched"))
     assert_products(rows, dense(edge_index, (12, 30)), (8,))
@@ -173,7 +173,7 @@ def test_many_edges_are_sorted_by_torch(by_row: bool, monkeypatch: pytest.Monkey
 def test_operands_that_lie_anyhow():
     shape = (12, 30)
     edge_index = edges(70, shape, True).T.contiguous().T  # columns of [E, 2]
-    rows = BlockRows.of_edges(edge_index, True, shape)
+    rows = EdgeRows.of_edges(edge_index, True, shape)
     wide = torch.randint(-3, 4, (30, 19)).float()
     want = dense(edge_index, shape)
     for x in (wide[:, 1:9], wide[:, :8], wide.T.contiguous().T, torch.ones(1, 8).expand(30, 8)):
@@ -183,7 +183,7 @@ def test_operands_that_lie_anyhow():
 
 def test_the_matrix_of_a_block():
     edge_index = edges(70, (12, 30), False)
-    rows = BlockRows.of_edges(edge_index, True, (12, 30))
+    rows = EdgeRows.of_edges(edge_index, True, (12, 30))
     assert rows.read()
     for each, A in ((rows, dense(edge_index, (12, 30))), (rows.transposed, None)):
         csr = each.csr
@@ -195,7 +195,7 @@ def test_the_matrix_of_a_block():
 
 def test_a_transpose_outlives_what_it_came_from():
     edge_index = edges(70, (12, 30), True)
-    rows = BlockRows.of_edges(edge_index, True, (12, 30))
+    rows = EdgeRows.of_edges(edge_index, True, (12, 30))
     assert rows.read()
     mirror = rows.transposed
     del rows
@@ -209,18 +209,18 @@ def test_a_transpose_outlives_what_it_came_from():
 @pytest.mark.parametrize("name", ["one by one", "one row", "one column", "odd sizes", "no entries"])
 def test_what_the_checkers_watch_is_right(name: str):
     matrix = checked_products._Matrix(csr_of(MATRICES[name]()))
-    want, seen = matrix.expected(False), checked_products._Watched()
+    want, seen = matrix.expected(False), checked_products.Watched()
     for dtype in (torch.float32, torch.bfloat16):
         made = st.plan(matrix.given.with_values(None), 7, dtype=dtype, system="cpu")
-        checked_products._block(made, matrix, 7, seen, want)
+        checked_products._sampled_graph(made, matrix, 7, seen, want)
     assert seen.products == (16 if matrix.given.nnz else 0)
 
 
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Layers on the host multiply sampled blocks as they do on a GPU."""
+    """Layers on the host multiply sampled graphs as they do on a GPU."""
     clear_graph_cache()
-    monkeypatch.setattr(nn_blocks, "_HostRows", BlockRows)
+    monkeypatch.setattr(nn_sampled, "HostRows", EdgeRows)
     cache._Regime.short_lived = True
     yield
     clear_graph_cache()

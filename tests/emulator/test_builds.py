@@ -15,16 +15,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsetile.core.device import H200
+from sparsetile.engines.request import Request
 from sparsetile.formats import units
-from sparsetile.formats.device_cells import offer_kernels
-from sparsetile.formats.device_rows import offer_row_kernels
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels import KernelSpec
+from sparsetile.launch import staged
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS
-from sparsetile.systems.base import Request
 from sparsetile.systems.brp import windows
-from sparsetile.systems.shared import cell_packer, row_lister
 from tests.emulator.build import HostKernel, host_compiler
 from tests.emulator.test_cells import run_on_host
 
@@ -43,7 +41,7 @@ MOST = {
     ("wcsr", "tall"): 35,
     ("brp", None): 45,
     ("brp", "mixed"): 63,
-    ("brp", "1x4"): 40,
+    ("brp", "1x4"): 46,
     ("brp", "2x2"): 34,
     ("brp", "atomic"): 43,
     ("rsh", None): 78,
@@ -101,19 +99,13 @@ def operations(
 
     run_on_host(monkeypatch, folder)
     monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *_: Launched(spec, config, folder))
-    offer_kernels("cpu", cell_packer.CELL_KERNELS)
-    offer_row_kernels("cpu", row_lister.ROW_KERNELS)
-    monkeypatch.setattr(windows, "KERNEL_DEVICES", {"cpu"})
+    monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
     request = Request(
         a_graph(3000, 20_000) if csr is None else csr, 128, torch.float32,
         Permutation("given", None), ablation=ablation, ceilings=H200,
     )  # fmt: skip
-    try:
-        with Counted() as counted:
-            SYSTEMS[system].build(request)
-    finally:
-        offer_kernels("cpu", None)
-        offer_row_kernels("cpu", None)
+    with Counted() as counted:
+        SYSTEMS[system].build(request)
     return counted.names, launches
 
 

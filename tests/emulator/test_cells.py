@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.formats import WCSR, BitTCF, BMat, RowBundles
+from sparsetile.formats import WCSR, BitTCF, BMat, RowBundles, device_bundles, device_cells
 from sparsetile.formats.base import Format
-from sparsetile.formats.device_cells import CellKernels, offer_kernels, packed_on_device
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels import KernelSpec
-from sparsetile.systems.shared import cell_packer, staged
+from sparsetile.launch import staged
 from tests.emulator.build import HostKernel, host_compiler
 from tests.formats.packed import FORMS, MATRICES, assert_same, matrix
 
@@ -44,23 +43,19 @@ def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def kernels() -> Iterator[list[Any]]:
-    """Kernels are offered for matrices on the host; yields what they were asked for."""
-    asked = []
+def kernels() -> Iterator[list[int]]:
+    """Kernels build formats of matrices on the host; yields the stages that were launched."""
+    stages: list[int] = []
+    launch = staged.StagedKernel.launch
 
-    def pack(csr: CSR, order: Tensor | None, shape: Any) -> Any:
-        asked.append(shape)
-        return cell_packer.pack_cells(csr, order, shape)
+    def noted(kernel: staged.StagedKernel, stage: int, work: int) -> None:
+        stages.append(stage)
+        launch(kernel, stage, work)
 
-    def sort(csr: CSR, order: Tensor | None, height: int) -> Any:
-        asked.append(height)
-        return cell_packer.sort_pairs(csr, order, height)
-
-    offer_kernels("cpu", CellKernels(pack, sort))
-    try:
-        yield asked
-    finally:
-        offer_kernels("cpu", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
+        patch.setattr(staged.StagedKernel, "launch", noted)
+        yield stages
 
 
 def both(
@@ -68,9 +63,9 @@ def both(
 ) -> tuple[Format, Format]:
     """The format by tensor operations, and by kernels."""
     wanted = form.pack(csr, order, **options)
-    with kernels() as asked:
+    with kernels() as stages:
         found = form.pack(csr, order, **options)
-    assert bool(asked) == bool(csr.nnz)  # without entries there is nothing to launch for
+    assert bool(stages) == bool(csr.nnz)  # without entries there is nothing to launch for
     return wanted, found
 
 
@@ -95,19 +90,19 @@ def test_columns_of_a_row_may_come_in_any_order():
 def test_keys_of_32_and_of_64_bits_give_the_same(monkeypatch):
     csr = matrix("a few hundred rows")
     narrow = both(BMat, csr, None, {"stack": 2})[1]
-    monkeypatch.setattr(cell_packer, "NARROW_KEYS", 0)
+    monkeypatch.setattr(device_cells, "NARROW_KEYS", 0)
     assert_same(narrow, both(BMat, csr, None, {"stack": 2})[1])
 
 
 def test_more_threads_than_the_device_holds_take_turns(monkeypatch):
     monkeypatch.setattr(staged, "processors", lambda device: 1)
-    monkeypatch.setattr("sparsetile.kernels.stages._BLOCKS", 1)
+    monkeypatch.setattr("sparsetile.kernels.stages.STAGE_BLOCKS", 1)
     assert_same(*both(WCSR, matrix("a few hundred rows"), None, {"height": 16}))
 
 
 def test_counts_of_bmat_that_come_with_its_tiles_are_those_of_its_bits():
     csr = matrix("a few hundred rows")
-    for options in ({}, {"even": False}, {"stack": 2}):
+    for options in ({}, {"stack": 2}):
         wanted, found = both(BMat, csr, None, options)
         assert isinstance(wanted, BMat) and isinstance(found, BMat)
         assert found.distinct == wanted.distinct
@@ -123,21 +118,15 @@ def test_pairs_are_counted_as_on_the_host(name):
     for order in (None, torch.randperm(csr.shape[0], generator=torch.Generator().manual_seed(4))):
         for height in (8, 64):
             wanted = distinct_pairs(csr, height, order)
-            with kernels() as asked:
+            with kernels() as stages:
                 assert distinct_pairs(csr, height, order) == wanted
-            assert asked == ([height] if csr.nnz else [])
+            assert bool(stages) == bool(csr.nnz)
 
 
 @pytest.mark.parametrize("options", RowBundles.variants.values(), ids=RowBundles.variants)
 @pytest.mark.parametrize("name", [name for name in MATRICES if name != "far columns"])
-def test_bundles_are_the_same(name, options):
+def test_bundles_of_sorted_pairs_are_the_same(name, options, monkeypatch):
+    monkeypatch.setattr(device_bundles, "MOST_BUNDLED", 0)  # as if there were too many entries
     csr = matrix(name)
     for order in (None, torch.randperm(csr.shape[0], generator=torch.Generator().manual_seed(6))):
         assert_same(*both(RowBundles, csr, order, options))
-
-
-def test_an_offer_can_be_taken_back():
-    csr = matrix("one row")
-    with kernels():
-        assert packed_on_device(csr, None, cell_packer.CellShape(8, 8)) is not None
-    assert packed_on_device(csr, None, cell_packer.CellShape(8, 8)) is None

@@ -14,10 +14,11 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.core.device import H200
+from sparsetile.engines.request import Request
 from sparsetile.kernels import KERNELS
+from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import runner
-from sparsetile.systems.base import PLAIN, Epilogue, Request
 from tests.contracts.cases import MATRICES, csr_of
 from tests.contracts.subjects import Subject, subjects
 from tests.emulator.build import host_compiler, runs_on_host

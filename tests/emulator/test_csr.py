@@ -15,12 +15,13 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.core.device import H200
+from sparsetile.engines.request import BuiltSystem, Request
+from sparsetile.engines.rows import lengths as rows
+from sparsetile.engines.rows import runner as csr_runner
 from sparsetile.kernels import KernelSpec
+from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, runner
-from sparsetile.systems.base import PLAIN, BuiltSystem, Epilogue, Request
-from sparsetile.systems.csr import rows
-from sparsetile.systems.csr import runner as csr_runner
 from tests.contracts.cases import csr_of
 from tests.emulator.build import HostKernel, host_compiler
 

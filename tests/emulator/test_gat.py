@@ -11,10 +11,10 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.check.reference import attended
+from sparsetile.engines.rows import lengths as rows
 from sparsetile.kernels.gat import gat_config, gat_tile
-from sparsetile.plan.flat import flatten, parsed
-from sparsetile.plan.graph_attention import graph_attention, node_scores
-from sparsetile.systems.csr import rows
+from sparsetile.layers.graph_attention import graph_attention, node_scores
+from sparsetile.plan.traced.flat import flatten, parsed
 from tests.emulator.attention import attention_on_host, direction, flat_plan, pattern
 from tests.emulator.build import host_compiler
 

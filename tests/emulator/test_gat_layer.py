@@ -40,7 +40,7 @@ def fused(
         return flat_plan(graph.pattern)
 
     attention_on_host(monkeypatch, folder)
-    monkeypatch.setattr(gat_module, "_DEVICE", "cpu")
+    monkeypatch.setattr(gat_module, "FUSED_ON", "cpu")
     monkeypatch.setattr(Graph, "rows_plan", rows_plan)
     clear_graph_cache()
     return calls
@@ -182,7 +182,7 @@ def test_a_compiled_layer_with_a_plan_is_one_graph(monkeypatch):
     edge_index = directed_graph()
     layer, x = GATConv(WIDTH, 5, heads=2, add_self_loops=False), torch.randn(NODES, WIDTH)
     plan = ours.gcn_plan(edge_index, NODES, 16)
-    plan._flat = flat_plan(plan._csr)  # both directions, as prepared for gradients
+    plan._variant.both = flat_plan(plan._csr)  # both directions, as prepared for gradients
     monkeypatch.setattr(Graph, "rows_plan", ROWS_PLAN)
     expected = results(layer, x, plan)
     torch._dynamo.reset()
@@ -207,8 +207,8 @@ EVERY = ["no rows", "no columns", "no entries", "empty rows", "one row", "equal 
 def test_products_for_the_checkers_are_right(monkeypatch, name, n, dtype):
     matrix = checked_products._Matrix(cases.csr_of(cases.MATRICES[name]()))
     plan = st.plan(matrix.given.with_values(None), n, dtype=dtype)
-    plan._flat = flat_plan(plan._csr)
-    seen = checked_products._Watched()
+    plan._variant.both = flat_plan(plan._csr)
+    seen = checked_products.Watched()
     for weighted in (False, True):
         checked_products._attention(plan, matrix, n, weighted, seen)
     assert seen.products == 8
@@ -219,9 +219,9 @@ def test_steps_for_the_checkers_are_right(n, dtype):
     square = [(name, cases.csr_of(make())) for name, make in cases.MATRICES.items()]
     square = [(name, csr) for name, csr in square if csr.shape[0] == csr.shape[1] and csr.nnz < 500]
     assert square
-    seen = checked_products._Watched()
+    seen = checked_products.Watched()
     for _, csr in square:
         plan = st.plan(csr.with_values(None), n, dtype=dtype)
-        plan._flat = flat_plan(plan._csr)
+        plan._variant.both = flat_plan(plan._csr)
         checked_products._attention_step(plan, checked_products._Matrix(csr), n, seen)
     assert seen.products == 5 * len(square)

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.device import H200
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.engines.request import Request
+from sparsetile.engines.tiles.hybrid_cost import long_windows
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
+from sparsetile.launch import staged
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS
-from sparsetile.systems.base import Request
 from sparsetile.systems.brp import windows as module
 from sparsetile.systems.brp.cost import CHOICES, best_groups, bound, every_group, predict_brp
 from sparsetile.systems.brp.windows import KernelWindows, TensorWindows, windows_of
-from sparsetile.systems.rsh.cost import long_windows
-from sparsetile.systems.shared import staged
 from tests.emulator.build import host_compiler
 from tests.emulator.test_cells import run_on_host
 from tests.systems.windows import (
@@ -61,7 +61,7 @@ def test_the_same_arrays_for_every_f_and_g(name):
     for order in orders(csr):
         wanted, found = both(csr, order)
         for fixed, group in CHOICES:
-            has_group = wanted.held(fixed, group)[0] > 0
+            has_group = wanted.grouped(fixed, group)[0] > 0
             number = torch.arange(has_group.numel())
             for kept in (has_group, has_group & (number % 2 == 1), has_group & (number % 3 == 0)):
                 assert_same_windows(wanted.pack(fixed, group, kept), found.pack(fixed, group, kept))
@@ -70,10 +70,10 @@ def test_the_same_arrays_for_every_f_and_g(name):
 def test_the_matrices_have_windows_with_and_without_groups_and_entries_outside():
     found = {name: both(any_matrix(name), None)[1] for name in ALL_MATRICES}
     for fixed, group in CHOICES:
-        held = [windows.held(fixed, group) for windows in found.values()]
-        assert any(bool(((tiles > 0) & (outside > 0)).any()) for tiles, outside in held)
-        assert any(bool(((tiles > 0) & (outside == 0)).any()) for tiles, outside in held)
-        assert any(bool((tiles > 0).any() and (tiles == 0).any()) for tiles, outside in held)
+        grouped = [windows.grouped(fixed, group) for windows in found.values()]
+        assert any(bool(((tiles > 0) & (outside > 0)).any()) for tiles, outside in grouped)
+        assert any(bool(((tiles > 0) & (outside == 0)).any()) for tiles, outside in grouped)
+        assert any(bool((tiles > 0).any() and (tiles == 0).any()) for tiles, outside in grouped)
 
 
 def test_no_window_need_be_kept():
@@ -86,7 +86,7 @@ def test_lists_may_stay_on_the_device(monkeypatch):
     csr = any_matrix("shared columns")
     for order in orders(csr):
         wanted = KernelWindows(csr, order)
-        kept = wanted.held(2, 2)[0] > 0
+        kept = wanted.grouped(2, 2)[0] > 0
         packed = wanted.pack(2, 2, kept)
         with monkeypatch.context() as patch:
             patch.setattr(module, "HOST_UNITS", 3)
@@ -97,11 +97,11 @@ def test_lists_may_stay_on_the_device(monkeypatch):
 
 def test_more_entries_than_the_device_has_threads_take_turns(monkeypatch):
     monkeypatch.setattr(staged, "processors", lambda device: 1)
-    monkeypatch.setattr("sparsetile.kernels.stages._BLOCKS", 1)
+    monkeypatch.setattr("sparsetile.kernels.stages.STAGE_BLOCKS", 1)
     csr = any_matrix("shared columns")
     wanted, found = both(csr, None)
     assert_same_counts(wanted, found)
-    kept = wanted.held(4, 2)[0] > 0
+    kept = wanted.grouped(4, 2)[0] > 0
     assert_same_windows(wanted.pack(4, 2, kept), found.pack(4, 2, kept))
 
 
@@ -115,7 +115,7 @@ def test_choices_and_predictions_are_the_same(dtype, monkeypatch):
             of_wanted = bound(wanted), predict_brp(wanted)[1], long_windows(wanted)
             splits = [best_groups(wanted)]
             kept = [every_group(wanted, *choice) for choice in CHOICES]
-            monkeypatch.setattr(module, "KERNEL_DEVICES", {"cpu"})
+            monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
             assert isinstance(windows_of(found), KernelWindows)
             assert (bound(found), predict_brp(found)[1], long_windows(found)) == of_wanted
             splits.append(best_groups(found))
@@ -123,7 +123,7 @@ def test_choices_and_predictions_are_the_same(dtype, monkeypatch):
             assert torch.equal(splits[0].kept, splits[1].kept)
             for choice, marked in zip(CHOICES, kept, strict=True):
                 assert torch.equal(every_group(found, *choice), marked)
-            monkeypatch.setattr(module, "KERNEL_DEVICES", set())
+            monkeypatch.setattr(staged, "KERNEL_DEVICES", set())
 
 
 @pytest.mark.parametrize("ablation", [None, "mixed", "1x4", "2x2", "8x2", "atomic"])
@@ -132,9 +132,9 @@ def test_a_build_has_the_same_tensors(ablation, monkeypatch):
         csr = any_matrix(name)
         for order in orders(csr):
             wanted = SYSTEMS["brp"].build(request_of(csr, order, ablation=ablation))
-            monkeypatch.setattr(module, "KERNEL_DEVICES", {"cpu"})
+            monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
             found = SYSTEMS["brp"].build(request_of(csr, order, ablation=ablation))
-            monkeypatch.setattr(module, "KERNEL_DEVICES", set())
+            monkeypatch.setattr(staged, "KERNEL_DEVICES", set())
             assert found.recipe == wanted.recipe and found.choices == wanted.choices
             for key, tensor in wanted.tensors.items():
                 assert tensor.dtype is found.tensors[key].dtype, key
@@ -142,14 +142,14 @@ def test_a_build_has_the_same_tensors(ablation, monkeypatch):
 
 
 def test_a_matrix_without_entries_has_nothing_to_launch_for(monkeypatch):
-    monkeypatch.setattr(module, "KERNEL_DEVICES", {"cpu"})
+    monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
     csr = CSR(torch.zeros(21, dtype=torch.int64), torch.zeros(0, dtype=torch.int32), None, (20, 9))
     assert isinstance(windows_of(request_of(csr)), TensorWindows)
     assert SYSTEMS["brp"].build(request_of(csr, ablation="1x4")).tensors
 
 
 def test_pairs_are_left_uncounted_where_predictions_may_not_count(monkeypatch):
-    monkeypatch.setattr(module, "KERNEL_DEVICES", {"cpu"})
+    monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
     csr = any_matrix("shared columns")
     asked = request_of(csr, counts_pairs=False)
     estimate = asked.counted_pairs(8)

@@ -12,10 +12,11 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.core.device import H200
+from sparsetile.engines.request import Request
+from sparsetile.engines.tiles import hybrid_runner
+from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, runner
-from sparsetile.systems.base import PLAIN, Epilogue, Request
-from sparsetile.systems.shared import hybrid_runner
 from tests.contracts.cases import csr_of
 from tests.emulator.build import host_compiler
 from tests.emulator.products import (

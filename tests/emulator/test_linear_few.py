@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsetile.core.device import H200
 from sparsetile.kernels import KernelSpec
-from sparsetile.systems.base import Epilogue
+from sparsetile.launch.interface import Epilogue
 from sparsetile.systems.bcsr import few
 from tests.emulator.build import HostKernel, host_compiler
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from sparsetile.intake import CSR
 from sparsetile.kernels import KernelSpec
-from sparsetile.systems.shared import normalise
-from sparsetile.systems.shared.normalise import WeightMap, normalised_values, torch_values
+from sparsetile.layers import normalise
+from sparsetile.layers.normalise import WeightMap, normalised_values, torch_values
 from tests.emulator.build import HostKernel, host_compiler
-from tests.systems.weight_maps import gcn_map, random_edges
+from tests.layers.weight_maps import gcn_map, random_edges
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 

@@ -16,11 +16,12 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.core.device import H200
+from sparsetile.engines.request import Request
+from sparsetile.engines.tiles import tile_runner
 from sparsetile.kernels import KernelSpec
+from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, runner
-from sparsetile.systems.base import PLAIN, Epilogue, Request
-from sparsetile.systems.shared import tile_runner
 from tests.contracts.cases import csr_of
 from tests.emulator.build import HostKernel, host_compiler
 from tests.emulator.products import assert_same, expected, load_on_host, whole_numbers

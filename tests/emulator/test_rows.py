@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule
+from sparsetile.engines.rows.lengths import first_columns
 from sparsetile.formats import RowBundles, units
-from sparsetile.formats.device_rows import kernels_on, offer_row_kernels
 from sparsetile.formats.units import RowUnits, row_units
 from sparsetile.intake.csr import CSR
-from sparsetile.systems.csr.rows import first_columns
-from sparsetile.systems.shared import row_lister, staged
+from sparsetile.launch import staged
 from tests.emulator.build import host_compiler
 from tests.emulator.test_cells import run_on_host
 from tests.formats.packed import assert_same
@@ -40,12 +39,10 @@ def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @contextlib.contextmanager
 def kernels() -> Iterator[None]:
-    """Kernels are offered for matrices on the host."""
-    offer_row_kernels("cpu", row_lister.ROW_KERNELS)
-    try:
+    """Kernels build formats of matrices on the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
         yield
-    finally:
-        offer_row_kernels("cpu", None)
 
 
 def orders(csr: CSR) -> tuple[Tensor | None, ...]:
@@ -101,18 +98,25 @@ def test_kernels_pack_the_same_bundles(name, min_sharing):
             assert_same(wanted, found)
 
 
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
-@pytest.mark.parametrize("min_sharing", [1.0, 1.02, 100.0])
-@pytest.mark.parametrize("name", ["no row", "one hub", "short", "hubs", "shared columns"])
-def test_kernels_list_bundles_and_rows(name, limits, min_sharing):
+SHARING = (1.0, 1.02, 100.0)
+
+
+# Every pair of two of the three is met: the third changes along.
+@pytest.mark.parametrize("number", range(len(LIMITS)), ids=lambda number: str(LIMITS[number]))
+@pytest.mark.parametrize(
+    "shift, name", enumerate(["no row", "one hub", "short", "hubs", "shared columns"])
+)
+def test_kernels_list_bundles_and_rows(shift, name, number):
+    limits, min_sharing = LIMITS[number], SHARING[(shift + number) % len(SHARING)]
     bundles = RowBundles.pack(matrix(name), min_sharing=min_sharing)
     wanted = SegmentSchedule.make(bundles.units(), **limits)
     with kernels():
         found = SegmentSchedule.make(bundles.units(), **limits)
     assert_same_schedule(wanted, found)
-    wanted = SegmentSchedule.make(bundles.bundle_units(), **limits)
+    alone = (bundles.row_indptr, bundles.loose[:0], bundles.indptr)
+    wanted = SegmentSchedule.make(RowUnits(*alone), **limits)
     with kernels():
-        found = SegmentSchedule.make(bundles.bundle_units(), **limits)
+        found = SegmentSchedule.make(RowUnits(*alone), **limits)
     assert_same_schedule(wanted, found)
 
 
@@ -129,7 +133,7 @@ def test_kernels_find_the_same_first_columns(name, limits):
 
 def test_more_threads_than_the_device_holds_take_turns(monkeypatch):
     monkeypatch.setattr(staged, "processors", lambda device: 1)
-    monkeypatch.setattr("sparsetile.kernels.stages._BLOCKS", 2)
+    monkeypatch.setattr("sparsetile.kernels.stages.STAGE_BLOCKS", 2)
     csr = matrix("hubs")
     wanted = SegmentSchedule.make(row_units(csr), **LIMITS[4])
     bundles = RowBundles.pack(csr, min_sharing=1.02)
@@ -149,11 +153,3 @@ def test_many_pieces_are_listed_without_kernels(monkeypatch):
         monkeypatch.setattr("sparsetile.balance.segments.HOST_PIECES", 3)
         assert SegmentSchedule.make(row_units(csr), max_length=64).longest is None
         assert SegmentSchedule.make(row_units(csr), max_length=4096).longest is not None
-
-
-def test_an_offer_can_be_taken_back():
-    with kernels():
-        assert kernels_on(torch.device("cpu"))
-    assert not kernels_on(torch.device("cpu"))
-    rows = row_units(matrix("short"))
-    assert isinstance(rows, RowUnits) and rows.count_shared(torch.zeros(9).int(), 1.0) is None

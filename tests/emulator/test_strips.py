@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from tests.emulator.build import HostKernel, host_compiler
-from tests.kernels import primitives
-from tests.kernels.strips import TILES, a_strip
+from tests.kernels.device.primitives import MMA_TYPES
+from tests.kernels.device.windows import sources
+from tests.kernels.device.windows.strips import TILES, a_strip
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
 
 @pytest.mark.parametrize("pieces, batch", [(1, 1), (1, 4), (2, 1), (2, 2)])
-@pytest.mark.parametrize("dtype", primitives.MMA_TYPES, ids=str)
+@pytest.mark.parametrize("dtype", MMA_TYPES, ids=str)
 def test_entries_alone_meet_what_is_not_finite(dtype, pieces, batch, folder):
-    source = primitives.exact(dtype, 1, pieces, batch)
+    source = sources.exact(dtype, 1, pieces, batch)
     spec = SimpleNamespace(source=lambda _: source, params=source.params, name=source.entry)
     kernel = HostKernel(spec, {}, folder)
     for chunks in (1, 3, 8) if pieces == 1 else (5, 9, 15, 16):

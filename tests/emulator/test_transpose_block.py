@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.kernels.blocks import MAX_TRANSPOSED
-from sparsetile.systems.csr import blocks
+from sparsetile.layers import edge_rows as blocks
 from tests.emulator.build import host_compiler
 from tests.emulator.test_blocks import host_blocks
 

@@ -73,7 +73,7 @@ def test_every_array_is_what_its_definition_says(drawn, stack):
 
 @settings(max_examples=200, deadline=None)
 @given(matrices(), STACKS)
-def test_windows_of_an_odd_number_of_tiles_are_filled_up_where_asked_for(drawn, stack):
+def test_even_adds_a_tile_to_windows_with_an_odd_number(drawn, stack):
     csr, order = drawn
     check(csr, order, BitTCF.pack(csr, order, stack=stack, even=True), stack, even=True)
 

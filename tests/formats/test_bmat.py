@@ -22,7 +22,7 @@ def held_by(lane: int, register: int) -> tuple[int, int]:
     return {0: (g, t), 1: (g + 8, t), 2: (g, t + 4), 3: (g + 8, t + 4)}[register]
 
 
-def reference(csr: CSR, order, even: bool, stack: int = 1):
+def reference(csr: CSR, order, stack: int = 1):
     """(columns, registers [parts][4][32]) of each tile of each window, by loops over the matrix."""
     dense = dense_of(csr, order).numpy()
     windows, height = [], 16 * stack
@@ -30,7 +30,7 @@ def reference(csr: CSR, order, even: bool, stack: int = 1):
         rows = np.zeros((height, dense.shape[1]))
         rows[: min(height, dense.shape[0] - top)] = dense[top : top + height]
         used = [c for c in range(dense.shape[1]) if rows[:, c].any()]
-        group = 16 if even else 8
+        group = 16
         used += [-1] * (-len(used) % group)
         tiles = []
         for first in range(0, len(used), 8):
@@ -45,9 +45,9 @@ def reference(csr: CSR, order, even: bool, stack: int = 1):
     return windows
 
 
-def check(csr: CSR, order, even: bool, stack: int = 1) -> None:
-    bmat = BMat.pack(csr, order, even=even, stack=stack)
-    expected = reference(csr, order, even, stack)
+def check(csr: CSR, order, stack: int = 1) -> None:
+    bmat = BMat.pack(csr, order, stack=stack)
+    expected = reference(csr, order, stack)
     assert bmat.window_count == len(expected)
     ends = np.cumsum([0] + [len(tiles) for tiles in expected])
     assert bmat.window_tile_ptr.tolist() == ends.tolist()
@@ -67,22 +67,21 @@ def check(csr: CSR, order, even: bool, stack: int = 1) -> None:
     assert bmat.window_value_ptr.tolist() == firsts[ends].tolist()
     every = torch.arange(bmat.tile_count + 1)
     assert bmat.first_values(every).tolist() == firsts.tolist()
-    if even:
-        assert not any(count % 2 for count in bmat.tiles_per_window().tolist())
+    assert not any(count % 2 for count in bmat.tiles_per_window().tolist())
 
 
 @settings(max_examples=60, deadline=None)
 @given(matrices(most=70))
 def test_bits_values_and_columns_are_those_of_the_registers(drawn):
     csr, order = drawn
-    for even, stack in ((True, 1), (False, 1), (True, 2)):
-        check(csr, order, even, stack)
+    for stack in (1, 2):
+        check(csr, order, stack)
 
 
 @pytest.mark.parametrize("name", ["one dense row", "one dense column", "odd sizes"])
 def test_hard_matrices_are_packed_as_the_plain_reference_does(name):
     csr = csr_of(MATRICES[name]())
-    check(csr.with_values(torch.arange(1.0, csr.nnz + 1)), None, True)
+    check(csr.with_values(torch.arange(1.0, csr.nnz + 1)), None)
 
 
 @pytest.mark.parametrize("stack", [1, 2])
@@ -98,7 +97,7 @@ def test_dense_operands_hold_each_value_in_its_lanes_register(size, stack):
     bmat = BMat.pack(csr, stack=stack)
     operands = torch.zeros(bmat.tile_count * stack * CELLS)
     operands[fragment_cells(bmat.bitmaps, size, stack)] = bmat.pack_values(csr.values)
-    flat = [registers for tiles in reference(csr, None, True, stack) for _, registers in tiles]
+    flat = [registers for tiles in reference(csr, None, stack) for _, registers in tiles]
     if size == 4:
         expected = [part.T for tile in flat for part in tile]  # lane by lane, its four registers
     else:  # of two tiles: registers {w0, w2} {w1, w3} of the first, then of the second

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections import defaultdict
 
 import numpy as np
@@ -14,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsetile import CSR
-from sparsetile.formats import BRP, FORMATS, BRPCosts, adaptive_parameters
+from sparsetile.formats import BRP, FORMATS
 from sparsetile.formats.brp import sort_windows
-from sparsetile.formats.brp_rule import CHOICES, count_groups, pack_adaptive
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
 from tests.formats.matrices import dense_of, matrices
 
@@ -234,7 +231,6 @@ def test_a_matrix_without_entries_has_windows_alone(shape, fixed, group):
     assert (packed.group_count, packed.tile_count, packed.tile_share) == (0, 0, 0.0)
     assert packed.res_row_offset.tolist() == [0] and packed.res_rows_id.numel() == 0
     assert packed.units().count == packed.window_count == -(-shape[0] // 16)
-    assert adaptive_parameters(csr, None, BRPCosts(1, 1, 1)) == (1, 4), "the paper's wins ties"
 
 
 @pytest.mark.parametrize("fixed", [1, 2])
@@ -301,89 +297,3 @@ def test_rejects_groups_without_tiles():
     assert str(caught.value) == (
         "BRP.pack: group must be at least 1, got 0. Choose how many tiles each group has."
     )
-
-
-COSTS = {
-    "tiles are cheap": BRPCosts(tile=1.0, group=0.0, entry=10.0),
-    "tiles are dear": BRPCosts(tile=50.0, group=10.0, entry=4.0),
-    "write-back is dear": BRPCosts(tile=4.0, group=30.0, entry=3.0),
-    "balanced": BRPCosts(tile=8.0, group=8.0, entry=2.0),
-}
-
-
-def generated(name: str) -> CSR:
-    rng = np.random.default_rng(5)
-    band = np.abs(np.arange(160)[:, None] - np.arange(160)) < 12
-    return csr_of(
-        {
-            "sparse": lambda: random_matrix(400, 900, 0.01),
-            "moderate": lambda: random_matrix(100, 120, 0.4),
-            "band": lambda: band.astype(float),
-            "blocks": lambda: np.kron(rng.random((12, 40)) < 0.3, np.ones((16, 4))).astype(float),
-            "hubs": lambda: (rng.random((300, 200)) < rng.random(200) ** 6).astype(float),
-            "few entries": lambda: random_matrix(500, 500, 0.0005),
-        }[name]()
-    )
-
-
-GENERATED = ["sparse", "moderate", "band", "blocks", "hubs", "few entries"]
-
-
-def packed_cost(packed: BRP, costs: BRPCosts) -> float:
-    residual = packed.res_col_id.numel()
-    return (
-        packed.group_count * costs.group + packed.tile_count * costs.tile + residual * costs.entry
-    )
-
-
-@pytest.mark.parametrize("costs", COSTS)
-@pytest.mark.parametrize("name", GENERATED)
-def test_the_rule_finds_what_packing_every_choice_finds(name, costs):
-    csr = generated(name)
-    for order in (None, torch.randperm(csr.shape[0])):
-        found = [
-            packed_cost(BRP.pack(csr, order, fixed=f, group=g), COSTS[costs]) for f, g in CHOICES
-        ]
-        chosen = adaptive_parameters(csr, order, COSTS[costs])
-        assert chosen == CHOICES[found.index(min(found))]
-
-
-@settings(max_examples=100, deadline=None)
-@given(drawn_matrices, st.lists(parameters, min_size=1, max_size=4))
-def test_groups_are_counted_without_packing_them(drawn, choices):
-    csr, order = drawn
-    expected = [len(model(csr, order, f, g)["group_window_id"]) for f, g in choices]
-    assert count_groups(sort_windows(csr, order), choices) == expected
-
-
-def test_the_rule_tells_matrices_apart():
-    costs = COSTS["balanced"]
-    assert adaptive_parameters(generated("sparse"), None, costs)[0] == 1
-    assert adaptive_parameters(generated("blocks"), None, costs)[0] == 16, "its columns are full"
-
-
-def test_the_rule_chooses_among_the_given_alone():
-    csr = generated("band")
-    assert adaptive_parameters(csr, None, COSTS["balanced"], choices=[(5, 3)]) == (5, 3)
-    with pytest.raises(ValueError, match=r"choices must be at least one \(fixed, group\)"):
-        adaptive_parameters(csr, None, COSTS["balanced"], choices=[])
-    with pytest.raises(ValueError, match="fixed must be from 1 to 16, got 20"):
-        adaptive_parameters(csr, None, COSTS["balanced"], choices=[(20, 1)])
-
-
-def test_adaptive_packing_is_packing_with_the_rules_parameters():
-    csr, costs = generated("blocks"), COSTS["balanced"]
-    order = torch.randperm(csr.shape[0])
-    fixed, group = adaptive_parameters(csr, order, costs)
-    expected = BRP.pack(csr, order, fixed=fixed, group=group)
-    packed = pack_adaptive(csr, order, costs)
-    assert (packed.fixed, packed.group) == (fixed, group)
-    for name, array in expected.tensors().items():
-        assert torch.equal(array, packed.tensors()[name]), name
-
-
-@pytest.mark.parametrize("cost", [-1.0, math.nan, math.inf])
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(BRPCosts)])
-def test_rejects_costs_that_are_no_times(field, cost):
-    with pytest.raises(ValueError, match=f"BRPCosts: {field} must be finite and at least 0"):
-        dataclasses.replace(COSTS["balanced"], **{field: cost})

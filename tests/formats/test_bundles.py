@@ -58,7 +58,7 @@ def test_each_entry_is_in_one_place_of_a_bundle_or_in_a_loose_row(name, min_shar
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_packed_values_lie_where_bits_say(name):
+def test_packed_values_follow_the_bits(name):
     csr, bundles = bundled(name, 1.5)
     packed = bundles.pack_values(torch.arange(1.0, csr.nnz + 1))
     cells = packed[: BUNDLE_ROWS * bundles.element_count]
@@ -171,4 +171,3 @@ def test_units_are_bundles_and_then_loose_rows():
     assert torch.equal(units.begin[count:], csr.indptr[bundles.loose])
     assert torch.equal(units.length[count:], csr.row_lengths()[bundles.loose])
     assert not bool((units.length[:count] % LIST_STEP).any())
-    assert torch.equal(bundles.bundle_units().length, units.length[:count])

@@ -10,18 +10,16 @@ import torch
 
 import sparsetile as st
 from sparsetile.formats import WCSR, BitTCF, BMat, RowBundles
-from sparsetile.formats import device_cells as module
-from sparsetile.formats.device_cells import CellShape, offer_kernels, packed_on_device
-from sparsetile.formats.pairs import distinct_pairs
-from sparsetile.systems.shared.cell_packer import CELL_KERNELS
+from sparsetile.formats.column_pairs import distinct_pairs
+from sparsetile.formats.device_cells import CellShape, packed_on_device
+from sparsetile.launch import staged
 from tests.formats.packed import FORMS, MATRICES, assert_same, matrix
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 
 
 def test_gpus_have_kernels_and_hosts_have_none():
-    assert st.plan is not None  # the package offers it when it is imported
-    assert set(module._KERNELS) == {"cuda"}
+    assert set(staged.KERNEL_DEVICES) == {"cuda"}
     assert packed_on_device(matrix("full"), None, CellShape(8, 8)) is None
 
 
@@ -40,7 +38,7 @@ def test_the_same_bits_as_on_the_host(form, options, name):
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("form", [BitTCF, WCSR, BMat, RowBundles], ids=lambda form: form.name)
-def test_the_same_bits_of_a_large_matrix_each_time(form):
+def test_the_same_bits_of_a_large_matrix_each_time(form, monkeypatch):
     draw = torch.Generator().manual_seed(7)
     rows, cols = 40_001, 70_000
     row = torch.randint(0, rows, (1_500_000,), generator=draw)
@@ -50,11 +48,8 @@ def test_the_same_bits_of_a_large_matrix_each_time(form):
     torch.cumsum(torch.bincount(keys // cols, minlength=rows), 0, out=indptr[1:])
     csr = st.CSR(indptr, (keys % cols).to(torch.int32), None, (rows, cols)).to("cuda")
     found = [form.pack(csr) for _ in range(3)]
-    offer_kernels("cuda", None)
-    try:
-        wanted = form.pack(csr)  # by tensor operations on the same device
-    finally:
-        offer_kernels("cuda", CELL_KERNELS)
+    monkeypatch.setattr(staged, "KERNEL_DEVICES", set())
+    wanted = form.pack(csr)  # by tensor operations on the same device
     for each in found:
         assert_same(wanted, each)
 

@@ -6,24 +6,22 @@ Without a GPU the kernels run on the host, thread by thread: tests/emulator/test
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-import sparsetile as st
 from sparsetile.balance import SegmentSchedule
+from sparsetile.engines.request import BuiltSystem, Request
+from sparsetile.engines.rows.lengths import first_columns
 from sparsetile.formats import RowBundles
-from sparsetile.formats import device_rows as module
-from sparsetile.formats.device_rows import offer_row_kernels
+from sparsetile.formats.device_bundles import bundled_on_device
 from sparsetile.formats.units import row_units
 from sparsetile.intake.csr import CSR
+from sparsetile.launch import staged
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS
-from sparsetile.systems.base import BuiltSystem, Request
-from sparsetile.systems.csr.rows import first_columns
-from sparsetile.systems.shared.row_lister import ROW_KERNELS
 from tests.formats.packed import assert_same
 from tests.formats.row_lists import (
     LIMITS,
@@ -37,11 +35,10 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GP
 
 
 def test_gpus_have_kernels_and_hosts_have_none():
-    assert st.plan is not None  # the package offers them when it is imported
-    assert set(module._KERNELS) == {"cuda"}
+    assert set(staged.KERNEL_DEVICES) == {"cuda"}
     csr = matrix("short")
     assert row_units(csr).count_shared(csr.indices, 1.3) is None
-    assert module.bundled_on_device(csr, None, 1.0, 1, 1) is None
+    assert bundled_on_device(csr, None, 1.0, 1, 1) is None
 
 
 def orders(csr: CSR) -> tuple[Tensor | None, ...]:
@@ -50,14 +47,13 @@ def orders(csr: CSR) -> tuple[Tensor | None, ...]:
 
 
 @pytest.fixture
-def without() -> Iterator[Callable[[bool], None]]:
-    """Take the kernels away, or offer them again."""
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Build by tensor operations, or by kernels again."""
 
     def switch(away: bool) -> None:
-        offer_row_kernels("cuda", None if away else ROW_KERNELS)
+        monkeypatch.setattr(staged, "KERNEL_DEVICES", set() if away else {"cuda"})
 
-    yield switch
-    switch(False)
+    return switch
 
 
 @pytest.mark.gpu

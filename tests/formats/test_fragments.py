@@ -86,7 +86,7 @@ def test_lanes_find_the_operand_that_the_instruction_wants(drawn, size):
 def test_windows_that_begin_at_any_row_become_operands_too(name, size):
     csr = csr_of(MATRICES[name]())
     csr = csr.with_values(torch.arange(1.0, csr.nnz + 1))
-    packed = RSTile.pack(csr, rule="threshold", max_entries=3, max_new=3, height=16)
+    packed = RSTile.pack(csr, max_entries=3, max_new=3, height=16)
     tiles = packed.tiles
     dense = dense_of(csr)[packed.tile_rows]
     expected = [registers(block, size) for block in windows_of(dense, tiles)]

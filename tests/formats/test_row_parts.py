@@ -9,8 +9,8 @@ import torch
 
 from sparsetile.formats.bcsr import count_row_blocks
 from sparsetile.formats.bundles import RowBundles
-from sparsetile.formats.pairs import distinct_pairs
-from sparsetile.formats.partition import count_columns
+from sparsetile.formats.column_pairs import distinct_pairs
+from sparsetile.formats.window_split import count_columns
 from sparsetile.intake.csr import CSR
 from tests.contracts.cases import MATRICES, csr_of
 

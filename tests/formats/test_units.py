@@ -1,11 +1,11 @@
-"""Units of work, made from offsets, from rows, and joined."""
+"""Units of work, made from offsets and from rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from sparsetile.formats import Units, concat_units, row_units
+from sparsetile.formats import Units, row_units
 from sparsetile.formats.units import RowUnits
 from tests.contracts.cases import MATRICES, csr_of
 
@@ -19,20 +19,18 @@ def test_offsets_give_consecutive_units(dtype):
     assert units.offsets.dtype is units.begin.dtype is torch.int64
 
 
-def test_units_that_are_joined_or_chosen_are_not_consecutive():
+def test_units_that_are_chosen_are_not_consecutive():
     csr = csr_of(MATRICES["odd sizes"]())
     every, some = row_units(csr), row_units(csr, torch.tensor([4, 2]))
     assert every.offsets is csr.indptr and some.offsets is None
-    both = concat_units(some, every)
-    assert both.offsets is None and both.count == 2 + every.count
-    assert both.label[:3].tolist() == [4, 2, 0]
-    assert both.length[:2].tolist() == csr.row_lengths()[[4, 2]].tolist()
+    assert some.label.tolist() == [4, 2]
+    assert some.length.tolist() == csr.row_lengths()[[4, 2]].tolist()
 
 
 @pytest.mark.parametrize(
     "offsets", [torch.zeros(0).long(), torch.zeros(2, 2).long(), torch.ones(3)]
 )
-def test_rejects_what_cannot_be_offsets(offsets):
+def test_rejects_invalid_offsets(offsets):
     with pytest.raises(ValueError) as caught:
         Units.from_offsets(offsets)
     assert str(caught.value) == (
@@ -59,10 +57,10 @@ def test_rows_behind_bundles_are_listed_when_asked_for():
     rows, bundle_ptr = torch.tensor([4, 2, 0]), torch.tensor([0, 8, 8, 20])
     units = RowUnits(csr.indptr, rows, bundle_ptr)
     assert (units.count, units.bundle_count, units.row_count) == (6, 3, 3)
-    bundles = Units.from_offsets(bundle_ptr)
-    wanted = concat_units(bundles, row_units(csr, rows))
+    parts = (Units.from_offsets(bundle_ptr), row_units(csr, rows))
     for name in ("label", "begin", "length"):
-        assert torch.equal(getattr(units, name), getattr(wanted, name)), name
+        wanted = torch.cat([getattr(part, name) for part in parts])
+        assert torch.equal(getattr(units, name), wanted), name
     assert units.bundled.tolist() == [True] * 3 + [False] * 3 and units.offsets is None
     assert units.tally.bundled == 3 and units.near() is units
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -19,10 +17,6 @@ from tests.contracts.cases import MATRICES, csr_of, random_matrix
 from tests.formats.matrices import dense_of, matrices
 
 HEIGHTS, WIDTHS = st.sampled_from(WINDOW_HEIGHTS), st.sampled_from(PADS)
-
-
-def as_bitmap(tiles: WCSR) -> WCSR:
-    return dataclasses.replace(tiles, variant="bitmap")
 
 
 def check(csr: CSR, order: Tensor | None, tiles: WCSR) -> None:
@@ -47,15 +41,12 @@ def check(csr: CSR, order: Tensor | None, tiles: WCSR) -> None:
     assert tiles.window_row_ptr.tolist() == ptr
     assert tiles.window_col_idx.tolist() == idx, "ascending, the last one repeated as padding"
     assert tiles.distinct == distinct
-    assert torch.equal(tiles.pack_values(csr.values), expected), "row-major inside a tile"
-    assert torch.equal(expected.flatten()[tiles.places], csr.values)
+    assert torch.equal(expected.flatten()[tiles.places], csr.values), "row-major inside a tile"
     held = expected.reshape(expected.shape[0], height * pad) != 0
     words = tiles.bitmaps.numpy().view(np.uint64)
     bits = (words[:, :, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert np.array_equal(bits.reshape(held.shape) == 1, held.numpy())
-    assert tiles.tile_value_ptr.tolist() == [0, *held.sum(1).cumsum(0).tolist()]
-    in_bit_order = expected.flatten()[held.flatten()]
-    assert torch.equal(as_bitmap(tiles).pack_values(csr.values), in_bit_order)
+    assert torch.equal(tiles.pack_values(csr.values), expected.flatten()[held.flatten()])
 
 
 @settings(max_examples=120, deadline=None)
@@ -67,15 +58,14 @@ def test_every_array_is_what_its_definition_says(drawn, height, pad):
 
 @settings(max_examples=80, deadline=None)
 @given(matrices(), HEIGHTS, WIDTHS)
-def test_columns_and_bits_alone_give_every_entry_back_in_both_variants(drawn, height, pad):
+def test_columns_and_bits_alone_give_every_entry_back(drawn, height, pad):
     csr, order = drawn
     tiles = WCSR.pack(csr, order, height=height, pad=pad)
-    for form in (tiles, as_bitmap(tiles)):
-        row, column, place = form.decode()
-        assert row.numel() == csr.nnz
-        dense = torch.zeros(csr.shape)
-        dense[row, column] = form.pack_values(csr.values).flatten()[place]
-        assert torch.equal(dense, dense_of(csr))
+    row, column, place = tiles.decode()
+    assert row.numel() == csr.nnz
+    dense = torch.zeros(csr.shape)
+    dense[row, column] = tiles.pack_values(csr.values)[place]
+    assert torch.equal(dense, dense_of(csr))
 
 
 @pytest.mark.parametrize("height", WINDOW_HEIGHTS)
@@ -96,7 +86,6 @@ def test_sixteen_rows_and_eight_columns_are_stacked_bittcf(drawn):
     assert torch.equal(tiles.window_row_ptr, other.row_window_offset)
     assert torch.equal(tiles.window_col_idx, other.sparse_a_to_b)
     assert torch.equal(tiles.bitmaps.flatten(), other.tc_local_bit)
-    assert torch.equal(tiles.tile_value_ptr, other.tc_offset[::2])
     assert torch.equal(tiles.entries, other.entries)
 
 
@@ -110,45 +99,30 @@ def test_sizes_are_the_formulas(name, height, pad):
     assert tiles.window_count == -(-csr.shape[0] // height)
     assert tiles.bytes == 4 * (tiles.window_count + 1 + pad * count)
     assert tiles.bitmaps.shape == (count, height * pad // 64)
-    for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
-        dense, bitmap = (tiles.packed_bytes(v, dtype) for v in ("dense", "bitmap"))
-        assert dense == size * height * pad * count
-        assert dense == tiles.pack_values(csr.values, dtype).nbytes
-        assert bitmap == size * csr.nnz + height * pad // 8 * count + 4 * (count + 1)
-        values = as_bitmap(tiles).pack_values(csr.values, dtype)
-        assert bitmap == sum(t.nbytes for t in (values, tiles.bitmaps, tiles.tile_value_ptr))
-        assert tiles.smaller(dtype) == ("bitmap" if bitmap < dense else "dense")
-    for part in (tiles.window_row_ptr, tiles.window_col_idx, tiles.tile_value_ptr, tiles.entries):
+    for part in (tiles.window_row_ptr, tiles.window_col_idx, tiles.entries):
         assert part.dtype is torch.int32 and part.is_contiguous()
     assert tiles.places.dtype is tiles.bitmaps.dtype is torch.int64
 
 
-def test_full_tiles_are_kept_dense_and_sparse_ones_as_bits():
+def test_full_tiles_have_all_bits():
     full = WCSR.pack(csr_of(np.ones((64, 64))))
-    assert full.smaller(torch.float16) == "dense"
-    assert full.entries_per_pair == 64 and full.fill == 1 and full.padding_share == 0
-    assert full.bitmaps.tolist() == [[-1] * 8] * 8
-    diagonal = WCSR.pack(csr_of(np.eye(64)))
-    assert diagonal.smaller(torch.float16) == "bitmap"
-    assert diagonal.entries_per_pair == 1 and diagonal.fill == 1 / 64
+    assert full.entries_per_pair == 64 and full.bitmaps.tolist() == [[-1] * 8] * 8
+    assert WCSR.pack(csr_of(np.eye(64))).entries_per_pair == 1
 
 
-def test_shares_count_pairs_and_padding():
+def test_pairs_are_counted_without_padding():
     dense = np.zeros((20, 30))
     dense[:4, :9] = 1  # nine columns in the first window of 16, none padded to 16
     dense[19, 29] = 1
     tiles = WCSR.pack(csr_of(dense), height=16)
     assert tiles.tiles_per_window().tolist() == [2, 1]
     assert tiles.distinct == 10 and tiles.entries_per_pair == 37 / 10
-    assert tiles.padding_share == 14 / 24
-    assert tiles.fill == 37 / (3 * 16 * 8)
 
 
-def test_a_matrix_without_entries_has_no_tiles_and_no_shares():
+def test_a_matrix_without_entries_has_no_tiles():
     tiles = WCSR.pack(csr_of(MATRICES["no entries"]()), height=16)
     assert tiles.tile_count == 0 and tiles.window_row_ptr.tolist() == [0, 0]
-    assert tiles.entries_per_pair == tiles.padding_share == tiles.fill == 0.0
-    assert tiles.pack_values(None).shape == (0, 16, 8)
+    assert tiles.entries_per_pair == 0.0 and tiles.pack_values(None).shape == (0,)
 
 
 def test_windows_are_cut_from_the_order_given():
@@ -157,7 +131,7 @@ def test_windows_are_cut_from_the_order_given():
     tiles = WCSR.pack(csr, order, height=32)
     assert torch.equal(tiles.order, order.int())
     rows, _, place = tiles.decode()
-    first = rows[place < int(tiles.window_row_ptr[1]) * 32 * 8]
+    first = rows[tiles.places[tiles.entries[place]] < int(tiles.window_row_ptr[1]) * 32 * 8]
     assert sorted(first.unique().tolist()) == sorted(order[:32].tolist())
 
 
@@ -171,27 +145,23 @@ def test_columns_past_32_bits_of_keys_are_kept_apart():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", ["dense", "bitmap"])
 @pytest.mark.parametrize(
     "dtype",
     [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn],
     ids=str,
 )
-def test_values_are_rounded_to_the_type_asked_for(dtype, variant):
+def test_values_are_rounded_to_the_type_asked_for(dtype):
     csr = csr_of(MATRICES["odd sizes"](), dtype=torch.float64)
-    tiles = WCSR.pack(csr, pad=16, variant=variant)
+    tiles = WCSR.pack(csr, pad=16)
     packed = tiles.pack_values(csr.values, dtype)
     assert packed.dtype is dtype and packed.is_contiguous()
-    where = tiles.places if variant == "dense" else torch.argsort(tiles.entries)
-    assert torch.equal(packed.double().flatten()[where], csr.values.to(dtype).double())
+    assert torch.equal(packed.double()[torch.argsort(tiles.entries)], csr.values.to(dtype).double())
 
 
-def test_a_pattern_is_packed_as_ones_at_its_entries_only():
+def test_a_pattern_is_packed_as_ones():
     csr = csr_of(MATRICES["empty rows"](), pattern=True)
-    tiles = WCSR.pack(csr, height=128, pad=16)
-    packed = tiles.pack_values(None, torch.float16)
-    assert int(packed.count_nonzero()) == csr.nnz == int(packed.float().sum())
-    assert torch.equal(as_bitmap(tiles).pack_values(None), torch.ones(csr.nnz))
+    packed = WCSR.pack(csr, height=128, pad=16).pack_values(None, torch.float16)
+    assert torch.equal(packed, torch.ones(csr.nnz, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("pad", PADS)
@@ -212,7 +182,9 @@ def test_a_product_from_tiles_is_the_matrix_product():
     order = torch.randperm(150)
     tiles = WCSR.pack(csr, order, height=32)
     rows_of_b = B[tiles.window_col_idx.long()].reshape(tiles.tile_count, 8, 5)
-    parts = tiles.pack_values(csr.values) @ rows_of_b  # what each tile adds to its window's rows
+    dense = torch.zeros(tiles.tile_count * 32 * 8, dtype=torch.float64)
+    dense[tiles.places] = csr.values
+    parts = dense.reshape(-1, 32, 8) @ rows_of_b  # what each tile adds to its window's rows
     window = torch.repeat_interleave(torch.arange(5), tiles.tiles_per_window())
     sums = torch.zeros(5, 32, 5, dtype=torch.float64).index_add_(0, window, parts)
     C = torch.empty(150, 5, dtype=torch.float64)
@@ -243,13 +215,3 @@ def test_more_entries_than_32_bits_can_count_are_refused():
     )
     with pytest.raises(ValueError, match=text):
         WCSR.pack(csr)
-
-
-@pytest.mark.parametrize("call", ["packed_bytes", "WCSR.pack"])
-def test_rejects_other_variants(call):
-    csr = csr_of(MATRICES["one by one"]())
-    with pytest.raises(ValueError, match=f"{call}: variant must be one of .*got 'sparse'"):
-        if call == "packed_bytes":
-            WCSR.pack(csr).packed_bytes("sparse", torch.float32)
-        else:
-            WCSR.pack(csr, variant="sparse")

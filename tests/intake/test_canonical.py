@@ -121,7 +121,7 @@ def test_a_wide_matrix_does_not_overflow_its_sort_keys(dense):
         ([1, 2, 3, -(2**24) - 1], False),
     ],
 )
-def test_whole_numbers_are_taken_only_where_float32_holds_them(values, fits):
+def test_accepts_whole_numbers_only_if_float32_holds_them(values, fits):
     count = len(values)
     edges = torch.arange(count).repeat(2, 1)
     A = (edges, torch.tensor(values), (count, count))

@@ -31,7 +31,7 @@ ACCEPTED = (
         (b"a.mtx", "bytes"),
     ],
 )
-def test_what_is_no_matrix_is_refused_with_the_list_of_what_is(thing, called):
+def test_rejects_other_objects_and_lists_the_supported_inputs(thing, called):
     with pytest.raises(TypeError) as refused:
         as_csr(thing)
     assert str(refused.value) == f"plan: A must be a sparse matrix, got {called}. {ACCEPTED}"
@@ -54,7 +54,7 @@ def test_the_result_lies_on_the_device_asked_for(device):
     assert {part.device.type for part in parts} == {device}
 
 
-def test_a_device_that_is_none_is_refused():
+def test_rejects_an_invalid_device():
     with pytest.raises(ValueError) as refused:
         as_csr(sp.eye_array(2), device="nowhere")
     assert str(refused.value) == (
@@ -85,6 +85,12 @@ def by_hand(**changes: object) -> CSR:
         "shape": (2, 3),
     }
     return CSR(**(parts | changes))  # type: ignore[arg-type]
+
+
+def test_what_was_checked_while_it_was_read_is_not_checked_again():
+    given = torch.eye(3).to_sparse_csr()
+    for form in (given, given.to_sparse_coo(), given.to_sparse_csc()):
+        assert as_csr(form).checked
 
 
 def test_a_matrix_made_by_hand_is_checked_once():

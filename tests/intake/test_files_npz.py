@@ -57,7 +57,7 @@ def test_our_own_layout_without_data_is_a_pattern(tmp_path):
 
 @pytest.mark.parametrize("name", ["csr", "csc", "coo", "bsr", "dia"])
 @pytest.mark.parametrize("family", [sp.coo_array, sp.coo_matrix])
-def test_what_scipy_saves_is_read(name, family, tmp_path, dense):
+def test_reads_files_saved_by_scipy(name, family, tmp_path, dense):
     path = tmp_path / "a.npz"
     sp.save_npz(path, family(EXAMPLE).asformat(name))
     assert torch.equal(dense(read_matrix(path)), torch.from_numpy(EXAMPLE))
@@ -65,7 +65,7 @@ def test_what_scipy_saves_is_read(name, family, tmp_path, dense):
 
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.float32, torch.float64])
-def test_what_is_written_is_read_back_bit_for_bit(compress, dtype, tmp_path):
+def test_round_trips_bit_for_bit(compress, dtype, tmp_path):
     weight = None if dtype is None else torch.tensor([1.5, -2.0, float("nan")], dtype=dtype)
     csr = as_csr((torch.tensor([[2, 0, 0], [1, 3, 0]]), weight, (3, 4)))
     path = tmp_path / "a.npz"
@@ -277,7 +277,7 @@ def test_an_array_that_claims_more_than_the_file_holds_is_refused(tmp_path):
     assert refusal(path).startswith("read_matrix: a.npz must be an .npz file, got an error in ")
 
 
-def test_an_array_header_that_is_no_python_is_refused(tmp_path):
+def test_rejects_an_unparsable_array_header(tmp_path):
     path = npz(tmp_path / "a.npz", **own(indptr=None))
     header = "{'descr': '<i8', 'fortran_order': False, 'shape': (3,".ljust(117) + "\n"
     with zipfile.ZipFile(path, "a") as archive:
@@ -288,7 +288,7 @@ def test_an_array_header_that_is_no_python_is_refused(tmp_path):
     assert refusal(path).startswith("read_matrix: a.npz must be an .npz file, got an error in ")
 
 
-def test_a_member_that_is_no_array_is_refused(tmp_path):
+def test_rejects_a_member_that_is_not_an_array(tmp_path):
     path = npz(tmp_path / "a.npz", **own(shape=None))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("shape.npy", b"2, 3")

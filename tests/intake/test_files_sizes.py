@@ -114,7 +114,7 @@ SCIPY = {
 
 
 @pytest.mark.parametrize("fault", SCIPY)
-def test_so_are_faults_in_what_scipy_writes(folder, fault):
+def test_rejects_faulty_scipy_headers_before_arrays_are_read(folder, fault):
     np.savez_compressed(folder / "a.npz", **SCIPY[fault])
     text = {
         "csr": "indices and data alike, got (3,) and (4194304,)",
@@ -150,7 +150,7 @@ def without(path: Path, name: str) -> Path:
     ],
     ids=["long", "wide", "negative", "endless"],
 )
-def test_a_header_by_hand_is_refused(folder, header, version):
+def test_rejects_a_forged_header(folder, header, version):
     path = without(folder / "a.npz", "data")
     add(path, "data.npy", header, version=version, body=24)
     text = refused(path)
@@ -158,7 +158,7 @@ def test_a_header_by_hand_is_refused(folder, header, version):
     assert version == 2 or "data claims " in text or "shape" in text
 
 
-def test_an_archive_that_is_packed_more_than_it_can_be_is_refused(folder):
+def test_rejects_an_impossible_compression_ratio(folder):
     """The directory of the archive claims 32 MB of an array whose packed bytes are 40."""
     path = without(folder / "a.npz", "data")
     add(path, "data.npy", b"{'descr': '<f8', 'fortran_order': False, 'shape': (4000000,), }\n")
@@ -169,7 +169,7 @@ def test_an_archive_that_is_packed_more_than_it_can_be_is_refused(folder):
     refused(path)
 
 
-def test_parts_of_a_file_are_read_after_the_same_look(folder):
+def test_partial_reads_check_the_header_first(folder):
     """``MatrixRows`` reads rows of a file; it has its own way to the arrays."""
     changes = {"indptr": zeros(LARGE, dtype=np.int64)}
     np.savez_compressed(folder / "a.npz", **own(**changes))

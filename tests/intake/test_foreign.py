@@ -91,7 +91,7 @@ def test_padding_of_diagonals_does_not_count_in_a_reduction(reduce):
     assert torch.equal(st.plan(matrix.todia(), 1, device="cpu").run(B, reduce=reduce), expected)
 
 
-def test_what_a_diagonal_stores_beyond_the_last_column_is_not_read(dense):
+def test_ignores_diagonal_data_beyond_the_last_column(dense):
     A = sp.dia_array((np.arange(1.0, 7.0).reshape(1, 6), [-1]), shape=(8, 3))
     csr = as_csr(A)
     assert csr.nnz == 3
@@ -107,7 +107,7 @@ def test_unsorted_and_repeated_scipy_entries_are_summed(dense):
     assert csr.entry_map.tolist() == [1, 0, 1, 2]
 
 
-def test_room_behind_the_entries_is_not_read(dense):
+def test_ignores_unused_capacity_of_scipy_arrays(dense):
     A = sp.csr_array((np.array([1.0, 2.0]), np.array([0, 1]), np.array([0, 1, 2])), shape=(2, 2))
     A.data = np.array([1.0, 2.0, 99.0])
     A.indices = np.array([0, 1, 7], dtype=np.int32)
@@ -234,7 +234,7 @@ def test_a_torch_sparse_tensor_of_vectors_is_refused():
     )
 
 
-def test_a_class_of_the_same_name_from_elsewhere_is_not_taken_for_it():
+def test_a_class_of_the_same_name_from_another_package_is_not_recognised():
     other = named("SparseTensor", "somewhere_else", csr=lambda self: None)()
     with pytest.raises(TypeError, match=r"^plan: A must be a sparse matrix, got SparseTensor\. "):
         as_csr(other)

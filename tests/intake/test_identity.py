@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import weakref
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from tests.locks import at_once
 
-from sparsetile.intake import as_csr, fingerprint
+from sparsetile.intake import as_csr, fingerprint, identity
 from sparsetile.intake.identity import _device_digest
 
 EXAMPLE = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 0.0, 4.0]])
@@ -208,6 +210,24 @@ def test_a_new_tensor_at_the_address_of_an_old_one_has_another_fingerprint():
     assert len(seen) == 64
 
 
+def test_threads_that_see_a_tensor_first_at_once_get_the_same_fingerprint(monkeypatch):
+    together, asked = threading.Barrier(2, timeout=60), threading.local()
+
+    class Late(dict):
+        def get(self, key):
+            found = super().get(key)
+            if not hasattr(asked, "once"):
+                asked.once = True
+                together.wait()  # both have found nothing
+            return found
+
+    monkeypatch.setattr(identity, "_numbers", Late())
+    edges = torch.tensor([[0, 1], [1, 0]])
+    one, other = at_once(lambda: identity.tensor_key(edges))
+    asked.once = True
+    assert one == other == identity.tensor_key(edges)
+
+
 def test_equal_sparse_tensors_share_their_pattern_key():
     assert fingerprint(EXAMPLE.to_sparse_csr())[0] == fingerprint((2 * EXAMPLE).to_sparse_csr())[0]
     assert fingerprint(EXAMPLE.to_sparse_csr()) != fingerprint(EXAMPLE.to_sparse_csc())
@@ -258,7 +278,7 @@ def test_a_file_is_known_by_place_time_and_size(tmp_path):
         (torch.zeros(2, 1, dtype=torch.int64), None, "3"),
     ],
 )
-def test_what_cannot_be_identified_has_no_fingerprint(A):
+def test_unidentifiable_inputs_have_no_fingerprint(A):
     assert fingerprint(A) is None
 
 

@@ -14,7 +14,7 @@ from sparsetile.intake import ordering
 @pytest.mark.parametrize("counting_from", [0, 2**62], ids=["counting", "sorting"])
 @given(places=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=2, max_size=40))
 @settings(max_examples=80, deadline=None)
-def test_entries_come_out_by_row_then_column_and_ties_as_they_were(counting_from, places):
+def test_sorts_stably_by_row_and_column(counting_from, places):
     rows = torch.tensor([row for row, _ in places])
     columns = torch.tensor([column for _, column in places])
     with pytest.MonkeyPatch.context() as patch:
@@ -26,7 +26,7 @@ def test_entries_come_out_by_row_then_column_and_ties_as_they_were(counting_from
     assert keys.tolist() == [7 * places[k][0] + places[k][1] for k in expected]
 
 
-def test_a_large_input_takes_the_counting_way_to_the_same_order(monkeypatch):
+def test_counting_passes_give_the_same_order_as_a_sort(monkeypatch):
     taken = []
     real = scipy.sparse.csr_array
 
@@ -45,7 +45,7 @@ def test_a_large_input_takes_the_counting_way_to_the_same_order(monkeypatch):
     assert torch.equal(order, expected.indices)
 
 
-def test_a_mostly_empty_matrix_is_never_walked_over(monkeypatch):
+def test_a_mostly_empty_matrix_is_sorted_by_keys(monkeypatch):
     monkeypatch.setattr(ordering, "COUNTING_FROM", 0)
     monkeypatch.setattr(scipy.sparse, "csr_array", None)  # what counts
     last = 2**31 - 2

@@ -100,7 +100,7 @@ def test_uncoalesced_coo_sums_its_duplicates(device, dense):
     assert csr.entry_map.tolist() == [2, 0, 2, 1]
 
 
-def test_a_coalesced_flag_that_lies_is_not_believed(dense):
+def test_a_wrong_coalesced_flag_is_ignored(dense):
     A = torch.sparse_coo_tensor([[1, 0, 1], [0, 1, 0]], [1.0, 2.0, 4.0], (2, 2))
     A = A._coalesced_(True).requires_grad_(True)
     assert torch.equal(dense(as_csr(A)), torch.tensor([[0.0, 2.0], [5.0, 0.0]]))

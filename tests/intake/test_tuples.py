@@ -64,13 +64,13 @@ def test_no_edges_make_an_empty_matrix(dense):
     assert as_csr((none, torch.zeros(0, dtype=torch.int64), (0, 0))).values.is_floating_point()
 
 
-def test_numpy_arrays_and_a_list_serve_as_well(dense):
+def test_accepts_numpy_arrays_and_lists(dense):
     parts = [EDGES.numpy(), WEIGHT.numpy(), np.array([3, 3])]
     assert torch.equal(dense(as_csr(parts)), WEIGHTED)
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_both_index_types_serve(index, dense):
+def test_accepts_int32_and_int64_indices(index, dense):
     assert torch.equal(dense(as_csr((EDGES.to(index), WEIGHT, (3, 3)))), WEIGHTED)
 
 
@@ -194,7 +194,7 @@ def test_an_edge_index_alone_is_not_taken_for_a_dense_matrix(edges, form):
         as_csr(edges)
 
 
-def test_a_shape_against_the_edge_index_is_refused():
+def test_rejects_a_shape_that_contradicts_the_edge_index():
     pyg = pytest.importorskip("torch_geometric")
     with pytest.raises(ValueError) as refused:
         as_csr((pyg.EdgeIndex(EDGES, sparse_size=(3, 3)), None, (3, 4)))

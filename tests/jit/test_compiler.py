@@ -226,7 +226,7 @@ def test_a_full_disk_costs_the_cache_and_not_the_compile(cache, tree, monkeypatc
     assert "not written" in caplog.text and "No space left on device" in caplog.text
 
 
-def test_where_nothing_may_be_compiled_only_the_cache_is_used(cache, tree):
+def test_without_compiling_only_the_cache_is_used(cache, tree):
     with without_compiling(), pytest.raises(NotCompiled, match="tiny"):
         compile_source(tiny(), ARCH)
     compile_source(tiny(), ARCH)
@@ -234,7 +234,7 @@ def test_where_nothing_may_be_compiled_only_the_cache_is_used(cache, tree):
         assert compile_source(tiny(), ARCH).from_cache
 
 
-def test_the_cache_can_be_left_alone(cache, tree):
+def test_the_cache_can_be_bypassed(cache, tree):
     assert not compile_source(tiny(), ARCH, use_cache=False).from_cache
     assert not cache.exists()
 
@@ -324,7 +324,7 @@ def test_host_and_device_that_disagree_on_the_parameters_do_not_compile(cache):
 
 
 @pytest.mark.parametrize("arch", ["hopper", "sm_9", "sm_90x", "compute_90", "sm_90a ", ""])
-def test_a_name_that_is_no_architecture_is_refused(cache, arch):
+def test_rejects_an_invalid_architecture(cache, arch):
     with pytest.raises(ValueError) as caught:
         compile_source(tiny(), arch)
     assert str(caught.value) == (
@@ -337,7 +337,7 @@ def test_an_architecture_the_compiler_does_not_know_is_a_compile_error(cache, tr
         compile_source(tiny(), "sm_10")
 
 
-def test_the_compiler_s_absence_is_told_in_words(monkeypatch):
+def test_reports_why_the_compiler_is_missing(monkeypatch):
     assert compiler_available() is None
     major, minor = nvrtc_version()
     assert major >= 13 and minor >= 0

@@ -88,7 +88,7 @@ def test_a_launch_that_lacks_a_parameter_does_not_start():
 
 
 @pytest.mark.parametrize("able", [False, True])
-def test_a_kernel_starts_before_its_predecessor_ends_only_where_asked_and_able(able):
+def test_overlaps_launches_only_if_requested_and_supported(able):
     driver = Driver(ONE)
     made = kernel(driver, ONE)
     made._may_overlap = able
@@ -127,7 +127,7 @@ def test_a_prepared_launch_changes_only_the_fields_it_is_given():
     assert driver.calls[0] == ("handle", 1, 1, 1, 64, 1, 1, 1024, 0, 7)
 
 
-def test_rare_fields_are_written_where_they_changed():
+def test_rare_fields_are_written_only_if_they_changed():
     driver = Driver(SEVERAL)
     names = [field.name for field in SEVERAL.fields]
     rare, patch = (names[0],), ("b", "c")
@@ -271,7 +271,7 @@ def test_the_current_device_is_entered_only_when_it_is_another(monkeypatch):
     assert module.on_device(0) == "enter 0"
 
 
-def test_the_stream_s_handle_is_found_where_torch_has_no_quick_way(monkeypatch):
+def test_finds_the_stream_handle_without_torch_s_fast_function(monkeypatch):
     stream = SimpleNamespace(cuda_stream=7)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     assert module._slow_stream(2) == 7

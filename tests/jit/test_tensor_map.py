@@ -73,7 +73,7 @@ def test_the_driver_is_asked_for_the_matrix_columns_first(driver):
     }  # fmt: skip
 
 
-def test_types_are_told_apart(driver):
+def test_each_type_has_its_own_map(driver):
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         encode_matrix(0, dtype, (8, 8), 64, (8, 8))
     assert len({asked["kind"] for asked in driver.asked}) == 3
@@ -97,7 +97,7 @@ def test_sizes_beyond_32_bits_reach_the_driver(driver):
     assert driver.asked[0]["dims"] == [8, 2**31] and driver.asked[0]["strides"] == [2**39]
 
 
-def test_a_refusal_says_of_what(driver):
+def test_a_driver_error_names_the_matrix(driver):
     driver.status = 1
     with pytest.raises(RuntimeError) as caught:
         encode_matrix(4096, torch.float16, (300, 70), 160, (64, 64))
@@ -122,7 +122,7 @@ def test_a_driver_without_tensor_maps_is_named_as_the_reason(driver, monkeypatch
 
 
 @pytest.mark.parametrize("pointer, row_bytes", [(4098, 160), (4096, 150)])
-def test_what_is_not_aligned_is_refused_before_the_driver_sees_it(driver, pointer, row_bytes):
+def test_rejects_misaligned_matrices_before_calling_the_driver(driver, pointer, row_bytes):
     with pytest.raises(ValueError) as caught:
         encode_matrix(pointer, torch.float16, (300, 70), row_bytes, (64, 64))
     assert str(caught.value) == (
@@ -151,5 +151,5 @@ def test_a_box_wider_than_the_swizzle_or_too_high_is_refused(driver, box):
     )
 
 
-def test_a_map_that_is_not_looked_at_is_as_long_as_one():
+def test_an_unused_map_has_the_size_of_a_map():
     assert len(NO_MAP) == MAP_WORDS and not any(NO_MAP)

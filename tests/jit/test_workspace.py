@@ -69,19 +69,19 @@ def owned(stream: int, size: int = 100) -> torch.Tensor:
     return scratch(0, stream, size, 1, threading.get_ident())[0]
 
 
-def test_what_has_an_owner_is_shared_with_no_other_thread(stream):
+def test_owned_buffers_are_not_shared_between_threads(stream):
     shared, mine = scratch(0, stream, 100, 1)[0], owned(stream)
     others = in_a_thread(lambda: owned(stream))
     assert len({each.data_ptr() for each in (shared, mine, others)}) == 3
     assert owned(stream) is mine
 
 
-def test_what_has_an_owner_goes_with_its_thread(stream):
+def test_owned_buffers_end_with_their_thread(stream):
     held = in_a_thread(lambda: weakref.ref(owned(stream)))
     assert held() is None
 
 
-def test_what_has_an_owner_and_was_outgrown_is_not_kept(stream):
+def test_outgrown_owned_buffers_are_freed(stream):
     first = weakref.ref(owned(stream))
     owned(stream, 5000)
     assert first() is None
@@ -95,7 +95,7 @@ def test_memory_grows_to_what_is_asked_and_at_least_twofold(asked, stream):
     assert not bool(arrivals.any())
 
 
-def test_outgrown_memory_stays_alive_for_launches_under_way(stream):
+def test_outgrown_buffers_stay_alive_for_running_launches(stream):
     first = [weakref.ref(part) for part in scratch(0, stream, 1000, 10)]
     larger = scratch(0, stream, 4000, 10)
     assert all(part() is not None for part in first)
@@ -130,7 +130,7 @@ def test_a_captured_graph_gets_a_flag_of_its_own(monkeypatch, stream):
     assert zeroed_flag(0, stream) is not mine
 
 
-def test_a_flag_made_in_inference_mode_can_be_put_back_outside(stream):
+def test_a_flag_made_in_inference_mode_can_be_zeroed_outside(stream):
     with torch.inference_mode():
         first = zeroed_flag(0, stream)
     first.fill_(1)

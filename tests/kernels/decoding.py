@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR
+from sparsetile.engines.request import Request
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request, runner
+from sparsetile.systems import SYSTEMS, runner
 from tests.contracts.cases import csr_of
 
 __all__ = [

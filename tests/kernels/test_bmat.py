@@ -31,7 +31,7 @@ from tests.kernels.ptxas import said_by_ptxas
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 BLOCK_SHARED, SM_SHARED, RESERVED = 227 * 1024, 228 * 1024, 1024
-TEXT = (DEVICE_TREE / "spmm_bmat.cu").read_text()
+TEXT = (DEVICE_TREE / "windows/spmm_bmat.cu").read_text()
 VARIANTS = (None, *LADDER)
 
 
@@ -149,7 +149,7 @@ def test_rows_are_copied_after_a_wait_and_a_fence():
 
 
 def test_host_and_kernel_agree_on_a_piece():
-    shared = (DEVICE_TREE / "bmat_windows.cuh").read_text()
+    shared = (DEVICE_TREE / "windows/bmat_windows.cuh").read_text()
     assert int(re.search(r"kPieceBytes = (\d+);", shared).group(1)) == PIECE_BYTES
     assert int(re.search(r"kUnitPieces = (\d+);", shared).group(1)) == bmat.UNIT_PIECES
     assert bmat.redo_units(33, 5, 2) == 2 * 2 * 3, "parts of two windows by three pairs of pieces"

@@ -108,7 +108,7 @@ def test_windows_that_are_shared_and_cut_are_whole_again(ablation):
         decode(build("voltrix", whole_numbers(long), n=n, ablation=ablation))
 
 
-def test_a_long_window_is_cut_where_its_shares_would_be_narrow():
+def test_a_long_window_is_cut_if_its_shares_would_be_narrow():
     built = build("voltrix", whole_numbers(random_matrix(16, 6000, 0.4)), n=32)
     assert built.meta["slots"] > 2 and built.meta["width"] == 1
     many = build("voltrix", whole_numbers(random_matrix(32_000, 300, 0.02)), n=512)

@@ -66,7 +66,7 @@ def test_heads_lie_in_as_many_slabs_as_their_gradients_have_parts(heads, width, 
     assert gat_parts(tile, heads, width) == parts
 
 
-def test_sums_over_nodes_fill_a_gpu_where_there_are_many():
+def test_sums_over_nodes_fill_a_gpu_if_there_are_many():
     assert column_grid(1, 7, 1) == ColumnGrid(16, 1, 1)
     assert column_grid(2708, 64, 4) == ColumnGrid(16, 22, 1)
     assert column_grid(10**6, 256, 4) == ColumnGrid(16, 66, 4)
@@ -99,5 +99,5 @@ def test_it_compiles_without_spills(dtype, n, mode):
 
 @pytest.mark.parametrize("name", ["gat_scores", "gat_softmax", "gat_terms", "gat_vectors"])
 def test_the_small_kernels_compile_without_spills(name):
-    for config in drawn(list(KERNELS[name].configs()), 4):
+    for config in drawn(list(KERNELS[name].configs()), 2):
         assert not compile_source(KERNELS[name].source(config), "sm_90a").resources.spills

@@ -39,10 +39,11 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 NARROW, WIDE = WindowTile(64, 128), WindowTile(64, 256)
 BLOCK_SHARED = 227 * 1024  # what sm_90 gives a block
 SM_REGISTERS = 64 * 1024
-TEXT = "".join((DEVICE_TREE / name).read_text() for name in ("wcsr.cuh", "spmm_wcsr.cu"))
-JOIN_TEXT = (DEVICE_TREE / "join_wcsr.cu").read_text()
-REDO_TEXT = (DEVICE_TREE / "redo_wcsr.cu").read_text()
-WINDOWS_TEXT = (DEVICE_TREE / "redo_windows.cu").read_text()
+WINDOWS = DEVICE_TREE / "windows"
+TEXT = "".join((WINDOWS / name).read_text() for name in ("wcsr.cuh", "spmm_wcsr.cu"))
+JOIN_TEXT = (WINDOWS / "join_wcsr.cu").read_text()
+REDO_TEXT = (WINDOWS / "redo_wcsr.cu").read_text()
+WINDOWS_TEXT = (WINDOWS / "redo_windows.cu").read_text()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_windows_in_many_pieces_have_several_warps_for_each_strip():
 @pytest.mark.parametrize(
     "n, tile", [(1, NARROW), (128, NARROW), (129, WIDE), (256, WIDE), (4096, WIDE)]
 )
-def test_the_tile_is_wide_where_columns_need_it(n, tile):
+def test_the_tile_is_wide_if_columns_need_it(n, tile):
     assert choose_window_tile(64, n) == tile
     assert (tile.slabs(n) - 1) * tile.columns < n <= tile.slabs(n) * tile.columns
     assert window_tiles() == [NARROW, WIDE]

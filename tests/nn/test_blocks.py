@@ -1,4 +1,4 @@
-"""Blocks of mini-batches are multiplied as they come, with the results of canonical graphs."""
+"""Sampled graphs are multiplied without a plan, with the results of canonical graphs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.nn import GCNConv, GINConv, SAGEConv, aggregate, blocks, clear_graph_cache
-from sparsetile.nn.blocks import Block, make_block
+from sparsetile.nn import GCNConv, GINConv, SAGEConv, aggregate, clear_graph_cache, sampled
 from sparsetile.nn.cache import _Regime, find_graph
 from sparsetile.nn.graph import SHORT_LIVED_CALLS
 from sparsetile.nn.inputs import Given
+from sparsetile.nn.sampled import SampledGraph, make_sampled
 from tests.conftest import DEVICES
 
 SOURCES, TARGETS, N = 40, 12, 6
@@ -73,15 +73,15 @@ def test_sums_and_means_with_gradients(by_target: bool, reduce: str, dtype: torc
     torch.testing.assert_close(d_x.double(), want_d, **close)
 
 
-def block_of(edge_index: Tensor) -> Block:
+def block_of(edge_index: Tensor) -> SampledGraph:
     given = Given("edges", edge_index)
     found, _ = find_graph("t", given, (SOURCES, TARGETS), edge_index.device, only_reduces=True)
-    assert isinstance(found, Block)
+    assert isinstance(found, SampledGraph)
     return found
 
 
 def test_nothing_is_sorted_or_planned(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Block, "canonical", property(lambda self: pytest.fail("sorted")))
+    monkeypatch.setattr(SampledGraph, "canonical", property(lambda self: pytest.fail("sorted")))
     edge_index = edges()
     monkeypatch.setattr(torch, "sort", lambda *a, **k: pytest.fail("sorted"))
     aggregate(pair(torch.randn(SOURCES, N)), edge_index, reduce="mean")
@@ -115,8 +115,8 @@ def test_layers_on_blocks_have_gradients_of_gradients(
     layer = SAGEConv((N, width), 3, aggr, bias=bias).double()
     double = {"dtype": torch.float64, "requires_grad": True}
     x, y = torch.randn(SOURCES, N, **double), torch.randn(TARGETS, width, **double)
-    # A block that is asked for too often becomes a graph.
-    monkeypatch.setattr(blocks, "SHORT_LIVED_CALLS", 10**9)
+    # A sampled graph that is used too often becomes a graph.
+    monkeypatch.setattr(sampled, "SHORT_LIVED_CALLS", 10**9)
 
     def of_layer(x: Tensor, y: Tensor, *weights: Tensor) -> Tensor:
         given = (x, x[:TARGETS] if shared else y), edge_index
@@ -177,7 +177,7 @@ def test_what_a_block_does_not_take_is_what_the_graph_gives(
         return found
 
     mine = results()
-    monkeypatch.setattr(blocks, "_DEVICES", ())
+    monkeypatch.setattr(sampled, "SAMPLED_DEVICES", ())
     clear_graph_cache()
     _Regime.short_lived = True
     for found, want in zip(mine, results(), strict=True):
@@ -220,10 +220,10 @@ def test_blocks_are_forgotten_with_their_edges():
     assert _Regime.short_lived
 
 
-def blocks_alive() -> list[Block]:
+def blocks_alive() -> list[SampledGraph]:
     from sparsetile.nn.cache import _graphs
 
-    return [found for _, _, found in _graphs.values() if isinstance(found, Block)]
+    return [found for _, found in _graphs.values() if isinstance(found, SampledGraph)]
 
 
 def test_edges_that_name_no_node_are_named():
@@ -237,11 +237,11 @@ def test_edges_that_name_no_node_are_named():
 
 def test_no_edges_and_other_devices_have_no_block(monkeypatch: pytest.MonkeyPatch):
     none = torch.empty(2, 0, dtype=torch.int64)
-    assert make_block("t", none, True, (TARGETS, SOURCES)) is None
+    assert make_sampled("t", none, True, (TARGETS, SOURCES)) is None
     out = aggregate(pair(torch.randn(SOURCES, N)), none)
     assert out.shape == (TARGETS, N) and not out.any()
-    monkeypatch.setattr(blocks, "_DEVICES", ("cuda",))
-    assert make_block("t", edges(), True, (TARGETS, SOURCES)) is None
+    monkeypatch.setattr(sampled, "SAMPLED_DEVICES", ("cuda",))
+    assert make_sampled("t", edges(), True, (TARGETS, SOURCES)) is None
 
 
 @pytest.mark.parametrize("kind", [SAGEConv, GINConv])
@@ -258,7 +258,7 @@ def test_layers_of_blocks_are_those_of_graphs(kind: type, monkeypatch: pytest.Mo
         return [out, *(parameter.grad.clone() for parameter in layer.parameters())]
 
     mine = step()
-    monkeypatch.setattr(blocks, "_DEVICES", ())
+    monkeypatch.setattr(sampled, "SAMPLED_DEVICES", ())
     clear_graph_cache()
     for found, want in zip(mine, step(), strict=True):
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
@@ -284,7 +284,7 @@ def check_convolutions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         x = torch.randn(30, N, device=device, requires_grad=True)
         grad = torch.randn(30, wide, device=device)
         taken: list[object] = []
-        convolve = Block.convolve
+        convolve = SampledGraph.convolve
 
         def noted(self, *args, convolve=convolve, taken=taken):
             taken.append(convolve(self, *args))
@@ -297,14 +297,14 @@ def check_convolutions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         _Regime.short_lived = True
         with monkeypatch.context() as patch:
-            patch.setattr(Block, "convolve", noted)
+            patch.setattr(SampledGraph, "convolve", noted)
             mine = step()
             assert len(taken) == 1 and (taken[0] is None) == loops == _Regime.looped
             _Regime.short_lived = True
             step()
             assert len(taken) == (1 if loops else 2), "the next one is not tried"
         with monkeypatch.context() as patch:
-            patch.setattr(blocks, "_DEVICES", ())
+            patch.setattr(sampled, "SAMPLED_DEVICES", ())
             clear_graph_cache()
             want = step()
         for found, expected_one in zip(mine, want, strict=True):
@@ -350,7 +350,7 @@ def test_convolutions_in_other_types(dtype: torch.dtype):
     want = scale[:, None] * A * scale @ (x.double() @ layer.lin.weight.double().T)
     close = {"rtol": 1e-9, "atol": 1e-9} if dtype is torch.float64 else {"rtol": 3e-2, "atol": 3e-2}
     out = layer(x, edge_index)
-    assert out.dtype is dtype and isinstance(blocks_alive()[-1], Block)
+    assert out.dtype is dtype and isinstance(blocks_alive()[-1], SampledGraph)
     torch.testing.assert_close(out.double(), want, **close)
     with torch.autocast("cpu", torch.bfloat16):
         half = GCNConv(N, 5)(torch.randn(30, N), square(False))
@@ -369,7 +369,7 @@ def test_blocks_on_a_gpu(by_target: bool, reduce: str, dtype: torch.dtype):
         grad = torch.randn(TARGETS, n, device="cuda").to(dtype)
         given = edge_index.cuda()
         out = aggregate(pair(x), given, reduce=reduce)
-        assert isinstance(next(reversed(blocks_alive())), Block)
+        assert isinstance(next(reversed(blocks_alive())), SampledGraph)
         (d_x,) = torch.autograd.grad(out, x, grad)
         wide = x.detach().cpu().double().requires_grad_()
         want = expected(wide, edge_index, reduce)

@@ -21,11 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsetile as st
 from sparsetile.formats.block_pattern import dense_of_blocks
+from sparsetile.layers import block_layer as bound_module
+from sparsetile.layers.block_layer import BlockLayer
 from sparsetile.nn import SparseLinear, linear_binding
-from sparsetile.nn import linear as module
-from sparsetile.systems.bcsr import layer as bound_module
 from sparsetile.systems.bcsr.few import FewTokens
-from sparsetile.systems.bcsr.layer import BlockLayer
 
 BF16 = torch.bfloat16
 OUT, INTO = 192, 128
@@ -75,15 +74,14 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     made = Host()
-    monkeypatch.setattr(linear_binding, "_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(module, "_said", set())
+    monkeypatch.setattr(linear_binding, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     monkeypatch.setattr(bound_module, "on_device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(bound_module, "ensure_cuda_context", lambda device: None)
     monkeypatch.setattr(bound_module, "current_stream_handle", lambda device: made.stream)
     monkeypatch.setattr(bound_module, "current_device", lambda: None)
     monkeypatch.setattr(
-        BlockLayer, "way", lambda self, tokens, *_: "few" if tokens <= 16 else "dense"
+        BlockLayer, "method", lambda self, tokens, *_: "few" if tokens <= 16 else "dense"
     )
     monkeypatch.setattr(FewTokens, "prepare", lambda few, *given: made.prepare(few, *given))
     monkeypatch.setattr(FewTokens, "run", lambda few, *a, **b: made.run(few, *a, **b))

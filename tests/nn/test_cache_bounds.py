@@ -123,7 +123,7 @@ def test_so_many_sets_of_values_are_kept():
     held = [torch.rand(12) for _ in range(MAX_VALUES + 2)]
     for number, weight in enumerate(held):
         conv(torch.ones(NODES, 2), edge_index, weight)
-        ((_, _, graph),) = cache._graphs.values()
+        ((_, graph),) = cache._graphs.values()
         assert len(graph._values) == min(number + 1, MAX_VALUES)
 
 

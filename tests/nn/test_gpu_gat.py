@@ -13,8 +13,8 @@ import sparsetile as st
 from sparsetile import nn as ours
 from sparsetile.check.reference import attended
 from sparsetile.kernels import KERNELS
+from sparsetile.layers.graph_attention import attention_layer, graph_attention
 from sparsetile.nn import GATConv, clear_graph_cache
-from sparsetile.plan.graph_attention import attention_layer, graph_attention
 from tests.nn.cases import FLOWS, NODES, PAIRS, WIDTH, directed_graph, pyg, same_weights
 
 pytestmark = [
@@ -81,7 +81,7 @@ def test_hubs_and_isolated_nodes_are_as_in_float64(dtype, heads, width):
     edge_index = graph_of(3000, 20_000, hub=2500)
     shape = (3000, 3000)
     plan = st.plan((edge_index.flip(0), None, shape), heads * width, dtype=F32)
-    plan._prepare_gradients()
+    plan.flat_with_transpose()
     generator = torch.Generator(device="cuda").manual_seed(1)
 
     def draw(*size: int) -> Tensor:
@@ -130,7 +130,7 @@ def step_in_float64(csr: st.CSR, given: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
 def test_all_gradients_of_a_step_are_as_in_float64(dtype, heads, width):
     plan = st.plan((graph_of(3000, 20_000, hub=2500).flip(0), None, (3000, 3000)), 64, dtype=F32)
-    plan._prepare_gradients()
+    plan.flat_with_transpose()
     given = step_of(heads, width, dtype)
     leaves = list(given.values())
     out = attention_layer(plan.flat, *leaves[:3], None, None, leaves[3], 0.2)  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_all_gradients_of_a_step_are_as_in_float64(dtype, heads, width):
 def test_sums_over_nodes_have_one_order(nodes, heads, width):
     loops = torch.arange(nodes, device="cuda")
     plan = st.plan((torch.stack([loops, loops]), None, (nodes, nodes)), 64, dtype=F32)
-    plan._prepare_gradients()
+    plan.flat_with_transpose()
     given = step_of(heads, width, F32, nodes)
     leaves = list(given.values())
     out = attention_layer(plan.flat, *leaves[:3], None, None, leaves[3], 0.2)  # type: ignore[arg-type]

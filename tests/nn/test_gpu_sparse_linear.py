@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sparsetile as st
+from sparsetile.layers.block_layer import BlockLayer
+from sparsetile.layers.block_linear import block_layer
 from sparsetile.nn import SparseLinear
-from sparsetile.plan.block_linear import block_layer
-from sparsetile.systems.bcsr.layer import BlockLayer
 
 
 def _ampere() -> bool:
@@ -73,7 +73,7 @@ def exact(layer: SparseLinear, x: Tensor) -> Tensor:
 
 
 def forced(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: way)
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: way)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -286,8 +286,8 @@ def test_other_streams_and_the_way_are_reported():
         y = layer(x)
     stream.synchronize()
     assert torch.equal(y.float(), exact(layer, x).bfloat16().float())
-    ways = block_layer(layer._recipe).ways(8, torch.bfloat16, x.device)
-    assert "few" in ways
+    methods = block_layer(layer._recipe).methods(8, torch.bfloat16, x.device)
+    assert "few" in methods
 
 
 @hopper

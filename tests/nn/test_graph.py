@@ -9,7 +9,7 @@ import torch
 
 from sparsetile.nn import GATConv, GCNConv, GINConv, SAGEConv, cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
-from tests.nn.cases import NODES, PAIRS, WIDTH, directed_graph, weights_of
+from tests.nn.cases import FLOWS, NODES, PAIRS, WIDTH, directed_graph, weights_of
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,18 @@ def test_narrow_layers_of_a_network_share_a_plan(builds):
     assert len(builds) == 2
 
 
+def test_layers_that_read_the_same_edges_otherwise_have_graphs_of_their_own():
+    """Some add self-loops, and some walk from target to source."""
+    x, edge_index = torch.randn(NODES, WIDTH), directed_graph()
+    weight = weights_of(edge_index)
+    layers = [GCNConv(WIDTH, 3, flow=flow) for flow in FLOWS]
+    layers += [GCNConv(WIDTH, 3, normalize=False, add_self_loops=False)]
+    found = [layer(x, edge_index, weight) for layer in layers]
+    for layer, mine in zip(layers, found, strict=True):
+        clear_graph_cache()
+        torch.testing.assert_close(mine, layer(x, edge_index, weight))
+
+
 def test_edges_changed_in_place_are_noticed(builds):
     x = torch.randn(NODES, WIDTH)
     for layer in (GCNConv(WIDTH, 5), SAGEConv(WIDTH, 5), GATConv(WIDTH, 5)):
@@ -88,11 +100,11 @@ def test_edges_that_look_as_before_are_read_no_more(builds, monkeypatch):
     assert len(read) == 3
     clear_graph_cache()
     layer(x, edge_index)
-    assert len(read) == 4 and len(cache._recent) == 1
+    assert len(read) == 4 and len(cache._graphs.owners()) == 1
     del edge_index
     gc.collect()
     read.clear()
-    assert not cache._recent
+    assert not cache._graphs.owners()
 
 
 def test_edges_whose_counter_does_not_tell_are_read_each_time():
@@ -101,7 +113,8 @@ def test_edges_whose_counter_does_not_tell_are_read_each_time():
     before = layer(x, edge_index)
     edge_index.numpy()[1, 3:9] = 20
     after = layer(x, edge_index)
-    assert not torch.allclose(after, before) and not cache._recent
+    assert not torch.allclose(after, before)
+    assert "recent" not in cache._graphs.notes(edge_index)
 
 
 @pytest.mark.parametrize("tracked", [False, True])
@@ -123,7 +136,7 @@ def test_what_is_kept_of_passing_weights_is_bounded(builds):
     for _ in range(graphs.MAX_COUNTS + 10):
         weight *= 1.01
         layer(x, edge_index, weight)
-    (kept,) = (graph for _, _, graph in cache._graphs.values())
+    (kept,) = (graph for _, graph in cache._graphs.values())
     assert len(builds) == 1
     assert len(kept._values) == graphs.MAX_VALUES and len(kept._uses) <= graphs.MAX_COUNTS + 1
 
@@ -202,7 +215,7 @@ def test_matrix_values_changed_in_place_are_noticed(builds):
 
 
 def test_only_so_many_graphs_are_kept(monkeypatch):
-    monkeypatch.setattr(cache, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(cache._graphs, "most", 3)
     layer, x = GCNConv(WIDTH, 5), torch.randn(NODES, WIDTH)
     alive = [directed_graph(seed=seed) for seed in range(5)]
     for edge_index in alive:

@@ -158,6 +158,7 @@ BACK = GCNConv(WIDTH, 5, flow="target_to_source")
         ),
         (ValueError, "edge_attr must be None", lambda: GATConv(WIDTH, 5)(X, EDGES, X)),
         (ValueError, "once for each", lambda: GATConv(WIDTH, 5)(X[None], EDGES)),
+        (ValueError, r"GATConv: x must be of .* 8\]", lambda: GATConv(WIDTH, 5)(X[:, :3], EDGES)),
         (ValueError, r"size=\(sources, targets\)", lambda: SAGEConv(WIDTH, 5)((X, None), EDGES)),
         (ValueError, "size must be", lambda: SAGEConv(WIDTH, 5)(X, EDGES, size=(3, 4))),
         (TypeError, "a pair", lambda: SAGEConv(WIDTH, 5)("x", EDGES)),

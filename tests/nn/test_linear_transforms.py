@@ -9,8 +9,8 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn import functional
 
+from sparsetile.layers import block_linear
 from sparsetile.nn import SparseLinear
-from sparsetile.plan import block_linear
 
 close = torch.testing.assert_close
 
@@ -35,9 +35,9 @@ def dense(layer: SparseLinear, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("gradients", [True, False])
 def test_vmap_over_inputs_is_one_product(layer, x, dim, gradients, monkeypatch):
     calls = []
-    product = block_linear._linear_on_host
+    product = block_linear.linear_on_host
     monkeypatch.setattr(
-        block_linear, "_linear_on_host", lambda *given: calls.append(0) or product(*given)
+        block_linear, "linear_on_host", lambda *given: calls.append(0) or product(*given)
     )
     with torch.set_grad_enabled(gradients):
         close(vmap(layer, in_dims=dim, out_dims=dim)(x), dense(layer, x))

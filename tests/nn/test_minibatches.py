@@ -1,4 +1,4 @@
-"""Sampled blocks, new at every step: cheap plans, nothing kept, results as PyG's."""
+"""Sampled graphs, new at every step: cheap plans, nothing kept, results as PyG's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsetile
-from sparsetile.nn import GCNConv, SAGEConv, aggregate, blocks, cache, clear_graph_cache
+from sparsetile.nn import GCNConv, SAGEConv, aggregate, cache, clear_graph_cache, sampled
 from sparsetile.nn import graph as graphs
 from sparsetile.nn.graph import SHORT_LIVED_CALLS
 from tests.examples import load_example
@@ -41,9 +41,9 @@ def tunes(monkeypatch):
 
 @pytest.fixture(params=["blocks", "plans"])
 def passed(request, monkeypatch):
-    """What a short-lived graph is: plans that were not tuned, where blocks are not taken."""
+    """Short-lived graphs: sampled ones, or untuned plans if these are not supported."""
     if request.param == "plans":
-        monkeypatch.setattr(blocks, "_DEVICES", ())
+        monkeypatch.setattr(sampled, "SAMPLED_DEVICES", ())
     return [] if request.param == "blocks" else ["none"]
 
 
@@ -97,8 +97,8 @@ def test_a_graph_that_stays_gets_its_own_plan_after_all(tunes):
 
 
 def _parts(graph):
-    """The plans of a graph, or what a block holds."""
-    if isinstance(graph, blocks.Block):
+    """The plans of a graph, or the rows of a sampled graph."""
+    if isinstance(graph, sampled.SampledGraph):
         held = [graph._by_target, graph._by_target.transposed]
         canonical = graph._canonical
         return held if canonical is None else [*held, canonical, *_parts(canonical)]
@@ -117,11 +117,11 @@ def test_a_block_s_memory_goes_with_it_at_once(name):
             edge_index = directed_graph(seed=seed)
             x = torch.randn(NODES, WIDTH, requires_grad=True)
             layer(x, edge_index).sum().backward()
-            graphs = [graph for _, _, graph in cache._graphs.values()]
+            graphs = [graph for _, graph in cache._graphs.values()]
             watched = [weakref.ref(part) for each in graphs for part in [each, *_parts(each)]]
             assert len(watched) > 1
             del edge_index, graphs
-            assert not cache._graphs and not cache._watched
+            assert not len(cache._graphs) and not cache._graphs.owners()
             assert [ref() for ref in watched] == [None] * len(watched)
     finally:
         gc.enable()
@@ -135,7 +135,7 @@ def test_a_buffer_that_is_filled_anew_leaves_nothing_behind():
             layer(x, edge_index), layer(x, directed_graph(seed=seed)), **CLOSE
         )
         assert len(cache._graphs) == 1
-    assert [ref() is edge_index for ref in cache._watched.values()] == [True]
+    assert [owner is edge_index for owner in cache._graphs.owners()] == [True]
     assert weakref.getweakrefcount(edge_index) <= 2  # one of cache.py, one of identity.py
 
 
@@ -148,7 +148,7 @@ def test_blocks_of_two_sets_of_nodes_train_as_in_pyg():
     pairs = [same_weights((SAGEConv(a, b), pyg.SAGEConv(a, b))) for a, b in widths]
     for step in range(3):
         seeds = torch.randperm(labels.numel())[:64]
-        nodes, drawn = example.sample_blocks(graph, seeds)
+        nodes, drawn = example.sample_graphs(graph, seeds)
         results = []
         for which in (0, 1):
             h = x[nodes]
@@ -162,7 +162,7 @@ def test_blocks_of_two_sets_of_nodes_train_as_in_pyg():
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
                 torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4)
         del nodes, drawn, block
-        assert not cache._graphs, step
+        assert not len(cache._graphs), step
 
 
 def test_batches_trimmed_layer_by_layer_as_pyg_s_loaders_ask_for():
@@ -192,7 +192,7 @@ def test_one_call_aggregates_a_fresh_block_each_time(tunes, passed):
         found = aggregate(x, edge_index, reduce="mean")
         torch.testing.assert_close(found, pyg.SimpleConv("mean")(x, edge_index), **CLOSE)
         del edge_index
-    assert tunes == ["model", *2 * passed] and not cache._graphs
+    assert tunes == ["model", *2 * passed] and not len(cache._graphs)
 
 
 def test_the_example_learns_from_sampled_blocks(capsys):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sparsetile.layers import block_linear
 from sparsetile.nn import SparseLinear
 from sparsetile.nn import linear as module
-from sparsetile.plan import block_linear
 
 # (out, in, block): whole blocks, blocks that reach past the end, one block, small blocks.
 SHAPES = [(256, 192, 64), (200, 130, 64), (40, 24, 64), (256, 384, 128), (96, 80, 32), (50, 70, 16)]
@@ -48,7 +48,7 @@ def test_results_are_those_of_the_masked_dense_layer(out, into, block, lead):
 @pytest.fixture(params=["block by block", "row by row"], autouse=True)
 def _both_ways_on_a_host(request, monkeypatch):
     if request.param == "row by row":
-        monkeypatch.setattr(block_linear, "_COPIED", 0)
+        monkeypatch.setattr(block_linear, "COPIED", 0)
 
 
 @pytest.mark.parametrize("out, into, block", SHAPES)
@@ -342,8 +342,28 @@ def test_rejects_bad_inputs():
         SparseLinear(128, 128, None)
 
 
+def test_rows_changed_in_place_are_noticed():
+    layer, x = SparseLinear(128, 128, torch.tensor([[1, 0], [0, 0]])), torch.randn(3, 128)
+    before = layer(x)
+    layer.block_row_ptr.copy_(torch.tensor([0, 0, 1]))  # the block goes to the second row
+    assert not torch.equal(layer(x), before)
+    torch.testing.assert_close(layer(x), dense_result(layer, x))
+
+
+def test_each_new_pattern_says_why_it_falls_back(monkeypatch):
+    asked = []
+    monkeypatch.setattr(SparseLinear, "_explain_fallback", lambda self: asked.append(self))
+    layer, x = layer_of(), torch.randn(3, 192)
+    layer(x), layer(x)
+    assert asked == [layer]
+    with torch.no_grad():
+        layer.block_col_idx.copy_(layer.block_col_idx.clone())
+    layer(x)
+    assert asked == [layer, layer]
+
+
 def test_the_fallback_says_why_once(monkeypatch):
-    monkeypatch.setattr(module, "_said", set())
+    monkeypatch.setattr(module, "_warned", set())
     layer = SparseLinear(64, 64, torch.ones(1, 1), device="meta")
     layer._recipe = module.operators.layer_recipe(layer.pattern)
     with pytest.warns(UserWarning, match=r"masked dense weight on meta, because .* needs a Hopper"):

@@ -17,8 +17,8 @@ import torch
 from safetensors import safe_open
 
 import sparsetile as st
+from sparsetile.plan import build
 from sparsetile.plan import files as module
-from sparsetile.plan import placement
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from tests.contracts.cases import MATRICES, assert_close, csr_of, random_matrix
@@ -89,7 +89,7 @@ def test_options_choices_and_reasons_come_back(tmp_path):
     plan.save(tmp_path / "a.safetensors")
     loaded = st.load_plan(tmp_path / "a.safetensors")
     assert (loaded.system, loaded.reorder, loaded.deterministic) == ("dense", "given", True)
-    assert torch.equal(loaded._permutation.perm, order)
+    assert torch.equal(loaded._variant.permutation.perm, order)
     assert loaded.explain() == plan.explain()
 
 
@@ -121,7 +121,7 @@ def test_neither_order_nor_system_is_chosen_again(tmp_path, monkeypatch):
         pytest.fail("chosen again")
 
     monkeypatch.setitem(REORDERERS, "rcm", chosen)
-    monkeypatch.setattr(placement, "choose_system", chosen)
+    monkeypatch.setattr(build, "choose_system", chosen)
     for name, system in SYSTEMS.items():
         if name != "dense":  # nor is any other asked whether it could
             monkeypatch.setattr(type(system), "reasons", chosen)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import sparsetile as st
-from sparsetile.plan import operators
+from sparsetile.plan.traced import operators
 from tests.contracts.cases import csr_of, random_matrix
 from tests.plans import said
 
@@ -36,6 +36,11 @@ def check(function, operands: tuple[Tensor, ...]) -> None:
     torch.testing.assert_close(C, function(*operands))
     torch.testing.assert_close(tangent, (ahead - behind) / (2 * STEP), atol=1e-7, rtol=1e-6)
     assert bool(tangent.any())
+    with forward_ad.dual_level():  # without torch.func
+        duals = (forward_ad.make_dual(*pair) for pair in zip(operands, moves, strict=True))
+        plain = forward_ad.unpack_dual(function(*duals))
+        torch.testing.assert_close(plain.primal, C)
+        torch.testing.assert_close(plain.tangent, tangent)
 
 
 @pytest.mark.parametrize("system", ["cpu", "dense"])

@@ -7,7 +7,8 @@ import torch
 from torch.autograd import forward_ad
 
 import sparsetile as st
-from sparsetile.plan import gradients, operator_gradients
+from sparsetile.plan import family as module
+from sparsetile.plan.traced import gradients as operator_gradients
 from tests.contracts.cases import csr_of, random_matrix
 
 A = random_matrix(30, 20, 0.2, seed=4)
@@ -67,7 +68,7 @@ def test_the_same_bits_as_through_the_operator(dtype):
     B = torch.randn(20, 6).to(dtype).requires_grad_()
     C = plan @ B
     (grad,) = torch.autograd.grad(C, B, G)
-    plan._prepare_gradients()
+    plan.flat_with_transpose()
     tensors, recipe = plan.flat
     other = torch.ops.sparsetile.spmm(
         tensors, plan.values, [], B, None, recipe, "sum", 1.0, False, None
@@ -114,8 +115,8 @@ def test_values_are_not_reordered_at_each_step(monkeypatch):
     def again(*given):
         raise AssertionError("values were brought into another order before")
 
-    monkeypatch.setattr(type(plan), "_values_transposed", again)
-    monkeypatch.setattr(operator_gradients, "_reordered", again)
+    monkeypatch.setattr(type(plan._family), "entry_order", again)
+    monkeypatch.setattr(operator_gradients, "reordered", again)
     (plan @ B).sum().backward()
 
 
@@ -141,8 +142,8 @@ def test_what_it_is_not_for_goes_the_other_way(how):
 
 def test_lengths_of_rows_are_inverted_once_for_means(monkeypatch):
     plan, made = plan_of(), []
-    inner = operator_gradients.row_scale
-    monkeypatch.setattr(operator_gradients, "row_scale", lambda *a: made.append(a) or inner(*a))
+    inner = module.row_scale
+    monkeypatch.setattr(module, "row_scale", lambda *a: made.append(a) or inner(*a))
     for _ in range(3):
         plan.run(leaf(20, 6), reduce="mean").sum().backward()
     assert len(made) == 1 and plan.info["bytes"]["row scale"] == 8 * 30
@@ -156,7 +157,7 @@ def test_inference_tensors_are_not_kept_for_means():
     plan, B = plan_of(), leaf(20, 6)
     with torch.inference_mode():
         plan.run(B, reduce="mean")
-        gradients._mean_scale(plan)
+        plan._family.row_scale(plan._variant)
     (plan.run(B, reduce="mean") ** 2).sum().backward()
     assert torch.autograd.gradgradcheck(
         lambda B: plan.run(B, reduce="mean", relu=True) ** 2, leaf(20, 6)
@@ -166,7 +167,8 @@ def test_inference_tensors_are_not_kept_for_means():
 def test_a_gradient_with_a_tangent_is_refused_by_bound_products_too(monkeypatch):
     plan, B, G = plan_of(), leaf(20, 6), torch.randn(30, 6, dtype=torch.float64)
     C = plan @ B
-    monkeypatch.setattr(plan.T, "_bound", lambda grad: pytest.fail("dropped a tangent"))
+    turned = plan.T._variant
+    monkeypatch.setattr(turned, "bound", lambda *_: pytest.fail("dropped a tangent"))
     with forward_ad.dual_level(), pytest.raises(ValueError, match="without forward-mode tangents"):
         torch.autograd.grad(C, B, forward_ad.make_dual(G, G))
 

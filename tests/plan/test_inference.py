@@ -9,11 +9,14 @@ import pytest
 import torch
 
 import sparsetile as st
+from sparsetile.engines.request import Request
 from sparsetile.intake import as_csr
+from sparsetile.plan.family import Family
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.plan import Plan
+from sparsetile.plan.variant import Variant
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request
+from sparsetile.systems import SYSTEMS
 from tests.contracts.cases import csr_of
 from tests.plans import MATRIX
 
@@ -83,13 +86,16 @@ def block_plan(sparsity: float = 0.9, zero: bool = False) -> Plan:
     order = Permutation("identity", None)
     request = Request(csr, 64, torch.bfloat16, order)
     built = SYSTEMS["bcsr"].build(request)
-    return Plan(csr, 64, torch.bfloat16, built, order, deterministic=True, report={"seconds": {}})
+    variant = Variant(
+        csr, 64, torch.bfloat16, built, order, deterministic=True, report={"seconds": {}}
+    )
+    return Plan(Family(variant))
 
 
 def test_blocks_at_ninety_percent_take_twelve_percent_of_the_dense_bytes():
     whole = block_plan()
     before = whole.info["bytes"]
-    gone = [whole._built.tensors["places"], whole._csr.indices, whole.values]
+    gone = [whole._variant.built.tensors["places"], whole._csr.indices, whole.values]
     gone = [weakref.ref(tensor) for tensor in gone]
     assert None not in [ref() for ref in gone]
     lean = InferencePlan.of(whole)
@@ -104,16 +110,16 @@ def test_blocks_at_ninety_percent_take_twelve_percent_of_the_dense_bytes():
     assert set(held) == {"packed values", "format"}
     flat, _ = lean.flat
     assert sum(tensor.nbytes for tensor in flat) <= 0.02 * dense
-    assert lean._held.held is None
+    assert lean._variant.values is None
     with pytest.raises(ValueError, match=r"run: B must be torch\.bfloat16 with a plan of keep"):
         lean.operand_values(torch.float16)
 
 
 def test_blocks_with_missing_cells_keep_what_repairs_them():
     lean = InferencePlan.of(block_plan(zero=True))
-    assert "places" not in lean._built.tensors
-    assert lean._held.held is not None
-    assert any(name.startswith("exact.") for name in lean._built.tensors)
+    assert "places" not in lean._variant.built.tensors
+    assert lean._variant.values is not None
+    assert any(name.startswith("exact.") for name in lean._variant.built.tensors)
 
 
 def test_autocast_runs_and_still_refuses_gradients():

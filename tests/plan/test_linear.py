@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.plan import operators as ops
+from sparsetile.plan.traced import operators as ops
 from sparsetile.systems.cpu.system import CPURunner
 from tests.contracts.cases import csr_of
 from tests.plans import MATRIX, made, said
@@ -106,7 +106,7 @@ class Fusing(CPURunner):
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> tuple[st.Plan, list[tuple]]:
     plan = plan64(system="cpu")
-    work = plan._runner
+    work = plan._variant.runner
     monkeypatch.setattr(work, "__class__", Fusing)
     monkeypatch.setattr(work, "seen", [], raising=False)
     return plan, work.seen
@@ -138,7 +138,7 @@ def test_the_operator_says_which_systems_have_it():
     text = said(
         RuntimeError,
         lambda: ops.linear(
-            plan._tensors, plan.values, [], torch.randn(2, 20), None, plan._recipe, 1.0, False,
+            plan.flat[0], plan.values, [], torch.randn(2, 20), None, plan.flat[1], 1.0, False,
             None,
         ),
     )  # fmt: skip

@@ -8,7 +8,8 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.nn import GCNConv
-from sparsetile.plan import derived, gradients
+from sparsetile.plan.family import Family
+from sparsetile.plan.report import all_parts
 
 ROWS, N = 60, 8
 
@@ -47,18 +48,33 @@ def test_gradients_are_those_of_the_transpose(
     (found,) = torch.autograd.grad(plan.run(leaf, reduce=reduce), leaf, grad)
     scale = (A != 0).sum(1, keepdim=True).clamp(min=1) if reduce == "mean" else 1
     torch.testing.assert_close(found, A.T @ (grad / scale))
-    assert plan._mirrors == (kind == "symmetric")
-    assert (plan._transposed is None) == (kind == "symmetric")
+    assert plan._family.symmetric == (kind == "symmetric")
+    turned = [each for each in plan._family.variants() if each.transposed]
+    assert bool(turned) == (kind != "symmetric")
 
 
 def test_a_symmetric_plan_keeps_no_transpose_for_gradients(operands: tuple[Tensor, Tensor]):
     plan = st.plan(adjacency("symmetric").to_sparse_csr(), N)
     before = plan.info["bytes"]
     gradient(plan, *operands)
-    assert plan.info["bytes"] == before and plan._order is None
+    assert plan.info["bytes"] == before and plan._family.order is None
     directed = st.plan(adjacency("directed").to_sparse_csr(), N)
     gradient(directed, *operands)
     assert any(name.startswith("transpose") for name in directed.info["bytes"])
+
+
+def test_parts_are_named_by_direction_and_by_the_type_that_they_were_cast_to():
+    plan = st.plan(adjacency("directed").to_sparse_csr(), N)
+    own = set(plan.info["bytes"])
+    assert not any(":" in name for name in own)
+    for dtype in (torch.float32, torch.float64):
+        for transposed in (False, True):
+            plan._family.prepare(transposed, dtype, N, False)
+    kinds = {name.partition(":")[0] for name in set(plan.info["bytes"]) - own}
+    assert kinds == {"transpose", "float64", "transpose float64"}
+    names = all_parts(plan._family, plan._variant)
+    matrices = {name for name in names if name.endswith("matrix")}
+    assert matrices == {"matrix", "transpose: matrix"}, "casts share them"
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "pattern"])
@@ -66,7 +82,7 @@ def test_one_pattern_is_built_once(kind: str, operands: tuple[Tensor, Tensor]):
     A, (B, _) = adjacency(kind), operands
     plan = st.plan(A.to_sparse_csr(), N)
     turned = plan.T
-    assert turned._built is plan._built and turned._csr.indices is plan._csr.indices
+    assert turned._variant.built is plan._variant.built and turned._csr.indices is plan._csr.indices
     assert turned.T is plan
     torch.testing.assert_close(turned @ B, A.T @ B)
     held = plan.info["bytes"]
@@ -77,11 +93,11 @@ def test_unsymmetric_new_values_get_a_transpose(operands: tuple[Tensor, Tensor])
     A, other = adjacency("symmetric"), adjacency("pattern")
     plan, (B, grad) = st.plan(A.to_sparse_csr(), N), operands
     gradient(plan, B, grad)
-    assert plan._mirrors
+    assert plan._family.symmetric
     plan.update_values(other.to_sparse_csr().values())
     torch.testing.assert_close(plan @ B, other @ B)
     torch.testing.assert_close(gradient(plan, B, grad), other.T @ grad)
-    assert not plan._mirrors
+    assert not plan._family.symmetric
     plan.update_values(A.to_sparse_csr().values())
     torch.testing.assert_close(gradient(plan, B, grad), A.T @ grad)
 
@@ -113,8 +129,7 @@ def test_a_cast_mirrors_as_its_plan_does(operands: tuple[Tensor, Tensor]):
             found = gradient(plan, B, grad.bfloat16())
         expected = A.bfloat16().float().T @ grad.bfloat16().float()
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
-        (cast,) = plan._casts.values()
-        assert cast._mirrors == (kind == "symmetric")
+        assert plan._family.symmetric == (kind == "symmetric")
 
 
 def test_gradients_of_gradients(operands: tuple[Tensor, Tensor]):
@@ -138,7 +153,7 @@ def test_moving_keeps_gradients(operands: tuple[Tensor, Tensor]):
 def test_layers_of_undirected_graphs_plan_no_transpose(
     operands: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(derived, "_build_transpose", lambda plan: pytest.fail("planned one"))
+    monkeypatch.setattr(Family, "_transpose", lambda *_: pytest.fail("planned one"))
     edges = adjacency("symmetric").nonzero().T.contiguous()
     x = operands[0].clone().requires_grad_()
     GCNConv(N, N)(x, edges).sum().backward()
@@ -147,12 +162,12 @@ def test_layers_of_undirected_graphs_plan_no_transpose(
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_captured_graphs_refuse_what_they_cannot_follow(
-    symmetric: bool, operands: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    symmetric: bool, operands: tuple[Tensor, Tensor]
 ):
     A, (B, grad) = adjacency("symmetric"), operands
     plan = st.plan(A.to_sparse_csr(), N)
     gradient(plan, B, grad)
-    monkeypatch.setattr(plan, "_mirror_captured", True)
+    plan._family.symmetric_captured = True
     other = (2 * A if symmetric else adjacency("pattern")).to_sparse_csr().values()
     if not symmetric:
         with pytest.raises(ValueError, match=r"Read plan\.T before the capture"):
@@ -161,7 +176,7 @@ def test_captured_graphs_refuse_what_they_cannot_follow(
         return
     plan.update_values(other)
     torch.testing.assert_close(gradient(plan, B, grad), 2 * A.T @ grad)
-    assert plan._mirrors
+    assert plan._family.symmetric
 
 
 @pytest.mark.gpu
@@ -182,13 +197,13 @@ def test_captured_training_of_a_symmetric_plan(system: str, monkeypatch: pytest.
             B.grad = None
             plan.run(B, relu=True).backward(grad)
     torch.cuda.current_stream().wait_stream(side)
-    assert plan._mirrors and not plan._mirror_captured
+    assert plan._family.symmetric and not plan._family.symmetric_captured
     B.grad = None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = plan.run(B, relu=True)
         out.backward(grad)
-    assert plan._mirror_captured
+    assert plan._family.symmetric_captured
     with torch.no_grad():
         B.normal_()
         grad.normal_()
@@ -207,5 +222,5 @@ def test_the_backward_pass_asks_once(
 ):
     plan = st.plan(adjacency("symmetric").to_sparse_csr(), N)
     gradient(plan, *operands)
-    monkeypatch.setattr(gradients, "backward_plan", lambda plan: pytest.fail("asked again"))
+    monkeypatch.setattr(Family, "_first_gradient", lambda *_: pytest.fail("asked again"))
     gradient(plan, *operands)

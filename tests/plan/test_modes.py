@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.plan import gradients
+from sparsetile.plan import eager as gradients
+from sparsetile.plan.family import Family
 from sparsetile.plan.plan import Plan
 from sparsetile.systems.cpu.runner import CPURunner
 from sparsetile.systems.cpu.system import CPUSystem
@@ -126,7 +127,7 @@ def test_a_negative_view_takes_no_short_path(monkeypatch):
 
     monkeypatch.setattr(CPURunner, "spmm", spmm)
     plan, B = made(system="cpu"), dense()
-    plan._bound = lambda B: pytest.fail("not resolved")
+    plan._variant.bound = lambda B, out: pytest.fail("not resolved")
     plan @ negative(B)
     plan.run(negative(B), values=negative(torch.ones(MATRIX.nnz)))
     plan.linear(negative(dense(3, 20)))
@@ -186,15 +187,8 @@ def test_a_library_s_product_keeps_its_type_under_autocast():
 
 def test_threads_that_need_the_transpose_at_once_share_one(monkeypatch):
     plan, at_once = made(), threading.Barrier(4)
-    module = importlib.import_module("sparsetile.plan.plan")
-    real = module.planned_transpose
-    builds = []
-
-    def counted(plan):
-        builds.append(plan._transposed is None)
-        return real(plan)
-
-    monkeypatch.setattr(module, "planned_transpose", counted)
+    real, builds = Family._transpose, []
+    monkeypatch.setattr(Family, "_transpose", lambda *a: builds.append(1) or real(*a))
 
     def work(_: int) -> Plan:
         at_once.wait()
@@ -208,8 +202,8 @@ def test_threads_that_need_the_transpose_at_once_share_one(monkeypatch):
 def test_tensors_and_recipe_change_as_one():
     plan = made()
     before = plan.flat
-    plan._prepare_gradients()
-    assert plan.flat is plan._flat and before[1] != plan.flat[1]
+    plan.flat_with_transpose()
+    assert plan.flat is plan.flat and before[1] != plan.flat[1]
     assert len(before[0]) < len(plan.flat[0]), "what another thread read earlier stays whole"
 
 
@@ -246,19 +240,19 @@ def test_autocast_follows_new_values_and_shares_the_pattern():
     plan, B = made(), dense()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         before = trained(plan, B, torch.ones(B.shape[1]), True)
-        cast = plan._casts[torch.bfloat16]
-        assert cast._csr.indices.data_ptr() == plan._csr.indices.data_ptr()
-        assert cast.T._csr.indices.data_ptr() == plan.T._csr.indices.data_ptr()
-        assert cast.T.T is cast and cast.T is plan.T._casts[torch.bfloat16]
+        family = plan._family
+        casts = [family.known(side, torch.bfloat16, 4) for side in (False, True)]
+        for cast, whole in zip(casts, (plan, plan.T), strict=True):
+            assert cast.csr.indices.data_ptr() == whole._csr.indices.data_ptr()
         plan.update_values(2 * plan.values)
         after = trained(plan, B, torch.ones(B.shape[1]), True)
-        assert plan._casts[torch.bfloat16] is cast
+        assert family.known(False, torch.bfloat16, 4) is casts[0]
     fresh = st.plan(MATRIX * 2, 4, dtype=torch.bfloat16, device="cpu")
     expected = trained(fresh, B.bfloat16(), torch.ones(B.shape[1]), False)
     for mine, other, old in zip(after, expected, before, strict=True):
         assert torch.equal(mine, other.to(mine.dtype)) and not torch.equal(mine, old)
     plan.to(torch.float64)
-    assert not plan._casts
+    assert {each.dtype for each in family.variants()} == {torch.float64}
 
 
 def test_a_gradient_after_new_values_is_refused_under_autocast_too():
@@ -272,7 +266,7 @@ def test_a_gradient_after_new_values_is_refused_under_autocast_too():
 
 @pytest.mark.parametrize("limit", [0, 2**40])
 def test_relu_and_bias_have_the_same_gradients_in_one_node_and_in_two(limit, monkeypatch):
-    monkeypatch.setattr(gradients, "_APART_BYTES", limit)
+    monkeypatch.setattr(gradients, "APART_BYTES", limit)
     plan, B, bias = made(), dense(), torch.randn(dense().shape[1])
     C, d_B, d_bias = trained(plan, B, bias, False)
     full = plan @ torch.eye(plan.shape[1])
@@ -296,7 +290,7 @@ def test_relu_has_its_gradient_where_rows_of_a_result_are_part_of_more(monkeypat
     """Systems may return the first columns of wider rows; the host does so of a large C."""
     plan, B, bias = made(), dense(), torch.randn(dense().shape[1])
     expected = trained(plan, B, bias, False)
-    monkeypatch.setattr(gradients, "_APART_BYTES", 0)
+    monkeypatch.setattr(gradients, "APART_BYTES", 0)
     real = gradients.plain_product
     monkeypatch.setattr(
         gradients, "plain_product", lambda *given: torch.cat([real(*given)] * 2, 1)[:, : B.shape[1]]
@@ -311,7 +305,7 @@ def test_a_large_fused_product_on_the_host_has_gradients():
     B, bias = torch.randn(rows, 130, requires_grad=True), torch.zeros(130, requires_grad=True)
     C = plan.run(B, bias=bias, relu=True)
     C.sum().backward()
-    assert C.nbytes >= gradients._APART_BYTES and torch.equal(B.grad, (C > 0).float())
+    assert C.nbytes >= gradients.APART_BYTES and torch.equal(B.grad, (C > 0).float())
     torch.testing.assert_close(bias.grad, (C > 0).float().sum(0))
 
 
@@ -341,7 +335,7 @@ def test_autocast_of_a_system_for_one_type_goes_through_the_exact_one(how, monke
         C.float().sum().backward()
         assert leaf.grad is not None and bool((leaf.grad != 0).any())
     elif how == "eager":
-        assert plan._casts[torch.bfloat16].system == "cpu"
+        assert plan._family.known(False, torch.bfloat16, plan.n).system == "cpu"
         b = B.clone().requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             (plan @ b).float().sum().backward()

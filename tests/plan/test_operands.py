@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import sparsetile as st
+from sparsetile.engines.request import Request
 from sparsetile.plan.operands import check_epilogue, check_fp8, check_out, in_plan_dtype
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request
+from sparsetile.systems import SYSTEMS
 from tests.contracts.cases import csr_of, random_matrix
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.plan import operators as ops
-from sparsetile.plan.flat import FlatPlan
-from sparsetile.plan.operator_gradients import _need_transpose
+from sparsetile.plan.traced import operators as ops
+from sparsetile.plan.traced.flat import FlatPlan
+from sparsetile.plan.traced.gradients import _need_transpose
 from sparsetile.systems.cpu.runner import CPURunner
 from tests.contracts.cases import csr_of, random_matrix
 
@@ -22,35 +22,35 @@ def made(system: str) -> st.Plan:
 @pytest.mark.parametrize("system", ["cpu", "dense"])
 def test_mirroring_twice_gives_the_same_list(system):
     plan = made(system)
-    plan._prepare_gradients()
-    flat = FlatPlan(plan._recipe)
+    plan.flat_with_transpose()
+    flat = FlatPlan(plan.flat[1])
     mirrored = FlatPlan(flat.mirrored)
-    assert mirrored.mirrored == plan._recipe
-    there = flat.mirror(plan._tensors)
+    assert mirrored.mirrored == plan.flat[1]
+    there = flat.mirror(plan.flat[0])
     back = mirrored.mirror(there)
-    assert len(back) == len(plan._tensors)
-    assert all(one is other for one, other in zip(back, plan._tensors, strict=True))
+    assert len(back) == len(plan.flat[0])
+    assert all(one is other for one, other in zip(back, plan.flat[0], strict=True))
     assert (mirrored.rows, mirrored.cols) == (flat.cols, flat.rows)
 
 
 def test_order_and_inverse_undo_each_other():
     plan = made("cpu")
-    plan._prepare_gradients()
-    flat = FlatPlan(plan._recipe)
-    order, inverse = plan._tensors[flat.size], plan._tensors[flat.size + 1]
+    plan.flat_with_transpose()
+    flat = FlatPlan(plan.flat[1])
+    order, inverse = plan.flat[0][flat.size], plan.flat[0][flat.size + 1]
     assert torch.equal(order[inverse], torch.arange(plan.nnz))
     assert torch.equal(plan.values[order], plan.T.values)
 
 
 def test_an_exact_system_is_not_listed_twice():
-    assert len(made("cpu")._tensors) == 1 + len(made("cpu")._built.tensors)
+    assert len(made("cpu").flat[0]) == 1 + len(made("cpu")._variant.built.tensors)
     dense = made("dense")
-    assert len(dense._tensors) > 1 + len(dense._built.tensors)
+    assert len(dense.flat[0]) > 1 + len(dense._variant.built.tensors)
 
 
 def test_gradients_without_the_transpose_say_what_to_call():
     plan = made("cpu")
-    flat = FlatPlan(plan._recipe)
+    flat = FlatPlan(plan.flat[1])
     assert not flat.differentiable
     with pytest.raises(RuntimeError) as caught:
         _need_transpose(flat)
@@ -66,7 +66,7 @@ def test_an_extremum_without_winners_is_the_same_and_has_no_gradient(reduce):
     plan = st.plan(csr, 4, system="cpu")
     B = torch.randn(20, 4, requires_grad=True)
     run = torch.ops.sparsetile.spmm_extremum
-    arguments = (plan._tensors, csr.values, B, plan._recipe, reduce)
+    arguments = (plan.flat[0], csr.values, B, plan.flat[1], reduce)
     C, none = run(*arguments, False)
     assert none.numel() == 0
     assert torch.equal(C, run(*arguments, True)[0])
@@ -93,7 +93,7 @@ def test_gradients_of_an_extremum_add_up_where_one_entry_of_b_wins_often():
 
 def test_a_recipe_without_an_exact_system_is_refused():
     plan = made("dense")
-    forward, _ = json.loads(plan._recipe)[0]
+    forward, _ = json.loads(plan.flat[1])[0]
     recipe = json.dumps([[forward, None]])
     with pytest.raises(TypeError) as caught:
         FlatPlan(recipe)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.plan import placement
+from sparsetile.plan import family, saved
 
 ROWS, COLS, N = 6, 5, 4
 
@@ -46,12 +46,12 @@ def test_a_plan_can_be_called_with_the_options_of_run(dense, x):
 @pytest.mark.parametrize("how", ["double", "to", "to tensor"])
 def test_a_plan_follows_the_module_that_holds_it(dense, x, how):
     layer = Layer(plan := st.plan(dense.to_sparse_csr(), N, reorder="rcm"))
-    transposed, order = plan.T, plan._permutation.perm.clone()
+    transposed, order = plan.T, plan._variant.permutation.perm.clone()
     moves = {"double": layer.double, "to": lambda: layer.to(torch.float64)}
     moves["to tensor"] = lambda: layer.to(torch.empty(0, dtype=torch.float64))
     moves[how]()
     assert layer.plan is plan and plan.dtype is torch.float64 and plan.reorder == "rcm"
-    assert torch.equal(plan._permutation.perm, order)
+    assert torch.equal(plan._variant.permutation.perm, order)
     torch.testing.assert_close(plan @ x.double(), dense.double() @ x.double())
     assert plan.T is transposed and transposed.T is plan
     torch.testing.assert_close(transposed @ (dense.double() @ x.double()),
@@ -158,19 +158,20 @@ def test_a_plan_that_follows_its_matrix_is_not_pickled_in_silence(dense):
 @pytest.mark.parametrize("fault", ["column", "entry", "order"])
 def test_a_pickle_with_numbers_out_of_range_is_refused(dense, fault):
     plan = st.plan(dense.to_sparse_csr(), N)
-    header, tensors = placement._parts(plan)
+    header, tensors = saved._parts(plan._family, plan._variant)
     changed = {
         "column": {"indices": tensors["indices"] + COLS},
         "entry": {"entry_map": torch.arange(plan.nnz) + 1},
         "order": {"perm": torch.zeros(ROWS, dtype=torch.int64)},
     }[fault]
     with pytest.raises(ValueError):
-        placement.restored(header, {**tensors, **changed}, None)
+        saved.restored(header, {**tensors, **changed})
 
 
 def test_a_plan_of_another_device_s_system_takes_one_that_runs(dense, x):
-    header, tensors = placement._parts(st.plan(dense.to_sparse_csr(), N))
-    again = placement.restored(header.replace('"cpu"', '"wcsr"'), tensors, None)
+    plan = st.plan(dense.to_sparse_csr(), N)
+    header, tensors = saved._parts(plan._family, plan._variant)
+    again = st.Plan(saved.restored(header.replace('"cpu"', '"wcsr"'), tensors))
     assert again.system == "cpu"
     torch.testing.assert_close(again @ x, dense @ x)
     assert "cpu       chosen: predicted" in again.explain()
@@ -226,10 +227,25 @@ def test_a_plan_moves_to_a_gpu_and_back(dense, x):
     assert torch.equal(plan @ x, st.plan(dense.to_sparse_csr(), N) @ x)
 
 
+def test_what_trained_values_pass_through_moves_with_the_plan(monkeypatch):
+    """The values themselves stay; where each entry goes is read on the new device."""
+    plan = st.plan(torch.eye(2).to_sparse_csr(), 1)
+    weight = torch.ones(2, requires_grad=True)
+    plan.update_values(weight)
+    places = torch.arange(2)
+    moved = family._follow_on(functools.partial(max, weight, places), torch.device("meta"))
+    assert moved.func is max and moved.args[0] is weight and moved.args[1].is_meta
+    asked = []
+    monkeypatch.setattr(family, "_follow_on", lambda *given: asked.append(given))
+    follow = plan._family.follow
+    plan.to(torch.float64)
+    assert asked == [(follow, torch.device("cpu"))] and plan._family.follow is None
+
+
 def test_what_is_followed_is_named_by_functions_that_move():
     assert isinstance(
         st.plan(torch.eye(2).to_sparse_csr(), 1)
         .update_values(torch.ones(2, requires_grad=True))
-        ._held.follow,
+        ._family.follow,
         functools.partial,
     )

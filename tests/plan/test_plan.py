@@ -12,7 +12,7 @@ import sparsetile as st
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems.registry import SYSTEMS
 from tests.contracts.cases import assert_close, csr_of, random_matrix
-from tests.plans import MATRIX, dense, made, said
+from tests.plans import MATRIX, dense, made, said, variant_of
 
 
 @pytest.mark.parametrize("B", [None, 3, np.ones((20, 4)), [[1.0]]], ids=lambda b: str(type(b)))
@@ -180,14 +180,13 @@ def test_info_is_plain_data_about_everything_that_was_decided():
     assert (info["dtype"], info["device"], info["system"]) == ("float32", "cpu", "cpu")
     assert info["weighted"] is True and info["reorder"] == "identity"
     assert info["format_bytes"] == sum(
-        part.numel() * part.element_size() for part in plan._built.tensors.values()
+        part.numel() * part.element_size() for part in plan._variant.built.tensors.values()
     )
     assert list(info["seconds"]) == ["intake", "reorder", "build", "compile"]
     assert all(seconds >= 0 for seconds in info["seconds"].values())
     assert list(info["build"]) == ["format", "schedule"]
     assert 0 < sum(info["build"].values()) <= info["seconds"]["build"]
-    on_cpu = {name for name, system in SYSTEMS.items() if "cpu" in system.devices}
-    assert info["rejected"].keys() == SYSTEMS.keys() - on_cpu
+    assert info["rejected"] == {}, "systems of other devices are not asked"
     assert json.loads(json.dumps(info)) == info
 
 
@@ -217,7 +216,7 @@ def test_the_transpose_is_ordered_as_the_plan_is(ordered_cpu, order):
     transposed = made(system="cpu", reorder=order).T
     assert transposed.reorder == order
     expected = REORDERERS[order](csr.transposed())
-    assert torch.equal(transposed._permutation.perm, expected.perm)
+    assert torch.equal(transposed._variant.permutation.perm, expected.perm)
     G = torch.randn(30, 4)
     assert_close(transposed @ G, csr.transposed(), G)
 
@@ -227,7 +226,7 @@ def test_a_symmetric_pattern_keeps_its_order_for_the_transpose(ordered_cpu, monk
     csr = csr_of(half + half.T)
     plan = st.plan(csr, 4, system="cpu", reorder="rcm")
     monkeypatch.setitem(REORDERERS, "rcm", None)  # not called again
-    assert plan.T._permutation is plan._permutation
+    assert plan.T._variant.permutation is plan._variant.permutation
 
 
 def test_rows_given_by_number_order_the_plan_alone(ordered_cpu):
@@ -338,7 +337,7 @@ class Noted:
         self.plain: list[torch.Tensor] = []
         self.fusions: list[tuple] = []
 
-    def __call__(self, B: torch.Tensor) -> torch.Tensor:
+    def __call__(self, B: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         self.plain.append(B)
         return self.result
 
@@ -351,7 +350,7 @@ def test_the_short_path_is_for_plain_scales_and_columns_side_by_side(monkeypatch
     plan, B = made(system="cpu"), dense()
     expected = plan @ B
     bound = Noted(expected)
-    monkeypatch.setattr(plan, "_bound", bound)
+    monkeypatch.setattr(variant_of(plan), "bound", bound)
     for taken in (B, dense(20, 9)[:, :4], dense(1, 20).T):
         plan @ taken
         assert bound.plain[-1] is taken
@@ -359,7 +358,7 @@ def test_the_short_path_is_for_plain_scales_and_columns_side_by_side(monkeypatch
     assert len(bound.plain) == 3
     plan @ B.T.contiguous().T
     assert bound.plain[-1].is_contiguous() and torch.equal(bound.plain[-1], B), "a copy"
-    monkeypatch.setattr(plan._runner, "any_strides", True, raising=False)
+    monkeypatch.setattr(variant_of(plan).runner, "any_strides", True, raising=False)
     torch.testing.assert_close(plan @ B.T.contiguous().T, expected)
     assert len(bound.plain) == 4 and not bound.fusions
     one = torch.tensor(1.0, requires_grad=True)
@@ -369,7 +368,7 @@ def test_the_short_path_is_for_plain_scales_and_columns_side_by_side(monkeypatch
 def test_scale_mean_bias_and_relu_take_the_short_path(monkeypatch):
     plan, B, bias = made(system="cpu"), dense(), torch.randn(4)
     bound = Noted(plan @ B)
-    monkeypatch.setattr(plan, "_bound", bound)
+    monkeypatch.setattr(variant_of(plan), "bound", bound)
     plan.run(B, alpha=2.0)
     plan.run(B, reduce="mean")
     plan.run(B, bias=bias, relu=True)
@@ -380,9 +379,8 @@ def test_scale_mean_bias_and_relu_take_the_short_path(monkeypatch):
 
 
 @pytest.mark.parametrize("system", ["cpu", "dense"])
-@pytest.mark.parametrize("kind", ["plain", "strided", "shared with B", "inference", "batch"])
-def test_writes_into_out_are_counted(system: str, kind: str):
-    """Caches trust torch's count of writes, which does not see what a kernel of ours writes."""
+@pytest.mark.parametrize("kind", ["plain", "strided", "shared with B", "inference", "shifted"])
+def test_a_product_into_any_memory(system: str, kind: str):
     A = torch.rand(12, 12).round().to_sparse_csr()
     plan, B = st.plan(A, 4, system=system), torch.randn(12, 4)
     expected = A.to_dense() @ B
@@ -391,15 +389,15 @@ def test_writes_into_out_are_counted(system: str, kind: str):
         out = torch.full((12, 9), torch.nan)[:, ::2][:, :4]
     elif kind == "shared with B":
         out = B
-    elif kind == "batch":
-        B, out = B.expand(2, 12, 4), torch.full((2, 12, 4), torch.nan)
+    elif kind == "shifted":
+        out = torch.full((49,), torch.nan)[1:].view(12, 4)
     before = out._version
     with torch.inference_mode(kind == "inference"):
         if kind == "inference":
             out = out.clone()
         assert plan.run(B, out=out) is out
-    torch.testing.assert_close(out, expected.expand_as(out))
-    assert kind == "inference" or out._version > before
+    torch.testing.assert_close(out, expected)
+    assert kind == "inference" or out._version > before, "torch does not see what a kernel writes"
 
 
 def test_values_that_a_product_wrote_are_read_again():

@@ -68,23 +68,23 @@ def test_what_is_no_sparse_matrix_is_refused(A):
     )
 
 
-def test_a_system_that_cannot_serve_says_why_and_so_do_the_others():
+def test_a_system_that_cannot_serve_says_why():
     text = said(st.UnsupportedError, lambda: made(system="csr"))
     assert text.startswith(
         "plan: system must support this product, got csr. Each system's reason:\n"
     )
-    assert "  csr: runs on cuda, A is on cpu" in text
-    assert "  cusparse: runs on cuda, A is on cpu" in text
+    assert text.endswith("  csr: runs on cuda, A is on cpu")
 
 
-def test_a_product_no_system_can_serve_lists_every_system(monkeypatch):
-    for system in SYSTEMS.values():
+def test_a_product_no_system_can_serve_lists_every_system_of_the_device(monkeypatch):
+    on_cpu = SYSTEMS.on("cpu")
+    for system in map(SYSTEMS.__getitem__, on_cpu):
         monkeypatch.setattr(type(system), "further_reasons", lambda self, request: ["is away"])
     text = said(st.UnsupportedError, made)
     assert "got no system. " in text
-    for name in SYSTEMS:
+    for name in on_cpu:
         assert f"  {name}: " in text
-    assert text.count("is away") == len(SYSTEMS)
+    assert text.count("is away") == len(on_cpu) < len(SYSTEMS)
 
 
 def test_determinism_is_torch_s_own_setting_unless_given():

@@ -67,8 +67,7 @@ import time
 import torch
 import sparsetile as st
 
-gradients = sys.modules["sparsetile.plan.operator_gradients"]
-plans = sys.modules["sparsetile.plan.plan"]
+family = sys.modules["sparsetile.plan.family"]
 
 def slowly(function):
     def wait(*args):
@@ -77,7 +76,7 @@ def slowly(function):
         return found
     return wait
 
-plans.flatten, gradients.row_scale = slowly(plans.flatten), slowly(gradients.row_scale)
+family.flatten, family.row_scale = slowly(family.flatten), slowly(family.row_scale)
 edges = torch.tensor([[0, 3, 1, 1], [2, 0, 3, 3]])
 made = st.plan((edges, torch.ones(4), (4, 4)), 8)
 together, seen = threading.Barrier(4, timeout=60), []
@@ -89,15 +88,15 @@ def work():
     made.run(B, reduce="mean").sum().backward()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         made.run(B.detach())
-    seen.append((id(made._flat), id(made._scale)))
+    seen.append((id(made.flat), id(made._variant.row_scale)))
 
 threads = [threading.Thread(target=work) for _ in range(4)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-read = {id(each) for each in made._read_tensors()}
-parts = [made._scale, made._order, made._csr.entry_map, *made._flat[0], *made._csr.duplicates()]
+read = {id(each) for each in made._variant.read_tensors()}
+parts = [made._variant.row_scale, made._csr.entry_map, *made.flat[0], *made._csr.duplicates()]
 print(len(seen), len(set(seen)), all(id(part) in read for part in parts))
 """
 

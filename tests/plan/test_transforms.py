@@ -8,7 +8,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import sparsetile as st
 from sparsetile.intake import as_csr
-from sparsetile.plan.dispatch import transforming
+from sparsetile.plan.modes import transforming
+from tests.plans import variant_of
 
 ROWS, COLS, N = 6, 5, 4
 close = torch.testing.assert_close
@@ -46,8 +47,10 @@ def test_vmap_over_b_is_one_product_of_a_batch(plan, dense, dim, lead, monkeypat
     X = torch.randn(*lead, COLS, N, dtype=torch.float64)
     batch = torch.stack([X, 2 * X, X - 1], dim)
     calls = []
-    spmm = plan._runner.spmm
-    monkeypatch.setattr(plan._runner, "spmm", lambda *a, **k: (calls.append(1), spmm(*a, **k))[1])
+    spmm = plan._variant.runner.spmm
+    monkeypatch.setattr(
+        variant_of(plan).runner, "spmm", lambda *a, **k: (calls.append(1), spmm(*a, **k))[1]
+    )
     C = vmap(lambda b: plan @ b, in_dims=dim)(batch)
     close(C, dense @ torch.stack([X, 2 * X, X - 1]))
     assert len(calls) == 1
@@ -94,6 +97,8 @@ def test_derivatives_of_b_and_of_the_values(plan, filled, x, reduce):
     for arguments in ((0, 0), (0, 1), (1, 0), (1, 1)):
         mixed = [jacfwd(jacrev(f, arguments[0]), arguments[1])(v, x[:, :1]) for f in (ours, theirs)]
         close(*mixed)
+        twice = [jacrev(jacrev(f, arguments[0]), arguments[1])(v, x[:, :1]) for f in (ours, theirs)]
+        close(*twice)
     close(
         hessian(lambda b: ours(v, b).square().sum())(x[:, :1]),
         hessian(lambda b: theirs(v, b).square().sum())(x[:, :1]),
@@ -200,6 +205,15 @@ def test_tangents_of_a_16_bit_product_are_rounded_once():
     B = torch.randn(4, N).bfloat16()
     C, tangent = jvp(lambda b: plan @ b, (B,), (2 * B,))
     assert torch.equal(C, B) and torch.equal(tangent, 2 * B)
+
+
+def test_tangents_of_values_and_of_b_are_added_before_they_are_rounded():
+    """256 + 1 has no place in bfloat16, and 257 - 256 has."""
+    plan = st.plan(torch.ones(1, 2).to_sparse_csr(), 1, dtype=torch.bfloat16)
+    values, B = torch.tensor([1.0, 1.0]).bfloat16(), torch.tensor([[256.0], [3.0]]).bfloat16()
+    d_values, d_B = torch.tensor([-1.0, 0.0]).bfloat16(), torch.tensor([[256.0], [1.0]]).bfloat16()
+    _, tangent = jvp(lambda v, b: plan.run(b, values=v), (values, B), (d_values, d_B))
+    assert tangent.dtype is torch.bfloat16 and tangent.item() == 1
 
 
 def test_an_out_and_new_values_are_refused_inside(plan, x):

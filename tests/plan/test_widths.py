@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.plan import placement, widths
+from sparsetile.plan import family as module
+from sparsetile.plan.family import FIRST_WIDTH, MAX_WIDTHS
 from tests.contracts.cases import csr_of, random_matrix
 
 ROWS, COLS = 12, 10
@@ -28,32 +29,37 @@ def plan(dense):
 def planned(monkeypatch):
     """The widths that were planned for."""
     seen = []
-    place = placement.place
+    build = module.build_variant
 
-    def watched(function, csr, n, *args, **kwargs):
-        seen.append(n)
-        return place(function, csr, n, *args, **kwargs)
+    def watched(function, request, *args, **kwargs):
+        seen.append(request.n)
+        return build(function, request, *args, **kwargs)
 
-    monkeypatch.setattr(placement, "place", watched)
+    monkeypatch.setattr(module, "build_variant", watched)
     return seen
+
+
+def beside(plan):
+    """The variants of other widths."""
+    return [each for each in plan._family.variants() if each.n != FIRST_WIDTH]
 
 
 def test_each_width_is_planned_for_once(plan, dense, planned):
     assert "n=any" in repr(plan)
-    for n in (3, 7, 3, widths.FIRST_WIDTH, 7):
+    for n in (3, 7, 3, FIRST_WIDTH, 7):
         B = torch.randn(COLS, n)
         torch.testing.assert_close(plan @ B, dense @ B)
     assert planned == [3, 7]
-    assert plan._widths.plan_for(plan, torch.empty(COLS, 3)).n == 3
+    assert sorted(each.n for each in beside(plan)) == [3, 7]
 
 
 def test_the_plans_are_bounded_and_the_latest_stay(plan, planned):
-    for n in range(1, widths.MAX_WIDTHS + 2):
+    for n in range(1, MAX_WIDTHS + 2):
         plan @ torch.ones(COLS, n)
-    assert len(plan._widths.plans()) == widths.MAX_WIDTHS
-    plan @ torch.ones(COLS, widths.MAX_WIDTHS + 1)
+    assert len(beside(plan)) == MAX_WIDTHS
+    plan @ torch.ones(COLS, MAX_WIDTHS + 1)
     plan @ torch.ones(COLS, 1)
-    assert planned[-1] == 1 and len(planned) == widths.MAX_WIDTHS + 2
+    assert planned[-1] == 1 and len(planned) == MAX_WIDTHS + 2
 
 
 def test_new_values_reach_every_width(plan, dense):
@@ -93,16 +99,16 @@ def test_options_of_a_product_reach_the_width_s_plan(plan, dense):
 def test_a_named_system_and_an_order_are_kept(dense):
     plan = st.plan(dense.to_sparse_csr(), system="dense", reorder="rcm")
     plan @ torch.ones(COLS, 3)
-    (other,) = plan._widths.plans()
-    assert (other.system, other.reorder) == ("dense", "rcm")
+    (other,) = beside(plan)
+    assert (other.system, other.permutation.name) == ("dense", "rcm")
 
 
 @pytest.mark.parametrize("tune", ["measure", "none"])
 def test_each_width_is_chosen_for_as_was_asked(dense, tune):
     plan = st.plan(dense.to_sparse_csr(), tune=tune)
     plan @ torch.ones(COLS, 3)
-    (other,) = plan._widths.plans()
-    assert other.info["considered_by"] == tune
+    (other,) = beside(plan)
+    assert other.report["considered_by"] == tune
 
 
 def test_files_and_copies_have_widths_too(tmp_path, plan, planned):

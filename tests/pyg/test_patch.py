@@ -15,7 +15,9 @@ from torch import nn
 import sparsetile.pyg
 from sparsetile.nn import cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
-from sparsetile.pyg import matrix, norms
+from sparsetile.nn.sampled import SampledGraph
+from sparsetile.pyg import matrix, norms, patching
+from tests.locks import Slow, at_once, waits_for
 from tests.nn.cases import FLOWS, NODES, WIDTH, directed_graph, pyg, weights_of
 from tests.nn.cases import without_parallel_edges as simple
 
@@ -162,12 +164,12 @@ def test_graphs_that_pass_by_are_left_to_pyg_where_they_would_be_planned(product
         torch.testing.assert_close(layer(x, edge_index, weight), want, **CLOSE)
         assert products, "this one stays"
     clear_graph_cache()
-    assert not cache._calls
+    assert not cache._graphs.owners()
     cache._Regime.short_lived = True
     passing = edge_index.clone()
-    assert cache.is_short_lived(passing) and len(cache._calls) == 1
+    assert cache.is_short_lived(passing) and len(cache._graphs.owners()) == 1
     del passing
-    assert not cache._calls
+    assert not cache._graphs.owners()
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -420,6 +422,22 @@ def test_patches_nest():
     assert sparsetile.pyg.is_patched()
 
 
+def test_a_patch_waits_for_a_thread_that_makes_or_undoes_one():
+    assert waits_for(patching._lock, sparsetile.pyg.unpatch)
+    with sparsetile.pyg.patch():
+        assert waits_for(patching._lock, sparsetile.pyg.patch)
+        assert sparsetile.pyg.is_patched()
+
+
+def test_edges_are_normalised_once_for_threads_that_ask_together():
+    from torch_geometric.nn.conv import gcn_conv
+
+    slow, edge_index = Slow(gcn_conv.gcn_norm), directed_graph()
+    norm = norms.new_gcn_norm(lambda *given, **named: slow(*given, **named), lambda: True)
+    (one, _), (other, _) = at_once(lambda: norm(edge_index, None, NODES))
+    assert one is other and slow.calls == 1
+
+
 def test_normalised_edges_are_kept_while_the_graph_lives():
     layer, x, edge_index = pyg.GCNConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
     with sparsetile.pyg.patch():
@@ -432,7 +450,7 @@ def test_normalised_edges_are_kept_while_the_graph_lives():
         assert not torch.allclose(changed, first)
         del edge_index
         gc.collect()
-        assert not cache._graphs and not norms._norms and not norms._watched
+        assert not len(cache._graphs) and not norms._norms.owners()
 
 
 def test_a_graph_that_normalising_leaves_as_it_is_does_not_stay():
@@ -443,7 +461,37 @@ def test_a_graph_that_normalising_leaves_as_it_is_does_not_stay():
         assert len(norms._norms) == 1
         del edge_index
         gc.collect()
-        assert not cache._graphs and not norms._norms
+        assert not len(cache._graphs) and not len(norms._norms)
+
+
+@pytest.mark.parametrize("form", ["EdgeIndex", "matrix"])
+def test_only_plain_edges_are_normalised_once(form):
+    """Others are new objects at each call, or have values of their own."""
+    from torch_geometric import EdgeIndex
+    from torch_geometric.nn.conv import gcn_conv
+
+    edges = simple(directed_graph()).contiguous()
+    size = (NODES, NODES)
+    if form == "EdgeIndex":
+        given = EdgeIndex(edges)
+    else:
+        given = torch.sparse_coo_tensor(edges, torch.ones(edges.shape[1]), size).to_sparse_csr()
+    expected = gcn_conv.gcn_norm(given, None, NODES)
+    with sparsetile.pyg.patch():
+        found = gcn_conv.gcn_norm(given, None, NODES)
+        assert not len(norms._norms)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine is theirs is None or torch.equal(mine.to_dense(), theirs.to_dense())
+
+
+def test_graphs_that_pass_by_are_multiplied_as_blocks(monkeypatch):
+    monkeypatch.setattr(cache._Regime, "short_lived", True)
+    layer, x, edge_index = pyg.SAGEConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
+    expected = layer(x, edge_index)
+    with sparsetile.pyg.patch():
+        torch.testing.assert_close(layer(x, edge_index), expected, **CLOSE)
+    (entry,) = cache._graphs.values()
+    assert isinstance(entry.graph, SampledGraph)
 
 
 def test_normalised_edges_that_someone_changed_are_made_again():
@@ -463,7 +511,7 @@ def test_weights_that_learn_are_normalised_at_every_call():
     with sparsetile.pyg.patch():
         for _ in range(2):
             layer(x, edge_index, weight).sum().backward()
-    assert not norms._norms and bool(weight.grad.any())
+    assert not len(norms._norms) and bool(weight.grad.any())
 
 
 def test_a_model_trains_alike():

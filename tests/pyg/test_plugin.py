@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
+import multiprocessing
+import os
+from pathlib import Path
 
 import pytest
 
@@ -30,10 +32,20 @@ def test_names_that_tests_import_are_exchanged():
 """
 
 
+def _run_tests(folder: Path, said: Path) -> None:
+    os.chdir(folder)
+    words = ["-p", "sparsetile.pyg.plugin", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    with said.open("w") as out, contextlib.redirect_stdout(out):
+        code = pytest.main([*words, "--capture=no", str(folder)])
+    os._exit(code)
+
+
 def test_the_plugin_patches_before_tests_are_imported(tmp_path):
+    """In a fork: a process of its own would import torch and PyG again."""
     (tmp_path / "test_layers.py").write_text(_TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "sparsetile.pyg.plugin"]
-    command += ["-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout and "PyG runs on sparsetile" in done.stdout
+    said = tmp_path / "said.txt"
+    child = multiprocessing.get_context("fork").Process(target=_run_tests, args=(tmp_path, said))
+    child.start()
+    child.join()
+    assert child.exitcode == 0, said.read_text()
+    assert "2 passed" in said.read_text() and "PyG runs on sparsetile" in said.read_text()

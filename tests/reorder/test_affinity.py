@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.reorder import REORDERERS
 from sparsetile.reorder import affinity_communities as communities_code
 from sparsetile.reorder.affinity import affinity
@@ -74,7 +74,7 @@ def test_rectangular_rows_are_ordered_by_the_columns_they_share(shape):
         assert after > 2 * shared_columns(csr, window)
 
 
-def test_an_unsymmetric_square_matrix_is_ordered_by_its_columns_not_its_rows_names():
+def test_an_unsymmetric_square_matrix_is_ordered_as_a_bipartite_graph():
     """Rows i and i+1 share all columns, none of which is i or i+1."""
     rows = 512
     pairs = np.repeat(np.arange(rows // 2), 2)
@@ -110,7 +110,7 @@ def test_a_matrix_without_entries_keeps_its_order(rows):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 63, 64, 65, 129])
-def test_any_number_of_rows_about_a_window_is_ordered_whole(rows):
+def test_orders_any_number_of_rows_near_a_window_size(rows):
     csr = csr_of(random_matrix(rows, rows + 3, 0.2, seed=rows))
     assert torch.equal(affinity(csr).perm.sort().values, torch.arange(rows))
 
@@ -196,7 +196,7 @@ def merging(graph):
 
 
 @pytest.mark.parametrize("room", [1, 64, 500])
-def test_lists_that_outgrow_their_room_are_moved_without_a_trace(graph, merging, room):
+def test_growing_the_pool_does_not_change_the_order(graph, merging, room):
     expected = merging(100 * graph.nnz, 100 * graph.nnz)
     for one, other in zip(expected, merging(room, 100 * graph.nnz), strict=True):
         assert np.array_equal(one, other)
@@ -209,7 +209,7 @@ def test_merging_stops_at_the_limit_of_its_work(graph, merging):
     assert roots[0] < 100 < roots[1] < graph.shape[0]
 
 
-def test_memory_does_not_depend_on_columns_that_hold_nothing():
+def test_memory_does_not_depend_on_empty_columns():
     columns = 2**31 - 10
     indices = torch.tensor([5, columns - 1, 5, columns - 1], dtype=torch.int32)
     csr = st.CSR(torch.tensor([0, 1, 2, 3, 4]), indices, None, (4, columns))

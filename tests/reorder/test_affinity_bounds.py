@@ -40,7 +40,7 @@ def test_a_symmetric_matrix_is_its_own_graph(size):
 
 
 @pytest.mark.parametrize("row, column", [(0, 39), (39, 0), (17, 18), (38, 39)])
-def test_one_entry_without_its_mirror_makes_the_graph_bipartite(row, column):
+def test_one_unsymmetric_entry_makes_the_graph_bipartite(row, column):
     half = random_matrix(40, 40, 0.2)
     matrix = changed(sp.csr_array(half + half.T), row, column)
     indptr, indices = arrays(matrix)
@@ -58,7 +58,7 @@ def test_a_permuted_cycle_has_the_row_and_column_lengths_of_a_symmetric_matrix_b
 
 
 @pytest.mark.parametrize("shape", [(700, 90), (90, 700), (400, 400)])
-def test_numbers_of_64_bits_give_the_order_of_32(shape, monkeypatch):
+def test_records_of_64_bits_give_the_same_order_as_32(shape, monkeypatch):
     """Matrices with more than 2**31 entries: the same code with wider records."""
     matrix = random_matrix(*shape, 0.1)
     indptr, indices = arrays(matrix)

@@ -45,7 +45,7 @@ def costs(rows: int, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["many", "few", "parts", "none", "whole", "free"])
 @pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 31, 32, 33, 100, 3001])
-def test_pieces_find_what_rows_one_by_one_do(kind: str, rows: int):
+def test_pieces_agree_with_a_row_by_row_search(kind: str, rows: int):
     for seed, window in itertools.product(range(3), (2, 8, 16)):
         alone, together = costs(rows, kind, seed)
         found = cheapest_windows(alone, together, window)
@@ -53,7 +53,7 @@ def test_pieces_find_what_rows_one_by_one_do(kind: str, rows: int):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_other_way_is_cheaper(seed: int):
+def test_no_other_cover_is_cheaper(seed: int):
     rows, window = 11, 3
     alone, together = costs(rows, "many", seed)
     together /= 8.0
@@ -75,7 +75,7 @@ def cost_of(begins: np.ndarray, alone: np.ndarray, together: np.ndarray, window:
 
 @pytest.mark.parametrize("kind", ["many", "few", "parts", "none", "whole", "free"])
 @pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 100, 3001])
-def test_no_way_costs_less_than_the_bound(kind: str, rows: int):
+def test_no_cover_costs_less_than_the_bound(kind: str, rows: int):
     for seed, window in itertools.product(range(3), (1, 2, 7, 16)):
         alone, together = costs(rows, kind, seed)
         begins = np.flatnonzero(cheapest_windows(alone, together, window))
@@ -85,7 +85,7 @@ def test_no_way_costs_less_than_the_bound(kind: str, rows: int):
             assert bound == pytest.approx(alone.sum())
 
 
-def test_the_bound_is_the_cost_where_all_windows_are_alike():
+def test_the_bound_is_tight_if_all_windows_are_equal():
     rows = np.full(64, 2.0)
     assert least_cost(rows, np.full(64, 4.0), 8) == pytest.approx(8 * 4.0)
     assert least_cost(rows, np.full(64, 20.0), 8) == pytest.approx(64 * 2.0)

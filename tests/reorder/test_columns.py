@@ -52,7 +52,7 @@ def test_columns_first_occur_as_0_1_2_and_unused_ones_come_last(matrix, shuffled
 
 @settings(max_examples=60, deadline=None)
 @given(matrix=matrices, seed=some.integers(0, 99))
-def test_the_matrix_is_the_same_but_for_its_columns_names_and_canonical(matrix, seed):
+def test_only_renumbers_columns_and_stays_canonical(matrix, seed):
     csr = csr_of(matrix)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(csr.shape[1]))
     moved, entries = with_columns(csr, order)

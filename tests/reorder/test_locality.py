@@ -285,6 +285,6 @@ def test_another_process_with_another_number_of_threads_finds_the_same_orders():
     assert done.stdout.strip() == orders_of_graphs()
 
 
-def test_values_have_no_say():
+def test_values_do_not_change_the_order():
     csr = csr_of(random_matrix(500, 500, 0.01))
     assert torch.equal(locality(csr).perm, locality(csr.with_values(None)).perm)

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.reorder.lsh import _hashed, lsh
 from tests.contracts.cases import csr_of, random_matrix
 

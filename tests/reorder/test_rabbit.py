@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.reorder import REORDERERS
 from sparsetile.reorder.affinity import affinity
 from sparsetile.reorder.rabbit import rabbit

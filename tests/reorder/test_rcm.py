@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.reorder import REORDERERS
 from sparsetile.reorder.rcm import rcm
 from tests.contracts.cases import assert_close, csr_of, random_matrix
@@ -49,7 +49,7 @@ def test_a_rectangular_band_is_found_through_shared_columns():
     assert csr.nnz / distinct_pairs(csr, 8, rcm(csr).perm) > 2 * csr.nnz / distinct_pairs(csr, 8)
 
 
-def test_opposite_values_at_mirrored_places_still_count_as_an_edge():
+def test_values_that_cancel_still_count_as_an_edge():
     """A + Aᵀ is zero everywhere, its pattern is not."""
     upper = sp.triu(shuffled_band(200, 2), k=1)
     skew = sp.csr_array(upper - upper.T)

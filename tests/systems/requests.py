@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from sparsetile import CSR, Plan, PlanFileError, load_plan
+from sparsetile.engines.request import Request
+from sparsetile.plan.family import Family
 from sparsetile.plan.files import read_plan_file
+from sparsetile.plan.variant import Variant
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request
 from sparsetile.systems.base import System
 from tests.contracts.cases import csr_of, random_matrix
 
@@ -43,7 +45,8 @@ def check_plan_file(system: System, dtype: torch.dtype, folder: Path) -> None:
     csr = csr_of(random_matrix(150, 130, 0.2), dtype=dtype)
     stage, path = system.build(request_for(dtype, csr=csr)), folder / "a.safetensors"
     order, report = Permutation("identity", None), {"seconds": {}}
-    Plan(csr, 16, dtype, stage, order, deterministic=False, report=report).save(path)
+    variant = Variant(csr, 16, dtype, stage, order, deterministic=False, report=report)
+    Plan(Family(variant)).save(path)
     tensors, header = read_plan_file(path)
     assert header["system"] == system.name and (header["n"], header["shape"]) == (16, [150, 130])
     kept = {"indptr": csr.indptr, "indices": csr.indices, "values": csr.values}

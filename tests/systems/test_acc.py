@@ -11,14 +11,15 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
+from sparsetile.engines.request import Request
+from sparsetile.engines.tiles import short
+from sparsetile.engines.tiles import short_runner as acc_runner
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bittcf import SPMM_BITTCF, Policy, bittcf_config, slabs
 from sparsetile.kernels.csr import WIDE_SLAB_BYTES
 from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request
-from sparsetile.systems.acc import runner as acc_runner
-from sparsetile.systems.acc import system as acc
+from sparsetile.systems import SYSTEMS
 from sparsetile.systems.acc.system import ABLATIONS, LADDER, AccSystem
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32, with_dense_row
 
@@ -154,7 +155,7 @@ def test_the_recipe_says_how_far_apart_rows_of_B_are_used_in_the_plans_order(mon
         seen.append((order, row_bytes))
         return 3.25
 
-    monkeypatch.setattr(acc, "l2_reload_factor", noted)
+    monkeypatch.setattr(short, "l2_reload_factor", noted)
     order = torch.randperm(40)
     meta = meta_of(request(permutation=Permutation("given", order), n=16))
     assert meta["reloads"] == 3.25 and ACC.make_runner(meta)._reloads == 3.25
@@ -226,11 +227,11 @@ def one_processor(gpu_facts) -> None:
         (24, 8, 1.2, 1, 1), (32, 0, 1.0, 1, 1),
     ],
 )  # fmt: skip
-def test_windows_of_sixteen_rows_are_cut_where_they_save_enough_reads_of_B(
+def test_windows_of_sixteen_rows_are_cut_if_they_save_enough_reads_of_B(
     one_processor, each, shared, saved, wide, narrower
 ):
     csr = overlapping(60, each, shared)
-    stacked = acc.BitTCF.pack(csr, stack=2)
+    stacked = short.BitTCF.pack(csr, stack=2)
     assert stacked.tiles_of_eight() / stacked.tile_count == pytest.approx(saved)
     assert [stack_of(csr, n) for n in (256, 512)] == [wide, wide], "1024 bytes of a row and more"
     assert [stack_of(csr, n) for n in (128, 255)] == [narrower, narrower]

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sparsetile.engines.request import BuildTimer, Request
 from sparsetile.plan import planner
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request
-from sparsetile.systems.base import BuildTimer
+from sparsetile.systems import SYSTEMS
 from tests.contracts.cases import csr_of, random_matrix
 
 
@@ -39,14 +39,14 @@ def test_a_part_is_booked_with_the_time_since_the_last_reading(waited):
     assert waited == [], "there is no device to wait for"
 
 
-def test_the_device_is_waited_for_only_where_time_is_asked_for(waited):
+def test_the_device_is_waited_for_only_if_time_is_asked_for(waited):
     BuildTimer(asked("cuda:0", False))("format")
     assert waited == []
     BuildTimer(asked("cuda:0", True))("format")
     assert waited == [torch.device("cuda", 0)] * 2
 
 
-def test_the_planner_waits_for_the_device_only_where_it_is_given_one(waited):
+def test_the_planner_waits_for_the_device_only_if_it_is_given_one(waited):
     before = planner._read_clock(None)
     assert planner._read_clock(torch.device("cpu")) >= before and waited == []
     planner._read_clock(torch.device("cuda", 0))

@@ -13,18 +13,19 @@ import scipy.sparse as sp
 import torch
 
 import sparsetile as st
+from sparsetile.engines.request import Request
+from sparsetile.engines.rows.runner import RowRunner
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bcsr import FP8, NARROW, SPMM_BCSR, WIDE, Store
 from sparsetile.kernels.tf32_operand import TF32_OPERAND
+from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request, runner
-from sparsetile.systems.base import PLAIN, Epilogue
+from sparsetile.systems import SYSTEMS, runner
 from sparsetile.systems.bcsr import engine
 from sparsetile.systems.bcsr import runner as bcsr_runner
 from sparsetile.systems.bcsr import system as system_module
 from sparsetile.systems.bcsr.runner import BCSRRunner
-from sparsetile.systems.csr.runner import CSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
 from tests.systems.requests import OnGPU, check_plan_file, request_for
 
@@ -181,7 +182,7 @@ def test_steps_that_are_not_built_are_refused_by_name(name):
         build_plan(blocks_of([[1]]), 8, system="bcsr", ablation=name)
 
 
-def test_where_cells_are_empty_the_exact_systems_parts_come_along():
+def test_empty_cells_add_the_exact_system_s_parts():
     csr = csr_of(random_matrix(150, 130, 0.2), dtype=F16)
     stage = BCSR.build(request(csr=csr))
     exact = SYSTEMS["csr"].build(request(csr=csr))
@@ -189,7 +190,7 @@ def test_where_cells_are_empty_the_exact_systems_parts_come_along():
     assert all(torch.equal(stage.tensors[f"exact.{k}"], t) for k, t in exact.tensors.items())
     assert len(stage.tensors) == 6 + len(exact.tensors)
     assert stage.choices["repair"].startswith("elements that are not finite, by csr")
-    assert isinstance(runner(stage.recipe)._exact, CSRRunner)
+    assert isinstance(runner(stage.recipe)._exact, RowRunner)
 
 
 def test_rows_are_cut_in_the_order_asked_for():
@@ -382,7 +383,7 @@ def test_product_and_repair_share_a_flag_that_begins_at_zero(launched, monkeypat
         ((4, 16), 0, (64, 2), False), ((4, 1), 0, (8, 4), True), ((16, 4), 0, (1, 16), False),
     ],
 )  # fmt: skip
-def test_b_is_taken_as_it_is_where_rows_are_aligned_and_apart(shape, offset, strides, well):
+def test_b_is_taken_as_it_is_if_rows_are_aligned_and_apart(shape, offset, strides, well):
     memory = torch.zeros(1024, dtype=F16)
     assert memory.data_ptr() % 16 == 0
     matrix = memory.as_strided(shape, strides, offset)
@@ -399,7 +400,7 @@ def test_b_is_taken_as_it_is_where_rows_are_aligned_and_apart(shape, offset, str
         (F32, 12, 12, False), (F32, 16, 18, False), (F16, 16, 8, False),
     ],
 )  # fmt: skip
-def test_c_is_written_in_place_where_rows_are_aligned_and_hold_whole_stores(dtype, n, stride, well):
+def test_c_is_written_in_place_if_rows_are_aligned_and_hold_whole_stores(dtype, n, stride, well):
     out = torch.zeros(512, dtype=dtype).as_strided((4, n), (stride, 1))
     assert engine.stores_well(out) is well
     assert not engine.stores_well(out.mT)
@@ -425,5 +426,5 @@ def test_operands_of_any_strides_are_taken_but_by_steps_of_the_ladder():
 # -- plan files
 
 
-def test_a_plan_file_keeps_parts_and_recipe_and_names_the_reason_where_it_cannot_run(tmp_path):
+def test_a_plan_file_keeps_parts_and_recipe_and_names_the_reason_if_it_cannot_run(tmp_path):
     check_plan_file(BCSR, F16, tmp_path)

@@ -14,8 +14,11 @@ import torch
 
 import sparsetile as st
 from sparsetile.core.device import H200
+from sparsetile.engines.request import BuiltSystem
+from sparsetile.engines.rows.cost import predict_rows
+from sparsetile.engines.rows.runner import RowRunner
 from sparsetile.formats.values import round_tf32
-from sparsetile.systems import SYSTEMS, BuiltSystem, runner
+from sparsetile.systems import SYSTEMS, runner
 from sparsetile.systems.brp import windows
 from sparsetile.systems.brp.cost import (
     CHOICES,
@@ -26,8 +29,6 @@ from sparsetile.systems.brp.cost import (
     predict_brp,
 )
 from sparsetile.systems.brp.runner import BRPRunner
-from sparsetile.systems.csr.cost import predict_csr
-from sparsetile.systems.csr.runner import CSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
 from tests.systems.requests import OnGPU, check_plan_file, request_for
 
@@ -54,7 +55,7 @@ def in_columns(rows: int, columns: int, together: int) -> st.CSR:
     return csr_of(sp.csr_array(dense))
 
 
-def test_what_it_refuses(monkeypatch):
+def test_rejects_unsupported_requests(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with tf32(False):
         assert "rounds float32 to TF32" in BRP.reasons(request(OnGPU))[0]
@@ -74,14 +75,14 @@ def test_the_f_that_leaves_no_entry_outside_is_chosen(together):
     assert built.choices["split"].startswith("100.0 % of the entries in groups, 0.0 % beside")
 
 
-def test_the_paper_s_f_and_g_win_where_nothing_is_shared():
+def test_the_paper_s_f_and_g_win_if_nothing_is_shared():
     csr = csr_of(sp.csr_array(np.eye(64)))
     assert CHOICES[0] == (1, 4)
     split = best_groups(request(csr=csr))
     assert (split.fixed, split.group) == (1, 4) and not bool(split.kept.any())
     built = BRP.build(request(csr=csr))
     assert built.choices["split"] == "all rows on CUDA cores, as csr"
-    assert isinstance(runner(built.recipe), CSRRunner)
+    assert isinstance(runner(built.recipe), RowRunner)
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -89,8 +90,8 @@ def test_the_paper_s_f_and_g_win_where_nothing_is_shared():
 def test_predictions_are_positive_and_no_worse_than_rows_alone(name, dtype):
     asked = request(csr=csr_of(MATRICES[name](), dtype=dtype), dtype=dtype)
     split, seconds = predict_brp(asked)
-    assert 0 < seconds <= predict_csr(asked)
-    assert seconds <= BRP.predict(asked) <= predict_csr(asked)
+    assert 0 < seconds <= predict_rows(asked)
+    assert seconds <= BRP.predict(asked) <= predict_rows(asked)
     assert split is None or bool(split.kept.any())
 
 
@@ -103,28 +104,28 @@ def test_no_choice_is_predicted_below_the_bound(name, n):
 
 
 @pytest.mark.parametrize("together", [1, 2, 4, 8])
-def test_the_bound_is_met_where_columns_are_all_of_one_f(together):
+def test_the_bound_is_met_if_columns_are_all_of_one_f(together):
     asked = request(csr=in_columns(320, 256, together), n=512)
     least = min(groups_of(asked, together, group).seconds for group in (2, 4, 8))
     assert least == pytest.approx(bound(asked)) or together < 4  # rows, or other f, are cheaper
 
 
-def test_entries_are_not_sorted_where_the_bound_says_enough(monkeypatch):
+def test_entries_are_not_sorted_if_the_bound_says_enough(monkeypatch):
     def refuse(*_: Any) -> None:
         raise AssertionError("sorted")
 
     monkeypatch.setattr(windows, "sort_windows", refuse)
     asked = request(csr=csr_of(random_matrix(640, 500, 0.02)))
-    assert predict_brp(asked) == (None, predict_csr(asked)) and BRP.predict(asked) > 0
+    assert predict_brp(asked) == (None, predict_rows(asked)) and BRP.predict(asked) > 0
     with pytest.raises(AssertionError, match="sorted"):
         best_groups(asked)
 
 
-def test_groups_are_taken_where_columns_are_full():
+def test_groups_are_taken_if_columns_are_full():
     wide = in_columns(16 * 2000, 128, 8)
     split, seconds = predict_brp(request(csr=wide, n=512))
     assert split is not None and split.fixed == 8 and bool(split.kept.all())
-    assert seconds < 0.95 * predict_csr(request(csr=wide, n=512))
+    assert seconds < 0.95 * predict_rows(request(csr=wide, n=512))
 
 
 def test_windows_of_many_entries_outside_are_left_to_rows():
@@ -148,7 +149,7 @@ def test_an_ablation_keeps_the_groups_of_every_window_that_has_one():
     assert isinstance(runner(built.recipe), BRPRunner)
 
 
-def test_values_are_packed_by_slots_rounded_where_tensor_cores_read_them():
+def test_values_are_packed_by_slots_rounded_if_tensor_cores_read_them():
     csr = csr_of(random_matrix(64, 50, 0.5))
     built = build(csr)
     values = torch.randn(csr.nnz)
@@ -182,7 +183,7 @@ def test_atomics_are_the_paper_s_groups_a_piece_each_without_partial_sums():
     assert all(torch.equal(built.tensors[name], fixed_order.tensors[name]) for name in names)
 
 
-def test_atomics_are_refused_where_determinism_is_asked_for(monkeypatch):
+def test_atomics_are_refused_if_determinism_is_asked_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     asked = functools.partial(request, OnGPU, dtype=F16, ablation="atomic")
     assert BRP.reasons(asked()) == []

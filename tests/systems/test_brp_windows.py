@@ -11,10 +11,10 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.core.device import H200
+from sparsetile.engines.request import Request
+from sparsetile.launch import staged
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS
-from sparsetile.systems.base import Request
-from sparsetile.systems.brp import windows as module
 from sparsetile.systems.brp.cost import CHOICES
 from sparsetile.systems.brp.windows import KernelWindows, TensorWindows, windows_of
 from tests.systems.windows import (
@@ -38,7 +38,7 @@ def there(order: Tensor | None) -> Tensor | None:
 
 
 def test_the_kernel_is_for_gpus_alone():
-    assert set(module.KERNEL_DEVICES) == {"cuda"}
+    assert set(staged.KERNEL_DEVICES) == {"cuda"}
     assert isinstance(windows_of(request_of(any_matrix("full"))), TensorWindows)
 
 
@@ -53,7 +53,7 @@ def test_the_same_bits_as_on_the_host(name):
         assert isinstance(found, KernelWindows)
         assert_same_counts(wanted, found)
         for fixed, group in CHOICES:
-            has_group = wanted.held(fixed, group)[0] > 0
+            has_group = wanted.grouped(fixed, group)[0] > 0
             for kept in (has_group, has_group & (torch.arange(has_group.numel()) % 2 == 1)):
                 assert_same_windows(wanted.pack(fixed, group, kept), found.pack(fixed, group, kept))
 
@@ -77,7 +77,7 @@ def test_the_same_bits_of_a_large_matrix_each_time(rows):
             found = KernelWindows(csr, order)
             assert_same_counts(wanted, found)
             for fixed, group in ((1, 4), (2, 2), (4, 2)):
-                kept = found.held(fixed, group)[0] > 0
+                kept = found.grouped(fixed, group)[0] > 0
                 assert_same_windows(
                     wanted.pack(fixed, group, kept.cuda()), found.pack(fixed, group, kept)
                 )
@@ -92,7 +92,7 @@ def test_a_build_has_the_tensors_of_tensor_operations(ablation, monkeypatch):
         for order in orders(csr):
             found = SYSTEMS["brp"].build(request_of(csr, there(order), ablation))
             with monkeypatch.context() as patch:
-                patch.setattr(module, "KERNEL_DEVICES", set())
+                patch.setattr(staged, "KERNEL_DEVICES", set())
                 wanted = SYSTEMS["brp"].build(request_of(csr, there(order), ablation))
             assert found.recipe == wanted.recipe and found.choices == wanted.choices
             for key, tensor in wanted.tensors.items():

@@ -11,15 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sparsetile.formats.units import Units
-from sparsetile.intake import as_csr
-from sparsetile.kernels import KernelSpec
-from sparsetile.kernels.csr import LOCAL, LOCAL_BUNDLES, SMALL_BYTES, RowShape
-from sparsetile.reorder import Permutation
-from sparsetile.systems import runner
-from sparsetile.systems.base import Epilogue, Request
-from sparsetile.systems.csr import runner as csr_runner
-from sparsetile.systems.csr.rows import (
+from sparsetile.engines.request import Request
+from sparsetile.engines.rows import runner as csr_runner
+from sparsetile.engines.rows import work as row_work
+from sparsetile.engines.rows.lengths import (
     BUSY_WARPS,
     FEW,
     FEW_SEGMENT,
@@ -40,6 +35,13 @@ from sparsetile.systems.csr.rows import (
     item_lengths,
     segment_length,
 )
+from sparsetile.formats.units import Units
+from sparsetile.intake import as_csr
+from sparsetile.kernels import KernelSpec
+from sparsetile.kernels.csr import LOCAL, LOCAL_BUNDLES, SMALL_BYTES, RowShape
+from sparsetile.launch.interface import Epilogue
+from sparsetile.reorder import Permutation
+from sparsetile.systems import runner
 from sparsetile.systems.csr.system import CSRSystem
 from tests.contracts.cases import csr_of, random_matrix, with_dense_row
 
@@ -53,13 +55,13 @@ def rows_of(*lengths: int) -> Units:
 
 
 @pytest.mark.parametrize("row_bytes, limit", [(NARROW, UNCUT_NARROW), (WIDE, UNCUT)])
-def test_no_row_is_cut_where_none_is_very_long(row_bytes, limit):
+def test_no_row_is_cut_if_none_is_very_long(row_bytes, limit):
     assert segment_length(rows_of(3, limit, 40), row_bytes) >= limit
     assert segment_length(rows_of(3, limit + 1, 40), row_bytes) == SHORT_SEGMENT
 
 
 @pytest.mark.parametrize("row_bytes, many", [(NARROW, MANY_NARROW), (WIDE, MANY)])
-def test_items_are_longer_where_entries_are_many(row_bytes, many):
+def test_items_are_longer_if_entries_are_many(row_bytes, many):
     short_rows = [20] * (many // 20 - 100)
     few, enough = rows_of(1000, *short_rows[:-1000]), rows_of(1000, *short_rows, *[20] * 100)
     assert segment_length(few, row_bytes) == SHORT_SEGMENT
@@ -121,7 +123,7 @@ def test_few_long_rows_of_a_small_product_have_a_thread_block_and_middling_ones_
     assert alone.wide == 16, "lanes without work are spare"
 
 
-def test_rows_of_a_small_product_are_cut_late_where_blocks_share_them():
+def test_rows_of_a_small_product_are_cut_late_if_blocks_share_them():
     rows = rows_of(*[3] * 1000, 400, 3000)
     assert segment_length(rows, NARROW) == SHORT_SEGMENT
     found = item_lengths(rows, NARROW, 132)
@@ -164,7 +166,7 @@ def test_a_matrix_without_rows_has_an_item_length_all_the_same():
 
 
 @pytest.mark.parametrize("bundles, limit", [(False, LOCAL), (True, LOCAL_BUNDLES)])
-def test_slabs_come_first_where_rows_of_b_are_used_near_each_other(bundles, limit):
+def test_slabs_come_first_if_rows_of_b_are_used_near_each_other(bundles, limit):
     assert RowShape(row_reloads=limit).slabs_first(bundles)
     assert not RowShape(row_reloads=limit + 0.01).slabs_first(bundles)
     assert not RowShape(row_reloads=0.0).slabs_first(bundles)  # B fits the cache: nothing to gain
@@ -183,7 +185,7 @@ def band(rows: int):
 
 
 def test_a_band_is_walked_row_by_row_in_wide_products_only(monkeypatch):
-    monkeypatch.setattr("sparsetile.balance.locality.CACHE_BYTES", 64 * 2048)
+    monkeypatch.setattr("sparsetile.balance.l2_reloads.CACHE_BYTES", 64 * 2048)
     matrix = band(3000)
     whole = RowShape(**recipe_of(matrix, 512)["shape"]).row_reloads
     assert 1.0 <= whole <= LOCAL
@@ -191,7 +193,7 @@ def test_a_band_is_walked_row_by_row_in_wide_products_only(monkeypatch):
 
 
 def test_rows_of_b_in_no_order_take_narrow_slabs_one_after_the_other(monkeypatch):
-    monkeypatch.setattr("sparsetile.balance.locality.CACHE_BYTES", 64 * 512)
+    monkeypatch.setattr("sparsetile.balance.l2_reloads.CACHE_BYTES", 64 * 512)
     generator = torch.Generator().manual_seed(1)
     col = torch.randint(0, 3000, (30_000,), generator=generator)
     row = torch.arange(3000).repeat_interleave(10)
@@ -262,7 +264,7 @@ def wide_operands(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_more_slabs_than_a_grid_is_high_are_walked_along_it(launched, monkeypatch):
     n = 5000
-    monkeypatch.setattr(csr_runner, "MAX_SLABS", 100)
+    monkeypatch.setattr(row_work, "MAX_SLABS", 100)
     built = built_of(random_matrix(3, 4, 0.9), n)
     B, out = wide_operands(n)
     work = runner(built.recipe)
@@ -278,8 +280,8 @@ def test_more_blocks_than_a_grid_is_long_are_launched_in_parts(launched, monkeyp
     work, n = runner(built.recipe), 5000
     B, out = wide_operands(n)
     bias, args = torch.arange(float(n)), torch.empty(3, n, dtype=torch.int64)
-    monkeypatch.setattr(csr_runner, "MAX_SLABS", 1)
-    monkeypatch.setattr(csr_runner, "MAX_BLOCKS", 7)
+    monkeypatch.setattr(row_work, "MAX_SLABS", 1)
+    monkeypatch.setattr(row_work, "MAX_BLOCKS", 7)
     if mode == "sum":
         work.spmm(built.tensors, torch.ones(work.nnz), None, B, out, Epilogue(bias=bias))
     else:

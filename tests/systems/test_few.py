@@ -15,13 +15,14 @@ from sparsetile.formats.block_pattern import BlockPattern
 from sparsetile.kernels.bcsr import SPMM_BCSR, choose_block_tile
 from sparsetile.kernels.linear_few import LINEAR_FEW, choose_few_tile
 from sparsetile.kernels.spec import KernelSpec
-from sparsetile.plan.block_linear import flat_pattern
-from sparsetile.systems.base import Epilogue
-from sparsetile.systems.bcsr import few, launch, layer, runner
+from sparsetile.launch.interface import Epilogue
+from sparsetile.layers import block_layer as layer
+from sparsetile.layers.block_layer import BlockLayer, BoundLayer
+from sparsetile.layers.block_layer_cost import LayerSize
+from sparsetile.layers.block_linear import flat_pattern
+from sparsetile.systems.bcsr import few, launch, runner
 from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.bcsr.launch import Launch
-from sparsetile.systems.bcsr.layer import BlockLayer, BoundLayer
-from sparsetile.systems.bcsr.layer_cost import LayerSize
 
 BF16 = torch.bfloat16
 
@@ -112,7 +113,7 @@ def test_a_bound_layer_launches_with_the_addresses_of_each_call(kernel, monkeypa
     pattern = pattern_of()
     flat = flat_pattern(pattern)
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, torch.zeros(192, dtype=BF16), "relu")
     for tokens in (1, 1, 16):
@@ -129,7 +130,7 @@ def test_a_bound_layer_launches_with_the_addresses_of_each_call(kernel, monkeypa
 def test_a_bound_layer_takes_tokens_of_any_dimensions_as_they_lie(kernel, monkeypatch, lead):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     for X in (torch.zeros(*lead, 128, dtype=BF16), torch.zeros(*lead, 256, dtype=BF16)[..., :128]):
@@ -145,7 +146,7 @@ def test_a_bound_layer_takes_tokens_of_any_dimensions_as_they_lie(kernel, monkey
 def test_tokens_at_no_one_distance_are_copied(kernel, monkeypatch):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     apart = torch.zeros(3, 2, 128, dtype=BF16).transpose(0, 1)
@@ -160,26 +161,26 @@ def test_tokens_at_no_one_distance_are_copied(kernel, monkeypatch):
 def test_a_bound_layer_keeps_a_bounded_number_of_launches(kernel, monkeypatch):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     X = torch.zeros(600, 128, dtype=BF16)
     for tokens in (*range(1, 600), 1):
         bound(X[:tokens])
         assert kernel.calls[-1][2]["n"] == tokens
-        assert len(bound._launches) <= 256 and len(bound._ways) <= 256
+        assert len(bound._launches) <= 256 and len(bound._methods) <= 256
 
 
 def test_what_a_bound_layer_leaves_to_its_caller(kernel, monkeypatch):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     assert bound(torch.zeros(5, 127, dtype=BF16)) is None, "of another width"
     assert bound(torch.tensor(0.0, dtype=BF16)) is None
     assert bound(torch.zeros(0, 128, dtype=BF16)).shape == (0, 192)
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "dense")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "dense")
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none", dense=True)
     for _ in range(2):
         assert bound(torch.zeros(5, 128, dtype=BF16)) is None
@@ -189,7 +190,7 @@ def test_what_a_bound_layer_leaves_to_its_caller(kernel, monkeypatch):
 def test_a_bound_layer_reads_its_bias_again_where_its_copy_lies(kernel, monkeypatch):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks, bias = torch.zeros(3, 64, 64, dtype=BF16), torch.zeros(192, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, bias, "none")
     x, seen = torch.zeros(2, 128, dtype=BF16), []
@@ -205,7 +206,7 @@ def test_a_bound_layer_reads_its_bias_again_where_its_copy_lies(kernel, monkeypa
 def test_a_bound_layer_of_fp8_gives_the_powers_of_its_blocks(kernel, monkeypatch):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64).to(torch.float8_e4m3fn)
     exponents = torch.zeros(3, dtype=torch.int8)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none", BF16, exponents)
@@ -221,7 +222,7 @@ def test_gate_and_up_are_one_launch_that_makes_half_of_the_rows(kernel, monkeypa
     keep = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]]).bool()
     flat = flat_pattern(BlockPattern.from_mask(keep, (256, 128), 64))
     made = BlockLayer(LayerSize(256, 128, 5, 64))
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "few")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks, X = torch.zeros(5, 64, 64, dtype=BF16), torch.zeros(3, 128, dtype=BF16)
     lists = (flat[0], flat[1], flat[2])
     if bound:
@@ -240,7 +241,7 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch, que
     pattern = pattern_of()
     flat = flat_pattern(pattern)
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "blocks")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "blocks")
     kept, maps = Kept(SPMM_BCSR), []
 
     def encode(pointer, dtype, shape, row_bytes, box):
@@ -307,7 +308,7 @@ def block_kernel(monkeypatch) -> Kept:
     monkeypatch.setattr(runner, "ensure_cuda_context", lambda device: None)
     monkeypatch.setattr(runner, "current_stream_handle", lambda device: 7)
     monkeypatch.setattr(runner, "encode_matrix", lambda *facts: (hash(facts) % 2**32, *range(15)))
-    monkeypatch.setattr(BlockLayer, "way", lambda *_: "blocks")
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: "blocks")
     return kept
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -10,10 +13,11 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.plan.flat import parsed
+from sparsetile.engines.request import Request, make_recipe, tensor_bytes
+from sparsetile.engines.runner import ExactRunner, Runner
+from sparsetile.plan.traced.flat import parsed
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request, Runner, candidates, runner
-from sparsetile.systems.base import ExactRunner, make_recipe, tensor_bytes
+from sparsetile.systems import SYSTEMS, candidates, runner
 from sparsetile.systems.cpu.runner import CPURunner
 from sparsetile.systems.dense.system import CPU_LIMIT_BYTES
 from sparsetile.systems.registry import exact_system
@@ -44,14 +48,14 @@ def test_a_system_builds_a_stage_whose_recipe_finds_its_runner(name):
 def test_a_plan_and_its_operators_share_a_runner_however_many_others_there_were():
     csr = csr_of(random_matrix(12, 10, 0.3))
     plan = st.plan(csr, 4)
-    before = parsed(plan._recipe).forward
+    before = parsed(plan.flat[1]).forward
     others = [
         runner(make_recipe("cpu", st.CSR(csr.indptr, csr.indices, None, (12, 10 + cols)), ()))
         for cols in range(1, 2001)
     ]
     again = st.plan(csr, 4)
     assert len(set(map(id, others))) == 2000
-    assert again._runner is plan._runner is before is parsed(again._recipe).forward
+    assert again._variant.runner is plan._variant.runner is before is parsed(again.flat[1]).forward
 
 
 @pytest.mark.parametrize("tune", ["model", "measure"])
@@ -59,7 +63,7 @@ def test_what_planning_prepares_is_the_plans(monkeypatch, tune, fresh_runners):
     prepared = []
     monkeypatch.setattr(CPURunner, "prepare", lambda self, *_: prepared.append(self))
     plan = st.plan(csr_of(random_matrix(12, 10, 0.1)), 4, system="cpu", tune=tune)
-    assert prepared == [plan._runner]
+    assert prepared == [plan._variant.runner]
 
 
 def test_threads_that_ask_at_once_get_one_runner():
@@ -94,7 +98,30 @@ def test_every_system_is_able_or_gives_reasons():
     able, rejected = candidates(request())
     assert able == [name for name, system in SYSTEMS.items() if "cpu" in system.devices]
     assert not set(able) & set(GPU_SYSTEMS) and {*able, *GPU_SYSTEMS} == SYSTEMS.keys()
-    assert rejected == {name: ["runs on cuda, A is on cpu"] for name in GPU_SYSTEMS}
+    assert rejected == {}, "systems of GPUs are not asked"
+    assert SYSTEMS["csr"].reasons(request()) == ["runs on cuda, A is on cpu"]
+
+
+def test_folders_say_what_their_systems_do():
+    for name, system in SYSTEMS.items():
+        folder = importlib.import_module(f"sparsetile.systems.{name}")
+        assert system.name == name and system.devices == folder.DEVICES
+        assert system.exact_on == getattr(folder, "EXACT_ON", ())
+
+
+ONE_PRODUCT = """
+import sys, torch, sparsetile as st
+A = torch.eye(3).to_sparse_csr()
+st.spmm(A, torch.ones(3, 2)), st.plan(A, 2) @ torch.ones(3, 2)
+imported = {name.split(".")[2] for name in sys.modules if name.startswith("sparsetile.systems.")
+            and name.endswith(".system")}
+print(*sorted(imported))
+"""
+
+
+def test_a_system_that_nobody_asks_for_is_not_imported():
+    ran = subprocess.run([sys.executable, "-c", ONE_PRODUCT], capture_output=True, text=True)
+    assert ran.stdout.split() == SYSTEMS.on("cpu"), ran.stderr
 
 
 def test_all_reasons_are_given_at_once():
@@ -162,7 +189,7 @@ def test_the_table_has_one_true_row_per_system():
         assert row["reduces"] == ["sum", "mean", *(["max", "min"] if exact else [])]
 
 
-def test_a_recipe_says_the_sizes_and_whatever_else_it_is_told():
+def test_a_recipe_has_the_sizes_and_the_runner_s_facts():
     csr = csr_of(random_matrix(12, 10, 0.3))
     text = make_recipe("toy", csr, ["a", "b"], strip=4)
     assert (

@@ -18,16 +18,12 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.core.device import H200
-from sparsetile.formats.partition import count_columns, split_by_cost, split_by_threshold
-from sparsetile.kernels import KernelSpec
-from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs
-from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, BuiltSystem, runner
-from sparsetile.systems.base import PLAIN, Epilogue
-from sparsetile.systems.csr.cost import predict_csr
-from sparsetile.systems.csr.runner import CSRRunner
-from sparsetile.systems.rsh import cost as rsh_cost
-from sparsetile.systems.rsh.cost import (
+from sparsetile.engines.request import BuiltSystem
+from sparsetile.engines.rows.cost import predict_rows
+from sparsetile.engines.rows.runner import RowRunner
+from sparsetile.engines.tiles import hybrid_cost as rsh_cost
+from sparsetile.engines.tiles import hybrid_runner
+from sparsetile.engines.tiles.hybrid_cost import (
     CUT,
     CUT_LEAST,
     CUT_MOST,
@@ -45,9 +41,14 @@ from sparsetile.systems.rsh.cost import (
     long_windows,
     row_costs,
 )
+from sparsetile.formats.window_split import count_columns, split_by_cost, split_by_threshold
+from sparsetile.kernels import KernelSpec
+from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs
+from sparsetile.launch.interface import PLAIN, Epilogue
+from sparsetile.reorder import Permutation
+from sparsetile.systems import SYSTEMS, runner
 from sparsetile.systems.rsh.runner import RSHRunner
 from sparsetile.systems.rsh.system import thresholds
-from sparsetile.systems.shared import hybrid_runner
 from tests.contracts.cases import MATRICES, csr_of, equal_rows, random_matrix, tf32
 from tests.systems.requests import OnGPU, check_plan_file, request_for
 
@@ -178,17 +179,16 @@ def test_all_rows_on_cuda_cores_is_the_product_of_csr():
     assert built.choices == {**other.choices, "split": "all rows on CUDA cores, as csr"}
     assert all(torch.equal(t, other.tensors[k]) for k, t in built.tensors.items())
     assert built.tensors.keys() == other.tensors.keys()
-    assert runner(built.recipe) is runner(other.recipe)
-    assert isinstance(runner(built.recipe), CSRRunner)
+    assert isinstance(runner(built.recipe), RowRunner)
     assert cheapest_split(wanted).partition is None
 
 
-def test_a_mixture_is_built_where_it_is_predicted_faster_and_asked_for_where_it_is_not():
+def test_a_mixture_is_built_if_it_is_predicted_faster_and_asked_for_if_it_is_not():
     fast, slow = csr_of(equal_rows(640, 5000)), csr_of(equal_rows(64, 400))
     built = RSH.build(request(csr=fast, n=512))
     assert isinstance(runner(built.recipe), RSHRunner) and "ablation" not in built.choices
     assert windows_of(built) == list(range(640))
-    assert isinstance(runner(RSH.build(request(csr=slow, n=512)).recipe), CSRRunner)
+    assert isinstance(runner(RSH.build(request(csr=slow, n=512)).recipe), RowRunner)
     asked = build(slow, "mixed", n=512)
     assert isinstance(runner(asked.recipe), RSHRunner) and windows_of(asked) == list(range(64))
 
@@ -211,7 +211,7 @@ def test_predictions_are_positive_and_grow_with_the_width(name, dtype):
 def test_no_product_is_predicted_slower_than_rows_alone(name):
     for n in (8, 128, 512):
         wanted = request(csr=csr_of(MATRICES[name]()), n=n)
-        assert RSH.predict(wanted) <= predict_csr(wanted)
+        assert RSH.predict(wanted) <= predict_rows(wanted)
 
 
 def test_no_product_is_predicted_faster_than_its_operands_are_read():
@@ -223,7 +223,7 @@ def test_no_product_is_predicted_faster_than_its_operands_are_read():
         assert RSH.predict(wanted) >= operands / (2 * slow.dram)
 
 
-def test_the_longest_window_is_predicted_where_windows_do_not_fill_the_gpu():
+def test_the_longest_window_is_predicted_if_windows_do_not_fill_the_gpu():
     wanted = request(csr=csr_of(equal_rows(640, 5000)), n=512)
     longest, _ = long_windows(wanted)
     assert int(counted(wanted).pairs[0]) > longest * 8, "shared: it counts as the longest alone"
@@ -519,7 +519,7 @@ def test_patterns_and_other_types_of_C_ask_for_kernels_of_their_own(loaded):
     ]  # fmt: skip
 
 
-def test_the_quick_way_is_for_aligned_operands(loaded):
+def test_prepared_launches_are_for_aligned_operands(loaded):
     built = build()
     work = runner(built.recipe)
     packed = work.pack(built.tensors, None, F32)
@@ -550,5 +550,5 @@ def test_nothing_is_launched_for_nothing(loaded):
 # -- plan files
 
 
-def test_a_plan_file_keeps_parts_and_recipe_and_names_the_reason_where_it_cannot_run(tmp_path):
+def test_a_plan_file_keeps_parts_and_recipe_and_names_the_reason_if_it_cannot_run(tmp_path):
     check_plan_file(RSH, F32, tmp_path)

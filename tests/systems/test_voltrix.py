@@ -14,12 +14,13 @@ import scipy.sparse as sp
 import torch
 
 from sparsetile.balance import CostModel
+from sparsetile.engines.request import BuiltSystem
+from sparsetile.engines.tiles import tile_runner as module
 from sparsetile.formats import BMat
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bmat import REDO_BMAT, SPMM_BMAT, choose_pipe
-from sparsetile.systems import SYSTEMS, BuiltSystem, runner
-from sparsetile.systems.base import Epilogue
-from sparsetile.systems.shared import tile_runner as module
+from sparsetile.launch.interface import Epilogue
+from sparsetile.systems import SYSTEMS, runner
 from sparsetile.systems.voltrix import cost
 from tests.contracts.cases import csr_of, random_matrix, tf32
 from tests.systems.requests import OnGPU, check_plan_file, request_for
@@ -98,7 +99,7 @@ def test_windows_go_to_blocks_in_turn_unless_the_paper_s_way_is_asked_for(gpu_fa
     assert all(later - before >= 10 for before, later in itertools.pairwise(far))
 
 
-def test_windows_have_32_rows_where_those_read_less_of_b():
+def test_windows_have_32_rows_if_those_read_less_of_b():
     apart = csr_of(random_matrix(3000, 3000, 0.001))
     assert meta_of(csr=apart)["stack"] == 1
     alike = csr_of(sp.csr_array(np.repeat(random_matrix(100, 3000, 0.01).toarray(), 32, axis=0)))
@@ -112,7 +113,7 @@ def test_windows_have_32_rows_where_those_read_less_of_b():
 def test_slabs_are_narrower_where_scattered_rows_of_b_then_fit_l2(gpu_facts, monkeypatch):
     csr = csr_of(random_matrix(400, 3000, 0.01))
     room = 3000 * 8 * 128 / 0.85 + 1  # for slabs of 8 pieces, not of 16
-    monkeypatch.setattr("sparsetile.balance.locality.CACHE_BYTES", 100_000)
+    monkeypatch.setattr("sparsetile.balance.l2_reloads.CACHE_BYTES", 100_000)
     gpu_facts(l2_bytes=int(room))
     assert meta_of(csr=csr, n=512)["width"] == 8
     assert meta_of(csr=csr, n=300)["width"] == 5, "two even slabs"

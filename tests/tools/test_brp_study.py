@@ -15,12 +15,12 @@ from tools.brp_study import BUILDS, EXPERIMENTS, WIDTHS, main, summary
 
 from sparsetile.core.device import H200
 from sparsetile.data.generators import power_law
+from sparsetile.engines.request import Request
 from sparsetile.formats.brp import BRP
 from sparsetile.intake import CSR, write_npz
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan
-from sparsetile.systems import System
-from sparsetile.systems.base import Request
+from sparsetile.systems.base import System
 from sparsetile.systems.brp.cost import CHOICES
 from tools import brp_study, study
 
@@ -55,7 +55,7 @@ def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(System, "reasons", lambda *_: [])
     times = {"one": {"p50": 4.0}, "two": {"p50": 2.0}}
     monkeypatch.setattr(brp_study, "cusparse_times", lambda *_: times)
-    monkeypatch.setattr(brp_study, "_NEED_GPU", ())
+    monkeypatch.setattr(brp_study, "NEED_GPU", ())
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -28,13 +28,13 @@ def run(tmp_path: Path, *words: str) -> tuple[int, dict]:  # type: ignore[type-a
 def seen(monkeypatch) -> list[tuple[str, str]]:
     """Where each product ran and what it was."""
     found: list[tuple[str, str]] = []
-    real = module._Watched.product
+    real = module.Watched.product
 
     def product(self, what, C, expected):
         found.append((self.where, what))
         real(self, what, C, expected)
 
-    monkeypatch.setattr(module._Watched, "product", product)
+    monkeypatch.setattr(module.Watched, "product", product)
     return found
 
 
@@ -87,7 +87,7 @@ def test_all_ablations_meet_all_types(tmp_path: Path, monkeypatch):
     def note(csr, n, dtype, system, ablation, reverse):
         met.add((csr.values is not None, dtype, ablation))
 
-    monkeypatch.setattr(module, "_plan", note)
+    monkeypatch.setattr(module, "plan_for", note)
     monkeypatch.setattr(type(SYSTEMS["cpu"]), "contract_ablations", ("a", "b", "c", "d"))
     names = module.matrix_names()[:-1]
     for part in range(4):
@@ -201,7 +201,7 @@ def test_an_empty_matrix_has_terms_of_no_size(name):
 
 
 def test_a_gradient_is_near_by_the_size_of_its_terms():
-    seen = module._Watched()
+    seen = module.Watched()
     small, terms = torch.full((1,), 3e-4), torch.full((1,), 1000.0, dtype=torch.float64)
     seen.near("cancelled", small, torch.zeros(1, dtype=torch.float64), terms)
     with pytest.raises(RuntimeError, match="1 wrong"):

@@ -27,11 +27,11 @@ from tools.checkers import (
 from tools.child_processes import run_within
 from tools.record import ROOT
 
-from sparsetile.check.parts import part_digests
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.registry import register, unregister
 from tests.contracts.cases import MATRICES
+from tests.today import digests_of_today
 from tests.tools.sanitizer import CLEAN_RACES, FACTS, VERSION, how, install, ran
 from tools import checkers as module
 
@@ -90,8 +90,9 @@ def test_a_clean_run_says_what_ran_with_which_tool(tool, tmp_path: Path):
         assert [child[-1] for _, child, _ in calls] == type_names(system)[:1]
 
 
-def test_parts_that_share_the_cores_take_one_thread_each(tmp_path: Path):
-    program = "import os, torch; open('said', 'w').write(str(torch.get_num_threads()))"
+def test_parts_that_share_the_cores_take_one_thread_each(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    program = "import os; open('said', 'w').write(os.environ['OMP_NUM_THREADS'])"
     assert run_within([sys.executable, "-c", program], tmp_path, 60) == 0
     assert (tmp_path / "said").read_text() == "1"
 
@@ -111,17 +112,17 @@ def test_a_run_that_was_stopped_is_gone_on_with(tool, tmp_path: Path, monkeypatc
     """Parts that were clean are kept beside the record, and nothing of other code is taken."""
     folder, out = tool(), tmp_path / "out"
     partial = out / facts["gpu"]["slug"] / module.PARTIAL_NAME
-    whole, asked = module._watch, []
+    whole, asked = module.watch_part, []
 
     def one_part(*args: Any) -> Any:
         asked.append(args[-1])
         return whole(*args) if len(asked) <= 3 else None
 
-    monkeypatch.setattr(module, "_watch", one_part)
+    monkeypatch.setattr(module, "watch_part", one_part)
     with pytest.raises(RuntimeError, match=r"got 3 of \d+ parts within 60 s.*Run it again"):
         run_checker(tmp_path, "memcheck", limit=60, matrices=ONE, folder=out)
     assert len(json.loads(partial.read_text())["clean"]) == 3
-    monkeypatch.setattr(module, "_watch", whole)
+    monkeypatch.setattr(module, "watch_part", whole)
     before = len(list(folder.glob("called-*.json")))
     entry = run_checker(tmp_path, "memcheck", limit=60, matrices=ONE, folder=out)
     parts = parts_of(entry)
@@ -216,7 +217,7 @@ def test_kernels_that_say_so_are_those_with_shared_memory():
         return "__shared__" in text or any(map(uses, include.findall(text)))
 
     for name, spec in KERNELS.items():
-        assert spec.shared_memory == uses(f"{name}.cu"), name
+        assert spec.shared_memory == uses(spec.file), name
 
 
 def test_every_kernel_of_ours_is_launched_by_a_system_that_is_checked():
@@ -356,7 +357,7 @@ def test_entries_of_other_tools_stay_while_code_and_machine_are_the_same(facts, 
     _, record = write_checkers({"synccheck": entry_of(products=4)}, tmp_path)
     assert json.loads(path.read_text()) == record
     assert record["checkers"] == {"memcheck": entry_of(), "synccheck": entry_of(products=4)}
-    assert record["parts"] == part_digests() and record["gpu"] == FACTS["gpu"]
+    assert record["parts"] == digests_of_today() and record["gpu"] == FACTS["gpu"]
     facts["driver"] = "600.1"
     _, record = write_checkers({"racecheck": entry_of()}, tmp_path)
     assert list(record["checkers"]) == ["racecheck"], "others were of another driver"
@@ -377,7 +378,7 @@ def test_nothing_is_written_of_no_tool(tmp_path: Path):
 
 
 def a_record(**entries: Any) -> dict[str, Any]:
-    return {"schema": SCHEMA, **FACTS, "parts": part_digests(), "checkers": entries}
+    return {"schema": SCHEMA, **FACTS, "parts": digests_of_today(), "checkers": entries}
 
 
 @pytest.mark.parametrize(
@@ -386,17 +387,21 @@ def a_record(**entries: Any) -> dict[str, Any]:
         ("{", "cannot be read"),
         ([], f"has schema list, this checkout reads {SCHEMA}"),
         ({"schema": 7}, f"has schema 7, this checkout reads {SCHEMA}"),
-        (a_record(), "holds no checker"),
+        (lambda: a_record(), "holds no checker"),
         ({"schema": SCHEMA, "checkers": 3}, "holds no checker"),
-        (a_record(memcheck=entry_of(errors=2, exit=86)), "memcheck found 2 errors (exit 86)"),
-        (a_record(memcheck=entry_of(exit=1)), "memcheck found 0 errors (exit 1)"),
-        (a_record(synccheck=entry_of(products=0)), "synccheck saw no product"),
-        (a_record(nocheck=entry_of()), "nocheck is no entry of a checker"),
-        (a_record(memcheck={}), "memcheck is no entry of a checker"),
+        (
+            lambda: a_record(memcheck=entry_of(errors=2, exit=86)),
+            "memcheck found 2 errors (exit 86)",
+        ),
+        (lambda: a_record(memcheck=entry_of(exit=1)), "memcheck found 0 errors (exit 1)"),
+        (lambda: a_record(synccheck=entry_of(products=0)), "synccheck saw no product"),
+        (lambda: a_record(nocheck=entry_of()), "nocheck is no entry of a checker"),
+        (lambda: a_record(memcheck={}), "memcheck is no entry of a checker"),
     ],
 )
 def test_a_record_that_proves_too_little_is_told_so(tmp_path: Path, record, text: str):
     path = tmp_path / "checkers.json"
+    record = record() if callable(record) else record
     path.write_text(record if isinstance(record, str) else json.dumps(record))
     (found,) = check_checkers(path)
     assert text in found
@@ -449,7 +454,7 @@ def test_the_limit_is_for_all_tools_together(tool, tmp_path: Path, monkeypatch):
     def watch(program, chosen, root, until, *rest):
         seen.append(until - time.perf_counter())
 
-    monkeypatch.setattr(module, "_watch", watch)
+    monkeypatch.setattr(module, "watch_part", watch)
     for _, found in run_checkers(tmp_path, ("memcheck", "racecheck"), limit=60, matrices=ONE):
         assert isinstance(found, RuntimeError) and "within 120 s" in str(found)
     assert seen and all(100 < left <= 120 for left in seen)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tools.digest import code_digest
 from tools.fuzz import RECORD_NAME, SCHEMA, Outcome, check_fuzz, fuzz, main, try_case, warm
 from tools.fuzz_cases import CONTAINERS, Case, draw
 from tools.fuzz_layers import LAYERS
@@ -15,19 +16,23 @@ from tools.fuzz_refusals import REFUSALS, check_refusal, is_refusal
 from tools.record import ROOT
 
 import sparsetile as st
-from sparsetile.check.digest import code_digest
-from sparsetile.check.parts import part_digests
 from sparsetile.core.errors import value_error
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.cpu.runner import CPURunner
 from sparsetile.systems.dense.runner import DenseRunner
 from tests.contracts.cases import csr_of, random_matrix
+from tests.today import digests_of_today
 from tools import fuzz_pool
 
 RECORDS = sorted((ROOT / "results").glob(f"*/{RECORD_NAME}"))
 # Seconds of fuzzing in this file: on a fixed seed, and on one that is new whenever the code is.
-SECONDS = {"fixed": 8.0, "fresh": 8.0}
+# Enough for every system and action; `tools.fuzz` runs for minutes before a release.
+SECONDS = {"fixed": 3.0, "fresh": 5.0}
+
+
+def systems_of(device: str) -> set[str]:
+    return {name for name, system in SYSTEMS.items() if device in system.devices}
 
 
 def first_case(**wanted: object) -> Case:
@@ -46,8 +51,8 @@ def test_drawn_products_on_the_cpu_are_right(seed):
     number = 20240611 if seed == "fixed" else int(code_digest()[:7], 16)
     found = fuzz("cpu", number, SECONDS[seed], "products")
     assert not found["failures"], "\n".join(found["failures"])
-    assert found["cases"] > 20
-    assert {"cpu", "dense"} <= set(found["systems"])
+    assert found["cases"] > 5
+    assert systems_of("cpu") <= set(found["systems"])
 
 
 def test_a_seed_and_a_number_give_the_same_case_each_time():
@@ -58,11 +63,11 @@ def test_a_seed_and_a_number_give_the_same_case_each_time():
 
 def test_cases_reach_every_system_of_the_device_and_every_container():
     cases = [draw(1, k, "cpu") for k in range(3000)]
-    assert {case.system for case in cases} == {"auto", "cpu", "dense"}
+    assert {case.system for case in cases} == {"auto", *systems_of("cpu")}
     assert len({case.container for case in cases}) == len(CONTAINERS)
     assert {case.reduce for case in cases} == {"sum", "mean", "max", "min"}
     on_gpu = [draw(1, k, "cuda") for k in range(3000)]
-    assert {"csr", "acc", "rsh", "wcsr", "bcsr", "cusparse"} <= {case.system for case in on_gpu}
+    assert {case.system for case in on_gpu} == {"auto", *systems_of("cuda")}
     assert {"graph", "streams"} <= {case.action for case in on_gpu}
 
 
@@ -86,6 +91,7 @@ def broken(monkeypatch, cls, damage) -> None:
         damage(out)
 
     monkeypatch.setattr(cls, "spmm", spmm)
+    monkeypatch.setattr(cls, "bind", lambda *_: None)  # all products come here
 
 
 def last_element(out: torch.Tensor) -> None:
@@ -144,6 +150,7 @@ def refusing(monkeypatch, error: Exception) -> None:
         raise error
 
     monkeypatch.setattr(CPURunner, "spmm", spmm)
+    monkeypatch.setattr(CPURunner, "bind", lambda *_: None)  # all products come here
 
 
 @pytest.mark.parametrize(
@@ -213,7 +220,7 @@ def test_a_record_holds_counts_and_the_digest(tmp_path):
     assert sum(record["layers"].values()) == record["kinds"]["layers"] > 0
     done = sum(record["systems"].values()) + sum(record["refusals"].values())
     assert done + record["kinds"]["layers"] == record["cases"]
-    assert record["parts"] == part_digests()
+    assert record["parts"] == digests_of_today()
 
 
 @pytest.mark.parametrize(
@@ -237,7 +244,7 @@ def test_a_case_that_hangs_or_kills_its_process_does_not_lose_the_others(monkeyp
         "    if case == 3: os.kill(os.getpid(), 11)\n"
         "    say(case=case, system='cpu', wrong='', refused='')\n"
     )
-    monkeypatch.setattr(fuzz_pool, "_CHILD", script)
+    monkeypatch.setattr(fuzz_pool, "CHILD", script)
     monkeypatch.setattr(fuzz_pool, "CASE_SECONDS", 1.5)
     said: list[str] = []
     work = fuzz_pool.Work("fuzz", "cpu", lambda seed, number: draw(seed, number, "cpu"))
@@ -264,7 +271,7 @@ def test_each_process_compiles_another_row_order_first(monkeypatch):
 
 def a_record(**changes: Any) -> dict[str, Any]:
     systems = {name: 9 for name in SYSTEMS if "cuda" in SYSTEMS[name].devices}
-    whole = {"schema": SCHEMA, "parts": part_digests(), "device": "cuda", "failures": []}
+    whole = {"schema": SCHEMA, "parts": digests_of_today(), "device": "cuda", "failures": []}
     whole |= {"kinds": {"products": 20_000, "layers": 5_000}, "layers": dict.fromkeys(LAYERS, 9)}
     return {**whole, "systems": systems, **changes}
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tools.record import RECORD_NAME, ROOT, check_record
 
+from tests.conftest import GPU_TESTS
+
 RESULTS = ROOT / "results"
 RECORDS = sorted(RESULTS.glob(f"*/{RECORD_NAME}"))
 
@@ -19,8 +21,7 @@ def test_there_is_a_record_of_the_h200():
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
 def test_every_record_is_of_today_s_code_whole_and_without_failures(
-    path: Path, request: pytest.FixtureRequest
+    path: Path, pytestconfig: pytest.Config
 ):
     """Whole: it has every GPU test that this run of pytest found, so CI compares them all."""
-    found = [item.nodeid for item in request.session.items if item.get_closest_marker("gpu")]
-    assert check_record(path, found) == []
+    assert check_record(path, pytestconfig.stash[GPU_TESTS]) == []

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tools.digest import PACKAGE
 from tools.gpu_tests import GpuTests
-from tools.record import ROOT
 
-from sparsetile.check.digest import PACKAGE
-
-TODAY = GpuTests(ROOT)
+from tests.today import gpu_tests_of_today
 
 
 @pytest.mark.parametrize(
@@ -25,17 +23,17 @@ TODAY = GpuTests(ROOT)
         ("tests/a.py::test_a[one dense row]", ""),
         ("tests/a.py::test_a[cpu-cuda]", ""),
         ("tests/a.py::test_a", ""),
-        ("tests/systems/shared/test_library.py::test_a[False]", ""),
+        ("tests/engines/test_library.py::test_a[False]", "cusparse dense layers"),
         # Files of this checkout, by what they import or name.
-        ("tests/contracts/test_gpu_blocks.py::test_a[32]", "bcsr csr"),
+        ("tests/contracts/test_gpu_blocks.py::test_a[32]", "bcsr csr layers"),
         ("tests/contracts/test_gpu_bmat.py::test_a[32]", "csr voltrix"),
         ("tests/contracts/test_gpu_dense.py::test_a", "dense"),
         ("tests/systems/test_brp_windows.py::test_a[half full]", "brp"),
-        ("tests/systems/test_normalise.py::test_a", ""),
+        ("tests/layers/test_normalise.py::test_a", "layers"),
     ],
 )
 def test_a_test_belongs_to_what_it_names(test: str, parts: str):
-    assert TODAY.parts(test) == set(parts.split())
+    assert gpu_tests_of_today().parts(test) == set(parts.split())
 
 
 @pytest.mark.parametrize(
@@ -48,8 +46,8 @@ def test_a_test_belongs_to_what_it_names(test: str, parts: str):
         ("from sparsetile.kernels.wcsr import SPMM_WCSR\n", "wcsr"),
         ("from sparsetile.kernels import bittcf\n", "acc wcsr"),
         ("from sparsetile.systems.acc import runner\n", "acc"),
-        ("from sparsetile.systems.csr.runner import CSRRunner\n", ""),
-        ("from sparsetile.nn import SparseLinear\n", "bcsr csr"),
+        ("from sparsetile.engines.rows.runner import RowRunner\n", ""),
+        ("from sparsetile.nn import SparseLinear\n", "layers"),
         ("from tests.helper import A\n", "half"),
         ("primitive('around')\n", "voltrix"),
     ],
@@ -58,11 +56,12 @@ def test_a_file_belongs_to_the_systems_that_it_uses(tmp_path: Path, text: str, p
     folder = tmp_path / "tests"
     folder.mkdir()
     (folder / "helper.py").write_text("from sparsetile.kernels.half import COPY_DTYPE\n")
-    (folder / "around.cu").write_text('#include "bmat.cuh"\n')
+    (folder / "around.cu").write_text('#include "mma/bmat.cuh"\n')
     (folder / "test_a.py").write_text(text)
     assert GpuTests(tmp_path, PACKAGE).parts("tests/test_a.py::test_b[1]") == set(parts.split())
 
 
 def test_tests_of_systems_of_the_cpu_need_no_gpu():
-    assert not TODAY.needs_gpu("tests/a.py::test_a[cpu-cuda]")
-    assert TODAY.needs_gpu("tests/a.py::test_a[csr-cuda]") and TODAY.needs_gpu("tests/a.py::b")
+    today = gpu_tests_of_today()
+    assert not today.needs_gpu("tests/a.py::test_a[cpu-cuda]")
+    assert today.needs_gpu("tests/a.py::test_a[csr-cuda]") and today.needs_gpu("tests/a.py::b")

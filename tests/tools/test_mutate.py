@@ -23,14 +23,14 @@ from tools.mutate import (
 from tools.mutations import MUTATIONS, SUITES, Mutation, Suite
 from tools.record import ROOT
 
-from sparsetile.check.parts import part_digests
 from sparsetile.jit.source import DEVICE_TREE, device_tree_digest
 from sparsetile.kernels import KERNELS
+from tests.today import digests_of_today
 from tests.tools.sanitizer import FACTS
 from tools import mutate as module
 
 RECORDS = sorted((ROOT / "results").glob(f"*/{RECORD_NAME}"))
-FILE = "ptx.cuh"
+FILE = "ptx/ptx.cuh"
 # Behaves as the mutated device tree says.
 FAKE = """
 import os, time
@@ -54,7 +54,7 @@ def test_slow_and_left_out():
 
 @pytest.mark.gpu
 def test_device_code():
-    text = (source.DEVICE_TREE / "ptx.cuh").read_text()
+    text = (source.DEVICE_TREE / "ptx" / "ptx.cuh").read_text()
     for word in ("FAIL", "HANG", "CRASH", "COMPILE", "MEMORY"):
         if f"#define {word}" in text:
             break
@@ -95,7 +95,7 @@ def fake(monkeypatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("fake")
 def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, capsys):
     started: list[tuple[int, int]] = []
-    real = module._start
+    real = module.start_jobs
 
     def start(jobs: Any, folder: Path, parallel: int) -> Any:
         started.append((len(jobs), parallel))
@@ -103,7 +103,7 @@ def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, capsys):
             return real(jobs, folder, parallel)
         return [{"exit": 1, "passed": 1, "test": "a", "error": "AssertionError", "seconds": 1.0}]
 
-    monkeypatch.setattr(module, "_start", start)
+    monkeypatch.setattr(module, "start_jobs", start)
     words = ("FAIL", "HANG", "CRASH", "COMPILE", "MEMORY", "NOTHING")
     record = collect([mutant(word) for word in words], parallel=3)
     entries = {entry["breaks"]: entry for entry in record["mutations"]}
@@ -120,7 +120,7 @@ def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, capsys):
         assert entries[name]["test"].endswith("::test_device_code")
     assert entries["fail"]["error"] == "AssertionError" and entries["hang"]["seconds"] >= 8
     assert record["suites"]["fake"]["passed"] == 2
-    assert record["parts"] == part_digests() and record["gpu"] == FACTS["gpu"]
+    assert record["parts"] == digests_of_today() and record["gpu"] == FACTS["gpu"]
     assert record["counts"]["hung"] == 1 and sum(record["counts"].values()) == len(words)
     assert "#define NOTHING: survived" in capsys.readouterr().err
 
@@ -131,7 +131,7 @@ def answered(monkeypatch):
 
     def prepare(*results: dict[str, Any]) -> None:
         held = [{"seconds": 1.0, **result} for result in results]
-        monkeypatch.setattr(module, "_start", lambda jobs, folder, parallel: held[: len(jobs)])
+        monkeypatch.setattr(module, "start_jobs", lambda jobs, folder, parallel: held[: len(jobs)])
 
     return prepare
 
@@ -184,7 +184,7 @@ def test_what_a_result_means(result: dict[str, Any], outcome: str):
     [
         ({"before": "no such fragment"}, "exactly once, got 0 times"),
         ({"before": "int"}, "exactly once, got"),
-        ({"file": "nothing.cuh"}, "in nothing.cuh exactly once, got 0 times"),
+        ({"file": "ptx/nothing.cuh"}, "in ptx/nothing.cuh exactly once, got 0 times"),
         ({"after": "#pragma once  // a comment"}, "must be code, got a comment or white space"),
     ],
 )
@@ -194,10 +194,15 @@ def test_a_fragment_that_is_not_there_once_or_no_code_is_refused(tmp_path, chang
     assert text in str(caught.value) and "tools/mutations.py" in str(caught.value)
 
 
+def files_of(tree: Path) -> set[str]:
+    """Files of a device tree by their paths in it."""
+    return {path.relative_to(tree).as_posix() for path in tree.rglob("*.cu*")}
+
+
 def test_only_the_named_file_of_the_copy_differs(tmp_path: Path):
     tree = apply(mutant("FAIL"), tmp_path / "tree")
-    names = {path.name for path in DEVICE_TREE.iterdir()}
-    assert {path.name for path in tree.iterdir()} == names
+    names = files_of(DEVICE_TREE)
+    assert files_of(tree) == names
     differing = {
         name for name in names if (tree / name).read_bytes() != (DEVICE_TREE / name).read_bytes()
     }
@@ -205,12 +210,12 @@ def test_only_the_named_file_of_the_copy_differs(tmp_path: Path):
 
 
 def test_kernels_are_found_through_their_includes():
-    assert kernels_with("spmm_csr.cu") == ["spmm_csr"]
-    assert set(kernels_with("row_items.cuh")) == {
+    assert kernels_with("rows/spmm_csr.cu") == ["spmm_csr"]
+    assert set(kernels_with("rows/row_items.cuh")) == {
         "spmm_csr", "spmm_rstile", "spmm_brp", "spmm_half",
     }  # fmt: skip
     assert set(kernels_with(FILE)) == set(KERNELS)
-    assert set(kernels_with("wgmma.cuh")) < set(KERNELS)
+    assert set(kernels_with("mma/wgmma.cuh")) < set(KERNELS)
 
 
 # -- The mutations themselves
@@ -222,7 +227,7 @@ def test_there_are_enough_mutations_and_each_is_another():
 
 
 def test_every_file_of_device_code_has_a_mutation():
-    assert {each.file for each in MUTATIONS} == {path.name for path in DEVICE_TREE.iterdir()}
+    assert {each.file for each in MUTATIONS} == files_of(DEVICE_TREE)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
@@ -264,7 +269,7 @@ def a_record(**changes: Any) -> dict[str, Any]:
         }
         for each in MUTATIONS
     ]
-    body = {"schema": module.SCHEMA, **FACTS, "parts": part_digests(), "mutations": entries}
+    body = {"schema": module.SCHEMA, **FACTS, "parts": digests_of_today(), "mutations": entries}
     return {**body, **changes}
 
 
@@ -287,12 +292,12 @@ def test_a_record_of_today_has_no_problem(problems):
     [
         ("{", "cannot be read"),
         ({"schema": 7}, "has schema 7"),
-        (a_record(mutations=3), "does not list an outcome per mutation"),
-        (a_record(mutations=[{}]), "does not list an outcome per mutation"),
+        (lambda: a_record(mutations=3), "does not list an outcome per mutation"),
+        (lambda: a_record(mutations=[{}]), "does not list an outcome per mutation"),
     ],
 )
-def test_a_file_that_is_no_record_of_today_is_reported(problems, record: object, text: str):
-    (found,) = problems(record)
+def test_a_file_that_is_no_record_of_today_is_reported(problems, record: Any, text: str):
+    (found,) = problems(record() if callable(record) else record)
     assert text in found and "make mutate" in found
 
 

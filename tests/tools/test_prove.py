@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from tools.checkers import PARTIAL_NAME, SCHEMA, TOOLS
+from tools.proofs import RELEASE, RELEASE_ON_CPU
 from tools.prove import PROOFS, Asked, commands, fresh, lacking, main
 
-from sparsetile.check.parts import part_digests
+from tests.today import digests_of_today
 from tools import prove
 
 
@@ -22,7 +23,7 @@ def checkers(
 ) -> Path:
     entry = {"date": "2026-01-02T03:04:05+00:00", "errors": errors, "exit": 0, "products": 3}
     record = {
-        "schema": SCHEMA, "parts": part_digests() if parts is None else parts,
+        "schema": SCHEMA, "parts": digests_of_today() if parts is None else parts,
         "checkers": dict.fromkeys(tools, entry),
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +49,7 @@ def test_a_record_of_some_tools_is_not_fresh(tmp_path: Path):
     assert not fresh("checkers", tmp_path) and not fresh("verify", tmp_path)
     checkers(tmp_path, *TOOLS)
     assert fresh("checkers", tmp_path)
-    checkers(tmp_path, *TOOLS, parts={**part_digests(), "acc": "0"})
+    checkers(tmp_path, *TOOLS, parts={**digests_of_today(), "acc": "0"})
     assert not fresh("checkers", tmp_path)
 
 
@@ -86,7 +87,7 @@ def test_what_results_hold_is_gone_on_with(tmp_path: Path, monkeypatch, capsys):
 def test_the_exit_code_says_whether_all_is_fresh(tmp_path: Path, monkeypatch, capsys):
     on_a_gpu(monkeypatch)
     monkeypatch.setattr(prove, "ROOT", tmp_path)
-    monkeypatch.setattr(prove, "_make", lambda asked, folder: checkers(folder, *TOOLS))
+    monkeypatch.setattr(prove, "make_proofs", lambda asked, folder: checkers(folder, *TOOLS))
     assert main(["--out", str(tmp_path), "--only", "checkers"]) == 0
     assert main(["--out", str(tmp_path), "--only", "checkers,soak"]) == 1
     assert "soak is not fresh" in capsys.readouterr().err
@@ -104,7 +105,7 @@ def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkey
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     wanted = {name: [str(program), name] for name in PROOFS}
     monkeypatch.setattr(prove, "commands", lambda asked, folder: wanted)
-    prove._make(Asked(tmp_path), tmp_path)
+    prove.make_proofs(Asked(tmp_path), tmp_path)
     lines = log.read_text().splitlines()
     assert lines[0] == "verify" and lines[1] == "daemon -d" and lines[3] == "daemon quit"
     assert lines[2].startswith("fuzz /"), "the fuzzer's processes share the GPU"
@@ -114,19 +115,20 @@ def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkey
 
 def test_a_release_needs_every_proof_of_today_s_code_and_no_gpu(tmp_path, monkeypatch, capsys):
     """Each is shown with its age; CI asks for none of them."""
-    whole = {name: [] for name in prove._CHECKS}
+    whole = {name: [] for name in prove.CHECKS}
     monkeypatch.setattr(prove, "ROOT", tmp_path)
     checks = {name: lambda path, name=name: whole[name] for name in whole}
-    monkeypatch.setattr(prove, "_CHECKS", checks)
-    record = {"date": "2026-01-02T03:04:05+00:00", "parts": part_digests()}
-    names = ["cpu/fuzz", *(f"h200/{name}" for name in whole)]
+    monkeypatch.setattr(prove, "CHECKS", checks)
+    record = {"date": "2026-01-02T03:04:05+00:00", "parts": digests_of_today()}
+    on_cpu = [f"cpu/{name}" for name in RELEASE_ON_CPU]
+    names = [*on_cpu, "h200/verify", *(f"h200/{name}" for name in RELEASE)]
     for name in names:
         path = tmp_path / "results" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record))
     assert main(["--release"]) == 0
     assert capsys.readouterr().out.count("2026-01-02, of today's code") == len(names)
-    path.write_text(json.dumps({**record, "parts": {**part_digests(), "acc": "0", "rsh": "0"}}))
+    path.write_text(json.dumps({**record, "parts": {**digests_of_today(), "acc": "0", "rsh": "0"}}))
     assert main(["--release"]) == 1
     assert "days old; changed: acc, rsh" in capsys.readouterr().out
     path.unlink()

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from tools.gpu_tests import GpuTests
+from tools.digest import code_digest
 from tools.record import SCHEMA, check_record, collect, counting, run_tests, write_record
 
-from sparsetile.check.digest import code_digest
-from sparsetile.check.parts import part_digests
+from tests.today import digests_of_today, gpu_tests_of_today
 from tools import record as module
 
 TESTS = """
@@ -47,6 +46,10 @@ def broken():
 @pytest.mark.gpu
 def test_cannot_be_set_up(broken):
     pass
+
+@pytest.mark.gpu
+def test_kept():
+    raise AssertionError("must not run")
 """
 CRASH = """
 import os, pytest
@@ -57,8 +60,6 @@ def test_kills_the_process():
 """
 
 
-PARTS = part_digests()
-TESTS_OF_TODAY = GpuTests(module.ROOT)
 # Of one system, of another, and of none.
 ACC, WCSR, NONE = "tests/a.py::t[acc]", "tests/a.py::t[wcsr-tall]", "tests/a.py::t[a]"
 
@@ -74,12 +75,12 @@ def a_record(outcomes: dict[str, str], *changed: str, **facts: Any) -> dict[str,
         "schema": SCHEMA,
         "date": "2026-01-02T03:04:05+00:00",
         "gpu": {"name": "NVIDIA H200", "slug": "h200"},
-        "parts": {**PARTS, **dict.fromkeys(changed, "0" * 64)},
-        "dates": dict.fromkeys(PARTS, "2026-01-02T03:04:05+00:00"),
+        "parts": {**digests_of_today(), **dict.fromkeys(changed, "0" * 64)},
+        "dates": dict.fromkeys(digests_of_today(), "2026-01-02T03:04:05+00:00"),
         "ran": len(outcomes),
         "seconds": 1.5,
         "counts": counts(outcomes),
-        "tests": module._grouped(outcomes, TESTS_OF_TODAY),
+        "tests": module._grouped(outcomes, gpu_tests_of_today()),
         **facts,
     }
 
@@ -109,8 +110,14 @@ def checkout(folder: Path, text: str) -> Path:
 
 
 def test_marked_tests_are_run_elsewhere_and_each_outcome_is_kept(tmp_path: Path, capfd):
-    """Also where one of them ends its process: that is its own failure alone."""
-    found, there = run_tests(checkout(tmp_path, TESTS + CRASH), marker="gpu")
+    """Also where one of them ends its process: that is its own failure alone. Tests that a record
+    has already are there and are not run."""
+    kept = "tests/test_some.py::test_kept"
+    found, there = run_tests(
+        checkout(tmp_path, TESTS + CRASH),
+        marker="gpu",
+        kept=[kept, "tests/test_some.py::test_gone"],
+    )
     outcomes = {name.rpartition("::")[2]: outcome for name, outcome in found.items()}
     assert outcomes == {
         "test_passes": "passed",
@@ -120,16 +127,10 @@ def test_marked_tests_are_run_elsewhere_and_each_outcome_is_kept(tmp_path: Path,
         "test_cannot_be_set_up": "failed",
         "test_kills_the_process": "failed",
     }
-    assert all(name.startswith("tests/test_some.py::") for name in found) and there == set(found)
+    assert all(name.startswith("tests/test_some.py::") for name in found)
+    assert there == {*found, kept}
     written = capfd.readouterr()
     assert written.out == "" and "test_fails" in written.err
-
-
-def test_tests_that_are_kept_are_not_run_and_still_there(tmp_path: Path):
-    kept = [f"tests/test_some.py::{name}" for name in ("test_fails", "test_passes", "test_gone")]
-    found, there = run_tests(checkout(tmp_path, TESTS), marker="gpu", kept=kept)
-    assert len(found) == 3 and not set(kept) & set(found)
-    assert there == {*found, *kept[:2]}
 
 
 def test_a_crash_of_the_whole_process_is_reported_and_no_outcome_invented(
@@ -203,15 +204,17 @@ def made(tests_end, tmp_path: Path, outcomes: dict[str, str], held: dict[str, An
     ran = tests_end(outcomes)
     if held is not None:
         write_record({"counts": counts(outcomes), **held, **module.machine_facts()}, tmp_path)
-    return collect(tmp_path, held=[tmp_path / "empty", tmp_path]), list(ran)
+    return collect(tmp_path, earlier=[tmp_path / "empty", tmp_path]), list(ran)
 
 
 def test_a_record_says_what_ran_where_and_on_which_code(tests_end, tmp_path: Path):
     tests = {NONE: "skipped", WCSR: "passed", ACC: "passed"}
     record, ran = made(tests_end, tmp_path, tests)
-    assert record["schema"] == SCHEMA and record["parts"] == PARTS and ran == list(tests)
+    assert (
+        record["schema"] == SCHEMA and record["parts"] == digests_of_today() and ran == list(tests)
+    )
     assert record["gpu"]["slug"] == "h200" and record["gpu"]["arch"] == "sm_90a"
-    assert record["counts"] == counts(tests) and set(record["dates"]) == set(PARTS)
+    assert record["counts"] == counts(tests) and set(record["dates"]) == set(digests_of_today())
     assert record["tests"] == {
         "acc": {"tests/a.py": {"passed": ["t[acc]"]}},
         "shared": {"tests/a.py": {"skipped": ["t[a]"]}},
@@ -244,9 +247,9 @@ def test_only_tests_of_parts_that_changed_are_run_again(tests_end, tmp_path, cha
     held = a_record(ALL, *changed)
     record, got = made(tests_end, tmp_path, ALL, held)
     assert got == ran and record["ran"] == len(ran) and record["counts"]["passed"] == 3
-    assert record["parts"] == PARTS and record["tests"] == held["tests"]
-    same = {name for name in PARTS if record["dates"][name] == held["date"]}
-    assert same == (set() if "shared" in changed else {*PARTS} - {*changed})
+    assert record["parts"] == digests_of_today() and record["tests"] == held["tests"]
+    same = {name for name in digests_of_today() if record["dates"][name] == held["date"]}
+    assert same == (set() if "shared" in changed else {*digests_of_today()} - {*changed})
 
 
 def test_new_and_failed_tests_are_run_and_removed_ones_drop_out(tests_end, tmp_path: Path):
@@ -264,15 +267,15 @@ def test_outcomes_of_another_machine_or_of_no_record_are_not_kept(tests_end, tmp
     tests_end(ALL)
     held = {**a_record(ALL), **module.machine_facts(), **facts}
     write_record(held, tmp_path)
-    assert collect(tmp_path, held=[tmp_path])["ran"] == 3
+    assert collect(tmp_path, earlier=[tmp_path])["ran"] == 3
 
 
 def test_an_outcome_does_not_count_for_a_part_that_its_test_was_not_run_for(tmp_path: Path):
     """A file that names another system since then: the record knew nothing of that."""
     record = a_record(ALL)
-    assert counting(record, TESTS_OF_TODAY) == ALL
+    assert counting(record, gpu_tests_of_today()) == ALL
     record["tests"]["brp"] = record["tests"].pop("acc")
-    assert counting(record, TESTS_OF_TODAY) == {WCSR: "passed", NONE: "passed"}
+    assert counting(record, gpu_tests_of_today()) == {WCSR: "passed", NONE: "passed"}
     (found,) = problems(tmp_path, record, ALL)
     assert f"lacks {ACC}; run" in found
 
@@ -286,7 +289,7 @@ def test_a_record_from_before_there_were_parts_counts_while_its_code_is_today_s(
     record, ran = made(tests_end, tmp_path, ALL, an_old_record(ALL))
     assert (
         ran == []
-        and record["parts"] == PARTS
+        and record["parts"] == digests_of_today()
         and set(record["dates"].values()) == {"2026-01-02T03:04:05+00:00"}
     )
     assert record["tests"] == a_record(ALL)["tests"]
@@ -296,7 +299,8 @@ def test_a_record_from_before_there_were_parts_counts_while_its_code_is_today_s(
 
 @pytest.mark.usefixtures("pretended_gpu")
 def test_code_that_changes_while_the_tests_run_is_noticed(monkeypatch, tmp_path: Path):
-    digests = iter([PARTS, {**PARTS, "acc": "0"}])
+    today = digests_of_today()
+    digests = iter([today, {**today, "acc": "0"}])
     monkeypatch.setattr(module, "part_digests", lambda: next(digests))
     monkeypatch.setattr(module, "run_tests", lambda root, **_: ({}, set()))
     with pytest.raises(RuntimeError, match="must stay as it is while the tests run"):
@@ -355,15 +359,18 @@ def test_a_record_without_tests_proves_nothing(tmp_path: Path, outcomes: dict[st
         ("{", "cannot be read"),
         ([], f"has schema list, this checkout reads {SCHEMA}"),
         ({}, f"has schema None, this checkout reads {SCHEMA}"),
-        ({**a_record({"a": "passed"}), "schema": 1}, f"has schema 1, this checkout reads {SCHEMA}"),
-        ({"schema": SCHEMA, "parts": PARTS}, "does not list an outcome per test"),
-        (an_old_record({"a": "fine"}), "does not list an outcome per test"),
-        (a_record({"a": "fine"}), "does not list an outcome per test"),
+        (
+            lambda: a_record({"a": "passed"}, schema=1),
+            f"has schema 1, this checkout reads {SCHEMA}",
+        ),
+        ({"schema": SCHEMA, "parts": {}}, "does not list an outcome per test"),
+        (lambda: an_old_record({"a": "fine"}), "does not list an outcome per test"),
+        (lambda: a_record({"a": "fine"}), "does not list an outcome per test"),
         ({"schema": SCHEMA, "tests": {"a": "passed"}}, "does not list an outcome per test"),
     ],
 )
-def test_a_file_that_is_no_record_is_told_so(tmp_path: Path, record: object, text: str):
-    (found,) = problems(tmp_path, record)
+def test_a_file_that_is_no_record_is_told_so(tmp_path: Path, record: Any, text: str):
+    (found,) = problems(tmp_path, record() if callable(record) else record)
     assert text in found
 
 

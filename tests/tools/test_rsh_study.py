@@ -20,6 +20,7 @@ from sparsetile.formats import BitTCF
 from sparsetile.intake import CSR, write_npz
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan
+from sparsetile.plan.variant import Variant
 from sparsetile.reorder import REORDERERS
 from tools import rsh_study as module
 from tools import study
@@ -45,12 +46,12 @@ def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         options.pop("ablation", None)
         return build_plan(A, n, **{**options, "system": "cpu"})
 
-    def of_built(csr: CSR, n: int, dtype: torch.dtype, *_: Any, **__: Any) -> Plan:
-        return build_plan(csr, n, dtype=dtype, system="cpu")
+    def of_built(csr: CSR, n: int, dtype: torch.dtype, *_: Any, **__: Any) -> Variant:
+        return build_plan(csr, n, dtype=dtype, system="cpu")._variant
 
     monkeypatch.setattr(module, "build_plan", planned)
     monkeypatch.setattr(study, "build_plan", planned)
-    monkeypatch.setattr(study, "Plan", of_built)
+    monkeypatch.setattr(study, "Variant", of_built)
     monkeypatch.setattr(Case, "has_gpu", True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
 

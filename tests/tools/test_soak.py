@@ -10,9 +10,9 @@ from tools.record import ROOT
 from tools.soak import FEWEST, RECORD_NAME, SCHEMA, check_soak, main, soak
 
 import sparsetile as st
-from sparsetile.check.parts import part_digests
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.cpu.runner import CPURunner
+from tests.today import digests_of_today
 from tools import soak as module
 
 RECORDS = sorted((ROOT / "results").glob(f"*/{RECORD_NAME}"))
@@ -29,13 +29,13 @@ def test_products_on_several_threads_are_all_right_and_memory_does_not_grow(tmp_
     assert record["wrong"] == 0 and record["failures"] == [] and record["plans"] >= 20
     assert set(record["kinds"]) == KINDS and set(record["systems"]) == {"cpu", "dense"}
     assert record["products"] == sum(record["systems"].values()) > 100
-    assert record["memory_start"]["host"] > 0 and record["parts"] == part_digests()
+    assert record["memory_start"]["host"] > 0 and record["parts"] == digests_of_today()
 
 
 def few(monkeypatch) -> None:
     """One station, so that a run takes no time."""
-    real = module._stations
-    monkeypatch.setattr(module, "_stations", lambda *given: real(*given)[-4:-3])
+    real = module.make_stations
+    monkeypatch.setattr(module, "make_stations", lambda *given: real(*given)[-4:-3])
     monkeypatch.setattr(module, "DTYPES", module.DTYPES[:1])
 
 
@@ -71,7 +71,7 @@ def test_an_error_in_a_thread_is_a_failure(monkeypatch):
 def a_record(**changes: Any) -> dict[str, Any]:
     systems = {name: 9 for name in SYSTEMS if "cuda" in SYSTEMS[name].devices}
     memory = {"host": 10**9, "device": 10**8}
-    whole = {"schema": SCHEMA, "parts": part_digests(), "device": "cuda", "wrong": 0}
+    whole = {"schema": SCHEMA, "parts": digests_of_today(), "device": "cuda", "wrong": 0}
     whole |= {**FEWEST, "systems": systems, "failures": []}
     return {**whole, "memory_start": memory, "memory_end": memory, **changes}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from tools.tile_counts import STORAGES, Counts, count_tiles, main
 
 from sparsetile.formats import BitTCF
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.formats.column_pairs import distinct_pairs
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
 
 

@@ -47,8 +47,8 @@ def recorded(monkeypatch, tmp_path: Path):
     asked: dict[str, Any] = {}
 
     def prepare(**outcomes: str) -> dict[str, Any]:
-        def collect(root: Path, *, held: Any, expression: str | None) -> dict[str, Any]:
-            asked.update(root=root, held=list(held), expression=expression)
+        def collect(root: Path, *, earlier: Any, expression: str | None) -> dict[str, Any]:
+            asked.update(root=root, earlier=list(earlier), expression=expression)
             return a_record(outcomes)
 
         monkeypatch.setattr(module, "collect", collect)
@@ -63,7 +63,7 @@ def test_it_writes_the_record_of_this_gpu(tool: Tool, recorded, tmp_path: Path):
     outcome = tool()
     path = tmp_path / "results" / "h200" / "verify.json"
     results = tmp_path / "results"
-    assert asked == {"root": tmp_path, "held": [results, results], "expression": None}
+    assert asked == {"root": tmp_path, "earlier": [results, results], "expression": None}
     assert outcome.code == 0
     assert "NVIDIA H200" in outcome.out and path.is_file()
     assert outcome.err == f"sparsetile: wrote {path}\n"
@@ -89,15 +89,15 @@ def test_outcomes_are_kept_from_out_or_results_and_none_of_them_with_all(
 ):
     asked = recorded(test_a="passed")
     assert tool("--out", tmp_path / "there").code == 0
-    assert asked["held"] == [tmp_path / "there", tmp_path / "results"]
-    assert tool("--all").code == 0 and asked["held"] == []
+    assert asked["earlier"] == [tmp_path / "there", tmp_path / "results"]
+    assert tool("--all").code == 0 and asked["earlier"] == []
     assert (tmp_path / "results" / "h200" / "verify.json").is_file()
 
 
 def test_part_of_the_tests_leaves_the_record_alone(tool, recorded, tmp_path):
     asked = recorded(test_a="passed")
     outcome = tool("-k", "test_a")
-    assert outcome.code == 0 and asked["expression"] == "test_a" and asked["held"] == []
+    assert outcome.code == 0 and asked["expression"] == "test_a" and asked["earlier"] == []
     assert "the record was left as it is" in outcome.err and not (tmp_path / "results").exists()
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.systems.base import PLAIN, BuiltSystem, Epilogue, Request, Runner, System, Tensors
+from sparsetile.engines.request import BuiltSystem, Request
+from sparsetile.engines.runner import Runner
+from sparsetile.launch.interface import PLAIN, Epilogue, Tensors
+from sparsetile.systems.base import System
 from sparsetile.systems.registry import register, unregister
 
 __all__ = ["PacedSystem", "registered"]

@@ -12,14 +12,16 @@ import scipy.sparse as sp
 import torch
 
 from sparsetile.core.device import Machine
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.engines import request as requests
+from sparsetile.engines.request import Request
+from sparsetile.engines.rows import cost as csr_cost
+from sparsetile.engines.tiles import short_cost as acc_cost
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
 from sparsetile.jit import NotCompiled
 from sparsetile.jit.compiler import _may_compile
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request, base
-from sparsetile.systems.acc import cost as acc_cost
-from sparsetile.systems.csr import cost as csr_cost
+from sparsetile.systems import SYSTEMS
 from sparsetile.systems.wcsr import cost as wcsr_cost
 from sparsetile.tune import Choice, choose, choose_system, kept, measure_systems, predict_systems
 from sparsetile.tune.choose import _ranked, close_calls
@@ -53,8 +55,8 @@ def test_only_the_able_are_predicted():
     assert list(predict_systems(request(), ["cpu", "dense"])) == ["cpu", "dense"]
 
 
-def test_pairs_are_counted_only_where_a_candidate_needs_them(monkeypatch):
-    monkeypatch.setattr(base, "distinct_pairs", lambda *given: pytest.fail("counted"))
+def test_pairs_are_counted_only_if_a_candidate_needs_them(monkeypatch):
+    monkeypatch.setattr(requests, "distinct_pairs", lambda *given: pytest.fail("counted"))
     able = [name for name, system in SYSTEMS.items() if not system.counts_pairs]
     predict_systems(request(), able)
     assert len(able) > 2
@@ -187,7 +189,7 @@ def test_rows_and_short_windows_are_predicted_by_the_sum_of_their_terms(dtype, i
     csr, acc = csr_cost.CSR_MODEL[item], acc_cost.ACC_MODEL[item]
 
     def b_and_c(rates) -> float:
-        return row * (10 / rates.held + (once - 10) / rates.beyond) / 4.2e12
+        return row * (10 / rates.in_l2 + (once - 10) / rates.beyond) / 4.2e12
 
     gathered = row * entries / (9.1e12 * csr.entries) + row * pairs / (9.1e12 * csr.pairs)
     streamed = a_bytes / (4.2e12 * csr.a) + b_and_c(csr)
@@ -207,7 +209,7 @@ def test_rows_that_share_columns_are_predicted_to_be_cheaper_and_pairs_are_count
         counted.append(window)
         return distinct_pairs(csr, window, perm)
 
-    monkeypatch.setattr(base, "distinct_pairs", count)
+    monkeypatch.setattr(requests, "distinct_pairs", count)
     together = in_windows(20)
     order = torch.randperm(together.csr.shape[0])
     apart = dataclasses.replace(together, permutation=Permutation("given", order))
@@ -268,7 +270,7 @@ def test_windows_are_predicted_by_the_rows_of_B_behind_their_distinct_columns(mo
     assert seconds(in_windows(4, dtype=torch.float16)) == pytest.approx(expected(2, 512, 512))
 
 
-def test_windows_are_predicted_to_win_where_rows_share_columns_and_to_lose_where_not():
+def test_windows_are_predicted_to_win_if_rows_share_columns_and_to_lose_if_not():
     able = ["acc", "csr", "cusparse", "wcsr"]
     shared, alone = (predicted(in_windows(count), able, HOPPER) for count in (30, 1))
     assert min(shared, key=shared.__getitem__) == "wcsr"
@@ -317,7 +319,7 @@ def test_each_system_is_predicted_once_for_a_request(monkeypatch):
 # -- Timing instead of predicting
 
 
-def test_close_calls_are_timed_where_the_expected_products_save_it():
+def test_close_calls_are_timed_if_the_expected_products_save_it():
     wanted, predicted = request(), {"a": 1.0e-3, "b": 1.1e-3, "c": 2.1e-3}
     assert close_calls(wanted, predicted, 100) == []
     assert close_calls(wanted, predicted, 10_000) == ["a", "b"]
@@ -386,7 +388,7 @@ def test_a_close_call_with_a_system_untimed_is_kept_in_the_process_alone(monkeyp
             assert fits.builds == (3 if each is wider else count - 1), "one answer is kept"
 
 
-def test_the_faster_of_two_close_calls_is_taken_and_said_to_be_measured():
+def test_the_faster_of_two_close_calls_is_chosen_and_marked_measured():
     systems = close_ones()
     with registered(*systems) as names:
         found = choose_system(request(), names, "model", expected_runs=RUNS)
@@ -416,7 +418,7 @@ def test_one_able_system_is_compared_with_nothing():
     assert choose_system(request(), ["cpu"], "measure") == Choice("cpu", "only")
 
 
-def test_where_memory_is_too_short_to_time_anything_the_prediction_decides():
+def test_without_memory_to_time_anything_the_prediction_decides():
     both = [
         PacedSystem("one", predicted=2e-3, before=out_of_memory),
         PacedSystem("other", predicted=1e-3, before=out_of_memory),
@@ -456,7 +458,7 @@ def test_a_system_that_runs_out_of_memory_is_left_out(monkeypatch):
     assert seconds.keys() == builds.keys() == {"cpu"}
 
 
-def test_what_is_not_compiled_is_not_timed_beside_the_first(monkeypatch):
+def test_only_the_first_system_is_compiled_for_timing(monkeypatch):
     real = {name: SYSTEMS[name].build for name in ("cpu", "dense")}
 
     def builds(name):

@@ -11,7 +11,7 @@ import torch
 
 from sparsetile import CSR
 from sparsetile.core.device import Machine
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.tune import floor_seconds
 from tests.contracts.cases import csr_of, random_matrix
 
@@ -47,7 +47,7 @@ def test_compulsory_traffic_is_A_the_used_rows_of_B_and_C(kind, dtype, entry_byt
     assert found.term == "compulsory traffic"
 
 
-def test_the_cheapest_way_to_gather_counts():
+def test_the_cheapest_gather_sets_the_floor():
     slow = replace(FREE, l2_gather=1000.0)
     found = floor_seconds(ladder(), 8, torch.float32, slow)
     # Windows of 64 rows gather the fewest rows of B, 71, and multiplying costs nothing here.
@@ -66,7 +66,7 @@ def test_windows_pay_for_the_products_they_do():
 @pytest.mark.parametrize(
     "dtype, rate", [(torch.float32, 1), (torch.float16, 2), (torch.float64, 0.5)]
 )
-def test_tensor_cores_bind_where_gathering_row_by_row_is_dearer(dtype, rate):
+def test_tensor_cores_bind_if_gathering_row_by_row_is_dearer(dtype, rate):
     slow = replace(FREE, l2_gather=100.0, tensor_flops_16=1000.0, tensor_flops_64=1e-3)
     size = dtype.itemsize
     multiply = 2 * 16 * 74 * 8 / (1000 * rate)

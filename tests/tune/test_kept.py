@@ -11,11 +11,12 @@ import torch
 
 import sparsetile as st
 from sparsetile.core import settings
+from sparsetile.engines.request import Request
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request
 from sparsetile.tune import choose, kept, kept_timings
 from sparsetile.tune.kept import KeptTimings, fingerprint, key_of
 from tests.contracts.cases import csr_of, random_matrix
+from tests.locks import waits_for
 
 CSR = csr_of(random_matrix(40, 30, 0.2))
 SECONDS = {"cpu": 1e-3, "dense": 2e-3, "other": 9e-3}
@@ -27,15 +28,15 @@ def request(csr=CSR, n: int = 8, dtype=torch.float32, order=None) -> Request:
 
 
 @pytest.fixture
-def held(tmp_path) -> KeptTimings:
+def timings(tmp_path) -> KeptTimings:
     return KeptTimings(tmp_path / "deep" / "folder")
 
 
-def test_answers_the_same_question_with_what_was_put(held):
+def test_returns_the_timing_of_the_same_key(timings):
     key = key_of(request(), ["cpu", "dense"])
-    assert held.get(key) is None
-    held.put(key, "cpu", SECONDS, frozenset({"cpu", "dense"}))
-    found = held.get(key_of(request(), ["dense", "cpu"]))
+    assert timings.get(key) is None
+    timings.put(key, "cpu", SECONDS, frozenset({"cpu", "dense"}))
+    found = timings.get(key_of(request(), ["dense", "cpu"]))
     assert found is not None and found.system == "cpu" and found.seconds == SECONDS
     assert found.measured == {"cpu", "dense"}
 
@@ -62,20 +63,20 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_refuses_to_answer_another_question(held, name):
-    held.put(key_of(request(), ["cpu", "dense"]), "cpu", SECONDS, frozenset({"cpu"}))
-    assert held.get(OTHERS[name]()) is None
+def test_ignores_timings_of_another_key(timings, name):
+    timings.put(key_of(request(), ["cpu", "dense"]), "cpu", SECONDS, frozenset({"cpu"}))
+    assert timings.get(OTHERS[name]()) is None
 
 
 @pytest.mark.parametrize("fact", ["device", "driver", "torch", "sparsetile", "kernels", "threads"])
-def test_refuses_timings_of_another_machine(held, fact):
+def test_ignores_timings_of_another_machine(timings, fact):
     key = key_of(request(), ["cpu", "dense"])
-    held.put(key, "cpu", SECONDS, frozenset({"cpu"}))
-    assert held.get({**key, fact: "another"}) is None
+    timings.put(key, "cpu", SECONDS, frozenset({"cpu"}))
+    assert timings.get({**key, fact: "another"}) is None
     # Not even where the file's name would be the same.
-    (path,) = held.folder.glob("*.json")
+    (path,) = timings.folder.glob("*.json")
     path.write_text(path.read_text().replace(f'"{fact}": ', f'"{fact}": 1, "before": '))
-    assert held.get(key) is None
+    assert timings.get(key) is None
 
 
 def test_given_orders_differ_by_their_rows():
@@ -110,58 +111,58 @@ def test_fingerprint_tells_rows_and_columns_apart(monkeypatch):
         "\udcff" * 3,
     ],
 )
-def test_a_damaged_file_is_no_answer_and_is_replaced(held, text):
+def test_a_damaged_file_is_ignored_and_replaced(timings, text):
     key = key_of(request(), ["cpu", "dense"])
-    held.put(key, "cpu", SECONDS, frozenset({"cpu"}))
-    (path,) = held.folder.glob("*.json")
+    timings.put(key, "cpu", SECONDS, frozenset({"cpu"}))
+    (path,) = timings.folder.glob("*.json")
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert held.get(key) is None and held.entries() == []
-    held.put(key, "dense", SECONDS, frozenset({"dense"}))
-    assert held.get(key).system == "dense"
+    assert timings.get(key) is None and timings.entries() == []
+    timings.put(key, "dense", SECONDS, frozenset({"dense"}))
+    assert timings.get(key).system == "dense"
 
 
 @pytest.mark.parametrize(
     "change", [{"system": "other"}, {"measured": ["unknown"]}, {"seconds": {"cpu": "soon"}}]
 )
-def test_an_answer_that_does_not_fit_together_is_none(held, change):
+def test_an_inconsistent_timing_is_ignored(timings, change):
     key = key_of(request(), ["cpu", "dense"])
-    held.put(key, "cpu", SECONDS, frozenset({"cpu"}))
-    (path,) = held.folder.glob("*.json")
+    timings.put(key, "cpu", SECONDS, frozenset({"cpu"}))
+    (path,) = timings.folder.glob("*.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    assert held.get(key) is None
+    assert timings.get(key) is None
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     (tmp_path / "file").write_text("")
-    held = KeptTimings(tmp_path / "file" / "folder")
-    held.put({"a": 1}, "cpu", SECONDS, frozenset({"cpu"}))
-    assert held.get({"a": 1}) is None and held.entries() == [] and held.clear() == 0
+    timings = KeptTimings(tmp_path / "file" / "folder")
+    timings.put({"a": 1}, "cpu", SECONDS, frozenset({"cpu"}))
+    assert timings.get({"a": 1}) is None and timings.entries() == [] and timings.clear() == 0
 
 
-def test_the_oldest_go_when_there_are_too_many(held, monkeypatch):
+def test_the_oldest_go_when_there_are_too_many(timings, monkeypatch):
     monkeypatch.setattr(kept, "MOST_FILES", 20)
     for number in range(21):
-        held.put({"number": number}, "cpu", SECONDS, frozenset({"cpu"}))
-    left = {each.key["number"] for each in held.entries()}
+        timings.put({"number": number}, "cpu", SECONDS, frozenset({"cpu"}))
+    left = {each.key["number"] for each in timings.entries()}
     assert len(left) == 18 and 20 in left
 
 
-def test_entries_come_newest_first_and_clear_removes_everything(held):
+def test_entries_come_newest_first_and_clear_removes_everything(timings):
     for number in range(3):
-        held.put({"number": number}, "cpu", SECONDS, frozenset({"cpu"}))
-    assert [each.key["number"] for each in held.entries()] == [2, 1, 0]
-    (held.folder / "damaged.json").write_text("{")
-    (held.folder / "left.1.partial").write_text("{")
-    assert held.clear() == 5 and list(held.folder.iterdir()) == []
+        timings.put({"number": number}, "cpu", SECONDS, frozenset({"cpu"}))
+    assert [each.key["number"] for each in timings.entries()] == [2, 1, 0]
+    (timings.folder / "damaged.json").write_text("{")
+    (timings.folder / "left.1.partial").write_text("{")
+    assert timings.clear() == 5 and list(timings.folder.iterdir()) == []
 
 
-def test_threads_may_write_the_same_answer(held):
+def test_threads_may_write_the_same_answer(timings):
     key = key_of(request(), ["cpu"])
 
     def work() -> None:
         for _ in range(30):
-            held.put(key, "cpu", SECONDS, frozenset({"cpu"}))
-            found = held.get(key)
+            timings.put(key, "cpu", SECONDS, frozenset({"cpu"}))
+            found = timings.get(key)
             assert found is None or found.system == "cpu"
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -169,7 +170,7 @@ def test_threads_may_write_the_same_answer(held):
         thread.start()
     for thread in threads:
         thread.join()
-    assert held.get(key).system == "cpu" and not list(held.folder.glob("*.partial"))
+    assert timings.get(key).system == "cpu" and not list(timings.folder.glob("*.partial"))
 
 
 def test_a_second_plan_measures_nothing(monkeypatch):
@@ -194,3 +195,21 @@ def test_timings_are_kept_where_the_settings_say(monkeypatch, tmp_path):
     assert (
         settings.tune_dir() == tmp_path / "mine" and len(list((tmp_path / "mine").iterdir())) == 1
     )
+
+
+def test_an_answer_for_this_process_waits_for_a_thread_that_adds_another(timings):
+    key = key_of(request(), ["cpu", "dense"])
+    measured = frozenset({"cpu"})
+    assert waits_for(kept._lock, lambda: timings.put(key, "cpu", SECONDS, measured, complete=False))
+    assert timings.get(key) is not None
+
+
+def test_the_order_in_which_a_question_is_asked_does_not_count(timings):
+    key = key_of(request(), ["cpu", "dense"])
+    timings.put(key, "cpu", SECONDS, frozenset({"cpu"}))
+    assert timings.get(dict(reversed(key.items()))).system == "cpu"
+
+
+def test_timings_of_a_cpu_are_those_of_as_many_threads(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert key_of(request(), ["cpu"])["threads"] == 7

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from sparsetile.engines.request import Request
 from sparsetile.jit.compiler import _may_compile
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request
 from sparsetile.tune import choose, choose_system, kept_timings
 from tests.contracts.cases import csr_of, random_matrix
 from tests.tune.paced import PacedSystem, registered
@@ -46,13 +46,13 @@ def asked(monkeypatch, tmp_path) -> Iterator[list[bool]]:
     "tune, runs, compiles",
     [("measure", 1, True), ("model", ENOUGH - 1, False), ("model", ENOUGH + 1, True)],
 )
-def test_kernels_are_compiled_where_timing_is_asked_for_or_pays(asked, tune, runs, compiles):
+def test_kernels_are_compiled_if_timing_is_asked_for_or_pays(asked, tune, runs, compiles):
     choose_system(request(), NAMES, tune, expected_runs=runs)
     assert asked == [compiles]
 
 
 @pytest.mark.parametrize("tune, files", [("measure", 1), ("model", 0)])
-def test_an_answer_without_a_system_that_did_not_fit_is_kept_where_it_was_asked_for(
+def test_an_answer_without_a_system_that_did_not_fit_is_kept_if_it_was_asked_for(
     asked, tmp_path, tune, files
 ):
     def choose_again() -> choose.Choice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import scipy.sparse as sp
@@ -10,9 +11,9 @@ import torch
 
 import sparsetile as st
 from sparsetile.core.device import H200
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.engines.request import Request
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.reorder import REORDERERS, Permutation
-from sparsetile.systems import Request
 from sparsetile.tune import choose_order, orders
 from sparsetile.tune.orders import OrderCost, sample_rows
 from tests.contracts.cases import csr_of
@@ -80,7 +81,7 @@ def test_an_order_that_brings_nothing_is_not_taken():
     assert found.perm is None and why[0].startswith("lsh not taken: predicted ")
 
 
-def test_systems_whose_models_know_no_order_are_asked_for_none(monkeypatch):
+def test_no_order_is_searched_if_no_model_depends_on_it(monkeypatch):
     monkeypatch.setattr(orders, "REORDERERS", {})
     found, why = choose_order(request(), ["cpu", "dense"], 10**9)
     assert found.perm is None and why == []
@@ -132,9 +133,21 @@ def test_a_plan_takes_the_order_that_was_chosen(monkeypatch):
         ({"budget": "much"}, "budget must be a number, got 'much'"),
     ],
 )
-def test_refuses_what_is_no_number_of_runs_or_seconds(options, text):
+def test_rejects_invalid_runs_and_seconds(options, text):
     with pytest.raises((ValueError, TypeError), match=text.replace("(", r"\(")):
         st.plan(MIXED, 8, **options)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_least_time_is_that_of_reading_a_and_b_and_writing_c_once(weighted, fits):
+    csr = MIXED if weighted else MIXED.with_values(None)
+    rows, cols = csr.shape
+    moved = (8 if weighted else 4) * csr.nnz + 4 * 512 * (min(cols, csr.nnz) + rows)
+    ceilings = replace(H200, l2_bytes=moved if fits else moved - 1)
+    rate = ceilings.l2_gather if fits else ceilings.dram
+    found = orders._least_seconds(request(csr).changed(ceilings=ceilings))
+    assert found == pytest.approx(moved / rate) and found > ceilings.launch
 
 
 def test_costs_differ_by_device():

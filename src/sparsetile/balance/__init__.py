@@ -1,7 +1,7 @@
 """Work lists: units of a format -> schedule, registered in ``SCHEDULES``.
 
-A policy is one file here and needs no line in this one: every module is imported. Names below are
-for convenience.
+A policy is one file here; every module is imported, so this file needs no line for it. Names below
+are for convenience.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from sparsetile.balance.base import SCHEDULES, Schedule
 from sparsetile.balance.cobalance import CoBalanced
 from sparsetile.balance.cost_model import CostModel, fit_cost_model
-from sparsetile.balance.locality import l2_reload_factor
+from sparsetile.balance.l2_reloads import l2_reload_factor
 from sparsetile.balance.longest_first import LongestFirst
 from sparsetile.balance.row_chunks import RowChunks
 from sparsetile.balance.segments import SegmentSchedule
-from sparsetile.balance.shares import WindowShares
+from sparsetile.balance.window_shares import WindowShares
 from sparsetile.balance.windows import WindowSchedule
 from sparsetile.core.packages import import_modules
-from sparsetile.formats.units import Units, concat_units, row_units
+from sparsetile.formats.units import Units, row_units
 
 __all__ = [
     "SCHEDULES",
@@ -29,7 +29,6 @@ __all__ = [
     "Units",
     "WindowSchedule",
     "WindowShares",
-    "concat_units",
     "fit_cost_model",
     "l2_reload_factor",
     "row_units",

@@ -2,17 +2,17 @@
 
 A task is a window and a unit of columns of C. Tasks are flattened, window after window, and split
 at points that even out the cost of Equation 1 (balance/cost_model.py, balance/partition_points.py).
-A window in which one share ends and another begins is shared along N: both read its tiles, each
-writes its own columns, and nothing is added up. The paper's unit has 16 columns. Ours is what the
-caller says, since shorter pieces of rows of B are copied slowly.
+If a split falls inside a window, two workers share the window along N: both read its tiles, each
+writes its own columns, and no partial sums are needed. The paper's unit has 16 columns; here the
+caller chooses it, because short pieces of rows of B are slow to copy.
 
-Windows so long that their shares along N would have fewer than ``least`` units are cut along their
-tiles first. The pieces leave partial sums, added in a fixed order by the tree of balance/tree.py.
+Windows so long that their shares along N would have fewer than ``least`` units are first cut along
+their tiles. The tree of balance/tree.py adds the pieces' partial sums in a fixed order.
 
-``in_turn`` shares out otherwise: each window goes to the worker that has the least so far, so that
-at any time all workers are at about the same place of A and find each other's rows of B in the
-cache. Shares of Algorithm 1 lie far apart. As many of the last windows as there are workers, the
-smallest, are split along N so that all workers end together.
+``in_turn`` assigns each window to the worker with the least work so far. All workers are then at
+about the same place of A at any time and find each other's rows of B in the cache; shares of
+Algorithm 1 are far apart. The smallest windows, one per worker, come last and are split along N so
+that all workers end together.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from sparsetile.formats.units import Units
 __all__ = ["CoBalanced"]
 
 ESTIMATE = CostModel()
-# Tiles that a piece of a cut window has at least: partial sums have their price.
+# Fewest tiles of a piece of a cut window: partial sums cost time.
 MIN_TILES = 16
-# Pieces of cut windows that a worker's share would hold. More even out better, but each leaves
-# partial sums: with six ex11 took 94 in place of 80 us at N = 512, rajat16 227 in place of 202.
+# Pieces of cut windows per worker's share. More balance better, but each adds partial sums: with
+# six, ex11 took 94 instead of 80 us at N = 512, and rajat16 227 instead of 202.
 PIECES_A_SHARE = 4
-# Windows of so many times the mean cost come first.
+# Windows above this multiple of the mean cost come first.
 LARGE = 2.0
-# Windows for each worker at the end that are sorted by size.
+# Windows per worker at the end that are sorted by size.
 SORTED_ROUNDS = 2
 
 
@@ -61,14 +61,14 @@ def _cut(
     step: int,
     in_turn: bool,
 ) -> np.ndarray:
-    """Return into how many pieces along its tiles each window is cut; 1: whole."""
+    """Return the number of pieces along the tiles of each window; 1: whole."""
     cost = tiles * model.tile + model.window
     share = max(float(cost.sum()) / workers, 1e-300)
-    if in_turn:  # those that a worker could hardly have beside another one
+    if in_turn:  # windows too large for a worker to have another one
         pieces = np.where(2 * cost > share, np.ceil(PIECES_A_SHARE * cost / share), 1.0)
     else:
         part = min(least, width) / width if width >= 2 * least else 1.0
-        # Twice as many as shares, so that points have somewhere to go between them.
+        # Twice as many pieces as shares, so that there are places for split points between them.
         pieces = np.where(cost * part > share, np.ceil(2 * cost * part / share), 1.0)
     most = np.maximum(tiles // max(MIN_TILES, step), 1)
     return np.maximum(np.minimum(pieces.astype(np.int64), most), 1)
@@ -108,9 +108,9 @@ def _contiguous(cost: np.ndarray, workers: int, width: int, refine: bool) -> _Sh
 
 
 def _in_turn(cost: np.ndarray, workers: int, width: int) -> _Shares:
-    """Whole windows, each to the worker with the least so far; the last by what workers need."""
+    """Assign whole windows to the worker with the least so far, the last ones by remaining need."""
     whole = max(len(cost) - workers, 0)
-    # Large ones first, and of the last ones the smallest are split.
+    # Large ones first; the smallest come last and are split.
     large = cost > LARGE * (cost.mean() if cost.size else 0.0)
     first_rows, rows = np.flatnonzero(large), np.flatnonzero(~large)
     begin = max(len(rows) - (SORTED_ROUNDS + 1) * workers, 0)
@@ -140,7 +140,7 @@ def _in_turn(cost: np.ndarray, workers: int, width: int) -> _Shares:
     worker_of = np.concatenate([owner, worker_of])
     first = np.concatenate([np.zeros(whole, dtype=np.int64), first])
     end = np.concatenate([np.full(whole, width), end])
-    order = np.argsort(worker_of, kind="stable")  # of each worker, in the order of places
+    order = np.argsort(worker_of, kind="stable")  # by worker, each in the order of places
     largest = float(loads.max() / loads.mean()) if loads.sum() > 0 else 1.0
     bounds = np.searchsorted(worker_of[order], np.arange(workers + 1))
     return _Shares(rows[place_of[order]], first[order], end[order], bounds, largest)
@@ -156,9 +156,9 @@ class CoBalanced(TreeSchedule):
         ``window, first tile, end, slot of a piece or -1, first unit of columns, end, 0, 0``, worker
         by worker.
     first_of_worker : Tensor [workers + 1]
-        Where each worker's items begin.
+        Index of each worker's first item.
     width : int
-        Units of columns that a window has.
+        Units of columns per window.
     largest : float
         Largest share of the cost over the mean: 1 is perfect balance.
     """
@@ -173,7 +173,6 @@ class CoBalanced(TreeSchedule):
         "whole windows": {"workers": None, "width": 16},
     }
     arrays: ClassVar[tuple[str, ...]] = ("items", "first_of_worker", "parent_of_slot", "nodes")
-    fields: ClassVar[int] = 8
 
     first_of_worker: Tensor
     width: int
@@ -199,16 +198,15 @@ class CoBalanced(TreeSchedule):
         units : Units
             Consecutive windows; their lists are tiles.
         workers : int or None
-            Thread blocks that work at the same time. None: not persistent, a worker for each
-            window.
+            Thread blocks that run at the same time. None: not persistent, one worker per window.
         width : int
-            Units of columns of a window.
+            Units of columns per window.
         model : CostModel
             Coefficients of Equation 1, with D in these units.
         least : int
             Windows whose shares along N would have fewer units are cut along their tiles.
         step : int
-            Tiles that are multiplied at once: pieces begin at multiples of it.
+            Tiles multiplied at once: pieces begin at multiples of it.
         in_turn : bool
             Whether workers take windows in turn; neighbouring windows for each worker otherwise.
         refine : bool
@@ -225,8 +223,8 @@ class CoBalanced(TreeSchedule):
                 raise value_error(
                     "CoBalanced.make", name, "at least 1", value, "Choose a larger one"
                 )
-        assert units.offsets is not None  # as _require has seen
-        # On the host: dozens of steps on lists of windows, which are few.
+        assert units.offsets is not None  # checked by _require
+        # On the host: dozens of steps on short lists of windows.
         offsets = units.offsets.cpu().numpy()
         tiles = np.diff(offsets)
         if workers is None:
@@ -283,50 +281,20 @@ class CoBalanced(TreeSchedule):
 
     @property
     def shared_windows(self) -> int:
-        """Items beyond one for each window or piece of one: how often N was split."""
+        """Items beyond one for each window or piece: how often N was split."""
         return int((self.items[:, 4] > 0).sum())
 
     def _leading(self) -> Tensor:
-        """Items that have a window's, or a piece's, first column: one for each."""
+        """Items with the first column of a window or piece: one for each."""
         return self.items[self.items[:, 4] == 0].to(torch.int64)
 
     def pieces(self) -> Tensor:
-        """Return one piece for each window or piece of one, whatever its columns are split into."""
+        """Return one piece for each window or piece of one, however its columns are split."""
         window, begin, end = self._leading()[:, :3].unbind(1)
         return torch.stack([torch.zeros_like(window), window, begin, end], 1)
 
     def slots(self) -> Tensor:
         return self._leading()[:, 3]
-
-    def _check_items(self, units: Units) -> None:
-        first = self.first_of_worker
-        ends = (int(first[0]), int(first[-1])) if first.numel() else (0, 0)
-        if ends != (0, self.item_count):
-            raise self._fault(
-                "first_of_worker", f"from 0 to {self.item_count}", f"from {ends[0]} to {ends[1]}"
-            )
-        if bool((first[1:] < first[:-1]).any()):
-            raise self._fault("first_of_worker", "never decreasing", "a smaller after a larger")
-        # Columns of a window, or of a piece, follow each other from the first unit to the last.
-        item = self.items.to(torch.int64)
-        key = (item[:, 1] * (item[:, 0].max() + 1 if item.numel() else 1) + item[:, 0]) * (
-            self.width + 1
-        ) + item[:, 4]
-        item = item[torch.argsort(key)]
-        same = torch.zeros(item.shape[0], dtype=torch.bool, device=item.device)
-        same[1:] = (item[1:, :4] == item[:-1, :4]).all(1)
-        before = torch.where(same, torch.cat([item[:1, 5], item[:-1, 5]]), 0)
-        is_last = torch.ones_like(same)
-        is_last[:-1] = ~same[1:]
-        wrong = (item[:, 4] != before) | (item[:, 5] <= item[:, 4])
-        wrong |= is_last & (item[:, 5] != self.width)
-        if bool(wrong.any()):
-            at = item[torch.nonzero(wrong)[0, 0]].tolist()
-            raise self._fault(
-                "items", f"of columns 0 to {self.width}, each once", f"{at[4]} to {at[5]}"
-            )
-        if bool(item[:, 6:].any()):
-            raise self._fault("items", "followed by two zeros", "other numbers")
 
 
 def _largest(tiles: np.ndarray, model: CostModel) -> float:

@@ -1,4 +1,4 @@
-"""Equation 1 of Voltrix-SpMM: what a product on windows of tiles costs, and its fit.
+"""Equation 1 of Voltrix-SpMM: the cost of a product on windows of tiles, and its fit.
 
     seconds = tile * tiles * D + window * windows * D + fixed
 
@@ -21,7 +21,7 @@ __all__ = ["CostModel", "Fit", "Reading", "fit_cost_model"]
 
 @dataclass(frozen=True)
 class CostModel:
-    """Coefficients of Equation 1; only the ratio of ``tile`` and ``window`` moves a schedule."""
+    """Coefficients of Equation 1; schedules depend only on the ratio of ``tile`` and ``window``."""
 
     tile: float = 1.0
     window: float = 4.0
@@ -56,7 +56,7 @@ def fit_cost_model(readings: Sequence[Reading]) -> Fit:
     Raises
     ------
     ValueError
-        Fewer readings than coefficients, or readings that do not tell them apart.
+        Fewer readings than coefficients, or readings that cannot separate them.
     """
     if len(readings) < 3:
         raise value_error(
@@ -70,25 +70,10 @@ def fit_cost_model(readings: Sequence[Reading]) -> Fit:
             "fit_cost_model", "readings", "of different windows, tiles and widths",
             "readings that do not tell the coefficients apart", "Measure other matrices, too",
         )  # fmt: skip
-    found = _non_negative(terms / scale, seconds)
-    rest = seconds - terms / scale @ found
+    from scipy.optimize import nnls  # slow to import
+
+    found, error = nnls(terms / scale, seconds)
     spread = float(((seconds - seconds.mean()) ** 2).sum())
-    r2 = 1.0 - float((rest**2).sum()) / spread if spread else 1.0
+    r2 = 1.0 - float(error) ** 2 / spread if spread else 1.0
     tile, window, fixed = (found / scale).tolist()
     return Fit(CostModel(tile, window, fixed), r2)
-
-
-def _non_negative(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Least squares over the subset of terms that fits best with no negative coefficient."""
-    count = terms.shape[1]
-    best, best_error = np.zeros(count), float((seconds**2).sum())
-    for kept in range(1, 2**count):
-        columns = [at for at in range(count) if kept >> at & 1]
-        part = np.linalg.lstsq(terms[:, columns], seconds, rcond=None)[0]
-        if (part < 0).any():
-            continue
-        error = float(((seconds - terms[:, columns] @ part) ** 2).sum())
-        if error < best_error:
-            best, best_error = np.zeros(count), error
-            best[columns] = part
-    return best

@@ -1,4 +1,4 @@
-"""Whole units, longest first: what is left at the end is short.
+"""Whole units, longest first, so that the last ones are short.
 
 For persistent thread blocks that take items one by one, such as the block rows of ``bcsr``.
 """
@@ -47,10 +47,3 @@ class LongestFirst(Schedule):
         """Return one piece for each item."""
         label, begin, length, _ = self.items.to(torch.int64).unbind(1)
         return torch.stack([torch.zeros_like(label), label, begin, begin + length], 1)
-
-    def _check_items(self, units: Units) -> None:
-        length = self.items[:, 2]
-        if bool((length[1:] > length[:-1]).any()):
-            raise self._fault("items", "sorted longest first", "a shorter one before a longer")
-        if bool(self.items[:, 3].any()):
-            raise self._fault("items", "label, begin, length and 0", "another last number")

@@ -1,13 +1,13 @@
-"""Where a flattened C is split between persistent workers: Algorithm 1 of Voltrix-SpMM.
+"""Split points of a flattened C between persistent workers: Algorithm 1 of Voltrix-SpMM.
 
 C is flattened to tasks: windows one after the other, each with ``width`` units of columns. A split
 point is a task number; a worker has the tasks from its point to the next one's. Splits inside a
-window share it between two workers along N, so that nothing has to be added up.
+window share it between two workers along N, so that no partial sums are needed.
 
-Decisions where the paper is silent: the average in Algorithm 1 is that of the tasks that are left,
-so that what snapping takes from one share does not pile up in the last, and a point lies at the
-unit next to the average, not past it; the penalty P of Equation 2 is ``PENALTY`` times the share of
-the split points that lie inside a window.
+Decisions that the paper leaves open: the average in Algorithm 1 is that of the remaining tasks, so
+that snapping does not shift all excess to the last share; a point is at the unit nearest to the
+average, not past it; the penalty P of Equation 2 is ``PENALTY`` times the share of the split points
+inside a window.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["greedy_points", "points_at", "refined_points", "share_costs"]
 # Points within this part of a window's ends move there (Algorithm 1).
 SNAP = 8
 PENALTY = 0.002
-# One generation: mutants, those that are kept, and children of them.
+# One generation: mutants, survivors, and their children.
 MUTANTS, PARENTS, CHILDREN = 64, 16, 64
 
 
@@ -83,7 +83,7 @@ def share_costs(points: np.ndarray, prefix: np.ndarray, width: int) -> np.ndarra
 
 
 def _objective(points: np.ndarray, prefix: np.ndarray, width: int) -> np.ndarray:
-    """Equation 2: the largest share of the cost, as a multiple of the mean, and the penalty."""
+    """Equation 2: the largest share of the cost over the mean, plus the penalty."""
     largest = share_costs(points, prefix, width).max(axis=-1) / prefix[-1] * (points.shape[-1] - 1)
     inside = (points[..., 1:-1] % width != 0).mean(axis=-1)
     return largest + PENALTY * inside
@@ -92,8 +92,8 @@ def _objective(points: np.ndarray, prefix: np.ndarray, width: int) -> np.ndarray
 def refined_points(points: np.ndarray, prefix: np.ndarray, width: int, seed: int = 0) -> np.ndarray:
     """Return the points after one generation of a genetic search; never worse than before.
 
-    Mutants move points beside large shares by a few units, so that those shrink. The best become
-    parents, whose children take each point from one of two. Seeded: the same points every time.
+    Mutants move points beside large shares by a few units, to shrink those. The best become
+    parents; their children take each point from one of two parents. Seeded, so deterministic.
     """
     workers = len(points) - 1
     if workers < 2 or len(prefix) < 2 or prefix[-1] <= 0:
@@ -107,7 +107,7 @@ def refined_points(points: np.ndarray, prefix: np.ndarray, width: int, seed: int
         return np.maximum.accumulate(np.minimum(inner, points[-1]), axis=-1)
 
     def mutated(base: np.ndarray) -> np.ndarray:
-        """Move points beside shares that are large, each mutant with a limit of its own."""
+        """Move points beside large shares; each mutant has its own limit."""
         shares = share_costs(base, prefix, width)
         mean = prefix[-1] / workers
         limit = mean + (shares.max(axis=-1) - mean) * random.random(len(base))

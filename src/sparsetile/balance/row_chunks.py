@@ -1,8 +1,7 @@
 """Contiguous row chunks of equal cost: the work list of the CPU kernels.
 
-A chunk is never less than a row, so that a row with more than its share of the entries makes a
-heavy chunk, and the chunks after it are empty. The kernels share such a chunk out by columns
-instead.
+A chunk has at least one row. A row with more than its share of the entries makes a heavy chunk,
+followed by empty ones; the kernels split such a chunk by columns.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class RowChunks(Schedule):
     }
     arrays: ClassVar[tuple[str, ...]] = ("bounds",)
     dtype: ClassVar[torch.dtype] = torch.int64
-    fields: ClassVar[int] = 2
 
     items: Tensor
     bounds: Tensor
@@ -69,7 +67,7 @@ class RowChunks(Schedule):
         Raises
         ------
         TypeError, ValueError
-            Where an argument is not as described.
+            An argument is not as described.
         """
         cls._require(units)
         if isinstance(chunks, bool) or not isinstance(chunks, int):
@@ -86,7 +84,7 @@ class RowChunks(Schedule):
                 "Leave it at its default",
             )  # fmt: skip
         indptr = units.offsets
-        assert indptr is not None  # as _require has seen
+        assert indptr is not None  # checked by _require
         rows = indptr.numel() - 1
         # float64 holds every sum exactly enough: entries and rows are far below 2^53.
         numbers = torch.arange(rows + 1, dtype=torch.float64, device=indptr.device)
@@ -109,13 +107,3 @@ class RowChunks(Schedule):
         return torch.stack(
             [torch.zeros_like(row), row, self.offsets[row], self.offsets[row + 1]], 1
         )
-
-    def _check_items(self, units: Units) -> None:
-        bounds, rows = self.bounds, self.offsets.numel() - 1
-        ends = (int(bounds[0]), int(bounds[-1])) if bounds.numel() else (0, 0)
-        if ends != (0, rows):
-            raise self._fault("bounds", f"from 0 to {rows}", f"from {ends[0]} to {ends[1]}")
-        if bool((bounds[1:] < bounds[:-1]).any()):
-            raise self._fault("bounds", "never decreasing", "a smaller one after a larger")
-        if not torch.equal(self.items, torch.stack([bounds[:-1], bounds[1:]], 1)):
-            raise self._fault("items", "what the bounds say", "others")

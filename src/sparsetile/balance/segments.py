@@ -1,8 +1,8 @@
-"""Work items of the CUDA-core kernels: rows and bundles of rows, long ones cut and joined again.
+"""Work items of the CUDA-core kernels: rows and bundles of rows; long ones are cut and rejoined.
 
-The device side is ``kernels/cuda/segment.cuh``; its comment draws the arrays. Built with tensor
-operations on whichever device holds the matrix. Every part of the library that walks rows on CUDA
-cores (the ``csr`` system, residual rows of the hybrid ones, SDDMM) takes its items from here.
+The device side is ``kernels/cuda/rows/segment.cuh``; its comment draws the arrays. Built with
+tensor operations on the matrix's device. All code that walks rows on CUDA cores (the ``csr``
+system, residual rows of the hybrid ones, SDDMM) uses these items.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from sparsetile.formats.bundles import LIST_STEP
 from sparsetile.formats.device_rows import UnitLimits, arranged_on_device
 from sparsetile.formats.units import RowUnits, Units
 
-__all__ = ["SegmentSchedule", "default_wide_length"]
+__all__ = ["SegmentSchedule", "cut_on_host", "default_wide_length"]
 
-# Entries over which an item gets a whole warp where groups are narrower than that. Rows of about
-# the same length fill their warps' groups evenly, so there the longer limit is better.
+# Entries above which an item gets a whole warp if groups are narrower than that. Rows of similar
+# lengths fill their warps' groups evenly, so the longer limit is better for them.
 WIDE_LENGTH = 32
 EVEN_WIDE_LENGTH = 96
-# Sections of the item list, and those whose items have a warp or more.
+# Sections of the item list, and those whose items get a warp or more.
 SECTIONS, WIDE_SECTIONS = 5, 3
 # Cut units whose pieces are listed side by side.
 INTERLEAVED = 16
-# Pieces of cut units that are listed on the host: fewer take less time there than a GPU takes to be
-# told what to do with them.
+# Most pieces of cut units listed on the host. For so few, launches on a GPU take longer.
 HOST_PIECES = 8192
 # Items are sorted by length inside windows of this many, so that the groups of a warp have equal
 # work while neighbours stay near each other.
@@ -61,50 +60,64 @@ def _side_by_side(mine: Tensor, unit: Tensor, number: Tensor) -> Tensor:
     if mine.numel() < 2:
         return mine
     unit = unit[mine]
-    rank = torch.zeros_like(unit)  # of a piece's unit among those that are cut
+    rank = torch.zeros_like(unit)  # of a piece's unit among cut units
     torch.cumsum(unit[1:] != unit[:-1], 0, out=rank[1:])
     return mine[_sorted_by(rank // INTERLEAVED, number[mine])]
 
 
 def default_wide_length(units: Units) -> int:
-    """Return the length over which an item should have a whole warp."""
+    """Return the length above which an item should get a whole warp."""
     between = units.longer_total(WIDE_LENGTH) - units.longer_total(EVEN_WIDE_LENGTH)
     return EVEN_WIDE_LENGTH if 2 * between >= units.tally.total else WIDE_LENGTH
 
 
-def cut_units(
-    label: Tensor, begin: Tensor, length: Tensor, max_length: int
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the items of units that are all cut, and their tree; made on the host.
+def cut_on_host(
+    cut: np.ndarray, max_length: int, shared_length: int | None = None
+) -> tuple[list[np.ndarray], tuple[Tensor, Tensor]]:
+    """Cut units that are all longer than ``max_length``, on the host.
 
-    For few pieces of units that are longer than ``max_length`` and no bundles.
+    Parameters
+    ----------
+    cut : array of int64 [units, 4]
+        ``label, begin, length, whether a bundle`` of each.
+
+    Returns
+    -------
+    list of array of int32 [pieces, 4], pair of Tensor
+        Items of shared rows, of wide bundles and of wide rows, in the order of ``_pieces``,
+        ``_by_section`` and ``_side_by_side``; and their tree.
     """
-    device = label.device
-    label_of, begin_of, length_of = torch.stack([label, begin, length]).cpu().numpy()
-    pieces = -(-length_of // max_length)
+    label, begin, length, bundled = cut.T
+    grain = np.where(bundled, LIST_STEP, 1)
+    grains, most = length // grain, max_length // grain
+    pieces = -(-grains // most)
     unit, number = host_ranges(pieces)
-    count, whole = pieces[unit], length_of[unit]
-    first, end = (begin_of[unit] + whole * (number + i) // count for i in range(2))
-    items = np.stack([label_of[unit], first, end, np.arange(unit.size)], 1).astype(np.int32)
-    order = np.lexsort((number, unit // INTERLEAVED))  # as _side_by_side
-    parent_of_slot, nodes = build_tree(torch.from_numpy(pieces))
-    return (
-        torch.from_numpy(items[order]).to(device),
-        (parent_of_slot.to(device), nodes.to(device)),
-    )
+    count, whole, grain = pieces[unit], grains[unit], grain[unit]
+    first, end = (begin[unit] + whole * (number + i) // count * grain for i in range(2))
+    items = np.stack([label[unit], first, end, np.arange(unit.size)], 1).astype(np.int32)
+    is_bundle = bundled[unit] > 0
+    shared = np.zeros_like(is_bundle)
+    if shared_length is not None:
+        shared = ~is_bundle & (end - first > shared_length)
+    lists = []
+    for mine in map(np.flatnonzero, (shared, is_bundle, ~is_bundle & ~shared)):
+        rank = np.zeros_like(mine)
+        np.cumsum(unit[mine][1:] != unit[mine][:-1], out=rank[1:])
+        lists.append(items[mine[np.lexsort((number[mine], rank // INTERLEAVED))]])
+    return lists, build_tree(torch.from_numpy(pieces))
 
 
 @dataclass(frozen=True, eq=False)
 class _Pieces:
-    """Pieces of all units in their order, a unit after the other.
+    """Pieces of all units, unit after unit.
 
     Attributes
     ----------
     unit, number : Tensor or None
-        Place of the piece's unit, and its number there; None where each unit is one piece.
+        Place of the piece's unit, and its number there; None if each unit is one piece.
     begin, length : Tensor
     tree : pair of Tensor
-        As ``build_tree`` gives it.
+        From ``build_tree``.
     """
 
     unit: Tensor | None
@@ -117,7 +130,7 @@ class _Pieces:
 
 def _pieces(units: Units, max_length: int) -> _Pieces:
     """Cut units longer than ``max_length`` into even pieces."""
-    grain: Tensor | int = 1  # the least that a unit may be cut by
+    grain: Tensor | int = 1  # pieces of a unit are multiples of this
     most: Tensor | int = max_length
     length, total = units.length, units.count
     if units.tally.bundled:
@@ -154,7 +167,7 @@ class SegmentSchedule(TreeSchedule):
     sections : tuple of int
         Items in each of the five sections.
     longest : int or None
-        Entries of the longest item, where the host knows them (:meth:`longest_item`).
+        Entries of the longest item, if the host knows them (:meth:`longest_item`).
     """
 
     name = "segments"
@@ -206,13 +219,6 @@ class SegmentSchedule(TreeSchedule):
             listed = _by_kernels(units, max_length, wide_length, shared_length)
             if listed is not None:
                 return cls(*listed)
-        if shared_length is None:
-            few_pieces = _few_pieces(units, max_length)
-            none_cut = units.tally.longest <= max_length and not units.tally.bundled
-            if units.few_here and (few_pieces or none_cut):
-                return cls(*_near_rows(units, max_length, wide_length))
-            if few_pieces:
-                return cls(*_few_cut(units, max_length, wide_length))
         found = _pieces(units, max_length)
         label, bundled, cut = units.label, units.bundled, found.cut
         if found.unit is not None and cut is not None:
@@ -259,10 +265,6 @@ class SegmentSchedule(TreeSchedule):
     def slots(self) -> Tensor:
         return self.items[:, 3].to(torch.int64)
 
-    def _check_items(self, units: Units) -> None:
-        if sum(self.sections) != self.item_count or min(self.sections) < 0:
-            raise self._fault("sections", f"of {self.item_count} items", self.sections)
-
 
 _Sections = tuple[int, int, int, int, int]
 
@@ -270,12 +272,12 @@ _Sections = tuple[int, int, int, int, int]
 def _by_section(
     units: Units, found: _Pieces, bundled: Tensor, wide_length: int, shared_length: int | None
 ) -> tuple[list[tuple[Tensor, Tensor]], _Sections]:
-    """Return the positions of each section's pieces of cut units and of its whole units, and the
-    number of both together."""
+    """Return the positions of each section's pieces of cut units and whole units, and the number
+    of both together."""
     length, cut = found.length, found.cut
     everything, device = length.numel(), length.device
     if cut is None and shared_length is None and not units.tally.bundled:
-        # Whole rows: two sections, of which the tally knows how many are where.
+        # Whole rows: two sections, whose sizes the tally knows.
         wide = units.longer(wide_length)
         in_order = torch.arange(everything, device=device)
         if 0 < wide < everything:
@@ -297,31 +299,23 @@ def _by_section(
 
 
 def _most_pieces(units: Units, max_length: int) -> int:
-    """Return a number that pieces of cut units do not exceed; bundles are cut like rows."""
+    """Return an upper bound of the pieces of cut units; bundles are cut like rows."""
     return units.longer_total(max_length) // max_length + units.longer(max_length)
-
-
-def _few_pieces(units: Units, max_length: int) -> bool:
-    """Whether some rows are cut, into few pieces, and there are no bundles."""
-    if units.tally.bundled or units.tally.longest <= max_length:
-        return False
-    return _most_pieces(units, max_length) <= HOST_PIECES
 
 
 def _by_kernels(
     units: RowUnits, max_length: int, wide_length: int, shared_length: int | None
 ) -> tuple[Tensor, Tensor, Tensor, _Sections, int] | None:
-    """Return items, tree, sections and the longest item by kernels of the units' device.
+    """Return items, tree, sections and the longest item, made by kernels on the units' device.
 
-    Units that are cut come to the host, and their pieces are made there. None where there are many
-    pieces.
+    Cut units are copied to the host, which makes their pieces. None if there are many pieces.
     """
     if units.tally.bundled and max_length % LIST_STEP:
-        return None  # bundles are cut from another length on than rows are
+        return None  # bundles are cut at another length than rows
     if _most_pieces(units, max_length) > HOST_PIECES:
         return None
     counts = None
-    if not units.tally.bundled:  # the tally knows how many units are of each class
+    if not units.tally.bundled:  # the tally has the size of each class
         sharing = max_length if shared_length is None else min(shared_length, max_length)
         longer = [units.longer(limit) for limit in (max_length, sharing, min(wide_length, sharing))]
         cut, shared, wide = longer[0], longer[1] - longer[0], longer[2] - longer[1]
@@ -335,11 +329,11 @@ def _by_kernels(
     if not made.counts[0]:
         items = made.items((0, 0, 0))
         return items, *no_tree(device), (shared, wide_bundles, wide, bundles, rows), longest
-    pieces, tree = _cut_on_host(made.cut.numpy().astype(np.int64), max_length, shared_length)
+    pieces, tree = cut_on_host(made.cut.numpy().astype(np.int64), max_length, shared_length)
     a, b, c = (part.shape[0] for part in pieces)
     items = made.items((a, b, c))
     sections = (shared + a, wide_bundles + b, wide + c, bundles, rows)
-    # As in Schedule.to: without a wait for what the device still does.
+    # As in Schedule.to: without waiting for the device.
     first = 0
     for part, section in zip(pieces, sections, strict=False):
         if part.size:
@@ -348,73 +342,3 @@ def _by_kernels(
         first += section
     parent_of_slot, nodes = (part.to(device, non_blocking=True) for part in tree)
     return items, parent_of_slot, nodes, sections, longest
-
-
-def _cut_on_host(
-    cut: np.ndarray, max_length: int, shared_length: int | None
-) -> tuple[list[np.ndarray], tuple[Tensor, Tensor]]:
-    """Return the pieces of units ``label, begin, length, whether a bundle``, and their tree.
-
-    Pieces are items in three lists: shared rows, wide bundles, wide rows; as ``_pieces``,
-    ``_by_section`` and ``_side_by_side`` make them.
-    """
-    label, begin, length, bundled = cut.T
-    grain = np.where(bundled, LIST_STEP, 1)
-    grains, most = length // grain, max_length // grain
-    pieces = -(-grains // most)
-    unit, number = host_ranges(pieces)
-    count, whole, grain = pieces[unit], grains[unit], grain[unit]
-    first, end = (begin[unit] + whole * (number + i) // count * grain for i in range(2))
-    items = np.stack([label[unit], first, end, np.arange(unit.size)], 1).astype(np.int32)
-    is_bundle = bundled[unit] > 0
-    shared = np.zeros_like(is_bundle)
-    if shared_length is not None:
-        shared = ~is_bundle & (end - first > shared_length)
-    lists = []
-    for mine in map(np.flatnonzero, (shared, is_bundle, ~is_bundle & ~shared)):
-        rank = np.zeros_like(mine)
-        np.cumsum(unit[mine][1:] != unit[mine][:-1], out=rank[1:])
-        lists.append(items[mine[np.lexsort((number[mine], rank // INTERLEAVED))]])
-    return lists, build_tree(torch.from_numpy(pieces))
-
-
-def _near_rows(
-    units: Units, max_length: int, wide_length: int
-) -> tuple[Tensor, Tensor, Tensor, _Sections]:
-    """The same, and where none is cut, of few rows on the host: by NumPy, which takes a fraction
-    of the time of tensor operations for a list of this length."""
-    label, begin, length = (part.numpy() for part in (units.label, units.begin, units.length))
-    cut, tree = np.zeros((0, 4), dtype=np.int32), no_tree(units.label.device)
-    if units.tally.longest > max_length:
-        long = torch.from_numpy(np.flatnonzero(length > max_length))
-        pieces, tree = cut_units(
-            units.label[long], units.begin[long], units.length[long], max_length
-        )
-        cut = pieces.numpy()
-    is_whole, is_wide = length <= max_length, length > wide_length
-    wide, others = np.flatnonzero(is_whole & is_wide), np.flatnonzero(is_whole & ~is_wide)
-    others = others[np.lexsort((-length[others], np.arange(others.size) // SORT_WINDOW))]
-    order = np.concatenate([wide, others])
-    begin, end = begin[order], (begin + length)[order]
-    items = np.stack([label[order], begin, end, np.full_like(order, -1)], 1).astype(np.int32)
-    sections = (0, 0, cut.shape[0] + wide.size, 0, others.size)
-    return torch.from_numpy(np.concatenate([cut, items])), *tree, sections
-
-
-def _few_cut(
-    units: Units, max_length: int, wide_length: int
-) -> tuple[Tensor, Tensor, Tensor, _Sections]:
-    """Return items, tree and sections of rows of which few are cut and none shared."""
-    length, device = units.length, units.length.device
-    long = torch.nonzero(length > max_length).squeeze(1)
-    cut, tree = cut_units(units.label[long], units.begin[long], length[long], max_length)
-    # Whole rows: wide ones, then the others. Cut rows come first and are left out.
-    wide = max(units.longer(wide_length) - long.numel(), 0)
-    sizes = [long.numel(), wide, units.count - long.numel() - wide]
-    kind = (length <= max_length).to(torch.uint8) + (length <= wide_length)
-    _, wide_rows, others = torch.sort(kind, stable=True).indices.split(sizes)
-    order = torch.cat([wide_rows, _by_length(others, length)])
-    none = torch.full((1,), -1, device=device).expand_as(length)
-    items = torch.stack([units.label, units.begin, units.begin + length, none], 1)[order]
-    items = torch.cat([cut, items.to(torch.int32)])
-    return items, *tree, (0, 0, cut.shape[0] + wide, 0, sizes[2])

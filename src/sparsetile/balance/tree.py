@@ -1,8 +1,8 @@
 """The tree that adds up the pieces of cut units, in a fixed order.
 
-The device side is ``kernels/cuda/segment.cuh``; its comment draws the arrays. A slot is a place for
-a partial sum. Pieces have the first slots, in the order of their units and entries; a node adds
-neighbouring slots and puts the sum into a slot of its own, or is the root of its unit.
+The device side is ``kernels/cuda/rows/segment.cuh``; its comment draws the arrays. A slot is a
+place for a partial sum. Pieces have the first slots, in the order of their units and entries; a
+node adds neighbouring slots and puts the sum into a slot of its own, or is the root of its unit.
 """
 
 from __future__ import annotations
@@ -20,32 +20,26 @@ __all__ = [
     "FAN_IN",
     "TreeSchedule",
     "build_tree",
-    "exclusive_cumsum",
     "host_ranges",
     "no_tree",
     "ranges",
 ]
 
-# Children a node of the tree adds up. 16 keeps the climb of a row of 64 Ki entries at two steps
-# while no single group reads more than 16 partial rows in sequence.
+# Children of a tree node. 16 keeps the climb of a row of 64 Ki entries at two steps while no group
+# reads more than 16 partial rows in sequence.
 FAN_IN = 16
-
-
-def exclusive_cumsum(counts: Tensor) -> Tensor:
-    """Sum of the elements before each."""
-    return torch.cumsum(counts, 0) - counts
 
 
 def ranges(counts: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
     """For counts [n]: owner of each of the sum(counts) elements, and its number in the owner.
 
-    Where ``total``, that sum, is known, the host does not wait for it.
+    If that sum is passed as ``total``, the host does not wait for it.
     """
     device = counts.device
     owner = torch.repeat_interleave(
         torch.arange(counts.numel(), device=device), counts, output_size=total
     )
-    number = torch.arange(owner.numel(), device=device) - exclusive_cumsum(counts)[owner]
+    number = torch.arange(owner.numel(), device=device) - (torch.cumsum(counts, 0) - counts)[owner]
     return owner, number
 
 
@@ -58,7 +52,7 @@ def host_ranges(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def build_tree(children: Tensor) -> tuple[Tensor, Tensor]:
     """Join each cut unit's pieces.
 
-    Few units are cut, and a level is a dozen steps on short lists: they are done on the host.
+    Runs on the host: few units are cut, and a level is a dozen steps on short lists.
 
     Parameters
     ----------
@@ -99,19 +93,19 @@ def build_tree(children: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def no_tree(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what :func:`build_tree` does where no unit is cut."""
+    """Return the tree of no cut units, as :func:`build_tree` does."""
     empty = torch.empty(0, dtype=torch.int32, device=device)
     return empty, empty.reshape(0, 4)
 
 
 @dataclass(frozen=True, eq=False)
 class TreeSchedule(Schedule):
-    """Items of work and the tree that adds cut ones up; all int32.
+    """Items of work and the tree that adds up cut ones; all int32.
 
     Attributes
     ----------
     items : Tensor [items, 4]
-        What each kind of schedule says.
+        Each kind of schedule defines the numbers.
     parent_of_slot : Tensor [slots]
         Node that adds the slot's partial sum.
     nodes : Tensor [nodes, 4]
@@ -133,51 +127,24 @@ class TreeSchedule(Schedule):
         return self.nodes.shape[0]
 
     def joined(self, sums: Tensor) -> Tensor:
-        """Add up node by node; each piece gets what the root above it holds."""
+        """Add up node by node; each piece gets the sum of its root."""
         slots = self.slots()
-        held = sums.new_zeros(self.slot_count)
-        held[slots[slots >= 0]] = sums[slots >= 0]
+        slot_sums = sums.new_zeros(self.slot_count)
+        slot_sums[slots[slots >= 0]] = sums[slots >= 0]
         total = sums.new_zeros(self.node_count)
         # A node comes after its children.
         for node, (first, count, own, _) in enumerate(self.nodes.tolist()):
-            total[node] = held[first : first + count].sum()
+            total[node] = slot_sums[first : first + count].sum()
             if own >= 0:
-                held[own] = total[node]
+                slot_sums[own] = total[node]
         joined = sums.clone()
         joined[slots >= 0] = total[self._roots(slots[slots >= 0])]
         return joined
 
     def _roots(self, slots: Tensor) -> Tensor:
-        """Root above each slot; own slots ascend on the way, so that the climb ends."""
+        """Root above each slot. Own slots ascend, so the climb ends."""
         parent, own = self.parent_of_slot.to(torch.int64), self.nodes[:, 2].to(torch.int64)
         node = parent[slots]
         while bool((own[node] >= 0).any()):
             node = torch.where(own[node] >= 0, parent[own[node].clamp(min=0)], node)
         return node
-
-    def _check_joins(self, unit_of_slot: Tensor) -> None:
-        """Each slot is written once and added once, up to one root for each cut unit."""
-        leaves, slots, device = unit_of_slot.numel(), self.slot_count, unit_of_slot.device
-        if self.nodes.shape[1:] != (4,):
-            raise self._fault("nodes", "[nodes, 4]", f"shape {tuple(self.nodes.shape)}")
-        first, count, own, zero = self.nodes.to(torch.int64).unbind(1)
-        if bool(((count < 2) | (count > FAN_IN) | (zero != 0)).any()):
-            raise self._fault("nodes", f"of 2 to {FAN_IN} children and a 0", "others")
-        node, number = ranges(count)
-        child = first[node] + number
-        everything = torch.arange(slots, device=device)
-        if not torch.equal(child.sort().values, everything):
-            raise self._fault("nodes", f"parents of each of {slots} slots once", "others")
-        if not torch.equal(self.parent_of_slot.to(torch.int64)[child], node):
-            raise self._fault("parent_of_slot", "the node that lists the slot", "another")
-        inner = own[own >= 0]
-        written = torch.cat([torch.arange(leaves, device=device), inner])
-        if bool((own < -1).any()) or not torch.equal(written.sort().values, everything):
-            raise self._fault("nodes", f"writers of each of {slots} slots once", "others")
-        if bool(((own >= 0) & (own < first + count)).any()):
-            raise self._fault("nodes", "after their children", "a node before one")
-        root = self._roots(torch.arange(leaves, device=device))
-        pairs = torch.unique(torch.stack([unit_of_slot, root]), dim=1)
-        units, roots = (torch.unique(side).numel() for side in pairs)
-        if not pairs.shape[1] == units == roots == int((own < 0).sum()):
-            raise self._fault("nodes", "a tree for each cut unit", f"{roots} roots of {units}")

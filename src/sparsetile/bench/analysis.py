@@ -17,7 +17,6 @@ from sparsetile.bench.record import Record
 __all__ = [
     "BASELINE_GROUPS",
     "Group",
-    "Loss",
     "attach_baselines",
     "break_even",
     "geomean",
@@ -42,19 +41,19 @@ BASELINE_GROUPS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 _HALVES = ("float16", "bfloat16")
-# Baselines of these types count for a product too: who wants speed takes the fastest of them.
+# Baselines of these types count for a product too: users would take the fastest of them.
 _WIDER = {
     "float16": ("float32",),
     "bfloat16": ("float32",),
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
 }
 
-# Ratios from here up count as won: closer than this, two p50 of one machine do not differ.
+# Ratios from here on count as won: smaller differences between two p50 are noise.
 _TIE = 0.995
 
 
 def geomean(values: Iterable[float]) -> float:
-    """Return the geometric mean; NaN of nothing.
+    """Return the geometric mean; NaN if there are no values.
 
     >>> geomean([1.0, 4.0])
     2.0
@@ -83,21 +82,20 @@ def product_key(record: Record) -> tuple[Any, ...]:
     )
 
 
-def _device_kind(record: Record) -> str:
-    return str(record["environment"].get("device", "cpu"))
+def _usual(record: Record) -> tuple[str, ...]:
+    device = str(record["environment"].get("device", "cpu"))
+    return BASELINE_GROUPS.get((device, record["op"]), ())
 
 
 def yardstick(record: Record) -> tuple[str, ...]:
-    """Baselines that a record is held against: its own, or the usual ones."""
-    usual = BASELINE_GROUPS.get((_device_kind(record), record["op"]), ())
-    return tuple(record.get("yardstick") or usual)
+    """Baselines that a record is compared with: its own, or the usual ones."""
+    return tuple(record.get("yardstick") or _usual(record))
 
 
 def over(record: Record) -> str:
-    """Names of the baselines that a record is held against where they are not the usual ones."""
+    """Names of the baselines that a record is compared with if they are not the usual ones."""
     own = yardstick(record)
-    usual = BASELINE_GROUPS.get((_device_kind(record), record["op"]), ())
-    return "" if own == usual else ", ".join(own)
+    return "" if own == _usual(record) else ", ".join(own)
 
 
 def setting(record: Record) -> tuple[str, str, str, str, str, str, int]:
@@ -112,9 +110,9 @@ def setting(record: Record) -> tuple[str, str, str, str, str, str, int]:
 def break_even(record: Record, baseline: Record) -> float | None:
     """Products after which planning has paid for itself; None when it never does.
 
-    Everything that ``plan()`` took counts, its unnamed parts too (a plan of tiles also prepares
-    ``csr`` for gradients, after its stages). Compilation is left out: its result is kept on disk,
-    so it is paid once per machine.
+    All of ``plan()``'s time counts, its unnamed parts too (a plan of tiles also prepares ``csr``
+    for gradients, after its stages), except compilation, which is cached on disk and happens once
+    per machine.
     """
     gain = baseline["time"]["p50"] - record["time"]["p50"]
     if gain <= 0:
@@ -130,15 +128,15 @@ def break_even(record: Record, baseline: Record) -> float | None:
 
 
 def attach_baselines(records: Sequence[Record]) -> list[Record]:
-    """Return the records with what they are held against and how they stand.
+    """Return the records with their baselines and ratios.
 
     Added are ``baseline``, ``baseline_seconds``, ``speedup``, ``break_even``, and for 16-bit
     products ``float32_speedup``, the ratio to the best float32 baseline alone.
 
     The baseline is the fastest of its group on the same machine, matrix and product. A 16-bit
-    product is held against the float32 baselines too, and one in FP8 against those of 16 bits:
-    cuSPARSE is often slower in 16 bits, and whoever wants speed would not use it so. Records
-    without a baseline carry None.
+    product is compared with the float32 baselines too, and one in FP8 with those of 16 bits:
+    cuSPARSE is often slower in 16 bits, so users would not choose them for speed. Records without
+    a baseline have None.
     """
     timed: dict[tuple[Any, ...], dict[str, Record]] = defaultdict(dict)
     for record in records:
@@ -149,37 +147,29 @@ def attach_baselines(records: Sequence[Record]) -> list[Record]:
     def best(record: Record, dtypes: Sequence[str]) -> Record | None:
         group = set(yardstick(record))
         found = [
-            held
+            baseline
             for dtype in dtypes
-            for name, held in timed.get(product_key({**record, "dtype": dtype}), {}).items()
+            for name, baseline in timed.get(product_key({**record, "dtype": dtype}), {}).items()
             if name in group
         ]
-        return min(found, key=lambda held: float(held["time"]["p50"]), default=None)
+        return min(found, key=lambda baseline: float(baseline["time"]["p50"]), default=None)
 
     attached = []
     for record in records:
         dtype = record["dtype"]
-        held = best(record, (dtype, *_WIDER.get(dtype, ())))
+        baseline = best(record, (dtype, *_WIDER.get(dtype, ())))
         filled = dict(record)
         filled |= {"baseline": None, "baseline_seconds": None, "speedup": None, "break_even": None}
-        if held is not None:
-            filled |= {"baseline": held["system"], "baseline_seconds": held["time"]["p50"]}
+        if baseline is not None:
+            filled |= {"baseline": baseline["system"], "baseline_seconds": baseline["time"]["p50"]}
             if record["status"] == "ok":
-                filled["speedup"] = held["time"]["p50"] / record["time"]["p50"]
-                filled["break_even"] = break_even(record, held)
+                filled["speedup"] = baseline["time"]["p50"] / record["time"]["p50"]
+                filled["break_even"] = break_even(record, baseline)
                 if dtype in _HALVES:
                     wide = best(record, ("float32",))
                     filled["float32_speedup"] = wide and wide["time"]["p50"] / record["time"]["p50"]
         attached.append(filled)
     return attached
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A product on which a system was slower than the best baseline."""
-
-    matrix: str
-    speedup: float
 
 
 @dataclass(frozen=True)
@@ -191,7 +181,7 @@ class Group:
     op: str
     reduce: str
     dtype: str
-    over: str  # the baselines held against, where they are not the usual ones
+    over: str  # names of the baselines, if not the usual ones
     n: int
     system: str
     label: str
@@ -206,7 +196,7 @@ class Group:
     float32_geomean: float | None  # of 16-bit products, over the best float32 baseline alone
     floor_share: float | None
     gflops: float
-    losses: tuple[Loss, ...]
+    losses: tuple[dict[str, Any], ...]  # matrix and speedup, the slowest first
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -215,7 +205,7 @@ class Group:
 def system_label(record: Record) -> str:
     """Name of a system with its configuration: ``csr rcm``, ``acc ablation=cache rcm``.
 
-    Row orders and layouts go by their names alone, which say what they are.
+    Row orders and layouts are shown by their names alone.
     """
     config = dict(record["config"])
     known = [str(config.pop(name)) for name in ("layout", "reorder") if name in config]
@@ -226,8 +216,8 @@ def system_label(record: Record) -> str:
 def summarise(records: Sequence[Record]) -> list[Group]:
     """Group by suite, operation, dtype, width and system; systems first, then baselines.
 
-    A baseline is summarised too, against the best of its own group, so that the table shows what
-    picking one algorithm blindly would cost. Only products with a baseline count.
+    Each baseline is summarised too, against the best of its group: this is the cost of choosing one
+    algorithm for all. Only products with a baseline count.
     """
     if records and "speedup" not in records[0]:
         records = attach_baselines(records)
@@ -241,51 +231,50 @@ def summarise(records: Sequence[Record]) -> list[Group]:
 
 
 def _group(key: tuple[Any, ...], members: list[Record]) -> Group:
-    suite, device_name, op, reduce, dtype, held_against, n, is_baseline, system, label = key
+    suite, device_name, op, reduce, dtype, baselines, n, is_baseline, system, label = key
     ordered = sorted(members, key=lambda record: record["speedup"])
-    wide = [record["float32_speedup"] for record in members if record.get("float32_speedup")]
-    shares = [record["floor_share"] for record in members if record.get("floor_share")]
     losses = tuple(
-        Loss(record["matrix"], record["speedup"]) for record in ordered if record["speedup"] < _TIE
+        {"matrix": record["matrix"], "speedup": record["speedup"]}
+        for record in ordered
+        if record["speedup"] < _TIE
     )
+
+    def mean(name: str) -> float:
+        return geomean(record[name] for record in members if record.get(name))
+
+    def mean_if_any(name: str) -> float | None:
+        return mean(name) if any(record.get(name) for record in members) else None
+
     return Group(
-        suite=suite,
-        device_name=device_name,
-        op=op,
-        reduce=reduce,
-        dtype=dtype,
-        over=held_against,
-        n=n,
-        system=system,
-        label=label,
+        suite=suite, device_name=device_name, op=op, reduce=reduce, dtype=dtype,
+        over=baselines, n=n, system=system, label=label,
         kind="baseline" if is_baseline else "system",
         count=len(members),
-        geomean=geomean(record["speedup"] for record in members),
+        geomean=mean("speedup"),
         won=len(members) - len(losses),
         worst_matrix=ordered[0]["matrix"],
         worst=ordered[0]["speedup"],
         best_matrix=ordered[-1]["matrix"],
         best=ordered[-1]["speedup"],
-        float32_geomean=geomean(wide) if wide else None,
-        floor_share=geomean(shares) if shares else None,
-        gflops=geomean(record["gflops"] for record in members if record.get("gflops")),
+        float32_geomean=mean_if_any("float32_speedup"),
+        floor_share=mean_if_any("floor_share"),
+        gflops=mean("gflops"),
         losses=losses,
-    )
+    )  # fmt: skip
 
 
-def wrong_baselines(records: Sequence[Record]) -> dict[tuple[str, str, str], str]:
-    """Say for each suite, baseline and type that gave wrong products how many and how wrong.
+def wrong_baselines(records: Sequence[Record]) -> dict[tuple[str, str], str]:
+    """Return (baseline, type) -> how many products were wrong, and by how much.
 
-    They are whole algorithms rather than accidents (cuSPARSE's first two round partial sums of
-    16-bit products), so that one line says as much as a hundred.
+    They are due to the algorithm: cuSPARSE's first two round partial sums of 16-bit products.
     """
-    found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         if record["status"] == "wrong" and record["kind"] == "baseline":
-            found[record["suite"], record["system"], record["dtype"]].append(record)
-    said = {}
+            found[record["system"], record["dtype"]].append(record)
+    counts = {}
     for key, members in found.items():
         worst = [r["error"]["worst"] for r in members if (r.get("error") or {}).get("worst")]
         excess = f", by {min(worst):.0f} to {max(worst):.0f} times the error bound" if worst else ""
-        said[key] = f"{len(members)} product{'' if len(members) == 1 else 's'}{excess}"
-    return said
+        counts[key] = f"{len(members)} product{'' if len(members) == 1 else 's'}{excess}"
+    return counts

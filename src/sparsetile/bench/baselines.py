@@ -1,67 +1,60 @@
-"""What sparsetile is measured against, each behind the same small door.
+"""The baselines that sparsetile is compared with.
 
-A baseline says where it runs, which operations it knows, why it cannot when it cannot, and
-prepares a product: everything that does not depend on B's numbers happens there and is timed
-as planning.
+A baseline has its devices and operations, says why it cannot run a product, and prepares one: all
+work that does not depend on B's values happens there and is timed as planning.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sparsetile.bench.blocks import BLOCKS, distinct_blocks, own_block, torch_bsr
 from sparsetile.bench.operands import Operands, Prepared
-from sparsetile.intake.csr import FP8
+from sparsetile.intake.csr import CSR, FP8
 
-__all__ = ["BASELINES", "Baseline", "pyg_layer"]
+__all__ = ["BASELINES", "Baseline"]
 
 _GIB = 2**30
-# A dense copy of A, Blocked-ELL's padding or PyG's messages may take this much, no more: beyond
-# it the baseline is far from competitive and would only cost time and memory.
+# Largest dense copy of A: beyond it the baseline is far from competitive.
 _LIMIT_BYTES = 8 * _GIB
 _FP8_NAME = str(FP8).removeprefix("torch.")
-
-
-def _csr_bytes(operands: Operands) -> int:
-    csr = operands.csr
-    return 4 * (csr.shape[0] + 1) + (4 + operands.dtype.itemsize) * csr.nnz
+_WIDE = (torch.float32, torch.float64)
+# torch BSR takes the largest of these whose blocks have no empty cell, else the smallest.
+_BLOCKS = (64, 32, 16)
 
 
 class Baseline(ABC):
-    """One way to compute the product without sparsetile."""
+    """A method to compute the product without sparsetile."""
 
     name: ClassVar[str]
     devices: ClassVar[tuple[str, ...]]
-    ops: ClassVar[tuple[str, ...]] = ("spmm", "transpose")
-    reduces: ClassVar[tuple[str, ...]] = ("sum",)
-    layouts: ClassVar[tuple[str, ...]] = ("rows",)
-    takes_fp8: ClassVar[bool] = False
     # Baselines of one family share a worker process, hence one copy of A.
     family: ClassVar[str]
+    ops: ClassVar[tuple[str, ...]] = ("spmm", "transpose")
+    layouts: ClassVar[tuple[str, ...]] = ("rows",)
+    takes_fp8: ClassVar[bool] = False
+    package: ClassVar[str] = "torch"
 
     def missing(self) -> str | None:
-        """Return what has to be installed before this baseline runs here, or None."""
-        return None
+        """Return what must be installed for this baseline to run, or None."""
+        found = importlib.util.find_spec(self.package) is not None
+        return None if found else f"{self.package} is not installed"
 
     def reason(self, operands: Operands) -> str | None:
-        """Return why this product cannot be served, or None."""
-        if operands.reduce not in self.reduces:
-            return f"knows {', '.join(self.reduces)}, not {operands.reduce}"
+        """Return why this product cannot run, or None."""
+        if operands.reduce != "sum":
+            return f"knows sum, not {operands.reduce}"
         dtype = str(operands.dtype).removeprefix("torch.")
         refused = self.refuses(dtype, operands.layout)
-        if refused is not None:
-            return refused
-        return self.missing() or self.further_reason(operands)
+        return refused or self.missing() or self.further_reason(operands)
 
     def refuses(self, dtype: str, layout: str) -> str | None:
-        """Return why no product of this type or layout can be served, or None."""
+        """Return why no product of this type or layout can run, or None."""
         if dtype == _FP8_NAME and not self.takes_fp8:
             return f"does not take {dtype}"
         if layout not in self.layouts:
@@ -73,12 +66,12 @@ class Baseline(ABC):
 
     @abstractmethod
     def prepare(self, operands: Operands) -> Prepared:
-        """Do all that does not depend on B's numbers."""
+        """Do all work that does not depend on B's values."""
 
 
-def _needs(module: str, package: str = "") -> str | None:
-    found = importlib.util.find_spec(module) is not None
-    return None if found else f"{package or module} is not installed"
+def _csr_bytes(operands: Operands) -> int:
+    csr = operands.csr
+    return 4 * (csr.shape[0] + 1) + (4 + operands.dtype.itemsize) * csr.nnz
 
 
 def _torch_csr(operands: Operands) -> Tensor:
@@ -92,57 +85,18 @@ def _torch_csr(operands: Operands) -> Tensor:
 class _CuSparseCsr(Baseline):
     devices = ("cuda",)
     family = "cusparse"
-    algorithm: ClassVar[int]
+
+    def __init__(self, algorithm: int) -> None:
+        self._algorithm = algorithm
+        self.name = f"cusparse-csr{algorithm}"  # type: ignore[misc]
 
     def prepare(self, operands: Operands) -> Prepared:
         from sparsetile.bench.cusparse import CsrSpmm
 
         shape = (operands.csr.shape[0], operands.B.shape[1])
         C = torch.empty(shape, dtype=operands.dtype, device=operands.device)
-        product = CsrSpmm(operands.csr, operands.values(), operands.B, C, self.algorithm)
-        size = _csr_bytes(operands) + product.workspace_bytes
-        return Prepared(product.run, format_bytes=size)
-
-
-class CuSparseCsr1(_CuSparseCsr):
-    name, algorithm = "cusparse-csr1", 1
-
-
-class CuSparseCsr2(_CuSparseCsr):
-    name, algorithm = "cusparse-csr2", 2
-
-
-class CuSparseCsr3(_CuSparseCsr):
-    name, algorithm = "cusparse-csr3", 3
-
-
-class CuSparseBell(Baseline):
-    """Blocked-ELL, in blocks of 64 or 32 where A consists of such, else of 16."""
-
-    name, devices, family = "cusparse-bell", ("cuda",), "cusparse-bell"
-
-    def further_reason(self, operands: Operands) -> str | None:
-        csr = operands.csr
-        if csr.nnz == 0:
-            return "A has no entry"
-        block = own_block(csr)
-        keys = distinct_blocks(csr, block)[0]
-        width = int(torch.bincount(keys // -(-csr.shape[1] // block)).max())
-        needed = -(-csr.shape[0] // block) * width * block * block * operands.dtype.itemsize
-        if needed > _LIMIT_BYTES:
-            return f"padding would take more than {_LIMIT_BYTES // _GIB} GiB"
-        return None
-
-    def prepare(self, operands: Operands) -> Prepared:
-        from sparsetile.bench.cusparse import BlockedEllSpmm
-
-        block = own_block(operands.csr)
-        product = BlockedEllSpmm(operands.csr, operands.values(), operands.B, block)
-        single = operands.dtype is torch.float32
-        return Prepared(
-            product.run, format_bytes=product.format_bytes, choices={"block": str(block)},
-            uses_tf32=single,
-        )  # fmt: skip
+        product = CsrSpmm(operands.csr, operands.values(), operands.B, C, self._algorithm)
+        return Prepared(product.run, format_bytes=_csr_bytes(operands) + product.workspace_bytes)
 
 
 class CuSparseSddmm(Baseline):
@@ -154,12 +108,11 @@ class CuSparseSddmm(Baseline):
         if operands.G is None:
             raise ValueError("cusparse-sddmm: G must be given, got None.")
         product = CsrSddmm(operands.csr, operands.G, operands.B)
-        size = _csr_bytes(operands) + product.workspace_bytes
-        return Prepared(product.run, format_bytes=size)
+        return Prepared(product.run, format_bytes=_csr_bytes(operands) + product.workspace_bytes)
 
 
 class TorchCsr(Baseline):
-    """torch.sparse CSR: what a torch user gets without thinking."""
+    """torch.sparse CSR, torch's default."""
 
     name, devices, family = "torch-csr", ("cuda", "cpu"), "torch"
 
@@ -168,39 +121,52 @@ class TorchCsr(Baseline):
         return Prepared(lambda: A @ operands.B, format_bytes=_csr_bytes(operands))
 
 
+def _count_blocks(csr: CSR, block: int) -> int:
+    across = -(-csr.shape[1] // block)
+    keys = (csr.row_ids() // block) * across + csr.indices // block
+    return int(torch.unique(keys).numel())
+
+
+def _own_block(csr: CSR) -> int:
+    """The largest block size for which A has only full blocks; the smallest if there is none."""
+    for block in _BLOCKS[:-1]:
+        divides = csr.shape[0] % block == csr.shape[1] % block == csr.nnz % block**2 == 0
+        if divides and _count_blocks(csr, block) * block**2 == csr.nnz:
+            return block
+    return _BLOCKS[-1]
+
+
 class TorchBsr(Baseline):
-    """torch.sparse BSR, in blocks of 64 or 32 where A consists of such, else of 16."""
+    """torch.sparse BSR, in blocks of 64 or 32 if A consists of such, else of 16."""
 
     name, devices, family = "torch-bsr", ("cuda",), "torch-bsr"
 
     def further_reason(self, operands: Operands) -> str | None:
-        csr, least = operands.csr, BLOCKS[-1]
+        csr, least = operands.csr, _BLOCKS[-1]
         if csr.nnz == 0:
             return "A has no entry"
         if csr.shape[0] % least or csr.shape[1] % least:
             return f"needs a shape divisible by {least}"
-        block = own_block(csr)
-        needed = distinct_blocks(csr, block)[0].numel() * block * block * operands.dtype.itemsize
-        if needed > _LIMIT_BYTES:
+        block = _own_block(csr)
+        if _count_blocks(csr, block) * block * block * operands.dtype.itemsize > _LIMIT_BYTES:
             return f"blocks would take more than {_LIMIT_BYTES // _GIB} GiB"
         return None
 
     def prepare(self, operands: Operands) -> Prepared:
-        block = own_block(operands.csr)
-        A = torch_bsr(operands.csr, operands.values(), block)
+        block = _own_block(operands.csr)
+        A = _torch_csr(operands).to_sparse_bsr((block, block))
         indices = A.crow_indices().numel() + A.col_indices().numel()
-        size = 4 * indices + operands.dtype.itemsize * A.values().numel()
-        # torch may multiply blocks in TF32 whatever its setting for dense products says.
+        # torch may multiply blocks in TF32, whatever its setting for dense products.
         return Prepared(
             lambda: A @ operands.B,
-            format_bytes=size,
+            format_bytes=4 * indices + operands.dtype.itemsize * A.values().numel(),
             choices={"block": str(block)},
             uses_tf32=operands.dtype is torch.float32,
         )
 
 
 class TorchDense(Baseline):
-    """A written out: torch.mm (cuBLAS on a GPU), F.linear(X, A) in the layout of a linear layer.
+    """A as a dense matrix: torch.mm (cuBLAS on a GPU), F.linear(X, A) in the linear layout.
 
     In FP8 it is torch._scaled_mm, the only dense product that torch has in that type.
     """
@@ -217,7 +183,7 @@ class TorchDense(Baseline):
 
     def prepare(self, operands: Operands) -> Prepared:
         csr, B = operands.csr, operands.B
-        # Through the type of C: not every device indexes FP8, which it holds exactly.
+        # Through the type of C, which represents FP8 exactly: not every device indexes FP8.
         A = torch.zeros(csr.shape, dtype=operands.result_dtype, device=operands.device)
         A[csr.row_ids(), csr.indices.to(torch.int64)] = operands.values().to(A.dtype)
         A = A.to(operands.dtype)
@@ -267,85 +233,28 @@ class TorchSddmm(Baseline):
         return Prepared(run, format_bytes=_csr_bytes(operands))
 
 
-@functools.cache
-def pyg_layer(reduce: str) -> Any:
-    """A layer of message passing; its class is made once, as PyG generates code for each."""
-    from torch_geometric.nn import MessagePassing
-
-    class Aggregate(MessagePassing):  # type: ignore[misc]
-        def forward(
-            self, x: Tensor, edges: Tensor, weight: Tensor | None, size: tuple[int, int]
-        ) -> Tensor:
-            return self.propagate(edges, x=(x, None), weight=weight, size=size)
-
-        def message(self, x_j: Tensor, weight: Tensor | None) -> Tensor:
-            return x_j if weight is None else x_j * weight.unsqueeze(-1)
-
-    return Aggregate(aggr=reduce)
-
-
-class Pyg(Baseline):
-    """PyTorch Geometric's message passing: gather a row of B per entry, scatter into C."""
-
-    name, devices, family = "pyg", ("cuda", "cpu"), "pyg"
-    reduces = ("sum", "mean", "max", "min")
-
-    def missing(self) -> str | None:
-        return _needs("torch_geometric", "torch-geometric")
-
-    def further_reason(self, operands: Operands) -> str | None:
-        needed = operands.csr.nnz * operands.B.shape[1] * operands.dtype.itemsize
-        if needed > _LIMIT_BYTES:
-            return f"messages take more than {_LIMIT_BYTES // _GIB} GiB"
-        return None
-
-    def prepare(self, operands: Operands) -> Prepared:
-        csr = operands.csr
-        size = (csr.shape[1], csr.shape[0])
-        edges = torch.stack([csr.indices.to(torch.int64), csr.row_ids()])
-        weight = None if csr.values is None else operands.values()
-        layer = pyg_layer(operands.reduce)
-        bytes_held = 16 * csr.nnz + (0 if weight is None else weight.numel() * weight.itemsize)
-        return Prepared(lambda: layer(operands.B, edges, weight, size), format_bytes=bytes_held)
-
-
 class Scipy(Baseline):
     """scipy's CSR product on one core, in float32 or float64."""
 
-    name, devices, family = "scipy", ("cpu",), "scipy"
-
-    def missing(self) -> str | None:
-        return _needs("scipy")
+    name, devices, family, package = "scipy", ("cpu",), "scipy", "scipy"
 
     def further_reason(self, operands: Operands) -> str | None:
-        if operands.dtype not in (torch.float32, torch.float64):
-            return "knows float32 and float64 only"
-        return None
+        return None if operands.dtype in _WIDE else "knows float32 and float64 only"
 
     def prepare(self, operands: Operands) -> Prepared:
         from scipy.sparse import csr_array
 
         csr = operands.csr
-        A = csr_array(
-            (operands.values().numpy(), csr.indices.numpy(), csr.indptr.to(torch.int32).numpy()),
-            shape=csr.shape,
-        )
+        indptr = csr.indptr.to(torch.int32).numpy()
+        A = csr_array((operands.values().numpy(), csr.indices.numpy(), indptr), shape=csr.shape)
         B = operands.B.numpy()
         return Prepared(lambda: A @ B, format_bytes=_csr_bytes(operands))
 
 
-class NumbaLoop(Baseline):
+class NumbaLoop(Scipy):
     """A parallel numba loop over the rows, then their entries, then the columns."""
 
-    name, devices, family = "numba-loop", ("cpu",), "numba-loop"
-
-    def missing(self) -> str | None:
-        return _needs("numba")
-
-    def further_reason(self, operands: Operands) -> str | None:
-        if operands.dtype not in (torch.float32, torch.float64):
-            return "knows float32 and float64 only"
-        return None
+    name, family, package = "numba-loop", "numba-loop", "numba"
 
     def prepare(self, operands: Operands) -> Prepared:
         from sparsetile.bench.numba_loop import multiply, use_threads
@@ -354,27 +263,16 @@ class NumbaLoop(Baseline):
         csr = operands.csr
         indptr, indices = csr.indptr.to(torch.int32).numpy(), csr.indices.numpy()
         values, B = operands.values().numpy(), operands.B.numpy()
-        # Compiled by the first product, which is checked and not timed: planning is not charged.
+        # Compiled by the first product, which is checked and not timed; not part of planning.
         return Prepared(
-            lambda: multiply(indptr, indices, values, B),
-            format_bytes=_csr_bytes(operands),
+            lambda: multiply(indptr, indices, values, B), format_bytes=_csr_bytes(operands)
         )
 
 
 BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
-        CuSparseCsr1(),
-        CuSparseCsr2(),
-        CuSparseCsr3(),
-        CuSparseBell(),
-        CuSparseSddmm(),
-        TorchCsr(),
-        TorchBsr(),
-        TorchDense(),
-        TorchSddmm(),
-        Pyg(),
-        Scipy(),
-        NumbaLoop(),
+        *(_CuSparseCsr(algorithm) for algorithm in (1, 2, 3)),
+        CuSparseSddmm(), TorchCsr(), TorchBsr(), TorchDense(), TorchSddmm(), Scipy(), NumbaLoop(),
     )
-}
+}  # fmt: skip

@@ -1,9 +1,9 @@
-"""Two runs of the same suite: what got slower beyond the noise of both.
+"""Compares two runs of the same suite: what got slower beyond the noise of both.
 
-A product regressed when the new p20 lies above the old p80 (the spreads do not touch) and the
-medians differ by more than both spreads together, and at least by 3 %. A product that was right
-and now fails has regressed too. Baselines are compared by the same rule and said, but their times
-are no regression: they tell that the machine or its libraries changed.
+A product regressed if the new p20 is above the old p80 (the spreads do not overlap) and the medians
+differ by more than both spreads together, and at least by 3 %. A product that was correct and now
+fails has regressed too. Baselines are compared by the same rule and listed, but they do not count
+as regressions: they show that the machine or its libraries changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All changes, and what only one of the files has."""
+    """All changes, and the products of only one of the files."""
 
     changes: tuple[Change, ...]
     missing: tuple[str, ...]

@@ -1,9 +1,8 @@
 """cuSPARSE through ctypes: the SpMM and SDDMM algorithms by name, with their preprocessing.
 
 torch calls cuSPARSE with its default algorithm and without preprocessing. The yardstick here is
-the best that the library offers: CSR algorithms 1, 2 and 3 after ``cusparseSpMM_preprocess``,
-Blocked-ELL, and SDDMM. B and C are row-major. Every status is checked. The library is the one
-that torch itself loads.
+the best that the library offers: CSR algorithms 1, 2 and 3 after ``cusparseSpMM_preprocess``, and
+SDDMM. B and C are row-major. Every status is checked. The library is the one that torch loads.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch import Tensor
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import CSR
 
-__all__ = ["BlockedEllSpmm", "CsrSddmm", "CsrSpmm", "blocked_ell", "library_version"]
+__all__ = ["CsrSddmm", "CsrSpmm", "library_version"]
 
 # Values of cusparse.h and library_types.h.
 _INDEX_32I = 2
@@ -38,7 +37,6 @@ _TYPES = {
 }
 # CSR algorithm 2 is 6: 5 is a COO algorithm.
 CSR_ALGORITHMS = {1: 4, 2: 6, 3: 12}
-_BLOCKED_ELL_ALGORITHM = 13
 _SDDMM_DEFAULT = 0
 
 _POINTER = ctypes.c_void_p
@@ -55,9 +53,6 @@ _SIGNATURES: dict[str, Sequence[Any]] = {
     "cusparseCreateCsr": (
         _POINTER, _INT64, _INT64, _INT64, _POINTER, _POINTER, _POINTER,
         _ENUM, _ENUM, _ENUM, _ENUM,
-    ),
-    "cusparseCreateBlockedEll": (
-        _POINTER, _INT64, _INT64, _INT64, _INT64, _POINTER, _POINTER, _ENUM, _ENUM, _ENUM,
     ),
     "cusparseCreateDnMat": (_POINTER, _INT64, _INT64, _INT64, _POINTER, _ENUM, _ENUM),
     "cusparseDestroySpMat": (_POINTER,),
@@ -169,12 +164,12 @@ class _Product:
 
     def __init__(
         self, family: str, operands: Sequence[_Descriptor], transpose_b: bool, algorithm: int,
-        dtype: torch.dtype, device: torch.device,
+        out: Tensor,
     ) -> None:  # fmt: skip
-        double = dtype is torch.float64
+        double = out.dtype is torch.float64
         scalar = ctypes.c_double if double else ctypes.c_float
-        self._family = family
-        self._index = device.index if device.index is not None else torch.cuda.current_device()
+        self._family, self._out = family, out
+        self._index = torch.cuda.current_device() if out.device.index is None else out.device.index
         self._operands = tuple(operands)  # keeps descriptors and their tensors alive
         self._alpha, self._beta = scalar(1.0), scalar(0.0)
         first, second, third = (operand.handle for operand in operands)
@@ -186,116 +181,36 @@ class _Product:
         size = ctypes.c_size_t()
         self._bind_stream()
         _call(f"{family}_bufferSize", *self._arguments, ctypes.byref(size))
-        self._workspace = torch.empty(max(size.value, 16), dtype=torch.uint8, device=device)
+        self._workspace = torch.empty(max(size.value, 16), dtype=torch.uint8, device=out.device)
         _call(f"{family}_preprocess", *self._arguments, self._workspace.data_ptr())
-
-    @property
-    def workspace_bytes(self) -> int:
-        return self._workspace.numel()
+        self.workspace_bytes = self._workspace.numel()
 
     def _bind_stream(self) -> None:
         stream = torch.cuda.current_stream(self._index).cuda_stream
         _call("cusparseSetStream", self._arguments[0], stream)
 
-    def launch(self) -> None:
+    def run(self) -> Tensor:
+        """Launch on torch's current stream and return the result."""
         self._bind_stream()
         _call(self._family, *self._arguments, self._workspace.data_ptr())
+        return self._out
 
 
-class CsrSpmm:
-    """C = A·B by one CSR algorithm, preprocessed at construction.
+class CsrSpmm(_Product):
+    """C = A·B by CSR algorithm 1, 2 or 3, preprocessed at construction.
 
-    Parameters
-    ----------
-    csr : CSR
-        A, on a CUDA device.
-    values : Tensor [nnz]
-        A's values in B's dtype; ones for a pattern.
-    B, C : Tensor [K, N], [M, N]
-        Row-major.
-    algorithm : {1, 2, 3}
+    ``values`` are A's in B's dtype, ones for a pattern. B [K, N] and C [M, N] are row-major.
     """
 
     def __init__(self, csr: CSR, values: Tensor, B: Tensor, C: Tensor, algorithm: int) -> None:
-        self.C = C
         operands = (_sparse(csr, values), _dense(B), _dense(C))
-        self._product = _Product(
-            "cusparseSpMM", operands, False, CSR_ALGORITHMS[algorithm], B.dtype, B.device
-        )
-        self.workspace_bytes = self._product.workspace_bytes
-
-    def run(self) -> Tensor:
-        """Launch on torch's current stream and return C."""
-        self._product.launch()
-        return self.C
+        super().__init__("cusparseSpMM", operands, False, CSR_ALGORITHMS[algorithm], C)
 
 
-def blocked_ell(csr: CSR, values: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Return Blocked-ELL's column ids and values.
-
-    Returns
-    -------
-    columns : Tensor int32 [ceil(M / block), width]
-        Block column of each slot, -1 for padding; ``width`` is the longest block row.
-    dense : Tensor [ceil(M / block) * block, width * block]
-        Values, row-major, zero where A has no entry.
-    """
-    rows, cols = csr.shape
-    block_rows, block_cols = -(-rows // block), -(-cols // block)
-    row_ids, column_ids = csr.row_ids(), csr.indices.to(torch.int64)
-    keys = (row_ids // block) * block_cols + column_ids // block
-    blocks, slot_of_entry = torch.unique(keys, return_inverse=True)
-    owner = blocks // max(block_cols, 1)
-    counts = torch.bincount(owner, minlength=block_rows)
-    first = torch.cumsum(counts, 0) - counts
-    slot = torch.arange(blocks.numel(), device=blocks.device) - first[owner]
-    width = int(counts.max()) if counts.numel() else 0
-    columns = torch.full((block_rows, width), -1, dtype=torch.int32, device=csr.device)
-    columns[owner, slot] = (blocks % max(block_cols, 1)).to(torch.int32)
-    dense = torch.zeros(
-        (block_rows * block, width * block), dtype=values.dtype, device=values.device
-    )
-    dense[row_ids, slot[slot_of_entry] * block + column_ids % block] = values
-    return columns, dense
-
-
-class BlockedEllSpmm:
-    """C = A·B in Blocked-ELL. Rows of A, B and C are padded to a multiple of the block."""
-
-    def __init__(self, csr: CSR, values: Tensor, B: Tensor, block: int) -> None:
-        columns, dense = blocked_ell(csr, values, block)
-        rows, cols = columns.shape[0] * block, -(-csr.shape[1] // block) * block
-        padded = torch.zeros((cols, B.shape[1]), dtype=B.dtype, device=B.device)
-        padded[: B.shape[0]] = B
-        out = torch.empty((rows, B.shape[1]), dtype=B.dtype, device=B.device)
-        self.C = out[: csr.shape[0]]
-        self.format_bytes = columns.numel() * 4 + dense.numel() * dense.element_size()
-        sparse = _Descriptor(
-            "cusparseCreateBlockedEll", "cusparseDestroySpMat", [columns, dense],
-            rows, cols, block, dense.shape[1], columns.data_ptr(), dense.data_ptr(),
-            _INDEX_32I, _BASE_ZERO, _TYPES[dense.dtype],
-        )  # fmt: skip
-        self._product = _Product(
-            "cusparseSpMM", (sparse, _dense(padded), _dense(out)), False,
-            _BLOCKED_ELL_ALGORITHM, B.dtype, B.device,
-        )  # fmt: skip
-
-    def run(self) -> Tensor:
-        """Launch on torch's current stream and return C."""
-        self._product.launch()
-        return self.C
-
-
-class CsrSddmm:
+class CsrSddmm(_Product):
     """dot(G[row], B[column]) for every entry of A's pattern."""
 
     def __init__(self, csr: CSR, G: Tensor, B: Tensor) -> None:
-        self.values = torch.zeros(csr.nnz, dtype=B.dtype, device=B.device)
-        operands = (_dense(G), _dense(B), _sparse(csr, self.values))
-        self._product = _Product("cusparseSDDMM", operands, True, _SDDMM_DEFAULT, B.dtype, B.device)
-        self.workspace_bytes = self._product.workspace_bytes
-
-    def run(self) -> Tensor:
-        """Launch on torch's current stream and return one value per entry."""
-        self._product.launch()
-        return self.values
+        values = torch.zeros(csr.nnz, dtype=B.dtype, device=B.device)
+        operands = (_dense(G), _dense(B), _sparse(csr, values))
+        super().__init__("cusparseSDDMM", operands, True, _SDDMM_DEFAULT, values)

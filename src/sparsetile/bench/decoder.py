@@ -1,8 +1,8 @@
-"""A decoder of Qwen2.5's shape with random weights: what ``bench llm`` prefills and decodes with.
+"""A decoder of Qwen2.5's shape with random weights, for ``bench llm``.
 
-Plain torch, so that nothing but the linear layers differs between dense and pruned: RMSNorm, rotary
-positions, grouped-query attention by torch's own kernel, SwiGLU. Parts have the names that models
-of transformers have, and ``sparsify_`` treats them alike.
+Plain torch, so that only the linear layers differ between dense and pruned: RMSNorm, rotary
+positions, grouped-query attention by torch's own kernel, SwiGLU. Modules have the names of
+transformers' models, so ``sparsify_`` treats them alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 __all__ = ["QWEN_7B", "TINY", "Cache", "Decoder", "DecoderSize", "Rotary"]
 
-# Queries, keys and values -> what is attended to; [batch, heads, tokens, width] each.
+# Queries, keys and values -> output of attention; [batch, heads, tokens, width] each.
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -85,7 +85,7 @@ class Rotary:
         )
 
     def turned(self, x: Tensor) -> Tensor:
-        """Return x [batch, heads, tokens, width] turned by its positions."""
+        """Return x [batch, heads, tokens, width] rotated by its positions."""
         return x * self.cos + x.roll(x.shape[-1] // 2, -1) * self.sin
 
 

@@ -1,9 +1,9 @@
 """Runs a suite: one worker per family, entry by entry, a record appended after each.
 
-All workers live at once and take turns, matrix by matrix, so that a system and its baselines are
-measured within seconds of each other, on the same clocks. A crash or a timeout costs its own
-entry. What is already in the output file is not measured again, so that a run which was stopped,
-or which reached its time limit, goes on with the same command.
+All workers exist at once and take turns, matrix by matrix, so that a system and its baselines are
+measured within seconds of each other, at the same clocks. A crash or a timeout affects only its own
+entry. Entries of the output file are not measured again, so the same command continues a run that
+was stopped or reached its time limit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from sparsetile.bench.analysis import wrong_baselines
 from sparsetile.bench.baselines import BASELINES
-from sparsetile.bench.busy import busy_cores
 from sparsetile.bench.environment import commit as source_commit
 from sparsetile.bench.expansion import Entry, Expansion
 from sparsetile.bench.matrices import materialise
@@ -39,13 +39,13 @@ from sparsetile.core.timer import Samples
 
 __all__ = ["Options", "Outcome", "run_suite"]
 
-# An entry that is under way when the time limit comes gets this long to end.
+# Time for a running entry to end after the time limit.
 _GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to run, beside what to run."""
+    """Options of a run other than its suite."""
 
     device: str
     out: Path
@@ -60,7 +60,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What a run did."""
+    """The result of a run."""
 
     measured: int = 0
     resumed: int = 0
@@ -113,10 +113,7 @@ def run_suite(
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with (
-        tempfile.TemporaryDirectory(prefix="sparsetile-bench-") as scratch,
-        busy_cores(expansion.suite.busy_cores),
-    ):
+    with tempfile.TemporaryDirectory(prefix="sparsetile-bench-") as scratch:
         for family in dict.fromkeys(_family(entry) for entry in pending):
             pool.start(family)
         run = _Run(expansion, options, pool, outcome, scratch, begun)
@@ -130,7 +127,10 @@ def run_suite(
                 run.all(pending, show, lambda: progress.advance(task))
         finally:
             pool.close()
-            outcome.troubles += run.wrong_baselines()
+            outcome.troubles += [
+                f"{system} {dtype}: wrong on {how}"
+                for (system, dtype), how in wrong_baselines(run.wrong).items()
+            ]
             outcome.troubles += [
                 f"{family}: worker does not start, {why}" for family, why in pool.given_up.items()
             ]
@@ -177,7 +177,7 @@ class _Run:
         self._paths: dict[str, str] = {}
         self._unmade: dict[str, str] = {}
         self._floors: dict[tuple[Any, ...], list[Any]] = {}
-        self._wrong: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        self.wrong: list[Record] = []  # of baselines
         self._commit = options.commit or source_commit()
 
     def _left(self) -> float:
@@ -199,7 +199,7 @@ class _Run:
                 self.product(group, advance)
 
     def _load(self, members: Sequence[Entry]) -> None:
-        """Let all workers read the matrix at once: one after the other they would take long."""
+        """Let all workers read the matrix in parallel."""
         entry = members[0]
         try:
             self._paths[entry.matrix.name] = materialise(entry.matrix)
@@ -266,7 +266,7 @@ class _Run:
         try:
             return self._pool.ask(_family(entry), request, self._seconds())
         except WorkerTimeout as error:
-            if self._left() <= 0:  # cut short by the time limit: no fault of the entry
+            if self._left() <= 0:  # ended by the time limit: not an error of the entry
                 return {"status": "not run", "reason": str(error)}
             return {"status": "timeout", "reason": str(error)}
         except WorkerAbsent as error:
@@ -284,34 +284,16 @@ class _Run:
         append_record(self._options.out, record)
         self._outcome.measured += 1
         if record["status"] == "wrong" and record["kind"] == "baseline":
-            self._wrong[record["system"], record["dtype"]].append(record)
+            self.wrong.append(record)
         elif record["status"] not in ("ok", "skipped"):
             self._outcome.troubles.append(
                 f"{record['matrix']} N={record['n']} {record['system']}: "
                 f"{record['status']}, {record['reason']}"
             )
 
-    def wrong_baselines(self) -> list[str]:
-        """One line per baseline and type: some round partial sums in every 16-bit product."""
-        lines = []
-        for (system, dtype), records in self._wrong.items():
-            worst = max(record.get("error", {}).get("worst", math.inf) for record in records)
-            size = "elements that are not finite" if worst >= 1e30 else f"{worst:.3g} x the bound"
-            first = f"{records[0]['matrix']} N={records[0]['n']}"
-            lines.append(
-                f"{system} {dtype}: wrong on {len(records)} products, first {first}, "
-                f"worst error {size}"
-            )
-        return lines
-
     def _record(self, entry: Entry, reply: dict[str, Any]) -> Record:
         environment = self._pool.environment(_family(entry)) or {"device": self._options.device}
         environment |= {"commit": self._commit, "command": self._options.command}
-        busy = self._suite.busy_cores
-        if busy:  # part of the machine's name too: such times belong in tables of their own
-            name = environment.get("device_name", "unknown machine")
-            environment["busy_cores"] = busy
-            environment["device_name"] = f"{name}, {busy} core{'' if busy == 1 else 's'} busy"
         record: Record = {
             "schema": SCHEMA,
             "key": entry.key,

@@ -1,9 +1,8 @@
-"""A suite on this machine: which measurements to make, and what is left out and why.
+"""A suite on this machine: which measurements to make, which are omitted and why.
 
-Matrices are found in the data folder, among the stand-ins, or in the suite's own generators.
-Systems that are not built yet are named and left out, and so are steps of ladders that a system
-does not have yet, baselines whose package is not installed, and products in a type or layout that
-a system or baseline does not take.
+Matrices are found in the data folder, among the stand-ins, or in the suite's own generators. These
+are omitted and reported: systems and steps of ladders that do not exist, baselines whose package is
+not installed, and products in a type or layout that a system or baseline does not support.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Entry:
     kind: str
     config: Mapping[str, Any] = field(default_factory=dict)
     tf32: bool = True
-    yardstick: tuple[str, ...] = ()  # what it is held against; the usual baselines when empty
+    yardstick: tuple[str, ...] = ()  # its baselines; the usual ones when empty
     slowest: float | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -82,7 +81,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Expansion:
-    """A suite on this machine: what will be measured, and what was left out and why."""
+    """A suite on this machine: what will be measured, what is omitted and why."""
 
     suite: Suite
     entries: tuple[Entry, ...]
@@ -168,11 +167,11 @@ def expand(
         for entry in _part_entries(suite, part, names, files, matrices, left_out):
             found.setdefault(entry.key, entry)
     measured = {entry.matrix.name for entry in found.values()}
-    said = {text.partition(":")[0] for text in left_out}
-    left_out[:0] = [  # first, since a name that was typed matters most to who typed it
+    named = {text.partition(":")[0] for text in left_out}
+    left_out[:0] = [  # first, since the user typed these names
         f"{name}: no matrix of suite {suite.name}"
         for name in matrices
-        if name not in measured and not any(name in text.split("|") for text in said)
+        if name not in measured and not any(name in text.split("|") for text in named)
     ]
     if not found:
         why = "; ".join(left_out[:3]) or "Widen --systems, -n or --matrices"
@@ -197,14 +196,14 @@ class _Names:
             one_of("bench", "systems", name, [*self.built, *BASELINES])
 
     def yardstick(self, part: Part) -> Sequence[str]:
-        """Baselines that the part's products are held against."""
+        """Baselines that the part's products are compared with."""
         return part.yardstick or BASELINE_GROUPS.get((self.device, part.op), ())
 
     def wanted(self, part: Part, left_out: list[str]) -> Iterator[tuple[str, str]]:
         """(name, kind) to measure: baselines first."""
-        # A ratio needs its yardstick: whatever was asked for, the best baseline comes along.
+        # A ratio needs its baseline, so the best one is always measured.
         along = self.yardstick(part)
-        if part.yardstick:  # of its own: another part may measure the rest of them
+        if part.yardstick:  # another part may measure the other baselines
             along = [name for name in part.yardstick if name in part.baselines]
         listed = [*along, *(self.asked or [*part.baselines, *part.systems])]
         for name in listed:
@@ -286,7 +285,7 @@ def _product_entries(
             what = dtype if layout == "rows" else f"{dtype}, layout {layout}"
             left_out.append(f"{system} in {what}: {refused}")
             continue
-        # What others are held against is timed however long it takes.
+        # Baselines that others are compared with are timed, however long they take.
         limited = kind == "baseline" and system not in names.yardstick(product)
         slowest = product.slowest if limited else None
         for config in _configs(system, kind, product.orders, left_out):
@@ -294,14 +293,14 @@ def _product_entries(
 
 
 def _refusal(system: str, kind: str, product: Part) -> str | None:
-    """Why a system or baseline serves no product of this type or layout, if it does not."""
+    """Why a system or baseline supports no product of this type or layout; None if it does."""
     (dtype,), (layout,) = product.dtypes, product.layouts
     if layout != "rows" and (product.op, product.reduce) != ("spmm", "sum"):
         return "only the sum of the plain product has this layout"
     if kind == "baseline":
         return BASELINES[system].refuses(dtype, layout)
     if system not in SYSTEMS:
-        return None  # auto takes what any of them takes
+        return None  # auto supports what any of them does
     taken = [str(each).removeprefix("torch.") for each in SYSTEMS[system].dtypes]
     return None if dtype in taken else f"takes {', '.join(taken)}"
 
@@ -309,7 +308,7 @@ def _refusal(system: str, kind: str, product: Part) -> str | None:
 def _configs(
     system: str, kind: str, orders: Sequence[str], left_out: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """Configurations of one system: one per row order where it visits rows in that order."""
+    """Configurations of one system: one per row order if it visits rows in that order."""
     if kind == "baseline":
         yield {}
         return

@@ -1,8 +1,7 @@
 """``sparsetile bench gnn``: GCNs of the papers' sizes trained with PyG's products and ours.
 
-A record is one JSON object a line, complete in itself, for one graph, network, type and path. It
-holds the loss of every epoch, so that paths measured later, or on another day, are still held
-against the first.
+A record is one line of JSON for one graph, network, type and path. It has the loss of every epoch,
+so that paths that are measured later can be compared with it.
 """
 
 from __future__ import annotations
@@ -10,19 +9,21 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as File
 from statistics import median
+from typing import Any
 
 import torch
 
+from sparsetile.bench.analysis import geomean
 from sparsetile.bench.environment import commit as source_commit
 from sparsetile.bench.environment import describe_environment
-from sparsetile.bench.gnn_paths import PATHS
-from sparsetile.bench.orders import matrix_hash
+from sparsetile.bench.operands import matrix_hash
 from sparsetile.bench.record import Record, append_record, read_records
-from sparsetile.bench.training import CLASSES, FEATURES, LABELS, SETTINGS, train
+from sparsetile.bench.training import CLASSES, FEATURES, LABELS, PATHS, SETTINGS, train
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.data.catalog import find, load
@@ -38,6 +39,8 @@ __all__ = [
     "TITLE",
     "GnnOutcome",
     "Selection",
+    "geometric_means",
+    "gnn_rows",
     "loss_bound",
     "loss_differences",
     "run_gnn",
@@ -46,31 +49,30 @@ __all__ = [
 
 SCHEMA = 1
 TITLE = "Training of GCNs: PyG's products and sparsetile's"
-# Of ``a|b`` the first that is there.
+# ``a|b`` means the first that exists.
 GRAPHS = (
     "CoauthorCS", "CoauthorPhysics", "PubMed", "AmazonComputers", "ogbl-ddi|ddi-like", "DD|dd-like",
     "web-NotreDame", "reddit|reddit-like", "Yelp|yelp-like", "YeastH|yeasth-like",
 )  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# By device: 500 as the papers have it, and few where a host trains.
+# By device: 500 as in the papers, and few on a CPU.
 EPOCHS = {"cuda": 500, "cpu": 10}
-# Losses of each of the first epochs may differ by this share of the reference's: sums are added in
-# other orders, in TF32 on a GPU, and Adam amplifies what differs from epoch to epoch. On an H200
-# ours differ by up to 0.37 % in float32 (TF32) and 1.8 % in bfloat16 there.
+# Losses of each of the first epochs may differ by this share of the reference's: sums have another
+# order, on a GPU in TF32, and Adam amplifies differences from epoch to epoch. On an H200 they
+# differ by up to 0.37 % in float32 (TF32) and 1.8 % in bfloat16.
 COMPARED_EPOCHS = 100
-NOT_FINITE = 1e30  # what a record has in place of such a loss
+NOT_FINITE = 1e30  # replaces a non-finite loss in a record
 _BOUNDS = {"cpu": 1e-3, "cuda": 5e-3}
 _HALF_BOUND = 2e-2
-# Later, when losses are a hundredth of what they were, single epochs say nothing: two runs with the
-# same products, one replayed as a CUDA graph, are 0.1 to 3 % apart at their worst, and 52 % in an
-# epoch in which Adam leaves a valley (web-NotreDame). The median of those epochs may differ by so
-# many times the share above; ours differs by up to 1.3 % in float32 and 3.6 % in bfloat16.
+# Later, when losses are a hundredth of the first, single epochs vary: two runs with the same
+# products, one replayed as a CUDA graph, differ by 0.1 to 3 % at most, and by 52 % in one epoch
+# (web-NotreDame). The median of those epochs may differ by this many times the share above; ours
+# differs by up to 1.3 % in float32 and 3.6 % in bfloat16.
 _LATER = 4
-# The paths whose losses the others are held against, the first that was measured.
+# The reference path is the first of these that was measured.
 _REFERENCES = ("pyg-sparse", "pyg-edges")
-# The reference with rounded operands, where it was measured: others may differ by so many times
-# what rounding alone does to a network, if that is more than the bounds above. (AmazonComputers
-# leaves a valley in epochs 95 and 96.)
+# The reference with rounded operands. If it was measured, others may differ by this many times its
+# own difference, which rounding alone causes, if that is more than the bounds above.
 _CONTROL, _OF_CONTROL = "pyg-rounded", 2.0
 
 
@@ -101,7 +103,7 @@ class Selection:
 
 @dataclass
 class GnnOutcome:
-    """What a run did: the records asked for, measured now or before."""
+    """The result of a run: the selected records, measured now or before."""
 
     records: list[Record] = field(default_factory=list)
     measured: int = 0
@@ -111,7 +113,7 @@ class GnnOutcome:
 
 
 def loss_bound(device: str, dtype: str) -> float:
-    """Return by which share losses of an epoch may differ."""
+    """Return the share by which losses of an epoch may differ."""
     return _HALF_BOUND if DTYPES[dtype].itemsize == 2 else _BOUNDS[device]
 
 
@@ -135,39 +137,53 @@ def _differences(losses: Sequence[float], reference: Sequence[float]) -> tuple[f
     return min(max(counted), 1e30), min(median(later), 1e30) if later else 0.0
 
 
-def _fault(name: str, expected: str, actual: object) -> DataError:
-    return DataError(describe("gnn", name, expected, actual, "Make the record again"))
+_TEXT = ("key", "matrix", "source", "setting", "dtype", "path", "kind", "device")
+_STATUSES = ("ok", "wrong", "skipped", "error")
+# What a field must be, in words, and whether it is.
+_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(_TEXT, ("text", lambda v: isinstance(v, str))),
+    **dict.fromkeys(
+        ("epochs", "layers", "hidden"),
+        ("a whole number from 1 up", lambda v: isinstance(v, int) and v >= 1),
+    ),
+    "environment": ("an object", lambda v: isinstance(v, dict)),
+    "status": ("ok, wrong, skipped or error", lambda v: v in _STATUSES),
+}
+_TIMED_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(
+        ("prepare_seconds", "train_seconds", "total_seconds"),
+        ("seconds", lambda v: isinstance(v, float) and 0 <= v < math.inf),
+    ),
+    **dict.fromkeys(
+        ("time", "host"),
+        (
+            "an object with p50 above 0",
+            lambda v: isinstance(v, dict) and 0 < v.get("p50", 0) < math.inf,
+        ),
+    ),
+}
 
 
 def validate_training(found: object) -> Record:
     """Return ``found`` if it is a record of training, else raise DataError saying why not."""
+
+    def fault(name: str, expected: str, actual: object) -> DataError:
+        return DataError(describe("gnn", name, expected, actual, "Make the record again"))
+
     if not isinstance(found, dict) or found.get("schema") != SCHEMA or found.get("suite") != "gnn":
-        raise _fault("line", f"a gnn record of schema {SCHEMA}", f"{str(found)[:40]!r}")
-    for name in ("key", "matrix", "source", "setting", "dtype", "path", "kind", "device", "status"):
-        if not isinstance(found.get(name), str):
-            raise _fault(name, "text", repr(found.get(name)))
-    for name in ("epochs", "layers", "hidden"):
-        if not isinstance(found.get(name), int) or found[name] < 1:
-            raise _fault(name, "a whole number from 1 up", repr(found.get(name)))
-    if not isinstance(found.get("environment"), dict):
-        raise _fault("environment", "an object", repr(found.get("environment")))
-    if found["status"] not in ("ok", "wrong", "skipped", "error"):
-        raise _fault("status", "ok, wrong, skipped or error", repr(found["status"]))
-    if found["status"] in ("skipped", "error"):
-        if not isinstance(found.get("reason"), str):
-            raise _fault("reason", "text", repr(found.get("reason")))
-        return found
-    losses = found.get("losses")
-    if not isinstance(losses, list) or len(losses) != found["epochs"]:
-        raise _fault("losses", "one number per epoch", repr(losses)[:40])
-    for name in ("prepare_seconds", "train_seconds", "total_seconds"):
-        value = found.get(name)
-        if not isinstance(value, float) or not 0 <= value < math.inf:
-            raise _fault(name, "seconds", repr(value))
-    for name in ("time", "host"):
-        held = found.get(name)
-        if not isinstance(held, dict) or not 0 < held.get("p50", 0) < math.inf:
-            raise _fault(name, "an object with p50 above 0", repr(held))
+        raise fault("line", f"a gnn record of schema {SCHEMA}", f"{str(found)[:40]!r}")
+    checks = dict(_CHECKS)
+    if found.get("status") in ("skipped", "error"):
+        checks["reason"] = _CHECKS["key"]
+    elif found.get("status") in _STATUSES:
+        checks |= _TIMED_CHECKS
+        checks["losses"] = (
+            "one number per epoch",
+            lambda v: isinstance(v, list) and len(v) == found["epochs"],
+        )
+    for name, (expected, right) in checks.items():
+        if not right(found.get(name)):
+            raise fault(name, expected, repr(found.get(name))[:40])
     return found
 
 
@@ -187,7 +203,7 @@ def run_gnn(
     command: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> GnnOutcome:
-    """Train everything that ``out`` does not hold yet; a record is appended after each run.
+    """Train everything that is not in ``out`` yet; a record is appended after each run.
 
     Parameters
     ----------
@@ -200,17 +216,17 @@ def run_gnn(
     time_limit : float, optional
         Seconds after which no further run begins.
     say : callable
-        Told what is being done.
+        Called with a line about each step.
     """
     begun = time.perf_counter()
     selection.checked()
-    held: dict[str, Record] = {}
+    known: dict[str, Record] = {}
     if out.exists():
         records, damaged = read_records(out, validate_training)
         for line in damaged:
             say(f"skipped {line}")
-        held = {record["key"]: record for record in records}
-        held = {key: _held_against(record, held) for key, record in held.items()}
+        known = {record["key"]: record for record in records}
+        known = {key: _compared(record, known) for key, record in known.items()}
     outcome = GnnOutcome()
     for graph in dict.fromkeys(selection.graphs):
         try:
@@ -219,7 +235,7 @@ def run_gnn(
             outcome.absent.append(str(error))
             continue
         entries = _entries(selection, label, source)
-        pending = [entry for entry in entries if not _done(held.get(entry["key"]), retry)]
+        pending = [entry for entry in entries if not _done(known.get(entry["key"]), retry)]
         outcome.resumed += len(entries) - len(pending)
         loaded: CSR | None = None
         for entry in pending:
@@ -230,15 +246,15 @@ def run_gnn(
                 say(f"reading {graph}")
                 loaded = load(graph, data)
             say(f"{label} {entry['setting']} {entry['dtype']} {entry['path']} {entry['reorder']}")
-            record = _measure(entry, loaded, held)
+            record = _measure(entry, loaded, known)
             record["environment"] = {
                 **describe_environment(selection.device), "commit": commit or source_commit(),
                 "command": command,
             }  # fmt: skip
             append_record(out, record, validate_training)
-            held[record["key"]] = record
+            known[record["key"]] = record
             outcome.measured += 1
-        outcome.records += [held[entry["key"]] for entry in entries if entry["key"] in held]
+        outcome.records += [known[entry["key"]] for entry in entries if entry["key"] in known]
     return outcome
 
 
@@ -247,20 +263,19 @@ def _done(record: Record | None, retry: bool) -> bool:
 
 
 def _find(graph: str, data: File | None) -> tuple[str, str, str]:
-    """Return which of ``a|b`` is there, its name in records, and where it is from; else raise."""
-    names = graph.split("|")
-    for last, name in enumerate(names, 1 - len(names)):
+    """Return which of ``a|b`` exists, its name in records, and its source; else raise."""
+    absent = ValueError(graph)
+    for name in graph.split("|"):
         try:
             path = find(name, data)
-        except ValueError:
-            if last == 0:
-                raise
+        except ValueError as error:
+            absent = error
             continue
         if path is None:
             return name, name, "generated" if name.startswith(SPEC_PREFIX) else "stand-in"
         label = path.name.removesuffix(".gz").removesuffix(".mtx").removesuffix(".npz")
         return name, label, "file"
-    raise AssertionError("split gives at least one name")
+    raise absent
 
 
 def _entries(selection: Selection, label: str, source: str) -> list[Record]:
@@ -277,14 +292,13 @@ def _entries(selection: Selection, label: str, source: str) -> list[Record]:
                         "hidden": SETTINGS[setting].hidden, "features": FEATURES,
                         "classes": CLASSES, "dtype": dtype, "path": path,
                         "kind": PATHS[path].kind, "labels": LABELS, "reorder": order,
-                        "device": selection.device,
-                        "epochs": selection.epochs,
+                        "device": selection.device, "epochs": selection.epochs,
                     }  # fmt: skip
                     entries.append(entry | {"key": _key(entry)})
     return entries
 
 
-def _measure(entry: Record, graph: CSR, held: dict[str, Record]) -> Record:
+def _measure(entry: Record, graph: CSR, known: dict[str, Record]) -> Record:
     """Train one network and return its record; a run that fails is recorded as such."""
     record = dict(entry) | {
         "rows": graph.shape[0], "edges": graph.nnz, "matrix_hash": matrix_hash(graph),
@@ -320,23 +334,23 @@ def _measure(entry: Record, graph: CSR, held: dict[str, Record]) -> Record:
             float(f"{loss:.7g}") if math.isfinite(loss) else NOT_FINITE for loss in done.losses
         ],
     }
-    return _held_against(record, held)
+    return _compared(record, known)
 
 
-def _held_against(record: Record, held: dict[str, Record]) -> Record:
+def _compared(record: Record, known: dict[str, Record]) -> Record:
     """Add the reference and the differences from its losses; mark what differs as wrong.
 
-    A record from a file is judged again: it holds its losses.
+    A record from a file is judged again by its losses.
     """
     if "losses" not in record:
         return record
     for name in _REFERENCES if record["kind"] != "bound" else ():
-        other = held.get(_key({**record, "path": name, "reorder": "auto"}))
+        other = known.get(_key({**record, "path": name, "reorder": "auto"}))
         if name != record["path"] and other is not None and other["status"] == "ok":
             first, later = _differences(record["losses"], other["losses"])
             bound = loss_bound(record["device"], record["dtype"])
             bounds: tuple[float, ...] = (bound, _LATER * bound)
-            control = held.get(_key({**record, "path": _CONTROL, "reorder": "auto"}))
+            control = known.get(_key({**record, "path": _CONTROL, "reorder": "auto"}))
             if record["kind"] != "control" and control is not None and "losses" in control:
                 rounding = _differences(control["losses"], other["losses"])
                 bounds = tuple(map(max, bounds, (_OF_CONTROL * each for each in rounding)))
@@ -351,3 +365,67 @@ def _held_against(record: Record, held: dict[str, Record]) -> Record:
         if name == record["path"]:
             break
     return {"reference": None, "loss_difference": None, **record}  # nothing to judge it by
+
+
+_SAME = ("matrix", "setting", "dtype", "device", "epochs", "features")
+_RATIOS = ("step_over_sparse", "total_over_sparse", "step_over_edges")
+
+
+def gnn_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return a row for each record, in their order, with its ratios to PyG's runs of the same.
+
+    Ratios above 1 are faster: ``step`` is that of the median epochs, ``total`` that of all epochs
+    with planning. ``memory`` is the peak over that of ``pyg-sparse``. None if either was not
+    measured.
+    """
+    groups: dict[tuple[Any, ...], dict[str, Record]] = defaultdict(dict)
+    for record in records:
+        if record["status"] == "ok" and record["kind"] == "baseline":
+            groups[tuple(record[name] for name in _SAME)][record["path"]] = record
+
+    def step(record: Record) -> float | None:
+        return record.get("time", {}).get("p50")
+
+    def ratio(above: float | None, below: float | None) -> float | None:
+        return above / below if above and below else None
+
+    rows = []
+    for record in records:
+        runs = groups[tuple(record[name] for name in _SAME)] if record["status"] == "ok" else {}
+        sparse, edges = runs.get("pyg-sparse", {}), runs.get("pyg-edges", {})
+        kept = ("matrix", "setting", "dtype", "path", "reorder", "status")
+        found = ("prepare_seconds", "peak_bytes", "loss_difference")
+        rows.append(
+            {name: record[name] for name in kept}
+            | {name: record.get(name) for name in found}
+            | {
+                "step_seconds": step(record),
+                "host_seconds": record.get("host", {}).get("p50"),
+                "step_over_sparse": ratio(step(sparse), step(record)),
+                "total_over_sparse": ratio(
+                    sparse.get("total_seconds"), record.get("total_seconds")
+                ),
+                "step_over_edges": ratio(step(edges), step(record)),
+                "memory_over_sparse": ratio(record.get("peak_bytes"), sparse.get("peak_bytes")),
+                "reason": record.get("reason", ""),
+            }
+        )
+    return rows
+
+
+def geometric_means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return, by network, type, path and row order, the means over graphs of the three ratios."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    names = ("setting", "dtype", "path", "reorder")
+    for row in rows:
+        if row["status"] == "ok" and row["path"].startswith(("sparsetile", "no-product")):
+            groups[tuple(row[name] for name in names)].append(row)
+    found = []
+    for key, members in groups.items():
+        mean: dict[str, Any] = {**dict(zip(names, key, strict=True)), "graphs": len(members)}
+        for name in _RATIOS:
+            values = [row[name] for row in members if row[name] is not None]
+            mean[name] = geomean(values) if values else None
+            mean[f"least_{name}"] = min(values, default=None)
+        found.append(mean)
+    return found

@@ -1,10 +1,10 @@
 """``sparsetile bench llm``: pruned linear layers and a pruned decoder against dense ones.
 
-Two tables. *Layers*: every projection of a block, with and without a bias, full and with some zeros
-among the kept weights, by sparsity and tokens, through ``SparseLinear`` and through ``F.linear`` in
-the same run. *Models*: prefill and decode of a decoder with random weights whose feed-forward
-layers are pruned; of ``prefill-sparse`` attention is sparse, too. Times on a GPU are of CUDA
-graphs; host time is that of a call without one.
+Two tables. *Layers*: every projection of a decoder block, with and without a bias, full and with
+some zeros among the kept weights, by sparsity and tokens, by ``SparseLinear`` and by ``F.linear``
+in the same run. *Models*: prefill and decode of a decoder with random weights whose feed-forward
+layers are pruned; ``prefill-sparse`` also has sparse attention. Times on a GPU are of CUDA graphs;
+host time is that of a call without one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sparsetile.bench.record import Record
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.core.timer import time_product
+from sparsetile.layers.block_linear import block_layer
 from sparsetile.nn import SparseConfig, SparseLinear, sparse_attention, sparsify_
-from sparsetile.plan.block_linear import block_layer
 
 __all__ = ["PARTS", "TITLE", "LlmSelection", "run_llm", "validate_llm"]
 
@@ -38,20 +38,20 @@ _TOKENS = {
     "cuda": {"layers": (1, 16, 128, 1024, 8192, 65536), "prefill": (1024, 4096, 16384, 65536)},
     "cpu": {"layers": (1, 16, 128), "prefill": (64,)},
 }
-# Zeros among kept weights, as real ones have.
+# Share of zeros among kept weights, as in real models.
 _ZEROS = (0.0, 0.001)
 _HOST_CALLS = 200
 # Seconds of measured work aimed at for one prefill or decoded token.
 _MODEL_BUDGET = 0.1
-# What tells records apart.
+# Fields that identify a record.
 _IDENTITY = ("part", "name", "dtype", "zeros", "bias", "sparsity", "tokens")
-# Of a 16-bit result, in units of its largest element: rounding, and sums in another order.
+# Largest error of a 16-bit result over its largest element: rounding, and another order of sums.
 _ERROR = 0.02
 
 
 @dataclass(frozen=True)
 class LlmSelection:
-    """What to measure. Empty tuples mean what the device's tables have."""
+    """What to measure. Empty tuples mean the device's defaults."""
 
     device: str
     dtype: torch.dtype = torch.bfloat16
@@ -60,7 +60,7 @@ class LlmSelection:
     sparsities: Sequence[float] = (0.8, 0.9, 0.95)
     tokens: Sequence[int] = ()
     block: int = 64
-    time_limit: float | None = None  # seconds after which nothing more is begun
+    time_limit: float | None = None  # seconds after which no measurement begins
 
     @property
     def size(self) -> DecoderSize:
@@ -71,7 +71,7 @@ class LlmSelection:
 
 
 class _Progress:
-    """What was measured before, and whether there is time for more."""
+    """Earlier records, and whether there is time for more."""
 
     def __init__(self, selection: LlmSelection, known: Iterable[dict[str, Any]]) -> None:
         self._end = time.monotonic() + (selection.time_limit or math.inf)
@@ -107,7 +107,7 @@ def run_llm(
     say: Callable[[str], None],
     known: Iterable[dict[str, Any]] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Yield one record after another; ``say`` is told what comes next.
+    """Yield one record after another; ``say`` is called with what comes next.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def _name(dtype: torch.dtype) -> str:
 def _layer_times(
     layer: SparseLinear, weight: Tensor, bias: Tensor | None, tokens: int, dense: dict[int, float]
 ) -> dict[str, Any]:
-    """Times of one layer. ``dense``: tokens -> seconds of the dense one; gets what it lacks."""
+    """Times of one layer. ``dense``: tokens -> seconds of the dense one; missing ones are added."""
     device = weight.device
     x = torch.randn(tokens, weight.shape[1], device=device, dtype=weight.dtype)
     if tokens not in dense:
@@ -197,13 +197,13 @@ def _layer_times(
     got = layer(x)
     error = _error(layer, x, got)
     sparse = time_product(lambda: layer(x), device)
-    way = "host"
+    method = "host"
     if device.type == "cuda":
         taken = block_layer(layer._recipe)
         has_bias, prefers = bias is not None, layer.prefer == "speed"
-        way = taken.way(tokens, weight.dtype, device, has_bias, prefers)
+        method = taken.method(tokens, weight.dtype, device, has_bias, prefers)
     return {
-        "tokens": tokens, "way": way, "seconds": sparse.median, "dense_seconds": dense[tokens],
+        "tokens": tokens, "way": method, "seconds": sparse.median, "dense_seconds": dense[tokens],
         "over_dense": dense[tokens] / sparse.median, "method": sparse.method,
         "host_seconds": _host_seconds(lambda: layer(x), device),
         "bytes": sum(layer.memory().values()), "dense_bytes": weight.nbytes,
@@ -220,7 +220,7 @@ def _error(layer: SparseLinear, x: Tensor, got: Tensor) -> float:
 
 
 def _host_seconds(call: Callable[[], object], device: torch.device) -> float | None:
-    """Seconds until a call returns, while the GPU works on: None on a host."""
+    """Seconds until a call returns, before the GPU is done; None on a CPU."""
     if device.type != "cuda":
         return None
     call()
@@ -260,9 +260,9 @@ def _models(
         model = Decoder(
             selection.size, device, selection.dtype, _pruner(sparsity, selection)
         ).eval()
-        held = _allocated(device) - before if device.type == "cuda" else _model_bytes(model)
+        used = _allocated(device) - before if device.type == "cuda" else _model_bytes(model)
         for facts in wanted:
-            # Sparse attention is held against the dense model with dense attention.
+            # Sparse attention is compared with the dense model with dense attention.
             baseline = (None, facts["part"].removesuffix("-sparse"), facts["tokens"])
             dense = measured.get(baseline)
             if not progress.wants(facts) or (dense is None and sparsity is not None):
@@ -273,7 +273,7 @@ def _models(
             measured[sparsity, facts["part"], facts["tokens"]] = seconds
             dense = measured[baseline]
             yield facts | {
-                "seconds": seconds, "bytes": held, "dense_seconds": dense,
+                "seconds": seconds, "bytes": used, "dense_seconds": dense,
                 "over_dense": dense / seconds, "status": "ok", "peak_bytes": _peak(device),
             }  # fmt: skip
             del call
@@ -290,7 +290,7 @@ def _pruner(
 
 
 def _model_facts(sparsity: float | None, selection: LlmSelection) -> list[dict[str, Any]]:
-    """What is measured of a decoder, in order: baselines before what is held against them."""
+    """The measurements of a decoder, in order: baselines first."""
     sparse = "prefill-sparse" in selection.parts
     asked: list[tuple[str, int]] = []
     for tokens in selection.widths("prefill") if sparse or "prefill" in selection.parts else ():

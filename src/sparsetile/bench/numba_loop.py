@@ -1,7 +1,7 @@
-"""The parallel loop over rows that anyone with numba writes in ten lines, as a baseline.
+"""A parallel numba loop over rows, as a baseline.
 
-Imports numba, which takes half a second: imported when the baseline is prepared. It is compiled
-anew in each process, as the disk cache of numba does not know when the compiler flags change.
+numba takes half a second to import, so this file is imported when the baseline is prepared. The
+loop is compiled in each process, because numba's disk cache does not detect changed compiler flags.
 """
 
 from __future__ import annotations

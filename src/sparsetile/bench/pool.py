@@ -1,23 +1,27 @@
-"""Worker processes seen from the driver: start, ask with a time limit, notice a death, restart."""
+"""The driver's worker processes: start, request with a time limit, detect a crash, restart."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import queue
+import functools
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, ClassVar
 
-__all__ = ["Pool", "WorkerAbsent", "WorkerDied", "WorkerTimeout"]
+__all__ = ["Pool", "Serve", "WorkerAbsent", "WorkerDied", "WorkerTimeout"]
 
 # Importing torch and opening a CUDA context on a cold machine takes tens of seconds.
 _START_SECONDS = 180.0
+
+# Answers requests of a connection until None comes: first ``ready`` or ``failed``, then replies.
+Serve = Callable[[Connection], None]
 
 
 class WorkerDied(RuntimeError):
@@ -32,122 +36,104 @@ class WorkerTimeout(RuntimeError):
     """The process did not answer in time and was killed."""
 
 
+def _child(serve: Serve, connection: Connection, log: str) -> None:
+    """Serve requests; whatever libraries print goes to the log."""
+    out = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    serve(connection)
+
+
 class _Process:
     """One worker process."""
 
-    def __init__(self, command: list[str]) -> None:
-        # Open as long as the process lives, hence no context manager.
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            encoding="utf-8",
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+    def __init__(self, context: BaseContext, serve: Serve) -> None:
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (open as long as the process)
+        self._connection, theirs = context.Pipe()
+        arguments = (serve, theirs, self._log.name)
+        self._process = context.Process(target=_child, args=arguments, daemon=True)  # type: ignore[attr-defined]
+        self._process.start()
+        theirs.close()
         self.environment: dict[str, Any] | None = None
-
-    def _read(self) -> None:
-        if self._process.stdout is None:
-            return
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def _receive(self, seconds: float) -> dict[str, Any]:
-        try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            self.kill()
-            raise WorkerTimeout(f"no answer within {seconds:g} s") from None
-        if line is None:
-            raise WorkerDied(self._obituary())
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _obituary(self) -> str:
-        code = self._process.wait()
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                return f"ended by {signal.Signals(-code).name}{self._last_words()}"
-        return f"ended with code {code}{self._last_words()}"
-
-    def _last_words(self) -> str:
-        self._errors.seek(0, 2)
-        self._errors.seek(max(0, self._errors.tell() - 2000))
-        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return f": {lines[-1][:300]}" if lines else ""
-
-    def wait_ready(self) -> None:
-        """Wait for the first line; raises when the worker cannot work here."""
-        if self.environment is not None:
-            return
-        answer = self._receive(_START_SECONDS)
-        if "ready" not in answer:
-            raise WorkerDied(str(answer.get("failed", "did not start")))
-        self.environment = answer["ready"]
-
-    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a request and return the answer."""
-        self.send(request)
-        return self._receive(seconds)
-
-    def answer(self, seconds: float) -> dict[str, Any]:
-        """Return the answer to a request that was sent before."""
-        return self._receive(seconds)
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Send a request without waiting."""
-        stdin = self._process.stdin
-        if stdin is None:
-            raise WorkerDied("has no input")
         try:
-            stdin.write(json.dumps(request) + "\n")
-            stdin.flush()
-        except (BrokenPipeError, OSError):
+            self._connection.send(dict(request))
+        except OSError:
             raise WorkerDied(self._obituary()) from None
 
+    def receive(self, seconds: float) -> dict[str, Any]:
+        """Return the next answer."""
+        try:
+            if self._connection.poll(seconds):
+                answer: dict[str, Any] = self._connection.recv()
+                return answer
+        except (EOFError, OSError):
+            raise WorkerDied(self._obituary()) from None
+        self.kill()
+        raise WorkerTimeout(f"no answer within {seconds:g} s")
+
+    def wait_ready(self) -> None:
+        """Wait for the first answer; raises when the worker cannot work here."""
+        if self.environment is None:
+            answer = self.receive(_START_SECONDS)
+            if "ready" not in answer:
+                raise WorkerDied(str(answer.get("failed", "did not start")))
+            self.environment = answer["ready"]
+
+    def _obituary(self) -> str:
+        self._process.join()
+        code = self._process.exitcode or 0
+        how = f"with code {code}"
+        with contextlib.suppress(ValueError):
+            how = f"by {signal.Signals(-code).name}" if code < 0 else how
+        lines = Path(self._log.name).read_text(encoding="utf-8", errors="replace").splitlines()
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return f"ended {how}: {last[:300]}" if last else f"ended {how}"
+
     def kill(self) -> None:
-        """End the process and release what it held."""
+        """End the process and release its resources."""
         self._process.kill()
-        self._process.wait()
+        self._process.join()
 
     def hang_up(self) -> None:
-        """Tell the process that nothing more comes, so that it ends by itself."""
+        """Send the end of requests, so that the process exits by itself."""
         with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            self._connection.send(None)
 
     def close(self) -> None:
-        """Let the process end by itself; kill it when it does not."""
-        self.hang_up()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._errors.close()
+        """Wait until the process has ended by itself; kill it when it does not."""
+        self._process.join(10)
+        self.kill()
+        self._connection.close()
+        self._log.close()
 
 
 class Pool:
-    """Workers by family. A family whose worker cannot start twice running is given up."""
+    """Workers by family. A family whose worker cannot start twice running is given up.
 
-    def __init__(self, command: Callable[[str], list[str]]) -> None:
-        self._command = command
+    ``serve_for`` returns the function that a family's process runs; it must be picklable.
+    """
+
+    context: ClassVar[BaseContext] = multiprocessing.get_context("spawn")  # a fork has no CUDA
+
+    def __init__(self, serve_for: Callable[[str], Serve]) -> None:
+        self._serve_for = serve_for
         self._workers: dict[str, _Process] = {}
         self.given_up: dict[str, str] = {}
 
     @staticmethod
     def for_device(device: str) -> Pool:
         """Return the pool that starts ``sparsetile.bench.worker`` processes."""
-        return Pool(lambda family: [sys.executable, "-m", "sparsetile.bench.worker", device])
+        from sparsetile.bench.worker import serve
+
+        return Pool(lambda family: functools.partial(serve, device))
 
     def start(self, family: str) -> None:
         """Start a family's worker without waiting for it."""
         if family not in self._workers and family not in self.given_up:
-            self._workers[family] = _Process(self._command(family))
+            self._workers[family] = _Process(self.context, self._serve_for(family))
 
     def environment(self, family: str) -> dict[str, Any]:
         """Return the environment that the family's worker reported, or an empty one."""
@@ -166,36 +152,33 @@ class Pool:
         """
         worker = self._ready(family)
         try:
-            answer = worker.ask(request, seconds)
+            worker.send(request)
+            answer = worker.receive(seconds)
         except (WorkerDied, WorkerTimeout):
-            self.forget(family)
+            self._forget(family)
             raise
         if answer.pop("fatal", False):
-            self.forget(family)
+            self._forget(family)
         return answer
 
     def ask_all(self, families: Iterable[str], request: Mapping[str, Any], seconds: float) -> None:
         """Send one request to several workers at once and wait until all have answered.
 
-        For requests whose answers do not matter: a worker that dies over it or does not answer
-        is started again when it is next asked.
+        For requests whose answers do not matter: a worker that crashes or does not answer is
+        restarted at its next request.
         """
         asked = []
         for family in families:
-            try:
+            with contextlib.suppress(WorkerAbsent, WorkerDied):
                 worker = self._ready(family)
                 worker.send(request)
                 asked.append((family, worker))
-            except WorkerAbsent:
-                continue
-            except WorkerDied:
-                self.forget(family)
         limit = time.monotonic() + seconds
         for family, worker in asked:
             try:
-                worker.answer(max(0.1, limit - time.monotonic()))
+                worker.receive(max(0.1, limit - time.monotonic()))
             except (WorkerDied, WorkerTimeout):
-                self.forget(family)
+                self._forget(family)
 
     def _ready(self, family: str) -> _Process:
         """Return the family's worker once it says that it can work."""
@@ -205,20 +188,15 @@ class Pool:
                 break
             try:
                 self._workers[family].wait_ready()
-                break
+                return self._workers[family]
             except (WorkerDied, WorkerTimeout) as error:
-                self.forget(family)
+                self._forget(family)
                 if attempt == 2:
                     self.given_up[family] = str(error)
-        if family in self.given_up:
-            raise WorkerAbsent(self.given_up[family])
-        return self._workers[family]
+        raise WorkerAbsent(self.given_up[family])
 
-    def forget(self, family: str) -> None:
-        """Drop a worker that is of no more use."""
-        worker = self._workers.pop(family, None)
-        if worker is not None:
-            worker.kill()
+    def _forget(self, family: str) -> None:
+        self._workers.pop(family).kill()
 
     def close(self) -> None:
         """End every worker."""

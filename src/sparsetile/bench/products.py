@@ -8,16 +8,17 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsetile.bench.baselines import BASELINES
-from sparsetile.bench.operands import Operands, Prepared
-from sparsetile.bench.orders import Order, load_order, matrix_hash, save_order
+from sparsetile.bench.operands import Operands, Order, Prepared, matrix_hash
 from sparsetile.core.device import machine
 from sparsetile.core.errors import UnsupportedError
+from sparsetile.core.files import replacing
 from sparsetile.intake import CSR, read_matrix
 from sparsetile.intake.csr import FP8, result_dtype
 from sparsetile.plan.planner import build_plan
@@ -39,13 +40,13 @@ def _weighted(csr: CSR, weights: str) -> CSR:
 
 
 class Workbench:
-    """The matrix at hand, on the device, and what was already computed about it."""
+    """The current matrix, on the device, and what was already computed about it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._path = ""
         self._host: CSR | None = None
-        self._hash = ""
+        self.hash = ""
         self._placed: dict[tuple[str, bool], CSR] = {}
         self._floors: dict[tuple[Any, ...], tuple[float, str]] = {}
         self._orders: dict[str, Order] = {}
@@ -57,7 +58,7 @@ class Workbench:
             self._floors.clear()
             self._orders.clear()
             self._host = read_matrix(path, function="bench")
-            self._hash = matrix_hash(self._host)
+            self.hash = matrix_hash(self._host)
             self._path = path
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -67,12 +68,8 @@ class Workbench:
             self._placed[key] = placed.transposed() if transposed else placed
         return self._placed[key]
 
-    @property
-    def hash(self) -> str:
-        return self._hash
-
     def floor(self, operands: Operands, weights: str) -> tuple[float, str] | None:
-        """Return the floor and its term; None where the ceilings were never measured."""
+        """Return the floor and its term; None if the ceilings were never measured."""
         if self.device.type != "cuda" or operands.op == "sddmm" or operands.csr.nnz == 0:
             return None
         key = (operands.op, weights, operands.dtype, operands.B.shape[1])
@@ -84,25 +81,29 @@ class Workbench:
         return self._floors[key]
 
     def order(self, name: str, scratch: str | None) -> Order | None:
-        """Return a row order of this matrix that the run has found before, if it has."""
-        if name not in self._orders and scratch:
-            found = load_order(scratch, self._hash, name)
-            if found is not None:
-                perm = found.perm.to(self.device)
-                self._orders[name] = Order(name, perm, found.seconds)
+        """Return a row order of this matrix if a worker of the run has found it."""
+        file = self._order_file(name, scratch)
+        if name not in self._orders and file is not None and file.exists():
+            saved = torch.load(file, weights_only=True)
+            self._orders[name] = Order(name, saved["perm"].to(self.device), saved["seconds"])
         return self._orders.get(name)
 
     def keep_order(self, order: Order, scratch: str | None) -> None:
-        """Remember a row order, and leave it for the other workers of the run."""
+        """Store a row order, also for the other workers of the run."""
         self._orders[order.name] = order
-        if scratch:
-            save_order(scratch, self._hash, order)
+        file = self._order_file(order.name, scratch)
+        if file is not None:
+            with replacing(file) as partial:
+                torch.save({"perm": order.perm.cpu(), "seconds": order.seconds}, partial)
+
+    def _order_file(self, name: str, scratch: str | None) -> Path | None:
+        return Path(scratch) / f"{self.hash}-{name}.pt" if scratch else None
 
     def operands(self, entry: Mapping[str, Any]) -> Operands:
         """Return A, B and G of an entry; B and G are random, made on the device.
 
-        B is row-major, and K-major (X.T of a row-major X) for a linear layer and in FP8, which
-        Tensor Cores take in no other way.
+        B is row-major, or K-major (X.T of a row-major X) for a linear layer and in FP8, for which
+        Tensor Cores support nothing else.
         """
         layout = entry["config"].get("layout", "rows")
         if layout != "rows" and (entry["op"], entry["reduce"]) != ("spmm", "sum"):
@@ -144,26 +145,19 @@ def _synchronise(device: torch.device) -> None:
 
 
 def prepare(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> Prepared:
-    """Plan the product. Raises UnsupportedError, with the reason, where it cannot be served."""
-    name = entry["system"]
+    """Plan the product. Raises UnsupportedError, with the reason, if it cannot run."""
+    baseline = BASELINES[entry["system"]] if entry["kind"] == "baseline" else None
+    reason = None if baseline is None else baseline.reason(operands)
+    if reason is not None:
+        raise UnsupportedError(reason)
     _synchronise(operands.device)
     begun = time.perf_counter()
-    if entry["kind"] == "baseline":
-        baseline = BASELINES[name]
-        reason = baseline.reason(operands)
-        if reason is not None:
-            raise UnsupportedError(reason)
-        _synchronise(operands.device)
-        begun = time.perf_counter()
-        ready = baseline.prepare(operands)
-        _synchronise(operands.device)
-        ready.planning = {"build": time.perf_counter() - begun}
-        ready.chosen = ready.chosen or name
-    else:
-        ready = _planned(entry, operands, bench)
-        _synchronise(operands.device)
-    found_before = ready.planning.pop("found_before", 0.0)
-    ready.planning["total"] = time.perf_counter() - begun + found_before
+    ready = _planned(entry, operands, bench) if baseline is None else baseline.prepare(operands)
+    _synchronise(operands.device)
+    spent = time.perf_counter() - begun
+    if baseline is not None:
+        ready.planning, ready.chosen = {"build": spent}, ready.chosen or entry["system"]
+    ready.planning["total"] = spent + ready.planning.pop("found_before", 0.0)
     return ready
 
 
@@ -177,7 +171,7 @@ def _uses_tf32(name: str, operands: Operands) -> bool:
 
 def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> Prepared:
     config = dict(entry["config"])
-    config.pop("layout", None)  # of the operands, not of the plan
+    config.pop("layout", None)  # belongs to the operands, not to the plan
     parameters = inspect.signature(build_plan).parameters
     unknown = [name for name in config if name not in parameters]
     if unknown:
@@ -194,11 +188,11 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
         config["reorder"] = known.perm
     planned = build_plan(csr, n, dtype=dtype, device=operands.device, timed=True, **config)
     planning = {name: float(spent) for name, spent in planned.info["seconds"].items()}
-    planning |= planned.info["build"]  # format and schedule: parts of build, not beside it
+    planning |= planned.info["build"]  # format and schedule are parts of build
     if known is not None:
         planning["reorder"] = planning["found_before"] = known.seconds
-    elif asked and planned._permutation.perm is not None:
-        order = Order(asked, planned._permutation.perm, planning["reorder"])
+    elif asked and planned._variant.permutation.perm is not None:
+        order = Order(asked, planned._variant.permutation.perm, planning["reorder"])
         bench.keep_order(order, scratch)
     product, reduce, B = planned, operands.reduce, operands.B
     if operands.op == "transpose":
@@ -207,7 +201,7 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
         _synchronise(operands.device)
         planning["transpose"] = time.perf_counter() - begun
     if operands.op == "sddmm":
-        tensors, recipe, G = planned._tensors, planned._recipe, operands.G
+        (tensors, recipe), G = planned.flat, operands.G
 
         def run() -> Tensor:
             return torch.ops.sparsetile.sddmm(tensors, G, B, recipe, 1.0)
@@ -218,11 +212,6 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
 
         def run() -> Tensor:
             return product.run(B, out=Y.T)
-
-    elif reduce == "sum":
-
-        def run() -> Tensor:
-            return product.run(B)
 
     else:
 

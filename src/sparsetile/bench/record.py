@@ -1,13 +1,13 @@
 """The record of one measurement: its schema, its validation, and JSONL files of records.
 
-A record is one JSON object on one line. What all records of a run share, above all the environment,
-stands once, in a line of its own: its ``run`` is a digest of what it says, and the run's records
-name it. So files can be joined in any order. Files from before, whose every line repeats the
-environment, are read as well, and so are gzipped ones.
+A record is one JSON object on one line. What all records of a run share, mostly the environment, is
+in one line per run. Its ``run`` is a digest of its content, and the run's records name it, so files
+can be joined in any order. Older files, in which every line has the environment, can be read too,
+and so can gzipped ones.
 
 ``SCHEMA`` changes when a reader of older files would misread a newer one. 2: products in the layout
-of a linear layer (``layout`` in ``config``), in FP8, and records that name what they are held
-against (``yardstick``).
+of a linear layer (``layout`` in ``config``), in FP8, and records that name their baselines
+(``yardstick``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsetile.core.errors import DataError, value_error
+from sparsetile.core.errors import DataError, describe, value_error
 
 __all__ = [
     "DTYPES",
@@ -39,21 +39,21 @@ __all__ = [
 ]
 
 SCHEMA = 2
-# Records of schema 1 mean the same today: row-major operands, the usual yardstick.
+# Records of schema 1 have row-major operands and the usual baselines.
 _READABLE = (1, SCHEMA)
 
 OPS = ("spmm", "transpose", "sddmm")
 DTYPES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn")
 # rows: B and C row-major. linear: B = X.T and C = Y.T of row-major X and Y, as a linear layer has.
 LAYOUTS = ("rows", "linear")
-# ok: right and timed. wrong: outside the error bound, so not timed. skipped: cannot serve this
+# ok: correct and timed. wrong: outside the error bound, so not timed. skipped: cannot run this
 # product, or not built. error, crash, timeout: the entry failed, the run went on.
 STATUSES = ("ok", "wrong", "skipped", "error", "crash", "timeout")
 
 Record = dict[str, Any]
 
 _GZIPPED = ".gz"
-# What a run's own line holds for all its records.
+# Fields of a run's line, which are the same for all its records.
 _SHARED = ("schema", "suite", "environment", "commit", "command")
 _ENTRY = ("suite", "matrix", "op", "reduce", "weights", "dtype", "n", "system")
 _TEXT = (
@@ -66,42 +66,34 @@ _KINDS = ("system", "baseline")
 
 
 def entry_key(entry: Mapping[str, Any]) -> str:
-    """Return what identifies a measurement within a file, whatever machine made it."""
+    """Return the key of a measurement within a file; it does not depend on the machine."""
     config = json.dumps(entry.get("config") or {}, sort_keys=True, separators=(",", ":"))
     return "|".join([*(str(entry[name]) for name in _ENTRY), config])
 
 
-def _require(found: Mapping[str, Any], name: str, kinds: tuple[type, ...], what: str) -> Any:
+def _fault(name: str, expected: str, actual: object) -> DataError:
+    return DataError(describe("record", name, expected, actual, "Make the record again"))
+
+
+def _require(found: Mapping[str, Any], name: str, kind: type, what: str) -> Any:
     if name not in found:
-        raise DataError(f"record: {name} must be present, got nothing. Make the record again.")
+        raise _fault(name, "present", "nothing")
     value = found[name]
-    if (isinstance(value, bool) and bool not in kinds) or not isinstance(value, kinds):
-        raise DataError(f"record: {name} must be {what}, got {value!r}. Make the record again.")
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise _fault(name, what, repr(value))
     return value
 
 
-def _among(found: Mapping[str, Any], name: str, allowed: Iterable[str]) -> None:
-    value = _require(found, name, (str,), "text")
-    names = list(allowed)
-    if value not in names:
-        raise DataError(
-            f"record: {name} must be one of {names}, got {value!r}. Make the record again."
-        )
-
-
-def _seconds(found: Mapping[str, Any], where: str) -> None:
+def _check_seconds(found: Mapping[str, Any], where: str) -> None:
     for name in _TIMES:
         value = found.get(name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is None or not number or not math.isfinite(value) or value <= 0:
-            raise DataError(
-                f"record: {where}.{name} must be seconds above 0, got {value!r}. "
-                "Make the record again."
-            )
+        if value is None or not number or not 0 < value < math.inf:
+            raise _fault(f"{where}.{name}", "seconds above 0", repr(value))
     if not found["p20"] <= found["p50"] <= found["p80"]:
+        times = ", ".join(str(found[name]) for name in _TIMES)
         raise DataError(
-            f"record: {where} must have p20 <= p50 <= p80, got "
-            f"{found['p20']}, {found['p50']}, {found['p80']}. Make the record again."
+            f"record: {where} must have p20 <= p50 <= p80, got {times}. Make the record again."
         )
 
 
@@ -118,29 +110,27 @@ def validate(found: object) -> Record:
             "Read it with the version of sparsetile that made it, or measure again."
         )
     for name in _TEXT:
-        _require(found, name, (str,), "text")
+        _require(found, name, str, "text")
     for name in _COUNTS:
-        if _require(found, name, (int,), "a whole number") < 0:
-            raise DataError(
-                f"record: {name} must be 0 or more, got {found[name]}. Make the record again."
-            )
-    _require(found, "weighted", (bool,), "true or false")
-    _require(found, "config", (dict,), "an object")
-    _require(found, "environment", (dict,), "an object")
-    _among(found["config"] | {"layout": found["config"].get("layout", "rows")}, "layout", LAYOUTS)
+        if _require(found, name, int, "a whole number") < 0:
+            raise _fault(name, "0 or more", found[name])
+    _require(found, "weighted", bool, "true or false")
+    _require(found, "environment", dict, "an object")
     if "yardstick" in found:
-        _require(found, "yardstick", (list,), "a list of baselines")
-    _among(found, "status", STATUSES)
-    _among(found, "op", OPS)
-    _among(found, "dtype", DTYPES)
-    _among(found, "kind", _KINDS)
+        _require(found, "yardstick", list, "a list of baselines")
+    layout = _require(found, "config", dict, "an object").get("layout", "rows")
+    for name, names in (("status", STATUSES), ("op", OPS), ("dtype", DTYPES), ("kind", _KINDS),
+                        ("layout", LAYOUTS)):  # fmt: skip
+        value = layout if name == "layout" else _require(found, name, str, "text")
+        if value not in names:
+            raise _fault(name, f"one of {list(names)}", repr(value))
     if found["status"] == "ok":
-        _seconds(_require(found, "time", (dict,), "an object"), "time")
-        _require(found, "error", (dict,), "an object")
-        if found.get("cold") is not None:
-            _seconds(_require(found, "cold", (dict,), "an object"), "cold")
+        _require(found, "error", dict, "an object")
+        for name in ("time", "cold"):
+            if name == "time" or found.get(name) is not None:
+                _check_seconds(_require(found, name, dict, "an object"), name)
     else:
-        _require(found, "reason", (str,), "text")
+        _require(found, "reason", str, "text")
     return found
 
 
@@ -159,13 +149,13 @@ class Damage:
 def read_records(
     path: str | os.PathLike[str], check: Callable[[object], Record] = validate
 ) -> tuple[list[Record], list[Damage]]:
-    """Read a JSONL file of records, gzipped where its name ends in .gz.
+    """Read a JSONL file of records, gzipped if its name ends in .gz.
 
     Parameters
     ----------
     path : path
     check : callable
-        Returns what a line holds if it is a record, else raises DataError.
+        Returns its argument if it is a record, else raises DataError.
 
     Returns
     -------
@@ -225,7 +215,7 @@ def _is_run(line: Any) -> bool:
 
 
 def _whole(line: Any, runs: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return a line's record with what its run's line holds for it."""
+    """Return a line's record with the fields of its run's line."""
     if not isinstance(line, dict) or "run" not in line:
         return line
     if line["run"] not in runs:
@@ -245,7 +235,7 @@ def append_record(
 ) -> None:
     """Validate a record and append it as one line, flushed, so that a crash keeps it.
 
-    The line of its run comes before it if the file does not hold that yet.
+    The line of its run comes before it if the file does not have that yet.
     """
     file = Path(path)
     if file.suffix == _GZIPPED:
@@ -254,10 +244,10 @@ def append_record(
             "Write a .jsonl file, and compress it when it is whole",
         )  # fmt: skip
     run, body = _parted(check(record))
-    held = file.read_bytes() if file.exists() else b""
+    content = file.read_bytes() if file.exists() else b""
     # A run killed in the middle of a write leaves half a line; start on a fresh one.
-    text = "\n" if held and not held.endswith(b"\n") else ""
-    if f"{run}\n".encode() not in held:
+    text = "\n" if content and not content.endswith(b"\n") else ""
+    if f"{run}\n".encode() not in content:
         text += f"{run}\n"
     with file.open("a", encoding="utf-8") as stream:
         stream.write(f"{text}{body}\n")
@@ -270,7 +260,7 @@ def _parted(record: Record) -> tuple[str, str]:
     digest = hashlib.sha256(_line(shared).encode()).hexdigest()[:12]
     own = {name: value for name, value in record.items() if name not in shared}
     if set(_ENTRY) <= set(record) and own.get("key") == entry_key(record):
-        del own["key"]  # it says again what the others say
+        del own["key"]  # it repeats other fields
     return _line({"run": digest, **shared}), _line({"run": digest, **own})
 
 

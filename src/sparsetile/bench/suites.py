@@ -34,24 +34,22 @@ _FIELDS = _PART_FIELDS | {
     "device",
     "tf32",
     "rounds",
-    "busy_cores",
     "part",
     "ladder",
     "published",
-    "ratio",
     "generate",
 }
-# Row orders an entry may ask for: the plan's own choice, or an algorithm by name.
+# Row orders of an entry: the plan's own choice, or an algorithm by name.
 ORDERS = ("auto", *REORDERERS)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One block of a suite: every matrix times every width, type, layout, system.
+    """One part of a suite: every matrix times every width, type, layout, system.
 
-    ``yardstick`` names the baselines that its products are held against, where they are not those
-    of ``BASELINE_GROUPS``; only those among ``baselines`` are measured along. ``slowest`` is the
-    longest that one product of any other baseline may take, in seconds, before it is left untimed.
+    ``yardstick`` names the baselines of its products, if they are not those of ``BASELINE_GROUPS``;
+    of these, only those in ``baselines`` are measured here. ``slowest`` is the longest time, in
+    seconds, of one product of any other baseline; slower ones are not timed.
     """
 
     matrices: tuple[str, ...]
@@ -70,10 +68,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite file, checked.
-
-    ``busy_cores`` is how many cores of the host are kept at work by others while it runs.
-    """
+    """A suite file, checked."""
 
     name: str
     title: str
@@ -84,9 +79,7 @@ class Suite:
     parts: tuple[Part, ...]
     ladders: tuple[Mapping[str, Any], ...]
     published: tuple[Mapping[str, Any], ...]
-    ratios: tuple[Mapping[str, Any], ...]
     generate: Mapping[str, Mapping[str, Any]]
-    busy_cores: int = 0
 
 
 def suite_names() -> list[str]:
@@ -138,19 +131,8 @@ def _suite(name: str, body: Mapping[str, Any]) -> Suite:
         parts=(first, *more),
         ladders=tuple(_ladder(ladder) for ladder in body.get("ladder", ())),
         published=tuple(body.get("published", ())),
-        ratios=tuple(body.get("ratio", ())),
         generate=body.get("generate", {}),
-        busy_cores=_whole(name, "busy_cores", body.get("busy_cores", 0)),
     )
-
-
-def _whole(suite: str, name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise DataError(
-            f"bench: {name} of suite {suite} must be a whole number from 0 up, got {value!r}. "
-            "Correct it."
-        )
-    return value
 
 
 def _known(where: str, body: Mapping[str, Any], fields: set[str]) -> None:
@@ -165,8 +147,8 @@ def _known(where: str, body: Mapping[str, Any], fields: set[str]) -> None:
 def concerns(body: Mapping[str, Any], matrix: str) -> bool:
     """Whether a ladder or a published figure is about a matrix.
 
-    ``matrices`` and ``without`` hold patterns such as ``gate_proj-*``; every matrix is meant where
-    they are omitted.
+    ``matrices`` and ``without`` are patterns such as ``gate_proj-*``; without them, every matrix
+    counts.
     """
     wanted, unwanted = body.get("matrices", ("*",)), body.get("without", ())
     return any(fnmatch.fnmatchcase(matrix, pattern) for pattern in wanted) and not any(
@@ -175,23 +157,23 @@ def concerns(body: Mapping[str, Any], matrix: str) -> bool:
 
 
 def _part(suite: str, body: Mapping[str, Any], default: Part | None) -> Part:
-    held = default or Part((), ())
+    base = default or Part((), ())
     if default is not None:
         _known(f"a part of suite {suite}", body, _PART_FIELDS)
-    slowest = body.get("slowest", held.slowest)
+    slowest = body.get("slowest", base.slowest)
     part = replace(
-        held,
-        matrices=tuple(body.get("matrices", held.matrices)),
-        n=tuple(int(n) for n in body.get("n", held.n)),
-        dtypes=tuple(body.get("dtypes", held.dtypes)),
-        weighted=one_of("bench", "weighted", body.get("weighted", held.weighted), WEIGHTS),
-        op=one_of("bench", "op", body.get("op", held.op), OPS),
-        reduce=reduce_name("bench", body.get("reduce", held.reduce)),
-        orders=tuple(body.get("reorder", held.orders)),
-        layouts=tuple(body.get("layouts", held.layouts)),
-        systems=tuple(body.get("systems", held.systems)),
-        baselines=tuple(body.get("baselines", held.baselines)),
-        yardstick=tuple(body.get("yardstick", held.yardstick)),
+        base,
+        matrices=tuple(body.get("matrices", base.matrices)),
+        n=tuple(int(n) for n in body.get("n", base.n)),
+        dtypes=tuple(body.get("dtypes", base.dtypes)),
+        weighted=one_of("bench", "weighted", body.get("weighted", base.weighted), WEIGHTS),
+        op=one_of("bench", "op", body.get("op", base.op), OPS),
+        reduce=reduce_name("bench", body.get("reduce", base.reduce)),
+        orders=tuple(body.get("reorder", base.orders)),
+        layouts=tuple(body.get("layouts", base.layouts)),
+        systems=tuple(body.get("systems", base.systems)),
+        baselines=tuple(body.get("baselines", base.baselines)),
+        yardstick=tuple(body.get("yardstick", base.yardstick)),
         slowest=None if slowest is None else float(slowest),
     )
     for dtype in part.dtypes:

@@ -1,4 +1,4 @@
-"""What a run prints at its end: the report's tables of ratios, every loss, what was left out."""
+"""The summary of a run: the report's tables of ratios, every loss, what was omitted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def summary_lines(
     troubles: Sequence[str],
     not_run: Sequence[Entry] = (),
 ) -> list[str]:
-    """Return tables of ratios to the best baseline, every loss, what was left out or not run."""
+    """Return tables of ratios to the best baseline, every loss, what was omitted or not run."""
     lines = ratio_lines(summarise(attach_baselines(records)))
     lines += [
         f"skipped: {item['system']} on {item['entries']} products: {item['reason']}"

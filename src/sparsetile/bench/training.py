@@ -1,38 +1,212 @@
-"""One training run of a GCN, timed: the papers' networks with the product exchanged.
+"""Trains a GCN with PyG's products and with sparsetile's, and times it.
 
-All runs of a setting start from the same weights, features and labels. The device is waited for
-once, at the end: each epoch is timed by events on the device's stream, and what the host needed to
-issue it by the clock.
+All runs of a network start from the same weights, features and labels, with the same normalised
+matrix. Only the product differs, so losses must agree epoch by epoch. One path omits the products
+to time the rest of a step, which in eager mode is mostly host time.
+
+The host synchronises once, at the end: each epoch is timed by events on the device's stream, and
+its host time by the clock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sparsetile.bench.gnn_paths import Path, sparse_tensor
 from sparsetile.core.timer import Samples
+from sparsetile.formats.values import round_tf32
 from sparsetile.intake import CSR
+from sparsetile.plan.planner import plan
 
-__all__ = ["CLASSES", "FEATURES", "LABELS", "SETTINGS", "Network", "Setting", "Trained", "train"]
+__all__ = ["CLASSES", "FEATURES", "LABELS", "PATHS", "SETTINGS", "Network", "Path", "Prepared",
+           "Setting", "Trained", "train"]  # fmt: skip
 
 FEATURES = 128
 CLASSES = 16
-# What is learnt: the classes that a GCN of random weights gives. Networks that learn random labels
-# by heart drift apart whatever multiplies: sums that differ by 3e-7 end 1.6e-2 apart after 300
-# epochs on PubMed, and 3e-4 with these labels.
+# The labels are the classes that a GCN of random weights gives. With random labels, runs drift
+# apart: sums that differ by 3e-7 give losses 1.6e-2 apart after 300 epochs on PubMed, and 3e-4
+# apart with these labels.
 LABELS = "teacher"
 # Epochs that fill caches, plan the transpose and warm up a capture. They count in the total.
 _WARM_EPOCHS = 3
+# Messages may take this share of a GPU's memory, since a network needs several at once, or this
+# many bytes on a CPU.
+_MESSAGE_SHARE, _MESSAGE_BYTES = 0.25, 8 * 2**30
+
+# A layer's end: product of x, plus a bias, through ReLU or not.
+Product = Callable[[Tensor, Tensor, bool], Tensor]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A product ready to train with, and what was chosen for it."""
+
+    product: Product
+    choices: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Path:
+    """A method to multiply.
+
+    Attributes
+    ----------
+    prepare : callable
+        Called with A[target, source] in the type of x, the width of x and a row order: does all
+        work that is done once per graph.
+    missing : callable
+        Called with the matrix and the width: why this path cannot run here, or None. Imports what
+        the path needs, so that imports are not timed as planning.
+    captured : bool
+        Whether the whole training step is captured into one CUDA graph.
+    """
+
+    prepare: Callable[[CSR, int, str], Prepared]
+    kind: str = "baseline"
+    missing: Callable[[CSR, int], str | None] = lambda matrix, width: None
+    captured: bool = False
+
+
+def _apart(multiply: Callable[[Tensor], Tensor]) -> Prepared:
+    """Bias and ReLU as separate torch operations."""
+
+    def product(x: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        out = multiply(x) + bias.to(x.dtype)
+        return out.relu() if relu else out
+
+    return Prepared(product)
+
+
+def _sparse_tensor(matrix: CSR, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the matrix as a torch CSR tensor, in another dtype if one is given."""
+    assert matrix.values is not None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            matrix.indptr, matrix.indices.long(), matrix.values.to(dtype or matrix.values.dtype),
+            matrix.shape, check_invariants=False,
+        )  # fmt: skip
+
+
+def _without_pyg(matrix: CSR, width: int) -> str | None:
+    try:
+        import torch_geometric.utils  # noqa: F401
+    except ImportError:
+        return "torch-geometric is not installed"
+    return None
+
+
+def _pyg_sparse(matrix: CSR, width: int, reorder: str) -> Prepared:
+    """PyG's ``spmm`` of a torch sparse tensor ``adj_t``: cuSPARSE on a GPU."""
+    from torch_geometric.utils import spmm
+
+    adj_t = _sparse_tensor(matrix)
+    return _apart(lambda x: spmm(adj_t, x))
+
+
+def _pyg_rounded(matrix: CSR, width: int, reorder: str) -> Prepared:
+    """The same with operands rounded to TF32, forward and backward.
+
+    Its losses differ from those of ``pyg-sparse`` by the effect of rounding on this network.
+    """
+    from torch_geometric.utils import spmm
+
+    assert matrix.values is not None
+    adj_t = _sparse_tensor(matrix.with_values(round_tf32(matrix.values)))
+
+    def multiply(x: Tensor) -> Tensor:
+        # The rounded value, with the gradient of x: the difference is exact in float32.
+        rounded = x + (round_tf32(x.detach().contiguous()) - x).detach()
+        out = spmm(adj_t, rounded)
+        if out.requires_grad:
+            out.register_hook(lambda grad: round_tf32(grad.contiguous()))
+        return out
+
+    return _apart(multiply)
+
+
+def _not_float32(matrix: CSR, width: int) -> str | None:
+    if matrix.values is None or matrix.values.dtype is not torch.float32:
+        return "TF32 is a precision of float32"
+    return _without_pyg(matrix, width)
+
+
+@functools.cache
+def _message_passing() -> Any:
+    """A layer of message passing; its class is made once, as PyG generates code for each."""
+    from torch_geometric.nn import MessagePassing
+
+    class Aggregate(MessagePassing):  # type: ignore[misc]
+        def forward(self, x: Tensor, edges: Tensor, weight: Tensor, size: tuple[int, int]) -> Any:
+            return self.propagate(edges, x=(x, None), weight=weight, size=size)
+
+        def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+            return x_j * weight.unsqueeze(-1)
+
+    return Aggregate(aggr="sum")
+
+
+def _large_messages(matrix: CSR, width: int) -> str | None:
+    absent = _without_pyg(matrix, width)
+    if absent is not None:
+        return absent
+    size, limit = 4 * matrix.nnz * width, _MESSAGE_BYTES
+    if matrix.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(matrix.device).total_memory
+        limit = int(_MESSAGE_SHARE * memory)
+    if size > limit:
+        return f"messages of a layer take {size / 2**30:.0f} GiB, over {limit / 2**30:.0f}"
+    _message_passing()
+    return None
+
+
+def _pyg_edges(matrix: CSR, width: int, reorder: str) -> Prepared:
+    """PyG's default: a message per edge, gathered and scattered."""
+    layer = _message_passing()
+    edges = torch.stack([matrix.indices.long(), matrix.row_ids()])
+    size = (matrix.shape[1], matrix.shape[0])
+    return _apart(lambda x: layer(x, edges, matrix.values, size))
+
+
+def _sparsetile(matrix: CSR, width: int, reorder: str, fused: bool = False) -> Prepared:
+    """A plan instead of ``adj_t``; fused: with bias and ReLU in the product's kernel."""
+    assert matrix.values is not None
+    made = plan(matrix, width, dtype=matrix.values.dtype, reorder=reorder)
+    info = made.info
+    choices = {"system": made.system, "seconds": info["seconds"], "bytes": info["format_bytes"]}
+    if not fused:
+        return Prepared(_apart(made.run).product, choices)
+    return Prepared(lambda x, bias, relu: made.run(x, bias=bias, relu=relu), choices)
+
+
+_fused = functools.partial(_sparsetile, fused=True)
+
+# PyG's first: the others' losses are compared with theirs.
+PATHS: dict[str, Path] = {
+    "pyg-sparse": Path(_pyg_sparse, missing=_without_pyg),
+    "pyg-rounded": Path(_pyg_rounded, "control", _not_float32),
+    "pyg-edges": Path(_pyg_edges, missing=_large_messages),
+    "sparsetile": Path(_sparsetile, "system"),
+    "sparsetile-fused": Path(_fused, "system"),
+    "sparsetile-cudagraph": Path(
+        _fused, "system", captured=True,
+        missing=lambda matrix, width: (
+            None if matrix.device.type == "cuda" else "CUDA graphs need a GPU"
+        ),
+    ),
+    "no-product": Path(lambda matrix, width, reorder: _apart(lambda x: x), "bound"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,7 +229,7 @@ SETTINGS: dict[str, Setting] = {
 class Network(nn.Module):
     """A GCN over any product: linear map, product, bias, ReLU."""
 
-    def __init__(self, setting: Setting, product: Callable[[Tensor, Tensor, bool], Tensor]) -> None:
+    def __init__(self, setting: Setting, product: Product) -> None:
         super().__init__()
         inner = [setting.hidden] * (setting.layers - 1)
         widths = [FEATURES, *inner, CLASSES]
@@ -74,7 +248,7 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run took. Bytes are those beyond matrix, features and labels; None on the host."""
+    """The cost of a run. Bytes exclude matrix, features and labels; None on a CPU."""
 
     losses: list[float]
     prepare_seconds: float
@@ -91,15 +265,11 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _allocated(device: torch.device) -> int | None:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-
-
 @contextlib.contextmanager
-def _tf32(enabled: bool) -> Iterator[None]:
-    """Let dense and sparse float32 products use TF32, or not, as torch's own setting says."""
+def _tf32() -> Iterator[None]:
+    """Let dense and sparse float32 products use TF32."""
     before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = enabled
+    torch.backends.cuda.matmul.allow_tf32 = True
     try:
         yield
     finally:
@@ -108,60 +278,43 @@ def _tf32(enabled: bool) -> Iterator[None]:
 
 def _taught(matrix: CSR, x: Tensor, weights: Tensor) -> Tensor:
     """Return the classes that two products and these weights give, in float64."""
-    A = sparse_tensor(matrix, torch.float64)
+    A = _sparse_tensor(matrix, torch.float64)
     taught: Tensor = (A @ (A @ (x.double() @ weights.double()))).argmax(1)
     return taught
 
 
 def train(
-    path: Path,
-    setting: Setting,
-    matrix: CSR,
-    epochs: int,
-    *,
-    reorder: str = "auto",
-    seed: int = 0,
-    tf32: bool = True,
+    path: Path, setting: Setting, matrix: CSR, epochs: int, *, reorder: str = "auto"
 ) -> Trained:
-    """Train and time one network.
+    """Train a network by full-batch steps of Adam, with TF32 allowed, and time it.
 
-    Parameters
-    ----------
-    path : Path
-        The product.
-    matrix : CSR
-        The normalised A[target, source], on the device, values in the type of the products. In 16
-        bits the rest of the network runs under autocast.
-    epochs : int
-        Full-batch steps of Adam.
-    reorder : str
-        Row order of sparsetile's plans.
+    ``matrix`` is the normalised A[target, source] on the device, its values in the type of the
+    products. In 16 bits the rest of the network runs under autocast.
     """
     device = matrix.device
     assert matrix.values is not None
     dtype = matrix.values.dtype
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     nodes = matrix.shape[0]
     x = torch.randn(nodes, FEATURES, generator=generator).to(device)
     labels = _taught(matrix, x, torch.randn(FEATURES, CLASSES, generator=generator).to(device))
-    at_rest = 0
-    if device.type == "cuda":
-        gc.collect()  # what a run before this one left is not this one's
+    at_rest, on_gpu = 0, device.type == "cuda"
+    if on_gpu:
+        gc.collect()  # memory of earlier runs does not count
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         at_rest = torch.cuda.memory_allocated(device)
-    path.load()
-    with _tf32(tf32):
+    with _tf32():
         _wait(device)
-        before, begun = _allocated(device), time.perf_counter()
+        begun = time.perf_counter()
         prepared = path.prepare(matrix, setting.hidden, reorder)
         _wait(device)
         prepare_seconds = time.perf_counter() - begun
-        after = _allocated(device)
-        torch.manual_seed(seed)
+        graph_bytes = torch.cuda.memory_allocated(device) - at_rest if on_gpu else None
+        torch.manual_seed(0)
         network = Network(setting, prepared.product).to(device)
         optimiser = torch.optim.Adam(network.parameters(), lr=0.01, capturable=path.captured)
-        # Casts of weights that autocast keeps would belong to the capture's memory.
+        # autocast's cache of cast weights would be in the capture's memory.
         cast = torch.autocast(
             device.type, dtype=dtype if dtype.itemsize == 2 else None,
             enabled=dtype.itemsize == 2, cache_enabled=not path.captured,
@@ -192,10 +345,8 @@ def train(
         train_seconds=train_seconds,
         step=clock.steps(),
         host=clock.host(),
-        peak_bytes=(
-            torch.cuda.max_memory_allocated(device) - at_rest if device.type == "cuda" else None
-        ),
-        graph_bytes=None if before is None or after is None else after - before,
+        peak_bytes=torch.cuda.max_memory_allocated(device) - at_rest if on_gpu else None,
+        graph_bytes=graph_bytes,
         choices=dict(prepared.choices),
     )
 

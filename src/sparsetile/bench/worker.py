@@ -1,23 +1,17 @@
-"""One process that measures entries of one system, asked line by line in JSON.
+"""One process that measures entries of one system.
 
-    python -m sparsetile.bench.worker cuda
-
-It answers ``ready`` with its environment, then one line per request: ``load`` reads a matrix, so
+It sends ``ready`` with its environment, then a reply to each request: ``load`` reads a matrix, so
 that all workers can do so at once; ``measure`` prepares, checks and times an entry; ``again`` takes
-more samples of it. Its stdout belongs to the protocol
-alone: whatever libraries print goes to stderr. A CUDA error that poisons the process is reported,
-then the process ends, and the driver starts another.
+more samples of it. After an unrecoverable CUDA error it exits, and the driver starts another.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import os
-import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any, TextIO
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -28,7 +22,7 @@ from sparsetile.check.judge import Verdict, check_product, check_sddmm
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.core.timer import one_product, time_product
 
-__all__ = ["Worker", "judge", "main"]
+__all__ = ["Worker", "judge", "serve"]
 
 # Device memory the allocator may keep between entries: other workers need theirs.
 _KEEP_BYTES = 2 * 2**30
@@ -40,7 +34,7 @@ class Worker:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self.bench = Workbench(self.device)
-        self._held: tuple[Operands, Prepared, float] | None = None
+        self._last: tuple[Operands, Prepared, float] | None = None
 
     def load(self, path: str, weights: str) -> dict[str, Any]:
         """Read a matrix and bring it to the device."""
@@ -72,7 +66,7 @@ class Worker:
         except NotImplementedError as error:
             if entry["kind"] == "system":
                 raise
-            return {**fields, "status": "skipped", "reason": _one_line(error)}  # torch's own word
+            return {**fields, "status": "skipped", "reason": _one_line(error)}  # torch's message
         error_found = judge(operands, result, tf32=ready.uses_tf32).as_record()
         del result
         fields |= {
@@ -96,7 +90,7 @@ class Worker:
         if entry.get("cold") and self.device.type == "cuda":
             cold = time_product(ready.run, self.device, budget=budget, cold=True)
             fields["cold"] = cold.summary()
-        # The same for every system, so the driver passes on what the first of them found.
+        # The same for every system, so the driver passes on the first result.
         floor = entry.get("floor") or self.bench.floor(operands, entry["weights"])
         fields |= {
             "flops": 2 * csr.nnz * int(entry["n"]),
@@ -105,11 +99,11 @@ class Worker:
             "floor_term": None if floor is None else floor[1],
         }
         if entry.get("rounds", 1) > 1:
-            self._held = (operands, ready, budget)
+            self._last = (operands, ready, budget)
         return {**fields, "status": "ok"}
 
     def _too_slow(self, entry: Mapping[str, Any], ready: Prepared) -> str | None:
-        """Why a product is not timed: once takes longer than the suite grants a baseline."""
+        """Why a product is not timed: one run takes longer than the suite allows a baseline."""
         limit = entry.get("slowest")
         if limit is None:
             return None
@@ -118,15 +112,15 @@ class Worker:
 
     def again(self) -> dict[str, Any]:
         """Take more samples of the entry measured last."""
-        if self._held is None:
+        if self._last is None:
             raise RuntimeError("again: an entry must be measured first")
-        _, ready, budget = self._held
+        _, ready, budget = self._last
         samples = time_product(ready.run, self.device, budget=budget)
         return {"status": "ok", "samples": samples.as_dict()}
 
     def _release(self) -> None:
-        """Drop the last product; give device memory back when much is kept."""
-        self._held = None
+        """Drop the last product; free cached device memory if it is much."""
+        self._last = None
         if self.device.type == "cuda" and torch.cuda.memory_reserved() > _KEEP_BYTES:
             gc.collect()
             torch.cuda.empty_cache()
@@ -171,36 +165,22 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
     except torch.OutOfMemoryError:
         return {"status": "error", "reason": "out of device memory"}
     except Exception as error:  # one entry's failure must not end the others
-        traceback.print_exc(file=sys.stderr)
+        traceback.print_exc()
         return {"status": "error", "reason": f"{type(error).__name__}: {_one_line(error)}"}
 
 
-def main(arguments: list[str]) -> int:
-    """Serve requests from stdin until it ends."""
-    channel: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def send(body: Mapping[str, Any]) -> None:
-        channel.write(json.dumps(body) + "\n")
-        channel.flush()
-
-    device = arguments[0] if arguments else "cpu"
+def serve(device: str, connection: Connection) -> None:
+    """Answer requests until None comes."""
     try:
         environment = describe_environment(device)
         worker = Worker(device)
     except Exception as error:  # reported to the driver, which names it at the end
-        send({"failed": f"{type(error).__name__}: {_one_line(error)}"})
-        return 1
-    send({"ready": environment})
+        connection.send({"failed": f"{type(error).__name__}: {_one_line(error)}"})
+        return
+    connection.send({"ready": environment})
+    fatal = False
     with torch.no_grad():
-        for line in sys.stdin:
-            reply = _answer(worker, json.loads(line))
-            if reply["status"] == "error" and worker.poisoned():
-                send({**reply, "fatal": True})
-                return 3
-            send(reply)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        while not fatal and (request := connection.recv()) is not None:
+            reply = _answer(worker, request)
+            fatal = reply["status"] == "error" and worker.poisoned()
+            connection.send({**reply, "fatal": fatal})

@@ -1,1 +1,1 @@
-"""What checks and measures products: references, error bounds, timing, pictures, digests."""
+"""Checks of products: the float64 reference, the error bound, comparisons, pictures."""

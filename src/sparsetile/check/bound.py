@@ -1,21 +1,21 @@
-"""The one error bound: what rounding may cost a product that is right.
+"""The error bound: the largest rounding error of a correct product.
 
 Let ``u`` be the unit roundoff of the accumulator (2^-24 for FP32, 2^-53 for FP64), ``L`` the number
-of products in a sum and ``m = Σ|a·b|`` its magnitude. A product is right where
+of products in a sum and ``m = Σ|a·b|`` its magnitude. A product is correct if
 
     |C - reference| ≤ accumulation + operands + rounding of C
 
 **Accumulation.** Every sum, in any order, is a chain of L multiplications and additions, and each
 adds a relative error δ of a partial sum, which is at most m.
 
-- Default: ``(4 + 4·√L)·u·m``. Where the δ round to nearest they have no preferred sign, and their
-  sum grows as √L whatever the data: about √L·u·m/3 where all products have one sign, about u·m/2
-  where they change sign. Tensor Cores truncate: |δ| ≤ 2u towards zero. With products of random
+- Default: ``(4 + 4·√L)·u·m``. If they round to nearest, the δ have no preferred sign, and their
+  sum grows as √L whatever the data: about √L·u·m/3 if all products have one sign, about u·m/2 if
+  they change sign. Tensor Cores truncate: |δ| ≤ 2u towards zero. With products of random
   sign the partial sums grow as √k, and the errors add up to about 0.7·√L·u·m. The bound is six
-  times the largest of these, so a right product of random data exceeds it with negligible
-  probability. A dropped or doubled entry of average size m/L breaks it in
-  rows of up to 26,000 entries in FP32. In longer rows it breaks where the entry is larger than the
-  average, which some column of B shows.
+  times the largest of these, so a correct product of random data exceeds it with negligible
+  probability. A dropped or doubled entry of average size m/L exceeds it in rows of up to 26,000
+  entries in FP32, and in longer rows if the entry is larger than the average, which it is in some
+  column of B.
 - ``worst_case``: ``(L + 2)·2u·m``. The first-order bound of any chain of L products and sums with a
   multiplication by alpha and a division (mean), each truncated. It holds for every input, also for
   rows of equal sign and equal rounding errors, and is loose by about √L for random data.
@@ -54,7 +54,7 @@ def error_bound(
     tf32: bool = False,
     worst_case: bool = False,
 ) -> Tensor:
-    """Return the largest |C - result| of a right product, element by element.
+    """Return the largest |C - result| of a correct product, element by element.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def error_bound(
     tf32 : bool
         Whether float32 operands may have been rounded to TF32.
     worst_case : bool
-        Whether the bound must hold for every input instead of random ones. See the module's text.
+        Whether the bound must hold for every input instead of random ones. See above.
     """
     accumulator = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32)
     count = torch.as_tensor(terms, dtype=torch.float64, device=result.device)

@@ -1,17 +1,25 @@
-"""What records and ``sparsetile doctor`` say of a machine: driver, NVRTC, its GPU as a folder."""
+"""Facts about a machine for records and ``sparsetile doctor``: driver, NVRTC, GPU name."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
 from sparsetile.jit import compiler_available, nvrtc_version
 
-__all__ = ["driver_version", "gpu_slug", "nvrtc_text"]
+__all__ = ["core_count", "driver_version", "gpu_slug", "nvrtc_text"]
 
-# Words of a GPU's name that tell nothing apart.
+# Words of a GPU's name that identify nothing.
 _FILLER = {"nvidia", "geforce", "tesla", "quadro", "graphics", "device", "gpu"}
+
+
+def core_count() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def gpu_slug(name: str) -> str:
@@ -27,7 +35,7 @@ def gpu_slug(name: str) -> str:
 
 
 def driver_version() -> str | None:
-    """Return the version of NVIDIA's kernel driver, None where there is none."""
+    """Return the version of NVIDIA's kernel driver, None if there is none."""
     try:
         asked = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
@@ -48,7 +56,7 @@ def driver_version() -> str | None:
 
 
 def nvrtc_text() -> str | None:
-    """Return the version of NVRTC as text, None where it does not load."""
+    """Return the version of NVRTC as text, None if it does not load."""
     if compiler_available() is not None:
         return None
     major, minor = nvrtc_version()

@@ -29,7 +29,7 @@ def report_package(function: str, name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != package:
-            raise  # the package is there, and lacks something of its own
+            raise  # the package is installed, but one of its dependencies is missing
         raise MissingPackageError(
             describe(
                 function, package, "installed", "no such package",

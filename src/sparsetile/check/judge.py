@@ -1,13 +1,12 @@
-"""Is a product right? Compared with the float64 reference, element by element, within the bound.
+"""Compares a product with the float64 reference, element by element, within the error bound.
 
-A product that is not finite is right only where CSR arithmetic gives the same: NaN where the
-reference is NaN, an infinity where the reference exceeds C's type on that side, give or take the
-bound.
+A non-finite element is correct only if CSR arithmetic gives the same: NaN where the reference is
+NaN, an infinity where the reference, within the bound, exceeds C's range on that side.
 
-Small products are checked whole. Of large ones a sample of rows is checked: the longest, the last,
-random ones, and rows with elements that are not finite. Where B is wide too, a sample of columns is
-checked: some from everywhere, so that every tile of columns is seen, the last ones, and columns
-with elements that are not finite. All of it runs on the product's device.
+Small products are checked whole. In large ones a sample of rows is checked: the longest, the last,
+random ones, and rows with non-finite elements. If B is wide too, a sample of columns is checked:
+some from every tile of columns, the last ones, and columns with non-finite elements. All of it runs
+on the product's device.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ __all__ = ["CHECKED_ELEMENTS", "INFINITE", "Verdict", "check_product", "check_sd
 
 # Gathered elements of B up to which all rows are checked.
 CHECKED_ELEMENTS = 2**25
-# Stands for an error without measure: JSON has no infinity.
+# Used as an infinite error: JSON has no infinity.
 INFINITE = 1e30
 _SAMPLE_ROWS = 4096
-# Rows that are checked whatever they cost, within this many gathered elements.
+# Rows that are always checked, within this many gathered elements.
 _FORCED_ROWS = 64
 _FORCED_ELEMENTS = 2**27
-# A sample on the host is smaller: it is slower at this than a GPU.
+# The sample on a CPU is smaller, because it is slower than a GPU.
 _HOST_SHARE = 8
-# Up to so many columns all are checked; of more, one of each of so many equal parts.
+# Up to this many columns all are checked; of more, one from each of this many equal parts.
 _ALL_COLUMNS = 1024
 _SAMPLE_COLUMNS = 256
 
@@ -47,15 +46,15 @@ class Verdict:
     Attributes
     ----------
     worst : float
-        Largest error in units of its bound: at most 1 where the product is right, 1e30 where the
-        shape is wrong or an element is not finite and should be.
+        Largest error in units of its bound: at most 1 if the product is correct, 1e30 if the shape
+        is wrong or an element is not finite and should be.
     max_abs : float
         Largest error.
     rows_checked, rows : int
     columns_checked : int or None
-        None where all columns were checked.
+        None if all columns were checked.
     why : str
-        What is wrong where ``worst`` is 1e30.
+        What is wrong if ``worst`` is 1e30.
     """
 
     worst: float
@@ -76,7 +75,7 @@ class Verdict:
 
     @property
     def coverage(self) -> str:
-        """``all rows`` or how many of them, and how many columns where not all."""
+        """``all rows`` or how many of them, and how many columns if not all."""
         rows = f"{self.rows_checked} of {self.rows} rows"
         text = "all rows" if self.rows_checked == self.rows else rows
         return text if self.columns_checked is None else f"{text}, {self.columns_checked} columns"
@@ -123,7 +122,7 @@ def check_product(
     worst_case : bool
         Use the bound that holds for every input, not only for random ones.
     limit : int, optional
-        Check a sample where (entries + rows) · N exceeds this. None checks everything.
+        Check a sample if (entries + rows) · N exceeds this. None checks everything.
     seed : int
         Of the sample.
     """
@@ -211,10 +210,10 @@ def _compare(
 
 
 def _not_finite(C: Tensor) -> Tensor | None:
-    """Where C is not finite; None where it is finite everywhere."""
+    """Where C is not finite; None if it is finite everywhere."""
     if C.numel() == 0:
         return None
-    # One pass that allocates nothing; NaN comes through as itself.
+    # One pass that allocates nothing; NaN propagates.
     low, high = torch.aminmax(C)
     if math.isfinite(float(low)) and math.isfinite(float(high)):
         return None
@@ -222,7 +221,7 @@ def _not_finite(C: Tensor) -> Tensor | None:
 
 
 def _suspects(strange: Tensor | None, device: torch.device) -> Tensor:
-    """Rows whose results are not all finite: a few of them, each to be looked at."""
+    """A few of the rows with non-finite results; each is checked."""
     if strange is None:
         return torch.zeros(0, dtype=torch.int64, device=device)
     return strange.any(1).nonzero().flatten()[:_FORCED_ROWS]
@@ -247,7 +246,7 @@ def _column_sample(
 
 
 def _row_sample(csr: CSR, suspects: Tensor, width: int, limit: int | None, seed: int) -> Tensor:
-    """Rows to check: all where that is cheap, else the longest, the last and random ones."""
+    """Rows to check: all if that is cheap, else the longest, the last and random ones."""
     rows, device = csr.shape[0], csr.device
     if limit is None or (csr.nnz + rows) * max(width, 1) <= limit:
         return torch.arange(rows, device=device)

@@ -62,7 +62,7 @@ def density_grid(csr: CSR, longest: int, *, flattest: float = 0.0) -> torch.Tens
 
 
 def _tile_shade(stats: TileStats) -> NDArray[np.float64]:
-    """Fills as ink: 0 where there is no tile, and a tile of one entry stays visible."""
+    """Fills as ink: 0 without a tile; a tile of one entry stays visible."""
     return np.where(np.isnan(stats.fills), 0.0, 0.12 + 0.88 * np.sqrt(np.nan_to_num(stats.fills)))
 
 
@@ -173,8 +173,8 @@ def _draw_tiles(figure: Any, tiled: Sequence[TileStats]) -> None:
         for spine in axes.spines.values():
             spine.set_color(_GRAY)
         axes.set_title(stats.name, loc="left", fontsize=10, color=_INK)
-        said = f"{_short(stats.tiles)} tiles, {100 * stats.fill:.2g} % full"
-        axes.set_xlabel(f"{said}, estimated" if stats.partial else said, fontsize=8.5)
+        text = f"{_short(stats.tiles)} tiles, {100 * stats.fill:.2g} % full"
+        axes.set_xlabel(f"{text}, estimated" if stats.partial else text, fontsize=8.5)
     figure.supylabel("windows", fontsize=8.5, color=_INK)
 
 

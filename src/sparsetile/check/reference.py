@@ -16,7 +16,7 @@ from sparsetile.intake.csr import CSR, FP8
 
 __all__ = ["attended", "dot_products", "reference", "row_chunks"]
 
-# Products of entries with columns of B that are held at once: 128 MiB in float64.
+# Products of entries with columns of B per chunk: 128 MiB in float64.
 CHUNK_ELEMENTS = 2**24
 
 
@@ -118,9 +118,9 @@ def attended(
     counts: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """Return graph attention in float64: messages weighed by a softmax over A's rows.
+    """Return graph attention in float64: messages weighted by a softmax over A's rows.
 
-    Differentiable. All terms are held at once, so that it is for small matrices.
+    Differentiable. For small matrices: all terms are in memory at once.
 
     Parameters
     ----------

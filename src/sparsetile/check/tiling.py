@@ -1,6 +1,6 @@
-"""How a matrix falls into windows and tiles, in numbers: what pictures and tables show.
+"""Statistics of a matrix's windows and tiles, for pictures and tables.
 
-Large matrices are sampled in whole blocks of rows that are spread evenly.
+Large matrices are sampled: groups of consecutive rows, spread evenly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparsetile.formats.pairs import window_pairs
+from sparsetile.formats.column_pairs import window_pairs
 from sparsetile.intake.csr import CSR
 
 __all__ = [
@@ -37,9 +37,9 @@ TILES: tuple[tuple[str, int, int, bool], ...] = (
 )
 # Heights of the windows in which shared columns are counted; each divides the next.
 WINDOWS = (4, 8, 16, 64)
-# Rows are sampled in blocks of this many, which holds a whole number of every window.
+# Rows per sampled group, a multiple of every window's height.
 _BLOCK = max(WINDOWS)
-# Entries looked at: blocks spread evenly over a larger matrix stand for the rest.
+# Entries of a sample at most.
 _MAX_ENTRIES = 3_000_000
 # Cells of the grid of fills, at most: windows down, tiles across.
 _FILL_CELLS = (120, 160)
@@ -69,7 +69,7 @@ def length_bins(lengths: torch.Tensor) -> list[dict[str, int]]:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Entries of whole blocks of 64 rows, in the order of the rows: all, or evenly spread ones."""
+    """Entries of groups of 64 rows, in the order of the rows: all groups, or evenly spread ones."""
 
     rows: NDArray[np.int64]  # position of each entry's row among the sampled ones
     cols: NDArray[np.int64]
@@ -119,7 +119,7 @@ def sample_pairs(
 
 
 def sharing(sample: Sample) -> dict[int, float]:
-    """Entries per distinct (window, column), by height of the window; 1 where nothing is shared."""
+    """Entries per distinct (window, column), by height of the window; 1 if nothing is shared."""
     return {
         window: sample.cols.size / owner.size if owner.size else 0.0
         for window, owner in sample_pairs(sample)
@@ -135,14 +135,14 @@ class TileStats:
     name : str
         Of the format.
     tiles : int
-        Of the whole matrix; estimated where only a sample was tiled.
+        Of the whole matrix; estimated if only a sample was tiled.
     mean_entries : float
         Per tile.
     fill : float
-        Share of tile cells that hold an entry.
+        Share of tile cells with an entry.
     fills : array [at most 120, at most 160], float64
-        Windows from top to bottom, tiles from left to right: mean fill of the tiles that fall into
-        a cell; NaN where there is none.
+        Windows from top to bottom, tiles from left to right: mean fill of the tiles in a cell; NaN
+        without a tile.
     partial : bool
         Whether only a sample was tiled.
     """

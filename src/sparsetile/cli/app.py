@@ -28,7 +28,7 @@ from sparsetile.cli import (
 )
 from sparsetile.cli.console import note, print_text, usable_streams
 from sparsetile.core.errors import CompileError, UnsupportedError
-from sparsetile_command import INTERRUPTED, STOPPED, interruptible
+from sparsetile_command.interrupts import INTERRUPTED, STOPPED, interruptible
 
 __all__ = ["app", "main"]
 
@@ -58,13 +58,13 @@ app.add_typer(data.app, name="data")
 
 
 class _Options:
-    """What the options before the command's name asked for."""
+    """The options before the command's name."""
 
     traceback = False
 
 
 class _Lines(logging.Handler):
-    """Log lines to whatever stderr is now, so that progress bars can step aside for them."""
+    """Log lines to the current stderr, so that progress bars are redrawn below them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         note(f"sparsetile: {record.getMessage()}")
@@ -108,7 +108,7 @@ def _is_usage_error(error: Exception) -> bool:
 
 
 def _report(error: Exception) -> int:
-    """Say on stderr what went wrong; return the exit code."""
+    """Print the error to stderr; return the exit code."""
     if _Options.traceback:
         traceback.print_exception(error)
     if _is_usage_error(error):

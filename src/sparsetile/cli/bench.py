@@ -12,17 +12,14 @@ import typer
 from rich.console import Console
 
 from sparsetile.cli.console import note, note_some, print_json, print_text
-from sparsetile.cli.gnn import GNN, gnn_title, refuse_options, run_gnn_suite
-from sparsetile.cli.llm import LLM, llm_title, run_llm_suite
+from sparsetile.cli.gnn import GNN, refuse_options, run_gnn_suite
+from sparsetile.cli.llm import LLM, run_llm_suite
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
 
 __all__ = ["bench"]
 
 _DEVICES = ("auto", "cuda", "cpu")
-# Suites that are no list of matrices and systems, with their titles.
-_OTHERS = {
-    GNN: gnn_title,
-    LLM: llm_title,
-}
 
 
 def _names(texts: list[str] | None) -> list[str]:
@@ -31,8 +28,6 @@ def _names(texts: list[str] | None) -> list[str]:
 
 
 def _numbers(texts: list[str] | None) -> list[int]:
-    from sparsetile.core.errors import value_error
-
     found = []
     for name in _names(texts):
         if not name.isdigit() or int(name) < 1:
@@ -44,8 +39,6 @@ def _numbers(texts: list[str] | None) -> list[int]:
 
 
 def _shares(texts: list[str] | None) -> list[float]:
-    from sparsetile.core.errors import value_error
-
     found = []
     for name in _names(texts):
         try:
@@ -58,8 +51,6 @@ def _shares(texts: list[str] | None) -> list[float]:
 
 
 def _seconds(option: str, value: float) -> float:
-    from sparsetile.core.errors import value_error
-
     if not 0 < value < math.inf:
         raise value_error("bench", option, "seconds above 0", value, f"Write {option} 120")
     return value
@@ -110,7 +101,7 @@ def bench(
             help="Seconds the whole run may take; the same command goes on with the rest."
         ),
     ] = None,
-    commit: Annotated[str, typer.Option(help="Commit to record where git is missing.")] = "",
+    commit: Annotated[str, typer.Option(help="Commit to record if git is missing.")] = "",
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(help="Compare two records files instead of measuring."),
@@ -157,14 +148,12 @@ def bench(
              "--cold": cold, "--data": data, "--systems": systems, "--reorder": reorder,
              "--epochs": epochs, "--retry": retry}, LLM
         )  # fmt: skip
-        words = _command_line(sys.argv[1:])
-        asked = _chosen_device(device, "cuda")
-        raise typer.Exit(
-            run_llm_suite(
-                asked, _names(dtype), _names(settings), _names(matrices), _shares(sparsity),
-                _numbers(n), out, words, as_json, limit,
-            )
-        )  # fmt: skip
+        chosen_llm: dict[str, list[Any]] = {
+            "dtype": _names(dtype), "parts": _names(settings), "projections": _names(matrices),
+            "sparsities": _shares(sparsity), "tokens": _numbers(n),
+        }  # fmt: skip
+        asked, words = _chosen_device(device, "cuda"), _command_line(sys.argv[1:])
+        raise typer.Exit(run_llm_suite(asked, chosen_llm, out, words, as_json, limit))
     others = {"--epochs": epochs, "--settings": settings, "--sparsity": sparsity}
     refuse_options(others, suite or "none")
     narrowed: dict[str, Any] = {
@@ -189,16 +178,16 @@ def bench(
 
 
 def _list_suites() -> None:
+    from sparsetile.bench import gnn, llm
     from sparsetile.bench.suites import load_suite, suite_names
 
-    for name in suite_names():
-        print_text(f"{name:12s} {load_suite(name).title}")
-    for name, title in _OTHERS.items():
-        print_text(f"{name:12s} {title()}")
+    titles = {name: load_suite(name).title for name in suite_names()}
+    for name, title in (titles | {GNN: gnn.TITLE, LLM: llm.TITLE}).items():
+        print_text(f"{name:12s} {title}")
 
 
 def _command_line(words: list[str]) -> str:
-    """The command as recorded: absolute paths, which say nothing elsewhere, by their last part."""
+    """The command as recorded: of absolute paths, which mean nothing elsewhere, the last part."""
     shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
     return shlex.join(["sparsetile", *shown])
 
@@ -220,9 +209,6 @@ def _compare(old: Path, new: Path, as_json: bool) -> int:
 
 def _chosen_device(asked: str, suite_device: str) -> str:
     import torch
-
-    from sparsetile.core.checks import one_of
-    from sparsetile.core.errors import value_error
 
     one_of("bench", "device", asked, _DEVICES)
     device = suite_device if asked == "auto" else asked
@@ -248,10 +234,8 @@ def _run(
     from sparsetile.bench.record import read_records
     from sparsetile.bench.suites import load_suite, suite_names
     from sparsetile.bench.summary import summary_data, summary_lines
-    from sparsetile.core.checks import one_of
-    from sparsetile.core.errors import value_error
 
-    known = [*suite_names(), *_OTHERS]
+    known = [*suite_names(), GNN, LLM]
     if name is None:
         raise value_error("bench", "SUITE", f"one of {known}", "nothing", "Name a suite")
     suite = load_suite(name if name.endswith(".toml") else one_of("bench", "suite", name, known))
@@ -286,6 +270,6 @@ def _run(
             f"time limit of {options.time_limit:g} s: {len(outcome.not_run)} entries not run; the "
             "same command goes on with them"
         )
-    # A baseline that is wrong was said above; it is no failure of what is measured here.
+    # A wrong baseline was reported above; it is not a failure of sparsetile.
     ours = (record for record in records if record["kind"] == "system")
     return 1 if any(record["status"] == "wrong" for record in ours) else 0

@@ -17,16 +17,16 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _clear(folder: Path) -> None:
-    # cuda.core's own clear() leaves alone what another process is writing at this moment.
+    # cuda.core's own clear() does not touch files that another process is writing.
     from sparsetile.jit.compiler import open_cache
 
     before = len(_files(folder))
     if before:
-        held = open_cache()
+        kernels = open_cache()
         try:
-            held.clear()
+            kernels.clear()
         finally:
-            held.close()
+            kernels.close()
     note(f"sparsetile: removed {before - len(_files(folder))} files from {folder}")
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import torch
 import typer
 
+from sparsetile.check.environment import core_count
 from sparsetile.cli.console import note, print_json, print_table, progress_bar
 from sparsetile.cli.options import Json
 from sparsetile.core.checks import one_of
@@ -30,48 +30,13 @@ from sparsetile.kernels import KERNELS, KernelSpec
 __all__ = ["compile_kernels"]
 
 
-@dataclass(frozen=True)
-class _Job:
-    spec: KernelSpec
-    source: KernelSource
-    arch: str
-
-
-@dataclass(frozen=True)
-class _Result:
-    job: _Job
-    compiled: Compiled | None
-    error: str | None
-
-    @property
-    def spill_bytes(self) -> int:
-        if self.compiled is None:
-            return 0
-        resources = self.compiled.resources
-        return max(resources.spill_store_bytes, resources.spill_load_bytes)
-
-    @property
-    def unlisted_spill(self) -> bool:
-        return self.spill_bytes > self.job.spec.allowed_spills
-
-    def row(self) -> dict[str, Any]:
-        found = self.compiled
-        return {
-            "kernel": self.job.spec.name,
-            "arch": self.job.arch,
-            "label": self.job.source.label,
-            "ok": self.error is None,
-            "error": self.error,
-            "from_cache": found is not None and found.from_cache,
-            "seconds": 0.0 if found is None else found.seconds,
-            "cubin_bytes": 0 if found is None else len(found.cubin),
-            **({} if found is None else asdict(found.resources)),
-        }
+_Job = tuple[KernelSpec, KernelSource, str]
+_NUMBERS = ("configurations", "cached", "registers", "spill bytes", "spilling", "shared", "s")
 
 
 def _jobs(kernels: Sequence[str], archs: Sequence[str]) -> list[_Job]:
     return [
-        _Job(KERNELS[name], KERNELS[name].source(config), arch)
+        (KERNELS[name], KERNELS[name].source(config), arch)
         for name in kernels
         for arch in archs
         if KERNELS[name].runs_on(arch)
@@ -79,19 +44,37 @@ def _jobs(kernels: Sequence[str], archs: Sequence[str]) -> list[_Job]:
     ]
 
 
-def _compile(job: _Job) -> _Result:
+def _compile(job: _Job) -> dict[str, Any]:
+    """Compile one configuration and return its row of ``--json``."""
+    spec, source, arch = job
+    found: Compiled | None = None
+    error: str | None = None
     try:
-        return _Result(job, compile_source(job.source, job.arch), None)
-    except CompileError as error:
-        return _Result(job, None, str(error))
+        found = compile_source(source, arch)
+    except CompileError as refused:
+        error = str(refused)
+    return {
+        "kernel": spec.name,
+        "arch": arch,
+        "label": source.label,
+        "ok": found is not None,
+        "error": error,
+        "from_cache": found is not None and found.from_cache,
+        "seconds": 0.0 if found is None else found.seconds,
+        "cubin_bytes": 0 if found is None else len(found.cubin),
+        **({} if found is None else asdict(found.resources)),
+    }
+
+
+def _spill_bytes(row: Mapping[str, Any]) -> int:
+    return max(row.get("spill_store_bytes", 0), row.get("spill_load_bytes", 0))
 
 
 def _check_archs(work: Sequence[_Job]) -> None:
-    """Refuse a target that the compiler does not know, once and not per configuration."""
-    first = {job.arch: job for job in reversed(work) if job.arch not in ARCHITECTURES}
+    """Raise for a target that the compiler does not know, once for all configurations."""
+    first = {job[2]: job for job in reversed(work) if job[2] not in ARCHITECTURES}
     for arch, job in first.items():
-        error = _compile(job).error
-        if error is not None and "--gpu-architecture" in error:
+        if "--gpu-architecture" in (_compile(job)["error"] or ""):
             raise value_error(
                 "compile", "--arch", f"one that NVRTC knows, such as {', '.join(ARCHITECTURES)}",
                 arch, "Name one of those, or omit --arch",
@@ -104,55 +87,39 @@ def _default_archs() -> list[str]:
     return list(ARCHITECTURES)
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # the cores this process may use, not those there are
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _summary(results: Sequence[_Result]) -> list[list[str]]:
+def _summary(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """One row a kernel and architecture."""
-    groups: dict[tuple[str, str], list[_Result]] = {}
-    for result in results:
-        groups.setdefault((result.job.spec.name, result.job.arch), []).append(result)
-    rows = []
-    for (name, arch), members in groups.items():
-        done = [member.compiled for member in members if member.compiled is not None]
-        registers = [item.resources.registers for item in done] or [0]
-        rows.append(
-            [
-                name,
-                arch,
-                str(len(members)),
-                str(sum(item.from_cache for item in done)),
-                f"{min(registers)}-{max(registers)}",
-                str(sum(member.spill_bytes > 0 for member in members)),
-                str(max((item.resources.static_shared_bytes for item in done), default=0)),
-                f"{sum(item.seconds for item in done):.2f}",
-                "ok" if all(member.row()["ok"] for member in members) else "FAILED",
-            ]
-        )
-    return rows
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["kernel"], row["arch"]), []).append(row)
+    cells = []
+    for key, members in groups.items():
+        registers = [row["registers"] for row in members if row["ok"]] or [0]
+        cells.append([
+            *key,
+            str(len(members)),
+            str(sum(row["from_cache"] for row in members)),
+            f"{min(registers)}-{max(registers)}",
+            str(sum(_spill_bytes(row) > 0 for row in members)),
+            str(max(row.get("static_shared_bytes", 0) for row in members)),
+            f"{sum(row['seconds'] for row in members):.2f}",
+            "ok" if all(row["ok"] for row in members) else "FAILED",
+        ])  # fmt: skip
+    return cells
 
 
-def _each(results: Sequence[_Result]) -> list[list[str]]:
+def _each(row: Mapping[str, Any]) -> list[str]:
     """One row a configuration."""
-    rows = []
-    for result in results:
-        row = result.row()
-        rows.append(
-            [
-                row["label"],
-                row["arch"],
-                "yes" if row["from_cache"] else "no",
-                str(row.get("registers", "-")),
-                str(result.spill_bytes),
-                str(row.get("static_shared_bytes", "-")),
-                f"{row['seconds']:.2f}",
-                "ok" if row["ok"] else "FAILED",
-            ]
-        )
-    return rows
+    return [
+        row["label"],
+        row["arch"],
+        "yes" if row["from_cache"] else "no",
+        str(row.get("registers", "-")),
+        str(_spill_bytes(row)),
+        str(row.get("static_shared_bytes", "-")),
+        f"{row['seconds']:.2f}",
+        "ok" if row["ok"] else "FAILED",
+    ]
 
 
 def compile_kernels(
@@ -201,60 +168,41 @@ def compile_kernels(
             "compile", "--arch", "one that the kernel is written for", arch,
             "Omit --arch, or see `sparsetile systems`",
         )  # fmt: skip
-    # One line per kernel is right for a plan that needs one of them, noise for all of them.
+    # One log line per kernel suits a plan, but not this many.
     log = logging.getLogger("sparsetile")
     level = log.level
     log.setLevel(max(level, logging.WARNING))
-    results: list[_Result] = []
+    rows: list[dict[str, Any]] = []
     try:
         _check_archs(work)
-        # NVRTC releases the interpreter lock and takes none of its own: threads keep cores busy.
-        # The first kernel is compiled by itself: cuda.core's first import must not meet another.
+        # NVRTC releases the GIL and has no lock of its own, so threads use all cores.
+        # The first kernel is compiled alone: cuda.core's first import is not thread-safe.
         with (
             progress_bar(f"compiling for {', '.join(arch or _default_archs())}", len(work)) as step,
-            ThreadPoolExecutor(jobs or _cores()) as pool,
+            ThreadPoolExecutor(jobs or core_count()) as pool,
         ):
-            results.append(_compile(work[0]))
+            rows.append(_compile(work[0]))
             step()
-            for result in pool.map(_compile, work[1:]):
-                results.append(result)
+            for row in pool.map(_compile, work[1:]):
+                rows.append(row)
                 step()
     finally:
         log.setLevel(level)
-    return _report(results, each, as_json)
-
-
-def _report(results: list[_Result], each: bool, as_json: bool) -> int:
     if as_json:
-        print_json([result.row() for result in results])
+        print_json(rows)
     elif each:
-        print_table(
-            ("configuration", "arch", "cached", "registers", "spill bytes", "shared", "s", ""),
-            _each(results),
-            right=("registers", "spill bytes", "shared", "s"),
-        )
+        columns = ("configuration", "arch", "cached", "registers", "spill bytes", "shared", "s", "")
+        print_table(columns, [_each(row) for row in rows], right=_NUMBERS[2:])
     else:
-        print_table(
-            (
-                "kernel",
-                "arch",
-                "configurations",
-                "cached",
-                "registers",
-                "spilling",
-                "shared",
-                "s",
-                "",
-            ),
-            _summary(results),
-            right=("configs", "cached", "registers", "spilling", "shared", "s"),
-        )
-    failed = [result.error for result in results if result.error is not None]
+        print_table(("kernel", "arch", *_NUMBERS[:3], *_NUMBERS[4:], ""), _summary(rows),
+                    right=_NUMBERS[1:])  # fmt: skip
+    failed = [row["error"] for row in rows if not row["ok"]]
     for error in failed:
         note(f"sparsetile: error: {error}")
-    spilling = sum(result.unlisted_spill for result in results)
+    allowed = [spec.allowed_spills for spec, _, _ in work]
+    spilling = sum(_spill_bytes(row) > least for row, least in zip(rows, allowed, strict=True))
     if spilling:
-        found = f"registers spill in {spilling} of {len(results)} configurations"
+        found = f"registers spill in {spilling} of {len(rows)} configurations"
         more = "" if each or as_json else " (--each lists them)"
         note(f"sparsetile: {found} with NVRTC {nvrtc_version()}: slower, not wrong{more}")
     return 1 if failed else 0

@@ -1,8 +1,8 @@
-"""Where output goes: data on stdout, everything else on stderr.
+"""Output: data on stdout, everything else on stderr.
 
-Streams are looked up at each call, so that redirections are obeyed. Progress is drawn on stderr
-and only where that is a terminal. A reader that leaves (``| head``) and a closed stream are no
-errors: the command goes on, and its output goes nowhere.
+Streams are looked up at each call, so that redirections work. Progress is drawn on stderr, and only
+if that is a terminal. A closed pipe (``| head``) or stream is not an error: the command continues,
+and its output is dropped.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ __all__ = [
     "usable_streams",
 ]
 
-# Tables keep their natural width in a pipe: cut or folded cells are no use to a reader of logs.
+# Tables keep their natural width in a pipe: readers of logs need whole cells.
 _PIPE_WIDTH = 1000
 
 
-class _Outliving(io.FileIO):
-    """A stream that takes what it is given when its reader has left."""
+class _BrokenPipeSafe(io.FileIO):
+    """A stream that drops its output when its reader has closed the pipe."""
 
     def write(self, data: Any) -> int:
         try:
@@ -58,10 +58,10 @@ class _Outliving(io.FileIO):
 
 
 def _as_bytes(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Write names of files as the bytes they are, and ? for what a terminal lacks."""
+    """Write file names as their bytes, and ? for characters that a terminal lacks."""
     assert isinstance(error, UnicodeEncodeError)
     code = ord(error.object[error.start])
-    escaped = 0xDC80 <= code <= 0xDCFF  # what Python makes of a byte that is no text
+    escaped = 0xDC80 <= code <= 0xDCFF  # Python's code for an undecodable byte
     return bytes([code - 0xDC00]) if escaped else "?", error.start + 1
 
 
@@ -79,27 +79,27 @@ def _usable(stream: TextIO | None) -> TextIO:
         return stream
     stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Outliving(raw.fileno(), "wb", closefd=False)),
+        io.BufferedWriter(_BrokenPipeSafe(raw.fileno(), "wb", closefd=False)),
         encoding=stream.encoding, errors="sparsetile", line_buffering=stream.line_buffering,
     )  # fmt: skip
 
 
 @contextmanager
 def usable_streams() -> Iterator[None]:
-    """Let stdout and stderr take any text, closed or not, with or without a reader."""
+    """Make stdout and stderr accept any text, also if they are closed."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_usable(stream) for stream in before)
     try:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # a full disk, which the command has met before
+            with suppress(OSError):  # a full disk, which the command has already reported
                 stream.flush()
         sys.stdout, sys.stderr = before
 
 
 def printable(text: str) -> str:
-    """Return text for pages and pictures: bytes of file names that are no text become U+FFFD."""
+    """Return text for pages and pictures: undecodable bytes of file names become U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -122,7 +122,7 @@ def print_text(text: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """Replace what JSON has no word for (Infinity, NaN) by None."""
+    """Replace values that JSON lacks (Infinity, NaN) by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""``sparsetile doctor``: what is here, what works, what is missing and what works without it."""
+"""``sparsetile doctor``: what is installed, what works, what is missing, what works without it."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-import os
 import platform
 import sys
 import tempfile
@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 import sparsetile
-from sparsetile.check.environment import driver_version, nvrtc_text
+from sparsetile.check.environment import core_count, driver_version, nvrtc_text
 from sparsetile.check.judge import check_product
-from sparsetile.check.proofs import ages
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
 from sparsetile.cli.options import Json
 from sparsetile.cli.verify import checkout_root
@@ -55,42 +54,28 @@ def _version(package: str) -> str | None:
 
 
 def _python() -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding("sparsetile", OK, sparsetile.__version__)
     yield Finding(
         "Python",
         OK,
-        f"{platform.python_version()}, {sys.platform} {platform.machine()}, {cores} cores",
+        f"{platform.python_version()}, {sys.platform} {platform.machine()}, {core_count()} cores",
     )
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     yield Finding("torch", OK, f"{torch.__version__}, {build}")
 
 
 def _packages() -> Iterator[Finding]:
-    for package in _PACKAGES:
-        found = _version(package)
-        yield Finding(
-            package,
-            OK if found else FAILED,
-            found or "not installed",
-            "" if found else "reinstall sparsetile: it depends on this package",
-        )
-    for package in _REPORT_PACKAGES:
-        found = _version(package)
-        yield Finding(
-            package,
-            OK if found else MISSING,
-            found or "not installed",
-            "" if found else "for pictures run pip install 'sparsetile[report]'",
-        )
-    for package in _CUDA_PACKAGES:
-        found = _version(package)
-        yield Finding(
-            package,
-            OK if found else MISSING,
-            found or "not installed",
-            "" if found else f"GPU kernels cannot be compiled; {_WITHOUT_COMPILER}",
-        )
+    for packages, status, advice in (
+        (_PACKAGES, FAILED, "reinstall sparsetile: it depends on this package"),
+        (_REPORT_PACKAGES, MISSING, "for pictures run pip install 'sparsetile[report]'"),
+        (_CUDA_PACKAGES, MISSING, f"GPU kernels cannot be compiled; {_WITHOUT_COMPILER}"),
+    ):
+        for package in packages:
+            found = _version(package)
+            if found:
+                yield Finding(package, OK, found)
+            else:
+                yield Finding(package, status, "not installed", advice)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -166,7 +151,7 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _attempt(name: str, work: Callable[[], str]) -> Finding:
-    """Run a real piece of work; whatever it raises is the finding."""
+    """Run a task; an exception becomes the finding."""
     try:
         return Finding(name, OK, work())
     except Exception as error:
@@ -197,14 +182,22 @@ def _products() -> Iterator[Finding]:
 
 
 def _proofs() -> Iterator[Finding]:
-    """How old the proofs of a source checkout are; that says nothing of this machine."""
+    """The age of a source checkout's proofs, which does not depend on this machine."""
     root = checkout_root()
-    if root is not None and (root / "results").is_dir():
-        yield from (Finding(f"proof {age.name}", OK, age.text) for age in ages(root))
+    if root is None or not (root / "results").is_dir():
+        return
+    sys.path.insert(0, str(root))
+    try:
+        ages = importlib.import_module("tools.proofs").ages(root)
+    except ImportError:  # another package of that name was imported before
+        return
+    finally:
+        sys.path.remove(str(root))
+    yield from (Finding(f"proof {age.name}", OK, age.text) for age in ages)
 
 
 def examine() -> list[Finding]:
-    """Look at everything; never raises for what it finds."""
+    """Check everything; errors become findings."""
     found: list[Finding] = []
     for part in (_python, _packages, _gpus, _compiler, _settings, _products, _proofs):
         found.extend(part())

@@ -1,4 +1,4 @@
-"""``sparsetile bench gnn``: what the ``bench`` command does for the suite that trains networks."""
+"""``sparsetile bench gnn``: the suite that trains graph networks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from typing import Any
 from sparsetile.cli.console import note, note_some, print_json, print_table, print_text
 from sparsetile.core.errors import value_error
 
-__all__ = ["GNN", "gnn_title", "refuse_options", "run_gnn_suite"]
+__all__ = ["GNN", "refuse_options", "run_gnn_suite"]
 
 GNN = "gnn"
 
 
-def gnn_title() -> str:
-    """Return the suite's title."""
-    from sparsetile.bench.gnn import TITLE
-
-    return TITLE
-
-
 def refuse_options(given: Mapping[str, object], suite: str = GNN) -> None:
-    """Raise for an option that means nothing to a suite."""
+    """Raise for an option that a suite does not have."""
     for option, value in given.items():
         if value:
             raise value_error(
@@ -39,7 +32,7 @@ def run_gnn_suite(
     run: Mapping[str, Any],
     as_json: bool,
 ) -> int:
-    """Train, print the tables, and return the exit code: 1 where losses of ours differ."""
+    """Train, print the tables, and return the exit code: 1 if losses of ours differ."""
     from sparsetile.bench.gnn import EPOCHS, Selection, run_gnn
 
     path = out or Path("sparsetile-gnn.jsonl")
@@ -70,7 +63,7 @@ def _number(value: float | None, scale: float = 1.0, digits: int = 2) -> str:
 
 
 def _show(records: list[dict[str, Any]], as_json: bool) -> None:
-    from sparsetile.bench.gnn_summary import geometric_means, gnn_rows
+    from sparsetile.bench.gnn import geometric_means, gnn_rows
 
     rows = gnn_rows(records)
     means = geometric_means(rows)

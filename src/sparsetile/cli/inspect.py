@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text, printable
 from sparsetile.cli.options import Data, Json, Matrix, check_output, load_matrix
-
-if TYPE_CHECKING:
-    from sparsetile.cli.profile import OrderView
 
 __all__ = ["inspect"]
 
@@ -65,22 +62,25 @@ def _print(name: str, found: dict[str, Any]) -> None:
     )
 
 
-def _print_orders(views: Sequence[OrderView]) -> None:
+def _print_orders(views: Sequence[dict[str, Any]]) -> None:
     print_text("")
-    windows = list(views[0].sharing)
+    windows = [f"{window} rows" for window in views[0]["nnz_per_pair"]]
     print_table(
-        ("row order", *(f"{window} rows" for window in windows), "found in"),
+        ("row order", *windows, "found in"),
         [
-            [view.name, *(f"{view.sharing[w]:.2f}" for w in windows), f"{view.seconds:.3f} s"]
+            [
+                view["order"], *(f"{value:.2f}" for value in view["nnz_per_pair"].values()),
+                f"{view['seconds']:.3f} s",
+            ]
             for view in views
         ],
-        right=(*(f"{window} rows" for window in windows), "found in"),
-    )
+        right=(*windows, "found in"),
+    )  # fmt: skip
     print_text("")
-    names = [tile.name for tile in views[0].tiles]
+    names = [tile["format"] for tile in views[0]["tiles"]]
     print_table(
         ("nonzeros per tile", *names),
-        [[view.name, *(f"{tile.mean_entries:.2f}" for tile in view.tiles)] for view in views],
+        [[v["order"], *(f"{tile['nnz_per_tile']:.2f}" for tile in v["tiles"])] for v in views],
         right=names,
     )
 
@@ -117,11 +117,11 @@ def inspect(
         found = profile(csr)
     views = []
     if orders:
-        # What others are compared with comes first: the order given.
+        # The given order comes first: others are compared with it.
         with activity(f"ordering the rows of {matrix}"):
             views = view_orders(csr, ["identity", *orders])
     if as_json:
-        more = {"orders": [view.as_dict() for view in views]} if views else {}
+        more = {"orders": views} if views else {}
         print_json({"matrix": matrix, **found, **more})
     else:
         _print(matrix, found)

@@ -1,53 +1,38 @@
-"""``sparsetile bench llm``: what the ``bench`` command does for the suite of pruned decoders."""
+"""``sparsetile bench llm``: the suite of pruned decoders."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sparsetile.cli.console import note, note_some, print_json, print_table
 from sparsetile.core.checks import one_of
 
-__all__ = ["LLM", "llm_title", "run_llm_suite"]
+__all__ = ["LLM", "run_llm_suite"]
 
 LLM = "llm"
 _DTYPES = ("bfloat16", "float16")
 
 
-def llm_title() -> str:
-    """Return the suite's title."""
-    from sparsetile.bench.llm import TITLE
-
-    return TITLE
-
-
 def run_llm_suite(
-    device: str,
-    dtypes: list[str],
-    parts: list[str],
-    projections: list[str],
-    sparsities: list[float],
-    tokens: list[int],
-    out: Path | None,
-    command: str,
-    as_json: bool,
-    time_limit: float | None = None,
-) -> int:
-    """Measure, print the tables, and return the exit code: 1 where a result is wrong.
+    device: str, chosen: Mapping[str, Sequence[Any]], out: Path | None, command: str, as_json: bool,
+    time_limit: float | None,
+) -> int:  # fmt: skip
+    """Measure, print the tables, and return the exit code: 1 if a result is wrong.
 
-    What ``out`` holds of this commit and device is printed and not measured again.
+    ``chosen`` has the fields of ``LlmSelection`` that were given; ``dtype`` is a list of names.
+    Records of this commit and device in ``out`` are printed and not measured again.
     """
     import torch
 
     from sparsetile.bench.environment import commit, describe_environment
-    from sparsetile.bench.llm import PARTS, LlmSelection, run_llm, validate_llm
+    from sparsetile.bench.llm import LlmSelection, run_llm, validate_llm
     from sparsetile.bench.record import append_record
 
-    dtype = one_of("bench llm", "--dtype", dtypes[0] if dtypes else _DTYPES[0], _DTYPES)
-    selection = LlmSelection(
-        device, getattr(torch, dtype), tuple(parts) or PARTS, tuple(projections),
-        tuple(sparsities) or LlmSelection.sparsities, tuple(tokens), time_limit=time_limit,
-    )  # fmt: skip
+    given = {name: tuple(values) for name, values in chosen.items() if values}
+    dtype = one_of("bench llm", "--dtype", given.pop("dtype", _DTYPES)[0], _DTYPES)
+    selection = LlmSelection(device, getattr(torch, dtype), **given, time_limit=time_limit)  # type: ignore[arg-type]
     head: dict[str, Any] = {"suite": LLM, "commit": commit(), "command": command}
     head["environment"] = describe_environment(device)
     found = [] if out is None else _earlier(out, head)

@@ -1,8 +1,7 @@
-"""Arguments that several commands share, and their way into the library."""
+"""Arguments that several commands share, and their conversion for the library."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +29,6 @@ __all__ = [
     "SystemName",
     "Tune",
     "Width",
-    "append_line",
     "check_output",
     "dtype_of",
     "load_matrix",
@@ -38,7 +36,7 @@ __all__ = [
     "write_output",
 ]
 
-# What commands do with files that the library keeps.
+# Actions on files that the library stores.
 ACTIONS = ["show", "clear", "path"]
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in VALUE_DTYPES}
 
@@ -130,18 +128,9 @@ def check_output(
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write a file at once or not at all: an interrupt or a full disk leaves what was there."""
+    """Write a file atomically: an interrupt or a full disk leaves the old one."""
     with replacing(path) as partial:
         partial.write_text(printable(text), encoding="utf-8")
-
-
-def append_line(path: Path, text: str) -> None:
-    """Append a line; where a run was killed in the middle of one, on a fresh line."""
-    with path.open("a+b") as stream:
-        if stream.tell():
-            stream.seek(-1, os.SEEK_END)
-            text = text if stream.read(1) == b"\n" else f"\n{text}"
-        stream.write(f"{text}\n".encode())
 
 
 def load_matrix(name: str, data: Path | None) -> CSR:

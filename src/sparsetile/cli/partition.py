@@ -41,7 +41,7 @@ def partition(
             "partition", "--out", "a folder", f"the file {str(out)!r}", "Name another"
         )
     path = find(matrix, data)
-    # A file is read part by part where its format allows it.
+    # A file is read part by part if its format allows it.
     source = load(matrix, data_dir=data) if path is None else path
     with progress_bar(f"writing {parts} parts", parts) as advance:
         folder = write_folder(source, parts, out, partition=how, n=n, advance=advance)

@@ -1,38 +1,23 @@
-"""What a matrix looks like, in numbers: rows, symmetry, bandwidth, shared columns, row orders."""
+"""Measures of a matrix: rows, symmetry, bandwidth, shared columns, row orders."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sparsetile.check.tiling import (
-    TILES,
-    TileStats,
-    length_bins,
-    sample_rows,
-    sharing,
-    tile_stats,
-)
+from sparsetile.check.tiling import TILES, length_bins, sample_rows, sharing, tile_stats
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 
-__all__ = ["QUANTILES", "OrderView", "profile", "view_orders"]
+__all__ = ["profile", "view_orders"]
 
 # Sorting a larger matrix's entries by window takes minutes on the host.
 _EXACT_ENTRIES = 20_000_000
-QUANTILES = {
-    "min": 0.0,
-    "p25": 0.25,
-    "median": 0.5,
-    "p75": 0.75,
-    "p90": 0.9,
-    "p99": 0.99,
-    "max": 1.0,
-}
+QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99,
+             "max": 1.0}  # fmt: skip
 
 
 def _quantiles(lengths: torch.Tensor) -> dict[str, int]:
@@ -54,7 +39,7 @@ def _symmetric(csr: CSR) -> bool:
 
 
 def _windows(csr: CSR) -> tuple[list[dict[str, Any]], float]:
-    """Shared columns by height of the window, and the share of the entries looked at."""
+    """Shared columns by height of the window, and the share of the entries that were counted."""
     sample = sample_rows(csr, most=_EXACT_ENTRIES)
     found = sharing(sample)
     return [
@@ -73,8 +58,8 @@ def profile(csr: CSR) -> dict[str, Any]:
         quantiles), ``histogram`` (row counts by length), ``symmetric_pattern, bandwidth``
         (``lower``, ``upper``: furthest entry below and above the diagonal), ``windows`` (per
         height: distinct (window, column) pairs, and entries that share one), ``windows_share``
-        (of the entries that the windows were counted on: below 1 for a large matrix, of which
-        evenly spread blocks of rows stand for the rest).
+        (share of the entries that were counted: below 1 for a large matrix, of which evenly spread
+        groups of rows are sampled).
     """
     rows, columns = csr.shape
     lengths = csr.row_lengths()
@@ -99,43 +84,12 @@ def profile(csr: CSR) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class OrderView:
-    """One row order of a matrix: what it costs, and what windows and tiles look like under it."""
+def view_orders(csr: CSR, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return statistics of windows and tiles of a matrix, on the CPU, under each row order.
 
-    name: str
-    seconds: float  # to find the order; includes compilation the first time on a machine
-    share: float  # of the entries that were counted
-    sharing: dict[int, float]  # entries per distinct (window, column), by height of the window
-    tiles: tuple[TileStats, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
-        return {
-            "order": self.name,
-            "seconds": self.seconds,
-            "share": self.share,
-            "nnz_per_pair": {str(window): value for window, value in self.sharing.items()},
-            "tiles": [
-                {
-                    "format": tile.name,
-                    "tiles": tile.tiles,
-                    "nnz_per_tile": tile.mean_entries,
-                    "fill": tile.fill,
-                }
-                for tile in self.tiles
-            ],
-        }
-
-
-def view_orders(csr: CSR, names: Sequence[str]) -> list[OrderView]:
-    """Look at a matrix, on the CPU, under each of the row orders.
-
-    Parameters
-    ----------
-    csr : CSR
-    names : sequence of str
-        Of ``sparsetile.reorder``; each is looked at once.
+    ``seconds`` is the time to find the order, with compilation the first time on a machine,
+    ``share`` the share of counted entries, ``nnz_per_pair`` the entries per distinct (window,
+    column), by height of the window.
     """
     found = []
     for name in dict.fromkeys(names):
@@ -143,13 +97,22 @@ def view_orders(csr: CSR, names: Sequence[str]) -> list[OrderView]:
         perm = REORDERERS[name](csr).perm
         seconds = time.perf_counter() - begun
         sample = sample_rows(csr, perm)
+        tiles = (tile_stats(sample, *shape) for shape in TILES)
         found.append(
-            OrderView(
-                name,
-                seconds,
-                sample.share,
-                sharing(sample),
-                tuple(tile_stats(sample, *shape) for shape in TILES),
-            )
+            {
+                "order": name,
+                "seconds": seconds,
+                "share": sample.share,
+                "nnz_per_pair": {str(w): value for w, value in sharing(sample).items()},
+                "tiles": [
+                    {
+                        "format": tile.name,
+                        "tiles": tile.tiles,
+                        "nnz_per_tile": tile.mean_entries,
+                        "fill": tile.fill,
+                    }
+                    for tile in tiles
+                ],
+            }
         )
     return found

@@ -82,7 +82,7 @@ def _product(
     )  # fmt: skip
     planning = time.perf_counter() - started
     generator = torch.Generator().manual_seed(seed)
-    # Drawn on the CPU whatever the device, so that a seed means the same B everywhere.
+    # Always drawn on the CPU, so that a seed gives the same B everywhere.
     wide = torch.promote_types(dtype, torch.float32)
     B = torch.randn(csr.shape[1], n, generator=generator, dtype=wide).to(dtype).to(device)
     tf32 = device.type == "cuda" and dtype is torch.float32 and options["tf32"]
@@ -205,7 +205,7 @@ def run(
         for name in matrix:
             rows.append(_one(name, data, weighted, n, kind, place, options))
     except Exception:
-        _print(rows, as_json)  # what was measured before the error is still worth having
+        _print(rows, as_json)  # print what was measured before the error
         raise
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,4 +1,4 @@
-"""``sparsetile tune``: what was measured on this machine and is kept on disk."""
+"""``sparsetile tune``: measurements of this machine that are stored on disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _plain(timing: Timing) -> dict[str, Any]:
     return {**asdict(timing), "measured": sorted(timing.measured)}
 
 
-def _told(fitted: Fitted) -> str:
+def _summary(fitted: Fitted) -> str:
     named = ", ".join(f"{name} {each:.4g}" for name, each in fitted.coefficients.items())
     return (
         f"{fitted.gpu}: voltrix's schedule, seconds of Equation 1: {named}; R² "
@@ -59,7 +59,7 @@ def _fit(as_json: bool) -> int:
     if as_json:
         print_json({"path": str(fitted_folder()), "fitted": asdict(found)})
     else:
-        print_text(_told(found))
+        print_text(_summary(found))
     return 0
 
 
@@ -94,7 +94,7 @@ def tune(
     if entries:
         print_table(_COLUMNS, [_row(each) for each in entries], right=("N", "ms"))
     for each in fits:
-        print_text(_told(each))
+        print_text(_summary(each))
     if not entries and not fits:
         print_text(f"nothing is kept in {kept.folder}")
     return 0

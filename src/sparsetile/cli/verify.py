@@ -66,7 +66,7 @@ def verify(
 ) -> int:
     """Run the tests that need a GPU, or products under a checker, and record the outcome.
 
-    Tests whose recorded outcome is of today's code are not run again. Needs a GPU and a source
+    Tests whose recorded outcome is of the current code are not run again. Needs a GPU and a source
     checkout. Exit code 1 when a test failed, a checker found something or did not finish, or
     nothing ran.
     """

@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, argument checks, settings, device facts, numba."""
+"""The base of all other packages: errors, argument checks, settings, device facts, numba."""

@@ -47,7 +47,7 @@ def dimension(function: str, argument: str, value: object) -> int:
 
 
 def real_number(function: str, argument: str, value: Any) -> float:
-    """Return ``value`` as a float; text, None, complex numbers and tracked tensors are refused."""
+    """Return ``value`` as a float; reject text, None, complex numbers and tracked tensors."""
     if type(value) is float:
         return value
     if getattr(value, "requires_grad", False):

@@ -1,8 +1,8 @@
 """Facts about devices: SMs, L2, measured ceilings. Plans, cost models and floors read them here.
 
-The H200's ceilings were measured (DRAM copy, random gather from L2, dense products); other GPUs'
-come from their clocks and widths, scaled by what an H200 reaches of its own. A plan that is built
-away from its GPU assumes an H200.
+The H200's ceilings were measured (DRAM copy, random gather from L2, dense products). Other GPUs'
+ceilings come from their clocks and bus widths, scaled by the share that an H200 reaches. A plan
+built on a machine without its GPU assumes an H200.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Machine:
     dense_flops : float
         Flops per second of a plain matrix product in 32-bit inputs.
     launch : float
-        Seconds that a product takes at least.
+        Shortest time of a product in seconds.
     """
 
     name: str
@@ -58,8 +58,8 @@ class Machine:
 
 # 60 MiB of L2 is what the H200's driver reports; a product shares about 50 with everything else.
 H200 = Machine("NVIDIA H200", 132, 60 * 2**20, 4.2e12, 9.1e12, 250e12, 350e12, 390e12, 2.5e-6)
-# An A100's, the smallest L2 of the data-centre GPUs that the kernels were measured for (H100: 50,
-# H200: 60). Choices that must not differ between them assume this one.
+# L2 of an A100, the smallest of the data-centre GPUs that the kernels were measured for (H100: 50,
+# H200: 60). Choices that must be the same on all of them assume this size.
 SMALLEST_L2_BYTES = 40 * 2**20
 HOST = Machine("CPU", 0, 32 * 2**20, 20e9, 60e9, 100e9, 100e9, 100e9, 5e-6)
 # The share of the theoretical DRAM rate that the H200's copy reaches: 4.2 of 4.8 TB/s.
@@ -93,7 +93,7 @@ def machine(device: torch.device) -> Machine:
 
 
 def _gpu(device: torch.device) -> Machine:
-    """The GPU that a plan on ``device`` is built for: an H200 where it is built on a host."""
+    """The GPU that a plan on ``device`` is built for; an H200 if ``device`` is the host."""
     return machine(device) if device.type == "cuda" else H200
 
 

@@ -1,13 +1,13 @@
 """Numbers that rise when values may have changed without torch counting it.
 
 torch counts writes to a tensor (``_version``), but fused optimisers write without raising the
-count, and so do replays of CUDA graphs. Whatever is derived from values and kept between calls is
-kept for one epoch. Every optimiser step begins one, through torch's hook for all optimisers;
+count, and so do replays of CUDA graphs. So everything derived from values is kept for one epoch
+only. Every optimiser step begins an epoch, through torch's hook for all optimisers;
 :func:`changed` begins one by hand.
 
-A step writes to its own parameters alone. :func:`written` therefore asks for one tensor: weights of
-a graph that are not trained stay as they are while a layer's parameters are. Parameters are only
-walked through in processes that ask.
+A step writes only to its own parameters, so :func:`written` asks for one tensor: training a layer
+does not make the fixed weights of a graph stale. Parameters are walked only in processes that call
+it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _MOST_STORAGES = 2**16
 
 _numbers = itertools.count(1)  # next() of it is atomic
 _current = 0
-_everywhere = 0  # epoch of the last write of which nobody knows where it went
-_watching = False  # whether steps are told apart by what they write to
-# id of a storage -> epoch of its last step. The id of a freed one may be another's, which then
-# counts as written: nothing is missed.
+_everywhere = 0  # epoch of the last write to an unknown tensor
+_watching = False  # whether the storages that a step writes to are recorded
+# id of a storage -> epoch of its last step. A new storage may reuse the id of a freed one; it then
+# counts as written, so no write is missed.
 _steps: dict[int, int] = {}
 
 
@@ -37,7 +37,7 @@ def epoch() -> int:
 
 
 def written(tensor: Tensor) -> int:
-    """Return the last epoch that may have begun with a write to the tensor's memory."""
+    """Return the last epoch in which the tensor's memory may have been written."""
     global _watching, _everywhere
     if not _watching:
         _watching, _everywhere = True, _current
@@ -45,11 +45,11 @@ def written(tensor: Tensor) -> int:
 
 
 def changed() -> None:
-    """Announce that values were written in a way that torch does not count.
+    """Announce writes to values that torch does not count.
 
-    torch counts writes to a tensor, and every step of a ``torch.optim`` optimiser is noticed, fused
-    ones too. Call this after other writes: through ``tensor.data`` or ``tensor.numpy()``, by a
-    kernel that torch does not know, or by a replay of a CUDA graph that holds such writes. Results
+    torch counts writes to a tensor, and sparsetile sees every step of a ``torch.optim`` optimiser,
+    fused ones too. Call this after other writes: through ``tensor.data`` or ``tensor.numpy()``, by
+    a kernel unknown to torch, or by a replay of a CUDA graph with such writes. Results
     that sparsetile derived from values it was not explicitly given, such as normalised edge weights
     or packed copies, are computed again at their next use. Plans keep the values that
     :func:`sparsetile.plan` and ``update_values`` gave them.
@@ -84,7 +84,7 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
             for parameter in group["params"]:
                 _steps[id(parameter.untyped_storage())] = number
         _current = number
-    except (NotImplementedError, RuntimeError):  # a subclass without memory of its own
+    except (NotImplementedError, RuntimeError):  # a subclass without its own memory
         changed()
 
 

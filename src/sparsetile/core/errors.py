@@ -33,7 +33,7 @@ class UnsupportedError(NotImplementedError):
 
 
 class CompileError(RuntimeError):
-    """NVRTC could not compile a kernel; has the compiler's log and the path of the source.
+    """NVRTC could not compile a kernel; carries the compiler's log and the path of the source.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class CompileError(RuntimeError):
 
 
 class DataError(ValueError):
-    """A file or download does not hold the matrix it should.
+    """A file or download does not contain the expected matrix.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, so that several processes may share them."""
+"""Atomic replacement of files, so that several processes may share them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 __all__ = ["PARTIAL", "replacing"]
 
-# Suffix of a file that is not complete.
+# Suffix of an incomplete file.
 PARTIAL = ".partial"
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; its file takes the place of ``path`` unless writing fails.
+    """Yield a path to write to; that file then replaces ``path``, unless writing fails.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
     ('[1]', 1)
     """
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
-    # A name that nobody can foresee, and no file or link that was there before; the umask applies.
+    # An unpredictable name and O_EXCL: never an existing file or link. The umask applies.
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield partial

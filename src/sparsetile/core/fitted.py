@@ -1,7 +1,7 @@
-"""Coefficients of cost models that were fitted on this machine, kept on disk: one file per GPU.
+"""Cost-model coefficients fitted on this machine, kept on disk: one file per GPU.
 
-A file is of one GPU and of one version of the kernels: of others it is ignored. It is replaced as a
-whole, so that processes may share the folder. One that cannot be read is as good as none.
+A file holds for one GPU and one version of the kernels and is ignored for others. It is replaced
+atomically, so that processes may share the folder. An unreadable file counts as missing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Fitted:
-    """Coefficients by name, for one GPU, with the share of the variance that they explain.
+    """Coefficients by name for one GPU, and the share of the variance that they explain (R²).
 
-    ``r2_others`` is of products that the coefficients were not fitted to.
+    ``r2_others`` is the R² of products that the coefficients were not fitted to.
     """
 
     gpu: str
@@ -49,22 +49,22 @@ def _path(gpu: str) -> Path:
 
 def _read(path: Path) -> Fitted | None:
     try:
-        held = json.loads(path.read_text())
-        if held["schema"] != SCHEMA:
+        stored = json.loads(path.read_text())
+        if stored["schema"] != SCHEMA:
             return None
-        coefficients = {str(name): float(each) for name, each in held["coefficients"].items()}
+        coefficients = {str(name): float(each) for name, each in stored["coefficients"].items()}
         if not all(math.isfinite(each) and each >= 0 for each in coefficients.values()):
             return None
         return Fitted(
-            str(held["gpu"]), str(held["kernels"]), coefficients,
-            float(held["r2_fitted"]), float(held["r2_others"]), float(held["date"]),
+            str(stored["gpu"]), str(stored["kernels"]), coefficients,
+            float(stored["r2_fitted"]), float(stored["r2_others"]), float(stored["date"]),
         )  # fmt: skip
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
 def read_fitted(gpu: str) -> Fitted | None:
-    """Return what was fitted on the GPU of that name; None without a file that can be read."""
+    """Return the coefficients fitted on the GPU of that name; None without a readable file."""
     found = _read(_path(gpu))
     return found if found is not None and found.gpu == gpu else None
 
@@ -79,26 +79,26 @@ def keep_fitted(
     OSError
         The folder cannot be written.
     """
-    held: dict[str, Any] = {
+    stored: dict[str, Any] = {
         "schema": SCHEMA, "gpu": gpu, "kernels": kernels, "coefficients": dict(coefficients),
         "r2_fitted": r2_fitted, "r2_others": r2_others, "date": time.time(),
     }  # fmt: skip
     path = _path(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
-        partial.write_text(json.dumps(held))
+        partial.write_text(json.dumps(stored))
     return path
 
 
 def kept_fits() -> list[Fitted]:
-    """Return every file's content that can be read, by GPU."""
+    """Return the content of every readable file, by GPU."""
     folder = fitted_folder()
     paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
     return [found for path in paths if (found := _read(path)) is not None]
 
 
 def clear_fitted() -> int:
-    """Remove all files and return how many there were."""
+    """Remove all files and return their number."""
     folder = fitted_folder()
     paths = list(folder.glob("*")) if folder.is_dir() else []
     for path in paths:

@@ -1,7 +1,7 @@
-"""numba compilation kept on disk between processes: the CPU kernels' and the row orders'.
+"""numba's compiled code, cached on disk between processes, for the CPU kernels and row orders.
 
-Imports numba, which takes half a second: only modules that are themselves imported when such code
-is about to run may import this one.
+Importing numba takes half a second: only modules that are imported right before such code runs may
+import this one.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from numba.core.caching import IndexDataCacheFile
 
 __all__ = ["entry_point", "inlined", "inner"]
 
-# No ZeroDivisionError paths. fastmath stays off: NaN, Inf and the order of additions count.
+# No ZeroDivisionError paths. fastmath stays off: NaN, Inf and the order of additions matter.
 _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 
 inner = numba.njit(**_OPTIONS)
-"""Decorator of a function that only compiled code calls."""
+"""Decorator of a function that is called only by compiled code."""
 
 inlined = numba.njit(forceinline=True, **_OPTIONS)
-"""The same for one that is called often with many arrays: an array is seven arguments of a call."""
+"""The same for a function called often with many arrays: an array is seven arguments."""
 
 
 class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """numba's cache files with a checksum, and with what they were compiled from inside of each.
+    """numba's cache files with a checksum and the key that they were compiled for.
 
     numba finds code by an index that two processes may overwrite for each other, or that is newer
-    than the code after a process was killed. It would run code of other types or of an older source
-    then, and bits that changed on disk.
+    than the code if a process was killed. It could then run code of other types or of an older
+    source. It would also run code that was damaged on disk.
     """
 
     def save(self, key: Any, data: Any) -> None:
@@ -61,14 +61,14 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
 def entry_point(function: Callable[..., Any], digest: str = "") -> Any:
     """Compile a function that Python calls.
 
-    numba renews its disk cache by the time stamp of the defining file alone. Where the function's
-    callees live in other files, ``digest`` of their sources, put into its name, renews it too.
+    numba renews its disk cache only by the time stamp of the defining file. If the function's
+    callees are in other files, ``digest`` of their sources, put into its name, renews it too.
     """
     if digest:
         function.__qualname__ = f"{function.__name__}_{digest}"
     try:
         kernel = numba.njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # no folder to write to: each process compiles for itself
+    except RuntimeError:  # no writable folder: each process compiles for itself
         return numba.njit(**_OPTIONS)(function)
     cache: Any = kernel._cache
     cache._cache_file.__class__ = _CheckedFiles
@@ -77,7 +77,7 @@ def entry_point(function: Callable[..., Any], digest: str = "") -> Any:
     def load_or_forget(*arguments: Any) -> Any:
         try:
             return load_overload(*arguments)
-        except Exception:  # a damaged file can raise anything; it must cost a compilation only
+        except Exception:  # a damaged file can raise anything; it must only cost a compilation
             with contextlib.suppress(OSError):
                 cache.flush()
             return None

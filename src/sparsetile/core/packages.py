@@ -1,4 +1,4 @@
-"""Packages whose modules register what they hold: importing all of them fills the registry."""
+"""Packages whose modules register their content: importing all of them fills the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packages that come earlier may ask of objects that later ones make."""
+"""Protocols of objects that later packages make and earlier ones use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SharedPlan"]
 
 @runtime_checkable
 class SharedPlan(Protocol):
-    """A plan whose rows lie on several processes (``sparsetile.dist``), as layers use it.
+    """A plan whose rows are spread over several processes (``sparsetile.dist``), as layers use it.
 
     Attributes
     ----------

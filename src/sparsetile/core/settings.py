@@ -1,8 +1,7 @@
 """The only reader of ``os.environ``: every setting, its default and what it means.
 
-Settings are read when asked for, never cached, so that a test or a caller that changes the
-environment is obeyed at once. There are few of them on purpose; what a caller may want to vary
-per call is an argument instead.
+Settings are read on every use and never cached, so a change of the environment takes effect at
+once. There are few on purpose: what a caller may want to vary per call is an argument.
 """
 
 from __future__ import annotations

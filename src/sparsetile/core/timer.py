@@ -1,14 +1,14 @@
 """The time of one product: CUDA-graph replay and events on a GPU, ``perf_counter`` on the host.
 
 ``time_product`` is for results that are kept. On a GPU it captures the product several times into
-one graph, so that launch cost and the gap between replays are spread over many products; events on
-the stream time whole replays. What cannot be captured is timed with plain events, and the samples
-say so. The number of samples follows the product: a few milliseconds of work, whatever its size.
+one graph, to spread the launch cost and the gap between replays over many products, and times whole
+replays with events. A product that cannot be captured is timed with plain events, and the samples
+record that. Sampling stops after a few milliseconds of work, whatever the product's size.
 
 ``measure`` is the median of a few calls, with no graph. A call on a GPU includes its launch.
 
-``measure_queued`` is for choices made while planning: what the GPU takes, found in a few
-milliseconds. The calls are queued behind a kernel that waits, so that the host is done with all of
+``measure_queued`` is for choices made while planning: it finds the GPU's own time within a few
+milliseconds. The calls are queued behind a waiting kernel, so that the host has launched all of
 them before the first begins. Without that, 9 us of cuBLAS in three launches looked slower (96 us of
 host time) than 14 us of one launch (48 us).
 """
@@ -31,11 +31,11 @@ _MAX_LAUNCHES = 32
 _WARM_SECONDS = 3e-3
 # Bytes written between cold runs: several times the L2 of any GPU.
 _FLUSH_BYTES = 256 * 2**20
-# Calls between two events where products are short: events themselves take a microsecond or two.
+# Calls between two events if products are short: an event itself takes a microsecond or two.
 _QUEUED_CALLS, _SHORT_SECONDS = 4, 200e-6
-# Cycles a second of a GPU, about; how much longer than the host needs the queue is held, and for
-# how many seconds at most.
-_CYCLES, _HELD, _HELD_SECONDS = 2e9, 1.5, 0.01
+# Approximate clock of a GPU in Hz. The queue is blocked for this multiple of the host's time, and
+# for this many seconds at most.
+_CYCLES, _BLOCKED, _BLOCKED_SECONDS = 2e9, 1.5, 0.01
 
 
 @dataclass
@@ -92,14 +92,14 @@ def measure(run: Callable[[], object], device: torch.device, repeats: int = 7) -
     with torch.cuda.device(device):
         run()
         run()
-        # One sample at a time: the launch of each call is part of what a caller waits for.
+        # One sample at a time: a caller waits for the launch of each call, too.
         return percentiles([_event_seconds(run, 1)[0] for _ in range(repeats)])[1]
 
 
 def measure_queued(run: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """Return the median seconds that a GPU takes for one call of ``run``, its launch not counted.
+    """Return the median seconds that a GPU takes for one call of ``run``, without its launch.
 
-    On a host it is ``measure``. What waits for the GPU itself is timed with its launch.
+    On a host it is ``measure``. A call that waits for the GPU itself is timed with its launch.
     """
     if device.type != "cuda":
         return measure(run, device, repeats)
@@ -113,23 +113,23 @@ def measure_queued(run: Callable[[], object], device: torch.device, repeats: int
         calls = _QUEUED_CALLS if time.perf_counter() - begun < _SHORT_SECONDS + host else 1
         seconds: list[float] = []
         for _ in range(2):
-            held = torch.cuda.Event()
-            wait = min(_HELD * host * calls * repeats, _HELD_SECONDS)
+            waited = torch.cuda.Event()
+            wait = min(_BLOCKED * host * calls * repeats, _BLOCKED_SECONDS)
             torch.cuda._sleep(int(_CYCLES * wait))
-            held.record()
+            waited.record()
             begun = time.perf_counter()
             pairs = _queue_events(run, repeats, calls)
-            behind = not held.query()
+            behind = not waited.query()
             host = (time.perf_counter() - begun) / (calls * repeats)
             torch.cuda.synchronize()
             seconds = [start.elapsed_time(stop) * 1e-3 / calls for start, stop in pairs]
             if behind:
-                break  # the host was done before the first call began
+                break  # the host had queued all calls before the first began
         return percentiles(seconds)[1]
 
 
 def one_product(run: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one product by the clock, the wait for its result included."""
+    """Return the wall-clock seconds of one product, including the wait for its result."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begun = time.perf_counter()
@@ -155,7 +155,7 @@ def time_product(
         One product. On a GPU it launches on torch's current stream.
     device : torch.device
     budget : float
-        Seconds of measured work aimed at.
+        Target for the seconds of measured work.
     samples : int, optional
         Take exactly this many samples, whatever they cost.
     cold : bool
@@ -220,7 +220,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _capture(run: Callable[[], object], launches: int) -> torch.cuda.CUDAGraph | None:
-    """Capture ``launches`` products on the current stream; None when the product refuses."""
+    """Capture ``launches`` products on the current stream; None if the product refuses."""
     graph = torch.cuda.CUDAGraph()
     try:
         # capture_begin instead of torch.cuda.graph(): the latter empties the allocator's cache.
@@ -257,12 +257,12 @@ def _time_cuda(
             return Samples(_event_seconds(run, samples(one)), "events", 1)
         one = min(one, *(each / launches for each in _event_seconds(graph.replay, 3)))
         if _launch_count(one) > launches:
-            # Calls take the host longer than the GPU: too few products, and the gap between replays
-            # would be counted as theirs.
+            # The host needs longer per call than the GPU: with too few products in the graph, the
+            # gap between replays would be counted as theirs.
             longer = _capture(run, _launch_count(one))
             if longer is not None:
                 graph, launches = longer, _launch_count(one)
-        # A GPU that idled between entries needs a moment at work to reach its clocks.
+        # An idle GPU needs a moment of work to reach its clocks.
         for _ in range(max(1, min(10, int(_WARM_SECONDS / (one * launches))))):
             graph.replay()
         taken = _event_seconds(graph.replay, samples(one * launches))

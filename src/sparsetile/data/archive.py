@@ -1,9 +1,8 @@
-"""Unpacking of downloaded archives, which are hostile until proved otherwise.
+"""Unpacks downloaded archives, which are not trusted.
 
-Nothing is unpacked except the one file asked for, to a place that the caller chose, so a path
-inside an archive never becomes a path on disk. Archives with absolute or climbing paths, links or
-devices are refused too: no collection ships them. A reader that counts what it
-decompresses stops bombs.
+Only the requested file is unpacked, to a path of the caller's choice, so a path inside an archive
+never becomes a path on disk. Archives with absolute paths, ``..``, links or devices are refused
+too: no collection ships them. The reader counts what it decompresses and stops bombs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MAX_MEMBERS = 10_000
 
 
 class LimitedGzip(io.RawIOBase):
-    """Read a gzip file, refusing to decompress far more than such a file can rightly hold."""
+    """Read a gzip file; stop if it decompresses to far more than a matrix would."""
 
     def __init__(self, path: Path, function: str) -> None:
         super().__init__()
@@ -105,7 +104,7 @@ def extract_member(archive: Path, member: str, out: BinaryIO, *, function: str) 
                         # Not None for a file; a short one raises ReadError.
                         shutil.copyfileobj(cast(BinaryIO, tar.extractfile(entry)), out, _MIB)
                         found = True
-            # Past the tar's end lies the checksum of everything before it.
+            # The checksum of everything follows the tar's end.
             while reader.read(_MIB):
                 pass
         except tarfile.TarError as error:

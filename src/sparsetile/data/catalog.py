@@ -1,4 +1,4 @@
-"""Matrices by name: what a data folder holds, and one loader for paths, specs and names.
+"""Matrices by name: the files of a data folder, and one loader for paths, specs and names.
 
 Listing reads only headers: the array headers inside an ``.npz``, the first lines of an ``.mtx``.
 """
@@ -56,8 +56,8 @@ class Entry:
 def catalog(directory: str | os.PathLike[str] | None = None) -> list[Entry]:
     """List the matrices of a folder and of the folders in it, sorted by name.
 
-    An ``.npz`` that holds no matrix is left out; one that is damaged is listed with its
-    ``problem``. ``kind`` comes from ``SOURCES.tsv``, ``core`` from ``CORE.txt``, where present.
+    An ``.npz`` without a matrix is omitted; a damaged one is listed with its ``problem``. ``kind``
+    comes from ``SOURCES.tsv``, ``core`` from ``CORE.txt``, if these exist.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def _folder(
     function: str, directory: str | os.PathLike[str] | None, argument: str = "directory"
 ) -> Path:
     if directory is None:
-        return settings.data_dir()  # empty until the first download: that is no error
+        return settings.data_dir()  # empty until the first download: not an error
     folder = Path(directory)
     if not folder.is_dir():
         raise value_error(function, argument, "a folder", repr(str(folder)), "Check the path")
@@ -181,7 +181,7 @@ def _stem(name: str) -> str:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Name -> path of the matrix files, sorted; where names meet, .npz wins: it reads faster."""
+    """Name -> path of the matrix files, sorted; of equal names .npz wins: it reads faster."""
     found: dict[str, Path] = {}
     paths = [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]
     for path in sorted(paths, key=lambda path: (path.name.lower(), str(path))):
@@ -195,7 +195,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _npz_size(path: Path) -> tuple[int, int, int] | None:
-    """Return (rows, columns, entries) from the array headers, or None if it is no matrix."""
+    """Return (rows, columns, entries) from the array headers, or None if it is not a matrix."""
     with NpzArrays(path) as archive:
         # In scipy's block format "indices" counts blocks, so the values are what to count.
         counted = "data" if "data" in archive.names else "indices"

@@ -7,7 +7,6 @@ processes at once never leave half a matrix behind.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import re
@@ -21,18 +20,17 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from sparsetile.core import settings
-from sparsetile.core.checks import dimension, one_of
+from sparsetile.core.checks import one_of
 from sparsetile.core.errors import DataError, describe, type_error, value_error
 from sparsetile.data.archive import extract_member
 from sparsetile.data.edges import read_edge_list
-from sparsetile.data.sampling import real
 from sparsetile.intake.files import write_npz
 
 __all__ = ["SOURCES", "Progress", "fetch"]
 
 Progress = Callable[[int, int | None], None]
 
-# Where each collection lives, and the path of a matrix below that.
+# Address of each collection, and the path of a matrix below it.
 SOURCES: dict[str, tuple[str, str]] = {
     "suitesparse": ("https://sparse.tamu.edu", "MM/{name}.tar.gz"),
     "snap": ("https://snap.stanford.edu/data", "{name}.txt.gz"),
@@ -41,6 +39,7 @@ _BLOCK = 1 << 20
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"
 _GZIP = b"\x1f\x8b"
 _AGAIN = "Check the connection and try again"
+_TIMEOUT = 30.0  # seconds without a byte
 
 
 def fetch(
@@ -49,11 +48,6 @@ def fetch(
     source: str = "suitesparse",
     base_url: str | None = None,
     directory: str | os.PathLike[str] | None = None,
-    size: int | None = None,
-    sha256: str | None = None,
-    symmetric: bool | None = None,
-    compact: bool = False,
-    timeout: float = 30.0,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -71,12 +65,6 @@ def fetch(
         Another site or a folder with the same layout: http(s) or file URL, or a path.
     directory : path, optional
         Where to keep matrices. Default: ``SPARSETILE_DATA_DIR``, else the user's cache folder.
-    size, sha256 : optional
-        Length in bytes and hash that the download must have.
-    symmetric, compact
-        How to read a SNAP edge list; see :func:`sparsetile.data.edges.read_edge_list`.
-    timeout : float
-        Seconds without a byte after which the download is given up.
     force : bool
         Download again even if the file is there.
     progress : callable, optional
@@ -94,11 +82,6 @@ def fetch(
     """
     one_of("fetch", "source", source, SOURCES)
     _check_name(name, source)
-    timeout = real("fetch", "timeout", timeout, 0.001, 86400.0)
-    if size is not None:
-        size = dimension("fetch", "size", size)
-    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
-        raise value_error("fetch", "sha256", "64 hexadecimal digits", repr(sha256), "Give all 64")
     target = _target(name, source, Path(directory) if directory else settings.data_dir())
     if target.exists() and not force:
         return target
@@ -110,9 +93,9 @@ def fetch(
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
         archive = Path(folder) / url.rpartition("/")[2]
         with open(archive, "wb") as stream:
-            _download(url, stream, size, sha256, timeout, progress)
+            _download(url, stream, progress)
         if source == "snap":
-            matrix = read_edge_list(archive, symmetric=symmetric, compact=compact, function="fetch")
+            matrix = read_edge_list(archive, function="fetch")
             write_npz(target, matrix)
         else:
             _unpack_market(archive, name.rpartition("/")[2], target)
@@ -157,18 +140,11 @@ def _failed(url: str, expected: str, actual: object, remedy: str) -> DataError:
     return DataError(describe("fetch", url, expected, actual, remedy))
 
 
-def _download(
-    url: str,
-    out: BinaryIO,
-    size: int | None,
-    sha256: str | None,
-    timeout: float,
-    progress: Progress | None,
-) -> None:
-    """Copy ``url`` to ``out``; check length, kind and hash."""
+def _download(url: str, out: BinaryIO, progress: Progress | None) -> None:
+    """Copy ``url`` to ``out``; check its length and that it is a gzip file."""
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "sparsetile"})
-        response = urllib.request.urlopen(request, timeout=timeout)
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
         remedy = "Check the name and the collection" if error.code == 404 else _AGAIN
@@ -180,9 +156,7 @@ def _download(
     except (OSError, http.client.HTTPException) as error:
         raise _broken(url, error) from None
     with response:
-        digest = _receive(url, response, out, size, progress)
-    if sha256 is not None and digest != sha256.lower():
-        raise _failed(url, f"of SHA-256 {sha256.lower()}", digest, "Check sha256, or fetch again")
+        _receive(url, response, out, progress)
 
 
 def _broken(url: str, error: Exception) -> DataError:
@@ -191,54 +165,32 @@ def _broken(url: str, error: Exception) -> DataError:
 
 
 def _receive(
-    url: str,
-    response: http.client.HTTPResponse,
-    out: BinaryIO,
-    size: int | None,
-    progress: Progress | None,
-) -> str:
-    """Copy the response to ``out`` and return its SHA-256."""
+    url: str, response: http.client.HTTPResponse, out: BinaryIO, progress: Progress | None
+) -> None:
+    """Copy the response to ``out``."""
     stated = response.headers.get("Content-Length", "")
     total = int(stated) if stated.isdecimal() else None
-    if total is not None and size is not None and total != size:
-        raise _wrong_size(url, size, total)
-    expected = total if size is None else size
     free = shutil.disk_usage(Path(out.name).parent).free
-    if expected is not None and expected > free:
+    if total is not None and total > free:
         raise _failed(
-            url,
-            f"smaller than the {free} bytes free on disk",
-            f"{expected} bytes",
+            url, f"smaller than the {free} bytes free on disk", f"{total} bytes",
             "Free some space or pass another directory",
-        )
-    digest = hashlib.sha256()
+        )  # fmt: skip
     done = 0
     for block in _blocks(url, response):
         if done == 0 and not block.startswith(_GZIP):
             raise _failed(
-                url,
-                "a gzip file",
-                f"something else, beginning {block[:20]!r}",
+                url, "a gzip file", f"something else, beginning {block[:20]!r}",
                 "The site may answer with a page instead of the file: open the URL in a browser",
-            )
+            )  # fmt: skip
         done += len(block)
-        if size is not None and done > size:
-            raise _wrong_size(url, size, f"{done} or more")
         out.write(block)
-        digest.update(block)
         if progress is not None:
             progress(done, total)
     if total is not None and done < total:
         raise _failed(url, f"sent whole ({total} bytes)", f"{done} bytes", _AGAIN)
     if done == 0:
         raise _failed(url, "a gzip file", "an empty answer", "Check the name and the collection")
-    if size is not None and done != size:
-        raise _wrong_size(url, size, done)
-    return digest.hexdigest()
-
-
-def _wrong_size(url: str, size: int, actual: object) -> DataError:
-    return _failed(url, f"{size} bytes long", f"{actual} bytes", "Check size, or fetch again")
 
 
 def _blocks(url: str, response: http.client.HTTPResponse) -> Iterator[bytes]:

@@ -21,31 +21,17 @@ __all__ = ["read_edge_list"]
 _BLOCK = 4 << 20
 _COMMENT = re.compile(rb"^[ \t]*[#%].*$", re.MULTILINE)
 _UNDIRECTED = re.compile(rb"^#\s*Undirected graph", re.MULTILINE | re.IGNORECASE)
-# Row pointers of this many rows take 128 MiB: below it any numbering is accepted as it stands.
+# Row pointers of this many rows take 128 MiB: up to it any numbering is accepted.
 _FREE_ROWS = 1 << 24
 _ROWS_PER_EDGE = 64
 
 
-def read_edge_list(
-    path: Path,
-    *,
-    symmetric: bool | None = None,
-    compact: bool = False,
-    function: str = "read_edge_list",
-) -> CSR:
+def read_edge_list(path: Path, *, function: str = "read_edge_list") -> CSR:
     """Read an edge list (``.txt`` or ``.txt.gz``) as a square pattern.
 
-    Parameters
-    ----------
-    path : Path
-        Two node numbers a line; further columns are ignored, repeated edges are merged.
-    symmetric : bool, optional
-        Store each edge both ways. Default: only if the file calls its graph undirected.
-    compact : bool
-        Number the nodes that occur 0, 1, 2, ... Otherwise numbers stay as in the file and the
-        matrix has (largest number + 1) rows, as in the published sizes of most graphs.
-    function : str
-        The name that error texts begin with.
+    A line has two node numbers; further columns are ignored, repeated edges are merged. The matrix
+    has (largest number + 1) rows, as in the published sizes of most graphs. If the file calls its
+    graph undirected, each edge is stored in both directions. Errors begin with ``function``.
     """
     pairs: list[Keys] = []
     undirected = False
@@ -58,9 +44,6 @@ def read_edge_list(
     if edges.min() < 0:
         raise _bad(path, function, "numbered from 0", f"node {edges.min()}", "Renumber the nodes")
     source, target = edges[:, 0], edges[:, 1]
-    if compact:
-        names = distinct(edges.reshape(-1).copy())
-        source, target = np.searchsorted(names, source), np.searchsorted(names, target)
     rows = int(max(source.max(), target.max())) + 1
     if rows > min(MAX_DIM, max(_FREE_ROWS, _ROWS_PER_EDGE * source.size)):
         raise _bad(
@@ -68,10 +51,10 @@ def read_edge_list(
             function,
             "numbered without large gaps",
             f"node {rows - 1} among {source.size} edges",
-            "Pass compact=True to renumber the nodes",
+            "Renumber the nodes",
         )
     keys = source * rows + target
-    if undirected if symmetric is None else symmetric:
+    if undirected:
         keys = np.concatenate([keys, target * rows + source])
     # The generator is for values, of which a pattern has none.
     rng = np.random.default_rng(0)
@@ -124,7 +107,7 @@ def _parse(path: Path, function: str, text: bytes) -> Keys:
 
 
 def _columns(path: Path, function: str, text: bytes) -> int:
-    """Return the number of words that every line has; 0 if there is no line but blank ones."""
+    """Return the number of words of every line; 0 if all lines are blank."""
     byte = np.frombuffer(text + b"\n", dtype=np.uint8)
     blank = byte <= 32
     begins = ~blank

@@ -11,11 +11,12 @@ import difflib
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote_plus
 
-from sparsetile.core.errors import value_error
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.data.graphs import molecules, road_grid
 from sparsetile.data.matrices import (
     banded,
@@ -26,7 +27,6 @@ from sparsetile.data.matrices import (
     random,
 )
 from sparsetile.data.powerlaw import power_law
-from sparsetile.data.registry import GENERATORS, generate
 from sparsetile.data.standins import STAND_INS, StandIn, stand_in
 from sparsetile.intake.csr import CSR
 
@@ -53,6 +53,49 @@ __all__ = [
 SPEC_PREFIX = "gen:"
 _EXAMPLE = "Write it as gen:power_law?rows=10000&nnz=200000&seed=3"
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
+
+GENERATORS: dict[str, Callable[..., CSR]] = {
+    function.__name__: function
+    for function in (
+        power_law, road_grid, molecules, fem_blocks, banded, random, one_dense_row,
+        one_dense_column, pruned_weights,
+    )
+}  # fmt: skip
+
+
+def generate(name: str, **params: Any) -> CSR:
+    """Call the generator ``name`` with keyword arguments; unknown or missing ones raise an error.
+
+    Examples
+    --------
+    >>> from sparsetile.data import generators
+    >>> A = generators.generate("banded", rows=100, bandwidth=3)
+    >>> A.shape, A.nnz
+    ((100, 100), 688)
+    """
+    function = GENERATORS[one_of("generate", "name", name, GENERATORS)]
+    accepted = list(inspect.signature(function).parameters)
+    for given in params:
+        if given not in accepted:
+            raise value_error(
+                "generate", f"parameter of {name}", f"one of {accepted}", repr(given),
+                "Check its spelling",
+            )  # fmt: skip
+    missing = _missing(function, params)
+    if missing:
+        raise type_error(
+            "generate", "params", f"complete for {name}", f"no {missing}", "Give these as well"
+        )
+    return function(**params)
+
+
+def _missing(function: Callable[..., CSR], params: Mapping[str, Any]) -> list[str]:
+    """Parameters without a default that were not given."""
+    return [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty and parameter.name not in params
+    ]
 
 
 def from_spec(text: str) -> CSR:
@@ -107,12 +150,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
         if key in params:
             raise value_error("from_spec", key, "given once", "two values", "Remove one of them")
         params[key] = _typed(key, value, hints[key])
-    signature = inspect.signature(function)
-    missing = [
-        key
-        for key in accepted
-        if signature.parameters[key].default is inspect.Parameter.empty and key not in params
-    ]
+    missing = [key for key in _missing(function, params) if key in accepted]
     if missing:
         remedy = f"Add {'&'.join(f'{key}=...' for key in missing)}"
         raise value_error("from_spec", f"{name}'s parameters", "complete", f"no {missing}", remedy)
@@ -121,7 +159,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
 
 def _typed(key: str, value: str, hint: Any) -> Any:
     """Read ``value`` as the type that the generator's signature asks for."""
-    if isinstance(hint, types.UnionType):  # only ``X | None`` occurs; None is said by leaving out
+    if isinstance(hint, types.UnionType):  # only ``X | None`` occurs; omit for None
         hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
     if hint is str:
         return value

@@ -17,10 +17,10 @@ from sparsetile.data.sampling import (
     csr_from_keys,
     distinct_integers,
     fraction,
-    mirrored,
     positive,
     real,
     seeded,
+    symmetric_keys,
 )
 from sparsetile.intake.csr import CSR
 
@@ -89,7 +89,7 @@ def road_grid(
             some(slanted, slanted_count, width + 1),
         ]
     )
-    return csr_from_keys(mirrored(upper, rows), (rows, rows), weighted=weighted, rng=rng)
+    return csr_from_keys(symmetric_keys(upper, rows), (rows, rows), weighted=weighted, rng=rng)
 
 
 def molecules(
@@ -177,4 +177,4 @@ def molecules(
     upper = np.concatenate(
         [parent[bonded] * rows + node[bonded], (closer - distance) * rows + closer]
     )
-    return csr_from_keys(mirrored(upper, rows), (rows, rows), weighted=weighted, rng=rng)
+    return csr_from_keys(symmetric_keys(upper, rows), (rows, rows), weighted=weighted, rng=rng)

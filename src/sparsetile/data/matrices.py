@@ -1,4 +1,4 @@
-"""Generated matrices that are no graphs: FEM blocks, bands, uniform noise, dense lines, pruning.
+"""Generated matrices other than graphs: FEM blocks, bands, random, dense lines, pruned weights.
 
 All are seeded, vectorised and return the canonical CSR; ``weighted=True`` draws standard-normal
 float32 values.
@@ -18,10 +18,10 @@ from sparsetile.data.sampling import (
     distinct_integers,
     fraction,
     merge_disjoint,
-    mirrored,
     positive,
     real,
     seeded,
+    symmetric_keys,
 )
 from sparsetile.intake.csr import CSR
 
@@ -82,7 +82,7 @@ def fem_blocks(
     parts: list[Keys] = []
     for offset in itertools.product((-1, 0, 1), repeat=dimensions):
         step = sum(shift * width**axis for axis, shift in enumerate(offset))
-        if step <= 0:  # the half above the diagonal; its mirror image is added below
+        if step <= 0:  # the half above the diagonal; the transposed half is added below
             continue
         inside = node + step < nodes
         for axis, shift in enumerate(offset):
@@ -90,7 +90,7 @@ def fem_blocks(
         start = node[inside]
         start = start[distinct_integers(rng, start.size, round(start.size * (1.0 - drop)))]
         parts.append(start * nodes + start + step)
-    mesh_keys = mirrored(np.concatenate(parts), nodes, diagonal=True)
+    mesh_keys = symmetric_keys(np.concatenate(parts), nodes, diagonal=True)
     mesh = csr_from_keys(mesh_keys, (nodes, nodes), weighted=False, rng=rng)
 
     # Expand to dofs: each mesh row becomes ``dofs`` equal rows of whole blocks.
@@ -198,13 +198,7 @@ def one_dense_row(
     >>> A.shape, A.nnz
     ((100, 50), 444)
     """
-    name = "one_dense_row"
-    rows, cols, background, rng = _dense_line(name, rows, cols, background, seed)
-    line = _line_index(name, "dense_row", dense_row, rows)
-    around = _background(rng, rows, cols, background)
-    full = np.arange(cols if rows else 0, dtype=np.int64) + line * cols
-    keys = merge_disjoint(around[around // max(cols, 1) != line], full)
-    return csr_from_keys(keys, (rows, cols), weighted=weighted, rng=rng)
+    return _dense_line("one_dense_row", rows, cols, dense_row, background, weighted, seed)
 
 
 def one_dense_column(
@@ -228,36 +222,36 @@ def one_dense_column(
     >>> A.shape, A.nnz
     ((100, 50), 490)
     """
-    name = "one_dense_column"
-    rows, cols, background, rng = _dense_line(name, rows, cols, background, seed)
-    line = _line_index(name, "dense_column", dense_column, cols)
-    around = _background(rng, rows, cols, background)
-    full = np.arange(rows if cols else 0, dtype=np.int64) * cols + line
-    keys = merge_disjoint(around[around % max(cols, 1) != line], full)
-    return csr_from_keys(keys, (rows, cols), weighted=weighted, rng=rng)
+    return _dense_line("one_dense_column", rows, cols, dense_column, background, weighted, seed)
 
 
 def _dense_line(
-    name: str, rows: object, cols: object, background: object, seed: object
-) -> tuple[int, int, float, np.random.Generator]:
-    row_count = dimension(name, "rows", rows)
-    col_count = dimension(name, "cols", cols)
-    # Short rows may not ask for more entries than a row has cells.
+    name: str, rows: int, cols: int, given: int | None, background: float, weighted: bool, seed: int
+) -> CSR:
+    """A full row or column, after the name of the generator, among random entries."""
+    rows, cols = dimension(name, "rows", rows), dimension(name, "cols", cols)
     mean = real(name, "background", background, 0.0, float("inf"))
-    return row_count, col_count, min(mean, float(col_count)), seeded(name, seed)
-
-
-def _line_index(name: str, argument: str, given: int | None, size: int) -> int:
-    if given is None:
-        return size // 2
-    line = dimension(name, argument, given)
-    if line >= size:
-        raise value_error(name, argument, f"below {size}", line, "Rows and columns count from 0")
-    return line
-
-
-def _background(rng: np.random.Generator, rows: int, cols: int, mean: float) -> Keys:
-    return distinct_integers(rng, rows * cols, min(round(rows * mean), rows * cols))
+    rng = seeded(name, seed)
+    by_row = name == "one_dense_row"
+    size = rows if by_row else cols
+    line = size // 2
+    if given is not None:
+        argument = name.removeprefix("one_")
+        line = dimension(name, argument, given)
+        if line >= size:
+            remedy = "Rows and columns count from 0"
+            raise value_error(name, argument, f"below {size}", line, remedy)
+    # Short rows may not ask for more entries than a row has cells.
+    wanted = min(round(rows * min(mean, float(cols))), rows * cols)
+    around = distinct_integers(rng, rows * cols, wanted)
+    if by_row:
+        full = np.arange(cols if rows else 0, dtype=np.int64) + line * cols
+        around = around[around // max(cols, 1) != line]
+    else:
+        full = np.arange(rows if cols else 0, dtype=np.int64) * cols + line
+        around = around[around % max(cols, 1) != line]
+    keys = merge_disjoint(around, full)
+    return csr_from_keys(keys, (rows, cols), weighted=weighted, rng=rng)
 
 
 def pruned_weights(

@@ -22,11 +22,11 @@ from sparsetile.data.sampling import (
     distinct_integers,
     fraction,
     merge_disjoint,
-    mirrored,
     missing_from,
     positive,
     real,
     seeded,
+    symmetric_keys,
     without,
 )
 from sparsetile.intake.csr import CSR
@@ -58,13 +58,13 @@ def power_law(
     Parameters
     ----------
     rows, nnz : int
-        Square size and number of stored entries. ``nnz`` is met exactly, less one where a
-        symmetric pattern cannot have an odd number of entries off the diagonal.
+        Square size and number of stored entries. ``nnz`` is met exactly, less one if a symmetric
+        pattern would need an odd number of entries off the diagonal.
     exponent : float
         P(degree = d) falls as d^-exponent; above 1.
     communities : int, optional
         Number of communities, sizes falling as 1/sqrt(rank). Default: about sqrt(rows), fewer
-        where rows are long, so that a community can hold a row's neighbours.
+        if rows are long, so that a community has enough nodes for a row.
     mixing : float
         Share of a node's edges that leave its community (hubs have more).
     max_degree : int, optional
@@ -133,7 +133,7 @@ def power_law(
     if keys.size < target:
         keys = _fill_uniformly(rng, keys, rows, target, symmetric)
     if symmetric:
-        keys = mirrored(keys, rows, diagonal=self_loops)
+        keys = symmetric_keys(keys, rows, diagonal=self_loops)
     elif self_loops:
         keys = merge_disjoint(keys, np.arange(rows, dtype=np.int64) * (rows + 1))
     return csr_from_keys(keys, (rows, rows), weighted=weighted, rng=rng)

@@ -23,11 +23,11 @@ __all__ = [
     "distinct_integers",
     "fraction",
     "merge_disjoint",
-    "mirrored",
     "missing_from",
     "positive",
     "real",
     "seeded",
+    "symmetric_keys",
     "without",
 ]
 
@@ -127,7 +127,7 @@ def merge_disjoint(first: Keys, second: Keys) -> Keys:
     return merged
 
 
-def mirrored(upper: Keys, rows: int, *, diagonal: bool = False) -> Keys:
+def symmetric_keys(upper: Keys, rows: int, *, diagonal: bool = False) -> Keys:
     """Return the keys of a symmetric pattern from those above its diagonal, sorted."""
     row = upper // max(rows, 1)  # NumPy divides by one number far faster than divmod does
     column = upper - row * rows

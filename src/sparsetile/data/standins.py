@@ -8,14 +8,15 @@ set here to resemble each graph's kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
-from sparsetile.data.registry import generate
+from sparsetile.data.graphs import molecules, road_grid
+from sparsetile.data.powerlaw import power_law
 from sparsetile.data.sampling import real
 from sparsetile.intake.csr import CSR
 
@@ -66,6 +67,9 @@ class StandIn:
         return params
 
 
+_GENERATORS: dict[str, Callable[..., CSR]] = {
+    each.__name__: each for each in (power_law, road_grid, molecules)
+}
 _VOLTRIX = "Voltrix, table 1"
 _BRP = "BRP-SpMM, table I"
 _RSH = "RSH-SpMM, table 1"
@@ -88,8 +92,8 @@ def _union(name: str, count: int, rows: int, nnz: int, source: str, **more: Any)
     return StandIn(name, "molecules", MappingProxyType(params), rows, nnz, source)
 
 
-# ``self_loops`` where the published count includes the diagonal; ``symmetric=False`` where the
-# published graph is directed; ``shuffle=False`` where its numbering keeps neighbours together.
+# ``self_loops`` if the published count includes the diagonal; ``symmetric=False`` if the published
+# graph is directed; ``shuffle=False`` if its numbering keeps neighbours together.
 # fmt: off
 _ALL = (
     _power("reddit-like", 232_965, 114_848_857, 21_000, f"{_VOLTRIX}; {_ACC}",
@@ -160,4 +164,4 @@ def stand_in(name: str, scale: float = 1.0, *, seed: int = 0) -> CSR:
     scale = real("stand_in", "scale", scale, 0.0, 4.0)
     if scale == 0.0:
         raise value_error("stand_in", "scale", "above 0", 0, "Pass 1 for the published size")
-    return generate(entry.generator, **entry.scaled(scale), seed=seed)
+    return _GENERATORS[entry.generator](**entry.scaled(scale), seed=seed)

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the styles of torch's parallelize_module when they are asked for."""
+    """Import the styles of torch's parallelize_module at first use."""
     if name in _STYLES:
         from sparsetile.dist import styles
 

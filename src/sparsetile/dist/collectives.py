@@ -2,7 +2,7 @@
 
     copied     the same x on every rank -> itself; gradients are summed over the ranks
     reduced    parts of a sum -> the sum on every rank; the gradient is every rank's own
-    gathered   features of every rank -> all of them; of the gradient a rank takes its own
+    gathered   features of every rank -> all of them; a rank takes its own part of the gradient
     split      all features -> a rank's own; gradients are gathered
 
 A sum has the order of additions of the group's backend.
@@ -28,7 +28,7 @@ def _sum(x: Tensor, ranks: Ranks, function: str) -> Tensor:
 
 
 def _gather(x: Tensor, ranks: Ranks, bounds: tuple[int, ...], function: str) -> Tensor:
-    """Features of every rank, padded to the widest share on the way."""
+    """Features of every rank; shares are padded to the widest for the exchange."""
     widths = [bounds[part + 1] - bounds[part] for part in range(ranks.size)]
     lead, most = x.shape[:-1], max(widths)
     mine = x.new_zeros((*lead, most))
@@ -133,7 +133,7 @@ def split(x: Tensor, ranks: Ranks, bounds: tuple[int, ...]) -> Tensor:
 def nothing(x: Tensor, weight: Tensor, features: int, dtype: torch.dtype) -> Tensor:
     """Return zeros [..., features] for x: a product without any block.
 
-    They depend on x and on the empty weight. So on every rank the result requires grad alike, and a
-    rank without blocks takes part in the backward pass.
+    They depend on x and on the empty weight, so the result requires grad on every rank, and a rank
+    without blocks takes part in the backward pass.
     """
     return _Nothing.apply((*x.shape[:-1], features), dtype, x, weight)

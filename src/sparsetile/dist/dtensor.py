@@ -1,4 +1,4 @@
-"""B as a DTensor sharded on its rows, and C as one. Imports torch's package where one is met."""
+"""B and C as DTensors sharded on their rows. Imports torch's package at first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["is_dtensor", "unwrap", "wrap"]
 
 
 class Sharded(Protocol):
-    """The part of a plan that lays out DTensors."""
+    """The attributes of a plan that DTensors need."""
 
     shape: tuple[int, int]
     local_shape: tuple[int, int]
@@ -27,7 +27,7 @@ class Sharded(Protocol):
 
 
 def is_dtensor(B: Any) -> bool:
-    """Whether B is a DTensor, without importing its package where there is none."""
+    """Whether B is a DTensor, without importing its package."""
     return any(
         base.__name__ == "DTensor" and base.__module__.startswith("torch.distributed.")
         for base in type(B).__mro__
@@ -35,7 +35,7 @@ def is_dtensor(B: Any) -> bool:
 
 
 def _chunked(plan: Sharded) -> bool:
-    """Whether rows of B and of C are shared as ``torch.chunk`` shares them."""
+    """Whether rows of B and of C are split as ``torch.chunk`` does."""
     partition = plan.partition
     return partition.order is None and all(
         bounds == even_bounds(size, plan.world_size)
@@ -44,7 +44,7 @@ def _chunked(plan: Sharded) -> bool:
 
 
 def unwrap(plan: Sharded, B: Any) -> tuple[Any, Tensor]:
-    """Return the mesh and this rank's rows of a DTensor that lies as the plan wants it."""
+    """Return the mesh and this rank's rows of a DTensor with the plan's layout, or raise."""
     from torch.distributed.tensor import Shard
 
     mesh, placements, dim = B.device_mesh, B.placements, B.dim() - 2
@@ -65,7 +65,7 @@ def unwrap(plan: Sharded, B: Any) -> tuple[Any, Tensor]:
 
 
 def wrap(plan: Sharded, C: Tensor, mesh: Any) -> Tensor:
-    """Return this rank's rows of C as a part of the whole."""
+    """Return this rank's rows of C as a DTensor."""
     from torch.distributed.tensor import DTensor, Shard
 
     shape = torch.Size((*C.shape[:-2], plan.shape[0], C.shape[-1]))

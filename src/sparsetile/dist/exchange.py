@@ -5,8 +5,8 @@ product: the engine runs what was recorded last first, so a backward pass comput
 gradient, starts to send it back (``_Finish.backward``), computes the local product's gradient, and
 only then waits (``_Start.backward``).
 
-Additions have a fixed order. The rows that come back are summed by a product with a pattern
-matrix (all-to-all) or by rank (all-gather), never by atomics.
+Additions have a fixed order. Returned rows are summed by a product with a pattern matrix
+(all-to-all) or by rank (all-gather), never by atomics.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from sparsetile.dist.group import Pending, Ranks
 from sparsetile.dist.halo import Halo
 from sparsetile.intake.csr import CSR
+from sparsetile.launch.gather import gather_rows, gathers
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
-from sparsetile.systems.shared.gather import gather_rows, gathers
 
 __all__ = ["Exchange", "finish_rows", "start_rows"]
 
@@ -29,7 +29,7 @@ _Shape = tuple[int, ...]
 
 
 class Exchange:
-    """Brings rows of B to the ranks that lack them, and their gradients back.
+    """Sends rows of B to the ranks that need them, and their gradients back.
 
     Operands are [..., rows, N] or [rows, N]. On the wire a row is contiguous with its batches:
     [rows, batches, N].
@@ -42,18 +42,17 @@ class Exchange:
         self._n = n
         self._buffers: tuple[Any, Tensor, Tensor] | None = None
         self._sum_plans: dict[torch.dtype, Plan] = {}
-        self._pack_plans: dict[torch.dtype, Plan] = {}
         self._numbers: Tensor | None = None
 
     @property
     def active(self) -> bool:
-        """Whether any rank lacks a row."""
-        return self.halo.way != "none"
+        """Whether any rank needs a row of another."""
+        return self.halo.collective != "none"
 
     @property
     def sent_rows(self) -> int:
         """Rows in the buffer that is sent."""
-        gathers = self.halo.way == "all_gather"
+        gathers = self.halo.collective == "all_gather"
         return self.halo.padded if gathers else self.halo.send_ids.numel()
 
     @property
@@ -66,12 +65,12 @@ class Exchange:
     def _make(self, B: Tensor) -> tuple[Tensor, Tensor]:
         tail = (B.shape[:-2].numel(), B.shape[-1])
         sent = B.new_empty((self.sent_rows, *tail))
-        if self.halo.way == "all_gather":
-            sent[self.own_rows :].zero_()  # pads the share; a dense system would meet it
+        if self.halo.collective == "all_gather":
+            sent[self.own_rows :].zero_()  # pads the share; a dense system would read it
         return sent, B.new_empty((self.received, *tail))
 
     def _buffers_for(self, B: Tensor) -> tuple[Tensor, Tensor]:
-        """One buffer set, made again when the operand's shape or type changes."""
+        """One set of buffers, reallocated when the operand's shape or type changes."""
         key = (B.shape[:-2].numel(), B.shape[-1], B.dtype)
         if self._buffers is None or self._buffers[0] != key:
             with torch.inference_mode(False):  # later products may run outside of it
@@ -80,46 +79,25 @@ class Exchange:
 
     def _pack(self, B: Tensor, sent: Tensor) -> None:
         rows = B.reshape(sent.shape[1], B.shape[-2], B.shape[-1]).transpose(0, 1)
-        if self.halo.way == "all_gather":
+        if self.halo.collective == "all_gather":
             sent[: self.own_rows].copy_(rows)
             return
-        if B.is_cuda and sent.shape[1] == 1:
-            one, to = rows[:, 0], sent[:, 0]
-            if gathers(one, to):
-                gather_rows(one, self._send_numbers(), to)
-            else:
-                self._pack_plan(B.dtype).run(one, out=to)
+        if B.is_cuda and sent.shape[1] == 1 and gathers(rows[:, 0], sent[:, 0]):
+            gather_rows(rows[:, 0], self._send_numbers(), sent[:, 0])
         else:
             torch.index_select(rows, 0, self.halo.send_ids, out=sent)
 
-    def prepare(self, dtype: torch.dtype) -> None:
-        """Plan the packing of operands of this type, so that no product has to (CUDA graphs)."""
-        if self.halo.way == "all_to_all" and self.halo.send_ids.is_cuda:
+    def prepare(self) -> None:
+        """Make the tensors for packing in advance (for CUDA graphs)."""
+        if self.halo.collective == "all_to_all" and self.halo.send_ids.is_cuda:
             self._send_numbers()
-            self._pack_plan(dtype)
 
     def _send_numbers(self) -> Tensor:
-        """The rows that are sent, as the kernel takes them."""
+        """The numbers of the sent rows, in the kernel's type."""
         if self._numbers is None:
             with torch.inference_mode(False):
                 self._numbers = self.halo.send_ids.to(torch.int32).contiguous()
         return self._numbers
-
-    def _pack_plan(self, dtype: torch.dtype) -> Plan:
-        """The selection matrix that packs rows of any alignment: one entry per row that is sent.
-
-        torch's index_select launches one thread block per row. On an H200 it reaches 39 % of the
-        copy rate with rows of 512 bytes and 20 % with 256, this 88 and 68 %. A sum of one term is
-        exact.
-        """
-        if dtype not in self._pack_plans:
-            ids = self.halo.send_ids
-            indptr = torch.arange(ids.numel() + 1, device=ids.device)
-            pattern = CSR(indptr, ids.to(torch.int32), None, (ids.numel(), self.own_rows))
-            self._pack_plans[dtype] = plan(
-                pattern, self._n, dtype=dtype, system="csr", deterministic=True
-            )
-        return self._pack_plans[dtype]
 
     def start(self, B: Tensor, *, keep: bool) -> tuple[Tensor, Pending]:
         """Pack and send; return the buffer that is being received.
@@ -146,7 +124,7 @@ class Exchange:
             return self._send(sent, received)
 
     def _send(self, sent: Tensor, received: Tensor) -> Pending:
-        if self.halo.way == "all_gather":
+        if self.halo.collective == "all_gather":
             return self.ranks.start_all_gather(received, sent, "run")
         return self.ranks.start_all_to_all(
             received, self.halo.receive_rows, sent, self.halo.send_rows, "run"
@@ -158,7 +136,7 @@ class Exchange:
         """Send the gradients of received rows, [rows, batches, N], back to their owners."""
         G = G.contiguous()
         back = G.new_empty((self._back_rows, *G.shape[1:]))
-        if self.halo.way == "all_gather":
+        if self.halo.collective == "all_gather":
             each = (self.halo.padded,) * self.ranks.size
             return back, self.ranks.start_all_to_all(back, each, G, each, "backward")
         halo = self.halo
@@ -168,13 +146,13 @@ class Exchange:
 
     @property
     def _back_rows(self) -> int:
-        gathers = self.halo.way == "all_gather"
+        gathers = self.halo.collective == "all_gather"
         return self.ranks.size * self.halo.padded if gathers else self.halo.send_ids.numel()
 
     def sum_back(self, back: Tensor, lead: _Shape) -> Tensor:
-        """Sum what came back over the ranks, in rank order; return [*lead, own rows, N]."""
+        """Sum the returned rows over the ranks, in rank order; return [*lead, own rows, N]."""
         tail = back.shape[1:]
-        if self.halo.way == "all_gather":
+        if self.halo.collective == "all_gather":
             by_rank = back.reshape(self.ranks.size, self.halo.padded, *tail)[:, : self.own_rows]
             wide = torch.promote_types(back.dtype, torch.float32)
             total = by_rank[0].to(wide)
@@ -186,7 +164,7 @@ class Exchange:
         return summed.reshape(*lead, self.own_rows, tail[-1])
 
     def _sum_plan(self, dtype: torch.dtype) -> Plan:
-        """The matrix that sums what came back: a row per own row of B, an entry per row sent."""
+        """The matrix that sums returned rows: a row per own row of B, an entry per row sent."""
         if dtype not in self._sum_plans:
             sent = self.halo.send_ids
             order = torch.argsort(sent, stable=True)
@@ -199,14 +177,14 @@ class Exchange:
 
 
 class _Ticket:
-    """What the two operators of one exchange tell each other."""
+    """State shared by the two operators of one exchange."""
 
     pending: Pending | None = None
     back: tuple[Tensor, Pending] | None = None
 
 
 class _Start(torch.autograd.Function):
-    """[..., own rows, N] -> the received rows [rows, batches, N], which are not there yet."""
+    """[..., own rows, N] -> the received rows [rows, batches, N], which have not arrived yet."""
 
     @staticmethod
     def forward(ctx: Any, B: Tensor, exchange: Exchange, ticket: _Ticket) -> Tensor:
@@ -216,7 +194,7 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        if ctx.ticket.back is None:  # a graph of gradients is wanted: nothing was sent ahead
+        if ctx.ticket.back is None:  # with create_graph=True nothing was sent ahead
             return _SendBack.apply(grad, ctx.exchange, ctx.lead), None, None
         back, pending = ctx.ticket.back
         ctx.ticket.back = None
@@ -225,7 +203,7 @@ class _Start(torch.autograd.Function):
 
 
 class _Finish(torch.autograd.Function):
-    """Waits for the rows that :class:`_Start` asked for."""
+    """Waits for the rows that :class:`_Start` requested."""
 
     @staticmethod
     def forward(ctx: Any, received: Tensor, exchange: Exchange, ticket: _Ticket) -> Tensor:
@@ -242,7 +220,7 @@ class _Finish(torch.autograd.Function):
 
 
 class _SendBack(torch.autograd.Function):
-    """The adjoint as one operator, for gradients of gradients. Its own adjoint is the exchange."""
+    """The adjoint as one operator, for second derivatives. Its own adjoint is the exchange."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, exchange: Exchange, lead: _Shape) -> Tensor:
@@ -259,11 +237,11 @@ class _SendBack(torch.autograd.Function):
 
 
 def start_rows(exchange: Exchange, B: Tensor) -> tuple[Tensor, _Ticket]:
-    """Start a differentiable exchange; :func:`finish_rows` takes what this returns."""
+    """Start a differentiable exchange; pass the result to :func:`finish_rows`."""
     ticket = _Ticket()
     return _Start.apply(B, exchange, ticket), ticket
 
 
 def finish_rows(exchange: Exchange, received: Tensor, ticket: _Ticket) -> Tensor:
-    """Return the received rows once they are there, [rows, batches, N]."""
+    """Wait for the received rows and return them, [rows, batches, N]."""
     return _Finish.apply(received, exchange, ticket)

@@ -1,7 +1,7 @@
-"""A sparse layer's blocks over the ranks: shares of its features, a rank's part, and the way back.
+"""A sparse layer's blocks over the ranks: shares of features, a rank's part, the joined layer.
 
-Shares are whole stored blocks, contiguous, balanced by kept blocks. A SwiGLU's gate and up are
-cut alike, so that a rank's part is a SwiGLU of its own.
+Shares are contiguous, whole stored blocks, balanced by kept blocks. A SwiGLU's gate and up have the
+same shares, so that a rank's part is a SwiGLU of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def as_sparse(function: str, layer: Any, options: dict[str, Any]) -> SparseLinea
 
 
 def _halves(layer: SparseLinear, side: Side) -> int:
-    """How many times the features lie one below the other: twice for gate and up."""
+    """Number of stacked halves: two for gate and up."""
     return 2 if side == "outputs" and layer.activation == "swiglu" else 1
 
 
@@ -91,8 +91,8 @@ def feature_shares(
     parts : int
         Ranks.
     outputs_of, inputs_of : sequence of SparseLinear or torch.nn.Linear
-        Layers whose outputs, or whose inputs, are these features. A dense layer counts as one that
-        keeps all blocks.
+        Layers whose outputs, or whose inputs, are these features. A dense layer counts as keeping
+        all blocks.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def shares_given(
 
 
 def digest_of(layer: SparseLinear) -> str:
-    """Return a text of a layer and its weights, to notice that ranks hold different ones."""
+    """Return a digest of a layer and its weights, to detect that ranks have different ones."""
     with torch.no_grad():
         sums = []
         for part in (layer.weight, layer.bias, layer.block_row_ptr, layer.block_col_idx):
@@ -186,8 +186,8 @@ def _units(layer: SparseLinear, bounds: Sequence[int], part: int) -> tuple[int, 
 def part_of(layer: SparseLinear, side: Side, bounds: Sequence[int], part: int) -> SparseLinear:
     """Return a rank's part of a layer, a copy: some of its block rows, or block columns.
 
-    Bias and activation belong to the part where outputs are shared, and to the sum of all parts
-    where inputs are: the part has none of them then.
+    If outputs are split, the part has its bias and the activation. If inputs are split, these
+    belong to the sum of all parts, and the part has neither.
     """
     pattern, halves = layer.pattern, _halves(layer, side)
     first, last = _units(layer, bounds, part)
@@ -237,7 +237,7 @@ def _pointers(rows: Tensor, count: int) -> Tensor:
 def joined(
     states: Sequence[dict[str, Tensor]], like: SparseLinear, side: Side, bounds: Sequence[int]
 ) -> SparseLinear:
-    """Put the parts of all ranks together: the adjoint of :func:`part_of`.
+    """Join the parts of all ranks: the inverse of :func:`part_of`.
 
     Parameters
     ----------

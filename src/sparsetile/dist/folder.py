@@ -1,8 +1,8 @@
-"""A matrix in parts on disk: one ``.npz`` of rows a part, and ``partition.json`` that binds them.
+"""A matrix in parts on disk: one ``.npz`` of rows per part, and the manifest ``partition.json``.
 
-The manifest is written first and after each part, always whole, so an interrupted run goes on
-where it stopped. Each part has a SHA-256; a rank checks those of the parts it reads, and no other.
-Columns keep the numbers of the whole matrix (of the partition's order, where it has one).
+The manifest is replaced as a whole, first and after each part, so an interrupted run continues
+where it stopped. Each part has a SHA-256; a rank checks those of the parts it reads. Columns have
+the numbers of the whole matrix (in the partition's order, if it has one).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _ORDER = "order.npy"
 
 
 class MatrixRows:
-    """Rows of a matrix file or of a matrix in memory, read a run at a time.
+    """Rows of a matrix file or of a matrix in memory, read in ranges.
 
     An ``.npz`` with arrays ``indptr``, ``indices`` and ``shape`` is read by parts: only row
-    pointers are held, so it may have more than 2^31 entries. Other files are read whole.
+    pointers are in memory, so it may have more than 2^31 entries. Other files are read whole.
     """
 
     def __init__(self, matrix: Any, function: str) -> None:
@@ -75,11 +75,11 @@ class MatrixRows:
 
     @property
     def whole(self) -> CSR | None:
-        """The matrix in memory; None where it is read by parts."""
+        """The matrix in memory; None if it is read by parts."""
         return self._csr
 
     def pattern(self) -> CSR:
-        """The whole matrix, read if need be: row orders look at all of it."""
+        """The whole matrix, read if necessary: row orders need all of it."""
         if self._csr is None:
             assert self.file is not None
             self._csr = read_matrix(self.file, function=self._function)
@@ -121,7 +121,7 @@ def _npz_arrays(matrix: Any) -> dict[str, np.ndarray] | None:
                 return None
             return {"indptr": archive.read("indptr"), "shape": shape}
     except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error):
-        return None  # reading it whole says what is wrong with it
+        return None  # reading it whole raises the error
 
 
 def _slice(
@@ -232,7 +232,7 @@ def _read_order(file: Path, checksum: str, rows: int, function: str) -> Tensor:
     own_file(file, function)
     if not file.is_file() or sha256(file) != checksum:
         raise damaged_part(function, file, "the order that partition.json names", "another")
-    # Every order of these rows has this header: nothing is reserved on the word of another one.
+    # Every order of this many rows has this header: never allocate what another header claims.
     header = _order_header(rows)
     order = torch.zeros(0, dtype=torch.int64)
     if rows and file.stat().st_size == len(header) + 8 * rows:
@@ -267,7 +267,7 @@ def write_folder(
     Parameters
     ----------
     matrix : path or sparse matrix
-        An ``.npz`` with row pointers is read part by part; anything else is held in memory.
+        An ``.npz`` with row pointers is read part by part; anything else is read whole.
     partition : str or Tensor
         As in :func:`sparsetile.dist.plan`.
     n : int
@@ -279,7 +279,7 @@ def write_folder(
     rows = MatrixRows(matrix, function)
     _check_parts(function, parts, rows.shape[0])
     plain = isinstance(partition, str) and partition in ("auto", "even", "identity")
-    # Contiguous shares need the lengths of rows alone, so that entries may stay on disk.
+    # Contiguous shares need only the lengths of rows, so entries may stay on disk.
     pointers = CSR(rows.indptr, torch.zeros(0, dtype=torch.int32), None, rows.shape)
     found = find_partition(function, pointers if plain else rows.pattern(), parts, partition, n, 4)
     for part in range(parts):
@@ -351,7 +351,7 @@ def _check_parts(function: str, parts: int, rows: int) -> None:
 
 
 def _source_digest(rows: MatrixRows) -> str:
-    """Tell matrices apart, so that no run goes on with the parts of another one."""
+    """Identify a matrix, so that no run continues with the parts of another."""
     if rows.file is not None:
         return sha256(rows.file)
     csr = rows.pattern()

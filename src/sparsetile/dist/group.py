@@ -1,14 +1,15 @@
 """The ranks of a process group: collectives on rows, and one error on every rank.
 
 A rank that raises while the others wait in a collective leaves them waiting until the group's
-timeout. So whatever a rank can find wrong by itself is told to the others first
+timeout. So a rank first sends the errors that it finds by itself to the others
 (:meth:`Ranks.together`), and then every rank raises.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -26,18 +27,18 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class Pending:
-    """A collective that was started: :meth:`wait` orders the current stream after it."""
+    """A started collective; :meth:`wait` orders the current stream after it."""
 
     def __init__(self, work: Any, kept: tuple[Tensor, ...], function: str) -> None:
         self._work = work
-        self._kept = kept  # what the collective reads must outlive it
+        self._kept = kept  # the collective still reads them
         self._function = function
 
     def wait(self) -> None:
-        """Wait: the host on a CPU, the current stream alone on a GPU."""
+        """Wait: on a CPU the host waits, on a GPU only the current stream."""
         if self._work is None:
             return
-        with _Broken(self._function):
+        with _broken(self._function):
             self._work.wait()
         self._work = None
         for tensor in self._kept:
@@ -47,7 +48,7 @@ class Pending:
 
 
 class _OnSideStream:
-    """A collective that a GPU's side stream runs, as :class:`Pending` waits for one."""
+    """A collective on a GPU's side stream, with the interface that :class:`Pending` expects."""
 
     def __init__(self, done: torch.cuda.Event, device: torch.device) -> None:
         self._done, self._device = done, device
@@ -56,25 +57,20 @@ class _OnSideStream:
         torch.cuda.current_stream(self._device).wait_event(self._done)
 
 
-class _Broken:
-    """Turns the backend's error about a rank that is gone into one that says what happened."""
-
-    def __init__(self, function: str) -> None:
-        self._function = function
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, (RuntimeError, TimeoutError)) and not isinstance(
-            error, NotImplementedError
-        ):
-            text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise RuntimeError(
-                f"{self._function}: every rank must take part in the exchange, got an error from "
-                f"torch.distributed: {text}. A rank has died or did not call within the group's "
-                "timeout: look for its own error, and start the job again."
-            ) from error
+@contextmanager
+def _broken(function: str) -> Iterator[None]:
+    """Turn the backend's error about a lost rank into one that says what happened."""
+    try:
+        yield
+    except NotImplementedError:
+        raise
+    except (RuntimeError, TimeoutError) as error:
+        text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise RuntimeError(
+            f"{function}: every rank must take part in the exchange, got an error from "
+            f"torch.distributed: {text}. A rank has died or did not call within the group's "
+            "timeout: look for its own error, and start the job again."
+        ) from error
 
 
 class Ranks:
@@ -116,9 +112,9 @@ class Ranks:
     # -- agreement ------------------------------------------------------------------------------
 
     def objects(self, mine: Any, function: str) -> list[Any]:
-        """Return what every rank has, by rank. Waits; for planning alone."""
+        """Return every rank's object, by rank. Blocks; for planning only."""
         found: list[Any] = [None] * self.size
-        with _Broken(function):
+        with _broken(function):
             dist.all_gather_object(found, mine, group=self.group)
         return found
 
@@ -129,15 +125,15 @@ class Ranks:
         call: Callable[[], _Found],
         facts: Callable[[_Found], dict[str, Any]] | None = None,
     ) -> _Found:
-        """Return ``call()``, or raise on every rank where it raised on one.
+        """Return ``call()``, or raise on every rank if it raised on one.
 
         The rank that failed raises its own error. The others name that rank and quote it.
 
         Parameters
         ----------
         facts : callable, optional
-            What must be the same on every rank, by name, of what ``call`` returned. Where a fact
-            differs every rank raises the same error.
+            Returns what must be the same on every rank, by name, from the result of ``call``. If a
+            fact differs, every rank raises the same error.
         """
         error: Exception | None = None
         found: Any = None
@@ -152,18 +148,18 @@ class Ranks:
         answers = self.objects((text, mine), function)
         if error is not None:
             raise error
-        for rank, (said, _) in enumerate(answers):
-            if said is not None:
+        for rank, (text, _) in enumerate(answers):
+            if text is not None:
                 raise value_error(
                     function, argument, "valid on every rank",
-                    f"an error on rank {rank} ({said.rstrip('.')})", f"Correct it on rank {rank}",
+                    f"an error on rank {rank} ({text.rstrip('.')})", f"Correct it on rank {rank}",
                 )  # fmt: skip
         for name in mine:
             self.same(function, name, [others[name] for _, others in answers])
         return found
 
     def same(self, function: str, name: str, texts: Sequence[str]) -> None:
-        """Raise where not all texts, one per rank, are the same."""
+        """Raise unless all texts, one per rank, are the same."""
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 raise value_error(
@@ -176,7 +172,7 @@ class Ranks:
         """Return every rank's whole numbers, int64 [size, len(mine)], on the CPU. Waits."""
         given = torch.tensor(list(mine), dtype=torch.int64, device=device)
         found = torch.empty(self.size * given.numel(), dtype=torch.int64, device=device)
-        with _Broken(function):
+        with _broken(function):
             _all_gather(found, given, group=self.group)
         return found.reshape(self.size, -1).cpu()
 
@@ -197,11 +193,11 @@ class Ranks:
     ) -> Pending:
         """Start a collective. On a GPU it runs on the side stream, not on the backend's own.
 
-        With ``async_op=False`` NCCL uses the current stream (since torch 2.8). The host does not
-        wait either way.
+        With ``async_op=False`` NCCL uses the current stream (since torch 2.8). The host never
+        waits.
         """
         device = tensors[0].device
-        with _Broken(function):
+        with _broken(function):
             if device.type != "cuda":
                 return Pending(call(async_op=True), tensors, function)
             side, current = self.side_stream(device), torch.cuda.current_stream(device)
@@ -223,7 +219,7 @@ class Ranks:
         send_rows: Sequence[int],
         function: str,
     ) -> Pending:
-        """Start sending runs of rows, one per rank in rank order; both tensors are contiguous.
+        """Start sending ranges of rows, one per rank in rank order; both tensors are contiguous.
 
         Bytes are exchanged, not numbers: every dtype passes, bit for bit.
         """
@@ -245,7 +241,7 @@ class Ranks:
 
     def all_reduce(self, summed: Tensor, function: str) -> None:
         """Replace a contiguous tensor by its sum over the ranks. Orders the current stream."""
-        with _Broken(function):
+        with _broken(function):
             dist.all_reduce(summed, group=self.group)
 
     def exchange(

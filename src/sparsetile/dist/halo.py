@@ -1,8 +1,8 @@
-"""The rows of B that a rank lacks: found once, with who sends what to whom.
+"""The rows of B that a rank needs from others (its halo), and the plan of their exchange.
 
-A rank's rows of A are split by columns. Those that the rank owns rows of B for make the local
-product, which needs no one else. The others make the halo's product, whose columns are numbered
-as the received rows lie.
+A rank's rows of A are split by columns. Columns whose rows of B the rank owns make the local
+product, which needs no exchange. The others make the halo's product, whose columns are numbered in
+the order of the received rows.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sparsetile.dist.group import Ranks
 from sparsetile.dist.partition import Partition
 from sparsetile.intake.csr import CSR
 
-__all__ = ["Halo", "Way", "find_halo", "wire_rows"]
+__all__ = ["Collective", "Halo", "find_halo", "wire_rows"]
 
-Way = Literal["none", "all_to_all", "all_gather"]
+Collective = Literal["none", "all_to_all", "all_gather"]
 
 # All-gather packs nothing and needs no list of rows, so it may receive this much more.
 _GATHER_CREDIT = 1.1
@@ -31,25 +31,25 @@ class Halo:
 
     Attributes
     ----------
-    way : {"none", "all_to_all", "all_gather"}
-        How rows are exchanged, the same on every rank; ``none`` where no rank lacks a row.
+    collective : {"none", "all_to_all", "all_gather"}
+        How rows are exchanged, the same on every rank; ``none`` if no rank needs a row.
     local, remote : CSR
         [rows, own rows of B] and [rows, received rows]; patterns.
     local_entries, remote_entries : Tensor of int64
-        Which of the share's entries they hold.
+        The share's entries in each of them.
     send_ids : Tensor of int64
-        Own rows of B that others lack, by receiver, rising for each.
+        Own rows of B that others need, by receiver, ascending for each.
     send_rows, receive_rows : tuple of int
         Rows to and from each rank, of ``all_to_all``.
     rows : int
-        Different rows of B that this rank lacks.
+        Distinct rows of B that this rank needs.
     needed : Tensor of int64 [ranks, ranks]
-        Rows that each rank (line) lacks of each other (column), on the CPU.
+        Rows that each rank (row) needs from each other (column), on the CPU.
     padded : int
         Rows that each rank gives to an all-gather: the largest share.
     """
 
-    way: Way
+    collective: Collective
     local: CSR
     remote: CSR
     local_entries: Tensor
@@ -63,15 +63,15 @@ class Halo:
 
 
 def wire_rows(needed: Tensor, columns: tuple[int, ...]) -> dict[str, int]:
-    """Return the most rows that a rank receives or sends, by way."""
+    """Return the most rows that a rank receives or sends, by collective."""
     parts = len(columns) - 1
     largest = max(columns[i + 1] - columns[i] for i in range(parts))
     busiest = int(torch.maximum(needed.sum(0), needed.sum(1)).max()) if parts else 0
     return {"all_to_all": busiest, "all_gather": (parts - 1) * largest}
 
 
-def _choose_way(needed: Tensor, columns: tuple[int, ...]) -> Way:
-    """Return the way of fewer predicted bytes for the busiest rank."""
+def _choose_collective(needed: Tensor, columns: tuple[int, ...]) -> Collective:
+    """Return the collective with fewer predicted bytes for the busiest rank."""
     rows = wire_rows(needed, columns)
     if int(needed.sum()) == 0:
         return "none"
@@ -81,7 +81,7 @@ def _choose_way(needed: Tensor, columns: tuple[int, ...]) -> Way:
 
 
 def _part(share: CSR, inside: Tensor, columns: Tensor, width: int) -> CSR:
-    """Return the pattern of the entries where ``inside``, with their new column numbers."""
+    """Return the pattern of the entries selected by ``inside``, with their new column numbers."""
     before = torch.zeros(inside.numel() + 1, dtype=torch.int64, device=inside.device)
     torch.cumsum(inside, 0, out=before[1:])
     shape = (share.shape[0], width)
@@ -93,11 +93,11 @@ def find_halo(
     share: CSR,
     partition: Partition,
     function: str,
-    way: Way | None = None,
+    collective: Collective | None = None,
     *,
     within_slices: bool = False,
 ) -> tuple[Halo, int]:
-    """Split this rank's rows of A, and tell the owners which rows of B are needed here.
+    """Split this rank's rows of A, and request the rows of B that it needs from their owners.
 
     Returns the halo and the entries of the whole A.
 
@@ -105,11 +105,11 @@ def find_halo(
     ----------
     share : CSR [rows, K]
         In the partition's numbering of columns.
-    way : str, optional
-        Forces a way; the one of fewer predicted bytes when None.
+    collective : str, optional
+        Forces a collective; the one with fewer predicted bytes when None.
     within_slices : bool
-        The share is of a grid (``replicas.py``): ranks lack rows of a few others, so rows travel
-        by all-to-all, or not at all.
+        The share is of a grid (``replicas.py``): ranks need rows of a few others, so only
+        all-to-all is used.
     """
     device = share.device
     first, last = partition.columns[ranks.rank], partition.columns[ranks.rank + 1]
@@ -122,15 +122,15 @@ def find_halo(
     lacking = torch.unique(outside)  # sorted, so it is grouped by owner
     edges = torch.searchsorted(lacking, bounds)
     receive = (edges[1:] - edges[:-1]).tolist()
-    told = ranks.numbers([share.nnz, *receive], device, function)
-    needed = told[:, 1:]
+    counts = ranks.numbers([share.nnz, *receive], device, function)
+    needed = counts[:, 1:]
     send = needed[:, ranks.rank].tolist()
     starts = torch.repeat_interleave(bounds[:-1], edges[1:] - edges[:-1])
     send_ids = ranks.exchange(lacking - starts, receive, send, function)
     if within_slices:
-        chosen: Way = "all_to_all" if int(needed.sum()) else "none"
+        chosen: Collective = "all_to_all" if int(needed.sum()) else "none"
     else:
-        chosen = _choose_way(needed, partition.columns) if way is None else way
+        chosen = _choose_collective(needed, partition.columns) if collective is None else collective
     padded = max(partition.columns[i + 1] - partition.columns[i] for i in range(ranks.size))
     if chosen == "all_gather":
         owner = torch.searchsorted(bounds[1:], outside, right=True)
@@ -150,4 +150,4 @@ def find_halo(
         needed,
         padded,
     )
-    return halo, int(told[:, 0].sum())
+    return halo, int(counts[:, 0].sum())

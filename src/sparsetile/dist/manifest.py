@@ -1,7 +1,7 @@
-"""``partition.json``, which binds the parts of a folder: what it may say, and which files it means.
+"""``partition.json``, the manifest of a folder of parts: its fields and files.
 
-A manifest may come from anywhere. Each field is checked, a part has the one name that its number
-gives it, and no file is reached through a link.
+A manifest is not trusted. Each field is checked, the name of a part's file follows from its
+number, and links are refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_PARTS = 100_000  # names of parts have five digits
 
 
 def damaged_part(function: str, file: Path, expected: str, actual: object) -> DataError:
-    """Build the error of a file of the folder that does not hold what it should."""
+    """Build the error of a damaged file of the folder."""
     remedy = "The file is damaged or of another kind: write it again"
     return DataError(describe(function, file.name, expected, actual, remedy))
 
@@ -45,7 +45,7 @@ def part_name(part: int) -> str:
 
 
 def own_file(file: Path, function: str) -> Path:
-    """Return a file of the folder. A link would lead out of it."""
+    """Return a file of the folder, or raise for a link, which may lead out of it."""
     if file.is_symlink():
         raise damaged_part(function, file, "a file", "a link")
     return file

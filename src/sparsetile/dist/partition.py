@@ -1,7 +1,7 @@
 """Who owns which rows: contiguous shares of A's rows and of B's, in one order of the rows.
 
 A partition is an order of the rows (None for the given one) and the first row of each rank's share
-in that order. Where A is square, B's rows follow A's, so that C may be the next product's B.
+in that order. If A is square, B's rows are split like A's, so that C may be the next product's B.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparsetile.reorder import REORDERERS, Permutation
 
 __all__ = ["PARTITIONS", "Partition", "even_bounds", "find_partition", "row_costs", "share_bounds"]
 
-# Beside the names of row orders: contiguous shares in the given order, torch's chunks, METIS's.
+# Besides row orders: contiguous shares in the given order, torch's chunks, METIS.
 PARTITIONS = ("auto", "even", "metis", *REORDERERS)
 
 
@@ -76,7 +76,7 @@ def share_bounds(costs: Tensor, parts: int) -> tuple[int, ...]:
     if total.numel() == 0:
         return (0,) * (parts + 1)
     aims = total[-1] * torch.arange(1, parts, dtype=torch.float64) / parts
-    # The row that crosses an aim goes to the side where it leaves the smaller error.
+    # The row that crosses a target goes to the side with the smaller error.
     ends = torch.searchsorted(total, aims)
     before = torch.where(ends > 0, total[(ends - 1).clamp(min=0)], 0.0)
     ends = ends + ((total[ends.clamp(max=total.numel() - 1)] - aims) < (aims - before)).long()
@@ -146,7 +146,7 @@ def find_partition(
         the same in that order, of rows and columns both. ``even``: shares of equal size, as
         DTensor has them. ``metis``: by pymetis. A tensor: first rows [parts + 1], or parts [M].
     columns : sequence of int [parts + 1], optional
-        First row of B of each share; those of A where it is square, else even ones.
+        First row of B of each share; those of A if it is square, else even ones.
     """
     rows, cols = csr.shape
     order: Tensor | None = None

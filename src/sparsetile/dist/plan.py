@@ -1,10 +1,10 @@
-"""DistributedPlan: a plan whose rows of A, of B and of C lie on the ranks of a process group.
+"""DistributedPlan: a plan with the rows of A, B and C distributed over the ranks of a group.
 
-A product is two: A's local columns with the rank's own rows of B, while the halo is on its way,
-and A's other columns with what arrived. The second adds to the first by the same epilogue
-(``beta = 1``), so bias and ReLU are applied once. After CAGNET's 1-D scheme, but with the rows that
-are needed instead of all of them. With replication (``replicas.py``) the two products give parts of
-C, which the ranks of a row group add up before bias and ReLU.
+A product has two parts: A's local columns times the rank's own rows of B, during the exchange of
+the halo, and A's other columns times the received rows. The second adds to the first in its
+epilogue (``beta = 1``), so bias and ReLU are applied once. This is CAGNET's 1-D scheme, but only
+the rows that are needed are exchanged. With replication (``replicas.py``) the two products give
+parts of C, which the ranks of a row group add up before bias and ReLU.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.dist.agreement import Agreement
 from sparsetile.dist.dtensor import is_dtensor, unwrap, wrap
 from sparsetile.dist.exchange import Exchange, finish_rows, start_rows
 from sparsetile.dist.explain import explain, report
 from sparsetile.dist.group import Ranks
 from sparsetile.dist.halo import Halo
-from sparsetile.dist.operands import agreement_of, check_rows, facts_of, values_fact
-from sparsetile.dist.replicas import Choice, Grid, join_extrema
+from sparsetile.dist.operands import check_rows, facts_of, values_fact
+from sparsetile.dist.replicas import Grid, join_extrema
 from sparsetile.dist.shares import Found
-from sparsetile.plan.flat import FlatPlan
+from sparsetile.launch.interface import Epilogue
 from sparsetile.plan.operands import check_values
-from sparsetile.plan.operators import row_major
 from sparsetile.plan.plan import Plan
-from sparsetile.systems.base import Epilogue
+from sparsetile.plan.traced.flat import FlatPlan
+from sparsetile.plan.traced.operators import row_major
 
 __all__ = ["DistributedPlan"]
 
@@ -42,7 +43,7 @@ class DistributedPlan:
     shape : (M, K)
         Of the whole A.
     local_shape : (int, int)
-        Rows of C that this rank computes, and rows of B that it holds.
+        Rows of C that this rank computes, and rows of B that it owns.
     n, dtype, device, system
         As in a :class:`sparsetile.Plan`.
     rank, world_size : int
@@ -69,7 +70,6 @@ class DistributedPlan:
         *,
         check: str,
         grid: Grid | None = None,
-        choice: Choice | None = None,
         busiest_bytes: dict[str, int] | None = None,
     ) -> None:
         partition = found.partition
@@ -83,7 +83,7 @@ class DistributedPlan:
         self.nnz, self.local_nnz = nnz, found.csr.nnz
         self.rows = partition.ids(ranks.rank)
         self.columns = partition.ids(ranks.rank, of_columns=True)
-        self.exchange: str = halo.way if grid is None else "replicate"
+        self.exchange: str = halo.collective if grid is None else "replicate"
         self.replicas = 1 if grid is None else grid.copies
         self.halo_rows = halo.rows
         self.partition = partition
@@ -92,17 +92,16 @@ class DistributedPlan:
         self._ranks = ranks
         self._halo = halo
         self._grid = grid
-        self._choice = choice or Choice()
         self._busiest_bytes = busiest_bytes or {}
-        # Of a grid both plans hold the values of other ranks' rows.
+        # With a grid, both plans have the values of other ranks' rows.
         own = None if grid is None or found.csr.values is None else found.csr.values.detach()
         self._own_values = None if own is None else own.to(local.dtype)
         self._local, self._remote = local, remote
         self._exchange = Exchange(ranks, halo, self.local_shape[1], self.n)
-        self._exchange.prepare(self.dtype)
+        self._exchange.prepare()
         self._follow = found.follow
         self._check = check
-        self._agreement = agreement_of(ranks)
+        self._agreement = Agreement(ranks, "run", free=("alpha",))
         self._flat = FlatPlan(remote.flat[1])
         self._remote_tensors = self._flat.forward_tensors(remote.flat[0])
         lengths = found.csr.row_lengths()
@@ -205,10 +204,11 @@ class DistributedPlan:
             products follow it and gradients flow into it. They stay on this rank.
         """
         if self._grid is None:
-            check_values("update_values", self, values)
+            check_values("update_values", self._csr, self.dtype, values)
         else:
             self._ranks.together(
-                "update_values", "values", lambda: check_values("update_values", self, values),
+                "update_values", "values",
+                lambda: check_values("update_values", self._csr, self.dtype, values),
                 lambda _: {"whether values require grad": values.requires_grad},
             )  # fmt: skip
         if values.requires_grad:
@@ -227,7 +227,7 @@ class DistributedPlan:
     def _values(self, given: Tensor | None) -> Tensor | None:
         """Values of this rank's rows for one product; None for the plan's own."""
         if given is not None:
-            check_values("run", self, given)
+            check_values("run", self._csr, self.dtype, given)
             given = self._csr.canonical_values(given)
         elif self._follow is not None:
             given = self._follow()
@@ -268,7 +268,7 @@ class DistributedPlan:
             replication, pass them on every rank or on none.
         """
         if self.world_size == 1 and values is None and self._follow is None and type(B) is Tensor:
-            # One rank has all of A and of B: a plain plan's product, and its errors.
+            # One rank has all of A and B: use the plain plan's product and errors.
             return self._local.run(
                 B, alpha=alpha, reduce=reduce, bias=bias, relu=relu, out_dtype=out_dtype
             )
@@ -279,12 +279,12 @@ class DistributedPlan:
                 mesh, B = unwrap(self, B)
             B, alpha, reduce = check_rows(self, B, alpha, reduce, bias, relu, out_dtype)
             own = self._values(values)
-            exchanged = 0 if self._grid is None else values_fact(own)
+            exchanged = "" if self._grid is None else values_fact(own)
             facts = facts_of(B, alpha, reduce, exchanged, bias, relu, out_dtype)
         except Exception as caught:  # whatever it is, the others must not wait
             error = caught
-        # On a GPU a comparison would wait for the device: there it is made for new operands alone.
-        self._agreement.reach(facts, error, self.device, first=self._check == "first")
+        # On a GPU a comparison waits for the device, so only new operands are compared.
+        self._agreement.reach(facts, error, first=self._check == "first")
         parts = self._parts(own)
         if self._needs_grad(B, parts, bias) or reduce != "sum":
             C = self._differentiable(B, parts, alpha, reduce, bias, relu, out_dtype)
@@ -314,7 +314,7 @@ class DistributedPlan:
         relu: bool,
         out_dtype: torch.dtype | None,
     ) -> Tensor:
-        """Without gradients: one buffer set, the epilogue in the second product's kernel."""
+        """Without gradients: one set of buffers, the epilogue in the second product's kernel."""
         grid, result = self._grid, out_dtype or B.dtype
         if grid is not None:  # bias and ReLU follow the sum over the replicas
             wide = self._wide(B.dtype, out_dtype)
@@ -331,7 +331,7 @@ class DistributedPlan:
         relu: bool,
         out_dtype: torch.dtype | None,
     ) -> Tensor:
-        """The local product while rows travel, and the halo's added to it, in a type for both."""
+        """The local product during the exchange, and the halo's added to it, in one type."""
         if not self._exchange.active:
             return self._local.run(
                 B, alpha=alpha, values=parts[0], bias=bias, relu=relu, out_dtype=out_dtype
@@ -380,7 +380,7 @@ class DistributedPlan:
         relu: bool,
         out_dtype: torch.dtype | None,
     ) -> Tensor:
-        """The same as operators that autograd knows; also means, maxima and minima."""
+        """The same with autograd operators; also means, maxima and minima."""
         lead = B.shape[:-2]
         extremum = reduce in ("max", "min")
         wide = None if extremum else self._wide(B.dtype, out_dtype)

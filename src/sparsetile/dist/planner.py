@@ -12,17 +12,10 @@ from torch import Tensor
 from sparsetile.core.checks import dimension, one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.dist.group import Ranks
-from sparsetile.dist.halo import Way, find_halo, wire_rows
+from sparsetile.dist.halo import Collective, find_halo, wire_rows
 from sparsetile.dist.partition import PARTITIONS
 from sparsetile.dist.plan import DistributedPlan
-from sparsetile.dist.replicas import (
-    Choice,
-    choose_copies,
-    copies_of,
-    local_bytes,
-    spread,
-    sum_bytes,
-)
+from sparsetile.dist.replicas import busiest_bytes, copies_of, default_copies, spread
 from sparsetile.dist.shares import Share, check_entries
 from sparsetile.dist.sources import read_source
 from sparsetile.intake import CSR
@@ -76,12 +69,13 @@ def plan(
         Where this rank computes. A's own device when None. A matrix that is read from files or
         received goes to this process's GPU if the group uses NCCL.
     exchange : {"auto", "all_to_all", "all_gather", "replicate"}
-        How rows of B are exchanged; ``auto`` chooses by predicted bytes. ``replicate`` (1.5-D):
-        groups of ``replicas`` ranks split the columns of all their rows, so each receives fewer
-        rows of B, and then add their parts of C. The inputs and outputs of a rank do not change.
+        How rows of B are exchanged; ``auto`` chooses one of the first two by bytes. ``replicate``
+        (1.5-D): groups of ``replicas`` ranks split the columns of all their rows, so each receives
+        fewer rows of B, and then add their parts of C. The inputs and outputs of a rank do not
+        change.
     replicas : int, optional
-        Ranks per row group, with ``replicate`` or ``auto``: at least 2, and a divisor of the
-        number of ranks. When None, the number with the fewest predicted bytes.
+        Ranks per row group with ``replicate``, which it selects: at least 2, and a divisor of the
+        number of ranks. When None, the divisor nearest to the square root of that number.
     check : {"auto", "always", "first"}
         When ranks compare their arguments before an exchange. ``always``: at every product, which
         waits for a GPU. ``first``: if a rank sees a new width, dtype, batch or epilogue; once ranks
@@ -132,28 +126,23 @@ def plan(
         "plan", "A", lambda: check_entries("plan", csr.nnz),
         lambda _: {"dtype": kind, "whether A has values": csr.values is not None},
     )  # fmt: skip
-    way: Way | None = None
+    collective: Collective | None = None
     if exchange == "all_gather":
-        way = "all_gather"
+        collective = "all_gather"
     elif exchange == "all_to_all":
-        way = "all_to_all"
-    halo, nnz = find_halo(ranks, csr, found.partition, "plan", way)
+        collective = "all_to_all"
+    halo, nnz = find_halo(ranks, csr, found.partition, "plan", collective)
     row = n * kind.itemsize
     rows = wire_rows(halo.needed, found.partition.columns)
     most = {name: count * row for name, count in rows.items()}
-    choice, grid, share = Choice(), None, csr
-    if exchange == "replicate" or (exchange == "auto" and halo.way != "none"):
-        sum_row, others = sum_bytes(n, kind.itemsize), min(most.values())
-        local_size = local_bytes(halo.local.nnz, csr.shape[0], row, kind.itemsize)
-        choice = choose_copies(
-            ranks, csr, found.partition, row, sum_row, others, local_size,
-            forced=exchange == "replicate", copies=replicas,
-        )  # fmt: skip
-        if choice.most:
-            most["replicate"] = choice.most[choice.best]
-    if choice.copies > 1:
-        grid, share = spread(ranks, csr, found.partition, choice.copies, kind)
+    grid, share = None, csr
+    copies = replicas or (default_copies(ranks.size) if exchange == "replicate" else 1)
+    if copies > 1:
+        grid, share = spread(ranks, csr, found.partition, copies, kind)
         halo, _ = find_halo(ranks, share, found.partition, "plan", within_slices=True)
+        most["replicate"] = busiest_bytes(
+            halo.needed, found.partition.rows, copies, n, kind.itemsize
+        )
 
     def both() -> list[Any]:
         made = []
@@ -163,7 +152,7 @@ def plan(
         ):
             values = None if share.values is None else share.values[entries]
             matrix = CSR(part.indptr, part.indices, values, part.shape)
-            # Nothing is timed by itself: bits must not change from run to run.
+            # No timing unless asked for: results must not change from run to run.
             here = plan_here(
                 matrix, n, dtype=kind, system=system, deterministic=exact, tune=tune,
                 expected_runs=1,
@@ -175,12 +164,12 @@ def plan(
     when = check if check != "auto" else "first" if target.type == "cuda" else "always"
     return DistributedPlan(
         ranks, found, halo, local, remote, nnz,
-        check=when, grid=grid, choice=choice, busiest_bytes=most,
+        check=when, grid=grid, busiest_bytes=most,
     )  # fmt: skip
 
 
 def _check_replicas(exchange: str, replicas: int | None, size: int) -> None:
-    """Refuse a replication that this number of ranks cannot have, or that is not asked for."""
+    """Raise for a replication that does not divide the ranks or the exchange does not use."""
     if replicas is None:
         return
     if exchange not in ("auto", "replicate"):
@@ -193,12 +182,12 @@ def _check_replicas(exchange: str, replicas: int | None, size: int) -> None:
         expected = f"one of {able}, the divisors of {size} ranks" if able else "None on one rank"
         raise value_error(
             "plan", "replicas", expected, repr(replicas),
-            "Omit it to use the one with the fewest predicted bytes" if able else "Omit it",
+            "Omit it to use the one nearest to the square root" if able else "Omit it",
         )  # fmt: skip
 
 
 def _device(ranks: Ranks, A: Any, device: torch.device | str | None) -> torch.device:
-    """Return where this rank computes, which the group's backend must serve."""
+    """Return this rank's device, which the group's backend must support."""
     backend = str(dist.get_backend(ranks.group))
     if device is None:
         matrix = A.matrix if isinstance(A, Share) else A

@@ -1,4 +1,4 @@
-"""A rank's rows of A, from whatever A is given as: whole, in pieces, on one rank, or in files."""
+"""A rank's rows of A, for every form of A: whole, in shares, on one rank, or in files."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What reading A gave a rank.
+    """The result of reading A on a rank.
 
     Attributes
     ----------
     csr : CSR [own rows, K]
-        In the partition's numbering of columns. Of a :class:`Share`, its ``entry_map`` leads from
-        the entries that the caller gave to these.
+        In the partition's numbering of columns. For a :class:`Share`, its ``entry_map`` maps the
+        caller's entries to these.
     follow : callable or None
-        Returns this rank's values now, one per entry of ``csr``, where the caller's require grad.
+        Returns this rank's current values, one per entry of ``csr``, if the caller's require grad.
     """
 
     csr: CSR
@@ -64,7 +64,7 @@ class Found:
 
 
 def rows_of(csr: CSR, rows: Tensor) -> CSR:
-    """Return some rows of a matrix, without the way its entries came."""
+    """Return some rows of a matrix, without its ``entry_map``."""
     if rows.numel() and int(rows[-1]) - int(rows[0]) + 1 == rows.numel():
         first, last = int(rows[0]), int(rows[-1]) + 1
         if bool((rows[1:] > rows[:-1]).all()):  # a run: slices, no gather
@@ -90,7 +90,7 @@ def renumbered(csr: CSR, partition: Partition, part: int) -> CSR:
 
 
 def content_digest(csr: CSR) -> str:
-    """Return a short digest of a matrix, to notice that ranks hold different ones."""
+    """Return a short digest of a matrix, to detect that ranks have different ones."""
     parts = [csr.indptr, csr.indices, *([] if csr.values is None else [csr.values.detach()])]
     found = 0
     for part in parts:
@@ -101,7 +101,7 @@ def content_digest(csr: CSR) -> str:
 
 
 def check_entries(function: str, entries: int) -> None:
-    """Refuse a share that a plan cannot hold."""
+    """Raise for a share with too many entries for a plan."""
     if entries > MAX_DIM:
         raise value_error(
             function, "a rank's share", f"below {MAX_DIM + 1} entries", entries,

@@ -1,4 +1,4 @@
-"""Reads a rank's share of A. Every way ends in the same :class:`Found`, or in one error."""
+"""Reads a rank's share of A from any source. The result is a :class:`Found`, or one error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of any source; ``itemsize`` are bytes of an element of B."""
+    """The request to a source; ``itemsize`` is the bytes of an element of B."""
 
     ranks: Ranks
     partition: str | Tensor
@@ -115,9 +115,9 @@ def read_source(
 
 
 def _shares(partition: Partition) -> dict[str, Any]:
-    """What every rank must have found alike."""
+    """What must be the same on every rank."""
     order, mark = partition.order, 0
-    if order is not None:  # it would be long: a sum that depends on each place stands for it
+    if order is not None:  # it is long: a checksum of it is compared
         mark = int((order * (torch.arange(order.numel()) % 8191 + 1)).sum())
     return {
         "partition": f"{partition.name}, rows {partition.rows}",
@@ -127,7 +127,7 @@ def _shares(partition: Partition) -> dict[str, Any]:
 
 
 def _from_whole(wanted: Wanted, A: Any) -> Found:
-    """Every rank holds all of A and takes its own rows."""
+    """Every rank has all of A and takes its own rows."""
     ranks, device = wanted.ranks, wanted.device
 
     def read() -> tuple[CSR, CSR, Partition, str]:
@@ -169,7 +169,7 @@ def _from_file(wanted: Wanted, rows: MatrixRows) -> Found:
 
 
 def _from_shares(wanted: Wanted, share: Share) -> Found:
-    """Each rank brings its own rows."""
+    """Each rank has its own rows."""
     ranks, device = wanted.ranks, wanted.device
 
     def read() -> CSR:
@@ -253,7 +253,7 @@ def _from_folder(wanted: Wanted, path: str | os.PathLike[str]) -> Found:
 
 
 def _from_one(wanted: Wanted, A: Any, source: int) -> Found:
-    """One rank holds A and sends every other its rows."""
+    """One rank has A and sends the others their rows."""
     ranks, device = wanted.ranks, wanted.device
     csr: CSR | None = None
     header: dict[str, Any] | None = None

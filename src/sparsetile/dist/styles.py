@@ -1,8 +1,8 @@
 """Parallel layers as styles of ``torch.distributed.tensor.parallel.parallelize_module``.
 
-torch applies a style to a module in place. So the module becomes the parallel layer: its class and
-its attributes are those of the new one. Imported when a style is first asked for: torch's package
-takes longer to import than all of ``sparsetile.dist``.
+torch applies a style to a module in place, so the module takes over the class and the attributes of
+the parallel layer. Imported at first use: torch's package takes longer to import than all of
+``sparsetile.dist``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["SparseColwiseParallel", "SparseRowwiseParallel", "SparseSwiGLUParall
 
 
 def _become(module: nn.Module, made: nn.Module) -> nn.Module:
-    """Make a module what another one is, and keep what was hooked to it."""
+    """Give a module the class and attributes of another, and keep its hooks."""
     hooks = {name: vars(module)[name] for name in HOOKS}
     module.__class__ = type(made)
     module.__dict__.clear()
@@ -42,7 +42,7 @@ def _group(function: str, device_mesh: Any) -> Any:
 
 
 class _LayerStyle(ParallelStyle):
-    """Style of one parallel layer: what ``from_linear`` of its class takes, kept until applied."""
+    """Style of one parallel layer: the arguments of its ``from_linear``."""
 
     _layer: type[ColumnParallelSparseLinear] | type[RowParallelSparseLinear]
 

@@ -1,11 +1,11 @@
-"""Tensor parallelism: a sparse linear layer whose kept blocks lie on the ranks of a group.
+"""Tensor parallelism: a sparse linear layer with its kept blocks distributed over ranks.
 
-Column-parallel: a rank has some outputs and needs all of x; results stay where they are, or are
+Column-parallel: a rank has some outputs and needs all of x; results stay on their rank, or are
 gathered. Row-parallel: a rank has some inputs, and the ranks' results are summed (all_reduce).
 Column- then row-parallel is a feed-forward layer with one sum, as in Megatron-LM.
 
-A rank's part is a :class:`sparsetile.nn.SparseLinear` of its own, ``shard``. So kernels, optimiser
-states, pruning and FP8 are those of any sparse layer.
+A rank's part, ``shard``, is a :class:`sparsetile.nn.SparseLinear`, with the kernels, optimiser
+states, pruning and FP8 of any sparse layer.
 """
 
 from __future__ import annotations
@@ -31,29 +31,22 @@ from sparsetile.dist.features import (
 )
 from sparsetile.dist.group import Ranks
 from sparsetile.formats.block_pattern import BlockPattern
+from sparsetile.layers.block_layer import activate
 from sparsetile.nn import SparseLinear
-from sparsetile.systems.bcsr.layer import activate
 
 __all__ = ["ColumnParallelSparseLinear", "ParallelSparseLinear", "RowParallelSparseLinear"]
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Kinds of x that are kept as known to be right.
+# Kinds of x that are remembered as checked.
 _MOST_KINDS = 256
-_FACTS = ("the dtype of x", "tokens of x", "whether x requires grad")
 _BOUNDS = "shares_and_rank"
 _CHECKS = ("auto", "always", "first")
-# Entries of a whole layer's state dict, which a part takes its own of.
+# Entries of a whole layer's state dict that are split between the parts.
 _WHOLE = ("weight", "block_row_ptr", "block_col_idx", "weight_exponent", "bias")
 
 
-def _text(name: str, fact: int) -> str:
-    if name == "the dtype of x":
-        return str(_TYPES[fact])
-    return str(fact) if name == "tokens of x" else str(bool(fact))
-
-
 class ParallelSparseLinear(nn.Module):
-    """What column- and row-parallel layers share. Made by ``from_linear`` of either.
+    """Base class of column- and row-parallel layers. Made by their ``from_linear``.
 
     Attributes
     ----------
@@ -79,10 +72,10 @@ class ParallelSparseLinear(nn.Module):
         self.rank, self.world_size = ranks.rank, ranks.size
         self._ranks = ranks
         self._check_when = check
-        self._agreement = Agreement(ranks, self._name, _FACTS, _text, len(_FACTS))
-        self._met: set[tuple[Any, ...]] = set()  # kinds of x that need no look at their facts
+        self._agreement = Agreement(ranks, self._name)
+        self._met: set[tuple[Any, ...]] = set()  # kinds of x that are already checked
         self.shard = part_of(layer, self._side, shares, ranks.rank)
-        # A part of other shares may have the same size: its state dict says which it is.
+        # Parts of other shares may have the same size, so the state dict stores the shares.
         self.register_buffer(_BOUNDS, torch.tensor([*shares, ranks.rank]))
         self.training = layer.training
 
@@ -129,10 +122,10 @@ class ParallelSparseLinear(nn.Module):
         raise NotImplementedError
 
     def _agree(self, x: Any) -> None:
-        """Raise on every rank where x is wrong on one or differs among them.
+        """Raise on every rank if x is wrong on one or differs between ranks.
 
-        On a CPU at each call. On a GPU, where it would wait for the device, at each call whose x
-        is of a kind that this rank has not met yet.
+        Checked at each call on a CPU. A check waits for the device, so on a GPU only calls with a
+        new kind of x are checked.
         """
         kind: tuple[Any, ...] | None = None
         weight = self.shard.weight
@@ -144,11 +137,14 @@ class ParallelSparseLinear(nn.Module):
             if kind in self._met:
                 return
         error: Exception | None = None
-        facts: tuple[int, ...] | None = None
+        facts: dict[str, Any] | None = None
         try:
             self._check(x)
-            tracked = torch.is_grad_enabled() and x.requires_grad
-            facts = (_TYPES.index(x.dtype), x.shape[:-1].numel(), int(tracked))
+            facts = {
+                "the dtype of x": x.dtype,
+                "tokens of x": x.shape[:-1].numel(),
+                "whether x requires grad": torch.is_grad_enabled() and x.requires_grad,
+            }
         except Exception as caught:  # whatever it is, the others must not wait
             error = caught
         on_host = weight.device.type == "cpu"
@@ -157,10 +153,10 @@ class ParallelSparseLinear(nn.Module):
         if first and kind is not None and facts is not None and self._agreement.known(facts):
             self._keep(kind)
             return
-        self._agreement.reach(facts, error, weight.device, first=first)
+        self._agreement.reach(facts, error, first=first)
 
     def _keep(self, kind: tuple[Any, ...]) -> None:
-        if len(self._met) >= _MOST_KINDS:  # serving meets any number of tokens
+        if len(self._met) >= _MOST_KINDS:  # when serving, the number of tokens varies
             self._met.clear()
         self._met.add(kind)
 
@@ -191,7 +187,7 @@ class ParallelSparseLinear(nn.Module):
             )  # fmt: skip
 
     def _local(self, x: Tensor) -> Tensor:
-        """This rank's product. One without blocks has no kernel, but depends on x and weights."""
+        """This rank's product. Without blocks it is zeros that depend on x and weights."""
         shard = self.shard
         if shard.weight.shape[0]:
             return shard(x)
@@ -206,7 +202,7 @@ class ParallelSparseLinear(nn.Module):
     # -- to and from whole layers ---------------------------------------------------------------
 
     def _whole_bias(self) -> Tensor | None:
-        """The bias of the whole layer where this rank has all of it."""
+        """The bias of the whole layer, if this rank has all of it."""
         return None
 
     def _has_bias(self) -> bool:
@@ -253,7 +249,7 @@ class ParallelSparseLinear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Take the state dict of a part, or this rank's part of a whole layer's."""
+        """Load the state dict of a part, or this rank's part of a whole layer's."""
         weight = state_dict.get(f"{prefix}weight")
         if isinstance(weight, Tensor) and f"{prefix}shard.weight" not in state_dict:
             given = {

@@ -1,7 +1,7 @@
 """Storage formats: CSR and row order -> frozen dataclass of tensors, registered in ``FORMATS``.
 
-A format is one file here and needs no line in this one: every module is imported. Names below are
-for convenience.
+A format is one file here; every module is imported, so this file needs no line for it. Names below
+are for convenience.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks
 from sparsetile.formats.bittcf import BitTCF
 from sparsetile.formats.bmat import BMat
 from sparsetile.formats.brp import BRP
-from sparsetile.formats.brp_rule import BRPCosts, adaptive_parameters
 from sparsetile.formats.bundles import BUNDLE_ROWS, LIST_STEP, RowBundles
 from sparsetile.formats.rows import Rows
-from sparsetile.formats.units import Units, concat_units, row_units
+from sparsetile.formats.units import Units, row_units
 from sparsetile.formats.wcsr import PADS, WCSR, WINDOW_HEIGHTS
 
 __all__ = [
@@ -29,14 +28,11 @@ __all__ = [
     "WCSR",
     "WINDOW_HEIGHTS",
     "BMat",
-    "BRPCosts",
     "BitTCF",
     "Format",
     "RowBundles",
     "Rows",
     "Units",
-    "adaptive_parameters",
-    "concat_units",
     "count_blocks",
     "row_units",
 ]

@@ -1,4 +1,4 @@
-"""What every format is: one signature, and the registry that the contract suites walk.
+"""The interface of all formats, and the registry that the contract suites walk.
 
 A new format is one file in this package with one class. Subclasses of ``Format`` register
 themselves by their ``name``; ``formats/__init__.py`` imports every module.
@@ -21,7 +21,7 @@ from sparsetile.intake.csr import CSR
 
 __all__ = ["FORMATS", "Format", "Variants"]
 
-# Sets of options by name.
+# Named option sets.
 Variants = Mapping[str, Mapping[str, Any]]
 
 FORMATS: dict[str, type[Format]] = {}
@@ -33,14 +33,14 @@ class Format(ABC):
     Attributes
     ----------
     name : str
-        Key in ``FORMATS``. A class without one of its own is not registered.
+        Key in ``FORMATS``. A class that does not set one is not registered.
     variants : mapping
-        Sets of options of :meth:`pack` by name: what the contract suites run the format with.
+        Named option sets of :meth:`pack`, with which the contract suites run the format.
     index_arrays : tuple of str
         Tensors that :attr:`bytes` counts.
     value_maps : tuple of str
-        Tensors that only :meth:`pack_values` reads: where each value goes. :meth:`decode` must not
-        need them.
+        Tensors that only :meth:`pack_values` reads: the place of each value. :meth:`decode` must
+        not need them.
     shape : tuple of int
         (M, K) of A.
     """
@@ -73,12 +73,12 @@ class Format(ABC):
         order : Tensor of int64 [M], optional
             Row of A at each position; the given order when None.
         **options
-            The format's own, by keyword.
+            The format's own options.
         """
 
     @abstractmethod
     def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> what the kernel reads.
+        """Canonical values [nnz] -> the array that the kernel reads.
 
         Parameters
         ----------
@@ -93,22 +93,22 @@ class Format(ABC):
     def decode(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (row, column, place) of every entry, int64, in the format's own order.
 
-        Decoded from index arrays and bits alone. ``place`` is that of the entry's value in the
+        Decoded only from index arrays and bits. ``place`` is that of the entry's value in the
         flattened result of :meth:`pack_values`.
         """
 
     @abstractmethod
     def units(self) -> Units:
-        """Return what a schedule distributes."""
+        """Return the units that a schedule distributes."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every array by name; arrays that this matrix does not need are left out."""
+        """Return every array by name, without those that this matrix does not need."""
         fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
         return {name: value for name, value in fields if isinstance(value, Tensor)}
 
     @property
     def bytes(self) -> int:
-        """Bytes of the index arrays, values not counted."""
+        """Bytes of the index arrays, without values."""
         arrays = self.tensors()
         return sum(arrays[name].nbytes for name in self.index_arrays if name in arrays)
 

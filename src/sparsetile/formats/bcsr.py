@@ -1,23 +1,23 @@
-"""BCSR: the square blocks of A that hold an entry, dense, in block rows.
+"""BCSR: the square blocks of A that contain an entry, dense, in block rows.
 
 AsyncSparse, section II-C, for structured sparsity (pruned weights, FEM). Rows (in the plan's order)
-and columns are cut every ``block``; a block with no entry is left out. Names are the paper's:
+and columns are cut every ``block``; empty blocks are omitted. Names are the paper's:
 
     block_row_ptr[i]    first block of block row i                            [block rows + 1]
     block_col_idx[k]    block column of block k, ascending in a block row     [blocks]
     blocks[k, r, c]     value of row r, column c of block k                   [blocks, b, b]
 
-Blocks are row-major: a row's columns, the sum's index, lie side by side (K-major), which is the
-layout that every type of WGMMA takes for either operand, and which one TMA box with its swizzle
-brings. They are made apart, by ``pack_values``, so that new values cost one scatter.
+Blocks are row-major. A row's columns, the K dimension of the product, are contiguous (K-major):
+every type of WGMMA takes this layout for either operand, and one swizzled TMA box loads it.
+``pack_values`` makes the blocks separately, so that new values cost one scatter.
 
-Cells that hold no entry are zeros, and zero times Inf is not nothing. ``bitmaps`` says which cells
-count, for the exact recomputation of such rows; it is left out (None) where every cell of every
-block that lies inside A holds an entry. Rows and columns past the end of A then need no bits
-either: those rows are not stored, and loads give zeros for rows of B past its end.
+Cells without an entry are zeros, and zero times Inf is NaN. ``bitmaps`` marks the cells with
+entries, for the exact recomputation of such rows; it is None if every cell inside A of every block
+has an entry. Rows and columns past the end of A need no bits then: those rows are not stored, and
+loads give zeros for rows of B past its end.
 
-Built with tensor operations on A's own device: runs of entries of one row in one block come first,
-because canonical entries are sorted, so that only these runs are sorted by block.
+Built with tensor operations on A's device. Canonical entries are sorted, so the entries of one row
+in one block form a run, and only these runs are sorted by block.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BLOCK_SIZES = (32, 64, 128)
 
 @dataclass(frozen=True, eq=False)
 class BCSR(Format):
-    """See the module's text for the arrays.
+    """See the module's docstring for the arrays.
 
     Attributes
     ----------
@@ -58,9 +58,9 @@ class BCSR(Format):
     places : Tensor of int64 [nnz]
         Place of each canonical entry in the flattened blocks.
     bitmaps : Tensor of int64 [blocks, b * b / 64] or None
-        Bits of uint64, cell by cell, row-major; None where all cells inside A hold entries.
+        Bits of uint64, cell by cell, row-major; None if all cells inside A have entries.
     order : Tensor of int32 [M] or None
-        Row of A at each position; block row i holds the positions from i * b on. None: the given
+        Row of A at each position; block row i has the positions from i * b on. None: the given
         order.
     shape : tuple of int
         (M, K) of A.
@@ -110,7 +110,7 @@ class BCSR(Format):
         bounds = torch.arange(block_rows + 1, device=device) * block_cols
         ptr = torch.searchsorted(keys, bounds)
         idx = keys % max(block_cols, 1)
-        # Of each run's row in its block.
+        # First cell of each run's row in its block.
         first_cell = (key_of_run * block + runs.position % block) * block
         places = first_cell[runs.of_entry] + csr.indices.to(torch.int64) % block
         bitmaps = None
@@ -140,12 +140,6 @@ class BCSR(Format):
         return self.block_count * self.block**2
 
     @property
-    def padded_shape(self) -> tuple[int, int]:
-        """(M, K) rounded up to whole blocks."""
-        columns = -(-self.shape[1] // self.block) * self.block
-        return self.block_row_count * self.block, columns
-
-    @property
     def fill(self) -> float:
         """Entries per stored cell: the paper's fill ratio."""
         return self.places.numel() / max(self.cell_count, 1)
@@ -154,22 +148,18 @@ class BCSR(Format):
         """Bytes of the dense blocks."""
         return self.cell_count * dtype.itemsize
 
-    def blocks_per_row(self) -> Tensor:
-        """Blocks of each block row, int32 [block rows]."""
-        return self.block_row_ptr[1:] - self.block_row_ptr[:-1]
-
     def units(self) -> Units:
         """Block rows; a unit's list is its blocks."""
         return Units.from_offsets(self.block_row_ptr)
 
     def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> dense blocks [blocks, b, b], zeros where there is no entry."""
+        """Canonical values [nnz] -> dense blocks [blocks, b, b], zeros without an entry."""
         values = checked_values(values, self.places.numel(), dtype, self.places.device)
         packed = scatter_cells(values, self.places, self.cell_count)
         return packed.reshape(self.block_count, self.block, self.block)
 
     def decode(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place) of every entry in block order, from lists and bits alone."""
+        """Return (row, column, place) of every entry in block order, only from lists and bits."""
         size, device = self.block, self.block_col_idx.device
         if self.bitmaps is None:
             place = torch.arange(self.cell_count, device=device)
@@ -177,7 +167,7 @@ class BCSR(Format):
             place = set_places(self.bitmaps)
         block = place // size**2
         block_row = torch.repeat_interleave(
-            torch.arange(self.block_row_count, device=device), self.blocks_per_row()
+            torch.arange(self.block_row_count, device=device), self.block_row_ptr.diff()
         )
         position = block_row[block] * size + place // size % size
         column = self.block_col_idx.to(torch.int64)[block] * size + place % size
@@ -188,7 +178,7 @@ class BCSR(Format):
 
 
 def _inside(ptr: Tensor, idx: Tensor, shape: tuple[int, int], size: int) -> int:
-    """Cells of the stored blocks that lie inside A."""
+    """Cells of the stored blocks inside A."""
     starts = torch.arange(ptr.numel() - 1, device=ptr.device) * size
     heights = torch.clamp(shape[0] - starts, max=size)
     widths = torch.clamp(shape[1] - idx * size, max=size)
@@ -197,7 +187,7 @@ def _inside(ptr: Tensor, idx: Tensor, shape: tuple[int, int], size: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Runs:
-    """Entries of one row in one block follow each other: such runs, so that only they are sorted.
+    """Runs of the entries of one row in one block, so that only runs are sorted.
 
     ``position`` and ``key`` (block row * block columns + block column) of each, and the run
     ``of_entry``.

@@ -1,18 +1,18 @@
-"""Which blocks of a layer's weight are kept: BCSR's lists without entries, and ways to and from it.
+"""The kept blocks of a layer's weight: BCSR's lists without entries, and conversions.
 
-A pruned layer keeps whole blocks. So its pattern is a few numbers for each block instead of for
-each entry, and the blocks themselves are its weight:
+A pruned layer keeps whole blocks. So its pattern has a few numbers per block instead of per entry,
+and the blocks themselves are its weight:
 
     row_ptr[i]     first block of block row i                            [block rows + 1]
     col_idx[k]     block column of block k, ascending in a block row     [blocks]
 
 These are ``block_row_ptr`` and ``block_col_idx`` of ``formats/bcsr.py``. Every cell of a kept block
-counts, those that hold a zero too: nothing has to be repaired where an input is not finite. Where a
-block does not divide the weight its last blocks reach past the end. Such cells hold zeros and are
-never read as inputs nor stored as results.
+counts, zeros too, so non-finite inputs need no repair. If the block size does not divide the
+weight, its last blocks reach past the end. Such cells hold zeros and are never read as inputs nor
+stored as results.
 
-Blocks of 128 and more are kept as blocks of 64, which is what kernels multiply: ``unit`` is the
-size that is stored, ``block`` was the size that was pruned.
+Blocks of 128 and more are kept as blocks of 64, which the kernels multiply: ``unit`` is the stored
+size, ``block`` the pruned size.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BlockPattern:
 
     @staticmethod
     def unit_of(block: int) -> int:
-        """Stored size of blocks that are pruned by ``block``: itself, or 64 where that divides."""
+        """Stored size of blocks that are pruned by ``block``: itself, or 64 if that divides it."""
         return UNIT if block % UNIT == 0 else block
 
     @classmethod
@@ -119,7 +119,7 @@ class BlockPattern:
         return keep
 
     def transposed(self) -> tuple[BlockPattern, Tensor]:
-        """Return the pattern of the transpose, and which block of this one each of its is."""
+        """Return the pattern of the transpose, and the block of this one behind each of its."""
         rows, cols = self.grid
         order = torch.argsort(self.col_idx.long() * max(rows, 1) + self.row_ids())
         row_ptr = torch.zeros(cols + 1, dtype=torch.int32, device=self.row_ptr.device)
@@ -146,7 +146,7 @@ def blocks_of(dense: Tensor, row_ptr: Tensor, col_idx: Tensor, unit: int) -> Ten
 def dense_of_blocks(
     blocks: Tensor, row_ptr: Tensor, col_idx: Tensor, shape: tuple[int, int]
 ) -> Tensor:
-    """The weight [rows, columns] with zeros where no block is kept; differentiable."""
+    """The weight [rows, columns] with zeros outside of kept blocks; differentiable."""
     unit = blocks.shape[-1]
     high, wide = row_ptr.numel() - 1, -(-shape[1] // unit)
     cells = blocks.new_zeros((high, wide, unit, unit))

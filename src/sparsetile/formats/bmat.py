@@ -11,21 +11,20 @@ an entry are dropped; the others, ascending, are cut into tiles of eight:
 A word is one operand register of ``mma.m16n8k8``, a bit is a lane: bit 4g + t of word i is the
 element that lane 4g + t holds in register i, which is row g + 8 (i % 2) and column t + 4 (i // 2).
 So one 16-byte load brings a tile, and a lane finds its four elements at its own bit. m16n8k16
-(16-bit types) takes two tiles. Which k stands for which column is free: k = 2t, 2t + 1 are columns
+(16-bit types) takes two tiles. Any mapping of k to columns is valid: k = 2t, 2t + 1 are columns
 t, t + 4 of the first tile and k = 2t + 8, 2t + 9 those of the second. The format is then the same
 for every type, and windows have an even number of tiles.
 
-Values lie in tile order, word by word and bit by bit, so that an element's value is found by
-counting the set bits before it. No offsets of tiles are stored: a kernel counts on from its
-window's first value. A pattern has no values at all.
+Values are in tile order, word by word and bit by bit, so the number of set bits before an element
+gives its value's place. No offsets of tiles are stored: a kernel counts on from its window's first
+value. A pattern has no values.
 
 Windows may have ``stack`` times sixteen rows. A tile then has ``stack`` parts of sixteen rows that
 share its eight columns: ``bitmaps[stack * t + s]`` are the words of part s, and values go part by
-part. Rows that share columns then read a row of B once for all of them.
+part. A row of B is then read once for all parts.
 
 Slots past a window's last column are -1 (no row of B is read for them) and have no bits. Windows
-without entries have no tiles. Built on A's own device: condensed windows (formats/condense.py),
-then one sort of places; no loop over windows and no atomics.
+without entries have no tiles. Built by formats/condense.py.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ from sparsetile.formats.cells import (
     WORD_BITS,
     checked_values,
     gather_values,
-    pack_bits,
     set_places,
 )
 from sparsetile.formats.condense import condense
-from sparsetile.formats.device_cells import CellShape, packed_on_device
+from sparsetile.formats.device_cells import CellShape
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 
@@ -61,7 +59,7 @@ MAX_ENTRIES = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class BMat(Format):
-    """See the module's text for the arrays.
+    """See the module's docstring for the arrays.
 
     Attributes
     ----------
@@ -71,19 +69,16 @@ class BMat(Format):
     entries : Tensor of int32 [nnz]
         Canonical entry number of each packed value.
     order : Tensor of int32 [M] or None
-        Row of A at each position; window w holds the positions from 16 w on. None: the given order.
+        Row of A at each position; window w has the positions from 16 w on. None: the given order.
     shape : tuple of int
         (M, K) of A.
-    even : bool
-        Whether every window has an even number of tiles.
     stack : int
-        Parts of sixteen rows that a window has.
+        Parts of sixteen rows per window.
     """
 
     name = "bmat"
     variants: ClassVar[Variants] = {
-        "even": {},
-        "single tiles": {"even": False},
+        "windows of 16": {},
         "windows of 32": {"stack": 2},
     }
     index_arrays = ("window_tile_ptr", "window_value_ptr", "columns", "bitmaps")
@@ -96,13 +91,10 @@ class BMat(Format):
     entries: Tensor
     order: Tensor | None
     shape: tuple[int, int]
-    even: bool = True
     stack: int = 1
 
     @classmethod
-    def pack(
-        cls, csr: CSR, order: Tensor | None = None, *, even: bool = True, stack: int = 1
-    ) -> Self:
+    def pack(cls, csr: CSR, order: Tensor | None = None, *, stack: int = 1) -> Self:
         """CSR -> BMat.
 
         Parameters
@@ -111,8 +103,6 @@ class BMat(Format):
             Fewer than 2^31 entries.
         order : Tensor [M], optional
             Order of the rows; windows are cut from it. Row order when None.
-        even : bool
-            Give windows with an odd number of tiles one more, without entries.
         stack : int
             Parts of sixteen rows of a window.
 
@@ -126,53 +116,22 @@ class BMat(Format):
                 "BMat.pack", "csr", "a matrix of fewer than 2^31 entries", csr.nnz,
                 "Cut A into parts by rows",
             )  # fmt: skip
-        tiles_a_group = 2 if even else 1
-        made = packed_on_device(
-            csr,
-            order,
-            CellShape(
-                stack * WINDOW_ROWS, TILE_COLUMNS, tiles_a_group, fragments=True, repeat=False
-            ),
-        )
-        if made is not None:
-            per_tile = stack * CELLS // WORD_BITS
-            packed = cls(
-                made.window_ptr,
-                made.word_ptr[made.window_ptr.to(torch.int64) * per_tile],
-                made.columns,
-                made.words.view(torch.int32).reshape(-1, WORDS),
-                made.entries,
-                None if order is None else order.to(torch.int32),
-                csr.shape,
-                even,
-                stack,
-            )
-            # What would be counted again.
-            packed.__dict__.update(word_ptr=made.word_ptr, distinct=made.distinct)
-            return packed
-        found = condense(csr, order, stack * WINDOW_ROWS, tiles_a_group * TILE_COLUMNS)
-        tiles = found.columns.numel() // TILE_COLUMNS
-        column = found.slot % TILE_COLUMNS
-        part = found.slot // TILE_COLUMNS * stack + found.row // WINDOW_ROWS
-        word = found.row % WINDOW_ROWS // 8 + 2 * (column // 4)
-        lane = found.row % 8 * 4 + column % 4
-        places = part * CELLS + word * 32 + lane
-        in_order, number = torch.sort(places)
-        # Little-endian words of 64 bits are pairs of words of 32.
-        parts = tiles * stack
-        bitmaps = pack_bits(in_order, parts * CELLS).view(torch.int32).reshape(parts, WORDS)
-        tile_ptr = found.window_ptr * tiles_a_group
-        return cls(
-            tile_ptr.to(torch.int32),
-            torch.searchsorted(in_order, tile_ptr * (stack * CELLS)).to(torch.int32),
-            torch.where(found.used, found.columns, -1).to(torch.int32),
-            bitmaps,
-            found.entry[number].to(torch.int32),
+        shape = CellShape(stack * WINDOW_ROWS, TILE_COLUMNS, group=2, fragments=True, repeat=False)
+        made = condense(csr, order, shape)
+        packed = cls(
+            made.window_ptr,
+            made.word_ptr[made.window_ptr.to(torch.int64) * (stack * CELLS // WORD_BITS)],
+            made.columns,
+            # Little-endian words of 64 bits are pairs of words of 32.
+            made.words.view(torch.int32).reshape(-1, WORDS),
+            made.entries,
             None if order is None else order.to(torch.int32),
             csr.shape,
-            even,
             stack,
         )
+        # Known already, so never counted again.
+        packed.__dict__.update(word_ptr=made.word_ptr, distinct=made.distinct)
+        return packed
 
     @property
     def window_count(self) -> int:
@@ -196,7 +155,7 @@ class BMat(Format):
 
     @property
     def entries_per_pair(self) -> float:
-        """How often a row of B that was read is used."""
+        """Uses of each row of B that is read."""
         return self.entries.numel() / max(self.distinct, 1)
 
     def tiles_per_window(self) -> Tensor:
@@ -218,7 +177,7 @@ class BMat(Format):
         return gather_values(values, self.entries)
 
     def decode(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place) of every entry in tile and bit order, from bits alone."""
+        """Return (row, column, place) of every entry in tile and bit order, only from bits."""
         cell = set_places(self.bitmaps.view(torch.int64))
         part, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
         tile, part = part // self.stack, part % self.stack
@@ -232,11 +191,11 @@ class BMat(Format):
 
 
 def fragment_cells(bitmaps: Tensor, itemsize: int, stack: int = 1) -> Tensor:
-    """Return where each packed value of even tiles lies among dense operands, int64 [nnz].
+    """Return the place of each packed value of even tiles among dense operands, int64 [nnz].
 
-    Dense operands take 128 cells a tile and part, zeros included: 16 bytes for each lane, which are
-    its four registers. A register of a 16-bit type holds k = 2t and 2t + 1, so that two tiles share
-    the 512 bytes of 256 cells; parts of a pair of tiles follow each other.
+    Dense operands take 128 cells per tile and part, zeros included: 16 bytes per lane, its four
+    registers. A register of a 16-bit type holds k = 2t and 2t + 1, so two tiles share the 512 bytes
+    of 256 cells; parts of a pair of tiles follow each other.
     """
     cell = set_places(bitmaps.reshape(-1).view(torch.int64))
     part, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32

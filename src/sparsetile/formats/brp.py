@@ -1,4 +1,4 @@
-"""BRP: groups of Tensor-Core tiles that all hold the same number of entries, and residual rows.
+"""BRP: groups of Tensor-Core tiles with the same number of entries, and residual rows.
 
 BRP-SpMM, sections IV-B and IV-C. A window is sixteen rows (in the plan's order); its entries are
 sorted column-major. *Fixed Non-zero*: each column of a 16x8 tile holds exactly ``fixed`` entries
@@ -14,21 +14,21 @@ to the residual rows. The paper has f = 1 and g = 4. Names are the paper's:
     res_col_id[e]       column of A of residual entry e                         [residual entries]
 
 The two ``values`` arrays are one: ``entries`` holds entry numbers, groups first, residual rows
-behind them. Element e of a group part is entry e % f of tile column e // f.
+after them. Element e of a group part is entry e % f of tile column e // f.
 
-What the paper leaves open:
+Choices that the paper leaves open:
 - ``old_col_id`` has one element for each tile column, not for each entry. For f = 1 that is the
   same; for f > 1 it is f times smaller.
-- ``local_id`` has one byte for each entry. The paper's four would say nothing more.
+- ``local_id`` has one byte for each entry; the paper's four bytes hold no more information.
 - A group's 4-byte values start at a multiple of 32 f g bytes: 128 in the paper. Groups are not
   padded, so f * g must be a multiple of 4 for 128-byte alignment. Any f and g keep whole 32-byte
   sectors.
-- Entries of a column are in the order of their positions. Residual rows are in the plan's order,
-  and only rows with residual entries are there; columns ascend inside a row.
+- Entries of a column are in the order of their positions. Residual rows are in the plan's order;
+  rows without residual entries are omitted, and columns ascend inside a row.
 
-Built with tensor operations on A's own device: two key sorts and prefix sums, no loop over windows,
-no atomics, the same bits in every run. Keys are 32 bits wide where window, column and row fit, else
-64. Passes of f = 1, each one tensor operation:
+Built with tensor operations on A's device: two key sorts and prefix sums, no loop over windows, no
+atomics, the same bits in every run. Keys have 32 bits if window, column and row fit, else 64.
+Passes for f = 1, each one tensor operation:
 
     all entries        3 to build the keys, 1 sort
     entries in groups  6 of four or eight bytes an element, 3 of one byte
@@ -64,7 +64,7 @@ _ROW_BITS = 4  # log2 of WINDOW_ROWS
 
 @dataclass(frozen=True, eq=False)
 class ColumnMajor:
-    """Entries sorted by (window, column, row in the window): where every partition begins.
+    """Entries sorted by (window, column, row in the window), the start of every partition.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class ColumnMajor:
         return _run_offsets(self.keys >> _ROW_BITS)
 
     def slices(self, fixed: int) -> tuple[Tensor, Tensor]:
-        """Return how slices of ``fixed`` entries are counted.
+        """Return the first slice of ``fixed`` entries of each pair and window.
 
         Returns
         -------
@@ -99,7 +99,7 @@ class ColumnMajor:
             First slice of each window.
         """
         pair_slice = _offsets((self.pair_entry[1:] - self.pair_entry[:-1]) // fixed)
-        # A window begins with a pair, so that its first entry is found among the pairs' first.
+        # A window begins with a pair, so its first entry is among the pairs' first.
         window_pair = torch.searchsorted(self.pair_entry, self.window_entry)
         return pair_slice, pair_slice[window_pair]
 
@@ -133,7 +133,7 @@ def sort_windows(csr: CSR, order: Tensor | None = None) -> ColumnMajor:
 
 @dataclass(frozen=True, eq=False)
 class BRP(Format):
-    """See the module's text for the arrays.
+    """See the module's docstring for the arrays.
 
     Attributes
     ----------
@@ -142,8 +142,7 @@ class BRP(Format):
     entries : Tensor of int32 [nnz]
         Canonical entry number of each packed value: groups, then residual rows.
     order : Tensor of int32 [M] or None
-        Row of A at each position; window w holds the positions from 16 * w on. None: the given
-        order.
+        Row of A at each position; window w has the positions from 16 * w on. None: the given order.
     shape : tuple of int
         (M, K) of A.
     fixed : int
@@ -204,7 +203,7 @@ class BRP(Format):
     def pack_sorted(
         cls, csr: CSR, order: Tensor | None, found: ColumnMajor, *, fixed: int, group: int
     ) -> Self:
-        """CSR -> BRP where :func:`sort_windows` of the same matrix and order is known."""
+        """CSR -> BRP, given :func:`sort_windows` of the same matrix and order."""
         check_parameters(fixed, group)
         device, columns = csr.device, TILE_COLUMNS * group
         pair_slice = None
@@ -221,9 +220,9 @@ class BRP(Format):
         first = window_slice[window] + _ranges(-window_group[:-1], groups_of, groups) * columns
         source = (first.unsqueeze(1) + torch.arange(columns, device=device)).reshape(-1)
         if pair_slice is None:
-            held = groups_of * columns
-            left = window_slice[1:] - window_slice[:-1] - held
-            begin = window_slice[:-1] + held - _offsets(left)[:-1]
+            grouped = groups_of * columns
+            left = window_slice[1:] - window_slice[:-1] - grouped
+            begin = window_slice[:-1] + grouped - _offsets(left)[:-1]
             rest = _ranges(begin, left, csr.nnz - source.numel())
         else:
             slices_of = pair_slice[1:] - pair_slice[:-1]
@@ -277,7 +276,7 @@ class BRP(Format):
 
     @property
     def tile_share(self) -> float:
-        """Share of the entries that lie in groups."""
+        """Share of the entries in groups."""
         return self.local_id.numel() / max(self.entries.numel(), 1)
 
     def units(self) -> Units:
@@ -354,7 +353,7 @@ def _run_offsets(keys: Tensor) -> Tensor:
 def _ranges(begin: Tensor, counts: Tensor, total: int, step: int = 1) -> Tensor:
     """Ranges of ``counts`` numbers one after the other: element i is begin of its range + i * step.
 
-    Callers subtract what lies before a range from its ``begin``. ``total`` is the sum of counts.
+    Callers subtract the elements before a range from its ``begin``. ``total`` is the sum of counts.
     """
     number = torch.arange(0, total * step, step, device=begin.device)
     return number.add_(torch.repeat_interleave(begin, counts, output_size=total))

@@ -1,7 +1,7 @@
 """BRP's windows as ``spmm_brp`` reads them: those whose groups pay, with all their entries.
 
-A window that keeps its groups owns its sixteen rows of C: entries outside its groups come with it,
-row by row, as one more partial sum. Rows of all other windows are left to CUDA cores as they are.
+A window that keeps its groups owns its sixteen rows of C: it also has the entries outside its
+groups, row by row, as one more partial sum. CUDA cores compute the rows of all other windows.
 
     rows                 rows of A in windows, sixteen each; the last window may have fewer
     other_rows           rows of A in no window, int64
@@ -13,7 +13,7 @@ row by row, as one more partial sum. Rows of all other windows are left to CUDA 
     rest_columns         their columns of A
     slot_entries, rest_entries   canonical entry numbers
 
-On a GPU ``systems/brp/windows.py`` writes the same arrays by a kernel, without BRP's own.
+On a GPU a kernel of ``systems/brp/windows.py`` writes the same arrays, without BRP's own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _prefix(lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class BRPWindows:
-    """See the module's text for the arrays."""
+    """See the module's docstring for the arrays."""
 
     rows: Tensor
     other_rows: Tensor
@@ -55,7 +55,7 @@ class BRPWindows:
 
     @classmethod
     def of(cls, packed: BRP, kept: Tensor) -> Self:
-        """Take the windows that ``kept`` (bool, one each) marks."""
+        """Take the windows marked by ``kept`` (bool, one each)."""
         device, windows = kept.device, int(kept.sum())
         order = packed.order
         place = torch.arange(packed.shape[0], device=device)
@@ -65,7 +65,7 @@ class BRPWindows:
         of_group = packed.group_window_id.to(torch.int64)
         mine = kept[of_group]
         groups = torch.bincount(number[of_group[mine]], minlength=windows)
-        held = packed.entries[: packed.local_id.numel()].reshape(-1, packed.group_entries)
+        group_entries = packed.entries[: packed.local_id.numel()].reshape(-1, packed.group_entries)
         columns = packed.old_col_id.reshape(-1, TILE_COLUMNS * packed.group)
         # Residual rows come in the order of their positions.
         rest_place = packed.res_rows_id.to(torch.int64)
@@ -81,7 +81,7 @@ class BRPWindows:
             _prefix(groups * packed.group),
             columns[mine].reshape(-1),
             packed.local_id.reshape(-1, packed.group_entries)[mine].reshape(-1),
-            held[mine].reshape(-1),
+            group_entries[mine].reshape(-1),
             _prefix(torch.bincount(number[rest_at // WINDOW_ROWS], minlength=windows)),
             (rest_at % WINDOW_ROWS).to(torch.uint8),
             packed.res_col_id[entry_mine],
@@ -101,7 +101,7 @@ class BRPWindows:
         return Units.from_offsets(self.row_window_offset.to(torch.int64))
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a kernel reads, by name."""
+        """The kernel's arrays, by name."""
         return {
             "row_window_offset": self.row_window_offset,
             "tile_columns": self.tile_columns,

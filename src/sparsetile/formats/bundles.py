@@ -1,22 +1,22 @@
-"""Row bundles: four rows that share columns, walked together on CUDA cores.
+"""Row bundles: four rows that share columns, processed together on CUDA cores.
 
 Four neighbouring rows (in the plan's order) whose columns overlap are stored as one list of
-distinct columns; each list element says by four bits which of the rows hold an entry there and
-brings four values, zeros where there is none. A row of B is then read once for up to four rows
-of C. Bits decide, not zeros: an absent entry takes no part, so Inf and NaN of B stay exact.
+distinct columns. Each list element has four bits, which mark the rows with an entry there, and four
+values, zeros without an entry. A row of B is then read once for up to four rows of C. Absent
+entries are skipped by their bits, not multiplied by zero, so Inf and NaN of B stay exact.
 
     tagged[u]   = bits << 28 | column        (columns below 2^28)
-    packed[u]   = value of row 0, 1, 2, 3    (values are packed apart, by ``slots``)
+    packed[u]   = value of row 0, 1, 2, 3    (values are packed separately, by ``slots``)
     rows[b]     = the bundle's rows of A, -1 past the end
     indptr[b]   = first list element of bundle b, a multiple of 4
 
 Lists are padded to whole batches of 4 elements, the kernel's step, with elements that have no
-bits and repeat the bundle's last column (which is in the cache by then).
+bits and repeat the bundle's last column (which is then in the cache).
 
 Rows whose window shares too little stay outside, in ``loose``. Kernels read them from the plain
-arrays, ``row_indptr`` and ``row_columns``, which are A's own and not copied. Loose rows' values are
-behind the bundles' in the packed values, in the order of ``loose``, so that the packed values hold
-the whole matrix; a kernel that has A's canonical values at hand need not read that part.
+arrays, ``row_indptr`` and ``row_columns``, which are A's own and not copied. Loose rows' values
+follow the bundles' in the packed values, in the order of ``loose``, so that the packed values hold
+the whole matrix; a kernel that has A's canonical values need not read that part.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.core.layout import BUNDLE_ROWS
 from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import checked_values
+from sparsetile.formats.device_bundles import bundled_on_device
 from sparsetile.formats.device_cells import SortedPairs, sorted_on_device
-from sparsetile.formats.device_rows import bundled_on_device
 from sparsetile.formats.row_parts import counted_in_parts, row_parts
 from sparsetile.formats.units import RowUnits, Units, row_units
 from sparsetile.intake.csr import CSR
@@ -40,8 +41,6 @@ from sparsetile.reorder.permutation import positions
 
 __all__ = ["BUNDLE_ROWS", "LIST_STEP", "MAX_COLUMNS", "RowBundles", "scatter_values"]
 
-# Eight rows were tried: more sums in registers cost more than fewer reads of B saved.
-BUNDLE_ROWS = 4
 MAX_COLUMNS = 1 << (32 - BUNDLE_ROWS)
 # List elements that the kernel takes with one load.
 LIST_STEP = 4
@@ -51,8 +50,8 @@ LIST_STEP = 4
 class _Windows:
     """Windows of four rows, their entries sorted by column, and which of them are bundled.
 
-    ``before``: distinct columns before each sorted entry; the others are by window: list elements,
-    whether it is bundled, and its elements once padded.
+    ``before``: distinct columns before each sorted entry. The others are per window: list elements,
+    whether it is bundled, and its elements after padding.
     """
 
     windows: int
@@ -72,21 +71,20 @@ class _Windows:
         if order is not None:
             starts = torch.zeros_like(starts)
             torch.cumsum(csr.row_lengths()[order], 0, out=starts[1:])
-        # Where each window's entries begin among the sorted ones, and how many distinct columns
-        # come before.
+        # First sorted entry of each window, and the distinct columns before it.
         bounds = torch.arange(0, (windows + 1) * BUNDLE_ROWS, BUNDLE_ROWS, device=device)
         first_entry = starts[bounds.clamp_(max=rows)]
         before = torch.zeros(csr.nnz + 1, dtype=torch.int64, device=device)
         before[1:] = found.pair
         elements, entries = before[first_entry].diff(), first_entry.diff()
-        # In 32 bits, whatever torch's default is, as kernels compare (kernels/cuda/list_rows.cu).
+        # In 32 bits, whatever torch's default, as the kernel compares (pack/row_windows.cuh).
         chosen = (entries.float() >= elements.float() * min_sharing) & (elements > 0)
         padded = (elements + LIST_STEP - 1) // LIST_STEP * LIST_STEP * chosen
         return cls(windows, found, before, elements, entries, chosen, padded)
 
     def tally(self) -> list[int]:
-        """Bundles, their entries, their list elements; all list elements, those of bundles once
-        padded, and whether the last window is one. The host waits for all of them once."""
+        """Bundles, their entries, their list elements; all list elements, those of bundles after
+        padding, and whether the last window is bundled. The host waits once for all of them."""
         chosen = self.chosen
         counts = [
             chosen.sum(), (self.entries * chosen).sum(), (self.elements * chosen).sum(),
@@ -97,7 +95,7 @@ class _Windows:
 
 @dataclass(frozen=True, eq=False)
 class RowBundles(Format):
-    """See the module's text. ``slots`` maps each bundled entry to its place in ``packed``."""
+    """See the module's docstring. ``slots`` maps each bundled entry to its place in ``packed``."""
 
     name = "bundles"
     variants: ClassVar[Variants] = {
@@ -130,8 +128,8 @@ class RowBundles(Format):
         order : Tensor [M], optional
             Order of the rows; windows are cut from it. Row order when None.
         min_sharing : float
-            Entries per distinct column from which a window is bundled; every window with entries
-            at 1.
+            Entries per distinct column from which a window is bundled; 1 bundles every window with
+            entries.
 
         Raises
         ------
@@ -139,7 +137,7 @@ class RowBundles(Format):
             A has more columns than a list element can name.
         """
         made = cls.pack_if(csr, order, lambda bundles, entries, distinct: True, min_sharing)
-        assert made is not None  # what always pays is made
+        assert made is not None  # `pays` is always true
         return made
 
     @classmethod
@@ -151,15 +149,15 @@ class RowBundles(Format):
         min_sharing: float = 1.0,
         counted: tuple[int, int, int] | None = None,
     ) -> Self | None:
-        """Do what :meth:`pack` does where the bundles pay; None where they do not.
+        """Do what :meth:`pack` does if the bundles pay; None if they do not.
 
         Parameters
         ----------
         pays : callable
-            Is asked once bundles are counted and before they are made: for their number, their
-            entries, and their list elements that are not padding.
+            Decides, after bundles are counted and before they are made, from their number, their
+            entries, and their list elements without padding.
         counted : (int, int, int), optional
-            Those three numbers, where they are known (``RowUnits.count_shared``).
+            Those three numbers, if they are known (``RowUnits.count_shared``).
         """
         device, (rows, cols) = csr.device, csr.shape
         if cols > MAX_COLUMNS:
@@ -186,8 +184,8 @@ class RowBundles(Format):
         cut = _Windows.of(csr, order, min_sharing)
         windows, found, before = cut.windows, cut.found, cut.before
         elements, chosen, padded = cut.elements, cut.chosen, cut.padded
-        count, held, distinct, every, listed, last_chosen = cut.tally()
-        if counted is None and not pays(count, held, distinct):
+        count, entry_count, distinct, every, listed, last_chosen = cut.tally()
+        if counted is None and not pays(count, entry_count, distinct):
             return None
         order = torch.arange(rows, device=device) if order is None else order
         place = positions(order)[csr.row_ids()]  # of each entry's row in the order
@@ -196,7 +194,7 @@ class RowBundles(Format):
         keys = torch.empty(every, dtype=torch.int64, device=device)
         keys[before[1:] - 1] = found.keys.to(torch.int64)
         owner = keys // max(cols, 1)
-        # Where each chosen window's list begins once padded, and where each element goes.
+        # Begin of each chosen window's padded list, and the place of each element.
         begin = torch.cumsum(padded, 0) - padded
         first_key = torch.cumsum(elements, 0) - elements
         target = begin[owner] + torch.arange(every, device=device) - first_key[owner]
@@ -213,7 +211,7 @@ class RowBundles(Format):
         tagged = torch.repeat_interleave(last, sizes, output_size=listed)
         at = torch.nonzero(kept).squeeze(1)
         tagged[target[at]] = (bits * MAX_COLUMNS + column)[at]
-        # The uppermost bit is the sign bit of an int32: wrap by hand, torch would refuse.
+        # The uppermost bit is the sign bit of an int32: wrap by hand, torch would raise.
         tagged = torch.where(tagged >= 2**31, tagged - 2**32, tagged).to(torch.int32)
         indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
         torch.cumsum(sizes, 0, out=indptr[1:])
@@ -221,7 +219,7 @@ class RowBundles(Format):
         members[:rows] = order
         by_window = members.reshape(windows, BUNDLE_ROWS)
         loose = by_window[torch.nonzero(~chosen).squeeze(1)].reshape(-1)
-        if not last_chosen:  # the last window alone may have fewer than four rows
+        if not last_chosen:  # only the last window may have fewer than four rows
             loose = loose[: loose.numel() - (windows * BUNDLE_ROWS - rows)]
         return cls(
             tagged,
@@ -243,10 +241,6 @@ class RowBundles(Format):
     @property
     def element_count(self) -> int:
         return self.tagged.numel()
-
-    def bundle_units(self) -> Units:
-        """Bundles alone; a unit's list is the bundle's, padding included."""
-        return RowUnits(self.row_indptr, self.loose[:0], self.indptr)
 
     def units(self) -> Units:
         """Bundles, then the loose rows; a row's list is its entries in the plain arrays."""
@@ -274,8 +268,8 @@ class RowBundles(Format):
         bundle = torch.repeat_interleave(torch.arange(self.bundle_count, device=device), sizes)
         tagged = self.tagged.to(torch.int64) & (2**32 - 1)
         bits, column = tagged // MAX_COLUMNS, tagged % MAX_COLUMNS
-        held = (bits.unsqueeze(1) >> torch.arange(BUNDLE_ROWS, device=device)) & 1
-        element, member = torch.nonzero(held, as_tuple=True)
+        present = (bits.unsqueeze(1) >> torch.arange(BUNDLE_ROWS, device=device)) & 1
+        element, member = torch.nonzero(present, as_tuple=True)
         row = self.rows.to(torch.int64)[bundle[element], member]
         loose_row, loose_entry = self._loose_entries()
         behind = self.element_count * BUNDLE_ROWS + torch.arange(loose_row.numel(), device=device)

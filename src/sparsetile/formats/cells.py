@@ -1,9 +1,9 @@
-"""Cells of packed tiles: values put into them, and one bit for each that holds an entry.
+"""Cells of packed tiles: writes values into them, and one bit for each cell with an entry.
 
-What BCSR and WCSR share. Both store tiles one after the other, row-major inside, so that an
-entry's *place* is one number: cells before it. Bit ``place % 64`` of word ``place // 64`` says that
-the cell holds an entry; tiles are whole words. Tensor operations on any device: no loop over
-tiles, no atomics, the same bits in every run.
+Shared by BCSR and WCSR. Both store tiles one after the other, row-major inside, so an entry's
+*place* is one number: the cells before it. Bit ``place % 64`` of word ``place // 64`` is set if the
+cell has an entry; tiles are whole words. Tensor operations on any device: no loop over tiles, no
+atomics, the same bits in every run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def checked_values(
 def scatter_cells(values: Tensor, places: Tensor, cells: int) -> Tensor:
     """Values [n] to their places among ``cells`` cells; zeros elsewhere. Differentiable."""
     packed = torch.zeros(cells, dtype=values.dtype, device=values.device)
-    if values.dtype.itemsize == 1:  # bytes: indexing float8 is not there on every device
+    if values.dtype.itemsize == 1:  # as bytes: not every device can index float8
         packed.view(torch.uint8)[places] = values.view(torch.uint8)
     else:
         packed[places] = values
@@ -59,8 +59,8 @@ def gather_values(values: Tensor, entries: Tensor) -> Tensor:
 def pack_bits(places: Tensor, cells: int) -> Tensor:
     """Ascending, distinct places -> int64 [cells / 64], their bits set.
 
-    Bits of a word occur once, so that OR is a sum, and a sum is a difference of running sums.
-    Halves of a word are summed apart: fewer than 2^31 terms below 2^32 do not overflow.
+    Bits of a word occur once, so OR is a sum, and a sum is a difference of running sums. Halves of
+    a word are summed separately: fewer than 2^31 terms below 2^32 do not overflow.
     """
     words = torch.zeros(cells // WORD_BITS, dtype=torch.int64, device=places.device)
     word, count = torch.unique_consecutive(places // WORD_BITS, return_counts=True)
@@ -77,11 +77,11 @@ def pack_bits(places: Tensor, cells: int) -> Tensor:
 
 
 def set_places(words: Tensor) -> Tensor:
-    """Words of any shape -> places of the set bits, ascending: what ``pack_bits`` was given."""
+    """Words of any shape -> places of the set bits, ascending: the inverse of ``pack_bits``."""
     words = words.reshape(-1)
     used = torch.nonzero(words).squeeze(1)
-    # Byte k of a word has bits 8k to 8k + 7 on every machine that torch runs on.
+    # Byte k of a word has bits 8k to 8k + 7 on every machine that torch supports.
     octets = words[used].view(torch.uint8).unsqueeze(1)
-    held = (octets >> torch.arange(8, dtype=torch.uint8, device=words.device)) & 1
-    octet, bit = torch.nonzero(held, as_tuple=True)
+    present = (octets >> torch.arange(8, dtype=torch.uint8, device=words.device)) & 1
+    octet, bit = torch.nonzero(present, as_tuple=True)
     return used[octet // 8] * WORD_BITS + octet % 8 * 8 + bit

@@ -1,55 +1,94 @@
-"""Rows counted and listed by kernels where A lies on a device that has them.
-
-A schedule of rows is dozens of tensor operations on lists as long as A has rows, and a GPU takes
-longer to be told of one than to do it. A later package may offer functions that do it in a few
-launches, by type of device (``offer_row_kernels``); formats and schedules ask here first, and use
-tensor operations where nothing is offered. Both give the same bits.
-"""
+"""Rows of a matrix on a GPU, counted and listed for a schedule by ``list_rows``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sparsetile.intake.csr import CSR
-
-if TYPE_CHECKING:
-    from sparsetile.formats.units import RowUnits, Tally
+from sparsetile.core.layout import LENGTHS
+from sparsetile.formats.device_bundles import WINDOW, count_distinct
+from sparsetile.kernels.row_lists import CLASSES, LIST_ROWS, TALLY, Stage
+from sparsetile.kernels.stages import STAGE_THREADS
+from sparsetile.launch.staged import StagedKernel, building_on, built_by_kernels
 
 __all__ = [
     "ArrangedUnits",
     "HeadShape",
-    "PackedBundles",
+    "ListedRows",
     "RowCounts",
-    "RowKernels",
+    "Tally",
     "UnitLimits",
     "arranged_on_device",
-    "bundled_on_device",
     "counted_on_device",
     "heads_on_device",
-    "kernels_on",
-    "offer_row_kernels",
 ]
 
-# Units and entries that kernels number by 32 bits, and rows and entries together of which running
-# sums of bundles stay below that.
-MOST, MOST_BUNDLED = 2**31, 2**29
+# Limits of units and entries that kernels number by 32 bits; a length that no unit exceeds.
+MOST, NO_LIMIT = 2**31, 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of units on the host.
+
+    Attributes
+    ----------
+    longest, total, end : int
+        Greatest length, sum of the lengths, and the largest end of a range; 0 without units.
+    bundled : int
+        Units that are bundles.
+    longer, longer_total : mapping of int to int
+        Units of more elements than each of ``units.LENGTHS``, and the sum of their lengths.
+    upto : mapping of int to int
+        Greatest length up to each of ``units.LENGTHS``; 0 without such a unit.
+    """
+
+    longest: int
+    total: int
+    end: int
+    bundled: int
+    longer: dict[int, int]
+    longer_total: dict[int, int]
+    upto: dict[int, int]
+
+
+class ListedRows(Protocol):
+    """Rows, or bundles of rows, as kernels read them: ``units.RowUnits``."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def bundle_count(self) -> int: ...
+
+    @property
+    def indptr(self) -> Tensor: ...
+
+    @property
+    def rows(self) -> Tensor | None: ...
+
+    @property
+    def bundle_ptr(self) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
 class RowCounts:
-    """What the host wants to know of rows, for which it waits once.
+    """Counts of rows on the host, which waits once for them.
 
     Attributes
     ----------
     tally : Tally
     shared : (int, int, int) or None
         Windows of four rows that share columns, their entries and their distinct columns; None
-        where they were not asked for.
+        if they were not requested.
     """
 
     tally: Tally
@@ -58,14 +97,128 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class UnitLimits:
-    """Lengths over which units are cut, have a warp, and have a thread block (None: none has)."""
+    """Lengths above which units are cut, get a warp, and get a thread block (None: none does)."""
 
     longest: int
     wide: int
     shared: int | None
 
 
-class ArrangedUnits(Protocol):
+@dataclass(frozen=True)
+class HeadShape:
+    """Items of each section; threads of a thread block, and lanes of a short item."""
+
+    sections: tuple[int, int, int, int, int]
+    block: int
+    lanes: int
+
+
+def counted_on_device(
+    units: ListedRows, columns: Tensor | None = None, min_sharing: float = 1.0
+) -> RowCounts | None:
+    """Count lengths and, if columns are given, windows of rows; the host waits once.
+
+    None if there are no units or too many, or their device is not supported.
+
+    Parameters
+    ----------
+    units : ListedRows
+        If columns are given, a permutation of A's rows.
+    columns : Tensor of int32 [nnz] or None
+    min_sharing : float
+    """
+    if not (0 < units.count < MOST and built_by_kernels(units.device)):
+        return None
+    if columns is not None and not 0 < columns.numel() < MOST:
+        return None
+    windows = 0 if columns is None else -(-units.count // WINDOW)
+    # One allocation for both, which begin as zeros: windows have half a number each.
+    counts = torch.zeros(TALLY + -(-windows // 2), dtype=torch.int64, device=units.device)
+    with building_on(units.device) as index:
+        kernel = _Units(units, index, limits=LENGTHS, min_sharing=min_sharing)
+        kernel.give("tally", counts)
+        if columns is not None:
+            distinct = kernel.give("distinct", counts[TALLY:])
+            count_distinct(units.indptr, columns, units.rows, distinct, index)
+        kernel.launch(Stage.COUNT, units.count)
+        longest, end, *found = counts[:TALLY].tolist()
+    count = len(LENGTHS)
+    total, a, b, c = found[count], *found[-3:]
+    upto, longer, longer_total = (
+        dict(zip(LENGTHS, found[first : first + count], strict=True))
+        for first in (0, count + 1, 2 * count + 1)
+    )
+    tally = Tally(longest, total, end, units.bundle_count, longer, longer_total, upto)
+    return RowCounts(tally, None if columns is None else (a, b, c))
+
+
+def arranged_on_device(
+    units: ListedRows, limits: UnitLimits, counts: Sequence[int] | None
+) -> ArrangedUnits | None:
+    """List units by class; the host waits if units are cut or their counts are not known.
+
+    The caller has checked that every range ends below 2^31. None if there are no units or too many,
+    or their device is not supported.
+    """
+    if not (0 < units.count < MOST and built_by_kernels(units.device)):
+        return None
+    with building_on(units.device) as index:
+        return ArrangedUnits(units, limits, counts, index)
+
+
+def heads_on_device(items: Tensor, columns: Tensor, shape: HeadShape) -> Tensor | None:
+    """Return the column of each thread's first entry; the host does not wait.
+
+    None if there are no items, or their device is not supported.
+    """
+    if not (items.shape[0] and built_by_kernels(items.device)):
+        return None
+    lanes = (shape.block, 32, 32, shape.lanes, shape.lanes)
+    threads = sum(
+        -(-number * each // shape.block) * shape.block
+        for number, each in zip(shape.sections, lanes, strict=True)
+    )
+    with building_on(items.device) as index:
+        kernel = StagedKernel(
+            LIST_ROWS,
+            items.device,
+            index,
+            sections=shape.sections,
+            block=shape.block,
+            lanes=shape.lanes,
+        )
+        kernel.give("items", items.contiguous())
+        kernel.give("columns", columns.contiguous())
+        heads = kernel.new("heads", threads)
+        kernel.launch(Stage.HEADS, threads)
+    return heads
+
+
+class _Units(StagedKernel):
+    """The units of one list."""
+
+    def __init__(self, units: ListedRows, index: int, **numbers: float | Sequence[int]) -> None:
+        super().__init__(
+            LIST_ROWS,
+            units.device,
+            index,
+            units=units.count,
+            bundles=units.bundle_count,
+            **numbers,
+        )
+        self.give("indptr", units.indptr.contiguous())
+        if units.rows is not None:
+            self.give("rows", units.rows.to(torch.int64).contiguous())
+        if units.bundle_ptr is not None:
+            self.give("bundle_ptr", units.bundle_ptr.contiguous())
+
+
+def _in_blocks(work: int) -> int:
+    """Threads of enough whole blocks for that many elements."""
+    return -(-work // STAGE_THREADS) * STAGE_THREADS
+
+
+class ArrangedUnits(_Units):
     """Units by class: to be cut, shared, wide bundles, wide rows, bundles, rows.
 
     Attributes
@@ -76,119 +229,41 @@ class ArrangedUnits(Protocol):
         ``label, begin, length, whether a bundle``, on the host.
     """
 
-    counts: Sequence[int]
-    cut: Tensor
+    def __init__(
+        self, units: ListedRows, limits: UnitLimits, counts: Sequence[int] | None, index: int
+    ) -> None:
+        super().__init__(
+            units,
+            index,
+            max_length=min(limits.longest, NO_LIMIT),
+            wide_length=min(limits.wide, NO_LIMIT),
+            shared_length=NO_LIMIT if limits.shared is None else min(limits.shared, NO_LIMIT),
+        )
+        work = _in_blocks(units.count)
+        chunks = work // STAGE_THREADS
+        self.new("sums", len(CLASSES) * chunks)
+        self.launch(Stage.CLASSES, work)
+        sums = self.sums("sums")
+        if counts is None:
+            ends = sums[chunks - 1 :: chunks].tolist()
+            counts = [end - begin for begin, end in itertools.pairwise([0, *ends])]
+        self.counts = counts
+        self.new("arranged", units.count)
+        cut = self.new("cut", counts[0], 4)
+        self.launch(Stage.ARRANGE, work)
+        self.cut = cut.cpu() if counts[0] else torch.empty((0, 4), dtype=torch.int32)
 
     def items(self, pieces: tuple[int, int, int]) -> Tensor:
         """Return the items of a schedule on the device, int32 [items, 4].
 
-        ``pieces`` are those of cut units in the sections of shared rows, of wide bundles and of
-        wide rows: uninitialised items, which come before the section's whole units.
+        ``pieces`` counts those of cut units in the sections of shared rows, wide bundles and wide
+        rows. Their items are left uninitialised, before the section's whole units.
         """
-
-
-@dataclass(frozen=True)
-class HeadShape:
-    """Items of each section; threads of a thread block, and lanes that a short item has."""
-
-    sections: tuple[int, int, int, int, int]
-    block: int
-    lanes: int
-
-
-@dataclass(frozen=True, eq=False)
-class PackedBundles:
-    """Arrays of ``RowBundles`` (formats/bundles.py), by the same names."""
-
-    tagged: Tensor
-    indptr: Tensor
-    rows: Tensor
-    loose: Tensor
-    entries: Tensor
-    slots: Tensor
-
-
-@dataclass(frozen=True)
-class RowKernels:
-    """What a type of device offers.
-
-    Attributes
-    ----------
-    count : callable
-        (rows, columns of A's entries or None, least sharing of a window) -> counts. Windows are
-        counted where columns are given.
-    arrange : callable
-        (rows, limits, units of each class or None where the host does not know) -> lists.
-    heads : callable
-        (items, columns of A's entries, shape) -> column of each thread's first entry.
-    bundle : callable
-        (matrix, row order or None, least sharing of a window, windows that share so much, their
-        entries) -> bundles.
-    """
-
-    count: Callable[[RowUnits, Tensor | None, float], RowCounts]
-    arrange: Callable[[RowUnits, UnitLimits, Sequence[int] | None], ArrangedUnits]
-    heads: Callable[[Tensor, Tensor, HeadShape], Tensor]
-    bundle: Callable[[CSR, Tensor | None, float, int, int], PackedBundles]
-
-
-_KERNELS: dict[str, RowKernels] = {}
-
-
-def offer_row_kernels(device_type: str, kernels: RowKernels | None) -> None:
-    """Let ``kernels`` list rows on devices of a type; None takes the offer back."""
-    if kernels is None:
-        _KERNELS.pop(device_type, None)
-    else:
-        _KERNELS[device_type] = kernels
-
-
-def kernels_on(device: torch.device) -> bool:
-    """Whether a device has kernels."""
-    return device.type in _KERNELS
-
-
-def counted_on_device(
-    units: RowUnits, columns: Tensor | None = None, min_sharing: float = 1.0
-) -> RowCounts | None:
-    """Return counts by the kernels of the units' device; None where there are none, or no unit."""
-    kernels = _KERNELS.get(units.device.type)
-    if kernels is None or not 0 < units.count < MOST:
-        return None
-    if columns is not None and not 0 < columns.numel() < MOST:
-        return None
-    return kernels.count(units, columns, min_sharing)
-
-
-def arranged_on_device(
-    units: RowUnits, limits: UnitLimits, counts: Sequence[int] | None
-) -> ArrangedUnits | None:
-    """Return lists by the kernels of the units' device; None where there are none, or no unit.
-
-    The caller has seen that every range ends below 2^31.
-    """
-    kernels = _KERNELS.get(units.device.type)
-    if kernels is None or not 0 < units.count < MOST:
-        return None
-    return kernels.arrange(units, limits, counts)
-
-
-def heads_on_device(items: Tensor, columns: Tensor, shape: HeadShape) -> Tensor | None:
-    """Return first columns by the kernels of the items' device; None where there are none."""
-    kernels = _KERNELS.get(items.device.type)
-    if kernels is None or not items.shape[0]:
-        return None
-    return kernels.heads(items, columns, shape)
-
-
-def bundled_on_device(
-    csr: CSR, order: Tensor | None, min_sharing: float, count: int, held: int
-) -> PackedBundles | None:
-    """Return bundles by the kernels of A's device; None where there are none, or no entry.
-
-    ``count`` and ``held`` are the windows that share so much and their entries.
-    """
-    kernels = _KERNELS.get(csr.device.type)
-    if kernels is None or not csr.nnz or csr.nnz + csr.shape[0] >= MOST_BUNDLED:
-        return None
-    return kernels.bundle(csr, order, min_sharing, count, held)
+        _, shared, wide_bundles, wide_rows, bundles, rows = self.counts
+        self.params.update(counts=tuple(self.counts), pieces=pieces)
+        parts = (shared + wide_bundles + wide_rows, bundles, rows)
+        with building_on(self._device):
+            found = self.new("items", sum(parts) + sum(pieces), 4)
+            if any(parts):
+                self.launch(Stage.ITEMS, sum(map(_in_blocks, parts)))
+        return found

@@ -1,4 +1,4 @@
-"""A's tiles as the lanes of an MMA hold them, zeros included: what ``spmm_rstile`` reads.
+"""A's tiles in the register layout of an MMA, zeros included, as ``spmm_rstile`` reads them.
 
 A step is sixteen rows of a window by sixteen columns (16-bit types) or by eight (float32): two
 tiles of BitTCF with two bitmaps each, or one. It takes 512 bytes, 16 for each lane 4g + t, in the
@@ -7,8 +7,8 @@ order of the operand registers of m16n8k16 or m16n8k8:
     16 bit    word i of the lane: rows g + 8 (i % 2), columns 2t and 2t + 1 of tile i / 2
     float32   word i of the lane: row g + 8 (i % 2), column t + 4 (i / 2)
 
-Bitmaps (formats/bittcf.py) say which of the cells are entries of A. A cell is numbered bitmap by
-bitmap, 64 each, whatever the type.
+Bitmaps (formats/bittcf.py) mark the cells that are entries of A. Cells are numbered bitmap by
+bitmap, 64 each, for every type.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def step_tiles(itemsize: int) -> int:
 
 
 def entry_cells(tiles: BitTCF) -> Tensor:
-    """Return the cell of each packed value of stacked tiles, int32, or int64 where they are many.
+    """Return the cell of each packed value of stacked tiles, int32, or int64 if there are many.
 
-    Values are in bit order, so that these are the numbers of the set bits.
+    Values are in bit order, so these are the numbers of the set bits.
     """
     octets = tiles.tc_local_bit.view(torch.uint8).unsqueeze(1)
     bit = torch.arange(8, dtype=torch.uint8, device=octets.device)
@@ -47,7 +47,7 @@ def fragment_elements(tiles: int, itemsize: int) -> int:
 
 
 def fragment_places(cells: Tensor, itemsize: int) -> Tensor:
-    """Return where each cell lies among the fragments' elements, int64."""
+    """Return the place of each cell among the fragments' elements, int64."""
     cells = cells.to(torch.int64)
     part, row, column = cells >> 6, (cells >> 3) & 7, cells & 7
     tile, half = part >> 1, part & 1

@@ -1,8 +1,8 @@
 """Rows of a very large matrix in parts, for counts that sort entries.
 
-A sort of all entries, with what is made of it, takes up to 60 bytes an entry for a while: over
-7 GB for a graph of 115 million edges whose product needs 2. What is counted by windows of rows may
-as well be counted part by part.
+A sort of all entries, with what follows, temporarily takes up to 60 bytes an entry: over 7 GB for a
+graph of 115 million edges whose product needs 2. Counts by windows of rows can be made part by part
+instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sparsetile.intake.csr import CSR
 
 __all__ = ["counted_in_parts", "row_parts"]
 
-# Entries that are counted at once.
+# Entries counted at once.
 PART_ENTRIES = 2**24
 
 
@@ -38,12 +38,12 @@ def row_parts(
     multiple : int
         Rows of a part are a multiple of this, but for the last.
     overlap : int
-        Rows of the next part that come along behind a part's own.
+        Rows of the next part to append to a part's own.
 
     Yields
     ------
     int, CSR
-        How many rows are the part's own, and those with the ones that come along.
+        The number of the part's own rows, and those with the appended ones.
     """
     rows = csr.shape[0]
     lengths = csr.row_lengths() if order is None else csr.row_lengths()[order]

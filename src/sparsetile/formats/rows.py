@@ -1,6 +1,6 @@
 """Plain rows: the format of the CUDA-core and CPU systems.
 
-64-bit row pointers and 32-bit column ids. Nothing is packed, so values stay in canonical order and
+64-bit row pointers and 32-bit column ids. Nothing is packed: values stay in canonical order, and
 replacing them costs a copy. A row order changes only the order of the units.
 """
 
@@ -38,7 +38,7 @@ class Rows(Format):
         return cls(csr.indptr, csr.indices.to(torch.int32), csr.shape, order)
 
     def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values as they are; ones for a pattern."""
+        """Canonical values unchanged; ones for a pattern."""
         return checked_values(values, self.columns.numel(), dtype, self.columns.device)
 
     def _csr(self) -> CSR:

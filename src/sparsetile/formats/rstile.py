@@ -1,7 +1,7 @@
-"""RS-Tile: condensed 8x8 tiles of windows that begin at any row, and residual rows beside them.
+"""RS-Tile: condensed 8x8 tiles of windows that begin at any row, plus residual rows.
 
-RSH-SpMM, section 3.2. The tile part is BitTCF (formats/bittcf.py) of the rows in windows; a window
-knows where it begins. Names are the paper's:
+RSH-SpMM, section 3.2. The tile part is BitTCF (formats/bittcf.py) of the rows in windows, plus the
+first row of each window. Names are the paper's:
 
     row_window_id[w]      position of window w's first row in the plan's order    [windows]
     row_window_offset[w]  first tile of window w                                  [windows + 1]
@@ -9,13 +9,13 @@ knows where it begins. Names are the paper's:
     col_id[8t + c]        column of A behind tile column c                        [8 tiles]
     value_offset[t]       first value of tile t in the packed values              [tiles + 1]
 
-Residual rows have no row pointers: an entry's row and column lie side by side.
+Residual rows have no row pointers: each entry has its row and column.
 
     residual_row_id[e], residual_col_id[e]     row and column of residual entry e, by rows
 
-The last tile of a window is filled up with dummy columns: its last column again, with zero bits.
-Rows without entries that no window covers are stored nowhere; whoever multiplies writes them.
-``partition`` (formats/partition.py) says which rows are where.
+The last tile of a window is filled with dummy columns: its last column again, with zero bits. Rows
+without entries outside of windows are not stored; the multiplying code writes them. ``partition``
+(formats/window_split.py) lists the rows of each kind.
 """
 
 from __future__ import annotations
@@ -26,30 +26,28 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from sparsetile.core.checks import one_of
 from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.bittcf import WINDOW_ROWS, BitTCF
 from sparsetile.formats.cells import checked_values, gather_values
-from sparsetile.formats.partition import (
+from sparsetile.formats.units import Units
+from sparsetile.formats.window_split import (
     Partition,
     RowCosts,
     count_columns,
     split_by_cost,
     split_by_threshold,
 )
-from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
 
 __all__ = ["RSTile"]
 
-# Costs of float32 at N = 128, for callers without a machine's own (systems/rsh/cost.py has those).
+# Costs of float32 at N = 128, for callers without a machine's own (engines/tiles/hybrid_cost.py).
 _COSTS = RowCosts(tile=8 * 628.0, window=600.0, entry=85.0, new=360.0, row=100.0)
-RULES = ("cost", "threshold")
 
 
 @dataclass(frozen=True, eq=False)
 class RSTile(Format):
-    """See the module's text for the arrays.
+    """See the module's docstring for the arrays.
 
     Attributes
     ----------
@@ -63,8 +61,8 @@ class RSTile(Format):
     name = "rstile"
     variants: ClassVar[Variants] = {
         "cheapest split": {},
-        "all tiles": {"rule": "threshold", "max_entries": 0},
-        "thresholds": {"rule": "threshold", "max_entries": 6, "max_new": 3},
+        "all tiles": {"max_entries": 0},
+        "thresholds": {"max_entries": 6, "max_new": 3},
         "windows of sixteen rows": {"height": 16},
     }
     index_arrays = (
@@ -92,10 +90,8 @@ class RSTile(Format):
         csr: CSR,
         order: Tensor | None = None,
         *,
-        rule: str = "cost",
-        max_entries: int = 4,
+        max_entries: int | None = None,
         max_new: int = 3,
-        costs: RowCosts = _COSTS,
         height: int = 8,
     ) -> Self:
         """CSR -> RS-Tile.
@@ -106,19 +102,14 @@ class RSTile(Format):
             Fewer than 2^31 entries.
         order : Tensor [M], optional
             Order of the rows; windows are cut from it. Row order when None.
-        rule : {"cost", "threshold"}
-            How rows are split.
         max_entries, max_new : int
-            Thresholds of the second rule.
-        costs : RowCosts
-            Costs of the first.
+            Thresholds of the paper's rule; the split of least cost when the first is None.
         height : int
-            Rows of a window: 8 as in the paper, or 16, two bitmaps a tile.
+            Rows of a window: 8 as in the paper, or 16, two bitmaps per tile.
         """
-        one_of("RSTile.pack", "rule", rule, RULES)
         counts = count_columns(csr, order, height)
-        if rule == "cost":
-            split = split_by_cost(counts, costs)
+        if max_entries is None:
+            split = split_by_cost(counts, _COSTS)
         else:
             split = split_by_threshold(counts, max_entries, max_new)
         return cls.pack_split(csr, order, split)
@@ -167,7 +158,7 @@ class RSTile(Format):
 
     @property
     def tile_share(self) -> float:
-        """Share of the entries that lie in tiles."""
+        """Share of the entries in tiles."""
         total = self.tile_entries.numel() + self.residual_entries.numel()
         return self.tile_entries.numel() / max(total, 1)
 
@@ -178,7 +169,7 @@ class RSTile(Format):
 
     @property
     def residual_rows(self) -> Tensor:
-        """Rows of A outside windows, those without entries too, int64."""
+        """Rows of A outside windows, including those without entries, int64."""
         return self._rows_at(self.partition.residual)
 
     def _rows_at(self, places: Tensor) -> Tensor:

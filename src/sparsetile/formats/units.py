@@ -1,7 +1,7 @@
-"""Units of work: what a schedule distributes. Rows, windows of tiles, bundles, block rows.
+"""Units of work that a schedule distributes: rows, windows of tiles, bundles, block rows.
 
 A unit is a label and a range of a list: entries of a row, tiles of a window, elements of a bundle's
-list, blocks of a block row. Formats name their units; ``balance/`` makes items of them.
+list, blocks of a block row. Formats define their units; ``balance/`` makes items of them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.formats.device_rows import RowCounts, counted_on_device, kernels_on
+from sparsetile.core.layout import LENGTHS
+from sparsetile.formats.device_rows import RowCounts, Tally, counted_on_device
 from sparsetile.intake.csr import CSR
+from sparsetile.launch.staged import built_by_kernels
 
 __all__ = [
     "HOST_UNITS",
@@ -24,15 +25,11 @@ __all__ = [
     "RowUnits",
     "Tally",
     "Units",
-    "concat_units",
     "row_units",
 ]
 
-# Units that are scheduled on the host.
+# Most units that are scheduled on the host.
 HOST_UNITS = 1 << 12
-# Lengths that decisions of schedules are made by (balance/segments.py, systems/csr/rows.py): how
-# many units are longer is counted for all of them at once.
-LENGTHS = (16, 24, 32, 64, 96, 128, 256, 512, 1024, 2048)
 
 
 @cache
@@ -40,47 +37,22 @@ def _limits(device: torch.device) -> Tensor:
     return torch.tensor(LENGTHS, device=device)
 
 
-@dataclass(frozen=True)
-class Tally:
-    """What the host wants to know of units.
-
-    Attributes
-    ----------
-    longest, total, end : int
-        Greatest length, sum of the lengths, and the largest end of a range; 0 without units.
-    bundled : int
-        Units that are bundles.
-    longer, longer_total : mapping of int to int
-        Units of more elements than each of ``LENGTHS``, and the sum of their lengths.
-    upto : mapping of int to int
-        Greatest length that is not more than each of ``LENGTHS``; 0 without such a unit.
-    """
-
-    longest: int
-    total: int
-    end: int
-    bundled: int
-    longer: dict[int, int]
-    longer_total: dict[int, int]
-    upto: dict[int, int]
-
-
 @dataclass(frozen=True, eq=False)
 class Units:
-    """What is to be scheduled, in the order in which it should be visited.
+    """Units to schedule, in the order in which they should be visited.
 
     Attributes
     ----------
     label : Tensor of int64 [units]
-        Row of A, number of the window, of the bundle, of the block row.
+        Number of the row of A, window, bundle or block row.
     begin, length : Tensor of int64 [units]
         Range in the unit's list.
     bundled : Tensor of bool [units]
-        Whether the unit is a bundle of rows: its list is cut at multiples of ``LIST_STEP`` only
-        (formats/bundles.py). Labels and lists of bundles are apart from those of other units.
+        Whether the unit is a bundle of rows: its list is cut only at multiples of ``LIST_STEP``
+        (formats/bundles.py). Labels and lists of bundles are separate from those of other units.
     offsets : Tensor of int64 [units + 1] or None
-        Where units 0, 1, 2, ... begin in one list, and where the last ends; None where units do
-        not follow each other like that.
+        Begin of units 0, 1, 2, ... in one list, and the end of the last; None if units do not
+        follow each other like that.
     """
 
     label: Tensor
@@ -95,15 +67,13 @@ class Units:
 
     @cached_property
     def tally(self) -> Tally:
-        """Counts of the lengths, which the host waits for once."""
+        """Counts of the lengths; the host waits once for them."""
         if not self.count:
             none = dict.fromkeys(LENGTHS, 0)
             return Tally(0, 0, 0, 0, none, none, none)
         counted = self._counted()
         if counted is not None:
             return counted.tally
-        if self.few_here:
-            return self._near_tally()
         length = self.length
         longer = length.unsqueeze(1) > _limits(length.device)
         sums = [
@@ -123,32 +93,12 @@ class Units:
         return Tally(longest, total, end, bundled, counts, totals, upto)
 
     def _counted(self) -> RowCounts | None:
-        """Counts by kernels of the device; None where there are none."""
+        """Counts by kernels; None if the device has none."""
         return None
 
     @property
     def device(self) -> torch.device:
         return self.label.device
-
-    @property
-    def few_here(self) -> bool:
-        """Whether units are few and on the host, where NumPy takes least time for them."""
-        return self.device.type == "cpu" and self.count <= HOST_UNITS
-
-    def _near_tally(self) -> Tally:
-        """The same by NumPy."""
-        length = self.length.numpy()
-        ordered = np.sort(length)
-        sums = np.concatenate([[0], np.cumsum(ordered)])
-        first = np.searchsorted(ordered, LENGTHS, side="right")  # that is longer
-        before = np.where(first > 0, ordered[np.maximum(first, 1) - 1], 0)
-        counts, totals, upto = (
-            dict(zip(LENGTHS, part.tolist(), strict=True))
-            for part in (self.count - first, sums[-1] - sums[first], before)
-        )
-        end = int((self.begin.numpy() + length).max())
-        bundled = int(np.count_nonzero(self.bundled.numpy()))
-        return Tally(int(ordered[-1]), int(sums[-1]), end, bundled, counts, totals, upto)
 
     def longer(self, length: int) -> int:
         """Count the units of more than ``length`` elements."""
@@ -165,7 +115,7 @@ class Units:
         return int(self.length[self.length > length].sum()) if found is None else found
 
     def longest_upto(self, length: int) -> int:
-        """Return the greatest length that is not over ``length``; 0 without such a unit."""
+        """Return the greatest length up to ``length``; 0 without such a unit."""
         if length >= self.tally.longest:
             return self.tally.longest
         found = self.tally.upto.get(length)
@@ -174,10 +124,10 @@ class Units:
         return int(torch.where(self.length > length, 0, self.length).max())
 
     def near(self) -> Units:
-        """Return the same on the host where they are few.
+        """Return the same on the host if they are few.
 
-        A schedule is hundreds of operations on lists of units, and dozens of numbers that the host
-        asks for. A GPU takes longer to be told of one than a core takes to do it.
+        A schedule is many small operations on lists of units, and the host reads dozens of numbers.
+        For few units a launch on a GPU takes longer than the operation on a core.
         """
         if self.device.type == "cpu" or self.count > HOST_UNITS:
             return self
@@ -217,10 +167,10 @@ class Units:
 
 
 class RowUnits(Units):
-    """Bundles of rows, then rows of A; lists of units are made when they are asked for.
+    """Bundles of rows, then rows of A; lists of units are made on first use.
 
     Kernels make schedules from these few tensors (formats/device_rows.py), so that no list is made
-    where there are kernels.
+    on a device with kernels.
 
     Parameters
     ----------
@@ -229,7 +179,7 @@ class RowUnits(Units):
     rows : Tensor of int64 [rows], optional
         Rows in the order in which they should be visited; all of A in their order when None.
     bundle_ptr : Tensor of int64 [bundles + 1], optional
-        Where each bundle's list begins, and where the last ends; no bundles when None.
+        Begin of each bundle's list, and the end of the last; no bundles when None.
     """
 
     indptr: Tensor
@@ -255,7 +205,7 @@ class RowUnits(Units):
 
     @property
     def row_count(self) -> int:
-        """Rows that are units of their own."""
+        """Rows that are single units."""
         return self.indptr.numel() - 1 if self.rows is None else self.rows.numel()
 
     @property
@@ -299,11 +249,11 @@ class RowUnits(Units):
 
     @property
     def listed_by_kernels(self) -> bool:
-        """Whether kernels of the device list these units."""
-        return kernels_on(self.device)
+        """Whether kernels on the device list these units."""
+        return built_by_kernels(self.device)
 
     def near(self) -> Units:
-        """Return the same on the host where they are few and no kernel of the device lists them."""
+        """Return the same on the host if they are few and no kernel on the device lists them."""
         return self if self.listed_by_kernels else super().near()
 
     def _counted(self) -> RowCounts | None:
@@ -312,8 +262,8 @@ class RowUnits(Units):
     def count_shared(self, columns: Tensor, min_sharing: float) -> tuple[int, int, int] | None:
         """Count windows of four rows that hold ``min_sharing`` entries per distinct column.
 
-        Their number, their entries and their distinct columns; None where no kernel counts them.
-        The tally of all units comes with it.
+        Returns their number, their entries and their distinct columns; None if no kernel counts
+        them. Also computes the tally of all units.
 
         Parameters
         ----------
@@ -328,15 +278,5 @@ class RowUnits(Units):
 
 
 def row_units(csr: CSR, rows: Tensor | None = None) -> RowUnits:
-    """Every row of A, or those given in ``rows`` in that order, as a unit of its own."""
+    """Every row of A, or those given in ``rows`` in that order, as one unit each."""
     return RowUnits(csr.indptr, rows)
-
-
-def concat_units(first: Units, second: Units) -> Units:
-    """Both lists, one after the other."""
-    return Units(
-        *(
-            torch.cat([getattr(first, name), getattr(second, name)])
-            for name in ("label", "begin", "length", "bundled")
-        )
-    )

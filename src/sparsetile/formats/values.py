@@ -11,8 +11,8 @@ __all__ = ["round_tf32"]
 def round_tf32(values: Tensor) -> Tensor:
     """Round float32 to TF32 (10 bits after the point): to nearest, ties to even.
 
-    What ``cvt.rn.tf32.f32`` does on the device. Infinities stay; so does NaN, in the bits that
-    Tensor Cores look at: one that is marked in the others alone would be an infinity to them.
+    The same as ``cvt.rn.tf32.f32`` on the device. Infinities and NaN stay. A NaN is kept in the
+    bits that Tensor Cores read: with only lower bits set it would be an infinity to them.
     """
     bits = values.view(torch.int32)
     rounded = ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)

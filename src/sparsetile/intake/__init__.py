@@ -1,4 +1,4 @@
-"""Intake: any sparse matrix a caller may hold -> canonical CSR."""
+"""Intake: any supported sparse matrix -> canonical CSR."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Turns one array of the caller (tensor, numpy, anything with DLPack) into a checked tensor.
 
 Indices keep int32 or int64, values keep their float type and their place in the autograd graph.
-Nothing here knows how a matrix is laid out: that is ``canonical``.
+``canonical`` handles the layout of matrices.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _INTEGER_DTYPES = (
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return ``float32`` for ``torch.float32``: shorter to read in an error."""
+    """Return ``float32`` for ``torch.float32``, for error texts."""
     return str(dtype).removeprefix("torch.")
 
 
 def as_tensor(function: str, argument: str, array: Any) -> Tensor:
-    """Return ``array`` as a strided tensor without copying where torch can share the memory."""
+    """Return ``array`` as a strided tensor, without copying if torch can share the memory."""
     if isinstance(array, Tensor):
         tensor = array
     elif isinstance(array, np.ndarray):
@@ -105,7 +105,7 @@ def index_tensor(function: str, argument: str, array: Any, ndim: int = 1) -> Ten
 
 
 def scipy_index_tensor(function: str, argument: str, array: Any) -> Tensor:
-    """Like :func:`index_tensor` for arrays that a library chose the type of: any integer type."""
+    """Like :func:`index_tensor` for arrays whose type a library chose: any integer type."""
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.dtype.itemsize < 8:
         array = array.astype(np.int32 if array.dtype != np.uint32 else np.int64, copy=False)
     elif isinstance(array, np.ndarray) and array.dtype.kind == "u":
@@ -116,7 +116,7 @@ def scipy_index_tensor(function: str, argument: str, array: Any) -> Tensor:
 def values_tensor(function: str, argument: str, array: Any, ndim: int = 1) -> Tensor:
     """Return the values as a tensor of ``ndim`` dimensions, still in the autograd graph.
 
-    Their type is left to :func:`float_values`, which looks at the content of whole numbers.
+    :func:`float_values` checks their type, since it reads the content of whole numbers.
     """
     return _of_ndim(function, argument, as_tensor(function, argument, array), ndim)
 
@@ -136,8 +136,8 @@ def _of_ndim(function: str, argument: str, tensor: Tensor, ndim: int) -> Tensor:
 def float_values(function: str, argument: str, values: Tensor) -> Tensor:
     """Return 1-D ``values`` as a float tensor; whole numbers become the default float type.
 
-    Whole numbers and bools are converted only where every one of them is exactly representable:
-    a weight that changes by being read is an error, not a rounding.
+    Whole numbers and bools are converted only if every one of them is exactly representable: a
+    weight that would be rounded is an error.
     """
     if values.dtype in VALUE_DTYPES:
         return values
@@ -154,12 +154,12 @@ def float_values(function: str, argument: str, values: Tensor) -> Tensor:
         )
     whole = values.to(torch.int64)
     converted = whole.to(target)
-    # Compared in float64, where +-2^63 exists: casting back what rounded up to 2^63 is undefined.
+    # Compared in float64, which has +-2^63: casting back a number rounded up to 2^63 is undefined.
     wide = converted.to(torch.float64)
     inside = (wide >= -(2.0**63)) & (wide < 2.0**63)
-    exact = torch.where(inside, wide, 0.0).to(torch.int64) == whole  # what lies outside is not 0
+    exact = torch.where(inside, wide, 0.0).to(torch.int64) == whole  # numbers outside are not 0
     if values.dtype == torch.uint64:
-        exact &= whole >= 0  # what does not fit int64 came out negative
+        exact &= whole >= 0  # numbers beyond int64 came out negative
     if not bool(exact.all()):
         at = int(torch.nonzero(~exact)[0, 0])
         raise type_error(

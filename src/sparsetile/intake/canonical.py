@@ -1,8 +1,8 @@
 """Checks a matrix given as arrays and brings it to canonical CSR (sorted, duplicates summed).
 
-Everything is torch operations on whichever device holds the data. What depends on the content
-(ranges, monotony, order) is reduced to a handful of numbers that are fetched together, so that a
-matrix on a GPU that is already canonical costs one synchronisation.
+Everything is torch operations on the data's device. Checks of the content (ranges, monotony, order)
+are reduced to a handful of numbers that are fetched together, so that a canonical matrix on a GPU
+costs one synchronisation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Names", "from_compressed", "from_coordinates", "row_pointers"]
 
 @dataclass(frozen=True)
 class Names:
-    """What the error texts call the parts of the input at hand."""
+    """Names of the parts of the input in error texts."""
 
     function: str
     indptr: str = "indptr"
@@ -57,7 +57,7 @@ def from_compressed(
     Parameters
     ----------
     names
-        What to call the parts in an error.
+        Names of the parts in an error.
     indptr, indices
         int32 or int64, 1-D, of blocks when ``block`` is not (1, 1).
     values
@@ -169,7 +169,7 @@ def _sorted(rows: Tensor, columns: Tensor, values: Tensor | None, shape: tuple[i
         checked=True,
     )
     if values is None and csr.nnz < order.numel():
-        # Two stored ones at one place add up to 2, as in any coordinate arithmetic.
+        # Two stored ones at one place add up to 2, as in COO.
         values = torch.ones(order.numel(), device=order.device)
     return csr if values is None else replace(csr, values=csr.canonical_values(values))
 
@@ -181,8 +181,8 @@ def _empty(device: torch.device, values: Tensor | None, shape: tuple[int, int]) 
 
 
 def row_pointers(sorted_rows: Tensor, count: int) -> Tensor:
-    """Return where each of ``count`` rows begins among sorted ones, and the end: [count + 1]."""
-    # A binary search per row needs no synchronisation on a GPU, where bincount needs one.
+    """Return the first position of each of ``count`` rows in sorted ones, and the end."""
+    # A binary search per row needs no synchronisation on a GPU; bincount needs one.
     edges = torch.arange(count + 1, device=sorted_rows.device)
     return torch.searchsorted(sorted_rows.contiguous(), edges)
 
@@ -243,7 +243,7 @@ def _check_compressed_content(
     facts = [indptr[0], indptr[-1], falls.any()]
     if entries:
         facts += torch.aminmax(indices)
-        # indptr is not yet known to be sound, so it is clamped before it addresses memory.
+        # indptr is not checked yet, so it is clamped before it addresses memory.
         starts = torch.zeros(entries + 1, dtype=torch.bool, device=indices.device)
         starts.index_fill_(0, indptr.to(torch.int64).clamp(0, entries), True)
         facts.append(((indices[1:] > indices[:-1]) | starts[1:-1]).all())

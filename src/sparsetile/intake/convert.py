@@ -1,4 +1,4 @@
-"""``as_csr``: the one door through which every matrix enters."""
+"""``as_csr``: the entry point of every matrix."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None 
     """Return any supported sparse matrix as canonical CSR, or raise one clear error.
 
     Rows come out sorted, duplicates summed (half types in float32), explicit zeros kept.
-    ``CSR.entry_map`` says where each entry of the input went. Values stay in the autograd graph
-    and keep their float type; whole numbers and bools become the default float type where it
+    ``CSR.entry_map`` maps each entry of the input to its position. Values stay in the autograd
+    graph and keep their float type; whole numbers and bools become the default float type if it
     holds them exactly. A pattern (no values) stays one, unless it has duplicates: then the values
     are the multiplicities. The result may share memory with ``A``.
 
@@ -47,25 +47,25 @@ def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None 
         - scipy or cupyx sparse matrix or array of any format
         - ``(edge_index, weight, shape)``: integer [2, E] (row 0 holds A's rows, row 1 its
           columns), float [E] or None, (M, K); ``edge_index`` may be a PyG ``EdgeIndex``, which
-          may also stand alone. Where ``shape`` is missing or None and no ``sparse_size`` is known,
+          may also stand alone. If ``shape`` is missing or None and no ``sparse_size`` is known,
           the matrix is square and the largest number in ``edge_index`` is its last row
         - PyG ``Data``: its ``edge_index``, ``edge_weight`` if it has one, and ``num_nodes``
         - ``(indptr, indices, values, shape)``: integer [M + 1], integer [nnz], float [nnz] or None
         - torch_sparse ``SparseTensor``
         - path to ``.mtx``, ``.mtx.gz`` or ``.npz`` (see :func:`sparsetile.intake.read_matrix`)
-        - CSR: returned as it is, once it was seen to be canonical
+        - CSR: returned as it is, after a check that it is canonical
 
-        Indices are int32 or int64; numpy arrays serve wherever tensors do.
+        Indices are int32 or int64; numpy arrays are accepted in place of tensors.
     function
         The name that error texts begin with.
     device
-        Where the result should lie; None leaves it where ``A`` lies (files: CPU). The work is
-        done where ``A`` lies.
+        Device of the result; None keeps that of ``A`` (files: CPU). The work runs on ``A``'s
+        device.
 
     Raises
     ------
     TypeError
-        ``A`` or a part of it is of a type that is not supported.
+        ``A`` or a part of it has an unsupported type.
     ValueError
         The parts contradict each other or the shape. ``DataError`` when a file does.
     """
@@ -98,7 +98,7 @@ _CANONICAL = "Pass the tuple (indptr, indices, values, shape) in its place, whic
 
 
 def _checked(function: str, A: CSR) -> CSR:
-    """Return a matrix that someone made by hand, if it is canonical: kernels trust that it is."""
+    """Return a matrix made by the caller if it is canonical: kernels rely on it."""
     for name, tensor, dtype in (
         ("indptr", A.indptr, torch.int64), ("indices", A.indices, torch.int32)
     ):  # fmt: skip

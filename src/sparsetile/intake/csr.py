@@ -2,8 +2,8 @@
 
 ``indptr`` is int64 [M+1], ``indices`` int32 [nnz] strictly increasing inside each row, ``values``
 None for a pattern (every stored entry counts as 1) or a float tensor [nnz]. All on one device.
-``entry_map`` tells where the caller's k-th stored entry went (int64 [input entries]); None means
-that the input was already canonical, so that entry k of the caller is entry k here.
+``entry_map`` gives the position of the caller's k-th stored entry (int64 [input entries]); None
+means that the input was already canonical: entry k of the caller is entry k here.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sparsetile.core.streams import capturing, settle
 __all__ = ["CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "result_dtype"]
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# The most entries that one sort by columns takes.
+# Most entries that one sort by columns takes.
 SORTED_AT_ONCE = 2**24
-# FP8 is for products alone: A's values are given in a wider type, C leaves in one.
+# FP8 is for products only: A's values come in a wider type, and C has one.
 FP8 = torch.float8_e4m3fn
 FP8_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 PRODUCT_DTYPES = (*VALUE_DTYPES, FP8)
 
 
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of C where none is asked for: B's own, bfloat16 for FP8."""
+    """Return the default type of C: B's own, bfloat16 for FP8."""
     return FP8_RESULTS[0] if dtype is FP8 else dtype
 
 
@@ -49,9 +49,9 @@ class _SumDuplicates(torch.autograd.Function):
 
     @staticmethod
     def forward(wide: Tensor, entry_map: Tensor, order: Tensor, lengths: Tensor) -> Tensor:
-        if not lengths.numel():  # segment_reduce does not take that
+        if not lengths.numel():  # segment_reduce rejects an empty list
             return wide.new_empty(0)
-        # Lengths are right: to check them waits for the GPU.
+        # Lengths are right, and checking them would wait for the GPU.
         return torch.segment_reduce(wide[order], "sum", lengths=lengths, unsafe=True)
 
     @staticmethod
@@ -69,7 +69,7 @@ class _SumDuplicates(torch.autograd.Function):
 
 
 class _Spread(torch.autograd.Function):
-    """The gradient of ``_SumDuplicates``: each entry takes the number of its place."""
+    """The gradient of ``_SumDuplicates``: each entry takes the gradient of its place."""
 
     generate_vmap_rule = True
 
@@ -108,7 +108,7 @@ class CSR:
     entry_map : Tensor of int64 [input entries] or None
         Position of the caller's k-th entry; None if it is always k.
     checked : bool
-        Whether it is known to be all that. One that you made is checked where it is used.
+        Whether this is known to hold. A matrix that you made is checked at its first use.
 
     Examples
     --------
@@ -141,11 +141,11 @@ class CSR:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.indptr.device
 
     def row_sums(self, values: Tensor) -> Tensor:
-        """Sum one value per entry over each row; the same bits in every run. Differentiable."""
+        """Sum one value per entry over each row, bitwise reproducibly. Differentiable."""
         rows = self.row_ids()
         alike = torch.arange(rows.numel(), device=rows.device)
         return _SumDuplicates.apply(values, rows, alike, self.row_lengths())  # type: ignore[no-any-return]
@@ -178,14 +178,14 @@ class CSR:
         )
 
     def duplicates(self) -> tuple[Tensor, Tensor]:
-        """Return the caller's entries by canonical entry, and how many each has.
+        """Return the caller's entries by canonical entry, and the number of each.
 
-        Kept after the first call, unless a capture, a tracer or a mode is active: their tensors are
-        of no use to others.
+        Kept after the first call, unless a capture, a tracer or a mode is active: their tensors
+        cannot be reused.
         """
-        held: tuple[Tensor, Tensor] | None = self.__dict__.get("_kept_duplicates")
-        if held is not None:
-            return held
+        kept: tuple[Tensor, Tensor] | None = self.__dict__.get("_kept_duplicates")
+        if kept is not None:
+            return kept
         assert self.entry_map is not None
         by_entry, order = torch.sort(self.entry_map, stable=True)
         entries = torch.arange(self.nnz, device=self.device)
@@ -193,7 +193,7 @@ class CSR:
         made = order, torch.diff(ends, prepend=ends.new_zeros(1))
         if _plain_mode() and not capturing(self.device):
             settle(self.device)
-            # Another thread may have been first: what it made may be in use, and stays.
+            # Another thread may have been first: keep its tensors, which may be in use.
             made = self.__dict__.setdefault("_kept_duplicates", made)
         return made
 
@@ -203,7 +203,7 @@ class CSR:
         return "_kept_duplicates" in self.__dict__
 
     def order_tensors(self) -> list[Tensor | None]:
-        """What :meth:`canonical_values` reads beside the values, as far as it is there."""
+        """Tensors that :meth:`canonical_values` reads beside the values, if they exist."""
         return [self.entry_map, *self.__dict__.get("_kept_duplicates", ())]
 
     def canonical_values(self, entry_values: Tensor) -> Tensor:
@@ -217,8 +217,8 @@ class CSR:
             inverse = torch.empty_like(self.entry_map)
             inverse[self.entry_map] = torch.arange(self.nnz, device=self.device)
             return entry_values[inverse]
-        # Duplicates are added in the caller's order, segment by segment: index_add would add them
-        # in an order that changes from run to run on a GPU.
+        # Duplicates are added in the caller's order, segment by segment: index_add's order changes
+        # from run to run on a GPU.
         wide = entry_values.float() if entry_values.dtype.itemsize < 4 else entry_values
         order, lengths = self.duplicates()
         summed: Tensor = _SumDuplicates.apply(wide, self.entry_map, order, lengths)
@@ -255,7 +255,7 @@ class CSR:
             return torch.argsort(self.indices, stable=True)
         order = torch.empty(total, dtype=torch.int64, device=self.device)
         ends = torch.bincount(self.indices, minlength=self.shape[1]).cumsum_(0)
-        place = torch.cat([ends.new_zeros(1), ends[:-1]])  # where a column's next entry goes
+        place = torch.cat([ends.new_zeros(1), ends[:-1]])  # of a column's next entry
         for begin in range(0, total, SORTED_AT_ONCE):
             columns, entries = torch.sort(self.indices[begin : begin + SORTED_AT_ONCE], stable=True)
             counts = torch.bincount(columns, minlength=self.shape[1])

@@ -1,4 +1,4 @@
-"""The values a known matrix holds now, in canonical order, without reading its pattern again."""
+"""The current values of a known matrix, in canonical order, without reading its pattern again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["current_values"]
 def current_values(A: Any, known: CSR, *, function: str = "spmm") -> Tensor | None:
     """Return A's values in the order of ``known``, the canonical form of A's pattern.
 
-    Differentiable. Does not wait for the GPU where A's values are a tensor that can be taken as
-    it is; other inputs are read again through :func:`as_csr`.
+    Differentiable. Does not wait for the GPU if A's values are a tensor that can be used as it is;
+    other inputs are read again through :func:`as_csr`.
     """
     kind = kind_of(A)
     values: Any = None

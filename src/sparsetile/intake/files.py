@@ -1,8 +1,8 @@
 """Matrix files: reads Matrix Market (``.mtx``, ``.mtx.gz``) and ``.npz``, writes ``.npz``.
 
-A file is hostile until proved otherwise: headers are checked here, against the size of the file,
-before any memory is reserved on their word, and nothing is ever unpickled. Entries are parsed by
-scipy's parallel reader, which is imported when a file needs it.
+Files are not trusted: headers are checked here against the size of the file before any memory is
+reserved for them, and nothing is ever unpickled. Entries are parsed by scipy's parallel reader,
+which is imported when a file needs it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_matrix(path: str | os.PathLike[str], *, function: str = "read_matrix") 
     ValueError
         The name ends in none of the known extensions.
     DataError
-        The file is damaged, truncated, or holds something else.
+        The file is damaged, truncated, or contains something else.
     """
     file = Path(path)
     name = file.name.lower()
@@ -81,7 +81,7 @@ def read_matrix(path: str | os.PathLike[str], *, function: str = "read_matrix") 
         return read_npz(function, file) if name.endswith(".npz") else _read_mtx(function, file)
     except DataError:
         raise
-    except (TypeError, ValueError) as error:  # from the checks every input goes through
+    except (TypeError, ValueError) as error:  # from the checks of every input
         raise DataError(str(error)) from None
 
 
@@ -152,12 +152,12 @@ def _read_mtx(function: str, file: Path) -> CSR:
 
 
 class _Text:
-    """A stream that ends its last line and refuses NUL: at either, scipy's reader would crash."""
+    """A stream that ends its last line and rejects NUL: either would crash scipy's reader."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._inside_line = False
-        self.completed = False  # whether a last line had to be ended
+        self.completed = False  # whether the last line lacked its end
 
     def read(self, size: int = -1) -> bytes:
         piece = self._stream.read(size)
@@ -171,7 +171,7 @@ class _Text:
 
 
 def _is_text(file: Path) -> bool:
-    """Return whether a path can be handed to libraries that take UTF-8."""
+    """Return whether a path can be passed to libraries that take UTF-8."""
     try:
         str(file).encode()
     except UnicodeEncodeError:

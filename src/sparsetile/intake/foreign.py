@@ -1,6 +1,6 @@
 """Matrices of other libraries (scipy, cupyx, torch_sparse) to canonical CSR.
 
-None of these libraries is imported here: an object that exists brought its own.
+None of these libraries is imported here: whoever made an object has imported its library.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["diagonal_entries", "from_scipy", "from_torch_sparse"]
 def from_scipy(function: str, A: Any, names: Names | None = None) -> CSR:
     """Return canonical CSR of a scipy or cupyx sparse matrix or array of any format.
 
-    Entries are counted in the order of ``A.data``: flattened for bsr, the nonzeros of each diagonal
-    that lie inside the matrix for dia, and of ``A.tocoo()`` for lil and dok.
+    Entries are counted in the order of ``A.data`` (flattened for bsr; for dia only the nonzeros of
+    diagonals inside the matrix), and of ``A.tocoo()`` for lil and dok.
     """
     names = names or Names(function)
     if len(A.shape) != 2:
@@ -41,7 +41,7 @@ def from_scipy(function: str, A: Any, names: Names | None = None) -> CSR:
         indptr = scipy_index_tensor(function, names.indptr, A.indptr)
         indices = scipy_index_tensor(function, names.indices, A.indices)
         values = values_tensor(function, names.values, A.data, ndim=3 if name == "bsr" else 1)
-        # Both arrays may be longer than the matrix uses: room that scipy's prune() would free.
+        # Both arrays may be longer than the matrix uses, until scipy's prune().
         used = int(indptr[-1]) if indptr.numel() else 0
         if 0 <= used < min(len(indices), len(values)):
             indices, values = indices[:used], values[:used]
@@ -85,7 +85,7 @@ def diagonal_entries(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (rows, columns, values) of the nonzeros of stored diagonals inside the matrix.
 
-    ``data[d, j]`` sits at column j and row j - offsets[d]. Zeros pad the diagonals and are no
+    ``data[d, j]`` is at column j and row j - offsets[d]. Zeros pad the diagonals and are not
     entries, as in scipy's own conversions: they would count in a mean, a max or a min.
     """
     data = data[:, : shape[1]]

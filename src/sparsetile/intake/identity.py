@@ -1,20 +1,20 @@
-"""A cheap identity of a matrix's content, to notice that it changed in place.
+"""A cheap identity of a matrix's content, to notice in-place changes.
 
-A tensor's *key* is its storage (a number that no other storage ever gets), its address, shape,
-strides and dtype, and torch's count of writes (``_version``). How each kind of input is identified:
+A tensor's *key* is its storage (a number that is never reused), its address, shape, strides and
+dtype, and torch's count of writes (``_version``). Identity of each kind of input:
 
 - Patterns given as tensors: the key.
-- Values given as tensors: the key and the epoch of the last step of an optimiser that may have
-  written to them (``core/epoch.py``), because fused optimisers do not raise the count. Values that
-  are trained (a Parameter, or anything that requires a gradient) count as changed at every call.
+- Values given as tensors: the key and the epoch of the last optimiser step that may have written to
+  them (``core/epoch.py``), because fused optimisers do not raise the count. Trained values (a
+  Parameter, or anything that requires a gradient) count as changed at every call.
 - Tensors whose writes torch does not count (inference tensors, memory that torch did not allocate
   or that other processes write): the bytes are digested at every call.
-- Sparse tensors: all parts share the counter of the whole, so it cannot tell values from pattern,
-  and it misses writes through the tensors the matrix was built from, which keep counters of their
-  own. The pattern is therefore digested, once per count; the values are digested at every call on
-  the CPU, and on a GPU, where that would stop the stream, count as changed at every call.
+- Sparse tensors: all parts share one counter, which cannot separate values from pattern and misses
+  writes through the tensors that the matrix was built from. The pattern is therefore digested, once
+  per count. On the CPU the values are digested at every call; on a GPU, where that would stop the
+  stream, they count as changed at every call.
 - numpy and scipy keep no count: the bytes are digested at every call.
-- Files: place, time of change and size.
+- Files: path, modification time and size.
 
 Not noticed: writes that bypass torch's counter (``.data``, ``.numpy()``, foreign kernels, replayed
 CUDA graphs) into a tuple's tensors, until ``sparsetile.changed()`` is called for values; and writes
@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import weakref
 import zlib
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -48,25 +49,25 @@ __all__ = ["counter_tells", "edges_fingerprint", "fingerprint", "is_trained", "t
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
 
-# id of a storage -> (its number, what ends with it). Addresses of freed memory, and of tensors, are
-# soon given out again; these numbers never are. torch keeps one Python object for each storage
-# while the storage lives.
-_numbers: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
-_next_number = itertools.count()
-# torch has no public way to ask.
+# id of a storage -> (its number, weak reference). Addresses of freed memory and tensors are soon
+# reused; these numbers never are. torch keeps one Python object per storage while the storage
+# lives.
+_Numbered: TypeAlias = tuple[int, weakref.ref[torch.UntypedStorage]]
+_numbers: dict[int, _Numbered] = {}
+_next_number, _numbering = itertools.count(), threading.Lock()
+# torch has no public function for this.
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-# Sparse tensor -> (what its counter said, digest of its pattern then).
+# Sparse tensor -> (its counter, digest of its pattern then).
 _patterns = WeakIdKeyDictionary()
 
 
 def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
     """Return ``(pattern_key, values_key)``: equal to an earlier one while the content is the same.
 
-    A key that differs means that the content may have changed; a change of the values alone
-    leaves ``pattern_key`` equal. Trained values, and those of a sparse tensor on a GPU, never
-    compare equal to an earlier reading: take them again (a copy on the GPU, without waiting). Keys
-    hold no reference to the matrix, and a key is never given to another tensor that happens to lie
-    at the same address.
+    A different key means that the content may have changed; a change of the values alone leaves
+    ``pattern_key`` equal. Trained values, and those of a sparse tensor on a GPU, never equal an
+    earlier reading: read them again (a copy on the GPU, without waiting). Keys hold no reference
+    to the matrix, and another tensor at the same address never gets the same key.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
     Returns
     -------
     tuple or None
-        None when ``A`` is nothing that can be identified, such as a missing file.
+        None if ``A`` cannot be identified, such as a missing file.
     """
     kind = kind_of(A)
     try:
@@ -103,7 +104,7 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
         if kind is Kind.SCIPY or kind is Kind.CUPYX:
             return _of_scipy(A)
     except (TypeError, ValueError, OSError, RuntimeError):
-        return None  # reading A will say what is wrong with it
+        return None  # reading A will raise the error
     return None
 
 
@@ -130,7 +131,7 @@ def _of_scipy(A: Any) -> tuple[Hashable, Hashable]:
         "dia": ("offsets",),
     }.get(A.format, ("indptr", "indices"))
     pattern = tuple(_key(getattr(A, part)) for part in parts)
-    if A.format == "dia":  # its zeros are no entries
+    if A.format == "dia":  # its zeros are not entries
         pattern += (_key(A.data != 0),)
     form = (A.format, tuple(A.shape), tuple(A.data.shape))
     return (form, pattern), _key(A.data)
@@ -139,9 +140,9 @@ def _of_scipy(A: Any) -> tuple[Hashable, Hashable]:
 def edges_fingerprint(
     edges: Tensor, weight: Tensor | None, shape: tuple[int, int], *, counted: bool
 ) -> tuple[Hashable, Hashable]:
-    """The same of ``(edges, weight, shape)`` whose types and sizes are already checked; quicker.
+    """A quicker version for ``(edges, weight, shape)`` with checked types and sizes.
 
-    ``counted`` is what :func:`counter_tells` says of the edges.
+    ``counted`` is the result of :func:`counter_tells` for the edges.
     """
     pattern = tensor_key(edges) if counted else _digest(edges)
     return ("edges", pattern, shape), _values_key(weight)
@@ -150,7 +151,7 @@ def edges_fingerprint(
 def is_trained(values: Any) -> bool:
     """Whether values must be read in every product: optimisers write to them.
 
-    An argument of a torch.func transform counts as such, too: it ends with the transform.
+    An argument of a torch.func transform counts as trained, too: it ends with the transform.
     """
     return isinstance(values, Tensor) and (
         isinstance(values, torch.nn.Parameter) or values.requires_grad or _is_wrapped(values)
@@ -158,7 +159,7 @@ def is_trained(values: Any) -> bool:
 
 
 def _values_key(values: Any) -> Hashable:
-    """Return the identity of values, which writes that torch does not count may change."""
+    """Return the identity of values, including writes that torch does not count."""
     if is_trained(values):
         return object()
     if isinstance(values, Tensor) and counter_tells(values):
@@ -176,28 +177,37 @@ def _key(array: Any) -> Hashable:
 
 
 def tensor_key(tensor: Tensor) -> Hashable:
-    """Return the key of a tensor of which torch counts the writes; see the module's text."""
+    """Return the key of a tensor whose writes torch counts; see the module's docstring."""
     place = (_storage_number(tensor), tensor.data_ptr(), tensor._version)
     return place, tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _storage_number(tensor: Tensor) -> int:
-    """Return the number of a tensor's storage, which no other ever had."""
+    """Return the number of a tensor's storage, which is never reused."""
     storage = tensor.untyped_storage()
     address = id(storage)
-    held = _numbers.get(address)
-    if held is None or held[1]() is not storage:
+    known = _numbers.get(address)
+    if known is None or known[1]() is not storage:
+        known = _give_number(storage, address)
+    return known[0]
 
-        def forget(end: weakref.ref[torch.UntypedStorage]) -> None:
-            if address in _numbers and _numbers[address][1] is end:
-                del _numbers[address]
 
-        held = _numbers[address] = next(_next_number), weakref.ref(storage, forget)
-    return held[0]
+def _give_number(storage: torch.UntypedStorage, address: int) -> _Numbered:
+    """Number a storage; threads that ask at once get the same number."""
+
+    def forget(end: weakref.ref[torch.UntypedStorage]) -> None:
+        if address in _numbers and _numbers[address][1] is end:
+            del _numbers[address]
+
+    with _numbering:
+        known = _numbers.get(address)
+        if known is None or known[1]() is not storage:
+            known = _numbers[address] = next(_next_number), weakref.ref(storage, forget)
+    return known
 
 
 def counter_tells(tensor: Tensor) -> bool:
-    """Whether torch's counter tells of every write to the tensor's memory."""
+    """Whether torch's counter counts every write to the tensor's memory."""
     if tensor.is_inference() or not tensor.untyped_storage().resizable():
         return False
     return not (tensor.device.type == "cpu" and tensor.is_shared())
@@ -213,8 +223,8 @@ def _digest(array: Tensor | np.ndarray) -> Hashable:
     else:
         form = (array.dtype.str, array.shape)
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    # crc32 runs at 3 GB/s where blake2b runs at 0.6; the sum of words, which shares no algebra
-    # with it, makes an accidental match of both as unlikely as one of a 64-bit hash.
+    # crc32 runs at 3 GB/s, blake2b at 0.6. The sum of words shares no algebra with crc32, so an
+    # accidental match of both is as unlikely as one of a 64-bit hash.
     words = content[: content.size // 8 * 8].view(np.int64)
     return form, zlib.crc32(content.data), int(words.sum())
 
@@ -226,7 +236,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _device_digest(tensor: Tensor) -> tuple[int, ...]:
-    """Return two 64-bit sums over (position, content) computed where the tensor lies."""
+    """Return two 64-bit sums over (position, content), computed on the tensor's device."""
     same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     flat = _flat(tensor)
     words = flat.view(same_size[flat.element_size()]).to(torch.int64)

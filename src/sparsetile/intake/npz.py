@@ -1,7 +1,7 @@
-"""``.npz`` files: an archive of arrays, whose headers are read and judged before any array is.
+"""``.npz`` files: archives of arrays, whose headers are checked before any array is read.
 
-Packed zeros take a thousandth of their size, so that a small file may hold gigabytes. What headers
-say must fit the archive, and the arrays each other, before memory is reserved for one of them.
+Packed zeros take a thousandth of their size, so a small file may hold gigabytes. Headers must fit
+the archive, and the arrays each other, before memory is reserved.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ __all__ = ["DEFLATE_LIMIT", "NpzArrays", "check_rows", "damaged", "read_npz", "r
 DEFLATE_LIMIT = 1032
 # Row pointers of this many rows take 128 MiB: below it a header may claim any number of rows.
 _FREE_ROWS = 2**24
-# Entries up to which there may be more than the matrix has places: duplicates are summed.
+# Below this many entries there may be more than places in the matrix: duplicates are summed.
 _FREE_ENTRIES = 2**24
-_HEAD = 2**14  # bytes that the header of an array may take; numpy's own limit is 10,000
-_SHAPE_LIMIT = 64  # numbers of the array ``shape``: more are no matrix, and need not be printed
+_HEAD = 2**14  # most bytes of an array's header; numpy's own limit is 10,000
+_SHAPE_LIMIT = 64  # numbers of the array ``shape``: more are no matrix, and are not printed
 
 
 def damaged(function: str, file: Path, expected: str, actual: object) -> DataError:
-    """Build the error of a file that does not hold what it should."""
+    """Build the error of a file with unexpected content."""
     remedy = "The file is damaged, truncated or of another kind: fetch or write it again"
     return DataError(describe(function, file.name, expected, actual, remedy))
 
 
 @contextmanager
 def reading(function: str, file: Path, expected: str) -> Iterator[None]:
-    """Turn whatever a library raises on a damaged file into one DataError."""
+    """Turn any exception of a library on a damaged file into one DataError."""
     try:
         yield
     except (DataError, PermissionError):
         raise
-    except Exception as error:  # on damage numpy alone raises a dozen kinds, tokenize's among them
+    except Exception as error:  # numpy alone raises a dozen kinds, even tokenize's
         text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise damaged(function, file, expected, f"an error in reading it: {text}") from None
 
 
 def check_rows(function: str, file: Path, rows: int, room: int) -> None:
-    """Refuse more rows than ``room`` bytes bear out: their pointers are made of the count alone."""
+    """Reject more rows than ``room`` bytes justify: their pointers are allocated by the count."""
     if rows > max(_FREE_ROWS, 8 * room):
         raise damaged(
             function, file, "a matrix with rows that the size of the file bears out", f"{rows} rows"
@@ -67,7 +67,7 @@ def check_rows(function: str, file: Path, rows: int, room: int) -> None:
 class _Header:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    begin: int  # where the numbers begin
+    begin: int  # offset of the numbers
 
     @property
     def count(self) -> int:
@@ -80,7 +80,7 @@ class _Header:
 
 
 class NpzArrays:
-    """The arrays of an ``.npz`` by name. Raises what zipfile and numpy do, or ValueError."""
+    """The arrays of an ``.npz`` by name. Raises zipfile's and numpy's errors, or ValueError."""
 
     def __init__(self, file: Path) -> None:
         self._bytes = file.stat().st_size
@@ -153,7 +153,7 @@ def _header(function: str, file: Path, archive: NpzArrays, name: str) -> _Header
         try:
             return archive.header(name)
         except ValueError as error:
-            if "magic string" in str(error):  # numpy's text if the bytes are not an array
+            if "magic string" in str(error):  # numpy's text for something that is not an array
                 text = f"an .npz file with an array {name}"
                 raise damaged(function, file, text, "other bytes") from None
             raise
@@ -200,8 +200,8 @@ def _read_own(function: str, file: Path, archive: NpzArrays) -> CSR:
     )
 
 
-# What scipy.sparse.save_npz writes beside ``data``, and which of its axes is as long as the first
-# one of ``data``.
+# Arrays that scipy.sparse.save_npz writes beside ``data``, and which axis of each is as long as the
+# first one of ``data``.
 _BESIDE_DATA = {"indices": 0, "row": 0, "col": 0, "offsets": 0, "coords": -1}
 
 

@@ -1,7 +1,7 @@
 """Stable order of entries by (row, column), the costly step of canonicalisation.
 
-On a GPU, and for small inputs, a sort of 64-bit keys. On the CPU two counting passes, which scipy
-has as the change from one compressed format to the other, take a third of a sort's time.
+On a GPU, and for small inputs, a sort of 64-bit keys. On the CPU two counting passes (scipy's
+conversion between compressed formats) take a third of a sort's time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ COUNTING_FROM = 2**17
 def sort_entries(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return (keys, order): ``order`` sorts the entries, ``keys`` are row * K + column, sorted.
 
-    ``rows`` and ``columns`` are int64 and in range, so that keys stay below 2^62. Entries of equal
-    place keep the order they had.
+    ``rows`` and ``columns`` are int64 and in range, so that keys stay below 2^62. Entries at the
+    same place keep their order.
     """
     keys = rows * shape[1] + columns
     entries = keys.numel()

@@ -1,7 +1,7 @@
-"""Tells what kind of matrix an object is without importing the library it comes from.
+"""Recognises the kind of a matrix without importing the library it comes from.
 
-A class is known by the module it was defined in, its own or that of a base class, so a matrix of
-a library that is not installed costs nothing and a subclass is still recognised.
+A class is known by the module that defines it or one of its bases. So a library that is not
+installed costs nothing, and subclasses are recognised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Kind", "kind_of"]
 
 
 class Kind(Enum):
-    """What :func:`kind_of` found."""
+    """The result of :func:`kind_of`."""
 
     CSR = "CSR"
     PATH = "path"
@@ -33,8 +33,8 @@ class Kind(Enum):
 
 
 def kind_of(A: Any) -> Kind | None:
-    """Return the kind of input ``A`` is, or None when it is none that intake reads."""
-    if type(A) is Tensor:  # what layers are given at every step: no look at its bases
+    """Return the kind of input ``A`` is, or None if intake does not support it."""
+    if type(A) is Tensor:  # the input of layers at every step: skip the bases
         return Kind.TENSOR
     if isinstance(A, CSR):
         return Kind.CSR
@@ -45,10 +45,10 @@ def kind_of(A: Any) -> Kind | None:
     if isinstance(A, Tensor):
         return Kind.TENSOR
     if isinstance(A, (tuple, list)):
-        if len(A) == 2:  # a list of two lists is none
+        if len(A) == 2:  # a list of two lists is not one
             return Kind.EDGE_TUPLE if hasattr(A[0], "shape") else None
         return {3: Kind.EDGE_TUPLE, 4: Kind.CSR_TUPLE}.get(len(A))
-    # A scipy matrix is whatever has a format and derives from a class of scipy.sparse.
+    # A scipy matrix has a format and derives from a class of scipy.sparse.
     if hasattr(A, "format"):
         if _comes_from(A, "scipy.sparse"):
             return Kind.SCIPY

@@ -46,7 +46,7 @@ def from_torch(function: str, A: Tensor) -> CSR:
 
 
 def components(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the three tensors a sparse 2-D tensor consists of, without copying.
+    """Return the three tensors of a sparse 2-D tensor, without copying.
 
     (indptr, indices, values) of a compressed layout, (rows, columns, values) of COO. The values
     of a compressed layout are differentiable; those of COO are not (see ``_from_coo``).

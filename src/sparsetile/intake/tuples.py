@@ -1,11 +1,11 @@
 """Matrices given as tuples, and PyG's ``EdgeIndex``, to canonical CSR.
 
 ``(edge_index, weight, shape)``: ``edge_index`` is [2, E] and entry k is
-``A[edge_index[0, k], edge_index[1, k]] = weight[k]``, row first, as torch COO and
-``EdgeIndex.matmul`` have it. In PyG's terms row = source, column = target, so that ``A @ X``
-gathers at each source what its targets hold; message passing from source to target is the
-product with the transpose. Without a shape the matrix is square, with as many rows as the largest
-number in ``edge_index`` asks for, as in PyG.
+``A[edge_index[0, k], edge_index[1, k]] = weight[k]``, row first, as in torch COO and
+``EdgeIndex.matmul``. In PyG's terms row = source, column = target, so ``A @ X`` gathers at each
+source the features of its targets; message passing from source to target is the product with the
+transpose. Without a shape the matrix is square, with as many rows as the largest number in
+``edge_index`` requires, as in PyG.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def from_edge_index(function: str, A: Any) -> CSR:
 
 def plain_edges(edge_index: Any) -> Any:
     """Return the plain tensor inside an ``EdgeIndex``; anything else as it is."""
-    # An EdgeIndex is a wrapper that refuses or redirects many operations; its data does not.
+    # An EdgeIndex refuses or redirects many operations; its data does not.
     return edge_index.as_tensor() if kind_of(edge_index) is Kind.EDGE_INDEX else edge_index
 
 
@@ -94,7 +94,7 @@ def graph_parts(function: str, graph: Any) -> tuple[Any, Any, Any]:
 
 
 def edge_shape(function: str, edge_index: Any, shape: Any) -> tuple[int, int]:
-    """Return the matrix shape: the tuple's, the ``EdgeIndex``'s, or what the numbers ask for."""
+    """Return the shape: the tuple's, the ``EdgeIndex``'s, or the one that the numbers require."""
     known: tuple[int | None, ...] = (None, None)
     if kind_of(edge_index) is Kind.EDGE_INDEX:
         known = tuple(edge_index.sparse_size())
@@ -118,6 +118,6 @@ def edge_shape(function: str, edge_index: Any, shape: Any) -> tuple[int, int]:
 
 
 def known_shape(function: str, edge_index: Any, shape: Any) -> tuple[int, int] | None:
-    """Return the matrix shape where it is known without reading the edges, else None."""
+    """Return the shape if it is known without reading the edges, else None."""
     sized = kind_of(edge_index) is Kind.EDGE_INDEX and None not in edge_index.sparse_size()
     return edge_shape(function, edge_index, shape) if sized or shape is not None else None

@@ -1,9 +1,9 @@
 """Source + architecture -> cubin, through NVRTC and cuda.core's program cache.
 
 The cache is cuda.core's ``FileStreamProgramCache`` (atomic writes, least-recently-read eviction,
-safe between processes). Beside each cubin it holds a small report: the cubin's digest and what
-ptxas said of it. A cubin whose digest does not match its report is compiled again, so a damaged
-cache costs a compile and nothing else. Compiling needs neither a GPU nor nvcc.
+safe between processes). Beside each cubin it keeps a small report: the cubin's digest and ptxas's
+figures. A cubin whose digest does not match its report is compiled again, so a damaged cache only
+costs a compilation. Compiling needs neither a GPU nor nvcc.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ __all__ = [
 ]
 
 log = logging.getLogger("sparsetile")
-# cuda.core fills its namespace while it is imported: two threads must not do that at once.
+# cuda.core fills its namespace while it is imported: two threads must not import it at once.
 _IMPORT_LOCK = threading.Lock()
 
 _may_compile = contextvars.ContextVar("_may_compile", default=True)
 
 
 class NotCompiled(RuntimeError):
-    """A kernel was asked for where nothing may be compiled, and is not in the cache."""
+    """A kernel is not in the cache, and compiling is not allowed here."""
 
 
 @contextlib.contextmanager
 def without_compiling() -> Iterator[None]:
-    """Raise ``NotCompiled`` where a kernel would have to be compiled."""
+    """Raise ``NotCompiled`` if a kernel would have to be compiled."""
     token = _may_compile.set(False)
     try:
         yield
@@ -61,14 +61,14 @@ def without_compiling() -> Iterator[None]:
         _may_compile.reset(token)
 
 
-# Architectures that every kernel is compiled for in the tests. The "a" targets carry the
+# Architectures that the tests compile every kernel for. The "a" targets add the
 # instructions of one chip (wgmma and setmaxnreg on sm_90a).
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90a")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas reported for one kernel."""
+    """ptxas's report of one kernel."""
 
     registers: int
     spill_store_bytes: int
@@ -83,7 +83,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A cubin with its resource report; ``seconds`` is 0.0 when it came from the cache."""
+    """A cubin with its resource report; ``seconds`` is 0.0 if it came from the cache."""
 
     source: KernelSource
     arch: str
@@ -94,10 +94,10 @@ class Compiled:
 
 
 def compiler_available() -> str | None:
-    """Return None when NVRTC and cuda.core work here, else the reason why they do not."""
+    """Return None if NVRTC and cuda.core work here, else the reason why they do not."""
     try:
         nvrtc_version()
-    except Exception as error:  # whatever the loader raises, the answer is "not here, because"
+    except Exception as error:  # whatever the loader raises is the reason
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -122,7 +122,7 @@ def open_cache() -> FileStreamProgramCache:
 def _cache_if_usable() -> FileStreamProgramCache | None:
     try:
         return open_cache()
-    except OSError as error:  # no folder to write in costs the cache, not the run
+    except OSError as error:  # without a writable folder there is no cache
         log.info("kernel cache %s not used: %s", settings.cache_dir(), error)
         return None
 
@@ -133,7 +133,7 @@ def _parse_resources(text: str) -> Resources:
         return int(found.group(1)) if found else 0
 
     def total(pattern: str) -> int:
-        """Over the kernel and every function that it calls."""
+        """Sum over the kernel and every function that it calls."""
         return sum(map(int, re.findall(pattern, text)))
 
     return Resources(
@@ -153,7 +153,7 @@ def _report(cubin: bytes, resources: Resources) -> bytes:
 def _read_cached(
     cache: FileStreamProgramCache, key: bytes, report_key: bytes
 ) -> tuple[bytes, Resources] | None:
-    """Return the cached cubin if it is whole, None if it is missing or damaged in any way."""
+    """Return the cached cubin, or None if it is missing or damaged."""
     try:
         cubin, report = cache.get(key), cache.get(report_key)
         if cubin is None or report is None:
@@ -174,7 +174,7 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
     CompileError
         NVRTC refused the source; the error carries its log and the source's path.
     NotCompiled
-        It is not in the cache, within ``without_compiling``.
+        It is not in the cache, inside ``without_compiling``.
     """
     with _IMPORT_LOCK:
         from cuda.core import Program, ProgramOptions

@@ -1,11 +1,11 @@
 """Loaded kernels and their launch: cubin -> CUkernel -> cuLaunchKernelEx on torch's stream.
 
 cuda.core loads the module; the launch itself calls the driver through cuda.bindings with one
-packed parameter struct (``params.py``), because cuda.core's ``launch`` converts each argument anew
+packed parameter struct (``params.py``), because cuda.core's ``launch`` converts each argument again
 on every call.
 
-Launches may be programmatic where the GPU knows that (sm_90 on): the kernel then starts while the
-one before it on the stream still ends, and waits for it itself (``ptx::wait_previous``).
+Launches may be programmatic if the GPU supports that (sm_90 and newer): the kernel then starts
+while the previous one on the stream is ending, and waits for it itself (``ptx::wait_previous``).
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ __all__ = [
     "current_device",
     "current_stream_handle",
     "device_arch",
+    "device_index",
+    "ensure_cuda_context",
     "load",
     "on_device",
 ]
 
-# Shared memory a block may use without asking the driver for more.
+# Shared memory that a block may use without an opt-in.
 _DEFAULT_SHARED_BYTES = 48 * 1024
 # Chips on which a kernel may start before its predecessor on the stream has ended.
 _PROGRAMMATIC_FROM = (9, 0)
@@ -49,7 +51,7 @@ def device_arch(device: torch.device | int) -> str:
 
 
 def _launch_config(programmatic: bool) -> Any:
-    """Return a CUlaunchConfig of one-dimensional blocks, its sizes still to be filled in."""
+    """Return a CUlaunchConfig of one-dimensional blocks whose sizes are not set yet."""
     from cuda.bindings import driver
 
     config = driver.CUlaunchConfig()
@@ -88,8 +90,8 @@ class LoadedKernel:
         self.device = device
         self._module = ObjectCode.from_cubin(compiled.cubin, name=compiled.source.entry)
         self._kernel = self._module.get_kernel(compiled.source.entry)
-        # Named a function, which launches take as it is: cuda.bindings makes one of a CUkernel at
-        # each launch, and that takes longer than the rest of its work.
+        # Passed as a CUfunction: cuda.bindings would convert a CUkernel at each launch, which takes
+        # longer than the rest of its work.
         self._handle: Any = driver.CUfunction(int(self._kernel.handle))
         self._launch = driver.cuLaunchKernelEx
         self._may_overlap = torch.cuda.get_device_capability(device) >= _PROGRAMMATIC_FROM
@@ -122,9 +124,9 @@ class LoadedKernel:
         *,
         overlap: bool = False,
     ) -> PreparedLaunch:
-        """Return a launch packed once, of which the fields named in ``patch`` change a call.
+        """Return a launch packed once; the fields named in ``patch`` change with each call.
 
-        Those named in ``rare`` may change, too, but seldom do (``launch_with``).
+        Fields named in ``rare`` may change, too, but seldom do (``launch_with``).
         """
         return PreparedLaunch(self, grid, threads, params, patch, rare, overlap)
 
@@ -132,8 +134,8 @@ class LoadedKernel:
         return _launch_config(overlap and self._may_overlap)
 
     def _parameters(self) -> tuple[Any, int, tuple[Any, Any]]:
-        # One buffer a thread: the driver copies it before the launch returns, but releases the
-        # interpreter lock meanwhile, so threads must not share it.
+        # One buffer per thread: the driver copies it before the launch returns, but releases the
+        # interpreter lock meanwhile.
         buffer = ctypes.create_string_buffer(self.params.size)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         self._local.keep = pointers
@@ -195,8 +197,8 @@ class PreparedLaunch:
         self._grid = grid
         self._threads = threads
         self._overlap = overlap
-        # Of each thread: what writes the patch, where the driver finds the struct, the launch's
-        # sizes, its stream; what writes the rare fields, and what they are.
+        # Per thread: the writer of the patch, the struct's address, the launch's sizes, its stream;
+        # the writer of the rare fields, and their values.
         self._buffers: dict[int, list[Any]] = {}
         self._keep: list[Any] = []
         self._label = kernel.compiled.source.label
@@ -217,7 +219,7 @@ class PreparedLaunch:
     def launch(self, stream: int, *values: int | float | bytes) -> None:
         """Write the patched fields, in the order of ``patch``, and launch.
 
-        A tensor map, as other fields of several numbers, is given as its bytes.
+        A tensor map, like other fields of several numbers, is given as its bytes.
         """
         thread = threading.get_ident()
         mine = self._buffers.get(thread) or self._buffer(thread)
@@ -233,7 +235,7 @@ class PreparedLaunch:
             )
 
     def launch_with(self, stream: int, rare: tuple[int, ...], *values: int | float | bytes) -> None:
-        """As :meth:`launch`; ``rare`` are written where they differ from the last ones."""
+        """As :meth:`launch`; ``rare`` are written only if they differ from the last ones."""
         thread = threading.get_ident()
         mine = self._buffers.get(thread) or self._buffer(thread)
         if rare != mine[5]:
@@ -243,7 +245,7 @@ class PreparedLaunch:
 
 
 _Asked: TypeAlias = tuple[KernelSource, int, int]
-# Never forgotten: unloading a kernel that is still queued or running reads and writes anywhere.
+# Never unloaded: unloading a kernel that is queued or running corrupts memory.
 _loaded: dict[_Asked, LoadedKernel] = {}
 _loading: dict[_Asked, threading.Lock] = {}
 
@@ -251,8 +253,8 @@ _loading: dict[_Asked, threading.Lock] = {}
 def load(source: KernelSource, dynamic_shared: int, device: int) -> LoadedKernel:
     """Compile (or find in the cache) and load a kernel on CUDA device number ``device``.
 
-    Once for all threads: two that ask at the same time get the same, and others are not kept
-    waiting.
+    Loads once for all threads: two that ask at the same time get the same kernel, and others do
+    not wait.
     """
     asked = (source, dynamic_shared, device)
     found = _loaded.get(asked)
@@ -275,8 +277,8 @@ def _load(source: KernelSource, dynamic_shared: int, device: int) -> LoadedKerne
         return LoadedKernel(compiled, source.params, dynamic_shared, device)
 
 
-# torch's own functions build objects or check for initialisation around these calls, which cost
-# ten times as much; CUDA is initialised whenever a kernel is loaded.
+# torch's own functions build objects or check for initialisation around these calls, which takes
+# ten times as long; CUDA is initialised whenever a kernel is loaded.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _raw_device = getattr(torch._C, "_cuda_getDevice", None)
 
@@ -289,6 +291,31 @@ def _slow_stream(device: int) -> int:
 current_stream_handle: Callable[[int], int] = _raw_stream or _slow_stream
 # current_device(): number of the current CUDA device.
 current_device: Callable[[], int] = _raw_device or torch.cuda.current_device
+
+
+class _Entered(threading.local):
+    devices: frozenset[int] = frozenset()
+
+
+_entered = _Entered()
+
+
+def ensure_cuda_context(device: int) -> None:
+    """Make sure that this thread has the context of CUDA device ``device``; free after the first
+    call of a thread.
+
+    A launch goes straight to the driver, which wants the device's context current in the calling
+    thread. A thread that has run no CUDA work yet, such as autograd's at its first backward, has
+    none: the runtime makes it current with the first kernel that it launches there.
+    """
+    if device not in _entered.devices:
+        torch.zeros(1, device=f"cuda:{device}")
+        _entered.devices |= {device}
+
+
+def device_index(device: torch.device) -> int:
+    """Return the number of a CUDA device; that of the current one if it has none."""
+    return torch.cuda.current_device() if device.index is None else int(device.index)
 
 
 _ALREADY_THERE = contextlib.nullcontext()

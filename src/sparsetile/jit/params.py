@@ -8,7 +8,7 @@ holds as ``PARAMS_FIELDS``, and packs values by name. The kernel writes
     };
     static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
-after the types that the fields use; the assertion compares the size and every field.
+after the types of the fields; the assertion compares the size and every field.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def tensor_map(name: str, comment: str = "") -> Field:
 
 @dataclass(frozen=True)
 class Patch:
-    """Fields that change from call to call, written in the order in which they were named.
+    """Fields that change from call to call, written in the order of their names.
 
-    ``runs`` are (packer, byte offset, fields): those that are neighbours in the struct are written
+    ``runs`` are (packer, byte offset, fields): fields that are neighbours in the struct are written
     with one call. A field of several numbers is given as its bytes, which takes a twentieth of the
     time of sixteen numbers.
     """
@@ -118,7 +118,7 @@ class Patch:
     runs: tuple[tuple[struct.Struct, int, int], ...]
 
     def bind(self, buffer: Any) -> Callable[..., None]:
-        """Return the quickest function of the values that writes them into ``buffer``."""
+        """Return the fastest function that writes the values into ``buffer``."""
         writers, first = [], 0
         for packer, offset, count in self.runs:
             some = slice(first, first + count)
@@ -178,8 +178,8 @@ class ParamStruct:
     def _packer(self, fields: Sequence[Field], end: int, patch: bool = False) -> struct.Struct:
         """Return the packer of neighbouring fields, padded up to offset ``end``."""
         at = self.offsets[fields[0].name]
-        # Native packing is faster. It aligns by itself, counted from the first field, which changes
-        # nothing as long as that one is aligned for all.
+        # Native packing is faster. It aligns relative to the first field, which is the same if that
+        # field is aligned for all.
         parts = ["@" if at % 8 == 0 else "="]
         for field in fields:
             offset = self.offsets[field.name]
@@ -231,7 +231,7 @@ class ParamStruct:
         )  # fmt: skip
 
     def _misfit(self, values: Mapping[str, ParamValue]) -> ValueError:
-        """Return the error of the first value that its field does not take."""
+        """Return the error of the first value that does not fit its field."""
         for field in self.fields:
             value = values[field.name]
             numbers = value if isinstance(value, Sequence) else (value,)
@@ -282,7 +282,7 @@ class ParamStruct:
         )
 
     def header(self) -> str:
-        """Return the lines of the generated header: the fields, and what must hold of them."""
+        """Return the lines of the generated header: the fields, and assertions on them."""
         fields = " ".join(f"{field.declaration};" for field in self.fields)
         checks = [f"sizeof(Params) == {self.size}"]
         # Sizes and alignments fix every offset. (NVRTC 13.0 has no offsetof for constants.)

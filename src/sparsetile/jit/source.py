@@ -1,8 +1,8 @@
-"""What a kernel is compiled from: one .cu of the device tree plus a generated header.
+"""The source of a kernel: one .cu of the device tree plus a generated header.
 
-The header holds constexpr values and the fields of the parameter struct (``params.py``); Python
-generates nothing else. The device tree's digest is part of every cache key and
-of the GPU record, so a changed header recompiles every kernel and outdates the record.
+The header has constexpr values and the fields of the parameter struct (``params.py``); Python
+generates nothing else. The device tree's digest is part of every cache key and of the GPU record,
+so a changed header recompiles every kernel and outdates the record.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class KernelSource:
     Attributes
     ----------
     file : str
-        Name of a ``.cu`` file in the device tree.
+        A ``.cu`` file, relative to the device tree: ``"rows/spmm_csr.cu"``.
     entry : str
         Name of its only ``extern "C" __global__`` function.
     config : tuple of (str, bool | int | str)
-        Constants of the generated header, sorted by name. A ``str`` is a macro's text, as a rule
-        the name of a device type.
+        Constants of the generated header, sorted by name. A ``str`` is a macro's text, usually the
+        name of a device type.
     params : ParamStruct, optional
         The parameter struct; without one a kernel can be compiled, not launched.
     folder : Path, optional
-        Where the file is if not in the device tree; headers still come from there.
+        Folder of the file if not in the device tree; headers still come from there.
     """
 
     file: str
@@ -62,15 +62,15 @@ class KernelSource:
         params: ParamStruct | None = None,
     ) -> KernelSource:
         """Return the source of a kernel of the device tree."""
-        if Path(file).name != file:
+        if Path(file).is_absolute() or ".." in Path(file).parts:
             raise value_error(
-                "KernelSource.make", "file", "a file name of the device tree", repr(file),
-                "Give its name without a folder",
+                "KernelSource.make", "file", "a file of the device tree", repr(file),
+                "Give its path from the device tree on",
             )  # fmt: skip
         return KernelSource(file, entry, tuple(sorted(config.items())), params)
 
     def in_folder(self, folder: Path) -> KernelSource:
-        """Return the same with the file in another folder: tests of headers have kernels there."""
+        """Return the same with the file in another folder, which tests of headers use."""
         return replace(self, folder=folder)
 
     @property

@@ -1,8 +1,8 @@
-"""Tensor maps: what the copy engine of sm_90 and newer reads a matrix by, as 16 words of 64 bits.
+"""Tensor maps: TMA descriptors of a matrix (sm_90 and newer), as 16 words of 64 bits.
 
-A map goes into a kernel's parameter struct by value. cuda.core makes maps too, but keeps their
-bytes to itself for its own ``launch``; so the driver is asked, through ctypes, because it wants
-the map at a multiple of 64 bytes, which an object of cuda.bindings need not be at.
+A map goes into a kernel's parameter struct by value. cuda.core hides the bytes of its maps, so
+this module calls the driver through ctypes: the driver needs the map at a multiple of 64 bytes,
+which an object of cuda.bindings does not guarantee.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["MAP_ALIGNMENT", "MAP_WORDS", "NO_MAP", "TensorMap", "encode_matrix",
 TensorMap = tuple[int, ...]
 
 MAP_WORDS = 16
-# In place of a map that the kernel will not look at: there is nothing to copy.
+# In place of a map that the kernel will not read: there is nothing to copy.
 NO_MAP: TensorMap = (0,) * MAP_WORDS
 MAP_ALIGNMENT = 64
 _MAP_BYTES = 8 * MAP_WORDS
 _WORDS = struct.Struct(f"={MAP_WORDS}Q")
-# Rows of a box are copied in a swizzle of so many bytes, so they cannot be wider.
+# Widest row of a box in bytes: the swizzle's width.
 _SWIZZLE_BYTES, _FP8_SWIZZLE_BYTES = 128, 64
 _MAX_BOX_ROWS = 256
 _ADDRESS_STEP = 16
@@ -37,7 +37,7 @@ _DATA_TYPES = {
     torch.float32: "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
     torch.float8_e4m3fn: "CU_TENSOR_MAP_DATA_TYPE_UINT8",
 }
-# The driver's interface that has tensor maps.
+# First driver interface with tensor maps.
 _SINCE = 12000
 
 
@@ -95,7 +95,7 @@ def encode_matrix(
 ) -> TensorMap:
     """Return the map of a row-major matrix, copied box by box in the 128-byte swizzle.
 
-    Of FP8 it is the 64-byte swizzle: 64 columns are its widest box.
+    FP8 uses the 64-byte swizzle: 64 columns are its widest box.
 
     Parameters
     ----------
@@ -104,16 +104,16 @@ def encode_matrix(
     dtype : torch.dtype
         float16, bfloat16, float32 or float8_e4m3fn.
     shape : tuple of int
-        (rows, columns), neither 0. What a box holds outside of them is copied as zeros.
+        (rows, columns), neither 0. Elements of a box outside of them are copied as zeros.
     row_bytes : int
-        Bytes from a row to the next; a multiple of 16, no less than a row has.
+        Row stride in bytes; a multiple of 16, at least a row's bytes.
     box : tuple of int
         (rows, columns) of a copy: at most 256 rows of 128 bytes, or 64 of FP8.
 
     Raises
     ------
     ValueError
-        The copy engine does not take such a matrix.
+        TMA does not support such a matrix.
     RuntimeError
         The driver has no tensor maps, or refused this one.
     """
@@ -123,7 +123,7 @@ def encode_matrix(
     swizzle = f"CU_TENSOR_MAP_SWIZZLE_{_swizzle_bytes(dtype.itemsize)}B"
     memory = ctypes.create_string_buffer(_MAP_BYTES + MAP_ALIGNMENT)
     address = -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
-    # The driver counts dimensions from the one whose elements lie side by side.
+    # The driver lists the contiguous dimension first.
     status = _encoder()(
         address,
         int(getattr(driver.CUtensorMapDataType, _DATA_TYPES[dtype])),

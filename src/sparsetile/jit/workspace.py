@@ -1,14 +1,13 @@
 """Scratch memory of kernels that join partial sums: one growing pair of buffers per stream.
 
 Launches on one stream run one after the other, so they may share scratch. The ``arrivals`` half
-is zero between launches because each kernel puts its counters back (``segment.cuh``). While a
-CUDA graph is captured, fresh memory comes from the graph's own pool instead: a replay may run on
-any stream. Buffers that were outgrown are kept: another thread may be about to launch with them.
+is zero between launches because each kernel resets its counters (``segment.cuh``). While a CUDA
+graph is captured, new memory comes from the graph's own pool instead: a replay may run on any
+stream. Outgrown buffers are kept: another thread may be about to launch with them.
 
-What one launch leaves for the next must not be shared with launches that another thread puts
-between the two: such memory is asked for with an ``owner``, is the calling thread's own, and goes
-with the thread. It was allocated on the stream that uses it, so that torch hands it on only to work
-behind the last launch.
+Data that one launch leaves for the next must not be shared with launches of other threads. Such
+memory is requested with an ``owner``: it belongs to the calling thread and ends with it. It was
+allocated on the stream that uses it, so torch reuses it only for work after the last launch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 
 __all__ = ["scratch", "unused_flag", "zeroed_flag"]
 
-# Flags that are made zero at once.
+# Flags that are zeroed at once.
 _FLAGS = 1024
 
 _Buffers = dict[tuple[int, int], tuple[Tensor, Tensor]]
@@ -53,21 +52,21 @@ def scratch(
 ) -> tuple[Tensor, Tensor]:
     """Return (bytes, zeroed int32 counters), at least as large as asked, for one launch.
 
-    With an ``owner``, a thread's number, they are shared with calls of the same thread alone.
+    With an ``owner``, a thread's number, only calls of the same thread share them.
     """
     if torch.cuda.is_current_stream_capturing():
         return _allocate(device, partial_bytes, arrivals)
     buffers = _owned.buffers if owner else _shared
     key = (device, stream)
-    held = buffers.get(key)
-    if held is not None:
-        if held[0].numel() >= partial_bytes and held[1].numel() >= arrivals:
-            return held
+    buffer_pair = buffers.get(key)
+    if buffer_pair is not None:
+        if buffer_pair[0].numel() >= partial_bytes and buffer_pair[1].numel() >= arrivals:
+            return buffer_pair
         if not owner:
-            _outgrown.append(held)
-        # Geometric growth bounds what is kept to twice the largest request.
-        partial_bytes = max(partial_bytes, 2 * held[0].numel())
-        arrivals = max(arrivals, 2 * held[1].numel())
+            _outgrown.append(buffer_pair)
+        # Geometric growth limits the kept memory to twice the largest request.
+        partial_bytes = max(partial_bytes, 2 * buffer_pair[0].numel())
+        arrivals = max(arrivals, 2 * buffer_pair[1].numel())
     made = buffers[key] = _allocate(device, partial_bytes, arrivals)
     return made
 
@@ -77,25 +76,25 @@ def _new_flag(device: int) -> Tensor:
 
 
 def zeroed_flag(device: int, stream: int) -> Tensor:
-    """Return one int64 [1], put to 0 on the stream, for this thread's launches until its next call.
+    """Return one int64 [1], zeroed on the stream, for this thread's launches until its next call.
 
-    One launch sets it and a later one reads it; no other thread's work comes between. Of a
-    captured graph it is memory of its own, as in :func:`scratch`.
+    One launch sets it and a later one reads it, with no other thread's work between. A captured
+    graph gets its own, as in :func:`scratch`.
     """
     if torch.cuda.is_current_stream_capturing():
         return _new_flag(device)
-    held = _owned.flags.get((device, stream))
-    if held is None:
-        with torch.inference_mode(False):  # an inference tensor could not be put back elsewhere
-            held = _owned.flags[device, stream] = _new_flag(device)
-        return held
-    return held.zero_()
+    flag = _owned.flags.get((device, stream))
+    if flag is None:
+        with torch.inference_mode(False):  # other modes could not zero an inference tensor
+            flag = _owned.flags[device, stream] = _new_flag(device)
+        return flag
+    return flag.zero_()
 
 
 def unused_flag(device: int, stream: int) -> Tensor:
-    """Return one int32 that is 0 for work of the stream, and that nobody else is given.
+    """Return one int32 that is 0 on the stream and that nobody else gets.
 
-    Many are made at once: filling memory costs as much as a launch.
+    Many are made at once: a fill costs as much as a launch.
     """
     unused = _owned.unused.get((device, stream))
     flag = None if unused is None else next(unused, None)

@@ -41,62 +41,61 @@ __all__ = [
     "out_types",
 ]
 
-# torch dtype -> trait of element.cuh. B of 16 bits is read as it lies, along either side, FP8 along
-# k, and of float32 a copy is, rounded to TF32.
+# torch dtype -> trait of element.cuh. B of 16 bits is read in place, along either side, FP8 along
+# k; float32 is copied and rounded to TF32.
 ELEMENTS = {
     **{d: CSR_ELEMENTS[d] for d in (torch.float32, torch.float16, torch.bfloat16)},
     FP8: "E4M3",
 }
 # Rows and columns of a block of A.
 BLOCK = 64
-# Rows and columns of a copy of a row-major B: 128 bytes a row, as much as a swizzle has.
+# Rows and columns of a copy of a row-major B: 128 bytes a row, the width of a swizzle.
 BOX = (64, 64)
 ROW_BYTES = 128
-# Rows and columns of C, and of its transpose, that the copy engine stores at once, and columns that
-# a lane does.
+# Rows and columns of C, and of its transpose, that TMA stores at once, and columns that a lane
+# stores.
 STORE_BOX, TRANSPOSED_BOX = (16, 64), (128, 64)
 STORE_COLUMNS = 8
-# The paper's ladder: the last step that is on, each with all before it. The engine copies from
-# ENGINE on, a warpgroup is kept for copies from SPECIALISED on, PRODUCT is what products take: with
-# MULTICAST, too, blocks of A are shared by two blocks of threads. Barriers are mbarriers wherever
-# there are some, so that opt4 is opt3.
+# The paper's ladder: the last enabled step, each with all before it. TMA copies from ENGINE on, a
+# warpgroup is reserved for copies from SPECIALISED on, products use PRODUCT; with MULTICAST two
+# thread blocks also share blocks of A. Barriers are always mbarriers, so opt4 is opt3.
 LADDER = {"opt0": 0, "opt1": 1, "opt2": 2, "opt3": 3, "opt5": 5, "opt6": 6, "opt7": 7}
 ENGINE, SPECIALISED, PRODUCT, MULTICAST = 2, 3, 6, 7
 # The product with its tile's columns fixed, for sweeps over them.
 COLUMNS = {"columns128": 128, "columns256": 256}
 # Columns of C that one warpgroup multiplies, and threads of a warpgroup.
 WARPGROUP_COLUMNS, WARPGROUP = 128, 128
-# Two barriers a stage, and for each index of an item that is on its way, which has four bytes.
+# Two barriers per stage and per item index in flight; an index has four bytes.
 BARRIER_BYTES = 16
 TAKEN, TAKEN_BYTES = 4, 16 + 4
-# Slabs of columns whose items alternate: one keeps the fewest bytes of B in use at a time, several
-# read A's blocks from DRAM less often where L2 does not hold them.
+# Slabs of columns whose items alternate: one keeps the fewest bytes of B in use at a time; several
+# read A's blocks from DRAM less often if L2 does not hold them.
 SLABS_TOGETHER = 1
 
 
-# The queue pays if thread blocks drift apart by more than this many times the size of L2. H200,
-# layers of Qwen2.5-7B at 90 %, microseconds in turn and from the queue:
+# Drift of thread blocks, in multiples of L2, from which the queue pays. H200, layers of Qwen2.5-7B
+# at 90 %, microseconds in turn and from the queue:
 #
 #   3584 x 18944   8,192 tokens (drift 10) 252, 257; 16,384 (19) 513, 500; 65,536 (76) 3312, 1953
 #   3584 x 3584    16,384 tokens (4) 102, 107; 65,536 (15) 458, 395
 #   18944 x 3584   16,384 tokens (11) 493, 507; 65,536 (42) 2034, 2004
 #
-# Below, what the queue itself takes is seen: about 3 us a launch and 0.1 us an item.
+# Below, the queue's own cost shows: about 3 us a launch and 0.1 us an item.
 MANY_DRIFTS = 12
 
 
 class Store(enum.IntEnum):
-    """Who stores C. The engine takes 16 bits in the given row order."""
+    """Who stores C. TMA supports 16 bits in the given row order."""
 
     BY_THREADS = 0
     BY_ENGINE = 1
-    TRANSPOSED = 2  # by the engine, columns of C as rows
+    TRANSPOSED = 2  # by TMA, columns of C as rows
     TRANSPOSED_BY_THREADS = 3  # float32
 
 
 @dataclass(frozen=True)
 class BlockTile:
-    """What a block of threads makes: ``columns`` columns of a block row, ``stages`` in its ring.
+    """The work of a thread block: ``columns`` columns of a block row, ``stages`` in its ring.
 
     ``step`` is that of the ladder.
     """
@@ -123,14 +122,14 @@ class BlockTile:
 
     @property
     def stage_bytes(self) -> int:
-        """A block of A and the rows of B that it meets; of float32 half of both."""
+        """A block of A and its rows of B; half of both in float32."""
         return self.item * self.depth * (BLOCK + self.columns)
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: the ring, C on its way out, the barriers.
+        """Dynamic shared memory: the ring, C before its store, the barriers.
 
-        C of a float32 product is float32 too, and does not come through here.
+        C of a float32 product is float32 and is stored directly.
         """
         stored = 0 if self.item == 4 else 2 * BLOCK * self.columns
         taken = TAKEN * TAKEN_BYTES if self.step == PRODUCT else 0
@@ -138,12 +137,12 @@ class BlockTile:
 
     @property
     def cluster(self) -> int:
-        """Blocks of threads that share blocks of A, each with a slab of its own."""
+        """Thread blocks that share blocks of A, each with its own slab."""
         return 2 if self.step == MULTICAST else 1
 
     @property
     def blocks_per_processor(self) -> int:
-        """Blocks of threads that share an SM."""
+        """Thread blocks per SM."""
         return 2 if self.columns == WARPGROUP_COLUMNS else 1
 
     @property
@@ -160,18 +159,18 @@ class BlockTile:
         return -(-n // (self.columns * self.cluster))
 
     def grid(self, n: int, block_rows: int, processors: int) -> tuple[int, int, int]:
-        """As many blocks of threads as the GPU holds, or as there are items."""
+        """As many thread blocks as the GPU holds, or as there are items."""
         items = block_rows * self.slabs(n)
         if self.step < PRODUCT:
             return (items, 1, 1)
-        held = max(processors * self.blocks_per_processor // self.cluster, 1)
-        return (self.cluster * min(items, held), 1, 1)
+        resident = max(processors * self.blocks_per_processor // self.cluster, 1)
+        return (self.cluster * min(items, resident), 1, 1)
 
     def queues(self, n: int, block_rows: int, cols: int, processors: int, l2: int) -> bool:
-        """Whether thread blocks should take items from a queue, and not in turn.
+        """Whether thread blocks should take items from a queue instead of in turn.
 
-        In turn they drift apart, slab by slab; that costs where several slabs of B's ``cols`` rows
-        do not fit L2 beside each other.
+        In turn they drift apart, slab by slab; that costs time if several slabs of B's ``cols``
+        rows do not fit L2 together.
         """
         (blocks, _, _), slab = self.grid(n, block_rows, processors), self.columns * self.item * cols
         turns = block_rows * self.slabs(n) / max(blocks, 1)
@@ -179,7 +178,7 @@ class BlockTile:
         return self.step == PRODUCT and turns * slab * at_once >= MANY_DRIFTS * l2
 
 
-# 256 columns read the fewest bytes of A; one such block fills an SM. Of 128 columns two share it.
+# 256 columns read the fewest bytes of A; one such block fills an SM. Two of 128 columns share it.
 WIDE, NARROW = BlockTile(256, 4), BlockTile(128, 4)
 TILES = (WIDE, NARROW)
 FP8_TILES = (BlockTile(256, 9, item=1), BlockTile(128, 8, item=1))
@@ -199,9 +198,9 @@ def choose_block_tile(
     dtype: torch.dtype = torch.bfloat16,
     columns: int | None = None,
 ) -> BlockTile:
-    """Return the wide tile where ``n`` columns fill it and there is one for every SM.
+    """Return the wide tile if ``n`` columns fill it and there is one for every SM.
 
-    With ``columns`` the one that has so many.
+    With ``columns``, the tile of that width.
     """
     wide, narrow = _TILES_OF[dtype.itemsize]
     if columns is not None:
@@ -251,7 +250,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 SPMM_BCSR = KernelSpec(
-    name="spmm_bcsr",
+    file="block_sparse/spmm_bcsr.cu",
     params=ParamStruct.of(
         tensor_map("a", "[64 blocks, 64], boxes of 64 / kCluster x kDepth"),
         tensor_map("b", "[k, n], boxes of 64 x 64; K-major [n, k], boxes of kCols x kDepth"),
@@ -260,7 +259,7 @@ SPMM_BCSR = KernelSpec(
         pointer("work", "const int4*", "longest first: block row, its first block, how many; 0"),
         pointer("block_col_idx", "const int*", "of each block"),
         pointer("row_bias", "const float*", "[rows], in the given order; null: none"),
-        pointer("spoilt", "i64*", "becomes 1 where a sum is not finite; null: not wanted"),
+        pointer("spoilt", "i64*", "set to 1 if a sum is not finite; null: not wanted"),
         pointer("queue", "int*", "[2], zeros: items are taken from it; null: in turn"),
         i64("c_stride", "of rows of C; transposed of columns"),
         *POSITIONS,
@@ -270,7 +269,7 @@ SPMM_BCSR = KernelSpec(
         i32("slabs", "of kCluster * kCols columns"),
         i32("together", "slabs whose items alternate"),
         i32("silu", "after the bias"),
-        i32("store", "by the engine only where C is of 16 bits and in no order"),
+        i32("store", "by TMA only if C has 16 bits and no order"),
     ),
     configs=_configs,
     architectures=("sm_90a",),

@@ -29,30 +29,30 @@ __all__ = [
 ]
 
 THREADS = 64
-# 16-byte accesses are the widest; 128 bytes the least of a row of B that should be read at once.
+# 16-byte accesses are the widest; at least 128 bytes of a row of B should be read at once.
 ACCESS_BYTES = 16
 SLAB_BYTES = 128
 # Lanes of a warp side by side along a row of B.
 GROUPS = 8
-# Pieces a warp may hold side by side, as far as registers go: by bytes of an element and tiles that
-# are stacked. Narrow accesses are for odd widths and strides only.
+# Pieces that a warp may hold side by side, as registers allow: by bytes of an element and stacked
+# tiles. Narrow accesses are only for odd widths and strides.
 PIECES = {(4, 1): (1, 2, 4), (4, 2): (1, 2, 4), (2, 1): (1, 2, 4), (2, 2): (1, 2)}
 NARROW_PIECES = {1: (1, 2), 2: (1,)}
-# Tiles that may be stacked. Plans are stacked in float32 only, where it pays
+# Tiles that may be stacked. Plans are stacked only in float32, for which it pays
 # (docs/explanation/notes/acc.md); under autocast they also serve operands of 16 bits.
 STACKS = (1, 2)
-# Tiles of B in the ring of a warp, the one at work included. More would hide more of the memory's
+# Tiles of B in a warp's ring, including the current one. More would hide more of the memory's
 # latency, and take L1 from the warps that share rows of B (docs/explanation/notes/acc.md).
 STAGES = 2
-# What a slab costs beside its columns (column ids, bitmap, weights), in columns a lane.
+# Cost of a slab beside its columns (column ids, bitmap, weights), in columns of a lane.
 SLAB_COST = 6
-# Warps that an SM should have at least; narrower slabs make more of them.
+# Fewest warps that an SM should have; narrower slabs make more of them.
 BUSY_WARPS = 16
 
 
 @dataclass(frozen=True)
 class Slab:
-    """What a warp covers: ``pieces`` times eight lanes of ``span`` columns of B, for ``stack``
+    """The columns of a warp: ``pieces`` times eight lanes of ``span`` columns of B, for ``stack``
     times eight rows."""
 
     span: int
@@ -65,7 +65,7 @@ class Slab:
 
     @property
     def sums(self) -> int:
-        """Sums that a lane holds: its columns for two of each eight rows of the window."""
+        """Sums of a lane: its columns for two of each eight rows of the window."""
         return 2 * self.span * self.pieces * self.stack
 
     def count(self, n: int) -> int:
@@ -79,14 +79,14 @@ class Slab:
 
 @dataclass(frozen=True)
 class Policy:
-    """What an ablation turns off.
+    """The parts that an ablation disables.
 
     Attributes
     ----------
     pipelined : bool
         Copy the next tile's rows of B while this tile is multiplied.
     cached : bool
-        Keep B in L1 and let C leave the caches early; else B from L2 only, and plain stores.
+        Keep B in L1 and evict C early; otherwise B comes only from L2, and stores are plain.
     ahead : bool
         Without ``pipelined``: copy the next tile of A, not its rows of B (DTC-SpMM's pipeline).
     """
@@ -97,7 +97,7 @@ class Policy:
 
 
 DEFAULT = Policy()
-# Each step of the paper's ablation that the kernel has to know.
+# The steps of the paper's ablation that the kernel implements.
 ABLATED = (
     Policy(pipelined=False, cached=False),
     Policy(pipelined=False),
@@ -106,7 +106,7 @@ ABLATED = (
 
 
 def slabs(dtype: torch.dtype, vector: int, stack: int = 1) -> list[Slab]:
-    """Return the slabs there are for accesses of ``vector`` elements, narrowest first."""
+    """Return the slabs for accesses of ``vector`` elements, narrowest first."""
     span = ACCESS_BYTES // dtype.itemsize
     pieces = PIECES[dtype.itemsize, stack] if vector == span else NARROW_PIECES[stack]
     found = [Slab(span, count, stack) for count in pieces]
@@ -127,9 +127,9 @@ def choose_slab(
 ) -> Slab:
     """Return the slab with the least work for ``n`` columns that still fills the GPU.
 
-    Slabs under 128 bytes a row are for products that are no wider. Where rows of B (``cols`` of
-    them) come in no local order (``reloads``), the slab is the widest whose part of B fits the L2
-    cache of ``l2`` bytes, if any does: gathers from L2 run at twice DRAM's speed.
+    Slabs under 128 bytes a row are only for products that narrow. If rows of B (``cols`` of them)
+    come in no local order (``reloads``), the slab is the widest whose part of B fits the L2 cache
+    of ``l2`` bytes, if any does: gathers from L2 run at twice DRAM's speed.
     """
     allowed = [
         slab
@@ -143,11 +143,11 @@ def choose_slab(
     return min(reversed(filling or allowed[:1]), key=lambda s: s.cost(n))
 
 
-# By bytes of an element and sums of a lane: blocks an SM should hold, which bounds the registers as
-# far as the loop over tiles does not spill. What is computed again because it is not finite would
-# take more of them, and the GPU gives every warp what the most greedy function of a kernel has.
+# By bytes of an element and sums of a lane: blocks an SM should hold, which limits the registers
+# without spills in the loop over tiles. The recomputation of non-finite sums would take more of
+# them, and every warp gets as many as the most demanding function of a kernel.
 _MIN_BLOCKS = {4: {8: 14, 16: 10, 32: 8, 64: 6}, 2: {8: 16, 16: 12, 32: 9, 64: 6}}
-# The same where rows of B go straight to registers.
+# The same if rows of B go straight to registers.
 _MIN_BLOCKS_ODD = {4: {8: 16, 16: 14}, 2: {8: 16, 16: 14, 32: 10}}
 
 
@@ -207,7 +207,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 SPMM_BITTCF = KernelSpec(
-    name="spmm_bittcf",
+    file="windows/spmm_bittcf.cu",
     params=ParamStruct.of(
         pointer("items", "const int4*", "first window, first tile, end, slot or -windows"),
         *OPERANDS,
@@ -225,6 +225,6 @@ SPMM_BITTCF = KernelSpec(
     ),
     configs=_configs,
     shared_memory=True,
-    # Where sums that are not finite are computed again, of odd widths most.
+    # In the recomputation of non-finite sums, mostly of odd widths.
     allowed_spills=60,
 )

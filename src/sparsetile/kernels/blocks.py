@@ -26,21 +26,21 @@ __all__ = [
     "transpose_config",
 ]
 
-# Bits of what the first product finds: an edge names no row or column, rows do not ascend, an edge
+# Bits of the first product's findings: an edge names no row or column, rows do not ascend, an edge
 # leads from a node to itself.
 OUTSIDE, UNSORTED, LOOPS = 1, 2, 4
 BLOCK_THREADS = 256
-# Lanes of a group, and the entries that it walks without the others' help.
+# Lanes of a group, and the most entries that it processes alone.
 _LANES = (8, 16, 32)
 _ALONE = 512
-# One thread block sorts the entries by column, up to so many entries and columns: their numbers
-# have 16 bits each, and half of an entry's key fits where the kernel counts digits.
+# One thread block sorts the entries by column, up to this many entries and columns: their numbers
+# have 16 bits each, and half of an entry's key fits the space of the digit counts.
 TRANSPOSE_THREADS = 1024
 MAX_TRANSPOSED = 2**14, 2**16
 
 
 def block_lanes(n: int, vector: int) -> int:
-    """Return how many lanes have a row: as many as have columns of it."""
+    """Return the lanes of a row: as many as have columns of it."""
     return next((lanes for lanes in _LANES if lanes * vector >= n), _LANES[-1])
 
 
@@ -63,15 +63,15 @@ def _block_configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 SPMM_BLOCK = KernelSpec(
-    name="spmm_block",
+    file="rows/spmm_block.cu",
     params=ParamStruct.of(
         pointer("targets", "const i64*", "row of each edge, of the first product; else null"),
         pointer("sources", "const i64*", "column of each edge"),
-        pointer("found", "int*", "what is wrong with the edges"),
+        pointer("found", "int*", "errors of the edges"),
         pointer("rows", "int*", "row of each entry, ascending"),
         pointer("columns", "int*"),
-        pointer("order", "const int*", "where entry i has its column; null: at i"),
-        pointer("ends", "const int*", "[row_count], where each row ends; null: searched"),
+        pointer("order", "const int*", "place of entry i's column; null: i"),
+        pointer("ends", "const int*", "[row_count], end of each row; null: searched"),
         pointer("divisors", "const int*", "of rows of B; null: all are 1"),
         pointer("lengths", "int*", "[row_count], written; null: not wanted"),
         pointer("bias", "const Acc*", "[n]; null: none"),
@@ -99,12 +99,12 @@ def _transpose_configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 TRANSPOSE_BLOCK = KernelSpec(
-    name="transpose_block",
+    file="pack/transpose_block.cu",
     params=ParamStruct.of(
         pointer("columns", "const int*", "of each entry"),
         pointer("sorted", "int*", "[edges]"),
         pointer("order", "int*", "[edges]"),
-        pointer("ends", "int*", "[column_count], where each column ends in the sorted list"),
+        pointer("ends", "int*", "[column_count], end of each column in the sorted list"),
         i32("edges"),
         i32("column_count"),
     ),

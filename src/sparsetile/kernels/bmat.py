@@ -40,9 +40,9 @@ __all__ = [
 
 # Bytes of a row of B that a consumer takes at once.
 PIECE_BYTES = 128
-# Pieces of a unit that is computed again.
+# Pieces of a unit of recomputation.
 UNIT_PIECES = 2
-# Tiles that every item has a multiple of.
+# The tiles of an item are a multiple of this.
 STEP = 2
 TILE_ROWS, TILE_CELLS, BITMAP_BYTES, PAD_BYTES = 8, 128, 16, 16
 
@@ -54,23 +54,23 @@ class Pipe:
     Attributes
     ----------
     pieces, consumers : int
-        Pieces of 128 bytes of a row that each consumer warp has, and consumer warps: together the
+        Pieces of 128 bytes of a row per consumer warp, and consumer warps: their product is the
         widest slab.
     producers : int
         Warps that issue copies.
     stages, step_tiles : int
         Stages of the ring, and tiles of each.
     blocks : int
-        Thread blocks that an SM holds.
+        Thread blocks per SM.
     bulk : bool
-        Bulk copies; loads and stores of threads else.
+        Bulk copies; otherwise loads and stores of threads.
     dense : bool
         A's tiles as whole operands instead of bits and packed values.
     stack : int
         Parts of sixteen rows of a window.
     hand_over : bool
-        Whether producers and consumers wait for each other; C is wrong where they do not. For the
-        overlap rate alone.
+        Whether producers and consumers wait for each other; without, C is wrong. Only for
+        measuring the overlap.
     """
 
     pieces: int
@@ -114,10 +114,10 @@ class Pipe:
         return 16 * self.stack * (PIECE_BYTES // dtype.itemsize) * 4
 
 
-# By bytes of an element and pieces of the slab. Chosen by how fast rows of B reach an SM through
-# bulk copies (docs/explanation/notes/voltrix.md): several producers an SM, shared memory full of
-# stages, no more warps than registers allow. Those for 1 and 2 KB a row
-# were compared with others on an H200, those for 512 bytes were not.
+# By bytes of an element and pieces of the slab. Chosen by the rate of bulk copies of rows of B to
+# an SM (docs/explanation/notes/voltrix.md): several producers per SM, shared memory full of stages,
+# no more warps than registers allow. Pipelines for 1 and 2 KB a row were compared with others on an
+# H200, those for 512 bytes were not.
 PIPES: dict[tuple[int, int], Pipe] = {
     (4, 4): Pipe(pieces=1, consumers=4, producers=2, stages=4, blocks=3, step_tiles=4, dense=True),
     (4, 8): Pipe(pieces=2, consumers=4, producers=2, stages=3, blocks=2, step_tiles=4, dense=True),
@@ -134,12 +134,12 @@ STACKED_PIPES: dict[tuple[int, int], Pipe] = {
     (2, 4): Pipe(1, 4, 2, 5, 2, step_tiles=4, dense=True, stack=2),
     (2, 8): Pipe(1, 8, 4, 6, 1, step_tiles=4, dense=True, stack=2),
 }
-# Pieces of slabs that there are pipelines for.
+# Pieces of the slabs that have pipelines.
 WIDTHS = (4, 8, 16)
 
 
 def _single(pipe: Pipe) -> Pipe:
-    """One buffer ahead, one piece a consumer, one producer: before the multi-tier pipeline."""
+    """One buffer ahead, one piece per consumer, one producer: before the multi-tier pipeline."""
     return replace(
         pipe,
         pieces=1,
@@ -151,7 +151,7 @@ def _single(pipe: Pipe) -> Pipe:
     )
 
 
-# Steps of the paper's breakdown that the kernel has to know; each is a change of a table's entry.
+# The steps of the paper's breakdown that the kernel implements; each changes a table's entry.
 BITS = "bits"
 LADDER = {
     "sync": lambda pipe: replace(_single(pipe), stages=1, bulk=False),
@@ -167,18 +167,18 @@ def row_pieces(dtype: torch.dtype, n: int) -> int:
 
 
 def redo_units(rows: int, width: int, stack: int) -> int:
-    """Parts of a slab that are computed again by themselves: sixteen rows by two pieces."""
+    """Units of a slab that are recomputed separately: sixteen rows by two pieces."""
     return -(-rows // (16 * stack)) * stack * -(-width // UNIT_PIECES)
 
 
 def slab_width(dtype: torch.dtype, n: int, most: int = WIDTHS[-1]) -> int:
-    """Pieces of the slabs for ``n`` columns: as few slabs as ``most`` pieces allow, all even."""
+    """Pieces of the slabs for ``n`` columns: as few equal slabs as ``most`` pieces allow."""
     pieces = max(row_pieces(dtype, n), 1)
     return -(-pieces // -(-pieces // most))
 
 
 def widest_slab(dtype: torch.dtype, stack: int = 1) -> int:
-    """Pieces of the widest slab there is a pipeline for: registers hold no more sums."""
+    """Pieces of the widest slab with a pipeline: registers hold no more sums."""
     table = PIPES if stack == 1 else STACKED_PIPES
     return max(width for size, width in table if size == dtype.itemsize)
 
@@ -189,7 +189,7 @@ def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None, stac
     Raises
     ------
     ValueError
-        No pipeline is so wide.
+        No pipeline is that wide.
     """
     table = PIPES if stack == 1 else STACKED_PIPES
     widest = widest_slab(dtype, stack)
@@ -241,7 +241,7 @@ def redo_bmat_config(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> dict[str, ConfigValue]:
-    """Constants of ``redo_bmat.cu``, which computes again what is not finite."""
+    """Constants of ``redo_bmat.cu``, which recomputes non-finite results."""
     return {
         **element_types(dtype, out_dtype),
         "kThreads": REDO_THREADS,
@@ -280,7 +280,7 @@ _PARAMS = ParamStruct.of(
     i32("n"),
 )
 SPMM_BMAT = KernelSpec(
-    name="spmm_bmat",
+    file="windows/spmm_bmat.cu",
     params=_PARAMS,
     configs=_configs,
     architectures=("sm_90a",),
@@ -289,7 +289,7 @@ SPMM_BMAT = KernelSpec(
     allowed_spills=68,
 )
 REDO_BMAT = KernelSpec(
-    name="redo_bmat",
+    file="windows/redo_bmat.cu",
     params=_PARAMS,
     configs=_redo_configs,
     architectures=("sm_90a",),

@@ -1,7 +1,7 @@
 """Host side of ``spmm_brp.cu``: configurations and choice of slabs.
 
-The kernel is that of ``spmm_rstile.cu`` but for A's part of a step and entries outside tiles, so
-that slabs, rows and launches are those of ``kernels/rstile.py``.
+The kernel differs from ``spmm_rstile.cu`` only in A's part of a step and in entries outside tiles,
+so slabs, rows and launches are those of ``kernels/rstile.py``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sparsetile.kernels.spec import KernelSpec
 
 __all__ = ["ATOMIC_FIXED", "FIXED", "SPMM_BRP", "brp_config", "choose_brp_slabs"]
 
-# Entries of a tile column that kernels are compiled for; the format has any from 1 to 16.
+# Entries of a tile column that kernels are compiled for; the format supports 1 to 16.
 FIXED = (1, 2, 4, 8)
-# Those of them with the paper's write-back by atomics: the paper's.
+# The one of them with the paper's write-back by atomics.
 ATOMIC_FIXED = 1
-# Columns that a warp covers: the system is for narrow B, and entries outside tiles want registers.
+# Columns of a warp: the system is for narrow B, and entries outside tiles need registers.
 WIDTHS = (32, 64)
-# Blocks an SM should hold, which bounds the registers.
+# Blocks an SM should hold, which limits the registers.
 _MIN_BLOCKS = {32: 5, 64: 4}
 
 
@@ -62,7 +62,7 @@ def brp_config(
 def _configs() -> Iterator[dict[str, ConfigValue]]:
     seen = {}
     for dtype, weighted, fixed in itertools.product(ELEMENTS, (True, False), FIXED):
-        for n in (8, 16, 32, 40, 64):  # one of each kind of slabs
+        for n in (8, 16, 32, 40, 64):  # one per kind of slabs
             slabs = choose_brp_slabs(dtype, n)
             for out in out_dtypes(dtype):
                 config = brp_config(dtype, slabs, weighted, fixed, out_dtype=out)
@@ -74,8 +74,8 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 SPMM_BRP = KernelSpec(
-    name="spmm_brp",
-    allowed_spills=48,  # half types, eight entries a column: where windows are stored and joined
+    file="windows/spmm_brp.cu",
+    allowed_spills=48,  # half types, eight entries per column: in the store and join of windows
     params=ParamStruct.of(
         *ROWS,
         *WINDOWS,

@@ -12,7 +12,7 @@ __all__ = ["PACK_BUNDLES", "Stage"]
 
 
 class Stage(IntEnum):
-    """What a launch does, in the order of the launches."""
+    """The steps of the kernel, in the order of the launches."""
 
     POSITIONS = 0
     FRESH = 1
@@ -22,7 +22,7 @@ class Stage(IntEnum):
 
 
 PACK_BUNDLES = KernelSpec(
-    name="pack_bundles",
+    file="pack/pack_bundles.cu",
     params=ParamStruct.of(
         pointer("indptr", "const i64*", "of A"),
         pointer("columns", "const int*", "of A's entries"),

@@ -12,7 +12,7 @@ __all__ = ["PACK_CELLS", "Stage"]
 
 
 class Stage(IntEnum):
-    """What a launch does, in the order of the launches."""
+    """The steps of the kernel, in the order of the launches."""
 
     KEYS = 0
     HEADS = 1
@@ -23,14 +23,14 @@ class Stage(IntEnum):
 
 
 PACK_CELLS = KernelSpec(
-    name="pack_cells",
+    file="pack/pack_cells.cu",
     params=ParamStruct.of(
         pointer("indptr", "const i64*", "of A"),
         pointer("columns", "const int*", "of A's entries"),
         pointer("positions", "const i64*", "place of each row in the order; null: the row itself"),
         pointer("starts", "const i64*", "entries before each position, [rows + 1]"),
-        pointer("keys", "int*", "where 31 bits are enough"),
-        pointer("wide_keys", "i64*", "where they are not"),
+        pointer("keys", "int*", "if 31 bits are enough"),
+        pointer("wide_keys", "i64*", "if they are not"),
         pointer("entry", "const i64*", "entry of each sorted key"),
         pointer("place", "int*", "position of each entry's row"),
         pointer("pair", "int*", "pairs up to each sorted entry"),
@@ -51,7 +51,7 @@ PACK_CELLS = KernelSpec(
         i32("pad", "columns of a tile"),
         i32("group", "a window's tiles are a multiple of this"),
         i32("fragments", "cells in the order of an MMA's lanes, not row by row"),
-        i32("repeat", "slots without a column repeat the last one; else they are -1"),
+        i32("repeat", "slots without a column repeat the last one; otherwise they are -1"),
     ),
     configs=stage_configs,
 )

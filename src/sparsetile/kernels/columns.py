@@ -32,8 +32,8 @@ COLUMN_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 COLUMN_THREADS = 256
 # Lanes of a row, and rows of a thread that are in flight.
 COLUMN_LANES, COLUMN_UNROLL = (4, 16), 4
-# Thread blocks that fill a GPU of today (two on each of 132 SMs), and sets of rows below which a
-# further block is not worth its sums.
+# Thread blocks that fill a current GPU (two on each of 132 SMs), and sets of rows below which
+# another block costs more than it saves.
 _BLOCKS, _SETS = 264, 8
 
 
@@ -54,7 +54,7 @@ class ColumnGrid:
 
 
 def column_grid(rows: int, n: int, vector: int) -> ColumnGrid:
-    """Return the grid for ``rows`` of ``n`` columns; it alone fixes the order of the sums."""
+    """Return the grid for ``rows`` of ``n`` columns, which fixes the order of the sums."""
     count = -(-n // vector)
     lanes = next((each for each in COLUMN_LANES if each >= count), COLUMN_LANES[-1])
     slabs = -(-count // lanes)
@@ -84,11 +84,11 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 EPILOGUE_GRADIENT = KernelSpec(
-    name="epilogue_gradient",
+    file="epilogue/epilogue_gradient.cu",
     params=ParamStruct.of(
         pointer("grad", "const E::Storage*", "[rows, n]"),
         pointer("c", "const E::Storage*", "kRelu: the same shape"),
-        pointer("masked", "E::Storage*", "kRelu: the same shape, rows one behind the other"),
+        pointer("masked", "E::Storage*", "kRelu: the same shape, contiguous rows"),
         pointer("sums", "float*", "[n]"),
         pointer("partials", "float*", "[slab][chunk] sums of thread blocks"),
         pointer("arrivals", "int*", "[slab]"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsetile.formats.bundles import BUNDLE_ROWS
+from sparsetile.core.layout import BUNDLE_ROWS
 from sparsetile.jit.params import ParamStruct, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.params import BUNDLES, EPILOGUE, OPERANDS, SECTIONS, STRIDES, TREE
@@ -47,38 +47,38 @@ ELEMENTS = {
     torch.bfloat16: "BF16",
     torch.float64: "F64",
 }
-# Those of Tensor Cores with sums in float32: float32 is multiplied as TF32, and float64 has no
+# Types of Tensor Cores with sums in float32: float32 is multiplied as TF32, and float64 has no
 # instruction of our tiles' shapes.
 MMA_ELEMENTS = {dtype: ELEMENTS[dtype] for dtype in (torch.float32, torch.float16, torch.bfloat16)}
-# Types whose values of a bundle's column fit one access.
+# Types for which a bundle's values of a column fit one access.
 BUNDLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 THREADS = 128
 # 16-byte accesses are the widest.
 MAX_ACCESS_BYTES = 16
-# The least of a row of B that should be read at once: less wastes DRAM sectors.
+# Fewest bytes of a row of B that should be read at once: less wastes DRAM sectors.
 SLAB_BYTES = 128
-# Below this many entries a row is short: what it costs beside its entries counts.
+# Rows below this many entries are short: their fixed cost matters.
 SHORT_ROW = 9
 VERY_SHORT_ROW = 6
-# Rows there must be before four (eight) of them share a warp, so that every SM has warps enough.
+# Rows from which four (eight) of them share a warp, so that every SM has enough warps.
 MANY_ROWS = 30_000
 VERY_MANY_ROWS = 100_000
-# Share of entries in long rows from which the whole warp should work on one row.
+# Share of entries in long rows from which a whole warp should work on one row.
 LONG_SHARE = 0.6
 FEW_LONG = 0.05
 # Narrow slabs pay if wide ones load each row of B into the cache at least this often: a narrow slab
 # loads it once.
 MANY_RELOADS = 2.5
-# The same for whole rows of B: up to here all slabs of an item should run before the next item,
+# The same for whole rows of B: up to this, all slabs of an item should run before the next item,
 # which reads rows of B in one piece. Bundles read each row of B less often, and lose less.
 LOCAL = 1.3
 LOCAL_BUNDLES = 6.0
 # Bytes of a row of B in the widest slab of plain rows.
 WIDE_SLAB_BYTES = 512
-# Warps of work below which a bundle's slab is made narrower, so that there are more.
+# Warps of work below which a bundle's slab is narrowed to make more of them.
 BUNDLE_WARPS = 8_000
-# Rows of B in flight in small products, in whole chunks and in what is left of a row: one wait for
-# memory where others have two. Lanes that they have at least, with narrower vectors if need be.
+# Rows of B in flight in small products, in whole chunks and in the rest of a row: one memory
+# latency instead of two. Their fewest lanes, with narrower vectors if necessary.
 SMALL_IN_FLIGHT = 8
 SMALL_PARTIAL = 8
 SMALL_LANES = 8
@@ -106,22 +106,22 @@ class RowTile:
 
 @dataclass(frozen=True)
 class RowShape:
-    """What the choice of a tile looks at.
+    """The shape of a product that the choice of a tile uses.
 
     Attributes
     ----------
     rows : int
-        Items that one group handles alone.
+        Items of one group.
     mean : float
         Their mean length.
     long_share : float
-        Share of all entries that lie in items for a whole warp.
+        Share of all entries in items for a whole warp.
     slab_reloads : float
-        How often a slab's part of a row of B comes into the L2 cache; 0 where all of it fits.
+        Loads of a slab's part of a row of B into the L2 cache; 0 if all of it fits.
     row_reloads : float
         The same for whole rows of B.
     small : bool
-        The product is small: its rows wait for each other rather than for L2.
+        The product is small: latency, not L2, limits its rows.
     """
 
     rows: int = 0
@@ -132,7 +132,7 @@ class RowShape:
     small: bool = False
 
     def at_width(self, row_bytes: int) -> RowShape:
-        """Return the same for a product that may be wider than planned for."""
+        """Return the same for a product that may be wider than planned."""
         return replace(self, small=self.small and row_bytes <= SMALL_BYTES)
 
     def slabs_first(self, bundles: bool) -> bool:
@@ -150,14 +150,14 @@ class RowShape:
         return self.long_share < FEW_LONG
 
 
-# The two ends: what an unknown matrix may be, and short rows alone; and small products.
+# The extremes: an unknown matrix, and only short rows; and small products.
 MIXED_ROWS = RowShape(long_share=1.0)
 SHORT_ROWS = RowShape(rows=MANY_ROWS)
 SMALL_ROWS = RowShape(small=True)
 
 
 def vector_widths(dtype: torch.dtype) -> tuple[int, ...]:
-    """Return the elements that one access may move, the most first."""
+    """Return the possible elements of one access, the most first."""
     full = MAX_ACCESS_BYTES // dtype.itemsize
     return (full, full // 2, 1) if full > 2 else (full, 1)
 
@@ -201,7 +201,7 @@ def _full(dtype: torch.dtype, vector: int) -> bool:
 
 
 def _covering(tiles: tuple[tuple[int, int], ...], vectors: int) -> int:
-    """Return the fewest lanes, with one vector each, that cover a row; else the most there are."""
+    """Return the fewest lanes, with one vector each, that cover a row, or the most lanes."""
     lanes = sorted(lanes for lanes, times in tiles if times == 1)
     return next((count for count in lanes if count >= vectors), lanes[-1])
 
@@ -234,11 +234,11 @@ def choose_tile(
 ) -> RowTile:
     """Return the tile for rows of ``n`` columns read ``vector`` elements at a time.
 
-    Short rows get few lanes with several vectors each, so that a warp works on several rows;
-    long ones get a warp each. Where a wide slab of B (``cols`` rows) is over the L2 cache of
-    ``l2`` bytes, its rows come in no local order, and a slab of 128 bytes a row fits, the slab is
-    that narrow: gathers from L2 run at twice DRAM's speed. With ``args``, the winners of an
-    extremum take as many registers as its values, so that a lane has one vector only.
+    Short rows get few lanes with several vectors each, so that a warp works on several rows; long
+    ones get a warp each. If a wide slab of B (``cols`` rows) is over the L2 cache of ``l2`` bytes,
+    its rows come in no local order, and a slab of 128 bytes a row fits, the slab is that narrow:
+    gathers from L2 run at twice DRAM's speed. With ``args``, the winners of an extremum take as
+    many registers as its values, so a lane has only one vector.
     """
     if not _full(dtype, vector):
         lanes = next((a for a in _NARROW_LANES if a * vector >= n), _NARROW_LANES[-1])
@@ -261,8 +261,8 @@ def choose_tile(
 def choose_bundle_tile(dtype: torch.dtype, n: int, vector: int, items: int) -> RowTile:
     """Return the tile for ``items`` bundles of rows, or pieces of them.
 
-    Every lane needs all values of an element, so a lane should have many columns; four rows of
-    sums in registers are what limits them.
+    Every lane needs all values of an element, so a lane should have many columns; the registers of
+    four rows of sums limit them.
     """
     if not _full(dtype, vector):
         return RowTile(vector, _NARROW_LANES[0])
@@ -288,7 +288,7 @@ def _in_flight(dtype: torch.dtype, tile: RowTile, shape: RowShape) -> int:
 
 
 def _min_blocks(dtype: torch.dtype, tile: RowTile, in_flight: int, args: bool) -> int:
-    """Blocks an SM should hold: bounds the registers as far as nothing spills."""
+    """Blocks an SM should hold: limits the registers without spills."""
     if args:
         return 4 if dtype.itemsize == 2 else 5
     if tile.times == 4 or (dtype.itemsize == 2 and tile.times > 1):
@@ -344,7 +344,7 @@ SDDMM_LANES = 8
 
 
 def sddmm_tile(dtype: torch.dtype, n: int, vector: int) -> RowTile:
-    """Return the tile of a sampled product: few lanes, so that few shuffles add their sums."""
+    """Return the tile of a sampled product: few lanes, whose sums need few shuffles."""
     times = -(-n // (vector * SDDMM_LANES))
     most = 4 if _full(dtype, vector) and dtype.itemsize > 2 else 2
     return RowTile(vector, SDDMM_LANES, next(t for t in (1, 2, 4) if t >= min(times, most)))
@@ -364,7 +364,7 @@ def sddmm_config(dtype: torch.dtype, tile: RowTile) -> dict[str, ConfigValue]:
 
 
 def row_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
-    """Yield the tiles that rows may be taken in."""
+    """Yield the tiles of rows."""
     full, *narrow = vector_widths(dtype)
     for lanes, times in _FULL_TILES[dtype]:
         yield RowTile(full, lanes, times)
@@ -373,7 +373,7 @@ def row_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
 
 
 def bundle_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
-    """Yield the tiles that bundles of rows may be taken in."""
+    """Yield the tiles of bundles of rows."""
     full, *narrow = vector_widths(dtype)
     for lanes, times in _BUNDLE_TILES.get(dtype, ()):
         yield RowTile(full, lanes, times)
@@ -382,7 +382,7 @@ def bundle_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
 
 
 def element_types(dtype: torch.dtype, out_dtype: torch.dtype | None) -> dict[str, ConfigValue]:
-    """Types of operands and of C, which has the operands' when ``out_dtype`` is None."""
+    """Types of operands and of C; C has the operands' if ``out_dtype`` is None."""
     return {
         "ELEMENT": ELEMENTS[dtype],
         "OUTPUT": ELEMENTS[dtype if out_dtype is None else out_dtype],
@@ -390,7 +390,7 @@ def element_types(dtype: torch.dtype, out_dtype: torch.dtype | None) -> dict[str
 
 
 def out_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Types a product may be written in: its own, and float32 for the 16-bit ones."""
+    """Types of a product's result: its own, and float32 for the 16-bit ones."""
     return (dtype, torch.float32) if dtype.itemsize == 2 else (dtype,)
 
 
@@ -425,12 +425,12 @@ def _sddmm_configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 SPMM_CSR = KernelSpec(
-    name="spmm_csr",
+    file="rows/spmm_csr.cu",
     params=ParamStruct.of(
         pointer("items", "const int4*"),
         pointer("columns", "const int*"),
         pointer("values", "const E::Storage*"),
-        pointer("heads", "const int*", "column of each thread's first entry, where kHeads"),
+        pointer("heads", "const int*", "kHeads: column of each thread's first entry"),
         *OPERANDS,
         *BUNDLES,
         *STRIDES,
@@ -440,13 +440,13 @@ SPMM_CSR = KernelSpec(
         i32("n"),
         i32("slabs"),
         i32("slab_fast", "grid.x counts slabs within blocks of items"),
-        i32("early", "let the next kernel start as soon as all blocks are at work"),
+        i32("early", "let the next kernel start as soon as all blocks are running"),
     ),
     configs=lambda: _distinct(_spmm_configs()),
     shared_memory=True,
 )
 SDDMM_CSR = KernelSpec(
-    name="sddmm_csr",
+    file="rows/sddmm_csr.cu",
     params=ParamStruct.of(
         pointer("items", "const int4*"),
         pointer("columns", "const int*"),

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 GAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# What spmm_gat computes: sums alone, sums with what gradients need of them, or gradients.
+# Modes of spmm_gat: only sums, sums with the inputs of gradients, or gradients.
 MODES = ("infer", "train", "backward")
 # Lanes of a group: eight heads read a sector of their numbers at once.
 SOFTMAX_LANES = 8
@@ -52,7 +52,7 @@ _FULL_LANES = (8, 16, 32)
 
 
 def head_lanes(heads: int) -> int:
-    """Return how many heads ``gat_softmax`` has side by side: a power of two."""
+    """Return how many heads ``gat_softmax`` processes side by side: a power of two."""
     return min(SOFTMAX_LANES, 1 << (heads - 1).bit_length())
 
 
@@ -67,10 +67,10 @@ def softmax_config(heads: int) -> dict[str, ConfigValue]:
 
 
 def gat_tile(dtype: torch.dtype, n: int, vector: int) -> RowTile:
-    """Return the tile for rows of ``n`` columns: one slab where a warp can hold the row.
+    """Return the tile for rows of ``n`` columns: one slab if a warp can hold the row.
 
-    Column ids and numbers of nodes are read once a slab, so that few slabs are better. Sums and
-    what is in flight of them fill the registers: 16-bit types have one vector a lane.
+    Column ids and numbers of nodes are read once per slab, so few slabs are better. Sums and loads
+    in flight fill the registers: 16-bit types have one vector per lane.
     """
     full = vector == vector_widths(dtype)[0]
     lanes = _FULL_LANES if full else _NARROW_LANES
@@ -81,7 +81,7 @@ def gat_tile(dtype: torch.dtype, n: int, vector: int) -> RowTile:
 
 
 def gat_parts(tile: RowTile, heads: int, width: int) -> int:
-    """Return in how many slabs a head of ``width`` columns lies at most: parts of its d_source."""
+    """Return the most slabs of a head of ``width`` columns: parts of its d_source."""
     slab = tile.slab
     return max((head * width % slab + width - 1) // slab + 1 for head in range(heads))
 
@@ -184,7 +184,7 @@ _ENTRIES = (
 )
 
 GAT_SCORES = KernelSpec(
-    name="gat_scores",
+    file="attention/gat_scores.cu",
     params=ParamStruct.of(
         pointer("messages", "const E::Storage*", "[nodes, heads * width]"),
         pointer("first", "const float*", "[heads * width]"),
@@ -198,7 +198,7 @@ GAT_SCORES = KernelSpec(
     configs=_scores_configs,
 )
 GAT_SOFTMAX = KernelSpec(
-    name="gat_softmax",
+    file="attention/gat_softmax.cu",
     params=ParamStruct.of(
         *_ENTRIES,
         pointer("of_target", "const float*", "[targets, heads]; null: zeros"),
@@ -211,7 +211,7 @@ GAT_SOFTMAX = KernelSpec(
     configs=lambda: (softmax_config(heads) for heads in (1, 2, 4, 8)),
 )
 SPMM_GAT = KernelSpec(
-    name="spmm_gat",
+    file="attention/spmm_gat.cu",
     params=ParamStruct.of(
         *_ENTRIES,
         pointer("scales", "const float*", "[entries, heads] factors of messages; null: counts"),
@@ -238,7 +238,7 @@ SPMM_GAT = KernelSpec(
     configs=_gat_configs,
 )
 GAT_TERMS = KernelSpec(
-    name="gat_terms",
+    file="attention/gat_terms.cu",
     params=ParamStruct.of(
         pointer("grad", "const E::Storage*", "[targets, heads * width]"),
         pointer("plain", "const float*", "the same shape"),
@@ -252,7 +252,7 @@ GAT_TERMS = KernelSpec(
     configs=_terms_configs,
 )
 GAT_VECTORS = KernelSpec(
-    name="gat_vectors",
+    file="attention/gat_vectors.cu",
     params=ParamStruct.of(
         pointer("messages", "const E::Storage*", "[nodes, heads * width]"),
         pointer("grad", "const E::Storage*", "kBias: the same shape"),

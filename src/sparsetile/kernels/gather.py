@@ -11,21 +11,21 @@ from sparsetile.kernels.spec import KernelSpec
 __all__ = ["GATHER_ROWS", "GATHER_THREADS", "WORD", "gather_config", "gather_grid"]
 
 GATHER_THREADS = 128
-# Bytes that an access moves.
+# Bytes of an access.
 WORD = 16
 _LANES = (4, 8, 16, 32)
 _IN_FLIGHT = 8
 
 
 def gather_config(words: int) -> dict[str, ConfigValue]:
-    """Constants of the kernel for rows of so many words of 16 bytes."""
+    """Constants of the kernel for rows of this many words of 16 bytes."""
     lanes = next((count for count in _LANES if count >= words), _LANES[-1])
     unroll = min(_IN_FLIGHT, lanes)  # a warp has 32 rows, 32 / lanes of them at a time
     return {"kLanes": lanes, "kUnroll": unroll, "kThreads": GATHER_THREADS}
 
 
 def gather_grid(count: int) -> tuple[int, int, int]:
-    """A thread has a row's number."""
+    """One thread per row."""
     return (-(-count // GATHER_THREADS), 1, 1)
 
 
@@ -35,7 +35,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 GATHER_ROWS = KernelSpec(
-    name="gather_rows",
+    file="pack/gather_rows.cu",
     params=ParamStruct.of(
         pointer("b", "const char*"),
         pointer("to", "char*"),

@@ -10,14 +10,14 @@ from sparsetile.kernels.stages import stage_configs
 
 __all__ = ["PACK_GROUPS", "WINDOW_COUNTS", "Stage"]
 
-# What is counted of a window, in the order of the kernel's ``counts``.
+# Counts of a window, in the order of the kernel's ``counts``.
 WINDOW_COUNTS = (
     "entries", "fresh", "pairs", "short_pairs", "slices_2", "slices_4", "slices_8",
 )  # fmt: skip
 
 
 class Stage(IntEnum):
-    """What a launch does, in the order of the launches."""
+    """The steps of the kernel, in the order of the launches."""
 
     COUNT = 0
     ROWS = 1
@@ -27,7 +27,7 @@ class Stage(IntEnum):
 
 
 PACK_GROUPS = KernelSpec(
-    name="pack_groups",
+    file="pack/pack_groups.cu",
     params=ParamStruct.of(
         pointer("indptr", "const i64*", "of A"),
         pointer("columns", "const int*", "of A's entries"),
@@ -37,7 +37,7 @@ PACK_GROUPS = KernelSpec(
         pointer("rank", "int*", "entries of its window before it, column by column"),
         pointer("mask", "u16*", "rows of its window that have its column, a bit each"),
         pointer("counts", "int*", "of windows, one list after the other"),
-        pointer("tiles", "const int*", "of each window; 0 where it keeps no group"),
+        pointer("tiles", "const int*", "of each window; 0 if it keeps no group"),
         pointer("tile_sums", "const int*", "tiles up to each window, itself included"),
         pointer("kept_sums", "const int*", "windows with groups"),
         pointer("outside_sums", "const int*", "entries outside groups of such windows"),

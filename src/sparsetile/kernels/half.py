@@ -35,39 +35,39 @@ __all__ = [
     "half_config",
 ]
 
-# What rows of B are copied to; tiles are those of a B of this type.
+# Type of the copy of B; tiles are those of a B of this type.
 COPY_DTYPE = torch.float16
 COPY_THREADS = 256
 # Elements of a row of the copy are a multiple of this: 16 bytes.
 _PITCH = 8
-# Lanes that have a row, and vectors that one may hold of it. Fewer lanes with more vectors have
-# more loads under way; below four a warp would load rows in pieces of less than 64 bytes.
+# Lanes of a row, and vectors that a lane may hold of it. Fewer lanes with more vectors have more
+# loads in flight; below four a warp would load rows in pieces of less than 64 bytes.
 _LANES = (4, 8, 16, 32)
-_FEW_HELD, _MOST_HELD = 4, 8
+_FEW_VECTORS, _MOST_VECTORS = 4, 8
 _VECTORS = (4, 1)
 
 
 def copy_pitch(n: int) -> int:
-    """Return the elements from a row of the copy to the next."""
+    """Return the row stride of the copy in elements."""
     return -(-n // _PITCH) * _PITCH
 
 
 def _copy_lanes(n: int, vector: int) -> int:
-    """Return the lanes that have a row of ``n`` elements, read ``vector`` at a time."""
-    fits = (lanes for lanes in _LANES if lanes * vector * _FEW_HELD >= n)
+    """Return the lanes of a row of ``n`` elements, read ``vector`` at a time."""
+    fits = (lanes for lanes in _LANES if lanes * vector * _FEW_VECTORS >= n)
     return next(fits, _LANES[-1])
 
 
 def copy_grid(k: int, n: int, vector: int) -> tuple[int, int, int]:
-    """Return the blocks of threads that copy ``k`` rows of ``n`` elements."""
+    """Return the thread blocks that copy ``k`` rows of ``n`` elements."""
     return (-(-k * _copy_lanes(n, vector) // COPY_THREADS), 1, 1)
 
 
 def copy_config(n: int, vector: int) -> dict[str, ConfigValue]:
     """Constants of ``half_rows.cu`` for rows of ``n`` elements, read ``vector`` at a time."""
     lanes = _copy_lanes(n, vector)
-    held = _FEW_HELD if n <= lanes * vector * _FEW_HELD else _MOST_HELD
-    return {"kVector": vector, "kLanes": lanes, "kHeld": held, "kThreads": COPY_THREADS}
+    vectors = _FEW_VECTORS if n <= lanes * vector * _FEW_VECTORS else _MOST_VECTORS
+    return {"kVector": vector, "kLanes": lanes, "kHeld": vectors, "kThreads": COPY_THREADS}
 
 
 def half_config(
@@ -97,8 +97,8 @@ def _half_configs() -> Iterator[dict[str, ConfigValue]]:
 def _copy_configs() -> Iterator[dict[str, ConfigValue]]:
     for vector in _VECTORS:
         for lanes in _LANES:
-            yield copy_config(lanes * vector * _FEW_HELD, vector)
-        yield copy_config(_LANES[-1] * vector * _MOST_HELD, vector)
+            yield copy_config(lanes * vector * _FEW_VECTORS, vector)
+        yield copy_config(_LANES[-1] * vector * _MOST_VECTORS, vector)
 
 
 _BUNDLES = tuple(
@@ -127,7 +127,11 @@ _PARAMS = ParamStruct.of(
     i32("pitch", "elements of a row of the copy"),
     i32("slabs"),
     i32("slab_fast", "grid.x counts slabs within blocks of items"),
-    i32("early", "let the next kernel start as soon as all blocks are at work"),
+    i32("early", "let the next kernel start as soon as all blocks are running"),
 )
-SPMM_HALF = KernelSpec(name="spmm_half", params=_PARAMS, configs=_half_configs, shared_memory=True)
-HALF_ROWS = KernelSpec(name="half_rows", params=_PARAMS, configs=_copy_configs, allowed_spills=8)
+SPMM_HALF = KernelSpec(
+    file="rows/spmm_half.cu", params=_PARAMS, configs=_half_configs, shared_memory=True
+)
+HALF_ROWS = KernelSpec(
+    file="pack/half_rows.cu", params=_PARAMS, configs=_copy_configs, allowed_spills=8
+)

@@ -1,4 +1,4 @@
-"""Host side of ``linear_few.cu``: configurations, grid, how many warps share a block row."""
+"""Host side of ``linear_few.cu``: configurations, grid, number of warps that share a block row."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = [
     "few_config",
 ]
 
-# Tokens that the kernel takes: two instructions' worth.
+# Most tokens of the kernel: two instructions' worth.
 FEW_TOKENS = 16
 FEW_TYPES = (torch.bfloat16, torch.float16)
 # Sides of the blocks.
 FEW_UNITS = (32, 64)
 # The same for blocks of FP8.
 EIGHT_UNIT = 64
-# Columns of A, and distances of rows of X, are multiples of this: one access.
+# Columns of A, and row strides of X, are multiples of this: one access.
 FEW_COLUMNS = 8
 _WARPS, _STRIPS, _AHEAD = (4, 8, 16), (1, 2), 2
 
 
 @dataclass(frozen=True)
 class FewTile:
-    """What a thread block makes: ``strips`` x 16 rows by ``tiles`` x 8 tokens, by so many warps."""
+    """The work of a thread block: ``strips`` x 16 rows by ``tiles`` x 8 tokens, and its warps."""
 
     strips: int
     warps: int
@@ -61,10 +61,10 @@ class FewTile:
 def choose_few_tile(
     tokens: int, rows: int, blocks: int, unit: int, processors: int, paired: bool = False
 ) -> FewTile:
-    """Two strips where that fills the GPU; about two blocks for each warp.
+    """Two strips if that fills the GPU; about two blocks for each warp.
 
-    Two strips halve what is read of X. More warps than a row has blocks would wait for nothing.
-    ``rows`` are those of the result: of a pair half of A's, each with the blocks of two.
+    Two strips halve the reads of X. More warps than a row has blocks would be idle. ``rows`` are
+    those of the result: of a pair half of A's, each with the blocks of two.
     """
     tiles = 1 if tokens <= 8 else 2
     block_rows = max(-(-rows // unit), 1)
@@ -105,7 +105,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 LINEAR_FEW = KernelSpec(
-    name="linear_few",
+    file="block_sparse/linear_few.cu",
     params=ParamStruct.of(
         *OPERANDS,
         pointer("blocks", "const E::Storage*", "[blocks, kUnit, kUnit]; kEight: bytes"),
@@ -113,7 +113,7 @@ LINEAR_FEW = KernelSpec(
         pointer("block_row_ptr", "const int*", "[block rows + 1]"),
         pointer("block_col_idx", "const int*", "of each block"),
         pointer("row_bias", "const float*", "[rows], in the given order; null: none"),
-        pointer("spoilt", "i64*", "becomes 1 where a sum is not finite; null: not wanted"),
+        pointer("spoilt", "i64*", "set to 1 if a sum is not finite; null: not wanted"),
         i64("x_stride", "of rows of X (b), in elements"),
         i64("c_stride", "of rows of Y (c)"),
         *POSITIONS,

@@ -25,7 +25,7 @@ __all__ = [
 # Stages, in the order of the kernel's list.
 SCALES, VALUES, PULLS, GRADIENT = range(4)
 NORMALISE_THREADS = 256
-# Lanes of a row, and the entries that they walk without the other threads' help.
+# Lanes of a row, and the most entries that they process alone.
 _LANES, _ALONE = 8, 256
 
 
@@ -46,7 +46,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 NORMALISE = KernelSpec(
-    name="normalise",
+    file="pack/normalise.cu",
     params=ParamStruct.of(
         pointer("indptr", "const i64*", "[rows + 1]"),
         pointer("columns", "const int*", "[entries]"),

@@ -1,7 +1,7 @@
 """Groups of kernel parameters that several kernels share.
 
-C types name what each .cu defines before its struct: ``E`` and ``Out`` are the element types of B
-and C, ``Acc`` is the type of sums.
+C types are those that each .cu defines before its struct: ``E`` and ``Out`` are the element types
+of B and C, ``Acc`` is the type of sums.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ STRIDES = (
     i64("b_batch_stride"),
     i64("c_batch_stride"),
 )
-# What row_items.cuh reads for bundles and extrema.
+# Read by row_items.cuh for bundles and extrema.
 BUNDLES = (
     pointer("tagged", "const uint4*", "bundles: bits and column of four list elements"),
     pointer("packed", "const E::Storage*", "bundles: kRows values of each list element"),
-    pointer("bundle_rows", "const int4*", "bundles: their rows of C, -1 where there is none"),
-    pointer("args", "i64*", "winning entry of each element of C, -1 where the row is empty"),
+    pointer("bundle_rows", "const int4*", "bundles: their rows of C, -1 for none"),
+    pointer("args", "i64*", "winning entry of each element of C, -1 if the row is empty"),
     i32("minimum", "an extremum is the least, not the greatest"),
 )
-# Which row of C each position of a plan's order is. A kernel may own a part of C's rows.
+# The row of C at each position of a plan's order. A kernel may own a part of C's rows.
 POSITIONS = (
     pointer("order", "const int*", "row of C at each position; null: the position itself"),
     i32("rows", "positions"),
 )
-# What happens to a row of C after its sum (epilogue.cuh).
+# Operations on a row of C after its sum (epilogue.cuh).
 EPILOGUE = (
     pointer("indptr", "const i64*", "row pointers, for the mean"),
     pointer("bias", "const Acc*", "[n]; null: none"),
@@ -66,7 +66,7 @@ TREE = (
     *PARTIALS,
     i32("node_count"),
 )
-# Where each of the five sections of the item list ends (segment.cuh).
+# End of each of the five sections of the item list (segment.cuh).
 SECTIONS = (
     i32_array("item_end", 5, "in items"),
     i32_array("block_end", 5, "in thread blocks"),

@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 REPAIR_THREADS = 256
-# Thread blocks for each SM: enough to hide the loads, and few to start where nothing is spoilt.
+# Thread blocks per SM: enough to hide the loads, and few to start if nothing is spoilt.
 REPAIR_BLOCKS = 4
-# Threads that share a unit of redo.cuh, and thread blocks of them for each SM: 128 registers each.
+# Threads that share a unit of redo.cuh, and their thread blocks per SM: 128 registers each.
 REDO_THREADS, REDO_BLOCKS = 256, 2
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -49,7 +49,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 REPAIR_STRIDED = KernelSpec(
-    name="repair_strided",
+    file="rows/repair_strided.cu",
     params=ParamStruct.of(
         pointer("flag", "const int*", "0: nothing to do"),
         pointer("columns", "const int*", "of A's entries"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from sparsetile.formats.units import LENGTHS
+from sparsetile.core.layout import LENGTHS
 from sparsetile.jit.params import ParamStruct, f64, i32, i32_array, i64, pointer
 from sparsetile.kernels.spec import KernelSpec
 from sparsetile.kernels.stages import stage_configs
@@ -19,7 +19,7 @@ TALLY = 2 + len(LENGTHS) + 1 + 2 * len(LENGTHS) + 3
 
 
 class Stage(IntEnum):
-    """What a launch does."""
+    """The steps of the kernel."""
 
     COUNT = 0
     CLASSES = 1
@@ -29,7 +29,7 @@ class Stage(IntEnum):
 
 
 LIST_ROWS = KernelSpec(
-    name="list_rows",
+    file="pack/list_rows.cu",
     params=ParamStruct.of(
         pointer("indptr", "const i64*", "of A"),
         pointer("columns", "const int*", "of A's entries"),
@@ -49,7 +49,7 @@ LIST_ROWS = KernelSpec(
         i32("stage"),
         i32("max_length", "longer units are cut"),
         i32("wide_length", "longer ones have a warp"),
-        i32("shared_length", "longer rows have a thread block"),
+        i32("shared_length", "longer rows get a thread block"),
         i32("block", "threads of a product's block"),
         i32("lanes", "of a short item"),
         i32_array("limits", len(LENGTHS), "lengths that units are counted by"),

@@ -37,26 +37,26 @@ __all__ = [
 THREADS = 128
 WARPS = THREADS // 32
 ACCESS_BYTES = 16
-# Columns that a warp covers: its sums for sixteen rows are half as many registers.
+# Columns of a warp: its sums for sixteen rows take half as many registers.
 WIDTHS = (32, 64, 128)
 ROW_LANES = 8
 GROUP = 256
-# Steps in the ring of a warp, the one at work included.
+# Steps in a warp's ring, including the current one.
 STAGES = 2
-# Blocks an SM should hold, which bounds the registers.
+# Blocks an SM should hold, which limits the registers.
 _MIN_BLOCKS = {32: 5, 64: 5, 128: 4}
 
 
 @dataclass(frozen=True)
 class Slabs:
-    """How the columns of B are shared out.
+    """The distribution of the columns of B.
 
     Attributes
     ----------
     columns : int
         Columns of a warp on windows.
     shift : int
-        2**shift slabs next to each other make a group, which a row of the grid covers.
+        2**shift neighbouring slabs make a group, which a row of the grid covers.
     rows : RowTile
         Columns of a group of lanes on rows.
     """
@@ -76,7 +76,7 @@ class Slabs:
 
     @property
     def warps(self) -> int:
-        """Warps that an SM has at work on windows."""
+        """Warps of an SM that work on windows."""
         return WARPS * _MIN_BLOCKS[self.columns]
 
     @property
@@ -86,8 +86,8 @@ class Slabs:
 
 
 def _row_tile(dtype: torch.dtype, n: int, group: int) -> RowTile:
-    """Lanes and vectors for residual rows, which are short as a rule: few lanes with several
-    vectors each, so that a warp has four rows at work, where they fit exactly."""
+    """Lanes and vectors for residual rows, which are usually short: few lanes with several vectors
+    each, so that a warp works on four rows, if they fit exactly."""
     vector = ACCESS_BYTES // dtype.itemsize
     for times in (4, 2) if dtype.itemsize == 4 else (2,):
         tile = RowTile(vector, ROW_LANES, times)
@@ -116,7 +116,7 @@ def _in_flight(slabs: Slabs) -> int:
 def rstile_config(
     dtype: torch.dtype, slabs: Slabs, weighted: bool, *, out_dtype: torch.dtype | None = None
 ) -> dict[str, ConfigValue]:
-    """Constants of ``spmm_rstile.cu``. ``weighted`` concerns residual rows alone."""
+    """Constants of ``spmm_rstile.cu``. ``weighted`` concerns only residual rows."""
     return {
         **element_types(dtype, out_dtype),
         "kCols": slabs.columns,
@@ -134,7 +134,7 @@ def rstile_config(
 def _configs() -> Iterator[dict[str, ConfigValue]]:
     seen = {}
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
-        for n in (8, 16, 32, 40, 64, 72, 128, 192):  # one of each kind of slabs
+        for n in (8, 16, 32, 40, 64, 72, 128, 192):  # one per kind of slabs
             slabs = choose_slabs(dtype, n)
             for out in out_dtypes(dtype):
                 config = rstile_config(dtype, slabs, weighted, out_dtype=out)
@@ -142,7 +142,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
     yield from seen.values()
 
 
-# What all hybrid kernels take: rows on CUDA cores, and windows but for their weights.
+# Parameters of all hybrid kernels: rows on CUDA cores, and windows without their weights.
 ROWS = (
     pointer("items", "const int4*", "rows, as in kernels/csr.py"),
     pointer("columns", "const int*", "of A's entries"),
@@ -175,9 +175,9 @@ WINDOWS = (
     i32("row_slabs", "of rows, in a group"),
 )
 SPMM_RSTILE = KernelSpec(
-    name="spmm_rstile",
-    # Where warps join their sums and where sums are made exact, once an item; 8 of them around the
-    # loop over steps in half types. The times of docs/explanation/notes/rsh.md are with them.
+    file="windows/spmm_rstile.cu",
+    # In the join of warps' sums and the exact recomputation, once per item; 8 of them around the
+    # loop over steps in half types. The times of docs/explanation/notes/rsh.md include them.
     allowed_spills=68,
     params=ParamStruct.of(
         *ROWS,

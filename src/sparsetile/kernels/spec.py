@@ -1,10 +1,11 @@
-"""KernelSpec: what the rest of the library knows of one device kernel."""
+"""KernelSpec: the description of one device kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePosixPath
 from typing import Any
 
 from sparsetile.jit import KernelSource, LoadedKernel, ParamStruct, load
@@ -19,30 +20,35 @@ class KernelSpec:
 
     Attributes
     ----------
-    name : str
-        Entry point and stem of the ``.cu`` file.
+    file : str
+        The ``.cu`` file, relative to the device tree: ``"rows/spmm_csr.cu"``.
     params : ParamStruct
         Fields of the kernel's only parameter.
     configs : callable
-        Yields every configuration that the library may ask for; the tests compile them all.
+        Yields every configuration that the library may use; the tests compile them all.
     architectures : tuple of str
-        Targets the kernel is written for; empty means every one from sm_80 on.
+        Targets the kernel is written for; empty means all from sm_80 on.
     allowed_spills : int
-        Bytes of register spills that are known and explained, of any configuration.
+        Most bytes of register spills of any configuration, known and explained.
     shared_memory : bool
         Whether the kernel uses shared memory.
     """
 
-    name: str
+    file: str
     params: ParamStruct
     configs: Callable[[], Iterator[dict[str, ConfigValue]]]
     architectures: tuple[str, ...] = ()
     allowed_spills: int = 0
     shared_memory: bool = False
 
+    @property
+    def name(self) -> str:
+        """Stem of the file, which is the name of its entry point."""
+        return PurePosixPath(self.file).stem
+
     def source(self, config: Mapping[str, ConfigValue]) -> KernelSource:
         """Return the compilable source of one configuration."""
-        return KernelSource.make(f"{self.name}.cu", self.name, config, self.params)
+        return KernelSource.make(self.file, self.name, config, self.params)
 
     def runs_on(self, arch: str) -> bool:
         return not self.architectures or arch in self.architectures
@@ -51,7 +57,7 @@ class KernelSpec:
         self, config: Mapping[str, ConfigValue], device: int, dynamic_shared: int = 0
     ) -> LoadedKernel:
         """Compile if needed and load on a CUDA device."""
-        # Builds ask again and again: the hash of a source takes as long as several launches.
+        # Builds ask often, and the hash of a source takes as long as several launches.
         asked = (device, dynamic_shared, *config.items())
         found = self._loaded.get(asked)
         if found is None:

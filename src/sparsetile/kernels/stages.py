@@ -1,4 +1,4 @@
-"""Kernels that build a format in stages: threads and grid, a thread for each element of a stage."""
+"""Kernels that build a format in stages: threads and grid, one thread per element of a stage."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sparsetile.jit.source import ConfigValue
 __all__ = ["STAGE_THREADS", "stage_config", "stage_configs", "stage_grid"]
 
 STAGE_THREADS = 256
-# Thread blocks for each SM: all that it holds.
-_BLOCKS = 8
+# Thread blocks per SM: all that it holds.
+STAGE_BLOCKS = 8
 
 
 def stage_config() -> dict[str, ConfigValue]:
@@ -19,10 +19,10 @@ def stage_config() -> dict[str, ConfigValue]:
 
 
 def stage_configs() -> Iterator[dict[str, ConfigValue]]:
-    """All of such a kernel: one."""
+    """All configurations of such a kernel: one."""
     yield stage_config()
 
 
 def stage_grid(work: int, processors: int) -> tuple[int, int, int]:
-    """A thread for each of ``work`` elements, or all that the GPU holds, which take turns."""
-    return (min(-(-work // STAGE_THREADS), processors * _BLOCKS), 1, 1)
+    """One thread per element, or all that the GPU holds, which stride over ``work`` elements."""
+    return (min(-(-work // STAGE_THREADS), processors * STAGE_BLOCKS), 1, 1)

@@ -12,13 +12,13 @@ from sparsetile.kernels.spec import KernelSpec
 __all__ = ["OPERAND_THREADS", "TF32_OPERAND", "operand_config", "operand_grid"]
 
 OPERAND_THREADS = 256
-# Elements that an access moves where B is aligned.
+# Elements of an access if B is aligned.
 VECTOR = 4
 _TILE = 64
 
 
 def operand_config(k_major: bool, vector: int) -> dict[str, ConfigValue]:
-    """Constants of the kernel; ``k_major``: B lies along k already and is only rounded."""
+    """Constants of the kernel; ``k_major``: B is K-major already and is only rounded."""
     return {"kKMajor": k_major, "kVector": vector, "kThreads": OPERAND_THREADS}
 
 
@@ -33,7 +33,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 TF32_OPERAND = KernelSpec(
-    name="tf32_operand",
+    file="pack/tf32_operand.cu",
     params=ParamStruct.of(
         pointer("b", "const float*"),
         pointer("to", "float*"),

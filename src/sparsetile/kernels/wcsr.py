@@ -43,40 +43,40 @@ __all__ = [
     "window_tiles",
 ]
 
-# Rows of a window, and columns of C that a block of threads makes of it.
+# Rows of a window, and columns of C that a thread block makes of it.
 HEIGHTS = (64,)
 WIDTHS = (128, 256)
 # Columns of C that a block of the second kernel makes; the warps that share the pieces of a strip
-# there, and the pieces a window, in the mean, from which on they do.
+# in it, and the mean pieces per window from which they do.
 JOIN_COLUMNS = 32
 JOIN_PARTS, MANY_PIECES = 16, 6
-# Bytes of a row of B in a unit that is computed again.
+# Bytes of a row of B in a unit of recomputation.
 UNIT_BYTES = 256
-# Threads that compute a window again: 128 registers each, all of an SM.
+# Threads that recompute a window: 128 registers each, all of an SM.
 WINDOW_REDO_THREADS = 512
-# Instructions of units over those of whole windows, by bytes of an element, counted for one row of
+# Instructions of units relative to whole windows, by bytes of an element, counted for one row of
 # B in a hundred with NaN (2.3 and 1.3); rounded down.
 REDO_GAIN = {4: 2, 2: 1}
 # Columns of A in a tile, and rows of a window that a warp decodes.
 TILE, STRIP = 8, 16
 # Order in which a tile's column ids are stored: the even ones are k = 0 to 3 of TF32's product.
 STAGED_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
-# What shared memory takes to begin at a multiple of the swizzle's 1024 bytes.
+# Shared memory spent on alignment to the swizzle's 1024 bytes.
 SWIZZLE_ATOM = 1024
-# Threads that bring B in a step, groups of them in turn; 16-byte loads that each has under way, by
-# columns: 64 KB an SM for the wide tile.
+# Threads that load B in a step, groups of them in turn; 16-byte loads of each in flight, by
+# columns: 64 KB per SM for the wide tile.
 PRODUCERS, GROUPS = 128, 2
 LOADS = {128: 8, 256: 16}
 # Stages of B, and of A's tiles, which are copied further ahead.
 STAGES, TILE_STAGES = 4, 10
-# Registers of a consuming and of a producing thread. A block starts with 168 for each of its 384
+# Registers of a consumer and of a producer thread. A block starts with 168 for each of its 384
 # threads, and would wait for ever for more than that in all.
 REGISTERS = (200, 152)
 
 
 @dataclass(frozen=True)
 class WindowTile:
-    """What a block of threads makes: ``columns`` columns of a window of ``height`` rows."""
+    """The work of a thread block: ``columns`` columns of a window of ``height`` rows."""
 
     height: int
     columns: int
@@ -92,7 +92,7 @@ class WindowTile:
 
     @property
     def sums(self) -> int:
-        """Sums that a lane holds."""
+        """Sums of a lane."""
         return self.columns // 2
 
     def step_tiles(self, dtype: torch.dtype) -> int:
@@ -112,7 +112,7 @@ class WindowTile:
         return -(-n // self.columns)
 
     def units(self, rows: int, dtype: torch.dtype) -> int:
-        """Parts of a slab that are computed again by themselves: strips of 256 bytes of columns."""
+        """Units of a slab that are recomputed separately: strips of 256 bytes of columns."""
         pieces = self.columns * dtype.itemsize // UNIT_BYTES
         return -(-rows // self.height) * self.warps * pieces
 
@@ -122,7 +122,7 @@ def window_tiles(widths: Sequence[int] = WIDTHS) -> list[WindowTile]:
 
 
 def choose_window_tile(height: int, n: int) -> WindowTile:
-    """Return the wide tile where ``n`` columns need it."""
+    """Return the wide tile if ``n`` columns need it."""
     return WindowTile(height, WIDTHS[0] if n <= WIDTHS[0] else WIDTHS[1])
 
 
@@ -151,7 +151,7 @@ def wcsr_config(
 def _each(
     tiles: Callable[[], Sequence[object]], config: Callable[..., dict[str, ConfigValue]]
 ) -> Iterator[dict[str, ConfigValue]]:
-    """Yield ``config`` of all types of operands and of C, and all tiles, with weights or none."""
+    """Yield ``config`` for all types of operands and of C, all tiles, with and without weights."""
     for dtype, tile, weighted in itertools.product(ELEMENTS, tiles(), (True, False)):
         for out in out_dtypes(dtype):
             yield config(dtype, tile, weighted, out_dtype=out)
@@ -159,7 +159,7 @@ def _each(
 
 @dataclass(frozen=True)
 class JoinTile:
-    """How pieces of windows are added up: ``parts`` warps share those of sixteen rows."""
+    """The join of pieces of windows: ``parts`` warps share those of sixteen rows."""
 
     tile: WindowTile
     parts: int
@@ -170,7 +170,7 @@ class JoinTile:
 
     @property
     def blocks(self) -> int:
-        """Blocks of threads for each window in pieces."""
+        """Thread blocks for each window in pieces."""
         strips = 1 if self.parts == 1 else self.tile.warps
         return strips * self.tile.columns // JOIN_COLUMNS
 
@@ -180,7 +180,7 @@ def join_tiles() -> list[JoinTile]:
 
 
 def choose_join_tile(tile: WindowTile, cuts: int, slots: int) -> JoinTile:
-    """Return several warps a strip where windows are in many pieces."""
+    """Return several warps per strip if windows are in many pieces."""
     return JoinTile(tile, JOIN_PARTS if slots >= MANY_PIECES * cuts else 1)
 
 
@@ -191,7 +191,7 @@ def join_config(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> dict[str, ConfigValue]:
-    """Constants of ``join_wcsr.cu``, which adds up the pieces that the product left."""
+    """Constants of ``join_wcsr.cu``, which adds up the product's pieces."""
     return {
         **element_types(dtype, out_dtype),
         "kCols": join.tile.columns,
@@ -208,7 +208,7 @@ def redo_wcsr_config(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> dict[str, ConfigValue]:
-    """Constants of ``redo_wcsr.cu``, which computes again what is not finite."""
+    """Constants of ``redo_wcsr.cu``, which recomputes non-finite results."""
     return {
         **element_types(dtype, out_dtype),
         "kCols": tile.columns,
@@ -219,10 +219,10 @@ def redo_wcsr_config(
 
 
 def redo_windows_pays(dtype: torch.dtype, tile: WindowTile, share: float, longest: int) -> bool:
-    """Whether windows are computed again as a whole; ``share``: tiles of all slabs for each SM.
+    """Whether whole windows are recomputed; ``share``: tiles of all slabs for each SM.
 
-    One thread block then goes through all tiles of a window, while its units are many blocks' work
-    that takes REDO_GAIN times as many instructions. So the longest window decides.
+    One thread block then processes all tiles of a window. Its units would be spread over many
+    blocks, with REDO_GAIN times as many instructions. So the longest window decides.
     """
     return tile.columns == WIDTHS[1] and longest <= REDO_GAIN[dtype.itemsize] * share
 
@@ -234,7 +234,7 @@ def redo_windows_config(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> dict[str, ConfigValue]:
-    """Constants of ``redo_windows.cu``, which does so a window at a time; wide tiles alone."""
+    """Constants of ``redo_windows.cu``, which does so a window at a time; only wide tiles."""
     config = redo_wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
     del config["kMinBlocks"]
     return config | {"kThreads": WINDOW_REDO_THREADS}
@@ -259,14 +259,14 @@ _PARAMS = ParamStruct.of(
     i32("n"),
 )
 SPMM_WCSR = KernelSpec(
-    name="spmm_wcsr",
+    file="windows/spmm_wcsr.cu",
     params=_PARAMS,
     configs=partial(_each, window_tiles, wcsr_config),
     architectures=("sm_90a",),
     shared_memory=True,
 )
 JOIN_WCSR = KernelSpec(
-    name="join_wcsr",
+    file="windows/join_wcsr.cu",
     params=_PARAMS,
     configs=partial(_each, join_tiles, join_config),
     architectures=("sm_90a",),
@@ -274,7 +274,7 @@ JOIN_WCSR = KernelSpec(
     allowed_spills=16,  # of a warp's place, outside loops
 )
 REDO_WCSR = KernelSpec(
-    name="redo_wcsr",
+    file="windows/redo_wcsr.cu",
     params=_PARAMS,
     configs=partial(_each, window_tiles, redo_wcsr_config),
     architectures=("sm_90a",),
@@ -282,7 +282,7 @@ REDO_WCSR = KernelSpec(
     allowed_spills=44,  # outside the loop over tiles
 )
 REDO_WINDOWS = KernelSpec(
-    name="redo_windows",
+    file="windows/redo_windows.cu",
     params=_PARAMS,
     configs=partial(_each, partial(window_tiles, WIDTHS[1:]), redo_windows_config),
     architectures=("sm_90a",),

@@ -6,7 +6,7 @@ Two shapes of mask, one chosen for each head from a sample of its queries:
     vertical-slash    columns that every query looks at, and diagonals: distances that it looks back
 
 Both keep about the same number of blocks in each row, so the one that covers more of the sampled
-attention is taken. Masks are made with tensor operations on the device; nothing waits for it.
+attention is used. Masks are made with tensor operations on the device, without synchronisation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["KINDS", "attention_blocks", "sparse_attention", "use_sparse_attentio
 
 KINDS = ("auto", "local_sink", "vertical_slash")
 _NAME = "sparsetile"
-# Queries at the end of the prompt that are looked at.
+# Queries at the end of the prompt that are sampled.
 _SAMPLE = 64
 # A diagonal of tokens runs through two blocks of each row.
 _SLASH_WIDTH = 2
@@ -159,7 +159,7 @@ def _causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
 
 @functools.cache
 def _flex(compiled: bool) -> Callable[..., Any]:
-    """FlexAttention as it is fused: by a compiler around the caller, or by one of its own."""
+    """FlexAttention, compiled here if ``compiled``, else with the caller."""
     from torch.nn.attention.flex_attention import flex_attention
 
     found: Callable[..., Any] = flex_attention
@@ -167,7 +167,7 @@ def _flex(compiled: bool) -> Callable[..., Any]:
 
 
 def _dense_mask(kept: Tensor, tokens: int, block: int) -> Tensor:
-    """The same mask, token by token, for a host."""
+    """The same mask, token by token, for the CPU."""
     wide = kept.repeat_interleave(block, -1).repeat_interleave(block, -2)[..., :tokens, :tokens]
     return wide & torch.ones((tokens, tokens), dtype=torch.bool, device=kept.device).tril()
 
@@ -231,7 +231,7 @@ def sparse_attention(
     with torch.no_grad():
         kept = attention_blocks(q, k, keep=keep, kind=kind, block=block)
     tokens, grouped = q.shape[2], q.shape[1] != k.shape[1]
-    if not q.is_cuda:  # unfused, FlexAttention looks at no block lists
+    if not q.is_cuda:  # without compilation, FlexAttention ignores block lists
         mask = _dense_mask(kept, tokens, block)
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped

@@ -1,85 +1,90 @@
-"""Graphs that the layers were given before, found again.
+"""The cache of graphs that were passed to layers.
 
-A graph is known by the keys of the tensors it was given as (``intake.fingerprint``). It is kept
-while those tensors live, and at most ``MAX_GRAPHS`` are.
+A graph is found by the fingerprint of its tensors (``intake.fingerprint``). It is kept while those
+tensors live. At most ``MAX_GRAPHS`` are kept.
 
-Mini-batches bring a new graph at every step. Where the last graph ended after a few calls, the next
-one is a block where sums and means are all that is asked of it (``nn/blocks.py``), or gets a plan
-that chooses and counts nothing (``plan(tune="none")``), one for all widths: its edges are sorted,
-and little more. A graph that stays after all gets its own plans then.
+Mini-batches bring a new graph at every step. If the last graph was freed after a few calls, the
+next one is taken as short-lived. If the layer needs only sums and means, it becomes a
+:class:`SampledGraph` (``nn/sampled.py``). Otherwise one untuned plan (``plan(tune="none")``) serves
+all widths. A graph that is used longer gets its own plans.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
-import weakref
-from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparsetile.cache.kept import Kept
 from sparsetile.core.errors import value_error
 from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import Names, from_coordinates
 from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key
-from sparsetile.jit.loader import current_stream_handle
-from sparsetile.nn.blocks import Block, make_block, takes_blocks
-from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, building, lock
+from sparsetile.jit.loader import current_stream_handle, device_index
+from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, building
 from sparsetile.nn.inputs import Given
+from sparsetile.nn.sampled import SampledGraph, make_sampled, takes_sampled
 from sparsetile.plan.plan import Plan
-from sparsetile.systems.shared.cuda_context import device_index
 
 __all__ = [
     "MAX_GRAPHS",
     "clear_graph_cache",
-    "find_block",
     "find_graph",
+    "find_sampled",
     "is_short_lived",
     "note_loops",
 ]
 
 MAX_GRAPHS = 32
 
-# Key -> (id of the tensor it was given as, key of its content, graph).
-_graphs: OrderedDict[Hashable, tuple[int, Hashable, Graph]] = OrderedDict()
-# id of a tensor -> weak reference whose callback forgets the tensor's graphs.
-_watched: dict[int, weakref.ref[Any]] = {}
-# id of the edges of a short-lived graph for which nothing is prepared -> number of calls.
-_calls: dict[int, int] = {}
-# id of edges without weights -> what was asked for -> (what they looked like, key of their graph).
-_recent: dict[int, dict[Hashable, tuple[Hashable, Hashable]]] = {}
-
 
 class _Regime:
-    """Whether graphs are short-lived: the last one that ended had been used a few times only.
+    """Whether graphs are short-lived: the last one that was freed had been used a few times only.
 
-    ``looped``: one of them had edges from a node to itself, which a convolution does not take.
+    ``looped``: one of them had self-loops, which ``SampledGraph.convolve`` does not support.
     """
 
     short_lived = False
     looped = False
 
 
-def is_short_lived(edges: Tensor) -> bool:
-    """Whether edges are to be taken as those of a short-lived graph, and nothing is prepared.
+class _Entry(NamedTuple):
+    """A graph, and the key of its content."""
 
-    Calls are counted: a tensor that is asked for more often stays, whatever came before it.
+    pattern_key: Hashable
+    graph: Graph
+
+
+def _learn(entry: _Entry) -> None:
+    """Learn whether graphs are short-lived from one that is dropped."""
+    _Regime.short_lived = entry.graph.calls <= SHORT_LIVED_CALLS
+
+
+# Notes about edges: how often they were looked up while no graph was made of them, and, if they
+# have no weights, request -> (fingerprint, key of the graph).
+_graphs = Kept[_Entry](MAX_GRAPHS, ended=_learn)
+_CALLS, _RECENT = "calls", "recent"
+
+
+def is_short_lived(edges: Tensor) -> bool:
+    """Whether to take edges as those of a short-lived graph, and prepare nothing for them.
+
+    Calls are counted: a tensor that is used more often is not short-lived.
     """
     if not _Regime.short_lived:
         return False
-    owner = id(edges)
-    with lock:
-        _watch(edges)
-        calls = _calls[owner] = _calls.get(owner, 0) + 1
-        return calls <= SHORT_LIVED_CALLS
+    with _graphs.lock:
+        notes = _graphs.notes(edges)
+        notes[_CALLS] = notes.get(_CALLS, 0) + 1
+        return notes[_CALLS] <= SHORT_LIVED_CALLS
 
 
 def note_loops() -> None:
-    """Say that short-lived graphs have self-loops: no block is made for convolutions any more."""
+    """Note that short-lived graphs have self-loops: convolutions get no SampledGraph any more."""
     _Regime.looped = True
 
 
@@ -91,36 +96,8 @@ def clear_graph_cache() -> None:
     >>> from sparsetile.nn import clear_graph_cache
     >>> clear_graph_cache()
     """
-    with lock:
-        _graphs.clear()
-        _recent.clear()
-        _calls.clear()
-        _Regime.short_lived = _Regime.looped = False
-
-
-def _end(key: Hashable) -> None:
-    """Forget a graph that will not be seen again, and learn from how long it was used."""
-    found = _graphs.pop(key, None)
-    if found is not None:
-        _Regime.short_lived = found[2].calls <= SHORT_LIVED_CALLS
-
-
-def _forget(owner: int, _: object = None) -> None:
-    """Forget the graphs of a tensor that has ended."""
-    with lock:
-        _watched.pop(owner, None)
-        _recent.pop(owner, None)
-        _calls.pop(owner, None)
-        for key, (of, _, _) in list(_graphs.items()):
-            if of == owner:
-                _end(key)
-
-
-def _watch(tensor: Any) -> None:
-    """Forget a tensor's graphs when it ends."""
-    owner = id(tensor)
-    if owner not in _watched:
-        _watched[owner] = weakref.ref(tensor, functools.partial(_forget, owner))
+    _graphs.clear()
+    _Regime.short_lived = _Regime.looped = False
 
 
 def find_graph(
@@ -133,7 +110,7 @@ def find_graph(
     loops: Loops = "keep",
     only_reduces: bool = False,
 ) -> tuple[Graph, Hashable]:
-    """Return the prepared graph of an input, made or found again, and the key of its weights.
+    """Return the graph of an input, from the cache or new, and the key of its weights.
 
     Parameters
     ----------
@@ -142,10 +119,10 @@ def find_graph(
     size : (sources, targets)
         Nodes that x has.
     device : torch.device
-        Where x lies. The graph must lie there too.
+        The device of x. The graph must be on it too.
     only_reduces : bool
-        Whether the caller asks for :meth:`Graph.aggregate` alone: a short-lived one may then be
-        a :class:`sparsetile.nn.blocks.Block`.
+        Whether the caller uses only :meth:`Graph.aggregate`. A short-lived graph may then be a
+        :class:`sparsetile.nn.sampled.SampledGraph`.
     """
     _check_size(layer, given, size)
     if given.pattern.device != device:
@@ -156,7 +133,7 @@ def find_graph(
     if given.kind == "plan":
         return Graph(given.pattern._csr, planned=given.pattern), None
     graph, values_key = _find(layer, given, size, flow, loops, only_reduces)
-    if isinstance(graph, Block):
+    if isinstance(graph, SampledGraph):
         if only_reduces and given.weight is None:
             return graph, values_key
         graph = graph.canonical
@@ -164,23 +141,23 @@ def find_graph(
     return graph, values_key
 
 
-def find_block(
+def find_sampled(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str
-) -> Block | None:
-    """Return edges without weights as a block where graphs are short-lived, else None.
+) -> SampledGraph | None:
+    """Return edges without weights as a SampledGraph if graphs are short-lived, else None.
 
     Parameters are those of :func:`find_graph`.
     """
     plain = given.kind == "edges" and given.weight is None and given.pattern.numel()
     if not plain or not _Regime.short_lived or _Regime.looped or torch.compiler.is_compiling():
         return None
-    if not takes_blocks(device):
+    if not takes_sampled(device):
         return None
     try:
         found, _ = find_graph(layer, given, size, device, flow=flow, only_reduces=True)
-    except ValueError:  # the caller's own graph says what is wrong
+    except ValueError:  # making the caller's graph raises the same error
         return None
-    return found if isinstance(found, Block) else None
+    return found if isinstance(found, SampledGraph) else None
 
 
 def _find(
@@ -199,69 +176,53 @@ def _find(
     shape = (size[1], size[0])
     matrix = given.pattern
     edges = given.kind == "edges"
-    as_block = only_reduces and edges and given.weight is None and loops == "keep"
-    # Blocks are read, sorted and transposed by their products: each thread and stream has its own.
-    asked = (shape, flow, loops, _here(matrix.device) if as_block else None)
+    as_sampled = only_reduces and edges and given.weight is None and loops == "keep"
+    # Products of a SampledGraph sort and transpose it: each thread and stream has its own.
+    asked = (shape, flow, loops, _here(matrix.device) if as_sampled else None)
     if edges and given.weight is None:
         again = _find_again(matrix, asked)
         if again is not None:
             return again, None
     counted = edges and counter_tells(matrix)
-    owner = id(matrix)
-    if as_block and counted and _Regime.short_lived and owner not in _watched:
-        block = make_block(layer, matrix, flow == "source_to_target", shape)
-        if block is not None:
-            # Never seen: no other graph has its content, and no fingerprint has to tell them apart.
-            own_key = ("block", owner, asked)
-            block.calls = 1
-            with lock:
-                _keep(matrix, own_key, own_key, block)
-                _expect(matrix, asked, own_key)
-            return block, None
+    if as_sampled and counted and _Regime.short_lived and _graphs.noted(matrix) is None:
+        sampled = make_sampled(layer, matrix, flow == "source_to_target", shape)
+        if sampled is not None:
+            # The tensor is new, so its graph is too: no fingerprint is needed.
+            own_key = ("sampled", id(matrix), asked)
+            sampled.calls = 1
+            _graphs.keep(own_key, _Entry(own_key, sampled), matrix)
+            _expect(matrix, asked, own_key)
+            return sampled, None
     prints = (
         edges_fingerprint(matrix, given.weight, shape, counted=counted)
         if edges
         else fingerprint(matrix)
     )
     if prints is None:
-        made = _make(layer, given, shape, flow, loops, as_block)
+        made = _make(layer, given, shape, flow, loops, as_sampled)
         made.short_lived = True  # it cannot be found again
         return made, object()
     pattern_key, values_key = prints
     key = (given.kind, pattern_key, *asked)
-    with lock:
+    with _graphs.lock:
         found = _graphs.get(key)
-        if found is not None:
-            _graphs.move_to_end(key)
-        else:
-            made = _make(layer, given, shape, flow, loops, as_block and _Regime.short_lived)
-            if owner in _watched:
-                # The same tensor with another content: what it was before is of no use any more.
-                for old, (of, pattern, _) in list(_graphs.items()):
-                    if of == owner and pattern != pattern_key:
-                        _end(old)
+        if found is None:
+            made = _make(layer, given, shape, flow, loops, as_sampled and _Regime.short_lived)
+            # The tensor's content has changed: drop its old graph.
+            for old, entry in _graphs.of(matrix):
+                if entry.pattern_key != pattern_key:
+                    _graphs.drop(old)
             made.short_lived = _Regime.short_lived
-            found = _keep(matrix, key, pattern_key, made)
-        found[2].calls += 1
-        if counted and given.weight is None and owner in _watched:
+            found = _graphs.keep(key, _Entry(pattern_key, made), matrix)
+        found.graph.calls += 1
+        if counted and given.weight is None:
             _expect(matrix, asked, key)
-    return found[2], values_key
-
-
-def _keep(
-    matrix: Any, key: Hashable, pattern_key: Hashable, graph: Graph
-) -> tuple[int, Hashable, Graph]:
-    """Keep a graph while what it was given as lives, and return its entry. Needs the lock."""
-    _watch(matrix)
-    kept = _graphs[key] = (id(matrix), pattern_key, graph)
-    while len(_graphs) > MAX_GRAPHS:
-        _graphs.popitem(last=False)
-    return kept
+    return found.graph, values_key
 
 
 def _expect(edges: Tensor, asked: Hashable, key: Hashable) -> None:
-    """Let ``_find_again`` find a graph without the key of its content. Needs the lock."""
-    recent = _recent.setdefault(id(edges), {})
+    """Let ``_find_again`` find a graph without the key of its content."""
+    recent = _graphs.notes(edges).setdefault(_RECENT, {})
     if len(recent) >= MAX_GRAPHS:
         recent.clear()
     recent[asked] = (tensor_key(edges), key)
@@ -274,17 +235,16 @@ def _here(device: torch.device) -> tuple[int, int]:
 
 
 def _find_again(edges: Tensor, asked: Hashable) -> Graph | None:
-    """Return the graph that the same tensor gave before, unless it looks otherwise now."""
-    recent = _recent.get(id(edges), {}).get(asked)
+    """Return the graph that was made of the same tensor, unless the tensor has changed."""
+    notes = _graphs.noted(edges)
+    recent = None if notes is None else notes.get(_RECENT, {}).get(asked)
     if recent is None or recent[0] != tensor_key(edges):
         return None
-    with lock:
-        found = _graphs.get(recent[1])
-        if found is None:
-            return None
-        _graphs.move_to_end(recent[1])
-        found[2].calls += 1
-        return found[2]
+    found = _graphs.get(recent[1])
+    if found is None:
+        return None
+    found.graph.calls += 1
+    return found.graph
 
 
 # What torch.compiler.disable does, without the 1.5 s import of torch._dynamo.
@@ -301,7 +261,7 @@ def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
         if known == (None, None):
             return
     else:
-        # Asked last: looking for all that a protocol has is slow.
+        # Last, because isinstance is slow with a protocol.
         shared = not isinstance(pattern, Plan) and isinstance(pattern, SharedPlan)
         shape = pattern.local_shape if shared else pattern.shape
         known = tuple(shape)[::-1]
@@ -313,12 +273,12 @@ def _check_size(layer: str, given: Given, size: tuple[int, int]) -> None:
 
 
 def _make(
-    layer: str, given: Given, shape: tuple[int, int], flow: str, loops: Loops, as_block: bool
+    layer: str, given: Given, shape: tuple[int, int], flow: str, loops: Loops, as_sampled: bool
 ) -> Graph:
-    if as_block:
-        block = make_block(layer, given.pattern, flow == "source_to_target", shape)
-        if block is not None:
-            return block
+    if as_sampled:
+        sampled = make_sampled(layer, given.pattern, flow == "source_to_target", shape)
+        if sampled is not None:
+            return sampled
     with building(given.pattern.device, layer):
         names = Names(layer, rows="edge_index[1]", columns="edge_index[0]")
         base = None
@@ -346,7 +306,7 @@ def _make(
 
 
 def _split_loops(layer: str, source: Tensor, target: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the edges that are no self-loops, and each node's last self-loop."""
+    """Return the numbers of the edges that are not self-loops, and each node's last self-loop."""
     is_loop = source == target
     kept, looped = torch.nonzero(~is_loop).flatten(), torch.nonzero(is_loop).flatten()
     at = source[looped]

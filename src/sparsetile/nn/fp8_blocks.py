@@ -10,8 +10,8 @@ from sparsetile.intake.csr import FP8
 
 __all__ = ["quantized", "scaled"]
 
-_LARGEST = 448.0  # that E4M3 holds
-_EXPONENT_LIMIT = 7  # that linear_few.cu takes
+_LARGEST = 448.0  # finite value of E4M3
+_EXPONENT_LIMIT = 7  # of linear_few.cu
 
 
 def quantized(function: str, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,7 +22,7 @@ def quantized(function: str, weight: Tensor) -> tuple[Tensor, Tensor]:
             function, "weight", "finite and at most 57344",
             f"a kept block with {float(largest.max()):g}", "Clip the weights first",
         )  # fmt: skip
-    # The largest weight of a block lies in the upper half of what E4M3 holds.
+    # The largest weight of a block lies in the upper half of E4M3's range.
     exponent = torch.ceil(torch.log2(largest.clamp(min=2.0**-60) / _LARGEST)).clamp(min=-100)
     whole = exponent.to(torch.int8)
     return scaled(weight, -whole, torch.float32).to(FP8), whole
@@ -30,7 +30,7 @@ def quantized(function: str, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def scaled(blocks: Tensor, exponent: Tensor, dtype: torch.dtype) -> Tensor:
     """Blocks times two to the power of each one's exponent, in ``dtype``; rounded once at most."""
-    # Float16 holds few powers of two; the others hold all that there are.
+    # Float16 has too few powers of two; the other types have all that occur.
     wide = torch.float32 if dtype is torch.float16 else dtype
     # The bits of a float32 that is a power of two: pow and exp2 need not be exact.
     power = ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)

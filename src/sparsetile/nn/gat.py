@@ -3,11 +3,11 @@
 Scores are one number per edge and head, gathered from one number per node and head. Nothing of
 edges × features is stored.
 
-On a GPU the scores' terms, the softmax and the sum of messages are three kernels for all heads, and
-three more compute all gradients (``plan/graph_attention.py``). Attention is computed
-again in each, from numbers per node, and stored nowhere. Additions have a fixed order. Elsewhere,
-and where the attention itself is asked for, torch computes it as [edges, heads], and the sum of
-messages is a product of each head with the attention as A's values.
+On a GPU, three kernels compute the scores' terms, the softmax and the sum of messages for all
+heads, and three more all gradients (``layers/graph_attention.py``). Each recomputes the attention
+from numbers per node and stores it nowhere. The order of additions is fixed. Otherwise, and if the
+caller wants the attention itself, torch computes it as [edges, heads], and each head is one product
+with the attention as A's values.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.core.protocols import SharedPlan
+from sparsetile.layers.graph_attention import (
+    ATTENTION_DTYPES,
+    attention_layer,
+    graph_attention,
+    node_scores,
+)
 from sparsetile.nn.arguments import (
     channels,
     features,
@@ -33,21 +39,15 @@ from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.pairs import pair_of
-from sparsetile.plan.dispatch import transforming
-from sparsetile.plan.graph_attention import (
-    ATTENTION_DTYPES,
-    attention_layer,
-    graph_attention,
-    node_scores,
-)
 from sparsetile.plan.inference import InferencePlan
+from sparsetile.plan.modes import transforming
 from sparsetile.plan.operands import in_plan_dtype
 from sparsetile.plan.plan import Plan
 
 __all__ = ["GATConv"]
 
-# What the kernels of graph attention take: where they run, slabs of columns in a grid, entries.
-_DEVICE, _MOST_COLUMNS, _MOST_ENTRIES = "cuda", 2**20, 2**31
+# Limits of the attention kernels: devices, slabs of columns in a grid, entries.
+FUSED_ON, _MOST_COLUMNS, _MOST_ENTRIES = "cuda", 2**20, 2**31
 
 
 class GATConv(nn.Module):
@@ -264,9 +264,9 @@ class GATConv(nn.Module):
         return None if messages is None else messages.view(-1, self.heads, self.out_channels)
 
     def _fuses(self, graph: Graph, messages: Tensor) -> bool:
-        """Whether the kernels of graph attention serve this call."""
+        """Whether the fused kernels support this call."""
         return (
-            messages.device.type == _DEVICE
+            messages.device.type == FUSED_ON
             and messages.dtype in ATTENTION_DTYPES
             and self.heads * self.out_channels <= _MOST_COLUMNS
             and graph.csr.nnz < _MOST_ENTRIES
@@ -292,7 +292,7 @@ class GATConv(nn.Module):
             messages = messages.to(torch.get_autocast_dtype(messages.device.type))
         scales = None
         if self.training and self.dropout:
-            # The draws that dropout of [edges, heads] attention would make.
+            # Same random numbers as dropout of [edges, heads] attention.
             ones = torch.ones(
                 graph.edge_count, self.heads, dtype=torch.float32, device=messages.device
             )
@@ -347,7 +347,7 @@ class GATConv(nn.Module):
 
     def _gather(self, graph: Graph, messages: Tensor, attention: Tensor) -> Tensor:
         """Return the weighted sums of messages, heads joined, bias added."""
-        # Brought to A's order once for all heads. A given plan takes its own edges' order.
+        # Permuted to A's order once for all heads. A given plan uses the order of its own edges.
         if graph.planned is None:
             attention = graph.to_entries(attention)
         by_head = attention.t().contiguous()

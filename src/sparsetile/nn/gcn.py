@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
+from sparsetile.layers.normalise import normalised_values
 from sparsetile.nn.arguments import (
     channels,
     features,
@@ -19,15 +20,14 @@ from sparsetile.nn.arguments import (
     refuse_others,
     sum_only,
 )
-from sparsetile.nn.blocks import Block
-from sparsetile.nn.cache import find_block, find_graph, note_loops
+from sparsetile.nn.cache import find_graph, find_sampled, note_loops
 from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import Given, read_input
-from sparsetile.plan.dispatch import plain_call
+from sparsetile.nn.sampled import SampledGraph
+from sparsetile.plan.modes import plain_call
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
-from sparsetile.systems.shared.normalise import normalised_values
 
 __all__ = ["GCNConv", "gcn_matrix", "gcn_plan"]
 
@@ -139,11 +139,11 @@ class GCNConv(nn.Module):
         given = read_input("GCNConv", edge_index, edge_weight, self.flow)
         nodes = x.shape[-2]
         if self.normalize and self.add_self_loops:
-            block = find_block("GCNConv", given, (nodes, nodes), x.device, flow=self.flow)
-            out = None if block is None else self._of_block(block, x, relu)
+            sampled = find_sampled("GCNConv", given, (nodes, nodes), x.device, flow=self.flow)
+            out = None if sampled is None else self._of_sampled(sampled, x, relu)
             if out is not None:
                 return out
-            if block is not None and block.has_loops:
+            if sampled is not None and sampled.has_loops:
                 note_loops()
         loops: Loops = "append" if given.kind == "matrix" else "replace"
         graph, values_key = find_graph(
@@ -156,17 +156,17 @@ class GCNConv(nn.Module):
             return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
         return self._map(graph.aggregate(x, weights), relu)
 
-    def _of_block(self, block: Block, x: Tensor, relu: bool) -> Tensor | None:
-        """The same for a short-lived graph; None where a block cannot."""
+    def _of_sampled(self, sampled: SampledGraph, x: Tensor, relu: bool) -> Tensor | None:
+        """The convolution of a sampled graph; None if the call is not supported."""
         if self.out_channels <= self.in_channels:
-            return block.convolve(self.lin(x), self.bias, relu)
-        wide = block.convolve(x, None, False)
+            return sampled.convolve(self.lin(x), self.bias, relu)
+        wide = sampled.convolve(x, None, False)
         if wide is None:
             return None
         return self._map(wide, relu)
 
     def _map(self, x: Tensor, relu: bool) -> Tensor:
-        """The linear map of what is summed already."""
+        """The linear map after the sum."""
         if is_plain_linear(self.lin):
             out = functional.linear(x, self.lin.weight, self.bias)
         else:
@@ -271,10 +271,10 @@ def _values(graph: Graph, given: Given, fill: float, normalize: bool, dtype: tor
     dtype = torch.promote_types(dtype, torch.float32)
     weight = graph.edge_weights(given, fill)
     if weight is not None:
-        where = graph.weight_map(differentiable=normalize and weight.requires_grad)
+        weight_map = graph.weight_map(differentiable=normalize and weight.requires_grad)
         if not normalize:
-            return where.entries(weight.to(dtype), fill)
-        return normalised_values(where, weight, fill, dtype, fused=plain_call())
+            return weight_map.entries(weight.to(dtype), fill)
+        return normalised_values(weight_map, weight, fill, dtype, fused=plain_call())
     if graph.multiplicity is not None:
         values = graph.multiplicity.to(dtype)
     else:
@@ -282,7 +282,7 @@ def _values(graph: Graph, given: Given, fill: float, normalize: bool, dtype: tor
     if not normalize:
         return values
     degree = graph.csr.row_sums(values)
-    # Nodes without incoming weight are scaled by 0. The inner where keeps their gradient finite.
+    # Nodes without incoming weight are scaled by 0. The inner torch.where keeps gradients finite.
     empty = degree == 0
     scale = torch.where(empty, 0.0, torch.where(empty, 1.0, degree).pow(-0.5))
     return scale.index_select(0, graph.rows) * values * scale.index_select(0, graph.csr.indices)

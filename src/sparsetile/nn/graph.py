@@ -1,7 +1,7 @@
 """The prepared graph: A[target, source] as a pattern, and its plans.
 
-Weights do not belong to the pattern: new weights, in place or in a new tensor, keep its plans. A
-short-lived graph gets plans that choose and count nothing; see :mod:`sparsetile.nn.cache`.
+Weights are not part of the pattern: new weights, in place or in a new tensor, keep its plans. A
+short-lived graph gets untuned plans; see :mod:`sparsetile.nn.cache`.
 """
 
 from __future__ import annotations
@@ -19,36 +19,35 @@ from torch import Tensor
 from sparsetile.core.protocols import SharedPlan
 from sparsetile.core.streams import capturing, refuse_capture, settle
 from sparsetile.intake import CSR, current_values
-from sparsetile.jit.loader import current_stream_handle
+from sparsetile.jit.loader import current_stream_handle, device_index
+from sparsetile.layers.normalise import WeightMap
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
-from sparsetile.systems.shared.cuda_context import device_index
-from sparsetile.systems.shared.normalise import WeightMap
 
 __all__ = ["SHORT_LIVED_CALLS", "Graph", "Loops", "Weights", "building", "lock"]
 
-# Value sets of one pattern that are kept: those of the layers that share it.
+# Cached value sets per pattern: one for each layer that shares it.
 MAX_VALUES = 4
-# Products after which values that another plan holds get a plan of their own.
+# Products after which a set of values gets its own plan, if the pattern has a plan already.
 PATIENCE = 8
 MAX_COUNTS = 64
-# Calls of layers up to which a graph counts as a short-lived one, such as a sampled block.
+# Up to this many calls a graph counts as short-lived, such as a sampled graph.
 SHORT_LIVED_CALLS = 8
 # Widths that share a plan: all up to this one, and above it those of one power of two.
 NARROW = 32
 
 Loops = Literal["keep", "replace", "append"]
 
-# Of all graphs: making one may drop others.
+# One lock for all graphs: making one may drop others.
 lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def building(device: torch.device, layer: str = "forward") -> Iterator[None]:
-    """Make tensors that later calls may use, on any stream, also those that differentiate.
+    """Make tensors that later calls may use, on any stream and with autograd.
 
-    ``layer`` is what the error begins with that is raised while a CUDA graph is captured.
+    Raises during CUDA graph capture; the error begins with ``layer``.
     """
     refuse_capture(layer, device, "Call the layer once before the capture")
     with torch.inference_mode(False), torch.no_grad():
@@ -57,9 +56,9 @@ def building(device: torch.device, layer: str = "forward") -> Iterator[None]:
 
 
 class Weights:
-    """Values of A for one call, one per entry, and the key that tells them from others.
+    """Values of A for one call, one per entry, and their key in the cache.
 
-    ``key`` is None where the values belong to this call alone, as those that need gradients do.
+    ``key`` is None if the values belong to this call alone, for example if they need gradients.
     """
 
     def __init__(self, key: Hashable | None, values: Tensor) -> None:
@@ -73,7 +72,7 @@ class Graph:
     Parameters
     ----------
     csr : CSR [targets, sources]
-        ``entry_map`` leads from edges (after self-loops were added) to entries. Values, if any,
+        ``entry_map`` maps edges (after self-loops were added) to entries. Values, if any,
         count parallel edges.
     loops : {"keep", "replace", "append"}
         What was done to self-loops. ``replace``: those given were removed, then each node got
@@ -87,7 +86,7 @@ class Graph:
     planned : Plan or SharedPlan, optional
         The plan that was given; it is the only one used then.
     short_lived : bool
-        Whether its plans are to be made without choosing, until :data:`SHORT_LIVED_CALLS`.
+        Whether its plans are made without tuning, until :data:`SHORT_LIVED_CALLS`.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Graph:
         self.short_lived = short_lived
         self.calls = 0
         self.csr = csr if csr.values is None else csr.with_values(None)
-        self.multiplicity = csr.values  # None where no two edges are parallel
+        self.multiplicity = csr.values  # None if no two edges are parallel
         self.loops = loops
         self.planned = planned
         self.weighted = base is not None and base.values is not None  # a matrix with values
@@ -130,9 +129,9 @@ class Graph:
                 self._streams[handle] = torch.cuda.current_stream(device)
 
     def __del__(self) -> None:
-        """Keep the tensors' memory from other work until the streams that read it have done so.
+        """Delay the reuse of the tensors' memory until the streams that read it are done.
 
-        Plans do it themselves.
+        Plans do so themselves.
         """
         if "_streams" not in self.__dict__:
             return
@@ -145,7 +144,7 @@ class Graph:
         self._let_go(parts)
 
     def _let_go(self, parts: Iterable[Tensor | None]) -> None:
-        """Keep the memory of parts from other work until the streams that read it are done."""
+        """Delay the reuse of the parts' memory until the streams that read it are done."""
         if len(self._streams) < 2:
             return
         for stream in self._streams.values():
@@ -160,12 +159,11 @@ class Graph:
 
     # -- entries and edges ----------------------------------------------------------------------
 
-    # Properties that are kept, by hand: functools.cached_property takes a lock, which
-    # torch.compile cannot trace.
+    # Cached by hand: torch.compile cannot trace the lock of functools.cached_property.
 
     def _publish(self, name: str, made: object) -> None:
-        """Keep what was built, unless another thread was first: its result may be in use, on a
-        stream that nobody else knows, and is never replaced."""
+        """Store what was built, unless another thread was first: its result may already be in use
+        on another stream, so it is never replaced."""
         if torch.compiler.is_compiling():  # which cannot trace a lock
             setattr(self, name, made)
             return
@@ -187,26 +185,28 @@ class Graph:
         """(source, target) of each edge, in the order given, added self-loops last."""
         if self._edges is None:
             with building(self.csr.device):
-                source, target, where = self.csr.indices.long(), self.rows, self.csr.entry_map
-                edges = (source, target) if where is None else (source[where], target[where])
+                source, target, entry_map = self.csr.indices.long(), self.rows, self.csr.entry_map
+                if entry_map is not None:
+                    source, target = source[entry_map], target[entry_map]
+                edges = source, target
             self._publish("_edges", edges)
         return self._edges  # type: ignore[return-value]
 
     @property
     def _order(self) -> Tensor | None:
-        """Edge of each entry; None where they are numbered alike."""
-        where = self.csr.entry_map
-        if where is not None and self._edge_of is None:
+        """Edge of each entry; None if entry k is edge k."""
+        entry_map = self.csr.entry_map
+        if entry_map is not None and self._edge_of is None:
             with building(self.csr.device):
-                order = torch.empty_like(where)
-                order[where] = torch.arange(where.numel(), device=where.device)
+                order = torch.empty_like(entry_map)
+                order[entry_map] = torch.arange(entry_map.numel(), device=entry_map.device)
             self._publish("_edge_of", order)
         return self._edge_of
 
     def to_entries(self, values: Tensor) -> Tensor:
         """Bring [edges, ...] to [entries, ...]; parallel edges are summed. Differentiable."""
-        where = self.csr.entry_map
-        if where is not None and where.numel() > self.csr.nnz:
+        entry_map = self.csr.entry_map
+        if entry_map is not None and entry_map.numel() > self.csr.nnz:
             return self.csr.canonical_values(values)
         return values if self._order is None else values.index_select(0, self._order)
 
@@ -253,11 +253,11 @@ class Graph:
     def keep_values(
         self, name: Hashable, values_key: Hashable, compute: Callable[[], Tensor]
     ) -> Weights:
-        """Return the values called ``name``, computed unless they are kept.
+        """Return the values called ``name``, computed unless they are cached.
 
-        ``values_key`` is None for values that follow from the pattern alone: these are computed
-        once, for all streams. Values that follow from weights are kept for the stream that computed
-        them, so that no stream has to wait for another. A CUDA graph computes them at each replay.
+        ``values_key`` is None for values that depend on the pattern alone: these are computed
+        once, for all streams. Values that depend on weights are cached per stream, so that no
+        stream has to wait for another. A CUDA graph computes them at each replay.
         """
         device = self.csr.device
         fixed = values_key is None
@@ -299,37 +299,37 @@ class Graph:
         return values
 
     def edge_counts(self) -> Tensor:
-        """Return how many edges each target has, parallel ones counted each, float64 [targets]."""
+        """Return the number of edges of each target, with parallel ones, float64 [targets]."""
         if self.multiplicity is None:
             return self.csr.row_lengths().double()
         return self.csr.row_sums(self.multiplicity.double())
 
     @property
     def edge_count(self) -> int:
-        """Edges, added self-loops and parallel ones counted each."""
-        where = self.csr.entry_map
-        return self.csr.nnz if where is None else where.numel()
+        """Number of edges, with added self-loops and parallel edges."""
+        entry_map = self.csr.entry_map
+        return self.csr.nnz if entry_map is None else entry_map.numel()
 
     def edges_of_entries(self) -> Tensor | None:
-        """Return how many edges each entry stands for, float32 [entries]; None where all are one.
+        """Return how many edges each entry stands for, float32 [entries]; None if all are one.
 
         A given plan does not count them itself.
         """
         if self.multiplicity is not None:
             return self.multiplicity.float()
-        where = self.csr.entry_map
-        if where is None or where.numel() == self.csr.nnz:
+        entry_map = self.csr.entry_map
+        if entry_map is None or entry_map.numel() == self.csr.nnz:
             return None
         # Sums of whole numbers are exact in any order.
-        ones = torch.ones(where.numel(), device=where.device)
-        return torch.zeros(self.csr.nnz, device=where.device).index_add_(0, where, ones)
+        ones = torch.ones(entry_map.numel(), device=entry_map.device)
+        return torch.zeros(self.csr.nnz, device=entry_map.device).index_add_(0, entry_map, ones)
 
     def mean_weights(self) -> Weights:
-        """Return values that make a sum the mean over edges, parallel ones counted each."""
+        """Return values that make a sum the mean over edges, with parallel ones."""
 
         def compute() -> Tensor:
             assert self.multiplicity is not None
-            edges = self.multiplicity.double()  # a float32 third would spoil products in float64
+            edges = self.multiplicity.double()  # float32 would be too coarse for float64 products
             return edges / self.edge_counts().index_select(0, self.rows)
 
         return self.keep_values("mean", None, compute)
@@ -358,25 +358,22 @@ class Graph:
                 self.planned.permute(x), reduce=reduce, bias=bias, relu=relu,
                 values=None if weights is None else weights.values,
             )  # fmt: skip
-        made, held = self._plan(x, weights)
+        made, key = self._plan(x, weights)
         values = None
-        if weights is not None and (weights.key is None or weights.key != held):
+        if weights is not None and (weights.key is None or weights.key != key):
             values = weights.values
         return made.run(x, values=values, reduce=reduce, bias=bias, relu=relu)
 
     def rows_plan(self, n: int, differentiable: bool) -> tuple[list[Tensor], str]:
         """Return the flat plan whose rows graph attention walks, ``n`` columns wide.
 
-        Nothing is chosen for it: it is the exact system's, one for all widths. With
-        ``differentiable`` it has its transpose.
+        It uses the exact system, so one plan serves all widths. With ``differentiable`` it has its
+        transpose.
         """
         made = self.planned
         if not isinstance(made, Plan):
             made = self._row_plan if self._row_plan is not None else self._make_row_plan(n)
-        if differentiable:
-            made._prepare_gradients()
-        made._note_stream()
-        return made.flat
+        return made.flat_with_transpose() if differentiable else made.flat
 
     def _make_row_plan(self, n: int) -> Plan:
         with lock:
@@ -389,51 +386,51 @@ class Graph:
     _make_row_plan._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _plan(self, x: Tensor, weights: Weights | None) -> tuple[Plan, Hashable]:
-        """Return a plan for products of x's width and type, and the key of the values it holds.
+        """Return a plan for products of x's width and type, and the key of its values.
 
-        Values of one call are given to a plan at each product. Those that stay get a plan that
-        holds them: at once if there is none yet, otherwise after ``PATIENCE`` uses.
+        Values without a key are passed to a plan at each product. The others get a plan of their
+        own: at once if there is no plan yet, otherwise after ``PATIENCE`` uses.
         """
         dtype, device = x.dtype, x.device
         if torch.is_autocast_enabled(device.type) and dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(device.type)
-        # A plan that was not chosen serves every width.
+        # An untuned plan serves every width.
         short_lived = self._still_short_lived(device)
         width = max(NARROW, 1 << (max(x.shape[-1], 1) - 1).bit_length())
-        held = None if weights is None else weights.key
-        # A plan that holds values cannot stand for a pattern, so those are kept apart.
+        key = None if weights is None else weights.key
+        # A plan with values cannot serve as a plan of the pattern, so both kinds are separate.
         kind = (
             0 if short_lived else width, dtype, weights is not None,
             torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         with lock:
             plans = self._plans.setdefault(kind, OrderedDict())
-            if held not in plans:
+            if key not in plans:
                 if len(self._uses) > MAX_COUNTS:  # weights that change at every step leave counts
                     self._uses.clear()
-                self._uses[kind, held] += 1
-                if plans and (held is None or self._uses[kind, held] <= PATIENCE):
-                    held = next(reversed(plans))
-                    return plans[held], held
+                self._uses[kind, key] += 1
+                if plans and (key is None or self._uses[kind, key] <= PATIENCE):
+                    key = next(reversed(plans))
+                    return plans[key], key
                 with building(device):
                     values = None
-                    if weights is not None and held is not None:
+                    if weights is not None and key is not None:
                         values = weights.values.to(dtype)
                     made = plan(
                         self.pattern.with_values(values), width, dtype=dtype,
                         tune="none" if short_lived else "model",
                     )  # fmt: skip
-                plans[held] = made
+                plans[key] = made
                 self._uses.clear()
                 while len(plans) > MAX_VALUES:
                     plans.popitem(last=False)
-            plans.move_to_end(held)
-            return plans[held], held
+            plans.move_to_end(key)
+            return plans[key], key
 
     _plan._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _still_short_lived(self, device: torch.device) -> bool:
-        """Whether plans need not be chosen yet; drops those that were not when they must be."""
+        """Whether plans are still made without tuning. When that ends, drops the untuned plans."""
         if not self.short_lived or self.calls <= SHORT_LIVED_CALLS:
             return self.short_lived
         if capturing(device):
@@ -445,6 +442,6 @@ class Graph:
 
     @property
     def pattern(self) -> CSR:
-        """The pattern as plans take it: their values are one per entry."""
+        """The pattern for plans, whose values are one per entry."""
         csr = self.csr
         return CSR(csr.indptr, csr.indices, None, csr.shape, checked=csr.checked)

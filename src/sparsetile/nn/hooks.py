@@ -14,9 +14,9 @@ __all__ = [
     "take_over_hooks",
 ]
 
-# Attributes of a module that hold its hooks.
+# Attributes of a module with its hooks.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# What says how each of them is called.
+# Attributes that say how each hook is called.
 _HOW_CALLED = (
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -33,9 +33,9 @@ _STATE_HOOKS = (
 
 def has_hooks(module: object) -> bool:
     """Whether a module has a forward or backward hook."""
-    held = getattr(module, "__dict__", {})
+    attributes = getattr(module, "__dict__", {})
     for name in HOOKS:  # noqa: SIM110  a generator costs as much as all four
-        if held.get(name):
+        if attributes.get(name):
             return True
     return False
 
@@ -43,7 +43,7 @@ def has_hooks(module: object) -> bool:
 def has_state_hooks(module: nn.Module) -> bool:
     """Whether a module has a hook that reads or changes its state dict.
 
-    One that a removed ``weight_norm`` leaves behind does not count: it reads old files.
+    The hook that a removed ``weight_norm`` leaves behind does not count: it reads old files.
     """
     found = [hook for name in _STATE_HOOKS for hook in vars(module).get(name, {}).values()]
     return any(
@@ -53,7 +53,7 @@ def has_state_hooks(module: nn.Module) -> bool:
 
 
 def has_tensor_hooks(tensor: Tensor | None) -> bool:
-    """Whether a hook of a tensor waits for its gradient."""
+    """Whether a tensor has a hook on its gradient."""
     return tensor is not None and bool(
         tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
     )

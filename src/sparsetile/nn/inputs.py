@@ -1,12 +1,12 @@
-"""What the layers take as a graph, told apart without reading it and without importing PyG.
+"""Recognises the inputs that layers accept as a graph, without reading them or importing PyG.
 
-Whatever is given ends up as A[target, source]:
+Every input becomes A[target, source]:
 
 - ``edge_index`` [2, E], a tensor or PyG's ``EdgeIndex``: messages flow from ``edge_index[0]`` to
-  ``edge_index[1]``, or the other way with ``flow="target_to_source"``;
+  ``edge_index[1]``, or in reverse with ``flow="target_to_source"``;
 - PyG's ``Data``: its ``edge_index`` and ``edge_weight``, or its ``adj_t``;
 - a torch sparse tensor or :class:`sparsetile.CSR`: PyG's ``adj_t``, rows are targets;
-- a :class:`sparsetile.Plan` of that matrix, used as it is, or a distributed one
+- a :class:`sparsetile.Plan` of that matrix, used unchanged, or a distributed one
   (:mod:`sparsetile.dist`): x then holds this process's nodes.
 """
 
@@ -41,7 +41,7 @@ class Given(NamedTuple):
     kind : {"edges", "matrix", "plan"}
     pattern : Tensor [2, E], sparse matrix [targets, sources], Plan or SharedPlan
     weight : Tensor [E] or None
-        Of edges. A matrix and a plan hold their own values.
+        Of edges. A matrix and a plan have their own values.
     size : tuple
         (sources, targets) as far as an ``EdgeIndex`` knows them, else (None, None).
     """
@@ -71,7 +71,7 @@ def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Give
         if weight is None:
             weight = getattr(graph, "edge_weight", None)
         edges = graph.edge_index
-        if edges is None:  # a transformed Data, whose adj_t holds the weights
+        if edges is None:  # a transformed Data, whose adj_t has the weights
             edges, weight = getattr(graph, "adj_t", None), None
         graph = edges
     kind = kind_of(graph)

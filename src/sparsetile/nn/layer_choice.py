@@ -18,7 +18,7 @@ __all__ = ["Choice", "Filter", "SparsifyReport", "chosen_layers", "why_not_prune
 
 Filter = Callable[[nn.Module, str], bool]
 
-# Last parts of the names that output layers have in models of transformers and of others.
+# Last parts of the names of output layers, in models of transformers and others.
 _HEADS = ("lm_head", "head", "embed_out", "output_projection", "classifier", "score", "qa_outputs")
 _SMALLEST = 16  # rows and columns from which weights of three dimensions are taken for experts
 _ADVICE = "pass a filter_fn that is true for it to prune it"
@@ -70,7 +70,7 @@ class Choice:
 
 
 def why_not_pruned(layer: nn.Linear) -> str | None:
-    """Why a sparse layer in the place of this one would not do what it does; None if it would."""
+    """Why a sparse layer cannot replace this one; None if it can."""
     if parametrize.is_parametrized(layer):
         return (
             "its weight is computed by a parametrization: call "
@@ -106,7 +106,7 @@ def _why_unreadable(layer: nn.Linear) -> str | None:
 
 
 def _why_other(module: nn.Module) -> tuple[str, bool] | None:
-    """Why a module that is no linear layer stays dense, and whether that may surprise.
+    """Why a module that is not a linear layer stays dense, and whether users may expect otherwise.
 
     None for a module without weights of its own.
     """
@@ -148,14 +148,14 @@ def _output_heads(model: nn.Module) -> set[nn.Module]:
 def chosen_layers(
     model: nn.Module, filter_fn: Filter | None, masked: Collection[str] | None
 ) -> Choice:
-    """Choose the layers to prune, or raise for one that was asked for and cannot be.
+    """Choose the layers to prune; raise if the caller names one that cannot be pruned.
 
     Parameters
     ----------
     filter_fn : callable, optional
-        When None: linear layers that are no output heads.
+        When None: linear layers that are not output heads.
     masked : collection of str, optional
-        Names that masks are given for, which ask for these layers as a filter does.
+        Names with masks, which select these layers as a filter does.
     """
     names, owners = names_of(model), tensor_owners(model)
     heads = _output_heads(model)
@@ -205,7 +205,7 @@ def chosen_layers(
 def _is_asked(
     layer: nn.Linear, names: list[str], filter_fn: Filter | None, masked: Collection[str] | None
 ) -> bool | None:
-    """Whether the caller wants a layer pruned; None if nothing was said about it."""
+    """Whether the caller wants a layer pruned; None if neither filter nor masks decide."""
     if filter_fn is None:
         return True if any(name in (masked or ()) for name in names) else None
     if type(layer) is not nn.Linear and not parametrize.is_parametrized(layer):

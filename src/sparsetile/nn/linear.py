@@ -1,14 +1,13 @@
 """SparseLinear: a linear layer that keeps whole blocks of its weight.
 
-The kept blocks are the weight itself: one Parameter [blocks, 64, 64], beside two short lists that
-say where they lie. So optimisers hold state for kept weights only, a layer pruned to 90 % takes a
+The kept blocks are the weight itself: one Parameter [blocks, 64, 64], and two short lists of their
+positions. So optimisers have state for kept weights only, a layer pruned to 90 % takes a
 tenth of its dense bytes, and nothing has to be packed when weights change. One object serves any
-number of tokens; ``systems/bcsr/layer.py`` has the kernels and chooses among them.
+number of tokens; ``layers/block_layer.py`` has the kernels and chooses among them.
 
-One class, longer than a file should be: a third of it is docstrings, and its methods share its
-tensors and what is made of them. Beside it lie the checks of its arguments
-(``linear_arguments.py``), what inference keeps between calls (``linear_binding.py``), the numbers
-of FP8 (``fp8_blocks.py``) and the choice of blocks (``pruning.py``).
+The file is long because it is one class with a third docstrings. Its argument checks are in
+``linear_arguments.py``, the cached launches of inference in ``linear_binding.py``, FP8 in
+``fp8_blocks.py`` and the choice of blocks in ``pruning.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ from sparsetile.core.streams import capturing, record_stream, refuse_capture, se
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.intake.csr import FP8
 from sparsetile.intake.identity import tensor_key
+from sparsetile.layers import block_linear as operators
+from sparsetile.layers.block_layer import ACTIVATIONS, activate
 from sparsetile.nn.fp8_blocks import quantized, scaled
 from sparsetile.nn.linear_arguments import check_input, check_weight, checked_keep
 from sparsetile.nn.linear_binding import BUILDING, Bound, keeps_dense, rebound, version_of
@@ -40,26 +41,24 @@ from sparsetile.nn.pruning import (
     shrink_state,
     sparsity_share,
 )
-from sparsetile.plan import block_linear as operators
-from sparsetile.plan.dispatch import lasting, unwatched_call
-from sparsetile.systems.bcsr.layer import ACTIVATIONS, activate
+from sparsetile.plan.modes import outside_modes, unwatched_call
 
 __all__ = ["SparseLinear"]
 
 _PREFERENCES = ("speed", "memory")
 _LISTS = ("block_row_ptr", "block_col_idx")
 _EXPONENT = "weight_exponent"
-# Attributes that are made of parameters and buffers.
+# Attributes that are derived from parameters and buffers.
 _MADE = (
     "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_bound", "_captured",
 )  # fmt: skip
-# What has been said already: each reason is worth one message.
-_said: set[str] = set()
+# Warnings already shown: each reason is shown once.
+_warned: set[str] = set()
 
 
 def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(text, UserWarning, stacklevel=4)
 
 
@@ -488,12 +487,12 @@ class SparseLinear(nn.Module):
         return self.weight.dtype if self.weight_exponent is None else self._wide
 
     def _blocks(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The kept weights; of FP8 in ``dtype``, or in the type that they had before."""
+        """The kept weights; FP8 ones converted to ``dtype``, or to their earlier type."""
         if self.weight_exponent is None:
             return self.weight
         return scaled(self.weight, self.weight_exponent, self._wide if dtype is None else dtype)
 
-    # -- what it holds --------------------------------------------------------------------------
+    # -- contents -------------------------------------------------------------------------------
 
     @property
     def pattern(self) -> BlockPattern:
@@ -555,14 +554,14 @@ class SparseLinear(nn.Module):
     # -- state ----------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        """Drop what was made of parameters and buffers; it is made again when needed."""
+        """Drop what was derived from parameters and buffers; it is made again when needed."""
         self._flat: list[Tensor] | None = None
         self._recipe = ""
         self._flat_key: tuple[Any, ...] = ()
         self._dense: Tensor | None = None
         self._dense_key: Hashable = None
         self._bound: Bound | None = None
-        # Whatever captured CUDA graphs have the addresses of.
+        # Captured CUDA graphs have these addresses.
         self._captured: list[object] = self.__dict__.get("_captured", [])
 
     def train(self, mode: bool = True) -> Self:
@@ -602,7 +601,7 @@ class SparseLinear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Take a state dict of any pattern of this size, or the kept blocks of a dense one."""
+        """Load a state dict of any pattern of this size, or the kept blocks of a dense one."""
         weight = state_dict.get(f"{prefix}weight")
         lists = [state_dict.get(prefix + name) for name in _LISTS]
         dense = isinstance(weight, Tensor) and weight.shape == (self.out_features, self.in_features)
@@ -638,7 +637,7 @@ class SparseLinear(nn.Module):
         self._forget()
 
     def _resize(self, blocks: int) -> None:
-        """Make room for another number of kept blocks."""
+        """Allocate for another number of kept blocks."""
         if blocks == self.weight.shape[0]:
             return
         shape = (blocks, *self.weight.shape[1:])
@@ -649,9 +648,9 @@ class SparseLinear(nn.Module):
         if self.weight_exponent is not None:
             self.weight_exponent = self.weight_exponent.new_zeros(blocks)
 
-    @lasting
+    @outside_modes
     def _ready(self) -> bool:
-        """Make what the operators take of the pattern; once, also while tracing."""
+        """Make the pattern's tensors for the operators; once, also while tracing."""
         row_ptr, col_idx = self.block_row_ptr, self.block_col_idx
         key = (id(row_ptr), id(col_idx), version_of(row_ptr), version_of(col_idx), col_idx.device)
         if key != self._flat_key:
@@ -689,15 +688,15 @@ class SparseLinear(nn.Module):
 
     # -- products -------------------------------------------------------------------------------
 
-    @lasting
+    @outside_modes
     def _dense_copy(self) -> Tensor:
-        """The written-out weight. It is kept only in eval mode, until the weight may have changed,
-        and written again in place: CUDA graphs have its address, and write it at each replay."""
+        """The dense weight. It is kept only in eval mode, until the weight may have changed, and
+        rewritten in place: CUDA graphs have its address, and rewrite it at each replay."""
         if not keeps_dense(self):
             return self.to_dense()
         with BUILDING:
             kept = self._current_dense()
-        if kept.is_cuda:  # it may be dropped before this stream has read it
+        if kept.is_cuda:  # it may be freed before this stream has read it
             record_stream((kept,), kept.device)
         return kept
 
@@ -714,14 +713,14 @@ class SparseLinear(nn.Module):
                 kept = made
         if capturing(weight.device):
             self._captured.append(kept)
-            key = None  # replays alone fill it
+            key = None  # only replays fill it
         else:
             settle(weight.device)
         self._dense, self._dense_key = kept, key
         return kept
 
-    def _beside(self, x: Tensor, bound: Bound, bias: Tensor | None) -> Tensor | None:
-        """The product where neither kernel makes it: by torch, or (None) the general way."""
+    def _by_torch(self, x: Tensor, bound: Bound, bias: Tensor | None) -> Tensor | None:
+        """The product if neither kernel runs: by torch; None if ``_general`` must compute it."""
         if bound.exponent is not None or torch.jit.is_tracing():
             return None
         if x.shape[-1:] != (self.in_features,):
@@ -758,7 +757,7 @@ class SparseLinear(nn.Module):
             and unwatched_call()
             and not x.is_neg()
         ):
-            # Inference on a GPU, in as few steps as there are.
+            # Inference on a GPU with little host time.
             bound = self._bound
             if (
                 bound is None
@@ -770,7 +769,7 @@ class SparseLinear(nn.Module):
             if bound is not None:
                 Y = bound.layer(x)
                 if Y is None:
-                    Y = self._beside(x, bound, bias)
+                    Y = self._by_torch(x, bound, bias)
                 if Y is not None:
                     return Y
         return self._general(x)

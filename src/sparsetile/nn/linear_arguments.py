@@ -29,7 +29,7 @@ def checked_keep(keep: Any, shape: tuple[int, int], block: int) -> Tensor:
 
 
 def check_weight(name: str, weight: Any) -> None:
-    """Raise for what is no dense weight of 16 bits or more."""
+    """Raise if this is not a dense weight of 16 bits or more."""
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.layout != torch.strided:
         got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise type_error(

@@ -1,15 +1,15 @@
-"""What inference of a SparseLinear on a GPU keeps between calls.
+"""Prepared launches for inference of a SparseLinear on a GPU, kept between calls.
 
-A bound layer has its launches prepared. It holds as long as the module has the tensors that it was
-made of, in the same places, as they were: few and cheap comparisons, in each call. The kernels read
-weights as they lie and a copy of the bias. Optimisers that do not raise torch's count of writes
-raise the epoch, and in training mode the bias is copied at each call.
+A bound layer is valid while the module has the same tensors, at the same addresses, unchanged. Each
+call checks that with a few cheap comparisons. The kernels read the weights in place and a copy of
+the bias. Optimisers that bypass torch's version counter raise the epoch, and in training mode the
+bias is copied at each call.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,31 +17,31 @@ from torch import Tensor, nn
 from sparsetile.core.epoch import epoch
 from sparsetile.core.streams import settle
 from sparsetile.intake.identity import counter_tells
-from sparsetile.plan import block_linear as operators
-from sparsetile.plan.dispatch import lasting
-from sparsetile.systems.bcsr.layer import BoundLayer
-from sparsetile.systems.shared.geometry import ACCESS_BYTES
+from sparsetile.launch.geometry import ACCESS_BYTES
+from sparsetile.layers import block_linear as operators
+from sparsetile.layers.block_layer import BoundLayer
+from sparsetile.plan.modes import outside_modes
 
-if TYPE_CHECKING:
-    from sparsetile.nn.linear import SparseLinear
+# A ``SparseLinear``, whose file imports this one.
+Layer: TypeAlias = Any
 
 __all__ = ["BUILDING", "Bound", "keeps_dense", "rebound", "version_of"]
 
-_PLAIN_TYPES = (Tensor, nn.Parameter)  # subclasses may hold their numbers elsewhere
+_PLAIN_TYPES = (Tensor, nn.Parameter)  # subclasses may store their data elsewhere
 _FUSED_TYPES = (torch.bfloat16, torch.float16)
 
 
-# Of all layers: what one thread has built and another reads is not built again in its place.
+# One lock for all layers: a bound layer that another thread reads is not replaced.
 BUILDING = threading.RLock()
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor was written to; tensors of inference mode do not count."""
+    """torch's version counter; -1 for tensors of inference mode, which have none."""
     return -1 if tensor.is_inference() else tensor._version
 
 
-def keeps_dense(module: SparseLinear) -> bool:
-    """Whether a dense copy of the weight may be kept: nothing trains it, and writes are counted."""
+def keeps_dense(module: Layer) -> bool:
+    """Whether a dense copy may be kept: the weight is not trained, and its writes are counted."""
     return (
         module.prefer == "speed"
         and not module.training
@@ -50,7 +50,7 @@ def keeps_dense(module: SparseLinear) -> bool:
     )
 
 
-def _on_gpu(tensor: Tensor) -> bool:
+def on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
@@ -58,20 +58,20 @@ class Bound:
     """A bound layer, and the parameters and buffers that it was made of."""
 
     def __init__(
-        self, layer: BoundLayer, module: SparseLinear, weight: Tensor, bias: Tensor | None
+        self, layer: BoundLayer, module: Layer, weight: Tensor, bias: Tensor | None
     ) -> None:
         self.layer, self.dtype, self.device = layer, layer.dtype, layer.device
         self.weight, self.bias = weight, bias
         self.weight_at = weight.data_ptr()
         self.bias_at = None if bias is None else bias.data_ptr()
-        # Held, so that nothing else comes to lie at these addresses.
+        # References, so that these addresses are not reused.
         self._memory = [each.detach() for each in (weight, bias) if each is not None]
         self.exponent = module.weight_exponent
         self.row_ptr, self.col_idx = module.block_row_ptr, module.block_col_idx
         self.activation, self.prefer = module.activation, module.prefer
         # Whether torch counts all writes to the bias; if not, each call copies it.
         self._bias_counted = bias is None or counter_tells(bias)
-        # Tensors of inference mode do not count how often they are written to.
+        # Tensors of inference mode have no version counter.
         self._counts = not any(
             each is not None and each.is_inference() for each in (self.row_ptr, self.col_idx, bias)
         )
@@ -79,12 +79,12 @@ class Bound:
         self._epoch = epoch()
 
     def _count(self) -> tuple[int, int, int]:
-        """Writes to the lists, of which work items were made, and to the bias, which is copied."""
+        """Versions of the two lists (work items were made of them) and of the bias."""
         bias = 0 if self.bias is None else version_of(self.bias)
         return version_of(self.row_ptr), version_of(self.col_idx), bias
 
-    def _lies(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
-        """Whether the module has the same tensors, in the same places."""
+    def _lies(self, module: Layer, weight: Tensor, bias: Tensor | None) -> bool:
+        """Whether the module has the same tensors, at the same addresses."""
         buffers = module._buffers
         return (
             weight is self.weight
@@ -98,8 +98,8 @@ class Bound:
             and module.prefer is self.prefer
         )
 
-    def holds(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
-        """Whether the module has the same tensors, in the same places, as they were."""
+    def holds(self, module: Layer, weight: Tensor, bias: Tensor | None) -> bool:
+        """Whether the module has the same tensors, at the same addresses, unchanged."""
         if not self._lies(module, weight, bias):
             return False
         if bias is not None and (
@@ -115,25 +115,25 @@ class Bound:
             and (bias is None or bias._version == biases)
         )
 
-    def renewed(self, module: SparseLinear, weight: Tensor, bias: Tensor | None) -> bool:
-        """Read the bias again; False if something else has changed, too."""
+    def renewed(self, module: Layer, weight: Tensor, bias: Tensor | None) -> bool:
+        """Copy the bias again; False if something else has changed, too."""
         now, when = self._count(), epoch()
         if now[:2] != self._versions[:2] or not self._lies(module, weight, bias):
             return False
         self.layer.renew_bias()
-        if not torch.cuda.is_current_stream_capturing():  # a replay does it, and did not yet
+        if not torch.cuda.is_current_stream_capturing():  # the copy happens at replay
             if self._bias_counted and not module.training:  # else each call copies it
                 settle(self.device)
             self._versions, self._epoch = now, when
         return True
 
 
-@lasting
-def _bind(module: SparseLinear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Bound | None:
-    """Make what inference on a GPU calls; None where weights or x are not plain ones."""
+@outside_modes
+def _bind(module: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Bound | None:
+    """Bind the layer for inference on a GPU; None if weights or x are not plain tensors."""
     exponent = module._buffers["weight_exponent"]
     if not (
-        _on_gpu(x)
+        on_gpu(x)
         and type(weight) in _PLAIN_TYPES
         and (bias is None or type(bias) in _PLAIN_TYPES)
         and x.device == weight.device
@@ -153,7 +153,7 @@ def _bind(module: SparseLinear, x: Tensor, weight: Tensor, bias: Tensor | None) 
         dense=keeps_dense(module),
     )  # fmt: skip
     bound = Bound(layer, module, weight, bias)
-    if torch.cuda.is_current_stream_capturing():  # what a graph makes is filled by replays
+    if torch.cuda.is_current_stream_capturing():  # replays fill what a graph makes
         module._captured.append(bound)
     else:
         settle(bound.device)
@@ -161,8 +161,8 @@ def _bind(module: SparseLinear, x: Tensor, weight: Tensor, bias: Tensor | None) 
     return bound
 
 
-def rebound(module: SparseLinear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Bound | None:
-    """After the first call, and where a parameter, a buffer or the type of x has changed."""
+def rebound(module: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Bound | None:
+    """Bind again: at the first call, or if a parameter, a buffer or the type of x has changed."""
     with BUILDING:
         bound = module._bound
         if (

@@ -1,7 +1,7 @@
 """Sum, mean, max or min of each node's neighbours: the product that the layers share.
 
-Parallel edges are summed into one entry of A, so what they mean to a mean, a maximum and a minimum
-is settled here: each counts in a mean, and the same message twice has the same maximum.
+Parallel edges are summed into one entry of A. This file corrects means, in which each edge counts,
+and maxima and minima, which do not depend on how often an edge occurs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def reduction(
     if given.weight is None:
         if not parallel or reduce == "sum":
             return reduce, graph.own_weights(given, values_key)
-        # The same message several times has the maximum of one.
+        # Parallel edges do not change a maximum.
         return ("sum", graph.mean_weights()) if reduce == "mean" else (reduce, None)
     if parallel and reduce in ("max", "min"):
         raise value_error(

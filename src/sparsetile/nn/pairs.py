@@ -1,4 +1,4 @@
-"""Node features of one set of nodes, or of sources and targets apart."""
+"""Features of one set of nodes, or of sources and targets separately."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pair_of(
     ----------
     x : Tensor, or (Tensor, Tensor or None)
     size : (sources, targets), optional
-        Checked against x. Needed where the features of the targets are None.
+        Checked against x. Required if the features of the targets are None.
     """
     if isinstance(x, Tensor):
         if size is None:
@@ -41,7 +41,7 @@ def pair_of(
         )  # fmt: skip
     if targets is None and size is None:
         raise value_error(
-            layer, "size", "given where the targets have no features", "None",
+            layer, "size", "given if the targets have no features", "None",
             "Pass size=(sources, targets)",
         )  # fmt: skip
     counts = _nodes(sources), None if targets is None else _nodes(targets)
@@ -57,5 +57,5 @@ def pair_of(
 
 
 def _nodes(x: Tensor) -> int | None:
-    """Rows of features; None where x has none."""
+    """Rows of features; None if x has none."""
     return x.shape[-2] if x.dim() > 1 else None

@@ -1,7 +1,7 @@
 """Which blocks of a weight are kept: the largest, random ones, or those of a mask.
 
-And how blocks are dropped from a weight in training: the Parameter stays the same object, and
-optimisers keep the state of the blocks that stay.
+Also drops blocks of a weight in training: the Parameter stays the same object, and optimisers keep
+the state of the other blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 METHODS = ("magnitude", "random", "mask")
-# Smaller blocks than this have no kernel that would gain anything.
+# No kernel profits from smaller blocks.
 _SMALLEST = 16
 
 
@@ -71,7 +71,7 @@ def _block_sums(cells: Tensor, block: int) -> Tensor:
 
 
 def kept_count(blocks: int, sparsity: float) -> int:
-    """Blocks that are kept: at least one where there are any."""
+    """Number of kept blocks: at least one if there are any."""
     return max(min(1, blocks), round(blocks * (1.0 - sparsity)))
 
 
@@ -95,7 +95,7 @@ def kept_blocks(
         Share of the blocks that is dropped. None with ``method="mask"``.
     method : {"magnitude", "random", "mask"}
         Blocks of the largest norm (in float32; of equal ones the first), random ones, or those
-        of ``mask``. Without a mask those that ``weight`` has anything in.
+        of ``mask``. Without a mask, the nonzero blocks of ``weight``.
     mask : Tensor of bool [rows, columns] or [block rows, block columns]
         Made of whole blocks.
     mask_name : str
@@ -157,7 +157,7 @@ def largest_blocks(blocks: Tensor, count: int) -> Tensor:
     return torch.argsort(norms, descending=True, stable=True)[:count].sort().values
 
 
-# Of each pruned weight: the number of blocks before each pruning, and which of them were kept.
+# Pruned weight -> the number of blocks before each pruning, and which of them were kept.
 _histories: Any = WeakIdKeyDictionary()
 
 
@@ -167,13 +167,13 @@ def drop_blocks_(weight: nn.Parameter, kept: Tensor) -> None:
     _histories.setdefault(weight, []).append((len(weight), kept))
     values = weight.detach()[kept].contiguous()
     weight.grad = None
-    # The node that adds up gradients remembers the old shape as long as a graph is alive. It is
-    # made again after a change of the type, but not after a change of the shape.
+    # AccumulateGrad keeps the old shape while a graph is alive. torch makes a new one after a
+    # change of the type, but not of the shape.
     other = torch.float32 if values.dtype is torch.float64 else torch.float64
     weight.data = values.new_empty(0, dtype=other)
     weight.data = values
     if not weight.is_inference():
-        torch.autograd.graph.increment_version(weight)  # graphs that read the old blocks are over
+        torch.autograd.graph.increment_version(weight)  # graphs of the old blocks are invalid
 
 
 def shrink_state(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> None:

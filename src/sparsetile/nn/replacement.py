@@ -1,4 +1,4 @@
-"""Putting modules in the place of others: all at once, under every name, with their hooks."""
+"""Replaces modules of a model: all at once, under every name, with their hooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparsetile.nn.linear import SparseLinear
 
 __all__ = ["Replacements", "names_of", "place_of", "tensor_owners"]
 
-# Where torch's encoder keeps whether it may take its fast path, and what switches it off.
+# Attributes of torch's encoder that enable its fast path, and the values that disable it.
 _FAST_PATHS = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
     nn.TransformerEncoder: ("use_nested_tensor", False),
@@ -26,7 +26,7 @@ def names_of(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def tensor_owners(model: nn.Module) -> dict[tuple[int, ...], list[nn.Module]]:
-    """Modules that have each parameter, by :func:`place_of`; several if weights are tied."""
+    """Owners of each parameter, by :func:`place_of`; several if weights are tied."""
     found: dict[tuple[int, ...], list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -36,14 +36,14 @@ def tensor_owners(model: nn.Module) -> dict[tuple[int, ...], list[nn.Module]]:
 
 
 def place_of(tensor: Tensor) -> tuple[int, ...]:
-    """What tied tensors have in common, those that are other views of one memory too."""
+    """A key that tied tensors share, also if they are different views of one storage."""
     if tensor.device.type == "meta" or type(tensor) is not nn.Parameter or not tensor.numel():
         return (id(tensor),)
     return (tensor.data_ptr(), tensor.numel())
 
 
 class Replacements:
-    """Modules and what comes in their place. Nothing changes before :meth:`apply`."""
+    """Modules and their replacements. Nothing changes before :meth:`apply`."""
 
     def __init__(self) -> None:
         self._made: dict[nn.Module, nn.Module] = {}
@@ -53,11 +53,11 @@ class Replacements:
         return module in self._made
 
     def add(self, old: nn.Module, new: nn.Module) -> None:
-        """Put ``new`` in the place of ``old``, with its hooks."""
+        """Replace ``old`` by ``new``, which gets its hooks."""
         self._made[old] = new
 
     def discard(self, module: nn.Module) -> None:
-        """Leave a module where it is."""
+        """Do not replace this module."""
         self._made.pop(module, None)
 
     def made(self) -> list[nn.Module]:
@@ -65,11 +65,11 @@ class Replacements:
         return [*self._made.values()]
 
     def set_parts(self, module: nn.Module, parts: dict[str, nn.Module]) -> None:
-        """Give a module that joins or leaves the model these children."""
+        """Set the children of a module."""
         self._parts.append((module, parts))
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
-        """What comes in the place of a module: itself if nothing does."""
+        """The replacement of a module, or the module itself."""
         return self._made.get(module, module)
 
     def apply(self, model: nn.Module) -> None:
@@ -86,9 +86,9 @@ class Replacements:
 
 
 def _choose_fast_paths(model: nn.Module) -> None:
-    """Keep torch's encoder from its fast path, which reads the weights of its linear layers.
+    """Disable the fast path of torch's encoder if it has sparse layers.
 
-    In evaluation it hands ``linear1.weight`` to one fused operator instead of calling ``linear1``.
+    In eval mode it passes ``linear1.weight`` to one fused operator instead of calling ``linear1``.
     """
     for module in model.modules():
         layers = module.layers if isinstance(module, nn.TransformerEncoder) else [module]

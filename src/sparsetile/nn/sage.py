@@ -11,17 +11,17 @@ from torch.nn import functional
 from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
 from sparsetile.nn.arguments import channels, features, flow_name, refuse_others
-from sparsetile.nn.blocks import Block
 from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import read_input
 from sparsetile.nn.neighbours import reduction
 from sparsetile.nn.pairs import pair_of
+from sparsetile.nn.sampled import SampledGraph
 
 __all__ = ["SAGEConv"]
 
-# Bytes of what is put side by side so that two linear maps are one.
+# Largest concatenation, in bytes, for which two linear maps are computed as one.
 MOST_JOINED = 2**26
 
 
@@ -137,7 +137,7 @@ class SAGEConv(nn.Module):
             out = self._apart(graph, sources, targets, reduce, weights)
         if not self.normalize:
             return out
-        # The smallest length that is divided by, 1e-12, is 0 in float16: rows of zeros were NaN.
+        # torch divides by at least 1e-12, which is 0 in float16: rows of zeros would be NaN.
         wide = out.to(torch.promote_types(out.dtype, torch.float32))
         return functional.normalize(wide, p=2.0, dim=-1).to(out.dtype)
 
@@ -168,7 +168,7 @@ class SAGEConv(nn.Module):
     def _joins(self, graph: Graph, sources: Tensor, targets: Tensor) -> bool:
         """Whether both linear maps are computed as one: on short-lived graphs."""
         return (
-            isinstance(graph, Block)
+            isinstance(graph, SampledGraph)
             and self.aggr in ("sum", "mean")
             and self.root_weight
             and targets.dim() == sources.dim() == 2
@@ -181,8 +181,8 @@ class SAGEConv(nn.Module):
     def _joined(self, reduced: Tensor, targets: Tensor) -> Tensor:
         """Both linear maps as one.
 
-        The GPU is done with a block before the host has launched its operations: these are fewer.
-        Means come first here, because a block has many more sources than targets.
+        The host's launches take longer than the GPU's work on a sampled graph; this needs fewer.
+        Means come first, because a sampled graph has many more sources than targets.
         """
         weight = torch.cat([self.lin_l.weight, self.lin_r.weight], 1)
         return functional.linear(torch.cat([reduced, targets], 1), weight, self.lin_l.bias)

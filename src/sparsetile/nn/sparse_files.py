@@ -1,4 +1,4 @@
-"""load_sparse_: bring the weights and the structure of a pruned model into a dense one."""
+"""load_sparse_: load the weights and the pattern of a pruned model into a dense one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def _indexed_files(index: Path) -> set[str]:
-    """Names of the files that an index file lists: plain ones, beside it."""
+    """Names of the files that an index file lists, all in its folder."""
     try:
         listed: Any = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -122,7 +122,7 @@ def load_sparse_(
                 f"a {type(origin).__name__} with parts, weights or hooks of its own",
                 "Build the model that was saved",
             )  # fmt: skip
-        # Without blocks: loading makes room for those of both.
+        # Without blocks: loading allocates those of both.
         put_swiglu(change, origin, _like(gate, weight, 0), _like(up, weight, 0))
     change.apply(model)
     found = model.load_state_dict(state, strict=False, assign=assign)
@@ -159,7 +159,7 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def _like(linear: nn.Linear, weight: Tensor, blocks: int) -> SparseLinear:
-    """A layer in the place of a dense one, of this many blocks and of the type that is loaded."""
+    """A replacement for a dense layer with this many blocks, in the type of the loaded weight."""
     made = SparseLinear.of_size(
         linear.in_features, linear.out_features, blocks, block=weight.shape[-1],
         bias=linear.bias is not None, device=linear.weight.device,

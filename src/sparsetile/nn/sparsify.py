@@ -1,8 +1,8 @@
-"""sparsify_ and densify_: prune the linear layers of a model in blocks, and give them back.
+"""sparsify_ and densify_: prune the linear layers of a model in blocks, and undo it.
 
-Spelled as in torchao: ``sparsify_(model, config, filter_fn)``. Modules are replaced, nothing is
-patched, so models of transformers work as they are. All replacements are made before the first is
-put in: a call that fails leaves the model as it was.
+The signature is torchao's: ``sparsify_(model, config, filter_fn)``. Modules are replaced, nothing
+is patched, so models of transformers work unchanged. All replacements are made before the first is
+put in: a call that fails leaves the model unchanged.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern
 from sparsetile.intake.csr import FP8
+from sparsetile.layers.block_layer import activate
 from sparsetile.nn.hooks import has_hooks, has_tensor_hooks
 from sparsetile.nn.layer_choice import Filter, SparsifyReport, chosen_layers
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.pruning import METHODS, block_size, kept_blocks, sparsity_share
 from sparsetile.nn.replacement import Replacements, names_of, place_of, tensor_owners
 from sparsetile.nn.swiglu import GATE_UP, SparseSwiGLU, is_swiglu
-from sparsetile.systems.bcsr.layer import activate
 
 __all__ = ["SparseConfig", "densify_", "put_swiglu", "sparsify_"]
 
@@ -221,7 +221,7 @@ def _swiglus(model: nn.Module, change: Replacements, config: SparseConfig) -> li
         if not is_swiglu(module, classes) or "" in given:
             continue
         parts = [getattr(module, part) for part in GATE_UP]
-        # Nobody else may have a part or its bias: joined, they are gone.
+        # No other module may use a part or its bias: joining removes them.
         alone = all(
             part in change
             and len(names[part]) == len(given)
@@ -236,7 +236,7 @@ def _swiglus(model: nn.Module, change: Replacements, config: SparseConfig) -> li
 def put_swiglu(
     change: Replacements, origin: nn.Module, gate: nn.Module, up: nn.Module
 ) -> SparseSwiGLU:
-    """Put a SparseSwiGLU in the place of a feed-forward layer."""
+    """Replace a feed-forward layer by a SparseSwiGLU."""
     assert isinstance(gate, SparseLinear) and isinstance(up, SparseLinear)
     down = origin.get_submodule("down_proj")
     made = SparseSwiGLU(gate, up, change[down])
@@ -245,7 +245,7 @@ def put_swiglu(
     change.add(origin, made)
     for part in GATE_UP:
         change.discard(origin.get_submodule(part))
-    # The shell that densify_ fills again.
+    # The module that densify_ restores.
     change.set_parts(origin, {part: nn.Identity() for part in (*GATE_UP, "down_proj")})
     return made
 
@@ -305,7 +305,7 @@ def _dense(
     name: str,
     weights: dict[tuple[int, ...], tuple[SparseLinear, Tensor]],
 ) -> nn.Module:
-    """A dense layer of the same results; of tied weights there is one."""
+    """A dense layer with the same results; layers with tied weights share one weight."""
     made = layer.to_linear()
     if layer.bias is not None:
         made.bias = layer.bias
@@ -321,7 +321,7 @@ def _dense(
 
 
 def _alike(one: SparseLinear, other: SparseLinear) -> bool:
-    """Whether two layers of one Parameter have its blocks in the same places."""
+    """Whether two layers of one Parameter have the same block pattern."""
     lists = ("block_row_ptr", "block_col_idx", "weight_exponent")
     return one.pattern.shape == other.pattern.shape and all(
         _same(getattr(one, part), getattr(other, part)) for part in lists
@@ -338,7 +338,7 @@ def _tied(name: str) -> ValueError:
 def _check_dense(
     model: nn.Module, names: dict[nn.Module, list[str]], joined: dict[nn.Module, SparseSwiGLU]
 ) -> None:
-    """Raise for a model that densify_ cannot give back whole."""
+    """Raise for a model that densify_ cannot restore."""
     owners = tensor_owners(model)
     for module, (name, *_) in names.items():
         if not isinstance(module, (SparseLinear, SparseSwiGLU)):

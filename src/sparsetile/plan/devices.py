@@ -12,7 +12,7 @@ __all__ = ["usable_device"]
 def usable_device(function: str, device: object, operand: str | None = None) -> torch.device:
     """Return the device of this machine that ``device`` names, a GPU with its number.
 
-    ``operand`` is the tensor whose device that is, where nobody has named it.
+    ``operand`` is the tensor whose device that is, if no device was named.
     """
     argument, remedy = "device", "Name one of those, or omit device="
     if operand is not None:

@@ -7,22 +7,17 @@ See ``plan(keep="inference")``.
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.intake import CSR
-from sparsetile.plan.dispatch import lasting
-from sparsetile.plan.flat import Direction, without_exact
+from sparsetile.plan.family import Family, Flat
+from sparsetile.plan.modes import outside_modes
 from sparsetile.plan.plan import Plan
-from sparsetile.plan.report import held_parts
-from sparsetile.systems import runner
-from sparsetile.systems.base import BuiltSystem, Tensors, tensor_bytes
+from sparsetile.plan.variant import Variant
 
 __all__ = ["InferencePlan"]
 
@@ -34,44 +29,37 @@ def _refuse(function: str, what: str) -> NoReturn:
     )  # fmt: skip
 
 
+class _InferenceFamily(Family):
+    """One variant, and the same in autocast's type if values need not be packed."""
+
+    complete = False
+
+    def _transpose(self, forward: Variant) -> Variant:
+        _refuse("run", "gradients and transposes")
+
+    def for_gradients(self, variant: Variant) -> Variant:
+        _refuse("run", "gradients and transposes")
+
+    def differentiable(self, variant: Variant) -> Flat:
+        # A tracer asks for it before it knows whether gradients are wanted.
+        if not torch.compiler.is_compiling():
+            _refuse("run", "gradients and transposes")
+        return variant.flat
+
+
 class InferencePlan(Plan):
     """What ``plan(keep="inference")`` returns; see there."""
 
-    _castable = False  # a cast is a whole plan, which needs A's entries
     _floor: tuple[float, str]
-    _entries: int
-    _is_weighted: bool
 
     @classmethod
-    @lasting
+    @outside_modes
     def of(cls, full: Plan) -> InferencePlan:
         """Take over what products of ``full`` read; it is not to be used any more."""
-        made = cls.__new__(cls)
-        made.__dict__.update(full.__dict__)
+        family = full._family
+        made = cls(_InferenceFamily(family.forward.for_inference(), family.column_order))
         made._floor = full.floor()
-        made._entries, made._is_weighted = full.nnz, full._weighted
-        held, built = full._held, full._built
-        dropped = full._runner.pack_only if held.packed is not None else ()
-        if dropped:
-            made._built = built = _without(built, dropped)
-        made._runner = runner(built.recipe)
-        held.release(made._runner, built.tensors)
-        made._bound = made._runner.bind(built.tensors, held.held, held.packed)
-        indptr = full._csr.indptr
-        none = indptr.new_empty(0, dtype=torch.int32)
-        made._csr = CSR(indptr, none, None, full.shape)
-        made._direction = Direction(indptr, built, built)
-        made._flat = without_exact(indptr, built)
-        made._transposed = made._order = made._origin = None
         return made
-
-    @property
-    def nnz(self) -> int:
-        return self._entries
-
-    @property
-    def _weighted(self) -> bool:
-        return self._is_weighted
 
     @property
     def values(self) -> Tensor | None:
@@ -87,32 +75,8 @@ class InferencePlan(Plan):
             _refuse("run", "max and min")
         return super().run(B, out, **options)
 
-    def _transpose(self) -> Plan:
-        _refuse("run", "gradients and transposes")
-
-    def _prepare_gradients(self) -> bool:
-        # A tracer asks for it before it knows whether gradients are wanted.
-        if not torch.compiler.is_compiling():
-            self._transpose()
-        return True
-
-    _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
     def floor(self) -> tuple[float, str]:
         return self._floor
 
     def save(self, path: str | os.PathLike[str]) -> None:
         _refuse("save", "saving")
-
-    def _parts(self) -> dict[str, Tensors]:
-        return held_parts(self)
-
-
-def _without(built: BuiltSystem, names: tuple[str, ...]) -> BuiltSystem:
-    """The same build without some of its tensors."""
-    tensors = {name: tensor for name, tensor in built.tensors.items() if name not in names}
-    name, _, body = built.recipe.partition(":")
-    meta = json.loads(body) | {"tensors": list(tensors)}
-    recipe = f"{name}:{json.dumps(meta, sort_keys=True)}"
-    assert tensor_bytes(tensors.values()) <= built.bytes
-    return replace(built, tensors=tensors, recipe=recipe)

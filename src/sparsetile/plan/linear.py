@@ -1,12 +1,12 @@
 """``Plan.linear``: Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
 
-Where the plan's system fuses it (``Runner.fuses_linear``) one kernel reads X and writes Y as they
-lie. Elsewhere, and where gradients are needed, it is a product, a transpose, and the rest in torch.
+If the plan's system fuses it (``Runner.fuses_linear``), one kernel reads X and writes Y in place.
+Otherwise, and if gradients are needed, it is a product, a transpose, and the rest in torch.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,40 +15,18 @@ from torch.autograd import forward_ad
 from sparsetile.core.checks import real_number
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import FP8, result_dtype
-from sparsetile.plan import operators
-from sparsetile.plan.dispatch import plain_call
-from sparsetile.plan.flat import flat_packed
-from sparsetile.plan.operands import (
-    Planned,
-    check_bias,
-    check_epilogue,
-    check_fp8,
-    in_plan_dtype,
-)
-from sparsetile.systems.base import Tensors
+from sparsetile.plan.eager import general_product, operand_values
+from sparsetile.plan.family import Family
+from sparsetile.plan.modes import PLAIN_TYPES, any_autocast, plain_call, transforming
+from sparsetile.plan.operands import check_bias, check_epilogue, check_fp8, wrong_type
+from sparsetile.plan.traced import operators
+from sparsetile.plan.traced.flat import flat_packed
+from sparsetile.plan.variant import Variant
 
 __all__ = ["linear"]
 
 
-class LinearPlan(Planned, Protocol):
-    """The part of a plan that a linear layer needs."""
-
-    @property
-    def fuses_linear(self) -> bool: ...
-
-    @property
-    def flat(self) -> tuple[list[Tensor], str]: ...
-
-    def _note_stream(self) -> None: ...
-
-    def operand_values(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensors | None]: ...
-
-    def run(
-        self, B: Tensor, *, alpha: float = ..., out_dtype: torch.dtype | None = ...
-    ) -> Tensor: ...
-
-
-def _check(plan: LinearPlan, X: Any, bias: Any) -> None:
+def _check(plan: Variant, X: Any, bias: Any) -> None:
     rows, cols = plan.shape
     if not isinstance(X, Tensor):
         raise type_error(
@@ -71,7 +49,8 @@ def _check(plan: LinearPlan, X: Any, bias: Any) -> None:
 
 
 def linear(
-    plan: LinearPlan,
+    family: Family,
+    variant: Variant,
     X: Tensor,
     bias: Tensor | None,
     relu: bool,
@@ -79,40 +58,83 @@ def linear(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """See :meth:`sparsetile.Plan.linear`."""
-    _check(plan, X, bias)
+    if alpha == 1.0 and out_dtype is None and family.follow is None:
+        Y = _bound(variant, X, bias, relu)
+        if Y is not None:
+            return Y
+    _check(variant, X, bias)
     alpha = real_number("linear", "alpha", alpha)
-    X = in_plan_dtype(plan, X, "linear", "X").resolve_neg()
+    found = family.for_type(variant, X.dtype)
+    if found is None:
+        raise wrong_type(variant.dtype, X, "linear", "X")
+    variant, X = found, X.to(found.dtype).resolve_neg()
     bias = None if bias is None else bias.resolve_neg()
     dtype = X.dtype
     tokens = X.reshape(X.shape[:-1].numel(), X.shape[-1])
     check_epilogue(tokens.mT, None, "sum", None, relu, out_dtype, "linear")
-    values, packed = plan.operand_values(dtype)
+    values, packed = operand_values(family, variant, None)
     tracked = any(t is not None and t.requires_grad for t in (X, values, bias))
     needs_grad = torch.is_grad_enabled() and tracked
     if dtype is FP8:
         check_fp8("sum", needs_grad, "linear")
-    if plan.fuses_linear and not needs_grad and forward_ad._current_level < 0:
+    fuses = variant.runner.fuses_linear and not transforming()
+    if fuses and not needs_grad and forward_ad._current_level < 0:
         call = operators.linear if plain_call() else torch.ops.sparsetile.linear
-        plan._note_stream()
-        tensors, recipe = plan.flat
+        variant.note_stream()
+        tensors, recipe = variant.flat
         given = flat_packed(packed)
         Y = call(tensors, values, given, tokens, bias, recipe, alpha, relu, out_dtype)
     else:
-        Y = _in_steps(plan, tokens, bias, relu, alpha, out_dtype or result_dtype(dtype))
-    return Y.reshape(*X.shape[:-1], plan.shape[0])
+        out_dtype = out_dtype or result_dtype(dtype)
+        Y = _in_steps(family, variant, tokens, bias, relu, alpha, out_dtype)
+    return Y.reshape(*X.shape[:-1], variant.shape[0])
+
+
+def _bound(variant: Variant, X: Tensor, bias: Tensor | None, relu: bool) -> Tensor | None:
+    """Return the layer's result by what is bound to the variant; None if there is more to do."""
+    bound = variant.bound_linear
+    if (
+        bound is None
+        or type(X) not in PLAIN_TYPES
+        or X.dtype is not variant.dtype
+        or X.layout is not torch.strided
+        or X.device != variant.device
+        or X.is_neg()
+        or not plain_call()
+        or any_autocast()
+        or type(relu) is not bool
+    ):
+        return None
+    tracked = X.requires_grad
+    if bias is not None:
+        if type(bias) not in PLAIN_TYPES or bias.shape != variant.shape[:1] or bias.is_neg():
+            return None
+        if not bias.is_floating_point() or bias.device != variant.device:
+            return None
+        tracked = tracked or bias.requires_grad
+        bias = bias.to(torch.float32).contiguous()
+    if tracked and torch.is_grad_enabled():
+        return None
+    return bound(X, bias, relu)
 
 
 def _in_steps(
-    plan: LinearPlan,
+    family: Family,
+    variant: Variant,
     X: Tensor,
     bias: Tensor | None,
     relu: bool,
     alpha: float,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """The general way. Sums are rounded to 16 bits once, after the bias, as in one kernel."""
+    """A product and torch's operations. Sums are rounded to 16 bits once, after the bias, as in one
+    kernel."""
     wide = bias is not None and out_dtype.itemsize == 2
-    Y = plan.run(X.mT, alpha=alpha, out_dtype=torch.float32 if wide else out_dtype).mT
+    asked = torch.float32 if wide else out_dtype
+    Y = general_product(
+        family, family.for_width(variant, X.mT), X.mT, None, alpha, 0.0, "sum", None,
+        out_dtype=asked,
+    ).mT  # fmt: skip
     if bias is not None:
         Y = Y + bias.to(Y.dtype)
     if relu:

@@ -14,18 +14,17 @@ import torch
 
 from sparsetile.core.checks import one_of
 from sparsetile.plan.devices import usable_device
-from sparsetile.plan.dispatch import lasting, untraced
 from sparsetile.plan.files import plan_path, read_plan_file, refuse
-from sparsetile.plan.placement import placed
+from sparsetile.plan.modes import outside_modes, untraced
 from sparsetile.plan.plan import Plan
-from sparsetile.plan.saved import checked_report, named_field, saved_plan
+from sparsetile.plan.saved import checked_report, named_field, placed, saved_plan
 from sparsetile.systems import SYSTEMS
 
 __all__ = ["load_plan"]
 
 
 @untraced("A file is read once. Call sparsetile.load_plan outside of what is compiled")
-@lasting
+@outside_modes
 def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Plan:
     """Return the plan that :meth:`Plan.save` wrote, with the system and the row order it had.
 
@@ -72,10 +71,10 @@ def load_plan(path: str | os.PathLike[str], *, device: torch.device | str | None
         raise refuse(path, f"a plan of unknown system {saved.system!r}", "Make it again")
     reasons = SYSTEMS[saved.system].reasons(saved.request)
     if device is not None and (reasons or target.type != kind):
-        return placed("load_plan", saved)
+        return Plan(placed("load_plan", saved))
     if reasons:
         raise refuse(path, f"a plan that cannot run here: {'; '.join(reasons)}", "Make a new plan")
-    return placed("load_plan", saved, report)
+    return Plan(placed("load_plan", saved, report))
 
 
 @contextlib.contextmanager

@@ -27,16 +27,21 @@ __all__ = [
     "check_out",
     "check_values",
     "in_plan_dtype",
+    "wrong_type",
 ]
 
 
 class Planned(Protocol):
     """The part of a plan that its checks look at."""
 
-    shape: tuple[int, int]
-    dtype: torch.dtype
-    device: torch.device
-    _csr: CSR
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
 
 
 def check_operand(plan: Planned, B: Any, function: str = "run") -> None:
@@ -59,9 +64,9 @@ def check_operand(plan: Planned, B: Any, function: str = "run") -> None:
         raise type_error(function, "B", "a dense tensor", B.layout, "Call B.to_dense()")
 
 
-def check_values(function: str, plan: Planned, values: Any) -> None:
-    """One float value per entry of the matrix that was planned, on the plan's device."""
-    entries = plan._csr.nnz if plan._csr.entry_map is None else plan._csr.entry_map.numel()
+def check_values(function: str, csr: CSR, dtype: torch.dtype, values: Any) -> None:
+    """One float value per entry of the matrix that was planned, on its device."""
+    entries = csr.nnz if csr.entry_map is None else csr.entry_map.numel()
     if not isinstance(values, Tensor):
         raise type_error(
             function, "values", "a torch tensor", type(values).__name__,
@@ -72,15 +77,15 @@ def check_values(function: str, plan: Planned, values: Any) -> None:
             function, "values", f"of shape ({entries},)", tuple(values.shape),
             "Give one value per entry of the matrix that was planned",
         )  # fmt: skip
-    if values.device != plan.device:
+    if values.device != csr.device:
         raise value_error(
-            function, "values", f"on {plan.device}", values.device,
-            f"Call values.to({str(plan.device)!r})",
+            function, "values", f"on {csr.device}", values.device,
+            f"Call values.to({str(csr.device)!r})",
         )  # fmt: skip
     if values.dtype not in VALUE_DTYPES:
         raise type_error(
             function, "values", "a float tensor", values.dtype,
-            f"Call values.to({plan.dtype})",
+            f"Call values.to({dtype})",
         )  # fmt: skip
 
 
@@ -112,7 +117,7 @@ def check_epilogue(
     out_dtype: torch.dtype | None,
     function: str = "run",
 ) -> None:
-    """Bias, ReLU and output type only where the kernels fuse them."""
+    """Bias, ReLU and output type only if the kernels fuse them."""
     if bias is None and relu is False and out_dtype is None:
         return
     if not isinstance(relu, bool):
@@ -180,7 +185,7 @@ def check_fp8(reduce: str, needs_grad: bool, function: str = "run") -> None:
 
 
 def in_plan_dtype(plan: Planned, tensor: Tensor, function: str, name: str) -> Tensor:
-    """Return an operand in the type of the product: autocast's where it is on, else the plan's.
+    """Return an operand in the type of the product: autocast's if it is on, else the plan's.
 
     Under autocast a system that does not take the lower precision keeps the plan's type.
     """
@@ -190,10 +195,15 @@ def in_plan_dtype(plan: Planned, tensor: Tensor, function: str, name: str) -> Te
         taken = system is None or lower in system.dtypes
         return tensor.to(lower if taken else plan.dtype)
     if tensor.dtype is not plan.dtype:
-        remedy = f"Cast it with {name}.to({plan.dtype})"
-        if tensor.is_complex():
-            remedy = f"Multiply {name}.real and {name}.imag one after the other"
-        elif tensor.dtype in PRODUCT_DTYPES:
-            remedy += f", or make a plan with dtype={tensor.dtype}"
-        raise type_error(function, name, f"{plan.dtype} like the plan", tensor.dtype, remedy)
+        raise wrong_type(plan.dtype, tensor, function, name)
     return tensor
+
+
+def wrong_type(dtype: torch.dtype, tensor: Tensor, function: str, name: str) -> TypeError:
+    """Build the error of an operand that is not of the plan's type."""
+    remedy = f"Cast it with {name}.to({dtype})"
+    if tensor.is_complex():
+        remedy = f"Multiply {name}.real and {name}.imag one after the other"
+    elif tensor.dtype in PRODUCT_DTYPES:
+        remedy += f", or make a plan with dtype={tensor.dtype}"
+    return type_error(function, name, f"{dtype} like the plan", tensor.dtype, remedy)

@@ -1,60 +1,60 @@
 """Plan: everything about a product that does not depend on B, decided once, run many times.
 
 Made by ``planner.plan()``, which may synchronise, compile and allocate. ``Plan.run`` allocates C
-and launches on torch's current stream. Where nothing has to be traced or differentiated, it calls
-the system directly and skips torch's dispatcher, which alone would cost more than the launch.
-
-One class, longer than a file should be: its methods are the interface, and most of its lines are
-their docstrings. What they do at length is in modules of its own: values in ``values.py`` and
-``updates.py``, the general way of a product in ``products.py``, transpose and autocast in
-``derived.py``, facts in ``report.py``, moves and copies in ``placement.py``.
+and launches on torch's current stream. A plan is one direction of a family (``family.py``), which
+has what was built; ``plan.T`` is the other direction of the same family. Products are in
+``eager.py``. This file has the public methods; most of its lines are their docstrings.
 """
 
 from __future__ import annotations
 
-import functools
+import inspect
 import os
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.device import machine
 from sparsetile.core.errors import type_error
-from sparsetile.core.streams import record_stream, refuse_capture, settle
-from sparsetile.intake import CSR
-from sparsetile.intake.csr import FP8, PRODUCT_DTYPES
-from sparsetile.jit.loader import current_stream_handle
+from sparsetile.intake.csr import CSR, PRODUCT_DTYPES
+from sparsetile.launch.interface import Tensors
 from sparsetile.plan import report as reports
-from sparsetile.plan.derived import PLANNING, for_eager, planned_transpose
 from sparsetile.plan.devices import usable_device
-from sparsetile.plan.dispatch import lasting, plain_call, transforming
+from sparsetile.plan.eager import eager_product, general_product, operand_values
 from sparsetile.plan.explain import explain
+from sparsetile.plan.family import Family
 from sparsetile.plan.files import write_plan_file
-from sparsetile.plan.flat import Direction, flatten
-from sparsetile.plan.gradients import differentiable_product, plain_product
 from sparsetile.plan.linear import linear
-from sparsetile.plan.operands import check_epilogue, check_operand, check_values
-from sparsetile.plan.products import general_product
-from sparsetile.plan.transforms import refuse_in_transform
-from sparsetile.plan.updates import set_values, take_values
-from sparsetile.plan.values import HeldValues, canonical, picked
-from sparsetile.plan.widths import Widths
-from sparsetile.reorder import Permutation
+from sparsetile.plan.modes import PLAIN_TYPES, plain_call, transforming
+from sparsetile.plan.operands import check_operand, check_values
+from sparsetile.plan.saved import copied, on_file, reduced, restored
+from sparsetile.plan.traced.transforms import refuse_in_transform
+from sparsetile.plan.variant import Variant
 from sparsetile.reorder.permutation import positions
-from sparsetile.systems import BuiltSystem, Request, runner
-from sparsetile.systems.base import Bound, Tensors
-from sparsetile.systems.registry import exact_part, exact_system
 from sparsetile.tune import floor_seconds
 
 __all__ = ["Plan"]
 
-# Streams and versions of values for which the allocator need not be told again.
-_NOTED = 64
-# Subclasses may override what operators do.
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+_Read = TypeVar("_Read", bound=Callable[..., Any])
+
+
+def _example(shown: str) -> Callable[[_Read], _Read]:
+    """Add to a fact's docstring how a plan shows it."""
+
+    def decorate(read: _Read) -> _Read:
+        lines = (
+            inspect.cleandoc(str(read.__doc__)), "", "Examples", "--------", ">>> import torch",
+            ">>> import sparsetile as st",
+            ">>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()",
+            f">>> st.plan(A, n=2).{read.__name__}", shown,
+        )  # fmt: skip
+        read.__doc__ = "\n".join(lines)
+        return read
+
+    return decorate
 
 
 class Plan(torch.nn.Module):
@@ -62,22 +62,6 @@ class Plan(torch.nn.Module):
 
     A plan is a module without parameters: as an attribute of another module it follows its
     ``to()``, ``cuda()``, ``half()`` and so on, and adds nothing to its state dict.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        (M, K) of A.
-    n : int
-        Width that was planned for; other widths work too. A plan made without ``n`` plans for
-        each width that it meets and keeps the most recent ones.
-    dtype : torch.dtype
-        Type of B, of A's values and of C.
-    device : torch.device
-    system, reorder : str
-        What was chosen.
-    column_order : Tensor [K] or None
-        With ``reorder_columns=True``: the row of B that belongs at each position; see
-        :meth:`permute`.
 
     Examples
     --------
@@ -92,71 +76,77 @@ class Plan(torch.nn.Module):
             [3., 3.]])
     """
 
-    _castable = True  # whether autocast may have the plan in its own type
-
-    def __init__(
-        self,
-        csr: CSR,
-        n: int,
-        dtype: torch.dtype,
-        built: BuiltSystem,
-        permutation: Permutation,
-        *,
-        deterministic: bool,
-        report: Mapping[str, Any],
-        column_order: Tensor | None = None,
-        direction: Direction | None = None,
-    ) -> None:
+    def __init__(self, family: Family, transposed: bool = False) -> None:
         super().__init__()
-        self.shape = csr.shape
-        self.n = n
-        self.dtype = dtype
-        self.device = csr.device
-        self.system = built.system
-        self.reorder = permutation.name
-        self.deterministic = deterministic
-        self.column_order = column_order
-        self._csr = csr.with_values(None)
-        self._built = built
-        self._permutation = permutation
-        self._report = dict(report)
-        self._runner = runner(built.recipe)
-        self._direction = direction or self._make_direction()
-        # Replaced as one: a product must not see tensors and recipe of two states.
-        self._flat = flatten(self._direction, None, None, None)
-        self._order: Tensor | None = None
-        self._scale: Tensor | None = None  # of rows, for gradients of means
-        self._transposed: Plan | None = None
-        self._origin: weakref.ref[Plan] | None = None  # the plan that this is the transpose of
-        self._mirrors = False  # A is known to equal its transpose (derived.py)
-        self._mirror_captured = False  # a CUDA graph takes that for granted
-        self._as_planned = True  # values are those of the matrix that was planned
-        self._casts: dict[torch.dtype, Plan] = {}  # the same in types that autocast asked for
-        self._wider: weakref.ref[Plan] | None = None  # the plan that has this one among its casts
-        self._held = HeldValues(self._runner, built.tensors, dtype)
-        self._keep_widths(None)
-        self._bound: Bound | None = None
-        self._value_version = 0  # gradients must meet the values that their product had
-        self._streams: set[tuple[int, ...]] = set()  # see _note_stream
-        set_values(self, None if csr.values is None else csr.values.detach())
-        settle(self.device)  # from now on products may run on any stream
+        self._family = family
+        self._transposed = transposed
+        self._other: weakref.ref[Plan] | None = None  # the plan of the other direction
+        self._kept: Plan | None = None  # the same, if this plan keeps it alive
 
-    def _keep_widths(self, widths: Widths | None) -> None:
-        """Plan for other widths, too, or (None) for one."""
-        self._widths = widths
-        # What every product compares, read at once: a module's attributes are slow to read.
-        place = self.device.type
-        self._key = (self.dtype, self.device, place, self.shape[1], self._held, widths)
+    @property
+    def _variant(self) -> Variant:
+        """What was planned for this direction."""
+        family = self._family
+        return family.main(True) if self._transposed else family.forward
 
-    def _make_direction(self) -> Direction:
-        exact = exact_system(self.device.type)
-        if exact.name == self.system:
-            return Direction(self._csr.indptr, self._built, self._built)
-        found = exact_part(self._built)
-        if found is None:
-            request = Request(self._csr, self.n, self.dtype, self._permutation, self.deterministic)
-            found = exact.build(request)
-        return Direction(self._csr.indptr, self._built, found)
+    @property
+    @_example("(2, 3)")
+    def shape(self) -> tuple[int, int]:
+        """(M, K) of A."""
+        return self._variant.shape
+
+    @property
+    @_example("2")
+    def n(self) -> int:
+        """Width that was planned for; other widths work too.
+
+        A plan made without ``n`` plans for each width that it meets and keeps the most recent ones.
+        """
+        return self._family.forward.n
+
+    @property
+    @_example("torch.float32")
+    def dtype(self) -> torch.dtype:
+        """Type of B, of A's values and of C."""
+        return self._family.forward.dtype
+
+    @property
+    @_example("device(type='cpu')")
+    def device(self) -> torch.device:
+        """Where A is."""
+        return self._family.forward.device
+
+    @property
+    @_example("'cpu'")
+    def system(self) -> str:
+        """The system chosen."""
+        return self._variant.system
+
+    @property
+    @_example("'identity'")
+    def reorder(self) -> str:
+        """The row order chosen."""
+        return self._variant.permutation.name
+
+    @property
+    @_example("False")
+    def deterministic(self) -> bool:
+        """Whether only systems that repeat their bits were considered."""
+        return self._family.forward.deterministic
+
+    @property
+    def column_order(self) -> Tensor | None:
+        """With ``reorder_columns=True``: the row of B at each position; see :meth:`permute`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+        >>> st.plan(A, n=2, reorder_columns=True).column_order
+        tensor([0, 2, 1])
+        """
+        return None if self._transposed else self._family.column_order
 
     @property
     def flat(self) -> tuple[list[Tensor], str]:
@@ -172,15 +162,28 @@ class Plan(torch.nn.Module):
         >>> len(tensors) > 0, type(recipe).__name__
         (True, 'str')
         """
-        return self._flat
+        variant = self._variant
+        variant.note_stream()
+        return variant.both or variant.flat
+
+    def flat_with_transpose(self) -> tuple[list[Tensor], str]:
+        """The same with the transpose, which gradients need. Planned at first use, then kept.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import sparsetile as st
+        >>> plan = st.plan(torch.eye(2).to_sparse_csr(), n=2)
+        >>> len(plan.flat_with_transpose()[0]) > len(plan._variant.flat[0])
+        True
+        """
+        self._family.prepare(self._transposed, self.dtype, self.n, True)
+        return self.flat
 
     @property
-    def _tensors(self) -> list[Tensor]:
-        return self._flat[0]
-
-    @property
-    def _recipe(self) -> str:
-        return self._flat[1]
+    def _csr(self) -> CSR:
+        """The pattern of A."""
+        return self._variant.csr
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tell torch's allocator that work on ``stream`` reads the plan's tensors.
@@ -194,41 +197,14 @@ class Plan(torch.nn.Module):
         >>> import torch
         >>> import sparsetile as st
         >>> plan = st.plan(torch.eye(2).to_sparse_csr(), n=2)
-        >>> print(plan.record_stream(None))  # a stream where the plan is on a GPU
+        >>> print(plan.record_stream(None))  # a stream if the plan is on a GPU
         None
         """
         if self.device.type == "cuda":
-            for tensor in self._read_tensors():
-                if tensor is not None:
-                    tensor.record_stream(stream)
-            if self._transposed is not None:
-                self._transposed.record_stream(stream)
-            others = [] if self._widths is None else self._widths.plans()
-            for other in (*others, *self._casts.values()):
-                other.record_stream(stream)
-
-    def _note_stream(self) -> None:
-        """Before a product through torch's operators: do what ``record_stream`` does, once for the
-        current stream and what is held now. Bound products do it themselves."""
-        if self.device.type == "cuda" and not torch.compiler.is_compiling():
-            stream = current_stream_handle(self.device.index)
-            # What is built is never replaced, except by new values: counts tell it apart.
-            note = (
-                stream, self._value_version, len(self._flat[0]), self._held.cast_count,
-                self._scale is None, self._order is None, self._csr.has_duplicates_kept,
-            )  # fmt: skip
-            if note not in self._streams:
-                if len(self._streams) >= _NOTED:
-                    self._streams.clear()
-                record_stream(self._read_tensors(), self.device)
-                self._streams.add(note)
-
-    def _read_tensors(self) -> list[Tensor | None]:
-        """What products read, of any kind, as far as it is built."""
-        return [
-            *self._flat[0], *self._held.tensors(), *self._csr.order_tensors(), self._scale,
-            self._order,
-        ]  # fmt: skip
+            for variant in self._family.variants():
+                for tensor in (*variant.read_tensors(), self._family.order):
+                    if tensor is not None:
+                        tensor.record_stream(stream)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -245,7 +221,7 @@ class Plan(torch.nn.Module):
         >>> plan.nnz
         3
         """
-        return self._csr.nnz
+        return self._family.forward.nnz
 
     @property
     def values(self) -> Tensor | None:
@@ -260,7 +236,7 @@ class Plan(torch.nn.Module):
         >>> plan.values
         tensor([1., 2., 3.])
         """
-        return self._held.now
+        return self._family.values_now(self._variant)
 
     def update_values(self, values: Tensor) -> Plan:
         """Replace A's values, keeping the pattern and everything planned for it.
@@ -294,33 +270,16 @@ class Plan(torch.nn.Module):
         tensor([[30.],
                 [30.]])
         """
-        check_values("update_values", self, values)
+        check_values("update_values", self._variant.csr, self.dtype, values)
         if transforming():
             raise refuse_in_transform("update_values", "values", "Pass values= to run instead")
-        origin = self._alive_origin()
-        if origin is None:
-            take_values(self, functools.partial(canonical, values, self._csr), values)
-        else:
-            back = origin._entries_of_transpose()
-            take_values(origin, functools.partial(picked, values, back), values)
+        self._family.take(values, self._transposed)
         return self
-
-    def _alive_origin(self) -> Plan | None:
-        return None if self._origin is None else self._origin()
-
-    def _entries_of_transpose(self) -> Tensor:
-        """Where each entry of A is among those of its planned transpose."""
-        if self._order is None:
-            raise RuntimeError("plan: the transpose was planned without its order")
-        return positions(self._order)
-
-    def _values_transposed(self) -> Tensor | None:
-        return None if self._held.held is None else self._held.held[self._order]
 
     def operand_values(
         self, dtype: torch.dtype, given: Tensor | None = None
     ) -> tuple[Tensor | None, Tensors | None]:
-        """Return A's canonical values, or ``given`` ones, in ``dtype``, and their packed copies.
+        """Return A's values by rows, or ``given`` ones, in ``dtype``, and their packed copies.
 
         Examples
         --------
@@ -332,7 +291,11 @@ class Plan(torch.nn.Module):
         >>> values
         tensor([1., 2., 3.], dtype=torch.float64)
         """
-        return self._held.operands(dtype, given)
+        variant = self._variant
+        if dtype is not variant.dtype:
+            variant = self._family.in_type(variant, dtype)
+        values, packed = operand_values(self._family, variant, given)
+        return (None if values is None else values.to(dtype)), packed
 
     # -- products -------------------------------------------------------------------------------
 
@@ -359,8 +322,8 @@ class Plan(torch.nn.Module):
         out : Tensor [..., M, N] or [M], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
-            Scale of the product and of what ``out`` held. ``beta`` needs ``out``. With max and min,
-            ``alpha`` scales the result: alpha · max(…), even if it is negative.
+            Scale of the product and of the old contents of ``out``. ``beta`` needs ``out``. With
+            max and min, ``alpha`` scales the result: alpha · max(…), even if it is negative.
         reduce : {"sum", "mean", "max", "min"}
             How the entries of a row are combined. ``add``, ``amax`` and ``amin`` are accepted
             too. Empty rows give 0.
@@ -394,44 +357,22 @@ class Plan(torch.nn.Module):
         tensor([[4., 4.],
                 [4., 4.]])
         """
-        dtype, device, place, columns, held, widths = self._key
-        if widths is not None and (plan := widths.plan_for(self, B)) is not self:
-            return plan.run(
-                B, out, alpha=alpha, beta=beta, reduce=reduce, values=values, bias=bias, relu=relu,
-                out_dtype=out_dtype,
-            )  # fmt: skip
+        family = self._family
+        variant = family.main(True) if self._transposed else family.forward
+        if family.widths is not None:
+            variant = family.for_width(variant, B)
         if (
-            out is None
-            and beta == 0.0
+            beta == 0.0
             and out_dtype is None
             and values is None
-            and reduce in ("sum", "mean")
-            and type(B) in _PLAIN_TYPES
-            and B.dim() == 2
-            and B.layout is torch.strided
-            and (B.shape[0] == columns) is True  # torch.jit.trace has tensors for sizes
-            and B.device == device
-            and held.follow is None
-            and (dtype is not FP8 or (bias is None and not relu and reduce == "sum"))
+            and family.follow is None
+            and type(B) in PLAIN_TYPES
             and plain_call()
-            and not B.is_neg()  # not seen while tracing
-            and (eager := for_eager(self, B, dtype, place)) is not None
         ):
             # What eager code calls nearly always: without the dispatcher.
-            if eager is not self:
-                dtype = eager.dtype
-            if B.dtype is not dtype:
-                B = B.to(dtype)
-            tracked = B.requires_grad
-            if bias is not None or relu is not False:
-                check_epilogue(B, None, reduce, bias, relu, None)
-                if bias is not None:
-                    bias = bias.resolve_neg()
-                    tracked = tracked or bias.requires_grad
-            if not (tracked and torch.is_grad_enabled()):
-                return plain_product(eager, B, bias, reduce, alpha, relu)
-            if dtype is not FP8:
-                return differentiable_product(eager, B, bias, reduce, alpha, relu)
+            C = eager_product(family, variant, B, out, bias, reduce, alpha, relu)
+            if C is not None:
+                return C
         if isinstance(B, Tensor) and B.dim() == 1:
             column = out.unsqueeze(-1) if isinstance(out, Tensor) else out
             C = self.run(
@@ -440,9 +381,11 @@ class Plan(torch.nn.Module):
             )  # fmt: skip
             return C.squeeze(-1) if out is None else out
         if values is not None:
-            check_values("run", self, values)
-            values = self._csr.canonical_values(values)
-        return general_product(self, B, out, alpha, beta, reduce, values, bias, relu, out_dtype)
+            check_values("run", variant.csr, variant.dtype, values)
+            values = variant.csr.canonical_values(values)
+        return general_product(
+            family, variant, B, out, alpha, beta, reduce, values, bias, relu, out_dtype
+        )
 
     def linear(
         self,
@@ -487,7 +430,7 @@ class Plan(torch.nn.Module):
         >>> plan.linear(torch.ones(1, 3), bias=torch.tensor([1.0, -9.0]), relu=True)
         tensor([[4., 0.]])
         """
-        return linear(self, X, bias, relu, alpha, out_dtype)
+        return linear(self._family, self._variant, X, bias, relu, alpha, out_dtype)
 
     @property
     def fuses_linear(self) -> bool:
@@ -502,7 +445,7 @@ class Plan(torch.nn.Module):
         >>> plan.fuses_linear
         False
         """
-        return self._runner.fuses_linear and not transforming()
+        return self._variant.runner.fuses_linear and not transforming()
 
     def forward(self, B: Tensor, **options: Any) -> Tensor:
         """Return A·B: ``plan(B)`` is ``plan.run(B)``, with the same options.
@@ -604,35 +547,27 @@ class Plan(torch.nn.Module):
 
     # -- transpose and gradients ----------------------------------------------------------------
 
-    @lasting
-    def _transpose(self) -> Plan:
-        with PLANNING:
-            return planned_transpose(self)
+    def _turned(self) -> Plan:
+        """Return the plan of the other direction. The first one keeps it; it does not keep the
+        first one alive, but has all that was built."""
+        found = None if self._other is None else self._other()
+        if found is None:
+            with self._family.lock:
+                found = None if self._other is None else self._other()
+                if found is None:
+                    self._family.main(not self._transposed)
+                    found = type(self)(self._family, not self._transposed)
+                    found._other, self._other = weakref.ref(self), weakref.ref(found)
+                    self.__dict__["_kept"] = found  # no submodule: it follows by itself
+        return found
 
     def _has_transpose(self) -> bool:
-        """Plan the transpose; what a tracer calls, which then reads it where it is kept."""
-        self._transpose()
+        """Plan the transpose, before a tracer reads it."""
+        self._turned()
         return True
 
     # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
     _has_transpose._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    @lasting
-    def _prepare_gradients(self) -> bool:
-        """Plan the transpose and put it into the flat tensors; once, also while tracing."""
-        if len(self._tensors) > len(self._direction.tensors()):
-            return True
-        with PLANNING:
-            if len(self._tensors) == len(self._direction.tensors()):
-                refuse_capture("run", self.device, "Compute a gradient once before the capture")
-                transposed, inverse = self._transpose(), self._entries_of_transpose().long()
-                order = None if self._order is None else self._order.long()
-                flat = flatten(self._direction, transposed._direction, order, inverse)
-                settle(self.device)
-                self._flat = flat
-        return True
-
-    _prepare_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     @property
     def T(self) -> Plan:
@@ -653,22 +588,10 @@ class Plan(torch.nn.Module):
                 [0.],
                 [5.]])
         """
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() and self._has_transpose():
             # Planned before it is first read: a tracer takes what it has read to be constant.
-            origin = self._has_transpose() and self._alive_origin()
-            return origin or self._transposed  # type: ignore[return-value]
-        return self._transpose() if self._transposed is None else self._transposed
-
-    def _following_transposed(self) -> Callable[[], Tensor | None] | None:
-        """What the transpose follows: the values that this plan follows, if any."""
-        return None if self._held.follow is None else self._follow_transposed
-
-    def _follow_transposed(self) -> Tensor | None:
-        values = self.values
-        if values is None:
-            return None
-        self._note_stream()
-        return values[self._order]
+            return self._kept or self._other()  # type: ignore[return-value, misc]
+        return self._turned()
 
     # -- reports --------------------------------------------------------------------------------
 
@@ -690,14 +613,7 @@ class Plan(torch.nn.Module):
         >>> sorted(plan.info["seconds"])
         ['build', 'compile', 'intake', 'reorder']
         """
-        return reports.info(self)
-
-    @property
-    def _weighted(self) -> bool:
-        return self._held.held is not None
-
-    def _parts(self) -> dict[str, Tensors]:
-        return reports.all_parts(self)
+        return reports.info(self._family, self._variant)
 
     def floor(self) -> tuple[float, str]:
         """Return the floor, the least seconds the device allows, and the term that sets it.
@@ -712,9 +628,10 @@ class Plan(torch.nn.Module):
         >>> seconds > 0
         True
         """
+        variant = self._variant
         found = floor_seconds(
-            self._csr.with_values(self._held.held), self.n, self.dtype, machine(self.device),
-            self._permutation.perm,
+            variant.csr.with_values(variant.values), self.n, self.dtype, machine(self.device),
+            variant.permutation.perm,
         )  # fmt: skip
         return found.seconds, found.term
 
@@ -733,8 +650,7 @@ class Plan(torch.nn.Module):
           reorder   identity, ... ms
           ...
           cpu       chosen: predicted ... ms a product
-          ...
-          acc       rejected: runs on cuda, A is on cpu
+          dense     slower: predicted ... ms a product
           ...
         """
         return explain(repr(self), self.info, self.floor())
@@ -773,13 +689,10 @@ class Plan(torch.nn.Module):
         return self
 
     def _place(self, device: torch.device, dtype: torch.dtype | None) -> None:
-        from sparsetile.plan.placement import move
-
         if dtype is not None and dtype not in PRODUCT_DTYPES:
             names = ", ".join(str(each) for each in PRODUCT_DTYPES)
             raise type_error("to", "dtype", f"one of {names}", dtype, "Choose one of those")
-        origin = self._alive_origin()
-        move(self if origin is None else origin, device, self.dtype if dtype is None else dtype)
+        self._family.move(device, self.dtype if dtype is None else dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Plan:
         """What ``to()``, ``cuda()``, ``half()``… of a module that holds the plan call."""
@@ -788,21 +701,18 @@ class Plan(torch.nn.Module):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from sparsetile.plan.placement import reduced
-
-        return reduced(self)
+        return _restored, reduced(self._family, self._variant)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
-        from sparsetile.plan.placement import copied
-
-        return copied(self, memo)
+        return Plan(copied(self._family, self._variant, memo))
 
     def __repr__(self) -> str:
         rows, cols = self.shape
-        kind = "weighted" if self._weighted else "pattern"
+        family = self._family
+        kind = "weighted" if family.forward.weighted else "pattern"
         return (
             f"Plan({rows}x{cols}, {self.nnz} entries, {kind}, "
-            f"n={self.n if self._widths is None else 'any'}, "
+            f"n={self.n if family.widths is None else 'any'}, "
             f"{str(self.dtype).removeprefix('torch.')}, {self.device}, system={self.system})"
         )
 
@@ -823,6 +733,13 @@ class Plan(torch.nn.Module):
         >>> torch.equal(again @ B, plan @ B)
         True
         """
-        from sparsetile.plan.placement import on_file
+        write_plan_file(path, *on_file(self._family, self._variant))
 
-        write_plan_file(path, *on_file(self))
+
+def _restored(header: str, tensors: dict[str, Tensor | None], followed: Tensor | None) -> Plan:
+    """Build the plan that ``Plan.__reduce__`` wrote, on the device of its tensors."""
+    plan = Plan(restored(header, tensors))
+    return plan if followed is None else plan.update_values(followed)
+
+
+torch.serialization.add_safe_globals([_restored])

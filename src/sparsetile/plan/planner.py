@@ -19,21 +19,22 @@ from torch import Tensor
 from sparsetile.core.checks import dimension, one_of, real_number
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.core.streams import refuse_capture
+from sparsetile.engines.request import Request
 from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.arrays import dtype_name
 from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import graph_parts
-from sparsetile.plan import counted as counted  # writes into out= count from here on
 from sparsetile.plan.devices import usable_device
-from sparsetile.plan.dispatch import lasting, untraced, wrapped
-from sparsetile.plan.flat import Direction
+from sparsetile.plan.family import FIRST_WIDTH, Family, Widths
 from sparsetile.plan.inference import InferencePlan
+from sparsetile.plan.modes import outside_modes, untraced, wrapped
 from sparsetile.plan.plan import Plan
-from sparsetile.plan.widths import FIRST_WIDTH, Widths
+from sparsetile.plan.traced.flat import Direction
+from sparsetile.plan.variant import Variant
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.columns import first_use, with_columns
-from sparsetile.systems import SYSTEMS, Request, candidates, runner
+from sparsetile.systems import SYSTEMS, candidates, runner
 from sparsetile.systems.registry import exact_system, unsupported
 from sparsetile.tune import (
     EXPECTED_RUNS,
@@ -147,7 +148,7 @@ def plan(
         ``"inference"`` keeps only what products read: for ``bcsr`` the blocks and their indices,
         about a tenth of the dense bytes if nine of ten blocks are dropped. Such a plan supports
         sums and means without gradients. New values, gradients, the transpose, max, min, other
-        dtypes and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` lists what is held.
+        dtypes and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` lists what is kept.
     expected_runs : int
         Number of products that you expect to compute with the plan. ``reorder="auto"`` searches
         for a row order only if that many products would save the search time. On a GPU, systems
@@ -193,13 +194,13 @@ def plan(
         expected_runs=expected_runs,
         budget=budget,
     )
-    if n is None:
-        made._keep_widths(Widths(system, tune))
+    if n is None and keep == "all":
+        made._family.widths = Widths(system, tune)
     return made
 
 
 @untraced("Planning reads the pattern of A. Call build_plan outside of what is compiled")
-@lasting
+@outside_modes
 def build_plan(
     A: Any,
     n: int,
@@ -217,7 +218,7 @@ def build_plan(
     ablation: str | None = None,
     timed: bool = False,
 ) -> Plan:
-    """Do what :func:`plan` does, for benchmarks too.
+    """Do what :func:`plan` does, for benchmarks and ``spmm`` too.
 
     Parameters
     ----------
@@ -273,11 +274,8 @@ def build_plan(
     uncompared = tune == "none" and system == "auto"
     if uncompared:
         system = exact_system(csr.device.type).name
-    if tune == "none":
-        able, rejected = _only(request, system)
-    else:
-        able, rejected = candidates(request) if system != "auto" else _sensible(request)
-    if not able or (system != "auto" and system not in able):
+    able, rejected = _sensible(request) if system == "auto" else candidates(request, system)
+    if not able:
         raise unsupported("plan", rejected, "no system" if system == "auto" else system)
     with guard:
         if system != "auto":
@@ -294,10 +292,8 @@ def build_plan(
         direction, exact = None, choice.builds.get(exact_system(csr.device.type).name)
         if exact is not None and exact is not built:  # timed too: it need not be built again
             direction = Direction(csr.indptr, built, exact)
-        made = Plan(
-            csr, n, dtype, built, permutation, deterministic=deterministic,
-            column_order=column_order,
-            direction=direction,
+        variant = Variant(
+            csr, n, dtype, built, permutation, deterministic=deterministic, direction=direction,
             report={
                 "seconds": spent,
                 "build": dict(built.seconds),
@@ -308,15 +304,16 @@ def build_plan(
                 "rejected": rejected,
             },
         )  # fmt: skip
+        made = Plan(Family(variant, column_order))
     if keep == "inference":
         return InferencePlan.of(made)
     if source.values is not None and source.values.requires_grad:
-        made._held.follow = _following(A, given.with_values(None), entries)
+        made._family.follow = _following(A, given.with_values(None), entries)
     return made
 
 
 def _choose_order(request: Request, runs: int) -> tuple[Permutation, list[str]]:
-    """Return the row order that pays, and why; the given one where there is nothing to choose."""
+    """Return the row order that pays, and why; the given one if there is nothing to choose."""
     able, _ = _sensible(request)
     return choose_order(request, able, runs) if len(able) > 1 else (request.permutation, [])
 
@@ -345,12 +342,6 @@ def _often_not_finite(request: Request) -> bool:
         return False
     count = values.numel() - int(torch.isfinite(values.to(request.dtype)).sum())
     return count > _NOT_FINITE_SHARE * request.csr.shape[0]
-
-
-def _only(request: Request, system: str) -> tuple[list[str], dict[str, list[str]]]:
-    """Do what ``candidates`` does for one system: others may count A's entries to say no."""
-    reasons = SYSTEMS[system].reasons(request)
-    return ([], {system: reasons}) if reasons else ([system], {})
 
 
 def _read_clock(device: torch.device | None) -> float:

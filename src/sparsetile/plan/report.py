@@ -2,70 +2,68 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparsetile.systems.base import Tensors
+from sparsetile.launch.interface import Tensors
+from sparsetile.plan.family import Family
+from sparsetile.plan.variant import Variant
 
-if TYPE_CHECKING:
-    from sparsetile.plan.plan import Plan
-
-__all__ = ["all_parts", "held_parts", "info"]
+__all__ = ["all_parts", "info"]
 
 
-def info(plan: Plan) -> dict[str, Any]:
+def info(family: Family, variant: Variant) -> dict[str, Any]:
     """See :attr:`sparsetile.Plan.info`."""
+    columns = not variant.transposed and family.column_order is not None
     return {
-        "shape": list(plan.shape),
-        "nnz": plan.nnz,
-        "n": plan.n,
-        "dtype": str(plan.dtype).removeprefix("torch."),
-        "device": str(plan.device),
-        "weighted": plan._weighted,
-        "system": plan.system,
-        "reorder": plan.reorder,
-        "reorder_columns": plan.column_order is not None,
-        "deterministic": plan.deterministic,
-        "format_bytes": plan._built.bytes,
-        "bytes": _bytes(plan._parts()),
-        "choices": dict(plan._built.choices),
-        **{key: plan._report[key] for key in plan._report},
+        "shape": list(variant.shape),
+        "nnz": variant.nnz,
+        "n": variant.n,
+        "dtype": str(variant.dtype).removeprefix("torch."),
+        "device": str(variant.device),
+        "weighted": variant.weighted,
+        "system": variant.system,
+        "reorder": variant.permutation.name,
+        "reorder_columns": columns,
+        "deterministic": variant.deterministic,
+        "format_bytes": variant.built.bytes,
+        "bytes": _bytes(all_parts(family, variant)),
+        "choices": dict(variant.built.choices),
+        **variant.report,
     }
 
 
-def held_parts(plan: Plan) -> dict[str, Tensors]:
-    """What products read, by part."""
-    held, packed = plan._held.held, plan._held.packed
-    return {
-        "format": plan._built.tensors,
-        "packed values": packed or {},
-        "values": {} if held is None else {"values": held},
-    }
-
-
-def all_parts(plan: Plan) -> dict[str, Tensors]:
-    """Everything that the plan, its casts and its transpose keep, by part."""
-    csr, exact = plan._csr, plan._direction.exact
-    matrix = {"indptr": csr.indptr, "indices": csr.indices, "entry_map": csr.entry_map}
-    parts = {
-        **held_parts(plan),
-        "matrix": {name: part for name, part in matrix.items() if part is not None},
-        "exact system": exact.tensors,
-    }
-    if plan._scale is not None:
-        parts["row scale"] = {"scale": plan._scale}
-    for dtype, cast in plan._casts.items():
-        for name, part in held_parts(cast).items():
-            parts[f"{str(dtype).removeprefix('torch.')}: {name}"] = part
-    other = plan._transposed
-    if other is not None and plan._order is not None:
-        for name, part in other._parts().items():
-            parts[f"transpose: {name}"] = part
-        parts["transpose: order"] = {"order": plan._order}
+def all_parts(family: Family, variant: Variant) -> dict[str, Tensors]:
+    """Everything that a direction, its casts and its transpose keep, by part."""
+    if not family.complete:
+        return variant.parts()
+    parts = {**variant.parts(), **_pattern(variant)}
+    for each in family.variants():
+        if each is variant or each.n != variant.n:
+            continue
+        prefix = "" if each.dtype is variant.dtype else str(each.dtype).removeprefix("torch.")
+        if each.transposed is not variant.transposed:
+            prefix = f"transpose {prefix}".strip()
+        own = {**each.parts(), **_pattern(each)} if each.dtype is variant.dtype else each.parts()
+        parts |= {f"{prefix}: {name}": part for name, part in own.items()}
+    if family.order is not None:
+        parts["transpose: order"] = {"order": family.order}
     return parts
 
 
+def _pattern(variant: Variant) -> dict[str, Tensors]:
+    csr = variant.csr
+    matrix = {"indptr": csr.indptr, "indices": csr.indices, "entry_map": csr.entry_map}
+    found: dict[str, Tensors] = {
+        "matrix": {name: part for name, part in matrix.items() if part is not None},
+        "exact system": variant.direction.exact.tensors,
+    }
+    if variant.row_scale is not None:
+        found["row scale"] = {"scale": variant.row_scale}
+    return found
+
+
 def _bytes(parts: dict[str, Tensors]) -> dict[str, int]:
-    """Bytes of each part that is held now; memory that parts share counts once."""
+    """Bytes of each part in memory now; memory that parts share counts once."""
     seen: set[int] = set()
     found: dict[str, int] = {}
     for name, part in parts.items():

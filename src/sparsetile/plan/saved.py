@@ -1,11 +1,14 @@
-"""What a saved plan says of itself, checked: kernels trust a plan, and a file may hold anything.
+"""Plans in files, pickles and copies: the matrix, its orders, and what was asked for.
 
-A file or pickle holds the matrix, its orders and what was asked for. Tiles and schedules follow
-from these. They are built again and never read: to check them takes as long.
+Tiles and schedules follow from these. They are built again and never read: to check them takes as
+long. What is read is checked: kernels trust a plan, and a file may hold anything.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +17,115 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.checks import dimension, matrix_shape, one_of
-from sparsetile.core.errors import value_error
+from sparsetile.core.errors import type_error, value_error
+from sparsetile.engines.request import Request
 from sparsetile.intake import CSR, as_csr
 from sparsetile.intake.csr import FP8, PRODUCT_DTYPES
-from sparsetile.plan.widths import Widths
+from sparsetile.plan.build import build_variant
+from sparsetile.plan.family import Family, Widths, canonical
+from sparsetile.plan.modes import outside_modes
+from sparsetile.plan.variant import Variant
 from sparsetile.reorder import Permutation
-from sparsetile.systems import SYSTEMS, Request
+from sparsetile.systems import SYSTEMS
 
-__all__ = ["SavedPlan", "checked_report", "named_field", "saved_plan"]
+__all__ = [
+    "SavedPlan",
+    "checked_report",
+    "copied",
+    "named_field",
+    "on_file",
+    "placed",
+    "reduced",
+    "restored",
+    "saved_plan",
+]
 
 _TENSORS = ("indptr", "indices", "entry_map", "values", "perm", "column_order")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRODUCT_DTYPES}
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def _fields(family: Family, variant: Variant) -> dict[str, Any]:
+    widths = family.widths
+    return {
+        "shape": list(variant.shape),
+        "n": variant.n,
+        "dtype": str(variant.dtype).removeprefix("torch."),
+        "system": variant.system,
+        "reorder": variant.permutation.name,
+        "deterministic": variant.deterministic,
+        "ablation": variant.built.choices.get("ablation"),
+        "widths": widths and [widths.system, widths.tune],
+    }
+
+
+def _tensors(family: Family, variant: Variant, values: Tensor | None) -> dict[str, Tensor | None]:
+    return {
+        "indptr": variant.csr.indptr,
+        "indices": variant.csr.indices,
+        "entry_map": variant.csr.entry_map,
+        "values": values,
+        "perm": variant.permutation.perm,
+        "column_order": None if variant.transposed else family.column_order,
+    }
+
+
+def _parts(family: Family, variant: Variant) -> tuple[str, dict[str, Tensor | None]]:
+    values = variant.values
+    if values is not None and values.dtype is FP8:  # which torch cannot pickle; exact in this type
+        values = values.to(torch.bfloat16)
+    header = json.dumps(_fields(family, variant), sort_keys=True)
+    return header, _tensors(family, variant, values)
+
+
+def on_file(family: Family, variant: Variant) -> tuple[dict[str, Any], dict[str, Tensor | None]]:
+    """What ``Plan.save`` writes: the header's fields and the tensors, but not what was built."""
+    fields = _fields(family, variant)
+    fields |= {"device": variant.device.type, "report": variant.report}
+    return fields, _tensors(family, variant, family.values_now(variant))
+
+
+def reduced(
+    family: Family, variant: Variant
+) -> tuple[str, dict[str, Tensor | None], Tensor | None]:
+    """What pickle writes: a text, tensors, and the tensor whose values are followed, if any."""
+    follow = family.follow
+    if follow is None:
+        return (*_parts(family, variant), None)
+    own = isinstance(follow, functools.partial) and follow.func is canonical
+    if not own or variant.transposed:
+        raise type_error(
+            "pickle", "plan", "one that holds its own values or follows those of update_values",
+            "one that follows its matrix", "Call plan.update_values, or use plan.save",
+        )  # fmt: skip
+    return (*_parts(family, variant), follow.args[0])  # type: ignore[attr-defined]
+
+
+@outside_modes
+def copied(family: Family, variant: Variant, memo: dict[int, Any]) -> Family:
+    """Copy a family. The copy follows the copy of the values that it follows, if those are copied
+    with it."""
+    header, tensors = _parts(family, variant)
+    own = {name: None if each is None else each.clone() for name, each in tensors.items()}
+    made = restored(header, own)
+    made.follow = copy.deepcopy(family.follow, memo)
+    return made
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def restored(header: str, tensors: Mapping[str, Tensor | None]) -> Family:
+    """Build what :func:`reduced` wrote, on the device of its tensors."""
+    return placed("load", saved_plan(json.loads(header), tensors))
+
+
+def placed(function: str, saved: SavedPlan, report: Mapping[str, Any] | None = None) -> Family:
+    """Build a saved plan on the device of its tensors; ``report`` as in :func:`build_variant`."""
+    made = build_variant(function, saved.request, saved.system, report=report)
+    return Family(made, saved.column_order, saved.widths)
 
 
 @dataclass(frozen=True, eq=False)

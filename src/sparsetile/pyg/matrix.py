@@ -19,7 +19,7 @@ from sparsetile.pyg.wrapping import take_place
 
 __all__ = ["Edges", "new_spmm", "takes"]
 
-# Where PyG keeps short-lived graphs and would have to be planned.
+# Devices on which PyG's own products of short-lived graphs are faster than planning.
 _LEFT_TO_PYG = ("cuda",)
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min"}
 
@@ -46,21 +46,21 @@ class Edges:
         reduce: str,
         flow: str,
     ) -> Edges | None:
-        """Return the matrix, or None where PyG has its own answer.
+        """Return the matrix, or None if PyG must compute.
 
-        That is an error about edges that name no node, and a weighted maximum over parallel edges,
-        which are one entry here. On a GPU it is also a short-lived graph with weights, or of
-        which a maximum is asked for: planning takes longer than PyG's own few products.
+        PyG raises the error about edges that name no node, and computes weighted maxima over
+        parallel edges, which are one entry here. On a GPU it also computes short-lived graphs with
+        weights or with a maximum: planning takes longer than PyG's own few products.
 
         Parameters
         ----------
         size : (sources, targets)
         x : Tensor
-            What the messages are made of; its device alone is looked at.
+            Features; only their device matters.
         """
         reduce = _REDUCES[reduce]
         given = read_input("propagate", edge_index, weight, flow)
-        # Of an EdgeIndex the plain tensor is a new object each time: its calls cannot be counted.
+        # The plain tensor of an EdgeIndex is a new object each time: its calls cannot be counted.
         planned = type(edge_index) is Tensor and (weight is not None or reduce in ("max", "min"))
         if planned and x.device.type in _LEFT_TO_PYG and is_short_lived(given.pattern):
             return None
@@ -79,10 +79,9 @@ class Edges:
 
 
 def takes(x: Any, values: Any = None) -> bool:
-    """Whether a product of ``x`` and weights is one that sparsetile and PyG give alike.
+    """Whether sparsetile computes the same product of ``x`` and weights as PyG.
 
-    PyG promotes types, which a product of one type does not. Under autocast everything is of
-    autocast's type.
+    PyG promotes types, sparsetile does not. Under autocast everything has autocast's type.
     """
     if type(x) not in (Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
         return False
@@ -97,13 +96,13 @@ def takes(x: Any, values: Any = None) -> bool:
 
 
 def _matrix_product(src: Any, other: Tensor, reduce: str) -> Tensor | None:
-    """Return src · other, or None where PyG's own function must be asked."""
+    """Return src · other, or None if PyG must compute it."""
     if not takes(other) or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     flow = "source_to_target"
     kind = kind_of(src)
     if kind is Kind.EDGE_INDEX:
-        # As a matrix an EdgeIndex is A[edge_index[0], edge_index[1]], the other way round.
+        # As a matrix an EdgeIndex is A[edge_index[0], edge_index[1]], the transpose.
         flow, shape = "target_to_source", tuple(src.sparse_size())
     elif kind is Kind.TENSOR and src.layout is not torch.strided:
         if not takes(other, src) or src.dim() != 2 or src.dense_dim():
@@ -123,7 +122,7 @@ def _matrix_product(src: Any, other: Tensor, reduce: str) -> Tensor | None:
 
 
 def new_spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return what takes the place of PyG's ``spmm``: products on sparsetile, the rest as before."""
+    """Return the replacement of PyG's ``spmm``: products on sparsetile, the rest as before."""
 
     def spmm(
         original: Callable[..., Tensor], src: Any, other: Tensor, reduce: str = "sum"

@@ -1,8 +1,8 @@
-"""Put sparsetile behind PyG's functions, and take it away again.
+"""Replace PyG's functions by sparsetile's, and restore them.
 
-PyG's modules import functions by name, so a function is exchanged in every loaded module that
-holds it. Its layers get a generated ``propagate`` each, at the first instance of their class: those
-there are get a wrapper now, later ones when they are generated.
+PyG's modules import functions by name, so a function is replaced in every loaded module that has
+it. PyG generates ``propagate`` for each layer class at its first instance: existing ones are
+wrapped now, later ones when they are generated.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MARK = "_sparsetile_original"
 
 
 class _State:
-    """Original function -> what takes its place, while the patch is on."""
+    """Original function -> its replacement, while the patch is on."""
 
     exchanged: dict[Callable[..., Any], Callable[..., Any]] | None = None
     generate: Callable[..., Any] | None = None
 
 
 class Patch:
-    """What :func:`patch` returns: a context manager that takes the patch away at its end.
+    """The context manager of :func:`patch`, which removes the patch at its end.
 
-    A patch that was there before stays.
+    An earlier patch stays.
     """
 
     def __init__(self, mine: bool) -> None:
@@ -131,7 +131,7 @@ def _pyg(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != "torch_geometric":
-            raise  # PyG is there, and lacks something of its own
+            raise  # PyG is installed, but one of its dependencies is missing
         raise ModuleNotFoundError(
             describe(
                 "patch", "torch_geometric", "installed", "no such package",
@@ -166,7 +166,7 @@ def _layer_classes(base: type) -> Iterator[type]:
 
 
 def _wrap(kind: type, base: type) -> None:
-    """Wrap the ``propagate`` that PyG generated for a class; one that a user wrote is left."""
+    """Wrap the ``propagate`` that PyG generated for a class, but not one that a user wrote."""
     original: Any = vars(kind).get("propagate")
     if not callable(original) or hasattr(original, _MARK):
         return

@@ -2,7 +2,7 @@
 
 python -m pytest -p sparsetile.pyg.plugin pytorch_geometric/test/nn/conv
 
-Tests that pass without ``-p sparsetile.pyg.plugin`` and fail with it are faults of the patch.
+Tests that pass without ``-p sparsetile.pyg.plugin`` and fail with it show bugs of the patch.
 """
 
 from __future__ import annotations

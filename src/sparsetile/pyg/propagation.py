@@ -1,9 +1,9 @@
 """``MessagePassing.propagate`` of an ``edge_index`` without messages of size edges × features.
 
-A layer qualifies where its messages are neighbours, or neighbours times one weight an edge, and
-its aggregation is a sum, mean, max or min. PyG says so itself: such a layer either keeps the
-default ``message`` and ``aggregate``, or has a ``message_and_aggregate`` for sparse matrices, which
-is given :class:`sparsetile.pyg.matrix.Edges` here. Everything else runs as PyG has it.
+A layer qualifies if its messages are neighbours, or neighbours times one weight per edge, and its
+aggregation is a sum, mean, max or min. Such a layer either has the default ``message`` and
+``aggregate``, or a ``message_and_aggregate`` for sparse matrices, which gets
+:class:`sparsetile.pyg.matrix.Edges` here. Everything else runs in PyG.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HOOKS = (
 def new_propagate(
     original: Callable[..., Any], base: type, active: Callable[[], bool]
 ) -> Callable[..., Any]:
-    """Return what takes the place of a layer class's ``propagate``.
+    """Return the replacement of a layer class's ``propagate``.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def new_propagate(
 
 
 def _fused(layer: Any, base: Any, edge_index: Any, given: dict[str, Any]) -> tuple[Any] | None:
-    """Return the result of ``propagate``, or None where PyG's own must run."""
+    """Return the result of ``propagate``, or None if PyG's own must run."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not _qualifies(layer, base):
         return None
     inputs = dict(given)
@@ -100,7 +100,7 @@ def _fused(layer: Any, base: Any, edge_index: Any, given: dict[str, Any]) -> tup
 
 
 def _qualifies(layer: Any, base: Any) -> bool:
-    """Whether the layer's class and its state leave message and aggregation to the product."""
+    """Whether a product can compute the layer's messages and aggregation."""
     if not isinstance(layer.aggr, str) or layer.aggr not in _AGGREGATIONS or layer.explain:
         return False
     kind = type(layer)
@@ -108,7 +108,7 @@ def _qualifies(layer: Any, base: Any) -> bool:
         return False
     if "message" in vars(layer) or any(getattr(layer, name, None) for name in _HOOKS):
         return False
-    # A message of its own is known to be a product only where the layer says how to fuse it.
+    # A message of its own is known to be a product only if the layer says how to fuse it.
     return bool(layer.fuse) or (
         kind.message is base.message and kind.message_and_aggregate is base.message_and_aggregate
     )
@@ -122,8 +122,8 @@ def _sizes(layer: Any, x: Any, edge_index: Any, size: Any) -> tuple[Tensor, tupl
         return None
     if not _nodes(pair[1]):
         return None
-    # Of a pair PyG sends the first, whatever the flow. Backwards that has a meaning only where
-    # both are of the same nodes.
+    # Of a pair PyG sends the first, whatever the flow. With target_to_source that makes sense only
+    # if both have the same nodes.
     if not forward and (pair[1] is None or pair[1].shape[-2] != pair[0].shape[-2]):
         return None
     sources = pair[0]
@@ -139,7 +139,7 @@ def _sizes(layer: Any, x: Any, edge_index: Any, size: Any) -> tuple[Tensor, tupl
         return None
     if edge_index.shape[0] != 2 or edge_index.device != sources.device:
         return None
-    # Dimension j is that of the sources, i that of the targets. What disagrees is PyG's to say.
+    # Dimension j is that of the sources, i that of the targets. PyG reports mismatches.
     j, i = (0, 1) if forward else (1, 0)
     counts: dict[int, int] = {j: sources.shape[-2]}
     if isinstance(x, (tuple, list)) and pair[1] is not None:

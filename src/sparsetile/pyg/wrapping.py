@@ -1,7 +1,7 @@
-"""Functions that take another's place, also for TorchScript.
+"""Functions that replace others, also for TorchScript.
 
-``torch.jit.script`` reads the source of the function that was wrapped, and looks names up in the
-globals of the one that wraps. Both must be the original's.
+``torch.jit.script`` reads the source of the wrapped function, and looks names up in the globals of
+the wrapper. Both must be the original's.
 """
 
 from __future__ import annotations

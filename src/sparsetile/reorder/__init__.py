@@ -1,4 +1,4 @@
-"""Row orders: CSR -> Permutation. Pure functions, one file an algorithm."""
+"""Row orders: CSR -> Permutation. Pure functions, one file per algorithm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder.affinity import affinity
-from sparsetile.reorder.identity import identity
 from sparsetile.reorder.locality import locality
 from sparsetile.reorder.louvain import louvain
 from sparsetile.reorder.lsh import lsh
@@ -20,7 +19,7 @@ __all__ = ["REORDERERS", "Permutation", "Reorderer", "order_of_transpose"]
 
 
 def _locality_stage(name: str, *, two_opt: bool) -> Reorderer:
-    """Return ``locality`` up to one of its stages, as an order with a name of its own."""
+    """Return ``locality`` up to one of its stages, as a named order."""
 
     def find(csr: CSR) -> Permutation:
         return dataclasses.replace(locality(csr, two_opt=two_opt, isolation=False), name=name)
@@ -28,8 +27,13 @@ def _locality_stage(name: str, *, two_opt: bool) -> Reorderer:
     return find
 
 
+def _identity(csr: CSR) -> Permutation:
+    """Keep the rows as they come; costs nothing."""
+    return Permutation("identity", None)
+
+
 REORDERERS: dict[str, Reorderer] = {
-    "identity": identity,
+    "identity": _identity,
     "rcm": rcm,
     "louvain": louvain,
     "rabbit": rabbit,
@@ -44,8 +48,8 @@ REORDERERS: dict[str, Reorderer] = {
 def order_of_transpose(order: Permutation, csr: CSR, transpose: CSR) -> Permutation:
     """Order the rows of A's transpose as those of A were.
 
-    Where the pattern is symmetric the order is at hand. One given as a tensor has no say there: it
-    numbers rows of A.
+    If the pattern is symmetric the order of A is reused. An order given as a tensor does not apply
+    otherwise: it numbers rows of A.
     """
     if order.perm is None:
         return order

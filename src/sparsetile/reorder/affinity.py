@@ -1,25 +1,23 @@
 """Data-affinity order: rows with the same columns come together (Acc-SpMM, section 3.2).
 
-Algorithm 1 of the paper has two steps, and so has this one:
+Algorithm 1 of the paper has two steps, as here:
 
 1. *Dendrogram.* Vertices are taken in ascending degree; each merges into the neighbouring
    community with the largest gain in modularity, if that gain is positive.
 2. *Order.* The dendrogram's leaves are walked depth first, but the next row is always the
-   unvisited leaf nearby that has most columns in common with those just placed.
+   nearby unvisited leaf that has most columns in common with those just placed.
 
-Where this departs from the paper, because it measured better
-(docs/explanation/notes/reordering.md):
+Departures from the paper, which measured better (docs/explanation/notes/reordering.md):
 
-- "In common" is counted against all rows of the 64-row window being filled, not against the last
-  row alone, and relative to the length of the candidate: a kernel gathers each distinct column of
-  a window once, so that what counts is how few columns a row adds. Inside each 64 rows the same
-  step then forms the 8-row windows.
-- Candidates are the next leaves of the walk, a bounded number of them, and a popular column
-  looks at a bounded number of its rows: the work per entry of A has a fixed limit.
-- The graph is A itself where A is symmetric. Anything else, rectangular or square, is taken as
-  the bipartite graph of its rows and columns: rows are linked through the columns that they
-  share, yet no popular column links its rows pairwise, so that a dense column costs no more
-  than its entries.
+- "In common" is counted against all rows of the 64-row window being filled, not only the last row,
+  and relative to the length of the candidate. A kernel gathers each distinct column of a window
+  once, so a row should add few columns. The same step then forms the 8-row windows inside each 64
+  rows.
+- Candidates are a bounded number of the next leaves of the walk, and a popular column looks at a
+  bounded number of its rows: the work per entry of A has a fixed limit.
+- The graph is A itself if A is symmetric. Any other matrix is taken as the bipartite graph of its
+  rows and columns. Rows are linked through the columns that they share, but a popular column does
+  not link its rows pairwise, so a dense column costs no more than its entries.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ def affinity(csr: CSR) -> Permutation:
     Raises
     ------
     ValueError
-        Where A has 2**31 rows and columns together, or more.
+        A has 2**31 or more rows and columns together.
     """
     return order_on_host(csr, "affinity", _order)
 

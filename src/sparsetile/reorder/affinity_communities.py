@@ -1,14 +1,14 @@
 """Step 1 of the data-affinity order, compiled: communities by modularity gain, and their walk.
 
 Every vertex is met once per entry of its row and once per entry of the lists merged into it, at
-addresses that no cache foresees. What the code does about that:
+unpredictable addresses. To hide the cache misses:
 
-- the fields that are needed together lie together, in records of 16 bytes;
-- vertices are taken in batches: short loops without branches first load all that the batch will
-  read, so that the misses overlap instead of waiting for each other;
-- numbers are unsigned where they serve as indices: numba tests signed ones for being negative.
+- fields that are needed together are stored together, in records of 16 bytes;
+- vertices are taken in batches: short loops without branches first load everything that the batch
+  will read, so that the misses overlap;
+- indices are unsigned: numba tests signed ones for being negative.
 
-Arrays are made by NumPy, which asks for large pages; numba does not.
+Arrays are made by NumPy, which requests large pages; numba does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COPIES = 16
 # Entries that are loaded ahead: their records still fit the second-level cache.
 _BATCH = 1024
 
-# Records of a vertex: what each neighbour reads, and what its community reads once.
+# Records of a vertex: fields read by each neighbour, and fields read once by its community.
 _INTO, _WEIGHT, _STRENGTH, _FIRST = 0, 1, 2, 3
 _SIBLING, _LENGTH, _START = 0, 1, 2
 
@@ -73,9 +73,9 @@ def _community(node: Numbers, v: int) -> int:
 
 @inner
 def _squeezed(order: Numbers, seen: int, links: Numbers, pool: Numbers) -> int:
-    """Move the lists that are still to be read to the front of the pool; return their end.
+    """Move the lists that are still needed to the front of the pool; return their end.
 
-    Lists were written in the order in which their vertices were visited, so that each moves down.
+    Lists were written in the order in which their vertices were visited, so each moves down.
     """
     top = 0
     for k in range(seen):
@@ -106,7 +106,7 @@ def _added(
     """Add the weights of ``size`` edges to the communities at their ends.
 
     Communities met for the first time are appended to ``touched``; their new number is returned.
-    The vertex that is being visited has a weight from the start, and so is never appended.
+    The vertex that is being visited has a weight from the start, so it is never appended.
     """
     for j in range(_at(size)):
         near[j] = node[near[j], _INTO]
@@ -131,11 +131,11 @@ def _loaded(
     ends: Numbers,
     scratch: Numbers,
 ) -> int:
-    """Load what the vertices after ``seen`` will read; return the vertex to load next.
+    """Load the data of the vertices after ``seen``; return the vertex to load next.
 
-    ``ends`` gets the neighbours of these vertices, or communities on the way to theirs: those stay
-    true while communities merge. ``scratch`` only keeps the loads from being optimised away. A
-    vertex with more neighbours than fit is left to be read by itself.
+    ``ends`` gets the neighbours of these vertices, or ancestors of them: those stay valid while
+    communities merge. ``scratch`` only keeps the loads from being optimised away. A vertex with
+    more neighbours than fit is read on its own later.
     """
     ready, size = seen, 0
     while ready < order.size and ready - seen < _BATCH:
@@ -233,8 +233,8 @@ def _dendrogram(
 
     A vertex is visited once. Its edges to other communities are those of its own row plus the
     lists left by the vertices that merged into it; it leaves the sum as its own list when it
-    merges in turn. Siblings are linked from the latest to the first merged. Lists have room in
-    ``pool`` at first; once ``most_copies`` of their entries were read, no more vertices merge.
+    merges in turn. Siblings are linked from the last to the first merged. Lists are kept in
+    ``pool``; once ``most_copies`` of their entries were read, no more vertices merge.
     """
     vertices = pointers.size - 1
     total = float(neighbours.size)
@@ -261,7 +261,7 @@ def _dendrogram(
         if k >= ready:
             ready = _loaded(pointers, neighbours, order, k, node, links, pool, ends, scratch)
             end = 0
-        node[v, _WEIGHT] = 1  # met before any other: it is not among the touched
+        node[v, _WEIGHT] = 1  # already met, so never touched
         count = 0
         if k >= ready:
             ready = k + 1
@@ -287,7 +287,7 @@ def _dendrogram(
                 best, gain = _wide(u), offered
         if best >= 0 and top + count > pool.shape[0]:
             top = _squeezed(order, k, links, pool)
-            if top + count > pool.shape[0] // 2:  # else it would be squeezed again soon
+            if top + count > pool.shape[0] // 2:  # otherwise it would be squeezed again soon
                 pool = _widened(pool, top, min(2 * pool.shape[0] + count, _MOST))
             if top + count > pool.shape[0]:  # 32 bits cannot number more
                 break
@@ -298,7 +298,7 @@ def _dendrogram(
                 u = touched[j]
                 pool[_at(top), 0] = u
                 pool[_at(top), 1] = node[u, _WEIGHT]
-                top += u != into  # the edges between the two are inside from now on
+                top += u != into  # edges between the two become internal
                 node[u, _WEIGHT] = 0
             links[v, _LENGTH] = top - _wide(links[v, _START])
             links[v, _SIBLING] = node[into, _FIRST]
@@ -324,7 +324,7 @@ def _leaves(
 ) -> int:
     """Walk the dendrogram depth first, the first merged child first; return the rows found.
 
-    Columns of a bipartite graph and empty rows are left out.
+    Columns of a bipartite graph and empty rows are omitted.
     """
     rows = indptr.size - 1
     count = 0
@@ -368,7 +368,7 @@ def _walk(
 
 
 def leaves_by_community(indptr: Longs, pointers: Longs, neighbours: Numbers) -> Numbers:
-    """Return the rows that hold entries, community by community.
+    """Return the non-empty rows, community by community.
 
     Parameters
     ----------

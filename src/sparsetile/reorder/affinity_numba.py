@@ -1,4 +1,4 @@
-"""The data-affinity order on NumPy arrays; `affinity` says what it does and why.
+"""The data-affinity order on NumPy arrays; `affinity` describes it.
 
 Single-threaded, integer arithmetic but for comparisons of gains, ties broken by the smaller
 number: the same pattern gives the same order on every run.
@@ -28,9 +28,9 @@ _wide: Any = np.int64
 
 @entry_point
 def _symmetric(indptr: Longs, indices: Numbers, cursor: Longs) -> bool:
-    """Tell whether A equals its transpose; ``cursor`` is a copy of ``indptr`` and is spoiled.
+    """Return whether A equals its transpose; ``cursor`` is a copy of ``indptr`` and is overwritten.
 
-    Rows come in order, so that the next entry of column c must be the next entry of row c.
+    Rows come in order, so the next entry of column c must be the next entry of row c.
     """
     for i in range(indptr.size - 1):
         for e in range(_at(indptr[_at(i)]), _at(indptr[_at(i + 1)])):
@@ -69,8 +69,8 @@ def _relabel(
 ) -> int:
     """Write A with rows in ``order``, columns numbered as they first occur; return their number.
 
-    What is near in the order is then near in memory for the steps that follow. ``label`` holds -1
-    for each column.
+    Neighbours in the order are then neighbours in memory for the following steps. ``label`` holds
+    -1 for each column.
     """
     used, end = 0, 0
     pointers[0] = 0
@@ -90,7 +90,7 @@ def _relabel(
 
 
 def affinity_graph(indptr: Longs, indices: Numbers, columns: int) -> tuple[Longs, Numbers]:
-    """Return A where it is symmetric, else the graph of its rows and, after them, its columns."""
+    """Return A if it is symmetric, else the graph of its rows and, after them, its columns."""
     rows, entries = indptr.size - 1, indices.size
     if rows == columns and _symmetric(indptr, indices, indptr.copy()):
         return indptr, indices

@@ -1,9 +1,9 @@
 """Step 2 of the data-affinity order, compiled: rows that share columns, window by window.
 
-Rows and columns are numbered in the order of step 1, so that a window's candidates, the next
-`_AHEAD` rows, keep their counts in the first-level cache. Per entry of A the work has a fixed
-limit: a column met for the first time by a window looks at `_LOOK` rows, and a row is chosen by one
-pass over the candidates. Scores are integers; ties go to the smaller number.
+Rows and columns are numbered in the order of step 1, so that the counts of a window's candidates,
+the next `_AHEAD` rows, stay in the L1 cache. The work per entry of A has a fixed limit: a column
+that is new to a window looks at `_LOOK` rows, and one pass over the candidates chooses a row.
+Scores are integers; ties go to the smaller number.
 
 `affinity_communities` says why indices are unsigned and why arrays come from NumPy.
 """
@@ -25,25 +25,25 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Numbers = NDArray[np.uint32]
 
-# Rows of the windows that the kernels use: wgmma tiles, and the 8-row windows inside them. Sets of
-# a window's rows are the bits of one number.
+# Rows of the windows that the kernels use: wgmma tiles, and the 8-row windows inside them. A set of
+# a window's rows is the bits of one number.
 _BLOCK = 64
 _GROUP = 8
-# Rows after the first unplaced one that may be chosen. Half of it, with half of _LOOK, costs 2 % of
-# the sharing in 64-row windows.
+# Rows after the first unplaced one that may be chosen. Halving it and _LOOK loses 2 % of the
+# sharing in 64-row windows.
 _AHEAD = 4096
-# Rows of one column, from the first that may be left, that are looked at for each window.
+# Rows of one column, from its first unplaced one, that each window looks at.
 _LOOK = 128
-# Candidates that are listed. With more of them a pass over all that is in reach takes less time.
+# Most candidates that are listed. Above that, a pass over all rows in reach is faster.
 _LISTED = 192
-# Rows of such a pass that are searched for their best at once.
+# Rows of such a pass whose best is found at once.
 _CHUNK = 128
-# Score of a row that has all of its columns in the window, nearly.
+# Approximate score of a row with all of its columns in the window.
 _WHOLE = 1 << 30
 
-# Fields of a column, kept together: one cache miss. The first of its rows that may be unplaced and
-# the end of its rows, as places in `members`; its number among the columns of the window that took
-# it last, counted on from window to window; and that first row.
+# Fields of a column, stored together for one cache miss: the first of its rows that may be unplaced
+# and the end of its rows, as places in `members`; its number among the columns of the window that
+# took it last, counted on across windows; and that first row.
 _HEAD, _END, _STAMP, _NEXT = 0, 1, 2, 3
 
 _INT32_MAX = 2**31 - 1
@@ -55,7 +55,7 @@ _wide: Any = np.int64
 
 
 def _lowest_bit(context: Any, mask: Any) -> Any:
-    """Return the number of the lowest bit that is set, by the instruction for it."""
+    """Return the number of the lowest set bit, by the instruction for it."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
@@ -74,11 +74,11 @@ def _begun(
         state[c, _HEAD] = pointers[c]
         state[c, _END] = pointers[c + _at(1)]
         state[c, _STAMP] = -1
-        state[c, _NEXT] = members[_at(pointers[c])]  # no column is empty: an entry named each
+        state[c, _NEXT] = members[_at(pointers[c])]  # no column is empty
     for p in range(_at(indptr.size - 1)):
         hits[p] = 0
-        # What one column adds to the score of a row: a share of a little less than the whole, so
-        # that of two rows wholly inside the longer goes first; rounded up to the same end.
+        # The score that one column adds to a row: slightly less than its share of the whole, so
+        # that of two rows entirely inside the window the longer goes first. Rounded up likewise.
         inverse[p] = _WHOLE // (indptr[p + _at(1)] - indptr[p] + 1) + 1
 
 
@@ -96,7 +96,7 @@ def _best_listed(candidates: Numbers, count: int, hits: Ints, inverse: Ints, oth
 def _best_between(first: int, last: int, hits: Ints, inverse: Ints, otherwise: int) -> int:
     """Return the row from ``first`` to ``last`` with the largest score, the smallest of equals.
 
-    The inner loop compiles to vector code; only the chunk with the best is searched.
+    The inner loop compiles to vector code; only the chunk of the maximum is searched.
     """
     best, found = np.int32(0), otherwise
     for begin in range(first, last + 1, _CHUNK):
@@ -127,11 +127,11 @@ def _taken(
     local: Numbers,
     mask: Longs,
 ) -> tuple[int, int, int]:
-    """Give ``row`` to the window; return (columns of the window, entries of it, fresh columns).
+    """Add ``row`` to the window; return (columns of the window, entries of it, new columns).
 
-    Writes, without a branch so that the loads do not wait for each other, the window's number of
-    each column to ``local``, the row's bit to the column's ``mask``, and to ``fresh`` the columns
-    that the window lacked and that have rows before ``limit``.
+    Writes, without branches so that the loads overlap, the window's number of each column to
+    ``local``, the row's bit to the column's ``mask``, and to ``fresh`` the columns that are new to
+    the window and have rows before ``limit``.
     """
     news = 0
     for e in range(_at(indptr[_at(row)]), _at(indptr[_at(row + 1)])):
@@ -163,12 +163,12 @@ def _looked(
     hits: Ints,
     candidates: Numbers,
 ) -> tuple[int, int]:
-    """Count the fresh columns for the rows that have them; return (candidates, last row met).
+    """Count the new columns for the rows that have them; return (candidates, last row met).
 
-    Rows already placed are counted as well, to no effect: it costs less than to test for them.
+    Rows already placed are counted as well, without effect: testing for them costs more.
     """
     first, past = np.uint32(frontier), np.uint32(limit)
-    for j in range(_at(news)):  # loads that do not wait for each other bring the lists to cache
+    for j in range(_at(news)):  # independent loads bring the lists to cache
         scratch[j] = members[_at(state[fresh[j], _HEAD])]
     for j in range(_at(news)):
         c = fresh[j]
@@ -215,13 +215,13 @@ def _grouped(
     order: Numbers,
     begin: int,
 ) -> int:
-    """Write a window's rows so that its _GROUP-row windows are filled in the same manner.
+    """Write a window's rows so that its _GROUP-row windows are filled by the same rule.
 
     ``owner`` has the last group that took each column of the window; groups are numbered from
     ``group``, and the next number is returned.
     """
     end = 0
-    for r in range(size):  # columns of one row only say nothing
+    for r in range(size):  # columns of only one row do not matter
         first, last, starts[r] = starts[r], starts[r + 1], end
         for j in range(_at(first), _at(last)):
             number = local[j]
@@ -280,10 +280,10 @@ def _fill(
     owner: Ints,
     order: Numbers,
 ) -> None:
-    """Fill windows of _BLOCK rows, each begun by the first row left over.
+    """Fill windows of _BLOCK rows; each begins with the first unplaced row.
 
-    The next row is the one that has the largest share of its columns in the window already; where
-    no row in reach has any, the first one left over.
+    The next row is the one with the largest share of its columns in the window; if no row in reach
+    has any, the first unplaced one.
     """
     rows = indptr.size - 1
     _begun(indptr, pointers, members, state, hits, inverse)

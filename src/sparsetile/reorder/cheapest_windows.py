@@ -1,15 +1,15 @@
-"""The sequential part of the split by cost: where windows begin on the cheapest way through rows.
+"""The split by cost: a dynamic program that finds the cheapest cover of the rows by windows.
 
-A dynamic program from the last row to the first. To run in NumPy, rows are cut into pieces, and all
-pieces take each step together:
+It runs from the last row to the first. For NumPy, rows are cut into pieces, and all pieces take
+each step together:
 
-1. The costs at a piece's first rows are a matrix times those behind the piece, in the (min, +)
-   algebra. Each piece finds its matrix without those behind it.
+1. The costs at a piece's first rows are a (min, +) matrix times those behind the piece. Each piece
+   finds its matrix without knowing the costs behind it.
 2. From the last piece on, products with these matrices give the costs behind each piece.
-3. With these, each piece finds where its windows begin.
+3. With these, each piece finds the beginnings of its windows.
 
-So 45 thousand rows take about 600 steps, and no compiler: loading numba took 1.1 s of the first
-plan of a process on an H200's host (cProfile, PubMed).
+So 45 thousand rows take about 600 steps and need no compiler: loading numba took 1.1 s of a
+process's first plan on an H200's host (cProfile, PubMed).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 
 __all__ = ["cheapest_windows", "least_cost"]
 
-# Share of all costs that a sum may be off by: far above what rounding does to a million rows.
+# Error of a sum relative to all costs: far above the rounding of a million rows.
 _ROUNDING = 1e-9
 
 
 def _rows_of_windows(alone: Any, window: int) -> Any:
-    """What the rows of the window that begins at each row cost alone."""
+    """Cost, outside of windows, of the rows of the window that begins at each row."""
     rows = alone.size
     before = np.zeros(rows + window)
     np.cumsum(alone, out=before[1 : rows + 1])
@@ -36,10 +36,10 @@ def _rows_of_windows(alone: Any, window: int) -> Any:
 
 
 def least_cost(alone: Any, together: Any, window: int) -> float:
-    """A bound below the cost of the cheapest way, found in a few steps.
+    """A lower bound of the least cost, found in a few steps.
 
-    A window's cost is shared among its rows in the proportion of their own costs, and each row
-    pays the least of its own and its shares of all windows that it could be in.
+    A window's cost is shared among its rows in proportion to their own costs. Each row pays the
+    least of its own cost and its shares of all windows that may contain it.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def least_cost(alone: Any, together: Any, window: int) -> float:
     rows = _rows_of_windows(alone, window)
     share = np.full(rows.size + window - 1, np.inf)
     np.divide(together, rows, out=share[window - 1 :], where=rows > 0)
-    width = 1  # least of so many neighbours
+    width = 1  # neighbours of which this is the least
     while width < window:
         step = min(width, window - width)
         share, width = np.minimum(share[step:], share[:-step]), width + step
@@ -59,7 +59,7 @@ def least_cost(alone: Any, together: Any, window: int) -> float:
 
 
 def cheapest_windows(alone: Any, together: Any, window: int) -> Any:
-    """Return where windows begin on the cheapest way through the rows, as an array of bools.
+    """Return at which rows the windows of the cheapest cover begin, as an array of bools.
 
     Parameters
     ----------
@@ -75,13 +75,13 @@ def cheapest_windows(alone: Any, together: Any, window: int) -> Any:
     array([False,  True, False, False])
     """
     rows = alone.size
-    # A window that costs no less than its own rows alone is on no cheaper way.
+    # Without a window cheaper than its own rows, no cover with windows is cheaper.
     if not (together < _rows_of_windows(alone, window) + _ROUNDING * alone.sum()).any():
         return np.zeros(rows, dtype=np.bool_)
     # Steps cost more than pieces.
     length = max(math.isqrt(rows // 2), window)
     count = -(-rows // length)
-    past = (0, count * length - rows)  # rows that cost nothing and begin no window
+    past = (0, count * length - rows)  # padding rows, which cost nothing and begin no window
     own = _by_step(np.pad(alone, past), length)
     windows = _by_step(np.pad(together, past, constant_values=np.inf), length)
     behind = _behind(own, windows, window)
@@ -99,7 +99,7 @@ def _by_step(costs: Any, length: int) -> Any:
 
 
 def _behind(own: Any, windows: Any, window: int) -> Any:
-    """Return the costs from each of the ``window`` rows behind each piece on, [window, pieces]."""
+    """Return the costs from each of the ``window`` rows behind each piece, [window, pieces]."""
     length, count = own.shape
     # The matrices' columns: as if only the k-th row behind a piece could be reached, [k, 1].
     columns = np.where(np.eye(window, dtype=np.bool_), 0.0, np.inf)[..., None]
@@ -114,7 +114,7 @@ def _behind(own: Any, windows: Any, window: int) -> Any:
 
 
 def _apart(begins: Any, window: int) -> Any:
-    """Leave out windows that would begin inside of the one before."""
+    """Drop windows that would begin inside the previous one."""
     rows = begins.size
     places, seen = np.flatnonzero(begins), np.cumsum(begins)
     after = seen[np.minimum(places + window, rows) - 1].tolist()  # first window behind each

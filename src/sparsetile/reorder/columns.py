@@ -1,8 +1,8 @@
-"""Column order: rows of B that are used together lie together (Acc-SpMM, section 4.3.1).
+"""Column order: rows of B that are used together are stored together (Acc-SpMM, section 4.3.1).
 
-A row order says which rows of A are worked on at the same time. Numbering A's columns as they are
-first used in that order, and permuting B's rows alike, lets neighbouring rows of A read
-neighbouring rows of B. The pattern of sharing does not change, where B lies in memory does.
+A row order fixes which rows of A are processed at the same time. Columns of A are numbered by their
+first use in that order, and B's rows are permuted accordingly, so that neighbouring rows of A read
+neighbouring rows of B. The sharing of columns does not change, only B's layout in memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def first_use(csr: CSR, permutation: Permutation) -> Tensor:
 
 
 def with_columns(csr: CSR, order: Tensor) -> tuple[CSR, Tensor]:
-    """Return A with column ``order[j]`` numbered j, and where its entries were.
+    """Return A with column ``order[j]`` numbered j, and the old position of its entries.
 
     The result is canonical and still takes values in the order of the caller's entries.
 

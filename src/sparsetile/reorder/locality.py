@@ -2,17 +2,17 @@
 
 Algorithm 3 of the paper, step by step:
 
-1. *Candidates.* An inverted index has the rows of each column. The candidates of a row are the
-   rows that share a column with it; of a popular column only those near the row.
+1. *Candidates.* An inverted index lists the rows of each column. The candidates of a row are the
+   rows that share a column with it; a popular column gives only those near the row.
 2. *kNN graph.* Each row is linked to the candidates with the largest weighted Jaccard similarity,
    a column of degree d weighing d^-alpha.
 3. *Tree and walk.* The minimum spanning tree of 1 - similarity is walked depth first.
 4. *Refinement.* 2-opt inside windows of 8 rows; then rows that resemble neither neighbour move next
    to the most similar row that does.
 
-Where this departs from the paper or fills in what it leaves open,
-docs/explanation/notes/reordering.md has the figures: popular columns are cut, not left out; of
-siblings the smallest subtree is walked first; the windows of 2-opt overlap.
+Departures from the paper, and choices that it leaves open (figures are in
+docs/explanation/notes/reordering.md): popular columns are cut, not dropped; the smallest of sibling
+subtrees is walked first; the windows of 2-opt overlap.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-# Rows of one column that a row looks at: as many as keep rows x bound at 2**25, between these. A
-# column of more rows is uninformative and gives its nearest rows alone, so that no row is without
-# candidates. The work per entry of A is thus limited. The limit shrinks with the rows as the
-# counters of the candidates, 4 bytes a row at random addresses, leave the caches.
+# Rows of one column that a row looks at: rows x bound is 2**25, between these limits. A column
+# of more rows is uninformative and gives only its nearest rows, so that every row has candidates.
+# The work per entry of A is thus limited. The limit shrinks with more rows because the candidates'
+# counters, 4 bytes a row at random addresses, outgrow the caches.
 _BOUND_LEAST, _BOUND_MOST = 32, 384
 _BOUND_ROWS = 2**25
-# 2-opt: rows of a window, and of a step to the next. Windows that begin at every eighth row would
-# be those of the kernels, and an exchange inside of one leaves its tiles as they are.
+# 2-opt: rows of a window, and the step to the next. Windows that begin at every eighth row would be
+# those of the kernels, and an exchange inside one leaves its tiles unchanged.
 _WINDOW, _STRIDE = 8, 4
-# A row is isolated where neither neighbour has this share of the similarity of its best match.
+# A row is isolated if neither neighbour has this share of the similarity of its best match.
 _ISOLATED = 0.5
 # Steps of a dissimilarity from 0 to 1: NumPy sorts 16 bits by radix.
 _STEPS = 2**16 - 1
-# Weights stay above zero, which marks a row as not met.
+# Weights stay above zero, which marks a row that was not met.
 _LEAST_WEIGHT = 1e-30
 _INT32_MAX = 2**31 - 1
 
@@ -69,7 +69,7 @@ def locality(
     alpha : float
         A column of degree d has weight d**-alpha in the similarity of two rows; 0 or more.
     neighbours : int
-        Most similar rows that each row is linked to; 1 or more.
+        Number of most similar rows that each row is linked to; 1 or more.
     two_opt, isolation : bool
         Whether to refine the walk of the tree by 2-opt, and to move isolated rows.
 
@@ -82,8 +82,8 @@ def locality(
     Raises
     ------
     ValueError
-        Where ``alpha`` or ``neighbours`` is out of range, or A has 2**31 rows and columns
-        together, or more.
+        ``alpha`` or ``neighbours`` is out of range, or A has 2**31 or more rows and columns
+        together.
     """
     if not (math.isfinite(alpha) and alpha >= 0):
         raise value_error("locality", "alpha", "a finite number >= 0", alpha, "Omit alpha")
@@ -124,7 +124,7 @@ def _order(
 def _nearest(
     indptr: Longs, indices: Ints, weight: Floats, total: Floats, neighbours: int
 ) -> tuple[Ints, Floats]:
-    """Return the rows most similar to each, -1 where there are fewer, and their similarities."""
+    """Return the rows most similar to each, -1 if there are fewer, and their similarities."""
     import scipy.sparse as sp  # slow to import
 
     from sparsetile.reorder.locality_numba import nearest_rows
@@ -161,7 +161,7 @@ def _walked(nearest: Ints, similarity: Floats) -> Ints:
     rows = nearest.shape[0]
     known = nearest >= 0
     far = np.clip((1 - similarity[known]) * _STEPS, 0, _STEPS).astype(np.uint16)
-    # Ranks from 1 in place of weights: without equals there is one tree, whatever sort scipy uses,
+    # Ranks from 1 in place of weights: without ties the tree is unique, whichever sort scipy uses,
     # and scipy takes a zero for no edge.
     ranks = np.empty(far.size)
     ranks[np.argsort(far, kind="stable")] = np.arange(1, far.size + 1)

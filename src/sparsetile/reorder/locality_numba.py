@@ -1,8 +1,8 @@
-"""Compiled steps of the locality order; `locality` says what they are for.
+"""Compiled steps of the locality order; `locality` describes them.
 
 Single-threaded and without fast math: the same pattern gives the same bits on every run. Rows are
-those with entries, numbered from 0. Arrays are made by NumPy, which asks for large pages. Numbers
-that serve as indices are unsigned, as numba tests signed ones for being negative.
+those with entries, numbered from 0. Arrays are made by NumPy, which requests large pages. Indices
+are unsigned, because numba tests signed ones for being negative.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def nearest_rows(
 
     ``pointers`` and ``members`` are the inverted index: the rows of each column, ascending. A
     column of more than ``bound`` rows gives a row only the ``bound`` rows around it in that list.
-    ``shared`` [rows] holds zeros and sums the weight of the columns in common; ``met`` has a place
+    ``shared`` [rows] holds zeros and sums the weight of the common columns; ``met`` has one element
     per row and one more; ``nearest`` and ``similarity`` are [rows, neighbours].
     """
     most = nearest.shape[1]
@@ -57,7 +57,7 @@ def nearest_rows(
             begin, end = pointers[c], pointers[c + _at(1)]
             if end - begin > bound:
                 low, high = begin, end - 1
-                while low < high:  # to the place of this row
+                while low < high:  # find this row
                     middle = (low + high) >> 1
                     if members[_at(middle)] < r:
                         low = middle + 1
@@ -108,12 +108,12 @@ def walk_tree(
     place: Ints,
     order: Ints,
 ) -> None:
-    """Write the vertices of a forest depth first, of siblings the smallest subtree first.
+    """Write the vertices of a forest depth first, the smallest of sibling subtrees first.
 
-    Edges (left, right) come nearest first: siblings with equal subtrees are visited in that order.
-    Trees begin at their first vertex and follow each other in the order of those. No stack is
-    needed: a vertex comes after its parent and after the subtrees of the siblings before it.
-    ``starts`` and ``bucket`` hold zeros, one and two more than there are vertices.
+    Edges (left, right) come nearest first; siblings with equal subtrees are visited in that order.
+    Trees begin at their first vertex and are in the order of those. No stack is needed: a vertex
+    comes after its parent and the subtrees of earlier siblings. ``starts`` and ``bucket`` hold
+    zeros, one and two more than there are vertices.
     """
     vertices = order.size
     for e in range(left.size):
@@ -121,7 +121,7 @@ def walk_tree(
         starts[_at(right[e])] += 1
     for v in range(vertices):
         starts[_at(v + 1)] += starts[_at(v)]
-    for e in range(left.size - 1, -1, -1):  # backwards: `starts` ends at the begin of each list
+    for e in range(left.size - 1, -1, -1):  # backwards: leaves `starts` at the begin of each list
         a, b = _at(left[e]), _at(right[e])
         starts[a] -= 1
         linked[_at(starts[a])] = b
@@ -156,7 +156,7 @@ def walk_tree(
         bucket[_at(size[v] + 1)] += 1
     for s in range(vertices):
         bucket[_at(s + 1)] += bucket[_at(s)]
-    for k in range(vertices):  # sorted by size, equal ones as the queue has them
+    for k in range(vertices):  # sorted by size, equal ones in the order of the queue
         v = queue[k]
         s = _at(size[_at(v)])
         order[_at(bucket[s])] = v
@@ -216,8 +216,8 @@ def refine_windows(
 ) -> None:
     """Apply 2-opt to ``order`` inside windows of rows that begin every ``stride`` rows.
 
-    A run of rows is reversed while that lowers the sum of dissimilarities between neighbours, those
-    to the row before and the row after the window included. ``mark`` [columns] holds zeros.
+    A run of rows is reversed while that lowers the sum of dissimilarities between neighbours,
+    including those to the rows before and after the window. ``mark`` [columns] holds zeros.
     """
     far = np.empty((window + 2, window + 2))
     rows = np.empty(window + 2, np.int32)

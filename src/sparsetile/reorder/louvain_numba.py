@@ -1,4 +1,4 @@
-"""The numba code of the Louvain order; `louvain` says what it does and why.
+"""The numba code of the Louvain order; `louvain` describes it.
 
 Single-threaded, vertices in a fixed order, ties broken by the smaller number: the same graph gives
 the same order on every run. The work has fixed limits: sweeps over the edges of a level, and
@@ -17,7 +17,7 @@ __all__ = ["order_vertices"]
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
-# Sweeps over the vertices of one level, and the share of them that must move for another sweep.
+# Sweeps over the vertices of one level, and the share that must move for another sweep.
 _SWEEPS = 10
 _MOVED = 0.01
 # Each level of a real graph has a tenth to a half of the vertices of the one below.
@@ -26,7 +26,7 @@ _LEVELS = 32
 
 @inner
 def _weight(weights: Longs, e: int) -> int:
-    """Weight of an edge; no weights at all stand for ones, as the first level has."""
+    """Weight of an edge; empty weights stand for ones, as on the first level."""
     return weights[e] if weights.size else 1
 
 
@@ -41,7 +41,7 @@ def _strengths(pointers: Longs, weights: Longs) -> Longs:
 
 @inner
 def _communities(pointers: Longs, neighbours: Ints, weights: Longs, total: float) -> Ints:
-    """Move vertices between communities while that gains modularity; return each one's."""
+    """Move vertices between communities while that gains modularity; return the communities."""
     vertices = pointers.size - 1
     strength = _strengths(pointers, weights)
     label = np.empty(vertices, np.int32)
@@ -49,7 +49,7 @@ def _communities(pointers: Longs, neighbours: Ints, weights: Longs, total: float
     for v in range(vertices):
         label[v] = v
         joint[v] = strength[v]
-    linked = np.zeros(vertices, np.int64)  # weight between the vertex at hand and a community
+    linked = np.zeros(vertices, np.int64)  # weight between the current vertex and a community
     touched = np.empty(vertices, np.int32)
     for _ in range(_SWEEPS):
         moved = 0
@@ -84,7 +84,7 @@ def _communities(pointers: Longs, neighbours: Ints, weights: Longs, total: float
 
 @inner
 def _renumbered(label: Ints) -> int:
-    """Number the communities 0, 1, 2, ... as they first occur; return how many there are."""
+    """Number the communities 0, 1, 2, ... as they first occur; return their count."""
     number = np.empty(label.size, np.int32)
     for v in range(label.size):
         number[v] = -1
@@ -99,7 +99,7 @@ def _renumbered(label: Ints) -> int:
 
 @inner
 def _sorted_by(rank: Ints, label: Ints) -> Ints:
-    """Return the vertices by the rank of their community, those of one by their number."""
+    """Return the vertices by the rank of their community, then by their number."""
     place = np.zeros(rank.size + 1, np.int64)
     for v in range(label.size):
         place[rank[label[v]] + 1] += 1
@@ -130,7 +130,7 @@ def _merged(
     seen = np.empty(count, np.int64)  # the last community that counted this one
     slot = np.empty(count, np.int64)  # and the edge between the two
     joined = np.zeros(count + 1, np.int64)
-    # First how many edges each community gets, then the edges.
+    # First the number of edges of each community, then the edges.
     for c in range(count):
         seen[c] = -1
     for v in members:
@@ -164,7 +164,7 @@ def order_vertices(pointers: Longs, neighbours: Ints) -> Longs:
     """Return all vertices of a symmetric graph in the order of the dendrogram's leaves."""
     total = float(neighbours.size)
     weights = np.empty(0, np.int64)
-    labels = [_numbers(pointers.size - 1)]  # of the leaves: each is its own
+    labels = [_numbers(pointers.size - 1)]  # each leaf is its own
     for _ in range(_LEVELS):
         label = _communities(pointers, neighbours, weights, total)
         count = _renumbered(label)

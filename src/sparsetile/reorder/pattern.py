@@ -1,4 +1,4 @@
-"""What the orders that run on the host share: the pattern as NumPy arrays, the way back."""
+"""Shared by the orders that run on the host: the pattern as NumPy arrays, the order as a tensor."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _VERTICES_MAX = 2**31 - 1
 def host_pattern(csr: CSR, function: str) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
     """Return (indptr, indices, columns) of a matrix with at least one entry.
 
-    Columns of a rectangular matrix that has more of them than entries are renumbered, without
-    those that are empty: memory then depends on the rows and entries alone.
+    If a rectangular matrix has more columns than entries, empty columns are dropped and the others
+    renumbered: memory then depends only on the rows and entries.
 
     Raises
     ------
     ValueError
-        Where rows and columns together are too many for 32-bit numbers.
+        Rows and columns together are too many for 32-bit numbers.
     """
     rows, columns = csr.shape
     indices = csr.indices.cpu().contiguous().numpy()
@@ -48,7 +48,7 @@ def host_pattern(csr: CSR, function: str) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def order_on_host(csr: CSR, name: str, find: HostOrder) -> Permutation:
-    """Let ``find`` order the rows of a matrix on the host; one without entries keeps its order."""
+    """Order the rows of a matrix on the host by ``find``; one without entries keeps its order."""
     rows = csr.shape[0]
     if csr.nnz == 0:
         return Permutation(name, torch.arange(rows, device=csr.device))

@@ -6,17 +6,17 @@
    neighbouring community with the largest gain in modularity, if that gain is positive.
 2. *Order.* The merges are a dendrogram; its leaves, walked depth first, are the order.
 
-Acc-SpMM's affinity order begins with the same two steps, so that the compiled code is that of
-`affinity_communities`. What `affinity` adds, filling windows with rows that share columns, is left
-out here: the difference between the two orders is what that step gains.
+Acc-SpMM's affinity order begins with the same two steps, so the compiled code is that of
+`affinity_communities`. This order omits the filling of windows that `affinity` adds; the difference
+between the two orders is the gain of that step.
 
-Where this departs from the paper:
+Departures from the paper:
 
 - The paper merges in parallel and its order depends on the timing of threads. This code runs on one
   core and breaks ties by the smaller number.
 - Merging stops once 16 entries of merged lists per edge of the graph were read.
-- The graph is that of the affinity order: A itself where A is symmetric, else the bipartite graph
-  of its rows and columns, of which only the rows are kept.
+- The graph is that of the affinity order: A itself if A is symmetric, else the bipartite graph of
+  its rows and columns, of which only the rows are kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rabbit(csr: CSR) -> Permutation:
     Raises
     ------
     ValueError
-        Where A has 2**31 rows and columns together, or more.
+        A has 2**31 or more rows and columns together.
     """
     return order_on_host(csr, "rabbit", _order)
 

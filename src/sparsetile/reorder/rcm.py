@@ -1,7 +1,7 @@
 """Reverse Cuthill-McKee order: a narrow band about the diagonal, by scipy.
 
-Good for meshes and banded matrices whose rows come shuffled; hubs spoil it, as the breadth-first
-levels that it follows then hold most of the graph.
+Good for meshes and banded matrices whose rows were shuffled. Hubs spoil it, because the
+breadth-first levels then hold most of the graph.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["rcm"]
 def rcm(csr: CSR) -> Permutation:
     """Order rows by reverse Cuthill-McKee on the symmetrised pattern.
 
-    A square matrix is taken as the graph of A + Aᵀ. A rectangular one is taken as the bipartite
-    graph of its rows and columns, of whose order only the rows are kept: rows that share columns
-    are two steps apart there, and a dense column costs no more than its entries.
+    A square matrix is taken as the graph of A + Aᵀ, a rectangular one as the bipartite graph of its
+    rows and columns. Only the rows of that order are kept: rows that share columns are two steps
+    apart in it, and a dense column costs no more than its entries.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def rcm(csr: CSR) -> Permutation:
     Raises
     ------
     ValueError
-        Where A has 2**31 rows and columns together, or more.
+        A has 2**31 or more rows and columns together.
     """
     square = csr.shape[0] == csr.shape[1]
     return order_on_host(csr, "rcm", functools.partial(_order, square))
@@ -51,7 +51,7 @@ def _order(
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     rows = indptr.size - 1
-    # Only the pattern counts; a sum of two ones must not vanish.
+    # Only the pattern matters; a sum of two ones must not vanish.
     pattern = sp.csr_array((np.ones(indices.size, np.int8), indices, indptr), shape=(rows, columns))
     if square:
         graph = sp.csr_array(pattern + pattern.T)

@@ -10,7 +10,7 @@ __all__ = ["systems"]
 
 
 def systems() -> list[dict[str, Any]]:
-    """Return one row per system: what it supports, where it runs, whether it is reproducible.
+    """Return one row per system: what it supports, its devices, whether it is reproducible.
 
     Returns
     -------

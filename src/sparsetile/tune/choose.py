@@ -1,12 +1,12 @@
-"""Which system serves a request: by each system's own model, or by timing the best few.
+"""The choice of a system for a request: by each system's own model, or by timing the best few.
 
-A prediction is free, and off by a quarter at times. On a GPU, systems that are predicted nearly as
+A prediction is free but at times off by a quarter. On a GPU, systems predicted to be nearly as
 fast as the fastest are built and timed, for about 20 ms, unless few products are expected of the
-plan. Only the exact system's kernels are compiled for that, and only where what was measured
-contradicts the model: others take seconds.
-``tune="measure"`` times the model's best few, within a larger budget. Both keep what they found on
-disk (``tune/kept.py``), so that the same matrix is given the same system again. Where torch was
-told to be deterministic, only ``tune="measure"`` times anything.
+plan. This compiles only the exact system's kernels, and only if a measurement contradicts the
+model: other kernels take seconds to compile.
+``tune="measure"`` times the model's best few, within a larger budget. Both keep their results on
+disk (``tune/kept.py``), so that the same matrix gets the same system again. If torch is set to be
+deterministic, only ``tune="measure"`` times anything.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import torch
 
 from sparsetile.core.timer import measure_queued, one_product
+from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.jit import NotCompiled, without_compiling
-from sparsetile.systems import BuiltSystem, Request
 from sparsetile.systems.registry import SYSTEMS, exact_system, runner
 from sparsetile.tune.kept import kept_timings, key_of
 
@@ -36,31 +36,31 @@ __all__ = [
     "predict_systems",
 ]
 
-# Products that a plan is made for where nobody says.
+# Products that a plan is made for by default.
 EXPECTED_RUNS = 100
-# What ``tune="measure"`` may take, and what timing close calls may, compilation apart.
+# Time limits of ``tune="measure"`` and of timing close calls, in seconds without compilation.
 MEASURE_SECONDS, CLOSE_SECONDS = 0.5, 0.02
-# Systems that are timed at most, and the factor over the fastest prediction up to which one is
-# worth it: single predictions are off by up to 2.6 (docs/explanation/notes/planning.md).
+# Most systems to time, and the factor over the fastest prediction up to which a system is timed:
+# single predictions are off by up to 2.6 (docs/explanation/notes/planning.md).
 MOST_TIMED, WORTH_TIMING = 5, 3.0
-# Two predictions closer than this may be the other way round: models are off by 1.2 to 1.3
-# typically, in the same direction for most matrices.
+# Two predictions closer than this may be in the wrong order: models are typically off by 1.2 to
+# 1.3, in the same direction for most matrices.
 CLOSE = 1.3
-# The same for matrices that no model was fitted to: of few rows, or nearly dense. (36 x 87482, a
-# fifth of it entries: `rsh` took twice its prediction.)
+# The same for matrices that no model was fitted to: of few rows, or nearly dense. (36 x 87482 with
+# a density of 0.2: `rsh` took twice its prediction.)
 FEW_ROWS, NEARLY_DENSE, CLOSE_UNSEEN = 1024, 0.05, 2.0
 MOST_CLOSE = 3
-# The exact system's kernels are compiled for a close call where the fastest took this much longer
-# than it is predicted to take. (11,631 rows, 29 entries each, N = 128: `half`, predicted at 19 us,
-# took 26; `csr`, predicted at 21, takes 20.) They take 0.3 s on an H200's host; those of `wcsr`
-# took 2.7, and as long again at the first gradient (ogbl-ddi, N = 256).
+# The exact system's kernels are compiled for a close call if the fastest took this much longer
+# than predicted. (11,631 rows, 29 entries each, N = 128: `half`, predicted at 19 us, took 26;
+# `csr`, predicted at 21, takes 20.) They take 0.3 s on an H200's host; those of `wcsr` took 2.7 s,
+# and as long again at the first gradient (ogbl-ddi, N = 256).
 DOUBT = 1.15
-# Seconds that compiling another system's kernels takes, about.
+# Approximate seconds to compile another system's kernels.
 COMPILE_SECONDS = 3.0
-# What timing such a call saves in the mean. The model's choices lose 0.5 to 1.5 % of the fastest
+# Mean saving from timing such a call. The model's choices lose 0.5 to 1.5 % of the fastest
 # system's time over all matrices; a fifth of them are close calls.
 CLOSE_SAVES = 0.05
-# Seconds to build a system on a GPU or a host: fixed, and for an entry.
+# Seconds to build a system on a GPU or a host: fixed, and per entry.
 BUILD_SECONDS = (8e-3, 1e-9)
 REPEATS = 5
 # Products below this may take the host longer than the device.
@@ -69,18 +69,18 @@ SHORT_SECONDS = 2e-3
 
 @dataclass(frozen=True)
 class Choice:
-    """The system that serves a request, and what it was compared with.
+    """The system that serves a request, and the systems it was compared with.
 
     Attributes
     ----------
     by : str
         ``model``, ``measure``, ``kept`` (measured earlier on this machine) or ``only``.
     seconds : mapping
-        Predicted or measured seconds of a product by system; empty where nothing was compared.
+        Predicted or measured seconds of a product by system; empty if nothing was compared.
     measured : frozenset of str
         Systems whose seconds were measured.
     builds : mapping
-        What was built on the way, of the fastest and of the exact system.
+        Builds that the choice made and kept: of the fastest and of the exact system.
     """
 
     system: str
@@ -99,49 +99,49 @@ class Choice:
 def predict_systems(request: Request, able: Sequence[str]) -> dict[str, float]:
     """Return the predicted seconds of each able system.
 
-    Distinct (window, column) pairs are counted only where a candidate's model needs them: counting
-    sorts all entries. Each is predicted once: the choice of an order asks first.
+    Distinct (window, column) pairs are counted only if a candidate's model needs them: counting
+    sorts all entries. Predictions are kept, because the choice of an order asks for them first.
     """
     counts = any(SYSTEMS[name].counts_pairs for name in able)
     asked = request.changed(counts_pairs=counts)
-    said = (asked.n, asked.dtype, asked.ablation, asked.ceilings, counts)
+    key = (asked.n, asked.dtype, asked.ablation, asked.ceilings, counts)
     return {
-        name: asked.once(("predicted", name, *said), lambda name=name: SYSTEMS[name].predict(asked))  # type: ignore[misc]
+        name: asked.once(("predicted", name, *key), lambda name=name: SYSTEMS[name].predict(asked))  # type: ignore[misc]
         for name in able
     }
 
 
 def _ranked(predicted: Mapping[str, float]) -> list[str]:
-    """Systems, the fastest first; of equals the exact one, which is built in the least time.
+    """Systems, fastest first; among equals the exact one first, which is the quickest to build.
 
-    A hybrid that leaves every row to CUDA cores is predicted as ``csr``, and does what it does.
+    A hybrid that leaves every row to CUDA cores is predicted as ``csr``, and works like it.
     """
-    exact = {name for name, system in SYSTEMS.items() if system.exact_on}
+    exact = [SYSTEMS.exact_on(device) for device in ("cpu", "cuda")]
     return sorted(predicted, key=lambda name: (predicted[name], name not in exact))
 
 
 def close_calls(request: Request, predicted: Mapping[str, float], expected_runs: int) -> list[str]:
-    """Return systems that should be timed: those near the fastest.
+    """Return the systems to time: those predicted near the fastest.
 
     Parameters
     ----------
     predicted : mapping
         Seconds by system.
     expected_runs : int
-        Products that the plan is made for. Fewer than usual, and those on a host, must save what
-        building and timing take.
+        Products that the plan is made for. If they are fewer than usual, or on a host, the expected
+        saving must exceed the time of building and timing.
 
     Returns
     -------
     list of str
-        Two systems or more, the fastest first; empty where the prediction decides.
+        Two systems or more, the fastest first; empty if the prediction decides.
     """
     ranked = _ranked(predicted)
     fastest = predicted[ranked[0]]
     rows, cols = request.csr.shape
     unseen = rows < FEW_ROWS or request.csr.nnz > NEARLY_DENSE * rows * cols
     most = (CLOSE_UNSEEN if unseen else CLOSE) * fastest
-    near: dict[float, str] = {}  # of equal predictions one: a hybrid without tiles is `csr`
+    near: dict[float, str] = {}  # one of equal predictions: a hybrid without tiles is `csr`
     for name in ranked:
         if predicted[name] <= most:
             near.setdefault(predicted[name], name)
@@ -195,13 +195,13 @@ def choose_system(
             return Choice(found.system, "model", found.seconds, found.measured)
     else:
         most = WORTH_TIMING * predicted[ranked[0]]
-        # The second is timed in any case where it takes a small part of the budget.
+        # Always time the second system if it takes a small part of the budget.
         most = max(most, min(predicted[ranked[1]], budget / 10))
         timed_names = [name for name in ranked if predicted[name] <= most][:MOST_TIMED]
     saved = expected_runs * CLOSE_SAVES * predicted[ranked[0]]
     compiles = tune == "measure" or saved > COMPILE_SECONDS
     timed, builds = measure_systems(request, timed_names, predicted, budget, compiles=compiles)
-    if not timed:  # no memory for any of them: the prediction is what there is
+    if not timed:  # no memory for any of them: only the prediction is left
         return Choice(ranked[0], "model", predicted)
     chosen = min(timed, key=timed.__getitem__)
     choice = Choice(chosen, tune, {**predicted, **timed}, frozenset(timed), builds)
@@ -221,21 +221,21 @@ def measure_systems(
 ) -> tuple[dict[str, float], dict[str, BuiltSystem]]:
     """Build and time systems on random input; return seconds and builds by name.
 
-    Builds are those of the fastest and of the device's exact system: others would be memory that
-    nobody needs any more. One that runs out of memory is left out.
+    Keeps only the builds of the fastest and of the device's exact system, to save memory. A system
+    that runs out of memory is omitted.
 
     Parameters
     ----------
     names : sequence of str
-        The fastest by the model first.
+        The model's fastest first.
     predicted : mapping
         Seconds by system.
     budget : float
-        Seconds, not counting compilation. The first is timed in any case, others while there is
-        time, or if they are predicted to take less than all that were measured.
+        Seconds, not counting compilation. The first system is always timed, others while there is
+        time, or if they are predicted to be faster than all that were measured.
     compiles : bool
-        Whether kernels are compiled for all. If not, those of the first are, and those of the
-        exact system where it is predicted well below what was measured; others are left out.
+        Whether to compile kernels for all. If not, only the first system's are compiled, and the
+        exact system's if its prediction is well below the measurement; others are omitted.
     """
     csr, begun, compiling = request.csr, time.perf_counter(), 0.0
     exact = exact_system(request.device.type).name
@@ -243,7 +243,7 @@ def measure_systems(
     seconds: dict[str, float] = {}
     builds: dict[str, BuiltSystem] = {}
     try:
-        # Of a generator of its own: planning must not change what the caller draws next.
+        # An own generator: planning must not change the caller's random numbers.
         generator = torch.Generator(request.device).manual_seed(0)
         shape = (csr.shape[1], request.n)
         B = torch.randn(shape, device=request.device, generator=generator).to(request.dtype)
@@ -278,12 +278,12 @@ def measure_systems(
 
 
 def _bounded(product: Callable[[], object], device: torch.device, budget: float) -> float:
-    """Return the seconds of a product on its device, of several if they fit the budget."""
+    """Return the seconds of a product on its device; the median of several if the budget allows."""
     product()
     one = one_product(product, device)
     fits = int(budget / one) - 2
-    # By the clock a product includes its launches, which decide where it is short: cuBLAS's 20 us
-    # in three launches were 480 us of that clock. Such products are measured once in any case.
+    # Wall-clock time includes launches, which dominate short products: cuBLAS's 20 us in three
+    # launches took 480 us by the clock. So short products are always measured on the device.
     if fits < 1 and one > SHORT_SECONDS:
         return one
     return measure_queued(product, device, max(1, min(fits, REPEATS)))

@@ -1,8 +1,8 @@
 """Equation 1 of Voltrix-SpMM fitted on the GPU at hand: what ``sparsetile tune --fit`` does.
 
 Products of generated windows, all with the same number of tiles, are timed at several widths. Four
-fifths of them are fitted to, and R² is that of the others, as in the paper. The schedule of
-``voltrix`` asks for the ratio of the coefficients.
+fifths of them are fitted to; R² is that of the others, as in the paper. The schedule of ``voltrix``
+uses the ratio of the coefficients.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sparsetile.balance.cost_model import CostModel, Reading, fit_cost_model
 from sparsetile.core.device import machine
 from sparsetile.core.errors import value_error
 from sparsetile.core.fitted import keep_fitted
+from sparsetile.engines.request import Request
 from sparsetile.formats.bmat import WINDOW_ROWS
 from sparsetile.intake.csr import CSR
 from sparsetile.jit.source import device_tree_digest
 from sparsetile.reorder import Permutation
-from sparsetile.systems import Request
 from sparsetile.tune.choose import measure_systems
 
 __all__ = ["FitFound", "fit_readings", "fit_schedule", "r2_of", "readings_of", "with_window_tiles"]
@@ -30,7 +30,7 @@ __all__ = ["FitFound", "fit_readings", "fit_schedule", "r2_of", "readings_of", "
 # Generated products: windows, tiles of each, width of B.
 WINDOWS, TILES, WIDTHS = (500, 1000, 2000, 4000), (4, 16, 48, 96), (256, 512, 1024)
 COLUMNS, FITTED_SHARE = 8192, 0.8
-# Seconds of measured work for each product.
+# Seconds of measured work per product.
 BUDGET = 0.01
 
 
@@ -45,9 +45,9 @@ class FitFound:
 
 
 def with_window_tiles(tiles: Sequence[int], columns: int, seed: int = 0) -> CSR:
-    """A matrix whose windows of sixteen rows have these tiles of eight columns, one entry a column.
+    """A matrix with the given tiles of eight columns per 16-row window, one entry a column.
 
-    Columns of a window are spread evenly over A, from a random first one on.
+    The columns of a window are spread evenly over A, starting from a random one.
     """
     random = np.random.default_rng(seed)
     rows, cols = [], []
@@ -85,7 +85,7 @@ def readings_of(measure: Callable[[CSR, str, int], float]) -> list[Reading]:
     Parameters
     ----------
     measure : callable
-        Of a matrix, its name and the width of B: seconds of a product.
+        Maps a matrix, its name and the width of B to the seconds of a product.
     """
     found = []
     for windows, tiles in itertools.product(WINDOWS, TILES):
@@ -99,8 +99,8 @@ def readings_of(measure: Callable[[CSR, str, int], float]) -> list[Reading]:
 def fit_readings(readings: Sequence[Reading]) -> FitFound:
     """Fit Equation 1, with D in columns of B, to four fifths of the readings."""
     order = np.random.default_rng(0).permutation(len(readings))
-    held = round(FITTED_SHARE * len(readings))
-    used, rest = [readings[i] for i in order[:held]], [readings[i] for i in order[held:]]
+    fitted = round(FITTED_SHARE * len(readings))
+    used, rest = [readings[i] for i in order[:fitted]], [readings[i] for i in order[fitted:]]
     found = fit_cost_model(used)
     guesses = [found.model.seconds(r.tiles, r.windows, r.width) for r in rest]
     others = r2_of([r.seconds for r in rest], guesses)

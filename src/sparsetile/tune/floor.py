@@ -1,6 +1,6 @@
 """The floor: the least time physics allows for one product on a machine.
 
-floor = max(launch, compulsory, min(g1, max(g16, f16), max(g64, f64))), where *compulsory* moves
+floor = max(launch, compulsory, min(g1, max(g16, f16), max(g64, f64))). *compulsory* moves
 A, the used rows of B, and C once through DRAM; gW gathers the distinct (window of W rows, column)
 pairs of B through L2; fW multiplies them on Tensor Cores. The floor holds for the given row
 order: an order that lowers the distinct pairs lowers it.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsetile.core.device import Machine
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
 
 __all__ = ["Floor", "floor_seconds"]

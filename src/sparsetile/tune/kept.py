@@ -1,9 +1,9 @@
-"""What ``tune="measure"`` found, kept on disk: one small file for each question.
+"""The timings that ``tune="measure"`` found, kept on disk: one small file per key.
 
-A question is the pattern of A, its row order, N, the type, the systems that could serve, and the
-machine: GPU, driver, PyTorch, and the kernels' sources. An answer to another question is never
-taken. Files are replaced as a whole, so that processes may share the folder; a file that cannot be
-read or written costs a measurement and nothing else.
+A key holds the pattern of A, its row order, N, the type, the supported systems, and the machine:
+GPU, driver, PyTorch, and the kernels' sources. Only a timing with exactly the same key is used.
+Files are replaced atomically, so that processes may share the folder; a file that cannot be read or
+written only costs a measurement.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from sparsetile._version import __version__
 from sparsetile.core import settings
 from sparsetile.core.device import machine
 from sparsetile.core.files import PARTIAL, replacing
+from sparsetile.engines.request import Request
 from sparsetile.intake.csr import CSR
 from sparsetile.jit.source import device_tree_digest
-from sparsetile.systems import Request
 
 __all__ = ["KeptTimings", "Timing", "fingerprint", "kept_timings", "key_of"]
 
-SCHEMA = 2  # 1 held times with the host's launches in them
-# Files that are kept; the oldest tenth goes when there are more.
+SCHEMA = 2  # 1: times included the host's launches
+# Most files kept; above that, the oldest tenth is deleted.
 MOST_FILES = 4096
-# Entries that are hashed at a time.
+# Entries hashed at a time.
 _CHUNK = 1 << 24
 _PRIMES = (0x9E3779B97F4A7C15 - 2**64, 0xC2B2AE3D27D4EB4F - 2**64, 0x165667B19E3779F9)
 
 
 def _mixed(numbers: Tensor, factor: int) -> int:
-    """Return a sum over int64 numbers that depends on each of them, with 64 bits that wrap."""
+    """Return a 64-bit wrapping sum over int64 numbers that depends on each of them."""
     total = 0
     for chunk in numbers.split(_CHUNK):
         mixed = (chunk + 1) * factor
@@ -50,7 +50,7 @@ def _mixed(numbers: Tensor, factor: int) -> int:
 
 
 def fingerprint(csr: CSR) -> str:
-    """Return a text that differs between patterns, found on A's device.
+    """Return a text that differs between patterns, computed on A's device.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def fingerprint(csr: CSR) -> str:
 
 
 def key_of(request: Request, able: Sequence[str]) -> dict[str, Any]:
-    """Return the question that a request asks on this machine, as plain data."""
+    """Return the key of a request on this machine, as plain data."""
     csr, perm = request.csr, request.permutation.perm
     on_gpu = request.device.type == "cuda"
     driver = getattr(torch._C, "_cuda_getDriverVersion", int)() if on_gpu else 0
@@ -102,7 +102,7 @@ def key_of(request: Request, able: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Timing:
-    """An answer: the fastest system, seconds by system, and which of them were measured."""
+    """The fastest system, seconds by system, and which of them were measured."""
 
     key: dict[str, Any]
     system: str
@@ -111,25 +111,25 @@ class Timing:
     date: float
 
 
-def _timing(held: Any) -> Timing:
-    """Read a file's content; raises ValueError, TypeError or KeyError where it is none of ours."""
-    if held["schema"] != SCHEMA or not isinstance(held["key"], dict):
+def _timing(stored: Any) -> Timing:
+    """Parse a file's content; raises ValueError, TypeError or KeyError if it is not ours."""
+    if stored["schema"] != SCHEMA or not isinstance(stored["key"], dict):
         raise ValueError("another schema")
-    seconds = {str(name): float(each) for name, each in held["seconds"].items()}
-    measured = frozenset(str(name) for name in held["measured"])
-    if held["system"] not in measured or not measured <= set(seconds):
+    seconds = {str(name): float(each) for name, each in stored["seconds"].items()}
+    measured = frozenset(str(name) for name in stored["measured"])
+    if stored["system"] not in measured or not measured <= set(seconds):
         raise ValueError("no measured system")
-    return Timing(held["key"], held["system"], seconds, measured, float(held["date"]))
+    return Timing(stored["key"], stored["system"], seconds, measured, float(stored["date"]))
 
 
-# Answers that are not complete, by the path that their file would have.
+# Incomplete timings, by the path that their file would have.
 MOST_IN_PROCESS = 256
 _in_process: dict[Path, Timing] = {}
 _lock = threading.Lock()
 
 
 class KeptTimings:
-    """Timings in a folder, by question."""
+    """Timings in a folder, by key."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -139,7 +139,7 @@ class KeptTimings:
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
     def get(self, key: Mapping[str, Any]) -> Timing | None:
-        """Return the answer to exactly this question; None where there is none that can be read."""
+        """Return the timing of exactly this key; None without a readable one."""
         path = self._path(key)
         for found in (self._read(path), _in_process.get(path)):
             if found is not None and found.key == dict(key):
@@ -162,10 +162,10 @@ class KeptTimings:
         *,
         complete: bool = True,
     ) -> None:
-        """Keep an answer; nothing happens where the folder cannot be written.
+        """Keep a timing; does nothing if the folder is not writable.
 
-        One that is not ``complete`` is kept for this process alone: a system was not timed, for
-        want of time or because its kernels are not compiled, as they may be in the next process.
+        An incomplete one is kept for this process only: a system was not timed, for lack of time or
+        because its kernels are not compiled. The next process may have compiled them.
         """
         if not complete:
             with _lock:
@@ -175,14 +175,14 @@ class KeptTimings:
                     dict(key), system, dict(seconds), measured, time.time()
                 )
             return
-        held = {
+        stored = {
             "schema": SCHEMA, "key": dict(key), "system": system, "seconds": dict(seconds),
             "measured": sorted(measured), "date": time.time(),
         }  # fmt: skip
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(self._path(key)) as partial:
-                partial.write_text(json.dumps(held))
+                partial.write_text(json.dumps(stored))
             self._forget_oldest()
 
     def _files(self) -> list[Path]:
@@ -196,12 +196,12 @@ class KeptTimings:
                 path.unlink(missing_ok=True)
 
     def entries(self) -> list[Timing]:
-        """Every answer that can be read, the newest first."""
+        """Every readable timing, the newest first."""
         found = [timing for path in self._files() if (timing := self._read(path)) is not None]
         return sorted(found, key=lambda timing: -timing.date)
 
     def clear(self) -> int:
-        """Remove all answers, damaged ones too; return how many files that were."""
+        """Remove all timings, damaged ones too; return the number of files."""
         _in_process.clear()
         removed = 0
         for path in [*self._files(), *self.folder.glob(f"*{PARTIAL}")]:
@@ -212,5 +212,5 @@ class KeptTimings:
 
 
 def kept_timings() -> KeptTimings:
-    """Return what is kept in the folder that the settings name."""
+    """Return the timings in the folder of the settings."""
     return KeptTimings(settings.tune_dir())

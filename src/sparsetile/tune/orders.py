@@ -1,14 +1,14 @@
-"""Whether to look for a row order: what it saves over the expected products, and its price.
+"""Whether to search for a row order: its saving over the expected products against its price.
 
-An order lowers the distinct (window, column) pairs, the rows of B that a product reads. Looking for
-one takes far longer than a product, so nothing is looked for that cannot pay:
+An order lowers the distinct (window, column) pairs, the rows of B that a product reads. Finding one
+takes far longer than a product, so only an order that can pay for itself is searched for:
 
-1. A product in any order takes at least its compulsory traffic. Where a quarter of the way there
-   would not save an order's price over the expected products, it is not looked for.
-2. A dear order is tried on a sample first. Rows are sampled by the hash of their first column in a
-   random order of columns (MinHash), so that alike rows are taken together or not at all; what the
-   order does for the sample's pairs is taken for the whole.
-3. An order that was found is taken where the systems' models say that it saves time.
+1. In any order a product takes at least its compulsory traffic. If a quarter of that largest
+   possible saving, over the expected products, is below an order's price, the order is skipped.
+2. An expensive order is tried on a sample first. Rows are sampled by the hash of their first column
+   in a random order of columns (MinHash), so that similar rows are taken together or not at all.
+   The order's effect on the sample's pairs is assumed for the whole matrix.
+3. An order that was found is used if the systems' models predict that it saves time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import torch
 
 from sparsetile.core.errors import UnsupportedError
-from sparsetile.formats.pairs import distinct_pairs
+from sparsetile.engines.request import Request
+from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.reorder.lsh import minhash
-from sparsetile.systems import SYSTEMS, Request
+from sparsetile.systems import SYSTEMS
 from sparsetile.tune.choose import predict_systems
 
 __all__ = ["ORDERS", "OrderCost", "choose_order", "sample_rows"]
@@ -32,25 +33,25 @@ __all__ = ["ORDERS", "OrderCost", "choose_order", "sample_rows"]
 # Entries of a sample, and the heights of windows whose pairs models count.
 SAMPLE_ENTRIES = 1 << 18
 WINDOWS = (8, 16, 64)
-# Share of what the most favourable order would save that one is hoped to: `lsh` saved 0 to 13 % of
-# a product's predicted time on five matrices, where the bound was 25 to 60 %.
+# Expected share of the largest possible saving: `lsh` saved 0 to 13 % of a product's predicted time
+# on five matrices for which the bound was 25 to 60 %.
 HOPE = 0.25
-# An order must be predicted to save this share of a product: predictions are no better.
+# An order must be predicted to save this share of a product: predictions are no more accurate.
 LEAST_SAVING = 0.03
 
 
 @dataclass(frozen=True)
 class OrderCost:
-    """Seconds to find an order and to predict with it: fixed, and for an entry.
+    """Seconds to find an order and to predict with it: fixed, and per entry.
 
     Attributes
     ----------
     gpu, host : tuple of float
-        By where A lies.
+        For A on a GPU, and for A on the host.
     sampled : bool
-        Whether it is dear enough to be tried on a sample first.
+        Whether it is expensive enough to be tried on a sample first.
     module : str
-        What its first use in a process imports and, once on a machine, compiles; empty for none.
+        Module that its first use imports and, once per machine, compiles; empty for none.
     first_use : float
         Seconds of that.
     """
@@ -62,14 +63,14 @@ class OrderCost:
     first_use: float = 0.0
 
     def seconds(self, csr: CSR) -> float:
-        """Return what finding it takes for a matrix, here and now."""
+        """Return the seconds to find it for a matrix in this process."""
         fixed, entry = self.gpu if csr.device.type == "cuda" else self.host
         first = self.first_use if self.module and self.module not in sys.modules else 0.0
         return first + fixed + entry * csr.nnz
 
 
-# Cheapest first. ``lsh`` runs on A's device: on an H200 1.1 ms and 0.4 ns an entry, and counting
-# pairs anew 3 ms and 1 ns. ``affinity`` runs on one core of the host wherever A is, 0.1 to 0.5 us
+# Cheapest first. ``lsh`` runs on A's device: on an H200 1.1 ms and 0.4 ns an entry; counting the
+# pairs again takes 3 ms and 1 ns. ``affinity`` always runs on one core of the host, 0.1 to 0.5 us
 # an entry (docs/explanation/notes/reordering.md).
 ORDERS = {
     "lsh": OrderCost(gpu=(4e-3, 1.4e-9), host=(2e-3, 60e-9)),
@@ -81,30 +82,30 @@ ORDERS = {
 
 
 def _least_seconds(request: Request) -> float:
-    """Return the time of A, every used row of B and C once, whatever the order."""
+    """Return the time to move A, every used row of B and C once, in any order."""
     csr, item, ceilings = request.csr, request.dtype.itemsize, request.machine
     rows, cols = csr.shape
     value_bytes = 0 if csr.values is None else item
     moved = (4 + value_bytes) * csr.nnz + item * request.n * (min(cols, csr.nnz) + rows)
-    # What fits L2 stays there from product to product.
+    # Data that fits L2 stays there from product to product.
     rate = ceilings.dram if moved > ceilings.l2_bytes else ceilings.l2_gather
     return max(ceilings.launch, moved / rate)
 
 
 def sample_rows(csr: CSR, entries: int) -> CSR:
-    """Return rows of A with about so many entries, alike ones together, in the order of A.
+    """Return rows of A with about this many entries, similar ones together, in the order of A.
 
-    That is A itself where it has fewer.
+    Returns A itself if it has fewer.
     """
     if csr.nnz <= entries:
         return csr
     distinct, group = torch.unique(minhash(csr, 0), return_inverse=True)
     length = (csr.indptr[1:] - csr.indptr[:-1]).to(torch.int64)
-    held = torch.zeros_like(distinct).index_add(0, group, length)
-    # Groups in a random order: those of low hashes are those of long rows.
+    entries_of = torch.zeros_like(distinct).index_add(0, group, length)
+    # Groups in a random order: low hashes belong to long rows.
     generator = torch.Generator().manual_seed(0)
     shuffled = torch.randperm(distinct.numel(), generator=generator).to(csr.device)
-    enough = torch.cumsum(held[shuffled], 0) <= entries
+    enough = torch.cumsum(entries_of[shuffled], 0) <= entries
     chosen = torch.zeros(distinct.numel(), dtype=torch.bool, device=csr.device)
     chosen[shuffled[enough]] = True
     rows = torch.nonzero(chosen[group] & (length > 0)).squeeze(1)
@@ -117,7 +118,7 @@ def sample_rows(csr: CSR, entries: int) -> CSR:
 
 
 def _estimate(request: Request, name: str, able: Sequence[str]) -> float:
-    """Return the predicted seconds in an order, from what it does for a sample."""
+    """Return the predicted seconds in an order, from its effect on a sample."""
     sample = sample_rows(request.csr, SAMPLE_ENTRIES)
     if sample.nnz == 0:
         return min(predict_systems(request, able).values())
@@ -136,7 +137,7 @@ def _estimate(request: Request, name: str, able: Sequence[str]) -> float:
 def choose_order(
     request: Request, able: Sequence[str], expected_runs: int
 ) -> tuple[Permutation, list[str]]:
-    """Return the order that pays, the request's own where none does, and why in words.
+    """Return the order that pays, or the request's own if none does, and the reason in words.
 
     Parameters
     ----------
@@ -145,11 +146,11 @@ def choose_order(
     able : sequence of str
         Systems that can serve it.
     expected_runs : int
-        Products over which an order must be saved.
+        Products over which an order must pay for itself.
     """
     best, why = request.permutation, list[str]()
     if not any(SYSTEMS[name].counts_pairs for name in able):
-        return best, why  # what an order changes is in no model of theirs
+        return best, why  # no model of these systems depends on the order
     now = min(predict_systems(request, able).values())
     least = _least_seconds(request)
     for name, cost in ORDERS.items():

@@ -310,7 +310,7 @@ def test_little_memory_is_kept(none_kept, monkeypatch):
     several = [large() for _ in range(5)]
     several.clear()
     assert len(cpu_api._kept) == 2
-    monkeypatch.setattr(cpu_api, "_KEPT_BYTES", 6 << 20)
+    monkeypatch.setattr(cpu_api, "KEPT_BYTES", 6 << 20)
     cpu_api._kept.clear()
     kept, too_large = large(), large(1 << 16)
     del too_large

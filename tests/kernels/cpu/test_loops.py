@@ -32,7 +32,7 @@ FLOATS = (torch.float32, torch.float64)
 @pytest.fixture(autouse=True)
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small matrices must take the threaded path too."""
-    monkeypatch.setattr(cpu_api, "_WORK_PER_THREAD", 1)
+    monkeypatch.setattr(cpu_api, "WORK_PER_THREAD", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -211,14 +211,14 @@ def test_alpha_and_beta_scale_the_product_and_the_old_content(n: int) -> None:
     assert torch.equal(C, 0.5 * (dense @ B) - 2.0 * old)
 
 
-def test_beta_zero_does_not_read_what_out_held() -> None:
+def test_beta_zero_does_not_read_out() -> None:
     dense = (random_dense(30, 20, 0.3) * 3).round().float()
     B = torch.randint(-4, 5, (20, 33)).float()
     out = torch.full((30, 33), float("nan"))
     assert torch.equal(spmm(csr(dense), B, alpha=2.0, beta=0.0, out=out), 2 * (dense @ B))
 
 
-def test_beta_one_keeps_a_nan_that_out_held() -> None:
+def test_beta_one_keeps_a_nan_of_out() -> None:
     out = torch.zeros(2, 3)
     out[1, 2] = float("nan")
     C = spmm(csr(torch.eye(2)), torch.ones(2, 3), beta=1.0, out=out)
@@ -362,7 +362,7 @@ def test_every_kernel_is_kept_on_disk_under_a_digest_of_its_sources(kernel: Any)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("pattern", [False, True])
-def test_caches_decide_how_b_is_read_and_no_bit_of_c(
+def test_cache_sizes_do_not_change_the_bits_of_c(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, pattern: bool
 ) -> None:
     """Small caches: rows are fetched ahead, and wide panels are read in strips."""
@@ -371,16 +371,16 @@ def test_caches_decide_how_b_is_read_and_no_bit_of_c(
         B = torch.randn(60, n, dtype=dtype, generator=torch.Generator().manual_seed(n))
         read = {}
         for size in (0, 1 << 40):
-            monkeypatch.setattr(cpu_api, "_cache_bytes", lambda level, size=size: size)
+            monkeypatch.setattr(cpu_api, "cache_bytes", lambda level, size=size: size)
             read[size] = spmm(A, B)
         assert torch.equal(read[0], read[1 << 40])
         alone = torch.cat([spmm(A, B[:, j : j + 1].contiguous()) for j in range(n)], 1)
         assert torch.equal(read[0], alone), "an element must not depend on its neighbours"
 
 
-def test_the_sizes_of_caches_are_told_or_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_sizes_come_from_linux_or_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"index2": "512K\n", "index3": "no number"}
-    ask = cpu_api._cache_bytes.__wrapped__
+    ask = cpu_api.cache_bytes.__wrapped__
     monkeypatch.setattr(
         cpu_api.Path, "read_text", lambda path, *_: told[path.parent.name], raising=True
     )

@@ -116,7 +116,7 @@ import os
 import torch
 from sparsetile.balance import RowChunks, Units
 from sparsetile.kernels.cpu import api as cpu_api
-cpu_api._WORK_PER_THREAD = 1
+cpu_api.WORK_PER_THREAD = 1
 torch.set_num_threads(2)
 generator = torch.Generator().manual_seed(0)
 dense = torch.randint(-2, 3, (300, 200), generator=generator).float()

@@ -25,8 +25,8 @@ def render_page(markdown: str, damaged: tuple[str, ...] = ()) -> str:
     Parameters
     ----------
     markdown : str
-        Of :func:`sparsetile.bench.report.render_markdown`, whose few forms are all that is known
-        here: headings, paragraphs, lists, tables and blocks of commands.
+        Of :func:`sparsetile.bench.report.render_markdown`. Only its forms are supported: headings,
+        paragraphs, lists, tables and blocks of commands.
     damaged : tuple of str
         Lines of records that could not be read; the page names them.
     """
@@ -67,7 +67,7 @@ def render_page(markdown: str, damaged: tuple[str, ...] = ()) -> str:
 
 
 class _Kind:
-    """What a line is; remembers whether it is within a block of commands."""
+    """The kind of a line; tracks whether it is within a block of commands."""
 
     def __init__(self) -> None:
         self._code = False

@@ -1,67 +1,56 @@
-"""A paper's figures beside the measured ones, its ablation ladders, and a suite's own tables."""
+"""A paper's ablation ladders, and its figures next to the measured ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsetile.bench.analysis import geomean, over, product_key
-from sparsetile.bench.record import DTYPES, Record
+from sparsetile.bench.record import Record
 from sparsetile.bench.suites import Suite, concerns
 from sparsetile.systems import SYSTEMS
 
-__all__ = ["RatioRow", "RatioTable", "ladder_steps", "published_rows", "ratio_tables"]
+__all__ = ["ladder_lines", "published_rows"]
 
-# Metrics that hold a product against one baseline or system rather than the best baseline.
+# Metrics that compare a product with one baseline or system rather than the best baseline.
 _OVER = "over "
 # Row orders of which each matrix gets its fastest.
 _BEST = "best"
+_WORDS = {
+    "before": ("Each step has all before it", "over the step before"),
+    "first": ("Each step is compared with the first", "over the first"),
+}
 
 
-class _Metric:
-    """A figure of one record.
+def _metric(name: str, records: Sequence[Record]) -> Callable[[Record], float | None]:
+    """Return the function that gives a record's figure, or None if there is none.
 
     ``speedup`` over the best baseline, ``tflops``, ``planning_ms``, or ``over NAME``: over the time
-    of one baseline or system, as it is without options, on the same product; ``over NAME TYPE``:
-    on the same product in another type, ``over NAME TYPE rows`` in row-major layout too.
+    of one baseline or system, as it is without options, on the same product.
     """
+    if name == "tflops":
+        return lambda record: float(record["gflops"]) / 1e3
+    if name == "planning_ms":
+        return lambda record: 1e3 * float(record["planning"]["total"])
+    if not name.startswith(_OVER):
+        return lambda record: record.get("speedup")
+    seconds = {
+        product_key(record): record["time"]["p50"]
+        for record in records
+        if record["system"] == name.removeprefix(_OVER)
+        and record["status"] == "ok"
+        and not set(record["config"]) - {"layout"}
+    }
 
-    def __init__(self, name: str, records: Sequence[Record]) -> None:
-        self._name = name
-        self._changes: dict[str, Any] = {}
-        self._seconds: dict[tuple[Any, ...], float] = {}
-        if not name.startswith(_OVER):
-            return
-        held, *options = name.removeprefix(_OVER).split()
-        for option in options:
-            if option in DTYPES:
-                self._changes["dtype"] = option
-            else:  # rows
-                self._changes["config"] = {}
-        self._seconds = {
-            product_key(record): record["time"]["p50"]
-            for record in records
-            if record["system"] == held
-            and record["status"] == "ok"
-            and not set(record["config"]) - {"layout"}
-        }
+    def ratio(record: Record) -> float | None:
+        other = seconds.get(product_key(record))
+        return None if other is None else other / float(record["time"]["p50"])
 
-    def __call__(self, record: Record) -> float | None:
-        """The figure; None where there is none."""
-        if self._name == "speedup":
-            found: float | None = record.get("speedup")
-            return found
-        if self._name == "tflops":
-            return float(record["gflops"]) / 1e3
-        if self._name == "planning_ms":
-            return 1e3 * float(record["planning"]["total"])
-        seconds = self._seconds.get(product_key({**record, **self._changes}))
-        return None if seconds is None else seconds / float(record["time"]["p50"])
+    return ratio
 
 
 def _selected(item: Mapping[str, Any], records: Sequence[Record]) -> list[Record]:
-    """Return the records that an entry of a suite is about.
+    """Return the records that a published figure is about.
 
     ``system``; ``config``, the arguments of plan() and the layout; ``dtypes``; ``density``, which
     their matrices exceed; ``matrices`` and ``without``, patterns of names; ``orders = "best"``:
@@ -84,26 +73,21 @@ def _selected(item: Mapping[str, Any], records: Sequence[Record]) -> list[Record
             and concerns(item, record["matrix"])
         ):
             found.append(record)
-    for dtype in item.get("prefer", ()):
-        preferred = [record for record in found if record["dtype"] == dtype]
-        if preferred:
-            found = preferred
-            break
-    return _fastest(found) if best else found
-
-
-def _fastest(records: Sequence[Record]) -> list[Record]:
-    """Of each product the record of the row order that took least."""
-    found: dict[tuple[Any, ...], Record] = {}
-    for record in records:
-        held = found.setdefault(product_key(record), record)
-        if record["time"]["p50"] < held["time"]["p50"]:
-            found[product_key(record)] = record
-    return list(found.values())
+    measured = {record["dtype"] for record in found}
+    preferred = next((dtype for dtype in item.get("prefer", ()) if dtype in measured), None)
+    found = [record for record in found if preferred in (None, record["dtype"])]
+    if not best:
+        return found
+    fastest: dict[tuple[Any, ...], Record] = {}
+    for record in found:
+        best = fastest.setdefault(product_key(record), record)
+        if record["time"]["p50"] < best["time"]["p50"]:
+            fastest[product_key(record)] = record
+    return list(fastest.values())
 
 
 def _note(item: Mapping[str, Any], chosen: Sequence[Record]) -> str:
-    """What a reader must know of the measured products: their types, and how orders were chosen."""
+    """A note on the measured products: their types, and how row orders were chosen."""
     types = ", ".join(dict.fromkeys(record["dtype"] for record in chosen))
     if not chosen or item.get("orders") != _BEST:
         return types
@@ -113,131 +97,41 @@ def _note(item: Mapping[str, Any], chosen: Sequence[Record]) -> str:
     return f"{types}, the best row order of each matrix ({' or '.join(orders)})"
 
 
-def published_rows(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return rows of a table: source, what, published on which GPU, measured here.
-
-    A suite's ``published`` entry may say for which products it is, see ``_selected``.
-    """
-    rows = []
-    for item in suite.published:
-        metric = _Metric(item.get("metric", "speedup"), records)
-        mine = _selected(item, records)
-        cells = [
-            (f"N = {key}" if int(key) else "all N", float(published), _at(mine, int(key)))
-            for key, published in item.get("values", {}).items()
-        ]
-        cells += [
-            (
-                _matched(names, mine) + (f", N = {item['n']}" if "n" in item else ""),
-                float(published),
-                [r for r in _at(mine, item.get("n", 0)) if r["matrix"] in names],
-            )
-            for names, published in (
-                (key.split("|"), value) for key, value in item.get("per_matrix", {}).items()
-            )
-        ]
-        for where, published, chosen in cells:
-            values = [value for record in chosen if (value := metric(record)) is not None]
-            rows.append(
-                {
-                    "source": item["source"],
-                    "what": item["what"],
-                    "system": item["system"],
-                    "gpu": item["gpu"],
-                    "where": where,
-                    "published": published,
-                    "measured": geomean(values) if values else None,
-                    "missing": _why_missing(item["system"], item.get("config", {})),
-                    "count": len(values),
-                    "standins": len({r["matrix"] for r in chosen if r["source"] == "stand-in"}),
-                    "note": _note(item, chosen),
-                }
-            )
-    return rows
-
-
-def _matched(names: Sequence[str], records: Sequence[Record]) -> str:
-    """The name under which a published matrix was measured: its own, or its stand-in's."""
-    measured = {record["matrix"] for record in records}
-    return next((name for name in names if name in measured), names[0])
-
-
 def _why_missing(system: str, config: Mapping[str, Any]) -> str:
-    """Why there is no figure: the system or this step of its ladder is not there, or it is."""
+    """Why there is no figure: no such system, no such step of its ladder, or not measured."""
     built = system in SYSTEMS
     if built and "ablation" in config:
         built = config["ablation"] in SYSTEMS[system].ablations
     return "not measured" if built else "not built yet"
 
 
-def _at(records: Sequence[Record], n: int) -> list[Record]:
-    """Records of one width; of all widths for 0."""
-    return [record for record in records if n in (0, record["n"])]
-
-
-def ladder_steps(suite: Suite, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the suite's ladders: the speedup after each step, and why steps are missing.
-
-    Every bar is the geomean over the same products: those on which all measured steps were timed.
-    A ladder compares each step with the one before, or with its first where it says so
-    (``compare = "first"``: everything, then everything but one part).
-    """
-    found = []
-    for ladder in suite.ladders:
-        steps = [
-            (str(step["label"]), _step_records(ladder, step, records)) for step in ladder["steps"]
+def published_rows(suite: Suite, records: Sequence[Record]) -> list[str]:
+    """Return the rows of the table with the papers' and the measured figures."""
+    rows = []
+    for item in suite.published:
+        metric, mine = _metric(item.get("metric", "speedup"), records), _selected(item, records)
+        cells = [
+            (f"N = {n}" if int(n) else "all N", value, [r for r in mine if int(n) in (0, r["n"])])
+            for n, value in item.get("values", {}).items()
         ]
-        timed = {
-            label: {product_key(r): r["speedup"] for r in members if r.get("speedup")}
-            for label, members in steps
-        }
-        measured = {label: products for label, products in timed.items() if products}
-        common = set.intersection(*(set(p) for p in measured.values())) if measured else set()
-        bars = [
-            (label, geomean(p[key] for key in common)) for label, p in measured.items() if common
-        ]
-        missing = [(label, members) for label, members in steps if label not in dict(bars)]
-        found.append(
-            {
-                "title": ladder["title"],
-                "bars": bars,
-                "gains": _gains(bars, ladder),
-                **_WORDS[ladder.get("compare", "before")],
-                "over": _over([r for _, members in steps for r in members]),
-                "count": len(common),
-                "missing": [label for label, _ in missing],
-                "why": _why_steps(ladder, missing),
-            }
-        )
-    return found
-
-
-def _over(records: Sequence[Record]) -> str:
-    """What the steps of a ladder are held against."""
-    named = ", ".join(dict.fromkeys(filter(None, map(over, records))))
-    return named or "the best baseline"
-
-
-_WORDS = {
-    "before": {"about": "Each step has all before it", "against": "over the step before"},
-    "first": {"about": "Each step is held against the first", "against": "over the first"},
-}
-
-
-def _gains(
-    bars: Sequence[tuple[str, float]], ladder: Mapping[str, Any]
-) -> list[tuple[str, float, float | None]]:
-    """(label, speedup, gain): the gain over the step before, or over the ladder's first."""
-    found: list[tuple[str, float, float | None]] = []
-    for place, (label, speedup) in enumerate(bars):
-        held = bars[max(0, place - 1)]
-        if ladder.get("compare") == "first":
-            held = bars[0]
-            if held[0] != ladder["steps"][0]["label"]:  # the whole was not measured
-                found.append((label, speedup, None))
-                continue
-        found.append((label, speedup, speedup / held[1] if place else None))
-    return found
+        for key, value in item.get("per_matrix", {}).items():
+            names, n = key.split("|"), item.get("n", 0)  # a graph, or its stand-in
+            measured = {record["matrix"] for record in mine}
+            name = next((name for name in names if name in measured), names[0])
+            chosen = [r for r in mine if r["matrix"] in names and n in (0, r["n"])]
+            cells.append((f"{name}, N = {n}" if n else name, value, chosen))
+        for where, published, chosen in cells:
+            values = [value for record in chosen if (value := metric(record)) is not None]
+            shown = f"{geomean(values):.2f}" if values else _why_missing(
+                item["system"], item.get("config", {})
+            )  # fmt: skip
+            standins = len({r["matrix"] for r in chosen if r["source"] == "stand-in"})
+            rows.append(
+                f"| {item['source']} | {item['what']} | {item['system']} | {where} | "
+                f"{float(published):g} | {item['gpu']} | {shown} | {len(values)} | {standins} | "
+                f"{_note(item, chosen)} |"
+            )
+    return rows
 
 
 def _step_records(
@@ -255,78 +149,44 @@ def _step_records(
     ]
 
 
-def _why_steps(ladder: Mapping[str, Any], missing: Sequence[tuple[str, Sequence[Record]]]) -> str:
-    """Why steps have no bar: what the first that was tried said, else whether it is built."""
-    tried = [r["reason"] for _, members in missing for r in members if r["status"] != "ok"]
-    if tried:
-        return str(tried[0])
-    labels = {label for label, _ in missing}
-    step = next((s for s in ladder["steps"] if s["label"] in labels), ladder["steps"][0])
-    return _why_missing(step["system"], step["config"])
+def ladder_lines(suite: Suite, records: Sequence[Record]) -> list[str]:
+    """Return a table for each ladder of which anything was measured, and why steps are missing.
 
-
-@dataclass(frozen=True)
-class RatioRow:
-    """Products that are counted together, and the geomean of their figures at each width."""
-
-    label: str
-    what: str
-    count: int
-    figures: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class RatioTable:
-    """One table: widths are its columns."""
-
-    title: str
-    note: str
-    widths: tuple[int, ...]
-    rows: tuple[RatioRow, ...]
-
-
-def ratio_tables(suite: Suite, records: Sequence[Record]) -> list[RatioTable]:
-    """Return the tables of a suite of which anything was measured.
-
-    An entry ``[[ratio]]`` selects records as a published figure does. ``by`` lists the densities
-    that matrices must exceed, a row each; without it every matrix has a row. ``metrics`` names the
-    figures, ``what`` says them in words, ``n`` the widths.
+    Every figure is the geomean over the same products: those on which all measured steps were
+    timed. A ladder compares each step with the one before, or with its first if it says so
+    (``compare = "first"``: everything, then everything but one part).
     """
-    found = []
-    for item in suite.ratios:
-        chosen = _selected(item, records)
-        widths = tuple(item.get("n", sorted({record["n"] for record in chosen})))
-        rows = [
-            row
-            for name, members in _classes(item, chosen)
-            for metric, what in zip(item["metrics"], item["what"], strict=True)
-            if (row := _row(name, what, members, widths, _Metric(metric, records))) is not None
-        ]
-        if rows:
-            found.append(RatioTable(str(item["title"]), _note(item, chosen), widths, tuple(rows)))
-    return found
-
-
-def _classes(item: Mapping[str, Any], records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
-    if "by" not in item:
-        names = dict.fromkeys(record["matrix"] for record in records)
-        return [(name, [r for r in records if r["matrix"] == name]) for name in names]
-    found = []
-    for density in item["by"]:
-        above = [r for r in records if r["nnz"] > density * max(r["rows"] * r["cols"], 1)]
-        name = f"density over {100 * density:g} %" if density else "all"
-        found.append((name, above))
-    return found
-
-
-def _row(
-    label: str, what: str, members: Sequence[Record], widths: Sequence[int], metric: _Metric
-) -> RatioRow | None:
-    figures: list[float | None] = []
-    matrices: set[str] = set()
-    for n in widths:
-        values = {r["matrix"]: metric(r) for r in members if r["n"] == n}
-        known = {name: value for name, value in values.items() if value is not None}
-        matrices |= set(known)
-        figures.append(geomean(known.values()) if known else None)
-    return RatioRow(label, what, len(matrices), tuple(figures)) if matrices else None
+    lines: list[str] = []
+    for ladder in suite.ladders:
+        steps = {step["label"]: _step_records(ladder, step, records) for step in ladder["steps"]}
+        timed = {
+            label: {product_key(r): r["speedup"] for r in members if r.get("speedup")}
+            for label, members in steps.items()
+        }
+        timed = {label: products for label, products in timed.items() if products}
+        common = set.intersection(*map(set, timed.values())) if timed else set()
+        if not common:
+            continue  # the published table says why
+        compare = ladder.get("compare", "before")
+        about, against = _WORDS[compare]
+        named = dict.fromkeys(filter(None, (over(r) for found in steps.values() for r in found)))
+        lines += [
+            "", f"### {ladder['title']}", "",
+            f"{about}; geomeans over the same {len(common)} products.", "",
+            f"| step | over {', '.join(named) or 'the best baseline'} | {against} |",
+            "| --- | ---: | ---: |",
+        ]  # fmt: skip
+        earlier: float | None = None
+        for label, products in timed.items():
+            speedup = geomean(products[key] for key in common)
+            gain = "" if earlier is None else f"{speedup / earlier:.2f}"
+            lines.append(f"| {label} | {speedup:.2f} | {gain} |")
+            if compare == "before" or label == ladder["steps"][0]["label"]:
+                earlier = speedup
+        missing = [step for step in ladder["steps"] if step["label"] not in timed]
+        if missing:
+            tried = [r["reason"] for s in missing for r in steps[s["label"]] if r["status"] != "ok"]
+            why = tried[0] if tried else _why_missing(missing[0]["system"], missing[0]["config"])
+            labels = ", ".join(step["label"] for step in missing)
+            lines += ["", f"{why.capitalize()}: {labels}."]
+    return lines

@@ -1,6 +1,6 @@
 """The smaller tables of a report: other products, ``auto`` against hindsight, planning by stage.
 
-Each function returns lines of a Markdown table, none if the records say nothing of it.
+Each function returns the lines of a Markdown table, none if there are no records for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparsetile.bench.record import Record
 
 __all__ = ["hindsight", "other_products", "planning", "product_title"]
 
-# Sparse systems by name that a product must have a time of before ``auto`` is held against them.
+# Sparse systems by name that must be timed on a product before ``auto`` is compared with them.
 _FEWEST = 2
 # Losses above this are counted one by one.
 _MUCH = 1.2
@@ -40,9 +40,9 @@ def _is_sum(record: Record) -> bool:
 
 
 def other_products(records: Sequence[Record]) -> list[str]:
-    """Hold transposes and other reductions against the plain product of the same operands.
+    """Compare transposes and other reductions with the plain product of the same operands.
 
-    SDDMM is another computation and is left out; so is what has no plain product in the records.
+    SDDMM, another computation, is omitted, and so are products without a plain one.
     """
     timed = [record for record in records if record["status"] == "ok"]
     plain = {
@@ -70,7 +70,7 @@ def other_products(records: Sequence[Record]) -> list[str]:
 
 
 def _candidate(record: Record) -> bool:
-    """Whether the planner could have taken it."""
+    """Whether the planner could have chosen it."""
     if record["status"] != "ok" or "ablation" in record["config"]:
         return False
     named = record["kind"] == "system" and record["system"] != "auto"
@@ -78,10 +78,10 @@ def _candidate(record: Record) -> bool:
 
 
 def hindsight(records: Sequence[Record]) -> list[str]:
-    """Hold ``auto`` against the fastest of everything in the same file, product by product.
+    """Compare ``auto`` with the fastest of everything in the same file, product by product.
 
-    That is each system by name, dense among them, in the orders and configurations that a record
-    has, and cuSPARSE's algorithms.
+    That is each system by name, also dense, in the orders and configurations of the records, and
+    cuSPARSE's algorithms.
     """
     others: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in filter(_candidate, records):
@@ -96,7 +96,7 @@ def hindsight(records: Sequence[Record]) -> list[str]:
         if len(own - {"dense"}) < _FEWEST:
             continue
         best = min(found, key=lambda each: each["time"]["p50"])
-        # What auto itself reached is part of hindsight, too.
+        # auto's own time is part of hindsight, too.
         loss = max(1.0, record["time"]["p50"] / best["time"]["p50"])
         losses[setting(record)].append((loss, record["matrix"], system_label(best)))
         systems[setting(record)] |= own
@@ -112,10 +112,10 @@ def hindsight(records: Sequence[Record]) -> list[str]:
 
 
 def planning(records: Sequence[Record]) -> list[str]:
-    """Part the planning of plain sums by stage; ablations are left out.
+    """Split the planning time of plain sums by stage, without ablations.
 
-    Medians over the matrices. Records that do not part the build into format and schedule are of
-    older code and do not count.
+    Medians over the matrices. Records of older code, which do not split the build into format and
+    schedule, do not count.
     """
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in records:

@@ -1,9 +1,9 @@
 """The CPU kernels on torch tensors: checks, dtypes, strides and the number of threads.
 
 Matrices are canonical CSR (`intake.csr`) and were checked there: column numbers are trusted, so
-that ``B`` must have at least as many rows as A has columns. float16 and bfloat16 are converted
-to float32 and back; float32 and float64 are computed as they are. A tensor whose columns are not
-adjacent in memory goes through a contiguous copy; any row stride is read in place.
+``B`` must have at least as many rows as A has columns. float16 and bfloat16 are converted to
+float32 and back. A tensor whose columns are not adjacent in memory is copied; any row stride is
+read in place.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from torch import Tensor
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.kernels.cpu.pool import run_shared
 
-__all__ = ["empty_output", "sddmm", "spmm_extremum", "spmm_sum"]
+__all__ = ["add_products", "empty_output", "sddmm", "spmm_extremum", "spmm_sum"]
 
-# NumPy asks for huge pages from this size on.
+# NumPy requests huge pages from this size on.
 _HUGE_BYTES = 1 << 22
 _ALIGNMENT = 64
-# Results that were dropped and are kept for products of the same size: how many, and the bytes of
-# the largest.
-_KEPT, _KEPT_BYTES = 2, 1 << 28
+# Freed results kept for products of the same size: how many, and the bytes of the largest.
+_KEPT, KEPT_BYTES = 2, 1 << 28
 # Work that pays for waking one more thread, in multiply-adds: about 100 us of one core.
-_WORK_PER_THREAD = 1 << 20
-# What a row costs besides its entries, in entries (as in balance.row_chunks).
+WORK_PER_THREAD = 1 << 20
+# Cost of a row besides its entries, in entries (as in balance.row_chunks).
 _ROW_COST = 4
 # Mean entries of rows that are too short for wide panels.
 _SHORT_ROW = 8
@@ -42,15 +41,15 @@ _PANEL_BYTES = 512
 # Narrower products cost as much as this many columns: one vector register.
 _LEAST_COLUMNS = 16
 
-_kept: deque[np.ndarray[Any, Any]] = deque(maxlen=_KEPT)  # the oldest one goes
+_kept: deque[np.ndarray[Any, Any]] = deque(maxlen=_KEPT)  # drops the oldest
 
 _SCALAR = {torch.float32: np.float32, torch.float64: np.float64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @functools.cache
-def _cache_bytes(level: int) -> int:
-    """Bytes of a core's own cache (level 2) or of the last one (3), as Linux tells, or a guess."""
+def cache_bytes(level: int) -> int:
+    """Bytes of a core's own cache (level 2) or of the last one (3), from Linux or a guess."""
     try:
         place = f"/sys/devices/system/cpu/cpu0/cache/index{level}/size"
         return int(Path(place).read_text().strip().removesuffix("K")) * 1024
@@ -66,7 +65,7 @@ def _kernels() -> ModuleType:
 
 
 def empty_output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised CPU tensor for a product to be written to.
+    """Return an uninitialised CPU tensor for a product.
 
     Parameters
     ----------
@@ -78,10 +77,10 @@ def empty_output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     Returns
     -------
     Tensor
-        [rows, columns], contiguous, on a 64-byte boundary. Large ones come from NumPy, which asks
-        for huge pages where torch does not, and the last ones are kept for the next product of the
-        same size: page faults can cost more than the product (web-NotreDame, N = 32: 8 of 17 ms,
-        a development reading).
+        [rows, columns], contiguous, on a 64-byte boundary. Large ones come from NumPy, which
+        requests huge pages, unlike torch. The last ones are kept for the next product of the same
+        size: page faults can cost more than the product (web-NotreDame, N = 32: 8 of 17 ms, a
+        development reading).
     """
     size = rows * columns * dtype.itemsize
     if size < _HUGE_BYTES:
@@ -90,13 +89,13 @@ def empty_output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def _memory(size: int) -> np.ndarray[Any, Any]:
-    """Return bytes that nobody uses; they are kept for the next caller when they are dropped."""
+    """Return unused bytes; they are kept for the next caller when they are freed."""
     memory = _kept_memory(size)
     if memory is None:
         raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT
         memory = raw[start : start + size]
-    lent = memory[:]  # an object of its own, which the tensor holds
+    lent = memory[:]  # a separate object, which the tensor references
     weakref.finalize(lent, _take_back, memory).atexit = False
     return lent
 
@@ -104,7 +103,7 @@ def _memory(size: int) -> np.ndarray[Any, Any]:
 def _kept_memory(size: int) -> np.ndarray[Any, Any] | None:
     for _ in range(len(_kept)):
         try:
-            memory = _kept.popleft()  # atomic, so that each has one taker
+            memory = _kept.popleft()  # atomic, so only one thread gets each
         except IndexError:  # another thread was faster
             return None
         if memory.size == size:
@@ -114,7 +113,7 @@ def _kept_memory(size: int) -> np.ndarray[Any, Any] | None:
 
 
 def _take_back(memory: np.ndarray[Any, Any]) -> None:
-    if memory.size <= _KEPT_BYTES:
+    if memory.size <= KEPT_BYTES:
         _kept.append(memory)
 
 
@@ -141,14 +140,14 @@ def spmm_sum(
     indices : Tensor
         int32 [nnz], column of each entry. Trusted to be below K.
     values : Tensor or None
-        [nnz], a float dtype, converted to the one the product is computed in; None where every
-        entry is 1.
+        [nnz], a float dtype, converted to the one the product is computed in; None if every entry
+        is 1.
     B : Tensor
         [K, N], float16, bfloat16, float32 or float64, any strides.
     out : Tensor
         [M, N], dtype of ``B``, any strides. Must not overlap ``B``.
     alpha, beta : float
-        Scale of the product and of what ``out`` held. With ``beta == 0`` it is not read.
+        Scale of the product and of the old ``out``. With ``beta == 0`` it is not read.
     bounds : Tensor
         int64 [chunks+1], from `balance.row_chunks`.
     mean : bool
@@ -157,11 +156,26 @@ def spmm_sum(
     Raises
     ------
     TypeError, ValueError
-        Where a tensor is not as described.
+        A tensor is not as described.
     """
     _check_matrix("spmm_sum", indptr, indices, values, bounds)
     _check_dense("spmm_sum", "B", B, None)
     _check_dense("spmm_sum", "out", out, B.dtype, (indptr.numel() - 1, B.shape[1]))
+    add_products(indptr, indices, values, B, out, alpha, beta, bounds, mean)
+
+
+def add_products(
+    indptr: Tensor,
+    indices: Tensor,
+    values: Tensor | None,
+    B: Tensor,
+    out: Tensor,
+    alpha: float,
+    beta: float,
+    bounds: Tensor,
+    mean: bool,
+) -> None:
+    """:func:`spmm_sum` without checks, for operands known to be valid."""
     rows, columns = out.shape
     if rows == 0 or columns == 0:
         return
@@ -170,10 +184,10 @@ def spmm_sum(
     B, values = _readable(B, dtype), _values(values, dtype)
     target = out if _in_place(out, dtype) else _staging(out, dtype, copy=beta != 0)
     row = columns * dtype.itemsize
-    fetch = B.shape[0] * min(row, _PANEL_BYTES) > _cache_bytes(2)
-    # Rows of a few entries gain nothing: what is fetched ahead belongs to later rows anyway.
+    fetch = B.shape[0] * min(row, _PANEL_BYTES) > cache_bytes(2)
+    # Rows of a few entries gain nothing: the prefetched rows belong to later rows anyway.
     long_rows = indices.numel() > _SHORT_ROW * rows
-    scattered = long_rows and B.shape[0] * row > 2 * _cache_bytes(3)
+    scattered = long_rows and B.shape[0] * row > 2 * cache_bytes(3)
     arguments = (scalar(alpha), scalar(beta), bool(mean), fetch, scattered)
     owners = (indptr, indices, values, bounds, B, target)
     _launch(_kernels().spmm_sum, owners, columns, arguments)
@@ -191,7 +205,7 @@ def spmm_extremum(
     maximum: bool,
     bounds: Tensor,
 ) -> None:
-    """Write the largest (or smallest) product of each row to ``out`` and where it is to ``arg``.
+    """Write the largest (or smallest) product of each row to ``out``, its entry to ``arg``.
 
     Candidates of ``out[i, j]`` are ``A[i, k] * B[k, j]`` over the stored entries of row i. The
     first of equal ones wins; NaN beats everything, the first NaN wins (as ``torch.amax``).
@@ -209,7 +223,7 @@ def spmm_extremum(
     Raises
     ------
     TypeError, ValueError
-        Where a tensor is not as described.
+        A tensor is not as described.
     """
     _check_matrix("spmm_extremum", indptr, indices, values, bounds)
     _check_dense("spmm_extremum", "B", B, None)
@@ -222,14 +236,14 @@ def spmm_extremum(
     dtype = _compute_dtype(B.dtype)
     B, values = _readable(B, dtype), _values(values, dtype)
     target = out if _in_place(out, dtype) else _staging(out, dtype, copy=False)
-    where = arg if _in_place(arg, torch.int64) else _staging(arg, torch.int64, copy=False)
-    arguments = ((where.data_ptr(), where.stride(0)), bool(maximum), _SCALAR[dtype](0))
-    owners = (indptr, indices, values, bounds, B, target, where)
+    positions = arg if _in_place(arg, torch.int64) else _staging(arg, torch.int64, copy=False)
+    arguments = ((positions.data_ptr(), positions.stride(0)), bool(maximum), _SCALAR[dtype](0))
+    owners = (indptr, indices, values, bounds, B, target, positions)
     _launch(_kernels().spmm_extremum, owners, columns, arguments)
     if target is not out:
         out.copy_(target)
-    if where is not arg:
-        arg.copy_(where)
+    if positions is not arg:
+        arg.copy_(positions)
 
 
 def sddmm(
@@ -255,7 +269,7 @@ def sddmm(
     Raises
     ------
     TypeError, ValueError
-        Where a tensor is not as described.
+        A tensor is not as described.
     """
     _check_matrix("sddmm", indptr, indices, None, bounds)
     _check_dense("sddmm", "B", B, None)
@@ -274,11 +288,11 @@ def sddmm(
 
 
 def _launch(kernel: Any, owners: tuple[Any, ...], columns: int, arguments: tuple[Any, ...]) -> None:
-    """Turn tensors into addresses and run the kernel on as many threads as the work pays for."""
+    """Turn tensors into addresses and run the kernel on as many threads as pay off."""
     indptr, indices, values, bounds, first, second = owners[:6]
     nnz = indices.numel()
     work = (nnz + _ROW_COST * indptr.numel()) * max(columns, _LEAST_COLUMNS)
-    threads = max(1, min(torch.get_num_threads(), 1 + work // _WORK_PER_THREAD))
+    threads = max(1, min(torch.get_num_threads(), 1 + work // WORK_PER_THREAD))
     counter = ctypes.c_int64(0)
     run_shared(
         kernel,
@@ -306,7 +320,7 @@ def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _in_place(matrix: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a kernel can use the matrix where it lies."""
+    """Whether a kernel can use the matrix in place."""
     adjacent = matrix.stride(1) == 1 or matrix.shape[1] == 1
     return adjacent and matrix.dtype == dtype and not matrix.is_neg()
 
@@ -340,9 +354,9 @@ def _check_tensor(
         actual = str(tensor.dtype).removeprefix("torch.")
         raise type_error(function, argument, expected, actual, "Convert it with .to()")
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        where = f"{tensor.layout} on {tensor.device}"
+        place = f"{tensor.layout} on {tensor.device}"
         raise value_error(
-            function, argument, "a dense tensor on the CPU", where, "Convert it with .cpu()"
+            function, argument, "a dense tensor on the CPU", place, "Convert it with .cpu()"
         )
     if shape is not None and tensor.shape != shape:
         raise value_error(

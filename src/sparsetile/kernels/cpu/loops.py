@@ -5,13 +5,13 @@ thread claims tasks from a shared counter until none is left. A task is a chunk 
 chunk with far more than its share of the entries (one dense row), one part of its columns.
 
 Each element of C is the sum of its row's entries in a fixed order, by fused multiply-adds: one
-after the other, or with AVX-512 those at even places, those at odd places, and the two sums. C
-is the same bit for bit from run to run, for any number of threads and any split of the columns.
+after the other, or with AVX-512 those at even places, those at odd places, and the two sums. C is
+the same bit for bit from run to run, for any number of threads and any split of the columns.
 
 Longer than a file should be: the three kernels share their units and blocks of columns, and each
 kind of block is written out, because numba takes its width for a constant of the function.
 
-Nothing here checks anything: ``api.py`` does.
+``api.py`` makes all checks.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ __all__ = ["sddmm", "spmm_extremum", "spmm_sum"]
 # Widths of the blocks of C that stay in registers, in units of 64 bytes. With AVX-512 a unit is
 # one of 32 registers: 8 units and two sums take 16. Elsewhere it takes two (AVX2, of 16) or four
 # (NEON, of 32): 4 units take half of the registers as one sum, whose 8 or 16 parts already hide the
-# latency of a multiply-add, and what is loaded the other half.
+# latency of a multiply-add; loads take the other half.
 _FEATURES = llvm.get_host_cpu_features()
 _AVX512 = _FEATURES.get("avx512f", False)
 _WIDE, _HALF = (8, 4) if _AVX512 else (4, 2)
 _TWO_SUMS = _AVX512
-# Whether an instruction reads the first lanes of a vector alone. Without one (NEON) each lane of a
-# masked vector has its own branch and load, and the columns left over cost more than the others.
+# Whether an instruction can read only the first lanes of a vector. Without one (NEON) each lane of
+# a masked vector has its own branch and load, and the remaining columns cost more than the others.
 _MASKS = _FEATURES.get("avx", False)
 # Units of columns in one task: a chunk's rows of C stay in cache over the blocks of a panel. A wide
-# one reads more of a row of B at once, a narrow one leaves room for more rows in the caches.
+# one reads more of a row of B at once, a narrow one lets more rows fit the caches.
 _PANEL, _NARROW_PANEL = 8, 8 if _AVX512 else 4
-# Entries ahead of the current one whose rows of B are fetched into cache. With AVX-512 each block
-# of 4 units and more fetches for itself. Elsewhere the first block of a strip fetches whole rows of
-# the panel, and half as far ahead where those are long: a core waits for about 32 lines at once.
+# Entries ahead of the current one whose rows of B are prefetched. With AVX-512 each block of 4
+# units and more prefetches for itself. Elsewhere the first block of a strip prefetches whole rows
+# of the panel, half as far ahead if those are long: a core has about 32 lines in flight.
 _AHEAD, _AHEAD_LONG, _LONG = 8, 4, 4
 # Entries of a strip of rows: their rows of B, 512 bytes of a panel each, stay in a core's cache.
 _STRIP = 64
-# A chunk is split by columns when it holds this many times the mean number of entries.
+# A chunk with this many times the mean number of entries is split by columns.
 _HEAVY = 4
 
-# What the entry points take; all are addresses and counts.
+# Arguments of the entry points; all are addresses and counts.
 Schedule = tuple[int, int, int]  # bounds, number of chunks, parts of a heavy chunk
 Sparse = tuple[int, int, int, int]  # indptr, indices, values or 0, nnz
 Dense = tuple[int, int]  # matrix, row stride in elements
@@ -95,10 +95,10 @@ def _entry_point(function: Callable[..., Any]) -> Any:
 def _next_task(
     counter: int, schedule: Schedule, A: Sparse, n: int, width: int, unit: int
 ) -> tuple[int, int, int, int]:
-    """Claim a task: (rows from, to, columns from, to); no more are left when ``from`` is -1.
+    """Claim a task: (rows from, to, columns from, to); ``from`` is -1 if none is left.
 
     Columns come in panels of ``width``, all chunks of one panel before the next, so that the
-    panel of B stays in cache. A heavy chunk is shared out in ``parts`` ranges of whole units.
+    panel of B stays in cache. A heavy chunk is split into ``parts`` ranges of whole units.
     """
     bounds, chunks, parts = schedule
     indptr, _, _, nnz = A
@@ -124,7 +124,7 @@ def _next_task(
 
 @inlined
 def _fetch_row(e: int, j: int, lines: int, A: Sparse, B: Dense, like: Any) -> None:
-    """Ask for ``lines`` units, from column ``j`` on, of the row of B that a later entry needs."""
+    """Prefetch ``lines`` units, from column ``j`` on, of the row of B that a later entry needs."""
     if lines > 0:
         ahead = _AHEAD if lines <= _LONG else _AHEAD_LONG
         later = get(_INDEX, A[1], min(e + ahead, A[3] - 1)) * B[1] + j
@@ -151,7 +151,7 @@ def _sum_block(units: int, masked: bool) -> Any:
 
     The block is ``units`` wide from column ``j`` on; if ``masked``, the first ``count`` of that.
     """
-    ahead = _AHEAD if units > 2 else 0  # only with AVX-512 is a block of one vector as wide
+    ahead = _AHEAD if units > 2 else 0  # a block of one vector is as wide only with AVX-512
 
     @inlined  # a call would pass the sums through memory, entry by entry
     def add_entry(
@@ -188,7 +188,7 @@ def _sum_block(units: int, masked: bool) -> Any:
         start = get(_COUNT, indptr, row)
         for i in range(row, stop):
             end = get(_COUNT, indptr, i + 1)
-            # Two sums, where one would wait for each addition to finish before the next.
+            # Two sums: one would wait for each addition to finish before the next.
             even = zeros(alpha, units)
             odd = zeros(alpha, units)
             e = start
@@ -216,8 +216,8 @@ def _sum_pair(units: int, overlap: bool) -> Any:
     """Make the same with one sum, of a block of two vectors of ``units`` each.
 
     As one vector the compiler would load all of an entry's row before it adds, and spill. With
-    ``overlap`` the block is ``count`` wide, at most two vectors and at least one: the second one
-    ends where the block does, and what lies in both is computed twice.
+    ``overlap`` the block is ``count`` wide, one to two vectors: the second ends at the end of the
+    block, and their overlap is computed twice.
     """
 
     @inner
@@ -261,7 +261,7 @@ def _sum_pair(units: int, overlap: bool) -> Any:
             low = multiply(splat(alpha, units), low)
             high = multiply(splat(alpha, units), high)
             place = i * ldc + j
-            if beta != 0:  # 0 must not read C; both are read before one is written over
+            if beta != 0:  # 0 must not read C; both are read before either is written
                 kept = splat(beta, units)
                 low = fma(kept, load(alpha, c, place, units, False, count), low)
                 high = fma(kept, load(alpha, c, place + half, units, False, count), high)
@@ -313,7 +313,7 @@ _sum_tail = _sum_block(1, True) if _MASKS else _sum_rest()
 
 @inner
 def _strip_end(row: int, stop: int, indptr: int) -> int:
-    """Return where a strip of rows ends: at ``_STRIP`` entries, and after one row at least."""
+    """Return the end of a strip of rows: at ``_STRIP`` entries, and after one row at least."""
     limit = get(_COUNT, indptr, row) + _STRIP
     end = row + 1
     while end < stop and get(_COUNT, indptr, end + 1) <= limit:
@@ -337,10 +337,10 @@ def spmm_sum(
 ) -> None:
     """C = alpha * (A @ B) + beta * C, with the mean of each row's products instead if ``mean``.
 
-    ``counter`` is the address of an int64 that holds 0 and that all threads of a call share.
-    ``alpha`` and ``beta`` are of the element type. ``fetch`` asks for rows of B ahead of their use,
-    which costs a tenth where they are in cache already. ``scattered`` says that B is far larger
-    than the caches: then each visit of a row reads as much of it as it can.
+    ``counter`` is the address of an int64 0 that all threads of a call share. ``alpha`` and
+    ``beta`` are of the element type. ``fetch`` prefetches rows of B, which costs a tenth if they
+    are in cache already. ``scattered`` means that B is far larger than the caches: then each visit
+    of a row reads as much of it as it can.
     """
     unit = lane_count(alpha, 1)
     width = (_PANEL if scattered else _NARROW_PANEL) * unit
@@ -349,8 +349,8 @@ def spmm_sum(
         if row < 0:
             break
         blocks = (end - first) // (_WIDE * unit)
-        # Where a panel has several blocks, they follow each other in strips of few rows: the rows
-        # of B that the first block brings into the cache are still there for the others.
+        # If a panel has several blocks, they follow each other in strips of few rows: the rows of B
+        # that the first block brings into the cache are still there for the others.
         several = not _AVX512 and blocks > 1
         while row < stop:
             last = _strip_end(row, stop, A[0]) if several else stop
@@ -399,8 +399,8 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
         for i in range(row, stop):
             end = get(_COUNT, indptr, i + 1)
             best = zeros(like, units)
-            # Entry numbers count from the row's first, so that 32 bits hold them.
-            where = splat_position(like, 0, units)
+            # Entry numbers count from the row's first, so that they fit 32 bits.
+            position = splat_position(like, 0, units)
             for e in range(start, end):
                 if units > 2:
                     later = get(_INDEX, indices, min(e + _AHEAD, nnz - 1))
@@ -413,12 +413,12 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
                     best = entry
                 else:
                     here = splat_position(like, e - start, units)
-                    where = keep_where(maximum, entry, best, here, where)
+                    position = keep_where(maximum, entry, best, here, position)
                     best = keep_value(maximum, entry, best)
             store(c, i * ldc + j, best, masked, count)
             first = start if end > start else -1  # an empty row has no winner
             address, stride = arg
-            store_positions(address, i * stride + j, first, where, masked, count)
+            store_positions(address, i * stride + j, first, position, masked, count)
             start = end
 
     return block
@@ -578,7 +578,7 @@ def sddmm(
 ) -> None:
     """out[e] = dot(G[row of e], B[column of e]) for every stored entry ``e``.
 
-    ``out`` is an address. A heavy chunk is shared out by entries, not by columns.
+    ``out`` is an address. A heavy chunk is split by entries, not by columns.
     """
     bounds, chunks, parts = schedule
     indptr, indices, _, nnz = A

@@ -1,13 +1,13 @@
 """Threads that help the caller of a CPU kernel.
 
-The kernels release the interpreter lock and share their work through a counter in memory, so
-that the caller can always finish alone and a helper may come late or not at all. That makes the
-pool small and hard to break: no work is ever handed to a particular thread, a call that finds
-every helper busy (several Python threads at once) goes on by itself, a forked child (DataLoader
-worker) starts with an empty pool, and a process that may not start threads runs on one.
+The kernels release the interpreter lock and share their work through a counter in memory, so the
+caller can always finish alone and a helper may come late or not at all. The pool is therefore small
+and robust: no work is assigned to a particular thread, a call that finds every helper busy (several
+Python threads at once) runs alone, a forked child (DataLoader worker) starts with an empty pool,
+and a process that may not start threads runs on one.
 
-numba's own threading layers are not used: the one that ships everywhere aborts when two Python
-threads enter it, and the OpenMP one does not survive a fork.
+numba's own threading layers are not used: the portable one aborts when two Python threads enter it,
+and the OpenMP one does not survive a fork.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class _Job:
     ) -> None:
         self.function = function
         self.arguments = arguments
-        # Should the caller be interrupted while it waits, a helper still inside the kernel must
-        # not find the memory gone.
+        # If the caller is interrupted while it waits, the memory must outlast a helper that is
+        # still inside the kernel.
         self.owners = owners
         self.tickets = [None] * helpers
         self.finished: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def take_ticket(self) -> bool:
         try:
-            self.tickets.pop()  # atomic, so that each ticket has one taker
+            self.tickets.pop()  # atomic, so only one thread gets each
         except IndexError:
             return False
         return True
@@ -71,7 +71,7 @@ def _serve(jobs: SimpleQueue[_Job]) -> None:
         if job is not None and job.take_ticket():
             try:
                 job.function(*job.arguments)
-            except BaseException as error:  # handed to the caller, who raises it
+            except BaseException as error:  # the caller raises it
                 job.finished.put(error)
             else:
                 job.finished.put(None)
@@ -82,7 +82,7 @@ _pool = _Pool()
 
 
 def _reset_after_fork() -> None:
-    # Threads do not cross a fork, and the old locks may be held by one that is gone.
+    # Threads do not cross a fork, and a thread that is gone may own the old locks.
     global _pool
     _pool = _Pool()
 
@@ -102,19 +102,19 @@ def run_shared(
     Parameters
     ----------
     function : callable
-        Does its share of a job that all callers with these arguments divide among themselves,
-        and returns when nothing is left to claim.
+        Does its share of a job that all callers with these arguments divide among themselves, and
+        returns when nothing is left to claim.
     arguments : tuple
-        What each thread passes; addresses are welcome.
+        Arguments of each thread; may be addresses.
     owners : tuple
-        Objects that own the memory behind the addresses: kept until the last helper has left.
+        Owners of the memory behind the addresses: kept until the last helper has left.
     threads : int
-        How many threads at most, the caller included.
+        Most threads, the caller included.
 
     Raises
     ------
     BaseException
-        What the function raised, here or in a helper.
+        The function's exception, here or in a helper.
     """
     helpers = threads - 1
     if helpers < 1:
@@ -128,12 +128,12 @@ def run_shared(
     try:
         function(*arguments)
     finally:
-        # Nothing is left to claim. Call off the helpers that have not begun, wait for the others.
+        # Nothing is left to claim. Cancel the helpers that have not begun, wait for the others.
         entered = helpers
         while job.take_ticket():
             entered -= 1
         errors = [job.finished.get() for _ in range(entered)]
-        job.owners = ()  # an unserved job may lie in the queue for a while
+        job.owners = ()  # an unserved job may stay in the queue for a while
     for error in errors:
         if error is not None:
             raise error

@@ -1,14 +1,14 @@
-"""Wide vectors for numba: the loads, stores and fused multiply-adds the CPU kernels are made of.
+"""Wide vectors for numba: the loads, stores and fused multiply-adds of the CPU kernels.
 
 numba's own vectoriser keeps C in memory between a row's entries. These intrinsics let a kernel
-hold a block of C in registers instead: a vector may be far wider than a machine register
-(``<128 x float>``), LLVM splits it over as many as it needs, on any instruction set.
+keep a block of C in registers instead: a vector may be far wider than a machine register
+(``<128 x float>``); LLVM splits it over as many as it needs, on any instruction set.
 
 Conventions: an address is an int64, an offset counts elements. ``like`` is any scalar of the
 element type. ``units`` (width in 64-byte units; -2 is half of one, -4 a quarter, never less than an
 element) and ``masked`` must be compile-time constants, that is literals, globals or variables of an
-enclosing function; where ``masked`` is True only the first ``count`` lanes touch memory, which
-costs a branch for each on a machine without masks. Nothing checks an address.
+enclosing function; if ``masked`` is True only the first ``count`` lanes access memory, which costs
+a branch for each on a machine without masks. No address is checked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
     "zeros",
 ]
 
-# The widest register of today's CPUs (AVX-512), also one cache line.
+# The widest register of current CPUs (AVX-512), also one cache line.
 UNIT_BYTES = 64
 
 # numba's annotation counts the typing context, which no caller passes.
@@ -83,7 +83,7 @@ def _of(like: Any, units: Any) -> Vector:
 
 
 def _positions_of(vector: Vector) -> Vector:
-    """Vector of entry numbers that matches ``vector`` lane for lane, bit for bit."""
+    """Vector of entry numbers with the lanes and bits of ``vector``."""
     return Vector(types.int32 if vector.dtype.bitwidth == 32 else types.int64, vector.lanes)
 
 
@@ -118,7 +118,7 @@ def _name(operation: str, vector: Vector) -> str:
 def _emit_store(
     builder: Any, vector: Vector, value: Any, pointer: Any, masked: Any, count: Any
 ) -> None:
-    align = vector.dtype.bitwidth // 8  # of the element: nothing is promised about the vector
+    align = vector.dtype.bitwidth // 8  # of the element: the vector's is unknown
     if masked.literal_value:
         arguments = [value, pointer, _I32(align), _mask(builder, count, vector.lanes)]
         _call(builder, _name("masked.store", vector) + ".p0", ir.VoidType(), arguments)
@@ -184,7 +184,7 @@ def zeros(typing: Any, like: Any, units: Any) -> Any:
 def load(
     typing: Any, like: Any, base: Any, offset: Any, units: Any, masked: Any, count: Any
 ) -> Any:
-    """Read a vector from any address; lanes that ``masked`` leaves out are 0."""
+    """Read a vector from any address; lanes outside of the mask are 0."""
     vector = _of(like, units)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -214,7 +214,7 @@ def store(typing: Any, base: Any, offset: Any, vector: Any, masked: Any, count: 
 
 @intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """``a * b + c`` lane by lane, rounded once where the machine has the instruction."""
+    """``a * b + c`` lane by lane, rounded once if the machine has the instruction."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _call(builder, _name("fmuladd", a), a.llvm, list(arguments))
@@ -275,8 +275,8 @@ def total(typing: Any, a: Any) -> Any:
 
 
 def _wins(builder: Any, maximum: bool, candidate: Any, best: Any) -> Any:
-    # Unordered comparison is true where either side is NaN: a NaN candidate wins, unless the best
-    # is NaN already (then it is the first NaN, and stays). Equal values keep the first.
+    # Unordered comparison is true if either side is NaN: a NaN candidate wins, unless the best is
+    # NaN already (then it is the first NaN, and stays). Equal values keep the first.
     better = builder.fcmp_unordered(">" if maximum else "<", candidate, best)
     return builder.and_(better, builder.fcmp_ordered("ord", best, best))
 
@@ -296,7 +296,7 @@ def keep_value(typing: Any, maximum: Any, candidate: Any, best: Any) -> Any:
 def keep_where(
     typing: Any, maximum: Any, candidate: Any, best: Any, position: Any, best_position: Any
 ) -> Any:
-    """``position`` in the lanes where `keep_value` takes the candidate, else ``best_position``."""
+    """``position`` in lanes in which `keep_value` takes the candidate, else ``best_position``."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wins = _wins(builder, maximum.literal_value, *arguments[1:3])
@@ -341,10 +341,10 @@ def store_positions(
 
 @intrinsic(prefer_literal=True)
 def prefetch(typing: Any, like: Any, base: Any, offset: Any, units: Any) -> Any:
-    """Ask for ``units`` of memory to be brought to the cache; a wrong address does no harm.
+    """Prefetch ``units`` of memory to the cache; a wrong address does no harm.
 
-    Every other line is named: hardware fetches lines in pairs, and an instruction for each would
-    compete with the loads.
+    Only every other line is requested: hardware fetches lines in pairs, and an instruction for each
+    would compete with the loads.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -362,7 +362,7 @@ def prefetch(typing: Any, like: Any, base: Any, offset: Any, units: Any) -> Any:
 
 @intrinsic
 def claim(typing: Any, counter: Any) -> Any:
-    """Atomically add 1 to the int64 at an address and return what it held before."""
+    """Atomically add 1 to the int64 at an address and return its old value."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], _I64.as_pointer())

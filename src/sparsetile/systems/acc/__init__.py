@@ -1,10 +1,5 @@
-"""``acc``: see system.py."""
+"""``acc``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.acc.system import AccSystem
-from sparsetile.systems.registry import register
-
-__all__ = ["AccSystem"]
-
-register(AccSystem())
+DEVICES = ("cuda",)

@@ -1,10 +1,5 @@
-"""``bcsr``: see system.py."""
+"""``bcsr``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.bcsr.system import BCSRSystem
-from sparsetile.systems.registry import register
-
-__all__ = ["BCSRSystem"]
-
-register(BCSRSystem())
+DEVICES = ("cuda",)

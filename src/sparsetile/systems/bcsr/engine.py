@@ -1,4 +1,4 @@
-"""What the copy engine takes: matrices as they lie, and their tensor maps."""
+"""Matrices that TMA can copy as they are, and their tensor maps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsetile.jit.tensor_map import MAP_WORDS, NO_MAP, TensorMap
 from sparsetile.kernels.bcsr import STORE_COLUMNS
-from sparsetile.systems.shared.geometry import aligned
+from sparsetile.launch.geometry import aligned
 
 __all__ = [
     "MapOf",
@@ -31,19 +31,19 @@ def side_by_side(matrix: Tensor) -> bool:
 
 
 def copies_well(matrix: Tensor) -> bool:
-    """Whether the copy engine takes a matrix as it is: row-major, aligned, rows apart."""
+    """Whether TMA can copy a matrix as it is: row-major, aligned, rows not overlapping."""
     return side_by_side(matrix) and aligned(matrix) and matrix.stride(-2) >= matrix.shape[-1]
 
 
 def transposed_well(matrix: Tensor) -> bool:
-    """Whether B is the transpose of what the copy engine takes as it is."""
+    """Whether B is the transpose of a matrix that TMA can copy as it is."""
     return matrix.stride(-1) != 1 and copies_well(matrix.mT)
 
 
 def stores_well(out: Tensor) -> bool:
-    """Whether rows of C are written in place: 16 bytes at once, by the copy engine too.
+    """Whether rows of C can be written in place, 16 bytes at once, also by TMA.
 
-    The engine leaves out what lies outside of the matrix, but not less than 16 bytes of it.
+    TMA omits elements outside of the matrix, but only in units of 16 bytes.
     """
     return copies_well(out) and out.shape[-1] % STORE_COLUMNS == 0
 
@@ -55,7 +55,7 @@ def described(
     row_bytes: int,
     box: tuple[int, int],
 ) -> TensorMap:
-    """In place of a map where threads copy what the engine would: address and sizes."""
+    """In place of a map if threads copy instead of TMA: address and sizes."""
     return (pointer, *shape, row_bytes, *[0] * (MAP_WORDS - 4))
 
 

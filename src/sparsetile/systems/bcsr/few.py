@@ -9,7 +9,12 @@ from torch import Tensor
 
 from sparsetile.core.device import machine
 from sparsetile.jit import LoadedKernel
-from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
+from sparsetile.jit.loader import (
+    PreparedLaunch,
+    current_stream_handle,
+    ensure_cuda_context,
+    on_device,
+)
 from sparsetile.kernels.linear_few import (
     FEW_COLUMNS,
     FEW_TOKENS,
@@ -20,10 +25,9 @@ from sparsetile.kernels.linear_few import (
     choose_few_tile,
     few_config,
 )
-from sparsetile.systems.base import Epilogue
-from sparsetile.systems.shared.cuda_context import ensure_cuda_context
-from sparsetile.systems.shared.epilogue import epilogue_params
-from sparsetile.systems.shared.geometry import aligned
+from sparsetile.launch.epilogue import epilogue_params
+from sparsetile.launch.geometry import aligned
+from sparsetile.launch.interface import Epilogue
 
 __all__ = ["FewTokens"]
 
@@ -36,14 +40,14 @@ class FewTokens:
     """The kernel for one weight's size; its tile depends on the tokens."""
 
     def __init__(self, rows: int, cols: int, blocks: int, unit: int, paired: bool = False) -> None:
-        # Of a pair, gate and up, half of the rows are made.
+        # A pair, gate and up, makes half of the rows.
         self.rows, self.cols = rows // 2 if paired else rows, cols
         self._paired = paired
         self._blocks, self._unit = blocks, unit
         self._kernels: dict[tuple[Any, ...], tuple[LoadedKernel, FewTile]] = {}
 
     def reasons(self, dtype: torch.dtype, device: torch.device) -> list[str]:
-        """Return why this weight cannot be multiplied so; empty if it can."""
+        """Return why this kernel does not support the weight; empty if it does."""
         found = []
         if dtype not in FEW_TYPES:
             found.append(f"takes 16 bits, not {str(dtype).removeprefix('torch.')}")
@@ -57,7 +61,7 @@ class FewTokens:
 
     @staticmethod
     def takes(X: Tensor) -> bool:
-        """Whether X [..., tokens, K] is read as it lies."""
+        """Whether X [..., tokens, K] is read in place."""
         return 0 < X.shape[-2] <= FEW_TOKENS and X.stride(-1) == 1 and aligned(X)
 
     def _load(
@@ -133,7 +137,7 @@ class FewTokens:
         ----------
         lists : (block_row_ptr, block_col_idx)
         exponents : Tensor of int8 [blocks], optional
-            With blocks of FP8, which are times two to this power: at most 7.
+            With blocks of FP8, which are scaled by two to this power: at most 7.
         """
         if not self.rows:
             return
@@ -156,9 +160,12 @@ class FewTokens:
         epilogue: Epilogue,
         silu: bool,
         exponents: Tensor | None = None,
+        order: Tensor | None = None,
+        also: tuple[str, ...] = (),
     ) -> PreparedLaunch:
-        """Return the launch for inputs like X and contiguous results, patched by (X, Y)."""
+        """Return the launch for inputs like X and contiguous results, ready for addresses of X, Y
+        and what ``also`` names."""
         eight = exponents is not None
         kernel, tile = self._load(X.dtype, X.dtype, X.shape[0], X.device.index, eight)
-        params = self._params(lists, None, blocks, X, self.rows, epilogue, silu, None, exponents)
-        return kernel.prepare(tile.grid(self.rows), tile.threads, params, _OPERANDS)
+        params = self._params(lists, order, blocks, X, self.rows, epilogue, silu, None, exponents)
+        return kernel.prepare(tile.grid(self.rows), tile.threads, params, (*_OPERANDS, *also))

@@ -18,31 +18,36 @@ __all__ = ["Launch", "PreparedBlocks", "queue_at"]
 
 # Parameters that change from call to call: the maps of B and C, and C's address.
 _OPERANDS = ("b", "stored", "c")
-# Tensor maps that a prepared launch keeps ready: torch hands out few addresses in turns.
+# Tensor maps that a prepared launch keeps: torch reuses few addresses.
 _READY_MAPS = 64
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A loaded kernel with what depends on the width alone."""
+    """A loaded kernel with the parameters that depend only on the width."""
 
     kernel: LoadedKernel
     tile: BlockTile
     grid: tuple[int, int, int]
-    queued: bool  # thread blocks take items from a queue, which lies in scratch memory
+    queued: bool  # thread blocks take items from a queue in scratch memory
 
     def prepared(
-        self, params: Mapping[str, Any], map_of_b: MapOf, map_of_c: MapOf, device: int
+        self,
+        params: Mapping[str, Any],
+        map_of_b: MapOf,
+        map_of_c: MapOf,
+        device: int,
+        also: tuple[str, ...] = (),
     ) -> PreparedBlocks:
-        """Return the launch with ``params``, ready for addresses of B and C."""
+        """Return the launch with ``params``, ready for addresses of B, C and ``also``."""
         tile, rare = self.tile, ("queue",) if self.queued else ()
-        made = self.kernel.prepare(self.grid, tile.threads, params, _OPERANDS, rare)
+        made = self.kernel.prepare(self.grid, tile.threads, params, (*_OPERANDS, *also), rare)
         queue_of = functools.partial(queue_at, device) if self.queued else None
         return PreparedBlocks(made, map_of_b, map_of_c, queue_of)
 
 
 class PreparedBlocks:
-    """A launch for matrices like one B: each address of B and C has a tensor map of its own."""
+    """A launch for matrices like one B: each address of B and C has its own tensor map."""
 
     def __init__(
         self,
@@ -51,7 +56,7 @@ class PreparedBlocks:
         map_of_c: MapOf,
         queue_of: Callable[[int], int] | None,
     ) -> None:
-        """``queue_of``: where a stream's queue lies, if the launch has one."""
+        """``queue_of``: returns the address of a stream's queue, if the launch has one."""
         self._launch, self._launch_with = prepared.launch, prepared.launch_with
         self._queue_of = queue_of
         self._map_of_b = map_of_b
@@ -60,24 +65,24 @@ class PreparedBlocks:
         self._ready_c: dict[int, bytes] = {}
 
     def launch(self, stream: int, *values: int) -> None:
-        """Multiply B, at the first address, into C, at the second."""
-        b, c = values
+        """Multiply B, at the first address, into C, at the second; then other addresses."""
+        b, c, *rest = values
         map_b = self._ready_b.get(b) or _ready(self._ready_b, b, self._map_of_b)
         map_c = self._ready_c.get(c) or _ready(self._ready_c, c, self._map_of_c)
         if self._queue_of is None:
-            self._launch(stream, map_b, map_c, c)
+            self._launch(stream, map_b, map_c, c, *rest)
         else:
-            self._launch_with(stream, (self._queue_of(stream),), map_b, map_c, c)
+            self._launch_with(stream, (self._queue_of(stream),), map_b, map_c, c, *rest)
 
 
 def queue_at(device: int, stream: int) -> int:
-    """Return the address of a stream's queue: the next item, and blocks of threads that ended."""
+    """Return the address of a stream's queue: the next item, and the finished thread blocks."""
     return scratch(device, stream, 1, 2)[1].data_ptr()
 
 
 def _ready(kept: dict[int, bytes], pointer: int, map_of: MapOf) -> bytes:
     """Make the map of the matrix at an address, and keep it."""
     if len(kept) >= _READY_MAPS:
-        kept.clear()  # in one step: another thread may be looking
+        kept.clear()  # in one step: another thread may be reading
     made = kept[pointer] = map_bytes(map_of(pointer))
     return made

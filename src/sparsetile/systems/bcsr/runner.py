@@ -1,9 +1,9 @@
 """Launches of ``spmm_bcsr``: from a plan's tensors to kernel parameters and tensor maps.
 
-Tensors: ``work`` (block rows longest first, each with its first block and how many it has),
+Tensors: ``work`` (block rows longest first, each with its first block and number of blocks),
 ``block_row_ptr``, ``block_col_idx``, ``order`` (empty: the given one), ``places`` of the entries in
-the blocks, ``indptr``; where some cell of a block holds no entry, also those of the exact system
-that repairs C, as ``exact.indptr`` and so on.
+the blocks, ``indptr``; if some cell of a block has no entry, also those of the exact system that
+repairs C, as ``exact.indptr`` and so on.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.device import machine
+from sparsetile.engines.request import part
+from sparsetile.engines.runner import ExactRunner, Runner
 from sparsetile.formats.cells import checked_values, scatter_cells
 from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
-from sparsetile.jit.loader import current_stream_handle, on_device
+from sparsetile.jit.loader import (
+    current_stream_handle,
+    device_index,
+    ensure_cuda_context,
+    on_device,
+)
 from sparsetile.jit.tensor_map import NO_MAP, TensorMap, encode_matrix
 from sparsetile.jit.workspace import zeroed_flag
 from sparsetile.kernels.bcsr import (
@@ -47,7 +54,10 @@ from sparsetile.kernels.repair import (
     repair_config,
 )
 from sparsetile.kernels.tf32_operand import VECTOR
-from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
+from sparsetile.launch.bound import BoundLinear, BoundProduct
+from sparsetile.launch.epilogue import apply_epilogue, epilogue_params
+from sparsetile.launch.geometry import ACCESS_BYTES, batch_count, padded_like
+from sparsetile.launch.interface import PLAIN, Epilogue, Prepared, Tensors
 from sparsetile.systems.bcsr.engine import (
     MapOf,
     copies_well,
@@ -59,15 +69,11 @@ from sparsetile.systems.bcsr.engine import (
 )
 from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.bcsr.launch import Launch, queue_at
-from sparsetile.systems.shared.bound import BoundProduct, Prepared
-from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
-from sparsetile.systems.shared.epilogue import apply_epilogue, epilogue_params
-from sparsetile.systems.shared.geometry import ACCESS_BYTES, batch_count, padded_like
-from sparsetile.systems.shared.tf32_operand import OperandCopies, columns_at_once, copy_stride
+from sparsetile.systems.bcsr.tf32_operand import OperandCopies, columns_at_once, copy_stride
 
 __all__ = ["BCSRRunner"]
 
-# Tensor maps that a runner keeps: those of the B's and C's in use, each some hundred bytes.
+# Tensor maps that a runner keeps: those of B and C in use, each some hundred bytes.
 _KEPT_MAPS = 512
 
 
@@ -143,12 +149,12 @@ class BCSRRunner(Runner):
     def _map_of(
         self, dtype: torch.dtype, shape: tuple[int, int], row_stride: int, box: tuple[int, int]
     ) -> MapOf:
-        """Address -> map of a matrix there."""
+        """Return a function from an address to the map of a matrix there."""
         row_bytes, encode = row_stride * dtype.itemsize, self._encode
         return lambda pointer: encode(pointer, dtype, shape, row_bytes, box)
 
     def _map_of_b(self, B: Tensor, tile: BlockTile, k_major: bool) -> MapOf:
-        """Address -> map of a matrix there that is laid out as those of B, or as their copies."""
+        """The same for a matrix with the layout of B, or of its copy."""
         if not self._blocks:
             return no_map
         if B.dtype is torch.float32:
@@ -166,7 +172,7 @@ class BCSRRunner(Runner):
         return self._map_of(dtype, (self.rows, n), stride, STORE_BOX)
 
     def _engine_stores(self, tensors: Tensors, out_dtype: torch.dtype) -> bool:
-        """Whether C leaves by the copy engine: 16 bits, whose rows lie in the plan's order."""
+        """Whether TMA stores C: 16 bits, rows in the plan's order."""
         return self._step >= ENGINE and out_dtype.itemsize == 2 and not tensors["order"].numel()
 
     def _store_of(self, tensors: Tensors, out: Tensor) -> Store:
@@ -229,14 +235,14 @@ class BCSRRunner(Runner):
             self._product(tensors, blocks, B, out, epilogue)
             return
         exact = part("exact", tensors)
-        # Whether a sum was not finite; a repair looks at C only then. It begins at 0 in each
-        # product and is shared with no other thread or stream.
+        # Set if a sum was not finite; only then a repair reads C. It begins at 0 in each product
+        # and is shared with no other thread or stream.
         device = B.device.index
         spoilt = zeroed_flag(device, current_stream_handle(device))
         if epilogue.beta == 0.0:
             self._product(tensors, blocks, B, out, epilogue, spoilt)
             self._repair(exact, values, B, out, epilogue, spoilt)
-        else:  # a repair must not find what `out` held added to what is not finite
+        else:  # a repair must not find the old `out` added to non-finite sums
             product = out.new_empty(out.shape, dtype=torch.float32)
             self._product(tensors, blocks, B, product, PLAIN, spoilt)
             self._repair(exact, values, B, product, PLAIN, spoilt)
@@ -253,8 +259,8 @@ class BCSRRunner(Runner):
     ) -> None:
         """Write activation(X·Aᵀ + bias) into Y [tokens, rows], for a layer whose blocks are full.
 
-        ``silu`` follows the bias. With ``paired`` in the plan's facts ``work`` lists a block row of
-        the gate and one of up in turns, and Y is silu(gate) · up.
+        ``silu`` follows the bias. With ``paired`` in the plan's facts ``work`` alternates block
+        rows of the gate and of up, and Y is silu(gate) · up.
         """
         self._product(tensors, blocks, X.mT, Y.mT, epilogue, silu=silu)
 
@@ -267,9 +273,9 @@ class BCSRRunner(Runner):
         epilogue: Epilogue,
         spoilt: Tensor,
     ) -> None:
-        """Compute what is not finite anew, from A's entries alone: row-major operands as csr does,
-        others element by element."""
-        assert self._exact is not None  # as the caller has seen
+        """Recompute non-finite elements, only from A's entries: row-major operands like csr, others
+        element by element."""
+        assert self._exact is not None  # checked by the caller
         if epilogue.row_bias is None and side_by_side(B) and side_by_side(out):
             self._exact.repair(exact, values, B, out, epilogue, spoilt)
             return
@@ -304,15 +310,17 @@ class BCSRRunner(Runner):
             self._repairs[key] = REPAIR_STRIDED.load(config, device)
         return self._repairs[key]
 
-    def _takes_few(self, tensors: Tensors, B: Tensor, out: Tensor, epilogue: Epilogue) -> bool:
-        """Whether it is a linear layer of few tokens, whose kernel reads the blocks once."""
+    def _takes_few(
+        self, tensors: Tensors, B: Tensor, out: Tensor | None, epilogue: Epilogue
+    ) -> bool:
+        """Whether this is a linear layer of few tokens, whose kernel reads the blocks once."""
         return (
             B.shape[-1] <= FEW_TOKENS
             and self._step == PRODUCT
             and self._columns is None
             and not epilogue.mean
-            and "block_row_ptr" in tensors  # plan files from before there was this kernel
-            and out.stride(-2) == 1
+            and "block_row_ptr" in tensors  # missing in older plan files
+            and (out is None or out.stride(-2) == 1)
             and FewTokens.takes(B.mT)
             and not self._few.reasons(B.dtype, B.device)
         )
@@ -343,7 +351,7 @@ class BCSRRunner(Runner):
         spoilt: Tensor | None = None,
         silu: bool = False,
     ) -> None:
-        """All batches, through copies of B and C where the kernel does not take them."""
+        """All batches, through copies of B and C that the kernel does not support."""
         if self._takes_few(tensors, B, out, epilogue):
             self._few_tokens(tensors, blocks, B, out, epilogue, spoilt)
             return
@@ -356,7 +364,7 @@ class BCSRRunner(Runner):
                 self._product(tensors, blocks, B[..., some], out[..., some], piece, spoilt, silu)
             return
         k_major = tf32 or transposed_well(B)
-        # The only way that Tensor Cores take FP8, and that gate and up are compiled for.
+        # The only layout in which Tensor Cores take FP8, and that gate and up are compiled for.
         if (B.dtype is FP8 or self._paired) and not k_major:
             B, k_major = padded_like(B.mT, ACCESS_BYTES).copy_(B.mT).mT, True
         if self._blocks and not k_major and not copies_well(B):
@@ -376,7 +384,7 @@ class BCSRRunner(Runner):
         )
         pairs = [(B, target)] if B.dim() == 2 else list(zip(B, target, strict=True))
         with on_device(device):
-            ensure_cuda_context(device)  # before the first tensor map, which needs it, too
+            ensure_cuda_context(device)  # the first tensor map needs it, too
             params["a"] = self._block_map(blocks, launch.tile)
             stream = current_stream_handle(device)
             if launch.queued:
@@ -398,8 +406,8 @@ class BCSRRunner(Runner):
         B: Tensor,
         epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
-        """Return the launch of B -> C, both plain matrices; None where copies are needed, and for
-        an epilogue."""
+        """Return the launch of B -> C, both plain matrices; None if copies are needed, and for an
+        epilogue."""
         n = B.shape[1]
         if not epilogue.plain or packed is None:
             return None
@@ -414,6 +422,53 @@ class BCSRRunner(Runner):
         params |= {"b": NO_MAP, "stored": NO_MAP, "c": 0}
         maps = self._map_of_b(B, launch.tile, False), self._map_of_c(B.dtype, n, n, store)
         return (launch.prepared(params, *maps, device),)
+
+    def prepare_blocks(
+        self,
+        tensors: Tensors,
+        blocks: Tensor,
+        X: Tensor,
+        epilogue: Epilogue,
+        silu: bool = False,
+        also: tuple[str, ...] = (),
+    ) -> Prepared | None:
+        """Return the launch of ``spmm_bcsr`` that reads X [tokens, K] and writes Y as they are;
+        None if it needs copies. ``also`` as in :meth:`Launch.prepared`."""
+        n, device = X.shape[0], X.device.index
+        if X.stride(0) < X.shape[1]:
+            return None
+        launch = self._launch_for(X.dtype, X.dtype, n, True, device)
+        store = Store.TRANSPOSED
+        params: dict[str, Any] = self._params(
+            tensors, launch.tile, n, self.rows, store, epilogue, silu=silu
+        )
+        params |= {"a": self._block_map(blocks, launch.tile), "b": NO_MAP, "stored": NO_MAP, "c": 0}
+        map_of_b = self._map_of_b(X.mT, launch.tile, True)
+        map_of_c = self._map_of_c(X.dtype, n, self.rows, store)
+        return launch.prepared(params, map_of_b, map_of_c, device, also)
+
+    def prepare_linear(
+        self, tensors: Tensors, packed: Tensors, X: Tensor, epilogue: Epilogue
+    ) -> Prepared | None:
+        """Return the launch of X [tokens, K], aligned, to a contiguous Y; None if it needs copies.
+
+        It takes the addresses of X and Y and, if the epilogue has a row bias, of that.
+        """
+        also = () if epilogue.row_bias is None else ("row_bias",)
+        blocks = packed["blocks"]
+        if self._takes_few(tensors, X.mT, None, epilogue):
+            lists = tensors["block_row_ptr"], tensors["block_col_idx"]
+            order = tensors["order"]
+            return self._few.prepare(lists, blocks, X, epilogue, False, order=order, also=also)
+        if self.rows % STORE_COLUMNS or not self._engine_stores(tensors, X.dtype):
+            return None
+        return self.prepare_blocks(tensors, blocks, X, epilogue, also=also)
+
+    def bind_linear(self, tensors: Tensors, packed: Tensors | None) -> BoundLinear | None:
+        if not self.rows or self._exact is not None or packed is None:
+            return None
+        sixteen = packed["blocks"].dtype.itemsize == 2
+        return BoundLinear(self, tensors, packed) if sixteen else None
 
     def bind(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None

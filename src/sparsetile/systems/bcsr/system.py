@@ -1,15 +1,14 @@
 """``bcsr``: AsyncSparse's structured half, dense 64x64 blocks on WGMMA (sm_90a).
 
-Parts: BCSR (formats/bcsr.py), block rows longest first, the warp-specialised persistent kernel
-whose operands the copy engine brings (kernels/cuda/spmm_bcsr.cu). For matrices whose entries lie in
-blocks, as in pruned weights: every cell of a stored block is multiplied. Where some hold no entry,
-elements of C that are not finite are computed again from A's entries (:meth:`ExactRunner.repair`).
-Deterministic: blocks of a row are added in order. docs/explanation/notes/asyncsparse.md says what
-is decided and why.
+Parts: BCSR (formats/bcsr.py), block rows longest first, the warp-specialised persistent kernel with
+TMA loads (kernels/cuda/block_sparse/spmm_bcsr.cu). For matrices whose entries form blocks, as in
+pruned weights: every cell of a stored block is multiplied. If some have no entry, non-finite
+elements of C are recomputed from A's entries (:meth:`ExactRunner.repair`). Deterministic: blocks of
+a row are added in order. docs/explanation/notes/asyncsparse.md explains the decisions.
 
-``ablation`` names the last step of the paper's ladder that is on (kernels/bcsr.py), ``opt0`` to
-``opt7``; opt4 is opt3, and opt6 is what products take. ``columns128`` and ``columns256`` are the
-product with tiles of that width, whatever B has.
+``ablation`` names the last enabled step of the paper's ladder (kernels/bcsr.py), ``opt0`` to
+``opt7``; opt4 is opt3, and products use opt6. ``columns128`` and ``columns256`` are the product
+with tiles of that width, for any B.
 """
 
 from __future__ import annotations
@@ -20,31 +19,33 @@ from typing import Any
 import torch
 
 from sparsetile.balance import LongestFirst
+from sparsetile.engines.request import BuildTimer, BuiltSystem, Request, order_tensor, prefixed
 from sparsetile.formats import BCSR
 from sparsetile.formats.bcsr import count_blocks
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.bcsr import BLOCK, COLUMNS, ELEMENTS, FP8, LADDER, PRODUCT
-from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor, prefixed
+from sparsetile.systems.base import System
+from sparsetile.systems.bcsr import DEVICES
 from sparsetile.systems.bcsr.cost import predict_bcsr
 from sparsetile.systems.bcsr.runner import BCSRRunner
 from sparsetile.systems.registry import exact_runner, exact_system
-from sparsetile.systems.shared.requirements import entry_reasons, hopper_reasons, tf32_reasons
+from sparsetile.systems.requirements import entry_reasons, hopper_reasons, tf32_reasons
 
-__all__ = ["BCSRSystem"]
+__all__ = ["SYSTEM", "BCSRSystem"]
 
-# The blocks may not take more than this share of the memory that is free.
+# The blocks may take at most this share of the free memory.
 MEMORY_SHARE = 0.25
 
 
 def _block_bytes(csr: CSR, order: torch.Tensor | None, item: int, limit: int) -> int:
-    """Bytes of A's blocks; counted only where the most there could be is over ``limit``."""
+    """Bytes of A's blocks; counted only if their upper bound is over ``limit``."""
     rows, cols = csr.shape
     most = min(csr.nnz, -(-rows // BLOCK) * -(-cols // BLOCK)) * BLOCK**2 * item
     return most if most <= limit else count_blocks(csr, BLOCK, order) * BLOCK**2 * item
 
 
 def _type_reasons(request: Request) -> list[str]:
-    """The ladder is built in 16 bits, and in FP8 nothing repairs C."""
+    """The ladder supports only 16 bits, and FP8 has no repair of C."""
     found = []
     if request.dtype.itemsize != 2 and request.ablation not in (None, "opt6", *COLUMNS):
         name = str(request.dtype).removeprefix("torch.")
@@ -61,7 +62,7 @@ class BCSRSystem(System):
 
     name = "bcsr"
     summary = "AsyncSparse: dense 64x64 blocks on WGMMA, TF32, 16 or 8 bits, sums in order"
-    devices = ("cuda",)
+    devices = DEVICES
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_90a"
@@ -129,3 +130,6 @@ class BCSRSystem(System):
     def make_runner(self, meta: Mapping[str, Any]) -> BCSRRunner:
         exact = meta["exact"]
         return BCSRRunner(meta, None if exact is None else exact_runner(str(exact), self.name))
+
+
+SYSTEM = BCSRSystem()

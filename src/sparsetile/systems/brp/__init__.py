@@ -1,10 +1,5 @@
-"""``brp``: see system.py."""
+"""``brp``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.brp.system import BRPSystem
-from sparsetile.systems.registry import register
-
-__all__ = ["BRPSystem"]
-
-register(BRPSystem())
+DEVICES = ("cuda",)

@@ -1,14 +1,14 @@
-"""Which f and g fit a matrix, which windows keep their groups, and what a product takes.
+"""The choice of f and g for a matrix, the windows that keep their groups, and the predicted time.
 
-The problem that BRP-SpMM leaves open. Each (f, g) gives every window its tiles and the entries
-outside them, from counts of its (window, column) pairs; nothing is packed to find out. A window
-keeps its groups where its tiles and the entries outside are predicted to take less than its rows
-take of ``csr``'s product; then (f, g) with the least sum is taken.
+BRP-SpMM leaves this choice open. Each (f, g) gives every window its tiles and the entries outside
+them, from counts of its (window, column) pairs, without packing. A window keeps its groups if its
+tiles and the entries outside are predicted to take less than its rows take of ``csr``'s product.
+The (f, g) with the least sum is taken.
 
-On the host those counts need a sort of all entries. First a bound is tried that needs none: what
-every f would take at least, from the entries and the distinct columns of each window, which ``rsh``
-has counted. Where that cannot win, nothing is sorted, which is so for most matrices. On a GPU all
-counts come at once (windows.py).
+On the host those counts need a sort of all entries. So a bound is tried first: the least time of
+every f, from the entries and the distinct columns of each window, which ``rsh`` has counted. If
+that cannot win, as for most matrices, nothing is sorted. On a GPU all counts come at once
+(windows.py).
 
 Constants were fitted to H200 times of 14 matrices with every window in groups of f = 1 and g = 4
 (docs/explanation/notes/brp.md).
@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsetile.engines.request import Request
+from sparsetile.engines.rows.cost import least_seconds, predict_rows
+from sparsetile.engines.tiles.hybrid_cost import row_costs, start_seconds
 from sparsetile.formats.brp import TILE_COLUMNS, WINDOW_ROWS
 from sparsetile.kernels.brp import FIXED
-from sparsetile.systems.base import Request
 from sparsetile.systems.brp.windows import windows_of
-from sparsetile.systems.csr.cost import least_seconds, predict_csr
-from sparsetile.systems.rsh.cost import row_costs, start_seconds
 
 __all__ = [
     "CHOICES",
@@ -43,13 +43,12 @@ __all__ = [
 
 # Tiles of a group: even, so that a step of 16-bit types is whole.
 GROUPS = (2, 4, 8)
-# The paper's first: it wins ties.
+# The paper's choice is first, so it wins ties.
 CHOICES = ((1, 4), *(pair for pair in itertools.product(FIXED, GROUPS) if pair != (1, 4)))
-# Entries outside groups that a window may have: so many, and so many more for each of its tiles.
-# Windows are cut by tiles, and a part takes its share of these entries: more of them would be the
-# work of one warp.
+# Most entries outside groups of a window: fixed, and per tile. Windows are cut by tiles, and a part
+# takes its share of these entries: more of them would be too much for one warp.
 MOST_OUTSIDE, MOST_OUTSIDE_TILE = 256, 8
-# How much faster than CUDA cores alone a mixture must be predicted before it is taken.
+# Predicted time of a mixture, relative to CUDA cores alone, below which it is used.
 MARGIN = 0.95
 
 
@@ -60,7 +59,7 @@ class GroupTimes:
     Attributes
     ----------
     start : float
-        What a product with windows takes beyond one of rows alone: its longest chain of steps.
+        Extra time of a product with windows over one of rows: its longest chain of steps.
     tile, tile_byte : float
         A thousand tiles: fixed, and a byte of a row of B.
     outside_byte : float
@@ -103,16 +102,16 @@ class WindowCosts:
 
 
 def _costs(request: Request) -> WindowCosts:
-    """Return what windows cost either way; a window has its share of ``csr``'s product."""
+    """Return the costs of windows; a window has its share of ``csr``'s product."""
 
     def found() -> WindowCosts:
         times, row = TIMES[4 if request.dtype.itemsize >= 4 else 2], request.row_bytes
         windows, of_rows = windows_of(request), row_costs(request)
-        alone, start = predict_csr(request), start_seconds(request)
+        alone, start = predict_rows(request), start_seconds(request)
         rows = of_rows.of_entries(windows.entries, windows.fresh)
         if of_rows.row and rows.numel():
             rows += WINDOW_ROWS * of_rows.row
-            rows[-1] -= of_rows.row * (-request.csr.shape[0] % WINDOW_ROWS)  # rows it has not
+            rows[-1] -= of_rows.row * (-request.csr.shape[0] % WINDOW_ROWS)  # missing rows
         return WindowCosts(
             alone,
             rows * (alone / (start + float(rows.sum()))),
@@ -125,10 +124,10 @@ def _costs(request: Request) -> WindowCosts:
 
 
 def bound(request: Request) -> float:
-    """Return seconds that no choice of f, g and windows can be predicted below.
+    """Return a lower bound of the predicted seconds of any choice of f, g and windows.
 
-    A window of E entries in P columns, a column having at least f entries or none in slices of f:
-    with k such columns, P - k columns leave an entry or more outside, and f k <= E - (P - k).
+    Take a window of E entries in P columns, k of which have slices of f entries: the other P - k
+    columns leave at least one entry outside each, and f k <= E - (P - k).
     """
     return request.once(("bound", request.n, request.dtype), lambda: _bound(request))
 
@@ -153,7 +152,7 @@ def _may_keep(tiles: Tensor, outside: Tensor) -> Tensor:
 
 
 def _counted_groups(request: Request, choices: Sequence[tuple[int, int]]) -> list[GroupSplit]:
-    """Return what each (f, g) gives; the host waits once."""
+    """Return the split of each (f, g); the host waits once."""
     windows, costs = windows_of(request), _costs(request)
     slices = torch.stack([windows.slices(fixed) for fixed, _ in choices])
     numbers = torch.tensor(choices).to(slices.device)
@@ -170,13 +169,13 @@ def _counted_groups(request: Request, choices: Sequence[tuple[int, int]]) -> lis
 
 
 def groups_of(request: Request, fixed: int, group: int) -> GroupSplit:
-    """Return what one (f, g) gives: windows that keep their groups, and the predicted seconds."""
+    """Return the split of one (f, g): windows that keep their groups, and the predicted seconds."""
     return _counted_groups(request, [(fixed, group)])[0]
 
 
 def every_group(request: Request, fixed: int, group: int) -> Tensor:
     """Return the windows (bool, one each) that have a group and not too many entries outside."""
-    return _may_keep(*windows_of(request).held(fixed, group))
+    return _may_keep(*windows_of(request).grouped(fixed, group))
 
 
 def best_groups(request: Request) -> GroupSplit:
@@ -189,12 +188,12 @@ def best_groups(request: Request) -> GroupSplit:
 
 
 def predict_brp(request: Request) -> tuple[GroupSplit | None, float]:
-    """Return the split, None where CUDA cores alone are as fast, and the seconds of one product."""
-    least = bound(request)  # which may count csr's pairs as well
-    alone = predict_csr(request)
+    """Return the split, None if CUDA cores alone are as fast, and the seconds of one product."""
+    least = bound(request)  # may count csr's pairs as well
+    alone = predict_rows(request)
     if least > MARGIN * alone:
         return None, alone
     split = best_groups(request)
-    if split.seconds > MARGIN * alone:  # so it is where no window keeps its groups
+    if split.seconds > MARGIN * alone:  # true if no window keeps its groups
         return None, alone
     return split, max(split.seconds, least_seconds(request))

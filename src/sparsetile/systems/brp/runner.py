@@ -1,7 +1,7 @@
 """Launches of ``spmm_brp``: A's tiles as slots, and entries outside tiles.
 
-With atomics (kernels/cuda/window_adds.cuh) C's rows in windows have no owner: what comes before and
-after their sums is done here, on the launch's stream.
+With atomics (kernels/cuda/windows/window_adds.cuh) rows of C in windows have no owner: the work
+before and after their sums is done here, on the launch's stream.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetile.engines.tiles.hybrid_runner import HybridRunner, Launch
 from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.kernels.brp import SPMM_BRP, brp_config, choose_brp_slabs
 from sparsetile.kernels.rstile import Slabs
-from sparsetile.systems.base import PLAIN, Epilogue, Tensors
-from sparsetile.systems.shared.bound import Prepared
-from sparsetile.systems.shared.geometry import Geometry
-from sparsetile.systems.shared.hybrid_runner import HybridRunner, Launch
+from sparsetile.launch.geometry import Geometry
+from sparsetile.launch.interface import PLAIN, Epilogue, Prepared, Tensors
 
 __all__ = ["BRPRunner"]
 
@@ -32,7 +31,7 @@ class BRPRunner(HybridRunner):
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
         self._fixed = int(meta["fixed"])
-        self._atomic = bool(meta.get("atomic", False))  # files of older plans have none
+        self._atomic = bool(meta.get("atomic", False))  # missing in older plan files
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         if values is None:
@@ -97,18 +96,18 @@ class BRPRunner(HybridRunner):
             self._begin(tensors["order"], out, epilogue)
         super()._multiply(launch, shape, batches, tensors, values, packed, out, epilogue)
         if self._atomic and epilogue.relu:
-            out.relu_()  # rows of no window have had theirs, which is the same twice
+            out.relu_()  # a second time for rows outside of windows, with no effect
 
     def _begin(self, order: Tensor, out: Tensor, epilogue: Epilogue) -> None:
-        """Write what windows add to: beta * C + bias. Other rows keep what they held, which they
-        read where beta is not 0."""
+        """Write beta * C + bias, to which windows add. Other rows are unchanged; their kernel reads
+        them if beta is not 0."""
         if epilogue.beta == 0.0 and epilogue.bias is None:
             out.zero_()
             return
         rows = order.long()
         if epilogue.beta != 0.0:
             begun = out.index_select(-2, rows).mul_(epilogue.beta)
-        else:  # C may hold anything, NaN too, or nothing that was ever written
+        else:  # C may be uninitialised and contain NaN
             begun = out.new_zeros((*out.shape[:-2], rows.numel(), out.shape[-1]))
         if epilogue.bias is not None:
             begun += epilogue.bias
@@ -122,7 +121,7 @@ class BRPRunner(HybridRunner):
         B: Tensor,
         epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
-        """Return the one launch of the base class; None with atomics, where C is zeroed first."""
+        """Return the launch of the base class; None with atomics, which need C zeroed first."""
         if self._atomic:
             return None
         return super().prepare_launches(tensors, values, packed, B, epilogue)

@@ -1,18 +1,17 @@
-"""``brp``: BRP-SpMM, groups of tiles that all hold the same number of entries, and other entries.
+"""``brp``: BRP-SpMM, groups of tiles with the same number of entries, and other entries.
 
 Parts: BRP (formats/brp.py) with f entries in each tile column and groups of g tiles; an adaptive
 choice of f, of g and of the windows that keep their groups (cost.py); the hybrid kernel of ``rsh``
-with slots in place of fragments (kernels/cuda/spmm_brp.cu). A window adds its groups in a fixed
-order, and its entries outside groups, so that its rows of C have one owner: deterministic. Where no
-window keeps its groups, which is so on all matrices that were measured, the product is that of
-``csr`` (docs/explanation/notes/brp.md).
+with slots in place of fragments (kernels/cuda/windows/spmm_brp.cu). A window adds its groups and
+its entries outside groups in a fixed order and owns its rows of C: deterministic. If no window
+keeps its groups, as on all matrices that were measured, the product is that of ``csr``
+(docs/explanation/notes/brp.md).
 
 ``ablation``: ``1x4`` and the like are f x g in every window that has a group and not too many
-entries outside, ``1x4`` being the paper's; ``mixed`` takes the adaptive choice even where CUDA
-cores alone are predicted faster. ``atomic`` is ``1x4`` with the paper's write-back, too: a warp
-takes one group and adds it to C by atomics, so that bits vary and ``deterministic=True`` refuses
-it. No plan takes it unasked: a caller who lets bits vary does not ask for that, and what it would
-gain was not measured yet.
+entries outside; the paper has ``1x4``. ``mixed`` takes the adaptive choice even if CUDA cores alone
+are predicted faster. ``atomic`` is ``1x4`` with the paper's write-back: a warp takes one group and
+adds it to C by atomics, so that bits vary and ``deterministic=True`` rejects it. Plans never choose
+it by themselves, and its gain was not measured yet.
 """
 
 from __future__ import annotations
@@ -23,15 +22,17 @@ from typing import Any
 from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule, WindowSchedule
+from sparsetile.engines.request import BuildTimer, BuiltSystem, Request
+from sparsetile.engines.rows.build import build_rows
+from sparsetile.engines.rows.cost import predict_rows
+from sparsetile.engines.rows.lengths import schedule_sizes, segment_length
+from sparsetile.engines.rows.runner import RowRunner
+from sparsetile.engines.runner import Runner
+from sparsetile.engines.tiles.hybrid_cost import long_windows, predict_hybrid, run_steps
 from sparsetile.formats.units import Units
 from sparsetile.kernels.rstile import ELEMENTS
-from sparsetile.systems.base import (
-    BuildTimer,
-    BuiltSystem,
-    Request,
-    Runner,
-    System,
-)
+from sparsetile.systems.base import System
+from sparsetile.systems.brp import DEVICES
 from sparsetile.systems.brp.cost import (
     CHOICES,
     best_groups,
@@ -41,14 +42,9 @@ from sparsetile.systems.brp.cost import (
 )
 from sparsetile.systems.brp.runner import BRPRunner
 from sparsetile.systems.brp.windows import windows_of
-from sparsetile.systems.csr.cost import predict_csr
-from sparsetile.systems.csr.rows import schedule_sizes, segment_length
-from sparsetile.systems.csr.system import CSRSystem
-from sparsetile.systems.registry import runner
-from sparsetile.systems.rsh.cost import long_windows, predict_rsh, run_steps
-from sparsetile.systems.shared.requirements import ampere_reasons, tile_reasons
+from sparsetile.systems.requirements import ampere_reasons, tile_reasons
 
-__all__ = ["BRPSystem"]
+__all__ = ["SYSTEM", "BRPSystem"]
 
 MIXED, ATOMIC = "mixed", "atomic"
 PAPER = CHOICES[0]
@@ -59,7 +55,7 @@ def _name(fixed: int, group: int) -> str:
 
 
 def _schedule(request: Request, units: Units, group: int) -> WindowSchedule:
-    """Return the items of windows: each group one where they are added by atomics."""
+    """Return the items of windows: one per group if they are added by atomics."""
     if request.ablation == ATOMIC:
         made = WindowSchedule.make(units, step=2, limit=group, run=group)
     else:
@@ -75,7 +71,7 @@ class BRPSystem(System):
 
     name = "brp"
     summary = "BRP-SpMM: equal groups on Tensor Cores, other entries on CUDA cores, for narrow B"
-    devices = ("cuda",)
+    devices = DEVICES
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_80 and newer"
@@ -84,20 +80,17 @@ class BRPSystem(System):
     counts_pairs = True
     kernels = ("spmm_brp", "spmm_csr")
     ablations = (MIXED, *(_name(*choice) for choice in CHOICES), ATOMIC)
-    # Small matrices would lead it to rows alone.
+    # Small matrices would only use rows.
     contract_ablations = (MIXED, "1x4", "2x2", "8x2", ATOMIC)
     varying = (ATOMIC,)
-
-    def __init__(self) -> None:
-        self._rows = CSRSystem()
 
     def further_reasons(self, request: Request) -> list[str]:
         return [*tile_reasons(request), *ampere_reasons(request)]
 
     def predict(self, request: Request) -> float:
-        # Entries are not sorted for a system that rsh beats at its best.
-        if bound(request) >= predict_rsh(request):
-            return predict_csr(request)
+        # Entries are not sorted for a system whose bound is above rsh's prediction.
+        if bound(request) >= predict_hybrid(request):
+            return predict_rows(request)
         return predict_brp(request)[1]
 
     def _split(self, request: Request) -> tuple[int, int, Tensor] | None:
@@ -114,12 +107,12 @@ class BRPSystem(System):
         built = None if split is None else self._build(request, *split)
         if built is not None:
             return built
-        built = self._rows.build(request.changed(ablation=None))
-        choices = {**built.choices, "split": "all rows on CUDA cores, as csr"}
-        return self.built(request, built.tensors, choices, built.seconds, rows_alone=built.recipe)
+        made = build_rows(request)
+        made.choices["split"] = "all rows on CUDA cores, as csr"
+        return self.built_by(request, made, rows_alone=True)
 
     def _build(self, request: Request, fixed: int, group: int, kept: Tensor) -> BuiltSystem | None:
-        """Build what the kernel of windows needs; None where no window keeps its groups."""
+        """Build the tensors of the windows' kernel; None if no window keeps its groups."""
         csr, timer = request.csr, BuildTimer(request)
         packed = windows_of(request).pack(fixed, group, kept)
         if packed is None:
@@ -141,11 +134,11 @@ class BRPSystem(System):
             },
             **rows.tensors(),
         }
-        held = tiles.slot_entries.numel()
+        grouped = tiles.slot_entries.numel()
         choices = {
             "format": f"BRP, f = {fixed}, g = {group}: {tiles.window_count} windows, "
             f"{tiles.tile_count // group} groups",
-            "split": f"{100 * held / csr.nnz:.1f} % of the entries in groups, "
+            "split": f"{100 * grouped / csr.nnz:.1f} % of the entries in groups, "
             f"{100 * tiles.rest_entries.numel() / csr.nnz:.1f} % beside them, "
             f"{tiles.other_rows.numel()} of {csr.shape[0]} rows on CUDA cores",
             "schedule": f"{windows.item_count} items of windows, {windows.shared_count} of them "
@@ -172,6 +165,7 @@ class BRPSystem(System):
         )
 
     def make_runner(self, meta: Mapping[str, Any]) -> Runner:
-        if "rows_alone" in meta:
-            return runner(str(meta["rows_alone"]))
-        return BRPRunner(meta)
+        return RowRunner(meta) if meta.get("rows_alone") else BRPRunner(meta)
+
+
+SYSTEM = BRPSystem()

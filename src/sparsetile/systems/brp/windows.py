@@ -1,10 +1,10 @@
-"""Windows of sixteen rows: the counts that f, g and windows are chosen by, and their packing.
+"""Windows of sixteen rows: the counts by which f, g and windows are chosen, and their packing.
 
-Two ways with the same results: tensor operations (formats/brp.py, formats/brp_windows.py), which
-say what they are, and the kernel ``pack_groups`` where A lies on a GPU. There a build of tensor
-operations is hundreds of small ones, and a dozen numbers that the host waits for; by the kernel it
-is one launch for the counts and three or four for the arrays, and the host waits for the counts and
-for the list of rows in no window.
+Two implementations with the same results: tensor operations (formats/brp.py,
+formats/brp_windows.py), the reference, and the kernel ``pack_groups`` if A is on a GPU. There
+tensor operations would be hundreds of small launches with a dozen host waits. The kernel takes one
+launch for the counts and three or four for the arrays; the host waits for the counts and for the
+list of rows in no window.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from sparsetile.engines.cost import SHORT_WINDOW
+from sparsetile.engines.request import Request
+from sparsetile.engines.tiles.hybrid_cost import counted, give_window_tiles, window_tiles
 from sparsetile.formats.brp import BRP, TILE_COLUMNS, WINDOW_ROWS, ColumnMajor, sort_windows
 from sparsetile.formats.brp_windows import BRPWindows
 from sparsetile.formats.units import HOST_UNITS, Units, row_units
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.groups import PACK_GROUPS, WINDOW_COUNTS, Stage
-from sparsetile.systems.base import Request
-from sparsetile.systems.rsh.cost import counted, give_window_tiles, window_tiles
-from sparsetile.systems.shared.cost import SHORT_WINDOW
-from sparsetile.systems.shared.staged import StagedKernel, building_on
+from sparsetile.launch.staged import StagedKernel, building_on, built_by_kernels
 
 __all__ = [
-    "KERNEL_DEVICES",
     "KernelWindows",
     "PackedWindows",
     "TensorWindows",
@@ -35,25 +34,23 @@ __all__ = [
     "windows_of",
 ]
 
-# Types of devices whose matrices the kernel takes.
-KERNEL_DEVICES = {"cuda"}
-# What it reads and has counted, whichever groups are chosen.
+# The kernel's inputs and counts, the same for all groups.
 _COUNTED = ("indptr", "columns", "order", "starts", "place", "rank", "mask", "counts")
-# What the kernel is told of each window once groups are chosen.
+# The kernel's numbers per window after groups are chosen.
 _PLAN = ("tiles", "tile_sums", "outside_sums", "kept_sums")
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWindows:
-    """What a build needs of the windows that keep their groups.
+    """The packed windows that keep their groups.
 
     Attributes
     ----------
     arrays : BRPWindows
     units : Units
-        Windows, their lists being tiles; on the host where they are few.
+        Windows, whose lists are tiles; on the host if they are few.
     others : Units
-        Rows in no window, the same.
+        Rows in no window, likewise.
     """
 
     arrays: BRPWindows
@@ -64,41 +61,41 @@ class PackedWindows:
 class Windows(ABC):
     """Counts of the windows of a matrix in one row order.
 
-    All are int64 [windows], on A's device or, where there are few windows, on the host.
+    All are int64 [windows], on A's device or, if there are few windows, on the host.
     """
 
     entries: Tensor
-    fresh: Tensor  # sums of ``Counts.delta`` over the rows (formats/partition.py)
+    fresh: Tensor  # sums of ``Counts.delta`` over the rows (formats/window_split.py)
     pairs: Tensor  # distinct columns
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._grouped: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     @abstractmethod
     def slices(self, fixed: int) -> Tensor:
         """Slices of ``fixed`` entries."""
 
-    def held(self, fixed: int, group: int) -> tuple[Tensor, Tensor]:
+    def grouped(self, fixed: int, group: int) -> tuple[Tensor, Tensor]:
         """Return the tiles of each window in whole groups, and its entries outside them."""
-        if (fixed, group) not in self._held:
+        if (fixed, group) not in self._grouped:
             tiles = self.slices(fixed) // (TILE_COLUMNS * group) * group
-            self._held[fixed, group] = tiles, self.entries - tiles * (TILE_COLUMNS * fixed)
-        return self._held[fixed, group]
+            self._grouped[fixed, group] = tiles, self.entries - tiles * (TILE_COLUMNS * fixed)
+        return self._grouped[fixed, group]
 
     @abstractmethod
     def pack(self, fixed: int, group: int, kept: Tensor) -> PackedWindows | None:
-        """Pack the windows that ``kept`` (bool, one each) marks, which all have a group; None
-        where it marks none."""
+        """Pack the windows marked by ``kept`` (bool, one each), which all have a group; None if
+        there are none."""
 
 
 def windows_of(request: Request) -> Windows:
     """Return the windows of a request's matrix, counted once."""
 
     def found() -> Windows:
-        if request.device.type not in KERNEL_DEVICES or not request.csr.nnz:
+        if not (request.csr.nnz and built_by_kernels(request.device)):
             return TensorWindows(request)
         made = KernelWindows(request.csr, request.permutation.perm)
-        # What predictions of other systems ask for comes with it.
+        # Predictions of other systems use these as well.
         tiles, short_pairs = torch.stack(
             [window_tiles(made.pairs), made.short_pairs.sum()]
         ).tolist()
@@ -118,7 +115,7 @@ def _by_window(of_rows: Tensor) -> Tensor:
 
 
 class TensorWindows(Windows):
-    """By tensor operations; entries are sorted when slices are asked for, not before."""
+    """By tensor operations; entries are sorted at the first call of ``slices``."""
 
     def __init__(self, request: Request) -> None:
         super().__init__()
@@ -195,7 +192,7 @@ class KernelWindows(Windows):
         return self._slices[fixed]
 
     def pack(self, fixed: int, group: int, kept: Tensor) -> PackedWindows | None:
-        counts = torch.stack([*self.held(fixed, group), torch.ones_like(self.entries)])
+        counts = torch.stack([*self.grouped(fixed, group), torch.ones_like(self.entries)])
         counts *= kept
         sums = torch.cumsum(counts, 1)
         ends = torch.cat([sums[:, -1], counts[2, -1:]]).tolist()
@@ -214,8 +211,8 @@ class KernelWindows(Windows):
     ) -> PackedWindows:
         """Write the arrays.
 
-        ``on_host`` has the last tile of each window where they are few; ``last`` is whether the
-        last window is kept, which may have fewer rows.
+        ``on_host`` has the last tile of each window if they are few; ``last`` is whether the last
+        window is kept, which may have fewer rows.
         """
         kernel, rows, nnz = self._kernel, self._csr.shape[0], self._csr.nnz
         inside = kept * WINDOW_ROWS - last * (-rows % WINDOW_ROWS)
@@ -226,7 +223,7 @@ class KernelWindows(Windows):
         window_rest = kernel.new("window_rest", kept + 1)
         other_rows = kernel.new("other_rows", 3, others, dtype=torch.int64)
         kernel.launch(Stage.ROWS, rows)
-        # The host waits for this one; what follows goes on while it makes schedules.
+        # The host waits for this list; the kernels below run while it makes schedules.
         listed = other_rows.cpu() if others <= HOST_UNITS else other_rows
         bundled = torch.zeros(others, dtype=torch.bool, device=listed.device)
         if fixed > 1:

@@ -1,10 +1,6 @@
-"""``cpu``: see system.py."""
+"""``cpu``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.cpu.system import CPUSystem
-from sparsetile.systems.registry import register
-
-__all__ = ["CPUSystem"]
-
-register(CPUSystem())
+DEVICES = ("cpu",)
+EXACT_ON = ("cpu",)

@@ -1,4 +1,4 @@
-"""What a product of ``cpu`` is predicted to take.
+"""The predicted time of a product of ``cpu``.
 
 A sparse product on CPU cores runs at about 0.15 of a dense one per flop, and a row costs a
 nanosecond beside its entries; development readings on a Xeon.
@@ -6,7 +6,7 @@ nanosecond beside its entries; development readings on a Xeon.
 
 from __future__ import annotations
 
-from sparsetile.systems.base import Request
+from sparsetile.engines.request import Request
 
 __all__ = ["predict_cpu"]
 

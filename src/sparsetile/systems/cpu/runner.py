@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Tensors
-from sparsetile.systems.shared.epilogue import apply_epilogue
+from sparsetile.engines.runner import ExactRunner
+from sparsetile.launch.epilogue import apply_epilogue
+from sparsetile.launch.interface import PLAIN, Bound, Epilogue, Tensors
 
 __all__ = ["CPURunner"]
 
@@ -16,7 +17,7 @@ def _batches(tensor: Tensor) -> Tensor:
 
 
 def _widened(tensor: Tensor) -> tuple[Tensor, torch.dtype]:
-    """Return a tensor in the type its products are added in, and that type."""
+    """Return a tensor in the type of its products' sums, and that type."""
     wide = torch.float32 if tensor.dtype.itemsize == 2 else tensor.dtype
     return tensor.to(wide), wide
 
@@ -105,3 +106,31 @@ class CPURunner(ExactRunner):
     ) -> None:
         if (only_if is None or bool(only_if)) and not bool(torch.isfinite(out).all()):
             self.spmm(tensors, values, None, B, out, epilogue)
+
+    def bind(self, tensors: Tensors, values: Tensor | None, packed: Tensors | None) -> Bound:
+        return _BoundCPU(self, tensors, values)
+
+
+class _BoundCPU:
+    """A product bound to a variant's tensors, which are checked once."""
+
+    def __init__(self, runner: CPURunner, tensors: Tensors, values: Tensor | None) -> None:
+        self._runner, self._tensors, self._values = runner, tensors, values
+
+    def __call__(self, B: Tensor, out: Tensor | None = None) -> Tensor:
+        from sparsetile.kernels.cpu import api
+
+        indptr, columns, bounds = _rows(self._tensors)
+        if out is None:
+            out = api.empty_output(self._runner.rows, B.shape[1], B.dtype)
+        api.add_products(indptr, columns, self._values, B, out, 1.0, 0.0, bounds, False)
+        return out
+
+    def fused(self, B: Tensor, bias: Tensor | None, alpha: float, mean: bool, relu: bool) -> Tensor:
+        """Return relu(alpha · A·B + bias), or of the mean of each row's entries."""
+        if bias is not None:
+            bias = bias.to(torch.float64 if B.dtype is torch.float64 else torch.float32)
+        out = self._runner.new_output(B, B.dtype)
+        epilogue = Epilogue(alpha=alpha, mean=mean, bias=bias, relu=relu)
+        self._runner.spmm(self._tensors, self._values, None, B, out, epilogue)
+        return out

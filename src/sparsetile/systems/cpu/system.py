@@ -1,4 +1,4 @@
-"""``cpu``: numba kernels on the host. What runs where there is no GPU, with the same API."""
+"""``cpu``: numba kernels on the host, for machines without a GPU, with the same API."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsetile.balance import RowChunks
+from sparsetile.engines.request import BuildTimer, BuiltSystem, Request
 from sparsetile.formats import Rows
 from sparsetile.intake.csr import VALUE_DTYPES
-from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System
+from sparsetile.systems.base import System
+from sparsetile.systems.cpu import DEVICES, EXACT_ON
 from sparsetile.systems.cpu.cost import predict_cpu
 from sparsetile.systems.cpu.runner import CPURunner
 
-__all__ = ["CPUSystem"]
+__all__ = ["SYSTEM", "CPUSystem"]
 
-# Chunks of rows: many more than cores, so that a slow chunk is made up for by the others.
+# Chunks of rows: many more than cores, to balance slow chunks.
 CHUNKS = 64
 
 
@@ -23,10 +25,10 @@ class CPUSystem(System):
 
     name = "cpu"
     summary = "numba on the host's cores"
-    devices = ("cpu",)
+    devices = DEVICES
     dtypes = VALUE_DTYPES
     deterministic = True
-    exact_on = ("cpu",)
+    exact_on = EXACT_ON
 
     def predict(self, request: Request) -> float:
         return predict_cpu(request)
@@ -45,3 +47,6 @@ class CPUSystem(System):
 
     def make_runner(self, meta: Mapping[str, Any]) -> CPURunner:
         return CPURunner(meta)
+
+
+SYSTEM = CPUSystem()

@@ -1,10 +1,6 @@
-"""``csr``: see system.py."""
+"""``csr``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.csr.system import CSRSystem
-from sparsetile.systems.registry import register
-
-__all__ = ["CSRSystem"]
-
-register(CSRSystem())
+DEVICES = ("cuda",)
+EXACT_ON = ("cuda",)

@@ -1,10 +1,5 @@
-"""``cusparse``: see system.py."""
+"""``cusparse``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.cusparse.system import CuSparseSystem
-from sparsetile.systems.registry import register
-
-__all__ = ["CuSparseSystem"]
-
-register(CuSparseSystem())
+DEVICES = ("cuda",)

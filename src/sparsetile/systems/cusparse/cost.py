@@ -1,13 +1,13 @@
-"""What a product of ``cusparse`` is predicted to take.
+"""The predicted time of a product of ``cusparse``.
 
 The larger of gathers through L2 and everything once through DRAM, at 0.40 of both ceilings: the
-share that cuSPARSE's best algorithm reaches in H200 records of the core matrices, in the mean.
+mean share of cuSPARSE's best algorithm in H200 records of the core matrices.
 """
 
 from __future__ import annotations
 
-from sparsetile.systems.base import Request
-from sparsetile.systems.shared.cost import a_bytes, rows_once
+from sparsetile.engines.cost import a_bytes, rows_once
+from sparsetile.engines.request import Request
 
 __all__ = ["predict_cusparse"]
 

@@ -1,4 +1,4 @@
-"""``cusparse``: NVIDIA's library through torch's CSR tensors. The fallback and the yardstick."""
+"""``cusparse``: NVIDIA's library through torch's CSR tensors. The fallback and baseline."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.systems.base import (
-    PLAIN,
-    BuildTimer,
-    BuiltSystem,
-    Epilogue,
-    Request,
-    Runner,
-    System,
-    Tensors,
-)
+from sparsetile.engines.library import without_autocast
+from sparsetile.engines.request import BuildTimer, BuiltSystem, Request
+from sparsetile.engines.runner import Runner
+from sparsetile.launch.epilogue import apply_epilogue
+from sparsetile.launch.interface import PLAIN, Epilogue, Tensors
+from sparsetile.systems.base import System
+from sparsetile.systems.cusparse import DEVICES
 from sparsetile.systems.cusparse.cost import predict_cusparse
-from sparsetile.systems.shared.epilogue import apply_epilogue
-from sparsetile.systems.shared.library import without_autocast
 
-__all__ = ["CuSparseSystem"]
+__all__ = ["SYSTEM", "CuSparseSystem"]
 
 
 class CuSparseRunner(Runner):
-    """Packed ``values``: ones that stand for a pattern's; empty where A has values."""
+    """Packed ``values``: ones for a pattern; empty if A has values."""
 
     packed_names = ("values",)
 
@@ -65,13 +60,13 @@ class CuSparseRunner(Runner):
 class CuSparseSystem(System):
     """torch.sparse CSR on CUDA.
 
-    Not for 16-bit types: cuSPARSE rounds their partial sums to 16 bits, which breaks the promise
-    of FP32 accumulation (seen on an H200: errors of 100 times the bound).
+    16-bit types are not supported: cuSPARSE rounds their partial sums to 16 bits, which breaks the
+    guarantee of FP32 accumulation (on an H200: errors of 100 times the bound).
     """
 
     name = "cusparse"
     summary = "cuSPARSE through torch.sparse CSR"
-    devices = ("cuda",)
+    devices = DEVICES
     dtypes = (torch.float32, torch.float64)
     deterministic = False
 
@@ -96,3 +91,6 @@ class CuSparseSystem(System):
 
     def make_runner(self, meta: Mapping[str, Any]) -> CuSparseRunner:
         return CuSparseRunner(meta)
+
+
+SYSTEM = CuSparseSystem()

@@ -1,10 +1,5 @@
-"""``dense``: see system.py."""
+"""``dense``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.dense.system import DenseSystem
-from sparsetile.systems.registry import register
-
-__all__ = ["DenseSystem"]
-
-register(DenseSystem())
+DEVICES = ("cuda", "cpu")

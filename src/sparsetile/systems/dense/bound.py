@@ -1,9 +1,9 @@
 """B -> C of one plan by cuBLAS with little host time.
 
-Parts of A, and the launch that repairs, are made once for each kind of B. Asked afresh for every
-product they took the host 142 us of 4267 x 4267 times 256 columns, whose kernels take 46.
+Parts of A and the repair launch are made once for each kind of B. Made for every product they took
+142 us of host time for 4267 x 4267 times 256 columns, whose kernels take 46.
 
-Only torch's variants with ``out=`` are called: autocast leaves those alone, and turning it off
+Only torch's variants with ``out=`` are called: autocast does not change those, and disabling it
 around a product costs tens of microseconds.
 """
 
@@ -17,30 +17,34 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.streams import record_stream
-from sparsetile.jit.loader import current_device, current_stream_handle, on_device
-from sparsetile.systems.base import Epilogue, ExactRunner, Runner, Tensors, part
-from sparsetile.systems.shared.cuda_context import ensure_cuda_context
-from sparsetile.systems.shared.geometry import reachable, within_reach
-from sparsetile.systems.shared.library import adds_in_float16
+from sparsetile.engines.library import adds_in_float16
+from sparsetile.engines.request import part
+from sparsetile.engines.runner import ExactRunner, Runner
+from sparsetile.jit.loader import (
+    current_device,
+    current_stream_handle,
+    ensure_cuda_context,
+    on_device,
+)
+from sparsetile.launch.geometry import reachable, within_reach
+from sparsetile.launch.interface import Epilogue, Tensors
+from sparsetile.launch.kept import KeptLaunches, Kind, kind_of
 
 __all__ = ["BoundDense"]
-
-# Launches kept for a product, of all widths, strides and alignments.
-_KEPT = 256
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What products with one kind of B have in common.
+    """Shared by products with one kind of B.
 
     Attributes
     ----------
     repairs : sequence of callable
-        Launches that look at C; they take a stream and the addresses of B and C.
+        Launches that repair C; they take a stream and the addresses of B and C.
     sums : torch.dtype
-        Of C before it is rounded.
+        Type of C before it is rounded.
     out_dtype : dict
-        The same as an argument of torch's products, where it is not B's type.
+        The same as an argument of torch's products, if it is not B's type.
     """
 
     repairs: Sequence[Callable[..., None]]
@@ -49,12 +53,12 @@ class _Kind:
 
 
 class BoundDense:
-    """A product bound to a plan's tensors. What it does not take goes the general way.
+    """A product bound to a plan's tensors. Unsupported operands go through the runner's ``spmm``.
 
     Parameters
     ----------
     whole : int
-        Columns of A that are multiplied after the others; 0 where all are multiplied at once.
+        Columns of A that are multiplied after the others; 0 if all are multiplied at once.
     """
 
     def __init__(
@@ -74,14 +78,16 @@ class BoundDense:
         self._A = A = packed["A"]
         self._first, self._last = A[:, :whole], A[:, whole:]
         self._device = A.device.index
-        self._kinds: dict[tuple[Any, ...], _Kind | None] = {}
-        self._streams: set[int] = set()  # that products were launched on
+        self._kinds = KeptLaunches[Kind, _Kind | None]()
+        self._streams: set[int] = set()  # streams of earlier launches
 
-    def __call__(self, B: Tensor) -> Tensor:
+    def __call__(self, B: Tensor, out: Tensor | None = None) -> Tensor:
         kind = self._kind(B)
         if kind is None:
-            return self._general(B, Epilogue())
-        C = self._product(B, kind)
+            return self._general(B, Epilogue(), out)
+        if out is not None and kind.sums is not B.dtype:
+            return out.copy_(self._product(B, kind))
+        C = self._product(B, kind, out)
         return C if C.dtype is B.dtype else C.to(B.dtype)
 
     def fused(self, B: Tensor, bias: Tensor | None, alpha: float, mean: bool, relu: bool) -> Tensor:
@@ -100,10 +106,11 @@ class BoundDense:
             C.relu_()
         return C if C.dtype is B.dtype else C.to(B.dtype)
 
-    def _product(self, B: Tensor, kind: _Kind) -> Tensor:
+    def _product(self, B: Tensor, kind: _Kind, C: Tensor | None = None) -> Tensor:
         """Return A·B in the type of its sums, repaired."""
         self._note_stream()
-        C = B.new_empty((self._rows, B.shape[1]), dtype=kind.sums)
+        if C is None:
+            C = B.new_empty((self._rows, B.shape[1]), dtype=kind.sums)
         whole = self._whole
         if whole:
             torch.mm(self._last, B[whole:], out=C, **kind.out_dtype)
@@ -120,7 +127,7 @@ class BoundDense:
         return C
 
     def _note_stream(self) -> None:
-        """Keep the tensors' memory from other work until the current stream has read it."""
+        """Keep the tensors' memory from being reused until the current stream has read it."""
         stream = current_stream_handle(self._device)
         if stream not in self._streams:
             parts = (*self._tensors.values(), self._values, *self._packed.values())
@@ -133,16 +140,16 @@ class BoundDense:
             launch(stream, B.data_ptr(), C.data_ptr())
 
     def _kind(self, B: Tensor) -> _Kind | None:
-        """Return what products with matrices like B share; None where they go the general way."""
+        """Return the shared parts of products with matrices like B; None if unsupported."""
         if B.dtype is torch.float16 and adds_in_float16(B.dtype):
             return None
-        key = (B.shape, B.stride(), B.data_ptr() & 15)
+        key = kind_of(B, B.data_ptr())
         try:
             return self._kinds[key]
         except KeyError:
             return self._prepare(key, B)
 
-    def _prepare(self, key: tuple[Any, ...], B: Tensor) -> _Kind | None:
+    def _prepare(self, key: Kind, B: Tensor) -> _Kind | None:
         kind = None
         if 0 not in (*B.shape, *self._A.shape) and within_reach(B):
             sums = torch.float32 if B.dtype.itemsize == 2 else B.dtype
@@ -152,13 +159,10 @@ class BoundDense:
             if launches is not None:
                 out_dtype: dict[str, Any] = {} if sums is B.dtype else {"out_dtype": sums}
                 kind = _Kind([each.launch for each in launches], sums, out_dtype)
-        if len(self._kinds) >= _KEPT:
-            self._kinds.clear()  # in one step: another thread may be looking
-        self._kinds[key] = kind
-        return kind
+        return self._kinds.keep(key, kind)
 
-    def _general(self, B: Tensor, epilogue: Epilogue) -> Tensor:
-        out = B.new_empty(self._rows, B.shape[1])
+    def _general(self, B: Tensor, epilogue: Epilogue, out: Tensor | None = None) -> Tensor:
+        out = B.new_empty(self._rows, B.shape[1]) if out is None else out
         if B.shape[1]:
             self._note_stream()
             self._runner.spmm(

@@ -1,41 +1,40 @@
-"""What a product of ``dense`` is predicted to take.
+"""The predicted time of a product of ``dense``.
 
-On a GPU: a few launches, then the larger of flops and bytes, then passes over C (the repair looks
-at it; of 16-bit operands it is made in float32 and rounded). Fitted to 142 products of 98 matrices
-on an H200 in TF32 and float16, where rows of A and B are multiples of 16 bytes: 13 % from the
-measured time on average, at worst 36 % below. Where A's are not, a second product has its last
-columns. Where rows of B do not begin so, cuBLAS has slower
-kernels: about 95 TFLOP/s in either type.
+On a GPU: a few launches, then the larger of flops and bytes, then passes over C (the repair reads
+it; with 16-bit operands it is made in float32 and rounded). Fitted to 142 products of 98 matrices
+on an H200 in TF32 and float16, with rows of A and B that are multiples of 16 bytes: on average 13 %
+off the measured time, at worst 36 % below. If A's are not, a second product has its last columns.
+If rows of B are not aligned, cuBLAS uses slower kernels: about 95 TFLOP/s in both types.
 """
 
 from __future__ import annotations
 
 import torch
 
-from sparsetile.systems.base import Request
-from sparsetile.systems.shared.geometry import ACCESS_BYTES
+from sparsetile.engines.request import Request
+from sparsetile.launch.geometry import ACCESS_BYTES
 
 __all__ = ["predict_dense"]
 
-# Launches that a product costs, in times of one.
+# Launches of a product, in multiples of one launch's time.
 _LAUNCHES = 2.0
-# What cuBLAS reaches of both ceilings.
+# Share of both ceilings that cuBLAS reaches.
 _FLOPS_SHARE, _BYTES_SHARE = 1.05, 0.85
-# The same where rows of B are not aligned.
+# The same if rows of B are not aligned.
 _UNALIGNED_SHARE = 0.24
-# A block of threads computes a tile of C with this many rows and columns. Few tiles leave SMs idle,
+# A thread block computes a tile of C with this many rows and columns. Few tiles leave SMs idle,
 # less so because cuBLAS then splits sums.
 _TILE = 128
 _FEWEST = 0.7
-# Bytes are short of their ceiling where tiles are very few (36 x 87482 times 128 columns: one).
+# Bytes stay below their ceiling if tiles are very few (36 x 87482 times 128 columns: one).
 _FEWEST_BYTES, _TILES_FOR_BYTES = 0.7, 16
-# Bytes that passes over C move, of one element.
+# Bytes per element that passes over C move.
 _PASS_BYTES = 12
-# The same of a sum that is written and read once more.
+# The same for a sum that is written and read once more.
 _PART_BYTES = 8
-# Plain FP32 and FP64 units have about 50 TFLOP/s where TF32 has 390.
+# Plain FP32 and FP64 units reach about 50 TFLOP/s, TF32 390.
 _PLAIN_UNITS = 0.13
-# Of both ceilings on a CPU.
+# Share of both ceilings on a CPU.
 _CPU_SHARE = 0.55
 
 

@@ -1,7 +1,7 @@
-"""torch.matmul on A written out, then the repair of what is not finite.
+"""torch.matmul on a dense copy of A, then the repair of non-finite elements.
 
 Products of 16-bit matrices are made in float32 and rounded once: on a GPU because torch lets cuBLAS
-add them up in 16 bits, elsewhere where something happens to a sum before it is stored.
+add them up in 16 bits, on a host if an epilogue follows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.systems.base import PLAIN, Epilogue, ExactRunner, Runner, Tensors, part
+from sparsetile.engines.library import adds_in_float16, float32_product, without_autocast
+from sparsetile.engines.request import part
+from sparsetile.engines.runner import ExactRunner, Runner
+from sparsetile.launch.epilogue import apply_epilogue
+from sparsetile.launch.geometry import ACCESS_BYTES
+from sparsetile.launch.interface import PLAIN, Epilogue, Tensors
 from sparsetile.systems.dense.bound import BoundDense
-from sparsetile.systems.shared.epilogue import apply_epilogue
-from sparsetile.systems.shared.geometry import ACCESS_BYTES
-from sparsetile.systems.shared.library import adds_in_float16, float32_product, without_autocast
 
 __all__ = ["DenseRunner"]
 
@@ -72,7 +74,7 @@ class DenseRunner(Runner):
         return self.cols - self.cols % (ACCESS_BYTES // dtype.itemsize)
 
     def _in_place(self, B: Tensor, epilogue: Epilogue) -> bool:
-        """Whether torch's product is the result."""
+        """Whether torch's product is already the result."""
         return B.device.type == "cpu" and epilogue.plain
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
@@ -97,12 +99,12 @@ def _takes_two_parts(A: Tensor, B: Tensor) -> bool:
 def _in_two_parts(A: Tensor, B: Tensor, whole: int, target: Tensor | None) -> Tensor:
     """Return A·B for columns of A that are no multiple of 16 bytes: those past ``whole`` first.
 
-    cuBLAS has its fast kernels only where that side of the product is one, whether or not rows of
-    A begin so: 4267 x 4267 times 512 columns takes 184 us in float16 and 203 in TF32, 4264 of them
-    28 and 73. Sums are float32 and begin with the few columns' ones.
+    cuBLAS uses its fast kernels only if that side of the product is one, however rows of A are
+    aligned: 4267 x 4267 times 512 columns takes 184 us in float16 and 203 in TF32, 4264 of them
+    28 and 73. Sums are float32 and begin with those of the few columns.
     """
     wide = B.dtype.itemsize == 2
-    # cuBLAS refuses one row whose elements lie as a column's do.
+    # cuBLAS rejects one row whose elements are strided like a column's.
     if target is not None and target.shape[-2] == 1 and target.stride(-2) < target.shape[-1]:
         target = None
     if target is None or (wide and target.dtype is not torch.float32):

@@ -1,7 +1,7 @@
-"""``dense``: A written out in full and multiplied by torch (cuBLAS on a GPU).
+"""``dense``: a dense copy of A, multiplied by torch (cuBLAS on a GPU).
 
-The right choice when A is hardly sparse. The zeros it invents may meet an Inf or NaN of B; such
-elements of C are computed again from A's entries alone (:meth:`ExactRunner.repair`).
+The right choice if A is hardly sparse. Its explicit zeros may meet an Inf or NaN of B; such
+elements of C are recomputed only from A's entries (:meth:`ExactRunner.repair`).
 """
 
 from __future__ import annotations
@@ -11,28 +11,30 @@ from typing import Any
 
 import torch
 
-from sparsetile.systems.base import BuiltSystem, Request, System, prefixed
+from sparsetile.engines.request import BuiltSystem, Request, prefixed
+from sparsetile.systems.base import System
+from sparsetile.systems.dense import DEVICES
 from sparsetile.systems.dense.cost import predict_dense
 from sparsetile.systems.dense.runner import DenseRunner
 from sparsetile.systems.registry import exact_runner, exact_system
 
-__all__ = ["DenseSystem"]
+__all__ = ["SYSTEM", "DenseSystem"]
 
-# The dense copy of A may not take more than this share of the memory that is free.
+# The dense copy of A may take at most this share of the free memory.
 MEMORY_SHARE = 0.25
 CPU_LIMIT_BYTES = 2 * 1024**3
 
 
 class DenseSystem(System):
-    """torch.matmul on A written out."""
+    """torch.matmul on a dense copy of A."""
 
     name = "dense"
     summary = "A written out in full, torch.matmul"
-    devices = ("cuda", "cpu")
+    devices = DEVICES
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     deterministic = True
     kernels = ("spmm_csr",)  # repairs
-    follows_tf32 = True  # cuBLAS rounds float32 operands where torch allows it
+    follows_tf32 = True  # cuBLAS rounds float32 operands if torch allows it
 
     def further_reasons(self, request: Request) -> list[str]:
         rows, cols = request.csr.shape
@@ -58,3 +60,6 @@ class DenseSystem(System):
 
     def make_runner(self, meta: Mapping[str, Any]) -> DenseRunner:
         return DenseRunner(meta, exact_runner(str(meta["exact"]), self.name))
+
+
+SYSTEM = DenseSystem()

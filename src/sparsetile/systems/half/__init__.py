@@ -1,10 +1,5 @@
-"""``half``: rows on CUDA cores through a copy of B in 16 bits."""
+"""``half``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.half.system import HalfSystem
-from sparsetile.systems.registry import register
-
-__all__ = ["HalfSystem"]
-
-register(HalfSystem())
+DEVICES = ("cuda",)

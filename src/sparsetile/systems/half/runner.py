@@ -1,7 +1,7 @@
-"""Two launches a product: ``half_rows`` copies B, ``spmm_half`` gathers from the copy.
+"""Two launches per product: ``half_rows`` copies B, ``spmm_half`` gathers from the copy.
 
-Rows of A are scheduled as ``csr`` schedules them for operands of 16 bits. The copy is allocated for
-each product, on its stream, and goes back to torch's pool with it.
+Rows of A are scheduled as in ``csr`` for operands of 16 bits. The copy is allocated for each
+product, on its stream, and returns to torch's pool with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.device import machine
-from sparsetile.jit.loader import PreparedLaunch, current_stream_handle, on_device
+from sparsetile.engines.rows.runner import RowRunner
+from sparsetile.engines.rows.work import Launch
+from sparsetile.engines.runner import Runner
+from sparsetile.jit.loader import (
+    PreparedLaunch,
+    current_stream_handle,
+    device_index,
+    ensure_cuda_context,
+    on_device,
+)
 from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import THREADS, choose_bundle_tile, choose_tile, vector_width
 from sparsetile.kernels.half import (
@@ -27,34 +36,31 @@ from sparsetile.kernels.half import (
     copy_pitch,
     half_config,
 )
-from sparsetile.systems.base import PLAIN, Epilogue, Runner, Tensors, part
-from sparsetile.systems.csr.runner import CSRRunner, Launch
-from sparsetile.systems.registry import exact_runner
-from sparsetile.systems.shared.bound import BoundProduct, Prepared
-from sparsetile.systems.shared.cuda_context import device_index, ensure_cuda_context
-from sparsetile.systems.shared.geometry import stride_params
+from sparsetile.launch.bound import BoundProduct
+from sparsetile.launch.geometry import stride_params
+from sparsetile.launch.interface import PLAIN, Epilogue, Prepared, Tensors
 
 __all__ = ["HalfRunner"]
 
-# Values of a bundle outside of these, times rows of B that the copy takes, might leave float32:
-# then no row is gathered from the copy. Of single rows the kernel looks at each entry.
+# Values of a bundle outside of these, times rows of B in the copy, might overflow float32: then no
+# row is gathered from the copy. For single rows the kernel checks each entry.
 LARGEST, SMALLEST = 2.0**80, 2.0**-80
-# Bytes of a copy; a larger B is copied and multiplied in parts of its columns.
+# Most bytes of a copy; a larger B is copied and multiplied in parts of its columns.
 MOST_COPIED = 2**32
-_SCALES_AT = 256  # bytes that the scales' place is a multiple of
-# Addresses that a product brings beside those of B and C.
+_SCALES_AT = 256  # alignment of the scales in bytes
+# Addresses that a product has beside those of B and C.
 _PLACES = ("copy", "scales", "partials", "arrivals")
 
 
 class _Launches:
-    """Both launches of a product, prepared, with memory that each product looks up."""
+    """Both launches of a product, prepared; each product looks up its memory."""
 
     def __init__(
         self, steps: Sequence[PreparedLaunch], device: int, sizes: tuple[int, int, int, int]
     ) -> None:
         self._steps = [step.launch_with for step in steps]
         self._device = device
-        self._place = torch.device("cuda", device)  # its name would be read for each product
+        self._place = torch.device("cuda", device)  # parsing its name per product costs time
         self._sizes = sizes
 
     def launch(self, stream: int, *values: Any) -> None:
@@ -72,27 +78,24 @@ class _Launches:
 
 class HalfRunner(Runner):
     """Packed if rows are bundled: ``values``, those of ``csr``'s bundles; ``unfit`` [1], whether
-    some of A's are too large or small for the copy."""
+    some of A's values are too large or small for the copy."""
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
-        rows = exact_runner(str(meta["recipe"]), "half")
-        assert isinstance(rows, CSRRunner)
-        self._rows = rows
-        self._work = rows.plain if rows.mixed is None else rows.mixed  # what products walk
+        rows = self._rows = RowRunner(meta)
+        self._work = rows.plain if rows.mixed is None else rows.mixed  # schedule of products
         self.packed_names = ("values", "unfit") if self._work.bundled else ()
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         if not self._work.bundled:
             return {}
-        rows = part("rows", tensors)
-        unfit = torch.zeros(1, dtype=torch.int32, device=rows["indptr"].device)
+        unfit = torch.zeros(1, dtype=torch.int32, device=tensors["indptr"].device)
         if values is not None and values.numel():
             sizes = values.abs()
             wide = (sizes > LARGEST) | ((sizes < SMALLEST) & (sizes > 0))
             unfit = (wide & torch.isfinite(sizes)).any().to(torch.int32).reshape(1)
-        return {"values": self._rows.pack(rows, values, dtype)["values"], "unfit": unfit}
+        return {"values": self._rows.pack(tensors, values, dtype)["values"], "unfit": unfit}
 
     def _launch_for(self, n: int, vector: int, weighted: bool, device: int) -> Launch:
         key = (n, vector, weighted, device)
@@ -119,14 +122,14 @@ class HalfRunner(Runner):
             HALF_ROWS.load(copy_config(n, vector_width(torch.float32, n)), number)
 
     def _sizes(self, launch: Launch, n: int) -> tuple[int, int, int, int]:
-        """Bytes of the copy and its scales, where these begin, bytes of partial sums, counters."""
+        """Bytes of the copy and its scales, offset of the scales, scratch bytes, counters."""
         scales = -(-self.cols * copy_pitch(n) * COPY_DTYPE.itemsize // _SCALES_AT) * _SCALES_AT
         slots = launch.slabs * launch.work.slots
         partials = slots * launch.partial_bytes(COPY_DTYPE, False)
         return scales + 4 * self.cols, scales, partials, launch.slabs * launch.work.nodes
 
     def _in_parts(self, launch: Launch, n: int) -> bool:
-        """Whether one launch, or one copy, cannot have all columns."""
+        """Whether all columns are too many for one launch or one copy."""
         return launch.too_wide or self._sizes(launch, n)[0] > MOST_COPIED
 
     def _params(
@@ -139,10 +142,9 @@ class HalfRunner(Runner):
         n: int,
         strides: tuple[int, int],
     ) -> dict[str, Any]:
-        """Parameters without addresses of B, C, the copy and scratch memory. ``strides``: bytes of
-        rows of B, elements of rows of C."""
-        rows = part("rows", tensors)
-        found = self._rows.params(launch, rows, values, packed, "sum", epilogue)
+        """Parameters without addresses of B, C, the copy and scratch memory. ``strides``: row
+        strides of B in bytes and of C in elements."""
+        found = self._rows.params(launch, tensors, values, packed, "sum", epilogue)
         del found["heads"]
         pitch = copy_pitch(n)
         return {
@@ -223,12 +225,12 @@ class HalfRunner(Runner):
         B: Tensor,
         epilogue: Epilogue = PLAIN,
     ) -> Sequence[Prepared] | None:
-        """Return both launches of B -> C, plain matrices; None where a grid is too small."""
+        """Return both launches of B -> C, plain matrices; None if a grid is too small."""
         if not self._rows.plain.items:
             return ()
         if not self.cols or (packed is None and self._work.bundled):
             return None
-        n, device = B.shape[1], tensors["rows.indptr"].device.index
+        n, device = B.shape[1], tensors["indptr"].device.index
         launch = self._launch_for(n, vector_width(COPY_DTYPE, n), values is not None, device)
         if self._in_parts(launch, n):
             return None

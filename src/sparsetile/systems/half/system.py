@@ -1,18 +1,18 @@
 """``half``: float32 products on CUDA cores that gather a copy of B in 16 bits.
 
-Most products of graphs wait for rows of B to come from L2. Where torch allows TF32, B may be
-rounded to eleven significant bits, and float16 holds as many: each product first writes B out in
+Most products of graphs are bound by gathers of rows of B from L2. If torch allows TF32, B may be
+rounded to eleven significant bits, and float16 has as many. So each product first copies B to
 float16, each row times a power of two that brings it into float16's range, and then gathers half
 the bytes. A's values and all sums are float32. Rows that do not fit such a copy (elements further
-apart than 2^28, or very large or small ones) are gathered as they are, and so are rows for entries
-of A that are themselves very large or small.
+apart than 2^28, or very large or small ones) are gathered from B itself, and so are rows for
+entries of A that are very large or small.
 
-Which rows fit is known to the GPU alone, after B was copied. The host does not ask: an answer that
-comes late would make bits depend on when it came, because ``csr`` does not round B. So a product
-whose rows do not fit stays here. It reads them as ``csr`` does, by whole accesses, and does not
-gather the copy as well, except in each row's first chunk; the copy is what it has made in vain.
+Only the GPU knows which rows fit, after the copy. The host does not wait for it, and the bits must
+not depend on timing, because ``csr`` does not round B. So a product whose rows do not fit also
+runs here. It reads them like ``csr``, by whole accesses, and gathers the copy only for each row's
+first chunk; the copy was then made in vain.
 
-It pays where rows of B are used several times: from about ten entries a row of B on.
+It pays if rows of B are used several times: from about ten entries per row of B.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from typing import Any
 
 import torch
 
+from sparsetile.engines.request import BuiltSystem, Request
+from sparsetile.engines.rows.build import build_rows
 from sparsetile.kernels.half import COPY_DTYPE
-from sparsetile.systems.base import BuiltSystem, Request, System, prefixed
+from sparsetile.systems.base import System
+from sparsetile.systems.half import DEVICES
 from sparsetile.systems.half.cost import predict_half
 from sparsetile.systems.half.runner import HalfRunner
-from sparsetile.systems.registry import SYSTEMS
-from sparsetile.systems.shared.requirements import tile_reasons
+from sparsetile.systems.requirements import tile_reasons
 
-__all__ = ["HalfSystem"]
+__all__ = ["SYSTEM", "HalfSystem"]
 
 
 class HalfSystem(System):
@@ -37,13 +39,13 @@ class HalfSystem(System):
 
     name = "half"
     summary = "CUDA cores on rows, gathering a copy of B in 16 bits"
-    devices = ("cuda",)
+    devices = DEVICES
     dtypes = (torch.float32,)
     deterministic = True
     architectures = "sm_80 and newer"
     ordered = True
     rounds_to_tf32 = True
-    casts_to_exact = True  # in 16 bits there is nothing to copy
+    casts_to_exact = True  # in 16 bits no copy is needed
     kernels = ("half_rows", "spmm_half")
 
     def further_reasons(self, request: Request) -> list[str]:
@@ -53,11 +55,13 @@ class HalfSystem(System):
         return predict_half(request)
 
     def build(self, request: Request) -> BuiltSystem:
-        """Build the rows as ``csr`` does for operands of 16 bits."""
-        rows = SYSTEMS["csr"].build(request.changed(dtype=COPY_DTYPE, ablation=None))
-        choices = {**rows.choices, "copy of B": "float16, each row times a power of two"}
-        tensors = prefixed("rows", rows.tensors)
-        return self.built(request, tensors, choices, rows.seconds, recipe=rows.recipe)
+        """Build the rows like ``csr`` for operands of 16 bits."""
+        made = build_rows(request.changed(dtype=COPY_DTYPE))
+        made.choices["copy of B"] = "float16, each row times a power of two"
+        return self.built_by(request, made)
 
     def make_runner(self, meta: Mapping[str, Any]) -> HalfRunner:
         return HalfRunner(meta)
+
+
+SYSTEM = HalfSystem()

@@ -1,10 +1,5 @@
-"""``rsh``: see system.py."""
+"""``rsh``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.registry import register
-from sparsetile.systems.rsh.system import RSHSystem
-
-__all__ = ["RSHSystem"]
-
-register(RSHSystem())
+DEVICES = ("cuda",)

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetile.engines.tiles.hybrid_runner import HybridRunner
 from sparsetile.formats.fragments import fragment_elements, fragment_places
 from sparsetile.formats.values import round_tf32
 from sparsetile.jit import LoadedKernel
 from sparsetile.kernels.rstile import SPMM_RSTILE, Slabs, choose_slabs, rstile_config
-from sparsetile.systems.base import Tensors
-from sparsetile.systems.shared.hybrid_runner import HybridRunner
+from sparsetile.launch.interface import Tensors
 
 __all__ = ["RSHRunner"]
 

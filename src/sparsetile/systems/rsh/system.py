@@ -1,15 +1,14 @@
-"""``rsh``: RSH-SpMM, tiles where rows share columns and CUDA cores where they do not.
+"""``rsh``: RSH-SpMM, tiles for rows that share columns and CUDA cores for the others.
 
-Parts: RS-Tile (formats/rstile.py) with windows of sixteen rows that begin at any row; the row-level
-partition (formats/partition.py), by cost or by the paper's thresholds; one kernel with two kinds of
-thread blocks (kernels/cuda/spmm_rstile.cu), which write disjoint rows of C. The warps of a block
-share a long window; one of very many tiles is cut (balance/windows.py). Where no window pays, the
-product is that of ``csr``. Deterministic. What was decided and why is in
-docs/explanation/notes/rsh.md.
+Parts: RS-Tile (formats/rstile.py) with windows of sixteen rows that begin at any row; the split of
+rows (formats/window_split.py), by cost or by the paper's thresholds; one kernel with two kinds of
+thread blocks (kernels/cuda/windows/spmm_rstile.cu), which write disjoint rows of C. The warps of a
+block share a long window; one of very many tiles is cut (balance/windows.py). If no window pays,
+the product is that of ``csr``. Deterministic. docs/explanation/notes/rsh.md explains the decisions.
 
 ``ablation``: ``threshold`` is the paper's rule (Algorithm 1), ``tiles`` gives all rows to windows,
-``rows`` all to the CUDA-core part of the same kernel, ``mixed`` takes the cheapest mixture even
-where one part alone is predicted faster.
+``rows`` all to the CUDA-core part of the same kernel, ``mixed`` takes the cheapest mixture even if
+one part alone is predicted faster.
 """
 
 from __future__ import annotations
@@ -20,34 +19,30 @@ from typing import Any
 import torch
 
 from sparsetile.balance import SegmentSchedule, WindowSchedule
-from sparsetile.formats.fragments import entry_cells
-from sparsetile.formats.partition import Partition, split_by_cost, split_by_threshold
-from sparsetile.formats.rstile import RSTile
-from sparsetile.formats.units import row_units
-from sparsetile.kernels.rstile import ELEMENTS
-from sparsetile.systems.base import (
-    BuildTimer,
-    BuiltSystem,
-    Request,
-    Runner,
-    System,
-    order_tensor,
-)
-from sparsetile.systems.csr.rows import schedule_sizes, segment_length
-from sparsetile.systems.csr.system import CSRSystem
-from sparsetile.systems.registry import runner
-from sparsetile.systems.rsh.cost import (
+from sparsetile.engines.request import BuildTimer, BuiltSystem, Request, order_tensor
+from sparsetile.engines.rows.build import build_rows
+from sparsetile.engines.rows.lengths import schedule_sizes, segment_length
+from sparsetile.engines.rows.runner import RowRunner
+from sparsetile.engines.runner import Runner
+from sparsetile.engines.tiles.hybrid_cost import (
     cheapest_split,
     counted,
     long_windows,
-    predict_rsh,
+    predict_hybrid,
     row_costs,
     run_steps,
 )
+from sparsetile.formats.fragments import entry_cells
+from sparsetile.formats.rstile import RSTile
+from sparsetile.formats.units import row_units
+from sparsetile.formats.window_split import Partition, split_by_cost, split_by_threshold
+from sparsetile.kernels.rstile import ELEMENTS
+from sparsetile.systems.base import System
+from sparsetile.systems.requirements import ampere_reasons, tile_reasons
+from sparsetile.systems.rsh import DEVICES
 from sparsetile.systems.rsh.runner import RSHRunner
-from sparsetile.systems.shared.requirements import ampere_reasons, tile_reasons
 
-__all__ = ["RSHSystem"]
+__all__ = ["SYSTEM", "RSHSystem"]
 
 TILES, ROWS, MIXED, THRESHOLD = "tiles", "rows", "mixed", "threshold"
 
@@ -71,7 +66,7 @@ class RSHSystem(System):
 
     name = "rsh"
     summary = "RSH-SpMM: Tensor-Core windows and CUDA-core rows in one launch, TF32 or 16-bit"
-    devices = ("cuda",)
+    devices = DEVICES
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_80 and newer"
@@ -80,25 +75,20 @@ class RSHSystem(System):
     counts_pairs = True
     kernels = ("spmm_rstile", "spmm_csr")
     ablations = (TILES, ROWS, MIXED, THRESHOLD)
-    contract_ablations = (TILES, MIXED, THRESHOLD)  # small matrices would lead it to rows alone
-
-    def __init__(self) -> None:
-        self._rows = CSRSystem()
+    contract_ablations = (TILES, MIXED, THRESHOLD)  # small matrices would only use rows
 
     def further_reasons(self, request: Request) -> list[str]:
         return [*tile_reasons(request), *ampere_reasons(request)]
 
     def predict(self, request: Request) -> float:
-        return predict_rsh(request)
+        return predict_hybrid(request)
 
     def build(self, request: Request) -> BuiltSystem:
         split = self._split(request)
         if split is None:
-            built = self._rows.build(request.changed(ablation=None))
-            choices = {**built.choices, "split": "all rows on CUDA cores, as csr"}
-            return self.built(
-                request, built.tensors, choices, built.seconds, rows_alone=built.recipe
-            )
+            made = build_rows(request)
+            made.choices["split"] = "all rows on CUDA cores, as csr"
+            return self.built_by(request, made, rows_alone=True)
         return self._build(request, split)
 
     def _split(self, request: Request) -> Partition | None:
@@ -166,6 +156,7 @@ class RSHSystem(System):
         )
 
     def make_runner(self, meta: Mapping[str, Any]) -> Runner:
-        if "rows_alone" in meta:
-            return runner(str(meta["rows_alone"]))
-        return RSHRunner(meta)
+        return RowRunner(meta) if meta.get("rows_alone") else RSHRunner(meta)
+
+
+SYSTEM = RSHSystem()

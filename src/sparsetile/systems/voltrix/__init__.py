@@ -1,10 +1,5 @@
-"""``voltrix``: see system.py."""
+"""``voltrix``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.registry import register
-from sparsetile.systems.voltrix.system import VoltrixSystem
-
-__all__ = ["VoltrixSystem"]
-
-register(VoltrixSystem())
+DEVICES = ("cuda",)

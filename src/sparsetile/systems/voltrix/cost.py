@@ -1,11 +1,10 @@
-"""What a product of ``voltrix`` is predicted to take, and the coefficients of its schedule.
+"""The predicted time of a product of ``voltrix``, and the coefficients of its schedule.
 
-A row of B for each distinct (window, column) pair, by bulk copies as wide as a slab, and the time
-that B and C take once. Wide copies are faster: ``COPY_SHARE`` is what six producers an SM reach of
-L2's gather rate, measured on an H200 without a product behind them. The other constants were fitted
-to 61 products of 17 matrices at N = 512 and 1024 (docs/explanation/notes/voltrix.md), and then
-moved towards longer times: a product that is wrongly left to another system loses 7 % at most
-there, one that is wrongly taken 40 %.
+A row of B for each distinct (window, column) pair, by bulk copies as wide as a slab, plus B and C
+once. Wide copies are faster: ``COPY_SHARE`` is the share of L2's gather rate that six producers per
+SM reach, measured on an H200 without a product. The other constants were fitted to 61 products of
+17 matrices at N = 512 and 1024 (docs/explanation/notes/voltrix.md), and then moved towards longer
+times: wrongly choosing another system loses at most 7 % there, wrongly choosing this one 40 %.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from collections.abc import Mapping
 from sparsetile.balance import CostModel
 from sparsetile.core.device import H200
 from sparsetile.core.fitted import read_fitted
+from sparsetile.engines.cost import rows_once
+from sparsetile.engines.request import Request
 from sparsetile.formats.bmat import WINDOW_ROWS
 from sparsetile.jit.source import device_tree_digest
 from sparsetile.kernels.bmat import PIECE_BYTES, slab_width
-from sparsetile.systems.base import Request
-from sparsetile.systems.shared.cost import rows_once
 
 __all__ = ["COPY_SHARE", "SCHEDULE_COSTS", "STACK_SHARE", "predict_voltrix", "schedule_costs"]
 
 # Bytes of a copy -> share of L2's gather rate.
 COPY_SHARE = {128: 0.26, 256: 0.49, 512: 0.73, 1024: 0.87, 2048: 0.93}
-# Share of the copies' rate, share of B's and C's own time that copies do not hide, and seconds
-# before and after the first byte.
+# Share of the copies' rate, share of B's and C's own time that copies do not hide, and seconds of
+# start-up and end.
 PRODUCT_SHARE, ONCE_SHARE, START = 0.65, 1.05, 12e-6
-# Windows have 32 rows where they read less than this share of what windows of 16 read of B.
+# Windows have 32 rows if they read less than this share of what windows of 16 read of B.
 STACK_SHARE = 0.95
 # Equation 1 by GPU, with D in columns of float32 (results/<gpu>/voltrix_study.json).
 SCHEDULE_COSTS: Mapping[str, CostModel] = {
@@ -43,8 +42,8 @@ ESTIMATE = CostModel(tile=1.0, window=4.0)
 def schedule_costs(name: str) -> CostModel:
     """Return the coefficients of Equation 1 for the GPU of that name.
 
-    Those that ``sparsetile tune --fit`` found with today's kernels, if there are any, else those
-    that are shipped, else the estimate.
+    Coefficients of ``sparsetile tune --fit`` with today's kernels come first, then the shipped
+    ones, then the estimate.
     """
     kept = read_fitted(name)
     if kept is not None and kept.kernels == device_tree_digest():
@@ -55,7 +54,7 @@ def schedule_costs(name: str) -> CostModel:
 
 
 def _copy_share(row_bytes: int) -> float:
-    """Share of L2's gather rate that copies of so many bytes reach: of the next smaller size."""
+    """Share of L2's gather rate for copies of this many bytes: that of the next smaller size."""
     sizes = sorted(COPY_SHARE)
     at = bisect.bisect_right(sizes, row_bytes) - 1
     if at < 0:
@@ -73,7 +72,7 @@ def predict_voltrix(request: Request) -> float:
     copied = min(row, slab_width(request.dtype, request.n) * PIECE_BYTES)
     share = _copy_share(max(copied, 1)) * PRODUCT_SHARE
     short, tall = request.pairs(WINDOW_ROWS), request.pairs(4 * WINDOW_ROWS)
-    between = math.sqrt(short * tall)  # close to windows of 32, which nobody else counts
+    between = math.sqrt(short * tall)  # close to windows of 32, which no other system counts
     pairs = between if between < STACK_SHARE * short else short
     gathered = row * pairs / (ceilings.l2_gather * share)
     once = row * rows_once(request.csr) / ceilings.dram

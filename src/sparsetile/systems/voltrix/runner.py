@@ -1,4 +1,4 @@
-"""Launches of ``spmm_bmat``: persistent thread blocks, slabs as wide as the schedule; its redo."""
+"""Launches of ``spmm_bmat``: persistent thread blocks, slabs of the schedule's width; its redo."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetile.engines.tiles.tile_runner import (
+    AlignedTileRunner,
+    LaterLaunch,
+    TileLaunch,
+    redo_blocks,
+)
 from sparsetile.formats.bmat import CELLS, fragment_cells
 from sparsetile.formats.values import round_tf32
 from sparsetile.kernels.bmat import (
@@ -23,14 +29,7 @@ from sparsetile.kernels.bmat import (
     widest_slab,
 )
 from sparsetile.kernels.repair import REDO_THREADS
-from sparsetile.systems.base import PLAIN, Epilogue, Tensors
-from sparsetile.systems.shared.bound import Prepared
-from sparsetile.systems.shared.tile_runner import (
-    AlignedTileRunner,
-    LaterLaunch,
-    TileLaunch,
-    redo_blocks,
-)
+from sparsetile.launch.interface import PLAIN, Epilogue, Prepared, Tensors
 
 __all__ = ["VoltrixRunner"]
 
@@ -44,8 +43,8 @@ class VoltrixRunner(AlignedTileRunner):
 
     ``meta`` beside that of :class:`TileRunner`: ``width`` (pieces of 128 bytes in a slab),
     ``workers`` (thread blocks of a slab), ``pipe`` (a step of the kernel's ladder, or None),
-    ``stack`` (parts of sixteen rows of a window), ``redo`` (whether a second launch computes again
-    what is not finite; else the product does).
+    ``stack`` (parts of sixteen rows of a window), ``redo`` (whether a second launch recomputes
+    non-finite results; otherwise the product does).
     """
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
@@ -54,12 +53,12 @@ class VoltrixRunner(AlignedTileRunner):
         self._workers = int(meta["workers"])
         self._variant: str | None = meta["pipe"]
         self._stack = int(meta["stack"])
-        self._redo = bool(meta.get("redo", False))  # plan files from before have none
+        self._redo = bool(meta.get("redo", False))  # missing in older plan files
         self._dense = self._pipe(torch.float32).dense
 
     def _slab_width(self, dtype: torch.dtype) -> int:
-        """Return the pieces of a slab: the plan's, or fewer in a type that autocast asks for, whose
-        sums would not fit the registers."""
+        """Return the pieces of a slab: the plan's, or fewer if autocast asks for a type whose sums
+        would not fit the registers."""
         return min(self._width, widest_slab(dtype, self._stack))
 
     def _pipe(self, dtype: torch.dtype) -> Pipe:
@@ -122,7 +121,7 @@ class VoltrixRunner(AlignedTileRunner):
         out: Tensor,
         epilogue: Epilogue = PLAIN,
     ) -> None:
-        if self._dense and packed is None:  # of a pattern, too
+        if self._dense and packed is None:  # also for a pattern
             packed = self.pack(tensors, values, B.dtype)
         super().spmm(tensors, values, packed, B, out, epilogue)
 

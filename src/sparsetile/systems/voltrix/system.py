@@ -1,18 +1,18 @@
 """``voltrix``: Voltrix-SpMM, bulk copies of rows of B behind 16x8 bitmap tiles (sm_90a).
 
-Parts: BMat (formats/bmat.py), windows and columns of C shared out between persistent thread blocks
-(balance/cobalance.py), the warp-specialised kernel (kernels/cuda/spmm_bmat.cu). For wide B: each
-row of B comes by one copy, and the wider it is the faster. Deterministic: windows are shared along
-N, or cut along their tiles and added in a fixed order. What is decided and why is in
-docs/explanation/notes/voltrix.md.
+Parts: BMat (formats/bmat.py), windows and columns of C distributed over persistent thread blocks
+(balance/cobalance.py), the warp-specialised kernel (kernels/cuda/windows/spmm_bmat.cu). For wide B:
+one bulk copy loads each row of B, and wide copies are faster. Deterministic: windows are shared
+along N, or cut along their tiles and added in a fixed order. docs/explanation/notes/voltrix.md
+explains the decisions.
 
-``ablation`` names the last part of the paper's breakdown that is on: ``sync`` (rows copied by
-threads, one buffer, whole tiles of A, a thread block a window), ``tma`` (bulk copies, two buffers),
-``bmat`` (bits and packed values), ``multitier`` (all stages, several MMAs a consumer, several
-producers), ``bits`` (persistent blocks: the paper's whole). Without one, weighted A comes as whole
-tiles again, which take more memory and no decoding. Others change how windows are shared out:
-``contiguous`` is the paper's way, neighbouring windows for each block, ``greedy`` that without the
-genetic search, ``unbalanced`` as many neighbouring windows for each block as for any other.
+``ablation`` names the last enabled part of the paper's breakdown: ``sync`` (rows copied by threads,
+one buffer, whole tiles of A, a thread block per window), ``tma`` (bulk copies, two buffers),
+``bmat`` (bits and packed values), ``multitier`` (all stages, several MMAs per consumer, several
+producers), ``bits`` (persistent blocks: the whole paper). Without an ablation, weighted A is stored
+as whole tiles again, which take more memory and no decoding. Others change the distribution of
+windows: ``contiguous`` is the paper's, neighbouring windows for each block, ``greedy`` that without
+the genetic search, ``unbalanced`` the same number of neighbouring windows for each block.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from sparsetile.balance import CoBalanced, CostModel, l2_reload_factor
 from sparsetile.balance.cobalance import MIN_TILES
 from sparsetile.core.device import H200, l2_bytes, machine, processors
+from sparsetile.engines.request import BuildTimer, BuiltSystem, Request, order_tensor
 from sparsetile.formats import BMat
 from sparsetile.formats.bmat import WINDOW_ROWS
 from sparsetile.kernels.bmat import (
@@ -42,32 +43,33 @@ from sparsetile.kernels.bmat import (
     widest_slab,
 )
 from sparsetile.kernels.csr import MANY_RELOADS
-from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor
-from sparsetile.systems.shared.geometry import ACCESS_BYTES
-from sparsetile.systems.shared.requirements import hopper_reasons, tile_reasons
+from sparsetile.launch.geometry import ACCESS_BYTES
+from sparsetile.systems.base import System
+from sparsetile.systems.requirements import hopper_reasons, tile_reasons
+from sparsetile.systems.voltrix import DEVICES
 from sparsetile.systems.voltrix.cost import STACK_SHARE, predict_voltrix, schedule_costs
 from sparsetile.systems.voltrix.runner import VoltrixRunner
 
-__all__ = ["VoltrixSystem"]
+__all__ = ["SYSTEM", "VoltrixSystem"]
 
 MULTITIER, CONTIGUOUS, GREEDY, UNBALANCED = "multitier", "contiguous", "greedy", "unbalanced"
 TALL, SHORT = "windows of 32", "windows of 16"
-# Steps of the breakdown before blocks are persistent.
+# Steps of the breakdown without persistent blocks.
 NOT_PERSISTENT = ("sync", "tma", "bmat", MULTITIER)
-# B may take this share of L2 before slabs go one after the other, and a slab's part of it this.
+# Share of L2 up to which B's slabs run together, and up to which a slab's part of it may grow.
 L2_SHARE, SLAB_SHARE = 0.6, 0.85
-# Pieces of 128 bytes that slabs have at least, where they are narrower than they could be, and
-# that a unit of columns has: narrow copies are slow.
+# Fewest pieces of 128 bytes of a narrowed slab, and pieces of a unit of columns: narrow copies are
+# slow.
 SLAB_PIECES, UNIT_PIECES = 8, 4
-# Where a launch of its own computes again what is not finite: a window of so many tiles, for one
-# warp to go through, or so many bytes of rows of B, some 20 us of a product.
+# A separate launch recomputes non-finite results if a window has this many tiles, for one warp to
+# process, or if rows of B have this many bytes, some 20 us of a product.
 LONG_WINDOW, LARGE_GATHER = 64, 64 * 2**20
-# Every window costs the same: as many windows for each block.
+# Every window costs the same: the same number of windows for each block.
 EVEN_WINDOWS = CostModel(tile=0.0, window=1.0)
 
 
 def _stack(request: Request) -> int:
-    """Parts of sixteen rows of a window: two where that spares enough reads of B."""
+    """Parts of sixteen rows of a window: two if that saves enough reads of B."""
     if request.ablation in (TALL, SHORT):
         return 2 if request.ablation == TALL else 1
     if request.ablation is not None:
@@ -76,8 +78,8 @@ def _stack(request: Request) -> int:
 
 
 def _slab_width(request: Request, stack: int) -> int:
-    """Pieces of a slab: the widest, or narrower where rows of B come in no local order and a slab
-    of that width fits L2, which is then gathered from at twice DRAM's speed."""
+    """Pieces of a slab: the widest, or narrower if rows of B come in no local order and a slab of
+    that width fits L2, from which it is then gathered at twice DRAM's speed."""
     most = widest_slab(request.dtype, stack)
     csr, widest = request.csr, slab_width(request.dtype, request.n, most)
     room = SLAB_SHARE * l2_bytes(request.device)
@@ -91,7 +93,7 @@ def _slab_width(request: Request, stack: int) -> int:
 
 
 def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanced:
-    """Share out windows for each slab of B between all thread blocks, or its part of them where B
+    """Distribute windows, for each slab of B, over all thread blocks, or over a part of them if B
     fits L2: slabs then run at the same time."""
     units, device = tiles.units().near(), request.device
     columns = -(-width // UNIT_PIECES)
@@ -103,7 +105,7 @@ def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanc
     fits = request.csr.shape[1] * request.row_bytes <= L2_SHARE * l2_bytes(device)
     resident = processors(device) * pipe.blocks
     most = max(resident // slabs, 1) if fits else resident
-    # Units of columns there are, with those of pieces that long windows may be cut into.
+    # Number of units of columns, including those of pieces of long windows.
     parts = (tiles.window_count + tiles.tile_count // MIN_TILES) * columns
     name = machine(device).name if device.type == "cuda" else H200.name
     return CoBalanced.make(
@@ -118,7 +120,7 @@ def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanc
 
 
 def _is_large(request: Request, tiles: BMat) -> bool:
-    """Whether a second launch for what is not finite is a small part of the product's time."""
+    """Whether a second launch for non-finite results is a small part of the product's time."""
     lengths = tiles.window_tile_ptr.diff()
     longest = int(lengths.max()) if lengths.numel() else 0
     gathered = tiles.tile_count * TILE_ROWS * request.row_bytes
@@ -126,7 +128,7 @@ def _is_large(request: Request, tiles: BMat) -> bool:
 
 
 def _operands(request: Request) -> str:
-    """Say how B and C are read and written."""
+    """Describe how B and C are read and written."""
     if request.row_bytes % ACCESS_BYTES == 0:
         return "as they are where rows are 16-byte aligned; else B or C is copied once"
     return "B and C are copied once: rows are no multiple of 16 bytes"
@@ -137,7 +139,7 @@ class VoltrixSystem(System):
 
     name = "voltrix"
     summary = "Voltrix-SpMM: bulk copies of wide rows of B, 16x8 bitmap tiles, TF32 or 16-bit"
-    devices = ("cuda",)
+    devices = DEVICES
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_90a"
@@ -161,7 +163,7 @@ class VoltrixSystem(System):
         timer("format")
         variant = request.ablation if request.ablation in LADDER else None
         if variant is None and (csr.values is None or request.ablation == MULTITIER):
-            variant = BITS  # a pattern has nothing to decode but its bits
+            variant = BITS  # a pattern has only bits to decode
         width = _slab_width(request, stack)
         pipe = choose_pipe(request.dtype, width, variant, stack)
         schedule = _schedule(request, tiles, pipe, width)
@@ -211,3 +213,6 @@ class VoltrixSystem(System):
 
     def make_runner(self, meta: Mapping[str, Any]) -> VoltrixRunner:
         return VoltrixRunner(meta)
+
+
+SYSTEM = VoltrixSystem()

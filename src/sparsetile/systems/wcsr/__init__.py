@@ -1,10 +1,5 @@
-"""``wcsr``: see system.py."""
+"""``wcsr``: see system.py, which is imported when a plan may take the system."""
 
 from __future__ import annotations
 
-from sparsetile.systems.registry import register
-from sparsetile.systems.wcsr.system import WCSRSystem
-
-__all__ = ["WCSRSystem"]
-
-register(WCSRSystem())
+DEVICES = ("cuda",)

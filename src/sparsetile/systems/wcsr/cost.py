@@ -1,4 +1,4 @@
-"""Which windows ``wcsr`` takes, and what its product is predicted to take.
+"""The choice of windows for ``wcsr``, and the predicted time of its product.
 
 Tall windows gather rows of B behind distinct (64-row window, column) pairs, then move B and C
 once. They reach 0.64 of L2's gather rate and 0.7 of DRAM, fitted to
@@ -8,24 +8,24 @@ narrower B is not faster (estimate).
 
 from __future__ import annotations
 
+from sparsetile.engines.request import Request
+from sparsetile.engines.tiles.short_cost import predict_short_windows
 from sparsetile.kernels.wcsr import TILE
-from sparsetile.systems.acc.cost import predict_acc
-from sparsetile.systems.base import Request
 
 __all__ = ["predict_wcsr", "tall_windows_pay"]
 
 HEIGHT, SHORT_HEIGHT = 64, 8
 _L2, _DRAM, _START, _ITEM = 0.64, 0.7, 7e-6, 4
-# What a tile of a tall window costs, and a tall window beside its tiles, in tiles of short windows:
-# from readings of both kernels in float32 at N=512 (docs/explanation/notes/wcsr.md). Decoding is
-# the limit of tall windows. It is the same for 16 bits, where short ones take 0.6 of the time, and
-# for 256 columns of B, however many it has. These two are estimates.
+# Cost of a tile of a tall window, and of a tall window beside its tiles, in tiles of short windows:
+# from readings of both kernels in float32 at N=512 (docs/explanation/notes/wcsr.md). Decoding
+# limits tall windows. It is the same in 16 bits, for which short ones take 0.6 of the time, and for
+# up to 256 columns of B. These two are estimates.
 TALL_TILE_COST, TALL_WINDOW_COST = 1.2, 50.0
 SIXTEEN_BIT_COST, TALL_COLUMNS = 1.6, 256
 
 
 def _tiles(request: Request, height: int) -> tuple[float, int]:
-    """About how many tiles windows of ``height`` rows have, and how many windows there are."""
+    """Approximate tiles of windows of ``height`` rows, and the number of windows."""
     windows = -(-request.csr.shape[0] // height)
     # A window's last tile is half full in the mean.
     return request.pairs(height) / TILE + windows / 2, windows
@@ -43,9 +43,9 @@ def tall_windows_pay(request: Request) -> bool:
 
 
 def predict_wcsr(request: Request) -> float:
-    """Return the seconds of one product; where short windows are taken, those of ``acc``."""
+    """Return the seconds of one product; if short windows are taken, those of ``acc``."""
     if not tall_windows_pay(request):
-        return predict_acc(request)
+        return predict_short_windows(request)
     csr, item, n, ceilings = request.csr, request.dtype.itemsize, request.n, request.machine
     pairs = request.pairs(HEIGHT)
     columns = -(-n // TALL_COLUMNS) * TALL_COLUMNS

@@ -1,7 +1,7 @@
 """Launches of ``spmm_wcsr``, its join and its redos; column ids are in the kernel's order.
 
-Where windows are in pieces, a second launch joins them and a third computes again what is not
-finite, by windows (``redo_windows``) or by parts of them (``redo_wcsr``). Else the product does so
+If windows are cut, a second launch joins the pieces and a third recomputes non-finite results, by
+windows (``redo_windows``) or by parts of them (``redo_wcsr``). Otherwise the product does so
 itself.
 """
 
@@ -12,6 +12,13 @@ from typing import Any
 
 import torch
 
+from sparsetile.engines.tiles.tile_runner import (
+    AlignedTileRunner,
+    LaterLaunch,
+    TileLaunch,
+    redo_blocks,
+    sm_count,
+)
 from sparsetile.kernels.repair import REDO_THREADS
 from sparsetile.kernels.wcsr import (
     JOIN_WCSR,
@@ -28,14 +35,7 @@ from sparsetile.kernels.wcsr import (
     redo_windows_pays,
     wcsr_config,
 )
-from sparsetile.systems.base import Tensors
-from sparsetile.systems.shared.tile_runner import (
-    AlignedTileRunner,
-    LaterLaunch,
-    TileLaunch,
-    redo_blocks,
-    sm_count,
-)
+from sparsetile.launch.interface import Tensors
 
 __all__ = ["WCSRRunner"]
 
@@ -45,13 +45,13 @@ _FORMAT = (
 
 
 class WCSRRunner(AlignedTileRunner):
-    """As many thread blocks as share the items; two launches more where windows were cut."""
+    """As many thread blocks as share the items; two launches more if windows were cut."""
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         super().__init__(meta)
         self._height = int(meta["height"])
         self._workers = int(meta["workers"])
-        # Tiles in all, and of the longest window. Plan files from before have none.
+        # Tiles in all, and of the longest window. Older plan files have none.
         self._tiles, self._longest = (int(meta.get(name, 0)) for name in ("tiles", "longest"))
 
     def _format_params(self, tensors: Tensors) -> dict[str, int]:
@@ -97,7 +97,7 @@ class WCSRRunner(AlignedTileRunner):
         if self._tiles and redo_windows_pays(dtype, tile, share, self._longest):
             config = redo_windows_config(dtype, tile, weighted, out_dtype=out_dtype)
             windows = -(-self._positions // tile.height)
-            # As many as twice the SMs: those that wait begin where short windows have ended.
+            # Twice as many as SMs: waiting ones begin when short windows have ended.
             blocks = redo_blocks(windows, slabs, device)
             return LaterLaunch(REDO_WINDOWS.load(config, device), WINDOW_REDO_THREADS, blocks)
         config = redo_wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)

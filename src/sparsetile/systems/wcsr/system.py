@@ -1,12 +1,12 @@
 """``wcsr``: AsyncSparse's half for irregular patterns, windows of rows on WGMMA (sm_90a).
 
-Parts: WCSR with bitmaps (formats/wcsr.py), windows shared out evenly between blocks of threads
+Parts: WCSR with bitmaps (formats/wcsr.py), windows distributed evenly over thread blocks
 (balance/windows.py), the kernel that gathers rows of B into shared memory and decodes A's tiles
-into operand registers (kernels/cuda/spmm_wcsr.cu). For matrices whose neighbouring rows share
-columns, as they are or in another row order. Where 64 rows share too few, windows of 8 or 16 rows
+into operand registers (kernels/cuda/windows/spmm_wcsr.cu). For matrices whose neighbouring rows
+share columns, in the given or another row order. If 64 rows share too few, windows of 8 or 16 rows
 are multiplied by ``mma.sync`` instead: those of ``acc``, format, schedule and kernel.
-Deterministic: cut windows are added in a fixed order. What is decided and why is in
-docs/explanation/notes/wcsr.md.
+Deterministic: cut windows are added in a fixed order. docs/explanation/notes/wcsr.md explains the
+decisions.
 
 ``ablation`` fixes the height: ``tall`` (64 rows) or ``short`` (8 or 16).
 """
@@ -14,14 +14,17 @@ docs/explanation/notes/wcsr.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sparsetile.balance import WindowShares
-from sparsetile.balance.shares import WINDOW_COST
+from sparsetile.balance.window_shares import WINDOW_COST
 from sparsetile.core.device import l2_bytes, processors
+from sparsetile.engines.request import BuildTimer, BuiltSystem, Request, order_tensor
+from sparsetile.engines.tiles.short import build_short_windows
+from sparsetile.engines.tiles.short_runner import ShortWindowRunner
+from sparsetile.engines.tiles.tile_runner import TileRunner
 from sparsetile.formats import WCSR
 from sparsetile.kernels.wcsr import (
     ELEMENTS,
@@ -30,22 +33,22 @@ from sparsetile.kernels.wcsr import (
     TILE,
     choose_window_tile,
 )
-from sparsetile.systems.acc.system import AccSystem
-from sparsetile.systems.base import BuildTimer, BuiltSystem, Request, System, order_tensor
-from sparsetile.systems.shared.requirements import hopper_reasons, tile_reasons
+from sparsetile.systems.base import System
+from sparsetile.systems.requirements import hopper_reasons, tile_reasons
+from sparsetile.systems.wcsr import DEVICES
 from sparsetile.systems.wcsr.cost import HEIGHT, predict_wcsr, tall_windows_pay
 from sparsetile.systems.wcsr.runner import WCSRRunner
 
-__all__ = ["WCSRSystem"]
+__all__ = ["SYSTEM", "WCSRSystem"]
 
 TALL, SHORT = "tall", "short"
-# B may take this share of L2 before slabs go one after the other.
+# Share of L2 up to which B's slabs run together.
 L2_SHARE = 0.6
-# What a window costs beside its tiles, in tiles, where its rows of B come from DRAM.
+# Cost of a window beside its tiles, in tiles, if its rows of B come from DRAM.
 FAR_WINDOW_COST = 16
-# Tiles that a thread block should have at least.
+# Fewest tiles of a thread block.
 MIN_SHARE = 16
-# Tiles past the last that the kernel may read with the last: a step, and one more strip.
+# Tiles past the last that the kernel may read: a step, and one more strip.
 MARGIN = 17
 
 
@@ -63,10 +66,10 @@ def _with_margin(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _share(request: Request, windows: WCSR) -> WindowShares:
-    """Share out windows for each slab of B between all SMs, or its part of them where B fits L2.
+    """Distribute windows, for each slab of B, over all SMs, or over a part of them if B fits L2.
 
-    Where it does not fit, neighbouring windows go to different SMs, so that the rows of B that they
-    share are read by both before they leave L2.
+    If it does not fit, neighbouring windows go to different SMs, so that both read their common
+    rows of B before these leave L2.
     """
     csr, device = request.csr, request.device
     tile = choose_window_tile(windows.height, request.n)
@@ -91,7 +94,7 @@ class WCSRSystem(System):
     summary = (
         "AsyncSparse: windows of 64 rows on WGMMA, or short ones, TF32 or 16-bit, sums in order"
     )
-    devices = ("cuda",)
+    devices = DEVICES
     dtypes = tuple(ELEMENTS)
     deterministic = True
     architectures = "sm_90a"
@@ -100,10 +103,7 @@ class WCSRSystem(System):
     counts_pairs = True
     kernels = ("spmm_wcsr", "join_wcsr", "redo_wcsr", "redo_windows", "spmm_bittcf")
     ablations = (TALL, SHORT)
-    contract_ablations = (TALL,)  # small matrices would lead it to acc's windows
-
-    def __init__(self) -> None:
-        self._short = AccSystem()
+    contract_ablations = (TALL,)  # small matrices would use acc's windows
 
     def further_reasons(self, request: Request) -> list[str]:
         return [*tile_reasons(request), *hopper_reasons(request)]
@@ -118,12 +118,8 @@ class WCSRSystem(System):
         return self._tall_windows(request) if tall else self._short_windows(request)
 
     def _short_windows(self, request: Request) -> BuiltSystem:
-        """What ``acc`` builds, run by its runner."""
-        built = self._short.build(request.changed(ablation=None))
-        choices = dict(built.choices)
-        if request.ablation is not None:
-            choices["ablation"] = request.ablation
-        return replace(built, system=self.name, choices=choices)
+        made = build_short_windows(request)
+        return self.built_by(request, made)
 
     def _tall_windows(self, request: Request) -> BuiltSystem:
         csr, timer = request.csr, BuildTimer(request)
@@ -167,5 +163,8 @@ class WCSRSystem(System):
             longest=int(windows.window_row_ptr.diff().max()) if windows.window_count else 0,
         )
 
-    def make_runner(self, meta: Mapping[str, Any]) -> WCSRRunner:
-        return WCSRRunner(meta)
+    def make_runner(self, meta: Mapping[str, Any]) -> TileRunner:
+        return WCSRRunner(meta) if "height" in meta else ShortWindowRunner(meta)
+
+
+SYSTEM = WCSRSystem()

@@ -1,0 +1,1 @@
+"""What was made of callers' matrices and graphs, found again; ``spmm``."""

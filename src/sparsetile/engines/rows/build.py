@@ -1,0 +1,124 @@
+"""Plain row pointers and column ids, row bundles if four neighbouring rows share enough columns
+(formats/bundles.py), and segment schedules (balance/segments.py).
+
+docs/explanation/notes/csr.md has the measurements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from sparsetile.balance import SegmentSchedule
+from sparsetile.core.device import processors
+from sparsetile.engines.request import BuildTimer, EngineBuild, Request
+from sparsetile.engines.rows.lengths import first_columns, item_lengths, row_shape, schedule_sizes
+from sparsetile.formats import RowBundles, Rows
+from sparsetile.formats.bundles import MAX_COLUMNS
+from sparsetile.formats.units import row_units
+from sparsetile.kernels.csr import BUNDLE_DTYPES
+
+__all__ = ["build_rows"]
+
+# A window of four rows is bundled from this many entries per distinct column.
+MIN_SHARING = 1.3
+# Bundles are used only if they hold most of the entries, save about half of the reads of B, and are
+# long enough to keep a group busy. Otherwise the plain kernel, with fewer registers, is faster
+# (docs/explanation/notes/csr.md).
+MIN_BUNDLED_SHARE = 0.6
+MIN_MEAN_SHARING = {4: 1.9, 2: 2.4}  # by bytes of an element
+MIN_MEAN_LENGTH = 38
+# Very long rows are L2-bound if B does not fit the SMs' own caches; less sharing pays then, too, in
+# float32. (list elements in all, distinct columns of a bundle, sharing, rows of B, bytes of a row
+# of B)
+LONG_ELEMENTS, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS, LONG_BYTES = 2**17, 256, 1.4, 2048, 256
+
+
+def _may_bundle(request: Request) -> bool:
+    """Whether the kernel supports bundles of such a matrix, and there may be one."""
+    csr = request.csr
+    return request.dtype in BUNDLE_DTYPES and csr.shape[1] <= MAX_COLUMNS and csr.nnz > 0
+
+
+def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
+    """Return the schedule of bundles and of rows outside them."""
+    units = bundles.units().near()
+    lengths = item_lengths(units, request.row_bytes, processors(request.device))
+    return lengths.schedule(units).to(request.csr.indptr.device)
+
+
+def build_rows(request: Request) -> EngineBuild:
+    """Build the tensors of :class:`RowRunner`."""
+    csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
+    rows = Rows.pack(csr)
+    timer("format")
+    units = row_units(csr, order)
+    # Counted first, so that the host waits once for this and for the tally.
+    shared = units.count_shared(csr.indices, MIN_SHARING) if _may_bundle(request) else None
+    near = units.near()
+    lengths = item_lengths(near, request.row_bytes, processors(request.device))
+    plain, short = lengths.schedule(near), lengths.short_entries(near)
+    shape = row_shape(csr, plain, order, request.row_bytes, short, lengths.small)
+    plain = plain.to(request.csr.indptr.device)
+    timer("schedule")
+    bundles = _bundles(request, shared)
+    timer("format")
+    tensors = {**rows.tensors(), **plain.tensors()}
+    if shape.small and bundles is None:
+        tensors = {**tensors, "heads": first_columns(plain, csr.indices)}
+    choices = {"format": f"rows, {rows.bytes} bytes"}
+    schedule, mixed = plain, None
+    if bundles is not None:
+        schedule = mixed = _mixed(request, bundles)
+        tensors = {
+            **tensors,
+            "tagged": bundles.tagged,
+            "bundle_rows": bundles.rows,
+            "bundle_entries": bundles.entries,
+            "bundle_slots": bundles.slots,
+            **{f"mixed_{name}": tensor for name, tensor in mixed.tensors().items()},
+        }
+        sharing = bundles.entries.numel() / bundles.distinct
+        choices["bundles"] = (
+            f"{bundles.bundle_count} bundles of four rows hold {bundles.entries.numel()} of "
+            f"{csr.nnz} entries, {sharing:.2f} per row of B read, {bundles.bytes} bytes"
+        )
+    choices["schedule"] = (
+        f"{schedule.item_count} items of at most {schedule.longest_item()} entries, "
+        f"{schedule.slot_count} partial sums"
+    )
+    if schedule.sections[0]:
+        choices["schedule"] += f", {schedule.sections[0]} items shared by a thread block's warps"
+    timer("schedule")
+    meta = dict(
+        plain=schedule_sizes(plain),
+        mixed=None if mixed is None else schedule_sizes(mixed),
+        elements=0 if bundles is None else bundles.element_count,
+        shape=dataclasses.asdict(shape),
+    )
+    return EngineBuild(tensors, choices, timer.seconds, meta)
+
+
+def _bundles(request: Request, shared: tuple[int, int, int] | None) -> RowBundles | None:
+    """Return the bundles of rows if they pay; ``shared`` has their counts if known."""
+    csr = request.csr
+    if not _may_bundle(request):
+        return None
+
+    def pays(count: int, entries: int, elements: int) -> bool:
+        long_rows = (
+            elements >= LONG_ELEMENTS
+            and elements >= LONG_LENGTH * count
+            and csr.shape[1] >= LONG_COLUMNS
+            and request.dtype is torch.float32
+            and request.n * request.dtype.itemsize >= LONG_BYTES
+        )
+        sharing = LONG_SHARING if long_rows else MIN_MEAN_SHARING[request.dtype.itemsize]
+        return (
+            entries >= MIN_BUNDLED_SHARE * csr.nnz
+            and entries >= sharing * elements
+            and elements >= MIN_MEAN_LENGTH * count
+        )
+
+    return RowBundles.pack_if(csr, request.permutation.perm, pays, MIN_SHARING, shared)

@@ -1,0 +1,1 @@
+"""Condensed tiles on Tensor Cores: windows of rows, alone or beside rows on CUDA cores."""

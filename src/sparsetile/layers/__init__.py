@@ -1,0 +1,1 @@
+"""Products without a plan: block-sparse layers, graph attention, sampled edges, normalisation."""

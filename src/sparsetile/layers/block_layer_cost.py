@@ -1,0 +1,236 @@
+"""Which method a block-sparse linear layer uses for a number of tokens: blocks, few, or dense.
+
+Unlike ``predict_bcsr`` and ``predict_dense``, these know that X and Y are row-major (neither is
+copied), that F.linear rounds once, and whether there is a bias. What bounds each method:
+
+    few      the kept blocks once; X for each strip of rows; one store per output
+    blocks   copies from L2 into shared memory, spread over all SMs; but an SM takes whole items
+             (a block row times a slab of tokens), one block after another, at a rate of its own
+    dense    flops, or the whole weight once and a longer start
+
+Each has a fixed time beside that. The constants, ``RATES``, are fitted to 388 products of four
+layers of Qwen2.5-7B on an H200, each method forced (BF16, blocks of 64, 50 to 95 % sparsity, 1 to
+65,536 tokens, with and without a bias; replays of a CUDA graph, so that weights under the size of
+L2 stay there). Predictions are off by 15 % in the mean. What matters is the choice: it is within
+5 % of the fastest in 380 of them, and in all with 20 % or less kept. The others keep half of the
+blocks: at worst dense is chosen (38.9 us) although blocks take 31.6 us (18944x3584, 128 tokens). In
+microseconds, without a bias, 10 % kept:
+
+    layer        few, N = 1, 16    blocks, N = 128, 1024, 8192    dense, N = 1, 128, 1024, 8192
+    18944x3584   6.2  8.7          10.1  36.7  253                36.9  38.3  184  1438
+    3584x18944  7.4  9.0          13.8  42.7  285                37.6  44.1  178  1390
+    3584x3584   3.0  3.7          5.1  12.5  51.5                9.2  8.5  34.6  268
+    512x3584   3.0  3.4          5.1  5.2  11.6                6.8  6.5  8.6  40.9
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from sparsetile.core.device import Machine
+from sparsetile.kernels.bcsr import BLOCK, choose_block_tile
+from sparsetile.kernels.linear_few import FEW_TOKENS, choose_few_tile
+
+__all__ = ["RATES", "LayerRates", "LayerSize", "choose_method", "predict_methods"]
+
+# Exponent of the norm that joins the two bounds of a dense product.
+_TOGETHER = 4
+_TYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}  # by bytes of an element
+
+
+@dataclass(frozen=True)
+class LayerRates:
+    """Constants of the model: seconds, or shares of a GPU's ceilings.
+
+    Attributes
+    ----------
+    few_fixed : float
+        Seconds of a launch that waits for memory twice.
+    few_weight, few_input : float
+        Rate of reading blocks, over DRAM's; of reading X, over L2's.
+    few_output : float
+        Seconds for each element of Y: warps add their sums and round.
+    few_bias : float
+        Seconds that a bias adds.
+    blocks_fixed : float
+        Seconds of launch, first copies and last store.
+    blocks_l2, blocks_dram, blocks_tensor : float
+        Rates of all SMs together, over L2's and DRAM's, and over a 32-bit product's flops.
+    block_wide, block_narrow : float
+        Seconds that a thread block of 256 or 128 columns takes for a block of 16 bits.
+    narrow_l2, narrow_dram : float
+        Rates over L2's at which thread blocks of 128 columns copy, if the weight stays in L2 and if
+        it does not.
+    item_fixed, item_bias : float
+        Seconds of an item beside its blocks, and that a bias adds to it.
+    dense_fixed, dense_near : float
+        Fixed seconds of a dense product that is bound by reading its weight: from DRAM, and if the
+        operands stay in L2.
+    dense_start : float
+        The same if its flops take longer.
+    dense_flops : float
+        Of 16 bits, over twice the 32-bit rate.
+    margin : float
+        How much faster than dense a method must be predicted to be.
+    """
+
+    few_fixed: float = 2.091e-6
+    few_weight: float = 1.013
+    few_input: float = 0.943
+    few_output: float = 6.112e-12
+    few_bias: float = 0.641e-6
+    blocks_fixed: float = 2.487e-6
+    blocks_l2: float = 0.98
+    blocks_dram: float = 0.589
+    blocks_tensor: float = 0.8
+    block_wide: float = 0.5385e-6
+    block_narrow: float = 0.2347e-6
+    narrow_l2: float = 0.6166
+    narrow_dram: float = 0.4767
+    item_fixed: float = 0.3453e-6
+    item_bias: float = 0.651e-6
+    dense_fixed: float = 7.283e-6
+    dense_near: float = 6.2e-6
+    dense_start: float = 0.9394e-6
+    dense_flops: float = 0.9739
+    margin: float = 1.03
+
+
+RATES = LayerRates()
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """A layer's weight: its sizes, kept blocks and their side."""
+
+    rows: int
+    cols: int
+    blocks: int
+    unit: int
+
+    @property
+    def cells(self) -> int:
+        return self.blocks * self.unit**2
+
+    @property
+    def block_rows(self) -> int:
+        return max(-(-self.rows // self.unit), 1)
+
+    @property
+    def share(self) -> float:
+        """Share of the blocks that is kept."""
+        return self.blocks / max(self.block_rows * -(-self.cols // self.unit), 1)
+
+
+def _memory_rate(moved: float, ceilings: Machine) -> float:
+    """Bytes a second, for operands that were in L2 before if they fit."""
+    return ceilings.l2_gather if moved <= ceilings.l2_bytes else ceilings.dram
+
+
+def _few_seconds(
+    size: LayerSize, tokens: int, item: int, bias: bool, ceilings: Machine, rates: LayerRates
+) -> float:
+    processors = max(ceilings.processors, 1)
+    tile = choose_few_tile(tokens, size.rows, size.blocks, size.unit, processors)
+    groups = tile.grid(size.rows)[0]
+    # Thread blocks of the busiest SM over the mean.
+    uneven = -(-groups // processors) / (groups / processors) if groups > processors else 1.0
+    weight = item * size.cells * uneven / (rates.few_weight * ceilings.dram)
+    strips = size.unit // (16 * tile.strips)
+    inputs = float(item * size.blocks * size.unit * strips * tokens)
+    inputs /= rates.few_input * ceilings.l2_gather
+    fixed = rates.few_fixed + (rates.few_bias if bias else 0.0)
+    return fixed + weight + inputs + rates.few_output * size.rows * tokens
+
+
+def _blocks_seconds(
+    size: LayerSize, tokens: int, item: int, bias: bool, ceilings: Machine, rates: LayerRates
+) -> float:
+    processors = max(ceilings.processors, 1)
+    tile = choose_block_tile(tokens, size.block_rows, processors, _TYPES[item])
+    slabs = tile.slabs(max(tokens, 1))
+    # Thread blocks that run at once, and how many items the busiest of them takes.
+    resident = processors * tile.blocks_per_processor
+    rounds = -(-size.block_rows * slabs // resident)
+    mean = size.blocks / size.block_rows
+    longest = mean + 2 * math.sqrt(mean)  # of rows whose blocks lie at random
+    wide = tile.columns != choose_block_tile(1, 1, 1, _TYPES[item]).columns
+    each = (rates.block_wide if wide else rates.block_narrow) * item / 2
+    busiest = max(rounds * (rates.item_fixed + each * mean), rates.item_fixed + each * longest)
+    columns = slabs * tile.columns
+    copied = item * size.blocks * (size.unit * columns + slabs * size.unit**2)
+    tensor = 2.0 * size.cells * columns
+    tensor /= rates.blocks_tensor * ceilings.dense_flops * 4 / item
+    met = 1.0 - (1.0 - size.share) ** size.block_rows  # columns of X that some block meets
+    once = item * (size.cells + tokens * (size.cols * met + size.rows))
+    near = item * size.cells <= ceilings.l2_bytes
+    rate = rates.blocks_l2 if wide else rates.narrow_l2 if near else rates.narrow_dram
+    seconds = max(
+        busiest,
+        tensor,
+        copied / (rate * ceilings.l2_gather),
+        once / (rates.blocks_dram * _memory_rate(once, ceilings)),
+    )
+    return rates.blocks_fixed + seconds + (rates.item_bias * rounds if bias else 0.0)
+
+
+def _dense_seconds(
+    size: LayerSize, tokens: int, item: int, ceilings: Machine, rates: LayerRates
+) -> float:
+    weight = item * size.rows * size.cols
+    moved = weight + item * tokens * (size.cols + size.rows)
+    flops = 2.0 * size.rows * size.cols * tokens
+    flops /= rates.dense_flops * 2 * ceilings.dense_flops * 2 / item
+    fixed = rates.dense_near if moved <= ceilings.l2_bytes else rates.dense_fixed
+    bounds = (rates.dense_start + flops, fixed + moved / _memory_rate(moved, ceilings))
+    # If both take about equally long, neither hides all of the other.
+    return sum(seconds**_TOGETHER for seconds in bounds) ** (1 / _TOGETHER)
+
+
+def predict_methods(
+    size: LayerSize,
+    tokens: int,
+    item: int,
+    bias: bool,
+    ceilings: Machine,
+    rates: LayerRates = RATES,
+) -> dict[str, float]:
+    """Return the seconds of each method: ``blocks``, ``few`` (of few tokens) and ``dense``.
+
+    ``blocks`` and ``few`` are infinite if their kernels do not support the blocks or the tokens.
+
+    Parameters
+    ----------
+    item : int
+        Bytes of an element.
+    """
+    blocks = few = math.inf
+    if size.unit == BLOCK:
+        blocks = _blocks_seconds(size, tokens, item, bias, ceilings, rates)
+    if tokens <= FEW_TOKENS:
+        few = _few_seconds(size, tokens, item, bias, ceilings, rates)
+    dense = _dense_seconds(size, tokens, item, ceilings, rates)
+    return {"blocks": blocks, "few": few, "dense": dense}
+
+
+@functools.lru_cache(maxsize=65536)
+def choose_method(
+    size: LayerSize,
+    tokens: int,
+    item: int,
+    bias: bool,
+    methods: tuple[str, ...],
+    ceilings: Machine,
+    rates: LayerRates = RATES,
+) -> str:
+    """Return the fastest of ``methods``; dense unless another is clearly predicted to be faster."""
+    seconds = predict_methods(size, tokens, item, bias, ceilings, rates)
+    if "few" in methods and seconds["few"] < math.inf:
+        seconds["blocks"] = math.inf  # slower than ``few`` in all of 96 products of few tokens
+    if "dense" in methods:
+        seconds["dense"] /= rates.margin
+    return min(methods, key=seconds.__getitem__)

@@ -1,0 +1,350 @@
+"""Sampled graphs of mini-batches: products directly on their edges, without a plan.
+
+A sampled graph is multiplied two or three times, so canonical form and planning do not pay. Sums
+and means use the edges by target, in the given order, and sort them by source only for a gradient.
+So does the convolution of :class:`sparsetile.nn.GCNConv`, which scales by node. Everything else
+(weights, max, min, transforms of torch.func) uses :class:`Graph`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sparsetile.engines.request import BuiltSystem, Request
+from sparsetile.intake import CSR
+from sparsetile.intake.canonical import Names, from_coordinates, row_pointers
+from sparsetile.intake.csr import VALUE_DTYPES
+from sparsetile.launch.interface import Epilogue
+from sparsetile.layers.edge_rows import MAX_WIDTH, EdgeRows
+from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Weights, building
+from sparsetile.plan.eager import apply_of
+from sparsetile.plan.modes import maybe_wrapped, plain_call
+from sparsetile.plan.traced.gradients import mean_gradient, relu_gradient
+from sparsetile.reorder import Permutation
+from sparsetile.systems import runner
+from sparsetile.systems.registry import exact_system
+
+__all__ = ["SampledGraph", "make_sampled", "takes_sampled"]
+
+# Devices that support sampled graphs.
+SAMPLED_DEVICES = ("cpu", "cuda")
+# Edges and nodes are counted in 32 bits, rows of a kernel's last thread block included.
+MAX_COUNT = 2**31 - 2**10
+
+
+class HostRows:
+    """A[row, column] on the CPU, the counterpart of :class:`EdgeRows`.
+
+    Columns are in any order and may repeat (parallel edges). Built at the first product.
+    """
+
+    def __init__(
+        self, csr: CSR, *, origin: HostRows | None = None, given_as: Tensor | None = None
+    ) -> None:
+        self.csr, self.shape, self.given_as = csr, csr.shape, given_as
+        self._built: BuiltSystem | None = None
+        self._has_loops: bool | None = None
+        self._transposed: HostRows | None = None
+        # Weak, so that no reference cycle delays freeing the memory.
+        self._origin = None if origin is None else weakref.ref(origin)
+
+    @classmethod
+    def of_edges(
+        cls, edge_index: Tensor, by_target: bool, shape: tuple[int, int]
+    ) -> HostRows | None:
+        """Return edges as entries of rows; None if one names no row or column."""
+        rows, columns = edge_index.unbind(0)[:: -1 if by_target else 1]
+        low, high = torch.aminmax(edge_index, dim=1)
+        ascending = (rows[1:] >= rows[:-1]).all()
+        facts = torch.stack([low.amin(), high[0], high[1], ascending.long()]).tolist()
+        least, *last, in_order = facts
+        last_row, last_column = last[::-1] if by_target else last
+        if least < 0 or last_row >= shape[0] or last_column >= shape[1]:
+            return None
+        order = None
+        if not in_order:
+            rows, order = torch.sort(rows, stable=True)
+            columns = columns[order]
+        csr = CSR(row_pointers(rows, shape[0]), columns.to(torch.int32), None, shape)
+        return cls(csr, given_as=order)
+
+    def read(self) -> bool:
+        """As ``EdgeRows.read``; :meth:`of_edges` has already read the edges."""
+        return True
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether a row has its own column."""
+        if self._has_loops is None:
+            self._has_loops = bool((self.csr.row_ids() == self.csr.indices).any())
+        return self._has_loops
+
+    def row_lengths(self) -> Tensor:
+        """Entries of each row."""
+        return self.csr.row_lengths()
+
+    def multiply(
+        self, x: Tensor, scaled: str = "", bias: Tensor | None = None, relu: bool = False
+    ) -> Tensor:
+        """As ``EdgeRows.multiply``."""
+        if scaled == "columns":
+            x = mean_gradient(self.transposed.csr.indptr, x)
+        if self._built is None:
+            request = Request(self.csr, x.shape[1], x.dtype, Permutation("identity", None))
+            self._built = exact_system(x.device.type).build(request)
+        work = runner(self._built.recipe)
+        out = work.new_output(x, x.dtype)
+        epilogue = Epilogue(mean=scaled == "rows", bias=bias, relu=relu)
+        work.spmm(self._built.tensors, None, None, x.contiguous(), out, epilogue)
+        return out
+
+    @property
+    def transposed(self) -> HostRows:
+        """The transpose, made at first use."""
+        origin = None if self._origin is None else self._origin()
+        if origin is not None:
+            return origin
+        if self._transposed is None:
+            with _unwatched():
+                self._transposed = HostRows(self.csr.transposed(), origin=self)
+        return self._transposed
+
+
+_Rows: TypeAlias = "HostRows | EdgeRows"
+_Call: TypeAlias = "tuple[_Rows, str, bool]"  # what is scaled, and whether ReLU follows
+_TRANSPOSED = {"": "", "rows": "columns", "columns": "rows"}
+
+
+class _Outside(Exception):
+    """An edge names no node."""
+
+
+def _forward(x: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
+    """The product of ``_Product``; raises if an edge names no node."""
+    rows, scaled, relu = call
+    if bias is not None:
+        bias = bias.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
+    out = rows.multiply(x.resolve_neg(), scaled, bias, relu)
+    if out is None:
+        raise _Outside
+    return out
+
+
+class _Product(torch.autograd.Function):
+    """relu(A·x + bias), with rows or columns of A scaled, and its gradients for x and the bias.
+
+    Non-tensor arguments are one tuple, because autograd processes each argument.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, call: _Call) -> Tensor:  # type: ignore[override]
+        ctx.call = call
+        out = _forward(x, bias, call)
+        if call[2]:
+            ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        rows, scaled, relu = ctx.call
+        if relu:
+            grad = relu_gradient(ctx.saved_tensors[0], grad)
+        for_x, for_bias, *_ = ctx.needs_input_grad
+        d_x = d_bias = None
+        if for_bias:
+            d_bias = grad.sum(0, dtype=torch.float32 if grad.dtype.itemsize == 2 else None)
+        if for_x:
+            opposite = rows.transposed, _TRANSPOSED[scaled], False
+            if torch.is_grad_enabled():  # a gradient of the gradient may be wanted
+                d_x = _Product.apply(grad, None, opposite)
+            else:
+                d_x = opposite[0].multiply(grad.resolve_neg(), opposite[1])
+        return d_x, d_bias, None
+
+
+_apply = apply_of(_Product)
+
+
+class SampledGraph(Graph):
+    """A short-lived graph; see the module's docstring.
+
+    Only for sums, means, maxima and minima over its edges: use :attr:`canonical` for all else.
+
+    Parameters
+    ----------
+    rows : HostRows or EdgeRows [targets, sources]
+        Edges by target.
+    layer : str
+        What errors begin with.
+    device : torch.device
+    copied : Tensor, optional
+        The tensor that ``rows`` will read, if nobody else has a reference.
+    """
+
+    def __init__(
+        self, rows: _Rows, layer: str, device: torch.device, copied: Tensor | None = None
+    ) -> None:
+        # Only what callers read: a sampled graph is made at every step.
+        self.short_lived, self.planned, self.weighted, self.calls = True, None, False, 0
+        self.multiplicity, self.loops = None, "keep"
+        self._by_target = rows
+        self._layer, self._device, self._copied = layer, device, copied
+        self._scales: dict[torch.dtype, Tensor] = {}  # of convolve
+        self._canonical: Graph | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._by_target.shape
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether an edge leads from a node to itself, once the edges are read."""
+        return self._by_target.has_loops
+
+    @property
+    def canonical(self) -> Graph:
+        """The same graph in canonical form, made at first use."""
+        if self._canonical is None:
+            with building(self._device, self._layer):
+                self._read()
+                csr, given_as = self._by_target.csr, self._by_target.given_as
+                target, source = csr.row_ids(), csr.indices.long()
+                if given_as is not None:
+                    back = torch.argsort(given_as)
+                    target, source = target[back], source[back]
+                names = Names("forward", rows="targets", columns="sources")
+                csr = from_coordinates(names, target, source, None, self.shape)
+            self._canonical = Graph(csr, short_lived=True)
+        self._canonical.calls = self.calls  # decides when it gets its own plans
+        return self._canonical
+
+    def aggregate(
+        self,
+        x: Tensor,
+        weights: Weights | None = None,
+        *,
+        reduce: str = "sum",
+        bias: Tensor | None = None,
+        relu: bool = False,
+    ) -> Tensor:
+        if weights is None and reduce in ("sum", "mean") and self._takes(x):
+            scaled = "rows" if reduce == "mean" else ""
+            if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
+                x = x.to(torch.get_autocast_dtype(x.device.type))
+            try:
+                return self._multiply(x, scaled, bias, relu)
+            except _Outside:
+                pass
+        canonical = self.canonical
+        if weights is None and canonical.multiplicity is not None:
+            if reduce == "sum":
+                weights = Weights("multiplicity", canonical.multiplicity)
+            elif reduce == "mean":
+                reduce, weights = "sum", canonical.mean_weights()
+        return canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
+
+    def _multiply(self, x: Tensor, scaled: str, bias: Tensor | None, relu: bool) -> Tensor:
+        call = self._by_target, scaled, relu
+        if not x.requires_grad and bias is None:  # such as the first layer's: no autograd node
+            return _forward(x, None, call)
+        wraps = maybe_wrapped(x) or (bias is not None and maybe_wrapped(bias))
+        apply = _Product.apply if wraps else _apply
+        return apply(x, bias, call)  # type: ignore[no-any-return]
+
+    def _read(self) -> None:
+        """Read the edges if no product has; raise if one names no node."""
+        rows = self._by_target
+        if rows.read():
+            return
+        assert isinstance(rows, EdgeRows) and rows.unread is not None
+        first, second = rows.unread.unbind(0)
+        if rows.by_target:
+            names = Names(self._layer, rows="edge_index[1]", columns="edge_index[0]")
+            from_coordinates(names, second, first, None, self.shape)
+        else:
+            names = Names(self._layer, rows="edge_index[0]", columns="edge_index[1]")
+            from_coordinates(names, first, second, None, self.shape)
+        raise AssertionError("an edge was outside, and is not")
+
+    def convolve(self, x: Tensor, bias: Tensor | None, relu: bool) -> Tensor | None:
+        """Return relu(D^-1/2 (A + I) D^-1/2 x + bias); None if the canonical graph must compute it.
+
+        D counts the edges of a target and its added self-loop. Graphs that have self-loops are left
+        to the canonical graph.
+        """
+        if not self._takes(x):
+            return None
+        with _unwatched():
+            self._read()
+            if self._by_target.has_loops:
+                return None
+            wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+            scale = self._scales.get(wide)
+            if scale is None:
+                lengths = self._by_target.row_lengths().to(wide)
+                scale = self._scales[wide] = lengths.add_(1).rsqrt_().unsqueeze(-1)
+        if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        inner = x * scale  # in float32 at least
+        out = self._multiply(inner.to(x.dtype), "", None, False) + inner
+        out = out * scale if bias is None else torch.addcmul(bias.to(wide), out, scale)
+        out = out.to(x.dtype)
+        return out.relu() if relu else out
+
+    def _takes(self, x: Tensor) -> bool:
+        return (
+            self.calls <= SHORT_LIVED_CALLS
+            and type(x) in (Tensor, torch.nn.Parameter)
+            and x.dim() == 2
+            and x.shape[1] <= MAX_WIDTH
+            and x.layout is torch.strided
+            and x.dtype in VALUE_DTYPES
+            and plain_call()
+        )
+
+
+def takes_sampled(device: torch.device) -> bool:
+    """Whether a device supports sampled graphs."""
+    return device.type in SAMPLED_DEVICES
+
+
+def make_sampled(
+    layer: str, edge_index: Tensor, by_target: bool, shape: tuple[int, int]
+) -> SampledGraph | None:
+    """Return a sampled graph; None on other devices, without edges, or, on the CPU, if an edge
+    names no node (the canonical form raises the error). On a GPU the first product finds it.
+
+    Parameters
+    ----------
+    layer : str
+        What errors begin with.
+    edge_index : Tensor of int64 or int32 [2, E]
+    by_target : bool
+        Whether targets are in ``edge_index[1]``, else in ``edge_index[0]``.
+    shape : (targets, sources)
+    """
+    count = edge_index.shape[1]
+    if not takes_sampled(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:
+        return None
+    kind: type[EdgeRows] | type[HostRows] = EdgeRows if edge_index.is_cuda else HostRows
+    with _unwatched():
+        given = edge_index.long()
+        rows = kind.of_edges(given, by_target, shape)
+    if rows is None:
+        return None
+    # No reference to the caller's edges: the cache would keep them alive.
+    return SampledGraph(rows, layer, edge_index.device, None if given is edge_index else given)
+
+
+_UNCHANGED = contextlib.nullcontext()
+
+
+def _unwatched() -> contextlib.AbstractContextManager[object]:
+    """Leave inference mode, so that later calls may save tensors for gradients. Entering a mode
+    costs as much as a launch, so none is entered unless needed."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _UNCHANGED

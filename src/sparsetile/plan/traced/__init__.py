@@ -1,0 +1,1 @@
+"""Products as torch traces, exports and differentiates them: operators over flat tensors."""

@@ -1,1 +1,0 @@
-"""What several systems launch with: geometry, bound products, epilogues, tile runners."""
