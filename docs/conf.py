@@ -6,10 +6,15 @@ by the build. API pages are made from docstrings, so the package must be importa
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from sparsetile import __version__
-from sparsetile.check.proofs import ages
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # for tools, which are not installed
+
+from tools.proofs import ages  # noqa: E402
 
 project = "sparsetile"
 author = "the sparsetile authors"
@@ -23,7 +28,7 @@ html_show_copyright = False
 
 # {{ proofs }} on a page is the table of proofs with their ages.
 myst_enable_extensions = ["substitution"]
-_rows = [f"| `{age.name}` | {age.text} |" for age in ages(Path(__file__).resolve().parents[1])]
+_rows = [f"| `{age.name}` | {age.text} |" for age in ages(ROOT)]
 myst_substitutions = {"proofs": "\n".join(["| proof | of |", "| --- | --- |", *_rows])}
 
 # Links may name headings of the first three levels: [text](page.md#a-heading).
