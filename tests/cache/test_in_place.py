@@ -16,6 +16,9 @@ from tests.contracts.cases import csr_of, random_matrix
 CSR = csr_of(random_matrix(30, 20, 0.3))
 
 
+pytestmark = pytest.mark.usefixtures("planned_on_cpu")
+
+
 @pytest.fixture(autouse=True)
 def _cold() -> None:
     st.clear_plan_cache()

@@ -23,6 +23,9 @@ from tests.plans import variant_of
 MATRIX = random_matrix(30, 20, 0.2).astype(np.float32)
 
 
+pytestmark = pytest.mark.usefixtures("planned_on_cpu")
+
+
 @pytest.fixture(autouse=True)
 def cold_cache() -> Iterator[None]:
     st.clear_plan_cache()

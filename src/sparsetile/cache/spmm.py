@@ -1,5 +1,8 @@
 """``spmm(A, B)``: one call. Plans once per matrix, keeps the plan while the matrix lives.
 
+CSR arrays on the CPU are multiplied as they are (``cache.arrays``): planning would save nothing,
+and nothing kept can be stale. Other matrices, other devices and products with gradients are planned.
+
 A plan is found again by the identity of the objects that make up A, watched through weak
 references: the cache never keeps a matrix alive. Each call compares the matrix's fingerprint, so
 values or patterns changed in place are noticed (``intake.fingerprint`` says how). New values are
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
+from sparsetile.cache.arrays import product_as_it_is
 from sparsetile.cache.kept import Kept
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values, fingerprint
@@ -294,10 +298,11 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     tensor([[2., 2.],
             [3., 3.]])
     """
-    if reduce == "sum":
+    C = product_as_it_is(A, B, reduce)
+    if C is None and reduce == "sum":
         C = _product_in_place(A, B)
-        if C is not None:
-            return C
+    if C is not None:
+        return C
     if not isinstance(B, Tensor):
         raise type_error("spmm", "B", "a torch tensor", type(B).__name__, "Use torch.as_tensor")
     usable_device("spmm", B.device, "B")

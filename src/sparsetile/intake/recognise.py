@@ -6,6 +6,7 @@ installed costs nothing, and subclasses are recognised.
 
 from __future__ import annotations
 
+import functools
 import os
 from enum import Enum
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from sparsetile.intake.csr import CSR
 
-__all__ = ["Kind", "kind_of"]
+__all__ = ["Kind", "is_scipy", "kind_of"]
 
 
 class Kind(Enum):
@@ -40,7 +41,7 @@ def kind_of(A: Any) -> Kind | None:
         return Kind.CSR
     if isinstance(A, (str, os.PathLike)):
         return Kind.PATH
-    if _comes_from(A, "torch_geometric", "EdgeIndex"):
+    if _comes_from(type(A), "torch_geometric", "EdgeIndex"):
         return Kind.EDGE_INDEX
     if isinstance(A, Tensor):
         return Kind.TENSOR
@@ -49,20 +50,25 @@ def kind_of(A: Any) -> Kind | None:
             return Kind.EDGE_TUPLE if hasattr(A[0], "shape") else None
         return {3: Kind.EDGE_TUPLE, 4: Kind.CSR_TUPLE}.get(len(A))
     # A scipy matrix has a format and derives from a class of scipy.sparse.
-    if hasattr(A, "format"):
-        if _comes_from(A, "scipy.sparse"):
-            return Kind.SCIPY
-        if _comes_from(A, "cupyx.scipy.sparse"):
-            return Kind.CUPYX
-    if _comes_from(A, "torch_sparse", "SparseTensor"):
+    if is_scipy(A):
+        return Kind.SCIPY
+    if hasattr(A, "format") and _comes_from(type(A), "cupyx.scipy.sparse"):
+        return Kind.CUPYX
+    if _comes_from(type(A), "torch_sparse", "SparseTensor"):
         return Kind.TORCH_SPARSE
-    if _comes_from(A, "torch_geometric", "BaseData"):
+    if _comes_from(type(A), "torch_geometric", "BaseData"):
         return Kind.GRAPH
     return None
 
 
-def _comes_from(A: Any, package: str, name: str | None = None) -> bool:
-    for base in type(A).__mro__:
+def is_scipy(A: Any) -> bool:
+    """Whether A is a matrix or an array of scipy.sparse."""
+    return hasattr(A, "format") and _comes_from(type(A), "scipy.sparse")
+
+
+@functools.lru_cache(maxsize=256)
+def _comes_from(kind: type, package: str, name: str | None = None) -> bool:
+    for base in kind.__mro__:
         module = getattr(base, "__module__", "") or ""
         if (module == package or module.startswith(package + ".")) and name in (
             None,

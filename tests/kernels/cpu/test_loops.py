@@ -13,6 +13,7 @@ from typing import Any
 
 import llvmlite
 import numba
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -394,8 +395,9 @@ llvm.get_host_cpu_features = lambda: {}  # no AVX, as the processor named generi
 from numba import types
 from sparsetile.kernels.cpu import loops
 i, flag, real = types.int64, types.boolean, types.float32
-tuples = [types.UniTuple(i, size) for size in (3, 4, 2, 2)]
-loops.spmm_sum.compile((i, *tuples, i, real, real, flag, flag, flag))
+A = types.Tuple((i, i, i, i, i, types.int32))
+tuples = [types.UniTuple(i, 4), A, types.UniTuple(i, 2), types.UniTuple(i, 2)]
+loops.spmm_sum.compile((i, *tuples, i, real, real, flag, flag, flag, i))
 loops.spmm_extremum.compile((i, *tuples, i, tuples[-1], flag, real))
 loops.sddmm.compile((i, *tuples, i, i, real))
 for kernel in (loops.spmm_sum, loops.spmm_extremum, loops.sddmm):
@@ -471,9 +473,10 @@ class Guarded:
         return self.matrix.data_ptr(), self.matrix.stride(0)
 
 
-def addresses(A: CSR) -> tuple[int, int, int, int]:
+def addresses(A: CSR) -> tuple[Any, ...]:
     values = 0 if A.values is None else A.values.data_ptr()
-    return A.indptr.data_ptr(), A.indices.data_ptr(), values, A.nnz
+    zeros = np.int64(0), np.int32(0)  # of the types of row pointers and columns
+    return A.indptr.data_ptr(), A.indices.data_ptr(), values, A.nnz, *zeros
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """The CPU kernels on torch tensors: checks, dtypes, strides and the number of threads.
 
 Matrices are canonical CSR (`intake.csr`) and were checked there: column numbers are trusted, so
-``B`` must have at least as many rows as A has columns. float16 and bfloat16 are converted to
-float32 and back. A tensor whose columns are not adjacent in memory is copied; any row stride is
-read in place.
+``B`` must have at least as many rows as A has columns. Only :func:`product_of_arrays` takes arrays
+as they come, and checks them on the way. float16 and bfloat16 are converted to float32 and back. A
+tensor whose columns are not adjacent in memory is copied; any row stride is read in place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,16 @@ from torch import Tensor
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.kernels.cpu.pool import run_shared
 
-__all__ = ["add_products", "empty_output", "sddmm", "spmm_extremum", "spmm_sum"]
+__all__ = [
+    "Prepared",
+    "add_products",
+    "empty_output",
+    "prepare_product",
+    "product_of_arrays",
+    "sddmm",
+    "spmm_extremum",
+    "spmm_sum",
+]
 
 # NumPy requests huge pages from this size on.
 _HUGE_BYTES = 1 << 22
@@ -34,6 +43,8 @@ _KEPT, KEPT_BYTES = 2, 1 << 28
 WORK_PER_THREAD = 1 << 20
 # Cost of a row besides its entries, in entries (as in balance.row_chunks).
 _ROW_COST = 4
+# Chunks of rows that a kernel finds by itself: many more than cores, to balance slow chunks.
+_CHUNKS = 64
 # Mean entries of rows that are too short for wide panels.
 _SHORT_ROW = 8
 # Bytes of a row of B that are used at once.
@@ -45,6 +56,11 @@ _kept: deque[np.ndarray[Any, Any]] = deque(maxlen=_KEPT)  # drops the oldest
 
 _SCALAR = {torch.float32: np.float32, torch.float64: np.float64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# What tells a kernel the type of row pointers or columns.
+_ZERO: dict[torch.dtype, Any] = {torch.int32: np.int32(0), torch.int64: np.int64(0)}
+_ONE = {dtype: scalar(1) for dtype, scalar in _SCALAR.items()}
+_NONE = {dtype: scalar(0) for dtype, scalar in _SCALAR.items()}
+_TwoCounters = ctypes.c_int64 * 2  # tasks that were claimed; whether an index is wrong
 
 
 @functools.cache
@@ -180,19 +196,150 @@ def add_products(
     if rows == 0 or columns == 0:
         return
     dtype = _compute_dtype(B.dtype)
-    scalar = _SCALAR[dtype]
     B, values = _readable(B, dtype), _values(values, dtype)
     target = out if _in_place(out, dtype) else _staging(out, dtype, copy=beta != 0)
-    row = columns * dtype.itemsize
-    fetch = B.shape[0] * min(row, _PANEL_BYTES) > cache_bytes(2)
-    # Rows of a few entries gain nothing: the prefetched rows belong to later rows anyway.
-    long_rows = indices.numel() > _SHORT_ROW * rows
-    scattered = long_rows and B.shape[0] * row > 2 * cache_bytes(3)
-    arguments = (scalar(alpha), scalar(beta), bool(mean), fetch, scattered)
-    owners = (indptr, indices, values, bounds, B, target)
-    _launch(_kernels().spmm_sum, owners, columns, arguments)
+    made = prepare_product(indptr, indices, values, B, bounds, alpha, beta, mean)
+    made(B.data_ptr(), target, (indptr, indices, values, bounds, B))
     if target is not out:
         out.copy_(target)
+
+
+class Prepared(NamedTuple):
+    """A product of which only the addresses of B and C are missing: B has some shape and strides.
+
+    The tensors must outlive it.
+    """
+
+    kernel: Any
+    threads: int
+    schedule: tuple[int, int, int, int]
+    sparse: tuple[Any, ...]
+    b_stride: int
+    columns: int
+    arguments: tuple[Any, ...]
+
+    def __call__(self, b: int, C: Tensor, owners: tuple[Any, ...]) -> bool:
+        """Write C from B at an address; return whether all indices were right, if checked.
+
+        ``owners`` are kept until the last thread has left the kernel.
+        """
+        counters = _TwoCounters()
+        run_shared(
+            self.kernel,
+            (
+                ctypes.addressof(counters),
+                self.schedule,
+                self.sparse,
+                (b, self.b_stride),
+                (C.data_ptr(), C.stride(0)),
+                self.columns,
+                *self.arguments,
+            ),
+            (counters, C, *owners),
+            self.threads,
+        )
+        return not counters[1]
+
+
+def prepare_product(
+    indptr: Tensor,
+    indices: Tensor,
+    values: Tensor | None,
+    B: Tensor,
+    bounds: Tensor,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    mean: bool = False,
+) -> Prepared:
+    """Prepare :func:`spmm_sum` for matrices like B, which is in a type that kernels compute in.
+
+    Nothing is checked. ``values`` are of B's type and contiguous.
+    """
+    rows, nnz = indptr.shape[0] - 1, indices.shape[0]
+    (k, columns), stride = B.shape, B.stride(0)
+    threads = _threads(rows, nnz, columns)
+    schedule = (bounds.data_ptr(), rows, bounds.shape[0] - 1, threads)
+    sparse = _sparse(indptr, indices, values, nnz)
+    scalar = _SCALAR[B.dtype]
+    options = (*_hints(rows, nnz, k, columns, B.dtype), -1)
+    arguments = (scalar(alpha), scalar(beta), mean, *options)
+    return Prepared(_kernels().spmm_sum, threads, schedule, sparse, stride, columns, arguments)
+
+
+def product_of_arrays(
+    indptr: Tensor,
+    indices: Tensor,
+    values: Tensor | None,
+    nnz: int,
+    cols: int,
+    B: Tensor,
+    mean: bool = False,
+) -> Tensor | None:
+    """Return A·B, or the mean of each row's products, of CSR arrays as they came.
+
+    Bits are those of :func:`spmm_sum`. Nothing is copied, nothing outside of the arrays is read.
+
+    Parameters
+    ----------
+    indptr, indices : Tensor
+        int32 or int64, contiguous: [M + 1], [nnz or more].
+    values : Tensor or None
+        [nnz or more], contiguous, of B's type.
+    nnz : int
+        What the last row pointer has to be.
+    cols : int
+        K.
+    B : Tensor [K, N] or [K]
+        float32 or float64, with unit column stride.
+    mean : bool
+        As in :func:`spmm_sum`.
+
+    Returns
+    -------
+    Tensor [M, N] or [M], or None
+        None if row pointers or columns are wrong.
+    """
+    rows, wide, dtype = indptr.shape[0] - 1, B.ndim == 2, B.dtype
+    columns = B.shape[1] if wide else 1
+    if rows * columns * dtype.itemsize < _HUGE_BYTES:
+        out = B.new_empty(rows, columns)  # the quickest
+    else:
+        out = empty_output(rows, columns, dtype)
+    if rows and columns:
+        threads = _threads(rows, nnz, columns)
+        chunks = 1 if threads == 1 and columns <= _LEAST_COLUMNS else _CHUNKS
+        one, zero = _ONE[dtype], _NONE[dtype]
+        made = Prepared(
+            _kernels().spmm_sum, threads, (0, rows, chunks, threads),
+            _sparse(indptr, indices, values, nnz), B.stride(0), columns,
+            (one, zero, mean, *_hints(rows, nnz, cols, columns, dtype), cols),
+        )  # fmt: skip
+        if not made(B.data_ptr(), out, (indptr, indices, values, B)):
+            return None
+    return out if wide else out[:, 0]
+
+
+def _sparse(indptr: Tensor, indices: Tensor, values: Tensor | None, nnz: int) -> tuple[Any, ...]:
+    """Return A as kernels take it."""
+    return (
+        indptr.data_ptr(), indices.data_ptr(), 0 if values is None else values.data_ptr(), nnz,
+        _ZERO[indptr.dtype], _ZERO[indices.dtype],
+    )  # fmt: skip
+
+
+def _hints(rows: int, nnz: int, k: int, columns: int, dtype: torch.dtype) -> tuple[bool, bool]:
+    """Return whether to fetch rows of B ahead, and to read as much of each as possible."""
+    row = columns * dtype.itemsize
+    fetch = k * min(row, _PANEL_BYTES) > cache_bytes(2)
+    # Rows of a few entries gain nothing: the prefetched rows belong to later rows anyway.
+    long_rows = nnz > _SHORT_ROW * rows
+    return fetch, long_rows and k * row > 2 * cache_bytes(3)
+
+
+def _threads(rows: int, nnz: int, columns: int) -> int:
+    """Return the threads that pay for themselves."""
+    work = (nnz + _ROW_COST * rows) * max(columns, _LEAST_COLUMNS)
+    return max(1, min(torch.get_num_threads(), 1 + work // WORK_PER_THREAD))
 
 
 def spmm_extremum(
@@ -290,21 +437,15 @@ def sddmm(
 def _launch(kernel: Any, owners: tuple[Any, ...], columns: int, arguments: tuple[Any, ...]) -> None:
     """Turn tensors into addresses and run the kernel on as many threads as pay off."""
     indptr, indices, values, bounds, first, second = owners[:6]
-    nnz = indices.numel()
-    work = (nnz + _ROW_COST * indptr.numel()) * max(columns, _LEAST_COLUMNS)
-    threads = max(1, min(torch.get_num_threads(), 1 + work // WORK_PER_THREAD))
+    rows, nnz = indptr.numel() - 1, indices.numel()
+    threads = _threads(rows, nnz, columns)
     counter = ctypes.c_int64(0)
     run_shared(
         kernel,
         (
             ctypes.addressof(counter),
-            (bounds.data_ptr(), bounds.numel() - 1, threads),
-            (
-                indptr.data_ptr(),
-                indices.data_ptr(),
-                0 if values is None else values.data_ptr(),
-                nnz,
-            ),
+            (bounds.data_ptr(), rows, bounds.numel() - 1, threads),
+            _sparse(indptr, indices, values, nnz),
             (first.data_ptr(), first.stride(0)),
             (second.data_ptr(), second.stride(0)),
             columns,

@@ -74,13 +74,14 @@ _STRIP = 64
 # A chunk with this many times the mean number of entries is split by columns.
 _HEAVY = 4
 
-# Arguments of the entry points; all are addresses and counts.
-Schedule = tuple[int, int, int]  # bounds, number of chunks, parts of a heavy chunk
-Sparse = tuple[int, int, int, int]  # indptr, indices, values or 0, nnz
+# Arguments of the entry points: addresses, counts, and zeros of the types of indptr and indices.
+Schedule = tuple[int, int, int, int]  # bounds or 0, rows, number of chunks, parts of a heavy chunk
+Sparse = tuple[int, int, int, int, Any, Any]  # indptr, indices, values or 0, nnz, both types
 Dense = tuple[int, int]  # matrix, row stride in elements
 
-_INDEX = np.int32(0)  # element type of indices
-_COUNT = np.int64(0)  # element type of indptr, bounds and arg
+_COUNT = np.int64(0)  # element type of bounds and arg
+# Cost of a row besides its entries, in entries, if chunks are searched (as in balance.row_chunks).
+ROW_COST = 4
 
 _DIGEST = hashlib.sha256(
     Path(__file__).read_bytes() + Path(cpu_vector.__file__).read_bytes()
@@ -89,6 +90,61 @@ _DIGEST = hashlib.sha256(
 
 def _entry_point(function: Callable[..., Any]) -> Any:
     return entry_point(function, _DIGEST)
+
+
+@inlined
+def _offset(A: Sparse, row: int) -> int:
+    """Return the first entry of a row."""
+    return np.int64(get(A[4], A[0], row))
+
+
+@inlined
+def _column(A: Sparse, e: int) -> int:
+    """Return the column of an entry."""
+    return np.int64(get(A[5], A[1], e))
+
+
+@inner
+def _bound(schedule: Schedule, A: Sparse, chunk: int) -> int:
+    """Return the first row of a chunk: given, or found by the cost of the rows before it."""
+    bounds, rows, chunks, _ = schedule
+    if bounds != 0:
+        return get(_COUNT, bounds, chunk)
+    cost = (A[3] + ROW_COST * rows) * chunk // chunks
+    low, high = 0, rows if chunk > 0 else 0
+    while low < high:
+        middle = (low + high) // 2
+        if _offset(A, middle) + ROW_COST * middle < cost:
+            low = middle + 1
+        else:
+            high = middle
+    return low if chunk < chunks else rows
+
+
+@inner
+def _rows_fit(A: Sparse, row: int, stop: int) -> bool:
+    """Whether row pointers ascend within the entries of A."""
+    last = _offset(A, row)
+    if stop < row or last < 0 or _offset(A, stop) > A[3]:
+        return False
+    ascend = True
+    for i in range(row, stop):
+        offset = _offset(A, i + 1)
+        ascend = ascend and last <= offset
+        last = offset
+    return ascend
+
+
+@inner
+def _columns_fit(A: Sparse, row: int, stop: int, columns: int) -> bool:
+    """Whether all columns of a range of rows are among so many."""
+    first, end = _offset(A, row), _offset(A, stop)
+    least = greatest = A[5]  # in the type of the columns: more lanes
+    for e in range(first, end):
+        column = get(A[5], A[1], e)
+        least = column if column < least else least
+        greatest = column if column > greatest else greatest
+    return least >= 0 and (greatest < columns or end == first)
 
 
 @inner
@@ -100,8 +156,8 @@ def _next_task(
     Columns come in panels of ``width``, all chunks of one panel before the next, so that the
     panel of B stays in cache. A heavy chunk is split into ``parts`` ranges of whole units.
     """
-    bounds, chunks, parts = schedule
-    indptr, _, _, nnz = A
+    _, _, chunks, parts = schedule
+    nnz = A[3]
     task = claim(counter)
     panel = task // (chunks * parts)
     first = panel * width
@@ -109,10 +165,10 @@ def _next_task(
         return -1, -1, 0, 0
     stop = min(first + width, n)
     chunk = task // parts % chunks
-    row = get(_COUNT, bounds, chunk)
-    end = get(_COUNT, bounds, chunk + 1)
+    row = _bound(schedule, A, chunk)
+    end = _bound(schedule, A, chunk + 1)
     part = task % parts
-    entries = get(_COUNT, indptr, end) - get(_COUNT, indptr, row)
+    entries = _offset(A, end) - _offset(A, row)
     if entries * chunks > _HEAVY * nnz:
         share = -(-(stop - first) // (parts * unit)) * unit
         first += part * share
@@ -127,7 +183,7 @@ def _fetch_row(e: int, j: int, lines: int, A: Sparse, B: Dense, like: Any) -> No
     """Prefetch ``lines`` units, from column ``j`` on, of the row of B that a later entry needs."""
     if lines > 0:
         ahead = _AHEAD if lines <= _LONG else _AHEAD_LONG
-        later = get(_INDEX, A[1], min(e + ahead, A[3] - 1)) * B[1] + j
+        later = _column(A, min(e + ahead, A[3] - 1)) * B[1] + j
         step = lane_count(like, 1)
         # A loop of ``lines`` steps would cost more than the fetches.
         if lines >= 8:
@@ -157,14 +213,14 @@ def _sum_block(units: int, masked: bool) -> Any:
     def add_entry(
         acc: Any, e: int, j: int, count: int, fetched: int, A: Sparse, B: Dense, like: Any
     ) -> Any:
-        _, indices, values, nnz = A
+        values, nnz = A[2], A[3]
         b, ldb = B
         if ahead > 0:
-            later = get(_INDEX, indices, min(e + ahead, nnz - 1))
+            later = _column(A, min(e + ahead, nnz - 1))
             prefetch(like, b, later * ldb + j, units)
         else:
             _fetch_row(e, j, fetched, A, B, like)
-        entry = load(like, b, get(_INDEX, indices, e) * ldb + j, units, masked, count)
+        entry = load(like, b, _column(A, e) * ldb + j, units, masked, count)
         if values == 0:
             return add(acc, entry)
         return fma(splat(get(like, values, e), units), entry, acc)
@@ -183,11 +239,10 @@ def _sum_block(units: int, masked: bool) -> Any:
         beta: Any,
         mean: bool,
     ) -> None:
-        indptr = A[0]
         c, ldc = C
-        start = get(_COUNT, indptr, row)
+        start = _offset(A, row)
         for i in range(row, stop):
-            end = get(_COUNT, indptr, i + 1)
+            end = _offset(A, i + 1)
             # Two sums: one would wait for each addition to finish before the next.
             even = zeros(alpha, units)
             odd = zeros(alpha, units)
@@ -234,18 +289,18 @@ def _sum_pair(units: int, overlap: bool) -> Any:
         beta: Any,
         mean: bool,
     ) -> None:
-        indptr, indices, values, _ = A
+        values = A[2]
         b, ldb = B
         c, ldc = C
         half = count - lane_count(alpha, units) if overlap else lane_count(alpha, units)
-        start = get(_COUNT, indptr, row)
+        start = _offset(A, row)
         for i in range(row, stop):
-            end = get(_COUNT, indptr, i + 1)
+            end = _offset(A, i + 1)
             low = zeros(alpha, units)
             high = zeros(alpha, units)
             for e in range(start, end):
                 _fetch_row(e, j, fetched, A, B, alpha)
-                place = get(_INDEX, indices, e) * ldb + j
+                place = _column(A, e) * ldb + j
                 if values == 0:
                     low = add(low, load(alpha, b, place, units, False, count))
                     fence()
@@ -311,12 +366,64 @@ _sum_1 = _sum_block(1, False)
 _sum_tail = _sum_block(1, True) if _MASKS else _sum_rest()
 
 
+@inlined
+def _add_one(acc: Any, e: int, j: int, A: Sparse, B: Dense, weighted: bool, like: Any) -> Any:
+    entry = load(like, B[0], _column(A, e) * B[1] + j, -16, False, 1)  # a vector of one element
+    if weighted:
+        return fma(splat(get(like, A[2], e), -16), entry, acc)
+    return add(acc, entry)
+
+
+def _sum_column(weighted: bool) -> Any:
+    """Make one column of a range of rows: the bits of a block, with less to do for each row."""
+
+    @inner
+    def column(
+        row: int,
+        stop: int,
+        j: int,
+        A: Sparse,
+        B: Dense,
+        C: Dense,
+        alpha: Any,
+        beta: Any,
+        mean: bool,
+    ) -> None:
+        c, ldc = C
+        start = _offset(A, row)
+        for i in range(row, stop):
+            end = _offset(A, i + 1)
+            even = zeros(alpha, -16)
+            odd = zeros(alpha, -16)
+            e = start
+            while _TWO_SUMS and e + 1 < end:
+                even = _add_one(even, e, j, A, B, weighted, alpha)
+                odd = _add_one(odd, e + 1, j, A, B, weighted, alpha)
+                e += 2
+            while e < end:
+                even = _add_one(even, e, j, A, B, weighted, alpha)
+                e += 1
+            acc = add(even, odd) if _TWO_SUMS else even
+            if mean and end > start:
+                acc = divide_by(acc, end - start)
+            acc = multiply(splat(alpha, -16), acc)
+            if beta != 0:  # 0 must not read C
+                acc = fma(splat(beta, -16), load(alpha, c, i * ldc + j, -16, False, 1), acc)
+            store(c, i * ldc + j, acc, False, 1)
+            start = end
+
+    return column
+
+
+_sum_weighted, _sum_pattern = _sum_column(True), _sum_column(False)
+
+
 @inner
-def _strip_end(row: int, stop: int, indptr: int) -> int:
+def _strip_end(row: int, stop: int, A: Sparse) -> int:
     """Return the end of a strip of rows: at ``_STRIP`` entries, and after one row at least."""
-    limit = get(_COUNT, indptr, row) + _STRIP
+    limit = _offset(A, row) + _STRIP
     end = row + 1
-    while end < stop and get(_COUNT, indptr, end + 1) <= limit:
+    while end < stop and _offset(A, end + 1) <= limit:
         end += 1
     return end
 
@@ -334,26 +441,38 @@ def spmm_sum(
     mean: bool,
     fetch: bool,
     scattered: bool,
+    columns: int,
 ) -> None:
     """C = alpha * (A @ B) + beta * C, with the mean of each row's products instead if ``mean``.
 
-    ``counter`` is the address of an int64 0 that all threads of a call share. ``alpha`` and
+    ``counter`` is the address of two int64 0 that all threads of a call share. If A is not known to
+    be right, ``columns`` is their number, otherwise -1: a chunk with a wrong index is left as it
+    is, and the second int64 becomes 1. ``alpha`` and
     ``beta`` are of the element type. ``fetch`` prefetches rows of B, which costs a tenth if they
     are in cache already. ``scattered`` means that B is far larger than the caches: then each visit
     of a row reads as much of it as it can.
     """
     unit = lane_count(alpha, 1)
     width = (_PANEL if scattered else _NARROW_PANEL) * unit
+    checked = columns >= 0
+    if checked and (_offset(A, 0) != 0 or _offset(A, schedule[1]) != A[3] or columns == 0 < A[3]):
+        put(_COUNT, counter, 1, 1)
+        return
     while True:
         row, stop, first, end = _next_task(counter, schedule, A, n, width, unit)
         if row < 0:
             break
+        if checked and not (
+            _rows_fit(A, row, stop) and _columns_fit(A, row, stop, columns)
+        ):
+            put(_COUNT, counter, 1, 1)
+            continue
         blocks = (end - first) // (_WIDE * unit)
         # If a panel has several blocks, they follow each other in strips of few rows: the rows of B
         # that the first block brings into the cache are still there for the others.
         several = not _AVX512 and blocks > 1
         while row < stop:
-            last = _strip_end(row, stop, A[0]) if several else stop
+            last = _strip_end(row, stop, A) if several else stop
             fetched = -(-(end - first) // unit) if fetch and not _AVX512 else 0
             j = first
             while j < end:
@@ -370,6 +489,12 @@ def spmm_sum(
                 elif left >= unit:
                     _sum_1(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
                     j += unit
+                elif left == 1:
+                    if A[2] != 0:
+                        _sum_weighted(row, last, j, A, B, C, alpha, beta, mean)
+                    else:
+                        _sum_pattern(row, last, j, A, B, C, alpha, beta, mean)
+                    j = end
                 else:
                     _sum_tail(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
                     j = end
@@ -392,20 +517,20 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
         arg: Dense,
         like: Any,
     ) -> None:
-        indptr, indices, values, nnz = A
+        values, nnz = A[2], A[3]
         b, ldb = B
         c, ldc = C
-        start = get(_COUNT, indptr, row)
+        start = _offset(A, row)
         for i in range(row, stop):
-            end = get(_COUNT, indptr, i + 1)
+            end = _offset(A, i + 1)
             best = zeros(like, units)
             # Entry numbers count from the row's first, so that they fit 32 bits.
             position = splat_position(like, 0, units)
             for e in range(start, end):
                 if units > 2:
-                    later = get(_INDEX, indices, min(e + _AHEAD, nnz - 1))
+                    later = _column(A, min(e + _AHEAD, nnz - 1))
                     prefetch(like, b, later * ldb + j, units)
-                k = get(_INDEX, indices, e)
+                k = _column(A, e)
                 entry = load(like, b, k * ldb + j, units, masked, count)
                 if values != 0:
                     entry = multiply(splat(get(like, values, e), units), entry)
@@ -580,8 +705,8 @@ def sddmm(
 
     ``out`` is an address. A heavy chunk is split by entries, not by columns.
     """
-    bounds, chunks, parts = schedule
-    indptr, indices, _, nnz = A
+    _, _, chunks, parts = schedule
+    nnz = A[3]
     g, ldg = G
     b, ldb = B
     size = UNIT_BYTES // lane_count(like, 1)
@@ -589,10 +714,10 @@ def sddmm(
         task = claim(counter)
         if task >= chunks * parts:
             break
-        row = get(_COUNT, bounds, task // parts)
-        stop = get(_COUNT, bounds, task // parts + 1)
-        first = get(_COUNT, indptr, row)
-        last = get(_COUNT, indptr, stop)
+        row = _bound(schedule, A, task // parts)
+        stop = _bound(schedule, A, task // parts + 1)
+        first = _offset(A, row)
+        last = _offset(A, stop)
         part = task % parts
         if (last - first) * chunks > _HEAVY * nnz:
             share = -(-(last - first) // parts)
@@ -601,11 +726,11 @@ def sddmm(
         elif part > 0:
             continue
         for i in range(row, stop):
-            start = max(get(_COUNT, indptr, i), first)
-            end = min(get(_COUNT, indptr, i + 1), last)
+            start = max(_offset(A, i), first)
+            end = min(_offset(A, i + 1), last)
             for e in range(start, end):
-                k = get(_INDEX, indices, e)
-                later = get(_INDEX, indices, min(e + _AHEAD, nnz - 1))
+                k = _column(A, e)
+                later = _column(A, min(e + _AHEAD, nnz - 1))
                 row_g = g + i * ldg * size
                 row_b = b + k * ldb * size
                 put(like, out, e, _dot(row_g, row_b, n, b + later * ldb * size, like))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from sparsetile.engines.request import Request
 
-__all__ = ["predict_cpu"]
+__all__ = ["SPARSE_SHARE", "predict_cpu"]
 
-_SPARSE_SHARE, _ROW_SECONDS = 0.15, 1e-9
+# Rate of a sparse product over a dense one: matrices with a larger share of entries run as dense.
+SPARSE_SHARE = 0.15
+_ROW_SECONDS = 1e-9
 
 
 def predict_cpu(request: Request) -> float:
@@ -18,4 +20,4 @@ def predict_cpu(request: Request) -> float:
     ceilings = request.machine
     flops = 2.0 * request.csr.nnz * request.n
     rows = request.csr.shape[0] * _ROW_SECONDS
-    return ceilings.launch + flops / (ceilings.dense_flops * _SPARSE_SHARE) + rows
+    return ceilings.launch + flops / (ceilings.dense_flops * SPARSE_SHARE) + rows

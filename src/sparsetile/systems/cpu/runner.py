@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from sparsetile.engines.runner import ExactRunner
 from sparsetile.launch.epilogue import apply_epilogue
 from sparsetile.launch.interface import PLAIN, Bound, Epilogue, Tensors
+from sparsetile.launch.kept import KeptLaunches
+
+if TYPE_CHECKING:
+    from sparsetile.kernels.cpu.api import Prepared
 
 __all__ = ["CPURunner"]
+
+_UNKNOWN: Any = object()
 
 
 def _batches(tensor: Tensor) -> Tensor:
@@ -116,15 +124,41 @@ class _BoundCPU:
 
     def __init__(self, runner: CPURunner, tensors: Tensors, values: Tensor | None) -> None:
         self._runner, self._tensors, self._values = runner, tensors, values
+        self._read = (*_rows(tensors), values)
+        # By shape and strides of B, and the number of threads.
+        self._prepared = KeptLaunches[tuple[Any, ...], "Prepared | None"]()
 
     def __call__(self, B: Tensor, out: Tensor | None = None) -> Tensor:
         from sparsetile.kernels.cpu import api
 
-        indptr, columns, bounds = _rows(self._tensors)
+        columns = B.shape[1]
         if out is None:
-            out = api.empty_output(self._runner.rows, B.shape[1], B.dtype)
-        api.add_products(indptr, columns, self._values, B, out, 1.0, 0.0, bounds, False)
+            out = api.empty_output(self._runner.rows, columns, B.dtype)
+        key = (B.shape, B.stride(), torch.get_num_threads())
+        found = self._prepared.get(key, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._prepared.keep(key, self._prepare(B))
+        if found is None:
+            indptr, ids, bounds = _rows(self._tensors)
+            api.add_products(indptr, ids, self._values, B, out, 1.0, 0.0, bounds, False)
+        else:
+            found(B.data_ptr(), out, (B, *self._read))
         return out
+
+    def _prepare(self, B: Tensor) -> Prepared | None:
+        """Return the product of matrices like B, or None if operands have to be converted."""
+        from sparsetile.kernels.cpu import api
+
+        values = self._values
+        unit = B.stride(1) == 1 or B.shape[1] == 1
+        if not (B.numel() and self._runner.rows and unit and B.dtype.itemsize > 2):
+            return None
+        if values is not None and (
+            values.dtype is not B.dtype or not values.is_contiguous() or values.is_neg()
+        ):
+            return None
+        indptr, columns, bounds = _rows(self._tensors)
+        return api.prepare_product(indptr, columns, values, B, bounds)
 
     def fused(self, B: Tensor, bias: Tensor | None, alpha: float, mean: bool, relu: bool) -> Tensor:
         """Return relu(alpha · A·B + bias), or of the mean of each row's entries."""

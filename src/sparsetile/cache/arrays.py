@@ -1,0 +1,140 @@
+"""Products of CSR arrays as they came: no plan, no copy, nothing kept.
+
+On the CPU a plan has nothing that a product needs: the kernel finds chunks of rows of equal cost by
+itself, and checks row pointers and columns as it reads them. So a product costs the same the first
+time and the thousandth, and reads what is in the arrays then. Wrong arrays are left to planning,
+which says what is wrong with them.
+
+Bits are those of a plan if columns ascend in each row. Otherwise a row is added in the order of its
+entries, while plans sort them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import profiler
+
+from sparsetile.core.device import HOST
+from sparsetile.intake import CSR
+from sparsetile.intake.recognise import is_scipy
+from sparsetile.kernels.cpu.api import product_of_arrays
+from sparsetile.plan.modes import PLAIN_TYPES, any_autocast, plain_call
+from sparsetile.systems.cpu.cost import SPARSE_SHARE
+
+__all__ = ["product_as_it_is"]
+
+# Whether products on the CPU need no plan.
+UNPLANNED_ON_CPU = True
+
+_ELEMENTS = (torch.float32, torch.float64)
+_INDICES = (torch.int32, torch.int64)
+# Sizes of which no product was tested.
+_LIMIT = 2**31
+# Share of the host's rate that a dense product reaches (systems/dense/cost.py), and seconds an entry
+# in which a plan is found again: values and columns are digested at 2 GB/s.
+_DENSE_SHARE, _DIGEST = 0.55, 4e-9
+
+
+def product_as_it_is(A: Any, B: Any, reduce: str = "sum") -> Tensor | None:
+    """Return A·B of CSR arrays on the CPU; None if a plan has to compute it, or to refuse it.
+
+    Parameters
+    ----------
+    A
+        What :func:`sparsetile.spmm` accepts.
+    B : Tensor
+        Dense.
+    reduce : str
+        Other reductions than sums and means are left to plans.
+    """
+    if type(B) not in PLAIN_TYPES or not B.is_cpu or not UNPLANNED_ON_CPU:
+        return None
+    if B.dtype not in _ELEMENTS or B.layout is not torch.strided or B.is_neg():
+        return None
+    if (reduce != "sum" and reduce != "mean") or not plain_call() or any_autocast():
+        return None
+    if torch.jit.is_tracing():
+        return None
+    found = _arrays(A)
+    if found is None or profiler._is_profiler_enabled:
+        return None
+    indptr, indices, values, (rows, cols), nnz = found
+    if values is not None:
+        right = values.dtype is B.dtype and values.ndim == 1 and values.is_contiguous()
+        if not right or values.shape[0] != indices.shape[0] or values.is_neg():
+            return None
+        if values.requires_grad and torch.is_grad_enabled():
+            return None
+    wide = B.ndim == 2
+    if (
+        (B.requires_grad and torch.is_grad_enabled())
+        or not (wide or B.ndim == 1)
+        or B.shape[0] != cols
+        or (wide and not B.is_contiguous() and B.stride(1) != 1)
+        or indptr.shape != (rows + 1,)
+        or indptr.dtype not in _INDICES
+        or indices.dtype not in _INDICES
+        or nnz > indices.shape[0]
+        or not max(rows, cols, nnz) < _LIMIT
+        or _dense_pays(rows, cols, nnz, B.shape[1] if wide else 1)
+    ):
+        return None
+    return product_of_arrays(indptr, indices, values, nnz, cols, B, reduce == "mean")
+
+
+def _dense_pays(rows: int, cols: int, nnz: int, n: int) -> bool:
+    """Whether a plan is predicted to multiply as dense, and to save more than it takes to find."""
+    saved = 2 * n * (nnz / SPARSE_SHARE - rows * cols / _DENSE_SHARE) / HOST.dense_flops
+    return saved > _DIGEST * nnz
+
+
+_Arrays = tuple[Tensor, Tensor, "Tensor | None", tuple[int, int], int]
+
+
+def _arrays(A: Any) -> _Arrays | None:
+    """Return row pointers, columns, values, shape and number of entries of a CSR matrix in the
+    host's memory; None of other inputs. Columns are one-dimensional and contiguous, as are row
+    pointers."""
+    kind = type(A)
+    if kind is Tensor:
+        # torch has compared the sizes of its parts.
+        if A.layout is not torch.sparse_csr or not A.is_cpu or len(A.shape) != 2:
+            return None
+        if A.requires_grad and torch.is_grad_enabled():
+            return None
+        parts, shape = (A.crow_indices(), A.col_indices(), A.values()), tuple(A.shape)
+    elif kind is tuple:
+        if len(A) != 4 or not isinstance(A[3], (tuple, list)) or len(A[3]) != 2:
+            return None
+        parts, shape = A[:3], tuple(A[3])
+        if type(shape[0]) is not int or type(shape[1]) is not int:
+            return None
+    elif kind is CSR:
+        parts, shape = (A.indptr, A.indices, A.values), A.shape
+    elif is_scipy(A) and A.format == "csr" and A.ndim == 2:
+        parts, shape = (A.indptr, A.indices, A.data), A.shape
+    else:
+        return None
+    indptr, indices, values = map(_tensor, parts)
+    if not _plain(indptr) or not _plain(indices) or not (values is None or _plain(values)):
+        return None
+    # scipy's arrays may have room for more entries behind the last one.
+    scipy = kind is not Tensor and kind is not tuple and kind is not CSR
+    return indptr, indices, values, shape, int(parts[0][-1]) if scipy else indices.shape[0]
+
+
+def _tensor(part: Any) -> Any:
+    """Return a NumPy array as a tensor of the same memory; torch warns of arrays that are read-only,
+    and has not all types."""
+    if type(part) is np.ndarray and part.flags.writeable and part.dtype.kind in "if":
+        return torch.from_numpy(part)
+    return part
+
+
+def _plain(part: Any) -> bool:
+    """Whether the kernel can read a part of A where it is, if its type is right."""
+    return type(part) in PLAIN_TYPES and part.is_cpu and part.ndim == 1 and part.is_contiguous()
