@@ -31,6 +31,7 @@ LAYERS = (
     ("tune",),
     ("plan",),
     ("cache",),
+    ("functional",),
     ("layers",),
     ("nn",),
     ("pyg",),

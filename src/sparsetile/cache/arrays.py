@@ -34,8 +34,8 @@ _ELEMENTS = (torch.float32, torch.float64)
 _INDICES = (torch.int32, torch.int64)
 # Sizes of which no product was tested.
 _LIMIT = 2**31
-# Share of the host's rate that a dense product reaches (systems/dense/cost.py), and seconds an entry
-# in which a plan is found again: values and columns are digested at 2 GB/s.
+# Share of the host's rate that a dense product reaches (systems/dense/cost.py), and seconds for an
+# entry in which a plan is found again: values and columns are digested at 2 GB/s.
 _DENSE_SHARE, _DIGEST = 0.55, 4e-9
 
 
@@ -49,15 +49,13 @@ def product_as_it_is(A: Any, B: Any, reduce: str = "sum") -> Tensor | None:
     B : Tensor
         Dense.
     reduce : str
-        Other reductions than sums and means are left to plans.
+        Other reductions than sums are left to plans, which count entries of one place as one.
     """
     if type(B) not in PLAIN_TYPES or not B.is_cpu or not UNPLANNED_ON_CPU:
         return None
     if B.dtype not in _ELEMENTS or B.layout is not torch.strided or B.is_neg():
         return None
-    if (reduce != "sum" and reduce != "mean") or not plain_call() or any_autocast():
-        return None
-    if torch.jit.is_tracing():
+    if reduce != "sum" or not plain_call() or any_autocast() or torch.jit.is_tracing():
         return None
     found = _arrays(A)
     if found is None or profiler._is_profiler_enabled:
@@ -83,7 +81,7 @@ def product_as_it_is(A: Any, B: Any, reduce: str = "sum") -> Tensor | None:
         or _dense_pays(rows, cols, nnz, B.shape[1] if wide else 1)
     ):
         return None
-    return product_of_arrays(indptr, indices, values, nnz, cols, B, reduce == "mean")
+    return product_of_arrays(indptr, indices, values, nnz, cols, B)
 
 
 def _dense_pays(rows: int, cols: int, nnz: int, n: int) -> bool:
@@ -128,8 +126,8 @@ def _arrays(A: Any) -> _Arrays | None:
 
 
 def _tensor(part: Any) -> Any:
-    """Return a NumPy array as a tensor of the same memory; torch warns of arrays that are read-only,
-    and has not all types."""
+    """Return a NumPy array as a tensor of the same memory; torch warns of arrays that may not be
+    written, and does not have all types."""
     if type(part) is np.ndarray and part.flags.writeable and part.dtype.kind in "if":
         return torch.from_numpy(part)
     return part

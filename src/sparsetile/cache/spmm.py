@@ -1,7 +1,7 @@
 """``spmm(A, B)``: one call. Plans once per matrix, keeps the plan while the matrix lives.
 
 CSR arrays on the CPU are multiplied as they are (``cache.arrays``): planning would save nothing,
-and nothing kept can be stale. Other matrices, other devices and products with gradients are planned.
+and nothing kept can be stale. Other matrices and devices, and products with gradients, are planned.
 
 A plan is found again by the identity of the objects that make up A, watched through weak
 references: the cache never keeps a matrix alive. Each call compares the matrix's fingerprint, so

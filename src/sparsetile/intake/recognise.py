@@ -66,7 +66,10 @@ def is_scipy(A: Any) -> bool:
     return hasattr(A, "format") and _comes_from(type(A), "scipy.sparse")
 
 
-@functools.lru_cache(maxsize=256)
+_cached: Any = functools.lru_cache(maxsize=256)  # mypy does not take a type as hashable
+
+
+@_cached
 def _comes_from(kind: type, package: str, name: str | None = None) -> bool:
     for base in kind.__mro__:
         module = getattr(base, "__module__", "") or ""

@@ -26,9 +26,11 @@ from sparsetile.kernels.cpu.pool import run_shared
 __all__ = [
     "Prepared",
     "add_products",
+    "arrays_fit",
     "empty_output",
     "prepare_product",
     "product_of_arrays",
+    "sampled_product_of_arrays",
     "sddmm",
     "spmm_extremum",
     "spmm_sum",
@@ -319,6 +321,34 @@ def product_of_arrays(
     return out if wide else out[:, 0]
 
 
+def arrays_fit(indptr: Tensor, indices: Tensor, cols: int) -> bool:
+    """Whether row pointers ascend from 0 to the number of entries, and all columns exist."""
+    nnz = indices.shape[0]
+    if int(indptr[0]) != 0 or int(indptr[-1]) != nnz or not bool((indptr.diff() >= 0).all()):
+        return False
+    if nnz == 0:
+        return True
+    least, greatest = torch.aminmax(indices)
+    return int(least) >= 0 and int(greatest) < cols
+
+
+def sampled_product_of_arrays(
+    indptr: Tensor, indices: Tensor, G: Tensor, B: Tensor
+) -> Tensor | None:
+    """Return dot(G[row], B[column]) of each entry of CSR arrays as they came; see :func:`sddmm`.
+
+    None if row pointers or columns are wrong. The type is that of the sums.
+    """
+    dtype = _compute_dtype(G.dtype)
+    if not arrays_fit(indptr, indices, B.shape[0]):
+        return None
+    out = torch.zeros(indices.shape[0], dtype=dtype)
+    if indices.shape[0]:
+        owners = (indptr, indices, None, None, _readable(G, dtype), _readable(B, dtype), out)
+        _launch(_kernels().sddmm, owners, B.shape[1], (out.data_ptr(), _NONE[dtype]))
+    return out
+
+
 def _sparse(indptr: Tensor, indices: Tensor, values: Tensor | None, nnz: int) -> tuple[Any, ...]:
     """Return A as kernels take it."""
     return (
@@ -439,12 +469,15 @@ def _launch(kernel: Any, owners: tuple[Any, ...], columns: int, arguments: tuple
     indptr, indices, values, bounds, first, second = owners[:6]
     rows, nnz = indptr.numel() - 1, indices.numel()
     threads = _threads(rows, nnz, columns)
+    schedule = (0, rows, _CHUNKS, threads)  # chunks that the kernel finds
+    if bounds is not None:
+        schedule = (bounds.data_ptr(), rows, bounds.numel() - 1, threads)
     counter = ctypes.c_int64(0)
     run_shared(
         kernel,
         (
             ctypes.addressof(counter),
-            (bounds.data_ptr(), rows, bounds.numel() - 1, threads),
+            schedule,
             _sparse(indptr, indices, values, nnz),
             (first.data_ptr(), first.stride(0)),
             (second.data_ptr(), second.stride(0)),

@@ -95,13 +95,13 @@ def _entry_point(function: Callable[..., Any]) -> Any:
 @inlined
 def _offset(A: Sparse, row: int) -> int:
     """Return the first entry of a row."""
-    return np.int64(get(A[4], A[0], row))
+    return np.int64(get(A[4], A[0], row))  # type: ignore[return-value]
 
 
 @inlined
 def _column(A: Sparse, e: int) -> int:
     """Return the column of an entry."""
-    return np.int64(get(A[5], A[1], e))
+    return np.int64(get(A[5], A[1], e))  # type: ignore[return-value]
 
 
 @inner
@@ -462,9 +462,7 @@ def spmm_sum(
         row, stop, first, end = _next_task(counter, schedule, A, n, width, unit)
         if row < 0:
             break
-        if checked and not (
-            _rows_fit(A, row, stop) and _columns_fit(A, row, stop, columns)
-        ):
+        if checked and not (_rows_fit(A, row, stop) and _columns_fit(A, row, stop, columns)):
             put(_COUNT, counter, 1, 1)
             continue
         blocks = (end - first) // (_WIDE * unit)

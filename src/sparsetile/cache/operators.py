@@ -1,0 +1,278 @@
+"""torch operators of CSR arrays: csr_spmm, csr_spmm_t, csr_sddmm. Nobody has to plan.
+
+Operands are flat tensors of any sizes, so torch traces, exports and differentiates the operators.
+The gradients of each are calls of the other two, so torch can differentiate them again:
+
+    csr_spmm     C = A·X, or the mean of each row's products
+    csr_spmm_t   D = Aᵀ·G
+    csr_sddmm    v[e] = dot(G[row of e], X[column of e]), the gradient of A's values
+
+On the CPU they multiply the arrays as they are; other devices and types use plans that are kept
+while the tensors of the pattern live. So is the transpose of a pattern, which a stable sort finds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from sparsetile.cache.kept import Kept
+from sparsetile.core.streams import refuse_capture
+from sparsetile.intake import as_csr
+from sparsetile.intake.identity import counter_tells, tensor_key
+from sparsetile.kernels.cpu.api import arrays_fit, product_of_arrays, sampled_product_of_arrays
+from sparsetile.plan.modes import outside_modes
+from sparsetile.plan.plan import Plan
+from sparsetile.plan.planner import build_plan
+from sparsetile.plan.traced.gradients import mean_gradient, row_scale, scaled_rows
+from sparsetile.plan.traced.operators import refuse_tangents
+
+__all__ = ["csr_sddmm", "csr_spmm", "csr_spmm_t"]
+
+# Whether products on the CPU need no plan.
+UNPLANNED_ON_CPU = True
+# Products of a pattern, about: enough to keep its plan.
+EXPECTED_RUNS = 10
+# Plans of one pattern, by width and type of X.
+MAX_PLANS = 16
+
+_LIB = torch.library.Library("sparsetile", "FRAGMENT")
+_LIB.define(
+    "csr_spmm(Tensor indptr, Tensor indices, Tensor? values, Tensor x, str reduce) -> Tensor"
+)
+_LIB.define(
+    "csr_spmm_t(Tensor indptr, Tensor indices, Tensor? values, Tensor G, SymInt cols) -> Tensor"
+)
+_LIB.define("csr_sddmm(Tensor indptr, Tensor indices, Tensor G, Tensor x) -> Tensor")
+csr_spmm = torch.ops.sparsetile.csr_spmm
+csr_spmm_t = torch.ops.sparsetile.csr_spmm_t
+csr_sddmm = torch.ops.sparsetile.csr_sddmm
+
+# Row pointers, columns and the order of entries of a transpose.
+_Transpose = tuple[Tensor, Tensor, Tensor]
+
+
+class _Pattern:
+    """What is kept of a pattern while its tensors live, and are not written to."""
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+        self.transposes: dict[int, _Transpose] = {}
+        self.plans: dict[Any, Plan] = {}
+
+
+_patterns = Kept[_Pattern]()
+
+
+def _pattern(indptr: Tensor, indices: Tensor) -> _Pattern:
+    """Return what is kept of a pattern; nothing is if torch does not count its writes."""
+    if not (counter_tells(indptr) and counter_tells(indices)):
+        return _Pattern(None)
+    owners, key = (id(indptr), id(indices)), (tensor_key(indptr), tensor_key(indices))
+    with _patterns.lock:
+        found = _patterns.get(owners)
+        if found is None or found.key != key:
+            found = _patterns.keep(owners, _Pattern(key), indptr, indices)
+        return found
+
+
+def _raise_wrong(indptr: Tensor, indices: Tensor, cols: int) -> None:
+    """Raise the error of reading these arrays."""
+    as_csr((indptr, indices, None, (indptr.shape[0] - 1, cols)), function="functional.spmm")
+
+
+@outside_modes
+def _plan_of(indptr: Tensor, indices: Tensor, values: Tensor | None, cols: int, x: Tensor) -> Plan:
+    """Return a plan of the pattern, kept with it."""
+    key = (cols, x.shape[-1], x.dtype, values is None, torch.are_deterministic_algorithms_enabled())
+    kept = _pattern(indptr, indices)
+    with _patterns.lock:
+        made = kept.plans.get(key)
+        if made is None:
+            refuse_capture("functional.spmm", x.device, "Call it once with these arrays before")
+            ones = None if values is None else torch.ones_like(values, dtype=x.dtype)
+            shape = (indptr.shape[0] - 1, cols)
+            csr = as_csr((indptr, indices, ones, shape), function="functional.spmm")
+            made = build_plan(csr, x.shape[-1], dtype=x.dtype, expected_runs=EXPECTED_RUNS)
+            if len(kept.plans) >= MAX_PLANS:
+                kept.plans.pop(next(iter(kept.plans)))
+            kept.plans[key] = made
+    return made
+
+
+def _as_they_are(x: Tensor) -> bool:
+    return UNPLANNED_ON_CPU and x.device.type == "cpu"
+
+
+def _spmm(indptr: Tensor, indices: Tensor, values: Tensor | None, x: Tensor, reduce: str) -> Tensor:
+    refuse_tangents(x, values)
+    x = x.detach()
+    values = None if values is None else values.detach()
+    if not _as_they_are(x):
+        made = _plan_of(indptr, indices, values, x.shape[-2], x)
+        if reduce == "sum" or made.nnz == indices.shape[0]:
+            return made.run(x, reduce=reduce, values=values)
+        # The plan has one entry for several of the same place, of which each counts.
+        return scaled_rows(made.run(x, values=values), row_scale(indptr, x.dtype))
+    wide = torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    dense = x.to(wide).resolve_neg()
+    dense = dense if dense.shape[-1] <= 1 or dense.stride(-1) == 1 else dense.contiguous()
+    values = None if values is None else values.to(wide).resolve_neg().contiguous()
+    arrays = indptr.contiguous(), indices.contiguous(), values, indices.shape[0], x.shape[-2]
+    out = x.new_empty((*x.shape[:-2], indptr.shape[0] - 1, x.shape[-1]))
+    for b, c in _matrices(dense, out):
+        C = product_of_arrays(*arrays, b, reduce == "mean")
+        if C is None:
+            _raise_wrong(indptr, indices, x.shape[-2])
+        elif x.dim() == 2 and C.dtype is x.dtype:
+            return C
+        else:
+            c.copy_(C)
+    return out
+
+
+def _matrices(*tensors: Tensor) -> Any:
+    """Matrices of batches, side by side."""
+    if tensors[0].dim() == 2:
+        return [tensors]
+    return zip(*(each.reshape(-1, *each.shape[-2:]).unbind() for each in tensors), strict=True)
+
+
+def _transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
+    """Return the transpose of a pattern; entries of a column stay in the order of rows."""
+    kept = _pattern(indptr, indices)
+    found = kept.transposes.get(cols)
+    if found is None:
+        if indptr.device.type == "cpu" and not arrays_fit(indptr, indices, cols):
+            _raise_wrong(indptr, indices, cols)
+        columns, order = torch.sort(indices, stable=True)
+        numbers = torch.arange(cols + 1, dtype=indices.dtype, device=indices.device)
+        pointers = torch.searchsorted(columns, numbers).to(indptr.dtype)
+        rows = torch.searchsorted(indptr, order.to(indptr.dtype), right=True) - 1
+        found = pointers, rows.to(indices.dtype), order
+        if len(kept.transposes) >= MAX_PLANS:
+            kept.transposes.clear()
+        kept.transposes[cols] = found
+    return found
+
+
+def _spmm_t(indptr: Tensor, indices: Tensor, values: Tensor | None, G: Tensor, cols: int) -> Tensor:
+    refuse_tangents(G, values)
+    pointers, rows, order = _transpose(indptr, indices, cols)
+    return _spmm(pointers, rows, None if values is None else values.detach()[order], G, "sum")
+
+
+def _sddmm(indptr: Tensor, indices: Tensor, G: Tensor, x: Tensor) -> Tensor:
+    refuse_tangents(G, x)
+    G, x = G.detach(), x.detach()
+    if not _as_they_are(x):
+        made = _plan_of(indptr, indices, None, x.shape[-2], x)
+        tensors, recipe = made.flat
+        sums = torch.ops.sparsetile.sddmm(tensors, *map(_three, (G, x)), recipe, 1.0)
+        entries = made._family.forward.csr.entry_map
+        return sums if entries is None else sums[entries]
+    total: Tensor | None = None
+    for g, b in _matrices(G, x):
+        found = sampled_product_of_arrays(indptr.contiguous(), indices.contiguous(), g, b)
+        if found is None:
+            _raise_wrong(indptr, indices, x.shape[-2])
+        else:
+            total = found if total is None else total + found
+    return x.new_zeros(indices.shape[0]) if total is None else total.to(x.dtype)
+
+
+def _three(tensor: Tensor) -> Tensor:
+    """Return a tensor with at most one dimension of batches."""
+    return tensor.flatten(0, -3) if tensor.dim() > 3 else tensor
+
+
+for _name, _kernel in (("csr_spmm", _spmm), ("csr_spmm_t", _spmm_t), ("csr_sddmm", _sddmm)):
+    for _key in ("CPU", "CUDA"):
+        _LIB.impl(_name, _kernel, _key)
+
+
+@torch.library.register_fake("sparsetile::csr_spmm", lib=_LIB)
+def _(indptr, indices, values, x, reduce):  # type: ignore[no-untyped-def]
+    return x.new_empty((*x.shape[:-2], indptr.shape[0] - 1, x.shape[-1]))
+
+
+@torch.library.register_fake("sparsetile::csr_spmm_t", lib=_LIB)
+def _(indptr, indices, values, G, cols):  # type: ignore[no-untyped-def]
+    return G.new_empty((*G.shape[:-2], cols, G.shape[-1]))
+
+
+@torch.library.register_fake("sparsetile::csr_sddmm", lib=_LIB)
+def _(indptr, indices, G, x):  # type: ignore[no-untyped-def]
+    return x.new_empty((indices.shape[0],))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep the operands; the last one is no tensor, or None."""
+    *tensors, ctx.last = inputs
+    ctx.weighted = tensors[2] is not None
+    ctx.save_for_backward(*(each for each in tensors if each is not None))
+
+
+def _kept_operands(ctx: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    indptr, indices, *values, dense = ctx.saved_tensors
+    return indptr, indices, values[0] if ctx.weighted else None, dense
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    indptr, indices, values, x = _kept_operands(ctx)
+    if ctx.last == "mean":
+        grad = mean_gradient(indptr, grad)
+    d_values = d_x = None
+    if ctx.needs_input_grad[2]:
+        d_values = csr_sddmm(indptr, indices, grad, x)
+    if ctx.needs_input_grad[3]:
+        d_x = csr_spmm_t(indptr, indices, values, grad, x.shape[-2])
+    return None, None, d_values, d_x, None
+
+
+def _spmm_t_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    indptr, indices, values, G = _kept_operands(ctx)
+    d_values = d_G = None
+    if ctx.needs_input_grad[2]:
+        d_values = csr_sddmm(indptr, indices, G, grad)
+    if ctx.needs_input_grad[3]:
+        d_G = csr_spmm(indptr, indices, values, grad, "sum")
+    return None, None, d_values, d_G, None
+
+
+def _sddmm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    indptr, indices, G, x = ctx.saved_tensors
+    d_G = d_x = None
+    if ctx.needs_input_grad[2]:
+        d_G = csr_spmm(indptr, indices, grad, x, "sum")
+    if ctx.needs_input_grad[3]:
+        d_x = csr_spmm_t(indptr, indices, grad, G, x.shape[-2])
+    return None, None, d_G, d_x
+
+
+torch.library.register_autograd(
+    "sparsetile::csr_spmm", _spmm_backward, setup_context=_keep, lib=_LIB
+)
+torch.library.register_autograd(
+    "sparsetile::csr_spmm_t", _spmm_t_backward, setup_context=_keep, lib=_LIB
+)
+torch.library.register_autograd(
+    "sparsetile::csr_sddmm", _sddmm_backward, setup_context=_sddmm_context, lib=_LIB
+)
+
+
+@register_flop_formula(
+    [torch.ops.sparsetile.csr_spmm, torch.ops.sparsetile.csr_spmm_t, torch.ops.sparsetile.csr_sddmm]
+)
+def _(indptr, indices, third, dense, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    batches = 1
+    for size in dense[:-2]:
+        batches *= size
+    return 2 * indices[0] * dense[-1] * batches
