@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounter
 
 import sparsetile.functional as F
 from sparsetile.cache import operators
+from tests.examples import load_example
 
 INDPTR = torch.tensor([0, 3, 3, 4, 7])
 INDICES = torch.tensor([4, 0, 0, 2, 1, 4, 3])  # unsorted, and one place twice
@@ -269,3 +270,7 @@ def test_the_flop_counter_counts_them():
     with FlopCounterMode(display=False) as counted:
         F.spmm(INDPTR, INDICES, None, torch.ones(3, COLS, 2))
     assert counted.get_total_flops() == 2 * 7 * 2 * 3
+
+
+def test_the_example_of_an_autoencoder_learns():
+    assert load_example("sparse_autoencoder").main(steps=100) > 0.8

@@ -14,7 +14,7 @@ import sparsetile
 from tests.docs.pages import DOCS, blocks
 
 MODULES = (
-    "sparsetile", "sparsetile.nn", "sparsetile.data.generators",
+    "sparsetile", "sparsetile.functional", "sparsetile.nn", "sparsetile.data.generators",
     "sparsetile.pyg", "sparsetile.dist",
 )  # fmt: skip
 # These need PyG or a process group: their how-to pages are run instead.
