@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsetile.cache.operators import csr_sddmm, csr_spmm
+from sparsetile.cache.operators import csr_sddmm, multiply
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import PRODUCT_DTYPES
 
@@ -76,8 +76,8 @@ def spmm(
         dtype = torch.get_autocast_dtype(x.device.type)
         x, values = x.to(dtype), None if values is None else values.to(dtype)
     if x.dim() == 1:
-        return csr_spmm(indptr, indices, values, x.unsqueeze(-1), reduce).squeeze(-1)
-    return csr_spmm(indptr, indices, values, x, reduce)
+        return multiply(indptr, indices, values, x.unsqueeze(-1), reduce).squeeze(-1)
+    return multiply(indptr, indices, values, x, reduce)
 
 
 def sddmm(indptr: Tensor, indices: Tensor, G: Tensor, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.cache.kept import Kept
@@ -24,13 +25,13 @@ from sparsetile.core.streams import refuse_capture
 from sparsetile.intake import as_csr
 from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.kernels.cpu.api import arrays_fit, product_of_arrays, sampled_product_of_arrays
-from sparsetile.plan.modes import outside_modes
+from sparsetile.plan.modes import PLAIN_TYPES, outside_modes, plain_call
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan
 from sparsetile.plan.traced.gradients import mean_gradient, row_scale, scaled_rows
 from sparsetile.plan.traced.operators import refuse_tangents
 
-__all__ = ["csr_sddmm", "csr_spmm", "csr_spmm_t"]
+__all__ = ["csr_sddmm", "csr_spmm", "csr_spmm_t", "multiply"]
 
 # Whether products on the CPU need no plan.
 UNPLANNED_ON_CPU = True
@@ -119,19 +120,37 @@ def _spmm(indptr: Tensor, indices: Tensor, values: Tensor | None, x: Tensor, red
         return scaled_rows(made.run(x, values=values), row_scale(indptr, x.dtype))
     wide = torch.float32 if x.dtype.itemsize == 2 else x.dtype
     dense = x.to(wide).resolve_neg()
-    dense = dense if dense.shape[-1] <= 1 or dense.stride(-1) == 1 else dense.contiguous()
-    values = None if values is None else values.to(wide).resolve_neg().contiguous()
+    if dense.shape[-1] > 1 and dense.stride(-1) != 1:
+        dense = dense.contiguous()
+    if values is not None:
+        values = values.to(wide).resolve_neg().contiguous()
     arrays = indptr.contiguous(), indices.contiguous(), values, indices.shape[0], x.shape[-2]
+    if x.dim() == 2:
+        return _checked(product_of_arrays(*arrays, dense, reduce == "mean"), arrays).to(x.dtype)
     out = x.new_empty((*x.shape[:-2], indptr.shape[0] - 1, x.shape[-1]))
     for b, c in _matrices(dense, out):
-        C = product_of_arrays(*arrays, b, reduce == "mean")
-        if C is None:
-            _raise_wrong(indptr, indices, x.shape[-2])
-        elif x.dim() == 2 and C.dtype is x.dtype:
-            return C
-        else:
-            c.copy_(C)
+        c.copy_(_checked(product_of_arrays(*arrays, b, reduce == "mean"), arrays))
     return out
+
+
+def _checked(found: Tensor | None, arrays: tuple[Any, ...]) -> Tensor:
+    """Return a product, or raise the error of its arrays."""
+    if found is None:
+        _raise_wrong(arrays[0], arrays[1], arrays[-1])
+        raise AssertionError("arrays that a kernel refuses have an error")
+    return found
+
+
+def multiply(
+    indptr: Tensor, indices: Tensor, values: Tensor | None, x: Tensor, reduce: str
+) -> Tensor:
+    """Call ``csr_spmm``; without torch's dispatcher if nobody has to see an operator."""
+    tracked = torch.is_grad_enabled() and (
+        x.requires_grad or (values is not None and values.requires_grad)
+    )
+    plain = type(x) in PLAIN_TYPES and plain_call() and not profiler._is_profiler_enabled
+    product = csr_spmm if tracked or not plain or x.is_meta else _spmm
+    return product(indptr, indices, values, x, reduce)  # type: ignore[no-any-return]
 
 
 def _matrices(*tensors: Tensor) -> Any:
@@ -176,11 +195,9 @@ def _sddmm(indptr: Tensor, indices: Tensor, G: Tensor, x: Tensor) -> Tensor:
         return sums if entries is None else sums[entries]
     total: Tensor | None = None
     for g, b in _matrices(G, x):
-        found = sampled_product_of_arrays(indptr.contiguous(), indices.contiguous(), g, b)
-        if found is None:
-            _raise_wrong(indptr, indices, x.shape[-2])
-        else:
-            total = found if total is None else total + found
+        arrays = indptr.contiguous(), indices.contiguous()
+        found = _checked(sampled_product_of_arrays(*arrays, g, b), (*arrays, x.shape[-2]))
+        total = found if total is None else total + found
     return x.new_zeros(indices.shape[0]) if total is None else total.to(x.dtype)
 
 
