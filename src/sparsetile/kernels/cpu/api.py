@@ -226,20 +226,19 @@ class Prepared(NamedTuple):
         ``owners`` are kept until the last thread has left the kernel.
         """
         counters = _TwoCounters()
-        run_shared(
-            self.kernel,
-            (
-                ctypes.addressof(counters),
-                self.schedule,
-                self.sparse,
-                (b, self.b_stride),
-                (C.data_ptr(), C.stride(0)),
-                self.columns,
-                *self.arguments,
-            ),
-            (counters, C, *owners),
-            self.threads,
+        arguments = (
+            ctypes.addressof(counters),
+            self.schedule,
+            self.sparse,
+            (b, self.b_stride),
+            (C.data_ptr(), C.stride(0)),
+            self.columns,
+            *self.arguments,
         )
+        if self.threads == 1:
+            self.kernel(*arguments)
+        else:
+            run_shared(self.kernel, arguments, (counters, C, *owners), self.threads)
         return not counters[1]
 
 
