@@ -246,6 +246,22 @@ def _prune(s: Subject) -> None:
     layer.prune_(0.7)
 
 
+def _pattern_data(s: Subject) -> None:
+    """The same pattern, or another one of as many blocks, in new memory; perhaps twice."""
+    layer = _module(s)
+    assert isinstance(layer, SparseLinear)
+    device, blocks = layer.block_col_idx.device, layer.block_col_idx.numel()
+    rows, cols = layer.pattern.grid
+    for _ in range(int(s.rng.integers(1, 3))):
+        row_ptr, col_idx = layer.block_row_ptr.clone(), layer.block_col_idx.clone()
+        if s.rng.random() < 0.7:
+            kept = torch.zeros(rows, cols, dtype=torch.bool, device=device)
+            kept.view(-1)[torch.from_numpy(s.rng.permutation(rows * cols)[:blocks]).to(device)] = 1
+            row_ptr[1:] = kept.sum(1).cumsum(0)
+            col_idx = kept.nonzero()[:, 1].int()
+        layer.block_row_ptr.data, layer.block_col_idx.data = row_ptr, col_idx
+
+
 # -- around the call -----------------------------------------------------------------------------
 
 
@@ -323,4 +339,5 @@ _DO: dict[tuple[str, str], Callable[[Subject], None]] = {
     ("module", "deepcopy"): _copy,
     ("module", "toggle"): _toggle,
     ("module", "prune"): _prune,
+    ("module", "pattern data"): _pattern_data,
 }

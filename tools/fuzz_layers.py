@@ -50,7 +50,7 @@ EDITS: Mapping[str, Mapping[str, int]] = {
     },
     "module": {
         "train": 2, "eval": 2, "cast and back": 2, "cast": 2, "deepcopy": 2, "toggle": 4,
-        "prune": 3,
+        "prune": 3, "pattern data": 3,
     },
 }  # fmt: skip
 # Edits of inference tensors, which have no version counter and no gradient.
@@ -247,7 +247,7 @@ def _fits(case: LayerCase, what: str, how: str) -> bool:
         return (what, how) in _OF_INFERENCE
     if how == "toggle":  # sparsify_ and densify_
         return case.layer == "MLP"
-    if how == "prune":
+    if how in ("prune", "pattern data"):
         return case.layer == "SparseLinear"
     if what == "weight" and how == "vector":
         return case.weight == "parameter"

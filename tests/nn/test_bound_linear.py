@@ -11,6 +11,7 @@ import copy
 import ctypes
 import io
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -50,6 +51,9 @@ class Host:
     def prepare(self, few, lists, blocks, X, epilogue, silu, exponents=None):
         self.prepared += 1
         tokens, stride = X.shape[0], X.stride(0)
+        # A launch has addresses, so it does not follow `.data =` as the tensors do.
+        lists = [each.clone() if isinstance(each, Tensor) else each for each in lists]
+        exponents = None if exponents is None else exponents.clone()
 
         class Launch:
             def launch(_, stream, x, y):
@@ -185,6 +189,19 @@ def _pattern_in_place(layer: SparseLinear) -> None:
     layer.block_col_idx.copy_(1 - layer.block_col_idx)
 
 
+def _pattern_in_new_memory(layer: SparseLinear) -> None:
+    layer.block_row_ptr.data = layer.block_row_ptr.clone()
+    layer.block_col_idx.data = 1 - layer.block_col_idx
+
+
+def _rows_in_new_memory(layer: SparseLinear) -> None:
+    layer.block_row_ptr.data = torch.tensor([0, 1, 1, 3], dtype=torch.int32)
+
+
+def _same_pattern_in_new_memory(layer: SparseLinear) -> None:
+    layer.block_row_ptr.data = layer.block_row_ptr.clone()
+
+
 def _loaded(layer: SparseLinear) -> None:
     state = {name: part.clone() for name, part in layer.state_dict().items()}
     state["weight"] = state["weight"] * 2
@@ -205,7 +222,8 @@ def _quantized(layer: SparseLinear) -> None:
 
 CHANGES = [
     _new_weight, _other_memory, _new_bias, _no_bias, _other_bias_memory, _pruned, _other_pattern,
-    _pattern_in_place, _loaded, _activation, _preference, _quantized,
+    _pattern_in_place, _pattern_in_new_memory, _rows_in_new_memory, _same_pattern_in_new_memory,
+    _loaded, _activation, _preference, _quantized,
 ]  # fmt: skip
 
 
@@ -219,6 +237,34 @@ def test_a_change_binds_anew(host, layer, change: Callable[[SparseLinear], None]
         assert torch.equal(layer(x), expected(layer, x))
     assert layer._bound is not before
     assert (host.prepared, host.launches) == (2, 3)
+
+
+def test_columns_in_new_memory_are_noticed(host, layer):
+    x = integers(3, INTO)
+    for _ in range(3):
+        assert torch.equal(layer(x), expected(layer, x))
+        layer.block_col_idx.data = 1 - layer.block_col_idx
+
+
+def test_scales_in_new_memory_are_noticed(host, layer):
+    layer.quantize_()
+    x = integers(3, INTO)
+    for _ in range(3):
+        assert torch.equal(layer(x), expected(layer, x))
+        layer.weight_exponent.data = 1 - layer.weight_exponent
+
+
+@pytest.mark.parametrize("name", ["block_row_ptr", "block_col_idx", "weight_exponent", "bias"])
+def test_memory_is_kept_while_its_address_is_compared(host, layer, name):
+    if name == "weight_exponent":
+        layer.quantize_()
+    layer(integers(3, INTO))
+    part = getattr(layer, name)
+    memory = weakref.ref(part.untyped_storage())
+    part.data = part.clone()
+    assert memory() is not None, "new memory could get the same address"
+    layer(integers(3, INTO))
+    assert memory() is None
 
 
 def test_weights_and_bias_that_are_written_to_are_read_again(host, layer):
@@ -267,6 +313,17 @@ def test_a_bias_written_through_data_is_read_again_in_training_mode_or_after_cha
     layer.train()
     layer.bias.data.add_(1)
     assert torch.equal(layer(x), expected(layer, x))
+
+
+def test_a_bias_written_through_data_between_train_and_eval_is_read_again(host, layer):
+    x = integers(3, INTO)
+    layer(x)
+    before = layer._bound
+    layer.train()
+    layer.bias.data.add_(1)
+    layer.eval()
+    assert torch.equal(layer(x), expected(layer, x))
+    assert layer._bound is before and before.holds(layer, layer.weight, layer.bias)
 
 
 def test_a_bias_whose_writes_torch_does_not_count_is_read_in_every_call(host):

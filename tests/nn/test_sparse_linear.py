@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -348,6 +349,48 @@ def test_rows_changed_in_place_are_noticed():
     layer.block_row_ptr.copy_(torch.tensor([0, 0, 1]))  # the block goes to the second row
     assert not torch.equal(layer(x), before)
     torch.testing.assert_close(layer(x), dense_result(layer, x))
+
+
+def check_with_gradients(layer: SparseLinear) -> None:
+    """The product reads the pattern, the gradient of x what was derived from it."""
+    x = torch.randn(3, layer.in_features, requires_grad=True)
+    found, expected = layer(x), dense_result(layer, x)
+    torch.testing.assert_close(found, expected)
+    (mine,), (theirs,) = (torch.autograd.grad(out.sum(), x) for out in (found, expected))
+    torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_pattern_in_new_memory_is_noticed(mode):
+    layer, x = SparseLinear(128, 128, torch.tensor([[1, 0], [0, 0]])), torch.randn(3, 128)
+    for number in range(8):
+        with mode():
+            torch.testing.assert_close(layer(x), dense_result(layer, x))
+        check_with_gradients(layer)
+        if number % 2:
+            layer.block_col_idx.data = 1 - layer.block_col_idx
+        else:
+            layer.block_row_ptr.data = torch.tensor([0, number // 2 % 2, 1], dtype=torch.int32)
+
+
+def test_the_pattern_s_memory_is_kept_while_its_address_is_compared():
+    layer, x = layer_of(), torch.randn(3, 192)
+    layer(x)
+    parts = layer.block_row_ptr, layer.block_col_idx
+    memory = [weakref.ref(part.untyped_storage()) for part in parts]
+    for part in parts:
+        part.data = part.clone()
+    assert [ref() is None for ref in memory] == [False, False], "new memory could get the address"
+    layer(x)
+    assert [ref() for ref in memory] == [None, None]
+
+
+def test_columns_at_the_same_address_with_another_stride_are_noticed():
+    layer = SparseLinear(256, 64, torch.tensor([[1, 1, 0, 0]]))
+    columns = torch.tensor([0, 1, 3], dtype=torch.int32)
+    for part in (columns[:2], columns[::2]):
+        layer.block_col_idx.data = part
+        check_with_gradients(layer)
 
 
 def test_each_new_pattern_says_why_it_falls_back(monkeypatch):

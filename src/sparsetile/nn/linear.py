@@ -50,7 +50,7 @@ _LISTS = ("block_row_ptr", "block_col_idx")
 _EXPONENT = "weight_exponent"
 # Attributes that are derived from parameters and buffers.
 _MADE = (
-    "_flat", "_recipe", "_flat_key", "_dense", "_dense_key", "_bound", "_captured",
+    "_flat", "_recipe", "_flat_key", "_flat_memory", "_dense", "_dense_key", "_bound", "_captured",
 )  # fmt: skip
 # Warnings already shown: each reason is shown once.
 _warned: set[str] = set()
@@ -558,6 +558,7 @@ class SparseLinear(nn.Module):
         self._flat: list[Tensor] | None = None
         self._recipe = ""
         self._flat_key: tuple[Any, ...] = ()
+        self._flat_memory: list[Tensor] = []
         self._dense: Tensor | None = None
         self._dense_key: Hashable = None
         self._bound: Bound | None = None
@@ -571,6 +572,7 @@ class SparseLinear(nn.Module):
         if not any(each is self._dense for each in self._captured):
             self._dense = None
         if self._bound is not None:
+            self._bound.forget_bias()
             self._bound.layer.allow_dense(keeps_dense(self))
         return self
 
@@ -652,7 +654,13 @@ class SparseLinear(nn.Module):
     def _ready(self) -> bool:
         """Make the pattern's tensors for the operators; once, also while tracing."""
         row_ptr, col_idx = self.block_row_ptr, self.block_col_idx
-        key = (id(row_ptr), id(col_idx), version_of(row_ptr), version_of(col_idx), col_idx.device)
+        # ``.data =`` changes neither the objects nor their versions. ``tensor_key`` takes 1 us more
+        # at each call, and does not support tensors of inference mode.
+        key = (
+            id(row_ptr), id(col_idx), row_ptr.data_ptr(), col_idx.data_ptr(),
+            row_ptr.stride(), col_idx.stride(),
+            version_of(row_ptr), version_of(col_idx), col_idx.device,
+        )  # fmt: skip
         if key != self._flat_key:
             with BUILDING:
                 if key != self._flat_key:
@@ -664,9 +672,11 @@ class SparseLinear(nn.Module):
         refuse_capture("SparseLinear", device, "Call the layer once before the capture")
         with torch.no_grad():
             flat = operators.flat_pattern(self.pattern)
+            # References to the key's addresses, so that they are not reused.
+            memory = [self.block_row_ptr.detach(), self.block_col_idx.detach()]
         settle(device)
         self._flat, self._recipe = flat, operators.layer_recipe(self.pattern)
-        self._flat_key, self._bound = key, None
+        self._flat_key, self._flat_memory, self._bound = key, memory, None
         self._explain_fallback()
 
     # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.

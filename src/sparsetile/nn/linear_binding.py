@@ -64,10 +64,13 @@ class Bound:
         self.weight, self.bias = weight, bias
         self.weight_at = weight.data_ptr()
         self.bias_at = None if bias is None else bias.data_ptr()
-        # References, so that these addresses are not reused.
-        self._memory = [each.detach() for each in (weight, bias) if each is not None]
-        self.exponent = module.weight_exponent
+        self.exponent = exponent = module.weight_exponent
+        self.exponent_at = None if exponent is None else exponent.data_ptr()
         self.row_ptr, self.col_idx = module.block_row_ptr, module.block_col_idx
+        self.row_ptr_at, self.col_idx_at = self.row_ptr.data_ptr(), self.col_idx.data_ptr()
+        # References, so that these addresses are not reused. The layer has those of the lists.
+        held = (weight, bias, exponent)
+        self._memory = [each.detach() for each in held if each is not None]
         self.activation, self.prefer = module.activation, module.prefer
         # Whether torch counts all writes to the bias; if not, each call copies it.
         self._bias_counted = bias is None or counter_tells(bias)
@@ -76,7 +79,11 @@ class Bound:
             each is not None and each.is_inference() for each in (self.row_ptr, self.col_idx, bias)
         )
         self._versions = self._count()
-        self._epoch = epoch()
+        self._epoch: int | None = epoch()
+
+    def forget_bias(self) -> None:
+        """Copy the bias again at the next call. Its address stays: CUDA graphs have it."""
+        self._epoch = None
 
     def _count(self) -> tuple[int, int, int]:
         """Versions of the two lists (work items were made of them) and of the bias."""
@@ -93,7 +100,10 @@ class Bound:
             and (bias is None or bias.data_ptr() == self.bias_at)
             and buffers["block_row_ptr"] is self.row_ptr
             and buffers["block_col_idx"] is self.col_idx
+            and self.row_ptr.data_ptr() == self.row_ptr_at
+            and self.col_idx.data_ptr() == self.col_idx_at
             and buffers["weight_exponent"] is self.exponent
+            and (self.exponent is None or self.exponent.data_ptr() == self.exponent_at)
             and module.activation is self.activation
             and module.prefer is self.prefer
         )
