@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -118,6 +119,31 @@ def test_data_of_another_matrix_is_noticed_even_at_the_same_address():
         del other
         gc.collect()
         check(A, B)
+
+
+def test_indices_at_the_address_of_the_old_ones_are_noticed():
+    size, each = 64, 16
+    first = (torch.arange(each, dtype=torch.int32) * (size // each)).repeat(size)
+    indptr = torch.arange(0, size * each + 1, each, dtype=torch.int32)
+    A = indptr, first.clone(), torch.rand(size * each), (size, size)
+    B = torch.randn(size, 8)
+    for number in range(40):
+        C = torch.sparse_csr_tensor(*A[:3], A[3]).to_dense() @ B
+        torch.testing.assert_close(st.spmm(A, B), C)
+        for _ in range(2):  # the allocator gives the freed memory out again
+            A[1].data = first + number % 4
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_memory_is_kept_while_its_address_is_compared(part):
+    A, B = arrays(), torch.randn(20, 8)
+    check(A, B)
+    memory = weakref.ref(A[part].untyped_storage())
+    A[part].data = A[part].clone()
+    assert memory() is not None, "new memory could get the same address"
+    check(A, B)
+    gc.collect()
+    assert memory() is None
 
 
 def test_a_view_in_place_of_the_edges_is_noticed():
