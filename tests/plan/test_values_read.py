@@ -190,6 +190,25 @@ def test_a_write_through_data_is_seen_after_changed(make, edges):
     check(made, x, edges, w)
 
 
+TRAINED = {
+    "parameter": torch.nn.Parameter,
+    "frozen parameter": lambda w: torch.nn.Parameter(w, requires_grad=False),
+    "tensor with a gradient": lambda w: w.requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("make", CALLS)
+def test_trained_weights_are_read_at_every_call(make, kind, edges):
+    """Even writes that torch does not count are seen, without ``changed()``."""
+    made, x, w = make(), torch.randn(NODES, 3), TRAINED[kind](weights())
+    for _ in range(3):
+        check(made, x, edges, w)
+        w.data.mul_(2.0)
+        w.data[0] += 1.0  # a normalised layer would not show one factor
+    check(made, x, edges, w)
+
+
 def test_every_optimiser_step_begins_an_epoch():
     w = torch.nn.Parameter(weights())
     w.grad = torch.ones_like(w)
