@@ -277,6 +277,23 @@ def test_a_result_does_not_change_when_the_matrix_does():
     assert torch.equal(C, before)
 
 
+@pytest.mark.parametrize("other_stream", [False, True])
+def test_new_values_are_written_into_a_plan_that_one_stream_uses(plans, other_stream):
+    """Another stream may still read the old ones: then they are read in the product instead."""
+    indptr, indices, values, shape = csr_tuple()
+    A, B = (indptr, indices, values.double(), shape), operand()  # the plan holds a copy in float32
+    st.spmm(A, B)
+    (entry,) = module._entries.values()
+    if other_stream:
+        entry.streams.add(7)
+    held = variant_of(plans[0]).values.clone()
+    A[2].mul_(3)
+    for _ in range(2):
+        assert_close(st.spmm(A, B), csr_of(MATRIX * 3), B)
+    now = variant_of(plans[0]).values
+    assert torch.equal(now, held if other_stream else 3 * held) and len(plans) == 1
+
+
 # -- files --------------------------------------------------------------------------------------
 
 
