@@ -127,6 +127,27 @@ def test_so_many_sets_of_values_are_kept():
         assert len(graph._values) == min(number + 1, MAX_VALUES)
 
 
+def test_so_many_plans_of_values_are_kept(planned):
+    edge_index, x = edges(), torch.ones(NODES, 2)
+    graph = graph_of(edge_index)
+    for number in range(MAX_VALUES + 2):
+        weights = Weights(number, torch.rand(graph.csr.nnz))
+        for _ in range(PATIENCE + 1):
+            graph.aggregate(x, weights)
+        assert len(planned) == number + 1
+        (plans,) = graph._plans.values()
+        assert len(plans) == min(number + 1, MAX_VALUES) and number in plans
+
+
+def test_so_many_requests_of_one_edge_index_are_remembered():
+    edge_index = edges()
+    for number in range(cache.MAX_GRAPHS + 2):
+        given, size = cache.Given("edges", edge_index), (NODES + number, NODES)
+        cache.find_graph("test", given, size, torch.device("cpu"))
+        recent = cache._graphs.noted(edge_index)[cache._RECENT]
+        assert len(recent) == number % cache.MAX_GRAPHS + 1
+
+
 @pytest.mark.parametrize(
     "width, other, shared", [(1, 32, True), (32, 33, False), (33, 64, True), (64, 65, False)]
 )
