@@ -77,3 +77,16 @@ def test_rejects_a_file_without_the_weights_of_a_layer():
     del state["0.weight"]
     with pytest.raises(ValueError, match=r"the weights of this model, got no weights 0\.weight"):
         load_sparse_(model_of(), state)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("eight", [False, True])
+def test_layers_get_the_type_of_the_saved_weight_or_of_the_model_if_that_is_fp8(eight, assign):
+    """Weights of FP8 are converted to the type of the layer that they replace."""
+    config = SparseConfig(sparsity=0.0, weight_dtype=torch.float8_e4m3fn if eight else None)
+    saved = sparsify_(model_of().to(torch.bfloat16), config)
+    loaded = load_sparse_(model_of(), saved.state_dict(), assign=assign)[0]
+    assert torch.equal(loaded.to_dense(), saved[0].to_dense().to(loaded.to_dense().dtype))
+    wide = loaded.dequantize_().weight
+    assert wide.dtype is (torch.float32 if eight else torch.bfloat16)
+    assert loaded.bias.dtype is (torch.bfloat16 if assign else wide.dtype)
