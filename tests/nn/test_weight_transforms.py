@@ -101,3 +101,15 @@ def test_graphs_without_nodes(make, weighted):
     assert out.shape[0] == 0
     out.sum().backward()
     assert x.grad.shape == (0, 3)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_nodes_without_edges_and_an_empty_weight_of_each(normalize):
+    """With normalisation each node has its own self-loop, whose value does not read a weight."""
+    conv = GCNConv(3, 2, normalize=normalize)
+    x, weight = torch.randn(NODES, 3), torch.empty(0, requires_grad=True)
+    out = conv(x, torch.empty(2, 0, dtype=torch.int64), weight)
+    own = conv.lin(x) if normalize else torch.zeros(NODES, 2)
+    torch.testing.assert_close(out, own + conv.bias)
+    out.sum().backward()
+    assert weight.grad.shape == (0,)
