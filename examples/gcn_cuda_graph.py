@@ -75,6 +75,7 @@ def capture(step: Callable[[], Tensor]) -> tuple[Callable[[], Tensor], list[floa
 
     def replay(kept: object = step) -> Tensor:  # the graph reads the step's tensors: they must live
         graph.replay()
+        st.changed()  # the optimiser's writes, which torch does not count in a replay
         return loss
 
     return replay, warm

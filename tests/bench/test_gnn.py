@@ -14,9 +14,11 @@ from sparsetile.bench.gnn import geometric_means, gnn_rows
 from sparsetile.bench.record import read_records
 from sparsetile.bench.training import PATHS, SETTINGS, Prepared, Setting, train
 from sparsetile.cli import main
+from sparsetile.core.epoch import epoch
 from sparsetile.core.errors import DataError
 from sparsetile.data import generators
 from sparsetile.nn.gcn import gcn_matrix
+from tests.captures import FakeGraph
 
 pytest.importorskip("torch_geometric")
 GRAPH = "gen:power_law?rows=120&nnz=900&seed=1"
@@ -55,6 +57,14 @@ def test_every_path_trains_the_same_network(matrix, setting):
         assert run.train_seconds > 0 and run.step.median > 0 and run.host.median > 0
         assert run.peak_bytes is None and run.graph_bytes is None  # of a GPU alone
     assert runs["sparsetile"].choices["system"] in ("cpu", "dense")
+
+
+def test_replayed_epochs_announce_that_parameters_were_written(monkeypatch):
+    graph = FakeGraph.put_into(monkeypatch)
+    clock = training._Clock(torch.device("cpu"), 5)
+    replay = training._captured(lambda: torch.tensor(2.0), torch.zeros(5), clock)
+    for number in range(2):
+        assert replay() == 2.0 and graph.epochs[number] < epoch()
 
 
 def test_the_network_is_pyg_s_gcn(matrix):

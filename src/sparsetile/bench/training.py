@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from sparsetile.core.epoch import changed
 from sparsetile.core.timer import Samples
 from sparsetile.formats.values import round_tf32
 from sparsetile.intake import CSR
@@ -366,6 +367,7 @@ def _captured(step: Callable[[], Tensor], losses: Tensor, clock: _Clock) -> Call
 
     def replay() -> Tensor:
         graph.replay()
+        changed()  # torch does not count the writes of a replay
         return loss
 
     return replay
