@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import sparsetile.pyg
+from sparsetile.core import streams
 from sparsetile.nn import cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
 from sparsetile.nn.sampled import SampledGraph
@@ -512,6 +513,29 @@ def test_weights_that_learn_are_normalised_at_every_call():
         for _ in range(2):
             layer(x, edge_index, weight).sum().backward()
     assert not len(norms._norms) and bool(weight.grad.any())
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_normalising_in_a_capture_is_refused(trained, monkeypatch):
+    from torch_geometric.nn.conv import gcn_conv
+
+    edge_index = directed_graph()
+    weight = weights_of(edge_index).requires_grad_(trained)
+    text = r"^gcn_norm: the call must be outside of a CUDA graph's capture .* normalize=False\.$"
+
+    def normalised(capturing):
+        monkeypatch.setattr(streams, "capturing", lambda device: capturing)
+        return gcn_conv.gcn_norm(edge_index, weight, NODES)[1]
+
+    with sparsetile.pyg.patch():
+        with pytest.raises(ValueError, match=text):
+            normalised(capturing=True)
+        expected = normalised(capturing=False)
+        if trained:  # normalised at every call
+            with pytest.raises(ValueError, match=text):
+                normalised(capturing=True)
+        else:
+            assert normalised(capturing=True) is expected
 
 
 def test_a_model_trains_alike():

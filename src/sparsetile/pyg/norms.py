@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.cache.kept import Kept
-from sparsetile.core.streams import settle
+from sparsetile.core.streams import refuse_capture, settle
 from sparsetile.intake import fingerprint
 from sparsetile.intake.identity import is_trained
 from sparsetile.pyg.wrapping import take_place
@@ -23,6 +23,11 @@ from sparsetile.pyg.wrapping import take_place
 __all__ = ["MAX_NORMS", "clear_norms", "new_gcn_norm"]
 
 MAX_NORMS = 32
+
+_BEFORE_CAPTURE = (
+    "Call the layer once before the capture. Normalise trained weights outside of it, and use a "
+    "layer with normalize=False"
+)
 
 
 class _Norm(NamedTuple):
@@ -70,6 +75,7 @@ def new_gcn_norm(original: Callable[..., Any], active: Callable[[], bool]) -> Ca
             if norm is not None and norm.versions != _versions(norm.edges, norm.weights):
                 norm = None  # somebody wrote to the tensors that PyG's layers got
             if norm is None or norm.values_key != values_key:
+                refuse_capture("gcn_norm", edge_index.device, _BEFORE_CAPTURE)
                 with torch.inference_mode(False), torch.set_grad_enabled(grad):
                     edges, weights = original(edge_index, edge_weight, *arguments, **named)
                 kept = None if edges is edge_index else edges
